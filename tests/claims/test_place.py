@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from layouts import layout_of
-from mhprobe.claims.parts import place
+from mhprobe.claims.parts import evidence
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, Stream
 
@@ -39,9 +39,9 @@ def read(monkeypatch, of):
         stream = {site.sites[0].block: Stream(of[split], of[split], of[split])}
         yield SimpleNamespace(valid=valid), SimpleNamespace(need=lambda need, who: stream)
 
-    monkeypatch.setattr(place, "recorded", recorded)
+    monkeypatch.setattr(evidence, "recorded", recorded)
     material = SimpleNamespace(layout=site, model=None, walk=lambda images, split: lambda: split)
-    return place.place_errors(material, IMAGES)
+    return evidence.place_errors(material, IMAGES)
 
 
 def test_the_reading_is_that_of_least_squares(monkeypatch):

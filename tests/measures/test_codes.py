@@ -6,8 +6,8 @@ import torch
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite
-from mhprobe.measures.parts.codes import Codes, _nearest, _spread, numbers_of, patches_of
 from mhprobe.measures.parts.hashing import Pool
+from mhprobe.measures.rarity import Codes, _nearest, _spread, numbers_of, patches_of
 
 SITE = HeadSite("a", 0, 0, 1, 2, 1, None, (2, 3), (4.0, 4.0), True)
 

@@ -2,8 +2,6 @@
 
 The methods here have timm's usual answers. A family overrides those that differ. Nothing outside this package names a
 part of an attention module.
-
-Shapes: H heads of one site, D head width, C channels of the residual stream, A heads of all sites.
 """
 
 import contextlib

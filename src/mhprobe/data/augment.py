@@ -2,8 +2,6 @@
 
 Crop and flip are one gather on uint8. What is random about an image is a hash of (seed, epoch, its index), see
 mhprobe.data.draws. So it is the same in any batch, on any rank, before and after a resume.
-
-Shapes: B images of a batch, C classes, height x width pixels.
 """
 
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Train and validation are a stratified, seeded split of the source's train images; test is the source's own. A share of
 the validation images may be set aside for promises (``calibration``): no training, choice of an epoch or choice of
 heads looks at them.
-
-Shapes: B images of a batch, C classes, height x width pixels.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Those yield tuples, dicts, lists and tensors: Hugging Face's datasets dicts of tensors, or of lists of one part per
 image (``iter``); WebDataset tuples, or dicts after its files' endings, with labels as numpy arrays or lists.
-
-Shapes: B images of a batch, C classes, height x width pixels.
 """
 
 from __future__ import annotations

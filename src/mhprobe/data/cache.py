@@ -4,8 +4,6 @@ A cache is a folder of .npy files and a meta.json that lists their sizes and che
 image: a later decoding of the same files is checked against it. The cache is built in a temporary folder, under a lock,
 and renamed when it is complete. So a process that is killed, or a second one, does no harm. A damaged cache is built
 again.
-
-Shapes: N images of a split, height x width pixels.
 """
 
 import errno

@@ -3,8 +3,6 @@
 Their classes are those that the examined network gives them (``ImageData.label_by``): accuracy is then agreement with
 the whole network. Images are decoded as those of class folders are. ``Photos`` is a data set with splits, for the
 command line; ``PhotoLoader`` yields batches, for a notebook.
-
-Shapes: B images of a batch, height x width pixels.
 """
 
 import functools

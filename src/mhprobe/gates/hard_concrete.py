@@ -10,8 +10,6 @@ One gate per head and one draw per forward pass, shared by all images of the bat
 as the model is entered, from torch's global generator. Each batch of an accumulated gradient has a draw of its own.
 Ranks draw independently (mhprobe seeds them so, step by step): their gradients are averaged, so more ranks mean a
 less noisy gradient, and log_alpha stays the same on all of them.
-
-Shapes: A heads of all sites.
 """
 
 import contextlib

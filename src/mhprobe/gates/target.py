@@ -6,8 +6,6 @@ Wang, Wohlwend & Lei, 2020, arXiv 1910.04732; Xia, Zhong & Chen (CoFi), 2022, ar
 
 Here s and t are the expected and the wanted share that is left (CoFi: of pruned parameters), so that the multipliers
 mean the same in every model. t moves from 1 to its final value while the penalty comes in (CoFi's warm-up).
-
-Shapes: A heads of all sites.
 """
 
 import torch

@@ -3,8 +3,6 @@
 With hard-concrete gates the amount is P(open), and this is the L0 penalty of Louizos et al., 2018, as in Voita et al.,
 2019, eq. 8; with plain gates it is |gate|, the L1 penalty. The sum runs over the heads of all layers; Voita's code
 averages over layers, so that its lambda is ours times the number of layers.
-
-Shapes: A heads of all sites.
 """
 
 import math

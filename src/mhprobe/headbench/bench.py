@@ -5,8 +5,6 @@ value or another of its columns that a plant names. Its AUROC over the heads of 
 layer, for measures of pairs and plants of two) is averaged over seeds; the interval is by bootstrap over seeds.
 
 A detector without a number for a planted head, or for any other head, has not found it: NaN counts as a coin, 0.5.
-
-Shapes: A heads of all sites.
 """
 
 import importlib

@@ -2,8 +2,6 @@
 
 Digits of the UCI set (data/digits.py): no download. The images that it is trained on also tune grafts. The test images
 are cut in three, so that what verifies a graft, what measures choose on and what they measure are different images.
-
-Shapes: B images, T tokens, C channels of the stream, D head width.
 """
 
 from __future__ import annotations

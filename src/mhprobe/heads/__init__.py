@@ -1,4 +1,10 @@
-"""A head: where it sits (layout.py), and what it did on a batch (batch.py)."""
+"""A head: where it sits (layout.py), and what it did on a batch (batch.py).
+
+Shapes, in all files that say nothing else: B images of a batch, N of a split, n of those that are looked at, T tokens
+(prefix tokens first, then the grid in raster order), W windows, Q queries, K keys (places of a
+window), H heads of one site, D head width, C channels of the stream, or classes, A heads of all sites, S sites, L
+blocks, M masks, U units of a masking, R resamples.
+"""
 
 from mhprobe.heads.batch import Ablation as Ablation
 from mhprobe.heads.batch import Direct as Direct

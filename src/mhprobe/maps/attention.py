@@ -1,8 +1,6 @@
 """Attention of each head: the row of a class token that is read, or the mean over queries.
 
 Windowed sites: a token is attended from its own window only, so the mean over all queries of the image is taken.
-
-Shapes: B images, W windows, H heads, K places of a window, T tokens, h x w token grid.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """Attention of each head from one token: a patch, the class token or a register.
 
 Windowed sites: a token sees its own window only; outside it the map is 0.
-
-Shapes: B images, W windows, H heads, K places of a window, T tokens, h x w token grid.
 """
 
 import math

@@ -1,9 +1,6 @@
 """The interface of a map: of a model and images, a grid of each image's patches by their relevance.
 
 A kind is one file of this package with one class; it is chosen by the name of the file.
-
-Shapes: B images, W windows (1 for global attention), H heads, K places of a window, T tokens (prefix first),
-h x w token grid.
 """
 
 from abc import ABC, abstractmethod

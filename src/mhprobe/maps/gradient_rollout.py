@@ -1,8 +1,6 @@
 """Rollout of attention weighted by how the explained logit depends on it: fuse_h (A * d logit / d A)+.
 
 As in the vit-explain package's gradient rollout (its fusion, the mean, may be changed), chained as in ``rollout``.
-
-Shapes: B images, W windows, H heads, K places of a window.
 """
 
 from collections.abc import Iterable

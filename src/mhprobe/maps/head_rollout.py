@@ -1,7 +1,4 @@
-"""Uncollapsed rollout: one block keeps its heads apart, all others are fused, so that every head has its own rollout.
-
-Shapes: B images, W windows, H heads, K places of a window, T tokens, D head width, C channels of the stream.
-"""
+"""Uncollapsed rollout: one block keeps its heads apart, the others are fused: every head has its own rollout."""
 
 import torch
 from torch import Tensor, nn

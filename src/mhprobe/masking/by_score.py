@@ -5,8 +5,6 @@ Michel, Levy & Neubig, 2019, arXiv 1905.10650, sec. 4.2, estimate importance onc
 
 Any measure will do, and any table of a run: importance, Fisher, ablation delta, confidence, LRP relevance, how long an
 L0 gate survived. The control, an order by random numbers, is masking/random.py.
-
-Shapes: A heads, U units.
 """
 
 from collections.abc import Callable

@@ -8,8 +8,6 @@ derivatives.
 
 A step costs nothing; the measuring costs U + 1 evaluations for the units and m (m - 1) / 2 for the pairs, for which
 only the m least harmful units are taken. Other pairs are taken not to interact.
-
-Shapes: U units.
 """
 
 from dataclasses import dataclass

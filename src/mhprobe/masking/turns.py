@@ -4,8 +4,6 @@ The way to a budget has equal parts. In each, two sets that save it are found on
 each the one whose masking hurts least on the images (Michel et al. 2019, arXiv 1905.10650, tried one head at a time),
 and neurons, too many to be tried, by Fisher information per cost with what is gone masked (Kwon et al. 2022,
 arXiv 2204.09656). Both are tried, and the one goes whose loss rises less for what it saves.
-
-Shapes: A units of all sites.
 """
 
 from dataclasses import dataclass

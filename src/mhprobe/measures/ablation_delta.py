@@ -3,8 +3,6 @@
 Michel, Levy & Neubig, 2019, arXiv 1905.10650, section 3.2, ablate one head at a time. Here all heads are tested on the
 same images, so differences are paired: exact McNemar for accuracy with Holm's correction over all heads, Newcombe's
 interval, and a bootstrap over the same images for the loss.
-
-Shapes: B images, A heads of all sites, C classes.
 """
 
 from typing import Any

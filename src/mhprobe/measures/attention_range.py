@@ -6,8 +6,7 @@ The column ``peak`` has its share. Prefix rows and columns are dropped and the r
 over the exact distances that occur on the grid, so nothing is binned; the radius that holds a share of the mass is read
 from the mean profile, linearly between those distances.
 
-Shapes: J folds of images, R distinct distances of the site that has most, A heads of all sites; the others as in
-places.py.
+Shapes: J folds of images, R distinct distances of the site that has most, the others as in places.py.
 """
 
 import functools

@@ -2,8 +2,6 @@
 
 Sums stream: their memory does not grow with the number of images, and the answer depends neither on batch size nor on
 order nor on how the images were spread over ranks. A measure works on a plain HeadBatch, in a notebook or a callback.
-
-Shapes: A heads of all sites.
 """
 
 import abc

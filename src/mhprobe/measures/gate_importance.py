@@ -2,8 +2,6 @@
 
 Michel, Levy & Neubig, 2019, arXiv 1905.10650. The slope of an image's loss along a head's gate xi_h at the present
 gates is dL/dxi_h = sum over tokens and width of z * dL/dz (= sum of W_O * dL/dW_O over the head's columns).
-
-Shapes: B images, A heads of all sites.
 """
 
 from typing import Any, Literal

@@ -16,8 +16,7 @@ the one is then compared with the other's row of the same query, keys outside a 
 Of texts the mean is over all words; padding is neither query nor key. The null compares two texts place by place: the
 queries are those that both have, and a key that only one has gets no weight in the other.
 
-Shapes: b images, W windows, H heads of one site, G heads of a group, Q queries, K keys, T tokens, A heads of all
-sites.
+Shapes: b images, G heads of a group.
 """
 
 import functools

@@ -5,8 +5,6 @@ Gandelsman, Efros & Steinhardt, 2024, arXiv 2310.05916 (CLIP's class token); Bal
 to all logits alike, so every contribution is taken above its mean over the classes.
 
 It is the direct path only: a head that works through later blocks writes nothing here and may be needed all the same.
-
-Shapes: B images, A heads of all sites, C classes.
 """
 
 import torch

@@ -6,8 +6,6 @@ al. 2024 (see recording/lrp.py). R_h is the sum of the relevance of head h's out
 Voita divides by the sum of R over the layer's heads. That is a share where relevance has one sign. In a vision
 transformer heads of both signs cancel, and an image where they nearly cancel would decide the mean. So here |R_h| is
 divided by the sum of |R|, and the signed version by the same. Voita's ratio is a column too.
-
-Shapes: B images, T tokens, H heads of one site, D head width, A heads of all sites.
 """
 
 from typing import Any, Literal

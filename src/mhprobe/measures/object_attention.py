@@ -11,8 +11,7 @@ the same window and shift region count, for heads, offsets and chance alike.
 The best of many heads is best by luck too, on the images that say so. So images are dealt into two halves by a hash of
 their pixels: a head (and an offset) is chosen on the first and scored on the second.
 
-Shapes: B images, W windows, Q queries, K keys, H heads of one site, T grid tokens, A heads of all sites,
-R relations, S sites, O offsets. Sums have the half of the images in front.
+Shapes: T grid tokens, R relations, O offsets. Sums have the half of the images in front.
 """
 
 from collections.abc import Callable

@@ -2,8 +2,6 @@
 
 Michel, Levy & Neubig, 2019, arXiv 1905.10650, section 3.3 (tables 2 and 3). They choose each layer's best head on the
 test set; here it is chosen on validation images and scored on test images, with the test's own best beside it.
-
-Shapes: B images, A heads of all sites, L sites.
 """
 
 from typing import Any

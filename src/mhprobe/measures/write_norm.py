@@ -3,8 +3,6 @@
 Attention is a sum over heads, x + sum_h z_h W_O,h (Elhage et al., 2021, "A Mathematical Framework for Transformer
 Circuits"), so a head's write is z_h W_O,h: layer scale included, its share of the projection's bias left out. A head
 that writes little is inert, whatever it attends to (Kobayashi et al., 2020, arXiv 2004.10102, on norms before weights).
-
-Shapes: B images, T tokens, H heads of one site, D head width, C channels of the stream, A heads of all sites.
 """
 
 import torch

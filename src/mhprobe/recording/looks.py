@@ -1,7 +1,4 @@
-"""Recorded attention from one token, or from several, laid out on the grid of patches. Windows are put back in place.
-
-Shapes: B images, W windows, H heads of a site, K places of a window, T tokens.
-"""
+"""Recorded attention from one token, or several, laid out on the grid of patches. Windows are put back in place."""
 
 import torch
 from torch import Tensor

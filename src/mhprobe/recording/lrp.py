@@ -127,11 +127,8 @@ class _Rules(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.linear:
             return _linear(self.rule, *args, **kwargs)
-        return _CHANGED.get(func, _unchanged)(func, *args, **kwargs)
-
-
-def _unchanged(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return func(*args, **kwargs)
+        changed = _CHANGED.get(func)
+        return func(*args, **kwargs) if changed is None else changed(func, *args, **kwargs)
 
 
 def _linear(rule: Relevance, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -1,7 +1,4 @@
-"""The output of a model as one tensor, and the scalar that gradients are of: loss, a logit, or the length of features.
-
-Shapes: B images, C classes or features, T tokens.
-"""
+"""The output of a model as one tensor, and the scalar that gradients are of: loss, a logit, or features' length."""
 
 from typing import Any, Literal
 

@@ -2,8 +2,6 @@
 
 Taps (recording/taps.py) stand in the model for this call only. It runs eager (a hook added to a compiled model is
 silently ignored), in eval mode, with the weights frozen: the backward pass then costs about one forward.
-
-Shapes: B images, T tokens, H heads of one site, D head width, C classes.
 """
 
 from collections.abc import Collection, Mapping, Sequence

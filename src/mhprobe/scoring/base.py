@@ -1,8 +1,6 @@
 """A score: when an image counts as right, and what its loss is. One file of this package each.
 
 Every number is per image, so that curves, searches and tests take any score as they take accuracy and loss.
-
-Shapes: M masks, B images of a batch, N of the split, C classes or features.
 """
 
 import abc

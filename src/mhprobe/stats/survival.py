@@ -14,8 +14,6 @@ measures on the whole model. A head has every function whose rule holds; where i
     window       it is not, but at least 90 % of what the head's window allows          the same, and .uniform
     mixed        none of these, though something is known
     unknown      no table says anything about the head
-
-Shapes: A heads of all sites.
 """
 
 import math

@@ -2,8 +2,6 @@
 
 Hinton, Vinyals & Dean, Distilling the Knowledge in a Neural Network, 2015, arXiv 1503.02531. The teacher sees the very
 images that the student sees, cropped, flipped and mixed alike (Beyer et al., 2022, arXiv 2106.05237).
-
-Shapes: B images, C classes, height x width pixels.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ Heads vary where a claim is about heads: the heads of a block are taken for a sa
 error is that of the delete-one jackknife, block by block (Shao & Tu, 1995, The Jackknife and Bootstrap, ch. 6): the
 influence of a head is how the number moves without it, and spreads inside its block. Images
 vary where a claim is about accuracy: differences on the same images are paired.
-
-Shapes: A heads of all sites, n images.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""Following a list of units until a budget is met, whatever the list is sorted by.
-
-Shapes: A units of all sites.
-"""
+"""Following a list of units until a budget is met, whatever the list is sorted by."""
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence

@@ -3,8 +3,7 @@
 Equal logits give equal losses. The slopes are what importance and Fisher information are made of: dL/dxi_h = sum over
 tokens and width of z * dL/dz; a windowed site's windows belong to one image and are summed.
 
-Shapes: B images, V valid images, C classes, T tokens, H heads of one site, D head width, A heads of all sites; leading
-axes are masks.
+Shapes: V valid images; leading axes are masks.
 """
 
 from collections.abc import Iterator

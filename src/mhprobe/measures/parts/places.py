@@ -12,8 +12,7 @@ A text has no grid, and texts of a batch are filled up to one length, each by it
 need no grid see each as a window of its own, W = b texts of one "image". Padding is told by the attention itself:
 places that get exactly nothing, from any query of any head, as behind a mask. (A model without a mask has no padding.)
 
-Shapes: b images, W windows, H heads of one site, Q queries, K keys (both all places of a window), T tokens, A heads of
-all sites.
+Shapes: b images of a piece, Q queries and K keys (both all places of a window).
 """
 
 import functools

@@ -2,8 +2,6 @@
 
 Every number is kept per image: masks can then be compared in pairs, and ranks add up exactly, since each image is
 nonzero on one of them only. All ranks get the same numbers, so that a search decides the same on each.
-
-Shapes: M masks, A heads, N images of the split, n of them asked for, B images of a batch, C classes.
 """
 
 import contextlib

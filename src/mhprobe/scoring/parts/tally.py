@@ -1,8 +1,6 @@
 """Exact evaluation: how many images were right, what they lost, and that each was seen once.
 
 Sums over valid images, in integers and float64, so the answer does not depend on batch size, order or ranks.
-
-Shapes: B images of a batch, C classes, N images of the split.
 """
 
 from collections.abc import Callable, Iterable
