@@ -243,6 +243,7 @@ def test_a_command_has_its_own_settings_and_nothing_of_the_others(asked):
         ("probe", "ckpt_path=last", "mhprobe.probe has no ckpt_path; it is a part of .*mhprobe.train"),
         ("train", "causal.weight=1", "it is a part of mhprobe.studies.causal"),
         ("mask", "measure=[entropy]", "mhprobe.mask has no measure; it is a part of mhprobe.probe"),
+        ("prune", "measure=[entropy]", "mhprobe.prune has no measure; it is a part of mhprobe.probe"),
         (
             "prune",
             "+callback=early_stopping",

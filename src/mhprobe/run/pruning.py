@@ -278,7 +278,7 @@ def retraining(
             "prune.tune_epochs: training needs a classifier, and the network gives features; expected 0. "
             "prune.repair.per=weights mends without training."
         )
-    cfg = cfg.but(trainer={"max_epochs": settings.tune_epochs}, measure=None)
+    cfg = cfg.but(trainer={"max_epochs": settings.tune_epochs})
     optim = builders.optim(cfg, data)
 
     def train(pruned: nn.Module, kept: dict[str, list[int]], number: int) -> nn.Module:
