@@ -170,12 +170,13 @@ class TrainLoader(Loader):
     """Training batches; its state is (epoch, batches taken), so that a resumed run takes the next one."""
 
     order: TrainOrder
+    _epoch = _taken = 0
+    _resuming = False
 
-    def __init__(self, images: Images, order: TrainOrder, num_workers: int = 0, pin: bool = False) -> None:
-        super().__init__(images, order, num_workers, pin)
-        self.sampler = order  # where Lightning looks for set_epoch
-        self._epoch = self._taken = 0
-        self._resuming = False
+    @property
+    def sampler(self) -> TrainOrder:
+        """The order, in the place where Lightning looks for set_epoch."""
+        return self.order
 
     def __iter__(self) -> Iterator[Batch]:
         # a generator: nothing here runs before the first batch is asked for, when the epoch is known

@@ -28,10 +28,7 @@ class AttentionDistance(OfAttention, MeanOverImages):
     allow. A row that gives patches no weight at all counts as 0.
     """
 
-    fooled_by = (
-        "by definition: a head that looks next to itself and at the far corner has the mean distance of one "
-        "that looks halfway"
-    )
+    fooled_by = "by definition: a head that looks next to itself and far away has the mean of one that looks halfway"
     within = SIZE
     label = "mean attention distance (input pixels)"
     unit = "input pixels"

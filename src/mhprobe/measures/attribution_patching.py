@@ -19,9 +19,7 @@ class AttributionPatching(ActivationPatching):
     correlation with size; clean, corrupted, pairs, images: ().
     """
 
-    fooled_by = (
-        "by definition: a head whose effect is not linear between the two images: early heads come out too small"
-    )
+    fooled_by = "by definition: a head whose effect is not linear between both images: early heads come out too small"
     also = ()
 
     def __init__(self, layout: HeadLayout, estimates: Sequence[str] = ("atp",), **kwargs: Any) -> None:

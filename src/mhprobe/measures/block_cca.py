@@ -32,9 +32,7 @@ class BlockCCA(LayerSimilarity):
     the correlations in falling order, and null_rho; NaN behind the last.
     """
 
-    fooled_by = (
-        "by definition: blocks that add nothing alike: the residual stream carries what was there before through both"
-    )
+    fooled_by = "by definition: blocks that add nothing alike: the stream carries what was there before through both"
     needs = frozenset({"stream"})
     label = "SVCCA of blocks: mean canonical correlation"
     larger = "the two blocks share more"

@@ -32,9 +32,7 @@ class CCA(SVCCA):
     Columns as SVCCA's: value and null (A, A) in [0, 1], dims (A,), rho and null_rho (A, A, R), and the rest.
     """
 
-    fooled_by = (
-        "by definition: a direction that carries next to no variance, perhaps noise, counts as much as the first"
-    )
+    fooled_by = "by definition: a direction with next to no variance, perhaps noise, counts as much as the first"
     label = "CCA: mean canonical correlation"
     equal_up_to = "an invertible linear map"
 

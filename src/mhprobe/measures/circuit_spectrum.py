@@ -49,9 +49,7 @@ class CircuitSpectrum(OfWeights):
     UserError where a head writes into a stream of another width than it reads.
     """
 
-    fooled_by = (
-        "by definition: a head whose biases or positions decide where it looks, whatever its weights tie together"
-    )
+    fooled_by = "by definition: a head that looks where its biases or positions say, whatever its weights tie together"
     larger = "like looks at like (of ov: the head writes what it reads); below 0 at the opposite"
     also = ("modes",)
 

@@ -43,9 +43,7 @@ class CKA(PairMeasure):
     warnings as in PairMeasure.
     """
 
-    fooled_by = (
-        "by definition: one large direction that all heads share, such as brightness, makes any two of them alike"
-    )
+    fooled_by = "by definition: one large direction that all heads share, e.g. brightness, makes any two of them alike"
     label = "linear CKA"
     equal_up_to = "a rotation and a scale"
 

@@ -34,10 +34,7 @@ class Entropy(OfAttention, MeanOverImages):
     [0.6931, 0.0]
     """
 
-    fooled_by = (
-        "seen: a head with a fixed offset: queries whose key lies outside the grid spread out; a sink looks "
-        "like any sharp head"
-    )
+    fooled_by = "seen: a fixed offset: queries whose key lies outside the grid spread out; a sink, which is sharp too"
     texts = True
     within = SIZE
     label = "entropy of attention (nats)"

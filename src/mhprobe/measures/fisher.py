@@ -17,10 +17,7 @@ class Fisher(GateImportance):
     normalize and the columns as in GateImportance, in squared nats per squared unit of gate; larger is more important.
     """
 
-    fooled_by = (
-        "seen: a head that hurts looks as important as one that helps; by definition: a few images with a "
-        "large loss carry the mean"
-    )
+    fooled_by = "seen: a head that hurts looks like one that helps; by definition: a few large losses carry the mean"
     label = "Fisher information of the gate: mean (dL/dξ)² (nats²)"
     unit = "nats²"
     larger = "the loss depends more on the head's gate"

@@ -52,9 +52,7 @@ class GateImportance(Measure):
     ([1.0, 2.0], [-0.5, 2.0])
     """
 
-    fooled_by = (
-        "seen: a head that hurts looks as important as one that helps; two heads that stand in for each other look weak"
-    )
+    fooled_by = "seen: a head that hurts looks like one that helps; two that stand in for each other look weak"
     needs = frozenset({"grad"})
     of_units = frozenset(KINDS)
     within = SIZE

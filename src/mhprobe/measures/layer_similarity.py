@@ -41,10 +41,7 @@ class LayerSimilarity(Similarity):
     NaN where the numbers of tokens differ. UserError and FewImages as there, of svcca.
     """
 
-    fooled_by = (
-        "by definition: layers that add different things to a stream that carries the old ones along; one "
-        "direction that they share"
-    )
+    fooled_by = "by definition: layers that add different things to what both carry along; one direction they share"
     kind = "pairwise_layers"
     larger = "the two layers are more alike"
     noun = "layers"

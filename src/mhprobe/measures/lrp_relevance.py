@@ -43,10 +43,7 @@ class LRPRelevance(MeanOverImages):
             between this layer and the logit. mass: mean sum over neurons of |R| / |logit|: 1e3 means explosion.
     """
 
-    fooled_by = (
-        "by definition: a head that only passes on what others would bring as well: relevance is not what is "
-        "lost without it"
-    )
+    fooled_by = "by definition: a head that passes on what others would bring: relevance is not what is lost"
     of_units = frozenset(KINDS)
     within = SHARE
     label = "|relevance|, share of the layer"

@@ -40,9 +40,7 @@ class NoOp(OfKinds):
     |dL/dA|, in nats of the image's loss per unit of attention.
     """
 
-    fooled_by = (
-        "seen: a head that looks at a special token and writes nothing: its slope along attention need not be small"
-    )
+    fooled_by = "seen: a head that looks at a special token and writes nothing: its slope there need not be small"
     needs = frozenset({"attn", "attn_grad", "stream"})
     numbers = 4  # of special keys and others: sizes and how many
     within = SIZE

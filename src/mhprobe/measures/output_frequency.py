@@ -38,9 +38,7 @@ class OutputFrequency(MeanOverImages):
     A grid that is not square has the frequencies its two sides share; one with none but 0 (2 x 2) has NaN.
     """
 
-    fooled_by = (
-        "by definition: a map whose mean over the grid happens to be near 0 counts as sharp, however smooth it is"
-    )
+    fooled_by = "by definition: a map whose mean over the grid is near 0 counts as sharp, however smooth it is"
     needs = frozenset({"stream", "weights"})
     label = "Δ ln amplitude, highest frequency"
     larger = "the head writes sharper maps"

@@ -51,10 +51,7 @@ class Position(OfAttention):
     (1.0, 0, 0)
     """
 
-    fooled_by = (
-        "seen: in small windows few queries can reach an offset; by definition: a head that always looks at "
-        "the same place, not at the same offset"
-    )
+    fooled_by = "seen: few queries of small windows reach an offset; by definition: one fixed place is many offsets"
     within = SHARE
     label = "share of queries at the head's offset"
     larger = "the head looks at one fixed offset more often"

@@ -28,9 +28,7 @@ class PWCCA(PairMeasure):
     the other columns, UserError and warnings as in PairMeasure.
     """
 
-    fooled_by = (
-        "by definition: a rotation of a head's channels, which changes nothing in the network, changes its weights"
-    )
+    fooled_by = "by definition: a rotation of a head's channels, which changes nothing else, changes its weights"
     label = "PWCCA: weighted canonical correlation"
     equal_up_to = "an invertible linear map"
 

@@ -39,9 +39,7 @@ class Sinks(OfAttention, MeanOverImages):
     UserError unless ``queries`` is in (0, 1].
     """
 
-    fooled_by = (
-        "by definition: a token that many queries have a reason to look at, such as a large object, looks like a sink"
-    )
+    fooled_by = "by definition: a token that many queries have a reason to look at, as a large object"
     needs = frozenset({"attn", "stream", "weights"})
     texts = True
     within = SHARE

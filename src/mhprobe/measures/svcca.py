@@ -29,10 +29,7 @@ class SVCCA(PairMeasure):
     columns (null, low, high, ...), UserError and warnings as in PairMeasure.
     """
 
-    fooled_by = (
-        "by definition: whitened directions count alike: two heads share a faint one, and look as alike as "
-        "with a strong one"
-    )
+    fooled_by = "by definition: whitened directions count alike: to share a faint one is as good as a strong one"
     label = "SVCCA: mean canonical correlation"
     also = ("coefficients",)
     equal_up_to = "a linear map of their main directions"

@@ -49,10 +49,7 @@ class WeightSimilarity(OfWeights):
     UserError where weights of a group differ in width. DuplicateHead names pairs above 0.99999.
     """
 
-    fooled_by = (
-        "by definition: heads that do the same by other weights; equal weights in different layers, which see"
-        " different inputs"
-    )
+    fooled_by = "by definition: heads that do the same by other weights; equal weights in layers with other inputs"
     kind = "pairwise"
     larger = "the two heads' weights are more alike"
 

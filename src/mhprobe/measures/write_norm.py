@@ -23,9 +23,7 @@ class WriteNorm(MeanOverImages):
     stream.
     """
 
-    fooled_by = (
-        "by definition: a large write that nobody reads, that others cancel, or that is the same for every image"
-    )
+    fooled_by = "by definition: a large write that nobody reads, that others cancel, or that is the same for all images"
     needs = frozenset({"stream", "weights"})
     of_units = frozenset(KINDS)
     within = SIZE

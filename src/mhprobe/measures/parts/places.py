@@ -146,10 +146,7 @@ class OfAttention(Measure):
 
 
 def attention(name: str, layout: HeadLayout, batch: HeadBatch, texts: bool = False) -> Iterator[Piece]:
-    """All valid images' attention of all sites, in pieces of bounded size. name: of the measure that asks.
-
-    texts: whether it can do without a grid, and counts queries as it goes; otherwise texts are refused.
-    """
+    """All valid images' attention of all sites, in pieces of bounded size. name, texts: of the measure that asks."""
     for number, site in enumerate(layout.sites):
         attn = attention_of(name, layout, batch, number, texts)
         for images in chunks(batch, attn.shape[1:].numel()):
