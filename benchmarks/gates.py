@@ -28,13 +28,21 @@ def run(size: Size) -> Iterator[Ratio]:
         loss.backward()
         optimizer.step()
 
-    optimizers = {model: torch.optim.AdamW(model.parameters(), 1e-4) for model in (bare, gated)}
+    mhprobe.attach(both := copy.deepcopy(bare), units={"head", "neuron"})
+    optimizers = {model: torch.optim.AdamW(model.parameters(), 1e-4) for model in (bare, gated, both)}
     yield compare(
         "training step: gates at one / bare timm model",
         lambda: step(gated, optimizers[gated]),
         lambda: step(bare, optimizers[bare]),
         rounds=size.rounds(41),
         limit="<= 1.02",
+    )
+    yield compare(
+        "training step: gates on heads and neurons at one / bare timm model",
+        lambda: step(both, optimizers[both]),
+        lambda: step(bare, optimizers[bare]),
+        rounds=size.rounds(41),
+        limit="<= 1.03",
     )
 
     bare.eval(), gated.eval()

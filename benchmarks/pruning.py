@@ -1,10 +1,15 @@
-"""What removal really gains: four blocks of DeiT-S at 224 pixels, half of the heads gone; torch-pruning beside it."""
+"""What removal really gains: four blocks of DeiT-S at 224 pixels, half of the heads gone; torch-pruning beside it.
+
+And of heads and neurons, priced by a table of latency: whether a network is as fast as the table says.
+"""
 
 from __future__ import annotations
 
 import copy
 import functools
 import importlib.util
+import tempfile
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 
@@ -14,8 +19,13 @@ from torch import Tensor, nn
 
 from benchmarks.harness.size import Size
 from benchmarks.harness.timing import Ratio, compare, from_rounds
-from mhprobe.backbones import attach, layout_of
+from mhprobe.backbones import attach, family_of, layout_of
+from mhprobe.heads import KINDS
+from mhprobe.masking.random import Random
+from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.surgery.costs import count_flops, interleaved
+from mhprobe.surgery.latency import latency_cost
+from mhprobe.surgery.on_path import OnPath
 from mhprobe.surgery.removal import prune_heads
 from mhprobe.surgery.speed import evenly
 
@@ -35,19 +45,42 @@ def run(size: Size) -> Iterator[Ratio]:
     expected_s = [second * predicted for second in pruned_s]
     yield from_rounds(what, _over(dense_s, expected_s), ">= 0.85", f"predicted {predicted:.3g}")
     yield from_rounds("  forward pass: masked / pruned", _over(masked_s, pruned_s), ">= 1")
+    yield from _heads_and_neurons(dense, images, size.pick(0.9, 0.5), size.rounds(7))
     if importlib.util.find_spec("torch_pruning"):
-        yield _beside_torch_pruning(dense, half, images[:1], size.rounds(5))
+        whole = timm.create_model("deit_small_patch16_224", img_size=side, depth=size.pick(1, 12)).eval()
+        yield _beside_torch_pruning(whole, images[:1], size.rounds(9))
 
 
 def _over(above: Sequence[float], below: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(above, below, strict=True)]
 
 
-def _beside_torch_pruning(model: nn.Module, mask: Tensor, image: Tensor, rounds: int) -> Ratio:
-    """The same heads, removed through its dependency graph and by us: the same logits, and how long removing takes."""
+def _heads_and_neurons(dense: nn.Module, images: Tensor, share: float, rounds: int) -> Iterator[Ratio]:
+    """So much of the FLOPs is left, and so much of the time by a table of latency: is it as fast as that?"""
+    layout = attach(gated := copy.deepcopy(dense), units=KINDS).layout
+    nobody = Evaluator(gated, lambda: [], 0)  # random units: no image chooses
+    for unit, limit in (("flops", ">= 0.85"), ("latency", ">= 0.95")):
+        with tempfile.TemporaryDirectory() as folder:
+            table = f"{folder}/latency.json" if unit == "latency" else None
+            if table:
+                latency_cost(table, gated, layout, images, repeats=rounds)  # what ``source`` finds there
+            source = OnPath(Random(repeats=1), target={unit: share}, latency_table=table)
+            choice, left = source.choose(gated, nobody, lambda: images, layout, 1.0, 1.0)
+        pruned = prune_heads(dense, choice.mask, units=KINDS)
+        dense_s, pruned_s = interleaved([functools.partial(model, images) for model in (dense, pruned)], rounds, 0)
+        what = f"heads and neurons, half of the {unit}, batch {len(images)}: speed-up / predicted"
+        yield from_rounds(what, [ratio * left for ratio in _over(dense_s, pruned_s)], limit)
+
+
+def _beside_torch_pruning(model: nn.Module, image: Tensor, rounds: int) -> Ratio:
+    """Half of the heads and neurons, removed through its graph and by us: the same logits, and how long it takes.
+
+    Both copy the model: its groups are pruned in place. In CPU seconds: both are milliseconds of one thread.
+    """
     import torch_pruning as tp
 
-    layout = layout_of(model)
+    layout = layout_of(model, KINDS)
+    mask = evenly(layout, 0.5)
 
     def theirs() -> nn.Module:
         pruned = copy.deepcopy(model)
@@ -55,17 +88,22 @@ def _beside_torch_pruning(model: nn.Module, mask: Tensor, image: Tensor, rounds:
             warnings.simplefilter("ignore")  # parameters outside modules: it would prune them for other groups
             graph = tp.DependencyGraph().build_dependency(pruned, example_inputs=image)
         for site, gone in zip(layout.sites, layout.split(mask), strict=True):
-            attention = pruned.get_submodule(site.name)
-            heads = torch.nonzero(gone).flatten().tolist()
-            channels = [head * site.head_dim + i for head in heads for i in range(site.head_dim)]
-            graph.get_pruning_group(attention.proj, tp.prune_linear_in_channels, channels).prune()
-            attention.num_heads -= len(heads)
-            attention.attn_dim = attention.num_heads * site.head_dim
+            part = pruned.get_submodule(site.name)
+            units = torch.nonzero(gone).flatten().tolist()
+            channels = [unit * site.head_dim + i for unit in units for i in range(site.head_dim)]
+            output = family_of(pruned).seam(pruned, site).output
+            graph.get_pruning_group(output, tp.prune_linear_in_channels, channels).prune()
+            if site.kind == "head":
+                part.num_heads -= len(units)
+                part.attn_dim = part.num_heads * site.head_dim
         return pruned
 
-    removed, ours = theirs(), prune_heads(model, mask)
+    def ours() -> nn.Module:
+        return prune_heads(model, mask, units=KINDS)
+
+    removed, smaller = theirs(), ours()
     with torch.no_grad():
-        difference = (removed(image) - ours(image)).abs().max().item()
-    assert difference < 1e-5 and count_flops(removed, image) == count_flops(ours, image), difference
-    what = "  beside it: time of removing them, torch-pruning / mhprobe (the same logits)"
-    return compare(what, theirs, lambda: prune_heads(model, mask), rounds)
+        difference = (removed(image) - smaller(image)).abs().max().item()
+    assert difference < 1e-5 and count_flops(removed, image) == count_flops(smaller, image), difference
+    what = "  beside it: time of removing them and as many neurons, torch-pruning / mhprobe (the same logits)"
+    return compare(what, theirs, ours, rounds, ">= 5", clock=time.process_time)

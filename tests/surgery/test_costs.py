@@ -72,13 +72,31 @@ def test_the_real_clock_gives_shares():
     assert not model.training and not any(m._forward_pre_hooks for n, m in model.named_modules() if n.endswith(".attn"))
 
 
-def test_a_timing_is_the_median_of_its_repeats_without_the_warm_up(monkeypatch):
-    clock, taken = Clock(), {"one": [100, 100, 100, 1, 9, 2, 2.5, 3], "other": [100, 100, 4, 4, 90, 4, 5]}
+def test_a_machine_that_slows_down_slows_the_whole_pass_as_much_as_its_layers(monkeypatch):
+    """Of every seven rounds three take ten times as long."""
+    model, clock, passes = tiny_vit(), Clock(), []
+    layout = mhprobe.attach(model).layout
+    attention = type(model.get_submodule(layout.sites[0].name))
+    whole, part = type(model).forward, attention.forward
+
+    def model_forward(self, x):
+        passes.append(1)
+        before, out = clock.now, whole(self, x)
+        clock.now = before + 10.0 * slow()
+        return out
+
+    def attention_forward(self, *args, **kwargs):
+        clock.now += 0.5 * self.num_heads * slow()
+        return part(self, *args, **kwargs)
+
+    def slow():
+        return 10.0 if (len(passes) - 1) // 2 % 7 < 3 else 1.0  # the two passes of a round alike
+
+    monkeypatch.setattr(type(model), "forward", model_forward)
+    monkeypatch.setattr(attention, "forward", attention_forward)
     monkeypatch.setattr(costs, "time", clock)
-
-    def run(name):
-        clock.now += taken[name].pop(0)
-
-    runs = [lambda name=name: run(name) for name in taken]
-    assert costs._medians(runs, 5) == [2.5, 4]
-    assert taken == {"one": [], "other": []}  # so many turns, behind a warm-up
+    half = torch.tensor([False, True, True] * len(layout.sites))
+    seconds, times = costs.layer_times(model, layout, [half & False, half], images_for(model, 2), repeats=15)
+    assert seconds in (10.0, 100.0)
+    for row in times:
+        torch.testing.assert_close(torch.tensor(row) / seconds, torch.tensor([0.15, 0.05]), rtol=1e-6, atol=0)

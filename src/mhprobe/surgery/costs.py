@@ -1,17 +1,17 @@
 """Costs of a model, of each of its heads, and under masks: parameters, operations, time.
 
 Operations: of matrix products; softmax, norms and biases are left out, and a multiplication with its addition counts
-as two. Time: a layer's attention is timed as it is and with half of its heads removed, on what really enters it; the
-line through both points is what a removed head saves. Times are medians on the machine at hand. Both sides are plain
-models without gates' hooks, and take turns, so that a machine that slows down slows both.
+as two. Time: a layer is timed as it is and with half of its units removed, inside a forward pass; the line through both
+points is what a removed unit saves. Both sides are plain models without gates' hooks, and take turns, so that a machine
+that slows down slows both, and the whole pass as much as its layers.
 
 Shapes: A heads of all sites, M masks, B images.
 """
 
+import contextlib
 import copy
 import functools
 import math
-import statistics
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -86,18 +86,44 @@ def layer_times(
 ) -> tuple[float, list[list[float]]]:
     """Seconds of the whole forward pass, and of each site without the units of each of ``masks``.
 
-    masks: (A,) bool each, of which the first removes nothing. What enters a layer is what enters the dense one.
+    masks: (A,) bool each, of which the first removes nothing. Medians over ``repeats`` rounds, by the whole's time.
     """
     pruned = [prune_heads(model, mask, units=layout.kinds).eval() for mask in masks]
+    names = [site.name for site in layout.sites]
+    rounds = []
     with torch.inference_mode(), torch.compiler.set_stance("force_eager"):
-        inputs = _inputs(pruned[0], [site.name for site in layout.sites], images)
-        whole = _medians([functools.partial(pruned[0], images)], repeats)[0]
-        times = []
-        for site in layout.sites:
-            args, kwargs = inputs[site.name]
-            runs = [functools.partial(part.get_submodule(site.name), *args, **kwargs) for part in pruned]
-            times.append(_medians(runs, repeats))
-    return whole, times
+        for number in range(repeats + 1):  # the first, a warm-up, does not count
+            turns = [(number + place) % len(pruned) for place in range(len(pruned))]
+            taken = {which: _clocked(pruned[which], names, images) for which in turns}
+            rounds.append([taken[which] for which in range(len(pruned))])
+    times_RMT = torch.tensor(rounds[1:], dtype=torch.float64)  # the whole pass, and the sites
+    whole = float(times_RMT[:, 0, 0].median())
+    share_MT = (times_RMT / times_RMT[:, :1, :1]).median(0).values
+    return whole, (share_MT[:, 1:] * whole).mT.tolist()
+
+
+def _clocked(model: nn.Module, names: Sequence[str], images: Tensor) -> list[float]:
+    """Seconds of a forward pass, and in it of each named module."""
+    synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    now: dict[str, float] = {}
+
+    def enters(name: str, *_: Any) -> None:
+        synchronize()
+        now[name] = time.perf_counter()
+
+    def leaves(name: str, *_: Any) -> None:
+        synchronize()
+        now[name] = time.perf_counter() - now[name]
+
+    with contextlib.ExitStack() as hooks:
+        for name in names:
+            module = model.get_submodule(name)
+            hooks.callback(module.register_forward_pre_hook(functools.partial(enters, name)).remove)
+            hooks.callback(module.register_forward_hook(functools.partial(leaves, name)).remove)
+        enters("")
+        model(images)
+        leaves("")
+    return [now[name] for name in ("", *names)]
 
 
 def head_shares(model: nn.Module, layout: HeadLayout, images: Tensor, units: Collection[str]) -> dict[str, Tensor]:
@@ -125,28 +151,6 @@ def costs(shares: dict[str, Tensor]) -> dict[str, Callable[[Tensor], Tensor]]:
 
 def _left(share_A: Tensor, masks: Tensor) -> Tensor:
     return 1 - masks.to(torch.float64) @ share_A
-
-
-def _inputs(model: nn.Module, names: Sequence[str], images: Tensor) -> dict[str, tuple[Any, Any]]:
-    """Record the inputs (args, kwargs) of each of the named modules when ``images`` go through the model."""
-    inputs: dict[str, tuple[Any, Any]] = {}
-
-    def keep(name: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
-        inputs[name] = (args, kwargs)
-
-    hooks = [
-        model.get_submodule(name).register_forward_pre_hook(functools.partial(keep, name), with_kwargs=True)
-        for name in names
-    ]
-    model(images)
-    for hook in hooks:
-        hook.remove()
-    return inputs
-
-
-def _medians(runs: Sequence[Callable[[], object]], repeats: int) -> list[float]:
-    """Seconds of each run, taken in turns."""
-    return [statistics.median(times) for times in interleaved(runs, repeats, seconds=0.0)]
 
 
 def interleaved(works: Sequence[Callable[[], object]], rounds: int, seconds: float = 0.05) -> list[list[float]]:
