@@ -75,20 +75,35 @@ class Halved(Labels):
 
 
 def test_answers_to_one_score_are_not_anothers(monkeypatch, tmp_path):
-    module = Classifier(tiny_vit()).eval()
-    module.device, module.features_only = torch.device("cpu"), False
-    data = SimpleNamespace(batches=lambda *_: iter(()), sizes={"val": 7, "test": 7})
-    material = Material(module.gates.layout, module, data, first=False)
-    material.facts = {"weights": "same"}
-    outputs, labels, keys = torch.rand(7, 5), torch.zeros(7, dtype=torch.long), {}
     kinds = {**known_scores(), "halved": Halved}
-    for name, kind in kinds.items():
-        monkeypatch.setattr(masking_module, "MaskCache", lambda folder, key, name=name: keys.setdefault(name, key))
-        score = kind(outputs, labels) if kind.unmasked else kind()
-        masking = Masking({}, tmp_path, score=kind, _scores={"test": score}, _fills={"zero": None})
-        masking.evaluate(material, "test", SimpleNamespace(name="curve", fill="zero", rescale=False))
+    keys = {name: _key_of_kept_answers(kind, "these", monkeypatch, tmp_path) for name, kind in kinds.items()}
     assert len(kinds) >= 6 and len(set(keys.values())) == len(kinds)
     assert keys["labels"] == cache_key(weights="same", split="test", rescale=False)  # older answers are found
+
+
+def test_answers_beside_other_training_images_are_others_where_these_vote(monkeypatch, tmp_path):
+    for kind in known_scores().values():
+        these, others = (_key_of_kept_answers(kind, images, monkeypatch, tmp_path) for images in ("these", "others"))
+        assert (these != others) == kind.banked
+
+
+def _key_of_kept_answers(kind, training_images, monkeypatch, tmp_path):
+    """The key under which a masking curve keeps its answers on test images to one score."""
+    module = Classifier(tiny_vit()).eval()
+    module.device, module.features_only = torch.device("cpu"), False
+    data = SimpleNamespace(
+        batches=lambda *_: iter(()),
+        sizes={"val": 7, "test": 7},
+        images_of=lambda split: {"train": training_images}.get(split, split),
+    )
+    material = Material(module.gates.layout, module, data, first=False)
+    material.facts = {"weights": "same"}
+    outputs, labels, keys = torch.rand(7, 5), torch.zeros(7, dtype=torch.long), []
+    score = kind(outputs, labels) if kind.unmasked else kind()
+    monkeypatch.setattr(masking_module, "MaskCache", lambda folder, key: keys.append(key))
+    masking = Masking({}, tmp_path, score=kind, _scores={"test": score}, _fills={"zero": None})
+    masking.evaluate(material, "test", SimpleNamespace(name="curve", fill="zero", rescale=False))
+    return keys[0]
 
 
 LABEL = {"train": 0, "val": 1, "test": 2}  # what all images of a split are labelled
