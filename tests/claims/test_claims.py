@@ -50,6 +50,15 @@ def test_at_the_cut_a_claim_hardly_ever_holds(name):
 
 
 @pytest.mark.parametrize("name", CLAIMS)
+def test_the_power_that_is_stated_is_how_often_a_claim_holds(name):
+    claim = known()[name]
+    effect = 2 * claim.margin.size if claim.shape == "more" else 0.0
+    seen = [verdict(name, effect, seed) for seed in range(DRAWS // 2)]
+    holds = sum(each.word == "holds" for each in seen) / len(seen)
+    assert holds == pytest.approx(sum(each.power for each in seen) / len(seen), abs=0.2)  # a few images are steps
+
+
+@pytest.mark.parametrize("name", CLAIMS)
 def test_a_claim_says_what_it_is(name):
     claim = known()[name]
     assert re.fullmatch(r"[A-Z].*\.", claim.says) and claim.margin.because and claim.margin.unit

@@ -19,6 +19,7 @@ from mhprobe.errors import UserError
 from mhprobe.questions.material import Material
 from mhprobe.report.report import Report
 from mhprobe.report.runs.run import read_run
+from mhprobe.report.runs.words import findings
 from mhprobe.report.several import matrix, several
 
 SMALL = (
@@ -58,6 +59,7 @@ def test_every_claim_gets_a_verdict_and_none_is_dropped(tmp_path, monkeypatch, t
     assert re.match(r"Of those that hold, \d+ hold for an untrained network as well", told[1])
     page = (folder / "report.html").read_text()
     assert "Findings of the literature, judged on this network" in page and "entropy_falls_with_depth" in page
+    assert all(sentence in page for sentence in told)
     entry = Report(folder).results.results["claims"]
     assert (entry.kind, entry.drawn, entry.interval) == ("claims", "claims", ["low", "high"])
     (second := tmp_path / "second").mkdir()
@@ -103,10 +105,12 @@ def test_a_second_run_measures_nothing_again_and_asks_what_it_is_asked(tmp_path,
         command.run(settings(tmp_path, "claims=[entropy_falls]"), folder)
 
 
+def found(effect, half, heads):
+    return Estimate(effect, effect - half, effect + half, lambda *_: 0.1, lambda *_: 0.5, "heads", heads)
+
+
 def verdict(word, effect=math.nan):
-    estimate = (
-        None if math.isnan(effect) else Estimate(effect, effect - 0.02, effect + 0.02, lambda *_: 0.1, "heads", 36)
-    )
+    estimate = None if math.isnan(effect) else found(effect, 0.02, 36)
     return Verdict(word, estimate, reason="" if estimate else "it has no class token.")
 
 
@@ -114,7 +118,8 @@ def made(folder, seen):
     """A run's folder with these verdicts."""
     claims = {name: known()[name] for name in seen}
     report = Report(folder)
-    report.add("claims", words.result(claims, seen, {name: verdict("holds", 0.3) for name in seen}))
+    rows = words.rows(claims, seen, {name: verdict("holds", 0.3) for name in seen})
+    report.add("claims", words.result(rows))
     (folder / "config").mkdir()
     (folder / "config" / "config.yaml").write_text(f"seed: 0\nname: {folder.name}\n")
     return folder
@@ -156,7 +161,7 @@ def test_runs_without_claims_have_no_matrix():
 def test_the_forest_draws_each_effect_in_multiples_of_what_matters(folders):
     claims = {name: known()[name] for name in ("entropy_falls_with_depth", "a_fifth_of_the_heads_goes")}
     seen = {"entropy_falls_with_depth": verdict("holds", 0.1), "a_fifth_of_the_heads_goes": verdict("holds", 0.9)}
-    result = words.result(claims, seen, {"entropy_falls_with_depth": verdict("holds", 0.1)})
+    result = words.result(words.rows(claims, seen, {"entropy_falls_with_depth": verdict("holds", 0.1)}))
     (axes,) = result.figure.axes
     dots = {line.get_marker(): line.get_xdata()[0] for line in axes.get_lines() if len(line.get_xdata()) == 1}
     assert dots[">"] == 4.0  # ninety times what matters is beyond the end
@@ -174,12 +179,22 @@ def test_the_forest_draws_each_effect_in_multiples_of_what_matters(folders):
 
 def test_a_line_says_the_number_or_why_there_is_none():
     claim = known()["entropy_falls_with_depth"]
-    found = Estimate(0.0834, 0.0501, 0.1234, lambda *_: 0.1, "heads", 72)
-    assert words.number(claim, found) == (
-        "0.0834 of maximal entropy (95 % 0.0501 to 0.123; matters from 0.05), of 72 heads"
+    assert words.number(claim, found(0.0834, 0.0333, 72)) == (
+        "0.0834 of maximal entropy (95 % 0.0501 to 0.117; matters from 0.05), of 72 heads"
     )
     assert words.number(claim, UserError("no labels.")) == "not applicable, no labels."
-    assert words.sentences({"x": verdict("holds", 1.0)}, {})[1] == "There is no untrained twin to compare with."
+
+
+def test_two_sentences_say_what_was_found():
+    claims = {name: known()[name] for name in ("entropy_falls_with_depth", "a_fifth_of_the_heads_goes")}
+    seen = dict.fromkeys(claims, verdict("holds", 1.0))
+    others = "0 are contradicted, 0 are too small to matter, 0 cannot be told and 0 are not applicable."
+    first = f"2 of 2 claims hold, {others}"
+    rows = words.rows(claims, seen, {"entropy_falls_with_depth": verdict("holds", 1.0)})
+    also = "Of those that hold, 1 hold for an untrained network as well: entropy_falls_with_depth."
+    assert findings(rows) == [first, also]
+    assert findings(words.rows(claims, seen, {})) == [first, "There is no untrained twin to compare with."]
+    assert findings([]) == []
 
 
 def test_the_page_of_a_run_reads_its_claims(folders):

@@ -17,6 +17,7 @@ from mhprobe.claims.parts.estimates import (
     minus_another,
     more_often,
     most_alike,
+    of_accuracy,
     over_heads,
     over_images,
     rank_correlation,
@@ -26,6 +27,7 @@ from mhprobe.claims.parts.estimates import (
 from mhprobe.claims.parts.evidence import at_share
 from mhprobe.errors import UserError
 from mhprobe.stats.agreement import spearman_interval
+from mhprobe.stats.significance import Z95, crossed
 from mhprobe.studies.panels.maps import auc_interval
 
 RANDOM = torch.Generator().manual_seed(3)
@@ -46,9 +48,11 @@ def test_the_mean_over_the_heads_of_one_block_is_students():
 def test_blocks_do_not_vary_their_heads_do():
     values = drawn(12) + 100 * torch.arange(3).repeat_interleave(4)
     of_blocks = values.view(3, 4)
-    error = math.sqrt(float((of_blocks.var(1) / 4).sum())) / 3  # of a mean of three means
+    parts = of_blocks.var(1) / 4 / 9  # of a mean of three means
+    freedom = float(parts.sum() ** 2 / (parts**2 / 3).sum())  # Satterthwaite's: a block that varies more counts more
     found = mean_of(layout_of(4, 4, 4), values)
-    assert found.high - found.low == pytest.approx(2 * stats.t.ppf(0.975, 9) * error)
+    assert 3 < freedom < 9
+    assert found.high - found.low == pytest.approx(2 * stats.t.ppf(0.975, freedom) * math.sqrt(float(parts.sum())))
 
 
 def test_late_minus_early_is_a_difference_of_means_without_the_middle():
@@ -62,15 +66,48 @@ def test_the_mean_over_images_is_students():
     found, expected = over_images(values), stats.ttest_1samp(values.numpy(), 0.2)
     ends = expected.confidence_interval()
     assert (found.low, found.high, found.p(0.2)) == pytest.approx((ends.low, ends.high, expected.pvalue))
-    assert over_images(values, drawn=1.0).high > found.high
+
+
+def test_a_few_random_draws_leave_few_degrees_of_freedom():
+    rows = drawn(5, 300) + 0.3 * drawn(5, 1)
+    found, expected = over_images(rows), crossed(rows)
+    assert (found.effect, found.low, found.high) == pytest.approx((expected.difference, expected.low, expected.high))
+    assert found.p(0.0) == pytest.approx(expected.p) and found.p(0.0) > over_images(rows.mean(0)).p(0.0)
+
+
+def images_of(both, won, lost, neither):
+    better, worse = [True] * (both + won) + [False] * (lost + neither), [True] * both + [False] * won
+    return torch.tensor(better), torch.tensor(worse + [True] * lost + [False] * neither)
+
+
+def test_against_nothing_the_score_of_accuracy_is_mcnemars():
+    found = of_accuracy(*images_of(50, 20, 8, 22))
+    assert found.effect == pytest.approx(0.12)
+    assert found.p(0.0) == pytest.approx(2 * stats.norm.sf(12 / math.sqrt(28)))
+    assert found.low < 0.12 < found.high and found.p(found.low) == pytest.approx(0.05) == found.p(found.high)
+    mirrored = of_accuracy(*images_of(50, 8, 20, 22))
+    assert (-mirrored.low, -mirrored.high) == pytest.approx((found.high, found.low), abs=1e-6)
 
 
 def test_where_no_image_differs_there_is_an_interval_all_the_same():
-    found = over_images(torch.zeros(100), of_accuracy=True)
-    variance = 2 / 101  # of 102 images with one lost and one won
-    half = stats.t.ppf(0.975, 101) * math.sqrt(variance / 102)
-    assert (found.effect, found.low, found.high) == pytest.approx((0, -half, half))
-    assert found.p(-0.01) > 0.05
+    found = of_accuracy(*images_of(60, 0, 0, 40))
+    end = Z95**2 / (100 + Z95**2)  # where the square of d is z^2 (d - d^2) / n
+    assert (found.effect, found.low, found.high) == pytest.approx((0, -end, end), abs=1e-6)
+    for counts in ((0, 100, 0, 0), (0, 0, 100, 0)):
+        sure = of_accuracy(*images_of(*counts))
+        assert sure.low <= sure.effect <= sure.high and sure.low >= -1 and sure.high <= 1
+
+
+def test_the_score_keeps_what_it_promises_at_holms_first_step():
+    """Exactly, over all that 2,000 images of which a point is lost could show; by the images' own error it does not."""
+    images, level = 2000, 0.001
+    chance = {lost: stats.binom.pmf(lost, images, 0.01) for lost in range(21)}
+    by_score = of_own = 0.0
+    for lost, of in chance.items():
+        by_score += of * (of_accuracy(*images_of(images - lost, 0, lost, 0)).p(-0.01) < level)
+        error = math.sqrt(max(lost, 1) / images / images)
+        of_own += of * (2 * stats.norm.sf((0.01 - lost / images) / error) < level)
+    assert by_score < level < of_own
 
 
 def test_a_share_is_binomial():
@@ -80,6 +117,16 @@ def test_a_share_is_binomial():
     assert found.p(0.0) == pytest.approx(2 * stats.binomtest(9, 20, 0.2, "greater").pvalue)
     assert found.p(0.5) == pytest.approx(2 * stats.binomtest(9, 20, 0.7, "less").pvalue)
     assert found.p(-0.3) == 0
+
+
+def test_the_power_of_a_share_is_exact():
+    flags = torch.zeros(72, dtype=torch.bool)
+    fewest = next(k for k in range(72) if stats.binomtest(k, 72).proportion_ci(method="exact").low > 0.05)
+    assert share(flags, flags).power(0.05, 0.1) == pytest.approx(stats.binom.sf(fewest - 1, 72, 0.1))
+    assert share(flags, torch.arange(72) < 5, images=9).power(0.05, 0.1) == pytest.approx(
+        stats.binom.sf(fewest + 4, 72, 0.1)
+    )
+    assert share(flags[:5], flags[:5]).power(0.9, 0.95) == 0
 
 
 def test_heads_of_which_images_tell_nothing_count_for_either_side():

@@ -22,7 +22,10 @@ def estimate(effect, error=0.1, count=50):
     def p(other, times=1.0):
         return float(2 * norm.sf(abs(effect - other) * math.sqrt(times) / error))
 
-    return Estimate(effect, effect - 1.96 * error, effect + 1.96 * error, p, "heads", count)
+    def power(cut, truth):
+        return float(norm.cdf(abs(truth - cut) / error - 1.96))
+
+    return Estimate(effect, effect - 1.96 * error, effect + 1.96 * error, p, power, "heads", count)
 
 
 def word(effect, shape="more", **options):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lightning as L
 import pytest
+import timm
 import torch
 
 import mhprobe
@@ -22,6 +23,11 @@ from mhprobe.measures.token_kinds import TokenKinds
 from mhprobe.questions.masking import Masking
 from mhprobe.questions.material import Material
 from models import make_loud, tiny_swin, tiny_vit
+
+
+def tiny_xcit():
+    """Attention among channels: none between patches."""
+    return timm.create_model("xcit_nano_12_p16_224", embed_dim=12, depth=3, num_heads=3, img_size=32, num_classes=5)
 
 
 class Whole(L.LightningModule):
@@ -99,12 +105,22 @@ def test_a_network_that_guesses_has_no_accuracy_to_lose(made):
     [
         (tiny_swin, "the_class_token_draws_attention", "no class token"),
         (tiny_vit, "importance_beats_random", "better than a guess"),
+        (tiny_xcit, "entropy_falls_with_depth", "no attention weights"),
     ],
 )
 def test_a_claim_that_cannot_be_asked_says_why_and_is_counted(made, build, claim, reason):
-    verdicts = ask(chosen([claim, "entropy_falls_with_depth"]), made(build))
-    assert set(verdicts) == {claim, "entropy_falls_with_depth"}
+    verdicts = ask(chosen([claim, "most_heads_can_go"]), made(build))
+    assert set(verdicts) == {claim, "most_heads_can_go"}
     assert verdicts[claim].word == "not applicable" and reason in verdicts[claim].reason
+    assert verdicts["most_heads_can_go"].word != "not applicable"
+
+
+def test_images_without_labels_have_no_accuracy(made, monkeypatch):
+    evidence = made()
+    monkeypatch.setattr(ImageData, "unlabelled", True)
+    verdicts = ask(chosen(["one_head_is_enough", "entropy_falls_with_depth"]), evidence)
+    assert verdicts["one_head_is_enough"].word == "not applicable"
+    assert "no labels" in verdicts["one_head_is_enough"].reason
     assert verdicts["entropy_falls_with_depth"].word != "not applicable"
 
 

@@ -15,6 +15,4 @@ def effect(of: Evidence) -> Estimate:
     by_score, drawn = of.path("importance"), of.path("random")
     masks = [torch.cat([at_share(by_score, part), at_share(drawn, part)]) for part in (0.2, 0.4, 0.6)]
     right = of.right(torch.cat(masks)).double().unflatten(0, (len(masks), 1 + len(drawn)))
-    by_draw = right[:, 1:].mean((0, 2))
-    drawn_error = float(by_draw.std()) / len(by_draw) ** 0.5  # over draws of orders, beside images
-    return over_images((right[:, 0] - right[:, 1:].mean(1)).mean(0), drawn=drawn_error)
+    return over_images((right[:, :1] - right[:, 1:]).mean(0))

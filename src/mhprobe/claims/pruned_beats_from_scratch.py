@@ -1,6 +1,6 @@
 """Accuracy of a pruned network minus that of the same heads trained from scratch."""
 
-from mhprobe.claims.parts import POINT, Estimate, Evidence, claim, over_images
+from mhprobe.claims.parts import POINT, Estimate, Evidence, claim, of_accuracy
 from mhprobe.errors import UserError
 
 
@@ -13,4 +13,4 @@ def effect(of: Evidence) -> Estimate:
     pruned, scratch = (of.run(name).outcomes() for name in ("pruned", "scratch"))
     if pruned is None or scratch is None or pruned.images != scratch.images:
         raise UserError("the two runs do not say which of the same test images they classify rightly.")
-    return over_images(pruned.right.double() - scratch.right.double(), of_accuracy=True)
+    return of_accuracy(pruned.right, scratch.right)

@@ -17,6 +17,7 @@ from mhprobe.claims.parts.estimates import mean_of as mean_of
 from mhprobe.claims.parts.estimates import minus_another as minus_another
 from mhprobe.claims.parts.estimates import more_often as more_often
 from mhprobe.claims.parts.estimates import most_alike as most_alike
+from mhprobe.claims.parts.estimates import of_accuracy as of_accuracy
 from mhprobe.claims.parts.estimates import over_heads as over_heads
 from mhprobe.claims.parts.estimates import over_images as over_images
 from mhprobe.claims.parts.estimates import rank_correlation as rank_correlation

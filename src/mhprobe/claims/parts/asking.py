@@ -16,6 +16,7 @@ from mhprobe.io.progress import announce
 from mhprobe.questions.material import Material
 from mhprobe.questions.plan import Question
 from mhprobe.report.result import Result
+from mhprobe.report.runs.words import findings
 
 log = logging.getLogger(__name__)
 
@@ -25,9 +26,10 @@ def judged(material: Material, claims: Mapping[str, Claim], **parts: Any) -> dic
     evidence = Evidence(material, **parts)
     verdicts = ask(claims, evidence, say=material.first)
     of_twin = {} if evidence.twin is None else ask(claims, evidence.twin)
+    rows = words.rows(claims, verdicts, of_twin)
     if material.first:
-        announce(words.sentences(verdicts, of_twin))
-    return {"claims": words.result(claims, verdicts, of_twin)}
+        announce(findings(rows))
+    return {"claims": words.result(rows)}
 
 
 def ask(claims: Mapping[str, Claim], evidence: Evidence, say: bool = False) -> dict[str, Verdict]:

@@ -8,10 +8,11 @@ vary where a claim is about accuracy: differences on the same images are paired.
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from mhprobe.heads import HeadLayout
 from mhprobe.stats.agreement import auroc, auroc_error
 from mhprobe.stats.significance import Z95
 
+LEVEL = 0.05  # of all wrong verdicts
 RELIABLE = 0.8  # share of a measure's variance over heads; a correlation is then at least .89 of what it would be
 FEWEST = 4  # degrees of freedom below which an error is too uncertain to be used
 
@@ -37,14 +39,16 @@ class Estimate:
     """An effect, its 95 % interval, and what it was estimated from.
 
     p: of a number the two-sided p that the effect is this number, and of how many times as many heads or images there
-    were. unit: heads, blocks or images, which vary; count: of them. chance: what chance gives, where that was
-    subtracted; NaN otherwise. needed: images that would tell, where their number is what stands in the way.
+    were. power: of a number and a true effect the chance that the 95 % interval does not reach the number. unit: heads,
+    blocks or images, which vary; count: of them. chance: what chance gives, where that was subtracted; NaN otherwise.
+    needed: images that would tell, where their number is what stands in the way.
     """
 
     effect: float
     low: float
     high: float
     p: Callable[..., float]
+    power: Callable[[float, float], float]
     unit: str
     count: int
     chance: float = math.nan
@@ -53,7 +57,12 @@ class Estimate:
     def beyond(self, number: float) -> "Estimate":
         """Return the estimate of the effect minus a number, e.g. of a share minus a half for "most"."""
         moved = {name: getattr(self, name) - number for name in ("effect", "low", "high", "chance")}
-        return replace(self, p=lambda effect, times=1.0: self.p(effect + number, times), **moved)
+        return replace(
+            self,
+            p=lambda effect, times=1.0: self.p(effect + number, times),
+            power=lambda cut, truth: self.power(cut + number, truth + number),
+            **moved,
+        )
 
 
 def over_heads(
@@ -69,40 +78,73 @@ def over_heads(
     for all. correlation: the statistic is one, and its error is that of its arctanh. TooFewError for too few heads.
     """
     all_of = torch.arange(layout.num_heads) if heads is None else torch.nonzero(heads).flatten()
-    variance, freedom = 0.0, 0
+    parts: list[tuple[float, int]] = []
     scale = _stretched if correlation else float
     for span in map(layout.span, range(len(layout.sites))):
         members = all_of[(all_of >= span.start) & (all_of < span.stop)]
         if len(members) > 1:
             moved = [scale(statistic(all_of[all_of != head])) for head in members.tolist()]
             of_one = (1 - 1 / len(all_of)) ** 2 * len(members)  # what is left out is one of all heads, not of its block
-            variance += of_one * statistics.variance(moved)
-            freedom += len(members) - 1
-    if freedom < FEWEST:
+            parts.append((of_one * statistics.variance(moved), len(members) - 1))
+    if sum(freedom for _, freedom in parts) < FEWEST:
         raise TooFewError(
             f"there are {len(all_of)} heads that can be compared, which are too few to vary over.",
             len(layout.sites) + FEWEST,
         )
     value = statistic(all_of)
-    return _student(value, math.sqrt(variance), freedom, "heads", len(all_of), correlation, chance)
+    return _student(value, *_together(parts), "heads", len(all_of), correlation, chance)
 
 
-def over_images(differences: Tensor, drawn: float = 0.0, of_accuracy: bool = False) -> Estimate:
-    """Estimate of the mean of (n,) differences, paired image by image; NaN ones are left out.
+def over_images(differences: Tensor) -> Estimate:
+    """Estimate of the mean of (n,) differences, paired image by image, or of (R, n) differences of R random draws.
 
-    drawn: standard error that comes from random draws beside the images. of_accuracy: the differences are between
-    right (1) and wrong (0), mostly 0; then an image more is counted on either side, so that there is an error where no
-    image differs (Bonett & Price, 2012, Journal of Educational and Behavioral Statistics 37:479).
-    TooFewError for fewer than 10 images.
+    Images with NaN are left out. TooFewError for fewer than 10 images.
     """
-    values = differences[~differences.isnan()].double()
-    count = len(values)
-    if count < 10:
-        raise TooFewError(f"there are {count} images, expected 10 at the least.", 10)
-    if of_accuracy:
-        values = torch.cat([values, values.new_tensor([1.0, -1.0])])
-    error = math.hypot(float(values.std()) / math.sqrt(len(values)), drawn)
-    return _student(float(values.mean()), error, len(values) - 1, "images", count)
+    rows = differences.double()[..., ~differences.isnan().reshape(-1, differences.shape[-1]).any(0)]
+    of_image = rows.reshape(-1, rows.shape[-1]).mean(0)
+    count = _enough(len(of_image))
+    parts = [(float(of_image.var()) / count, count - 1)]
+    if rows.dim() > 1:  # other draws would give another mean
+        parts.append((float(rows.mean(1).var()) / len(rows), len(rows) - 1))
+    return _student(float(of_image.mean()), *_together(parts), "images", count)
+
+
+def of_accuracy(better: Tensor, worse: Tensor) -> Estimate:
+    """Estimate of the share of images that are right in (n,) ``better`` minus that in ``worse``: a score interval.
+
+    The error is that of the number which is asked about: few images differ, and fewer by chance would make it too small
+    (Tango, 1998, Statistics in Medicine 17:891). TooFewError for fewer than 10 images.
+    """
+    from scipy.optimize import brentq
+    from scipy.stats import norm
+
+    won, lost, count = int((better & ~worse).sum()), int((worse & ~better).sum()), _enough(len(better))
+    effect = (won - lost) / count
+
+    def error(number: float) -> float:
+        linear = (2 * count - won + lost) * number - won - lost
+        root = math.sqrt(max(0.0, linear**2 + 8 * count * lost * number * (1 - number)))
+        return math.sqrt(max(0.0, (root - linear) / (2 * count) + number * (1 - number)) / count)
+
+    def beyond(number: float, errors: float) -> float:
+        return (effect - number) / max(error(number), 1e-12) - errors
+
+    low = brentq(beyond, -1, effect, args=(Z95,)) if effect > -1 else -1.0
+    high = brentq(beyond, effect, 1, args=(-Z95,)) if effect < 1 else 1.0
+    return _estimate(effect, low, high, error, norm, "images", count)
+
+
+def _enough(images: int) -> int:
+    if images < 10:
+        raise TooFewError(f"there are {images} images, expected 10 at the least.", 10)
+    return images
+
+
+def _together(parts: Sequence[tuple[float, int]]) -> tuple[float, float]:
+    """Standard error and degrees of freedom of a sum of variances that are known so well (Satterthwaite, 1946)."""
+    variance = sum(part for part, _ in parts)
+    freedom = variance**2 / sum(part**2 / of for part, of in parts) if variance > 0 else sum(of for _, of in parts)
+    return math.sqrt(variance), freedom
 
 
 def share(sure: Tensor, possible: Tensor, images: int | Tensor = 0, unit: str = "heads") -> Estimate:
@@ -129,8 +171,13 @@ def share(sure: Tensor, possible: Tensor, images: int | Tensor = 0, unit: str = 
         tail = binom.sf(few - 1, of, expected) if few > expected * of else binom.cdf(many, of, expected)
         return min(1.0, 2 * float(tail))
 
+    def power(cut: float, truth: float) -> float:
+        seen = np.arange(count + 1)  # heads of which it is true; those that images leave open count against it
+        shown = (seen > cut * count) & (2 * binom.sf(seen - 1, count, cut) < LEVEL)
+        return float(binom.sf(shown.argmax() - 1 + most - least, count, truth)) if shown.any() else 0.0
+
     over, number = ("images", int(images)) if least < most and images else (unit, count)
-    return Estimate((least + most) / 2 / count, float(low), float(high), p, over, number)
+    return Estimate((least + most) / 2 / count, float(low), float(high), p, power, over, number)
 
 
 def more_often(values: Tensor, inside: Tensor) -> Estimate:
@@ -150,7 +197,7 @@ def more_often(values: Tensor, inside: Tensor) -> Estimate:
 def _student(
     value: float,
     error: float,
-    freedom: int,
+    freedom: float,
     unit: str,
     count: int,
     correlation: bool = False,
@@ -161,13 +208,37 @@ def _student(
     if not math.isfinite(value) or not math.isfinite(error):
         raise UserError("the number that would decide it is not defined here: all heads, or all images, are alike.")
     stretch, shrink = (_stretched, math.tanh) if correlation else (float, float)
-    middle, half = stretch(value), float(t.ppf(0.975, freedom)) * error
+    middle, half, law = stretch(value), float(t.ppf(0.975, freedom)) * error, t(freedom)
+    ends = shrink(middle - half), shrink(middle + half)
+    return _estimate(value, *ends, lambda number: error, law, unit, count, chance, stretch)
 
-    def p(effect: float, times: float = 1.0) -> float:
-        distance = abs(middle - stretch(effect)) * math.sqrt(times)
-        return float(2 * t.sf(distance / error, freedom * times)) if error else float(distance == 0)
 
-    return Estimate(value, shrink(middle - half), shrink(middle + half), p, unit, count, chance)
+def _estimate(
+    value: float,
+    low: float,
+    high: float,
+    error: Callable[[float], float],
+    law: Any,
+    unit: str,
+    count: int,
+    chance: float = math.nan,
+    stretch: Callable[[float], float] = float,
+) -> Estimate:
+    """Estimate of a number that follows a law of scipy around what is asked about, on a stretched scale.
+
+    error: of a number the standard error if the effect were this number, on that scale.
+    """
+
+    def errors(first: float, second: float, under: float, beyond: float = 0.0) -> float:
+        return (abs(stretch(first) - stretch(second)) - beyond) / max(error(under), 1e-12)
+
+    def p(number: float, times: float = 1.0) -> float:
+        return float(2 * law.sf(errors(value, number, number) * math.sqrt(times)))
+
+    def power(cut: float, truth: float) -> float:
+        return float(law.cdf(errors(truth, cut, truth, law.isf(LEVEL / 2) * error(cut))))
+
+    return Estimate(value, low, high, p, power, unit, count, chance)
 
 
 def _stretched(correlation: float) -> float:
@@ -187,7 +258,7 @@ def rank_correlation(rho: float, heads: int) -> Estimate:
 def minus_another(first: Estimate, second: Mapping[str, Any]) -> Estimate:
     """Estimate of an effect minus the same of another network, which is a row of its ``tables/claims.csv``."""
     effect, low, high = (float(second[name]) for name in ("effect", "low", "high"))
-    error, count = math.hypot(error_of(first), (high - low) / 2 / Z95), int(second["count"])
+    error, count = math.hypot(first.high - first.low, high - low) / 2 / Z95, int(second["count"])
     return _student(first.effect - effect, error, min(first.count, count) - 1, first.unit, first.count + count)
 
 
@@ -297,7 +368,8 @@ def goes_with_cost(layout: HeadLayout, values: Tensor, cost: Mapping[str, Tensor
         return found
     images, odds = int(cost["images"]), RELIABLE / (1 - RELIABLE)
     needed = math.ceil(images * odds * (1 - reliability) / reliability) if reliability else None
-    return Estimate(found.effect, -1.0, 1.0, lambda effect, times=1.0: 1.0, "images", images, needed=needed)
+    nothing = {"p": lambda effect, times=1.0: 1.0, "power": lambda cut, truth: 0.0}
+    return Estimate(found.effect, -1.0, 1.0, unit="images", count=images, needed=needed, **nothing)
 
 
 def in_blocks(layout: HeadLayout) -> Tensor:
@@ -319,8 +391,3 @@ def most_alike(layout: HeadLayout, values: Tensor) -> Tensor:
     """(A,) the largest of (A, A) values that each head has with another of its block; NaN: none."""
     largest = values.masked_fill(~in_blocks(layout) | ~values.isfinite(), -math.inf).amax(1)
     return largest.where(largest.isfinite(), math.nan)
-
-
-def error_of(estimate: Estimate) -> float:
-    """About the standard error: half the width of the 95 % interval over its quantile of the normal law."""
-    return (estimate.high - estimate.low) / 2 / Z95

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mhprobe import ranks
 from mhprobe.backbones import gives_features
-from mhprobe.claims.parts.estimates import Estimate, over_images, third_of
+from mhprobe.claims.parts.estimates import Estimate, of_accuracy, over_images, third_of
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
 from mhprobe.heads import Ablation
@@ -257,9 +257,10 @@ def at_share(path: Tensor, share: float) -> Tensor:
 
 def gained(evidence: Evidence, better: Tensor, worse: Tensor) -> Estimate:
     """Mean accuracy under (M, A) masks ``better`` minus that under (K, A) ``worse``, on the same test images."""
-    right = evidence.right(torch.cat([better, worse])).double()
-    count = len(better)
-    return over_images(right[:count].mean(0) - right[count:].mean(0), of_accuracy=count == 1 and len(worse) == 1)
+    under, other = evidence.right(torch.cat([better, worse])).split([len(better), len(worse)])
+    if len(better) == len(worse) == 1:
+        return of_accuracy(under[0], other[0])
+    return over_images(under.double().mean(0) - other.double().mean(0))
 
 
 def loss(evidence: Evidence, mask: Tensor) -> Estimate:

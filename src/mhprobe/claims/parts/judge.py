@@ -15,11 +15,10 @@ from typing import Literal
 import torch
 
 from mhprobe.claims.parts.claim import Claim
-from mhprobe.claims.parts.estimates import Estimate, TooFewError, error_of
+from mhprobe.claims.parts.estimates import LEVEL, Estimate, TooFewError
 from mhprobe.errors import UserError
-from mhprobe.stats.significance import Z95, holm
+from mhprobe.stats.significance import holm
 
-LEVEL = 0.05
 MOST = 10_000  # times as many heads or images; an effect that needs more lies on the cut
 Word = Literal["holds", "contradicted", "too small to matter", "cannot be told", "not applicable"]
 
@@ -30,8 +29,9 @@ class Verdict:
 
     word: holds, contradicted, too small to matter, cannot be told or not applicable. estimate: None where there is
     none. p, p_holm: that the interval is wrong about the piece that the effect lies in. power: the chance that the
-    claim would hold here, before Holm, if the effect were twice the smallest that matters. needed: how many heads or
-    images would tell, where it cannot be told; None if the effect lies on the cut. reason: why there is no estimate.
+    claim would hold here, before Holm, if the effect were twice the smallest that matters; of "at most" and "none", if
+    there were no effect. needed: how many heads or images would tell, where it cannot be told; None if the effect lies
+    on the cut. reason: why there is no estimate.
     """
 
     word: Word
@@ -65,17 +65,21 @@ def judge(claims: Mapping[str, Claim], found: Mapping[str, Estimate | UserError]
 
 
 def _verdict(claim: Claim, estimate: Estimate | UserError, p_holm: float, asked: int) -> Verdict:
-    from scipy.stats import norm
-
     if isinstance(estimate, TooFewError):
         return Verdict("cannot be told", needed=estimate.needed, reason=str(estimate))
     if isinstance(estimate, UserError):
         return Verdict("not applicable", reason=str(estimate))
-    p, error = p_of(claim, estimate), error_of(estimate)
-    power = float(norm.cdf(claim.margin.size / error - Z95)) if error else 1.0
+    p, power = p_of(claim, estimate), _power(claim, estimate)
     if p_holm < LEVEL:
         return Verdict(_piece(claim, estimate), estimate, p, p_holm, power)
     return Verdict("cannot be told", estimate, p, p_holm, power, estimate.needed or _needed(claim, estimate, asked))
+
+
+def _power(claim: Claim, estimate: Estimate) -> float:
+    low, high = claim.bounds
+    if claim.shape == "none":
+        return max(0.0, estimate.power(low, 0.0) + estimate.power(high, 0.0) - 1)
+    return estimate.power(high, 2 * high if claim.shape == "more" else 0.0)
 
 
 def _needed(claim: Claim, estimate: Estimate, asked: int) -> int | None:

@@ -1,14 +1,13 @@
-"""Verdicts in words: a line as each claim is known, the table, the sentences on the screen."""
+"""Verdicts in words: a line as each claim is known, the table and its figure."""
 
 import math
-import re
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mhprobe.claims.parts.claim import Claim
 from mhprobe.claims.parts.estimates import Estimate
-from mhprobe.claims.parts.judge import Verdict, Word
+from mhprobe.claims.parts.judge import Verdict
 from mhprobe.errors import UserError
 from mhprobe.report import tables
 from mhprobe.report.figures import claims as figure
@@ -30,9 +29,8 @@ def quote(claim: Claim, verdict: Verdict) -> str:
     return f'"{claim.says}" Here: {verdict.word}, {told}'
 
 
-def result(claims: Mapping[str, Claim], verdicts: Mapping[str, Verdict], of_twin: Mapping[str, Verdict]) -> Result:
-    """The table and the figure of verdicts, with their number by word."""
-    rows = [_row(name, claim, verdicts[name], of_twin.get(name)) for name, claim in claims.items()]
+def result(rows: Sequence[Mapping[str, Any]]) -> Result:
+    """The table and the figure of ``rows``, with the number of verdicts by word."""
     counts = Counter(str(row["verdict"]) for row in rows)
     return Result(
         tables.from_rows(rows, kind="claims"),
@@ -52,6 +50,13 @@ def result(claims: Mapping[str, Claim], verdicts: Mapping[str, Verdict], of_twin
             "learned": "no: it holds for the untrained twin as well",
         },
     )
+
+
+def rows(
+    claims: Mapping[str, Claim], verdicts: Mapping[str, Verdict], of_twin: Mapping[str, Verdict]
+) -> list[dict[str, Any]]:
+    """A row of the table per claim."""
+    return [_row(name, claim, verdicts[name], of_twin.get(name)) for name, claim in claims.items()]
 
 
 def _row(name: str, claim: Claim, verdict: Verdict, of_twin: Verdict | None) -> dict[str, Any]:
@@ -77,16 +82,3 @@ def _row(name: str, claim: Claim, verdict: Verdict, of_twin: Verdict | None) -> 
         "reason": verdict.reason,
         "source": claim.source,
     }
-
-
-def sentences(verdicts: Mapping[str, Verdict], of_twin: Mapping[str, Verdict]) -> list[str]:
-    """Two sentences: how many claims got each verdict, and what the untrained twin says."""
-    counts = Counter(verdict.word for verdict in verdicts.values())
-    other = [f"{counts[word]} {'is' if counts[word] == 1 else 'are'} {word}" for word in get_args(Word)[1:]]
-    listed = re.sub(r"(is|are) cannot", "cannot", f"{', '.join(other[:-1])} and {other[-1]}")
-    first = f"{counts['holds']} of {len(verdicts)} claims hold, {listed}."
-    if not of_twin:
-        return [first, "There is no untrained twin to compare with."]
-    both = [name for name, of in of_twin.items() if of.word == verdicts[name].word == "holds"]
-    named = f": {', '.join(both)}" if both else ""
-    return [first, f"Of those that hold, {len(both)} hold for an untrained network as well{named}."]

@@ -1,11 +1,14 @@
 """The result in words: short sentences with their intervals, what chance would give, and which images chose what."""
 
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from mhprobe.io.written import rounded
+from mhprobe.report.figures.claims import WORDS as VERDICTS
 from mhprobe.report.runs import curves
 from mhprobe.report.runs.run import Run
 from mhprobe.stats.intervals import p_of_interval
@@ -21,10 +24,28 @@ def result(run: Run, heads: list[dict[str, Any]], measures: list[dict[str, Any]]
     """
     headline = "; ".join([*_can_go(run, len(heads)), *_missed(heads, measures)])
     found = [f"{headline[0].upper()}{headline[1:]}."] if headline else []
-    found += [*_accuracy(run), *_masking(run), *_promise(run, len(heads)), *_kept(run), *_speed(run)]
-    found += _maps(run)
+    found += [*findings(run.rows("claims")), *_accuracy(run), *_masking(run), *_promise(run, len(heads))]
+    found += [*_kept(run), *_speed(run), *_maps(run)]
     found += _extremes(heads, measures[0]) if measures and extremes else []
     return found or ["This run wrote figures or tables only."]
+
+
+def findings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Two sentences on claims of the literature: how many got each verdict, and what the untrained twin says.
+
+    rows: claim, verdict, untrained; none for no sentence.
+    """
+    if not rows:
+        return []
+    counts = Counter(row["verdict"] for row in rows)
+    others = [f"{counts[word]} {'is' if counts[word] == 1 else 'are'} {word}" for word in list(VERDICTS)[1:]]
+    listed = re.sub(r"(is|are) cannot", "cannot", f"{', '.join(others[:-1])} and {others[-1]}")
+    first = f"{counts['holds']} of {len(rows)} claims hold, {listed}."
+    if not any(row["untrained"] for row in rows):
+        return [first, "There is no untrained twin to compare with."]
+    both = [row["claim"] for row in rows if row["verdict"] == row["untrained"] == "holds"]
+    named = f": {', '.join(both)}" if both else ""
+    return [first, f"Of those that hold, {len(both)} hold for an untrained network as well{named}."]
 
 
 def glance(heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list[dict[str, str]]:
