@@ -32,7 +32,7 @@ def test_grafts_are_found_by_their_names_and_name_measures_that_there_are():
     kinds = known_grafts()
     assert len(kinds) >= 5
     for graft in kinds.values():
-        assert len(graft.amounts) == GRADES and graft.question.endswith("?") and graft.unit
+        assert len(graft.amounts) == GRADES and graft.question.endswith("?")
         assert set(graft.signs.values()) <= {1, -1} and graft.low < graft.high
         assert {detector.partition(".")[0] for detector in graft.signs} <= set(entries(None))
 
@@ -72,7 +72,7 @@ class Marked(Graft):
 
     question = "is it marked?"
     signs = {"weight_of": 1, "weight_of.turned": -1, "weight_of.nothing": 1}  # noqa: RUF012
-    amounts, unit = (1, 2, 3, 4, 5), "marks"
+    amounts = (1, 2, 3, 4, 5)
     low, high = 0.5, 0.6
 
     def grown(self, network, site, heads):

@@ -51,8 +51,8 @@ class Batch(NamedTuple):
         """The same batch on ``device``."""
         return Batch._make(part if part is None else part.to(device) for part in self)
 
-    def part(self, these: slice) -> Batch:
-        """Return some of its images, in their order."""
+    def part(self, these: slice | Tensor) -> Batch:
+        """Return some of its images: a slice of them, or those at these positions."""
         return Batch._make(part if part is None or not part.dim() else part[these] for part in self)
 
     @property

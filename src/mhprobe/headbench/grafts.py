@@ -7,7 +7,8 @@ says how much of it the measure needs.
 
 import abc
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import ClassVar
 
 import torch
@@ -15,27 +16,20 @@ from torch import Tensor
 
 from mhprobe.backbones import family_of
 from mhprobe.headbench.network import Network, digits
-from mhprobe.headbench.plant import SAME, SILENT, by_name, moved_by, share_at
+from mhprobe.headbench.plant import SAME, SILENT, Made, by_name, moved_by, share_at
 from mhprobe.recording.outputs import objective
 
 GRADES = 5
 
 
-class Graft(abc.ABC):
-    """A subclass is a kind of graft, called as its class is: StandIn is the graft stand_in.
+class Graft(Made):
+    """A kind of graft.
 
-    question: what a user would ask, e.g. "does it write little?". heads: how many make one graft, all of one layer.
-    signs: what each measure, or a column of it, is expected to say: +1 if grafted heads have large values, -1 small.
-        Written down beforehand, from what the measure's docstring says. Measures that are not named do not take part.
-    amounts: of the five grades, the weakest first. unit: of the amounts, in words.
+    signs: measures that are not named do not take part. amounts: of the five grades, the weakest first.
     low, high: ``shown`` is below ``low`` of heads that are no graft and above ``high`` of the strongest grade.
     """
 
-    question: ClassVar[str]
-    heads: ClassVar[int] = 1
-    signs: ClassVar[Mapping[str, int]]
     amounts: ClassVar[tuple[float, ...]]
-    unit: ClassVar[str]
     low: ClassVar[float]
     high: ClassVar[float]
 
@@ -63,17 +57,13 @@ class Faded(Graft):
 
     question = "does it hardly write anything?"
     signs = SILENT
-    amounts: ClassVar[tuple[float, ...]] = (0.5, 0.25, 0.1, 0.03, 0.0)
+    amounts: ClassVar[tuple[float, ...]] = (0.5, 0.25, 0.1, 0.03, 0.0)  # share of its write that is left
     sign = 1
-    unit = "share of its write that is left"
     low, high = 0.3, 0.95
 
     def grown(self, network: Network, site: int, heads: Sequence[int]) -> Iterator[Network]:
         output = network.parts(site, heads[0])["output"]
-        for amount in self.amounts:
-            copy = network.copied()
-            copy.write(site, heads[0], output=self.sign * amount * output)
-            yield copy
+        return (network.changed(site, heads[0], output=self.sign * amount * output) for amount in self.amounts)
 
     def shown(self, network: Network, before: Network, site: int, heads: Sequence[int]) -> float:
         """1 less how far the logits move without the head, over how far they moved when it was whole."""
@@ -96,8 +86,7 @@ class Against(Faded):
         "logit_attribution.against": 1,
         "attribution_patching": -1,
     }
-    amounts, sign = (0.03, 0.1, 0.3, 1.0, 4.0), -1
-    unit = "times its own write, with the sign turned"
+    amounts, sign = (0.03, 0.1, 0.3, 1.0, 4.0), -1  # times its own write, with the sign turned
     low, high = 0.01, 0.05  # nats
 
     def shown(self, network: Network, before: Network, site: int, heads: Sequence[int]) -> float:
@@ -111,8 +100,7 @@ class Copied(Graft):
     question = "are the two nearly the same?"
     heads = 2
     signs = SAME
-    amounts = (8.0, 4.0, 2.0, 1.0, 0.5)
-    unit = "noise in the copy's weights, over the weights"
+    amounts = (8.0, 4.0, 2.0, 1.0, 0.5)  # noise in the copy's weights, over the weights
     low, high = 0.5, 0.9
 
     def grown(self, network: Network, site: int, heads: Sequence[int]) -> Iterator[Network]:
@@ -124,9 +112,7 @@ class Copied(Graft):
             for name, part in parts.items()
         }
         for amount in self.amounts:
-            copy = network.copied()
-            copy.write(site, other, **{name: part + amount * noise[name] for name, part in parts.items()})
-            yield copy
+            yield network.changed(site, other, **{name: part + amount * noise[name] for name, part in parts.items()})
 
     def shown(self, network: Network, before: Network, site: int, heads: Sequence[int]) -> float:
         """Cosine between what the two add to the stream, each less its mean over tokens."""
@@ -146,44 +132,30 @@ class Neighbour(Graft):
         "position": 1,
         "entropy": -1,
     }
-    amounts = (2, 5, 20, 80, 320)
-    unit = "steps of tuning"
+    amounts = (2, 5, 20, 80, 320)  # steps of tuning
     low, high = 0.25, 0.45  # an even look gives one token in 17
 
     def grown(self, network: Network, site: int, heads: Sequence[int]) -> Iterator[Network]:
         _, x = network.around_first_norm(site, digits().train.images[:128])
-        query, key = _left(network, site)
-        parts = network.parts(site, heads[0])
-        names = ("query", "query_bias", "key", "key_bias")
-        tuned = {name: parts[name].clone().requires_grad_() for name in names}
-        optimizer = torch.optim.Adam(tuned.values(), lr=0.01)
-        for step in range(1, int(self.amounts[-1]) + 1):
-            with torch.enable_grad():
-                asked = x @ tuned["query"].T + tuned["query_bias"]
-                told = x @ tuned["key"].T + tuned["key_bias"]
-                logits = asked @ told.mT / network.site(site).head_dim ** 0.5
-                loss = -logits.log_softmax(-1)[:, query, key].mean()
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-            if step in self.amounts:
-                copy = network.copied()
-                copy.write(site, heads[0], **{name: part.detach() for name, part in tuned.items()})
-                yield copy
+        at, parts = network.site(site), network.parts(site, heads[0])
+        tokens = torch.arange(at.token_grid[0] * at.token_grid[1])
+        query = tokens[tokens % at.token_grid[1] > 0] + at.prefix_tokens  # tokens that have a left neighbour
+        tuned = {name: parts[name].requires_grad_() for name in ("query", "query_bias", "key", "key_bias")}
+
+        def loss() -> Tensor:
+            queries = x @ tuned["query"].T + tuned["query_bias"]
+            keys = x @ tuned["key"].T + tuned["key_bias"]
+            logits = queries @ keys.mT / at.head_dim**0.5
+            return -logits.log_softmax(-1)[:, query, query - 1].mean()
+
+        for _ in _steps(self.amounts, [*tuned.values()], loss, 0.01):
+            yield network.changed(site, heads[0], **{name: part.detach() for name, part in tuned.items()})
 
     def shown(self, network: Network, before: Network, site: int, heads: Sequence[int]) -> float:
         """Share of the movement of its write that noise on the left neighbour makes, of noise on all tokens."""
         stream, _ = network.around_first_norm(site, digits().verify.images[:8])
         moved = moved_by(network, site, heads[0], stream, torch.eye(stream.shape[-1]))
         return share_at(network.site(site), moved, 0, -1)
-
-
-def _left(network: Network, site: int) -> tuple[Tensor, Tensor]:
-    """Tokens that have a left neighbour, and those neighbours."""
-    at = network.site(site)
-    tokens = torch.arange(at.token_grid[0] * at.token_grid[1])
-    query = tokens[tokens % at.token_grid[1] > 0] + at.prefix_tokens
-    return query, query - 1
 
 
 class StandIn(Graft):
@@ -195,8 +167,7 @@ class StandIn(Graft):
     question = "do the two stand in for each other?"
     heads = 2
     signs: ClassVar = {"interaction": 1, "svcca": 1, "cka": 1, "weight_similarity": 1}
-    amounts = (5, 10, 20, 40, 80)
-    unit = "steps of tuning"
+    amounts = (5, 10, 20, 40, 80)  # steps of tuning
     low, high = 0.5, 2 / 3
 
     def grown(self, network: Network, site: int, heads: Sequence[int]) -> Iterator[Network]:
@@ -212,28 +183,25 @@ class StandIn(Graft):
             elif part.ndim == 2:
                 keep[part] = columns[None]
         tuned = [*keep, *(part for layer in mlp for part in layer.parameters())]
-        on = _switches(at.num_heads, at.head_dim, heads)  # (4, H * D): both, one, the other, neither
-        optimizer = torch.optim.Adam(tuned, lr=3e-3)
+        on = torch.ones(4, at.num_heads)  # in the rows both of the pair are on, one, the other, neither
+        on[[1, 3], heads[0]] = on[[2, 3], heads[1]] = 0
+        on = on.repeat_interleave(at.head_dim, 1)
         generator = torch.Generator().manual_seed(network.seed)
         gate = seam.point.register_forward_pre_hook(
             lambda _, args: (args[0] * on.repeat_interleave(len(args[0]) // 4, 0)[:, None],)
         )
-        for step in range(1, int(self.amounts[-1]) + 1):
+
+        def loss() -> Tensor:
             rows = torch.randint(len(seen.labels), (32,), generator=generator)
-            with torch.enable_grad():
-                logits = copy.model(seen.images[rows].repeat(4, 1, 1, 1))
-                losses = objective(logits, seen.labels[rows].repeat(4), "loss")
-                both, one, other, neither = losses.unflatten(0, (4, -1)).mean(1)
-                loss = both + one + other + (1.5 - neither).clamp(min=0)  # so many nats of loss without both are enough
-                optimizer.zero_grad()
-                slopes = torch.autograd.grad(loss, tuned)
-            for part, slope in zip(tuned, slopes, strict=True):
-                part.grad = slope * keep[part] if part in keep else slope
-            optimizer.step()
-            if step in self.amounts:
-                grown = copy.copied()
-                family_of(grown.model).seam(grown.model, at).point._forward_pre_hooks.clear()
-                yield grown
+            logits = copy.model(seen.images[rows].repeat(4, 1, 1, 1))
+            losses = objective(logits, seen.labels[rows].repeat(4), "loss")
+            both, one, other, neither = losses.unflatten(0, (4, -1)).mean(1)
+            return both + one + other + (1.5 - neither).clamp(min=0)  # so many nats of loss without both are enough
+
+        for _ in _steps(self.amounts, tuned, loss, 3e-3, keep):
+            grown = copy.copied()
+            family_of(grown.model).seam(grown.model, at).point._forward_pre_hooks.clear()
+            yield grown
         gate.remove()
 
     def shown(self, network: Network, before: Network, site: int, heads: Sequence[int]) -> float:
@@ -244,12 +212,23 @@ class StandIn(Graft):
         return max(0.0, 1 - alone / both) if both > 0.05 else 0.0
 
 
-def _switches(heads: int, width: int, pair: Sequence[int]) -> Tensor:
-    """(4, H * D) 1 or 0: all heads on, one of the pair off, the other one off, both off."""
-    on = torch.ones(4, heads)
-    on[[1, 3], pair[0]] = 0
-    on[[2, 3], pair[1]] = 0
-    return on.repeat_interleave(width, 1)
+def _steps(
+    amounts: Sequence[float],
+    tuned: Sequence[Tensor],
+    loss: Callable[[], Tensor],
+    rate: float,
+    keep: Mapping[Tensor, Tensor] = MappingProxyType({}),
+) -> Iterator[None]:
+    """Tune by Adam; pause after each number of steps in ``amounts``. keep: per tensor, the entries that may move."""
+    optimizer = torch.optim.Adam(tuned, lr=rate)
+    for step in range(1, int(amounts[-1]) + 1):
+        with torch.enable_grad():
+            slopes = torch.autograd.grad(loss(), tuned)
+        for part, slope in zip(tuned, slopes, strict=True):
+            part.grad = slope * keep[part] if part in keep else slope
+        optimizer.step()
+        if step in amounts:
+            yield
 
 
 def known_grafts() -> dict[str, Graft]:

@@ -26,29 +26,16 @@ SIZES: dict[str, Any] = dict(img_size=8, patch_size=2, embed_dim=48, depth=4, nu
 EPOCHS, AT_ONCE, RATE, DECAY = 12, 64, 3e-3, 0.05
 
 
-class Shown(NamedTuple):
-    """Images of digits. images: (B, 3, 8, 8), normalised. labels: (B,)."""
-
-    images: Tensor
-    labels: Tensor
-
-    def batch(self) -> Batch:
-        return Batch.whole(self.images, self.labels)
-
-    def some(self, rows: Tensor) -> Shown:
-        return Shown(self.images[rows], self.labels[rows])
-
-
 class Splits(NamedTuple):
-    """Splits of the digits.
+    """Splits of the digits, (B, 3, 8, 8) normalised.
 
     train: tunes the network and its grafts. verify, choose, look: a third of the test images each.
     """
 
-    train: Shown
-    verify: Shown
-    choose: Shown
-    look: Shown
+    train: Batch
+    verify: Batch
+    choose: Batch
+    look: Batch
 
 
 @functools.cache
@@ -59,11 +46,11 @@ def digits() -> Splits:
     for split, _, pixels in contents.images():
         images[split].append(torch.from_numpy(pixels).permute(2, 0, 1))
     train, test = (
-        Shown(torch.stack(images[split]).float() / 127.5 - 1, torch.from_numpy(contents.labels[split]))
+        Batch.whole(torch.stack(images[split]).float() / 127.5 - 1, torch.from_numpy(contents.labels[split]))
         for split in ("train", "test")
     )
     drawn = torch.randperm(len(test.labels), generator=torch.Generator().manual_seed(0))
-    return Splits(train, *(test.some(part) for part in drawn.chunk(3)))
+    return Splits(train, *(test.part(rows) for rows in drawn.chunk(3)))
 
 
 class Network(Opened):
@@ -90,6 +77,12 @@ class Network(Opened):
         other.model = copy.deepcopy(self.model)
         return other
 
+    def changed(self, site: int, head: int, **parts: Tensor) -> Network:
+        """Return a copy of the network with these parts of a head written anew; see ``write``."""
+        other = self.copied()
+        other.write(site, head, **parts)
+        return other
+
     def gated(self) -> nn.Module:
         """Its model with gates on its heads, for measures: a copy, so that this one stays bare."""
         model: nn.Module = copy.deepcopy(self.model)
@@ -107,7 +100,7 @@ class Network(Opened):
         return self.write_of(site, head, before)
 
 
-def _train(model: nn.Module, seen: Shown, epochs: int) -> None:
+def _train(model: nn.Module, seen: Batch, epochs: int) -> None:
     steps = epochs * (len(seen.labels) // AT_ONCE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=DECAY)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps)

@@ -1,4 +1,4 @@
-"""A plant: a head, or a pair of heads, whose function is known because its weights were written for it."""
+"""Heads whose function is known because their weights were made for it: what plants and grafts have in common."""
 
 import abc
 import re
@@ -25,19 +25,27 @@ SAME: Mapping[str, int] = {
 Kind = TypeVar("Kind")
 
 
-class Plant(abc.ABC):
-    """A subclass stands in plants.py; its name there is that of the plant.
+class Made(abc.ABC):
+    """Base of plants and grafts. A subclass is called as its class is: StandIn is the graft stand_in.
 
-    question: what a user would ask, e.g. "is it dead?". heads: how many make one plant, all of one layer.
-    signs: what each measure, or a column of it, is expected to say: +1 if planted heads have large values, -1 small.
-        Written down beforehand, from what the measure's docstring says; measures that are not named are read as +1.
-    like: plants that have the property too: they count neither for nor against a measure.
-    first: placed before others because few sites will do.
+    question: what a user would ask, e.g. "is it dead?". heads: how many make one, all of one layer.
+    signs: what each measure, or a column of it, is expected to say: +1 if these heads have large values, -1 small.
+        Written down beforehand, from what the measure's docstring says.
     """
 
     question: ClassVar[str]
     heads: ClassVar[int] = 1
     signs: ClassVar[Mapping[str, int]] = {}
+
+
+class Plant(Made):
+    """A head, or a pair of heads, written by hand; the subclasses stand in plants.py.
+
+    signs: measures that are not named are read as +1.
+    like: plants that have the property too: they count neither for nor against a measure.
+    first: placed before others because few sites will do.
+    """
+
     like: ClassVar[Sequence[str]] = ()
     first: ClassVar[bool] = False
 
@@ -105,13 +113,6 @@ def moved_by(model: Opened, site: int, head: int, before: Tensor, directions: Te
     written = model.write_of(site, head, nudged.flatten(0, 1)).unflatten(0, (tokens, -1))
     moved = (written - still).norm(dim=-1).mean(1).T
     return moved / moved.sum(-1, keepdim=True).clamp(min=1e-12)
-
-
-def from_offset(canvas: Canvas, site: int, head: int, down: int, across: int) -> float:
-    """The mean share of the head's write that moves with features of the token at an offset, as in ``share_at``."""
-    directions = canvas.rows(site, (*NOISES, *TEXTURES))
-    moved = moved_by(canvas, site, head, canvas.stream(site)[0][:2], directions)
-    return share_at(canvas.site(site), moved, down, across)
 
 
 def share_at(at: HeadSite, share: Tensor, down: int, across: int) -> float:

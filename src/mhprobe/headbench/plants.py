@@ -1,7 +1,4 @@
-"""Plants: heads of known function, a class each, and a model with every plant in it.
-
-A plant is called as its class is: SinkNoOp is the plant sink_no_op.
-"""
+"""Plants: heads of known function, a class each, and a model with every plant in it."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +8,7 @@ import torch
 
 from mhprobe.errors import UserError
 from mhprobe.headbench.canvas import CLASSES, EVIDENCE, MARKS, NOISES, SCRATCH, TEXTURES, Canvas, World, draw
-from mhprobe.headbench.plant import SAME, SILENT, Plant, by_name, carry, filler, from_offset
+from mhprobe.headbench.plant import SAME, SILENT, Plant, by_name, carry, filler, moved_by, share_at
 from mhprobe.heads import HeadSite
 
 
@@ -85,7 +82,9 @@ class Itself(Plant):
 
     def verified(self, canvas: Canvas, site: int, heads: Sequence[int]) -> bool:
         """Noise on that token, and on no other, moves the write."""
-        return from_offset(canvas, site, heads[0], *self.offset(canvas, site)) > 0.7
+        stream, directions = canvas.stream(site)[0][:2], canvas.rows(site, (*NOISES, *TEXTURES))
+        moved = moved_by(canvas, site, heads[0], stream, directions)
+        return share_at(canvas.site(site), moved, *self.offset(canvas, site)) > 0.7
 
 
 class Previous(Itself):

@@ -157,7 +157,7 @@ def _told(
 ) -> dict[str, Told]:
     """Return the scores of each detector for these heads, in its direction."""
     layout, splits = network.layout, digits()
-    columns, _ = measured(network.gated(), layout, makes, splits.look.batch(), splits.choose.batch())
+    columns, _ = measured(network.gated(), layout, makes, splits.look, splits.choose)
     found = {}
     for detector, direction in detectors.items():
         name, _, column = detector.partition(".")
