@@ -33,11 +33,11 @@ def test_even_attention_looks_as_far_as_the_mean_of_all_pairs():
     assert got["raw"].item() == pytest.approx(expected * 15 / 16, rel=1e-12)  # a sixteenth goes to the class token
 
 
-def test_the_uniform_line_of_raw_rows_counts_the_prefix_too():
+def test_raw_rows_spend_weight_on_all_of_the_prefix():
     layout = vit_layout(grid=(3, 5), prefix=3)
-    got = run(AttentionDistance(layout, renormalise=False), batch_of(*even(layout)))
-    torch.testing.assert_close(got["value"], got["uniform"])
-    torch.testing.assert_close(got["value"], got["renormalised"] * 15 / 18)
+    got = run(AttentionDistance(layout), batch_of(*even(layout)))
+    torch.testing.assert_close(got["value"], got["renormalised"])
+    torch.testing.assert_close(got["raw"], got["value"] * 15 / 18)
 
 
 def test_in_swin_even_attention_is_measured_inside_shift_regions():
@@ -64,14 +64,15 @@ def test_attention_on_the_class_token_shortens_raw_distances_only():
 
 
 @pytest.mark.parametrize("build", [tiny_vit, tiny_swin])  # this Swin is padded as well as shifted
-@pytest.mark.parametrize("renormalise", [True, False])
-def test_both_variants_agree_with_pairs_added_up_one_by_one(build, renormalise):
+def test_both_variants_agree_with_pairs_added_up_one_by_one(build):
     model = build().double()
     images = images_for(model, 2, dtype=torch.float64)
     layout = mhprobe.attach(model).layout
-    expected = oracle.distances(model, images, [(s.name, s.num_heads) for s in layout.sites], renormalise)
-    got = run(AttentionDistance(layout, renormalise=renormalise), mhprobe.record(model, images, needs={"attn"}))
-    torch.testing.assert_close(got["value"], expected, rtol=1e-10, atol=0)
+    sites = [(s.name, s.num_heads) for s in layout.sites]
+    got = run(AttentionDistance(layout), mhprobe.record(model, images, needs={"attn"}))
+    for column, renormalise in (("value", True), ("renormalised", True), ("raw", False)):
+        expected = oracle.distances(model, images, sites, renormalise)
+        torch.testing.assert_close(got[column], expected, rtol=1e-10, atol=0)
 
 
 def test_a_row_that_gives_patches_nothing_counts_as_zero():

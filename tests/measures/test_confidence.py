@@ -16,25 +16,22 @@ def test_a_head_that_puts_all_on_one_key_has_confidence_one():
 
 def test_even_attention_scores_the_column_uniform():
     for layout in (vit_layout(), swin_layout()):
-        for prefix_keys in (False, True):
-            got = run(Confidence(layout, prefix_keys=prefix_keys), batch_of(*even(layout)))
-            torch.testing.assert_close(got["value"], got["uniform"])
+        got = run(Confidence(layout), batch_of(*even(layout)))
+        torch.testing.assert_close(got["value"], got["uniform"])
+        torch.testing.assert_close(got["with_prefix"], got["uniform"])
     (first, second) = got["uniform"].tolist()
     # a shifted window is cut into regions: fewer keys, more for each; 4 windows of 16, 8, 8 and 4 keys
     assert first == 1 / 16 and second == (16 / 16 + 2 * 16 / 8 + 16 / 4) / 64
 
 
-def test_attention_to_the_class_token_is_no_confidence_unless_asked_for():
+def test_attention_to_the_class_token_is_no_confidence_but_a_column():
     layout = vit_layout(grid=(2, 2))
     attn = torch.full((1, 1, 1, 5, 5), 0.025, dtype=torch.float64)
     attn[..., 0] = 0.9  # all look at the class token
-    without = run(Confidence(layout), batch_of(attn))
-    allowed = run(Confidence(layout, prefix_keys=True), batch_of(attn))
-    assert torch.equal(without["value"], 0.025 * ONE)
-    torch.testing.assert_close(allowed["value"], 0.9 * ONE)
-    for got in (without, allowed):  # whichever is the value, both are told
-        assert torch.equal(got["without_prefix"], without["value"])
-        assert torch.equal(got["with_prefix"], allowed["value"])
+    got = run(Confidence(layout), batch_of(attn))
+    assert torch.equal(got["value"], 0.025 * ONE)
+    assert torch.equal(got["without_prefix"], got["value"])
+    torch.testing.assert_close(got["with_prefix"], 0.9 * ONE)
 
 
 def test_the_class_token_is_a_column_of_its_own_where_there_is_one():

@@ -193,7 +193,7 @@ def test_what_cannot_be_permuted_is_refused_in_one_line():
     free = HeadLayout((HeadSite("a", 0, 0, 2, D),))
     with pytest.raises(UserError, match="svcca: null is one of images, rolled, rows, got 'tokens'"):
         SVCCA(LAYOUT, null="tokens")
-    with pytest.raises(UserError, match="folds is at least 2, got 1"):
+    with pytest.raises(UserError, match="folds: expected a whole number of at least 2, got 1"):
         SVCCA(LAYOUT, folds=1)
     with pytest.raises(UserError, match="null=rolled rolls the grid of a, which is not fixed"):
         SVCCA(free, null="rolled")

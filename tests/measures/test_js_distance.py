@@ -120,7 +120,7 @@ def test_uneven_grids_and_wrong_options_are_refused_in_one_line():
     JSDistance(uneven, pairs="stage")
     with pytest.raises(UserError, match="js_distance: pairs is one of layer, stage, all, got 'block'"):
         JSDistance(uneven, pairs="block")
-    with pytest.raises(UserError, match="js_distance: clusters is at least 1, got 0"):
+    with pytest.raises(UserError, match="js_distance: clusters: expected a whole number of at least 1, got 0"):
         JSDistance(uneven, clusters=0)
 
 

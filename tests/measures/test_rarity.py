@@ -110,7 +110,7 @@ def test_without_codes_or_with_too_few_patches_it_says_what_to_do():
         measure.end_select()
     with pytest.raises(UserError, match="rarity: 0 different patches for 32 codes"):
         Rarity(layout).end_select()
-    with pytest.raises(UserError, match="rarity: patches is at least 32, got 10"):
+    with pytest.raises(UserError, match="rarity: patches: expected a whole number of at least 32, got 10"):
         Rarity(layout, patches=10)
     with pytest.raises(UserError, match="no images to take patches from"):
         Rarity(layout).select(batch_of(*even(layout)))

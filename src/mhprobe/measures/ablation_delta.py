@@ -78,13 +78,14 @@ class AblationDelta(PerClass, Paired):
         self.class_won.index_add_(1, labels, (~right & right_AV).long())
 
     def finish(self) -> dict[str, Tensor]:
+        p = mcnemar(self.lost, self.won)
         return {
             **self.losses(),
             **self.drops(),
             "lost": self.lost.clone(),
             "won": self.won.clone(),
-            "p": self.p(),
-            "p_holm": holm(self.p()),
+            "p": p,
+            "p_holm": holm(p),
             "accuracy": self.whole(),
             "by_class": mean_of(self.class_lost - self.class_won, self.class_images),
             "class_p_holm": holm(mcnemar(self.class_lost, self.class_won).flatten()).view_as(self.class_lost),

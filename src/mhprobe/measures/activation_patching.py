@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, whole_number
 from mhprobe.heads import Donors, HeadBatch, HeadLayout, Need, Patching
 from mhprobe.measures.base import Measure, MeasureWarning, counts, sums
 from mhprobe.measures.parts.hashing import Pool, image_numbers
@@ -83,8 +83,7 @@ class ActivationPatching(Measure):
         **kwargs: Any,
     ) -> None:
         super().__init__(layout, **kwargs)
-        if donors < 2:
-            raise UserError(f"{self.name}: donors is at least 2, got {donors}.")
+        whole_number(f"{self.name}: donors", donors, 2)
         self.estimates = tuple(estimates)
         if self.estimates[:1] not in (("exact",), ("atp",)):
             raise UserError(f"{self.name}: the first of estimates is exact or atp, got {list(self.estimates)}.")

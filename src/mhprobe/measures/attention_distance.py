@@ -6,12 +6,10 @@ image: their rows and columns are dropped. Raghu et al. leave the rest of a row 
 at the class token counts as looking near; here the rest is renormalised.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
+from mhprobe.heads import HeadBatch, HeadSite
 from mhprobe.measures.base import sums
 from mhprobe.measures.parts.image_sums import MeanOverImages
 from mhprobe.measures.parts.places import OfAttention, Piece, Places, over_support
@@ -19,12 +17,10 @@ from mhprobe.stats.intervals import SIZE
 
 
 class AttentionDistance(OfAttention, MeanOverImages):
-    """Mean attention distance: over patch queries, then images.
+    """Mean attention distance: over patch queries, then images; of rows that sum to 1 without prefix and padding keys.
 
-    renormalise: whether ``value`` is over rows made to sum to 1 without prefix (and padding) keys.
-
-    Columns, (A,) in input pixels, larger looks further: value, with low and high; renormalised, raw: both variants;
-    uniform: the value if attention were spread evenly over the same keys; whole: over the whole grid, whatever windows
+    Columns, (A,) in input pixels, larger looks further: value, with low and high; renormalised: the same; raw: of
+    rows left as they are; uniform: the value if attention were spread evenly over the same keys; whole: over the whole grid, whatever windows
     allow. A row that gives patches no weight at all counts as 0.
     """
 
@@ -35,37 +31,23 @@ class AttentionDistance(OfAttention, MeanOverImages):
     larger = "the head looks further"
     also = ("by_depth",)
 
-    total: Tensor = sums("A")  # over images and queries, renormalised
-    raw_total: Tensor = sums("A")  # the same of raw rows
-
-    def __init__(self, layout: HeadLayout, renormalise: bool = True, **kwargs: Any) -> None:
-        super().__init__(layout, **kwargs)
-        self.renormalise = renormalise
+    raw_total: Tensor = sums("A")  # over images and queries, of raw rows
 
     def look(self, piece: Piece, batch: HeadBatch) -> None:
         places, span = piece.places, piece.span
         raw_bWHQ = (piece.attn * places.distance[:, None]).sum(-1)
         mass_bWHQ = (piece.attn * places.patch_pairs[:, None]).sum(-1)
-        raw_bH = piece.of_images(raw_bWHQ, places.patch)
         renormalised_bWHQ = raw_bWHQ / mass_bWHQ.clamp(min=torch.finfo(torch.float64).tiny)
-        renormalised_bH = piece.of_images(renormalised_bWHQ, places.patch)
-        self.raw_total[span] += raw_bH.sum(0)
-        self.total[span] += renormalised_bH.sum(0)
-        of_value_bH = renormalised_bH if self.renormalise else raw_bH
-        self.add_images(span, of_value_bH, piece.counts(places.patch))
+        self.raw_total[span] += piece.of_images(raw_bWHQ, places.patch).sum(0)
+        self.add_images(span, piece.of_images(renormalised_bWHQ, places.patch), piece.counts(places.patch))
 
     def finish(self) -> dict[str, Tensor]:
-        queries, even = self.patch_queries, self.per_site(lambda site, p: over_support(p.distance, p.patch_pairs))
-        if not self.renormalise:
-            # a raw row also spends weight on prefix tokens, at no distance
-            even *= self.per_site(
-                lambda site, p: (p.patch_pairs.sum(-1) / p.pairs.sum(-1).clamp(min=1))[p.patch].mean()
-            )
+        queries = self.patch_queries
         return {
             **self.over_images(),
-            "renormalised": self.total / self.images / queries,
+            "renormalised": self.image_sums[0] / self.images / queries,
             "raw": self.raw_total / self.images / queries,
-            "uniform": even,
+            "uniform": self.per_site(lambda site, p: over_support(p.distance, p.patch_pairs)),
             "whole": self.per_site(_over_the_grid),
         }
 

@@ -68,8 +68,25 @@ class CircuitSpectrum(OfWeights):
         self.axes = {"singular": names, "cosine": names}
 
     def look(self, weights: Sequence[HeadWeights]) -> None:
-        for number, of_site in enumerate(weights):
-            self._take(number, HeadWeights(*(each.double() for each in of_site)))
+        for number, (site, of_site) in enumerate(zip(self.layout.sites, weights, strict=True)):
+            query, key, value, output = of_site = HeadWeights(*(each.double() for each in of_site))
+            for one, other in ((query, key), (value, output)):
+                if one.shape[2] != other.shape[2]:
+                    raise UserError(
+                        f"{self.name}: {site.name} reads {one.shape[2]} channels and scores or writes "
+                        f"{other.shape[2]}, expected as many: directions of two different spaces have no cosine. Leave "
+                        f"this measure out."
+                    )
+            span = self.layout.span(number)
+            self.channels[span] = query.shape[2]
+            if not all(each.isfinite().all() for each in of_site):
+                self.channels[span] = torch.nan  # not an error here: other ranks would wait for this one
+                continue
+            for circuit, (read, write) in enumerate(((query, key), (value, output))):
+                for kind, each in enumerate(modes_of(read, write)):
+                    self.modes[circuit, kind, span, : each.shape[-1]] = each
+            eigenvalues = torch.linalg.eigvals(output @ value.mT)  # of W_OV, but for zeros
+            self.eigenvalues[:, span] = torch.stack([eigenvalues.real.sum(-1), eigenvalues.abs().sum(-1)])
 
     def finish(self) -> dict[str, Tensor]:
         singular, cosine = (self.modes / self.models).unbind(1)  # each (2, A, K)
@@ -79,7 +96,8 @@ class CircuitSpectrum(OfWeights):
         spread = Z95 * _ratio(singular[own].norm(dim=-1), total[own]) / channels.sqrt()
         share = _ratio(singular, total[..., None])
         rank = torch.where(total > 0, torch.special.entr(share).sum(-1).exp(), 0)
-        missing = self._missing(singular.shape[-1])
+        width_A = torch.tensor([site.head_dim for _, _, site in self.layout], device=self.device)
+        missing = torch.arange(singular.shape[-1], device=self.device) >= width_A[:, None]  # (A, K) bool, of modes
         return {
             "value": value[own].clone(),
             "null": torch.zeros_like(value[own]),
@@ -91,31 +109,6 @@ class CircuitSpectrum(OfWeights):
             "singular": singular[own].masked_fill(missing, torch.nan),
             "cosine": cosine[own].masked_fill(missing, torch.nan),
         }
-
-    def _take(self, number: int, weights: HeadWeights) -> None:
-        span, site = self.layout.span(number), self.layout.sites[number]
-        query, key, value, output = weights
-        for one, other in ((query, key), (value, output)):
-            if one.shape[2] != other.shape[2]:
-                raise UserError(
-                    f"{self.name}: {site.name} reads {one.shape[2]} channels and scores or writes {other.shape[2]}, "
-                    f"expected as many: directions of two different spaces have no cosine. Leave this measure out."
-                )
-        self.channels[span] = query.shape[2]
-        if not all(each.isfinite().all() for each in weights):
-            self.channels[span] = torch.nan  # not an error here: other ranks would wait for this one
-            return
-        for circuit, (read, write) in enumerate(((query, key), (value, output))):
-            for kind, each in enumerate(modes_of(read, write)):
-                room = self.modes.shape[-1] - each.shape[-1]
-                self.modes[circuit, kind, span] = torch.nn.functional.pad(each, (0, room))
-        eigenvalues = torch.linalg.eigvals(output @ value.mT)  # of W_OV, but for zeros
-        self.eigenvalues[:, span] = torch.stack([eigenvalues.real.sum(-1), eigenvalues.abs().sum(-1)])
-
-    def _missing(self, modes: int) -> Tensor:
-        """(A, K) whether a head has no such mode."""
-        width_A = torch.tensor([site.head_dim for _, _, site in self.layout], device=self.device)
-        return torch.arange(modes, device=self.device) >= width_A[:, None]
 
 
 def modes_of(read: Tensor, write: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,11 +6,9 @@ without them: a head that looks at nothing but the class token is not confident.
 nothing tells their special tokens, so none is left out but the padding.
 """
 
-from typing import Any
-
 from torch import Tensor
 
-from mhprobe.heads import HeadBatch, HeadLayout
+from mhprobe.heads import HeadBatch
 from mhprobe.measures.base import sums
 from mhprobe.measures.parts.image_sums import MeanOverImages
 from mhprobe.measures.parts.places import OfAttention, Piece, over_queries
@@ -18,14 +16,13 @@ from mhprobe.stats.intervals import SHARE
 
 
 class Confidence(OfAttention, MeanOverImages):
-    """Mean over patch queries and images of the largest attention weight.
+    """Mean over patch queries and images of the largest attention weight on a patch.
 
-    prefix_keys: whether ``value`` (and class_query) may have its maximum on class, distillation and register tokens. In
-        Swin only keys of the query's own shift region count.
+    In Swin only keys of the query's own shift region count.
 
-    Columns, (A,) in [0, 1], larger is more certain: value, with low and high; without_prefix, with_prefix: both
-    variants; class_query: the value of the class token's own row, NaN without one; uniform: the value if attention were
-    spread evenly over all keys.
+    Columns, (A,) in [0, 1], larger is more certain: value, with low and high; without_prefix: the same; with_prefix:
+    the largest weight may also be on class, distillation and register tokens; class_query: the value of the class
+    token's own row, NaN without one; uniform: the value if attention were spread evenly over all keys.
     """
 
     fooled_by = "seen: a sink at the class token: special keys are left out, and the head looks spread out"
@@ -35,14 +32,9 @@ class Confidence(OfAttention, MeanOverImages):
     larger = "the head is more certain where to look"
     also = ("by_depth",)
 
-    total: Tensor = sums("A")  # over images and patch queries, maximum over patch keys
-    prefix_total: Tensor = sums("A")  # the same, maximum over all keys
+    prefix_total: Tensor = sums("A")  # over images and patch queries, maximum over all keys
     class_total: Tensor = sums("A")  # over images of the class token's row
     even: Tensor = sums("A")  # over images and patch queries of one over their number of keys
-
-    def __init__(self, layout: HeadLayout, prefix_keys: bool = False, **kwargs: Any) -> None:
-        super().__init__(layout, **kwargs)
-        self.prefix_keys = prefix_keys
 
     def look(self, piece: Piece, batch: HeadBatch) -> None:
         places, span = piece.places, piece.span
@@ -51,17 +43,15 @@ class Confidence(OfAttention, MeanOverImages):
         patch_bWHQ = (piece.attn * patch_keys[:, None]).amax(-1)
         all_bWHQ = (piece.attn * places.pairs[:, None]).amax(-1)
         self.even[span] += len(patch_bWHQ) * (1 / places.pairs.sum(-1).double())[places.patch].sum()
-        patch_bH, all_bH = (piece.of_images(largest, places.patch) for largest in (patch_bWHQ, all_bWHQ))
-        self.total[span] += patch_bH.sum(0)
-        self.prefix_total[span] += all_bH.sum(0)
-        self.add_images(span, all_bH if self.prefix_keys else patch_bH, piece.counts(places.patch))
-        self.class_total[span] += over_queries(all_bWHQ if self.prefix_keys else patch_bWHQ, places.is_class)
+        self.prefix_total[span] += piece.of_images(all_bWHQ, places.patch).sum(0)
+        self.add_images(span, piece.of_images(patch_bWHQ, places.patch), piece.counts(places.patch))
+        self.class_total[span] += over_queries(patch_bWHQ, places.is_class)
 
     def finish(self) -> dict[str, Tensor]:
         queries = self.image_sums[1]
         return {
             **self.over_images(),
-            "without_prefix": self.total / queries,
+            "without_prefix": self.image_sums[0] / queries,
             "with_prefix": self.prefix_total / queries,
             "class_query": self.of_class(self.class_total),
             "uniform": self.even / queries,

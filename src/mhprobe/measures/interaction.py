@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mhprobe import ranks
-from mhprobe.errors import UserError, one_of, quoted
+from mhprobe.errors import UserError, one_of, whole_number
 from mhprobe.heads import Ablation, HeadBatch, HeadLayout, Need
 from mhprobe.measures.base import Measure, sums
 from mhprobe.measures.parts.losses import gate_slopes, outcomes_of
@@ -67,8 +67,8 @@ class Interaction(Measure):
         one_of(self.name, "which", which, Which)
         if heads is not None and pairs is not None:
             raise UserError("interaction: give heads (all pairs among them) or pairs (exactly these), not both.")
-        if heads is None and pairs is None and not (type(top_k) is int and top_k >= 2):
-            raise UserError(f"interaction: top_k is a whole number of at least 2, got {quoted(top_k)}.")
+        if heads is None and pairs is None:
+            whole_number("interaction: top_k", top_k, 2)
         self.which = which
         if pairs is not None:
             named = _checked_pairs(pairs)

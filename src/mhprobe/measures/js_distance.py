@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, whole_number
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.parts.embedding import cluster, embed, layer_ratio
 from mhprobe.measures.parts.hashing import Pool, image_numbers, numbers_in
@@ -80,8 +80,7 @@ class JSDistance(MeanOverImages):
     ) -> None:
         super().__init__(layout, **kwargs)
         for option, got in (("clusters", clusters), ("permutations", permutations)):
-            if got < 1:
-                raise UserError(f"js_distance: {option} is at least 1, got {got}.")
+            whole_number(f"js_distance: {option}", got, 1)
         if null_images < 0 or null_images == 1:
             raise UserError(f"js_distance: null_images is 0, or at least 2, got {null_images}.")
         self.within = SIZE if clark else SHARE

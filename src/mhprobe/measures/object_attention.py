@@ -106,7 +106,9 @@ class ObjectAttention(Measure):
         tokens_WK, pairs_WQK = places.token - site.prefix_tokens, places.patch_pairs
         shown_BWK = shown_BT[:, tokens_WK.clamp(min=0)]
         self._overall(span, site, attn_BWHQK, shown_BWK, half_B)
-        offsets_WQK = _offsets(tokens_WK, site.token_grid)
+        height, width = site.token_grid
+        down_WQK, right_WQK = places.steps.unbind(-1)
+        offsets_WQK = (down_WQK + height - 1) * (2 * width - 1) + right_WQK + width - 1  # a number for each
         others_WQK = pairs_WQK & ~torch.eye(pairs_WQK.shape[-1], dtype=torch.bool, device=pairs_WQK.device)
         step = max(1, _CHUNK // (others_WQK.numel() * attn_BWHQK.shape[2]))
         chunks = list(zip(attn_BWHQK.split(step), shown_BWK.split(step), half_B.split(step), strict=True))
@@ -237,10 +239,3 @@ def patches(objects: Tensor, grid: tuple[int, int], pixels: tuple[float, float])
     one_BPK = torch.nn.functional.one_hot(objects.flatten(1), kinds)
     counts_BTK.index_add_(1, cell_P, one_BPK)
     return counts_BTK.argmax(-1)
-
-
-def _offsets(tokens_WK: Tensor, grid: tuple[int, int]) -> Tensor:
-    """(W, Q, K) a number for (rows, columns) from query to key; where there is no token, any number."""
-    down, right = tokens_WK.clamp(min=0) // grid[1], tokens_WK.clamp(min=0) % grid[1]
-    d, r = (part[:, None, :] - part[:, :, None] for part in (down, right))
-    return (d + grid[0] - 1) * (2 * grid[1] - 1) + r + grid[1] - 1

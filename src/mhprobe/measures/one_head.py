@@ -13,7 +13,7 @@ from mhprobe.heads import Ablation, HeadBatch, HeadLayout
 from mhprobe.measures.base import counts, mean_of, sums
 from mhprobe.measures.parts.losses import outcomes_of
 from mhprobe.measures.parts.paired import Paired
-from mhprobe.stats.significance import wilson
+from mhprobe.stats.significance import mcnemar, wilson
 
 
 class OneHead(Paired):
@@ -71,7 +71,7 @@ class OneHead(Paired):
             "chosen": self._best(self.seen_right, self.seen_loss) if seen else torch.zeros_like(right),
             "test_best": self._best(right, -self.rise),
             **self.drops(),
-            "p": self.p(),
+            "p": mcnemar(self.lost, self.won),
             "whole": self.whole(),
         }
 

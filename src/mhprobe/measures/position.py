@@ -145,4 +145,4 @@ def _offsets(site: HeadSite, device: torch.device) -> Tensor:
     """(W, Q, K, 2) rows and columns from query to key; 0 for pairs that may not attend to each other."""
     with torch.inference_mode(False):
         places = places_of(site, device)
-        return (places.cell[:, None] - places.cell[:, :, None]) * places.patch_pairs[..., None]
+        return places.steps * places.patch_pairs[..., None]

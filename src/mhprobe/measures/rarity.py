@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, whole_number
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import sums
 from mhprobe.measures.parts.hashing import Pool, image_numbers, mixed
@@ -60,8 +60,7 @@ class Rarity(OfAttention, MeanOverImages):
     def __init__(self, layout: HeadLayout, codes: int = 32, patches: int = 4096, cells: int = 4, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
         for option, got, least in (("codes", codes, 2), ("patches", patches, codes), ("cells", cells, 1)):
-            if got < least:
-                raise UserError(f"rarity: {option} is at least {least}, got {got}.")
+            whole_number(f"rarity: {option}", got, least)
         self.num_codes = codes
         self.patches = patches
         self.cells = cells
@@ -164,13 +163,7 @@ def patches_of(images: Tensor, site: HeadSite, cells: int) -> Tensor:
     missing = (0, max(0, width * across - images.shape[-1]), 0, max(0, height * down - images.shape[-2]))
     images = torch.nn.functional.pad(images.float(), missing, mode="replicate")[..., : height * down, : width * across]
     fields = torch.nn.functional.adaptive_avg_pool2d(images, (height * cells, width * cells))
-    return (
-        fields.unflatten(-2, (height, cells))
-        .unflatten(-1, (width, cells))
-        .permute(0, 2, 4, 1, 3, 5)
-        .flatten(3)
-        .flatten(1, 2)
-    )
+    return torch.nn.functional.pixel_unshuffle(fields, cells).flatten(2).mT
 
 
 def numbers_of(patches: Tensor) -> Tensor:

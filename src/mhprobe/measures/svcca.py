@@ -40,7 +40,8 @@ class SVCCA(PairMeasure):
         super().__init__(layout, pairs, **kwargs)
         if not 0 < variance <= 1:
             raise UserError(f"{self.name}: variance is a share above 0 and at most 1, got {variance}.")
-        self.axes = canonical.axes(layout)
+        names = [f"rho_{number + 1}" for number in range(max(site.head_dim for site in layout.sites))]
+        self.axes = {"rho": names, "null_rho": names}
         self.variance = variance
 
     def compare(self, heads: Parts) -> dict[str, Tensor]:

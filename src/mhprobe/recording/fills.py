@@ -51,15 +51,6 @@ class _Moments(NamedTuple):
     square: Tensor
 
 
-class _Some(NamedTuple):
-    """This rank's part of a few images that were drawn by their pixels, in the order of ``keys``."""
-
-    images: Tensor
-    labels: Tensor | None
-    numbers: list[int]
-    keys: list[int]
-
-
 def find_fill(model: nn.Module, name: FillName, batches: Walk) -> Fill | None:
     """Find the fill of each head of ``model``; None for zero. A collective.
 
@@ -85,31 +76,28 @@ def mean_per_position(model: nn.Module, batches: Walk) -> Fill:
 
 def resample(model: nn.Module, batches: Walk) -> Fill:
     """The heads' outputs on a few images, one of which stands in; never the image itself."""
-    some = _some(batches, DONORS)
-    sites = _outputs(model, some.images) if len(some.images) else []
-    named = enumerate(zip(some.keys, some.numbers, strict=True))
-    mine = [(key, number, [site[i].cpu() for site in sites]) for i, (key, number) in named]
-    everyone = sorted((each for part in ranks.gather(mine) for each in part), key=lambda each: each[0])
-    if len(everyone) < 2:
-        raise UserError(f"fill=resample: takes another image's output, got {len(everyone)} images to take it from.")
+    images, numbers, _ = _drawn(batches, DONORS)
+    if len(images) < 2:
+        raise UserError(f"fill=resample: takes another image's output, got {len(images)} images to take it from.")
     device = next(model.parameters()).device
-    stacked = [torch.stack(rows).to(device) for rows in zip(*(rows for _, _, rows in everyone), strict=True)]
-    return Donors(tuple(stacked), torch.tensor([number for _, number, _ in everyone], device=device))
+    return Donors(tuple(_outputs(model, images.to(device))), numbers.to(device))
 
 
 def optimal(model: nn.Module, batches: Walk) -> Fill:
     """A constant per head, each fitted while that head alone is off."""
     layout, moments = gates_of(model).layout, _moments(model, batches)
-    some, best = _some(batches, FITTED), [site.clone() for site in _even(layout, moments).sites]
-    if some.labels is None:
+    images, _, labels = _drawn(batches, FITTED)
+    if labels is None:
         raise UserError("fill=optimal: is fitted to the loss, so it needs labels, and there are none. Use fill=mean.")
+    mine = slice(ranks.rank(), None, ranks.size())
+    best = [site.clone() for site in _even(layout, moments).sites]
     spread = _spread(layout, moments)
     with inspecting(model, gradients=True):
         constants = [site.clone().requires_grad_() for site in best]
         descent = torch.optim.Adam([{"params": [c], "scale": s} for c, s in zip(constants, spread, strict=True)], lr=1)
         least_A = torch.full((layout.num_heads,), math.inf, dtype=torch.float64, device=best[0].device)
         for step in range(STEPS):
-            loss_A = _descend(model, some, constants)
+            loss_A = _descend(model, images[mine], labels[mine], constants)
             better_A = loss_A < least_A
             least_A = torch.where(better_A, loss_A, least_A)
             for number, site in enumerate(layout.sites):
@@ -193,42 +181,43 @@ def _spread(layout: HeadLayout, moments: list[_Moments]) -> list[float]:
     return [float((square_C - mean_C.square()).clamp(min=0).mean().sqrt()) for mean_C, square_C in means]
 
 
-def _some(batches: Walk, count: int) -> _Some:
-    """Choose ``count`` images of all ranks' together, each once: the lowest numbers after mixing."""
+def _drawn(batches: Walk, count: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Draw ``count`` images of all ranks' together, by their pixels alone. A collective.
+
+    (n, ...) the images, (n,) their numbers (see ``image_numbers``) and (n,) labels, None where there are none.
+    """
     pool, labelled = Pool(count), True
     for batch in batches():
         images, labelled = batch.images[batch.valid], labelled and batch.labels is not None
         numbers = image_numbers(images)
         pool.add(mixed(numbers ^ 1), [images, numbers, batch.labels[batch.valid] if labelled else numbers])
-    keys, *parts = pool.held
-    everyone = ranks.gather(keys.tolist())
-    before = {key for part in everyone[: ranks.rank()] for key in part}
-    lowest = set(sorted({key for part in everyone for key in part})[:count]) - before
-    mine = [place for place, key in enumerate(keys.tolist()) if key in lowest]
-    images, numbers, labels = (part[mine] for part in parts or [torch.empty(0, dtype=torch.long)] * 3)
-    return _Some(images, labels.cpu() if labelled else None, numbers.tolist(), keys[mine].tolist())
+    pool.gather()
+    images, numbers, labels = pool.held[1:] or [torch.empty(0, dtype=torch.long)] * 3
+    return images, numbers, labels if all(ranks.gather(labelled)) else None
 
 
-def _descend(model: nn.Module, some: _Some, constants: list[Tensor]) -> Tensor:
-    """(A,) mean loss with one head at its constant, and the constants' slopes along it; the same on all ranks."""
+def _descend(model: nn.Module, images_n: Tensor, labels_n: Tensor, constants: list[Tensor]) -> Tensor:
+    """(A,) mean loss with one head at its constant, and the constants' slopes along it; the same on all ranks.
+
+    images, labels: of this rank.
+    """
     gates = gates_of(model)
     present_A, device = gates.effective().detach(), gates.values.device
     loss_A = torch.zeros(len(present_A), dtype=torch.float64, device=device)
     slopes = [torch.zeros_like(each) for each in constants]
-    assert some.labels is not None
     heads, size = torch.arange(len(present_A), device=device), 16
-    for start in range(0, len(some.images), size):
-        images, labels = usable(some.images[start : start + size]), some.labels[start : start + size].to(device)
+    for start in range(0, len(images_n), size):
+        images, labels = (part[start : start + size].to(device) for part in (images_n, labels_n))
         for off in heads.split(max(1, ABREAST // len(images))):
             values = present_A.repeat(len(off), 1)
             values[torch.arange(len(off)), off] = 0
             with gates.side_by_side(values, fill=Fill(tuple(constants))):
-                logits = logits_of(model(torch.cat([images] * len(off))))
+                logits = logits_of(model(torch.cat([usable(images)] * len(off))))
             _, losses = outcomes(logits.unflatten(0, (len(off), -1)), labels)
             for slope, found in zip(slopes, torch.autograd.grad(losses.sum(), constants), strict=True):
                 slope += found
             loss_A[off] += losses.detach().sum(1)
-    images_seen = ranks.total(torch.tensor(float(len(some.images)), dtype=torch.float64, device=device))
+    images_seen = ranks.total(torch.tensor(float(len(images_n)), dtype=torch.float64, device=device))
     for constant, slope in zip(constants, slopes, strict=True):
         constant.grad = ranks.total(slope) / images_seen.to(slope)
     return ranks.total(loss_A) / images_seen

@@ -20,16 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mhprobe.heads import HeadLayout
 from mhprobe.measures.parts.moments import Parts
 
 Average = Callable[[Tensor], Tensor]
-
-
-def axes(layout: HeadLayout) -> dict[str, list[str]]:
-    """Return the columns' names of correlations: by their index, from the largest."""
-    names = [f"rho_{number + 1}" for number in range(max(site.head_dim for site in layout.sites))]
-    return {"rho": names, "null_rho": names}
 
 
 def leading(heads: Parts, variance: float) -> Tensor:

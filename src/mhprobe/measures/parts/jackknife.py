@@ -61,18 +61,14 @@ def jackknife(
 
     without: fold -> the value of all images but those of the fold. images: (J,) int64 how many each has.
     """
-    error, freedom = jackknife_error(value, without, images_J)
-    low, high = interval(value, error, freedom, within)
-    return {"value": value, "low": low, "high": high}
-
-
-def jackknife_error(value: Tensor, without: Callable[[int], Tensor], images_J: Tensor) -> tuple[Tensor, int]:
-    """Standard error of ``value`` and its degrees of freedom. Arguments as of ``jackknife``."""
     images = int(images_J.sum())
     held = [(fold, images / m) for fold, m in enumerate(images_J.tolist()) if 0 < m < images]
     if len(held) < FEWEST:
-        return torch.full_like(value, torch.nan), 0
+        nothing = torch.full_like(value, torch.nan)
+        return {"value": value, "low": nothing, "high": nothing.clone()}
     moved = [(without(fold) - value, h) for fold, h in held]  # v - (h - 1) of it is the pseudo-value
     centre = sum(((1 - 1 / h) * by for by, h in moved), torch.zeros_like(value))
     squares = [((h - 1) * by - centre).square() / (h - 1) for by, h in moved]
-    return (sum(squares, torch.zeros_like(value)) / len(held)).sqrt(), len(held) - 1
+    error = (sum(squares, torch.zeros_like(value)) / len(held)).sqrt()
+    low, high = interval(value, error, len(held) - 1, within)
+    return {"value": value, "low": low, "high": high}

@@ -61,7 +61,7 @@ def _fixed(site: HeadSite, device: torch.device) -> dict[str, Tensor]:
     with torch.inference_mode(False):
         places = places_of(site, device)
         token, pairs, patches = places.token, places.pairs, places.patch_pairs
-        step_down, step_across = (places.cell[:, None] - places.cell[:, :, None]).unbind(-1)
+        step_down, step_across = places.steps.unbind(-1)
         down, across = step_down.abs(), step_across.abs()
         directions = {n: patches & (step_down == y) & (step_across == x) for n, (y, x) in DIRECTIONS.items()}
         last = torch.tensor(site.token_grid, device=device) - 1

@@ -19,7 +19,7 @@ from mhprobe.heads import Ablation, HeadBatch
 from mhprobe.measures.base import Measure, counts, sums
 from mhprobe.measures.parts.hashing import mixed, numbers_in
 from mhprobe.measures.parts.losses import outcomes_of
-from mhprobe.stats.significance import mcnemar, paired_difference, standard_error
+from mhprobe.stats.significance import paired_difference, standard_error
 
 RESAMPLES = 1000
 _GOLDEN = 0x9E3779B97F4A7C1  # an odd number: resamples lie far apart before they are mixed
@@ -67,10 +67,6 @@ class Paired(Measure):
         """Columns drop, drop_low and drop_high: share right with all heads - share right under the mask."""
         low, high = paired_difference(self.both, self.lost, self.won, self.images)
         return {"drop": (self.lost - self.won).double() / self.images, "drop_low": low, "drop_high": high}
-
-    def p(self) -> Tensor:
-        """(A,) exact McNemar of right under the mask against right with all heads."""
-        return mcnemar(self.lost, self.won)
 
     def whole(self) -> Tensor:
         """() accuracy with all heads."""

@@ -20,7 +20,7 @@ from torch import Tensor
 from torchmetrics.utilities import rank_zero_warn
 
 from mhprobe import ranks
-from mhprobe.errors import UserError, one_of
+from mhprobe.errors import UserError, one_of, whole_number
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure, MeasureWarning
 from mhprobe.measures.parts.folds import Folds, Null, Rows, declare, declared, sums_of
@@ -86,8 +86,7 @@ class Similarity(Measure):
         super().__init__(layout, **kwargs)
         one_of(self.name, "null", null, Null)
         for option, got, least in (("null_draws", null_draws, 1), ("folds", folds, 2)):
-            if got < least:
-                raise UserError(f"{self.name}: {option} is at least {least}, got {got}.")
+            whole_number(f"{self.name}: {option}", got, least)
         if null != "images":
             self.label = f"{self.label}; null={null}"
         self.null, self.null_draws, self.seed, self.folds, self.interval = null, null_draws, seed, folds, interval

@@ -53,6 +53,11 @@ class Places(NamedTuple):
         """(W, K) bool: the first token, of a site that has a class token."""
         return (self.token == 0) & ~self.patch
 
+    @property
+    def steps(self) -> Tensor:
+        """(W, Q, K, 2) rows and columns from the query to the key; any numbers where no grid token stands."""
+        return self.cell[:, None] - self.cell[:, :, None]
+
 
 @functools.lru_cache(maxsize=256)
 def places_of(site: HeadSite, device: torch.device) -> Places:
