@@ -19,9 +19,9 @@ from mhprobe.stats.intervals import SIZE
 class AttentionDistance(OfAttention, MeanOverImages):
     """Mean attention distance: over patch queries, then images; of rows that sum to 1 without prefix and padding keys.
 
-    Columns, (A,) in input pixels, larger looks further: value, with low and high; renormalised: the same; raw: of
-    rows left as they are; uniform: the value if attention were spread evenly over the same keys; whole: over the whole grid, whatever windows
-    allow. A row that gives patches no weight at all counts as 0.
+    Columns, (A,) in input pixels, larger looks further: value, with low and high; renormalised: the same; raw: of rows
+    left as they are; uniform: the value if attention were spread evenly over the same keys; whole: over the whole grid,
+    whatever windows allow. A row that gives patches no weight at all counts as 0.
     """
 
     fooled_by = "by definition: a head that looks next to itself and far away has the mean of one that looks halfway"
