@@ -1,8 +1,4 @@
-"""Records of the heads on a batch, and names of what can be recorded.
-
-Shapes: B images, T tokens (prefix tokens first, then the grid in raster order), H heads of one site, D head width,
-C classes, M masks.
-"""
+"""Records of the heads on a batch, and names of what can be recorded."""
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, fields, replace

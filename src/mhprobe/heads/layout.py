@@ -7,9 +7,6 @@ stages, 138 in all.
 
 A neuron of an MLP is the same noun: a slice of width 1 of what enters the MLP's last linear layer. A site says by its
 ``kind`` which of the two its units are. In a layout with both the heads come first, so they keep their numbers.
-
-Shapes: T tokens (prefix tokens first, then the grid in raster order), K places of a window, H heads of one site,
-A heads of all sites.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ Sun et al., 2023, "A Simple and Effective Pruning Approach for Large Language Mo
 weight by |W_ij| * ||X_j||_2, where X_j is channel j of the layer's input over all tokens. Here a unit takes the L2 norm
 of the scores of all its weights in W_O (of a neuron: in the MLP's last layer), with the mean over tokens in place of
 the sum. It needs neither labels nor gradients.
-
-Shapes: B images, T tokens, H units of one site, D width, C channels of the stream, A units of all sites.
 """
 
 from torch import Tensor

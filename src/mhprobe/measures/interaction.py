@@ -21,8 +21,8 @@ from mhprobe.errors import UserError, one_of, whole_number
 from mhprobe.heads import Ablation, HeadBatch, HeadLayout, Need
 from mhprobe.measures.base import Measure, sums
 from mhprobe.measures.parts.losses import gate_slopes, outcomes_of
-from mhprobe.stats.intervals import interval
-from mhprobe.stats.significance import holm, standard_error, two_sided
+from mhprobe.stats.intervals import of_mean
+from mhprobe.stats.significance import holm, two_sided
 
 Which = Literal["most", "least"]
 
@@ -106,12 +106,11 @@ class Interaction(Measure):
         self.alone += alone_KB.sum(1)
 
     def finish(self) -> dict[str, Tensor]:
-        mean, error = self.total / self.images, standard_error(self.total, self.square, self.images)
-        low, high = interval(mean, error, int(self.images) - 1)
+        of_pairs = of_mean(self.total, self.square, self.images)
         alone = self.total.new_full((self.layout.num_heads,), torch.nan)
         alone[list(self.heads)] = self.alone / self.images
-        of_pairs = {"value": mean, "standard_error": error, "low": low, "high": high}
-        of_pairs |= {"p_holm": holm(two_sided(mean, error, self.images - 1)), "both": self.both / self.images}
+        p = two_sided(of_pairs["value"], of_pairs["standard_error"], self.images - 1)
+        of_pairs |= {"p_holm": holm(p), "both": self.both / self.images}
         return {**{name: self._matrix(values_P) for name, values_P in of_pairs.items()}, "alone": alone}
 
     def _look_at(self, pairs: list[tuple[int, int]]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from mhprobe.heads import HeadBatch, wide
 from mhprobe.measures.base import mean_of, sums
 from mhprobe.measures.parts.losses import PerClass, labels_of
-from mhprobe.stats.intervals import interval
+from mhprobe.stats.intervals import of_mean
 from mhprobe.stats.significance import holm, standard_error, two_sided
 
 LEVEL = 0.05  # of the tests, over all heads and classes
@@ -82,15 +82,10 @@ class LogitAttribution(PerClass):
 
     def finish(self) -> dict[str, Tensor]:
         images = self.images
-        value, error = self.total / images, standard_error(self.total, self.square, images)
-        low, high = interval(value, error, int(images) - 1, self.within)
         own, p = mean_of(self.class_total, self.class_images), self._p()
         worst, number = own.nan_to_num(torch.inf).min(1)
         return {
-            "value": value,
-            "standard_error": error,
-            "low": low,
-            "high": high,
+            **of_mean(self.total, self.square, images, self.within),
             "size": self.size / images,
             "worst": worst,
             "worst_class": number,

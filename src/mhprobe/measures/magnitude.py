@@ -4,8 +4,6 @@ The oldest score of pruning, and the one that no image is needed for (Li et al.,
 ConvNets", arXiv 1608.08710, by the L1 norm of a filter). Here it is the L2 norm of everything that a removal takes: a
 head's rows of W_Q, W_K and W_V and its columns of W_O, a neuron's rows and its column, as the groups of Fang et al.,
 2023, "DepGraph", arXiv 2301.12900. Layer scale is in the columns; biases are left out.
-
-Shapes: H units of one site, A units of all sites.
 """
 
 from collections.abc import Sequence

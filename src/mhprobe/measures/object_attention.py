@@ -25,7 +25,7 @@ from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure, counts, mean_of, sums
 from mhprobe.measures.parts.hashing import numbers_in
 from mhprobe.measures.parts.places import attention_of, places_of, where_site
-from mhprobe.stats.intervals import SHARE, interval
+from mhprobe.stats.intervals import SHARE, of_mean
 from mhprobe.stats.significance import Z95, standard_error
 
 # what the query shows, what the key shows (0: ground; other numbers: objects) -> whether the relation holds
@@ -151,18 +151,14 @@ class ObjectAttention(Measure):
             self.cls[span] += on_BWK[:, 0].gather(1, row_BHK.argmax(-1)).sum(0)
 
     def finish(self) -> dict[str, Tensor]:
-        value = self.share.sum(0) / self.images
-        error = standard_error(self.share.sum(0), self.square.sum(0), self.images)
-        low, high = interval(value, error, int(self.images) - 1, self.within)
-        site_of_head = torch.tensor([number for number, _, _ in self.layout], device=value.device)
+        value = of_mean(self.share.sum(0), self.square.sum(0), self.images, self.within)
+        site_of_head = torch.tensor([number for number, _, _ in self.layout], device=self.device)
         possible_SR = self.possible.sum(0).double()
         offset, held, down, right = (
             torch.stack(parts)[site_of_head] for parts in zip(*self._best_offsets(), strict=True)
         )
         return {
-            "value": value,
-            "low": low,
-            "high": high,
+            **{name: value[name] for name in ("value", "low", "high")},
             "chance": self.chance / self.images,
             "mass": self.mass / self.images,
             "cls": where_site(self.layout, self.cls / self.images, lambda site: site.class_token),

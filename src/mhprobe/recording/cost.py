@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Collection
 from typing import Any
 
-import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -13,6 +12,7 @@ from mhprobe.data.batch import Batch
 from mhprobe.heads import Ablation, Need
 from mhprobe.recording.outputs import Of
 from mhprobe.recording.record import record
+from mhprobe.recording.state import inspecting
 
 IMAGES = 4  # enough to count: operations are proportional to images
 
@@ -24,13 +24,8 @@ def forward_equivalents(model: nn.Module, batch: Batch, needs: Collection[Need],
     measures compute from what was recorded. of: what slopes are taken of.
     """
     images, labels = batch.images[:IMAGES], None if batch.labels is None else batch.labels[:IMAGES]
-    training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode(False), torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            plain = operations(lambda: model(images))
-    finally:
-        model.train(training)
+    with inspecting(model, gradients=False):
+        plain = operations(lambda: model(images))
     masked = {dataclasses.replace(need, fill="zero") if isinstance(need, Ablation) else need for need in needs}
     return operations(lambda: record(model, images, labels, masked, of=of)) / plain  # what stands in costs no product
 

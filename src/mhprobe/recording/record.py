@@ -6,8 +6,6 @@ silently ignored), in eval mode, with the weights frozen: the backward pass then
 
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -71,6 +69,7 @@ def record(
             grad, attn_grad = taps.slopes(objective(logits, labels, of).sum())
     count, z, family = len(images), _per_head(layout, taps.heads, len(images)), family_of(taps.backbone)
     clean = Run(images, taps.heads, logits.detach())
+    relevant = {need: relevances(model, images, labels, need) for need in needs if isinstance(need, Relevance)}
     return HeadBatch(
         z=z,
         grad=None if grad is None else _per_head(layout, grad, count),
@@ -81,25 +80,15 @@ def record(
         direct=direct_logits(model, z, taps.stream or (), logits.detach()) if "direct" in named else None,
         ablated=_ablated(model, layout, images, needs, {"zero": None, **fills}),
         patched={need: patched(model, clean, labels, objects, need) for need in needs if isinstance(need, Patching)},
-        **_relevances(model, layout, images, labels, needs),
+        relevance={need: _per_head(layout, each.heads, count) for need, each in relevant.items()},
+        explained={need: each.explained for need, each in relevant.items()},
+        skipped={need: each.skipped for need, each in relevant.items()},
         logits=logits.detach(),
         labels=labels,
         valid=torch.ones(count, dtype=torch.bool, device=logits.device) if valid is None else valid,
         images=images,
         objects=objects,
     )
-
-
-def _relevances(
-    model: nn.Module, layout: HeadLayout, images: Tensor, labels: Tensor | None, needs: Collection[Need]
-) -> dict[str, dict[Relevance, Any]]:
-    """By Relevance: each head's relevance, the explained logit, and what went past the blocks' heads."""
-    found = {need: relevances(model, images, labels, need) for need in needs if isinstance(need, Relevance)}
-    return {
-        "relevance": {need: _per_head(layout, each.heads, len(images)) for need, each in found.items()},
-        "explained": {need: each.explained for need, each in found.items()},
-        "skipped": {need: each.skipped for need, each in found.items()},
-    }
 
 
 def _check(model: nn.Module, named: set[str], sloped: bool, of: str) -> None:

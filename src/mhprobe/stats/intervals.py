@@ -15,7 +15,7 @@ import math
 import torch
 from torch import Tensor
 
-from mhprobe.stats.significance import t_quantile, two_sided
+from mhprobe.stats.significance import standard_error, t_quantile, two_sided
 
 REAL = (-math.inf, math.inf)
 SHARE = (0.0, 1.0)
@@ -45,6 +45,16 @@ def interval(value: Tensor, error: Tensor, freedom: int, within: Range = REAL) -
         steep = half / (value * (1 - value))
         low, high = ((value.logit() + sign * steep).sigmoid() for sign in (-1, 1))
     return torch.where(sure, value, low), torch.where(sure, value, high)
+
+
+def of_mean(total: Tensor, square: Tensor, count: Tensor, within: Range = REAL) -> dict[str, Tensor]:
+    """Columns value, standard_error, low and high of the mean of () ``count`` numbers.
+
+    total, square: sums of the numbers and of their squares. within: as of ``interval``.
+    """
+    value, error = total / count, standard_error(total, square, count)
+    low, high = interval(value, error, int(count) - 1, within)
+    return {"value": value, "standard_error": error, "low": low, "high": high}
 
 
 def p_of_interval(gap: Tensor, half: Tensor, freedom: int) -> Tensor:

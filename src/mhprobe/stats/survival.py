@@ -43,11 +43,10 @@ def functions(columns: Mapping[str, Column], num_heads: int) -> list[tuple[str, 
 
     columns: ``<table>.<column>`` of whatever tables there are; others are not looked at.
     """
-    rules = holds(columns, num_heads)
-    known = _known(columns, num_heads)
+    rules, judged = holds(columns, num_heads), _judged(columns, num_heads).values()
     return [
         tuple(name for name, of_heads in rules.items() if of_heads[head])
-        or (("mixed",) if known[head] else ("unknown",))
+        or (("unknown",) if all(math.isnan(numbers[head]) for numbers in judged) else ("mixed",))
         for head in range(num_heads)
     ]
 
@@ -56,54 +55,40 @@ def holds(
     columns: Mapping[str, Column], num_heads: int, thresholds: Mapping[str, float] = MappingProxyType(THRESHOLDS)
 ) -> dict[str, list[bool]]:
     """By rule, for each head whether it holds; a head may have several. columns: as of ``functions``."""
-    nothing = [math.nan] * num_heads
-
-    def column(name: str) -> Column:
-        return columns.get(name, nothing)
-
-    nearness, of_image = (_ratio(columns, "attention_distance", to, num_heads) for to in ("uniform", "whole"))
-    rare, on_object = (_ratio(columns, table, "chance", num_heads) for table in ("rarity", "object_attention"))
+    at_least = {"positional": 1.0, **thresholds, "CLS": thresholds["prefix"], "registers": thresholds["prefix"]}
+    at_least["window"] = thresholds["global"]
     # comparisons with NaN are False: a rule without its table never holds
     found = {
-        "positional": [value >= 1 for value in column("position.positional")],
-        "CLS": [value >= thresholds["prefix"] for value in column("token_kinds.cls")],
-        "registers": [value >= thresholds["prefix"] for value in column("token_kinds.registers")],
-        "rare": [value >= thresholds["rare"] for value in rare],
-        "object": [value >= thresholds["object"] for value in on_object],
-        "diffuse": [value >= thresholds["diffuse"] for value in column("entropy.share")],
-        "local": [value <= thresholds["local"] for value in nearness],
-        "global": [value >= thresholds["global"] for value in of_image],
+        rule: [value <= thresholds["local"] if rule == "local" else value >= at_least[rule] for value in numbers]
+        for rule, numbers in _judged(columns, num_heads).items()
     }
     # without windows the two would be the same
-    found["window"] = [
-        value >= thresholds["global"] and not whole for value, whole in zip(nearness, found["global"], strict=True)
-    ]
+    found["window"] = [here and not whole for here, whole in zip(found["window"], found["global"], strict=True)]
     return found
 
 
-def _known(columns: Mapping[str, Column], num_heads: int) -> list[bool]:
-    """True if any table says something about the head."""
-    parts = [name.split(".") for name in USED]
-    references = [(table, to) for table, to in parts if to in ("uniform", "whole", "chance")]
-    compared = {table for table, _ in references}
-    alone = [
-        columns[f"{table}.{name}"] for table, name in parts if table not in compared and f"{table}.{name}" in columns
-    ]
-    ratios = [_ratio(columns, table, to, num_heads) for table, to in references]
-    return [any(not math.isnan(values[head]) for values in (*alone, *ratios)) for head in range(num_heads)]
-
-
-def _ratio(columns: Mapping[str, Column], table: str, to: str, num_heads: int) -> list[float]:
-    """(A,) a table's ``value`` as a multiple of its column ``to``; NaN where either is missing."""
+def _judged(columns: Mapping[str, Column], num_heads: int) -> dict[str, Column]:
+    """By rule (A,) the number that it judges; NaN where a table is missing."""
     nothing = [math.nan] * num_heads
-    values, reference = (columns.get(f"{table}.{name}", nothing) for name in ("value", to))
-    return [value / other if other else math.nan for value, other in zip(values, reference, strict=True)]
+
+    def ratio(table: str, to: str) -> Column:
+        values, reference = (columns.get(f"{table}.{name}", nothing) for name in ("value", to))
+        return [value / other if other else math.nan for value, other in zip(values, reference, strict=True)]
+
+    return {
+        "positional": columns.get("position.positional", nothing),
+        "CLS": columns.get("token_kinds.cls", nothing),
+        "registers": columns.get("token_kinds.registers", nothing),
+        "rare": ratio("rarity", "chance"),
+        "object": ratio("object_attention", "chance"),
+        "diffuse": columns.get("entropy.share", nothing),
+        "local": ratio("attention_distance", "uniform"),
+        "global": ratio("attention_distance", "whole"),
+        "window": ratio("attention_distance", "uniform"),
+    }
 
 
-LABELS = (
-    *("positional", "CLS", "registers", "rare", "object", "diffuse", "local", "global", "window"),
-    *("mixed", "unknown"),
-)
+LABELS = (*holds({}, 0), "mixed", "unknown")
 
 
 class Survivors(NamedTuple):

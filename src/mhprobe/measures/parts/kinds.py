@@ -5,8 +5,6 @@ A kind is a boolean table over pairs. Kinds may overlap: the left neighbour is a
 ``high_norm`` depends on the image. Darcet, Oquab, Mairal & Bojanowski, 2024, arXiv 2309.16588, found tokens of outlying
 norm that hold global information. Here they are the patch tokens whose norm, in the residual stream before the block,
 lies ``threshold`` standard deviations above the mean of the image's patch tokens.
-
-Shapes: b images, W windows, Q queries, K keys, T tokens.
 """
 
 import functools
