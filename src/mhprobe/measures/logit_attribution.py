@@ -10,7 +10,7 @@ It is the direct path only: a head that works through later blocks writes nothin
 import torch
 from torch import Tensor
 
-from mhprobe.heads import HeadBatch, wide
+from mhprobe.heads import HeadBatch
 from mhprobe.measures.base import mean_of, sums
 from mhprobe.measures.parts.losses import PerClass, labels_of
 from mhprobe.stats.intervals import of_mean
@@ -67,7 +67,8 @@ class LogitAttribution(PerClass):
     def add(self, batch: HeadBatch) -> None:
         direct = batch.need("direct", self.name)
         labels = labels_of(batch)
-        heads_BAC, *others = (_above_mean(part[batch.valid]) for part in direct)
+        parts = (part[batch.valid].double() for part in direct)
+        heads_BAC, *others = (part - part.mean(-1, keepdim=True) for part in parts)
         bias, mlps, embedding, constant = (part.sum(1).gather(1, labels[:, None]).sum() for part in others)
         own_BA = heads_BAC.gather(2, labels[:, None, None].expand(-1, heads_BAC.shape[1], 1)).squeeze(2)
         self.total += own_BA.sum(0)
@@ -102,9 +103,3 @@ class LogitAttribution(PerClass):
         error = standard_error(self.class_total, self.class_square, self.class_images)
         p = two_sided(mean, error, self.class_images - 1).masked_fill(self.class_images < 2, torch.nan)
         return holm(p.flatten()).view_as(p)
-
-
-def _above_mean(part: Tensor) -> Tensor:
-    """(B, n, C) float64."""
-    part = wide(part).double()
-    return part - part.mean(-1, keepdim=True)

@@ -55,7 +55,9 @@ class NoOp(OfKinds):
 
     def __init__(self, layout: HeadLayout, special: Sequence[str] | None = None, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
-        special = _special(layout) if special is None else special
+        if special is None:  # the one kind that says most about this model
+            site = layout.sites[0]
+            special = ("cls",) if site.class_token else ("registers",) if site.prefix_tokens else ("high_norm",)
         if not special or set(special) - set(KINDS):
             raise UserError(f"no_op: special lists some of {', '.join(KINDS)}, got {list(special)}.")
         self.special = tuple(special)
@@ -87,11 +89,3 @@ class NoOp(OfKinds):
             "uniform_attention": self.even / self.images / queries,
             **{f"gradient_{name}": size[:, number] for number, name in enumerate(COLUMNS)},
         }
-
-
-def _special(layout: HeadLayout) -> tuple[str, ...]:
-    """The one kind of special keys that says most about this model."""
-    site = layout.sites[0]
-    if site.class_token:
-        return ("cls",)
-    return ("registers",) if site.prefix_tokens else ("high_norm",)

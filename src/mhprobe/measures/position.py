@@ -94,7 +94,8 @@ class Position(OfAttention):
         queries = self.patch_queries
         share = self.counts / self.images / exists  # NaN where no query has such a key
         candidates = exists >= self.least * queries[:, None, None]
-        order = self._by_length()
+        down, across = (torch.arange(-most, most + 1, device=self.device) for most in self.farthest)
+        order = (down[:, None] ** 2 + across**2).flatten().argsort(stable=True)  # from the shortest to the longest
         ranked = self.counts.masked_fill(~candidates, -1).flatten(1)[:, order]
         # the first of the largest
         best = order[(ranked == ranked.amax(1, keepdim=True)).int().argmax(1)]
@@ -133,11 +134,6 @@ class Position(OfAttention):
             flat.index_add_(0, self._index(site, self.device).flatten(), weigh(pairs).flatten())
             sums[self.layout.span(number)] = flat.view_as(sums[0])
         return sums
-
-    def _by_length(self) -> Tensor:
-        """(Y * X,) flattened offsets from the shortest to the longest."""
-        down, across = (torch.arange(-most, most + 1, device=self.device) for most in self.farthest)
-        return (down[:, None] ** 2 + across**2).flatten().argsort(stable=True)
 
 
 @functools.lru_cache(maxsize=256)

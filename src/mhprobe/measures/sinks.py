@@ -61,7 +61,9 @@ class Sinks(OfAttention, MeanOverImages):
 
     def look(self, piece: Piece, batch: HeadBatch) -> None:
         span, places = piece.span, piece.places
-        keys_WK = _large(piece)
+        # keys that more than half of the window's places, or of the text's words, may look at
+        size_W = places.patch.sum(1, keepdim=True) if piece.site.line else places.pairs.shape[1]
+        keys_WK = places.pairs.sum(1) * 2 > size_W
         there_W = keys_WK.any(1)
         row_bWHQK = shares(piece.attn, places.pairs)
         queries_WK = places.pairs.sum(1).clamp(min=1)
@@ -108,10 +110,3 @@ class Sinks(OfAttention, MeanOverImages):
             "common": self.shared / self.images,
             "role": torch.where(sink >= 0.5, role, 0),
         }
-
-
-def _large(piece: Piece) -> Tensor:
-    """(W, K) bool: keys that more than half of the window's places, or of the text's words, may look at."""
-    places = piece.places
-    size_W = places.patch.sum(1) if piece.site.line else places.pairs.shape[1]
-    return places.pairs.sum(1) * 2 > torch.as_tensor(size_W, device=places.token.device).view(-1, 1)

@@ -71,7 +71,10 @@ def patched(model: nn.Module, clean: Run, labels: Tensor | None, objects: Tensor
     ran = _run(model, made.images, sloped and denoising)
     corrupt = ran.run
     base, source, sign = (corrupt, clean, 1) if denoising else (clean, corrupt, -1)
-    metric = _Metric(need.metric, labels, _wrong(corrupt.logits, labels, made))
+    # the class that the label is held against: the donor's, or the largest other one on the twin
+    wrong = corrupt.logits.scatter(1, labels[:, None], -torch.inf).argmax(1)
+    wrong = wrong if made.label is None else torch.where(made.paired, made.label, wrong)
+    metric = _Metric(need.metric, labels, wrong)
     effect: dict[str, Tensor] = {}
     if sloped:
         ran = ran if denoising else _run(model, base.images, True)
@@ -100,12 +103,6 @@ class _Metric(NamedTuple):
 
 def _of(logits: Tensor, classes: Tensor) -> Tensor:
     return logits.gather(-1, classes.expand(logits.shape[:-1])[..., None]).squeeze(-1)
-
-
-def _wrong(corrupt: Tensor, labels: Tensor, made: Twins) -> Tensor:
-    """(B,) the class that the label is held against: the donor's, or the largest other one on the twin."""
-    others = corrupt.scatter(1, labels[:, None], -torch.inf).argmax(1)
-    return others if made.label is None else torch.where(made.paired, made.label, others)
 
 
 class _Ran(NamedTuple):

@@ -6,6 +6,7 @@ silently ignored), in eval mode, with the weights frozen: the backward pass then
 
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
+
 import torch
 from torch import Tensor, nn
 

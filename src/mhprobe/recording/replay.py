@@ -115,7 +115,10 @@ class Replay:
                 self.tree.widest, self.tree.fill = side_by_side, fill
                 logits = _around(self.model, self.backbone, images, self.tree)
             if logits is None:
-                logits = _whole(self.model, self.gates, images, self.versions, fill)
+                logits = []
+                for row in range(len(self.versions)):
+                    with self.gates.side_by_side(*self.versions.at([row]), fill):
+                        logits.append(logits_of(self.model(images)))
             return torch.stack(logits)[self.place]
 
 
@@ -143,10 +146,14 @@ class _Versions(NamedTuple):
 def _versions(
     gates: HeadGates, masks: Tensor, rescale: bool, heads: Sequence[Tensor] | None
 ) -> tuple[_Versions, Tensor]:
-    """Return the different masks among ``masks``, and the place of each mask among them."""
+    """Return the different masks among ``masks``, and the place of each mask among them.
+
+    Two masks are the same where they differ in closed gates alone.
+    """
     if heads is None:
-        values, place = _unlike(gate_values(gates, masks, rescale))
-        return _Versions(values), place
+        values = gate_values(gates, masks, rescale)
+        rows, place = torch.unique(values.view(torch.uint8), dim=0, return_inverse=True)  # bit by bit, as the walk does
+        return _Versions(rows.view(values.dtype)), place
     present = gates.effective()
     rows, place = torch.unique(masks.cpu(), dim=0, return_inverse=True)
     return _Versions(present.expand(len(rows), -1), Instead(tuple(heads), rows)), place
@@ -163,16 +170,6 @@ def gate_values(gates: HeadGates, masks: Tensor, rescale: bool = False) -> Tenso
         for before, after in zip(gates.layout.split(present), gates.layout.split(values), strict=True)
     ]
     return values * torch.cat(factors, 1)
-
-
-def _unlike(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of ``values`` without repetition, and for each row where it is among them.
-
-    Two masks may give one row: where a gate is 0 it does not matter what the mask says. Compared bit by bit, as the
-    walk does.
-    """
-    rows, place = torch.unique(values.view(torch.uint8), dim=0, return_inverse=True)
-    return rows.view(values.dtype), place
 
 
 def forwards(layout: HeadLayout, values: Tensor) -> float:
@@ -196,14 +193,6 @@ def _without(backbone: nn.Module, off_A: Tensor) -> nn.Module:
     slice_sites(smaller, layout, {site.name: heads for site, heads in zip(layout.sites, kept, strict=True)})
     attach(smaller, units=layout.kinds)
     return smaller.eval()
-
-
-def _whole(model: nn.Module, gates: HeadGates, images: Tensor, versions: _Versions, fill: Fill | None) -> list[Tensor]:
-    logits = []
-    for row in range(len(versions)):
-        with gates.side_by_side(*versions.at([row]), fill):
-            logits.append(logits_of(model(images)))
-    return logits
 
 
 def _around(model: nn.Module, backbone: nn.Module, images: Tensor, tree: _Tree) -> list[Tensor] | None:

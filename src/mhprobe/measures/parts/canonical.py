@@ -89,7 +89,7 @@ def chance_correlations(rows: int, dims_a: int, dims_b: int, draws: int, seed: i
     They depend on nothing but the arguments. Needs rows > max(dims_a, dims_b).
     """
     few, many = sorted((dims_a, dims_b))
-    root = _overlap_root(_generator(seed, rows, few, many), rows, many, few, draws)
+    root = _overlap_root(np.random.default_rng([seed, rows, few, many]), rows, many, few, draws)
     return np.linalg.svd(root, compute_uv=False)
 
 
@@ -99,14 +99,10 @@ def chance_overlaps(rows: int, dims: int, draws: int, seed: int) -> NDArray[np.f
 
     Up to the signs of T's columns, which change no norm of diag(a) T diag(b). Needs rows > dims.
     """
-    rng = _generator(seed, rows, dims, dims)
+    rng = np.random.default_rng([seed, rows, dims, dims])
     root = _overlap_root(rng, rows, dims, dims, draws)
     q, r = np.linalg.qr(rng.standard_normal((draws, dims, dims)))
     return q * np.sign(np.einsum("nii->ni", r))[:, None] @ root  # QR's Q is uniform once R's diagonal is positive
-
-
-def _generator(seed: int, rows: int, few: int, many: int) -> np.random.Generator:
-    return np.random.default_rng([seed, rows, few, many])
 
 
 def _overlap_root(rng: np.random.Generator, rows: int, many: int, few: int, draws: int) -> NDArray[np.floating]:

@@ -93,7 +93,8 @@ class Folds:
         apart_GTC /= (count_G * (1 - count_G / images)).sqrt()[:, None, None]
         factor_C = _spread_of_all(heads, apart_GTC, placed_TC, images)
         apart_GTC *= factor_C * ((images - 1) ** 0.5 / (images * tokens - 1)) ** 0.5
-        turned_GTC = _turned(apart_GTC, heads.direction)
+        apart_GTHD = apart_GTC.unflatten(2, heads.direction.shape[:2])
+        turned_GTC = torch.einsum("gthd,hde->gthe", apart_GTHD, heads.direction).flatten(2)  # along principal directions
         placed_TC *= (images / (images * tokens - 1)) ** 0.5
         generator = torch.Generator().manual_seed(seed)
         known: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
@@ -152,11 +153,6 @@ def _rotated(left_ADE: Tensor, entries: Tensor, right_HFG: Tensor) -> Tensor:
     half = left_ADE @ entries.unflatten(0, (len(left_ADE), -1))
     whole = torch.einsum("adhg,hfg->adhf", half.unflatten(2, (len(right_HFG), -1)), right_HFG)
     return whole.flatten(2).flatten(0, 1)
-
-
-def _turned(apart_GTC: Tensor, direction_HDD: Tensor) -> Tensor:
-    """(G, T, C) along the principal directions of each head."""
-    return torch.einsum("gthd,hde->gthe", apart_GTC.unflatten(2, direction_HDD.shape[:2]), direction_HDD).flatten(2)
 
 
 def _spread_of_all(heads: Parts, apart_GTC: Tensor, placed_TC: Tensor, images: int) -> Tensor:

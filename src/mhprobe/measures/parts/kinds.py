@@ -48,9 +48,11 @@ def kinds_of(piece: Piece, batch: HeadBatch, threshold: float) -> dict[str, Tens
     to four, and above, below, left, right: each of them. same_row, same_column: of the grid, without the query itself.
     border: on the grid's rim. high_norm: see above. Where a model has none of a kind, the table is False throughout.
     """
-    fixed = _fixed(piece.site, piece.attn.device)
-    loud_bWK = _high_norm(piece, batch, threshold)
-    return {**fixed, "high_norm": piece.places.pairs & loud_bWK[:, :, None]}
+    site, token = piece.site, piece.places.token
+    before_bTC = batch.need("stream", "token kinds")[site.block].before[piece.images]
+    loud_bT = torch.nn.functional.pad(high_norm(before_bTC[:, site.prefix_tokens :], threshold), (site.prefix_tokens, 0))
+    loud_bWK = loud_bT[:, token.clamp(min=0)] & (token >= 0)
+    return {**_fixed(site, piece.attn.device), "high_norm": piece.places.pairs & loud_bWK[:, :, None]}
 
 
 @functools.lru_cache(maxsize=256)
@@ -77,15 +79,6 @@ def _fixed(site: HeadSite, device: torch.device) -> dict[str, Tensor]:
             "border": pairs & rim_WK[:, None],
         }
         return {kind: table[None] for kind, table in tables.items()}
-
-
-def _high_norm(piece: Piece, batch: HeadBatch, threshold: float) -> Tensor:
-    """(b, W, K) bool."""
-    site, token = piece.site, piece.places.token
-    before_bTC = batch.need("stream", "token kinds")[site.block].before[piece.images]
-    outlying = high_norm(before_bTC[:, site.prefix_tokens :], threshold)
-    outlying = torch.nn.functional.pad(outlying, (site.prefix_tokens, 0))
-    return outlying[:, token.clamp(min=0)] & (token >= 0)
 
 
 def high_norm(patches_bTC: Tensor, threshold: float = 3.0) -> Tensor:
