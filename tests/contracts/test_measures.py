@@ -37,6 +37,7 @@ from mhprobe.heads import (
     Patched,
     Patching,
     Relevance,
+    Relevances,
     Stream,
 )
 from mhprobe.report.tables import of_measure
@@ -407,9 +408,11 @@ def random_batch(images: range, padding: int = 0, needs: Collection[Need] = ()) 
                 for n in needs
                 if isinstance(n, Patching)
             },
-            relevance={n: tuple(normal(*shape) for shape in heads) for n in needs if isinstance(n, Relevance)},
-            explained={n: normal()[:1] for n in needs if isinstance(n, Relevance)},
-            skipped={n: normal(len(LAYOUT.blocks)) for n in needs if isinstance(n, Relevance)},
+            relevance={
+                n: Relevances(normal()[:1], tuple(normal(*shape) for shape in heads), normal(len(LAYOUT.blocks)))
+                for n in needs
+                if isinstance(n, Relevance)
+            },
             logits=normal(5),
             labels=torch.tensor([image % 5]),
             images=normal(3, 32, 16),

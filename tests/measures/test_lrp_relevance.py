@@ -245,7 +245,8 @@ def test_a_layer_without_relevance_scores_zero(prepared):
     _, gated, layout, images = prepared
     measure = LRPRelevance(layout)
     batch = mhprobe.record(gated, images, needs=measure.needs)
-    silent = tuple(torch.zeros_like(r) for r in batch.relevance[measure.rule])
+    found = batch.relevance[measure.rule]
+    silent = found._replace(heads=tuple(torch.zeros_like(r) for r in found.heads))
     measure.update(dataclasses.replace(batch, relevance={measure.rule: silent}))
     assert (measure.columns()["value"] == 0).all() and (measure.columns()["voita"] == 0).all()
 

@@ -16,6 +16,7 @@ from mhprobe.heads.batch import Need as Need
 from mhprobe.heads.batch import Patched as Patched
 from mhprobe.heads.batch import Patching as Patching
 from mhprobe.heads.batch import Relevance as Relevance
+from mhprobe.heads.batch import Relevances as Relevances
 from mhprobe.heads.batch import Stream as Stream
 from mhprobe.heads.batch import first_sites as first_sites
 from mhprobe.heads.batch import wide as wide

@@ -111,6 +111,20 @@ class Patched(NamedTuple):
     donor: Tensor | None = None
 
 
+class Relevances(NamedTuple):
+    """Relevances of one batch under a Relevance; all sites explain the same logit.
+
+    explained: (B,) the logit that was shared out.
+    heads: per site (B, T, H, D), of z's neurons; from ``recording.lrp`` as the projection sees them.
+    skipped: (B, blocks) relevance that went past the block's attention, along the residual stream. At each block
+        heads + skipped = explained, up to what biases, softmax remainders and epsilon kept further up.
+    """
+
+    explained: Tensor
+    heads: tuple[Tensor, ...]
+    skipped: Tensor
+
+
 class HeadWeights(NamedTuple):
     """The weights that belong to each head of one site.
 
@@ -141,9 +155,7 @@ class HeadBatch:
     stream: per block of the layout the residual stream. weights: per site. direct: what each part writes into the
         logits, past all later blocks.
     ablated: per Ablation (M, B, C) logits under its masks.
-    patched: per Patching what it found.
-    relevance: per Relevance, per site (B, T, H, D): of z's neurons; all sites of a batch explain the same logit.
-    explained: per Relevance (B,), that logit. skipped: per Relevance (B, blocks), what went past each block's heads.
+    patched: per Patching what it found. relevance: per Relevance how the logit was shared out.
     logits: (B, C). labels: (B,).
     images: (B, 3, height, width) as the model saw them. objects: (B, height, width) int64 what each pixel shows, 0 for
         background, where the data set tells.
@@ -162,9 +174,7 @@ class HeadBatch:
     direct: Direct | None = None
     ablated: Mapping[Ablation, Tensor] = field(default_factory=dict)
     patched: Mapping[Patching, Patched] = field(default_factory=dict)
-    relevance: Mapping[Relevance, tuple[Tensor, ...]] = field(default_factory=dict)
-    explained: Mapping[Relevance, Tensor] = field(default_factory=dict)
-    skipped: Mapping[Relevance, Tensor] = field(default_factory=dict)
+    relevance: Mapping[Relevance, Relevances] = field(default_factory=dict)
     images: Tensor | None = None
     objects: Tensor | None = None
     _derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -193,7 +203,7 @@ class HeadBatch:
 def first_sites(batch: HeadBatch, sites: int) -> HeadBatch:
     """The batch with its first so many sites alone: where neurons were recorded too, what its heads did."""
     grad, weights = batch.grad and batch.grad[:sites], batch.weights and batch.weights[:sites]
-    relevance = {need: values[:sites] for need, values in batch.relevance.items()}
+    relevance = {need: found._replace(heads=found.heads[:sites]) for need, found in batch.relevance.items()}
     return replace(batch, z=batch.z[:sites], grad=grad, weights=weights, relevance=relevance)
 
 

@@ -73,10 +73,10 @@ class LRPRelevance(MeanOverImages):
             raise UserError(
                 f"lrp_relevance: the batch has no relevance under {self.rule}; record it with needs=measure.needs."
             )
-        logit_B = batch.explained[self.rule][batch.valid].double()
-        skipped = batch.skipped[self.rule][batch.valid].double()
-        heads = [r[batch.valid].sum((1, 3), dtype=torch.float64) for r in batch.relevance[self.rule]]
-        masses = [r[batch.valid].abs().sum((1, 2, 3), dtype=torch.float64) for r in batch.relevance[self.rule]]
+        found = batch.relevance[self.rule]
+        logit_B, skipped = (part[batch.valid].double() for part in (found.explained, found.skipped))
+        heads = [r[batch.valid].sum((1, 3), dtype=torch.float64) for r in found.heads]
+        masses = [r[batch.valid].abs().sum((1, 2, 3), dtype=torch.float64) for r in found.heads]
         for number, (site, heads_BH) in enumerate(zip(self.layout.sites, heads, strict=True)):
             span = self.layout.span(number)
             total_B1 = heads_BH.abs().sum(1, keepdim=True).clamp(min=_TINY)

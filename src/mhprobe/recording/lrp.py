@@ -20,7 +20,7 @@ Shapes: B images, T tokens, I inputs and O outputs of a linear layer, C classes.
 
 import contextlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -30,27 +30,16 @@ from torch.overrides import TorchFunctionMode
 from mhprobe.backbones import backbone_of, family_of
 from mhprobe.errors import UserError, quoted
 from mhprobe.gates import gates_of
-from mhprobe.heads import Relevance
+from mhprobe.heads import Relevance, Relevances
 from mhprobe.recording.outputs import logits_of, objective, refuse_features
 from mhprobe.recording.state import inspecting, usable
 
 
-class Relevances(NamedTuple):
-    """Relevances of one batch.
-
-    explained: (B,) the logit that was shared out.
-    heads: per site the relevance of the projection's input rows, (B * windows, tokens, H * D).
-    skipped: (B, blocks) relevance that went past the block's attention, along the residual stream. At each block
-        heads + skipped = explained, up to what biases, softmax remainders and epsilon kept further up.
-    """
-
-    explained: Tensor
-    heads: tuple[Tensor, ...]
-    skipped: Tensor
-
-
 def relevances(model: nn.Module, images: Tensor, labels: Tensor | None, rule: Relevance) -> Relevances:
-    """Share each image's logit out to the heads' outputs. labels: needed for ``rule.target == "label"``."""
+    """Share each image's logit out to the heads' outputs, per site (B * windows, tokens, H * D).
+
+    labels: needed for ``rule.target == "label"``.
+    """
     layout, backbone = gates_of(model).layout, backbone_of(model)
     family = family_of(backbone)
     points = [family.seam(backbone, site).point for site in layout.sites]

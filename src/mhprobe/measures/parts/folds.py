@@ -94,7 +94,8 @@ class Folds:
         factor_C = _spread_of_all(heads, apart_GTC, placed_TC, images)
         apart_GTC *= factor_C * ((images - 1) ** 0.5 / (images * tokens - 1)) ** 0.5
         apart_GTHD = apart_GTC.unflatten(2, heads.direction.shape[:2])
-        turned_GTC = torch.einsum("gthd,hde->gthe", apart_GTHD, heads.direction).flatten(2)  # along principal directions
+        # along the principal directions of each head
+        turned_GTC = torch.einsum("gthd,hde->gthe", apart_GTHD, heads.direction).flatten(2)
         placed_TC *= (images / (images * tokens - 1)) ** 0.5
         generator = torch.Generator().manual_seed(seed)
         known: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}

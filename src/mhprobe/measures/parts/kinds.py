@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
@@ -50,7 +51,7 @@ def kinds_of(piece: Piece, batch: HeadBatch, threshold: float) -> dict[str, Tens
     """
     site, token = piece.site, piece.places.token
     before_bTC = batch.need("stream", "token kinds")[site.block].before[piece.images]
-    loud_bT = torch.nn.functional.pad(high_norm(before_bTC[:, site.prefix_tokens :], threshold), (site.prefix_tokens, 0))
+    loud_bT = pad(high_norm(before_bTC[:, site.prefix_tokens :], threshold), (site.prefix_tokens, 0))
     loud_bWK = loud_bT[:, token.clamp(min=0)] & (token >= 0)
     return {**_fixed(site, piece.attn.device), "high_norm": piece.places.pairs & loud_bWK[:, :, None]}
 
