@@ -253,14 +253,8 @@ class HeadGates(nn.Module):
         instead: what stands in the places of some heads of each part. fill: stands in the place of what ``values``
         leave out of the present gates; for the images of one part.
         """
-        with self.lock:
-            before = self.beside, self.instead
-            self.beside, self.instead = values, instead
-            try:
-                with self.filled(fill, values):
-                    yield
-            finally:
-                self.beside, self.instead = before
+        with self.filled(fill, values), self._during(beside=values, instead=instead):
+            yield
 
     @contextlib.contextmanager
     def filled(self, fill: Fill | None, values: Tensor) -> Iterator[None]:
@@ -269,12 +263,19 @@ class HeadGates(nn.Module):
         To be entered before the values themselves are in force.
         """
         with self.lock:
-            before = self.filling
-            self.filling = None if fill is None else Filling(fill, self.effective().detach() - values)
+            filling = None if fill is None else Filling(fill, self.effective().detach() - values)
+            with self._during(filling=filling):
+                yield
+
+    @contextlib.contextmanager
+    def _during(self, **attributes: Any) -> Iterator[None]:
+        with self.lock:
+            before = {name: getattr(self, name) for name in attributes}
+            vars(self).update(attributes)
             try:
                 yield
             finally:
-                self.filling = before
+                vars(self).update(before)
 
     def __repr__(self) -> str:
         closed = int((self.effective() == 0).sum())
