@@ -114,7 +114,7 @@ def test_results_do_not_depend_on_the_size_of_the_pieces(monkeypatch):
 def test_uneven_grids_and_wrong_options_are_refused_in_one_line():
     uneven = HeadLayout((HeadSite("a", 0, 0, 1, 2, grid=(4, 4)), HeadSite("b", 1, 1, 1, 2, grid=(2, 2))))
     with pytest.raises(
-        UserError, match=r"pairs=all compares a \(grid \(4, 4\)\) with b \(grid \(2, 2\)\).*pairs=stage"
+        UserError, match=r"pairs=all compares a \(grid \(4, 4\), 0 .*\) with b \(grid \(2, 2\), 0 .*\).*pairs=stage"
     ):
         JSDistance(uneven, pairs="all")
     JSDistance(uneven, pairs="stage")

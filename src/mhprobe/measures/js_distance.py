@@ -32,7 +32,7 @@ from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.parts.embedding import cluster, embed, layer_ratio
 from mhprobe.measures.parts.hashing import Pool, image_numbers, numbers_in
 from mhprobe.measures.parts.image_sums import MeanOverImages
-from mhprobe.measures.parts.pairs import Pairs, flat_heads, groups
+from mhprobe.measures.parts.pairs import Pairs, flat_heads, groups, refuse_unlike
 from mhprobe.measures.parts.places import attention_of, chunks, even_over, places_in, places_of, shares, words_of
 from mhprobe.stats.intervals import SHARE, SIZE
 
@@ -280,13 +280,8 @@ def _rearrangement(site: HeadSite, like: HeadSite, device: torch.device) -> tupl
 def _groups(layout: HeadLayout, pairs: Pairs) -> tuple[tuple[int, ...], ...]:
     """Site numbers, grouped by what is compared with what; those of a group need the same tokens."""
     found = groups("js_distance", layout, pairs)
-    for sites in found:
-        first = layout.sites[sites[0]]
-        for s in sites:
-            site = layout.sites[s]
-            if (site.grid, site.prefix_tokens) != (first.grid, first.prefix_tokens):
-                raise UserError(
-                    f"js_distance: pairs={pairs} compares {first.name} (grid {first.grid}) with {site.name} (grid "
-                    f"{site.grid}), expected the same tokens. Compare fewer heads: pairs=stage or pairs=layer."
-                )
+    for group in found:
+        sites = [layout.sites[s] for s in group]
+        facts = [f"grid {site.grid}, {site.prefix_tokens} tokens before it" for site in sites]
+        refuse_unlike("js_distance", pairs, sites, facts)
     return found

@@ -20,10 +20,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError, one_of
+from mhprobe.errors import one_of
 from mhprobe.heads import HeadLayout, HeadWeights
 from mhprobe.measures.base import OfWeights, sums
-from mhprobe.measures.parts.pairs import Pairs, flat_heads, groups, warn_duplicates
+from mhprobe.measures.parts.pairs import Pairs, flat_heads, groups, refuse_unlike, warn_duplicates
 from mhprobe.stats.significance import Z95
 
 Of = Literal["query", "key", "value", "output", "qk", "ov"]
@@ -95,16 +95,9 @@ class WeightSimilarity(OfWeights):
 
     def _stacked(self, weights: Sequence[HeadWeights], sites: tuple[int, ...]) -> tuple[Tensor, ...]:
         """The four matrices (H, D, C) of all heads of a group, in float64."""
-        first = weights[sites[0]]
-        for s in sites:
-            for name, one, other in zip(HeadWeights._fields, first, weights[s], strict=True):
-                if one.shape[1:] != other.shape[1:]:
-                    raise UserError(
-                        f"weight_similarity: pairs={self.pairs} compares W_{name} of "
-                        f"{self.layout.sites[sites[0]].name} {tuple(one.shape[1:])} with {self.layout.sites[s].name} "
-                        f"{tuple(other.shape[1:])}, expected equal (head width, channels). Compare fewer heads: "
-                        f"pairs=stage or pairs=layer."
-                    )
+        for name, parts in zip(HeadWeights._fields, zip(*(weights[s] for s in sites), strict=True), strict=True):
+            facts = [f"W_{name} of (width, channels) = {tuple(part.shape[1:])}" for part in parts]
+            refuse_unlike(self.name, self.pairs, [self.layout.sites[s] for s in sites], facts)
         return tuple(torch.cat(each).double() for each in zip(*(weights[s] for s in sites), strict=True))
 
 

@@ -299,15 +299,9 @@ class PairMeasure(Similarity):
 
     def _aligned(self, sites: tuple[int, ...], tokens: list[int | None]) -> int | None:
         """The tokens of a group. Its rows stand side by side: sites need equally many, and heads of one width."""
-        first = self.layout.sites[sites[0]]
-        for s, count in zip(sites, tokens, strict=True):
-            site = self.layout.sites[s]
-            if count != tokens[0] or site.head_dim != first.head_dim:
-                raise UserError(
-                    f"{self.name}: pairs={self.pairs} compares {first.name} ({tokens[0] or '?'} tokens, width "
-                    f"{first.head_dim}) with {site.name} ({count or '?'} tokens, width {site.head_dim}), "
-                    f"expected equal tokens and head widths. Compare fewer heads: pairs=stage or pairs=layer."
-                )
+        counted = zip(sites, tokens, strict=True)
+        facts = [f"{count or '?'} tokens, width {self.layout.sites[s].head_dim}" for s, count in counted]
+        refuse_unlike(self.name, self.pairs, [self.layout.sites[s] for s in sites], facts)
         return tokens[0]
 
 
@@ -316,6 +310,16 @@ def groups(name: str, layout: HeadLayout, pairs: Pairs) -> tuple[tuple[int, ...]
     one_of(name, "pairs", pairs, Pairs)
     key = {"layer": lambda s: s, "stage": lambda s: layout.sites[s].stage, "all": lambda s: 0}[pairs]
     return tuple(tuple(sites) for _, sites in itertools.groupby(range(len(layout.sites)), key))
+
+
+def refuse_unlike(name: str, pairs: Pairs, sites: Sequence[HeadSite], facts: Sequence[str]) -> None:
+    """UserError unless the ``facts`` of sites whose heads are compared, in words, are the same."""
+    for site, fact in zip(sites, facts, strict=True):
+        if fact != facts[0]:
+            raise UserError(
+                f"{name}: pairs={pairs} compares {sites[0].name} ({facts[0]}) with {site.name} ({fact}), expected the "
+                f"same. Compare fewer heads: pairs=stage or pairs=layer."
+            )
 
 
 def token_count(site: HeadSite) -> int | None:
