@@ -76,7 +76,7 @@ def run(given: argparse.Namespace) -> None:
 
 
 def _table(rows: Sequence[Any]) -> Table:
-    """Of named tuples of one kind. UserError where there are none."""
+    """Make a table of named tuples of one kind. UserError where there are none."""
     from mhprobe.report.tables import Table
 
     if not rows:

@@ -119,10 +119,10 @@ def measured(
 def told_of(
     layout: HeadLayout, value: Tensor, heads: Sequence[int], left_out: Sequence[Sequence[int]] = ()
 ) -> Told | None:
-    """Of (A,) numbers, planted heads among all other heads; of (A, A), a planted pair among all pairs of a layer.
+    """AUROC of planted heads among all other heads, or of a planted pair among all pairs within layers.
 
-    left_out: heads, or pairs, that are not compared with. 0.5 counts for each planted head without a number. None where
-    the numbers are of neither.
+    value: (A,) numbers of heads, or (A, A) of pairs; None where the numbers are of neither. left_out: heads, or pairs,
+    that are not compared with. 0.5 counts for each planted head without a number.
     """
     if value.shape == (layout.num_heads,):
         outside = torch.ones(len(value), dtype=torch.bool)

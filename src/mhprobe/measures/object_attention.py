@@ -191,7 +191,7 @@ class ObjectAttention(Measure):
         return _held_out(("relations_held_out", "relations_low", "relations_high"), score, error)
 
     def _best_offsets(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Per site and relation: how often the best offset is right, the first half's on the second; its steps."""
+        """(R,) each per site: hits of the best offset; hits on half 2 of that of half 1; its rows; its columns."""
         found = []
         for number, site in enumerate(self.layout.sites):
             height, width = site.token_grid

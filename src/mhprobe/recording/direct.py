@@ -142,9 +142,9 @@ class _Path:
 
 
 class _Share(NamedTuple):
-    """By which tokens are added up. weight: (B, Q, T), or of the tokens ``used`` alone, such as the class token.
+    """Weights by which tokens are added up.
 
-    total: (B, Q, 1).
+    weight: (B, Q, T), or of the tokens ``used`` alone, such as the class token. total: (B, Q, 1) their sum.
     """
 
     weight: Tensor

@@ -65,17 +65,17 @@ def find_fill(model: nn.Module, name: FillName, batches: Walk) -> Fill | None:
 
 
 def mean(model: nn.Module, batches: Walk) -> Fill:
-    """Over all positions of the image; not those that only pad a window."""
+    """Fill with each head's mean over images and positions, without those that only pad a window."""
     return _even(gates_of(model).layout, _moments(model, batches))
 
 
 def mean_per_position(model: nn.Module, batches: Walk) -> Fill:
-    """Of every window and token apart."""
+    """Fill with each head's mean over images, for every window and token apart."""
     return Fill(tuple(each.mean[None].float() for each in _moments(model, batches)))
 
 
 def resample(model: nn.Module, batches: Walk) -> Fill:
-    """The heads' outputs on a few images, one of which stands in; never the image itself."""
+    """Fill with each head's output on one of a few other images."""
     images, numbers, _ = _drawn(batches, DONORS)
     if len(images) < 2:
         raise UserError(f"fill=resample: takes another image's output, got {len(images)} images to take it from.")
@@ -84,7 +84,7 @@ def resample(model: nn.Module, batches: Walk) -> Fill:
 
 
 def optimal(model: nn.Module, batches: Walk) -> Fill:
-    """A constant per head, each fitted while that head alone is off."""
+    """Fill with a constant per head, fitted while that head alone is off."""
     layout, moments = gates_of(model).layout, _moments(model, batches)
     images, _, labels = _drawn(batches, FITTED)
     if labels is None:
@@ -124,7 +124,7 @@ class Donors(Fill):
     numbers: Tensor
 
     def for_images(self, images: Tensor) -> Fill:
-        """One of the donors, by each image's pixels."""
+        """Return the output on each image's donor, which its pixels choose; never on itself."""
         number_B = image_numbers(images)
         place_B = mixed(number_B) % len(self.numbers)
         itself_B = self.numbers[place_B] == number_B

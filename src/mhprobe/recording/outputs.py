@@ -38,7 +38,7 @@ def broken(outputs: Tensor) -> Tensor:
 
 
 def refuse_broken(broken_N: Tensor, what: str) -> None:
-    """UserError if there are such images: the largest of their outputs is class 0, or none. what: gives the outputs."""
+    """Raise UserError for images with ``broken`` outputs, whose largest means nothing. what: gives the outputs."""
     if bool(broken_N.any()):
         raise UserError(
             f"{what} is NaN or infinite for {int(broken_N.sum())} of {len(broken_N)} images, the first is image "

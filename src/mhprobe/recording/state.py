@@ -11,7 +11,10 @@ from mhprobe.gates import find_gates
 
 @contextlib.contextmanager
 def inspecting(model: nn.Module, gradients: bool) -> Iterator[None]:
-    """For the duration of one call. gradients: whether a graph is recorded (of activations; weights are frozen)."""
+    """Put the model into eval mode, frozen, eager, outside inference mode; undo on exit.
+
+    gradients: record a graph (of activations; weights are frozen).
+    """
     with contextlib.ExitStack() as stack:
         if (gates := find_gates(model)) is not None:
             stack.enter_context(gates.lock)  # taps, modes and gates are the model's: one thread at a time

@@ -61,7 +61,7 @@ class Taps(contextlib.ExitStack):
         return tuple(Stream(**places) for places in self._stream) if self._stream else None
 
     def slopes(self, of: Tensor, again: bool = False) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None]:
-        """(): slopes of the scalar ``of`` along the gated heads, and along attention weights where they are needed.
+        """Slopes of the scalar ``of`` along the gated heads, and along attention weights where they are needed.
 
         again: keep the graph for another call.
         """
