@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -198,40 +199,28 @@ def _without(backbone: nn.Module, off_A: Tensor) -> nn.Module:
 def _around(model: nn.Module, backbone: nn.Module, images: Tensor, tree: _Tree) -> list[Tensor] | None:
     """Return a wrapper's outputs under each mask; None if it never calls the backbone's forward.
 
-    The wrapper runs once per mask, and wherever it calls the backbone it is told the answer.
+    The wrapper runs once per mask, and wherever it calls the backbone it is told the answer. Every run makes the same
+    calls, so that the tree is walked in the first run alone.
     """
-    answers = _Answers(tree)
+    known: list[list[Tensor]] = []  # per call the logits under each mask
     logits = []
-    with _instead(backbone, answers):
-        for mask in range(len(tree.versions)):
-            answers.mask, answers.call = mask, 0
+
+    def answer(mask: int, calls: Iterator[int], x: Tensor) -> Tensor:
+        if (call := next(calls)) == len(known):
+            known.append(tree.logits(x))
+        return known[call][mask]
+
+    for mask in range(len(tree.versions)):
+        with _instead(backbone, functools.partial(answer, mask, itertools.count())):
             logits.append(logits_of(model(images)))
-            if not answers.known:
-                return None
-            if tree.versions.instead is not None and len(answers.known) > 1:
-                raise UserError(
-                    f"patching: {type(model).__name__} runs its backbone {len(answers.known)} times for one batch, "
-                    f"expected once: it is not said whose heads to patch. Give the backbone itself."
-                )
+        if not known:
+            return None
+        if tree.versions.instead is not None and len(known) > 1:
+            raise UserError(
+                f"patching: {type(model).__name__} runs its backbone {len(known)} times for one batch, expected once: "
+                f"it is not said whose heads to patch. Give the backbone itself."
+            )
     return logits
-
-
-class _Answers:
-    """Stands in for a backbone's forward: the n-th call of a run gives what the tree found for its n-th input.
-
-    Every run of the wrapper makes the same calls, so that the tree is walked in the first run alone.
-    """
-
-    def __init__(self, tree: _Tree) -> None:
-        self.tree = tree
-        self.known: list[list[Tensor]] = []  # per call the logits under each mask
-        self.mask = self.call = 0
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if self.call == len(self.known):
-            self.known.append(self.tree.logits(x))
-        self.call += 1
-        return self.known[self.call - 1][self.mask]
 
 
 class _Tree:

@@ -72,11 +72,6 @@ class Folds:
         self.total.index_add_(0, dealt.fold, dealt.total)
         self.count.index_add_(0, dealt.fold, dealt.images)
 
-    @property
-    def deranged(self) -> bool:
-        """Return True if there are two folds to swap."""
-        return int((self.count > 0).sum()) > 1
-
     def swapped(self, heads: Parts, draws: int, seed: int, site: HeadSite | None = None) -> Iterator[Parts]:
         """The same heads with the covariances of swapped images between them, one per draw.
 

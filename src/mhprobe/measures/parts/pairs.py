@@ -239,7 +239,7 @@ class Similarity(Measure):
         if self.null == "rows":
             return self.rows_null(heads)
         folds = declared(self, group, Folds)
-        if not folds.deranged:
+        if int((folds.count > 0).sum()) < 2:  # nothing to swap
             return {name: part * torch.nan for name, part in _as_null(self.permuted(heads, heads)).items()}
         site = self.layout.sites[self.groups[group][0]]
         rolled = dataclasses.replace(site, prefix_tokens=site.prefix_tokens - self.skipped[group])
