@@ -54,10 +54,8 @@ def record(
     Raises UserError for a need that does not exist, slopes without labels, labels outside the classes, a model without
     gates, and a head's output that is not finite: the message names the site and the image.
     """
-    if not isinstance(needs, Collection):
-        raise UserError(f"record: needs: expected a set of what to record, got {quoted(needs)}.")
-    slopes = (named := {need for need in needs if isinstance(need, str)}) & {"grad", "attn_grad"}
-    _check(model, named, labels is not None or of in UNLABELLED, of)
+    named = _checked(model, needs, labels is not None or of in UNLABELLED, of)
+    slopes = named & {"grad", "attn_grad"}
     layout, grad, attn_grad = gates_of(model).layout, None, None
     check_batch(model, images, labels, any(site.line for site in layout.sites))
     with inspecting(model, gradients=bool(slopes)), Taps(model, layout, named) as taps, sized(model, images):
@@ -90,8 +88,11 @@ def record(
     )
 
 
-def _check(model: nn.Module, named: set[str], sloped: bool, of: str) -> None:
-    """Check a request for a record. sloped: True if there is something to take gradients of."""
+def _checked(model: nn.Module, needs: Collection[Need], sloped: bool, of: str) -> set[str]:
+    """Return the needs that are words, checked. sloped: True if there is something to take gradients of."""
+    if not isinstance(needs, Collection):
+        raise UserError(f"record: needs: expected a set of what to record, got {quoted(needs)}.")
+    named = {need for need in needs if isinstance(need, str)}
     if unknown := named - NEEDS:
         raise UserError(f"record: unknown needs {sorted(unknown)}; expected some of {sorted(NEEDS)}.")
     slopes = sorted(named & {"grad", "attn_grad"})
@@ -102,6 +103,7 @@ def _check(model: nn.Module, named: set[str], sloped: bool, of: str) -> None:
         raise UserError(
             "record: gradient checkpointing runs every block twice; call model.set_grad_checkpointing(False) first."
         )
+    return named
 
 
 def _ablated(
