@@ -176,7 +176,7 @@ class StandIn(Graft):
         columns = torch.zeros(at.channels, dtype=torch.bool)
         for head in heads:
             columns[head * at.head_dim : (head + 1) * at.head_dim] = True
-        keep = {}
+        keep: dict[Tensor, Tensor] = {}
         for part in seam.attention.parameters():  # rows of queries, keys and values; columns of the projection
             if len(part) == 3 * at.channels:
                 keep[part] = columns.repeat(3).view(-1, *[1] * (part.ndim - 1))
