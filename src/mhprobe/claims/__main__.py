@@ -1,7 +1,5 @@
 """python -m mhprobe.claims: which findings of the literature hold for trained weights (no training)."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +10,7 @@ if TYPE_CHECKING:
     from mhprobe.run.schema import Config
 
 
-def run(cfg: Config, folder: Path) -> None:
+def run(cfg: "Config", folder: Path) -> None:
     """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
     from mhprobe.claims.parts.asking import judged
     from mhprobe.claims.parts.claim import chosen
@@ -26,7 +24,7 @@ def run(cfg: Config, folder: Path) -> None:
     names = tuple(dict.fromkeys(name for claim in claims.values() for name in claim.measures))
     maps = {name: construct(part, f"evidence.maps.{name}") for name, part in parts.maps.items()}
 
-    def questions(material: Material, _: Report) -> list[Question]:
+    def questions(material: "Material", _: "Report") -> list[Question]:
         ask = functools.partial(
             judged,
             claims=claims,

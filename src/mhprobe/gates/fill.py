@@ -7,8 +7,6 @@ Shapes: S images they were found for (1: the same for all), W windows of an imag
 H heads of one site, D head width. W and T are 1 where they are the same everywhere.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,7 +22,7 @@ class Fill:
 
     sites: tuple[Tensor, ...]
 
-    def for_images(self, images: Tensor) -> Fill:
+    def for_images(self, images: Tensor) -> "Fill":
         """Return the values for a batch of these images."""
         return self
 

@@ -6,8 +6,6 @@ tables/headbench_grades.csv, headbench_sensitivity.csv and figures/headbench_sen
 of yours: package.module.Class.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import sys
@@ -75,7 +73,7 @@ def run(given: argparse.Namespace) -> None:
             print(*report.add(name, result), sep="\n")
 
 
-def _table(rows: Sequence[Any]) -> Table:
+def _table(rows: Sequence[Any]) -> "Table":
     """Make a table of named tuples of one kind. UserError where there are none."""
     from mhprobe.report.tables import Table
 

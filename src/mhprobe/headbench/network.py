@@ -4,8 +4,6 @@ Digits of the UCI set (data/digits.py): no download. The images that it is train
 are cut in three, so that what verifies a graft, what measures choose on and what they measure are different images.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Sequence
@@ -71,13 +69,13 @@ class Network(Opened):
             found = [outcomes(self.model(part.images), part.labels)[0] for part in test]
         self.right = float(torch.cat(found).double().mean())
 
-    def copied(self) -> Network:
+    def copied(self) -> "Network":
         """A network to change, with weights of its own."""
         other = copy.copy(self)
         other.model = copy.deepcopy(self.model)
         return other
 
-    def changed(self, site: int, head: int, **parts: Tensor) -> Network:
+    def changed(self, site: int, head: int, **parts: Tensor) -> "Network":
         """Return a copy of the network with these parts of a head written anew; see ``write``."""
         other = self.copied()
         other.write(site, head, **parts)

@@ -9,8 +9,6 @@ A neuron of an MLP is the same noun: a slice of width 1 of what enters the MLP's
 ``kind`` which of the two its units are. In a layout with both the heads come first, so they keep their numbers.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json
@@ -233,7 +231,7 @@ class HeadLayout:
         counts = {kind: self.of(kind).num_heads for kind in KINDS if kind in self.kinds}
         return " and ".join(f"{count} {kind}s" for kind, count in counts.items()) or "0 heads"
 
-    def of(self, kind: Kind) -> HeadLayout:
+    def of(self, kind: Kind) -> "HeadLayout":
         """The layout of the units of one kind alone. Heads have the same numbers in both."""
         if self.kinds <= {kind}:
             return self

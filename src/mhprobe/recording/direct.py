@@ -9,8 +9,6 @@ those blocks.
 Shapes: B images, T tokens, H heads of one site, D head width, C channels, A heads of all sites, K classes, n writes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -53,7 +51,7 @@ def direct_logits(model: nn.Module, z: Sequence[Tensor], stream: Sequence[Stream
     return found
 
 
-def _along(path: _Path, stream: Sequence[Stream], heads: list[list[Tensor]], biases: list[Tensor]) -> Direct:
+def _along(path: "_Path", stream: Sequence[Stream], heads: list[list[Tensor]], biases: list[Tensor]) -> Direct:
     """All writes on their way to the logits, block by block joined by those of the block.
 
     heads: per block (H, B, Q, C) of each of its sites. biases: per block (C,).
@@ -152,7 +150,7 @@ class _Share(NamedTuple):
     total: Tensor
 
     @classmethod
-    def of(cls, weight_BQT: Tensor) -> _Share:
+    def of(cls, weight_BQT: Tensor) -> "_Share":
         (used,) = (weight_BQT != 0).flatten(0, 1).any(0).nonzero(as_tuple=True)
         total = weight_BQT.sum(2, keepdim=True)
         if len(used) == weight_BQT.shape[2]:

@@ -18,8 +18,6 @@ it leaves its own attention weights out, and there is nothing to correct.
 Shapes: B images, N donors, T tokens, H heads of one site, D head width, A heads of all sites, L blocks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Sequence
@@ -111,7 +109,7 @@ class _Ran(NamedTuple):
     run: Run
     logits: Tensor
     taps: Taps
-    drop: _Drop
+    drop: "_Drop"
 
 
 def _run(model: nn.Module, images: Tensor, sloped: bool) -> _Ran:

@@ -10,8 +10,6 @@ fork is open; the rest is the model's own code, in the pieces that its family de
 Shapes: M masks, A heads, B images, C classes, R masks that go through a block side by side.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools
@@ -196,7 +194,7 @@ def _without(backbone: nn.Module, off_A: Tensor) -> nn.Module:
     return smaller.eval()
 
 
-def _around(model: nn.Module, backbone: nn.Module, images: Tensor, tree: _Tree) -> list[Tensor] | None:
+def _around(model: nn.Module, backbone: nn.Module, images: Tensor, tree: "_Tree") -> list[Tensor] | None:
     """Return a wrapper's outputs under each mask; None if it never calls the backbone's forward.
 
     The wrapper runs once per mask, and wherever it calls the backbone it is told the answer. Every run makes the same
@@ -230,7 +228,7 @@ class _Tree:
     fill: Fill | None = None  # what stands in a head's place in this batch
 
     @classmethod
-    def of(cls, backbone: nn.Module, versions: _Versions) -> _Tree | None:
+    def of(cls, backbone: nn.Module, versions: _Versions) -> "_Tree | None":
         """None where the backbone's forward cannot be taken apart."""
         segments = family_of(backbone).segments(backbone)
         return None if segments is None else cls(backbone, gates_of(backbone), segments, versions)

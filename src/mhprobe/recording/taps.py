@@ -6,8 +6,6 @@ has one. A graph begins at the first tap that needs it, because weights are froz
 Shapes: rows are images (or images x windows, image-major), T tokens, H heads of one site, D head width, C channels.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Collection
@@ -46,7 +44,7 @@ class Taps(contextlib.ExitStack):
         self.attn: list[Tensor] = attending if self.needs & {"attn", "attn_grad"} else []
         self._stream: list[dict[str, Tensor]] = [{} for _ in layout.blocks] if "stream" in self.needs else []
 
-    def __enter__(self) -> Taps:
+    def __enter__(self) -> "Taps":
         super().__enter__()
         try:
             self._tap_sites()

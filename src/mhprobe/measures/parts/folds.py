@@ -28,8 +28,6 @@ Shapes: B images of a batch, T tokens, C channels of a group, H heads of a group
 batch has images of, G folds that hold images.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -61,13 +59,13 @@ class Folds:
     total: Tensor
 
     @classmethod
-    def zeros(cls, folds: int, tokens: int, channels: int, device: torch.device | None = None) -> Folds:
+    def zeros(cls, folds: int, tokens: int, channels: int, device: torch.device | None = None) -> "Folds":
         return cls(
             torch.zeros(folds, dtype=torch.long, device=device),
             torch.zeros(folds, tokens, channels, dtype=torch.float64, device=device),
         )
 
-    def merge(self, dealt: Dealt) -> None:
+    def merge(self, dealt: "Dealt") -> None:
         """Take in the images of a batch."""
         self.total.index_add_(0, dealt.fold, dealt.total)
         self.count.index_add_(0, dealt.fold, dealt.images)
