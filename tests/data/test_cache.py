@@ -52,6 +52,15 @@ def test_another_key_is_another_cache_and_the_checksum_is_of_the_contents(tmp_pa
     assert_right(open_noise(tmp_path / "a", other), other)
 
 
+def test_another_decoder_is_another_cache(tmp_path, monkeypatch):
+    """It may round otherwise, and the run of a fresh machine has its pixels."""
+    source = Noise()
+    for decoder, scans in (("pillow 1.0", 1), ("pillow 2.0", 2), ("pillow 1.0", 2)):
+        monkeypatch.setattr(cache_module, "DECODER", decoder)
+        open_noise(tmp_path, source)
+        assert source.scans == scans
+
+
 def cut(folder):
     path = folder / "train-images.npy"
     path.write_bytes(path.read_bytes()[:-10])

@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import shutil
 import sys
+from importlib.metadata import version
 
 import pytest
 import torch
 
 import mhprobe
 from mhprobe.data.batch import Batch
-from mhprobe.io.code import code_digests, stands_on
+from mhprobe.io.code import _distributions, code_digests, stands_on
 from mhprobe.masking.parts.cache import MaskCache, cache_key, describe
 from mhprobe.measures import Entropy
 from mhprobe.scoring.parts.evaluate import Evaluator
@@ -90,7 +92,9 @@ def test_a_figures_ingredients_are_the_code_and_the_files_that_it_names(written,
     }
     written()
     before = stands_on(config)
-    assert set(before["code"]) == {"own_measure", "own_helper"} and set(before["files"]) == {str(table)}
+    assert set(before["code"]) == {"own_measure", "own_helper", "torch", "torchmetrics"} and set(before["files"]) == {
+        str(table)
+    }
     assert json.loads(json.dumps(before)) == stands_on(config) == before
     table.write_text("head,value\n0,1\n")
     written(helper="FACTOR = 3")
@@ -99,6 +103,40 @@ def test_a_figures_ingredients_are_the_code_and_the_files_that_it_names(written,
     assert after["code"]["own_measure"] == before["code"]["own_measure"]
 
 
-def test_our_code_and_installed_code_are_known_by_their_versions():
-    assert code_digests(Entropy, torch.nn.Linear, type(tiny_vit()), json.dumps, "own_measure_that_is_not_there") == {}
-    assert set(code_digests(key)) >= {__name__}
+def test_installed_code_is_known_by_its_version_and_ours_by_none():
+    found = code_digests(Entropy, type(tiny_vit()), json.dumps, "own_measure_that_is_not_there")
+    assert found.items() >= {"torch": version("torch"), "timm": version("timm")}.items()
+    assert not [name for name in found if name.startswith(("mhprobe", "json", "own_"))]
+    assert set(code_digests(key)) >= {__name__, "pytest"}
+
+
+def test_an_installed_measure_of_another_version_is_another_question(tmp_path, monkeypatch):
+    """Also where the distribution is called otherwise, and where the user's own measure only imports it."""
+    place = tmp_path / "site-packages"
+    monkeypatch.syspath_prepend(place)
+    (place / "lab_measures").mkdir(parents=True)
+    (place / "lab_measures" / "__init__.py").write_text("FACTOR = 1")
+    (tmp_path / "mine.py").write_text("import lab_measures.deeper")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def install(number: str) -> tuple[str, dict[str, str]]:
+        for old in place.glob("*.dist-info"):
+            shutil.rmtree(old)
+        about = place / f"labs_measures-{number}.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: labs-measures\nVersion: {number}\n")
+        (about / "top_level.txt").write_text("lab_measures\n")
+        importlib.invalidate_caches()
+        _distributions.cache_clear()
+        measure = {"_target_": "lab_measures.deeper.Mine", "_partial_": True}
+        return cache_key(stands_on=stands_on(measure)), code_digests("mine")
+
+    (first, imported), (second, _) = install("1.0"), install("1.1")
+    assert first != second and install("1.0") == (first, imported)
+    assert imported["lab_measures"] == "1.0" and len(imported) == 2
+    _distributions.cache_clear()
+
+
+def test_the_package_of_a_peer_is_in_the_key_of_its_method():
+    """Its class is ours, and imports the other's package where it is needed."""
+    assert "torch_pruning" in stands_on({"_target_": "mhprobe.surgery.peer.TorchPruning"})["code"]

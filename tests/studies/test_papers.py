@@ -175,6 +175,10 @@ def test_a_finished_figure_is_not_made_again_and_a_changed_one_is(tmp_path, capl
         mhprobe.study.run(
             settings("vit", "byun_kim", tmp_path, "figures=[1]", "paper.measure.svcca.variance=0.9"), folder
         )
+    for module in ("studies.paper", "questions.material"):
+        monkeypatch.setattr(f"mhprobe.{module}.our_digest", lambda: "edited")
+    with pytest.raises(AssertionError, match="measured again"):
+        mhprobe.study.run(settings("vit", "byun_kim", tmp_path, "figures=[1]"), folder)
 
 
 BREEDS = tuple(f"breed{number:02}" for number in range(37))

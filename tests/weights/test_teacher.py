@@ -167,6 +167,9 @@ def test_what_a_teacher_answered_is_not_asked_again_and_an_interrupted_walk_goes
     assert sum(asked) == 2 * 24
     assert torch.equal(count(*recalled(tmp_path, file, *options)), first)
     assert sum(asked) == 2 * 24
+    monkeypatch.setattr("mhprobe.weights.teacher.__version__", "another")
+    count(*recalled(tmp_path, file, *options))
+    assert sum(asked) == 4 * 24
 
 
 def test_a_teacher_of_whole_images_has_no_answer_to_blended_ones(file, tmp_path):

@@ -91,7 +91,8 @@ def open_cache(source: Source, cache_dir: str | Path, verify: bool = True, show:
     import filelock
 
     inner = getattr(source, "source", source)  # of a source that changes another one's images
-    key = {"format": FORMAT, "source": source.name, "code": code_digests(source, inner), **source.key()}
+    about = {"format": FORMAT, "decoder": DECODER, "code": code_digests(source, inner)}
+    key = {**about, "source": source.name, **source.key()}
     root = Path(cache_dir).expanduser() / "images"
     folder = root / f"{source.name}-{_digest(key)[:16]}"
     if (cache := _read(folder, verify)) is not None:
@@ -166,7 +167,7 @@ def _build(source: Source, key: dict[str, Any], folder: Path, show: bool) -> Cac
         }
         body = {
             **{"key": key, "class_names": contents.class_names, "size": contents.size},
-            **{"splits": sorted(contents.labels), "decoder": DECODER, "files": files},
+            **{"splits": sorted(contents.labels), "files": files},
         }
         (temporary / "meta.json").write_text(json.dumps({"sha256": _digest(body), "body": body}, indent=1))
         for path in temporary.iterdir():
@@ -234,7 +235,7 @@ def _compare(before: Path, split: str, digests: np.ndarray, name: str) -> None:
     try:
         body = json.loads((before / "meta.json").read_text())["body"]
         path = before / f"{split}{DIGESTS}"
-        if body["decoder"] != DECODER or file_digest(path) != body["files"][path.name]["sha256"]:
+        if file_digest(path) != body["files"][path.name]["sha256"]:
             return
         changed = np.flatnonzero(np.load(path) != digests)
     except (OSError, ValueError, KeyError, TypeError):

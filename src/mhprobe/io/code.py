@@ -1,11 +1,12 @@
-"""A user's code and files that a number stands on: a name in a cache's key does not say that they have changed.
+"""Code and files of others that a number stands on: a name in a cache's key does not say that they have changed.
 
-Code of ours is named by our version, installed packages by theirs.
+A user's modules are known by their contents, installed packages by their versions. Our version stands for our code.
 """
 
 import ast
 import functools
 import hashlib
+import importlib.metadata
 import importlib.util
 import sys
 import sysconfig
@@ -13,24 +14,35 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-_NOT_THE_USERS = (Path(__file__).parents[1], *(Path(sysconfig.get_path(of)) for of in ("stdlib", "platstdlib")))
-_PACKAGES = {"site-packages", "dist-packages"}
+_OURS = Path(__file__).parents[1]
+_PYTHONS = tuple(sysconfig.get_path(of) for of in ("stdlib", "platstdlib"))
+_INSTALLED = {"site-packages", "dist-packages"}
 
 
 def code_digests(*things: Any) -> dict[str, str]:
-    """Module -> SHA-256 of its file: the user's modules that ``things`` come from, and those that these import.
+    """Module of a user -> SHA-256 of its file, and installed package -> version: where ``things`` come from.
 
+    What these modules import is added; of our own modules, the packages that they import.
     things: classes, functions, instances, partials, names of modules.
     """
     digests: dict[str, str] = {}
+    versions: dict[str, str] = {}
+    seen: set[str] = set()
     waiting = [name for thing in things for name in _modules(thing)]
     while waiting:
         name = waiting.pop()
-        file = None if name in digests else _file_of_user(name)
-        if file is not None:
+        package = name.partition(".")[0]
+        if name in seen or package in versions:
+            continue
+        seen.add(name)
+        if package != _OURS.name and (home := _file(package)) and _INSTALLED & {*home.parts}:
+            versions[package] = _version(package) or file_digest(home)
+        elif (file := _file(name)) and file.is_relative_to(_OURS):
+            waiting += (other for other in _imported(name, file) if other.partition(".")[0] != _OURS.name)
+        elif file and not _INSTALLED & {*file.parts}:
             digests[name] = file_digest(file)
             waiting += _imported(name, file)
-    return dict(sorted(digests.items()))
+    return dict(sorted({**digests, **versions}.items()))
 
 
 def stands_on(config: Any) -> dict[str, dict[str, str]]:
@@ -78,16 +90,30 @@ def _modules(thing: Any) -> Iterator[str]:
         yield from _modules(type(thing))
 
 
-def _file_of_user(name: str) -> Path | None:
-    """The file of a module that is neither ours nor installed; None for others, and for what is no module."""
+def _file(name: str) -> Path | None:
+    """The file of a module; None for one of Python's own, and for what is no module."""
     try:
         spec = importlib.util.find_spec(name)
-        file = None if spec is None else spec.origin
+        origin = None if spec is None else spec.origin
     except (ImportError, ValueError, AttributeError):  # a script is __main__, which has no spec
-        file = getattr(sys.modules.get(name), "__file__", None)
-    path = Path(file or "")
-    ours = _PACKAGES & {*path.parts} or any(path.is_relative_to(place) for place in _NOT_THE_USERS)
-    return None if ours or path.suffix != ".py" or not path.is_file() else path
+        origin = getattr(sys.modules.get(name), "__file__", None)
+    path = Path(origin or "")
+    pythons = not _INSTALLED & {*path.parts} and any(path.is_relative_to(place) for place in _PYTHONS)
+    return None if pythons or path.suffix != ".py" or not path.is_file() else path
+
+
+def _version(package: str) -> str | None:
+    """The version of an installed package, which its distribution may call by another name."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        names = _distributions().get(package, [])
+        return importlib.metadata.version(names[0]) if names else None
+
+
+@functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    return importlib.metadata.packages_distributions()
 
 
 def _imported(name: str, file: Path) -> Iterator[str]:

@@ -3,11 +3,9 @@
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass, field
-from importlib.metadata import version
 from typing import Any
 
 import lightning as L
-import torch
 from torch import nn
 
 from mhprobe import __version__
@@ -118,7 +116,7 @@ def identity_of(module: Any, data: ImageData) -> dict[str, Any]:
     """
     weights = module.state_dict()
     return {
-        "versions": {"mhprobe": __version__, "timm": version("timm"), "torch": str(torch.__version__)},
+        "version": __version__,
         "code": code_digests(*dict.fromkeys(type(part) for part in module.modules())),
         "weights": digest({key: part for key, part in weights.items() if key.startswith(("backbone.", "gates."))}),
         "backbone": module.description["backbone"],

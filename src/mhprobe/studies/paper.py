@@ -12,7 +12,7 @@ from typing import Any
 
 from mhprobe.errors import UserError
 from mhprobe.io import files
-from mhprobe.io.code import stands_on
+from mhprobe.io.code import our_digest, stands_on
 from mhprobe.masking.parts.cache import cache_key
 from mhprobe.questions.ask import Answers
 from mhprobe.questions.material import Material, Panel
@@ -68,7 +68,7 @@ def _question(paper: Mapping[str, Any], key: str, panel: Panel | None, material:
         tuple(figure["measure"]),
         tuple(figure["curves"]),
         control,
-        cache_key(**material.identity, seed=material.seed, figure=made_from),
+        cache_key(**material.identity, source=our_digest(), seed=material.seed, figure=made_from),
     )
 
 

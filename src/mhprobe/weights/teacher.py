@@ -7,6 +7,8 @@ images that the student sees, cropped, flipped and mixed alike (Beyer et al., 20
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -16,13 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mhprobe import ranks
+from mhprobe import __version__, ranks
 from mhprobe.backbones import input_spec
 from mhprobe.data.base import ImageData, InputSpec
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.io import files
-from mhprobe.io.code import file_digest
+from mhprobe.io.code import code_digests, file_digest
 from mhprobe.io.progress import progress
 from mhprobe.io.tensors import packed, unpacked
 from mhprobe.weights.checkpoint import load_weights
@@ -79,7 +81,9 @@ class Recalled(Teacher):
         data = copy.copy(data)
         data.spec = self.theirs
         precision = str(torch.get_autocast_dtype(device.type)) if torch.is_autocast_enabled(device.type) else "float32"
+        code = [__version__, code_digests(*dict.fromkeys(type(part) for part in self.model.modules()))]
         about = {"teacher": self.file, "images": data.training_fingerprint, "precision": precision}
+        about["code"] = hashlib.sha256(json.dumps(code).encode()).hexdigest()[:16]
         path = self.folder / f"teacher-{'-'.join(about.values())}-{ranks.rank()}.safetensors"
         before, known = unpacked(path) or ({}, {})
         unasked = torch.full((data.sizes["train"], self.logits.shape[1]), torch.nan)
