@@ -23,6 +23,7 @@ from mhprobe.data.batch import Batch, Split, images_and_labels
 from mhprobe.data.photos import PhotoLoader
 from mhprobe.errors import UserError, one_of, quoted, whole_number
 from mhprobe.heads import FillName, HeadLayout
+from mhprobe.io.options import refuse_misfits
 from mhprobe.io.progress import progress
 from mhprobe.masking.base import Evaluate
 from mhprobe.masking.parts.curve import CurveSpec, order_named
@@ -190,14 +191,12 @@ def _spec(
     target: Any, fill: Any,
 ) -> CurveSpec:  # fmt: skip
     """The description of one curve; UserError for an argument of another type than it says."""
-    for name, value in (("units", units), ("order", order)):
-        if not isinstance(value, str):
-            raise UserError(f"masking_curve: {name}: expected a name, got {quoted(value)}.")
+    if not isinstance(order, str):
+        raise UserError(f"masking_curve: order: expected a name, got {quoted(order)}.")
+    given = {"units": units, "exclude_layers": exclude_layers, "min_heads_per_layer": least, "rescale": rescale}
+    refuse_misfits(CurveSpec, given, "masking_curve")
     one_of("masking_curve", "fill", fill, FillName)
-    one_of("masking_curve", "rescale", rescale, Literal[True, False])
     whole_number("masking_curve: min_heads_per_layer", least)
-    if isinstance(exclude_layers, str) or not isinstance(exclude_layers, Iterable):
-        raise UserError(f"masking_curve: exclude_layers: expected a list of layers, got {quoted(exclude_layers)}.")
     if target is not None and not isinstance(target, Mapping):
         raise UserError(f"masking_curve: target: expected e.g. {{'heads': 12}}, got {quoted(target)}.")
     try:
@@ -235,6 +234,7 @@ def load(
         return model_from(path, name, **settings)
     if settings:
         raise UserError(f"load: {', '.join(settings)}: settings go with the name of a model of timm's; give name=.")
+    refuse_misfits(load, {"flops": flops, "params": params}, "load")
     model, description = load_weights(found(path))
     target = {key: share for key, share in (("flops", flops), ("params", params)) if share is not None}
     if len(target) > 1:
@@ -250,6 +250,7 @@ def photos(folder: str | Path, model: nn.Module, batch_size: int = 32, limit: in
     folder: or a .tar or .zip; images at any depth. model: of a supported family. limit: at most so many images, evenly
     from all. Raises UserError for a folder without images, and a model that does not say what it expects.
     """
+    refuse_misfits(photos, {"folder": folder, "batch_size": batch_size, "limit": limit}, "photos")
     return PhotoLoader(folder, **input_spec(backbone_of(model)), batch_size=batch_size, limit=limit)
 
 

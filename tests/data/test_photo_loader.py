@@ -65,3 +65,5 @@ def test_what_holds_no_photographs_is_refused(tmp_path, model):
         mhprobe.photos(tmp_path / "nowhere", model)
     with pytest.raises(mhprobe.UserError, match=r"batch_size and limit are at least 1, got 0"):
         mhprobe.photos(tmp_path, model, batch_size=0)
+    with pytest.raises(mhprobe.UserError, match=r"batch_size and limit are at least 1, got 32 and 0"):
+        mhprobe.photos(tmp_path, model, limit=0)  # it once meant all of them

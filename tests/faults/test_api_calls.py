@@ -7,21 +7,28 @@ from __future__ import annotations
 
 import functools
 import math
+import tempfile
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
+import hydra
 import numpy as np
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from PIL import Image
 from test_by_structure import fuzzed, one_line, plain
 
 import mhprobe
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
+from mhprobe.io.options import types_of
 from mhprobe.measures import GateImportance
+from mhprobe.run.members import members
 from models import images_for, labels_for, tiny_vit
+from pieces import names
 
 COUNT = 6
 
@@ -40,6 +47,16 @@ def images() -> torch.Tensor:
 
 def loader() -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(images()[part], labels_for(COUNT)[part]) for part in (slice(4), slice(4, COUNT))]
+
+
+KEPT = tempfile.TemporaryDirectory()  # it goes with the process
+
+
+@functools.cache
+def folder() -> str:
+    """With one photograph."""
+    Image.new("RGB", (16, 16)).save(Path(KEPT.name) / "one.png")
+    return KEPT.name
 
 
 # function -> the arguments of a call that is right, and short
@@ -83,7 +100,8 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         mhprobe.record,
         {"model": model, "images": images, "labels": lambda: labels_for(COUNT), "needs": lambda: {"grad"}},
     ),
-    "load": (mhprobe.load, {"path": "nowhere.safetensors", "name": None}),
+    "load": (mhprobe.load, {"path": "nowhere.safetensors", "name": None, "flops": None, "params": None}),
+    "photos": (mhprobe.photos, {"folder": folder, "model": model, "batch_size": 2, "limit": None}),
     "attach": (mhprobe.attach, {"model": model}),
 }  # fmt: skip
 
@@ -142,6 +160,10 @@ def gates_as_they_were():
 @example(call=("measure", "show_progress", torch.tensor(SIX)))
 @example(call=("load", "path", 3))
 @example(call=("load", "name", 3))
+@example(call=("load", "flops", math.nan))
+@example(call=("photos", "batch_size", 1.5))
+@example(call=("photos", "limit", math.nan))
+@example(call=("photos", "folder", b"x"))
 @example(call=("prune_heads", "mask", torch.tensor(SIX)))
 @example(call=("prune_heads", "mask", [1, 1]))
 @example(call=("prune_heads", "model", "vit"))
@@ -192,6 +214,9 @@ REFUSED = [
     ("measure", "loader", None, "loader: expected a DataLoader"),
     ("measure", "target", "accuracy", "of is one of loss, top1"),
     ("load", "path", 3, "path: expected a file"),
+    ("load", "flops", math.nan, "load.flops: expected a finite number or null, got nan"),
+    ("photos", "batch_size", True, "photos.batch_size: expected a whole number, got True"),
+    ("photos", "limit", 1.5, "photos.limit: expected a whole number or null, got 1.5"),
     ("attention", "head", torch.tensor(SIX).bool(), "attention: head"),
 ]
 
@@ -200,6 +225,28 @@ REFUSED = [
 def test_what_would_be_taken_for_something_else_is_refused(name, argument, value, words):
     with pytest.raises(UserError, match=words):
         answer(name, **{argument: value})
+
+
+NUMBERS = {int: (math.nan, math.inf, 1.5, True), float: (math.nan, math.inf, True)}  # what would pass for another
+
+
+@pytest.mark.parametrize("name", names("measure"))
+def test_no_measure_takes_an_option_that_is_not_of_its_type(name):
+    """In a notebook, where no configuration is checked: 1.5 draws were a traceback, and True was one draw."""
+    make = hydra.utils.get_class(members("measure")[name]["_target_"])
+    for option, hint in types_of(make).items():
+        kinds = {kind for kind in NUMBERS if hint is kind or kind in get_args(hint)} - {bool}
+        for value in {value for kind in kinds for value in NUMBERS[kind]}:
+            if bool in get_args(hint) or (value == 1.5 and float in kinds):
+                continue
+            with pytest.raises(UserError, match=rf"^{name}\.{option}: expected ") as error:
+                make(gates_of(model()).layout, **{option: value})
+            assert one_line(error.value)
+
+
+def test_layers_that_may_be_a_mask_are_no_list():
+    with pytest.raises(UserError, match="exclude_layers: expected a list"):
+        answer("masking_curve", exclude_layers=torch.tensor([1, 0]))
 
 
 @pytest.mark.parametrize("name", sorted(set(CALLS) - {"load"}))

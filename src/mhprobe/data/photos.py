@@ -79,7 +79,7 @@ class PhotoLoader:
         batch_size: int = 32,
         limit: int | None = None,
     ) -> None:
-        if min(batch_size, limit or 1) < 1:
+        if min(batch_size, 1 if limit is None else limit) < 1:
             raise UserError(f"photos: batch_size and limit are at least 1, got {batch_size} and {limit}.")
         if not Path(root).expanduser().exists():
             raise UserError(f"photos: {root} does not exist. Give a folder of images, or a .tar or .zip of them.")

@@ -9,6 +9,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, Union
 
@@ -59,15 +60,16 @@ def fits(value: Any, hint: Any) -> bool:
         return callable(value)
     if origin is Literal:  # which of the names it is, the class says: an array of them would be compared one by one
         return value is None or isinstance(value, str | int | float)
-    if hint is float:
-        return type(value) in (int, float)
+    if hint in (int, float):  # NumPy's are as good
+        return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
     if hint is Path:
         return isinstance(value, str | Path)
     if hint in _WORDS:
         return type(value) is hint
     if _is_list(origin):
         inner = (*typing.get_args(hint), Any)[0]
-        return isinstance(value, list | tuple) and all(fits(each, inner) for each in value)
+        several = isinstance(value, Collection) and not isinstance(value, str | Mapping)
+        return several and all(fits(each, inner) for each in value)
     if inspect.isclass(origin) and issubclass(origin, Mapping):
         inner = (*typing.get_args(hint), Any, Any)[1]
         return isinstance(value, Mapping) and all(fits(each, inner) for each in value.values())

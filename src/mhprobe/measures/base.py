@@ -10,7 +10,7 @@ import re
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from torchmetrics import Metric
 from mhprobe import ranks
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadWeights, Kind, Need
+from mhprobe.io.options import refuse_misfits
 from mhprobe.stats.intervals import REAL, Range
 
 T = TypeVar("T")
@@ -100,6 +101,12 @@ class Measure(Metric):
     class_names: tuple[str, ...] = ()
 
     images: Tensor = counts()  # valid images
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """UserError for an option of another type than the class says: 1.5 draws, True for 1, NaN."""
+        made = super().__new__(cls)
+        refuse_misfits(cls, kwargs, made.name)
+        return made
 
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
         """kwargs go to torchmetrics.Metric, e.g. ``process_group``. NotOfNeurons where ``layout`` has units of others.
