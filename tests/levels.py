@@ -402,15 +402,23 @@ def _(seed: int) -> dict[str, Tensor]:
     return {"auc.low": torch.tensor(low <= truth <= high), "auc.p": torch.tensor(p < LEVEL)}
 
 
-@simulation((clusters.cluster, clusters.alike), few=0, clusters__p="at most", functions__p="p")
-def _(seed: int) -> dict[str, Tensor]:
-    """Twelve heads in one cloud, and functions given to them at random."""
-    normal = normals(seed)
+def cloud(normal: Callable[..., Tensor]) -> Tensor:
+    """(A, A) distances of twelve heads in one cloud."""
     points = normal(12, 3) * torch.tensor([3.0, 2.0, 1.0])
-    distance, names = torch.cdist(points, points), [f"{int(number) % 3}" for number in normal(12).argsort()]
-    found = clusters.cluster(distance, 19, seed)
-    _, p = clusters.alike(distance, names, 59, seed)
-    return {"clusters.p": torch.tensor(found.p <= LEVEL), "functions.p": torch.tensor(p <= LEVEL)}
+    return torch.cdist(points, points)
+
+
+@simulation((clusters.cluster,), few=0, clusters__p="at most")
+def _(seed: int) -> dict[str, Tensor]:
+    return {"clusters.p": torch.tensor(clusters.cluster(cloud(normals(seed)), 19, seed).p <= LEVEL)}
+
+
+@simulation((clusters.alike,), few=100, functions__p="p")
+def _(seed: int) -> dict[str, Tensor]:
+    """Functions that are given to the heads at random."""
+    normal = normals(seed)
+    distance, names = cloud(normal), [f"{int(number) % 3}" for number in normal(12).argsort()]
+    return {"functions.p": torch.tensor(clusters.alike(distance, names, 59, seed + 10**6)[1] <= LEVEL)}
 
 
 # How they are counted
