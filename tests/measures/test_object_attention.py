@@ -11,7 +11,9 @@ import mhprobe
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.object_attention import RELATIONS, ObjectAttention, patches
+from mhprobe.stats.intervals import SHARE
 from models import BUILDERS, images_for, labels_for
+from oracles import intervals
 from oracles import object_attention as oracle
 
 SITE = HeadSite("a", 0, 0, 3, 2, prefix_tokens=1, grid=(4, 4), pixels=(2.0, 2.0), class_token=True)
@@ -153,16 +155,18 @@ def test_the_head_to_use_is_chosen_on_one_half_and_scored_on_the_other():
     held = found["held_out"]
     assert held.isfinite().tolist() == [True, False, False]
     assert held[0].item() == pytest.approx(0.3)
-    spread = (0.3 * 0.7 / 9) ** 0.5 * 1.959964
-    assert found["held_out_high"][0].item() - 0.3 == pytest.approx(spread, rel=1e-4)
+    low, high = intervals.of_mean([1.0] * 3 + [0.0] * 7, SHARE)  # Student's, of the ten images that it is scored on
+    assert (found["held_out_low"][0].item(), found["held_out_high"][0].item()) == pytest.approx((low, high), rel=1e-5)
+    assert low > 0.05 and high > 0.65  # a normal one of so few images ends at .00 and .60
     assert found["value"].argmax() == 0 or found["value"].argmax() == 1  # over all images both have 9 of 18
     related = found["relations_held_out"]
     assert (related.isfinite().sum(0) <= 1).all() and related.isfinite().any()
     ground = list(RELATIONS).index("ground to object")
     (chosen,) = related[:, ground].isfinite().nonzero().flatten().tolist()
     assert chosen == 0 and related[0, ground].item() == pytest.approx(0.3)
-    # every image has as many queries: the ratio's interval is that of the images' shares, but for n against n - 1
-    assert found["relations_high"][0, ground].item() - 0.3 == pytest.approx(spread, rel=1e-3)
+    # every image has as many queries: the ratio's interval is that of the images' shares
+    ends = (found["relations_low"][0, ground].item(), found["relations_high"][0, ground].item())
+    assert ends == pytest.approx((low, high), rel=1e-5)
 
 
 def test_on_one_half_alone_nothing_is_chosen():

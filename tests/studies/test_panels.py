@@ -43,7 +43,7 @@ from mhprobe.studies.panels.loss import direction, eigenvalues, losses
 from mhprobe.studies.panels.maps import auc_interval, hottest, judged
 from mhprobe.studies.panels.masking import cells, kinds, phases
 from mhprobe.studies.panels.probing import Queries, probe
-from mhprobe.studies.panels.relations import RELATIONS, answers, offset_words, right_keys
+from mhprobe.studies.panels.relations import RELATIONS, answers, offset_words, right_keys, summary
 from mhprobe.studies.voita import Fitted
 from models import images_for, labels_for, tiny_swin, tiny_vit
 
@@ -115,6 +115,16 @@ def test_the_interval_of_an_auc_is_hanley_and_mcneils():
     low, high = auc_interval(0.8, 50, 60)
     assert (high - low) / 2 == pytest.approx(1.959964 * error)
     assert auc_interval(1.0, 5, 5) == (1.0, 1.0)
+
+
+def test_scores_of_few_images_have_students_interval():
+    from scipy import stats
+
+    values = torch.tensor([0.2, 0.5, torch.nan, 0.3, 0.7])
+    got, known = summary(values), values[~values.isnan()].double().numpy()
+    expected = stats.t.interval(0.95, 3, known.mean(), stats.sem(known))
+    assert (got["low"], got["high"]) == pytest.approx((max(0, expected[0]), expected[1])) and got["images"] == 4
+    assert summary(torch.full((300,), 0.5))["low"] == 0.5
 
 
 def test_kinds_of_layers_part_the_heads():

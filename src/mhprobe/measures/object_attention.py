@@ -25,8 +25,8 @@ from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure, counts, mean_of, sums
 from mhprobe.measures.parts.hashing import numbers_in
 from mhprobe.measures.parts.places import attention_of, places_of, where_site
-from mhprobe.stats.intervals import SHARE, of_mean
-from mhprobe.stats.significance import Z95, standard_error
+from mhprobe.stats.intervals import SHARE, interval, of_mean
+from mhprobe.stats.significance import standard_error
 
 # what the query shows, what the key shows (0: ground; other numbers: objects) -> whether the relation holds
 RELATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -176,7 +176,7 @@ class ObjectAttention(Measure):
         """``held_out`` of the head that is best on the first half; NaN for all where a half has no images."""
         score = mean_of(self.share, self.dealt.double()[:, None].expand_as(self.share))
         error = standard_error(self.share[1], self.square[1], self.dealt[1])
-        return _held_out(("held_out", "held_out_low", "held_out_high"), score, error)
+        return self._held_out(("held_out", "held_out_low", "held_out_high"), score, error)
 
     def _chosen_by_relation(self, site_of_head: Tensor) -> dict[str, Tensor]:
         """The same for relations. Queries of one image are no independent draws: the interval is over images.
@@ -188,7 +188,17 @@ class ObjectAttention(Measure):
         left = self.followed_square[1] - 2 * score[1] * self.followed_possible[1] + score[1].square() * square
         images = self.dealt[1].double()
         error = (left.clamp(min=0) * images / (images - 1)).sqrt() / possible[1]
-        return _held_out(("relations_held_out", "relations_low", "relations_high"), score, error)
+        return self._held_out(("relations_held_out", "relations_low", "relations_high"), score, error)
+
+    def _held_out(self, names: tuple[str, str, str], score: Tensor, error: Tensor) -> dict[str, Tensor]:
+        """The second half's score (2, A, ...) and its 95 % interval, of the head that is best on the first; NaN else.
+
+        Also where nothing could be chosen.
+        """
+        best = score[0].nan_to_num(nan=-1.0).argmax(0, keepdim=True)
+        there = torch.zeros_like(score[1], dtype=torch.bool).scatter(0, best, True) & ~score[0].isnan()
+        ends = (score[1], *interval(score[1], error, int(self.dealt[1]) - 1, self.within))
+        return {name: each.masked_fill(~there, torch.nan) for name, each in zip(names, ends, strict=True)}
 
     def _best_offsets(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """(R,) each per site: hits of the best offset; hits on half 2 of that of half 1; its rows; its columns."""
@@ -200,17 +210,6 @@ class ObjectAttention(Measure):
             held = counts[1].gather(-1, counts[0].argmax(-1, keepdim=True))[..., 0]
             found.append((count, held, best // (2 * width - 1) - height + 1, best % (2 * width - 1) - width + 1))
         return found
-
-
-def _held_out(names: tuple[str, str, str], score: Tensor, error: Tensor) -> dict[str, Tensor]:
-    """The second half's score (2, A, ...) and its 95 % interval, of the head that is best on the first; NaN elsewhere.
-
-    Also where nothing could be chosen.
-    """
-    best = score[0].nan_to_num(nan=-1.0).argmax(0, keepdim=True)
-    there = torch.zeros_like(score[1], dtype=torch.bool).scatter(0, best, True) & ~score[0].isnan()
-    ends = (score[1], score[1] - Z95 * error, score[1] + Z95 * error)
-    return {name: each.masked_fill(~there, torch.nan) for name, each in zip(names, ends, strict=True)}
 
 
 def _half(batch: HeadBatch) -> Tensor:

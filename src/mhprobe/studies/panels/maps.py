@@ -27,7 +27,7 @@ from mhprobe.report.result import Result
 from mhprobe.report.tables import from_rows
 from mhprobe.stats.agreement import auroc_error
 from mhprobe.stats.intervals import percentiles, resampled_means
-from mhprobe.stats.significance import Z95
+from mhprobe.stats.significance import Z95, t_interval
 
 Kinds = Mapping[str, MapKind]
 BLIND = ("centre", "random")  # maps that have seen no image
@@ -58,11 +58,9 @@ def judged(material: Material, kinds: Kinds, images: int = 200, **options: Any) 
             ("insertion", of.insertion, of.random_insertion, 1),
         ):
             gain = better * (score - random)
-            mean, half = gain.mean().item(), Z95 * gain.std().item() / len(gain) ** 0.5
-            means = {"score": score.mean().item(), "random": random.mean().item(), "better": mean}
-            rows.append(
-                {"map": name, "area": area, **means, "low": mean - half, "high": mean + half, "images": len(gain)}
-            )
+            of_gain = dict(zip(("better", "low", "high"), map(float, t_interval(gain)), strict=True))
+            means = {"score": score.mean().item(), "random": random.mean().item()}
+            rows.append({"map": name, "area": area, **means, **of_gain, "images": len(gain)})
     return {"areas": Result(from_rows(rows))}
 
 

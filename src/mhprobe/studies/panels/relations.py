@@ -35,7 +35,7 @@ from mhprobe.recording.measuring import recorded
 from mhprobe.report import tables
 from mhprobe.report.figures import attention as figure
 from mhprobe.report.result import Result
-from mhprobe.stats.significance import Z95
+from mhprobe.stats.significance import t_interval
 
 RELATIONS = ("same colour", "mirror image", "opposite", "along an edge")
 _ALONG = ((0, 1), (1, 1), (1, 0), (1, -1))  # (down, right) of an edge at 0, 45, 90, 135 degrees
@@ -133,11 +133,10 @@ def scored(
 
 
 def summary(values: Tensor) -> dict[str, float]:
-    """(N,) scores of images, NaN left out -> their mean with its 95 % normal interval, in [0, 1]."""
+    """(N,) scores of images, NaN left out -> their mean with its 95 % interval, in [0, 1]."""
     known = values[~values.isnan()].double()
-    mean = known.mean().item()
-    half = Z95 * (known.std() / len(known) ** 0.5).item() if len(known) > 1 else float("nan")
-    return {"score": mean, "low": max(0.0, mean - half), "high": min(1.0, mean + half), "images": len(known)}
+    mean, low, high = t_interval(known)
+    return {"score": float(mean), "low": max(0.0, float(low)), "high": min(1.0, float(high)), "images": len(known)}
 
 
 def answers(piece: Piece, right: Tensor, candidates: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
