@@ -91,7 +91,10 @@ def optimal(model: nn.Module, batches: Walk) -> Fill:
         raise UserError("fill=optimal: is fitted to the loss, so it needs labels, and there are none. Use fill=mean.")
     mine = slice(ranks.rank(), None, ranks.size())
     best = [site.clone() for site in _even(layout, moments).sites]
-    spread = _spread(layout, moments)
+    pairs = zip(layout.sites, moments, strict=True)
+    means = ((in_raster_order(site, part, 1).mean(1).flatten() for part in each) for site, each in pairs)
+    # per site the deviation of its heads' outputs, over images, positions and channels
+    spread = [float((square_C - mean_C.square()).clamp(min=0).mean().sqrt()) for mean_C, square_C in means]
     with inspecting(model, gradients=True):
         constants = [site.clone().requires_grad_() for site in best]
         descent = torch.optim.Adam([{"params": [c], "scale": s} for c, s in zip(constants, spread, strict=True)], lr=1)
@@ -172,13 +175,6 @@ def _moments(model: nn.Module, batches: Walk) -> list[_Moments]:
 def _even(layout: HeadLayout, moments: list[_Moments]) -> Fill:
     pairs = zip(layout.sites, moments, strict=True)
     return Fill(tuple(in_raster_order(s, each.mean, 1).mean(1).view(1, 1, 1, -1).float() for s, each in pairs))
-
-
-def _spread(layout: HeadLayout, moments: list[_Moments]) -> list[float]:
-    """Per site the deviation of its heads' outputs, over images, positions and channels."""
-    pairs = zip(layout.sites, moments, strict=True)
-    means = ((in_raster_order(site, part, 1).mean(1).flatten() for part in each) for site, each in pairs)
-    return [float((square_C - mean_C.square()).clamp(min=0).mean().sqrt()) for mean_C, square_C in means]
 
 
 def _drawn(batches: Walk, count: int) -> tuple[Tensor, Tensor, Tensor | None]:
