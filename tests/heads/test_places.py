@@ -46,17 +46,16 @@ def test_every_token_stands_in_one_place_and_may_attend_to_itself(build):
         assert sorted(places[places >= 0].tolist()) == list(range(z.shape[1]))
         assert site.support().shape == (attn.shape[1], *attn.shape[3:])
         assert torch.equal(site.support().diagonal(dim1=1, dim2=2), places >= 0)
-        assert site.positions().shape == (z.shape[1], 2)
 
 
-def test_positions_are_in_input_pixels():
+def test_tokens_of_a_grid_stand_in_input_pixels():
+    def last(site):
+        return [(count - 1) * step for count, step in zip(site.token_grid, site.pixels, strict=True)]
+
     vit, swin = mhprobe.attach(tiny_vit(reg_tokens=1)).layout, mhprobe.attach(tiny_swin()).layout
-    where = vit.sites[0].positions()
-    assert where[:2].isnan().all()
-    assert where[2:][[0, 1, 4, 15]].tolist() == [[0, 0], [0, 4], [4, 0], [12, 12]]
+    assert vit.sites[0].token_grid == (4, 4) and last(vit.sites[0]) == [12, 12]
     # 9 x 9 tokens of 2 pixels, merged to 5 x 5 tokens of 4
-    assert swin.sites[0].positions()[-1].tolist() == [16, 16]
-    assert swin.sites[2].positions()[-1].tolist() == [16, 16]
+    assert last(swin.sites[0]) == last(swin.sites[2]) == [16, 16]
 
 
 def test_tokens_without_a_fixed_grid_have_no_positions():

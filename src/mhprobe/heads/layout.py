@@ -134,13 +134,6 @@ class HeadSite:
         regions = regions.where(places >= 0, torch.nan)  # which equals nothing
         return regions[:, :, None] == regions[:, None, :]
 
-    def positions(self) -> Tensor:
-        """(T, 2) float64 (down, across) of each token in input pixels from the first of the grid; NaN for prefix."""
-        height, width = self.token_grid
-        down, across = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-        grid = torch.stack([down, across], -1).flatten(0, 1).double() * torch.tensor(self.pixels, dtype=torch.float64)
-        return torch.cat([grid.new_full((self.prefix_tokens, 2), torch.nan), grid])
-
     @property
     def token_grid(self) -> tuple[int, int]:
         """``grid``, or a UserError where the model does not fix it."""

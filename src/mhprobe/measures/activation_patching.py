@@ -18,6 +18,7 @@ Analysis 23:564).
 Shapes: B images, A heads of all sites, E estimates, N donors, P pairs.
 """
 
+import dataclasses
 import warnings
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -60,6 +61,7 @@ class ActivationPatching(Measure):
     """
 
     fooled_by = "by definition: a head that both images need alike: it is the same in both, and restores nothing"
+    label = "share of the metric that the head alone restores"
     larger = "the head alone restores more of the clean result; below 0 it leads away from it"
     also: ClassVar[tuple[str, ...]] = ("patching",)
 
@@ -87,14 +89,11 @@ class ActivationPatching(Measure):
         self.estimates = tuple(estimates)
         if self.estimates[:1] not in (("exact",), ("atp",)):
             raise UserError(f"{self.name}: the first of estimates is exact or atp, got {list(self.estimates)}.")
-        self.options: dict[str, Any] = dict(
-            corrupt=corrupt, direction=direction, metric=metric, noise=noise, seed=seed, estimates=self.estimates
-        )
+        self.patching = Patching(corrupt, direction, metric, self.estimates, noise, seed)
         self.pool = Pool(donors if corrupt == "class" else 0)
         if corrupt == "class":
             self.select_needs = frozenset()
-        self.needs: frozenset[Need] = frozenset({Patching(**self.options)})
-        self.label = "share of the metric that the head alone restores"
+        self.needs: frozenset[Need] = frozenset({self.patching})
         heads = layout.num_heads
         self.add_state("effects", torch.zeros(len(self.estimates), 2, heads, dtype=torch.float64))
         self.add_state("given", torch.zeros(self.pool.size, heads + 2, dtype=torch.float64))
@@ -110,12 +109,12 @@ class ActivationPatching(Measure):
         if not len(self.pool):
             return
         number, images, labels = self.pool.held
-        self.needs = frozenset({Patching(**self.options, donors=Donors(images, labels, number))})
+        self.needs = frozenset({dataclasses.replace(self.patching, donors=Donors(images, labels, number))})
 
     def reset(self) -> None:
         super().reset()
         self.pool = Pool(self.pool.size)
-        self.needs = frozenset({Patching(**self.options)})
+        self.needs = frozenset({self.patching})
 
     def add(self, batch: HeadBatch) -> None:
         (need,) = self.needs
@@ -152,7 +151,7 @@ class ActivationPatching(Measure):
         if not int(self.pairs):
             raise UserError(
                 f"{self.name}: none of {int(self.images)} images has a corrupted twin (corrupt="
-                f"{self.options['corrupt']}), expected images of several classes, or of objects on a ground."
+                f"{self.patching.corrupt}), expected images of several classes, or of objects on a ground."
             )
         clean, corrupted = self.ends / self.pairs
         self._warn(clean - corrupted)

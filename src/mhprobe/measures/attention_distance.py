@@ -54,5 +54,6 @@ class AttentionDistance(OfAttention, MeanOverImages):
 
 def _over_the_grid(site: HeadSite, places: Places) -> Tensor:
     """() mean distance between any two grid tokens."""
-    position_T2 = site.positions()[site.prefix_tokens :]
+    sides = zip(site.token_grid, site.pixels, strict=True)
+    position_T2 = torch.cartesian_prod(*(torch.arange(count).double() * step for count, step in sides))
     return torch.cdist(position_T2, position_T2).mean()
