@@ -60,7 +60,7 @@ def test_tokens_of_a_grid_stand_in_input_pixels():
 
 def test_tokens_without_a_fixed_grid_have_no_positions():
     with pytest.raises(UserError, match="no fixed grid"):
-        HeadSite("a", 0, 0, 1, 1).positions()
+        HeadSite("a", 0, 0, 1, 1).places()
 
 
 @pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS.keys())

@@ -368,8 +368,9 @@ def goes_with_cost(layout: HeadLayout, values: Tensor, cost: Mapping[str, Tensor
         return found
     images, odds = int(cost["images"]), RELIABLE / (1 - RELIABLE)
     needed = math.ceil(images * odds * (1 - reliability) / reliability) if reliability else None
-    nothing = {"p": lambda effect, times=1.0: 1.0, "power": lambda cut, truth: 0.0}
-    return Estimate(found.effect, -1.0, 1.0, unit="images", count=images, needed=needed, **nothing)
+    return Estimate(
+        found.effect, -1.0, 1.0, lambda effect, times=1.0: 1.0, lambda cut, truth: 0.0, "images", images, needed=needed
+    )
 
 
 def in_blocks(layout: HeadLayout) -> Tensor:
