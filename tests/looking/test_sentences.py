@@ -99,7 +99,9 @@ def test_a_sink_that_writes_nothing_is_called_a_no_op_and_one_that_writes_is_not
     assert role[list(heads["sink_no_op"])].tolist() == [1] and role[list(heads["sink_broadcast"])].tolist() == [2]
     told = tell("sinks", known)
     silent = int((role[list(told.heads)] == 1).sum())
-    assert f"{silent or 'None'} of them" in told.text and 0 < silent < len(told.heads)
+    loud = len(told.heads) - silent
+    assert silent > 0 < loud and f"{silent} {'is a no-op' if silent == 1 else 'are no-ops'} that write" in told.text
+    assert f"; {loud} {'hands' if loud == 1 else 'hand'} out what is there" in told.text
 
 
 # rules on how numbers stand to each other, by numbers

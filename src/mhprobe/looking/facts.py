@@ -3,7 +3,7 @@
 import functools
 import warnings
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -26,6 +26,7 @@ TWIN = 4  # images that the untrained network is shown
 NULL = 4  # images that are paired for the chance of two heads' attention being alike
 # of single heads, by their names, which are those of their files: an untrained network is measured by these
 SINGLE = {kind.__module__.rpartition(".")[2]: kind for kind in (Entropy, AttentionDistance, Position, Sinks)}
+ENDS = ("value", "low", "high")
 
 Columns = Mapping[str, Tensor]
 Kinds = Mapping[str, Callable[[HeadLayout], Measure]]
@@ -50,6 +51,14 @@ class Facts(NamedTuple):
             raise UserError(self.refused.get("untrained" if of_twin else name, "it was not measured"))
         return known[name]
 
+    def shown(self) -> list[dict[str, Any]]:
+        """Columns that heads are sorted by in a page, to four digits; NaN is None."""
+        found = {SINGLE[name].label: columns for name, columns in self.found.items() if name in SINGLE}
+        return [
+            {"name": label, **{end: [None if x != x else float(f"{x:.4g}") for x in of[end].tolist()] for end in ENDS}}
+            for label, of in found.items()
+        ]
+
 
 def facts(
     model: nn.Module,
@@ -66,7 +75,7 @@ def facts(
     kinds: Kinds = {**SINGLE, "js_distance": functools.partial(JSDistance, null_images=NULL), "cka": CKA}
     kinds = kinds if objects is None else {**kinds, "object_attention": ObjectAttention}
     found, refused = _measured(model, kinds, Batch.whole(images, objects=objects), done)
-    reasons = {"object_attention": "no masks were given (--masks FOLDER)", **{k: str(v) for k, v in refused.items()}}
+    reasons = {"object_attention": "no masks were given; see --masks", **{k: str(v) for k, v in refused.items()}}
     others: Mapping[str, Columns] = {}
     try:
         if twin is None:

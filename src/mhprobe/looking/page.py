@@ -3,11 +3,13 @@
 In one every head is seen at a glance, in the other heads are switched, and the network answers in the page itself.
 """
 
+from __future__ import annotations
+
 import html
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -17,14 +19,14 @@ from mhprobe.errors import UserError, whole_number
 from mhprobe.io.files import write
 from mhprobe.io.progress import progress
 from mhprobe.io.written import counted, rounded
-from mhprobe.looking.facts import SINGLE, TWIN, Facts, facts
 from mhprobe.looking.network import Network, chosen
-from mhprobe.looking.photographs import Photographs, masks, photographs
+from mhprobe.looking.photographs import Photographs, listed, masks, photographs
 from mhprobe.looking.seen import Form, all_packed, described
-from mhprobe.looking.sentences import Sentence, sentences
-from mhprobe.questions.beside import keep
 from mhprobe.report.html.page import LIVE, render, write_report
 from mhprobe.report.runs.facts import write_facts
+
+if TYPE_CHECKING:
+    from mhprobe.looking.sentences import Sentence
 
 TALL = 900  # pixels of the page in a notebook's cell
 
@@ -54,14 +56,19 @@ class Look(NamedTuple):
 
 
 class _Shown(NamedTuple):
-    """All that a page shows. form: of the attention; None where there is none, for ``reason``. packs: an image each."""
+    """All that a page shows. form: of the attention; None where there is none, for ``reason``. packs: an image each.
+
+    told, measures: sentences, and columns that heads are sorted by. waiting: whether these, and more images, follow.
+    """
 
     network: Network
     photos: Photographs
     form: Form | None
     packs: Sequence[str]
     reason: str = ""
-    facts: Facts | None = None
+    told: Sequence[Sentence] = ()
+    measures: Sequence[dict[str, Any]] = ()
+    waiting: bool = True
 
 
 def look(
@@ -91,6 +98,7 @@ def look(
     page without them, and the reason.
     """
     whole_number("look: limit", limit, least=1)
+    listed(folder)  # before a network is built, or its weights downloaded
     network = chosen(model, weights, size)
     side: tuple[int, int] = network.spec["size"]
     photos = photographs(folder, max(side), limit)
@@ -106,16 +114,19 @@ def look(
             shown = _Shown(network, photos, *all_packed(network.model, images, begun, lambda: done(1)))
         except UserError as error:
             shown = _Shown(network, photos, None, [], str(error))
+    # behind the first photograph: measures are seconds of imports
+    from mhprobe.looking.facts import TWIN, facts
+    from mhprobe.looking.sentences import sentences
+
     twin = network.twin if untrained else None
     total = len(images) + (min(TWIN, len(images)) if untrained else 0)
     with progress("measuring", total, "photographs", show_progress) as done:
-        return _page(shown._replace(facts=facts(network.model, images, objects, twin, done)))
+        known = facts(network.model, images, objects, twin, done)
+    return _page(shown._replace(told=sentences(known), measures=known.shown(), waiting=False))
 
 
 def _page(shown: _Shown) -> Look:
-    network, photos, form, known = shown.network, shown.photos, shown.form, shown.facts
-    layout = network.layout
-    told = sentences(known) if known else []
+    network, photos, form, layout = shown.network, shown.photos, shown.form, shown.network.layout
     data = {
         "heads": [
             {"id": flat, "site": site.name, "stage": site.stage, "block": site.block, "index": index}
@@ -124,8 +135,8 @@ def _page(shown: _Shown) -> Look:
         "sites": described(layout, form) if form else None,
         "levels": form and form.levels,
         "photos": [{"name": name, "picture": of} for name, of in zip(photos.names, photos.pictures, strict=True)],
-        "measures": _measures(known) if known else [],
-        "sentences": [{"text": each.text, "heads": each.heads} for each in told],
+        "measures": shown.measures,
+        "sentences": [{"text": each.text, "heads": each.heads} for each in shown.told],
     }
     page = render(
         "look.html.jinja",
@@ -133,27 +144,12 @@ def _page(shown: _Shown) -> Look:
         ["common.js", "look.js"],
         styles=("page.css", "look.css"),
         title=f"{network.name} looks at {counted(len(photos.names), 'photograph')}",
-        told=told,
         packs={f"attention-{number}": pack for number, pack in enumerate(shown.packs)},
         shown=shown,
-        waiting=known is None,
         blocks=counted(len(layout.sites), "block"),
         millions=rounded(sum(each.numel() for each in network.model.parameters()) / 1e6, 3),
     )
-    return Look(page, told, network.notes)
-
-
-def _measures(known: Facts) -> list[dict[str, Any]]:
-    """Columns that heads are sorted by; NaN is null."""
-
-    def short(column: Tensor) -> list[float | None]:
-        return [float(f"{value:.4g}") if value == value else None for value in column.tolist()]
-
-    return [
-        {"name": kind.label, **{column: short(known.found[name][column]) for column in ("value", "low", "high")}}
-        for name, kind in SINGLE.items()
-        if name in known.found
-    ]
+    return Look(page, shown.told, network.notes)
 
 
 def live(model: nn.Module, images: Tensor, labels: Tensor, class_names: Sequence[str] | None = None) -> Look:
@@ -166,6 +162,8 @@ def live(model: nn.Module, images: Tensor, labels: Tensor, class_names: Sequence
 
     Raises UserError for images that are no uint8, for a network without logits, and one that ONNX cannot hold.
     """
+    from mhprobe.questions.beside import keep
+
     layout, backbone = attach(model).layout.of("head"), backbone_of(model)
     if not isinstance(images, Tensor) or images.dim() != 4 or "uint8" not in str(images.dtype):
         got = f"{tuple(images.shape)} {images.dtype}" if isinstance(images, Tensor) else type(images).__name__

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from mhprobe.data.archive import open_archive
+from mhprobe.data.archive import Archive, open_archive
 from mhprobe.data.draws import evenly
 from mhprobe.data.images import SUFFIXES, decode, is_image, refuse_bombs
 from mhprobe.errors import UserError
@@ -32,27 +32,34 @@ class Photographs(NamedTuple):
     there: int
 
 
-def photographs(folder: str | Path, side: int, limit: int = 12) -> Photographs:
-    """Read at most ``limit`` photographs, evenly from the folder or archive by name.
-
-    side: pixels of the square that the network takes. UserError for a folder without photographs that can be read.
-    """
+def listed(folder: str | Path) -> tuple[Archive, list[str]]:
+    """A folder or archive, and the photographs in it by name. UserError where there are none."""
     place = Path(folder).expanduser()
     if not place.exists():
         raise UserError(f"look: {place} does not exist. Give a folder of photographs, or a .tar or .zip of them.")
     archive = open_archive(place)
     every = sorted(file for file in archive.names() if is_image(file))
+    if not every:
+        raise UserError(f"look: {archive.path} has no photographs that can be read ({', '.join(SUFFIXES)}).")
+    return archive, every
+
+
+def photographs(folder: str | Path, side: int, limit: int = 12) -> Photographs:
+    """Read at most ``limit`` photographs, evenly from the folder or archive by name.
+
+    side: pixels of the square that the network takes. UserError for a folder without photographs that can be read.
+    """
+    archive, every = listed(folder)
     read, left_out = {}, []
     refuse_bombs()
-    for name, data in archive.read([every[number] for number in evenly(limit, len(every))] if every else []):
+    for name, data in archive.read([every[number] for number in evenly(limit, len(every))]):
         try:
             shown = encoded(decode(data, SHOWN, True, name), "jpeg", quality=QUALITY)
             read[name] = decode(data, side, True, name), shown
         except UserError as error:
             left_out.append(str(error).removeprefix("root: "))
     if not read:
-        reasons = f": {left_out[0]}" if left_out else f" ({', '.join(SUFFIXES)})."
-        raise UserError(f"look: {archive.path} has no photographs that can be read{reasons}")
+        raise UserError(f"look: {archive.path} has no photographs that can be read: {left_out[0]}")
     names = sorted(read)  # an archive streams in its own order
     pixels = torch.from_numpy(np.stack([read[name][0] for name in names])).permute(0, 3, 1, 2)
     return Photographs(names, pixels, [read[name][1] for name in names], left_out, len(every))

@@ -17,7 +17,6 @@ from torch.nn.functional import avg_pool2d
 
 from mhprobe.backbones import attach
 from mhprobe.heads import HeadLayout, HeadSite
-from mhprobe.measures.parts.places import attention_of
 from mhprobe.recording.record import record
 from mhprobe.report.html import pictures
 
@@ -40,9 +39,8 @@ FORMS = [Form(63, 1), Form(31, 1), Form(15, 1), Form(15, 2), Form(15, 4), Form(1
 
 def attention_of_image(model: nn.Module, image: Tensor) -> list[Tensor]:
     """Per site (W, H, K, K) weights of one (1, 3, height, width) image. UserError where a model has none to see."""
-    layout = attach(model).layout.of("head")
-    batch = record(model, image, needs={"attn"})
-    return [attention_of("look", layout, batch, number)[0].float().cpu() for number in range(len(layout.sites))]
+    attach(model)
+    return [attn[0].float().cpu() for attn in record(model, image, needs={"attn"}).need("attn", "look")]
 
 
 def fitting(attention: list[Tensor], layout: HeadLayout, images: int, room: int) -> Form:

@@ -4,6 +4,7 @@ A rule takes ``Facts`` and gives a sentence, or None. One that names heads says 
 would need more photographs. The rules are the functions of this file that ``answers`` marks, in their order.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -25,6 +26,7 @@ NEARLY = 0.97  # of the entropy of even attention
 LEAST = 5  # blocks: fewer cannot be told from shuffled ones
 SHUFFLES = 2000
 WAYS = (("up", "down"), ("left", "right"))
+three = functools.partial(rounded, digits=3)
 
 
 class Claim(NamedTuple):
@@ -117,14 +119,16 @@ def sinks(facts: Facts) -> Sentence:
 
     def words(best: int, name: str) -> str:
         silent = int((found["role"][made.sure] == 1).sum())
+        loud = int(made.sure.sum()) - silent
         at_class = found["class_token"][best].item()
         on = " (the class token)" if at_class >= 0.5 else "" if at_class != at_class else " (a patch or a register)"
         number = measured(found, best, percent, f"even attention would give {percent(found['uniform'][best])}")
+        no_ops = f"{silent} {'is a no-op that writes' if silent == 1 else 'are no-ops that write'} next to nothing"
+        others = f"{loud} {'hands' if loud == 1 else 'hand'} out what is there to all patches"
         return (
             f"rest on one token, a sink. {name.capitalize()} gives it{on} {number} of all attention, and writes "
-            f"{rounded(found['write'][best])} of the stream's length. {silent or 'None'} of them "
-            f"{'is a no-op that writes' if silent == 1 else 'are no-ops that write'} next to nothing; the others hand "
-            f"out what is there to all patches."
+            f"{rounded(found['write'][best])} of the stream's length. "
+            f"{'; '.join([no_ops] * (silent > 0) + [others] * (loud > 0))}."
         )
 
     return _on(facts, made, found["value"], words)
@@ -300,11 +304,6 @@ def measured(columns: Columns, at: int | tuple[int, int], form: Callable[[float]
     return f"{value} ({'; '.join([f'95 % interval {low} to {high}', *against])})"
 
 
-def three(value: float | Tensor) -> str:
-    """A number with three digits."""
-    return rounded(value, digits=3)
-
-
 def head_name(layout: HeadLayout, head: int) -> str:
     """e.g. ``block 3 head 5``, or with the stage where there are several."""
     _, index, site = list(layout)[head]
@@ -319,8 +318,7 @@ def share_of(heads: Sequence[int], layout: HeadLayout) -> str:
 
 def offset_name(dy: int, dx: int) -> str:
     """e.g. ``1 left``, ``2 down and 1 right``."""
-    steps = [f"{abs(step)} {ways[step > 0]}" for step, ways in zip((dy, dx), WAYS, strict=True) if step]
-    return " and ".join(steps) or "the patch itself"
+    return " and ".join(f"{abs(step)} {ways[step > 0]}" for step, ways in zip((dy, dx), WAYS, strict=True) if step)
 
 
 def _on(facts: Facts, made: Claim, by: Tensor, words: Callable[[int, str], str]) -> Sentence:

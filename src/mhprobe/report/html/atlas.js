@@ -178,7 +178,7 @@ function numbersOf(head) {
   });
   if (!rows.length) return [];
   const random = CHOICES.some(({ measure }) => measure.twin?.[head.id] != null) ? " Random: the same head of a freshly initialised network." : "";
-  return [el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Numbers of this head" }, el("table", {}, el("thead", {}, el("tr", {}, ...["Measure", "Value (95 %)", "Rank", "Chance"].map((text) => el("th", { scope: "col" }, text)))), el("tbody", {}, ...rows))),
+  return [el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Numbers of this head" }, el("table", {}, el("thead", {}, el("tr", {}, ...["Measure", "Value (95\u00a0%)", "Rank", "Chance"].map((text) => el("th", { scope: "col" }, text)))), el("tbody", {}, ...rows))),
     el("p", { class: "note" }, `Rank 1 is the largest value.${random}`)];
 }
 
