@@ -324,7 +324,7 @@ def test_where_a_head_looks_in_images_of_another_size_is_refused_and_of_many_tak
         mhprobe.attention(model, torch.cat([images, images], 3))
     whole, seen = mhprobe.attention(model, images[:8]), []
     monkeypatch.setattr(
-        "mhprobe.maps.of_heads.record",
+        "mhprobe.maps.attention.record",
         lambda model, some, **options: (seen.append(len(some)), mhprobe.record(model, some, **options))[1],
     )
     every = mhprobe.attention(model, images)

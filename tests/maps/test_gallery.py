@@ -27,7 +27,7 @@ FEW = ("faithfulness.steps=2", "faithfulness.random_orders=1")
 
 def judged(count, grid=(4, 4), signed=False):
     values = torch.rand(count, *grid, generator=torch.Generator().manual_seed(0)) - 0.5 * signed
-    return Judged(values, *torch.rand(4, count, generator=torch.Generator().manual_seed(1)))
+    return Judged(values, torch.rand(4, count, generator=torch.Generator().manual_seed(1)))
 
 
 def test_every_image_is_a_row_and_every_kind_a_column_on_its_own_scale():
@@ -45,7 +45,8 @@ def test_every_image_is_a_row_and_every_kind_a_column_on_its_own_scale():
         else:
             assert image.norm.vmin == -image.norm.vmax  # the colours part at 0
     texts = [text.get_text() for axes in figure.axes for text in axes.texts]
-    assert f"del {kinds['rollout'].deletion[0]:.2f} (r {kinds['rollout'].random_deletion[0]:.2f})" in "".join(texts)
+    deletion, _, by_chance, _ = kinds["rollout"].areas[:, 0]
+    assert f"del {deletion:.2f} (r {by_chance:.2f})" in "".join(texts)
     assert_nothing_is_clipped(figure)
 
 
@@ -102,7 +103,7 @@ def test_maps_that_are_not_judged_cost_no_further_forward_and_say_nothing_of_it(
     assert "deletion" not in results["maps"].table.columns and len(results["maps"].table.rows) == 2
     texts = [text.get_text() for axes in results["maps"].figure.axes for text in axes.texts]
     assert texts and not [text for text in texts if "del" in text]
-    assert not found["even"]["even"].scored and judged(2).scored
+    assert found["even"]["even"].areas is None and judged(2).areas is not None
 
 
 def test_named_heads_stand_side_by_side_for_all_images():

@@ -3,12 +3,12 @@
 Windowed sites: a token is attended from its own window only, so the mean over all queries of the image is taken.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from torch import Tensor, nn
 
-from mhprobe.heads import HeadSite
+from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.maps.base import MapKind, chosen_heads, head_name, layout_of, reads_class_token
 from mhprobe.recording.looks import looked_at, who_looks
 from mhprobe.recording.record import record
@@ -30,11 +30,8 @@ class Attention(MapKind):
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         layout = layout_of(model)
         chosen = chosen_heads(layout, self.blocks, self.heads, self.kind)
-        sites = {number: layout.sites[number] for number, _ in chosen}
-        shares = {number: self.who_looks(site) for number, site in sites.items()}
-        attn = record(model, images, needs={"attn"}).need("attn", self.kind)
-        seen = {number: looked_at(attn[number], site, shares[number]) for number, site in sites.items()}
-        return {head_name(layout, number, head): seen[number][:, head] for number, head in chosen}
+        maps = maps_of_heads(model, images, layout, chosen, self.who_looks, self.kind)
+        return {head_name(layout, *head): of_head for head, of_head in zip(chosen, maps, strict=True)}
 
     def who_looks(self, site: HeadSite) -> Tensor:
         """(T,) weight of each token as a query; sums to 1."""
@@ -44,3 +41,18 @@ class Attention(MapKind):
 def readers(site: HeadSite) -> Tensor:
     """(T,) the weights of the queries of ``maps.base.readout``."""
     return who_looks(site, "class" if reads_class_token(site) else "mean")
+
+
+def maps_of_heads(
+    model: nn.Module,
+    images: Tensor,
+    layout: HeadLayout,
+    heads: Sequence[tuple[int, int]],
+    who: Callable[[HeadSite], Tensor],
+    asker: str,
+) -> list[Tensor]:
+    """(B, h, w) attention that patches get from each head, a pair of (site number, head). who: gives (T,) queries."""
+    queries = {number: who(layout.sites[number]) for number, _ in heads}  # refuses before anything is recorded
+    attn = record(model, images, needs={"attn"}).need("attn", asker)
+    maps = {number: looked_at(attn[number], layout.sites[number], share) for number, share in queries.items()}
+    return [maps[number][:, head] for number, head in heads]

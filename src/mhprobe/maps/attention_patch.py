@@ -3,7 +3,6 @@
 Windowed sites: a token sees its own window only; outside it the map is 0.
 """
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -33,33 +32,24 @@ class AttentionPatch(Attention):
         self.query = query
 
     def who_looks(self, site: HeadSite) -> Tensor:
-        """(T,) 1 for the token that asks."""
-        share = torch.zeros(site.prefix_tokens + math.prod(site.token_grid))
-        share[token_of(self.query, site)] = 1
+        """(T,) 1 for the token that asks, as in ``HeadSite.places``. UserError where the site has no such token."""
+        (height, width), patch = site.token_grid, self.asking(site.token_grid)
+        share = torch.zeros(site.prefix_tokens + height * width)
+        if self.query == "class" and site.class_token:
+            share[0] = 1
+        elif self.query == "register" and site.prefix_tokens > site.class_token:
+            share[int(site.class_token)] = 1
+        elif patch is not None and 0 <= patch[0] < height and 0 <= patch[1] < width:
+            share[site.prefix_tokens + patch[0] * width + patch[1]] = 1
+        else:
+            raise UserError(
+                f"attention_patch.query: {site.name} has {'a' if site.class_token else 'no'} class token, "
+                f"{site.prefix_tokens - site.class_token} registers and patches from [0, 0] to "
+                f"[{height - 1}, {width - 1}], got {quoted(self.query)}."
+            )
         return share
 
     def asking(self, grid: tuple[int, int]) -> tuple[int, int] | None:
-        at = patch_of(self.query, grid)
-        return None if isinstance(at, str) else (int(at[0]), int(at[1]))
-
-
-def token_of(query: str | Sequence[int], site: HeadSite) -> int:
-    """The token that asks, numbered as in ``HeadSite.places``. UserError where the site has none of that name."""
-    height, width = site.token_grid
-    if query == "class" and site.class_token:
-        return 0
-    if query == "register" and site.prefix_tokens > site.class_token:
-        return int(site.class_token)
-    at = patch_of(query, site.token_grid)
-    if isinstance(at, str) or len(at) != 2 or not (0 <= at[0] < height and 0 <= at[1] < width):
-        raise UserError(
-            f"attention_patch.query: {site.name} has {'a' if site.class_token else 'no'} class token, "
-            f"{site.prefix_tokens - site.class_token} registers and patches from [0, 0] to "
-            f"[{height - 1}, {width - 1}], got {quoted(query)}."
-        )
-    return site.prefix_tokens + int(at[0]) * width + int(at[1])
-
-
-def patch_of(query: str | Sequence[int], grid: tuple[int, int]) -> str | Sequence[int]:
-    """The (row, column) of the query, or the name of a token that is no patch."""
-    return (grid[0] // 2, grid[1] // 2) if query == "center" else query
+        if self.query == "center":
+            return grid[0] // 2, grid[1] // 2
+        return None if isinstance(self.query, str) or len(self.query) != 2 else (int(self.query[0]), int(self.query[1]))

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchvision.transforms.functional import gaussian_blur
 
 from mhprobe.errors import UserError, one_of
 from mhprobe.recording.outputs import broken, logits_of, refuse_broken
@@ -45,7 +46,7 @@ def faithfulness(
     seed: int = 0,
     features: bool = False,
 ) -> list[Faithfulness]:
-    """Of several maps, each (B, h, w), for images (B, 3, height, width), watching each image's class or features.
+    """Areas of several maps, each (B, h, w), for images (B, 3, height, width), by each image's class or features.
 
     baseline: what stands where patches are deleted: the image's mean colour, or the image blurred until patches are
     gone. steps: how many equal shares patches go in. features: whether they, and no logits, come out of the model.
@@ -60,7 +61,14 @@ def faithfulness(
         images = usable(images)
         whole = logits_of(model(images))
         refuse_broken(broken(whole), "faithfulness: the output of the model")
-        watched = _watched(model, whole, features)
+        target = whole.argmax(1, keepdim=True)
+
+        def watched(images: Tensor) -> Tensor:
+            """(B,) the probability of the class of the whole image, or the cosine to what comes out of it."""
+            outputs = logits_of(model(images)).double()
+            if features:
+                return F.cosine_similarity(outputs, whole.double(), dim=1)
+            return outputs.softmax(1).gather(1, target).squeeze(1)
 
         def areas(order: Tensor) -> tuple[Tensor, Tensor]:
             without = mean_colour(images) if baseline == "mean" else blurred(images, order.shape[-2:])
@@ -73,19 +81,6 @@ def faithfulness(
             deletion, insertion = (torch.stack(both).mean(0) for both in zip(*draws, strict=True))
             chance[shape] = deletion, insertion
         return [Faithfulness(*areas(order), *chance[order.shape]) for order in maps]
-
-
-def _watched(model: nn.Module, whole: Tensor, features: bool) -> Callable[[Tensor], Tensor]:
-    """Images -> (B,) the probability of the class of ``whole``, what comes out of whole images, or the cosine to it."""
-    target = whole.argmax(1, keepdim=True)
-
-    def watch(images: Tensor) -> Tensor:
-        outputs = logits_of(model(images)).double()
-        if features:
-            return F.cosine_similarity(outputs, whole.double(), dim=1)
-        return outputs.softmax(1).gather(1, target).squeeze(1)
-
-    return watch
 
 
 def area(watched: Callable[[Tensor], Tensor], start: Tensor, end: Tensor, maps: Tensor, steps: int) -> Tensor:
@@ -113,7 +108,4 @@ def blurred(images: Tensor, grid: torch.Size) -> Tensor:
     """A Gaussian blur as wide as two patches."""
     sigma = 2 * images.shape[-1] / grid[-1]
     reach = max(1, min(int(3 * sigma), min(images.shape[-2:]) - 1))  # reflection goes no further than the image
-    window = torch.exp(-0.5 * (torch.arange(-reach, reach + 1) / sigma) ** 2).to(images)
-    window = (window / window.sum()).expand(3, 1, 1, -1)
-    padded = F.pad(images, (reach,) * 4, mode="reflect")
-    return F.conv2d(F.conv2d(padded, window, groups=3), window.mT, groups=3)
+    return gaussian_blur(images, [2 * reach + 1] * 2, [sigma] * 2)

@@ -24,7 +24,7 @@ from mhprobe.questions.ask import Answers
 from mhprobe.questions.material import Material
 from mhprobe.questions.plan import Question
 from mhprobe.report.figures import maps as figures
-from mhprobe.report.figures.maps import Judged
+from mhprobe.report.figures.maps import AREAS, Judged
 from mhprobe.report.report import Report
 from mhprobe.report.result import Result, Sample
 from mhprobe.report.tables import Table
@@ -38,15 +38,14 @@ def judged(
 ) -> dict[str, Judged]:
     """A kind's maps of images (B, 3, height, width), each with its areas, on the CPU. options: of ``faithfulness``.
 
-    score: whether to judge them, which is nearly all of the work; areas that were not asked for are NaN.
+    score: whether to judge them, which is nearly all of the work.
     """
     maps = kind(model, images, labels)
-    unknown = torch.full((len(images),), torch.nan)
-    judgements = faithfulness(model, images, list(maps.values()), **options) if score else [[unknown] * 4 for _ in maps]
-    return {
-        name: Judged(values.float().cpu(), *(area.cpu() for area in areas))
-        for (name, values), areas in zip(maps.items(), judgements, strict=True)
-    }
+    found = {name: Judged(values.float().cpu()) for name, values in maps.items()}
+    if score:
+        areas = faithfulness(model, images, list(maps.values()), **options)
+        found = {name: found[name]._replace(areas=torch.stack(of).cpu()) for name, of in zip(maps, areas, strict=True)}
+    return found
 
 
 class Gallery(NamedTuple):
@@ -86,8 +85,8 @@ def write_maps(
     about = {"heads": json.dumps(_heads(found, report.layout)), "titles": json.dumps(made[0].titles)}
     write(report.folder / "maps.safetensors", save(raw, about))
     for name, one in _whole(kinds, found).items():
-        if one.scored:
-            deletion, insertion, by_chance, up_by_chance = (float(area.mean()) for area in one[1:])
+        if one.areas is not None:
+            deletion, insertion, by_chance, up_by_chance = one.areas.mean(1).tolist()
             print(
                 f"{name}: deletion {deletion:.3f} (random {by_chance:.3f}, lower is better), "
                 f"insertion {insertion:.3f} (random {up_by_chance:.3f}, higher is better)"
@@ -132,18 +131,18 @@ def gallery(
     arrow = [
         f"image {image}: {label}" + (f"\n→ {best[0]} {best[1]:.2f}" if best else "") for image, label, *best in about
     ]
-    areas = Judged._fields[1:] if options.get("score", True) else ()
     results: dict[str, Result] = {}
     rows, framed = list[list[Any]](), dict[str, tuple[int, int]]()
     for kind, make in kinds.items():
         looking = _looking(kind, make, every[kind])
         framed |= {} if make.per_head else looking
         for name, one in every[kind].items():
-            numbers = torch.stack(one[1:], 1)[:, : len(areas)].tolist()
+            numbers: list[list[float]] = [[]] * len(about) if one.areas is None else one.areas.T.tolist()
             rows += [[*image, kind, name, *beside] for image, beside in zip(about, numbers, strict=True)]
         for number, (image, *_) in enumerate(about if make.per_head else ()):
             drawn = figures.draw_heads(pictures[number], arrow[number], every[kind], number, looking)
             results[f"{kind}_{image}"] = Result(figure=drawn, of=Sample(1, given), drawn="maps")
+    areas = AREAS if options.get("score", True) else ()
     columns = ["image", "label", *([] if features else ["predicted", "probability"]), "kind", "map", *areas]
     whole, of = _whole(kinds, every), Sample(len(chosen), given)
     overview = functools.partial(figures.maps, pictures, arrow, whole, asking=framed)
@@ -163,13 +162,14 @@ def _kept(
 
     def find() -> dict[str, Tensor]:
         found = judged(model, images, labels, kind, **options)
-        return {f"{field}/{name}": part for name, one in found.items() for field, part in one._asdict().items()}
+        maps = {f"maps/{name}": one.maps for name, one in found.items()}
+        return maps | {f"areas/{name}": one.areas for name, one in found.items() if one.areas is not None}
 
     pixels = hashlib.sha256(images.cpu().contiguous().numpy().tobytes()).hexdigest()  # a file may change under its name
     known = None if labels is None else labels.tolist()
     tensors = keep({"maps": type(kind), **vars(kind), "images": pixels, "labels": known, **options}, find)
     names = dict.fromkeys(key.partition("/")[2] for key in tensors)
-    return {name: Judged(*(tensors[f"{field}/{name}"] for field in Judged._fields)) for name in names}
+    return {name: Judged(tensors[f"maps/{name}"], tensors.get(f"areas/{name}")) for name in names}
 
 
 def _looking(key: str, kind: MapKind, found: Mapping[str, Judged]) -> dict[str, tuple[int, int]]:

@@ -33,9 +33,7 @@ class HeadRollout(MapKind):
         layout = layout_of(model)
         chosen, *others = choose_block(self.block, layout, "head_rollout")
         if others:
-            raise UserError(
-                f"head_rollout: block {self.block} has several attentions side by side, expected one. Choose another."
-            )
+            raise UserError(f"head_rollout: block {self.block} has several attentions side by side, expected one.")
         batch = record(model, images, needs={"attn", "weights"})
         attn, weights_of = batch.need("attn", "head_rollout"), batch.need("weights", "head_rollout")
         site = layout.sites[chosen]

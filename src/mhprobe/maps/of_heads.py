@@ -2,9 +2,10 @@
 
 Windows are put back to where they are in the image.
 
-Shapes: B images, W windows, K places of a window, H heads asked for, T tokens.
+Shapes: B images, H heads asked for.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,11 +14,10 @@ from torch import Tensor, nn
 
 from mhprobe.backbones import attach
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadLayout
+from mhprobe.maps.attention import maps_of_heads
 from mhprobe.recording.checks import check_batch
-from mhprobe.recording.looks import Query, looked_at, who_looks
+from mhprobe.recording.looks import Query, who_looks
 from mhprobe.recording.measuring import pieces
-from mhprobe.recording.record import record
 
 
 def attention(
@@ -39,28 +39,16 @@ def attention(
     """
     layout = attach(model).layout.of("head")
     check_batch(model, images, None, any(site.line for site in layout.sites))
-    chosen = _chosen(layout, head)
-    numbers = sorted({number for number, _ in chosen})
-    sites = {number: layout.sites[number] for number in numbers}
-    if len({site.token_grid for site in sites.values()}) > 1:
-        grids = ", ".join(sorted({" x ".join(map(str, site.token_grid)) for site in sites.values()}))
-        raise UserError(f"attention: these heads have grids of {grids}; ask for heads of one grid at a time.")
-    asking = {number: who_looks(site, query) for number, site in sites.items()}
-    found = []
-    for these in pieces(len(images), layout):  # or the weights of all blocks would stand beside each other
-        attn = record(model, images[these], needs={"attn"}).need("attn", "attention")
-        maps = {number: looked_at(attn[number], sites[number], asking[number]) for number in numbers}
-        found.append(torch.stack([maps[number][:, head] for number, head in chosen], 1))
-        del attn
-    return torch.cat(found)
-
-
-def _chosen(layout: HeadLayout, head: Any) -> list[tuple[int, int]]:
-    """(site, head) in the order in which they were asked for."""
-    every = [(number, within) for number, within, _ in layout]
-    if head is None:
-        return every
-    flat = layout.indices([head] if type(head) is int else head, "attention: head")
-    if not flat:
+    heads = [(number, within) for number, within, _ in layout]
+    if head is not None:
+        asked: Any = [head] if type(head) is int else head
+        heads = [heads[flat] for flat in layout.indices(asked, "attention: head")]
+    if not heads:
         raise UserError("attention: head: expected at least one head, got none.")
-    return [every[each] for each in flat]
+    grids = sorted({" x ".join(map(str, layout.sites[number].token_grid)) for number, _ in heads})
+    if len(grids) > 1:
+        raise UserError(f"attention: these heads have grids of {', '.join(grids)}; ask for those of one grid.")
+    who = functools.partial(who_looks, query=query)
+    few = pieces(len(images), layout)  # or the weights of all blocks would stand beside each other
+    parts = [maps_of_heads(model, images[these], layout, heads, who, "attention") for these in few]
+    return torch.cat([torch.stack(maps, 1) for maps in parts])

@@ -77,7 +77,10 @@ def chain(layout: HeadLayout, rows: Sequence[Tensor], first: int = 0, start: Ten
             rolled = torch.eye(tokens, dtype=weights.dtype, device=weights.device).expand(len(weights), -1, -1)
         elif layout.sites[number - 1].token_grid != site.token_grid:
             rolled = merge(rolled, layout.sites[number - 1].token_grid)
-        rolled = step(rolled, weights, site)
+        places = site.places().to(rolled.device)
+        moved_BWKS, there = weights @ rolled[:, places.clamp(min=0)], places >= 0  # a padded key's weight is 0
+        rolled = torch.empty_like(rolled)
+        rolled[:, places[there]] = moved_BWKS[:, there]
     assert rolled is not None  # a layout has sites
     return rolled
 
@@ -103,16 +106,6 @@ def transition(weights: Tensor, site: HeadSite, discard: float = 0.0) -> Tensor:
     identity = torch.eye(support.shape[-1], dtype=weights.dtype, device=weights.device)
     mixed = 0.5 * weights * support + 0.5 * identity
     return mixed / mixed.sum(-1, keepdim=True)
-
-
-def step(rolled: Tensor, weights: Tensor, site: HeadSite) -> Tensor:
-    """One block: (B, W, K, K) times (B, T, S) -> (B, T, S), window by window."""
-    places = site.places().to(rolled.device)
-    moved_BWKS = weights @ rolled[:, places.clamp(min=0)]  # a padded key's weight is 0
-    there = places >= 0
-    new = torch.empty_like(rolled)
-    new[:, places[there]] = moved_BWKS[:, there]
-    return new
 
 
 def merge(rolled: Tensor, grid: tuple[int, int]) -> Tensor:

@@ -48,12 +48,10 @@ def overlap(maps: Tensor, mask: Tensor) -> Overlap:
 
 def average_precision(values: Tensor, shown: Tensor) -> Tensor:
     """(B, P) values and bool -> (B,) mean over what is shown of the precision at its value; ties are one step."""
-    ranked = values.sort(1).values
-    ranked_shown = values.masked_fill(~shown, -torch.inf).sort(1).values
-    reached, reached_shown = (
-        values.shape[1] - torch.searchsorted(each, values.contiguous()) for each in (ranked, ranked_shown)
-    )
-    return ((reached_shown / reached.double()) * shown).sum(1) / shown.sum(1)
+    from sklearn.metrics import average_precision_score
+
+    images = zip(shown.cpu().numpy(), values.cpu().numpy(), strict=True)
+    return torch.tensor([average_precision_score(*image) for image in images], dtype=torch.float64).to(values.device)
 
 
 def scores(means: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """Pictures: maps of single images, feature maps, pixel patterns, surfaces, and scores of maps."""
 
-import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -14,25 +13,16 @@ from mhprobe.report.figures import captioned, style
 from mhprobe.report.figures.style import COLOURS, Axes, Figure
 
 Asking = Mapping[str, tuple[int, int]]
+AREAS = ("deletion", "insertion", "random_deletion", "random_insertion")  # under curves of the class's probability
 _SIDE, _GAP, _BELOW, _TITLE = 1.25, 0.14, 0.52, 0.22  # inches; below: colour bar and areas
 ROWS = ("map before", "map after", "Fourier before", "Fourier after", "after - before")
 
 
 class Judged(NamedTuple):
-    """Maps (B, h, w) and, each (B,), the areas under deletion and insertion curves of them and of random orders.
-
-    Areas are NaN where they were not asked for.
-    """
+    """Maps (B, h, w), and the ``AREAS`` (4, B) of them and of random orders; None where they were not asked for."""
 
     maps: Tensor
-    deletion: Tensor
-    insertion: Tensor
-    random_deletion: Tensor
-    random_insertion: Tensor
-
-    @property
-    def scored(self) -> bool:
-        return not bool(self.deletion.isnan().any())
+    areas: Tensor | None = None
 
 
 @captioned(
@@ -52,17 +42,18 @@ def maps(
     smooth: values between the patches' middles are interpolated, instead of a square per patch.
     asking: by the name of a map, the patch that looks: it is framed.
     """
-    rows, wide = len(pictures), 1 + len(columns)
-    tall = rows * (_SIDE + _BELOW)
-    with style.canvas((wide * (_SIDE + _GAP) + _GAP, tall + _TITLE + 0.2)) as figure:
-        for row in range(rows):
-            bottom = tall - (row + 1) * (_SIDE + _BELOW) + _BELOW + 0.15
-            _image(figure, bottom, pictures[row], titles[row])
-            for column, (name, judged) in enumerate(columns.items(), 1):
-                left = _GAP + column * (_SIDE + _GAP)
-                axes = _overlay(figure, left, bottom, pictures[row], judged, row, asking.get(name), smooth)
-                if row == 0:
-                    axes.set_title(name, pad=3)
+    names, edges = list(columns), (_GAP, _BELOW + 0.15, _GAP, _TITLE + 0.05)
+    size, per_row = (_SIDE, _SIDE), 1 + len(columns)
+    with style.grid(len(pictures) * per_row, size, (_GAP, _BELOW), edges, per_row=per_row) as (figure, places):
+        for number, (axes, first, _) in enumerate(places):
+            row, column = divmod(number, per_row)
+            if first:
+                _image(axes, pictures[row], titles[row])
+                continue
+            name = names[column - 1]
+            _overlay(axes, pictures[row], columns[name], row, asking.get(name), smooth)
+            if row == 0:
+                axes.set_title(name, pad=3)
     return figure
 
 
@@ -71,20 +62,17 @@ def draw_heads(
 ) -> Figure:
     """One image, number ``number`` of the batch, and every head's map of it. asking: as of ``maps``."""
     per_row = min(4, len(heads))  # with the image as wide as a page: text would not shrink with smaller maps
-    deep = math.ceil(len(heads) / per_row)
-    tall = deep * (_SIDE + _BELOW + _TITLE)
-    with style.canvas(((per_row + 1) * (_SIDE + _GAP) + _GAP, tall + 0.15)) as figure:
-        top = tall - _SIDE - _TITLE + 0.1
-        _image(figure, top, picture, title)
-        for place, (name, judged) in enumerate(heads.items()):
-            row, column = divmod(place, per_row)
-            left, bottom = _GAP + (column + 1) * (_SIDE + _GAP), top - row * (_SIDE + _BELOW + _TITLE)
-            _overlay(figure, left, bottom, picture, judged, number, asking.get(name)).set_title(name, pad=3)
+    edges, gap = (2 * _GAP + _SIDE, _BELOW + 0.1, _GAP, _TITLE + 0.05), (_GAP, _BELOW + _TITLE)
+    with style.grid(len(heads), (_SIDE, _SIDE), gap, edges, per_row=per_row) as (figure, places):
+        top = style.inches(figure)[1] - _SIDE - edges[3]
+        _image(style.place(figure, _GAP, top, _SIDE, _SIDE), picture, title)
+        for (axes, _, _), (name, judged) in zip(places, heads.items(), strict=True):
+            _overlay(axes, picture, judged, number, asking.get(name))
+            axes.set_title(name, pad=3)
     return figure
 
 
-def _image(figure: Figure, bottom: float, picture: Tensor, title: str) -> None:
-    axes = style.place(figure, _GAP, bottom, _SIDE, _SIDE)
+def _image(axes: Axes, picture: Tensor, title: str) -> None:
     style.show_picture(axes, picture)
     axes.text(0, -0.05, title, transform=axes.transAxes, va="top", fontsize=7)
 
@@ -102,34 +90,28 @@ def frame(axes: Axes, patch: tuple[int, int] | None, grid: Sequence[int], pixels
 
 
 def _overlay(
-    figure: Figure,
-    left: float,
-    bottom: float,
-    picture: Tensor,
-    judged: Judged,
-    row: int,
-    patch: tuple[int, int] | None,
-    smooth: bool = False,
-) -> Axes:
+    axes: Axes, picture: Tensor, judged: Judged, row: int, patch: tuple[int, int] | None, smooth: bool = False
+) -> None:
     """The map over the image in grey, its colour bar and its areas below. patch: the one that looks, framed."""
     values = judged.maps[row].double()
-    axes = style.place(figure, left, bottom, _SIDE, _SIDE)
     axes.imshow(picture.mean(0).clamp(0, 1).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     height, width = picture.shape[-2:]
     corners, between = (-0.5, width - 0.5, height - 0.5, -0.5), "bicubic" if smooth else "nearest"
     over = style.picture(axes, values, alpha=0.6, extent=corners, aspect="equal", interpolation=between)
     axes.set_axis_off()
     frame(axes, patch, values.shape, picture.shape[-2:])
-    bar = figure.colorbar(over, cax=style.place(figure, left, bottom - 0.09, _SIDE, 0.05), orientation="horizontal")
+    figure: Any = axes.figure
+    (wide, tall), box = style.inches(figure), axes.get_position()
+    below = style.place(figure, box.x0 * wide, box.y0 * tall - 0.09, _SIDE, 0.05)
+    bar = figure.colorbar(over, cax=below, orientation="horizontal")
     bar.outline.set_visible(False)
     bar.set_ticks([])
     for x, end, side in ((0, over.norm.vmin, "left"), (1, over.norm.vmax, "right")):
         bar.ax.text(x, -0.4, f"{end:.2g}", transform=bar.ax.transAxes, ha=side, va="top", fontsize=6)
-    if judged.scored:
-        deletion, insertion, by_chance, up_by_chance = (areas[row] for areas in judged[1:])
+    if judged.areas is not None:
+        deletion, insertion, by_chance, up_by_chance = judged.areas[:, row].tolist()
         text = f"del {deletion:.2f} (r {by_chance:.2f})\nins {insertion:.2f} (r {up_by_chance:.2f})"
         bar.ax.text(0, -2.6, text, transform=bar.ax.transAxes, va="top", fontsize=6)
-    return axes
 
 
 @captioned(
@@ -200,7 +182,8 @@ def fft_images(
             images = [*((image, {}) for image in maps[number]), (before, both), (after, both), (after - before, change)]
             for row, (image, look) in enumerate(images):
                 x, y = left + column * (side + gap), (len(ROWS) - 1 - row) * (side + gap) + 0.05
-                axes = style.tile(figure, x, y, side, side, image.numpy(), **{"cmap": "viridis", **look})
+                axes = style.place(figure, x, y, side, side)
+                style.tile(axes, image.numpy(), **{"cmap": "viridis", **look})
                 if row == 0:
                     axes.set_title(f"block {blocks[number]}", pad=3)
                 if column == 0:
@@ -217,20 +200,16 @@ def kernels(patterns: Tensor, share: Tensor) -> Figure:
     """Pixel patterns, a row per head: (H, N, 3, height, width). share: (H, N) of the head's squared strength."""
     heads, count = share.shape
     side, gap, left, down = 0.55, 0.1, 0.65, 0.2
-    with style.canvas((left + count * (side + gap) + 0.1, heads * (side + down) + 0.3)) as figure:
-        for head in range(heads):
-            bottom = (heads - 1 - head) * (side + down) + down
-            for number in range(count):
-                pattern = patterns[head, number]
-                picture = 0.5 + 0.5 * pattern / pattern.abs().max().clamp(min=1e-12)
-                image = picture.permute(1, 2, 0).numpy()
-                x = left + number * (side + gap)
-                axes = style.tile(figure, x, bottom, side, side, image, interpolation="nearest")
-                axes.set_xlabel(f"{100 * share[head, number]:.0f} %", labelpad=1, fontsize=6.5)
-                if number == 0:
-                    style.name_beside(axes, f"head {head}")
-                    if head == 0:
-                        axes.set_title("%: share of what the head reads", loc="left", pad=3, fontsize=7)
+    edges = (left, down, 2 * gap, 0.3)
+    with style.grid(heads * count, (side, side), (gap, down), edges, per_row=count) as (figure, places):
+        for number, (axes, first, _) in enumerate(places):
+            pattern = patterns.flatten(0, 1)[number]
+            picture = 0.5 + 0.5 * pattern / pattern.abs().max().clamp(min=1e-12)
+            style.tile(axes, picture.permute(1, 2, 0).numpy(), interpolation="nearest")
+            axes.set_xlabel(f"{100 * share.flatten()[number]:.0f} %", labelpad=1, fontsize=6.5)
+            if first:
+                style.name_beside(axes, f"head {number // count}")
+        places[0].axes.set_title("%: share of what the head reads", loc="left", pad=3, fontsize=7)
     return figure
 
 
