@@ -63,19 +63,12 @@ def answer(
         verdicts = [head.verdict for head in own if head.phase == "before"]
         if verdicts:
             counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts)]
-            line += f" (redundant or inert? {', '.join(counts)}{_of_the_others(own)})"
+            others, p = [head for head in own if head.phase != "before"], control(own)
+            beside = (
+                f"; of the {len(others)} that can not go {sum(head.alike for head in others)} share more than chance "
+                f"with a kept head too, and those that can go are {'more' if p < 0.05 else 'not more'} like kept heads "
+                f"than these, p = {p:.2g}"
+            )
+            line += f" (redundant or inert? {', '.join(counts)}{'' if math.isnan(p) else beside})"
         lines.append(line)
     return lines
-
-
-def _of_the_others(heads: Sequence[MaskedHead]) -> str:
-    """Return the sentence on the control, the heads that can not go."""
-    others = [head for head in heads if head.phase != "before"]
-    p = control(heads)
-    if math.isnan(p):
-        return ""
-    more = "more" if p < 0.05 else "not more"
-    return (
-        f"; of the {len(others)} that can not go {sum(head.alike for head in others)} share more than chance with a "
-        f"kept head too, and those that can go are {more} like kept heads than these, p = {p:.2g}"
-    )

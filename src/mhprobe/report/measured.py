@@ -4,7 +4,7 @@ Shapes: A heads of all sites, P points in training.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,26 +24,18 @@ INTERVAL = ("low", "high")
 class Described(Protocol):
     """Facts that a measure states of itself: see ``mhprobe.measures.base.Measure``."""
 
-    @property
-    def kind(self) -> MeasureKind: ...
-    @property
-    def label(self) -> str: ...
-    @property
-    def unit(self) -> str: ...
-    @property
-    def larger(self) -> str: ...
-    @property
-    def alike(self) -> Extreme: ...
-    @property
-    def masks(self) -> bool: ...
-    @property
-    def also(self) -> Sequence[str]: ...
-    @property
-    def axes(self) -> Mapping[str, Sequence[str]]: ...
+    kind: ClassVar[MeasureKind]
+    larger: ClassVar[str]
+    alike: ClassVar[Extreme]
+    masks: ClassVar[bool]
+    also: ClassVar[tuple[str, ...]]
+    of_images: ClassVar[bool]
+    label: str
+    unit: str
+    axes: dict[str, list[str]]
+
     @property
     def about(self) -> str: ...
-    @property
-    def of_images(self) -> bool: ...
 
 
 def of_measure(

@@ -6,6 +6,7 @@ most.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -46,14 +47,8 @@ def _shrink(figure: Figure, by: float) -> None:
     axes: Any
     text: Any
     for axes in figure.findobj(lambda artist: hasattr(artist, "xaxis")):
-        for axis in (axes.xaxis, axes.yaxis):
-            _shrink_ticks(axis, by)
+        for axis, which in itertools.product((axes.xaxis, axes.yaxis), ("major", "minor")):
+            if labels := axis.get_ticklabels(which=which):  # also those that are only made when the figure is drawn
+                axis.set_tick_params(which=which, labelsize=max(LEAST, by * labels[0].get_fontsize()))
     for text in figure.findobj(Text):
         text.set_fontsize(max(LEAST, by * text.get_fontsize()))
-
-
-def _shrink_ticks(axis: Any, by: float) -> None:
-    """Also of ticks that are only made when the figure is drawn."""
-    for which in ("major", "minor"):
-        if labels := axis.get_ticklabels(which=which):
-            axis.set_tick_params(which=which, labelsize=max(LEAST, by * labels[0].get_fontsize()))

@@ -94,7 +94,10 @@ def maps(
         raise UserError(f"plot.maps: query: expected a patch of {tuple(seen.shape[2:])}, got {quoted(query)}.")
     count = seen.shape[1]
     names = ["image", *(f"map {number}" for number in range(count))] if titles is None else ["image", *map(str, titles)]
-    size, gap, edges, pictures = (_SIDE, _SIDE), (_GAP, _GAP), (_GAP, _GAP, _GAP, _TITLE), _pictures(images)
+    pixels = images.detach().float().cpu()
+    low, high = pixels.amin((1, 2, 3), keepdim=True), pixels.amax((1, 2, 3), keepdim=True)
+    pictures = ((pixels - low) / (high - low).clamp(min=torch.finfo(pixels.dtype).tiny)).permute(0, 2, 3, 1).numpy()
+    size, gap, edges = (_SIDE, _SIDE), (_GAP, _GAP), (_GAP, _GAP, _GAP, _TITLE)
     with grid((count + 1) * len(images), size, gap, edges, per_row=count + 1) as (figure, places):
         for number, (axes, first, _) in enumerate(places):
             row, column = divmod(number, count + 1)
@@ -118,10 +121,3 @@ def _styled(figure: Figure, style: Style) -> Figure:
     if style == "paper":
         printed(figure, DPI, paper=True)
     return figure
-
-
-def _pictures(images: Tensor) -> Any:
-    """(B, height, width, 3) in [0, 1]."""
-    pixels = images.detach().float().cpu()
-    low, high = pixels.amin((1, 2, 3), keepdim=True), pixels.amax((1, 2, 3), keepdim=True)
-    return ((pixels - low) / (high - low).clamp(min=torch.finfo(pixels.dtype).tiny)).permute(0, 2, 3, 1).numpy()

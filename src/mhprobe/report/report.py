@@ -2,11 +2,9 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
-
-from pydantic import ValidationError
+from typing import Protocol, TypeVar, runtime_checkable
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
@@ -17,6 +15,8 @@ from mhprobe.report.figures import style
 from mhprobe.report.result import Result, Sample
 
 __all__ = ["Dashboard", "Report", "Result", "Sample"]
+
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -61,24 +61,19 @@ class Report:
     @property
     def metrics(self) -> dict[str, float]:
         """Read metrics.json; empty if there is none yet."""
-        file = self.folder / "metrics.json"
-        if not file.exists():
-            return {}
-        try:
-            return json.loads(file.read_text())
-        except (OSError, ValueError) as error:
-            raise self._damaged(file) from error
+        return self._read("metrics.json", json.loads) or {}
 
     @property
     def results(self) -> ledger.Ledger:
         """Read results.json; empty if there is none yet."""
-        file = self.folder / ledger.FILE
-        if not file.exists():
-            return ledger.Ledger()
+        return self._read(ledger.FILE, ledger.Ledger.model_validate_json) or ledger.Ledger()
+
+    def _read(self, name: str, parse: Callable[[bytes], T]) -> T | None:
+        file = self.folder / name
         try:
-            return ledger.Ledger.model_validate_json(file.read_bytes())
-        except (OSError, ValidationError) as error:
-            raise self._damaged(file) from error
+            return parse(file.read_bytes()) if file.exists() else None
+        except (OSError, ValueError) as error:
+            raise UserError(f"results: {file} is damaged. Remove it or name another output folder.") from error
 
     def add(self, name: str, result: Result) -> list[Path]:
         """``tables/<name>.csv``, ``figures/<name>.png`` and ``.pdf``, metrics.json, and its entry in results.json."""
@@ -110,7 +105,12 @@ class Report:
             for dashboard in self.dashboards:
                 dashboard.add_curves(result.curves)
         if result.figure is not None:
-            paths += self._figure(name, result)
+            images = str(self.images if result.of is None else result.of)
+            about = ", ".join(part for part in (self.network, self.data, images) if part)
+            files = self.folder / "figures" / name
+            paths += (drawn := style.save(result.figure, files, about, self.style == "paper", self.origin))
+            for dashboard in self.dashboards:
+                dashboard.add_figure(name, drawn[0], result.how_to_read)
         return paths + (self.add_metrics(result.metrics) if result.metrics else [])
 
     def add_metrics(self, metrics: Mapping[str, float]) -> list[Path]:
@@ -129,16 +129,3 @@ class Report:
         """Let dashboards finish sending."""
         for dashboard in self.dashboards:
             dashboard.finish()
-
-    def _figure(self, name: str, result: Result) -> list[Path]:
-        images = str(self.images if result.of is None else result.of)
-        about = ", ".join(part for part in (self.network, self.data, images) if part)
-        place = self.folder / "figures" / name
-        paths = style.save(result.figure, place, about, self.style == "paper", self.origin)
-        for dashboard in self.dashboards:
-            dashboard.add_figure(name, paths[0], result.how_to_read)
-        return paths
-
-    @staticmethod
-    def _damaged(file: Path) -> UserError:
-        return UserError(f"results: {file} is damaged. Remove it or name another output folder.")

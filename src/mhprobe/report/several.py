@@ -60,6 +60,9 @@ def several(folders: Sequence[Path], over: Sequence[str] = ("seed",)) -> dict[st
     tests = pairs([one.run.outcomes() for one in ones], [one.name for one in ones])
     groups = from_rows(_groups(ones))
     runs, lines, alike = _runs(ones), _curves(ones), _agreement(ones)
+    networks = [str(one.run.config.get("name")) for one in ones]
+    if len(set(networks)) < len(networks):
+        networks = [one.name for one in ones]
     results = {
         "runs": Result(from_rows(runs), figure.runs(runs, groups) if runs else None, drawn="runs"),
         "groups": Result(groups),
@@ -67,27 +70,22 @@ def several(folders: Sequence[Path], over: Sequence[str] = ("seed",)) -> dict[st
         "paired": Result(from_rows(tests)),
         "curves": Result(from_rows(lines), figure.run_curves(lines) if lines else None, drawn="run_curves"),
         "agreement": Result(from_rows(alike), figure.run_agreement(alike) if alike else None, drawn="run_agreement"),
-        "claims": _claims(ones),
+        "claims": matrix({name: one.run.rows("claims") for name, one in zip(networks, ones, strict=True)}),
     }
     return {name: result for name, result in results.items() if result.table is not None and result.table.rows}
 
 
 def lines(results: Mapping[str, Result]) -> list[str]:
     """Return the groups' accuracies, a line each, for a terminal; of few runs also their differences, pair by pair."""
-    groups, tests = (_rows(results, name) for name in ("groups", "paired"))
+    tables = {name: result.table for name, result in results.items()}
+    groups, tests = (table.dicts() if (table := tables.get(name)) else [] for name in ("groups", "paired"))
     text = []
     for row in groups:
         runs, low, high, half = row["runs"], row["low"], row["high"], 100 * row["half_width_over_images"]
         over = f", 95 % over {runs} runs {100 * low:.2f} to {100 * high:.2f}" if runs > 1 else ""
-        text.append(
-            f"{row['group']}: test accuracy {100 * row['accuracy']:.2f} %{over}, over images of a run +- {half:.2f}"
-        )
+        mean = f"test accuracy {100 * row['accuracy']:.2f} %"
+        text.append(f"{row['group']}: {mean}{over}, over images of a run +- {half:.2f}")
     return text + [told(pair) for pair in tests] if len(tests) <= FEW else text
-
-
-def _rows(results: Mapping[str, Result], name: str) -> list[dict[str, Any]]:
-    table = results[name].table if name in results else None
-    return [] if table is None else table.dicts()
 
 
 def inert(result: Result) -> Result:
@@ -146,15 +144,12 @@ def told_apart(runs: Sequence[Run], over: Sequence[str]) -> list[One]:
 
 def _group_names(groups: Sequence[dict[str, str]], telling: Sequence[dict[str, str]]) -> list[str]:
     """A name for every run's group: of settings that tell it, with a number where other groups have the same ones."""
-    numbers: dict[str, list[dict[str, str]]] = {}
-    found = []
-    for group, settings_of in zip(groups, telling, strict=True):
-        text = (said(settings_of) or "as it is") if group else "all runs"
-        alike = numbers.setdefault(text, [])
-        if group not in alike:
-            alike.append(group)
-        found.append((text, alike.index(group)))
-    return [text if len(numbers[text]) == 1 else f"{text} ({number + 1})" for text, number in found]
+    texts = [(said(own) or "as it is") if group else "all runs" for group, own in zip(groups, telling, strict=True)]
+    alike: dict[str, list[dict[str, str]]] = {text: [] for text in texts}
+    for text, group in zip(texts, groups, strict=True):
+        alike[text] += [group] if group not in alike[text] else []
+    named = zip(texts, groups, strict=True)
+    return [text if len(alike[text]) == 1 else f"{text} ({alike[text].index(group) + 1})" for text, group in named]
 
 
 def _accuracies(ones: Sequence[One]) -> list[tuple[One, tuple[float, float, float, int]]]:
@@ -247,13 +242,6 @@ def _agreement(ones: Sequence[One], k: int = 10) -> list[dict[str, Any]]:
             numbers = {name: getattr(alike, name)[0, 1].item() for name in ("spearman", "overlap", "chance")}
             rows.append({"measure": key, "run_a": a.name, "run_b": b.name, **numbers, "k": alike.k})
     return rows
-
-
-def _claims(ones: Sequence[One]) -> Result:
-    """Verdicts on claims, of the runs that judged any."""
-    names = [str(one.run.config.get("name")) for one in ones]
-    told_apart = names if len(set(names)) == len(names) else [one.name for one in ones]
-    return matrix({name: one.run.rows("claims") for name, one in zip(told_apart, ones, strict=True)})
 
 
 def _spread(shares: Sequence[float]) -> dict[str, Any]:

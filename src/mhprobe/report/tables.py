@@ -18,7 +18,7 @@ from torch import Tensor
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
 from mhprobe.io.head_tables import DIGEST
-from mhprobe.masking.parts.trace import Curve, Points, Totals, Trace
+from mhprobe.masking.parts.trace import Curve, Points, Totals
 from mhprobe.masking.redundant_or_inert import MaskedHead
 
 CURVE_COLUMNS = (
@@ -191,7 +191,7 @@ def curves(found: Sequence[Curve]) -> Table:
 
 
 def curve_rows(found: Sequence[Curve]) -> list[dict[str, Any]]:
-    """The points of every curve; of a random one each repeat, and then their mean. "" stands for nothing.
+    """A row per point of every masking curve; of a random one each repeat, and then their mean. "" stands for nothing.
 
     curve, split, step (0 is the unmasked model), heads_masked, unit (the one that the step added), masked (their flat
         indices).
@@ -214,8 +214,19 @@ def curve_rows(found: Sequence[Curve]) -> list[dict[str, Any]]:
     for curve in found:
         for trace in curve.traces:
             p_holm = trace.p_holm
-            for k in range(len(trace.step)):
-                rows.append({**_point(curve, trace.step, trace.points, k), **_of_path(trace, k, p_holm)})
+            for k, step in enumerate(trace.step):
+                masked = torch.nonzero(trace.mask[k]).flatten().tolist()
+                of_path = {
+                    "unit": trace.path.names[step - 1] if step else "",
+                    "masked": " ".join(map(str, masked)),
+                    "p": "" if trace.p is None else trace.p[k].item(),
+                    "p_holm": "" if p_holm is None else p_holm[k].item(),
+                    "spent": trace.path.spent[step - 1] if step and trace.path.spent else "",
+                    "exhaustive": trace.path.exhaustive[step - 1] if step and trace.path.exhaustive else "",
+                    "seed": "" if trace.path.seed is None else trace.path.seed,
+                    **({} if trace.promised is None else {"promised": int(step <= trace.promised)}),
+                }
+                rows.append({**_point(curve, trace.step, trace.points, k), **of_path})
         if curve.averaged:
             points = curve.points
             rows += [{**_point(curve, curve.step, points, k), "seed": "mean"} for k in range(len(curve.step))]
@@ -239,20 +250,6 @@ def _point(curve: Curve, step: Sequence[int], points: Points, k: int) -> dict[st
         "fill": curve.fill,
         "score": curve.scored.name,
         DIGEST: curve.layout,
-    }
-
-
-def _of_path(trace: Trace, k: int, p_holm: Tensor | None) -> dict[str, Any]:
-    step = trace.step[k]
-    return {
-        "unit": trace.path.names[step - 1] if step else "",
-        "masked": " ".join(map(str, torch.nonzero(trace.mask[k]).flatten().tolist())),
-        "p": "" if trace.p is None else trace.p[k].item(),
-        "p_holm": "" if p_holm is None else p_holm[k].item(),
-        "spent": trace.path.spent[step - 1] if step and trace.path.spent else "",
-        "exhaustive": trace.path.exhaustive[step - 1] if step and trace.path.exhaustive else "",
-        "seed": "" if trace.path.seed is None else trace.path.seed,
-        **({} if trace.promised is None else {"promised": int(step <= trace.promised)}),
     }
 
 

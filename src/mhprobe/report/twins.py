@@ -64,9 +64,16 @@ def _one_scale(own: SubFigure, control: SubFigure) -> None:
     for a, b in zip(own.axes, control.axes, strict=True):
         if hasattr(a, "_colorbar"):
             continue  # follows its picture
-        pictures = list(zip(_coloured(a), _coloured(b), strict=False))
-        for one, other in pictures:
-            _one_colouring(one, other)
+        for both in zip(_coloured(a), _coloured(b), strict=False):
+            norms = [mark.norm for mark in both]
+            low, high = min(norm.vmin for norm in norms), max(norm.vmax for norm in norms)
+            if signed := [mark for mark in both if mark.norm.vmin == -mark.norm.vmax]:  # away from 0, both ways
+                high = max(-low, high)
+                low = -high
+                for mark in both:
+                    mark.set_cmap(signed[0].cmap)
+            for norm in norms:
+                norm.vmin, norm.vmax = low, high
         for axes in (a, b):
             readable(axes)
         if not a.images:
@@ -80,47 +87,20 @@ def _coloured(axes: Axes) -> list[Any]:
     return [part for part in (*axes.images, *axes.collections) if part.get_array() is not None]
 
 
-def _one_colouring(one: Any, other: Any) -> None:
-    norms = one.norm, other.norm
-    low, high = min(norm.vmin for norm in norms), max(norm.vmax for norm in norms)
-    signed = [each for each in (one, other) if each.norm.vmin == -each.norm.vmax]
-    if signed:  # away from 0, both ways
-        high = max(-low, high)
-        low = -high
-        one.set_cmap(signed[0].cmap)
-        other.set_cmap(signed[0].cmap)
-    for norm in norms:
-        norm.vmin, norm.vmax = low, high
-
-
 def _one_frame(a: Axes, b: Axes) -> None:
-    own, control = ((axes.get_xlim(), axes.get_ylim()) for axes in (a, b))
-    across, up = (_around(one, other) for one, other in zip(own, control, strict=True))
-    ways = [(each, wide) for each, wide in zip(own, (across, up), strict=True) if wide is not None]
-    room = all(_length(each) >= _ROOM * _length(wide) for each, wide in ways)
-    for axes in (a, b) if room else (b,):
-        if across is not None:
-            axes.set_xlim(across)
-        if up is not None:
-            axes.set_ylim(up)
-    if not room:
-        _box(b, *own)
-
-
-def _around(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float] | None:
-    """Limits that hold both; None for an axis that runs downwards, as one of names does."""
-    upwards = one[0] < one[1] and other[0] < other[1]
-    return (min(one[0], other[0]), max(one[1], other[1])) if upwards else None
-
-
-def _length(limits: tuple[float, float]) -> float:
-    return limits[1] - limits[0]
-
-
-def _box(axes: Axes, across: tuple[float, float], up: tuple[float, float]) -> None:
-    """Return the frame of the panel above in the coordinates of this one."""
+    """Limits that hold both panels. Where they leave ``a`` no room, ``b`` alone takes them, with a box for ``a``."""
     from matplotlib.patches import Rectangle
 
-    corner, size = (across[0], up[0]), (_length(across), _length(up))
-    axes.add_patch(Rectangle(corner, *size, fill=False, edgecolor="C3", linewidth=0.8, zorder=9, clip_on=False))
-    axes.set_title("box: the frame above", loc="right", fontsize=6, color="C3", pad=14)
+    own, control = ((axes.get_xlim(), axes.get_ylim()) for axes in (a, b))
+    room, shared = True, dict[str, Any]()  # without an axis of names, which runs downwards and stays as it is
+    for name, one, other in zip(("xlim", "ylim"), own, control, strict=True):
+        if one[0] < one[1] and other[0] < other[1]:
+            low, high = min(one[0], other[0]), max(one[1], other[1])
+            shared[name], room = (low, high), room and one[1] - one[0] >= _ROOM * (high - low)
+    for axes in (a, b) if room else (b,):
+        axes.set(**shared)
+    if not room:
+        (left, right), (bottom, top) = own
+        look: Any = {"fill": False, "edgecolor": "C3", "linewidth": 0.8, "zorder": 9, "clip_on": False}
+        b.add_patch(Rectangle((left, bottom), right - left, top - bottom, **look))
+        b.set_title("box: the frame above", loc="right", fontsize=6, color="C3", pad=14)

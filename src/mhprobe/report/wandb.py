@@ -85,20 +85,12 @@ class RunLogger(WandbLogger):
 
     def add_curves(self, curves: Sequence[Curve]) -> None:
         """One point at a time, along the number of heads masked; of random curves the mean over repeats."""
-        points = [
-            {
-                f"masking/{curve.name}/{curve.split}/accuracy": accuracy,
-                f"masking/{curve.name}/{curve.split}/loss": loss,
-                CURVE_AXIS: heads,
-            }
-            for curve in curves
-            for heads, accuracy, loss, *_ in zip(*(part.tolist() for part in curve.points), strict=True)
-        ]
-        for name in dict.fromkeys(name for point in points for name in point if name != CURVE_AXIS):
-            # a summary would hold the last point, where all heads are off
-            self._send(lambda name=name: self.experiment.define_metric(name, CURVE_AXIS, summary="none"))
-        for point in points:
-            self._send(self.experiment.log, point)
+        for curve in curves:
+            accuracies, losses = (f"masking/{curve.name}/{curve.split}/{part}" for part in ("accuracy", "loss"))
+            for name in (accuracies, losses):  # a summary would hold the last point, where all heads are off
+                self._send(lambda name=name: self.experiment.define_metric(name, CURVE_AXIS, summary="none"))
+            for heads, accuracy, loss, *_ in zip(*(part.tolist() for part in curve.points), strict=True):
+                self._send(self.experiment.log, {accuracies: accuracy, losses: loss, CURVE_AXIS: heads})
         shown = [curve for curve in curves if curve.split == "test"] or curves
         if self._takes_tables and shown:
             chart = wandb.plot.line_series(
@@ -115,26 +107,21 @@ class RunLogger(WandbLogger):
 
     def finish(self) -> None:
         """Send what is left, for at most ``finish_timeout`` seconds; it stays on disk in any case."""
-        if wandb.run is not None:
-            self._send(self._share_page)
-            self._send(self._share_weights)
+        page = self.folder / "report.html"
+        if wandb.run is not None and page.is_file():  # to look at in the run, and to download
+            self._send(self._show, page)
+            self._send(self._share, "report", [page], "report", None)
+        for stem in ("model", "pruned") if wandb.run is not None and self.model_aliases is not None else ():
+            files = [self.folder / f"{stem}{suffix}" for suffix in (".safetensors", ".json")]
+            if all(file.is_file() for file in files):
+                self._send(self._share, "model", files, stem, list(self.model_aliases or ()))
         if not self._send(self.experiment.finish):
             _let_go()
 
-    def _share_page(self) -> None:
-        """report.html, to look at in the run and to download."""
-        page = self.folder / "report.html"
-        if page.is_file():
-            self.experiment.log({"report": wandb.Html(page.read_text(encoding="utf-8"), inject=False)})
-            self._share("report", [page], None)
+    def _show(self, page: Path) -> None:
+        self.experiment.log({"report": wandb.Html(page.read_text(encoding="utf-8"), inject=False)})
 
-    def _share_weights(self) -> None:
-        for stem in ("model", "pruned"):
-            files = [self.folder / f"{stem}{suffix}" for suffix in (".safetensors", ".json")]
-            if self.model_aliases is not None and all(file.is_file() for file in files):
-                self._share("model", files, list(self.model_aliases), stem)
-
-    def _share(self, kind: str, files: Sequence[Path], aliases: list[str] | None, name: str = "report") -> None:
+    def _share(self, kind: str, files: Sequence[Path], name: str, aliases: list[str] | None) -> None:
         experiment = re.sub(r"[^\w.-]+", "_", self.folder.resolve().parent.name)
         artifact = wandb.Artifact(f"{experiment}-{name}", kind)
         for file in files:
@@ -190,7 +177,7 @@ def _begun(settings: wandb.Settings, **where: Any) -> Any:
 
 
 def _let_go() -> None:
-    """Of a run and of the service, which may be gone: at the end of the process it would be missed in a traceback."""
+    """End the run and W&B's service, whatever they raise: a service that is gone would give a traceback at the exit."""
     for end in (lambda: wandb.finish(exit_code=1), wandb.teardown):
         with contextlib.suppress(Exception, SystemExit):
             end()
@@ -199,7 +186,7 @@ def _let_go() -> None:
 
 @contextlib.contextmanager
 def _no_stderr() -> Iterator[None]:
-    """For processes that are started meanwhile."""
+    """Close the standard error of processes that are started inside."""
     ours, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mhprobe.heads import HeadLayout
 from mhprobe.report.figures import captioned, style
-from mhprobe.report.figures.style import COLOURS, NAMELESS, NOT_COMPARED, Axes, Figure, Names
+from mhprobe.report.figures.style import COLOURS, NAMELESS, NOT_COMPARED, Figure, Names
 
 _ENDS = (1, 2, 3, 5)  # powers of two at which colours may end: 32 times at most
 _INSIDE = 0.95  # of the cells: a few that lie farther out would leave the others white
@@ -41,6 +41,7 @@ def offset_maps(
     """
     from matplotlib import colormaps
     from matplotlib.colors import PowerNorm
+    from matplotlib.patches import Rectangle
 
     exists = columns["exists"].double()
     # of an offset reached by few queries, a share is noise: count it against a tenth of the most at least
@@ -61,13 +62,15 @@ def offset_maps(
         y = top
         for sites in groups:
             heads = layout.sites[sites[0]].num_heads
-            mosaic, (high, across) = _mosaic(
-                [share[layout.span(s)] for s in sites], _farthest(exists[layout.span(sites[0])])
-            )
+            maps = torch.stack([share[layout.span(s)] for s in sites])
+            mosaic, (high, across) = _mosaic(maps, exists[layout.span(sites[0])])
             y -= side * len(sites)
             axes = style.place(figure, left, y, side * heads, side * len(sites))
             image = axes.imshow(mosaic.numpy(), aspect="auto", **look)
-            _frame_positional(axes, [columns["positional"][layout.span(s)] for s in sites], (high, across))
+            positional = torch.stack([columns["positional"][layout.span(s)] for s in sites])
+            for row, head in positional.nonzero().tolist():
+                corner, size = (head * across - 0.5, row * high - 0.5), (across - 1, high - 1)
+                axes.add_patch(Rectangle(corner, *size, fill=False, edgecolor=COLOURS[1], linewidth=1.2))
             shown = style.ticks(heads, side)
             axes.set_xticks([(head + 0.5) * across - 1 for head in shown], [str(head) for head in shown])
             blocks = [str(layout.sites[s].block) for s in sites]
@@ -82,29 +85,14 @@ def offset_maps(
     return figure
 
 
-def _frame_positional(axes: Axes, positional: list[Tensor], size: tuple[int, int]) -> None:
-    """Around the maps of positional heads; positional: of each site (H,)."""
-    from matplotlib.patches import Rectangle
+def _mosaic(maps: Tensor, exists: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    """Maps (S, H, Y, X) of several sites side by side, with white gaps; and the size of one with its gap.
 
-    for row, on_H in enumerate(positional):
-        for head in on_H.nonzero().flatten().tolist():
-            corner = (head * size[1] - 0.5, row * size[0] - 0.5)
-            axes.add_patch(Rectangle(corner, size[1] - 1, size[0] - 1, fill=False, edgecolor=COLOURS[1], linewidth=1.2))
-
-
-def _farthest(exists: Tensor) -> tuple[int, int]:
-    """Farthest offset, down and across, that any query of (H, Y, X) reaches."""
-    rows, columns = (exists.sum((0, axis)).nonzero()[:, 0] for axis in (2, 1))
-    return int(rows.max()) - exists.shape[1] // 2, int(columns.max()) - exists.shape[2] // 2
-
-
-def _mosaic(maps: list[Tensor], steps: tuple[int, int]) -> tuple[Tensor, tuple[int, int]]:
-    """Maps (H, Y, X) of several sites cut to ``steps`` around 0, side by side with white gaps; size of one with gap."""
-    down, across = (
-        slice(size // 2 - step, size // 2 + step + 1) for size, step in zip(maps[0].shape[1:], steps, strict=True)
-    )
-    cut = torch.stack([each[:, down, across] for each in maps])
-    padded = torch.nn.functional.pad(cut, (0, 1, 0, 1), value=torch.nan)
+    They are cut to the farthest offset, down and across, that any query of ``exists`` (H, Y, X) reaches.
+    """
+    ends = [int(exists.sum((0, axis)).nonzero().max()) for axis in (2, 1)]
+    down, across = (slice(2 * (size // 2) - end, end + 1) for size, end in zip(maps.shape[2:], ends, strict=True))
+    padded = torch.nn.functional.pad(maps[:, :, down, across], (0, 1, 0, 1), value=torch.nan)
     rows, heads, height, width = padded.shape
     return padded.permute(0, 2, 1, 3).reshape(rows * height, heads * width), (height, width)
 
@@ -148,9 +136,8 @@ def kind_ratios(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, n
     from matplotlib.ticker import FixedLocator, FuncFormatter
 
     kinds = [name.removeprefix("uniform_") for name in columns if name.startswith("uniform_")]
-    ratios = {kind: (columns[kind] / columns[f"uniform_{kind}"]).double().log2() for kind in kinds}
-    kinds = [kind for kind, each in ratios.items() if not each.isnan().all()]
-    ratio = torch.stack([ratios[kind] for kind in kinds])
+    kinds = [kind for kind in kinds if not (columns[kind] / columns[f"uniform_{kind}"]).isnan().all()]
+    ratio = torch.stack([(columns[kind] / columns[f"uniform_{kind}"]).double().log2() for kind in kinds])
     ratio = ratio.masked_fill(ratio.isneginf(), -_ENDS[-1])
     finite = ratio[ratio.isfinite()].abs()
     most = finite.quantile(_INSIDE).item() if len(finite) else 0.0
@@ -218,18 +205,12 @@ def kinds_by_layer(layout: HeadLayout, columns: Mapping[str, Tensor], label: str
 )
 def slopes_by_layer(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """The mean over a block's heads of every column "gradient_<kind>", on a log scale."""
-    titles = {
-        name: name.removeprefix("gradient_").replace("cls", "class token").replace("_", " ")
-        for name in columns
-        if name.startswith("gradient_")
-        and name.removeprefix("gradient_") not in SUMS
-        and columns[name].isfinite().any()
-    }
-    count = len(layout.sites)
-    lines = {}
-    for name, title in titles.items():
-        line = torch.stack([columns[name].double()[layout.span(i)].nanmean() for i in range(count)])
-        lines[title] = line.where(line > 0, math.nan)
+    count, lines = len(layout.sites), {}
+    for column, values in columns.items():
+        kind = column.removeprefix("gradient_")
+        if kind != column and kind not in SUMS and values.isfinite().any():
+            line = torch.stack([part.double().nanmean() for part in layout.split(values)])
+            lines[kind.replace("cls", "class token").replace("_", " ")] = line.where(line > 0, math.nan)
     wide = max(2.4, min(4.5, 0.35 * count))
     together = coinciding(lines)
     texts = {names: "\n".join(textwrap.wrap(", ".join(names), 24)) for names in together}

@@ -77,21 +77,12 @@ def logits(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names:
     """One row per head, sites parted by white lines, one column per class; from the columns "own", "own_p" (A, C)."""
     value, p = columns["own"].double(), columns["own_p"].double()
     classes = [short(name) for name in names.get("own", [str(number) for number in range(value.shape[1])])]
-    against = (value < 0) & (p < 0.05)
-    said = _speakers_against(layout, value, p, classes)
-    return class_matrix(layout, value, against, classes, "write into the class's logit", said)
-
-
-def _speakers_against(layout: HeadLayout, value: Tensor, p: Tensor, class_names: list[str]) -> list[str]:
-    """The heads that speak against a class most, in words, the worst last (it is printed on top)."""
-    against = torch.where(p < 0.05, value, 0).nan_to_num(0).clamp(max=0)
-    heads, found = list(layout), []
-    for cell in against.flatten().argsort()[:SPEAKERS].tolist():
-        head, number = divmod(cell, value.shape[1])
-        if against[head, number] < 0:
-            _, index, site = heads[head]
-            found.append(f"block {site.block} head {index} against {class_names[number]}: {value[head, number]:.2g}")
-    return found[::-1]
+    against, heads, words = (value < 0) & (p < 0.05), list(layout), []
+    worst = value.masked_fill(~against, 0).flatten().argsort()[: min(SPEAKERS, int(against.sum()))]
+    for head, number in (divmod(cell, value.shape[1]) for cell in worst.tolist()):
+        _, index, site = heads[head]
+        words.append(f"block {site.block} head {index} against {classes[number]}: {value[head, number]:.2g}")
+    return class_matrix(layout, value, against, classes, "write into the class's logit", words[::-1])  # worst on top
 
 
 @captioned(

@@ -22,12 +22,7 @@ Pairs = Sequence[Sequence[int]]
     "it is shared."
 )
 def coefficients(
-    layout: HeadLayout,
-    columns: Mapping[str, Tensor],
-    label: str,
-    names: Names = NAMELESS,
-    *,
-    pairs: Pairs | None = None,
+    layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS, *, pairs: Pairs = ()
 ) -> Figure:
     """One panel per layer: mean and range of "rho" over the pairs of its heads, and "null_rho", what chance gives.
 
@@ -45,12 +40,20 @@ def coefficients(
     with style.layer_panels(layout, (1.25, 0.95), (0.55, 0.75), labels, least=3.4) as (figure, panels):
         for number, axes in enumerate(panels):
             span = layout.span(number)
-            lines = _layer_panel(axes, columns["rho"][span, span], columns["null_rho"][span, span])
+            rho_HHR, null_HHR = columns["rho"][span, span], columns["null_rho"][span, span]
+            a, b = torch.triu_indices(len(rho_HHR), len(rho_HHR), 1)
+            rho_PR, null_PR = rho_HHR[a, b], null_HHR[a, b]
+            index, there = range(1, rho_PR.shape[1] + 1), (~rho_PR.isnan()).any(0)  # no pair may get that far
+            low, high = rho_PR.new_zeros(2, len(index))
+            if len(a):
+                low, high = rho_PR.nan_to_num(torch.inf).amin(0), rho_PR.nan_to_num(-torch.inf).amax(0)
+            band = axes.fill_between(index, low, high, where=there.tolist(), color=COLOURS[0], alpha=0.25, linewidth=0)
+            (mean,) = axes.plot(index, rho_PR.nanmean(0), color=COLOURS[0], marker="o", markersize=2)
+            (chance,) = axes.plot(index, null_PR.nanmean(0), color="black", linestyle=":", linewidth=1.2)
             axes.set(xlim=(0.5, last + 0.5), ylim=(0, 1.02), yticks=[0, 0.5, 1])
             axes.set_xticks(sorted({1, *range(step, last + 1, step)}))
-        figure.legend(
-            lines, ["mean of the pairs", "their range", "chance"], loc="lower center", ncols=3, borderaxespad=0.3
-        )
+        texts = ["mean of the pairs", "their range", "chance"]
+        figure.legend([mean, band, chance], texts, loc="lower center", ncols=3, borderaxespad=0.3)
     return figure
 
 
@@ -61,7 +64,9 @@ def draw_pairs(asker: str, pairs: Pairs, titles: Sequence[str], columns: Mapping
     """
     with style.panel((2.6, max(1.9, 0.3 * len(pairs) + 0.2)), (0.55, 0.5, 2.45, 0.2)) as (figure, axes):
         for number, pair in enumerate(pairs):
-            if not _has_correlations(pair, columns["rho"]):
+            two = isinstance(pair, Sequence) and len(set(pair)) == len(pair) == 2
+            there = two and all(type(each) is int and 0 <= each < len(titles) for each in pair)
+            if not there or columns["rho"][tuple(pair)].isnan().all():
                 raise UserError(
                     f"{asker}.pairs: expected pairs of two different numbers of 0 to {len(titles) - 1} that were "
                     f"compared, e.g. [[0, 1]], got {pair}. Take another pair, or pairs=null for all."
@@ -91,39 +96,12 @@ def pair_lines(
         axes.plot(range(1, len(rho) + 1), rho.tolist(), line, color=shade, linewidth=width, label=name)
 
 
-def _has_correlations(pair: object, rho_NNR: Tensor) -> bool:
-    """Return True for a pair that has correlations."""
-    if not (isinstance(pair, Sequence) and len(set(pair)) == len(pair) == 2):
-        return False
-    there = all(type(each) is int and 0 <= each < len(rho_NNR) for each in pair)
-    return there and not bool(rho_NNR[tuple(pair)].isnan().all())
-
-
-def _layer_panel(axes: Axes, rho_HHR: Tensor, null_HHR: Tensor) -> list:
-    """The mean's line, the range's band and chance's line."""
-    a, b = torch.triu_indices(len(rho_HHR), len(rho_HHR), 1)
-    rho_PR, null_PR = rho_HHR[a, b], null_HHR[a, b]
-    index, reached = range(1, rho_PR.shape[1] + 1), (~rho_PR.isnan()).any(0)  # where no pair gets that far is nothing
-    low, high = rho_PR.new_zeros(2, len(index))
-    if len(a):
-        low, high = rho_PR.nan_to_num(torch.inf).amin(0), rho_PR.nan_to_num(-torch.inf).amax(0)
-    band = axes.fill_between(index, low, high, where=reached.tolist(), color=COLOURS[0], alpha=0.25, linewidth=0)
-    (mean,) = axes.plot(index, rho_PR.nanmean(0), color=COLOURS[0], marker="o", markersize=2)
-    (chance,) = axes.plot(index, null_PR.nanmean(0), color="black", linestyle=":", linewidth=1.2)
-    return [mean, band, chance]
-
-
 @captioned(
     "How many directions two blocks share, and how well: a line per pair of blocks, light for neighbours and dark for "
     "blocks far apart. Dotted is chance, of the same pair. Blocks add to one stream, so neighbours are alike anyway."
 )
 def block_coefficients(
-    layout: HeadLayout,
-    columns: Mapping[str, Tensor],
-    label: str,
-    names: Names = NAMELESS,
-    *,
-    pairs: Pairs | None = None,
+    layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS, *, pairs: Pairs = ()
 ) -> Figure:
     """From "rho" and "null_rho" (S, S, R).
 
@@ -140,25 +118,22 @@ def block_coefficients(
         panels["last blocks of stages"] = [numbers[-1] for numbers in stages.values()]
     panels = {name: numbers for name, numbers in panels.items() if len(numbers) > 1}
     furthest = max((len(numbers) - 1 for numbers in panels.values()), default=1)
+    shades = [style.shade_at(0.3 + 0.7 * steps / max(1, furthest - 1), "viridis_r") for steps in range(furthest)]
     edges, least = (0.55, 0.5, 1.35, 0.35), 4.1
     with style.grid(len(panels), (1.7, 1.5), (0.25, 0), edges, least, len(panels) or 1) as (figure, places):
         for (axes, first, _), (name, numbers) in zip(places, panels.items(), strict=True):
             for (i, a), (j, b) in itertools.combinations(enumerate(numbers), 2):
-                pair_lines(axes, columns, (a, b), _shade(j - i, furthest), widths=(0.9, 0.7))
+                pair_lines(axes, columns, (a, b), shades[j - i - 1], widths=(0.9, 0.7))
             axes.set_title(name, pad=3)
             axes.set_ylim(0, 1.02)
             axes.set_yticks([0, 0.5, 1], None if first else [""] * 3)
             axes.set(xlabel="coefficient", ylabel="correlation" if first else "")
         if panels:
             for steps in sorted({1, 2, furthest}) if furthest > 1 else [1]:
-                axes.plot([], [], color=_shade(steps, furthest), label="neighbours" if steps == 1 else f"{steps} apart")
+                axes.plot([], [], color=shades[steps - 1], label="neighbours" if steps == 1 else f"{steps} apart")
             axes.plot([], [], ":", color="0.4", label="chance")
             style.legend_beside(axes, 1.05)
     return figure
-
-
-def _shade(steps: int, furthest: int) -> tuple[float, float, float, float]:
-    return style.shade_at(0.3 + 0.7 * (steps - 1) / max(1, furthest - 1), "viridis_r")
 
 
 @captioned(
@@ -182,7 +157,6 @@ def modes(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: 
             marks = axes.scatter(torch.full_like(heads, 1.06), heads, s=14, marker="_", color=COLOURS[1], linewidths=1)
             axes.set(xlim=(-0.02, 1.12), ylim=(-1.05, 1.05), yticks=[-1, 0, 1])
             axes.set_xticks([0, 0.5, 1], ["0", ".5", "1"])
-        figure.legend(
-            [dots, marks, band], ["a mode", "a head's mean", "chance"], loc="lower center", ncols=3, borderaxespad=0.2
-        )
+        texts = ["a mode", "a head's mean", "chance"]
+        figure.legend([dots, marks, band], texts, loc="lower center", ncols=3, borderaxespad=0.2)
     return figure

@@ -21,7 +21,7 @@ _WHITE = math.log(2) / 2  # real white noise, against its frequency 0
 )
 def spectrum(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """Spectra from "spectrum" (A, K), "stream" (L, 3, K), "frequencies" (1, K); NaN is left out."""
-    (frequencies,) = columns["frequencies"].tolist()
+    frequencies = columns["frequencies"][0]
     spectra, stream = columns["spectrum"].double(), columns["stream"][:, _AFTER_MLP].double()
     shown = torch.cat([spectra.flatten(), stream.flatten()])
     shown = shown[shown.isfinite()]
@@ -33,25 +33,21 @@ def spectrum(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
     with style.canvas((heads_at + wide + 0.15, bottom + tall + top)) as figure:
         axes = style.place(figure, left, bottom, 1.9, tall)
         for block, row in enumerate(stream):
-            shade = style.shade_at(0.1 + 0.9 * block / max(1, len(stream) - 1), "viridis_r")
-            _spectrum_line(axes, frequencies, row, color=shade, linewidth=1.3)
+            shade, known = style.shade_at(0.1 + 0.9 * block / max(1, len(stream) - 1), "viridis_r"), row.isfinite()
+            axes.plot(frequencies[known], row[known], color=shade, linewidth=1.3)
         _frequency_frame(axes, limits)
         axes.set_title(f"stream after block 0 (light) to {len(stream) - 1} (dark)", pad=4)
         axes.set(ylabel="Δ ln amplitude (nats)", xlabel="frequency (π per token)")
         corner = heads_at, bottom + tall - deep
         for number, (axes, beside, below) in enumerate(style.panels(figure, len(layout.sites), corner, size, gap)):
             for spectrum in spectra[layout.span(number)]:
-                _spectrum_line(axes, frequencies, spectrum, color="#0072B2", linewidth=0.8, alpha=0.7)
+                known = spectrum.isfinite()
+                axes.plot(frequencies[known], spectrum[known], color=COLOURS[0], linewidth=0.8, alpha=0.7)
             _frequency_frame(axes, limits)
             axes.set_title(style.site_title(layout, number), pad=3)
             axes.tick_params(labelleft=beside, labelbottom=below)
             axes.set(xlabel="frequency (π)" if below else "", ylabel="heads: Δ ln" if beside else "")
     return figure
-
-
-def _spectrum_line(axes: Axes, frequencies: list[float], values: Tensor, **look: Any) -> None:
-    points = [(f, v) for f, v in zip(frequencies, values.tolist(), strict=True) if math.isfinite(v)]
-    axes.plot([f for f, _ in points], [v for _, v in points], **look)
 
 
 def _frequency_frame(axes: Axes, limits: tuple[float, float]) -> None:
@@ -108,27 +104,31 @@ def _steps(axes: Axes, layout: HeadLayout, values: Tensor) -> None:
 def noise(rows: Sequence[Mapping[str, Any]], strength: float, chance: float) -> Figure:
     """Accuracy under noise. rows: clean images, then a band each: low, high, accuracy, accuracy_low, accuracy_high."""
     with style.panel((3.45, 2.1), (0.55, 0.5, 1.0, 0.2)) as (figure, axes):
-        accuracies(axes, [(row["low"] + row["high"]) / 2 for row in rows[1:]], rows[1:], "o-", COLOURS[0])
-        _over_frequency(axes, rows[0], "clean", chance)
-        axes.set(xlabel=f"frequency of the noise (units of π; deviation {strength:g})", ylabel="test accuracy (%)")
+        _over_frequency(axes, {"": rows[1:]}, rows[0], "clean", chance)
+        axes.set_xlabel(f"frequency of the noise (units of π; deviation {strength:g})")
         style.legend_beside(axes, 1.03)
     return figure
 
 
-def _over_frequency(axes: Axes, whole: Mapping[str, Any], name: str, chance: float) -> None:
-    """Limits, and the accuracy on undamaged images and by guessing."""
+def _over_frequency(
+    axes: Axes, lines: Mapping[str, Sequence[Mapping[str, Any]]], whole: Mapping[str, Any], name: str, chance: float
+) -> None:
+    """Lines with whiskers by their labels, and the accuracy on undamaged images (``whole``) and by guessing."""
+    for number, (label, rows) in enumerate(lines.items()):
+        shade, marker = style.colour(number)
+        aside = 0.012 * (number - 0.5) if len(lines) > 1 else 0  # bars side by side
+        x, ends = [_middle(row) + aside for row in rows], ("accuracy", "accuracy_low", "accuracy_high")
+        look: Any = {"color": shade, "markersize": 2.5, "linewidth": 1, "capsize": 3, "label": label or None}
+        style.whiskers(axes, x, style.percent(rows, *ends), fmt=marker + "-", **look)
     style.level(axes, 100 * whole["accuracy"], name)
     style.level(axes, 100 * chance, "chance", ":")
     axes.set_xlim(0, 1)
     axes.set_ylim(bottom=0)
+    axes.set_ylabel("test accuracy (%)")
 
 
-def accuracies(
-    axes: Axes, x: Sequence[float], rows: Sequence[Mapping[str, Any]], look: str, shade: str, label: str = ""
-) -> None:
-    """A line over x with whiskers. rows: accuracy, accuracy_low, accuracy_high of each point. look: marker and line."""
-    ends = style.percent(rows, "accuracy", "accuracy_low", "accuracy_high")
-    style.whiskers(axes, x, ends, fmt=look, color=shade, markersize=2.5, linewidth=1, capsize=3, label=label or None)
+def _middle(row: Mapping[str, Any]) -> float:
+    return (row["low"] + row["high"]) / 2
 
 
 @captioned(
@@ -144,15 +144,11 @@ def phase(rows: Sequence[Mapping[str, Any]], differ: Sequence[bool], chance: flo
     differ: for each band, from low to high, whether the two damages cost significantly unlike amounts.
     """
     with style.panel((2.75, 2.1), (0.55, 0.5, 1.6, 0.2)) as (figure, axes):
-        for number, damage in enumerate(dict.fromkeys(row["damage"] for row in rows[1:])):
-            of = [row for row in rows if row["damage"] == damage]
-            shade, marker = style.colour(number)
-            middles = [(row["low"] + row["high"]) / 2 + 0.012 * (number - 0.5) for row in of]  # bars side by side
-            accuracies(axes, middles, of, marker + "-", shade, f"without {damage}")
-        stars = [(row["low"] + row["high"]) / 2 for row, star in zip(rows[1:], differ, strict=False) if star]
-        for middle in stars:
-            axes.text(middle, 1.0, "*", transform=axes.get_xaxis_transform(), ha="center", va="bottom")
-        _over_frequency(axes, rows[0], "whole images", chance)
-        axes.set(xlabel="frequency (units of π)", ylabel="test accuracy (%)")
+        damages = dict.fromkeys(row["damage"] for row in rows[1:])
+        lines = {f"without {damage}": [row for row in rows if row["damage"] == damage] for damage in damages}
+        _over_frequency(axes, lines, rows[0], "whole images", chance)
+        for row in (row for row, star in zip(rows[1:], differ, strict=False) if star):
+            axes.text(_middle(row), 1.0, "*", transform=axes.get_xaxis_transform(), ha="center", va="bottom")
+        axes.set_xlabel("frequency (units of π)")
         style.legend_beside(axes)
     return figure

@@ -137,9 +137,8 @@ def causal(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names:
         look: Any = {"cmap": ListedColormap(SHADES), "vmin": -0.5, "vmax": len(SHADES) - 0.5}
         style.head_matrix(figure, layout, role, left, bottom + tall, cell, **look)
         counts = [int((role == i).sum()) for i in range(len(roles))]
-        patches = [
-            Patch(color=SHADES[i], label=f"{name}: {counts[i]}") for i, name in enumerate(roles) if counts[i] or i < 3
-        ]
+        drawn = [i for i in range(len(roles)) if counts[i] or i < 3]
+        patches = [Patch(color=SHADES[i], label=f"{roles[i]}: {counts[i]}") for i in drawn]
         if beside:
             wide, high = style.inches(figure)
             at = (left / wide, (bottom + tall - grid - 0.5) / high)

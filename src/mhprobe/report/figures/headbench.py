@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from mhprobe.report.figures import captioned, style
-from mhprobe.report.figures.style import Axes, Figure
+from mhprobe.report.figures.style import Figure
 
 ACROSS = 3
 
@@ -67,25 +67,15 @@ def sensitivity(grades: Sequence[Any], sensitivities: Sequence[Any]) -> Figure:
                 aside = 0.04 * (order - len(mine) / 2)
                 x, y = [point.grade + aside for point in points], [100 * point.found for point in points]
                 shade, marker = style.colour(order)
-                text = f"{each.measure} {_threshold(each)}"
-                axes.plot(x, y, color=shade, marker=marker, markersize=3.5, linewidth=1, label=text)
-            _dress(axes, kind, [point for point in grades if point.graft == kind], first)
+                low, high = (f"{end:.1f}" if math.isfinite(end) else "never" for end in (each.low, each.high))
+                half = f"{each.grade:.1f} ({low} to {high})" if math.isfinite(each.grade) else "never"
+                axes.plot(x, y, color=shade, marker=marker, markersize=3.5, linewidth=1, label=f"{each.measure} {half}")
+            amounts = {point.grade: point.amount for point in grades if point.graft == kind}
+            names = [f"{grade}\n{amounts[grade]:g}" if grade else "0\nnone" for grade in sorted(amounts)]
+            style.level(axes, 50, dashes=":", zorder=0)
+            axes.set_ylim(-4, 104)
+            axes.set_xticks(sorted(amounts), names)
+            axes.set(xlabel="grade, and the amount", ylabel="found (% of grafts)" if first else "")
+            axes.set_title(kind.replace("_", " "), loc="left")
+            axes.legend(loc="upper left", bbox_to_anchor=(-0.06, -0.36), fontsize=6.5, borderaxespad=0)
     return figure
-
-
-def _threshold(row: Any) -> str:
-    low, high = (f"{end:.1f}" if math.isfinite(end) else "never" for end in (row.low, row.high))
-    return f"{row.grade:.1f} ({low} to {high})" if math.isfinite(row.grade) else "never"
-
-
-def _dress(axes: Axes, kind: str, points: Sequence[Any], first: bool) -> None:
-    amounts = {point.grade: point.amount for point in points}
-    names = [f"{grade}\n{amounts[grade]:g}" if grade else "0\nnone" for grade in sorted(amounts)]
-    axes.axhline(50, color="0.3", linestyle=":", linewidth=0.8, zorder=0)
-    axes.set_ylim(-4, 104)
-    axes.set_xticks(sorted(amounts), names)
-    axes.set_xlabel("grade, and the amount")
-    axes.set_title(kind.replace("_", " "), loc="left")
-    if first:
-        axes.set_ylabel("found (% of grafts)")
-    axes.legend(loc="upper left", bbox_to_anchor=(-0.06, -0.36), fontsize=6.5, borderaxespad=0)

@@ -100,7 +100,6 @@ def accuracy_without(
     columns: Mapping[str, Tensor],
     label: str,
     names: Names = NAMELESS,
-    *,
     p: Literal["p", "p_holm"] = "p_holm",
     level: float = 0.01,
 ) -> Figure:
@@ -118,10 +117,11 @@ def accuracy_without(
         image = style.head_matrix(figure, layout, drop, left, top, cell, cmap=cmap, norm=norm)
         for axes, sites in zip(list(figure.axes), style.even_groups(layout), strict=True):
             for row, site in enumerate(sites):
-                for head, flat in enumerate(range(*layout.span(site).indices(layout.num_heads))):
-                    text = f"{whole - drop[flat]:.1f}"
+                span = layout.span(site)
+                for head, (lost, sure) in enumerate(zip(drop[span], columns[p][span] < level, strict=True)):
+                    text = f"{whole - lost:.1f}"
                     axes.text(head, row, text, ha="center", va="center", fontsize=min(6.5, 15 * cell))
-                    if columns[p][flat] < level:
+                    if sure:
                         axes.add_patch(Rectangle((head - 0.46, row - 0.46), 0.92, 0.92, fill=False, linewidth=1.1))
             style.readable(axes)
         title = f"all heads: {whole:.1f} %. framed: {'p, Holm,' if p == 'p_holm' else 'p'} < {level:g}"
@@ -136,30 +136,28 @@ def accuracy_without(
 )
 def sorted_heads(layout: HeadLayout, values: Mapping[str, Tensor]) -> Figure:
     """Heads of every layer sorted by the first of some values. values: (A,) each by their label."""
-    first = next(iter(values.values())).double()
+    by, first_value = next(iter(values.items()))
     heads, deep = max(site.num_heads for site in layout.sites), len(layout.sites)
     cell = max(0.14, min(0.28, 3.2 / heads))
-    wide, tall, left, gap = cell * heads, cell * deep, 0.55, 0.95
-    orders = [first[layout.span(i)].nan_to_num(-torch.inf).argsort(descending=True, stable=True) for i in range(deep)]
-    with style.canvas((left + len(values) * (wide + gap), max(tall, 1.2) + 0.85)) as figure:
-        for number, (label, value) in enumerate(values.items()):
+    size, edges = (cell * heads, cell * deep), (0.55, 0.45, 0.95, 0.4 + max(0.0, 1.2 - cell * deep))
+    parts = [part.double().nan_to_num(-torch.inf) for part in layout.split(first_value)]
+    orders = [part.argsort(descending=True, stable=True) for part in parts]
+    with style.grid(len(values), size, (0.95, 0), edges, per_row=len(values)) as (figure, places):
+        for (axes, first, _), (label, value) in zip(places, values.items(), strict=True):
             grid = torch.full((deep, heads), torch.nan, dtype=torch.float64)
-            for row, order in enumerate(orders):
-                grid[row, : len(order)] = value.double()[layout.span(row)][order]
-            at = left + number * (wide + gap)
-            axes = style.place(figure, at, 0.45, wide, tall)
-            cmap = style.scale(grid)[0].with_extremes(bad="white")
-            image = style.picture(axes, grid, cmap=cmap)
+            for row, (part, order) in enumerate(zip(layout.split(value), orders, strict=True)):
+                grid[row, : len(order)] = part.double()[order]
+            image = style.picture(axes, grid, cmap=style.scale(grid)[0].with_extremes(bad="white"))
             style.cells(axes, deep, heads)
             for row, order in enumerate(orders if cell >= 0.2 else ()):
                 for column, head in enumerate(order.tolist()):
                     axes.text(column, row, str(head), ha="center", va="center", fontsize=5)
             style.readable(axes)
-            axes.set(xticks=[], xlabel=f"heads, by {next(iter(values))}" if number == 0 else "the same heads")
-            axes.set_yticks(range(deep), [str(site.block) for site in layout.sites] if number == 0 else [""] * deep)
-            axes.set_ylabel("block" if number == 0 else "")
+            across, down = (f"heads, by {by}", "block") if first else ("the same heads", "")
+            axes.set(xticks=[], xlabel=across, ylabel=down)
+            axes.set_yticks(range(deep), [str(site.block) for site in layout.sites] if first else [""] * deep)
             axes.set_title(label, pad=4)
-            style.colour_bar(figure, image, at + wide + 0.08, 0.45, tall)
+            style.bar_beside(axes, image, gap=0.08)
     return figure
 
 
@@ -293,43 +291,30 @@ def sufficiency(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, n
 )
 def patching(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """Exact effects against estimates: "value" and "atp", "size", "atp_size" and "graddrop" (A,), if there are any."""
-    with style.canvas((6.0, 2.8)) as figure:
-        left, right = style.place(figure, 0.65, 0.5, 2.0, 1.9), style.place(figure, 3.4, 0.5, 2.0, 1.9)
-        estimate = columns.get("atp", columns["value"])
-        _exact_and_estimated(left, layout, columns["value"], estimate)
-        _name_furthest(left, layout, columns["value"], estimate)
-        _titled(left, "AtP", columns, "atp")
+    with style.grid(2, (2.0, 1.9), (0.75, 0), (0.65, 0.5, 0.6, 0.4)) as (figure, places):
+        left, right = (axes for axes, _, _ in places)
+        blocks: Any = [site.block for _, _, site in layout]
+        dots: Any = {"linewidths": 0}
+        crosses: Any = {"linewidths": 0.7, "marker": "x"}
+        marks = ((left, "value", "atp", dots), (right, "size", "atp_size", dots), (right, "size", "graddrop", crosses))
+        for axes, exact, name, look in marks:
+            x, y = columns[exact], columns.get(name, columns[exact])
+            style.diagonal(axes, x, y)
+            axes.scatter(x, y, c=blocks, s=9, **look)
+            axes.locator_params(nbins=4)
+        x, y = columns["value"], columns.get("atp", columns["value"])
+        for head in (y - x).abs().argsort(descending=True)[:FURTHEST].tolist():
+            _, index, site = list(layout)[head]
+            shift, side = (3, "left") if x[head] < (x.min() + x.max()) / 2 else (-3, "right")
+            place: Any = {"xytext": (shift, 0), "textcoords": "offset points", "ha": side, "va": "center"}
+            left.annotate(f"{site.block}:{index}", (float(x[head]), float(y[head])), fontsize=6, **place)
+        for axes, text, key in ((left, "AtP", "atp"), (right, "x GradDrop", "graddrop")):
+            if f"spearman_{key}" in columns:
+                rho, low, high = (float(columns[f"spearman_{key}{end}"].flatten()[0]) for end in ("", "_low", "_high"))
+                axes.set_title(f"{text}: rank corr. {rho:.2f} [{low:.2f}, {high:.2f}]", fontsize=7, loc="left", pad=4)
         left.set(xlabel="share restored, exact", ylabel="estimated")
-        for name, look in (("atp_size", {"linewidths": 0}), ("graddrop", {"linewidths": 0.7, "marker": "x"})):
-            _exact_and_estimated(right, layout, columns["size"], columns.get(name, columns["size"]), **look)
-        _titled(right, "x GradDrop", columns, "graddrop")
         right.set_xlabel("mean |effect|, exact")
     return figure
-
-
-def _exact_and_estimated(axes: Axes, layout: HeadLayout, x: Tensor, y: Tensor, **look: Any) -> None:
-    style.diagonal(axes, x, y)
-    axes.scatter(x, y, c=[site.block for _, _, site in layout], s=9, **{"linewidths": 0, **look})
-    axes.locator_params(nbins=4)
-
-
-def _name_furthest(axes: Axes, layout: HeadLayout, x: Tensor, y: Tensor) -> None:
-    for head in (y - x).abs().argsort(descending=True)[:FURTHEST].tolist():
-        _, index, site = list(layout)[head]
-        right = x[head] < (x.min() + x.max()) / 2
-        place: Any = {
-            "xytext": (3 if right else -3, 0),
-            "textcoords": "offset points",
-            "ha": "left" if right else "right",
-        }
-        axes.annotate(f"{site.block}:{index}", (float(x[head]), float(y[head])), fontsize=6, va="center", **place)
-
-
-def _titled(axes: Axes, name: str, columns: Mapping[str, Tensor], key: str) -> None:
-    if f"spearman_{key}" not in columns:
-        return
-    rho, low, high = (float(columns[f"spearman_{key}{end}"].flatten()[0]) for end in ("", "_low", "_high"))
-    axes.set_title(f"{name}: rank corr. {rho:.2f} [{low:.2f}, {high:.2f}]", fontsize=7, loc="left", pad=4)
 
 
 @captioned(

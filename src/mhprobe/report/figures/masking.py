@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
+from mhprobe.io.written import counted
 from mhprobe.masking.parts.trace import Curve, first
 from mhprobe.masking.redundant_or_inert import Likeness, MaskedHead
 from mhprobe.report.figures import captioned, style
@@ -39,11 +40,22 @@ def curves(curves: Sequence[Curve], num_heads: int, chance: float | None = None,
     tall = max(3.2, 0.2 + 0.17 * (len(shown) + 7))  # the legend stands beside the axes
     with style.panel((3.6, tall - 0.7), (0.55, 0.5, 2.15, 0.2)) as (figure, axes):
         if len(shown) <= CROWD:
-            _thin(axes, [c for c in curves if c.split != split and not c.averaged], looks, over)
+            chosen = [curve for curve in curves if curve.split != split and not curve.averaged]
+            for curve in (curve for curve in chosen if len(curve.step) > 1):  # on the images that chose it
+                look: Any = {"color": looks[curve.name][0], "linestyle": looks[curve.name][2], "linewidth": 0.5}
+                x, y = _across(curve, over), (100 * curve.points.accuracy).tolist()
+                axes.plot(x, y, label=f"_{curve.name}, {curve.split}", **look)
+            for chose in dict.fromkeys(curve.split for curve in chosen):
+                axes.plot([], [], color="0.3", linewidth=0.5, label=f"thin: {chose}, chosen on it")
         for curve in shown:
             _curve(axes, curve, names[curve.name], looks.get(curve.name, ("0.45", "", "-")), over, len(shown) > CROWD)
             _promise(axes, curve, over)
-        _notes(axes, shown)
+        if any(curve.worse is not None and curve.worse.any() for curve in shown):
+            axes.plot([], [], "o", color="0.3", markersize=7, markerfacecolor="none", label="first sign. lower")
+        searches = {curve.search for curve in shown if curve.search}
+        notes = [f"chosen on {split}:\ntoo high, not tested"] if any(curve.optimistic for curve in shown) else []
+        for note in notes + ([f"search: {searches.pop()}"] if len(searches) == 1 else []):
+            axes.plot([], [], linestyle="", label=note)
         if curves[0].step[0] == 0:
             style.level(axes, 100 * float(shown[0].points.accuracy[0]), "unmasked", zorder=1)
         bottom, top, right = _range(curves, num_heads, over)
@@ -75,17 +87,6 @@ def _curve(axes: Axes, curve: Curve, name: str, look: tuple[str, str, Any], over
         axes.plot(heads[k], ends[0][k], "o", color=shade, markersize=7, markerfacecolor="none", label="_ring")
 
 
-def _thin(axes: Axes, curves: Sequence[Curve], looks: dict[str, tuple[str, str, Any]], over: Over) -> None:
-    """The same curves on the images that chose them."""
-    for curve in curves:
-        if len(curve.step) > 1:
-            shade, _, dashes = looks[curve.name]
-            x, y = _across(curve, over), (100 * curve.points.accuracy).tolist()
-            axes.plot(x, y, color=shade, linestyle=dashes, linewidth=0.5, label=f"_{curve.name}, {curve.split}")
-    for split in dict.fromkeys(curve.split for curve in curves):
-        axes.plot([], [], color="0.3", linewidth=0.5, label=f"thin: {split}, chosen on it")
-
-
 def _promise(axes: Axes, curve: Curve, over: Over) -> None:
     """Mark the end of the promise, and name it."""
     if curve.guarantee is None or curve.traces[0].promised is None:
@@ -100,17 +101,6 @@ def _promise(axes: Axes, curve: Curve, over: Over) -> None:
     axes.plot([], [], color="0.3", linestyle=line, linewidth=0.8, label=f"{'to here' if steps else 'nowhere'}: {asked}")
 
 
-def _notes(axes: Axes, shown: Sequence[Curve]) -> None:
-    """Return legend entries that hold for all lines."""
-    if any(curve.worse is not None and curve.worse.any() for curve in shown):
-        axes.plot([], [], "o", color="0.3", markersize=7, markerfacecolor="none", label="first sign. lower")
-    if any(curve.optimistic for curve in shown):
-        axes.plot([], [], linestyle="", label=f"chosen on {shown[0].split}:\ntoo high, not tested")
-    searches = {curve.search for curve in shown if curve.search}
-    if len(searches) == 1:
-        axes.plot([], [], linestyle="", label=f"search: {searches.pop()}")
-
-
 def _curve_names(shown: Sequence[Curve], over: Over) -> dict[str, str]:
     """Names of curves in the legend: with their search where curves differ in it, over steps with the heads of one."""
     searches = {curve.search for curve in shown if curve.search}
@@ -118,14 +108,10 @@ def _curve_names(shown: Sequence[Curve], over: Over) -> dict[str, str]:
     for curve in shown:
         search = f" ({curve.search})" if curve.search and len(searches) > 1 else ""
         fill = "" if curve.fill == "zero" else f", filled: {curve.fill}"
-        names[curve.name] = curve.name + search + fill + (_a_step(curve) if over == "steps" else "")
+        heads, *others = set(curve.points.heads.diff().tolist()) or {0.5}  # of a step; an index or a layer is several
+        several = over == "heads" or others or not heads.is_integer()
+        names[curve.name] = curve.name + search + fill + ("" if several else f" ({counted(int(heads), 'head')} a step)")
     return names
-
-
-def _a_step(curve: Curve) -> str:
-    """Return the heads of a step, where that is one number; an index or a layer is several."""
-    heads, *others = set(curve.points.heads.diff().tolist()) or {0.5}
-    return "" if others or not heads.is_integer() else f" ({heads:.0f} head{'s' * (heads != 1)} a step)"
 
 
 def _across(curve: Curve, over: Over) -> list[float]:
@@ -211,7 +197,8 @@ def masked_at_each_step(layout: HeadLayout, curves: Mapping[str, Tensor], most: 
                 grid = torch.full((deep, heads), torch.nan)
                 for number, site in enumerate(layout.sites):
                     grid[number, : site.num_heads] = state[layout.span(number)].float()
-                axes = style.tile(figure, left + column * (wide + gap), y, wide, tall, grid.numpy(), **look)
+                axes = style.place(figure, left + column * (wide + gap), y, wide, tall)
+                style.tile(axes, grid.numpy(), **look)
                 axes.set_title(f"step {step}", pad=2, fontsize=7)
                 if column == 0:
                     style.name_beside(axes, name)
@@ -248,7 +235,12 @@ def maskable(heads: Sequence[MaskedHead], similarity: str, inert: float) -> Figu
     edges = (0.68, 0.68 + 0.17 * (4 - beside) / 2, 0.42, 0.3)
     with style.grid(len(curves), (1.9, 1.9), (0.42, 0.42), edges, 3.5, per_row) as (figure, places):
         for (axes, first, last), (name, of) in zip(places, curves.items(), strict=True):
-            _phases(axes, of)
+            # filled where a head is redundant; what goes first is drawn last
+            for (phase, text), shade, marker in reversed(list(zip(PHASES.items(), COLOURS, MARKERS, strict=False))):
+                for redundant, face, label in ((False, "none", None), (True, shade, text)):
+                    some = [(h, like) for h, like in of if h.phase == phase and h.redundant == redundant]
+                    x, y = [max(head.write_share, 1e-3) for head, _ in some], [like.standing for _, like in some]
+                    axes.plot(x, y, marker, color=shade, markerfacecolor=face, markersize=4, alpha=0.8, label=label)
             axes.axvline(inert, color="0.4", linestyle="--", linewidth=0.8, zorder=0)
             axes.text(0.02, 0.98, "inert", transform=axes.transAxes, va="top", fontsize=6.5, color="0.4")
             style.level(axes, 0, dashes=":", color="0.4", zorder=0)
@@ -259,23 +251,8 @@ def maskable(heads: Sequence[MaskedHead], similarity: str, inert: float) -> Figu
             axes.set_xlabel("write norm / median head" if last else "")
             axes.set_ylabel(f"likeness to a kept head\n({similarity}{above})" if first else "")
         if curves:
-            _phase_legend(figure, axes, beside)
+            handles, labels = axes.get_legend_handles_labels()
+            hollow = axes.plot([], [], "o", color="0.4", markersize=4, markerfacecolor="none")
+            handles, labels = [*handles[::-1], *hollow], [*labels[::-1], "hollow: not redundant"]
+            figure.legend(handles, labels, loc="lower center", ncols=beside, borderaxespad=0.3)
     return figure
-
-
-def _phases(axes: Axes, points: Sequence[tuple[MaskedHead, Likeness]]) -> None:
-    """A point per head, filled where it is redundant; what goes first is drawn last."""
-    for (phase, text), shade, marker in reversed(list(zip(PHASES.items(), COLOURS, MARKERS, strict=False))):
-        for redundant in (False, True):
-            some = [(h, like) for h, like in points if h.phase == phase and h.redundant == redundant]
-            x, y = [max(head.write_share, 1e-3) for head, _ in some], [like.standing for _, like in some]
-            face, label = (shade, text) if redundant else ("none", None)
-            axes.plot(x, y, marker, color=shade, markerfacecolor=face, markersize=4, alpha=0.8, label=label)
-
-
-def _phase_legend(figure: Figure, axes: Axes, beside: int) -> None:
-    """The phases, and what a hollow mark is, below the panels."""
-    handles, labels = axes.get_legend_handles_labels()
-    hollow = axes.plot([], [], "o", color="0.4", markersize=4, markerfacecolor="none")
-    handles, labels = [*handles[::-1], *hollow], [*labels[::-1], "hollow: not redundant"]
-    figure.legend(handles, labels, loc="lower center", ncols=beside, borderaxespad=0.3)

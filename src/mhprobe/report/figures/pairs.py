@@ -23,12 +23,7 @@ Limits = Literal["shared", "each"] | Sequence[float]
     draws_control=True,  # from the column "random_init"
 )
 def pairwise(
-    layout: HeadLayout,
-    columns: Mapping[str, Tensor],
-    label: str,
-    names: Names = NAMELESS,
-    *,
-    limits: Limits = "shared",
+    layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS, limits: Limits = "shared"
 ) -> Figure:
     """One head x head matrix per layer, or one over all heads where layers were compared too.
 
@@ -38,8 +33,11 @@ def pairwise(
     value = style.without_diagonal(columns["value"])
     if 0 < value.isfinite().any(1).sum() <= len(value) // 2:  # most of a matrix over all heads would be grey
         return few_heads(layout, columns, label, names)
-    matrices, titles = _matrices(layout, value)
-    across = matrices[0] is value
+    matrices = [value[layout.span(i), layout.span(i)] for i in range(len(layout.sites))]
+    titles = [style.site_title(layout, i) for i in range(len(layout.sites))]
+    across = bool(value.isfinite().sum() > sum(matrix.isfinite().sum() for matrix in matrices))
+    if across:  # layers were compared, too
+        matrices, titles = [value], [""]
     side = 5.0 if across else 1.35
     line = 0.12 if limits == "each" else 0  # a second one of the titles
     size, gap = (side, side), (0.42 + line, 0.42 + line)
@@ -59,8 +57,15 @@ def pairwise(
         noun = "block" if across else "head"
         for (axes, first, last), matrix, title in zip(places, matrices, titles, strict=True):
             image = axes.imshow(matrix.numpy(), cmap=cmap, norm=style.scale(matrix)[1] if own else norm)
-            axes.set_title(_with_limits(title, matrix) if own else title, pad=3)
-            _mark_blocks(axes, layout) if across else _mark_heads(axes, len(matrix), side)
+            known, count = matrix[matrix.isfinite()], len(matrix)
+            limited = own and len(known)
+            axes.set_title(f"{title}\n{rounded(known.min())} to {rounded(known.max())}" if limited else title, pad=3)
+            if across:
+                _mark_blocks(axes, layout)
+            else:
+                axes.set(xticks=style.ticks(count, side / count), yticks=style.ticks(count, side / count))
+            if not across and count <= 16:  # more lines would leave little else
+                style.cells(axes, count, count)
             axes.set(xlabel=noun if last else "", ylabel=noun if first else "")
             if len({len(matrix) for matrix in matrices}) == 1:  # all have the same heads
                 axes.tick_params(labelbottom=last, labelleft=first)
@@ -68,29 +73,8 @@ def pairwise(
         if own:  # every matrix's limits stand above it
             bar.set_ticks(list(bar.ax.get_ylim()), labels=["lowest", "highest"])
         else:
-            style.mark_chance(bar.ax, chance)
-            style.mark_control(bar.ax, control, chance)
+            style.mark(bar.ax, chance, control)
     return figure
-
-
-def _matrices(layout: HeadLayout, value: Tensor) -> tuple[list[Tensor], list[str]]:
-    """The matrices and their titles: ``value`` itself where layers were compared too."""
-    blocks = [value[layout.span(i), layout.span(i)] for i in range(len(layout.sites))]
-    if value.isfinite().sum() > sum(block.isfinite().sum() for block in blocks):
-        return [value], [""]
-    return blocks, [style.site_title(layout, i) for i in range(len(layout.sites))]
-
-
-def _mark_heads(axes: Axes, heads: int, side: float) -> None:
-    axes.set(xticks=style.ticks(heads, side / heads), yticks=style.ticks(heads, side / heads))
-    if heads <= 16:  # more would leave little but lines
-        style.cells(axes, heads, heads)
-
-
-def _with_limits(title: str, panel: Tensor) -> str:
-    """The block, and between what its colours lie."""
-    known = panel[panel.isfinite()]
-    return f"{title}\n{rounded(known.min())} to {rounded(known.max())}" if len(known) else title
 
 
 def _mark_blocks(axes: Axes, layout: HeadLayout) -> None:
@@ -125,8 +109,14 @@ def few_heads(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, nam
         image = style.picture(axes, shown, aspect="equal")
         if count <= 24:
             style.cells(axes, count, count)
-        if (found := _beyond_chance(columns)) is not None:
-            beyond, how = found
+        beyond: Tensor | None = None  # which pairs differ from 0, or from chance
+        if "p_holm" in columns:
+            beyond, how = columns["p_holm"] < 0.05, "not 0 (Holm, 5 %)"
+        elif {"low", "high"} <= set(columns):
+            level = columns.get("null", torch.zeros_like(columns["value"]))
+            beyond = (columns["low"] > level) | (columns["high"] < level)
+            how = f"95 % interval excludes {'chance' if 'null' in columns else '0'}"
+        if beyond is not None:
             row, column = (beyond[heads[:, None], heads] & shown.isfinite()).nonzero().unbind(1)
             axes.plot(column.tolist(), row.tolist(), "o", color="black", markersize=2.5, linestyle="")
             axes.set_title(f"dot: {how}", loc="left", fontsize=7, pad=4)
@@ -135,20 +125,8 @@ def few_heads(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, nam
         axes.set_yticks(range(0, count, stride), shown_names[::stride])
         axes.set(xlabel="block.head", ylabel="block.head")
         label = style.wrapped(label, max(side, 1.6))
-        bar = style.colour_bar(figure, image, edges[0] + side + beside, edges[1], side, label)
-        style.mark_control(bar.ax, control, value.new_empty(0))
+        style.mark(style.bar_beside(axes, image, label, beside).ax, value.new_empty(0), control)
     return figure
-
-
-def _beyond_chance(columns: Mapping[str, Tensor]) -> tuple[Tensor, str] | None:
-    """(A, A) bool, which pairs differ from 0, and what that means; None where nothing tells."""
-    if "p_holm" in columns:
-        return columns["p_holm"] < 0.05, "not 0 (Holm, 5 %)"
-    if {"low", "high"} <= set(columns):
-        level = columns.get("null", torch.zeros_like(columns["value"]))
-        said = "95 % interval excludes " + ("chance" if "null" in columns else "0")
-        return (columns["low"] > level) | (columns["high"] < level), said
-    return None
 
 
 @captioned(
@@ -180,9 +158,7 @@ def pairwise_layers(layout: HeadLayout, columns: Mapping[str, Tensor], label: st
         axes.set_xticks(shown, blocks)
         axes.set_yticks(shown, blocks)
         axes.set(xlabel="block", ylabel="block")
-        bar = style.colour_bar(figure, image, edges[0] + side + 0.85, edges[1], side, label)
-        style.mark_chance(bar.ax, chance)
-        style.mark_control(bar.ax, control, chance)
+        style.mark(style.bar_beside(axes, image, label, 0.85).ax, chance, control)
     return figure
 
 

@@ -83,9 +83,8 @@ def voita(points: Sequence[tuple[int, float, float]], images: int, chance: float
             some = points[1:] if number else points[:1]
             at = [x + 0.16 * (number - 1.5) for x in range(1, len(points))] if number else [0]
             ends = _percents([point[max(1, number)] for point in some], images)
-            style.whiskers(
-                axes, at, ends, color=shade, marker=marker, ms=4, ls="none", elinewidth=1, capsize=2, label=name
-            )
+            look: Any = {"color": shade, "marker": marker, "ms": 4, "ls": "none", "elinewidth": 1, "capsize": 2}
+            style.whiskers(axes, at, ends, label=name, **look)
         if 100 * min(min(point[1:]) for point in points) < 100 * chance + 30:
             style.level(axes, 100 * chance, "chance", ":")
         axes.set_xticks(range(len(points)), [f"{point[0]}" + " (all)" * (i == 0) for i, point in enumerate(points)])
@@ -108,7 +107,8 @@ def voita(points: Sequence[tuple[int, float, float]], images: int, chance: float
 )
 def survival(rows: Sequence[Survivors]) -> Figure:
     """A panel per division (those with several groups, and label). Lines are means of runs that keep as many."""
-    heads = _all_heads(rows)
+    once = next((row.by for row in rows if row.by != "label"), None)  # a division that has each head once
+    heads = sum({row.group: row.of for row in rows if row.by == once}.values())
     groups = {by: {row.group for row in rows if row.by == by} for by in dict.fromkeys(row.by for row in rows)}
     divisions = [by for by, names in groups.items() if by == "label" or len(names) > 1]  # one stage tells nothing
     gap = 2.6 if any(len(groups[by]) > ONE_COLUMN for by in divisions) else 1.95  # where the legend and an axis are
@@ -117,12 +117,6 @@ def survival(rows: Sequence[Survivors]) -> Figure:
         for (axes, _, _), by in zip(places, divisions, strict=True):
             _groups_kept(axes, [row for row in rows if row.by == by], by, heads)
     return figure
-
-
-def _all_heads(rows: Sequence[Survivors]) -> int:
-    """The heads of the model: those of a division that has each of them once, as all but functions do."""
-    once = next((row.by for row in rows if row.by != "label"), None)
-    return sum({row.group: row.of for row in rows if row.by == once}.values())
 
 
 def _groups_kept(axes: Axes, rows: Sequence[Survivors], by: str, heads: int) -> None:

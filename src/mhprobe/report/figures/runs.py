@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mhprobe.heads import HeadLayout
 from mhprobe.report.figures import captioned, style
-from mhprobe.report.figures.style import COLOURS, Axes, Figure
+from mhprobe.report.figures.style import COLOURS, Figure
 from mhprobe.report.tables import Table
 from mhprobe.stats.agreement import Agreement, Pearson
 
@@ -27,7 +27,9 @@ def runs(rows: Sequence[Mapping[str, Any]], groups: Table | None) -> Figure:
     """
     names = list(dict.fromkeys(row["group"] for row in rows))
     members = [[row for row in rows if row["group"] == name] for name in names]
-    labels = _group_labels(names)
+    # settings without their sections where that tells the groups apart, too: backbone.depth=2 -> depth=2
+    short = [re.sub(r"[\w.]+\.(\w+=)", r"\1", name) for name in names]
+    labels = ["\n".join(textwrap.wrap(n, 46)) or n for n in (short if len(set(short)) == len(names) else names)]
     lines = max(label.count("\n") for label in labels) + 1
     tall = 0.1 + len(names) * max(0.34, 0.13 * (max(map(len, members)) + 1), 0.13 * (lines + 1))
     left = 0.3 + 0.066 * max(len(line) for label in labels for line in label.split("\n"))
@@ -37,9 +39,8 @@ def runs(rows: Sequence[Mapping[str, Any]], groups: Table | None) -> Figure:
             at = [number - 0.3 + 0.45 * (place + 0.5) / len(own) for place in range(len(own))]
             shares, low, high = style.percent(own, "accuracy", "low", "high")
             axes.hlines(at, low, high, color=COLOURS[4], linewidth=1.2)
-            axes.plot(
-                shares, at, "o", color=COLOURS[0], markersize=3, label="" if number else "a run, 95 % over images"
-            )
+            label = "" if number else "a run, 95 % over images"
+            axes.plot(shares, at, "o", color=COLOURS[0], markersize=3, label=label)
             group = spread.get(name)
             if group is not None and group["runs"] >= 3:
                 y = number + 0.3
@@ -51,13 +52,6 @@ def runs(rows: Sequence[Mapping[str, Any]], groups: Table | None) -> Figure:
         handles = {str(h.get_label()): h for h in axes.get_legend_handles_labels()[0]}
         style.legend_above(axes, right=True, handles=list(handles.values()))
     return figure
-
-
-def _group_labels(names: Sequence[str]) -> list[str]:
-    """Settings without their sections where that tells the groups apart, too: backbone.depth=2 -> depth=2; in lines."""
-    short = [re.sub(r"[\w.]+\.(\w+=)", r"\1", name) for name in names]
-    told = short if len(set(short)) == len(set(names)) else names
-    return ["\n".join(textwrap.wrap(name, 46)) or name for name in told]
 
 
 @captioned(
@@ -171,23 +165,17 @@ def agreement(found: Agreement, control: Agreement | None = None) -> Figure:
                 title, matrix, label = f"top {result.k} heads", result.overlap, "share in common" + line
             lower = matrix.masked_fill(torch.ones_like(matrix).triu(1).bool(), torch.nan)
             image = axes.imshow(lower.numpy(), cmap="RdBu_r" if first else "viridis", vmin=-1 if first else 0, vmax=1)
-            _numbers(axes, lower)
+            for i, j in torch.tril_indices(count, count).T.tolist():
+                value = lower[i, j].item()
+                text = f"{value:.2f}".replace("0.", ".", 1) if abs(value) < 0.995 else f"{value:.0f}"
+                axes.text(j, i, "-" if math.isnan(value) else text, ha="center", va="center", fontsize=5.5)
             style.readable(axes)
             axes.set_title(title + which, loc="left", pad=4)
             axes.set_xticks(range(count), result.names if last else [], rotation=90)
             axes.set_yticks(range(count), result.names if first else [])
             style.bare(axes)
-            y = edge + (len(rows) - 1 - number // 2) * (side + 0.45)
-            bar = style.colour_bar(figure, image, edge + number % 2 * (side + 1.05) + side + 0.1, y, side, label)
+            bar = style.bar_beside(axes, image, label, 0.1)
             if len(chance) and not first:
                 for shade, width in (("white", 1.6), (COLOURS[1], 1.0)):
                     bar.ax.axhline(chance.mean().item(), color=shade, linewidth=width)
     return figure
-
-
-def _numbers(axes: Axes, lower: Tensor) -> None:
-    """Two digits in every cell; a dash where there is nothing to compare."""
-    for i, j in torch.tril_indices(*lower.shape).T.tolist():
-        value = lower[i, j].item()
-        text = f"{value:.2f}".replace("0.", ".", 1) if abs(value) < 0.995 else f"{value:.0f}"
-        axes.text(j, i, "-" if math.isnan(value) else text, ha="center", va="center", fontsize=5.5)

@@ -25,10 +25,9 @@ from mhprobe.report.paper import DPI, LEAST, fit
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, FigureBase, SubFigure
-    from matplotlib.text import Text
     from matplotlib.transforms import Bbox
 else:
-    Axes = Figure = FigureBase = SubFigure = Text = Bbox = Any  # matplotlib is slow to import: whoever draws does so
+    Axes = Figure = FigureBase = SubFigure = Bbox = Any  # matplotlib is slow to import: whoever draws does so
 
 STYLE: Any = {
     "font.size": 8,
@@ -79,7 +78,8 @@ def save(
     origin: "version", "commit" and "command" that made it, written into the files' metadata: Software, Comment and
     Source of a PNG, Creator, Keywords and Subject of a PDF.
     """
-    from matplotlib import rc_context
+    from matplotlib import rc_context, rcParams
+    from matplotlib.transforms import Bbox
 
     dots = DPI if paper else SCREEN
     box = printed(figure, dots, paper)  # the small print comes below what has its last size: legends shrink less
@@ -89,7 +89,11 @@ def save(
             lowest = min(0.0, above.y0 / figure.get_figheight())  # a legend may hang below
             size = LEAST if paper else 5.5
             small = figure.text(0.99, lowest, about, ha="right", va="top", fontsize=size, color="0.45")
-            box = fit(figure) if paper else _around(figure, above, small)  # "tight" would look at all of it again
+            if paper:
+                box = fit(figure)
+            else:  # "tight" would look at all of it again
+                below = small.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
+                box = Bbox.union([above, below]).padded(rcParams["savefig.pad_inches"])
     words = {part: ORIGIN[part].format(value) for part, value in origin.items()}
     paths = []
     for suffix, names, more in ((".png", PNG, {}), (".pdf", PDF, {"CreationDate": None})):
@@ -111,15 +115,6 @@ def printed(figure: Figure, dots: int, paper: bool) -> Bbox | None:
             legend.set_bbox_to_anchor((0, 0, 1, 1), figure.transFigure)
     with rc_context(STYLE):
         return fit(figure) if paper else None
-
-
-def _around(figure: Figure, above: Bbox, small: Text) -> Bbox:
-    """Return the box to print, in inches, with a margin: the figure, and the small print below it."""
-    from matplotlib import rcParams
-    from matplotlib.transforms import Bbox
-
-    below = small.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
-    return Bbox.union([above, below]).padded(rcParams["savefig.pad_inches"])
 
 
 @contextlib.contextmanager
@@ -165,6 +160,13 @@ def colour_bar(figure: Figure, image: Any, left: float, bottom: float, tall: flo
     return bar
 
 
+def bar_beside(axes: Axes, image: Any, label: str = "", gap: float = 0.12) -> Any:
+    """The colours of ``image`` right of the axes, as tall as they are. gap: inches between the two."""
+    figure: Any = axes.figure
+    (wide, tall), box = inches(figure), axes.get_position()
+    return colour_bar(figure, image, box.x1 * wide + gap, box.y0 * tall, box.height * tall, label)
+
+
 def legend_beside(axes: Axes, at: float = 1.02, **options: Any) -> None:
     """The legend right of the axes, halfway up. at: where it begins, in widths of the axes."""
     axes.legend(loc="center left", bbox_to_anchor=(at, 0.5), **{"borderaxespad": 0, **options})
@@ -172,9 +174,7 @@ def legend_beside(axes: Axes, at: float = 1.02, **options: Any) -> None:
 
 def legend_above(axes: Axes, right: bool = False, **options: Any) -> None:
     """The legend on the axes, two entries in a row, from their left or right end."""
-    at: Any = (
-        {"loc": "lower right", "bbox_to_anchor": (1, 1)} if right else {"loc": "lower left", "bbox_to_anchor": (0, 1)}
-    )
+    at: Any = {"loc": f"lower {'right' if right else 'left'}", "bbox_to_anchor": (int(right), 1)}
     axes.legend(**{**at, "ncols": 2, "borderaxespad": 0.2, **options})
 
 
@@ -317,13 +317,11 @@ def layer_panels(
         yield figure, [axes for axes, _, _ in places]
 
 
-def tile(figure: Figure, left: float, bottom: float, wide: float, tall: float, picture: Any, **look: Any) -> Axes:
+def tile(axes: Axes, picture: Any, **look: Any) -> None:
     """A picture without ticks and frame. look: for imshow."""
-    axes = place(figure, left, bottom, wide, tall)
     axes.imshow(picture, **look)
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
-    return axes
 
 
 def name_beside(axes: Axes, name: str) -> None:
@@ -474,16 +472,9 @@ def readable(axes: Axes) -> None:
 
 def even_groups(layout: HeadLayout) -> list[list[int]]:
     """Runs of sites that can be drawn as one matrix: all of them, or those of one stage and width."""
-    if len({site.num_heads for site in layout.sites}) == 1:
-        return [list(range(len(layout.sites)))]
-    groups: list[list[int]] = []
-    for i, site in enumerate(layout.sites):
-        before = layout.sites[groups[-1][0]] if groups else None
-        if before is not None and (before.stage, before.num_heads) == (site.stage, site.num_heads):
-            groups[-1].append(i)
-        else:
-            groups.append([i])
-    return groups
+    even = len({site.num_heads for site in layout.sites}) == 1
+    kinds = [(0 if even else site.stage, site.num_heads) for site in layout.sites]
+    return [list(group) for _, group in itertools.groupby(range(len(kinds)), kinds.__getitem__)]
 
 
 def site_title(layout: HeadLayout, i: int) -> str:
@@ -504,24 +495,32 @@ def typical_width(columns: Mapping[str, Tensor]) -> str:
     return "" if math.isnan(half) else f" (95\u00a0%:\u00a0±{half:.1g})"
 
 
-def mark_chance(axes: Axes, chance: Tensor) -> None:
-    """The chance level at a colour bar: a band from its least to its greatest value, and a line at its mean.
+def mark(axes: Axes, chance: Tensor, control: Tensor) -> None:
+    """Mark the means of chance and of a random initialisation at a colour bar; of chance also its range, as a band.
 
-    The bar's axis grows to reach it; where that would shrink the colours too much, it is written beyond the end.
+    The bar's axis grows to reach them; where that would shrink the colours too much, they are written beyond its end.
+    The two texts keep apart.
     """
-    if not len(chance):
-        return
-    low, mean, high = chance.min().item(), chance.mean().item(), chance.max().item()
-    if not _reaches(axes, mean):
-        _beyond(axes, f"chance\n{rounded(mean)}", mean)
-        return
-    axes.axhspan(low, high, color="white", alpha=0.5, linewidth=0)
-    for edge in {low, high} - {mean}:
-        axes.axhline(edge, color="black", linewidth=0.4)
-    axes.axhline(mean, color="white", linewidth=1.6)
-    axes.axhline(mean, color="black", linewidth=0.8)
-    text = f"chance {rounded(round(mean, 12) + 0.0)}"  # no "-1e-19"
-    axes.annotate(text, (0, mean), xytext=(-3, 0), textcoords="offset points", ha="right", va="center", fontsize=7)
+    if len(chance) and _reaches(axes, "chance", mean := chance.mean().item()):
+        low, high = chance.min().item(), chance.max().item()
+        axes.axhspan(low, high, color="white", alpha=0.5, linewidth=0)
+        for edge in {low, high} - {mean}:
+            axes.axhline(edge, color="black", linewidth=0.4)
+        _marked(axes, mean, f"chance {rounded(round(mean, 12) + 0.0)}", "black", 0.8)  # no "-1e-19"
+    if len(control) and _reaches(axes, "random init", mean := control.mean().item()):
+        bottom, top = axes.get_ylim()
+        tall = 72 * inches(axes.figure)[1] * axes.get_position().height  # points
+        away = (mean - chance.mean().item()) / (top - bottom) * tall if len(chance) else tall
+        shift = max(0.0, 15 - abs(away)) * (1 if away >= 0 else -1)
+        _marked(axes, mean, f"random init\n{rounded(mean)}", COLOURS[1], 1.0, shift)
+
+
+def _marked(axes: Axes, level: float, text: str, shade: str, width: float, shift: float = 0) -> None:
+    """Draw a line across a colour bar, and its text left of it. shift: points that the text stands higher."""
+    axes.axhline(level, color="white", linewidth=1.6)
+    axes.axhline(level, color=shade, linewidth=width)
+    look: Any = {"textcoords": "offset points", "ha": "right", "va": "center", "fontsize": 7, "color": shade}
+    axes.annotate(text, (0, level), xytext=(-3, shift), **look)
 
 
 def without_diagonal(value: Tensor) -> Tensor:
@@ -537,49 +536,21 @@ def control_of(columns: Mapping[str, Tensor]) -> Tensor:
     return control[control.isfinite()]
 
 
-def mark_control(axes: Axes, control: Tensor, chance: Tensor) -> None:
-    """The mean of a random initialisation's values at a colour bar, whose axis grows to reach it.
-
-    chance: what ``mark_chance`` has marked, if anything; the two texts keep apart.
-    """
-    if not len(control):
-        return
-    mean = control.mean().item()
-    text = f"random init\n{rounded(mean)}"
-    if not _reaches(axes, mean):
-        _beyond(axes, text, mean)
-        return
-    bottom, top = axes.get_ylim()
-    axes.axhline(mean, color="white", linewidth=1.6)
-    axes.axhline(mean, color=COLOURS[1], linewidth=1.0)
-    tall = 72 * inches(axes.figure)[1] * axes.get_position().height  # points
-    away = (mean - chance.mean().item()) / (top - bottom) * tall if len(chance) else tall
-    shift = max(0.0, 15 - abs(away)) * (1 if away >= 0 else -1)
-    axes.annotate(
-        text, (0, mean), xytext=(-3, shift), textcoords="offset points", ha="right", va="center", fontsize=7,
-        color=COLOURS[1],
-    )  # fmt: skip
-
-
-def _reaches(axes: Axes, level: float) -> bool:
+def _reaches(axes: Axes, name: str, level: float) -> bool:
     """Return True if the axis of a colour bar holds ``level``: made longer for it, by its own length at most.
 
-    Beyond the colours the axis is bare: nothing in the matrices has that value.
+    Beyond the colours the axis is bare: nothing in the matrices has that value. A level that is too far away is written
+    past the end of the axis, with an arrow and in words: it is no tick of the scale.
     """
     bottom, top = axes.get_ylim()
     low, high = min(bottom, level), max(top, level)
     if high - low > 2 * (top - bottom):
+        up = level > top
+        before = axes.get_title() if up else axes.get_xlabel()
+        text = f"{before}\n{name}\n{rounded(level)} {'↑' if up else '↓'}\n(off the scale)".lstrip("\n")
+        axes.set_title(text, fontsize=7, pad=3) if up else axes.set_xlabel(text, fontsize=7, labelpad=2)
         return False
     if (low, high) != (bottom, top):
         edge = 0.04 * (high - low)
         axes.set_ylim(low - edge * (low < bottom), high + edge * (high > top))
     return True
-
-
-def _beyond(axes: Axes, text: str, level: float) -> None:
-    """Written past the end of the axis, with an arrow and in words: it is no tick of the scale."""
-    up = level > axes.get_ylim()[1]
-    before = axes.get_title() if up else axes.get_xlabel()
-    text = f"{text} {'↑' if up else '↓'}\n(off the scale)"
-    text = f"{before}\n{text}" if before else text
-    axes.set_title(text, fontsize=7, pad=3) if up else axes.set_xlabel(text, fontsize=7, labelpad=2)

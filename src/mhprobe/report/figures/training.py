@@ -71,7 +71,7 @@ def settling(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str,
         at_chance = wilson((whole * images).round(), torch.tensor(images))[0] <= chance
         left_over[:, at_chance] = torch.nan  # it has nothing to lose
         grey = "\n(grey: whole model at chance)" if at_chance.any() else ""
-        _matrix(figure, kept, left_over, "accuracy kept, above chance" + grey, of=torch.tensor([0.0, 1.0]))
+        _matrix(kept, left_over, "accuracy kept, above chance" + grey, of=torch.tensor([0.0, 1.0]))
         kept.set_yticks(range(len(removed)), [f"{100 * share:.0f} %" for share in removed])
         kept.set_ylabel("heads removed")
 
@@ -79,7 +79,7 @@ def settling(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str,
         for row in agreement:
             a, b = epochs.index(row["epoch_a"]), epochs.index(row["epoch_b"])
             spearman[a, b] = spearman[b, a] = row["spearman"]
-        _matrix(figure, alike, spearman, "rank correlation of the heads' scores")
+        _matrix(alike, spearman, "rank correlation of the heads' scores")
         shown = style.ticks(len(epochs), size[0] / len(epochs))
         for axis in (kept.xaxis, alike.xaxis, alike.yaxis):
             axis.set_ticks(shown, [str(epochs[i]) for i in shown])
@@ -87,13 +87,12 @@ def settling(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str,
     return figure
 
 
-def _matrix(figure: Figure, axes: Axes, values: Tensor, label: str, of: Tensor | None = None) -> None:
+def _matrix(axes: Axes, values: Tensor, label: str, of: Tensor | None = None) -> None:
     """A matrix from below up, and its colours. of: what they reach over, in place of the values."""
     cmap, norm = style.scale(values if of is None else of)
     image = style.picture(axes, values, cmap=cmap, norm=norm, origin="lower")
     axes.spines[:].set_visible(False)
-    (wide, tall), box = style.inches(figure), axes.get_position()
-    style.colour_bar(figure, image, box.x1 * wide + 0.08, box.y0 * tall, box.height * tall, label)
+    style.bar_beside(axes, image, label, 0.08)
 
 
 @captioned(
@@ -103,7 +102,6 @@ def _matrix(figure: Figure, axes: Axes, values: Tensor, label: str, of: Tensor |
 )
 def landscape(places: Sequence[float], losses: Sequence[Tensor]) -> Figure:
     """A panel per draw. places: S steps along each direction. losses: (S, S) of each draw, the first direction down."""
-    from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LogNorm
 
@@ -122,12 +120,9 @@ def landscape(places: Sequence[float], losses: Sequence[Tensor]) -> Figure:
             axes.tick_params(labelleft=first)
             axes.set_ylabel("second direction" if first else "")
             axes.set_title(f"draw {number}", loc="left", pad=3)
-        wide, tall = style.grid_size(len(losses), size, gap, len(losses))
-        colours = ScalarMappable(norm, colormaps["viridis"])
-        bar = style.colour_bar(figure, colours, edges[0] + wide + 0.12, edges[1], tall)
+        bar = style.bar_beside(axes, ScalarMappable(norm, "viridis"), "mean loss (nats)")
         style.log_ticks(bar.ax.yaxis, written="{x:.4g}")
         bar.ax.tick_params(which="both", labelsize=6.5)
-        bar.set_label("mean loss (nats)")
     return figure
 
 

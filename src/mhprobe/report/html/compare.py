@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from scipy.stats import rankdata
 
 from mhprobe.errors import UserError
 from mhprobe.io.files import write
@@ -58,16 +59,19 @@ def _page(runs: Sequence[Run]) -> str:
     measures = _measures(runs)
     what = " or ".join(dict.fromkeys(curves.scored(run) for run in runs if curves.lines(run)))
     paired = pairs([run.outcomes() for run in runs], names)
+    settings = differing(runs).items()
+    rows: dict[str, list[dict[str, Any]]] = {
+        "accuracies on the same images": [pair for pair in paired if not pair["untested"]],
+        f"{what} at as many heads masked": _curve_rows(runs, names),
+        "heads that changed": _head_rows(names, heads, measures),
+        "heads that went": _kept_rows(runs, names, heads),
+        "claims": by_network({name: run.rows("claims") for run, name in zip(runs, names, strict=True)}),
+        "settings that differ": [{"setting": key, **dict(zip(names, of, strict=True))} for key, of in settings],
+    }
     tables = [
-        *_table("accuracies on the same images", [pair for pair in paired if not pair["untested"]]),
-        *_table(f"{what} at as many heads masked", _curve_rows(runs, names)),
-        *_table("heads that changed", _head_rows(names, heads, measures)),
-        *_table("heads that went", _kept_rows(runs, names, heads)),
-        *_table("claims", by_network({name: run.rows("claims") for run, name in zip(runs, names, strict=True)})),
-        *_table(
-            "settings that differ",
-            [{"setting": key, **dict(zip(names, values, strict=True))} for key, values in differing(runs).items()],
-        ),
+        {"name": name, "columns": list(of[0]), "rows": [atlas.short(list(row.values())) for row in of]}
+        for name, of in rows.items()
+        if of
     ]
     lines = [{**line, "run": name} for run, name in zip(runs, names, strict=True) for line in curves.lines(run)]
     return render(
@@ -104,9 +108,8 @@ def _accuracies(runs: Sequence[Run], names: Sequence[str], paired: Sequence[Mapp
             gap, low, high = (100 * value for value in difference(first[:3], other[:3]))
             more = "" if other[3] == first[3] else " They were tested on different numbers of images."
             verdict = f"{'not ' if low <= 0 <= high else ''}told apart from 0.{more}"
-            text.append(
-                f"{name} minus {names[0]}: {gap:+.1f} points (95 % interval {low:+.1f} to {high:+.1f}), {verdict}"
-            )
+            ends = f"95 % interval {low:+.1f} to {high:+.1f}"
+            text.append(f"{name} minus {names[0]}: {gap:+.1f} points ({ends}), {verdict}")
     return text or ["These runs have no test accuracy to compare."]
 
 
@@ -142,20 +145,17 @@ def _head_rows(
 ) -> list[dict[str, Any]]:
     rows = []
     for measure, name, first, other, both in _beside_first(names, measures):
-        ranks = _ranks(first["value"]), _ranks(other["value"])
+        down = ([math.inf if v is None else -v for v in run["value"]] for run in (first, other))
+        ranks = [rankdata(values, "min").astype(int).tolist() for values in down]  # 1 for the largest, the missing last
         sure = None not in (first["low"], other["low"])
         for head, (a, b) in both.items():
             gap, low, high = difference(a, b)
             before, after = (rank[head] for rank in ranks)
-            place = {name: heads[head][name] for name in ("block", "index")}
-            rows.append(
-                {
-                    **{"measure": measure["key"], "run": name, "head": head, **place, "first": a[0], "this": b[0]},
-                    **{"difference": gap, "low": low if sure else None, "high": high if sure else None},
-                    "changed": int(low > 0 or high < 0) if sure else None,
-                    **{"rank_first": before, "rank_this": after, "rank_moved": after - before},
-                }
-            )
+            row = {"measure": measure["key"], "run": name, "head": head}
+            row |= {"block": heads[head]["block"], "index": heads[head]["index"], "first": a[0], "this": b[0]}
+            row |= {"difference": gap, "low": low if sure else None, "high": high if sure else None}
+            row |= {"changed": int(low > 0 or high < 0) if sure else None}
+            rows.append({**row, "rank_first": before, "rank_this": after, "rank_moved": after - before})
     return sorted(rows, key=lambda row: -abs(row["rank_moved"]))
 
 
@@ -207,14 +207,10 @@ def _curve_rows(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, Any
                 b = at.get(a["heads_masked"])
                 if b is None or a["low"] is None or b["low"] is None:
                     continue
-                gap = difference(*((p["accuracy"], p["low"], p["high"]) for p in (a, b)))
-                rows.append(
-                    {
-                        **{"curve": curve, "split": split, "heads_masked": a["heads_masked"], "run": name},
-                        **{"first": a["accuracy"], "this": b["accuracy"]},
-                        **dict(zip(("difference", "low", "high"), gap, strict=True)),
-                    }
-                )
+                gap, low, high = difference(*((p["accuracy"], p["low"], p["high"]) for p in (a, b)))
+                row = {"curve": curve, "split": split, "heads_masked": a["heads_masked"], "run": name}
+                row |= {"first": a["accuracy"], "this": b["accuracy"], "difference": gap, "low": low, "high": high}
+                rows.append(row)
     return rows
 
 
@@ -231,21 +227,9 @@ def _kept_rows(runs: Sequence[Run], names: Sequence[str], heads: Sequence[Mappin
     ]
 
 
-def _table(name: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return tables in the page's form; none where there are no rows."""
-    if not rows:
-        return []
-    return [{"name": name, "columns": list(rows[0]), "rows": [atlas.short(list(row.values())) for row in rows]}]
-
-
 def _estimate(run: Mapping[str, Any], at: int) -> Estimate | None:
     value = run["value"][at]
     if value is None:
         return None
     low, high = ((run[name] or run["value"])[at] for name in ("low", "high"))
     return value, value if low is None else low, value if high is None else high
-
-
-def _ranks(values: Sequence[Any]) -> list[int]:
-    """1 for the largest; what is missing comes last."""
-    return [1 + sum(v is not None and (w is None or v > w) for v in values) for w in values]

@@ -51,7 +51,8 @@ def _of_queries(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
     titles = _list(about, "titles")
     pictures = [encoded(picture, "png") for picture in arrays["pictures"].permute(0, 2, 3, 1).numpy()]
     sites: dict[str, list[int]] = {}
-    gone = _removed(run)
+    pruned = [table for _, entry, table in run.of_kind("per_head") if entry.decides == "removed"]
+    gone = {row["head"] for table in pruned for row in table.dicts() if not row["kept"]}
     for head in heads:
         if head["id"] not in gone:
             sites.setdefault(head["site"], []).append(head["id"])
@@ -76,14 +77,6 @@ def _of_kinds(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
             kinds.setdefault(kind, {})[head] = [_letters(grid) for grid in grids]
     titles = _list(about, "titles")[:IMAGES]
     return [{"name": kind, "titles": titles, "pictures": [], "heads": grids} for kind, grids in kinds.items()]
-
-
-def _removed(run: Run) -> set[int]:
-    """Heads that are not in the model that a pruning left."""
-    for _, entry, table in run.of_kind("per_head"):
-        if entry.decides == "removed":
-            return {head for head, kept in zip(table.column("head"), table.column("kept"), strict=True) if not kept}
-    return set()
 
 
 def _list(about: dict[str, str], name: str) -> list[str]:

@@ -202,10 +202,8 @@ def _tables(run: Run) -> tuple[list[dict[str, Any]], list[str]]:
 
 def _figures(run: Run) -> list[dict[str, Any]]:
     """Each figure with how to read it: masking first, and last what was seen during training."""
-    drawn = {name: entry for name, entry in run.results.items() if entry.figure is not None}
-    order = sorted(drawn, key=lambda name: (bool(drawn[name].during), drawn[name].kind != "curves", name))
-    files = [str(drawn[name].figure) for name in order]
-    pngs = ((file, run.files.tried(run.files.bytes, file, FIGURE)) for file in files)
+    found = sorted(run.results.items(), key=lambda item: (bool(item[1].during), item[1].kind != "curves", item[0]))
+    drawn = {entry.figure: entry for _, entry in found if entry.figure is not None}
+    pngs = ((file, run.files.tried(run.files.bytes, file, FIGURE)) for file in drawn)
     pictures = embed((file, png) for file, png in pngs if png is not None)
-    shown = [(drawn[name], pictures.get(str(drawn[name].figure))) for name in order]
-    return [{"name": entry.title, "own": picture, "caption": entry.caption} for entry, picture in shown if picture]
+    return [{"name": drawn[f].title, "own": own, "caption": drawn[f].caption} for f, own in pictures.items()]

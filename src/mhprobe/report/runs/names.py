@@ -25,20 +25,15 @@ def typed_apart(runs: Sequence[Run], without: Collection[str] = ()) -> list[dict
     keys = [key for key in keys if len({each.get(key) for each in typed}) > 1]
     ends = Counter(map(_end, keys))
     short = {key: _end(key) if ends[_end(key)] == 1 else key for key in keys}
-    telling = _fewest(typed, keys)
+    telling: list[str] = []  # as few keys as make as many different runs as all of them do, found one by one
+    while len(telling) < MOST and _different(typed, telling) < _different(typed, keys):
+        telling.append(max(keys, key=lambda key: _different(typed, [*telling, key])))
+    telling.sort(key=keys.index)
     found = []
     for each in typed:
         own = [key for key in telling if key in each] or [key for key in keys if key in each]
         found.append({short[key]: each[key] for key in own[:MOST]})
     return found
-
-
-def _fewest(typed: Sequence[dict[str, str]], keys: Sequence[str]) -> list[str]:
-    """Keys that make as many different runs as all of them do, in their order; found one by one."""
-    chosen: list[str] = []
-    while len(chosen) < MOST and _different(typed, chosen) < _different(typed, keys):
-        chosen.append(max(keys, key=lambda key: _different(typed, [*chosen, key])))
-    return [key for key in keys if key in chosen]
 
 
 def _different(typed: Sequence[dict[str, str]], keys: Sequence[str]) -> int:

@@ -63,16 +63,12 @@ class Run:
 
     def outcomes(self) -> Outcomes | None:
         """Return the right test images of the run, if it has kept them."""
-        right = self.files.tried(_right_images, self.files)
+        right = self.files.tried(lambda: read_outcomes(self.folder) if self.files.path(OUTCOMES, 100 * MB) else None)
         share = self.metrics.get("test/accuracy")
         if right is not None and share is not None and abs(float(right.right.double().mean()) - share) > 1e-6:
             self.unread.append(f"{OUTCOMES}: another accuracy than test/accuracy in metrics.json")
             return None
         return right
-
-
-def _right_images(files: Folder) -> Outcomes | None:
-    return read_outcomes(files.root) if files.path(OUTCOMES, 100 * MB) else None
 
 
 def read_run(folder: Path) -> Run:
@@ -143,9 +139,8 @@ def measured_on(order: Any) -> str | None:
         results = _ledger(Folder(place.parent.parent)).values()
     except UserError:  # a table that lies alone: nobody knows
         return None
-    return next(
-        (entry.split for entry in results if entry.table == f"tables/{place.name}" and entry.split == "test"), None
-    )
+    here = f"tables/{place.name}"
+    return "test" if any(entry.table == here and entry.split == "test" for entry in results) else None
 
 
 def _table(files: Folder, name: str) -> Table:
@@ -214,10 +209,9 @@ def jobs(folder: Path) -> list[Path]:
 
 def expand(folders: Iterable[Path]) -> list[Path]:
     """Folders of runs; one of a sweep or a study stands for its jobs."""
-    return [run for folder in folders for run in ([folder] if _is_run(Path(folder)) else jobs(folder) or [folder])]
-
-
-def _is_run(folder: Path) -> bool:
-    """A sweeper may leave a table beside its jobs."""
-    results = any((folder / name).exists() for name in ("metrics.json", ledger.FILE))
-    return results and not (folder / "multirun.yaml").exists()
+    runs: list[Path] = []
+    for folder in map(Path, folders):
+        results = any((folder / name).exists() for name in ("metrics.json", ledger.FILE))
+        sweep = (folder / "multirun.yaml").exists()  # a sweeper may leave a table beside its jobs
+        runs += [folder] if results and not sweep else jobs(folder) or [folder]
+    return runs

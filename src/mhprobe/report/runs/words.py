@@ -239,19 +239,15 @@ def _kept(run: Run) -> list[str]:
             said.append(f"{sum(map(bool, kept))} of {len(kept)} {units} are those that {KEEPS[entry.decides]}.")
     if stages := run.rows("stages"):
         first, last = stages[0], stages[-1]
+        change = ""
+        if last.get("p") is not None:  # against the dense network, image by image
+            gap, low, high = (100 * last[name] for name in ("difference", "difference_low", "difference_high"))
+            change = f", {gap:+.1f} points on the same images (95 % {low:+.1f} to {high:+.1f}, p = {last['p']:.2g})"
         said.append(
-            f"Test {curves.scored(run, 'stages')} goes from {interval(first)} to {interval(last)}{_change(last)}, "
+            f"Test {curves.scored(run, 'stages')} goes from {interval(first)} to {interval(last)}{change}, "
             f"parameters from {first['parameters']:,} to {last['parameters']:,}."
         )
     return said
-
-
-def _change(row: Mapping[str, Any]) -> str:
-    """Against the dense network, image by image; nothing where the stage is the dense network's alone."""
-    if row.get("p") is None:
-        return ""
-    gap, low, high = (100 * row[name] for name in ("difference", "difference_low", "difference_high"))
-    return f", {gap:+.1f} points on the same images (95 % {low:+.1f} to {high:+.1f}, p = {row['p']:.2g})"
 
 
 def _speed(run: Run) -> list[str]:
