@@ -50,6 +50,8 @@ class OptunaSweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> None:
         """Ask for settings, run them, tell what they were worth; ``n_trials`` times."""
         study = self._study()
+        from optuna.trial import TrialState
+
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         told = parser.parse_overrides(arguments)
         fixed = [each.input_line for each in told if not each.is_sweep_override()]
@@ -65,7 +67,7 @@ class OptunaSweeper(Sweeper):
             self.launcher.launch(jobs, initial_job_idx=len(rows))
             for trial in trials:
                 values = self._values(folder / str(len(rows)))
-                _tell(study, trial, values)
+                study.tell(trial, values, TrialState.FAIL if values is None else None)
                 rows.append([len(rows), *trial.params.values(), *(values or [""] * len(self.directions)), trial.number])
         self._write(folder, list(space), rows, {trial.number for trial in study.best_trials})
 
@@ -78,9 +80,7 @@ class OptunaSweeper(Sweeper):
             raise UserError('hydra/sweeper=optuna: Optuna is not installed; pip install "mhprobe[optuna]".') from None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         if not self.directions or set(self.directions.values()) - {"maximize", "minimize"}:
-            raise UserError(
-                f"hydra.sweeper.directions: expected metrics and maximize or minimize, got {self.directions}."
-            )
+            raise UserError(f"hydra.sweeper.directions: expected metrics, maximize or minimize, got {self.directions}.")
         if self.sampler not in optuna.samplers.__all__:
             raise UserError(
                 f"hydra.sweeper.sampler: expected one of {', '.join(optuna.samplers.__all__)}, got {self.sampler}."
@@ -134,12 +134,3 @@ def _distribution(told: Override) -> Any:
         return FloatDistribution(float(value.start), float(value.end), log="log" in value.tags)
     except ValueError as error:
         raise UserError(f"{told.input_line}: {error}") from None
-
-
-def _tell(study: Any, trial: Any, values: list[float] | None) -> None:
-    from optuna.trial import TrialState
-
-    if values is None:
-        study.tell(trial, state=TrialState.FAIL)
-    else:
-        study.tell(trial, values)

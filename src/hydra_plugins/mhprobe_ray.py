@@ -30,6 +30,7 @@ class RayLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[JobReturn]:
         """What each job returns. One whose process or machine was lost leaves word in its folder; the others go on."""
         from mhprobe.errors import UserError
+        from mhprobe.run.jobs import lost
 
         try:
             import ray
@@ -46,16 +47,14 @@ class RayLauncher(Launcher):
         futures = [task.remote(number, told, *common) for number, told in jobs]
         for number, told in jobs:
             print(f"  #{number} : {' '.join(filter_overrides(told))}", flush=True)
-        return [self._result(ray, future, *job) for future, job in zip(futures, jobs, strict=True)]
-
-    def _result(self, ray: Any, future: Any, number: int, told: list[str]) -> JobReturn:
-        from mhprobe.run.jobs import lost
-
-        try:
-            return ray.get(future)
-        except ray.exceptions.RayError as error:
-            lost(Path(self.config.hydra.sweep.dir) / str(number), told, " ".join(str(error).split()))
-            return JobReturn(overrides=told, status=JobStatus.COMPLETED)
+        results = []
+        for future, (number, told) in zip(futures, jobs, strict=True):
+            try:
+                results.append(ray.get(future))
+            except ray.exceptions.RayError as error:
+                lost(Path(self.config.hydra.sweep.dir) / str(number), told, " ".join(str(error).split()))
+                results.append(JobReturn(overrides=told, status=JobStatus.COMPLETED))
+        return results
 
 
 def _job(

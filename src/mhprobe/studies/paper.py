@@ -45,9 +45,8 @@ def questions(
     paper: as checked by run/schema.py. keys: of the chosen figures. panels: by figure, for those that have one of their
     own. material: the model and images that they will be asked of. Figures of measures as they are show its control.
     """
-    return [
-        _question(paper, key, panels.get(key), material) for key in keys if paper["figures"][key]["elsewhere"] is None
-    ]
+    made = [key for key in keys if paper["figures"][key]["elsewhere"] is None]
+    return [_question(paper, key, panels.get(key), material) for key in made]
 
 
 def _question(paper: Mapping[str, Any], key: str, panel: Panel | None, material: Material) -> Question:

@@ -57,31 +57,17 @@ class Settling(L.Callback):
         if trainer.sanity_checking or (epoch + 1) % self.every_n_epochs or epoch in self.scores:
             return
         data: ImageData = trainer.datamodule  # type: ignore[attr-defined]
-        evaluate = Evaluator(
-            pl_module,
-            functools.partial(data.batches, "val", pl_module.device),
-            data.sizes["val"],
-            label=f"settling, epoch {epoch}",
-            show=trainer.is_global_zero,
-        )
+        walk, label = functools.partial(data.batches, "val", pl_module.device), f"settling, epoch {epoch}"
+        evaluate = Evaluator(pl_module, walk, data.sizes["val"], label=label, show=trainer.is_global_zero)
         heads = gates_of(pl_module).layout.num_heads
         score = evaluate.measure(self.measure, torch.zeros(heads, dtype=torch.bool))
         masks = torch.stack([lowest(score, round(share * heads)) for share in (0.0, *self.shares)])  # ties by index
         scores = evaluate(masks)
         self.scores[epoch] = score.tolist()
-        self.rows += [
-            {
-                "epoch": epoch,
-                "share": share,
-                "heads_masked": int(mask.sum()),
-                "accuracy": accuracy,
-                "loss": loss,
-                "chance": 1 / data.num_classes,
-            }
-            for share, mask, accuracy, loss in zip(
-                [0.0, *self.shares], masks, scores.accuracy.tolist(), scores.mean_loss.tolist(), strict=True
-            )
-        ]
+        found = masks.sum(1).tolist(), scores.accuracy.tolist(), scores.mean_loss.tolist()
+        for share, off, accuracy, loss in zip((0.0, *self.shares), *found, strict=True):
+            row = {"epoch": epoch, "share": share, "heads_masked": off, "accuracy": accuracy, "loss": loss}
+            self.rows.append({**row, "chance": 1 / data.num_classes})
         self._write(trainer)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

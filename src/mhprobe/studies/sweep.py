@@ -23,6 +23,7 @@ from mhprobe.report.tables import Table, from_rows
 from mhprobe.stats.survival import USED, Survivors, functions, survivors
 
 METRICS = ("gates/kept", "gates/heads", "gates/binary_accuracy", "test/accuracy", "gates/binary_loss", "test/loss")
+Groups = dict[str, list[tuple[str, ...]]]  # by division (A,) the groups of each head
 
 
 class Gates(NamedTuple):
@@ -30,10 +31,8 @@ class Gates(NamedTuple):
 
     path: Path
     digest: str
-    stages: list[str]  # (A,)
-    blocks: list[str]  # (A,)
     kept: list[bool]  # (A,)
-    windows: list[str]  # (A,) plain or shifted; empty without shifted windows
+    groups: Groups  # by stage, block and, where a model shifts windows, kind of window
 
     @property
     def num_heads(self) -> int:
@@ -95,8 +94,10 @@ def write(
     runs = collect(folder)
     first = runs[0]
     chance = 1 / max(1, len(first.description.get("class_names", ())))
-    known = (whole, first.whole, _probed(probe, first))
-    whole = next((accuracy for accuracy in known if accuracy is not None), None)
+    right = None if probe is None else runs_of.read_run(probe).outcomes()
+    same = right is not None and right.images == first.images  # the whole model was tested on the images of the runs
+    probed = float(right.right.double().mean()) if right is not None and same else None
+    whole = next((accuracy for accuracy in (whole, first.whole, probed) if accuracy is not None), None)
     images, heads = int(first.metrics["test/images"]), int(first.metrics["gates/heads"])
     report = Report(folder, style=style)
     report.origin, report.data, report.images = origin, first.description.get("data", ""), Sample(images, "test")
@@ -121,12 +122,9 @@ def survivors_of(runs: Sequence[Run], probe: Path | None = None) -> list[Survivo
                 f"({other.digest or 'no layout'}) and {first.num_heads} ({first.digest or 'no layout'}). Compare runs "
                 f"of one."
             )
-    groups: dict[str, list[tuple[str, ...]]] = {
-        "stage": [(f"stage {stage}",) for stage in first.stages],
-        "block": [(f"block {block}",) for block in first.blocks],
-        **({"windows": [(kind,) for kind in first.windows]} if first.windows else {}),
-        **({} if probe is None else {"label": functions(probe_columns(probe, first), first.num_heads)}),
-    }
+    groups = dict(first.groups)
+    if probe is not None:
+        groups["label"] = functions(probe_columns(probe, first), first.num_heads)
     return [row for run in runs for row in survivors(run.name, run.gates.kept, groups)]
 
 
@@ -166,11 +164,12 @@ def _read(folder: Path) -> Run | None:
 
 def _gates(path: Path) -> Gates:
     listed = read_rows(path, ("head", "stage", "block", "kept"), "sweep")
-    gates = Gates(path, listed[0].get(DIGEST, ""), [], [], [False] * len(listed), [])
+    gates = Gates(path, listed[0].get(DIGEST, ""), [False] * len(listed), {})
     rows = read_heads(path, ("stage", "block", "kept"), gates, "sweep")
-    windows = [f"{'shifted' if row['shifted'] == '1' else 'plain'} windows" for row in rows if "shifted" in row]
-    stages, blocks = ([row[name] for row in rows] for name in ("stage", "block"))
-    return gates._replace(stages=stages, blocks=blocks, kept=read_kept(path, gates, "sweep").tolist(), windows=windows)
+    groups: Groups = {name: [(f"{name} {row[name]}",) for row in rows] for name in ("stage", "block")}
+    if "shifted" in rows[0]:
+        groups["windows"] = [("shifted windows" if row["shifted"] == "1" else "plain windows",) for row in rows]
+    return gates._replace(kept=read_kept(path, gates, "sweep").tolist(), groups=groups)
 
 
 def _whole(weights: str | None, description: dict[str, Any]) -> float | None:
@@ -187,23 +186,14 @@ def _whole(weights: str | None, description: dict[str, Any]) -> float | None:
         return None
 
 
-def _probed(probe: Path | None, run: Run) -> float | None:
-    """The accuracy of the whole model in ``probe``, where it was tested on the images of ``run``."""
-    right = None if probe is None else runs_of.read_run(probe).outcomes()
-    return None if right is None or right.images != run.images else float(right.right.double().mean())
-
-
 def main() -> None:
     from mhprobe.report.runs.facts import origin_of_script
     from mhprobe.run.cli import fail
 
-    parser = argparse.ArgumentParser(
-        prog="python -m mhprobe.studies.sweep", description=(__doc__ or "").partition(":")[2]
-    )
+    about = (__doc__ or "").partition(":")[2]
+    parser = argparse.ArgumentParser(prog="python -m mhprobe.studies.sweep", description=about)
     parser.add_argument("folder", type=Path, help="the sweep's folder, with one run in each folder below it")
-    parser.add_argument(
-        "--probe", type=Path, help="a probed run of the whole model: what its heads do, and its accuracy"
-    )
+    parser.add_argument("--probe", type=Path, help="a probed run of the whole model: its heads, and its accuracy")
     parser.add_argument("--style", choices=["screen", "paper"], default="screen", help="of figures: paper fits columns")
     given = parser.parse_args()
     try:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from mhprobe.data.base import ImageData
     from mhprobe.run.schema import Config
     from mhprobe.stats.survival import Survivors
-    from mhprobe.training.classifier import GatedClassifier
 
 
 class Row(NamedTuple):
@@ -79,7 +78,10 @@ def run(cfg: Config, folder: Path) -> None:
     data = builders.data(cfg)
     model = builders.classifier(cfg, data)
     heads = model.gates.layout.num_heads
-    whole = tested(cfg, data, model, folder / "whole")["test/accuracy"]
+    report = builders.report(cfg, folder / "whole", model.gates.layout)
+    builders.test(builders.trainer(cfg, [], report), model, data, report)
+    report.close()
+    whole = model.results["test/accuracy"]
     rows = [Row(heads, whole, whole, whole, before or "", before or "")]
     for size in options.heads or [round(heads * share) for share in (0.75, 0.5, 0.25)]:
         here = folder / _arm(size)
@@ -102,11 +104,9 @@ def _compared(heads: int, pruned: Fitted, scratch: Fitted, learned: int, epochs:
     from mhprobe.stats.significance import paired
 
     learned_gates, from_scratch = (arm.metrics["test/accuracy"] for arm in (pruned, scratch))
-    test = paired(pruned.right, scratch.right)
-    difference = (test.difference, test.low, test.high, test.p)
-    return Row(
-        heads, pruned.metrics["gates/binary_accuracy"], learned_gates, from_scratch, learned, epochs, *difference
-    )
+    test, binary = paired(pruned.right, scratch.right), pruned.metrics["gates/binary_accuracy"]
+    row = Row(heads, binary, learned_gates, from_scratch, learned, epochs)
+    return row._replace(delta=test.difference, delta_low=test.low, delta_high=test.high, p=test.p)
 
 
 def fit(cfg: Config, folder: Path) -> Fitted:
@@ -137,16 +137,6 @@ def fit(cfg: Config, folder: Path) -> Fitted:
     return Fitted(report.metrics, counted["right"].cpu())
 
 
-def tested(cfg: Config, data: ImageData, model: GatedClassifier, folder: Path) -> dict[str, float]:
-    """Test the weights as they are."""
-    from mhprobe.run import builders
-
-    report = builders.report(cfg, folder, model.gates.layout)
-    builders.test(builders.trainer(cfg, [], report), model, data, report)
-    report.close()
-    return model.results
-
-
 def write(
     folder: Path, rows: list[Row], data: ImageData, style: str, made: Mapping[str, str], left: Sequence[Survivors]
 ) -> None:
@@ -163,9 +153,8 @@ def write(
     groups = {row.group: row.of for row in left}
     kept = {(row.run, row.group): row.kept for row in left}
     counts = [list(groups.values())] + [[kept[_arm(row.heads), group] for group in groups] for row in rows[1:]]
-    table = tables.Table(
-        [*Row._fields, "images", *groups], [[*row, images, *count] for row, count in zip(plain, counts, strict=True)]
-    )
+    full = [[*row, images, *count] for row, count in zip(plain, counts, strict=True)]
+    table = tables.Table([*Row._fields, "images", *groups], full)
     points = [(row.heads, row.pruned, row.scratch) for row in rows]
     sure = [isinstance(row.p_holm, float) and row.p_holm < 0.05 for row in rows]
     figure = pruned.voita(points, images, 1 / data.num_classes, sure)

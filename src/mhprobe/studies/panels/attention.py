@@ -19,7 +19,6 @@ from torch import Tensor
 
 from mhprobe import ranks
 from mhprobe.errors import one_of
-from mhprobe.heads import HeadLayout
 from mhprobe.maps.attention import readers
 from mhprobe.measures.parts.places import Piece, attention, shares
 from mhprobe.questions.material import Material
@@ -50,23 +49,23 @@ def attention_masks(material: Material, images: int = 2, over_heads: OverHeads =
         even = 1 / (site.prefix_tokens + of_heads[0, 0].numel())
         masks.append((of_heads.mean(1) if over_heads == "mean" else of_heads.amax(1)) / even)
     positions, labels = batch.index.tolist(), [data.class_names[label] for label in batch.labels.tolist()]
-    rows: list[dict[str, Any]] = [
-        {
-            **{"image": position, "label": labels[number], "site": site.name, "block": site.block},
-            **{"least": mask[number].min().item(), "greatest": mask[number].max().item()},
-        }
+    rows: list[list[Any]] = [
+        [position, labels[number], site.name, site.block, mask[number].min().item(), mask[number].max().item()]
         for number, position in enumerate(positions)
         for site, mask in zip(layout.sites, masks, strict=True)
     ]
+    table = tables.Table(["image", "label", "site", "block", "least", "greatest"], rows)
     pictures = data.stored("test", positions).images.float() / 255
     titles = [f"image {position}: {label}" for position, label in zip(positions, labels, strict=True)]
     drawn = figure.attention_masks(pictures, titles, [f"block {site.block}" for site in layout.sites], masks)
-    return {"masks": Result(tables.from_rows(rows), drawn, of=Sample(len(positions), "test"))}
+    return {"masks": Result(table, drawn, of=Sample(len(positions), "test"))}
 
 
 def covering(material: Material, images: int = 500) -> dict[str, Result]:
     """A map per head. images: test images, at most. Table: head, block, down, right, attention (its mean)."""
-    layout, size = material.layout, _size(material.layout)
+    layout = material.layout
+    tall, wide = (max(site.token_grid[axis] for site in layout.sites) for axis in (0, 1))
+    size = 2 * tall - 1, 2 * wide - 1  # offsets down and across, the middle one being 0
     sums = torch.zeros(2, layout.num_heads, *size, dtype=torch.float64, device=material.model.device)
     for _, heads in recorded(material.model, material.walk(images)(), {"attn"}):
         for piece in attention("covering range", layout, heads):
@@ -78,18 +77,15 @@ def covering(material: Material, images: int = 500) -> dict[str, Result]:
     there = queries.clone()
     there[:, *middle] = 0  # the favourite key itself would outshine the rest
     columns = {"counts": mass, "exists": there, "positional": torch.zeros(layout.num_heads)}
-    drawn = offsets.offset_maps(
-        layout, columns, "mean attention", words=("head (the middle, the favourite key, is left out)", "mean attention")
-    )
-    sites = [site for _, _, site in layout]
+    words = "head (the middle, the favourite key, is left out)", "mean attention"
+    drawn = offsets.offset_maps(layout, columns, "mean attention", words=words)
+    blocks = [site.block for _, _, site in layout]
     rows = [
-        {
-            **{"head": head, "block": sites[head].block, "down": y - middle[0], "right": x - middle[1]},
-            "attention": mean[head, y, x].item(),
-        }
+        [head, blocks[head], y - middle[0], x - middle[1], mean[head, y, x].item()]
         for head, y, x in (~mean.isnan()).nonzero().tolist()
     ]
-    return {"map": Result(tables.from_rows(rows), drawn, of=material.of(images))}
+    table = tables.Table(["head", "block", "down", "right", "attention"], rows)
+    return {"map": Result(table, drawn, of=material.of(images))}
 
 
 def around_the_favourite(piece: Piece, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -110,9 +106,3 @@ def around_the_favourite(piece: Piece, size: tuple[int, int]) -> tuple[Tensor, T
     mass.index_add_(0, flat, (rows_bWHQK * there).flatten())
     queries.index_add_(0, flat, there.flatten().double())
     return mass.view(heads, *size), queries.view(heads, *size)
-
-
-def _size(layout: HeadLayout) -> tuple[int, int]:
-    """Offsets down and across, the middle one being 0."""
-    tall, wide = (max(site.token_grid[axis] for site in layout.sites) for axis in (0, 1))
-    return 2 * tall - 1, 2 * wide - 1

@@ -11,7 +11,7 @@ Shapes: A heads of all sites, F folds.
 import dataclasses
 import functools
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from mhprobe.backbones import backbone_of, gives_features
 from mhprobe.data.draws import evenly
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadBatch, HeadLayout
+from mhprobe.heads import HeadLayout
 from mhprobe.measures.base import Measure, MeasureWarning
 from mhprobe.measures.svcca import SVCCA
 from mhprobe.questions.material import Material
@@ -78,21 +78,14 @@ def _itself(layout: HeadLayout, older: nn.Module, network: nn.Module, walk: Walk
     sites = tuple(dataclasses.replace(site, num_heads=2 * site.num_heads) for site in layout.sites)
     both = HeadLayout(sites)
     measure = SVCCA(both)
-    for batch in _beside(older, network, walk):
-        measure.update(batch)
+    for (_, before), (_, after) in zip(recorded(older, walk()), recorded(network, walk()), strict=True):
+        beside = (torch.cat(pair, 2) for pair in zip(before.z, after.z, strict=True))  # the heads of both in every site
+        measure.update(dataclasses.replace(after, z=tuple(beside)))
     found = measure.columns()
-    spans = [both.span(number) for number in range(len(sites))]
-    first = torch.cat([torch.arange(span.start, (span.start + span.stop) // 2) for span in spans])
-    second = torch.cat([torch.arange((span.start + span.stop) // 2, span.stop) for span in spans])
+    halves = [part.chunk(2) for part in both.split(torch.arange(both.num_heads))]
+    first, second = (torch.cat(half) for half in zip(*halves, strict=True))
     ends = {"": "value", "_low": "low", "_high": "high", "_null": "null"}
     return {f"itself{end}": found[name][first, second].double().cpu() for end, name in ends.items()}
-
-
-def _beside(older: nn.Module, network: nn.Module, walk: Walk) -> Iterator[HeadBatch]:
-    """Each batch with the heads of both networks side by side in every site."""
-    passes = (recorded(each, walk()) for each in (older, network))
-    for (_, before), (_, after) in zip(*passes, strict=True):
-        yield dataclasses.replace(after, z=tuple(torch.cat(pair, 2) for pair in zip(before.z, after.z, strict=True)))
 
 
 def _changes(

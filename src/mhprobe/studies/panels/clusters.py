@@ -32,10 +32,7 @@ MOST = 8  # clusters
 
 
 class Clusters(NamedTuple):
-    """Clusters of heads.
-
-    cluster: (N,). silhouette: its mean. p: the share of single clouds that reach it.
-    """
+    """Clusters (N,) of heads, their mean silhouette, and p, the share of single clouds that reach it."""
 
     cluster: Tensor
     silhouette: float
@@ -53,7 +50,7 @@ def clusters(material: Material, images: int = 500, draws: int = 200) -> dict[st
     about = JSDistance(layout, pairs="stage", permutations=1, null_images=0)
     found = measured(material.model, {"js": about}, material.walk(images))
     functions = labels(of_heads(material), layout.num_heads)
-    groups, rows = [], []
+    groups, rows = [], list[list[Any]]()
     number_A = torch.full((layout.num_heads,), -1)
     for stage in range(layout.num_stages):
         heads = torch.tensor([flat for flat, (_, _, site) in enumerate(layout) if site.stage == stage])
@@ -64,20 +61,19 @@ def clusters(material: Material, images: int = 500, draws: int = 200) -> dict[st
         does = [functions[head] for head in heads.tolist()]
         together, p = alike(distance, does, 5 * draws, material.seed)
         number_A[heads] = of.cluster
-        name = "all heads" if layout.num_stages == 1 else f"stage {stage}"
-        title = f"{name}: {int(of.cluster.max()) + 1} clusters\nsilhouette {of.silhouette:.2f} (p = {of.p:.2g})\n"
+        name, many = "all heads" if layout.num_stages == 1 else f"stage {stage}", int(of.cluster.max()) + 1
+        title = f"{name}: {many} clusters\nsilhouette {of.silhouette:.2f} (p = {of.p:.2g})\n"
         title += "nothing to tell functions by" if p != p else f"same function: {together:.2f} (p = {p:.2g})"
         groups.append(figure.Group(title, embed(distance)[0], does, of.cluster))
-        counts = {"heads": len(heads), "clusters": int(of.cluster.max()) + 1, "functions": len(set(does))}
-        row: dict[str, Any] = {"group": name, **counts, "silhouette": of.silhouette, "p": of.p}
-        rows.append({**row, "silhouette_functions": together, "p_functions": p})
+        rows.append([name, len(heads), many, len(set(does)), of.silhouette, of.p, together, p])
     if not groups:
         raise UserError(f"clusters: no group of heads that attend to the same tokens has {LEAST} heads or more.")
     heads_table = tables.per_head(layout, {"cluster": number_A})
     heads_table.columns.append("function")
-    for row_of_head, function in zip(heads_table.rows, functions, strict=True):
-        row_of_head.append(function)
-    drawn = Result(tables.from_rows(rows), figure.behaviours(groups), of=material.of(images))
+    for row, function in zip(heads_table.rows, functions, strict=True):
+        row.append(function)
+    names = ["group", "heads", "clusters", "functions", "silhouette", "p", "silhouette_functions", "p_functions"]
+    drawn = Result(tables.Table(names, rows), figure.behaviours(groups), of=material.of(images))
     return {"clusters": drawn, "heads": Result(heads_table)}
 
 
@@ -123,9 +119,8 @@ def alike(distance: Tensor, functions: list[str], permutations: int, seed: int) 
     from sklearn.metrics import silhouette_score
 
     distance = distance.clone().fill_diagonal_(0)  # not a rounding error away from it
-    names = {name: number for number, name in enumerate(dict.fromkeys(functions))}
-    number = torch.tensor([names[name] for name in functions])
-    if not 2 <= len(names) < len(functions):
+    number = torch.tensor([functions.index(name) for name in functions])
+    if not 2 <= len(set(functions)) < len(functions):
         return float("nan"), float("nan")
     generator = torch.Generator().manual_seed(seed)
 

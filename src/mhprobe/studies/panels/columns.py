@@ -26,11 +26,9 @@ def by_block(material: Material) -> dict[str, Result]:
     """Pairs of heads summed up per block; a result per pairwise measure of the figure."""
     layout = material.layout
     return {
-        name: Result(
-            tables.pairwise_blocks(layout, columns), pairs.by_block(layout, columns, material.about(name).label)
-        )
+        name: Result(tables.pairwise_blocks(layout, found), pairs.by_block(layout, found, material.about(name).label))
         for name in material.names
-        for columns in [material.columns(name)]
+        for found in [material.columns(name)]
     }
 
 
@@ -56,7 +54,18 @@ def functions(material: Material, rare: float | None = None, on_object: float | 
     """
     layout, given = material.layout, {"rare": rare, "object": on_object}
     cuts = {**THRESHOLDS, **{name: cut for name, cut in given.items() if cut is not None}}
-    words = rules(cuts["rare"], cuts["object"])
+    cut = {name: f"{100 * value:g} %" for name, value in cuts.items()}
+    words = {
+        "positional": "90 % of queries at one offset",
+        "CLS": f"{cut['prefix']} of attention on it",
+        "registers": f"{cut['prefix']} of attention on them",
+        "diffuse": f"entropy {cut['diffuse']} of even",
+        "local": f"distance at most {cut['local']} of even in the window",
+        "global": f"distance {cut['global']} of even over the image",
+        "window": f"distance {cut['global']} of even in the window",
+        "rare": f"rarest patch {cuts['rare']:g} times as often as chance",
+        "object": f"on an object {cuts['object']:g} times as often as chance",
+    }
     found = {name: torch.tensor(on) for name, on in holds(of_heads(material), layout.num_heads, cuts).items()}
     for name, measure in (("rare", "rarity"), ("object", "object_attention")):
         if measure not in material.names:
@@ -73,22 +82,6 @@ def of_heads(material: Material) -> dict[str, list[float]]:
         for name in material.names
         for column, values in material.columns(name).items()
         if values.shape == (material.layout.num_heads,)
-    }
-
-
-def rules(rare: float, on_object: float) -> dict[str, str]:
-    """By function, when it holds, in a few words."""
-    cut = {name: f"{100 * value:g} %" for name, value in THRESHOLDS.items()}
-    return {
-        "positional": "90 % of queries at one offset",
-        "CLS": f"{cut['prefix']} of attention on it",
-        "registers": f"{cut['prefix']} of attention on them",
-        "diffuse": f"entropy {cut['diffuse']} of even",
-        "local": f"distance at most {cut['local']} of even in the window",
-        "global": f"distance {cut['global']} of even over the image",
-        "window": f"distance {cut['global']} of even in the window",
-        "rare": f"rarest patch {rare:g} times as often as chance",
-        "object": f"on an object {on_object:g} times as often as chance",
     }
 
 
@@ -125,10 +118,8 @@ def before_training(material: Material, images: int = 500) -> dict[str, Result]:
     networks = {"trained": {name: material.columns(name) for name in measures}}
     networks["untrained"] = measured(material.untrained(), measures, material.walk(images))
     rows: list[dict[str, Any]] = [
-        {
-            **{"measure": name, "network": network, "block": site.block, "pairs": len(values)},
-            **{"min": values.min().item(), "mean": values.mean().item(), "max": values.max().item()},
-        }
+        {"measure": name, "network": network, "block": site.block, "pairs": len(values)}
+        | {"min": values.min().item(), "mean": values.mean().item(), "max": values.max().item()}
         for name in measures
         for network, columns in networks.items()
         for number, site in enumerate(layout.sites)

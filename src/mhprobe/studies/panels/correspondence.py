@@ -38,7 +38,7 @@ def correspondence(material: Material, images: int = 500) -> dict[str, Result]:
     walks = (recorded(material.model, each) for each in (batches, flipped))
     for (batch, heads), (_, mirrored) in zip(*walks, strict=True):
         for number, site in enumerate(layout.sites):
-            one, other = (patches(view.z[number][batch.valid], site) for view in (heads, mirrored))
+            one, other = (view.z[number][batch.valid, site.prefix_tokens :].flatten(2) for view in (heads, mirrored))
             both = torch.cat([one.flatten(0, 1), other_way(other, site).flatten(0, 1)], 1).double()
             products[number] += both.mT @ both
             totals[number] += both.sum(0)
@@ -59,11 +59,6 @@ def correspondence(material: Material, images: int = 500) -> dict[str, Result]:
     return {"views": Result(tables.per_head(layout, columns), figure.correspondence(layout, columns), of=of)}
 
 
-def patches(z: Tensor, site: HeadSite) -> Tensor:
-    """(B, tokens, H, D) -> (B, T, H D), without prefix tokens."""
-    return z[:, site.prefix_tokens :].flatten(2)
-
-
 def other_way(rows: Tensor, site: HeadSite) -> Tensor:
     """(B, T, channels) of a flipped image, each patch back in its place."""
     return rows.unflatten(1, site.token_grid).flip(2).flatten(1, 2)
@@ -76,8 +71,6 @@ def between(product: Tensor, total: Tensor, rows: int, heads: int) -> Tensor:
     """
     centred = product - total[:, None] * total / rows
     blocks = centred.unflatten(0, (2, heads, -1)).unflatten(3, (2, heads, -1))  # (2, H, D, 2, H, D)
-    size = torch.stack([
-        torch.stack([blocks[view, head, :, view, head].norm() for head in range(heads)]) for view in (0, 1)
-    ])  # fmt: skip
+    one, other = (torch.stack([blocks[v, h, :, v, h].norm() for h in range(heads)]) for v in (0, 1))
     across = blocks[0, :, :, 1].permute(0, 2, 1, 3).square().sum((2, 3))
-    return across / (size[0][:, None] * size[1]).clamp(min=1e-30)
+    return across / (one[:, None] * other).clamp(min=1e-30)

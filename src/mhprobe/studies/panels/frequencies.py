@@ -55,7 +55,7 @@ class Accuracies(NamedTuple):
 def accuracies(
     material: Material, ways: Sequence[Mapping[str, Any]], change: Callable[[Batch, int], Tensor], images: int
 ) -> Accuracies:
-    """Of ``images`` test images, evenly from all, whole, and after each change.
+    """Measure accuracy on ``images`` test images, evenly from all, as they are and after each change.
 
     ways: columns that name each way, the whole images first. change: gives a batch's images in the way of a number.
     Further columns: accuracy, accuracy_low, accuracy_high (95 %, Wilson), images; and against the whole images, "" for
@@ -73,19 +73,13 @@ def accuracies(
     joint, seen = ranks.total(joint).cpu(), ranks.total(total).cpu()
     right = joint.diagonal()
     low, high = wilson(right, seen)
-    columns = {
-        "accuracy": right.double() / seen,
-        "accuracy_low": low,
-        "accuracy_high": high,
-        "images": seen.expand_as(low),
-    }
+    share, count = right.double() / seen, seen.expand_as(low)
+    of_way = {"accuracy": share, "accuracy_low": low, "accuracy_high": high, "images": count}
     against = Accuracies([], joint, seen).drop(torch.zeros_like(changes), changes)
-    lists = [
-        *(column.tolist() for column in columns.values()),
-        *(["", *column.tolist()] for column in against.values()),
-    ]
-    names = [*columns, *against]
-    rows = [{**way, **dict(zip(names, row, strict=True))} for way, *row in zip(ways, *lists, strict=True)]
+    columns: dict[str, list[Any]] = {name: column.tolist() for name, column in of_way.items()}
+    columns |= {name: ["", *column.tolist()] for name, column in against.items()}
+    values = zip(*columns.values(), strict=True)
+    rows = [{**way, **dict(zip(columns, row, strict=True))} for way, row in zip(ways, values, strict=True)]
     return Accuracies(rows, joint, seen)
 
 

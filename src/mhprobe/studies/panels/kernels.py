@@ -26,7 +26,7 @@ from mhprobe.report.result import Result
 
 
 class Slopes(NamedTuple):
-    """Of an embedding at one patch, over images. mean: (C, 3, k, k). second: (C, C), the mean of slope times slope."""
+    """Slopes of an embedding at a patch, over images. mean: (C, 3, k, k). second: (C, C), mean of slope times slope."""
 
     mean: Tensor
     second: Tensor
@@ -46,16 +46,14 @@ def kernels(material: Material, count: int = 6, images: int = 200) -> dict[str, 
     strength, patterns = strongest(value, slopes.mean, count)
     whole = (value @ slopes.mean.flatten(1)).square().sum((1, 2))
     linear = whole / torch.einsum("hdc,ce,hde->h", value, slopes.second, value)
-    rows: list[dict[str, Any]] = [
-        {
-            **{"head": head, "kernel": n, "strength": size},
-            **{"share": size**2 / whole[head].item(), "linear": linear[head].item()},
-        }
+    rows: list[list[Any]] = [
+        [head, n, size, size**2 / whole[head].item(), linear[head].item()]
         for head, sizes in enumerate(strength.tolist())
         for n, size in enumerate(sizes)
     ]
+    table = tables.Table(["head", "kernel", "strength", "share", "linear"], rows)
     share = strength.square() / whole[:, None]
-    return {"kernels": Result(tables.from_rows(rows), figure.kernels(patterns, share), of=material.of(images))}
+    return {"kernels": Result(table, figure.kernels(patterns, share), of=material.of(images))}
 
 
 def slopes_of(embedding: nn.Module, images: Tensor, at_once: int = 10) -> Slopes:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mhprobe.measures.parts.losses import outcomes
@@ -19,7 +20,7 @@ from mhprobe.recording.outputs import objective
 from mhprobe.recording.state import inspecting, usable
 from mhprobe.report.figures import training as figure
 from mhprobe.report.result import Result
-from mhprobe.report.tables import from_rows
+from mhprobe.report.tables import Table, from_rows
 
 
 def sharpness(
@@ -39,9 +40,8 @@ def sharpness(
     parts |= {block.name: backbone.get_submodule(block.name) for block in material.layout.blocks if blocks}
     rows: list[dict[str, Any]] = []
     for name, part in parts.items():
-        found = eigenvalues(
-            backbone, batch.images, batch.labels, list(part.parameters()), top, iterations, material.seed
-        )
+        weights = list(part.parameters())
+        found = eigenvalues(backbone, batch.images, batch.labels, weights, top, iterations, material.seed)
         for rank, (value, change) in enumerate(found, start=1):
             numbers = {"eigenvalue": value, "change": change, "iterations": iterations, "images": len(batch.images)}
             rows.append({"part": name, "rank": rank, **numbers})
@@ -122,13 +122,10 @@ def landscape(
     places = torch.linspace(-reach, reach, steps, dtype=torch.float64).tolist()
     pairs = [[direction(backbone, material.seed + 2 * draw + k) for k in (0, 1)] for draw in range(directions)]
     surfaces = [losses(backbone, batch.images, batch.labels, places, along) for along in pairs]
-    rows: list[dict[str, Any]] = [
-        {"draw": draw, "along_a": a, "along_b": b, "loss": surface[i, j].item()}
-        for draw, surface in enumerate(surfaces)
-        for i, a in enumerate(places)
-        for j, b in enumerate(places)
-    ]
-    return {"loss": Result(from_rows(rows), figure.landscape(places, surfaces), of=material.of(images, "train"))}
+    cells = itertools.product(enumerate(surfaces), enumerate(places), enumerate(places))
+    rows = [[draw, a, b, surface[i, j].item()] for (draw, surface), (i, a), (j, b) in cells]
+    table = Table(["draw", "along_a", "along_b", "loss"], rows)
+    return {"loss": Result(table, figure.landscape(places, surfaces), of=material.of(images, "train"))}
 
 
 def direction(model: nn.Module, seed: int) -> list[Tensor]:
@@ -147,21 +144,13 @@ def direction(model: nn.Module, seed: int) -> list[Tensor]:
 def losses(
     model: nn.Module, images: Tensor, labels: Tensor, places: Sequence[float], along: Sequence[Sequence[Tensor]]
 ) -> Tensor:
-    """(S, S) float64 mean loss with the weights moved by ``places`` along the first and the second of ``along``.
-
-    The model is left as it was, bit by bit.
-    """
-    weights = list(model.parameters())
-    before = [weight.detach().clone() for weight in weights]
+    """(S, S) float64 mean loss with the weights moved by ``places`` along the first and the second of ``along``."""
+    weights = dict(model.named_parameters())
     found: list[float] = []
     with inspecting(model, gradients=False), torch.no_grad():
         images, labels = usable(images), usable(labels)
-        try:
-            for a, b in itertools.product(places, repeat=2):
-                for weight, start, first, second in zip(weights, before, *along, strict=True):
-                    weight.copy_(start + a * first + b * second)
-                found.append(outcomes(model(images), labels)[1].mean().item())
-        finally:
-            for weight, start in zip(weights, before, strict=True):
-                weight.copy_(start)
+        for a, b in itertools.product(places, repeat=2):
+            steps = zip(weights.items(), *along, strict=True)
+            moved = {name: weight + a * first + b * second for (name, weight), first, second in steps}
+            found.append(outcomes(functional_call(model, moved, (images,)), labels)[1].mean().item())
     return torch.tensor(found, dtype=torch.float64).view(len(places), -1)

@@ -24,7 +24,7 @@ from mhprobe.questions.material import Material
 from mhprobe.recording.record import record
 from mhprobe.report.figures import maps as figure
 from mhprobe.report.result import Result
-from mhprobe.report.tables import from_rows
+from mhprobe.report.tables import Table, from_rows
 from mhprobe.stats.agreement import auroc_error
 from mhprobe.stats.intervals import percentiles, resampled_means
 from mhprobe.stats.significance import Z95, t_interval
@@ -89,9 +89,8 @@ def segmentation(material: Material, kinds: Kinds, images: int = 200, number: in
 
     every_nKP = of_images(material, images, of_batch)
     if not len(every_nKP):
-        raise UserError(
-            f"segmentation: none of {material.of(images).images} images shows object {number}, expected one at least."
-        )
+        shown = material.of(images).images
+        raise UserError(f"segmentation: none of {shown} images shows object {number}, expected one at least.")
     value_KS = scores(every_nKP.mean(0))
     drawn_RKS = scores(resampled_means(every_nKP.flatten(1).T, seed=material.seed).unflatten(1, every_nKP.shape[1:]))
     centre = len(kinds)
@@ -170,12 +169,10 @@ def surfaces(material: Material, image: int = 0) -> dict[str, Result]:
     last = [number for number, block in enumerate(layout.blocks) if block.stage == layout.blocks[-1].stage]
     prefix = layout.sites[-1].prefix_tokens
     size_LC = torch.stack([streams[number].after[0, prefix:].abs().double().mean(0) for number in last]).cpu()
-    rows = [
-        {"block": block, "channel": channel, "size": value}
-        for block, values in zip(last, size_LC.tolist(), strict=True)
-        for channel, value in enumerate(values)
-    ]
-    return {"surfaces": Result(from_rows(rows), figure.surfaces(rollout[0].cpu(), size_LC, last), of=material.of(1))}
+    blocks = zip(last, size_LC.tolist(), strict=True)
+    rows = [[block, channel, size] for block, sizes in blocks for channel, size in enumerate(sizes)]
+    drawn = figure.surfaces(rollout[0].cpu(), size_LC, last)
+    return {"surfaces": Result(Table(["block", "channel", "size"], rows), drawn, of=material.of(1))}
 
 
 # numbers of single images

@@ -118,14 +118,10 @@ def likeness(
         above = above_P[here].mean()
         drawn_D = (above_P * (kind_DP == a * len(groups) + b)).sum(1) / here.sum()  # as many pairs in every draw
         low, high = (end.item() for end in percentiles(drawn_D))
-        rows.append(
-            {
-                **{"group_a": name_a, "group_b": name_b, "pairs": int(here.sum()), "mean": value_P[here].mean().item()},
-                "null": "" if null is None else null[first_P, second_P][here].double().mean().item(),
-                **{"above": above.item(), "chance_low": low, "chance_high": high},
-                "p": (1 + (drawn_D.abs() >= above.abs() - 1e-12).sum().item()) / (1 + draws),
-            }
-        )
+        row = {"group_a": name_a, "group_b": name_b, "pairs": int(here.sum()), "mean": value_P[here].mean().item()}
+        row["null"] = "" if null is None else null[first_P, second_P][here].double().mean().item()
+        p = (1 + (drawn_D.abs() >= above.abs() - 1e-12).sum().item()) / (1 + draws)
+        rows.append({**row, "above": above.item(), "chance_low": low, "chance_high": high, "p": p})
     adjusted = holm(torch.tensor([row["p"] for row in rows], dtype=torch.float64)).tolist()
     return [{**row, "p_holm": p} for row, p in zip(rows, adjusted, strict=True)]
 
@@ -149,10 +145,8 @@ def kinds_of_layers(material: Material, shares: Sequence[float] = SHARES) -> dic
     low, high = wilson(scores.correct, torch.tensor(scores.images))
     numbers = {"accuracy": scores.accuracy, "low": low, "high": high, "loss": scores.mean_loss}
     rows: list[dict[str, Any]] = [
-        {
-            **{"kind": name, "share": share, "heads_masked": int(masks[m].sum()), "heads": int(kind_A.sum())},
-            **{column: values[m].item() for column, values in numbers.items()},
-        }
+        {"kind": name, "share": share, "heads_masked": int(masks[m].sum()), "heads": int(kind_A.sum())}
+        | {column: values[m].item() for column, values in numbers.items()}
         for m, (name, kind_A, share) in enumerate(asked)
     ]
     return {"curves": Result(from_rows(rows), drawing.kinds_of_layers(rows, material.chance))}
@@ -200,13 +194,11 @@ def classes_at_steps(material: Material) -> dict[str, Result]:
         (trace,) = curve.traces
         found = cells(score(trace.mask).right.cpu(), labels, data.num_classes)
         off = trace.mask.sum(1).tolist()
+        drop = found.accuracy[:1] - found.accuracy
         rows: list[dict[str, Any]] = [
-            {
-                **{"curve": curve.name, "step": trace.step[k], "heads_masked": off[k], "class": data.class_names[c]},
-                **{"accuracy": found.accuracy[k, c].item(), "images": images[c].item()},
-                **{"drop": (found.accuracy[0, c] - found.accuracy[k, c]).item()},
-                **{"p": found.p[k, c].item(), "p_holm": found.p_holm[k, c].item()},
-            }
+            {"curve": curve.name, "step": trace.step[k], "heads_masked": off[k], "class": data.class_names[c]}
+            | {"accuracy": found.accuracy[k, c].item(), "images": images[c].item(), "drop": drop[k, c].item()}
+            | {"p": found.p[k, c].item(), "p_holm": found.p_holm[k, c].item()}
             for k in range(len(off))
             for c in range(data.num_classes)
         ]

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from mhprobe import ranks
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadLayout
 from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import recorded
 from mhprobe.report import tables
@@ -51,10 +50,15 @@ def probing(
     images: of each split, at most. queries: drawn from each image. steps: of the fit. clusters: of colours. UserError
     for a model whose heads do not all look at the same patches. Table: relation, way, score, low, high, images.
     """
-    layout, data = material.layout, material.data
-    check(layout)
+    layout, data, first = material.layout, material.data, material.layout.sites[0]
+    for site in layout.sites:
+        if site.windows is not None or site.token_grid != first.token_grid:
+            why = "looks at windows" if site.windows is not None else f"has another grid of patches than {first.name}"
+            raise UserError(
+                f"probing: {site.name} {why}; a probe over all heads needs the same patches for each, as in a ViT."
+            )
     pictures = [batch.images[batch.valid].cpu() for batch in data.batches("val", images=images)]
-    centres = ranks.from_rank_zero(lambda: palette(pictures, layout.sites[0].token_grid, clusters, material.seed))
+    centres = ranks.from_rank_zero(lambda: palette(pictures, first.token_grid, clusters, material.seed))
     (fit, test), (dull_fit, dull_test) = (
         tuple(collect(material, model, split, images, centres, queries) for split in ("val", "test"))
         for model in (material.model, material.untrained())
@@ -76,17 +80,6 @@ def probing(
         even = test.right[..., r].double().sum(1) / (~test.itself).sum(1)
         rows.append({"relation": relation, "way": "even draw", "who": "", **_mean(even, asked, test.image)})
     return {"probes": Result(tables.from_rows(rows), figure.relation_scores(rows), of=material.of(images))}
-
-
-def check(layout: HeadLayout) -> None:
-    """UserError unless all heads look at the same patches."""
-    first = layout.sites[0]
-    for site in layout.sites:
-        if site.windows is not None or site.token_grid != first.token_grid:
-            why = "looks at windows" if site.windows is not None else f"has another grid of patches than {first.name}"
-            raise UserError(
-                f"probing: {site.name} {why}; a probe over all heads needs the same patches for each, as in a ViT."
-            )
 
 
 def collect(material: Material, model: nn.Module, split: str, images: int, centres: Tensor, queries: int) -> Queries:
@@ -171,7 +164,7 @@ def _judge(score: Tensor, test: Queries, relation: int) -> dict[str, float]:
 
 
 def _mean(hit: Tensor, asked: Tensor, image: Tensor) -> dict[str, float]:
-    """Over images, each the mean over its asked queries."""
+    """Mean hit rate over images, each the mean over its asked queries."""
     _, place = image[asked].unique(return_inverse=True)
     count = torch.zeros(int(place.max()) + 1, dtype=torch.float64)
     total = count.clone().index_add_(0, place, hit[asked])

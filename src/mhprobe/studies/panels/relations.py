@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from mhprobe import ranks
 from mhprobe.data.batch import Batch
 from mhprobe.heads import HeadLayout, HeadSite
-from mhprobe.measures.parts.places import Piece, attention, places_of
+from mhprobe.measures.parts.places import Piece, Places, attention, places_of
 from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import recorded
 from mhprobe.report import tables
@@ -75,11 +75,9 @@ def best_of_each(material: Material, images: int, clusters: int = 8) -> Iterator
         return right_keys(batch.images[piece.images], piece.site.token_grid, centres), None
 
     chosen, judged = (
-        scored(
-            "relations", layout, material.model, material.walk(images, split)(), right, len(RELATIONS), torch.float32
-        )
-        for split in ("val", "test")  # in float32: there are many relations, images and offsets
-    )
+        scored("relations", layout, material.model, walk(), right, len(RELATIONS), torch.float32)
+        for walk in (material.walk(images, split) for split in ("val", "test"))
+    )  # in float32: there are many relations, images and offsets
     for r, relation in enumerate(RELATIONS):
         if not chosen.heads[..., r].isnan().all():
             yield relation, *best(layout, chosen, judged, r)
@@ -145,13 +143,15 @@ def answers(piece: Piece, right: Tensor, candidates: Tensor | None = None) -> It
     right: (b, R, T, T) of ``right_keys``. candidates: (T, T) bool, keys that may be answered; None for all but the
     query itself. Queries without a right key among those in their window ask nothing.
     """
-    places, token = piece.places, tokens_of(piece)
+    places, token = piece.places, tokens_of(piece.places, piece.site)
     others = places.patch_pairs & ~torch.eye(places.patch_pairs.shape[-1], dtype=torch.bool, device=right.device)
     if candidates is not None:
         others = others & candidates[token[:, :, None], token[:, None, :]]
     best_bWQH = piece.attn.masked_fill(~others[None, :, None], -1).argmax(-1).transpose(2, 3)
-    offset_WQK, count = _offsets(piece.site, places.cell)
-    offset_WQK = offset_WQK * others  # which may not be asked can be further apart
+    height, width = extent(piece.site)
+    down, across = (places.cell[:, None] - places.cell[:, :, None]).unbind(-1)
+    offset_WQK = (down + height - 1) * (2 * width - 1) + across + width - 1  # from query to key
+    offset_WQK, count = offset_WQK * others, (2 * height - 1) * (2 * width - 1)  # others can be further apart
     for of_relation in right.unbind(1):
         true_bWQK = of_relation[:, token[:, :, None], token[:, None, :]] & others
         asked_bWQ = true_bWQK.any(-1)
@@ -164,9 +164,9 @@ def answers(piece: Piece, right: Tensor, candidates: Tensor | None = None) -> It
         yield hit_bH, hit_bO / asked_b[:, None], even_b
 
 
-def tokens_of(piece: Piece) -> Tensor:
+def tokens_of(places: Places, site: HeadSite) -> Tensor:
     """(W, K) the patch at each place of a window, 0 where there is none."""
-    return (piece.places.token - piece.site.prefix_tokens).clamp(min=0)
+    return (places.token - site.prefix_tokens).clamp(min=0)
 
 
 @functools.lru_cache(maxsize=256)
@@ -176,13 +176,6 @@ def extent(site: HeadSite) -> tuple[int, int]:
     apart = (places.cell[:, :, None] - places.cell[:, None, :]) * places.patch_pairs[..., None]
     down, right = apart.flatten(0, 2).amax(0).tolist()
     return down + 1, right + 1
-
-
-def _offsets(site: HeadSite, cell_WK2: Tensor) -> tuple[Tensor, int]:
-    """(W, Q, K) the number of the offset from query to key, and how many there are."""
-    height, width = extent(site)
-    down, right = (cell_WK2[:, None] - cell_WK2[:, :, None]).unbind(-1)
-    return (down + height - 1) * (2 * width - 1) + right + width - 1, (2 * height - 1) * (2 * width - 1)
 
 
 def offset_words(offset: int, site: HeadSite) -> str:

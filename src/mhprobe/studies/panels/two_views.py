@@ -27,7 +27,7 @@ from mhprobe.questions.material import Material
 from mhprobe.report import tables
 from mhprobe.report.figures import attention as figure
 from mhprobe.report.result import Result
-from mhprobe.studies.panels.relations import Ways, best, patch_pixels, scored, summary
+from mhprobe.studies.panels.relations import Ways, best, patch_pixels, scored, summary, tokens_of
 
 RELATION = "the patch in the other view"
 WITHOUT_HEADS = ("same place", "nearest patch", "most similar pixels")
@@ -96,16 +96,15 @@ class Views:
     def right(self, batch: Batch, piece: Piece) -> tuple[Tensor, Tensor]:
         """(b, 1, T, T) bool right keys and (T, T) candidates of a piece of attention, for ``relations.answers``."""
         true_bT = self.true(batch.index[piece.images], piece.site)
-        return F.one_hot(true_bT, math.prod(piece.site.token_grid)).bool()[:, None], other_half(
-            piece.site, true_bT.device
-        )
+        right_b1TT = F.one_hot(true_bT, math.prod(piece.site.token_grid)).bool()[:, None]
+        return right_b1TT, other_half(piece.site, true_bT.device)
 
     def plain(self, site: HeadSite) -> Tensor:
         """(N, 3) share of an image's queries that each of WITHOUT_HEADS answers rightly; NaN where it asks none."""
         parts: list[Tensor] = []
         for batch in self():
             places, opposite = places_of(site, batch.images.device), other_half(site, batch.images.device)
-            token = (places.token - site.prefix_tokens).clamp(min=0)
+            token = tokens_of(places, site)
             for images in batch.valid.nonzero().flatten().split(AT_ONCE):
                 true_bT = self.true(batch.index[images], site)
                 # the right one is in the window
@@ -130,9 +129,8 @@ def side_by_side(pictures: Tensor, rows: int, moved: Tensor, mirror: bool = Fals
     """
     height, width = pictures.shape[-2:]
     view = pictures[..., width // 4 : width // 4 + width // 2]
-    second = torch.stack([
-        one.roll(int(by) * (height // rows), dims=1) for one, by in zip(view, moved.tolist(), strict=True)
-    ])  # fmt: skip
+    shifts = [by * (height // rows) for by in moved.tolist()]
+    second = torch.stack([one.roll(by, dims=1) for one, by in zip(view, shifts, strict=True)])
     return torch.cat([view, second.flip(-1) if mirror else second], -1)
 
 

@@ -1,4 +1,4 @@
-"""The distribution that learned gates are drawn from, and gates that were learned (Voita et al. 2019, Figure 6)."""
+"""Panels that look at no image: hard-concrete gates (Voita et al. 2019), speed without heads (Michel et al. 2019)."""
 
 import math
 from collections.abc import Sequence
@@ -10,21 +10,23 @@ from mhprobe.gates.hard_concrete import HardConcrete
 from mhprobe.io.head_tables import read_column
 from mhprobe.questions.material import Material
 from mhprobe.report import tables
-from mhprobe.report.figures import gates as figure
+from mhprobe.report.figures import pruned
+from mhprobe.report.figures.gates import BINS, gate_density
 from mhprobe.report.report import Result, Sample
+from mhprobe.surgery.speed import BATCHES, speed_table
 
 
 def densities(
     material: Material, log_alphas: Sequence[float] = (-2.0, 0.0, 2.0), gates: str | None = None
 ) -> dict[str, Result]:
-    """The hard-concrete distribution at a few log alphas, and where learned gates are on it.
+    """The hard-concrete distribution at a few log alphas, and where learned gates are on it (Voita et al., Figure 6).
 
     log_alphas: where it is drawn. gates: tables/gates.csv of a run that learned them, None for none.
     Table: log_alpha, zero, one (the probabilities of the ends). UserError for a table of another model's heads.
     """
     distribution = HardConcrete()
     log_alpha = torch.tensor(list(log_alphas), dtype=torch.float64)
-    shares = distribution.binned(log_alpha, figure.BINS)
+    shares = distribution.binned(log_alpha, BINS)
     named = {f"log alpha = {value:g}": share for value, share in zip(log_alphas, shares, strict=True)}
     rows = [{"log_alpha": a, "zero": s[0].item(), "one": s[-1].item()} for a, s in zip(log_alphas, shares, strict=True)]
     learned = None
@@ -32,5 +34,18 @@ def densities(
         path, asker = Path(gates), "gates"
         value, open_ = (read_column(path, column, material.layout, asker).double() for column in ("gate", "open"))
         start = distribution.beta * math.log(-distribution.gamma / distribution.zeta)
-        learned = value, distribution.binned(open_.logit(eps=1e-9) + start, figure.BINS).mean(0)
-    return {"gates": Result(tables.from_rows(rows), figure.gate_density(named, learned), of=Sample())}
+        learned = value, distribution.binned(open_.logit(eps=1e-9) + start, BINS).mean(0)
+    return {"gates": Result(tables.from_rows(rows), gate_density(named, learned), of=Sample())}
+
+
+def speed(
+    material: Material, batches: Sequence[int] = BATCHES, rounds: int = 15, seconds: float = 0.05
+) -> dict[str, Result]:
+    """Images per second by batch size, dense, masked, and pruned evenly in every layer (Michel et al., Table 4).
+
+    batches: sizes. rounds: timings of each; seconds: about how long one takes; see ``speed_table``.
+    """
+    if not material.first:  # other processes of the same machine would be timed with it
+        return {}
+    rows = speed_table(material.backbone, batches=batches, rounds=rounds, seconds=seconds)
+    return {"speed": Result(tables.from_rows(rows, "speed"), pruned.speed(rows), of=Sample())}
