@@ -1,1 +1,32 @@
 """The vocabulary of claims: what a claim is, the evidence for it, and the estimates of effects."""
+
+from mhprobe.claims.parts.claim import DELETION as DELETION
+from mhprobe.claims.parts.claim import MOSTLY as MOSTLY
+from mhprobe.claims.parts.claim import POINT as POINT
+from mhprobe.claims.parts.claim import RANKS as RANKS
+from mhprobe.claims.parts.claim import Margin as Margin
+from mhprobe.claims.parts.claim import claim as claim
+from mhprobe.claims.parts.estimates import Estimate as Estimate
+from mhprobe.claims.parts.estimates import between_blocks as between_blocks
+from mhprobe.claims.parts.estimates import go_together as go_together
+from mhprobe.claims.parts.estimates import goes_with_cost as goes_with_cost
+from mhprobe.claims.parts.estimates import halves as halves
+from mhprobe.claims.parts.estimates import in_blocks as in_blocks
+from mhprobe.claims.parts.estimates import late_minus_early as late_minus_early
+from mhprobe.claims.parts.estimates import mean_of as mean_of
+from mhprobe.claims.parts.estimates import minus_another as minus_another
+from mhprobe.claims.parts.estimates import more_often as more_often
+from mhprobe.claims.parts.estimates import most_alike as most_alike
+from mhprobe.claims.parts.estimates import of_accuracy as of_accuracy
+from mhprobe.claims.parts.estimates import over_heads as over_heads
+from mhprobe.claims.parts.estimates import over_images as over_images
+from mhprobe.claims.parts.estimates import rank_correlation as rank_correlation
+from mhprobe.claims.parts.estimates import share as share
+from mhprobe.claims.parts.estimates import third_of as third_of
+from mhprobe.claims.parts.evidence import Columns as Columns
+from mhprobe.claims.parts.evidence import Evidence as Evidence
+from mhprobe.claims.parts.evidence import at_share as at_share
+from mhprobe.claims.parts.evidence import gained as gained
+from mhprobe.claims.parts.evidence import loss as loss
+from mhprobe.claims.parts.evidence import loss_at as loss_at
+from mhprobe.claims.parts.evidence import without_thirds as without_thirds

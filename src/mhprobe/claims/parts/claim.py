@@ -33,7 +33,7 @@ DELETION = Margin(0.02, "of probability, mean over deletion", "a map that is .02
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim about the heads of a network; the docstring of its effect says what its number is.
+    """A claim about the heads of a network; the docstring of its file says what its number is.
 
     effect: from evidence, and the columns of the measures that its further arguments name, to an estimate, positive in
     the claimed direction. says: the claim, a sentence. source: paper, figure or table; on what it was made. margin: the
@@ -74,11 +74,10 @@ def claim(
 
 @functools.cache
 def known() -> dict[str, Claim]:
-    """Every claim by its name, which is that of its function in a file of claims/, in the order of names."""
-    files = [each.name for each in pkgutil.iter_modules(mhprobe.claims.__path__, "mhprobe.claims.") if not each.ispkg]
-    modules = [importlib.import_module(file) for file in files if not file.endswith("__main__")]
-    found = {name: item for module in modules for name, item in vars(module).items() if isinstance(item, Claim)}
-    return dict(sorted(found.items()))
+    """Every claim by its name, which is that of its file."""
+    modules = [each.name for each in pkgutil.iter_modules(mhprobe.claims.__path__) if not each.ispkg]
+    names = [name for name in modules if not name.startswith("_")]
+    return {name: importlib.import_module(f"{mhprobe.claims.__name__}.{name}").effect for name in names}
 
 
 def chosen(names: Sequence[str] | None) -> dict[str, Claim]:
