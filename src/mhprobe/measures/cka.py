@@ -27,7 +27,7 @@ from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures.parts.jackknife import fold_of
 from mhprobe.measures.parts.moments import Parts, Seen
 from mhprobe.measures.parts.pairs import PairMeasure, Pairs, side_by_side
-from mhprobe.stats.intervals import REAL
+from mhprobe.stats.intervals import REAL, SHARE
 
 _CHUNK = 4096  # rows cast to float64 at a time
 
@@ -50,12 +50,14 @@ class CKA(PairMeasure):
     def __init__(self, layout: HeadLayout, pairs: Pairs = "layer", debiased: bool = False, **kwargs: Any) -> None:
         super().__init__(layout, pairs, **kwargs)
         self.debiased = debiased
-        if not debiased:
-            return
-        self.within = REAL
-        for number, sites in enumerate(self.groups):
-            heads, width = len(self.members(number)), layout.sites[sites[0]].head_dim
-            zeros = functools.partial(torch.zeros, self.jackknife, dtype=torch.float64)
+        self.within = REAL if debiased else SHARE
+
+    def declare(self, shapes: list[tuple[int, int]]) -> None:
+        known = bool(self.shapes)
+        super().declare(shapes)
+        for number, (_, width) in enumerate(self.shapes if self.debiased and not known else ()):
+            heads = len(self.members(number))
+            zeros = functools.partial(torch.zeros, self.jackknife, dtype=torch.float64, device=self.device)
             self.add_state(f"cubic_{number}", zeros(heads * width, heads))  # sum x |y|^2
             self.add_state(f"quartic_{number}", zeros(heads, heads))  # sum |x|^2 |y|^2
 

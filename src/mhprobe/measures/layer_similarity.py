@@ -66,9 +66,6 @@ class LayerSimilarity(Similarity):
         self.method = method
         self.variance = variance
         self.needs = frozenset({"stream"}) if of == "blocks" else frozenset()
-        if of == "layers":  # a layout does not know how wide the stream is
-            of_groups = [[layout.sites[s] for s in sites] for sites in self.groups]
-            self.declare([(token_count(sites[0]), max(site.channels for site in sites)) for sites in of_groups])
 
     def grouped(self, layout: HeadLayout) -> list[tuple[int, ...]]:
         """The sites with equally many tokens."""

@@ -92,7 +92,7 @@ class Similarity(Measure):
         self.null, self.null_draws, self.seed, self.folds, self.interval = null, null_draws, seed, folds, interval
         self.groups = groups
         self.skipped = [0] * len(groups)  # tokens in front that are left out, by group
-        self.shapes: list[tuple[int | None, int]] = []  # tokens of an image, None where unknown, and D, by group
+        self.shapes: list[tuple[int, int]] = []  # tokens of an image and D, by group, once a batch tells
         for site in (layout.sites[sites[0]] for sites in groups):
             if null == "rolled" and site.grid is None:
                 raise UserError(
@@ -177,21 +177,17 @@ class Similarity(Measure):
         for shapes in ranks.gather(self.shapes):
             self.declare(shapes)
 
-    def declare(self, shapes: list[tuple[int | None, int]]) -> None:
-        """Sums of the groups, as soon as their shapes are known; those of folds when the tokens are, too."""
-        if not shapes:
+    def declare(self, shapes: list[tuple[int, int]]) -> None:
+        """Declare the sums of the groups, as soon as their shapes are known."""
+        if self.shapes or not shapes:
             return
+        self.shapes = shapes
         channels = [len(self.members(group)) * width for group, (_, width) in enumerate(shapes)]
-        if not self.shapes:
-            self.jackknife = affordable(self.name, self.folds, self.interval, sum(count**2 for count in channels))
-            for group, count in enumerate(channels):
-                declare(self, group, Moments.zeros(self.jackknife, count, self.device))
-            self.shapes = [(None, width) for _, width in shapes]
-        for group, ((known, width), (tokens, _)) in enumerate(zip(self.shapes, shapes, strict=True)):
-            if known is None and tokens is not None:
-                self.shapes[group] = tokens, width
-                if self.null != "rows":
-                    declare(self, group, Folds.zeros(self.folds, tokens, channels[group], self.device))
+        self.jackknife = affordable(self.name, self.folds, self.interval, sum(count**2 for count in channels))
+        for group, ((tokens, _), count) in enumerate(zip(shapes, channels, strict=True)):
+            declare(self, group, Moments.zeros(self.jackknife, count, self.device))
+            if self.null != "rows":
+                declare(self, group, Folds.zeros(self.folds, tokens, count, self.device))
 
     def parts(self, group: int) -> Seen:
         """Return the parts of a group, as all images, or all but a fold, show them."""
@@ -278,16 +274,14 @@ class PairMeasure(Similarity):
         self.pairs = pairs
         if tokens == "patches":
             self.skipped = [layout.sites[sites[0]].prefix_tokens for sites in self.groups]
-        # as far as the layout tells, refuse now and not after an epoch
-        counts = [self._aligned(sites, [token_count(layout.sites[s]) for s in sites]) for sites in self.groups]
-        left = [None if count is None else count - skip for count, skip in zip(counts, self.skipped, strict=True)]
-        self.declare([(n, layout.sites[sites[0]].head_dim) for n, sites in zip(left, self.groups, strict=True)])
+        for sites in self.groups:  # as far as the layout tells, refuse now and not after an epoch
+            self._check_aligned(sites, [token_count(layout.sites[s]) for s in sites])
 
     def shape(self, group: int, batch: HeadBatch) -> tuple[int, int]:
         sites = self.groups[group]
-        tokens = self._aligned(sites, [batch.z[s].shape[1] for s in sites])
-        assert tokens is not None  # of a batch it is known
-        return tokens - self.skipped[group], self.layout.sites[sites[0]].head_dim
+        tokens = [batch.z[s].shape[1] for s in sites]
+        self._check_aligned(sites, tokens)
+        return tokens[0] - self.skipped[group], self.layout.sites[sites[0]].head_dim
 
     def rows_of(self, group: int) -> Rows:
         return side_by_side, self.groups[group], self.skipped[group]
@@ -297,12 +291,11 @@ class PairMeasure(Similarity):
         warn_duplicates(self.name, self.layout, columns["value"], columns["null"], self.equal_up_to)
         return columns
 
-    def _aligned(self, sites: tuple[int, ...], tokens: list[int | None]) -> int | None:
-        """The tokens of a group. Its rows stand side by side: sites need equally many, and heads of one width."""
+    def _check_aligned(self, sites: tuple[int, ...], tokens: Sequence[int | None]) -> None:
+        """UserError unless the sites of a group, whose rows stand side by side, have equal tokens and head widths."""
         counted = zip(sites, tokens, strict=True)
         facts = [f"{count or '?'} tokens, width {self.layout.sites[s].head_dim}" for s, count in counted]
         refuse_unlike(self.name, self.pairs, [self.layout.sites[s] for s in sites], facts)
-        return tokens[0]
 
 
 def groups(name: str, layout: HeadLayout, pairs: Pairs) -> tuple[tuple[int, ...], ...]:
