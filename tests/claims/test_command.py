@@ -12,7 +12,7 @@ import runs
 from drawn import assert_nothing_is_clipped
 from mhprobe.claims.parts import words
 from mhprobe.claims.parts.claim import known
-from mhprobe.claims.parts.estimates import Estimate
+from mhprobe.claims.parts.estimates import Estimate, TooFewError
 from mhprobe.claims.parts.evidence import Evidence
 from mhprobe.claims.parts.judge import Verdict
 from mhprobe.errors import UserError
@@ -183,6 +183,7 @@ def test_a_line_says_the_number_or_why_there_is_none():
         "0.0834 of maximal entropy (95 % 0.0501 to 0.117; matters from 0.05), of 72 heads"
     )
     assert words.number(claim, UserError("no labels.")) == "not applicable, no labels."
+    assert words.number(claim, TooFewError("9 images.", 10)) == "cannot be told, 9 images."
 
 
 def test_two_sentences_say_what_was_found():

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mhprobe.claims.parts.claim import Claim
-from mhprobe.claims.parts.estimates import Estimate
+from mhprobe.claims.parts.estimates import Estimate, TooFewError
 from mhprobe.claims.parts.judge import Verdict
 from mhprobe.errors import UserError
 from mhprobe.report import tables
@@ -17,7 +17,7 @@ from mhprobe.report.result import Result
 def number(claim: Claim, found: Estimate | UserError) -> str:
     """A claim's effect with its interval, or why there is none."""
     if isinstance(found, UserError):
-        return f"not applicable, {found}"
+        return f"{'cannot be told' if isinstance(found, TooFewError) else 'not applicable'}, {found}"
     ends = f"{found.low:.3g} to {found.high:.3g}"
     cut = f"{'up to' if claim.shape != 'more' else 'matters from'} {claim.margin.size:g}"
     return f"{found.effect:.3g} {claim.margin.unit} (95 % {ends}; {cut}), of {found.count} {found.unit}"
