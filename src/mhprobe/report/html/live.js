@@ -184,7 +184,7 @@ let grey = false;
 function preparePad() {
   const pad = byId("pad"), context = pad.getContext("2d"), area = TALL * WIDE;
   grey = d3.range(area).every((at) => d3.range(1, CHANNELS).every((channel) => live.pixels[at] === live.pixels[channel * area + at]));
-  pad.hidden = byId("wipe").hidden = !(grey && WIDE <= 64);
+  pad.hidden = byId("draw").hidden = byId("wipe").hidden = !(grey && WIDE <= 64);
   const wipe = () => { context.fillStyle = "#000"; context.fillRect(0, 0, pad.width, pad.height); };
   const at = (event) => { const box = pad.getBoundingClientRect(); return [((event.clientX - box.left) / box.width) * pad.width, ((event.clientY - box.top) / box.height) * pad.height]; };
   let drawing = false;
