@@ -166,6 +166,11 @@ def test_what_could_not_be_told_says_with_how_many_photographs_it_could():
     assert "2 more heads may or may not look nearly" not in sentences(by_hand(values, 10.0, spread=0.01))[-1].text
 
 
+def test_more_photographs_than_there_were_would_tell_also_where_an_interval_is_longer_on_one_side():
+    columns = {name: torch.tensor([value]) for name, value in (("value", 0.9), ("low", 0.4), ("high", 0.95))}
+    assert module.claim("rest", columns, 0.5, images=12).needed.tolist() == [13]
+
+
 def test_one_photograph_says_nothing_beyond_itself():
     model = tiny_vit()
     found = facts(model, torch.randn(1, 3, 16, 16))

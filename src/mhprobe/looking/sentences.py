@@ -283,13 +283,14 @@ def _beyond(facts: Facts, name: str) -> Tensor:
 def claim(what: str, columns: Columns, threshold: Tensor | float, images: int) -> Claim:
     """The statement that value is above ``threshold``; give everything negated for one that it is below.
 
-    An interval shrinks as one over the square root of the number of images.
+    An interval shrinks as one over the square root of the number of images; these were not enough, so more are needed.
     """
     value, low, high = (columns[name] for name in ("value", "low", "high"))
     beyond = torch.as_tensor(threshold, dtype=value.dtype).expand_as(value)
     open_ = (low < beyond) & (high >= beyond)
     half, gap = (high - low) / 2, (value - beyond).abs()
-    return Claim(what, low >= beyond, torch.where(open_, (images * (half / gap) ** 2).ceil(), torch.nan))
+    needed = (images * (half / gap) ** 2).ceil().clamp(min=images + 1)
+    return Claim(what, low >= beyond, needed.where(open_, torch.nan))
 
 
 def strongest(sure: Tensor, by: Tensor) -> tuple[int, ...]:
