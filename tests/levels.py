@@ -41,7 +41,7 @@ from mhprobe.measures import (
 from mhprobe.measures.base import Measure
 from mhprobe.run.members import members
 from mhprobe.stats.agreement import pearson, spearman, spearman_interval
-from mhprobe.stats.intervals import bootstrap
+from mhprobe.stats.intervals import SIZE, bootstrap, of_mean
 from mhprobe.stats.significance import (
     benjamini_hochberg,
     beyond,
@@ -348,6 +348,14 @@ def _(seed: int) -> dict[str, Tensor]:
     low, high = bootstrap(losses, resamples=400, seed=seed)
     _, t_low, t_high = t_interval(normal(5, 3))
     return {"bootstrap": (low <= 1) & (high >= 1), "t_interval": (t_low <= 0) & (t_high >= 0)}
+
+
+@simulation((of_mean,), of_mean="interval")
+def _(seed: int) -> dict[str, Tensor]:
+    """Losses of an exponential law, on 150 images."""
+    losses = normals(seed)(2, IMAGES).square().sum(0) / 2
+    got = of_mean(losses.sum(), losses.square().sum(), torch.tensor(IMAGES), SIZE)
+    return {"of_mean": (got["low"] <= 1) & (got["high"] >= 1)}
 
 
 @simulation((pearson, spearman_interval), **{"pearson": "interval", "spearman_interval": "interval"})
