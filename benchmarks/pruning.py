@@ -23,11 +23,9 @@ from mhprobe.backbones import attach, family_of, layout_of
 from mhprobe.heads import KINDS
 from mhprobe.masking.random import Random
 from mhprobe.scoring.parts.evaluate import Evaluator
-from mhprobe.surgery.costs import count_flops, interleaved
-from mhprobe.surgery.latency import latency_cost
+from mhprobe.surgery.costs import count_flops, evenly, interleaved, latency_cost
 from mhprobe.surgery.on_path import OnPath
 from mhprobe.surgery.removal import prune_heads
-from mhprobe.surgery.speed import evenly
 
 
 def run(size: Size) -> Iterator[Ratio]:

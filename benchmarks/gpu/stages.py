@@ -30,9 +30,9 @@ from mhprobe.masking.search.exact import Exact
 from mhprobe.masking.search.racing import Racing
 from mhprobe.masking.search.screened import Screened
 from mhprobe.surgery.speed import speed_table
+from mhprobe.training.checkpoints import SeedEachStep
 from mhprobe.training.classifier import GatedClassifier
 from mhprobe.training.ends import StopAtNonFinite
-from mhprobe.training.same_run import SeedEachStep
 from mhprobe.training.screen import ShowsTraining
 
 NAMES = {"vit": "vit_base_patch16_224", "swin": "swin_base_patch4_window7_224"}

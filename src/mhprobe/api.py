@@ -7,12 +7,11 @@ found["gate_importance"]            # (A,) tensor, larger means more important; 
 found["gate_importance"].columns    # with its intervals; .to_frame() for pandas
 """
 
-from __future__ import annotations
-
+import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -86,9 +85,8 @@ def measure(
     selection = loader if select_loader is None else select_loader
     of = _target(model, loader, batch) if target is None else target
     walked = [selection, loader] if choosing else [loader]
-    total = sum(map(_length, walked))
     images = 0
-    with progress("measuring", total, "batches", show_progress) as done:
+    with progress("measuring", sum(map(_length, walked)), "batches", show_progress) as done:
 
         def count(seen: Batch) -> None:
             nonlocal images
@@ -101,11 +99,12 @@ def measure(
         found, refused = watch(model, named, walk(loader), walk(selection), done=count, of=of)
     if not images:
         raise UserError(NO_IMAGES)
-    _say(found, refused)
+    for name, error in refused.items():
+        if not found:
+            raise error
+        warnings.warn(f"{error} ({name} is left out, the others were measured)", MeasureWarning, stacklevel=2)
     labels = {n: label_of(named[n], of) for n in found}
-    return Found(
-        {n: Values.of(n, labels[n], named[n].kind, named[n].layout, each) for n, each in found.items()}, refused
-    )
+    return Found({n: Values.of(n, labels[n], named[n].kind, named[n].layout, found[n]) for n in found}, refused)
 
 
 def _length(loader: Iterable[Any]) -> int:
@@ -114,14 +113,6 @@ def _length(loader: Iterable[Any]) -> int:
         return len(loader) if isinstance(loader, Sized) else 0
     except TypeError:
         return 0
-
-
-def _say(found: Mapping[str, Any], refused: Mapping[str, UserError]) -> None:
-    """Raise the refusal of a measure where none gave a result, else warn of each."""
-    for name, error in refused.items():
-        if not found:
-            raise error
-        warnings.warn(f"{error} ({name} is left out, the others were measured)", MeasureWarning, stacklevel=3)
 
 
 def masking_curve(
@@ -139,7 +130,7 @@ def masking_curve(
     batch: Split = images_and_labels,
     fill: FillName = "zero",
     **order_options: Any,
-) -> CurveRows:
+) -> "CurveRows":
     """Accuracy as heads are masked one unit after the other: a row per point (``mhprobe.report.tables.curve_rows``).
 
     model: a timm model; gates are attached if it has none.
@@ -174,36 +165,29 @@ def masking_curve(
     """
     _refuse_no_loader("masking_curve", loader, select_loader)
     whole_number("masking_curve: steps", steps, none="all units")
-    spec = _spec(units, order, order_options, exclude_layers, min_heads_per_layer, rescale, target, fill)
+    limits = {"exclude_layers": exclude_layers, "min_heads_per_layer": min_heads_per_layer, "target": target}
+    spec = _spec(order, order_options, units=units, rescale=rescale, fill=fill, **limits)
     layout = attach(model).layout
     walks = [_walked(model, each, score, batch) for each in (loader, select_loader) if each is not None]
-    instead = find_fill(model, fill, walks[-1].again)
-    score_on = [each.evaluator(model, rescale=rescale, fill=instead) for each in walks]
-    first = next(_batches(loader, next(model.parameters()).device, batch))
-    left = costs(head_shares(model, layout, first.images, set(target or ())))
+    instead = find_fill(model, fill, walks[-1][0])
+    score_on = [evaluator(rescale=rescale, fill=instead) for _, evaluator in walks]
+    left = costs(head_shares(model, layout, next(walks[0][0]()).images, set(target or ())))
     splits = ("test", "test") if select_loader is None else ("validation", "test")
     curves = trace_curve(layout, spec, score_on[-1], score_on[0], splits=splits, steps=steps, costs=left)
     return CurveRows(curve_rows(curves), curves, layout)
 
 
-def _spec(
-    units: Any, order: Any, order_options: Mapping[str, Any], exclude_layers: Any, least: Any, rescale: Any,
-    target: Any, fill: Any,
-) -> CurveSpec:  # fmt: skip
-    """The description of one curve; UserError for an argument of another type than it says."""
-    if not isinstance(order, str):
-        raise UserError(f"masking_curve: order: expected a name, got {quoted(order)}.")
-    given = {"units": units, "exclude_layers": exclude_layers, "min_heads_per_layer": least, "rescale": rescale}
-    refuse_misfits(CurveSpec, given, "masking_curve")
-    one_of("masking_curve", "fill", fill, FillName)
-    whole_number("masking_curve: min_heads_per_layer", least)
-    if target is not None and not isinstance(target, Mapping):
-        raise UserError(f"masking_curve: target: expected e.g. {{'heads': 12}}, got {quoted(target)}.")
+def _spec(order: Any, order_options: Mapping[str, Any], **given: Any) -> CurveSpec:
+    """The description of one curve; UserError for an argument of another type than ``masking_curve`` says."""
+    if isinstance(layers := given["exclude_layers"], Iterable) and not isinstance(layers, str):
+        given["exclude_layers"] = list(layers)
+    refuse_misfits(masking_curve, {**given, "order": order}, "masking_curve")
+    one_of("masking_curve", "fill", given["fill"], FillName)
     try:
         chosen = order_named(order, **order_options)
     except TypeError as error:  # an option that the order has not, or of another type than it can compare
         raise UserError(f"masking_curve: order={order}: {error}.") from error
-    return CurveSpec(f"{units}_{order}", units, chosen, list(exclude_layers), least, rescale, target, fill)
+    return CurveSpec(f"{given['units']}_{order}", order=chosen, **given)
 
 
 def load(
@@ -228,9 +212,9 @@ def load(
 
     if not isinstance(path, str | Path):
         raise UserError(f"load: path: expected a file, a folder or hf-hub:owner/name, got {quoted(path)}.")
-    if name is not None and not isinstance(name, str):
-        raise UserError(f"load: name: expected a name of timm's, got {quoted(name)}.")
     if name is not None:
+        if not isinstance(name, str):
+            raise UserError(f"load: name: expected a name of timm's, got {quoted(name)}.")
         return model_from(path, name, **settings)
     if settings:
         raise UserError(f"load: {', '.join(settings)}: settings go with the name of a model of timm's; give name=.")
@@ -254,18 +238,6 @@ def photos(folder: str | Path, model: nn.Module, batch_size: int = 32, limit: in
     return PhotoLoader(folder, **input_spec(backbone_of(model)), batch_size=batch_size, limit=limit)
 
 
-class _Walked(NamedTuple):
-    """A loader that was walked once. again: walks it again. score: what is right and what is lost."""
-
-    again: Callable[[], Iterator[Batch]]
-    images: int
-    score: Score
-    of: Of
-
-    def evaluator(self, model: nn.Module, **options: Any) -> Evaluate:
-        return Evaluator(model, self.again, self.images, score=self.score, of=self.of, **options)
-
-
 def _refuse_no_loader(where: str, loader: Any, select_loader: Any) -> None:
     given = {"loader": loader} | ({} if select_loader is None else {"select_loader": select_loader})
     for name, each in given.items():
@@ -273,7 +245,10 @@ def _refuse_no_loader(where: str, loader: Any, select_loader: Any) -> None:
             raise UserError(f"{where}: {name}: expected a DataLoader or a list of batches, got {quoted(each)}.")
 
 
-def _walked(model: nn.Module, loader: Iterable[Any], asked: str | type[Score] | None, split: Split) -> _Walked:
+def _walked(
+    model: nn.Module, loader: Iterable[Any], asked: str | type[Score] | None, split: Split
+) -> tuple[Callable[[], Iterator[Batch]], Callable[..., Evaluate]]:
+    """Walk a loader once; return what walks it again, and what makes the evaluate function of its images."""
     if iter(loader) is loader:
         raise UserError("masking_curve: the loader is walked many times, got an iterator; give a DataLoader or a list.")
     device = next(model.parameters()).device
@@ -289,19 +264,20 @@ def _walked(model: nn.Module, loader: Iterable[Any], asked: str | type[Score] | 
     own = torch.zeros(len(marks), dtype=torch.long, device=device) if labels is None else labels
 
     def again() -> Iterator[Batch]:
-        done = 0
+        left = marks
         for batch in _batches(loader, device, split):
             these = _marks(batch)
-            place = slice(done, done + len(these))
-            done += len(these)
             # masks are compared image by image, over several walks: another image would count as a mask's doing
-            if not torch.equal(these, marks[place]):
+            if not torch.equal(these, left[: len(these)]):
                 raise UserError(changed)
+            left = left[len(these) :]
             yield batch._replace(labels=own[batch.index])
-        if done < len(marks):
+        if len(left):
             raise UserError(changed)
 
-    return _Walked(again, len(marks), score, "norm" if features else "loss")
+    return again, functools.partial(
+        Evaluator, model, again, len(marks), score=score, of="norm" if features else "loss"
+    )
 
 
 def _first_walk(
@@ -347,25 +323,21 @@ def _target(model: nn.Module, loader: Iterable[Any], split: Split) -> Of:
 
 def _named(measures: Any, layout: HeadLayout) -> dict[str, Measure]:
     """The measures by their names. UserError for two of one name, and for what is no measure."""
-    built = [_built(item, layout) for item in _listed(measures)]
+    if isinstance(measures, str) or not isinstance(measures, Iterable):
+        raise UserError(
+            f"measure: measures is a list, e.g. [mhprobe.measures.GateImportance], got {_called(measures)} alone; "
+            f"put it in brackets."
+        )
+    built = [_built(item, layout) for item in measures]
     names = [item.name for item in built]
     if len(set(names)) < len(names):
         raise UserError(f"measure: every measure needs a name of its own, got {names}; call measure() once for each.")
     return dict(zip(names, built, strict=True))
 
 
-def _listed(measures: Any) -> Sequence[Any]:
-    if isinstance(measures, str) or not isinstance(measures, Iterable):
-        raise UserError(
-            f"measure: measures is a list, e.g. [mhprobe.measures.GateImportance], got {_called(measures)} alone; "
-            f"put it in brackets."
-        )
-    return list(measures)
-
-
 def _built(item: Any, layout: HeadLayout) -> Measure:
     """A measure from what stands in the list. UserError for anything else."""
-    makes = callable(item) and not isinstance(item, nn.Module) and (_is_measure(item) or not isinstance(item, type))
+    makes = issubclass(item, Measure) if isinstance(item, type) else callable(item) and not isinstance(item, nn.Module)
     made = fitted(item, layout) if makes else item
     if not isinstance(made, Measure):
         known = [name for name in dir(all_measures) if isinstance(item, str) and name.lower() == item.replace("_", "")]
@@ -375,10 +347,6 @@ def _built(item: Any, layout: HeadLayout) -> Measure:
             f"mhprobe.measures.{example}."
         )
     return made
-
-
-def _is_measure(item: Any) -> bool:
-    return isinstance(item, type) and issubclass(item, Measure)
 
 
 def _called(item: Any) -> str:

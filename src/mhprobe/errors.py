@@ -4,6 +4,9 @@ Entry points print its text on one line and exit with code 2; everything else ke
 Write it as: what, where, expected, got, next step.
 """
 
+import contextlib
+import sys
+from collections.abc import Iterator
 from typing import Any, get_args
 
 
@@ -12,6 +15,23 @@ class UserError(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.splitlines()))
+
+
+@contextlib.contextmanager
+def one_line() -> Iterator[None]:
+    """End the process with exit code 2 after a line on stderr if a UserError comes up: for a command's main."""
+    try:
+        yield
+    except UserError as error:
+        print(f"mhprobe: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, what it was raised from or in, and so on to the first."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def one_of(where: str, option: str, got: object, known: Any) -> None:

@@ -3,6 +3,7 @@
 All but ``rank`` and ``size`` are collectives: every rank calls them, in the same order.
 """
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -45,16 +46,19 @@ def from_rank_zero(find: Callable[[], T]) -> T:
     """Return the result of rank 0 on every rank, or raise its UserError there; only rank 0 works."""
     if size() == 1:
         return find()
-    found: list[T | UserError | None] = [None]
-    if rank() == 0:
-        try:
-            found = [find()]
-        except UserError as error:  # raised alone, it would leave the others waiting
-            found = [error]
+    found = [_tried(find) if rank() == 0 else None]
     dist.broadcast_object_list(found, src=0)
     if isinstance(found[0], UserError):
         raise found[0]
     return found[0]  # type: ignore[return-value]
+
+
+def _tried(work: Callable[[], T]) -> T | UserError:
+    """``work()`` or its UserError: a rank that raised alone would leave the others waiting."""
+    try:
+        return work()
+    except UserError as error:
+        return error
 
 
 def gather(value: T) -> list[T]:
@@ -79,12 +83,8 @@ def together(work: Callable[[], T], patience: float = PATIENCE) -> T:
     """
     if size() == 1:
         return work()
-    done: T | None = None
-    problem: str | None = None
-    try:
-        done = work()
-    except UserError as error:
-        problem = str(error)
+    done = _tried(work)
+    problem = str(done) if isinstance(done, UserError) else None
     problems = gather(problem) if problem is None else _within(patience, lambda: gather(problem))
     if problems is None:
         raise LeftAlone(str(problem))
@@ -107,12 +107,7 @@ def in_turn(work: Callable[[int], T], count: int) -> list[T]:
     """Share ``work`` of the numbers below ``count``; all results on every rank. UserError of any on all of them."""
     if size() == 1 or count == 1:
         return [work(number) for number in range(count)]
-    done: dict[int, T | UserError] = {}
-    for number in range(rank(), count, size()):
-        try:
-            done[number] = work(number)
-        except UserError as error:  # a rank that raised alone would leave the others waiting
-            done[number] = error
+    done = {number: _tried(functools.partial(work, number)) for number in range(rank(), count, size())}
     everyone = {number: each for part in gather(done) for number, each in part.items()}
     for each in everyone.values():
         if isinstance(each, UserError):

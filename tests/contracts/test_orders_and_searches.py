@@ -23,10 +23,9 @@ import runs
 from layouts import layout_of
 from mhprobe.data.batch import Batch
 from mhprobe.heads import HeadLayout
-from mhprobe.masking.base import Evaluate, Order, Scores
+from mhprobe.masking.base import Evaluate, Limits, Order, Scores
 from mhprobe.masking.parts.cache import MaskCache, cache_key, describe
 from mhprobe.masking.parts.curve import known_orders
-from mhprobe.masking.parts.limits import Limits
 from mhprobe.masking.parts.units import constrain, make_units, target_of
 from mhprobe.masking.search.base import Step
 from mhprobe.run.sections import options as names_of

@@ -43,7 +43,7 @@ def test_memory_is_pinned_where_the_run_is_on_a_gpu_not_where_there_is_one(devic
         strategy=SimpleNamespace(root_device=torch.device(device)), global_rank=0, world_size=1
     )
     for loader in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()):
-        assert loader._loader.pin_memory == (device == "cuda")
+        assert loader.pin_memory == (device == "cuda")
     assert next(data.batches("test")).images.device.type == "cpu"  # a walk over a split knows its own device
 
 

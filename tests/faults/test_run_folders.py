@@ -246,7 +246,7 @@ def test_a_spreadsheet_finds_no_formula_in_tables_of_runs(whole, tmp_path, monke
         (run / "config" / "config.yaml").write_text(yaml.safe_dump({"seed": job, "lr": lr, "=name": name}))
     out = tmp_path / "out"
     monkeypatch.setattr(sys, "argv", ["compare", str(tmp_path / "sweep"), "--out", str(out)])
-    assert mhprobe.compare.main() == 0
+    mhprobe.compare.main()
     texts = [path.read_text().splitlines() for path in out.glob("tables/*.csv")]
     cells = [cell for lines in texts for row in csv.reader(lines) for cell in row]
     assert [cell for cell in cells if cell[:1] in "=+@\t\r" and cell] == []

@@ -13,9 +13,8 @@ import mhprobe
 from mhprobe.backbones import layout_of
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
-from mhprobe.masking.base import Evaluate
+from mhprobe.masking.base import Evaluate, Limits, Target
 from mhprobe.masking.fisher import Fisher, rearrange
-from mhprobe.masking.parts.limits import Limits, Target
 from mhprobe.masking.parts.units import constrain, make_units
 from mhprobe.scoring.parts.evaluate import Evaluator
 from models import BUILDERS, images_for, labels_for

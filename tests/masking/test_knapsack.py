@@ -13,13 +13,11 @@ from layouts import layout_of as heads_layout
 from mhprobe.backbones import layout_of
 from mhprobe.heads import KINDS, HeadLayout
 from mhprobe.masking import base
-from mhprobe.masking.base import Evaluate, Units
+from mhprobe.masking.base import Evaluate, Limits, Target, Units
 from mhprobe.masking.fisher import Fisher as FisherOrder
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.knapsack import Knapsack
-from mhprobe.masking.parts.budget import STEPS, savings
-from mhprobe.masking.parts.limits import Limits, Target
-from mhprobe.masking.parts.units import make_units
+from mhprobe.masking.parts.units import STEPS, make_units, savings
 from mhprobe.masking.random import Random
 from mhprobe.masking.search.exact import Exact
 from mhprobe.masking.turns import Turns
@@ -200,7 +198,7 @@ def test_widths_are_multiples_and_layers_keep_their_least():
     assert left[2] % 8 == left[3] % 8 == 0 and min(left) >= 1 and left[2] < 40
     with pytest.raises(mhprobe.UserError, match=r"mlp0 has 40 neurons, which is no multiple of 16"):
         chosen(layout, units, score_A, multiple=16)
-    with pytest.raises(mhprobe.UserError, match="multiple is a number of neurons from 1, got 0"):
+    with pytest.raises(mhprobe.UserError, match="multiple: expected a whole number of at least 1, got 0"):
         Knapsack(measure=Fisher, multiple=0)
 
 

@@ -176,7 +176,7 @@ def test_loss_breaks_ties_only_on_request():
     assert order_of(KeepBest(), units, layout, Tied()) == [0, 1, 2]
     assert order_of(KeepBest("loss"), units, layout, Tied()) == [1, 2, 0]
     assert order_of(HurtMost("loss"), units, layout, Tied()) == [0, 2, 1]
-    with pytest.raises(UserError, match="index or loss"):
+    with pytest.raises(UserError, match="tie_break is one of index, loss"):
         KeepBest("lowest")
 
 

@@ -17,9 +17,8 @@ from mhprobe.masking.parts import cache
 from mhprobe.masking.parts.cache import cache_key
 from mhprobe.measures.base import Measure
 from mhprobe.questions import masking as masking_module
-from mhprobe.questions.masking import Masking
+from mhprobe.questions.masking import Masking, identity_of
 from mhprobe.questions.material import Material
-from mhprobe.questions.subject import identity_of
 from mhprobe.scoring.base import known_scores
 from mhprobe.scoring.labels import Labels
 from models import images_for, tiny_vit

@@ -78,7 +78,7 @@ def test_the_page_and_the_terminal_say_it(four, tmp_path, monkeypatch, capsys):
     assert "did not write which test images were right" in page.text and "told apart from 0" in page.text
     assert not [each for each in page.data["tables"] if each["name"] == "accuracies on the same images"]
     monkeypatch.setattr(sys, "argv", ["compare", *map(str, four), "--out", str(tmp_path / "out")])
-    assert mhprobe.compare.main() == 0
+    mhprobe.compare.main()
     out = capsys.readouterr().out
     assert out.count("(McNemar, Holm) on the same 200 images.") == 3 and out.count("no paired test") == 3
     assert (tmp_path / "out" / "tables" / "paired.csv").is_file()

@@ -208,12 +208,13 @@ def test_one_run_is_refused_and_a_sweeps_jobs_come_by_number(tmp_path, sweep):
 
 def test_the_command_writes_everything(sweep, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["compare", str(sweep), "--out", str(tmp_path / "c")])
-    assert mhprobe.compare.main() == 0
+    mhprobe.compare.main()
     for name in ("runs", "curves", "agreement"):
         assert (tmp_path / "c" / "tables" / f"{name}.csv").is_file()
         said = Image.open(tmp_path / "c" / "figures" / f"{name}.png").text
         assert said["Source"] == f"python -m mhprobe.compare {sweep.name} --out c" and said["Comment"]  # no folders
     assert (tmp_path / "c" / "comparison.html").is_file() and "lr=0.1" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["compare", str(tmp_path / "nothing"), str(sweep)])
-    assert mhprobe.compare.main() == 2
+    with pytest.raises(SystemExit, match="2"):
+        mhprobe.compare.main()
     assert capsys.readouterr().err.count("\n") == 1

@@ -9,13 +9,13 @@ import sys
 import pytest
 
 from mhprobe import __main__ as door
-from mhprobe.run import completion, sections
+from mhprobe.run import about, sections
 
 COMMANDS = door.commands()
 
 
 def offers(line: str) -> list[str]:
-    return completion.offers(line, COMMANDS, door.DEMO)
+    return about.offers(line, COMMANDS, door.DEMO)
 
 
 def test_the_first_word_is_a_command():

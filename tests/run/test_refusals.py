@@ -29,8 +29,8 @@ SETTINGS = {  # of the configuration alone
     "data.augment.mixup=inf": r"data\.augment\.mixup: expected a finite number, got inf",
     "+trainer.val_check_interval=nan": r"trainer\.val_check_interval: expected a finite number",
     # what would count as 1
-    "trainer.max_epochs=true": r"trainer\.max_epochs: Input should be a number.*got True",
-    "seed=true": r"seed: Input should be a number",
+    "trainer.max_epochs=true": r"trainer\.max_epochs: Input should be a valid integer, got True",
+    "seed=true": r"seed: Input should be a valid integer, got True",
     "trainer.gradient_clip_val=-1": "gradient_clip_val",
     "+trainer.fast_dev_run=true": r"fast_dev_run.*data\.limit_train",
     "+trainer.limit_val_batches=0": r"limit_val_batches.*data\.limit_val",
@@ -143,7 +143,7 @@ def test_several_machines_need_a_launcher(tmp_path, monkeypatch):
     ("study", "weights=null", "weights: which trained network"),
     ("mask", "masking=none", r"masking\.curves: expected a curve"),
     ("prune", "prune.target={flops:nan}", r"prune\.target\.flops: expected a finite number, got nan"),
-    ("prune", "prune.target={heads:true}", r"prune\.target: Input should be a number"),
+    ("prune", "prune.target={heads:true}", r"prune\.target\.heads: Input should be a valid number, got True"),
     ("prune", "prune.repair.ridge=inf", r"prune\.repair\.ridge: expected a finite number"),
     ("prune", "prune.repair.ridge=-1", r"prune\.repair\.ridge"),
 ])  # fmt: skip

@@ -287,7 +287,7 @@ def test_pruned_weights_have_figures_and_no_control(tmp_path, caplog, monkeypatc
     def pruned(*args):
         raise UserError("control: got pruned ones, which have no random twin.")
 
-    monkeypatch.setattr("mhprobe.run.questions.random_twin", pruned)
+    monkeypatch.setattr("mhprobe.run.questions.RandomTwin", pruned)
     with caplog.at_level("INFO"):
         mhprobe.study.run(settings("vit", "byun_kim", tmp_path, "figures=[2]", "control=random_init"), tmp_path / "run")
     assert "no control: control: got pruned ones" in caplog.text

@@ -108,8 +108,18 @@ def test_what_no_measure_can_look_at_has_no_estimate():
 
     one = Batch(images_for(model, 1), labels_for(1), torch.tensor([0]), torch.ones(1, dtype=torch.bool))
     assert plan.seconds_per_image(model, {"it": Refuses(layout)}, lambda: [one], lambda: [one]) is None
-    assert plan.about(None) == "not estimated"
-    assert plan.about(120.0, 60.0) == "about 2 min and about 60 s for the freshly initialised network"
+
+
+def test_the_cost_of_measures_is_said_of_both_networks(monkeypatch):
+    network, twin, sizes = object(), object(), {"test": 100}
+    material = SimpleNamespace(missing=lambda names, control: {"it": names}, model=network, twin=lambda: twin,
+                               data=SimpleNamespace(sizes=sizes))  # fmt: skip
+    for seconds, words in (
+        ({network: 1.2, twin: 0.6}, "about 2 min and about 60 s for the freshly initialised network"),
+        ({network: None, twin: None}, "not estimated"),
+    ):
+        monkeypatch.setattr(plan, "seconds_per_image", lambda model, *_, seconds=seconds: seconds[model])
+        assert plan._cost_of_measures(material, ["it"], {"test": None, "val": None}) == words
 
 
 def test_figures_are_on_disk_before_what_they_do_not_need_is_measured(tmp_path, caplog, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,9 +13,9 @@ import mhprobe
 from mhprobe.backbones import layout_of
 from mhprobe.heads import KINDS
 from mhprobe.masking.knapsack import Knapsack
-from mhprobe.surgery import latency
-from mhprobe.surgery.latency import latency_cost
-from mhprobe.surgery.on_path import OnPath, _Known
+from mhprobe.surgery import costs
+from mhprobe.surgery.costs import latency_cost
+from mhprobe.surgery.on_path import OnPath
 from models import images_for, tiny_vit
 
 
@@ -38,7 +39,7 @@ def test_a_table_is_measured_once_and_another_machine_is_refused(tmp_path, monke
     assert [row[0] for row in table["widths"]] == [site.num_heads for site in layout.sites]
     assert all(seconds > 0 for row in table["seconds"] for seconds in row)
     assert left(torch.zeros(1, layout.num_heads, dtype=torch.bool)).item() == 1
-    monkeypatch.setattr(latency, "layer_times", None)  # nobody measures again
+    monkeypatch.setattr(costs, "layer_times", None)  # nobody measures again
     latency_cost(file, model, layout, images)
     for key, value in (("machine", "another"), ("images", 64), ("layout", "another")):
         file.write_text(json.dumps({**table, key: value}))
@@ -67,7 +68,8 @@ def test_a_knapsack_is_priced_by_the_table_and_not_by_flops(tmp_path):
     mhprobe.attach(model, units=KINDS)
     times = {"head": [0.2, 0.1, 0.02], "neuron": [0.06, 0.03, 0.01]}
     file, layout, images = written(tmp_path, model, lambda site: times[site.kind])
-    known = _Known(torch.ones(layout.num_heads, dtype=torch.float64))
+    scores = torch.ones(layout.num_heads, dtype=torch.float64)
+    known = SimpleNamespace(measure=lambda make, mask, column: scores)  # an Evaluate that scores no masks
     order = Knapsack(measure=lambda layout: None)
     source = OnPath(order, target={"latency": 0.75}, latency_table=str(file))
     mask = source.choose(model, known, lambda: images, layout, 1.0, 1.0)[0].mask

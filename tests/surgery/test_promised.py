@@ -20,7 +20,7 @@ from mhprobe.report.runs.run import measured_on
 from mhprobe.run import builders
 from mhprobe.stats.promise import Guarantee, kept_promise
 from mhprobe.surgery.given import Choice
-from mhprobe.surgery.promised import Promised, promise_of
+from mhprobe.surgery.on_path import Promised, promise_of
 from pruned import network
 
 IMAGES = 600

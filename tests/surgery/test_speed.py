@@ -12,8 +12,8 @@ from scipy import stats
 from mhprobe.backbones import layout_of
 from mhprobe.report.figures import pruned as speed_figure
 from mhprobe.surgery import costs
-from mhprobe.surgery.costs import interleaved
-from mhprobe.surgery.speed import evenly, median_interval, peak_memory, speed_table
+from mhprobe.surgery.costs import evenly, interleaved
+from mhprobe.surgery.speed import median_interval, peak_memory, speed_table
 from pruned import BACKBONES, network
 
 

@@ -16,9 +16,9 @@ import runs
 from mhprobe import fetch
 from mhprobe.backbones import build
 from mhprobe.run import builders
-from mhprobe.run.questions import random_twin
 from mhprobe.run.schema import check
 from mhprobe.weights.foreign import load_foreign
+from mhprobe.weights.twin import RandomTwin
 from models import images_for, tiny_swin, tiny_vit
 
 SIZES = dict(img_size=16, patch_size=4, embed_dim=24, depth=2, num_heads=3)
@@ -196,7 +196,7 @@ def test_the_control_has_learned_nothing_wherever_the_weights_came_from(tmp_path
     torch.save({key: value + 3 for key, value in ours.backbone.state_dict().items()}, path)
     found, _ = network(tmp_path, f"{option}={path}")
     stored = torch.load(path)
-    twin = random_twin(found, seed=0)().state_dict()
+    twin = RandomTwin(found.backbone, found.gates.layout, found.description, seed=0)().state_dict()
     assert all(torch.equal(value, stored[key]) for key, value in found.backbone.state_dict().items())
     assert twin.keys() == stored.keys() and not any(torch.equal(value, stored[key]) for key, value in twin.items())
 

@@ -72,7 +72,7 @@ class Seam:
 
     @contextlib.contextmanager
     def watched(self, hook: Callable[..., Any]) -> Iterator[None]:
-        """For a while ``hook`` is a pre-hook where attention weights pass. UserError where there are none."""
+        """Register ``hook`` as a pre-hook where attention weights pass, for a while. UserError where there are none."""
         if self.weights is None:
             raise UserError(self.hidden)
         with self.visible():
@@ -183,7 +183,7 @@ class Family(ABC):
 
     @classmethod
     def materialised(cls, model: Any) -> AbstractContextManager[None]:
-        """For a while no attention of the model, gated or not, hides its products in a fused kernel."""
+        """Switch fused attention off in the whole model for a while, so that its products can be counted."""
         return unfused(model.modules())
 
     @classmethod
@@ -242,7 +242,7 @@ class Family(ABC):
 
     @classmethod  # noqa: B027  # most are
     def replace_empty(cls, model: Any) -> None:
-        """In place, bring attention that has lost all heads into a form that every runtime takes."""
+        """Bring attention without heads into a form that every runtime takes, in place."""
 
 
 def blocks_in(model: nn.Module, layers: str, middle: Callable[[Any], str], stage: int = 0) -> Iterator[Block]:

@@ -8,7 +8,6 @@ A model with a classifier holds one of these: ``mhprobe.attach`` finds it. The t
 """
 
 import contextlib
-import dataclasses
 import json
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
@@ -68,19 +67,23 @@ class HuggingFace(Family):
         for number, block in enumerate(cls.blocks(model)):
             name, heads = f"{block.name}.{kind.attention}", config.num_attention_heads
             width = _output(model.get_submodule(name), model, name).in_features // heads
-            site = HeadSite(name, stage=0, block=number, num_heads=heads, head_dim=width, line=kind.text)
-            if not kind.text:
-                prefix = sum(part if isinstance(part, int) else getattr(config, part) for part in kind.prefix)
-                image, patch = to_2tuple(config.image_size), to_2tuple(config.patch_size)
-                site = dataclasses.replace(
-                    site,
-                    prefix_tokens=prefix,
-                    grid=(image[0] // patch[0], image[1] // patch[1]),
-                    pixels=(float(patch[0]), float(patch[1])),
-                    class_token=prefix > 0,
-                    pooled=prefix == 0,
-                )
-            yield site
+            if kind.text:
+                yield HeadSite(name, stage=0, block=number, num_heads=heads, head_dim=width, line=True)
+                continue
+            prefix = sum(part if isinstance(part, int) else getattr(config, part) for part in kind.prefix)
+            image, patch = to_2tuple(config.image_size), to_2tuple(config.patch_size)
+            yield HeadSite(
+                name,
+                stage=0,
+                block=number,
+                num_heads=heads,
+                head_dim=width,
+                prefix_tokens=prefix,
+                grid=(image[0] // patch[0], image[1] // patch[1]),
+                pixels=(float(patch[0]), float(patch[1])),
+                class_token=prefix > 0,
+                pooled=prefix == 0,
+            )
 
     @classmethod
     def blocks(cls, model: Any) -> Iterator[Block]:
@@ -189,7 +192,7 @@ def _output(attention: Any, model: nn.Module, name: str) -> Any:
 
 @contextlib.contextmanager
 def _implementation(config: Any) -> Iterator[None]:
-    """For a while the models of ``config`` make their heads by ``_open``."""
+    """Make models of ``config`` compute attention by ``_open`` for a while."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import eager_mask
 

@@ -6,7 +6,7 @@ That is taken to be ``model.image_size``, or else the size that torchvision's we
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -28,15 +28,13 @@ from mhprobe.heads import Block, HeadSite, Windows
 
 
 class _Met(TorchFunctionMode):
-    """While it is on, weights and heads pass ``attention.softmaxed`` and ``attention.joined``."""
+    """Lead attention weights through ``attention.softmaxed``, and heads through ``attention.joined``, while active."""
 
     def __init__(self, attention: Any) -> None:
         super().__init__()
         self.attention = attention
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.linear and args[1] is self.attention.proj.weight:
             args = (self.attention.joined(args[0]), *args[1:])
         found = func(*args, **(kwargs or {}))
@@ -141,6 +139,6 @@ class TorchvisionSwin(Family):
 
 
 def _size(model: Any) -> tuple[int, int]:
-    """Of images: 32 windows of the first stage across, unless the model says another."""
+    """Size of the images: 32 windows of the first stage across, unless the model has an ``image_size``."""
     side = getattr(model, "image_size", None) or 32 * model.features[1][0].attn.window_size[0]
     return (side, side) if isinstance(side, int) else tuple(side)

@@ -1,14 +1,15 @@
 """python -m mhprobe, and the script mhprobe: a door to the commands.
 
 ``mhprobe train ...`` is ``python -m mhprobe.train ...``. Alone it lists the commands: every module whose first line
-says ``python -m <its name>: what it does``, or ``mhprobe <command>: ...`` where its name is another. ``mhprobe
-measure=svcca`` says what that is. bash can complete it all.
+says ``python -m <its name>: what it does``, or ``mhprobe <command>: ...`` where its name is another.
 """
 
 import os
 import re
 import sys
 from pathlib import Path
+
+from mhprobe.errors import one_line
 
 PACKAGE = Path(__file__).parents[1]
 DEMO = ("train", "+experiment=demo")
@@ -27,6 +28,7 @@ def commands() -> dict[str, tuple[str, str]]:
     return found
 
 
+@one_line()
 def main() -> None:
     known = {**commands(), "demo": ("", f"`{' '.join(DEMO)}`: train, test, probe and mask a small ViT on digits")}
     name, *rest = sys.argv[1:] or ["--help"]
@@ -35,15 +37,13 @@ def main() -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads: other rounding, other weights, no faster
     if name in known:
         os.execv(sys.executable, [sys.executable, "-m", known[name][0], *rest])
-    if name in ("--install-completion", "--complete"):
-        from mhprobe.run import completion
+    if name in ("--install-completion", "--complete") or "=" in name:
+        from mhprobe.run.about import SCRIPT, about, offers
 
-        print("\n".join(completion.offers(rest[0], known, DEMO)) if name == "--complete" else completion.SCRIPT)
-        return
-    if "=" in name:
-        from mhprobe.run.about import tell
-
-        tell(name)
+        if name == "--complete":
+            print("\n".join(offers(rest[0], known, DEMO)))
+        else:
+            print(SCRIPT if name == "--install-completion" else about(name))
         return
     print("mhprobe: what does each attention head do, and which heads can go?\n")
     for each, (_, does) in known.items():

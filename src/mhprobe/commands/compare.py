@@ -7,15 +7,15 @@ and comparison.html, which shows two or more runs side by side.
 """
 
 import argparse
-import sys
 from pathlib import Path
 
-from mhprobe.errors import UserError
+from mhprobe.errors import one_line
 from mhprobe.io.stopping import outlive_readers
 
 
-def main() -> int:
-    """Prints a line per group and where the rest is; a mistake in one line, exit code 2."""
+@one_line()
+def main() -> None:
+    """Print a line per group and where the rest is."""
     parser = argparse.ArgumentParser(prog="python -m mhprobe.compare", description=(__doc__ or "").partition(": ")[2])
     parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help="the folder of a finished run, or of a sweep")
     parser.add_argument("--out", type=Path, default=Path("comparison"), help="the folder to write into")
@@ -29,22 +29,17 @@ def main() -> int:
     from mhprobe.report.runs.run import expand
     from mhprobe.report.several import about, inert, lines, several
 
-    try:
-        with reading(Path(", ".join(map(str, given.runs)))):
-            results = several(given.runs, given.over)
-            described = about(given.runs)
-        report = Report(given.out, style=given.style)
-        report.origin = origin_of_script("compare")
-        report.data, report.images = described
-        report.add_all({name: inert(result) for name, result in results.items()})
-        page = write_comparison(expand(given.runs), given.out / "comparison.html")
-    except UserError as error:
-        print(f"mhprobe: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+    with reading(Path(", ".join(map(str, given.runs)))):
+        results = several(given.runs, given.over)
+        described = about(given.runs)
+    report = Report(given.out, style=given.style)
+    report.origin = origin_of_script("compare")
+    report.data, report.images = described
+    report.add_all({name: inert(result) for name, result in results.items()})
+    page = write_comparison(expand(given.runs), given.out / "comparison.html")
     print(*lines(results), f"tables and figures: {given.out}", page, sep="\n")
-    return 0
 
 
 if __name__ == "__main__":
     outlive_readers()
-    sys.exit(main())
+    main()

@@ -3,8 +3,6 @@
 Give it the arguments of the command that will run there. It prints the arguments to add.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +10,7 @@ if TYPE_CHECKING:
     from mhprobe.run.schema import Config
 
 
-def run(cfg: Config, folder: Path) -> None:
+def run(cfg: "Config", folder: Path) -> None:
     """Images are decoded to ``cache_dir``, the pretrained weights written beside them; ``cfg`` is checked."""
     from mhprobe.io.files import write
     from mhprobe.run import builders

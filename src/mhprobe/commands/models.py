@@ -2,16 +2,10 @@
 
 import argparse
 
-
-def main() -> None:
-    """Print the page; it takes minutes."""
+if __name__ == "__main__":  # it takes minutes
     argparse.ArgumentParser(prog="python -m mhprobe.models", description=__doc__).parse_args()
     import timm
 
     from mhprobe.backbones.parts.survey import page, survey
 
     print(page(survey(timm.list_models())))
-
-
-if __name__ == "__main__":
-    main()

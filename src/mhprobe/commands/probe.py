@@ -1,7 +1,5 @@
 """python -m mhprobe.probe: what the heads of trained weights do (no training)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +7,7 @@ if TYPE_CHECKING:
     from mhprobe.run.schema import Config
 
 
-def run(cfg: Config, folder: Path) -> None:
+def run(cfg: "Config", folder: Path) -> None:
     """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
     from mhprobe.run.construct import keyed
     from mhprobe.run.questions import answer

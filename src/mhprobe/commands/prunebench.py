@@ -5,8 +5,6 @@ stopped, and jobs of a sweep share what they did. A cell that fails costs itself
 was not run has its command there.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +12,7 @@ if TYPE_CHECKING:
     from mhprobe.run.schema import Config
 
 
-def run(cfg: Config, folder: Path) -> None:
+def run(cfg: "Config", folder: Path) -> None:
     """The task itself; ``cfg`` is composed and checked."""
     from mhprobe.run.cells import questions
     from mhprobe.run.questions import answer

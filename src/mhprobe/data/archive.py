@@ -1,7 +1,5 @@
 """Files by name from a folder, a tar or a zip, read in one stream. Nothing is unpacked to disk."""
 
-from __future__ import annotations
-
 import bz2
 import contextlib
 import gzip
@@ -35,24 +33,7 @@ _DAMAGE = (
 )
 
 
-class Archive(ABC):
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @abstractmethod
-    def names(self) -> list[str]:
-        """Every file's name below the root, with / between parts."""
-
-    @abstractmethod
-    def read(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
-        """The wanted files' contents, in the order that streams best."""
-
-    @abstractmethod
-    def key(self) -> dict[str, Any]:
-        """Return facts that change when the contents change, without reading all of them."""
-
-
-def open_archive(path: str | Path) -> Archive:
+def open_archive(path: str | Path) -> "Archive":
     """The folder or archive at ``path``; UserError when it is missing or neither."""
     path = Path(path).expanduser()
     if path.is_dir():
@@ -67,8 +48,14 @@ def open_archive(path: str | Path) -> Archive:
     raise UserError(f"root: expected a folder or a .tar, .tar.gz, .tgz or .zip archive, got {path}.")
 
 
-class Folder(Archive):
+class Folder:
+    """A folder of files, at any depth."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
     def names(self) -> list[str]:
+        """Name of every file below the root, with / between parts."""
         found: list[str] = []
         ways: Counter[tuple[int, int]] = Counter()  # by the folder itself, whatever path led there
         # class folders are often links to somewhere else
@@ -86,6 +73,7 @@ class Folder(Archive):
         return found
 
     def read(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
+        """Contents of the wanted files, in the order that streams best."""
         for name in wanted:
             path = self.path / name
             try:
@@ -99,6 +87,7 @@ class Folder(Archive):
             yield name, data
 
     def key(self) -> dict[str, Any]:
+        """Return facts that change when the contents change, without reading all of them."""
         digest = hashlib.sha256()
         names = sorted(self.names())
         for name in names:
@@ -145,8 +134,11 @@ def small_enough(where: object, size: int) -> None:
         raise UserError(f"root: {where} claims {size:,} bytes, expected at most {LARGEST:,} of one image. Remove it.")
 
 
-class _File(Archive):
+class _File(ABC):
     """An archive that is one file. Beside it may lie ``<file>.sha256``, as sha256sum writes it: then it must agree."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
     def key(self) -> dict[str, Any]:
         sample = hashlib.sha256(_sample(self.path, SAMPLES)).hexdigest()
@@ -242,3 +234,6 @@ class Zip(_File):
         with self._intact(), zipfile.ZipFile(self.path) as archive:
             for name in wanted:
                 yield name, archive.read(name)  # read to its end, where zipfile compares the checksum
+
+
+Archive = Folder | Tar | Zip

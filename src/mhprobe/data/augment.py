@@ -106,10 +106,7 @@ class Augment:
             name = chosen[int(torch.randint(len(chosen), ()))]
             transform = {"mixup": v2.MixUp, "cutmix": v2.CutMix}[name]
             images, targets = transform(alpha=getattr(self, name), num_classes=num_classes)(batch.images, batch.labels)
-        images, targets, labels, index, valid = (
-            part[1:] for part in (images, targets, batch.labels, batch.index, batch.valid)
-        )
-        return batch._replace(images=images, targets=targets, labels=labels, index=index, valid=valid)
+        return batch._replace(images=images, targets=targets).part(slice(1, None))
 
 
 def _reflect(position: Tensor, size: int) -> Tensor:

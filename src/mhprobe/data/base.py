@@ -5,8 +5,6 @@ the validation images may be set aside for promises (``calibration``): no traini
 heads looks at them.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import hashlib
@@ -14,7 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import lightning as L
 import numpy as np
@@ -208,7 +206,7 @@ class ImageData(L.LightningDataModule):
             digest.update(split.encode())
         return digest.hexdigest()[:16]
 
-    def of_source(self, source: Source) -> ImageData:
+    def of_source(self, source: Source) -> Self:
         """The same settings for the images of another source."""
         other = copy.copy(self)
         other.source = source

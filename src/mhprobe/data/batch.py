@@ -4,8 +4,6 @@ Those yield tuples, dicts, lists and tensors: Hugging Face's datasets dicts of t
 image (``iter``); WebDataset tuples, or dicts after its files' endings, with labels as numpy arrays or lists.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -42,21 +40,21 @@ class Batch(NamedTuple):
     first: Tensor | None = None
 
     @classmethod
-    def whole(cls, images: Tensor, labels: Tensor | None = None, objects: Tensor | None = None) -> Batch:
+    def whole(cls, images: Tensor, labels: Tensor | None = None, objects: Tensor | None = None) -> "Batch":
         """A batch that is all there is: images are numbered from 0, and all of them count."""
         index = torch.arange(len(images))
         return cls(images, labels, index, torch.ones(len(index), dtype=torch.bool), objects=objects)  # type: ignore[arg-type]
 
-    def to(self, device: torch.device | str) -> Batch:
+    def to(self, device: torch.device | str) -> "Batch":
         """The same batch on ``device``."""
         return Batch._make(part if part is None else part.to(device) for part in self)
 
-    def part(self, these: slice | Tensor) -> Batch:
+    def part(self, these: slice | Tensor) -> "Batch":
         """Return some of its images: a slice of them, or those at these positions."""
         return Batch._make(part if part is None or not part.dim() else part[these] for part in self)
 
     @property
-    def unlabelled(self) -> Batch:
+    def unlabelled(self) -> "Batch":
         """The same batch without labels."""
         return self._replace(labels=None)  # type: ignore[arg-type]  # as in a notebook
 
@@ -75,16 +73,12 @@ def images_and_labels(item: Any) -> tuple[Tensor, Tensor | None]:
         images, labels = ([item[name] for name in names if name in item] for names in (IMAGES, LABELS))
     elif isinstance(item, tuple | list):
         images, labels = item[:1], item[1:2]
-    stacked, numbers = _first(images), _first(labels)
+    # the first of each that is a tensor or can be one
+    stacked, numbers = (next(filter(torch.is_tensor, map(_stacked, parts)), None) for parts in (images, labels))
     without = not labels or labels[0] is None
     if stacked is None or not (numbers.dim() == 1 if numbers is not None else without):
         raise UserError(_unknown(item))
     return stacked, numbers
-
-
-def _first(parts: Sequence[Any]) -> Tensor | None:
-    """The first of these that is a tensor or can be one."""
-    return next((tensor for tensor in map(_stacked, parts) if tensor is not None), None)
 
 
 def _stacked(part: Any) -> Tensor | None:

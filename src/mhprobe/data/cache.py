@@ -118,14 +118,13 @@ def _read(folder: Path, verify: bool) -> Cache | None:
     try:
         meta = json.loads((folder / "meta.json").read_text())
         body = meta["body"]
-        intact = meta["sha256"] == _digest(body) and all(
-            (folder / name).stat().st_size == facts["bytes"]
-            and (not verify or file_digest(folder / name) == facts["sha256"])
-            for name, facts in body["files"].items()
-        )
+        if meta["sha256"] != _digest(body):
+            return None
+        for name, facts in body["files"].items():
+            file = folder / name
+            if file.stat().st_size != facts["bytes"] or (verify and file_digest(file) != facts["sha256"]):
+                return None
     except (OSError, ValueError, KeyError, TypeError):
-        return None
-    if not intact:
         return None
     files = {name: facts["sha256"] for name, facts in body["files"].items() if not name.endswith(DIGESTS)}
     return Cache(
@@ -187,15 +186,10 @@ class _Decoded:
 
     def __init__(self, folder: Path, split: str, count: int, size: tuple[int, int], objects: bool) -> None:
         self.digests = np.zeros(count, dtype="<u8")
-        self.arrays = [self._new(folder / f"{split}-images.npy", (count, 3, *size))]
-        if objects:
-            self.arrays.append(self._new(folder / f"{split}-objects.npy", (count, *size)))
-        self.digest_path = folder / f"{split}{DIGESTS}"
-        self.paths = [Path(str(array.filename)) for array in self.arrays]
-
-    @staticmethod
-    def _new(path: Path, shape: tuple[int, ...]) -> np.memmap:
-        return np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
+        shapes = {"images": (count, 3, *size), **({"objects": (count, *size)} if objects else {})}
+        made = {folder / f"{split}-{name}.npy": shape for name, shape in shapes.items()}
+        self.arrays = [np.lib.format.open_memmap(path, "w+", np.uint8, shape) for path, shape in made.items()]
+        self.digest_path, self.paths = folder / f"{split}{DIGESTS}", list(made)
 
     def put(self, position: int, image: np.ndarray, mask: np.ndarray | None = None) -> None:
         digest = hashlib.blake2b(image.tobytes(), digest_size=8)
@@ -249,7 +243,7 @@ def _compare(before: Path, split: str, digests: np.ndarray, name: str) -> None:
 
 
 def _save(path: Path, array: Any) -> None:
-    """By Python's own write: where np.save finds the disk full it does not say so."""
+    """Save an array by Python's own write: np.save does not notice a full disk."""
     data = io.BytesIO()
     np.save(data, array)
     path.write_bytes(data.getvalue())

@@ -77,14 +77,12 @@ def _download(folder: Path) -> None:
 
 def _python_batches(archive: Archive) -> Contents:
     """The original distribution: pickled dicts of (10000, 3072) uint8 data and labels."""
-    files = {name.rsplit("/", 1)[-1]: name for name in archive.names()}
+    files = {Path(name).name: name for name in archive.names()}
     wanted = [batch for batches in BATCHES.values() for batch in batches]
     if missing := [batch for batch in wanted if batch not in files]:
         raise UserError(f"root: {archive.path} lacks {', '.join(missing)} of CIFAR-10's six batch files.")
-    loaded = {
-        name.rsplit("/", 1)[-1]: _load_batch(data, f"{archive.path}: {name}")
-        for name, data in archive.read([files[batch] for batch in wanted])
-    }
+    read = archive.read([files[batch] for batch in wanted])
+    loaded = {Path(name).name: _load_batch(data, f"{archive.path}: {name}") for name, data in read}
     pixels = {s: np.concatenate([loaded[b][0] for b in BATCHES[s]]).reshape(-1, 3, 32, 32) for s in BATCHES}
     labels = {s: np.concatenate([loaded[b][1] for b in BATCHES[s]]) for s in BATCHES}
 

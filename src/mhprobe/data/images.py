@@ -3,8 +3,6 @@
 Images are decoded once, to ``stored_size`` pixels square: short side resized (bicubic), centre cropped.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io
@@ -69,8 +67,7 @@ def scan(archive: Archive, size: int, resize: bool = True) -> Contents:
                 f"({', '.join(SUFFIXES)})."
             )
     for has, lacks in (("train", "test"), ("test", "train")):
-        missing = sorted(classes[has] - classes[lacks])
-        if missing:
+        if missing := sorted(classes[has] - classes[lacks]):
             raise UserError(
                 f"{where}: {len(missing)} of the classes in {has}/ have no images in {lacks}/: "
                 f"{', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}. Both need the same classes."
@@ -178,7 +175,7 @@ def decode(data: bytes, size: int, resize: bool, where: str) -> np.ndarray:
     return np.asarray(image)
 
 
-def _eight_bits(image: PillowImage, where: str) -> PillowImage:
+def _eight_bits(image: "PillowImage", where: str) -> "PillowImage":
     """The image with 8 bits a channel: of wider pixels ``convert`` would make white whatever is above 255."""
     from PIL import Image
 

@@ -6,8 +6,6 @@ Lightning asks a loader for its state after every batch it took. On resume it ha
 iter() and before it sets the epoch. So both are looked at only when the first batch is asked for.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -49,7 +47,7 @@ class Images(Dataset[Batch]):
     def labels(self) -> np.ndarray:
         return self.cached.labels[self.positions] if self.given is None else self.given
 
-    def limited(self, limit: int | None, seed: int) -> Images:
+    def limited(self, limit: int | None, seed: int) -> "Images":
         """At most ``limit`` of the images, of every class alike."""
         if limit is None or limit >= len(self):
             return self
@@ -132,15 +130,15 @@ class TrainOrder(Sampler[Picks]):
             yield Picks(of_all[mine], mine >= begin, of_all[0] if self.mixed else None)
 
 
-class Loader:
-    """A sized iterable of batches. Not a torch DataLoader, which Lightning would take apart and rebuild.
+class Loader(DataLoader[Batch]):
+    """A DataLoader of whole batches. Lightning leaves it as it is under ``use_distributed_sampler=False``.
 
     pin: whether batches lie in page-locked memory, from which a GPU of NVIDIA copies faster.
     """
 
     def __init__(self, images: Images, order: EvalOrder | TrainOrder, num_workers: int = 0, pin: bool = False) -> None:
         self.order = order
-        self._loader: DataLoader[Batch] = DataLoader(
+        super().__init__(
             images,
             sampler=order,
             batch_size=None,  # the sampler's items already are batches
@@ -150,21 +148,6 @@ class Loader:
             generator=torch.Generator(),  # it draws a worker seed per epoch: not from the global generator
         )
 
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def __iter__(self) -> Iterator[Batch]:
-        return iter(self._loader)
-
-    @property
-    def _iterator(self) -> Any:
-        """The place where Lightning, at the end of a run, looks for worker processes to shut down."""
-        return self._loader._iterator
-
-    @_iterator.setter
-    def _iterator(self, value: None) -> None:
-        self._loader._iterator = value
-
 
 class TrainLoader(Loader):
     """Training batches; its state is (epoch, batches taken), so that a resumed run takes the next one."""
@@ -173,19 +156,14 @@ class TrainLoader(Loader):
     _epoch = _taken = 0
     _resuming = False
 
-    @property
-    def sampler(self) -> TrainOrder:
-        """The order, in the place where Lightning looks for set_epoch."""
-        return self.order
-
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         # a generator: nothing here runs before the first batch is asked for, when the epoch is known
         if not (self._resuming and self._epoch == self.order.epoch):
             # a new epoch, also where the state was saved on the last batch of the one before
             self._epoch, self._taken = self.order.epoch, 0
         self._resuming = False
         self.order.start = self._taken
-        for batch in self._loader:
+        for batch in super().__iter__():
             self._taken += 1  # before the yield: the state is asked for while the batch is in use
             yield batch
 

@@ -8,12 +8,11 @@ of yours: package.module.Class.
 
 import argparse
 import functools
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mhprobe.errors import UserError, whole_number
+from mhprobe.errors import UserError, one_line, whole_number
 from mhprobe.io.stopping import outlive_readers
 
 if TYPE_CHECKING:
@@ -23,8 +22,9 @@ FAMILIES = ("vit", "swin")
 KINDS = ("written", "grafts")
 
 
-def main() -> int:
-    """Prints where the results are; a mistake in one line, exit code 2."""
+@one_line()
+def main() -> None:
+    """Print where the results are."""
     parser = argparse.ArgumentParser(prog="python -m mhprobe.headbench", description=__doc__.partition(": ")[2])
     parser.add_argument("--out", type=Path, default=Path("outputs/headbench"), help="the folder to write")
     parser.add_argument("--heads", nargs="+", default=KINDS, choices=KINDS, help="written by hand, grafts, or both")
@@ -34,13 +34,7 @@ def main() -> int:
     parser.add_argument("--measures", nargs="+", default=None, help="by name; all without it")
     parser.add_argument("--enter", nargs="+", default=[], metavar="CLASS", help="measures of yours: module.Class")
     parser.add_argument("--style", choices=["screen", "paper"], default="screen", help="of figures: paper fits columns")
-    given = parser.parse_args()
-    try:
-        run(given)
-    except UserError as error:
-        print(f"mhprobe: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    return 0
+    run(parser.parse_args())
 
 
 def run(given: argparse.Namespace) -> None:
@@ -84,4 +78,4 @@ def _table(rows: Sequence[Any]) -> "Table":
 
 if __name__ == "__main__":
     outlive_readers()
-    sys.exit(main())
+    main()

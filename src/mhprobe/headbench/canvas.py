@@ -175,7 +175,7 @@ class Canvas(Blank):
         Found once: when a site is written, all blocks before it are finished.
         """
         if site not in self._streams:
-            self._streams[site] = self.around_first_norm(site, self.seen.images)
+            self._streams[site] = self.around_norm(site, self.seen.images)
         return self._streams[site]
 
     def normalised(self, site: int) -> Tensor:
@@ -190,7 +190,7 @@ class Canvas(Blank):
         before = {head: self.parts(site, head) for head in without}
         for head, parts in before.items():
             self.write(site, head, output=parts["output"] * 0)
-        found = self.behind_attention(site, self.seen.images)
+        found = self.around_norm(site, self.seen.images, "norm2")[1]
         for head, parts in before.items():
             self.write(site, head, **parts)
         return found

@@ -136,7 +136,7 @@ class Neighbour(Graft):
     low, high = 0.25, 0.45  # an even look gives one token in 17
 
     def grown(self, network: Network, site: int, heads: Sequence[int]) -> Iterator[Network]:
-        _, x = network.around_first_norm(site, digits().train.images[:128])
+        _, x = network.around_norm(site, digits().train.images[:128])
         at, parts = network.site(site), network.parts(site, heads[0])
         tokens = torch.arange(at.token_grid[0] * at.token_grid[1])
         query = tokens[tokens % at.token_grid[1] > 0] + at.prefix_tokens  # tokens that have a left neighbour
@@ -153,7 +153,7 @@ class Neighbour(Graft):
 
     def shown(self, network: Network, before: Network, site: int, heads: Sequence[int]) -> float:
         """Share of the movement of its write that noise on the left neighbour makes, of noise on all tokens."""
-        stream, _ = network.around_first_norm(site, digits().verify.images[:8])
+        stream, _ = network.around_norm(site, digits().verify.images[:8])
         moved = moved_by(network, site, heads[0], stream, torch.eye(stream.shape[-1]))
         return share_at(network.site(site), moved, 0, -1)
 

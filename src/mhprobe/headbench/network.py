@@ -94,7 +94,7 @@ class Network(Opened):
 
     def writes(self, site: int, head: int) -> Tensor:
         """(B, T, C) what this head alone adds to the stream, on the images that verify."""
-        before, _ = self.around_first_norm(site, digits().verify.images)
+        before, _ = self.around_norm(site, digits().verify.images)
         return self.write_of(site, head, before)
 
 

@@ -8,6 +8,8 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+import inspect
+import pkgutil
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
@@ -60,6 +62,16 @@ def our_digest() -> str:
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def classes_in(package: Any, base: type) -> list[Any]:
+    """The classes derived from ``base`` that modules of a package define, but for abstract ones; imports them all."""
+    found = []
+    for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        for item in vars(importlib.import_module(info.name)).values():
+            if isinstance(item, type) and item.__module__ == info.name and issubclass(item, base):
+                found += [] if inspect.isabstract(item) else [item]
+    return found
 
 
 def is_file(text: str) -> bool:

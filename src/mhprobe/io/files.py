@@ -27,7 +27,8 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp's 0600 would hide results from the group
+        os.umask(mask := os.umask(0))
+        os.chmod(temporary, 0o666 & ~mask)  # mkstemp's 0600 would hide results from the group
         os.replace(temporary, path)
     except BaseException as error:
         if temporary is not None:
@@ -64,9 +65,3 @@ def write_all(files: Mapping[Path, bytes]) -> list[Path]:
             file.flush()
             os.fsync(file.fileno())
     return list(files)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -5,14 +5,12 @@ is best so far (``best``). Events go through standard logging, below the logger 
 it, a log file gets them as lines. Without a screen, as in a notebook, ``progress`` is a bar of its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -22,18 +20,14 @@ EVERY = 60  # seconds between two lines about the same piece of work
 WORTH_A_LINE = 5  # seconds that work has to take for a line at its end
 
 
-class Advance(Protocol):
-    """The progress of one piece of work."""
-
-    def __call__(self, pieces: int, text: str | None = None, done: int | None = None) -> None:
-        """Count ``pieces`` as finished. text: a new description. done: that many are finished or not needed."""
-        ...
+Advance = Callable[..., None]
+"""(pieces, text=None, done=None) counts ``pieces`` as finished. text: a new description. done: so many are finished."""
 
 
 class _Screen:
     """The one of this process. bars: the live view, None where there is no terminal to show it on."""
 
-    bars: Progress | None = None
+    bars: "Progress | None" = None
     mode: str | None = None  # None: no command has opened one
     title = ""
     stage = ""
@@ -102,7 +96,7 @@ def progress(description: str, total: int, unit: str = "images", show: bool = Tr
 
 
 @contextlib.contextmanager
-def _bar(bars: Progress, description: str, total: int, unit: str) -> Iterator[Advance]:
+def _bar(bars: "Progress", description: str, total: int, unit: str) -> Iterator[Advance]:
     task = bars.add_task(description, total=total, unit=unit, rate="")
 
     def advance(pieces: int, text: str | None = None, done: int | None = None) -> None:
@@ -129,7 +123,7 @@ def pace(rate: float) -> str:
 
 @contextlib.contextmanager
 def _lines(description: str, total: int, unit: str) -> Iterator[Advance]:
-    """A line a minute, and one at the end of what took a while."""
+    """Log a line a minute, and one at the end of work that took a while."""
     began = said = time.monotonic()
     finished, whole = 0, description
 
@@ -151,7 +145,7 @@ def _lines(description: str, total: int, unit: str) -> Iterator[Advance]:
 
 
 def duration(seconds: float) -> str:
-    """e.g. "8 s", "3 min", "2 h 5 min"."""
+    """Seconds in words: "8 s", "3 min", "2 h 5 min"."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -166,7 +160,7 @@ def _can_move() -> bool:
     return console.is_interactive or console.is_jupyter
 
 
-def _view() -> Progress:
+def _view() -> "Progress":
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.text import Text

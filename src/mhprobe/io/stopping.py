@@ -25,14 +25,14 @@ class Stopped(BaseException):
 
 
 def listen(tell: Callable[[int], object]) -> None:
-    """From now on SIGINT and SIGTERM stop this process. tell: is told at once which it was, before anything ends."""
+    """Make SIGINT and SIGTERM stop this process. tell: called at once with the signal, before anything ends."""
     global _tell
     _tell = tell
     handle(stop)
 
 
 def handle(handler: Any) -> None:
-    """Both signals go to ``handler``. Only a main thread may say so; elsewhere somebody else does."""
+    """Send both signals to ``handler``. Outside the main thread, which alone may, nothing is done."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, handler)
@@ -49,7 +49,7 @@ def stop(number: int, _frame: object = None) -> NoReturn:
 
 
 def outlive_readers() -> None:
-    """From now on a closed or broken standard output or error is as good as one that nobody reads."""
+    """Drop what is written to a closed or broken standard output or error, instead of failing."""
     for name, number in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         if stream is None:  # closed before Python began; a file that is opened later must not get its number

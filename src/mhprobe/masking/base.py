@@ -1,12 +1,10 @@
-"""Types of masking: scores of masks, sets of heads (units), and paths through them.
+"""Types of masking: scores of masks, sets of heads (units), how far they may go (limits), and paths through them.
 
 This package takes an evaluate function and never the model behind it: anything that turns masks into scores will
 do, a network on eight GPUs or a table in a test.
 
-Shapes: A heads, M masks of one evaluation, U units, S steps. In every mask True means: head off.
+Shapes: A heads, M masks of one evaluation, U units, S steps, L layers. In every mask True means: head off.
 """
-
-from __future__ import annotations
 
 import abc
 import contextlib
@@ -19,7 +17,11 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
-from mhprobe.masking.parts.limits import Limits
+
+ROUNDING = 1e-9  # of shares that are sums over heads
+
+Cost = Callable[[Tensor], Tensor]
+"""(M, A) bool masks -> (M,) float64, what is left. It never grows as heads are masked."""
 
 
 class Scored(NamedTuple):
@@ -117,11 +119,53 @@ class Evaluate(Protocol):
 
     @contextlib.contextmanager
     def watched(self, total: int) -> Iterator[Callable[[str, int], None]]:
-        """One display for all that is evaluated inside; total: image-forwards that are expected.
+        """Show one progress display for all evaluations inside. total: image-forwards that are expected.
 
         Yields a function to say what is being done, and how many of them are done or need not be done.
         """
         yield lambda text, done: None
+
+
+@dataclass(frozen=True)
+class Target:
+    """A target at which a curve stops.
+
+    unit: heads, flops or latency. value: at most so much shall be left, by ``cost``.
+    """
+
+    unit: str
+    value: float
+    cost: Cost
+
+    def left(self, mask: Tensor) -> float:
+        """Return the cost of what the (A,) mask leaves."""
+        return float(self.cost(mask[None])[0])
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a path.
+
+    min_heads_per_layer: of every layer so many heads stay. target: the point to stop at, None for the end.
+    """
+
+    layout: HeadLayout
+    min_heads_per_layer: int = 0
+    target: Target | None = None
+
+    def reached(self, off: Tensor) -> bool:
+        """Return True if the (A,) mask meets the target."""
+        return self.target is not None and self.target.left(off) <= self.target.value + ROUNDING
+
+    def permits(self, off: Tensor, after: Tensor) -> Tensor:
+        """(M,) bool: which of the (M, A) masks ``after`` may follow the (A,) mask ``off``."""
+        left_ML = _heads_left(self.layout, after)
+        return ((left_ML >= self.min_heads_per_layer) | (left_ML == _heads_left(self.layout, off))).all(-1)
+
+
+def _heads_left(layout: HeadLayout, masks: Tensor) -> Tensor:
+    """(..., A) masks -> (..., L)."""
+    return torch.stack([part.sum(-1) for part in layout.split(~masks)], -1)
 
 
 @dataclass(frozen=True)
@@ -144,7 +188,7 @@ class Units:
         """Return the length of a path that takes one unit a step: ``wanted`` steps, None for all, at most all."""
         return len(self) if wanted is None else min(wanted, len(self))
 
-    def path(self, order: Sequence[int], **more: Any) -> Path:
+    def path(self, order: Sequence[int], **more: Any) -> "Path":
         """The path that takes these units one by one. more: further fields of Path."""
         order = list(order)
         return Path(None, self.masks[order], tuple(self.names[unit] for unit in order), **more)

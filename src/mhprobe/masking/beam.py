@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from mhprobe.errors import UserError
+from mhprobe.errors import whole_number
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Order, Path, Units
 
@@ -33,8 +33,7 @@ class Beam(Order):
     width: int = 4
 
     def __post_init__(self) -> None:
-        if self.width < 1:
-            raise UserError(f"masking order beam: width is at least 1, got {self.width}.")
+        whole_number("masking order beam: width", self.width, 1)
 
     def search_name(self, units: Units) -> str:
         return f"beam of {self.width}"

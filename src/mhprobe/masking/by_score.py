@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError, quoted
+from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadLayout
 from mhprobe.io.head_tables import read_column
 from mhprobe.masking.base import Evaluate, Order, Path, Units
@@ -44,8 +44,7 @@ class ByScore(Order):
             raise UserError(f"{self._asker}: give a measure or a table, and not both.")
         if self.table is not None and not File(self.table).is_file():
             raise UserError(f"{self._asker}: no file {self.table}. Give a table of a run, <folder>/tables/<name>.csv.")
-        if self.first not in ("lowest", "highest"):
-            raise UserError(f"{self._asker}: first is lowest or highest, got {quoted(self.first)}.")
+        one_of(self._asker, "first", self.first, Literal["lowest", "highest"])
         if self.rescore_every is not None and (self.rescore_every < 1 or self.measure is None):
             raise UserError(
                 f"{self._asker}: rescore_every counts steps from 1 and needs a measure, since a table stays "
@@ -66,14 +65,10 @@ class ByScore(Order):
         while len(order) < length and (left := units.candidates(order)):
             due = len(order) // self.rescore_every * self.rescore_every if self.rescore_every else 0
             if due != scored_at:
-                scored_at, score = due, self._scores(units, layout, evaluate, units.masks[order[:due]].any(0))
+                score_A = self._of_heads(units.masks.any(0), layout, evaluate, units.masks[order[:due]].any(0))
+                scored_at, score = due, units.masks.double() @ score_A.nan_to_num()
             order.append(min(left, key=lambda unit: sign * float(score[unit])))
         return [units.path(order)]
-
-    def _scores(self, units: Units, layout: HeadLayout, evaluate: Evaluate, off: Tensor) -> Tensor:
-        """(U,) with the heads of the (A,) mask off."""
-        score_A = self._of_heads(units.masks.any(0), layout, evaluate, off)
-        return units.masks.double() @ score_A.double().nan_to_num()
 
     def _of_heads(self, drawable: Tensor, layout: HeadLayout, evaluate: Evaluate, off: Tensor) -> Tensor:
         """(A,) the scores, which are finite where ``drawable`` (A,) says that they count."""

@@ -29,7 +29,7 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Order, Path, Units
-from mhprobe.masking.parts.budget import bundled, savings, until
+from mhprobe.masking.parts.units import bundled, savings, until
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,7 @@ def rearrange(layout: HeadLayout, blocks: Sequence[Tensor], mask: Tensor, among:
 
 
 def _check(layout: HeadLayout, diagonal_A: Tensor) -> None:
-    bad = torch.nonzero(~diagonal_A.isfinite()).flatten().tolist()
-    if bad:
+    if bad := torch.nonzero(~diagonal_A.isfinite()).flatten().tolist():
         _, unit, site = list(layout)[bad[0]]
         raise UserError(
             f"masking order fisher: {site.kind} {unit} of {site.name} has the Fisher information "

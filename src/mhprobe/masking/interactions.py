@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mhprobe.errors import UserError
+from mhprobe.errors import whole_number
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Order, Path, Units
 
@@ -29,8 +29,7 @@ class Interactions(Order):
     among: int = 24
 
     def __post_init__(self) -> None:
-        if self.among < 0:
-            raise UserError(f"masking order interactions: among is a number of units from 0, got {self.among}.")
+        whole_number("masking order interactions: among", self.among)
 
     def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
         """The path of least predicted loss; ties go to the lowest unit index."""

@@ -12,18 +12,17 @@ Shapes: A units of all sites, G sets that go together.
 """
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, whole_number
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Path, Units
 from mhprobe.masking.by_score import ByScore
-from mhprobe.masking.parts.budget import bundled, savings, shares_below, until
+from mhprobe.masking.parts.units import bundled, savings, shares_below, until
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,7 @@ class Knapsack(ByScore):
         super().__post_init__()
         if self.rescore_every is not None:
             raise UserError(f"{self._asker}: scores once, expected rescore_every=null.")
-        if self.multiple < 1:
-            raise UserError(f"{self._asker}: multiple is a number of neurons from 1, got {self.multiple}.")
+        whole_number(f"{self._asker}: multiple", self.multiple, 1)
 
     def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
         """The one path to the target. Equal scores: the lower index first. UserError names a unit without a score.
@@ -64,8 +62,13 @@ class Knapsack(ByScore):
         if self.normalize == "layer":
             score_A = torch.cat([part / part.abs().mean().clamp(min=1e-300) for part in layout.split(score_A)])
         sets = self._sets(drawable, layout, score_A) if mixed else [mask.nonzero().flatten() for mask in units.masks]
-        saving_A = savings(units.limits, layout)
-        price_G = self._prices(sets, layout, score_A, saving_A)
+        price_G = [float(score_A[each].sum()) for each in sets]
+        if self.compete == "all":  # score per cost; else the share of their like that scores lower
+            saving_A = savings(units.limits, layout)
+            cost_G = [max(float(saving_A[each].sum()), 1e-12) for each in sets]
+            price_G = [score / cost for score, cost in zip(price_G, cost_G, strict=True)]
+        else:
+            price_G = shares_below(sets, price_G, layout, self.compete)
         ascending = sorted(range(len(sets)), key=price_G.__getitem__)
         order = until(sets, ascending, layout, units.limits, steps)
         path = bundled([sets[number] for number in order], layout) if mixed else units.path(order)
@@ -84,10 +87,3 @@ class Knapsack(ByScore):
                 )
             sets += there[score_A[there].argsort(stable=True)].split(size)
         return [each for each in sets if len(each)]
-
-    def _prices(self, sets: Sequence[Tensor], layout: HeadLayout, score_A: Tensor, saving_A: Tensor) -> Sequence[float]:
-        """By which sets are sorted: score per cost, or the share of their like that scores lower."""
-        score_G = [float(score_A[each].sum()) for each in sets]
-        if self.compete == "all":
-            return [score / max(float(saving_A[each].sum()), 1e-12) for score, each in zip(score_G, sets, strict=True)]
-        return shares_below(sets, score_G, layout, self.compete)

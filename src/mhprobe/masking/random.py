@@ -12,11 +12,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, whole_number
 from mhprobe.heads import HeadLayout
-from mhprobe.masking.base import Evaluate, Order, Path, Units
-from mhprobe.masking.parts.budget import bundled, shares_below, until
-from mhprobe.masking.parts.limits import Limits
+from mhprobe.masking.base import Evaluate, Limits, Order, Path, Units
+from mhprobe.masking.parts.units import bundled, shares_below, until
 
 
 @dataclass(frozen=True)
@@ -37,11 +36,8 @@ class Random(Order):
     of_neurons: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.repeats < 1 or self.heads_per_step < 1:
-            raise UserError(
-                f"masking order random: repeats and heads_per_step are at least 1, "
-                f"got {self.repeats} and {self.heads_per_step}."
-            )
+        whole_number("masking order random: repeats", self.repeats, 1)
+        whole_number("masking order random: heads_per_step", self.heads_per_step, 1)
         if self.heads_per_step > 1 and not self.per_layer:
             raise UserError("masking order random: heads_per_step needs per_layer=true; else a step adds one unit.")
 

@@ -114,9 +114,9 @@ class MaskedHead:
     @property
     def verdict(self) -> str:
         """redundant, inert, both or neither."""
-        if self.redundant and self.inert:
-            return "both"
-        return "redundant" if self.redundant else "inert" if self.inert else "neither"
+        if self.redundant:
+            return "both" if self.inert else "redundant"
+        return "inert" if self.inert else "neither"
 
 
 @dataclass(frozen=True)
@@ -173,28 +173,26 @@ def masked_heads(
     share = (write_norm / write_norm.median()).tolist()
     steps = list(enumerate(itertools.pairwise(trace.mask), start=1))
     heads = [(head, number) for number, (old, new) in steps for head in (new & ~old).nonzero().flatten().tolist()]
-    likeness = {
-        name: _closest(similarity, [head for head, _ in heads], kept) for name, similarity in similarities.items()
-    }
+    flat = [head for head, _ in heads]
+    likeness = {name: _closest(similarity, flat, kept) for name, similarity in similarities.items()}
     found = []
     for place, (head, number) in enumerate(heads):
         own = {name: likenesses[place] for name, likenesses in likeness.items()}
         p = [like.p for like in own.values() if like is not None and not math.isnan(like.p)]
-        found.append(
-            MaskedHead(
-                curve=curve.name,
-                split=curve.split,
-                head=head,
-                step=trace.step[number],
-                phase="before" if number < drop else "at" if number == drop else "after",
-                likeness=own,
-                p=min(1.0, min(p) * len(p)) if p else math.nan,
-                write_norm=float(write_norm[head]),
-                write_share=share[head],
-                redundant=False,
-                inert=not share[head] >= inert,
-            )
+        masked = MaskedHead(
+            curve=curve.name,
+            split=curve.split,
+            head=head,
+            step=trace.step[number],
+            phase="before" if number < drop else "at" if number == drop else "after",
+            likeness=own,
+            p=min(1.0, min(p) * len(p)) if p else math.nan,
+            write_norm=float(write_norm[head]),
+            write_share=share[head],
+            redundant=False,
+            inert=not share[head] >= inert,
         )
+        found.append(masked)
     adjusted = benjamini_hochberg(torch.tensor([head.p for head in found], dtype=torch.float64)).tolist()
     bars = [_bar(found, head, level) for head in found]
     return [

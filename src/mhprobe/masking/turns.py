@@ -12,12 +12,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, whole_number
 from mhprobe.heads import HeadLayout
-from mhprobe.masking.base import Evaluate, Path, Units
+from mhprobe.masking.base import ROUNDING, Evaluate, Limits, Path, Units
 from mhprobe.masking.keep_best import KeepBest
-from mhprobe.masking.parts.budget import savings
-from mhprobe.masking.parts.limits import ROUNDING, Limits
+from mhprobe.masking.parts.units import savings
 from mhprobe.masking.search.base import Step
 
 
@@ -33,8 +32,7 @@ class Turns(KeepBest):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.turns < 1:
-            raise UserError(f"masking order turns: turns is a number from 1, got {self.turns}.")
+        whole_number("masking order turns: turns", self.turns, 1)
 
     def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
         """The one path, of a step per part. UserError for heads and neurons without a target."""

@@ -44,10 +44,12 @@ class Answers(L.Callback):
 
         UserError for a network of which nothing at all can be recorded.
         """
-        done = ranks.from_rank_zero(self.read)
-        pending = [question for question in self.questions if not _is_done(question, done)]
-        for question in [question for question in self.questions if question not in pending]:
-            self._say(f"{question.name}: there already")
+        done, pending = ranks.from_rank_zero(self.read), []
+        for question in self.questions:
+            if question.made_from and done.get(question.name, {}).get("made_from") == question.made_from:
+                self._say(f"{question.name}: there already")
+            else:
+                pending.append(question)
         steps = plan.steps(pending, self.material.measures)
         shown = {name for question in pending if question.control for name in question.measures}
         passes = [step.measures for step in steps]
@@ -100,8 +102,3 @@ class Answers(L.Callback):
     def _say(self, line: str) -> None:
         if self.material.first:
             log.info("%s", line)
-
-
-def _is_done(question: Question, done: Mapping[str, Any]) -> bool:
-    entry = done.get(question.name)
-    return entry is not None and bool(question.made_from) and entry["made_from"] == question.made_from

@@ -55,28 +55,26 @@ def queries(site: HeadSite) -> dict[str, Query]:
     """Return queries by name: the class token and registers where there are any, or all patches; and one patch."""
     height, width = site.token_grid
     registers = site.prefix_tokens > site.class_token
-    first: dict[str, Query] = {"the class token": "class"} if site.class_token else {"all patches (mean)": "mean"}
-    return {
-        **first,
-        **({"the registers (mean)": "registers"} if registers else {}),
-        "the patch in the middle": (height // 2, width // 2),
-    }
+    found: dict[str, Query] = {"the class token": "class"} if site.class_token else {"all patches (mean)": "mean"}
+    if registers:
+        found["the registers (mean)"] = "registers"
+    return {**found, "the patch in the middle": (height // 2, width // 2)}
 
 
 @torch.no_grad()
 def _keep(folder: Path, model: nn.Module, data: ImageData) -> Path:
     from safetensors.torch import save
 
-    features = gives_features(model)
-    chosen = evenly(IMAGES, data.sizes["test"])
+    chosen, names = evenly(IMAGES, data.sizes["test"]), data.class_names
     batch = data.some("test", IMAGES, next(model.parameters()).device)
     recorded = record(model, batch.images, needs={"attn"})
     attn = recorded.need("attn", "attention")
-    taken = recorded.logits.argmax(1).tolist()
-    titles = [
-        f"image {image}" + _classes(data.class_names, label, None if features else found)
-        for image, label, found in zip(chosen, batch.labels.tolist(), taken, strict=True)
-    ]
+    titles = [f"image {image}" for image in chosen]
+    if names:
+        titles = [f"{title}: {names[label]}" for title, label in zip(titles, batch.labels.tolist(), strict=True)]
+    if not gives_features(model):
+        taken = recorded.logits.argmax(1).tolist()
+        titles = [f"{title}, taken for {names[label]}" for title, label in zip(titles, taken, strict=True)]
     arrays = {"pictures": _small(data.stored("test", chosen).images)}
     asked: dict[str, list[str]] = {}  # by query, the tensors of the sites
     for number, site in enumerate(gates_of(model).layout.of("head").sites):
@@ -84,12 +82,6 @@ def _keep(folder: Path, model: nn.Module, data: ImageData) -> Path:
             arrays[f"{name}/{site.name}"] = levels(looked_at(attn[number], site, who_looks(site, query)))
             asked.setdefault(name, []).append(site.name)
     return write(folder / ATTENTION, save(arrays, {"titles": json.dumps(titles), "queries": json.dumps(asked)}))
-
-
-def _classes(names: Sequence[str], label: int, taken: int | None) -> str:
-    """Return the label of an image and its predicted class, where they are known."""
-    shown = f": {names[label]}" if names else ""
-    return shown if taken is None else f"{shown}, taken for {names[taken]}"
 
 
 def _small(images: Tensor) -> Tensor:
@@ -125,7 +117,10 @@ def keep(
     int64. classes: names; their numbers if empty. spec: size, mean and std. beside: whether the page can ask. UserError
     for a network that gives features, has no room, or cannot be exported.
     """
-    pixels = _resized(images.cpu(), tuple(spec["size"]))
+    pixels = images.cpu()
+    if tuple(pixels.shape[-2:]) != tuple(spec["size"]):  # whole numbers: the page has exactly what torch is asked about
+        pixels = interpolate(pixels.float(), size=tuple(spec["size"]), mode="bicubic", antialias=True)
+        pixels = pixels.clamp(0, 255).round().byte()
     seen = normalise(pixels, spec["size"], spec["mean"], spec["std"])
     device = next(model.parameters()).device
     with inspecting(model, gradients=False):
@@ -157,10 +152,3 @@ def keep(
     from safetensors.torch import save
 
     return write(folder / NETWORK, save(arrays, {"live": json.dumps(about)}))
-
-
-def _resized(images: Tensor, size: tuple[int, ...]) -> Tensor:
-    """(N, 3, *size) uint8: whole numbers, so that the page has exactly what torch is asked about."""
-    if tuple(images.shape[-2:]) == size:
-        return images
-    return interpolate(images.float(), size=size, mode="bicubic", antialias=True).clamp(0, 255).round().byte()

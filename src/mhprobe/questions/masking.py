@@ -8,35 +8,105 @@ and split. Curves and the jobs of a sweep share them, and a run that was killed 
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import lightning as L
 from torch import nn
 
-from mhprobe import ranks
+from mhprobe import __version__, ranks
+from mhprobe.data.base import ImageData
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
+from mhprobe.gates import gates_of
 from mhprobe.gates.fill import Fill
+from mhprobe.heads import HeadLayout
+from mhprobe.io.code import code_digests
 from mhprobe.io.progress import stage
-from mhprobe.masking.base import Evaluate
+from mhprobe.io.tensors import digest
+from mhprobe.masking.base import Cost, Evaluate
 from mhprobe.masking.parts.cache import MaskCache, cache_key, describe
 from mhprobe.masking.parts.curve import CurveSpec, masking_curve
-from mhprobe.masking.parts.limits import Cost
 from mhprobe.masking.parts.trace import Curve
 from mhprobe.masking.parts.units import make_units
 from mhprobe.masking.redundant_or_inert import MaskedHead, RedundantOrInert
-from mhprobe.questions.subject import Subject
 from mhprobe.recording.fills import find_fill
-from mhprobe.recording.measuring import measure
+from mhprobe.recording.measuring import Walk, measure
+from mhprobe.report.result import Sample
 from mhprobe.report.runs.run import measured_on
 from mhprobe.scoring.base import Score, looked, score_for
 from mhprobe.scoring.labels import Labels
 from mhprobe.scoring.parts.evaluate import Evaluator
+from mhprobe.weights.twin import RandomTwin
 
 log = logging.getLogger(__name__)
 
 SPLITS = {"validation": "val", "test": "test"}
+
+
+@dataclass
+class Subject:
+    """A model and its images.
+
+    seed: of whatever a question draws. first: whether this rank shows progress. facts: what decides an answer about
+    the model on these images, for a key, once it was asked for.
+    """
+
+    layout: HeadLayout
+    model: L.LightningModule
+    data: ImageData
+    seed: int = 0
+    first: bool = True
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def backbone(self) -> nn.Module:
+        """The network itself, without what trains it."""
+        return self.model.backbone  # type: ignore[return-value]
+
+    @property
+    def chance(self) -> float:
+        """The accuracy of guessing."""
+        return 1 / self.data.num_classes
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Everything but the question that decides an answer about the model on these images, for a key."""
+        if not self.facts:
+            self.facts.update(identity_of(self.model, self.data))
+        return self.facts
+
+    def untrained(self) -> nn.Module:
+        """A network of the same shape that has learned nothing, on the model's device."""
+        model: Any = self.model
+        return RandomTwin(model.backbone, self.layout, model.description, self.seed)()
+
+    def of(self, images: int, split: str = "test") -> Sample:
+        """Images for ``Result.of``: at most so many of a split."""
+        return Sample(min(images, self.data.sizes[split]), {"train": "training"}.get(split, split))
+
+    def walk(self, images: int | None = None, split: str = "test") -> Walk:
+        """Over the images of a split, or so many of them, evenly from all."""
+        return functools.partial(self.data.batches, split, self.model.device, images=images)
+
+
+def identity_of(module: Any, data: ImageData) -> dict[str, Any]:
+    """Cache key of answers without the question: weights alone fix neither the number of heads nor the norm.
+
+    module: a GatedClassifier. Nor do the pixels of ``data`` say how they are normalised, nor a model's name what code
+    it has.
+    """
+    weights = module.state_dict()
+    return {
+        "version": __version__,
+        "code": code_digests(*dict.fromkeys(type(part) for part in module.modules())),
+        "weights": digest({key: part for key, part in weights.items() if key.startswith(("backbone.", "gates."))}),
+        "backbone": module.description["backbone"],
+        "layout": gates_of(module).layout.digest,
+        "data": data.fingerprint,
+        "input": data.spec and astuple(data.spec),
+    }
 
 
 @dataclass
@@ -69,33 +139,31 @@ class Masking:
 
     def named(self, name: str) -> CurveSpec:
         """The description of a curve. UserError for one that is not there, or does not fit the model."""
-        if name not in self.specs:
-            raise UserError(f"curves: expected some of {', '.join(self.specs)}, got {name}.")
-        found = self.specs[name]
+        found = self.specs.get(name, UserError(f"curves: expected some of {', '.join(self.specs)}, got {name}."))
         if isinstance(found, UserError):
             raise found
         return found
 
-    def curve(self, subject: Subject, name: str) -> list[Curve]:
+    def curve(self, material: Subject, name: str) -> list[Curve]:
         """One curve as numbers, on each split, the same on every rank. A collective."""
         spec = self.named(name)
-        if subject.first:
+        if material.first:
             stage(f"masking curve {list(self.specs).index(name) + 1} of {len(self.specs)}: {name}")
-            if make_units(spec.units, subject.layout, spec.exclude_layers).per_stage:
+            if make_units(spec.units, material.layout, spec.exclude_layers).per_stage:
                 log.info("%s: stages differ in their heads, so units=%s goes stage by stage", name, spec.units)
         splits = (self.select_on, "test")
-        costs = self._costs(subject)
-        select, report = (self.evaluate(subject, split, spec) for split in splits)
+        costs = self._costs(material)
+        select, report = (self.evaluate(material, split, spec) for split in splits)
         on = measured_on(spec.order) or self.select_on
-        chosen: dict[str, Any] = {"chosen_on": on, "chosen_by": subject.data.images_of(SPLITS[on])}
+        chosen: dict[str, Any] = {"chosen_on": on, "chosen_by": material.data.images_of(SPLITS[on])}
         path: dict[str, Any] = {"splits": splits, "steps": self.steps, "step": self.step}
         try:
-            return masking_curve(subject.layout, spec, select, report, costs=costs, **path, **chosen)
+            return masking_curve(material.layout, spec, select, report, costs=costs, **path, **chosen)
         except UserError as error:
             where, reason = f"{self.key}.{name}", str(error).removeprefix(f"curve {name}: ")
             raise UserError(f"{where}: {reason} To go on without it: ~{where}.") from error
 
-    def masked_heads(self, subject: Subject, curves: Sequence[Curve]) -> list[MaskedHead]:
+    def masked_heads(self, material: Subject, curves: Sequence[Curve]) -> list[MaskedHead]:
         """Measure the heads that the searched curves mask, on the images that the paths were chosen on.
 
         What a measure chooses first (Interaction its pairs) it chooses on validation images, as everywhere.
@@ -103,53 +171,53 @@ class Masking:
         whole = [c for c in curves if c.split == "test" and c.chosen_on is not None and len(c.step) > 1]
         if self.join is None or not whole:
             return []
-        walk, select = (subject.walk(split=split) for split in (SPLITS[self.select_on], "val"))
-        makers = self.join.measures(subject.layout)
-        columns, refused = measure(subject.model, makers, walk, select, class_names=subject.data.class_names)
-        if subject.first:
+        walk, select = (material.walk(split=split) for split in (SPLITS[self.select_on], "val"))
+        makers = self.join.measures(material.layout)
+        columns, refused = measure(material.model, makers, walk, select, class_names=material.data.class_names)
+        if material.first:
             for name, error in refused.items():
                 log.warning("maskable_heads without %s: %s", name, error)
         return self.join.answer(whole, columns)
 
-    def evaluate(self, subject: Subject, split: str, spec: CurveSpec) -> Evaluate:
+    def evaluate(self, material: Subject, split: str, spec: CurveSpec) -> Evaluate:
         """A function from masks to their scores on a split, for the fill and the scale of a curve."""
-        model: Any = subject.model
-        score, fill = self._score(subject, split), self._fill(subject, spec.fill)
+        model: Any = material.model
+        score, fill = self._score(material, split), self._fill(material, spec.fill)
         beside: dict[str, Any] = {} if fill is None else {"fill": spec.fill, "fill_from": self.select_on}
         if type(score) is not Labels:  # a user's may judge by the labels, too, and give other numbers
             beside["score"] = [score.scored.name, describe(type(score))]
-            beside |= {"bank": subject.data.images_of("train")} if score.banked else {}
-        name, batches = SPLITS[split], _walk(subject, split)
+            beside |= {"bank": material.data.images_of("train")} if score.banked else {}
+        name, batches = SPLITS[split], _walk(material, split)
         return Evaluator(
             model,
             batches,
-            subject.data.sizes[name],
+            material.data.sizes[name],
             label=f"{spec.name} on {split}",
-            show=subject.first,
+            show=material.first,
             pick=batches,
             rescale=spec.rescale,
-            cache=MaskCache(self.cache, cache_key(**subject.identity, split=name, rescale=spec.rescale, **beside)),
+            cache=MaskCache(self.cache, cache_key(**material.identity, split=name, rescale=spec.rescale, **beside)),
             fill=fill,
             score=score,
             of="norm" if model.features_only else "loss",
         )
 
-    def _score(self, subject: Subject, split: str) -> Score:
+    def _score(self, material: Subject, split: str) -> Score:
         """The score on a split."""
         if split not in self._scores:
-            model, data = cast(Any, subject.model), subject.data
+            model, data = cast(Any, material.model), material.data
             kind = score_for(self.score, "score", not data.unlabelled, bool(model.features_only))
-            bank = _walk(subject, "train"), data.sizes["train"]
-            self._scores[split] = looked(kind, model, _walk(subject, split), data.sizes[SPLITS[split]], bank)
+            bank = _walk(material, "train"), data.sizes["train"]
+            self._scores[split] = looked(kind, model, _walk(material, split), data.sizes[SPLITS[split]], bank)
         return self._scores[split]
 
-    def _fill(self, subject: Subject, name: Any) -> Fill | None:
+    def _fill(self, material: Subject, name: Any) -> Fill | None:
         """Fill of the places of masked heads, found on the images that paths are chosen on."""
         if name not in self._fills:
-            self._fills[name] = find_fill(subject.model, name, _walk(subject, self.select_on))
+            self._fills[name] = find_fill(material.model, name, _walk(material, self.select_on))
         return self._fills[name]
 
-    def _costs(self, subject: Subject) -> dict[str, Cost]:
+    def _costs(self, material: Subject) -> dict[str, Cost]:
         """Costs that masks leave of the dense model's FLOPs, parameters and time, for the targets that ask."""
         from mhprobe.surgery.costs import costs, head_shares
 
@@ -158,12 +226,12 @@ class Masking:
             units = {unit for spec in specs for unit in spec.target or {}} & {"flops", "params", "latency"}
             self._shares = {}
             if units:
-                images = next(iter(subject.walk(split="val")())).images
-                shares = head_shares(cast(nn.Module, subject.model.backbone), subject.layout, images, units)
+                images = next(iter(material.walk(split="val")())).images
+                shares = head_shares(cast(nn.Module, material.model.backbone), material.layout, images, units)
                 # times differ from process to process, and all have to stop at the same step
                 self._shares = costs(ranks.from_rank_zero(lambda: shares))
         return self._shares
 
 
-def _walk(subject: Subject, split: str) -> Callable[..., Iterator[Batch]]:
-    return functools.partial(subject.data.batches, SPLITS.get(split, split), subject.model.device)
+def _walk(material: Subject, split: str) -> Callable[..., Iterator[Batch]]:
+    return functools.partial(material.data.batches, SPLITS.get(split, split), material.model.device)

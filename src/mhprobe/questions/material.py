@@ -5,30 +5,30 @@ digest of everything that decides them. A run that was killed goes on behind the
 asks the same of the same model and images gets the same numbers.
 """
 
-from __future__ import annotations
-
+import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor, nn
 
 from mhprobe import ranks
 from mhprobe.backbones import gives_features
 from mhprobe.data.base import ImageData
+from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.heads import Need
 from mhprobe.io.code import our_digest, stands_on
+from mhprobe.io.progress import progress
 from mhprobe.masking.parts.cache import cache_key, describe
 from mhprobe.masking.parts.trace import Curve
 from mhprobe.masking.redundant_or_inert import MaskedHead
 from mhprobe.measures.base import Measure
 from mhprobe.questions import stored
-from mhprobe.questions.masking import Masking
-from mhprobe.questions.subject import Subject, look
-from mhprobe.recording.measuring import Columns
+from mhprobe.questions.masking import Masking, Subject
+from mhprobe.recording.measuring import Columns, measure
 from mhprobe.recording.outputs import Of
 
 log = logging.getLogger(__name__)
@@ -93,19 +93,14 @@ class Material(Subject):
             self.known.told.add(name)
             return None
 
-    def try_columns(self, name: str) -> Columns | None:
-        """Columns of a measure; None for one that could not be measured, which its own question says. A collective."""
-        try:
-            return self.columns(name)
-        except UserError:
-            return None
-
     def missing(self, names: Sequence[str], control: bool) -> dict[str, Measure]:
         """Measures of a pass that are wanted of the network, or of its control, and not known. A collective."""
+        if control and self.twin is None:
+            return {}
         passes = {name for group in self.passes.get(control, ()) for name in group}
         group = {name: each for name in names if isinstance(each := self.measures[name], Measure) and name in passes}
-        kept = {} if control and self.twin is None else self._stored(group, control)
-        return {} if control and self.twin is None else {n: each for n, each in group.items() if n not in kept}
+        kept = self._stored(group, control)
+        return {name: each for name, each in group.items() if name not in kept}
 
     def curves(self, *names: str) -> list[Curve]:
         """Masking curves by their names, those of the question by default, on each split. A collective.
@@ -127,17 +122,13 @@ class Material(Subject):
         about: what is asked of the model and its images. find: finds the answer where it is not known. What ``about``
         holds has to have a name that stands for it (``masking.cache.describe``): else nothing is kept.
         """
-        folder = self.store
-        try:
-            asked = describe(about)
-        except ValueError:
-            folder = asked = None
-        key = self._key({"about": asked}) if folder else ""
-        found = ranks.from_rank_zero(lambda: stored.read(folder, key)) if folder else None
-        if found is not None:
+        folder, key = self.store, ""
+        with contextlib.suppress(ValueError):  # of what has no name
+            key = self._key({"about": describe(about)}) if folder else ""
+        if folder and key and (found := ranks.from_rank_zero(lambda: stored.read(folder, key))) is not None:
             return found.columns
         answer = {name: values.cpu() for name, values in find().items()}
-        if folder and self.first:
+        if folder and key and self.first:
             stored.write(folder, key, answer)
         return answer
 
@@ -155,7 +146,7 @@ class Material(Subject):
 
     # variants of it
 
-    def on(self, data: ImageData) -> Material:
+    def on(self, data: ImageData) -> Self:
         """The same model and measures on other images, of which nothing is known yet."""
         return replace(self, data=data, twin=None, known=Known(), facts={})
 
@@ -227,6 +218,43 @@ class Material(Subject):
     def _key(self, question: Mapping[str, Any]) -> str:
         """The digest of everything that decides an answer: numbers differ in their last digits between devices."""
         return cache_key(**self.identity, source=our_digest(), device=self.model.device.type, **question)
+
+
+def look(
+    model: nn.Module,
+    measures: Mapping[str, Measure],
+    data: ImageData,
+    split: str = "test",
+    label: str = "",
+    of: Of = "loss",
+    show: bool = True,
+    beside: frozenset[Need] = frozenset(),
+) -> tuple[dict[str, Columns], dict[str, UserError]]:
+    """Measure ``model`` on a split in one pass, with progress; what a measure chooses first it chooses on validation.
+
+    Runs outside the precision plugin's autocast, so measures see full precision. Result and errors: as of
+    ``recording.measuring.measure``. A collective.
+    """
+    features, device = gives_features(model), next(model.parameters()).device
+
+    def walk(of_split: str) -> Iterator[Batch]:
+        for batch in data.batches(of_split, device):
+            yield batch.unlabelled if features else batch  # labels say nothing about features
+
+    chooses = any(each.select_needs is not None for each in measures.values())
+    total = data.sizes[split] + (data.sizes["val"] if chooses else 0)
+    names = ", ".join(measures) if len(measures) <= 4 else f"{len(measures)} measures"
+    with progress(f"{label}measuring {names} on {split}", total, show=show) as done:
+        return measure(
+            model,
+            measures,
+            batches=lambda: walk(split),
+            select=lambda: walk("val"),
+            class_names=data.class_names,
+            done=lambda batch: done(int(batch.valid.sum())),
+            of=of,
+            beside=beside,
+        )
 
 
 Panel = Callable[[Material], Mapping[str, Any]]

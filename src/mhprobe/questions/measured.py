@@ -1,5 +1,6 @@
 """Questions about measures, how they agree and what they cost; about learned gates, and masking curves."""
 
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.data.base import ImageData
+from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.gates.hard_concrete import HardConcreteGates
 from mhprobe.heads import Ablation, Patching
@@ -82,8 +84,8 @@ def on_another_data_set(material: Material, data: ImageData) -> dict[str, Result
     for name in material.names:
         about = material.about(name)
         label = label_of(about, material.slopes_of)
-        for key, each in of_measure(name, about, about.layout, other.columns(name), None, label, f"_{second}").items():
-            results[key] = each._replace(of=each.of or of)
+        results |= of_measure(name, about, about.layout, other.columns(name), None, label, f"_{second}")
+    results = {key: result._replace(of=result.of or of) for key, result in results.items()}
     values, again = per_head(material), per_head(other)
     results[f"{second}_against_{first}"] = two_data_sets(material.layout, first, second, values, again)
     return results
@@ -106,12 +108,13 @@ def cost(material: Material, names: Sequence[str]) -> dict[str, Result]:
 
 def per_head(material: Material) -> dict[str, Tensor]:
     """(A,) values of the per-head measures of the question, by name; of those that could be measured."""
-    ranked = [name for name in material.names if isinstance(material.measures[name], Measure)]
-    return {
-        name: columns["value"][: material.layout.of("head").num_heads]
-        for name in ranked
-        if material.about(name).kind == "per_head" and (columns := material.try_columns(name)) is not None
-    }
+    found, heads = {}, material.layout.of("head").num_heads
+    for name in material.names:
+        about = material.measures[name]
+        if isinstance(about, Measure) and about.kind == "per_head":
+            with contextlib.suppress(UserError):  # its own question says why it could not be measured
+                found[name] = material.columns(name)["value"][:heads]
+    return found
 
 
 def learned_gates(material: Material, keep: int | None = None, threshold: float | str = 0.5) -> dict[str, Result]:

@@ -101,24 +101,22 @@ def lines(planned: Sequence[Step], material: Material) -> list[str]:
         if step.curves:
             cost = _cost_of_curves(material, step.curves, forward)
         elif step.measures:
-            groups = {control: material.missing(step.measures, control) for control in (False, True)}
-            times = [_seconds(material, control, group, walks) for control, group in groups.items()]
-            cost = about(*times) if any(groups.values()) else "measured before"
+            cost = _cost_of_measures(material, step.measures, walks)
         else:
             cost = "not estimated"
         shown.append(step.line(number, cost))
     return shown
 
 
-def _seconds(
-    material: Material, control: bool, group: Mapping[str, Measure], walks: Mapping[str, Walk]
-) -> float | None:
-    """The time to measure what is not known, of all images; None for nothing, or where it cannot be told."""
-    if not group:
-        return None
-    model = material.twin() if control and material.twin else material.model
-    one = seconds_per_image(model, group, walks["test"], walks["val"])
-    return None if one is None else one * material.data.sizes["test"] / ranks.size()
+def _cost_of_measures(material: Material, names: Sequence[str], walks: Mapping[str, Walk]) -> str:
+    parts, known = [], True
+    for control, whose in ((False, ""), (True, " for the freshly initialised network")):
+        if group := material.missing(names, control):
+            model = material.twin() if control and material.twin else material.model
+            one, known = seconds_per_image(model, group, walks["test"], walks["val"]), False
+            if one is not None:
+                parts.append(f"about {duration(one * material.data.sizes['test'] / ranks.size())}{whose}")
+    return "measured before" if known else " and ".join(parts) or "not estimated"
 
 
 def _cost_of_curves(material: Material, names: Sequence[str], forward: float) -> str:
@@ -184,17 +182,8 @@ def forwards(spec: CurveSpec, layout: HeadLayout, steps: int | None, select: int
     return tried * select + reported * (test + (select if spec.order.searches else 0))
 
 
-def about(seconds: float | None, twin: float | None = None) -> str:
-    """The cost of measuring in words. twin: seconds of the freshly initialised network."""
-    if seconds is None and twin is None:
-        return "not estimated"
-    parts = [] if seconds is None else [f"about {duration(seconds)}"]
-    parts += [] if twin is None else [f"about {duration(twin)} for the freshly initialised network"]
-    return " and ".join(parts)
-
-
 def _wait(model: nn.Module) -> None:
-    """Until the device has done what it was told."""
+    """Wait until the device of the model has finished its work."""
     if next(model.parameters()).is_cuda:
         torch.cuda.synchronize()
 

@@ -1,29 +1,42 @@
-"""Explain a choice of the command line: ``mhprobe measure=svcca`` prints its meaning and its options.
+"""Answers of the word ``mhprobe``: the meaning of a choice (``mhprobe measure=svcca``), and bash that completes a line.
 
-The answer is the first lines of its yaml or its module, its options with their defaults as they are typed, and what the
-docstrings of the classes behind it say of them. Nothing is imported.
+A choice is explained by the first lines of its yaml or its module, its options with their defaults as they are typed,
+and what the docstrings of the classes behind it say of them. Nothing is imported.
+
+Completion: a command, then what Hydra knows of the command's configuration. Hydra's own completion
+(``-sc install=bash``) is of a program that is one command, with every group of conf/. Here it is asked for one of
+several commands, and answers with what this command has. Where it knows nothing, bash offers files.
 """
 
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from hydra import initialize_config_dir
+from hydra._internal.core_plugins.bash_completion import BashCompletion
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from mhprobe.errors import UserError
-from mhprobe.run import members
-from mhprobe.run.cli import fail
+from mhprobe.run import members, sections
 from mhprobe.run.constructors import docstrings, fill
 from mhprobe.run.sections import CONF, begins_with, options
 
-
-def tell(word: str) -> None:
-    """Print the answer, or one line that says what there is; exit code 2 then."""
-    try:
-        print(about(word))
-    except UserError as error:
-        fail(str(error))
+# bash gives the line and asks "mhprobe --complete"; it replaces only what stands behind the last "=" of a word
+SCRIPT = """\
+_mhprobe() {
+    local line=${COMP_LINE:0:COMP_POINT}
+    local word=${line##* } fixed=
+    [[ $word == *=* && $COMP_WORDBREAKS == *=* ]] && fixed=${word%=*}=
+    COMPREPLY=($(compgen -W "$("${COMP_WORDS[0]}" --complete "$line" 2>/dev/null)" -- "$word"))
+    COMPREPLY=("${COMPREPLY[@]#"$fixed"}")
+    [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} != *[=./] ]] && compopt +o nospace
+}
+complete -o default -o nospace -F _mhprobe mhprobe"""
 
 
 def about(word: str) -> str:
@@ -35,15 +48,26 @@ def about(word: str) -> str:
         raise UserError(f"{word}: there is no group {group}; there are {', '.join(groups)}.")
     file, member = CONF / group / f"{option}.yaml", members.members(group).get(option)
     if file.is_file():
-        chosen, place, meaning = _whole(file), _place(file), "\n".join(_first_lines(file))
+        # the key that its options stand below: its "# @package", else its group
+        comment = list(itertools.takewhile(lambda line: line.startswith("#"), file.read_text("utf-8").splitlines()))
+        packages = [line.split()[2] for line in comment if line.startswith("# @package")]
+        place = (packages or [group.replace("/", ".")])[0].removeprefix("_global_")
+        chosen, meaning = _whole(file), "\n".join(line[1:].strip() for line in comment if "@package" not in line)
     elif member:
         chosen, place = OmegaConf.create(member), members.place(group, option)
         meaning = members.meaning(group, option)
     else:
         raise UserError(f"{word}: {group} has {', '.join(options(group))}.")
     fill(chosen)
-    typed = [f"  {key}={value}" for key, value in _typed(place, OmegaConf.to_container(chosen, resolve=False))]
-    return "\n\n".join([meaning, *(["\n".join(typed)] if typed else []), *_explained(chosen)])
+    plain = OmegaConf.to_container(chosen, resolve=False)
+    typed = [f"  {key}={value}" for key, value in _typed(place, plain)]
+    # the docstrings of all that it is made of, each once, up to their examples
+    made_of = dict.fromkeys(pair for target in _targets(plain) for pair in docstrings(target))
+    explained = [
+        "\n".join([name, *(f"    {line}".rstrip() for line in text.partition("\n>>>")[0].rstrip().splitlines())])
+        for name, text in made_of
+    ]
+    return "\n\n".join([meaning, *(["\n".join(typed)] if typed else []), *explained])
 
 
 def _whole(file: Path) -> DictConfig:
@@ -57,21 +81,6 @@ def _whole(file: Path) -> DictConfig:
     return whole
 
 
-def _place(file: Path) -> str:
-    """Return the place of a file's keys: its ``# @package``, else its group."""
-    said = re.match(r"# @package (\S+)", file.read_text(encoding="utf-8"))
-    group = str(file.parent.relative_to(CONF)).replace("/", ".")
-    return (said[1] if said else group).removeprefix("_global_")
-
-
-def _first_lines(file: Path) -> Iterator[str]:
-    for line in file.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            return
-        if "@package" not in line:
-            yield line.removeprefix("#").strip()
-
-
 def _typed(place: str, part: Any) -> Iterator[tuple[str, Any]]:
     if not isinstance(part, dict):
         yield place, "null" if part is None else str(part).lower() if isinstance(part, bool) else part
@@ -81,18 +90,41 @@ def _typed(place: str, part: Any) -> Iterator[tuple[str, Any]]:
             yield from _typed(f"{place}.{key}".lstrip("."), value)
 
 
-def _explained(part: Any) -> Iterator[str]:
-    """The docstrings of all that ``part`` is made of, each once, up to their examples."""
-    targets = _targets(OmegaConf.to_container(part, resolve=False))
-    for name, text in dict.fromkeys(pair for target in targets for pair in docstrings(target)):
-        yield f"{name}\n" + "\n".join(
-            f"    {line}".rstrip() for line in text.partition("\n>>>")[0].rstrip().splitlines()
-        )
-
-
 def _targets(part: Any) -> Iterator[str]:
     if isinstance(part, dict):
         if "_target_" in part:
             yield str(part["_target_"])
         for inner in part.values():
             yield from _targets(inner)
+
+
+def offers(line: str, commands: Iterable[str], demo: tuple[str, ...]) -> list[str]:
+    """Return the words that can stand where ``line`` ends: ``mhprobe train data=d`` -> ``data=digits``.
+
+    Empty for a command without a configuration, and where what was typed does not compose. demo: what the word ``demo``
+    stands for.
+    """
+    said = line.split()[1:]
+    if not said or (len(said) == 1 and not line.endswith(" ")):
+        before = said[0] if said else ""
+        return [name for name in sorted({*commands, "demo"}) if name.startswith(before)]
+    command, *rest = [*demo, *said[1:]] if said[0] == "demo" else said
+    if command not in sections.commands():
+        return []
+    own = {*sections.sections(command), "experiment", "hydra"}
+    words = []
+    for word in _hydra_offers(command, " ".join(rest) + " " * line.endswith(" ")):
+        group, _, option = word.lstrip("+~").partition("=")
+        # Hydra offers all groups of conf/, and the file that the others of a group begin with
+        if re.split(r"[./]", group)[0] in own and (option != "base" or "." in group):
+            words.append(f"+{word}" if word.rstrip("=") in sections.ADDS else word)
+    return words
+
+
+def _hydra_offers(command: str, line: str) -> list[str]:
+    sections.install()
+    try:
+        with initialize_config_dir(str(sections.CONF), version_base="1.3"):
+            return BashCompletion(GlobalHydra.instance().config_loader())._query(command, line)
+    except (UserError, ValueError, HydraException, OmegaConfBaseException):  # what was typed before does not compose
+        return []

@@ -61,7 +61,7 @@ def largest(cfg: Config, model: GatedClassifier, data: ImageData) -> int:
 
 
 def _step_fits(cfg: Config, model: GatedClassifier, data: ImageData) -> bool:
-    """Two of them: the optimizer has its memory from the second on."""
+    """Return True if two training steps fit: the optimizer has its memory from the second on."""
     short = {"max_steps": 2, "limit_val_batches": 0, "enable_progress_bar": False, "enable_checkpointing": False}
     with tempfile.TemporaryDirectory(prefix="mhprobe_") as folder:
         trainer = builders.trainer(cfg.but(trainer=short), [], Report(Path(folder)))

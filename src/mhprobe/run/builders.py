@@ -4,7 +4,7 @@ A part that a command's configuration has no section for is left out: what a com
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +19,7 @@ from torch import nn
 from mhprobe.backbones import build, gives_features, input_spec
 from mhprobe.backbones.parts.timm_models import registered
 from mhprobe.data.base import ImageData, InputSpec
-from mhprobe.errors import UserError, quoted
+from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.io.head_tables import read_kept
 from mhprobe.io.tensors import write_outcomes
@@ -33,14 +33,20 @@ from mhprobe.run.construct import construct, explained, keyed, refuse_plain
 from mhprobe.run.jobs import rank
 from mhprobe.run.quiet import quiet
 from mhprobe.run.resume import facts
-from mhprobe.run.schema import Config, Optim, refuse_without_classifier
+from mhprobe.run.schema import Config, refuse_without_classifier
 from mhprobe.run.sections import network
 from mhprobe.scoring.base import Score, score_for
-from mhprobe.training.checkpoints import AtomicCheckpointIO, SaveOnTerminate, StopAtOnce, best_and_last
+from mhprobe.training.checkpoints import (
+    AtomicCheckpointIO,
+    SameRun,
+    SaveOnTerminate,
+    SeedEachStep,
+    StopAtOnce,
+    best_and_last,
+)
 from mhprobe.training.classifier import GatedClassifier
 from mhprobe.training.ends import StopAtNonFinite
 from mhprobe.training.history import GateHistory, History
-from mhprobe.training.same_run import SameRun, SeedEachStep
 from mhprobe.training.screen import ShowsTraining
 from mhprobe.weights.checkpoint import DESCRIBES, load_checkpoint, load_weights, save_weights
 from mhprobe.weights.description import OURS, portable
@@ -167,10 +173,12 @@ def weights_file(cfg: Config) -> str | None:
 def report(cfg: Config, folder: Path, layout: HeadLayout) -> Report:
     """Writes into ``folder`` and tells the loggers."""
     rank_zero_only.rank = rank()  # type: ignore[attr-defined]  # loggers ask for it, and there is no trainer yet
-    parts = {name: {**part, **_task(part, cfg.command)} for name, part in cfg.logger.items()}
-    loggers = [construct(part, f"logger.{name}", folder=folder) for name, part in parts.items()]
-    for logger in loggers:
-        logger.log_hyperparams(cfg.plain())
+    loggers = []
+    for name, part in cfg.logger.items():
+        if part.get("job_type", "") is None:  # it files runs by what they did
+            part = {**part, "job_type": cfg.command}
+        loggers.append(construct(part, f"logger.{name}", folder=folder))
+        loggers[-1].log_hyperparams(cfg.plain())
     made = Report(folder, layout, loggers, cfg.style)
     made.network = _network(cfg)
     if is_first():
@@ -190,25 +198,36 @@ def _network(cfg: Config) -> str:
     return f"{'' if backbone.get('pretrained') else 'untrained '}{backbone.get('name', 'network')}"
 
 
-def _task(logger: dict[str, Any], command: str) -> dict[str, str]:
-    """The command's name, for a logger that files runs by what they did."""
-    return {"job_type": command} if "job_type" in logger and logger["job_type"] is None else {}
-
-
 def callbacks(
     cfg: Config, model: GatedClassifier, data: ImageData, report: Report, checkpoints: Path | None = None
 ) -> list[L.Callback]:
     """Everything that watches a run, in the order in which Lightning calls it. checkpoints: where they go."""
-    checkpoints = checkpoints or report.folder / "checkpoints"
-    learns = cfg.optim is not None and learns_gates(model)
-    return [
-        # before whoever saves a checkpoint: what they noted after a step or an epoch is to be in it
-        *_history(cfg, model, report),
-        *(explained(construct(part, key := f"callback.{name}"), key)(report) for name, part in cfg.callback.items()),
-        ShowsTraining(),
-        *(_of_training(cfg, cfg.optim, model, data, checkpoints) if cfg.optim is not None else ()),
-        *([GateHistory(report, cfg.gates.keep, cfg.gates.threshold)] if learns else []),
+    # before whoever saves a checkpoint: what they noted after a step or an epoch is to be in it
+    made: list[L.Callback] = []
+    probe = cfg.probe
+    if cfg.optim and cfg.measure and probe and (probe.every_n_epochs or probe.every_n_steps):
+        built = measures(cfg.measure, model.gates.layout, "measure")
+        fit = {name: each for name, each in built.items() if isinstance(each, Measure)}
+        made.append(History(fit, report, probe.every_n_epochs, probe.every_n_steps, probe.target))
+    for name, part in cfg.callback.items():
+        made.append(explained(construct(part, f"callback.{name}"), f"callback.{name}")(report))
+    made.append(ShowsTraining())
+    if cfg.optim is None:
+        return made
+    made += [
+        LearningRateMonitor(logging_interval="step"),
+        SeedEachStep(cfg.seed),
+        SameRun(facts(cfg.plain(), model.description, data.training_fingerprint)),
+        StopAtNonFinite(),
     ]
+    if cfg.optim.ema is not None:  # before whoever saves a checkpoint: it holds the average
+        made.append(EMAWeightAveraging(decay=cfg.optim.ema))
+    checkpoints = checkpoints or report.folder / "checkpoints"
+    made += best_and_last(checkpoints, cfg.checkpoint.every_n_steps if cfg.checkpoint else None)
+    made.append(SaveOnTerminate(checkpoints))
+    if learns_gates(model):
+        made.append(GateHistory(report, cfg.gates.keep, cfg.gates.threshold))
+    return made
 
 
 def trainer(cfg: Config, callbacks: list[L.Callback], report: Report) -> L.Trainer:
@@ -339,7 +358,7 @@ def _loaded(cfg: Config, weights: str, data: ImageData) -> tuple[nn.Module, Desc
     if cfg.backbone.get("checkpoint") is not None:
         raise UserError(f"backbone.checkpoint: weights={weights} are given as well; give one of the two.")
     backbone, loaded = load_weights(weights)
-    if _features_asked(cfg) and loaded["class_names"]:
+    if cfg.backbone.get("num_classes") == 0 and loaded["class_names"]:
         cast(Any, backbone).reset_classifier(0)
         loaded["class_names"] = []
     if not data.unlabelled and loaded["class_names"] not in ([], list(data.class_names)):
@@ -351,17 +370,6 @@ def _loaded(cfg: Config, weights: str, data: ImageData) -> tuple[nn.Module, Desc
     return backbone, {**described, "data": data.source.name} if cfg.command == "train" else described
 
 
-def _features_asked(cfg: Config) -> bool:
-    """Return True if ``backbone.num_classes=0`` leaves the classifier out. UserError for another number of classes."""
-    asked = cfg.backbone.get("num_classes")
-    if asked not in (None, 0):
-        raise UserError(
-            f"backbone.num_classes: the data says how many there are, expected null, or 0 for a network that gives "
-            f"features, got {asked}."
-        )
-    return asked == 0
-
-
 def _fresh(cfg: Config, data: ImageData) -> tuple[nn.Module, Description]:
     part = {key: value for key, value in cfg.backbone.items() if key not in ("checkpoint", "num_classes")}
     trains, checkpoint = cfg.optim is not None, cfg.backbone.get("checkpoint")
@@ -369,7 +377,7 @@ def _fresh(cfg: Config, data: ImageData) -> tuple[nn.Module, Description]:
         raise UserError("backbone.checkpoint: expected backbone.pretrained=false beside it; weights come from one.")
     if "name" not in part:
         raise UserError("backbone: no name, expected that of a model, e.g. backbone=vit or backbone.name=<of timm>.")
-    features = _features_asked(cfg)
+    features = cfg.backbone.get("num_classes") == 0
     # None: as many as its own classifier has
     classes = 0 if features else None if data.unlabelled else data.num_classes
     with keyed(cfg.backbone, "backbone"):
@@ -389,32 +397,6 @@ def _fresh(cfg: Config, data: ImageData) -> tuple[nn.Module, Description]:
     return backbone, {"backbone": described, "class_names": names, "data": data.source.name}
 
 
-# the callbacks
-
-
-def _of_training(
-    cfg: Config, optim: Optim, model: GatedClassifier, data: ImageData, checkpoints: Path
-) -> Iterator[L.Callback]:
-    yield LearningRateMonitor(logging_interval="step")
-    yield SeedEachStep(cfg.seed)
-    yield SameRun(facts(cfg.plain(), model.description, data.training_fingerprint))
-    yield StopAtNonFinite()
-    if optim.ema is not None:  # before whoever saves a checkpoint: it holds the average
-        yield EMAWeightAveraging(decay=optim.ema)
-    yield from best_and_last(checkpoints, cfg.checkpoint.every_n_steps if cfg.checkpoint else None)
-    yield SaveOnTerminate(checkpoints)
-
-
-def _history(cfg: Config, model: GatedClassifier, report: Report) -> Iterator[History]:
-    if cfg.optim is None or cfg.probe is None or not cfg.measure:
-        return
-    often = {"every_n_epochs": cfg.probe.every_n_epochs, "every_n_steps": cfg.probe.every_n_steps}
-    if any(often.values()):
-        made = measures(cfg.measure, model.gates.layout, "measure")
-        fit = {name: each for name, each in made.items() if isinstance(each, Measure)}
-        yield History(fit, report, **often, target=cfg.probe.target)
-
-
 def measures(parts: Mapping[str, Any], layout: HeadLayout, where: str) -> dict[str, Measure | UserError]:
     """Each measure by its name; for one that does not fit the model, why. where: the parts' key."""
     built: dict[str, Measure | UserError] = {}
@@ -432,8 +414,6 @@ def measures(parts: Mapping[str, Any], layout: HeadLayout, where: str) -> dict[s
 def prepared(part: dict[str, Any], where: str) -> ImageData:
     for key in [key for key in ("source", "augment") if part.get(key) is not None or key == "source"]:
         refuse_plain(part.get(key), f"{where}.{key}")
-    if type(seed := part.get("seed", 0)) is not int:
-        raise UserError(f"{where}.seed: expected a whole number, got {quoted(seed)}.")
     with keyed(part, where):
         made: ImageData = construct(part, where)
         made.prepare_data()

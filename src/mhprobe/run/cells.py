@@ -1,6 +1,7 @@
 """The cells of PruneBench: which are to be run, their files, and the tables and the figure made of them."""
 
 import hashlib
+import itertools
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -82,12 +83,11 @@ class Cells:
         told = {"images", "select_on", "repair", "tune_epochs", "speed", "speed_rounds", "onnx"}
         shared |= {**cfg.prune.model_dump(include=told), "score": cfg.score, "source": our_digest()}
         self.made_from: dict[Cell, str] = {}
-        for seed in cfg.seeds:
-            for budget in cfg.budgets:
-                for name, part in cfg.method.items():
-                    about = {**shared, "seed": seed, "method": part, "code": stands_on(part), "budget": budget}
-                    text = json.dumps(about, sort_keys=True, default=str)
-                    self.made_from[Cell(name, budget, seed)] = hashlib.sha256(text.encode()).hexdigest()[:16]
+        for seed, budget, name in itertools.product(cfg.seeds, cfg.budgets, cfg.method):
+            part = cfg.method[name]
+            about = {**shared, "seed": seed, "method": part, "code": stands_on(part), "budget": budget}
+            text = json.dumps(about, sort_keys=True, default=str)
+            self.made_from[Cell(name, budget, seed)] = hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def there(self) -> dict[Cell, Kept | None]:
         """All cells; None for those that were not run with these settings."""
@@ -99,7 +99,7 @@ class Cells:
             if cell.method in (self.cfg.methods or self.cfg.method) and (kept is None or "failed" in kept.row):
                 log.info("%s ...", cell)
                 try:
-                    row, right = self._made(cell)
+                    row, right = self._run(cell)
                 except Exception as error:  # one method, of another package perhaps, may not take down the others
                     row, right = {"failed": f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]}, {}
                 log.info("%s: %s", cell, row.get("failed") or f"{100 * row[list(right)[-1]]:.2f} %")
@@ -107,7 +107,7 @@ class Cells:
                 about = {"made_from": self.made_from[cell], "row": json.dumps(row)}
                 write(self._file(cell), packed(flags, about))
 
-    def _made(self, cell: Cell) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def _run(self, cell: Cell) -> tuple[dict[str, Any], dict[str, Tensor]]:
         cfg, settings = self.cfg.model_copy(update={"seed": cell.seed}), self.settings
         method = construct(cfg.method[cell.method], f"method.{cell.method}")
         train = None

@@ -4,8 +4,6 @@ Exit codes: 0 done, 2 bad input, 130 interrupted, 143 stopped by SIGTERM (traini
 anything else is a bug and keeps its traceback. A sweep goes on after a job that failed, and says at its end which did.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import difflib
@@ -18,16 +16,23 @@ import traceback
 from collections.abc import Iterable
 from concurrent.futures import BrokenExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-from mhprobe.errors import UserError
+import hydra
+from hydra import compose, initialize_config_dir
+from hydra._internal.utils import get_args_parser
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from mhprobe.errors import UserError, causes
 from mhprobe.io.files import reason
 from mhprobe.io.stopping import Stopped, listen, outlive_readers, stop
 from mhprobe.run import jobs, sections
 from mhprobe.run.sections import CONF, options
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 
 def main(command: str) -> None:
@@ -35,10 +40,6 @@ def main(command: str) -> None:
     if _is_command():
         outlive_readers()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions through to us instead of Hydra's own print and exit
-    import hydra
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
     sections.install()
     sys.argv[1:] = flags_first(["verbose=true" if word == "-v" else word for word in sys.argv[1:]])
     listen(lambda number: _stopped(command, number))
@@ -65,8 +66,11 @@ def main(command: str) -> None:
         where = error.filename or "the run's folder"
         why = reason(error, Path(error.filename or "."))
         fail(f"out: {where} cannot be written ({why}). Make room, or choose another folder with out=<folder>.")
-    except BrokenExecutor:
-        jobs.broken()
+    except BrokenExecutor:  # joblib gave up
+        sys.exit(
+            "mhprobe: a process of the sweep was killed, e.g. for want of memory, and joblib ended the others with it. "
+            "Jobs whose folder has no metrics.json are to be run again; hydra.launcher.n_jobs=1 takes the least memory."
+        )
     except Stopped as stopped:
         sys.exit(stopped.code)
     except KeyboardInterrupt:  # a launcher's own
@@ -96,8 +100,6 @@ def _leave() -> NoReturn:
 
 def flags_first(words: list[str]) -> list[str]:
     """Overrides behind the flags: Hydra takes them on one side of ``-m`` only. Exit code 2 for an unknown flag."""
-    from hydra._internal.utils import get_args_parser
-
     parser = get_args_parser()
     parser.error = lambda message: fail(f"{message}. --help says what there is.")  # type: ignore[method-assign]
     overrides: list[str] = parser.parse_intermixed_args(words).overrides
@@ -105,11 +107,7 @@ def flags_first(words: list[str]) -> list[str]:
 
 
 def _job(command: str, cfg: DictConfig, started: list[Path], mistakes: list[UserError]) -> None:
-    """One run, or one job of a sweep: there a job that fails leaves word, and the others go on."""
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-    from omegaconf.errors import OmegaConfBaseException
-
+    """Run a command, or one job of a sweep: a job that fails leaves a note in its folder, and the others go on."""
     from mhprobe.run.launch import run
 
     job = HydraConfig.get()
@@ -139,8 +137,6 @@ def _job(command: str, cfg: DictConfig, started: list[Path], mistakes: list[User
 
 def refuse_empty(cfg: DictConfig, overrides: Iterable[str]) -> None:
     """UserError for ``key={}``, which empties nothing: Hydra merges it with what is there."""
-    from omegaconf import OmegaConf
-
     for key in (said.removesuffix("={}").lstrip("+") for said in overrides if said.endswith("={}")):
         there = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
         if there:
@@ -151,7 +147,7 @@ def refuse_empty(cfg: DictConfig, overrides: Iterable[str]) -> None:
 
 
 def _stopped(command: str, number: int) -> None:
-    """One line: which signal it was, and how to go on. srun and torchrun tell all ranks."""
+    """Write which signal came and how to go on; rank 0 alone, since srun and torchrun tell all ranks."""
     if jobs.rank():
         return
     what = "interrupted" if number == signal.SIGINT else f"stopped ({signal.Signals(number).name})"
@@ -162,19 +158,19 @@ def _stopped(command: str, number: int) -> None:
 
 
 def say(message: str) -> None:
-    """One line to stderr."""
+    """Write one line to stderr."""
     print(f"mhprobe: {' '.join(message.split())}", file=sys.stderr)
 
 
 def fail(message: str) -> NoReturn:
-    """One line to stderr, exit code 2."""
+    """Write one line to stderr and end with exit code 2."""
     say(message)
     sys.exit(2)
 
 
 def explain(command: str, error: Exception) -> str:
     """Hydra's and OmegaConf's complaints in one line that lists the valid choices."""
-    for inner in _chain(error):
+    for inner in causes(error):
         if isinstance(inner, UserError):
             return str(inner)
     text = str(error).partition("Config search path:")[0]  # where Hydra looked is not the user's concern
@@ -198,18 +194,8 @@ def explain(command: str, error: Exception) -> str:
     return " ".join([lines[0] + ("" if lines[0].endswith((".", ":")) else "."), *lines[1:]])
 
 
-def _chain(error: BaseException | None) -> list[BaseException]:
-    return [] if error is None else [error, *_chain(error.__cause__ or error.__context__)]
-
-
 def _unknown_key(command: str, text: str) -> str:
     """``Could not override 'trainer.max_epoch'`` plus the keys that are there."""
-    from hydra import compose, initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import HydraException
-    from omegaconf import DictConfig, OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
     key = text.split("'")[1] if "'" in text else ""
     parent, _, leaf = key.rpartition(".")
     experiment = [arg for arg in sys.argv[1:] if arg.startswith("+experiment=") and "," not in arg]

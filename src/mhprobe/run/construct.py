@@ -47,17 +47,14 @@ def refuse_plain(part: Any, where: str) -> None:
 
 def refuse_types(part: Any, where: str) -> None:
     """UserError for an option of another type than the constructor of a part, or of a part in it, names."""
-    if not isinstance(part, Mapping):
-        return
-    for key, value in part.items():
+    for key, value in part.items() if isinstance(part, Mapping) else ():
         refuse_types(value, f"{where}.{key}")
-    if not str(part.get("_target_")).startswith(OURS):
-        return
-    try:
-        make = get_object(part["_target_"])
-    except Exception:  # instantiate says what is wrong with it
-        return
-    refuse_misfits(make, {key: value for key, value in part.items() if not _holds_part(value)}, where)
+    if isinstance(part, Mapping) and str(part.get("_target_")).startswith(OURS):
+        try:
+            make = get_object(part["_target_"])
+        except Exception:  # instantiate says what is wrong with it
+            return
+        refuse_misfits(make, {key: value for key, value in part.items() if not _holds_part(value)}, where)
 
 
 def _holds_part(value: Any) -> bool:

@@ -39,14 +39,9 @@ def docstrings(target: str) -> list[tuple[str, str]]:
         return docstrings(".".join(found))
     if not isinstance(found, (ast.ClassDef, ast.FunctionDef)):
         return []
-    bases = found.bases if isinstance(found, ast.ClassDef) else []
-    above = [each for base in bases for each in _above(module, base)]
-    return [(target, text) for text in [ast.get_docstring(found)] if text] + above
-
-
-def _above(module: str, base: ast.expr) -> list[tuple[str, str]]:
-    """Return the options of a base class."""
-    return docstrings(f"{module}.{base.id}") if isinstance(base, ast.Name) and _of(module, base.id) else []
+    bases = [base.id for base in getattr(found, "bases", []) if isinstance(base, ast.Name) and _of(module, base.id)]
+    own = [(target, text)] if (text := ast.get_docstring(found)) else []
+    return own + [pair for base in bases for pair in docstrings(f"{module}.{base}")]
 
 
 def _is_ours(module: str) -> bool:
@@ -96,7 +91,12 @@ def _of_class(module: str, found: ast.ClassDef) -> Options:
     made = next((node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"), None)
     if made is None:
         return inherited
-    passed_on = {key: value for key, value in inherited.items() if made.args.kwarg and key not in _decided(made)}
+    # a constructor has for itself its own options, and those that it passes on by name
+    decided = {argument.arg for argument in [*made.args.args, *made.args.kwonlyargs]}
+    calls = [node for node in ast.walk(made) if isinstance(node, ast.Call)]
+    supers = [call for call in calls if ast.unparse(call.func) == "super().__init__"]
+    decided |= {word.arg for call in supers for word in call.keywords if word.arg}
+    passed_on = {key: value for key, value in inherited.items() if made.args.kwarg and key not in decided}
     return dict(_defaults(module, made)) | passed_on
 
 
@@ -113,15 +113,6 @@ def _defaults(module: str, made: ast.FunctionDef) -> Iterator[tuple[str, Any]]:
     for argument, default in zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True):
         if default is not None:
             yield from _literal(module, argument.arg, default)
-
-
-def _decided(made: ast.FunctionDef) -> set[str]:
-    """The options of a base class that a constructor has for itself: its own, and what it passes on by name."""
-    own = {argument.arg for argument in [*made.args.args, *made.args.kwonlyargs]}
-    for node in ast.walk(made):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "super().__init__":
-            own |= {keyword.arg for keyword in node.keywords if keyword.arg is not None}
-    return own
 
 
 def _literal(module: str, name: str, default: ast.expr) -> Iterator[tuple[str, Any]]:
@@ -164,7 +155,7 @@ def fill(cfg: DictConfig) -> list[Filled]:
 
 
 def take_back(cfg: DictConfig, filled: Iterable[Filled], typed: Iterable[str]) -> None:
-    """Take from each part that has become another one what it was given, but for the keys that somebody ``typed``."""
+    """Remove the defaults that ``fill`` added to a part which is another one now; keep the keys that were ``typed``."""
     kept = set(typed)
     for path, target, added in filled:
         part = _part(cfg, path)
@@ -176,7 +167,7 @@ def take_back(cfg: DictConfig, filled: Iterable[Filled], typed: Iterable[str]) -
 
 
 def _part(cfg: DictConfig, path: Place) -> Any:
-    """None where it is no more."""
+    """The part of a configuration at a path; None where it was removed."""
     part: Any = cfg
     for key in path:
         there = range(len(part)) if isinstance(part, ListConfig) else part if isinstance(part, DictConfig) else ()

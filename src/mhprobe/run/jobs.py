@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
@@ -26,7 +26,7 @@ _claimed: dict[str, str] = {}  # what was asked for -> what this process has got
 
 
 def rank() -> int:
-    """Of this process among those of its run, whoever started them: torchrun, SLURM or mhprobe itself; 0 if alone."""
+    """Number of this process among the ranks of its run, started by torchrun, SLURM or mhprobe itself; 0 if alone."""
     return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
 
 
@@ -37,26 +37,21 @@ def claim(wanted: str) -> str:
     """
     if "RANK" in os.environ or "SLURM_PROCID" in os.environ:
         return wanted
-    if wanted not in _claimed:
-        try:
-            _claimed[wanted] = _first_free(os.path.expanduser(wanted))
-        except OSError as error:
-            raise UserError(
-                f"out: {error.filename} cannot be written ({error.strerror}). Choose another folder with out=<folder>."
-            ) from error
+    if wanted in _claimed:
+        return _claimed[wanted]
+    first = os.path.expanduser(wanted)
+    names = itertools.chain([first], (f"{first}_{number}" for number in itertools.count(2)))
+    try:
+        Path(first).parent.mkdir(parents=True, exist_ok=True)
+        while wanted not in _claimed:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name := next(names))  # of two processes only one can
+                _claimed[wanted] = name
+    except OSError as error:
+        raise UserError(
+            f"out: {error.filename} cannot be written ({error.strerror}). Choose another folder with out=<folder>."
+        ) from error
     return _claimed[wanted]
-
-
-def _first_free(wanted: str) -> str:
-    Path(wanted).parent.mkdir(parents=True, exist_ok=True)
-    for number in itertools.count(1):
-        folder = Path(wanted if number == 1 else f"{wanted}_{number}")
-        try:
-            folder.mkdir()  # of two processes only one can
-        except FileExistsError:
-            continue
-        return str(folder)
-    raise AssertionError
 
 
 @contextlib.contextmanager
@@ -70,28 +65,20 @@ def held(folder: Path) -> Iterator[None]:
         if rank() == 0:
             _lock(handle, folder)
         yield
-        if not _same(handle, folder):
+        if not folder.exists() or not os.path.samestat(os.fstat(handle), folder.stat()):
             raise UserError(f"{folder} was removed or replaced while the run wrote there: its results are not whole.")
     finally:
         os.close(handle)
 
 
-def _same(handle: int, folder: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle), os.stat(folder))
-    except OSError:
-        return False
-
-
 def _lock(handle: int, folder: Path) -> None:
-    try:
+    with contextlib.suppress(ImportError, OSError):  # of a system without such locks
         import fcntl
 
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f"{folder}: another run is writing there. Wait, or give another hydra.run.dir.") from None
-    except (ImportError, OSError):  # a system without such locks
-        pass
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{folder}: another run is writing there. Wait, or give another hydra.run.dir.") from None
 
 
 def note(folder: Path, code: int, message: str) -> None:
@@ -108,7 +95,7 @@ def lost(folder: Path, overrides: Sequence[str], message: str) -> None:
 
 
 def submitit_names_lost_jobs(folder: Path) -> None:
-    """From now on a job of submitit's that left no result has word in its folder, and the others are waited for."""
+    """Make submitit note a job that left no result in its folder, and wait for the other jobs."""
     import submitit
 
     whole = submitit.Job.results
@@ -124,14 +111,6 @@ def submitit_names_lost_jobs(folder: Path) -> None:
     submitit.Job.results = results  # type: ignore[method-assign, assignment]
 
 
-def broken() -> NoReturn:
-    """The end of a sweep whose processes joblib gave up, since one of them was killed."""
-    sys.exit(
-        "mhprobe: a process of the sweep was killed, e.g. for want of memory, and joblib ended the others with it. "
-        "Jobs whose folder has no metrics.json are to be run again; hydra.launcher.n_jobs=1 takes the least memory."
-    )
-
-
 class SaysWhatFailed(Callback):
     """At the end of a sweep: its jobs side by side, one line for each that failed, and its exit code."""
 
@@ -143,21 +122,16 @@ class SaysWhatFailed(Callback):
             submitit_names_lost_jobs(Path(config.hydra.sweep.dir))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        from mhprobe.report.html import finish_sweep
+
         folder = Path(str(OmegaConf.select(config, "hydra.sweep.dir")))
         jobs = sorted((path.parent for path in folder.glob("*/config")), key=lambda path: (len(path.name), path.name))
         failed = {job: json.loads((job / FAILED).read_text()) for job in jobs if (job / FAILED).is_file()}
-        _side_by_side(folder)
+        if (page := finish_sweep(folder)) is not None:
+            print(f"side by side: {page}")
         if not failed:
             return
         print(f"mhprobe: {len(failed)} of {len(jobs)} jobs failed, the others are in {folder}:", file=sys.stderr)
         for job, end in failed.items():
             print(f"  {job.name} ({' '.join(Folder(job).overrides())}): {end['message']}", file=sys.stderr)
         sys.exit(2 if all(end["code"] == 2 for end in failed.values()) else 1)
-
-
-def _side_by_side(folder: Path) -> None:
-    """``report.html`` of the whole sweep, and where it is."""
-    from mhprobe.report.html import finish_sweep
-
-    if (page := finish_sweep(folder)) is not None:
-        print(f"side by side: {page}")

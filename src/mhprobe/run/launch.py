@@ -6,8 +6,6 @@ that fails ends the others, a parent that dies ends them all, and nothing of one
 torchrun or SLURM the processes are there already.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib
@@ -23,6 +21,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+from unittest import mock
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -34,12 +33,9 @@ from mhprobe.run.quiet import quiet
 from mhprobe.run.shortage import explained
 
 if TYPE_CHECKING:
-    from mhprobe.run.schema import Config, TrainerSettings
+    from mhprobe.run.schema import TrainerSettings
 
-JOB, NOTES = (
-    "MHPROBE_JOB",
-    "MHPROBE_NOTES",
-)  # what ranks find in their environment: configuration, folder for last words
+JOB, NOTES = "MHPROBE_JOB", "MHPROBE_NOTES"  # ranks find there the configuration, and the folder for last words
 MISTAKE = "mistake.txt"  # what the first rank that found one has to say
 
 
@@ -61,7 +57,8 @@ def run(task: str, cfg: DictConfig, folder: Path) -> None:
             f"srun (launch/slurm_train.sh) or torchrun. On this machine alone leave it at 1."
         )
     if processes == 1 or launched:
-        with explained(checked), _screen(task, checked):
+        shown = "off" if rank() else checked.progress  # of several processes the first has the screen
+        with explained(checked), screen(f"mhprobe.{task} {checked.name}", shown, checked.verbose):
             with _importing():
                 command = module(task)
             command.run(checked, folder)
@@ -79,11 +76,6 @@ def _importing() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
-
-
-def _screen(task: str, cfg: Config) -> contextlib.AbstractContextManager[None]:
-    """One place that shows the run; of several processes the first has it."""
-    return screen(f"mhprobe.{task} {cfg.name}", "off" if rank() else cfg.progress, cfg.verbose)
 
 
 def module(task: str) -> Any:
@@ -105,7 +97,7 @@ def _refuse_strategy(strategy: Any) -> None:
     )
 
 
-def _processes(trainer: TrainerSettings) -> int:
+def _processes(trainer: "TrainerSettings") -> int:
     devices = trainer.devices
     wrong = UserError(
         f"trainer.devices: expected a number from 1 on, a list of different device numbers, or auto, got "
@@ -159,7 +151,7 @@ def _start(task: str, cfg: DictConfig, folder: Path, processes: int) -> None:
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads),
         }
         try:
-            with _environment(told):
+            with mock.patch.dict(os.environ, told):
                 elastic_launch(config, sys.executable)("-m", "mhprobe.run.launch", task, str(folder))
         except SignalException as stopped:  # the ranks had their time to save
             stop(stopped.sigval)
@@ -191,21 +183,8 @@ def _failed(codes: Mapping[int, int], notes: Path) -> int:
     return code if code > 0 else 128 - code
 
 
-@contextlib.contextmanager
-def _environment(values: Mapping[str, str]) -> Any:
-    before = {key: os.environ.get(key) for key in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            os.environ.pop(key, None)
-            if value is not None:
-                os.environ[key] = value
-
-
 def _rank(task: str, folder: Path) -> None:
-    """One of several processes. Any of them may find the user's mistake; whoever started them says it, once."""
+    """Run the task as one of several ranks. A user's mistake is printed once, by the process that started them."""
     from mhprobe.ranks import LeftAlone
 
     notes = Path(os.environ[NOTES])

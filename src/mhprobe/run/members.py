@@ -34,7 +34,7 @@ FOLDERS = {
 
 @functools.cache
 def members(group: str) -> dict[str, dict[str, Any]]:
-    """By name the parts that a group of conf/ offers without a yaml; none for most groups.
+    """Parts, by name, that a group of conf/ offers without a yaml; none for most groups.
 
     A member is a class that is called as its file is, and derives from another of ours.
     """

@@ -36,12 +36,12 @@ from mhprobe.run.resume import facts
 from mhprobe.run.schema import Config, Prune, comes_with_weights
 from mhprobe.stats.promise import Guarantee
 from mhprobe.surgery import elastic, export
+from mhprobe.surgery.costs import evenly
 from mhprobe.surgery.given import Given
-from mhprobe.surgery.on_path import OnPath
-from mhprobe.surgery.promised import Promise, Promised, check_images, check_unseen
+from mhprobe.surgery.on_path import OnPath, Promise, Promised, check_images, check_unseen
 from mhprobe.surgery.pruning import Chooses, Images, Pruned, Shown, Source, Stage, Train, prune
 from mhprobe.surgery.removal import kept_heads, prune_heads
-from mhprobe.surgery.speed import BATCHES, SHARES, Row, evenly, speed_table
+from mhprobe.surgery.speed import BATCHES, SHARES, Row, speed_table
 from mhprobe.training.classifier import GatedClassifier
 from mhprobe.weights.checkpoint import gates_kept, load_weights, weights_files
 from mhprobe.weights.description import pruned_description
@@ -106,7 +106,9 @@ class Pruning:
         if found.promise is None or found.promise.steps:
             saved = write_all(self._files(found, dense, source, look, {**description, "made": made}))
             speeds = _speeds(dense, found, settings.speed_rounds) if settings.speed else []
-            results |= _of_speeds(speeds)
+            if speeds:
+                timed, figure = tables.from_rows(speeds, "speed"), speed_figure(speeds)
+                results["speed"] = Result(timed, figure, label="times as fast", of=Sample(), drawn="speed")
             gone = kept_heads(layout_of(dense), found.gone)
             emptied = [site.name for site in layout_of(dense).of("neuron").sites if not gone[site.name]]
             print(*lines(found, speeds), *(f"{name}: no neuron is left, so a bias alone" for name in emptied), sep="\n")
@@ -335,29 +337,25 @@ def lines(found: Pruned, speeds: Sequence[Row]) -> list[str]:
     """Return the lines for the terminal: every stage, then dense against pruned."""
     first, last = found.stages[0], found.stages[-1]
     what, lost = found.scored.right, found.scored.lost
-    said = [
-        f"round {row.round} {row.stage:>8}: {row.counted}, {what} {_accuracy(row)}"
-        + (f", {lost} {row.loss:.3g}" if lost else "")
-        for row in found.stages
-    ]
-    said.append(f"masked and pruned logits differ by at most {found.difference:.2g}")
-    said.append(
-        f"parameters {first.parameters:,} -> {last.parameters:,}, FLOPs per image {first.flops:,} -> {last.flops:,}"
-    )
-    said += [
-        f"speed-up at batch {row['batch']}: {row['speedup']:.2f} x ({_between(row)}), "
-        f"FLOPs predict {row['predicted']:.2f} x"
-        for row in speeds
-        if row["removed"] == MINE
-    ]
-    tested = f"p = {last.p:.2g} (McNemar)"
-    said.append(
+    tested = "too good: test images chose the heads" if found.optimistic else f"p = {last.p:.2g} (McNemar)"
+    return [
+        *(
+            f"round {row.round} {row.stage:>8}: {row.counted}, {what} {_accuracy(row)}"
+            + (f", {lost} {row.loss:.3g}" if lost else "")
+            for row in found.stages
+        ),
+        f"masked and pruned logits differ by at most {found.difference:.2g}",
+        f"parameters {first.parameters:,} -> {last.parameters:,}, FLOPs per image {first.flops:,} -> {last.flops:,}",
+        *(
+            f"speed-up at batch {row['batch']}: {row['speedup']:.2f} x ({_between(row)}), "
+            f"FLOPs predict {row['predicted']:.2f} x"
+            for row in speeds
+            if row["removed"] == MINE
+        ),
         f"dense {first.counted} {_accuracy(first)} -> {last.stage} {last.counted} {_accuracy(last)}, of "
         f"{last.images} test images: {100 * last.difference:+.2f} points (95 % interval "
-        f"{100 * last.difference_low:+.2f} to {100 * last.difference_high:+.2f}), "
-        f"{'too good: test images chose the heads' if found.optimistic else tested}"
-    )
-    return said
+        f"{100 * last.difference_low:+.2f} to {100 * last.difference_high:+.2f}), {tested}",
+    ]
 
 
 def _accuracy(row: Stage) -> str:
@@ -371,23 +369,17 @@ def _between(row: Row) -> str:
 
 def _promised(promise: Promise) -> dict[str, Any]:
     """The promise in plain values."""
-    return {
-        "points": promise.guarantee.points,
-        "confidence": promise.guarantee.confidence,
-        "heads": promise.heads,
-        "steps": promise.steps,
-        "images": promise.images,
-    }
+    numbers = {"heads": promise.heads, "steps": promise.steps, "images": promise.images}
+    return {"points": promise.guarantee.points, "confidence": promise.guarantee.confidence, **numbers}
 
 
 def of_pruned(found: Pruned, layout: HeadLayout) -> dict[str, Result]:
     """The tables of stages and of heads that are left, and where one was asked for, the promise."""
     results = {}
-    if (
-        promise := found.promise
-    ) is not None:  # the path's curve on the images that were set aside, and how far it holds
-        curves, numbers = [promise.curve], {f"prune/promise/{name}": n for name, n in _promised(promise).items()}
-        figure, right = curves_figure.curves(curves, layout.num_heads), promise.curve.scored.right
+    if found.promise is not None:  # the path's curve on the images that were set aside, and how far it holds
+        curves = [found.promise.curve]
+        numbers = {f"prune/promise/{name}": number for name, number in _promised(found.promise).items()}
+        figure, right = curves_figure.curves(curves, layout.num_heads), curves[0].scored.right
         results["masking_curves"] = Result(tables.curves(curves), figure, numbers, curves, right, drawn="curves")
     last, names = found.stages[-1], list(Stage._fields) if "neuron" in found.kinds else list(Stage._fields)[:-1]
     stages = Table(names, [list(row[: len(names)]) for row in found.stages], "stages")
@@ -415,10 +407,3 @@ def _speeds(dense: nn.Module, found: Pruned, rounds: int) -> list[Row]:
     masks |= {f"{100 * share:.0f} % removed": evenly(layout_of(dense), share) for share in SHARES}
     with progress("timing", len(BATCHES), "batch sizes") as done:
         return speed_table(dense, masks, rounds=rounds, show=done)
-
-
-def _of_speeds(rows: list[Row]) -> dict[str, Result]:
-    if not rows:
-        return {}
-    timed = tables.from_rows(rows, "speed")
-    return {"speed": Result(timed, speed_figure(rows), label="times as fast", of=Sample(), drawn="speed")}

@@ -10,7 +10,6 @@ from torch import nn
 
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
-from mhprobe.heads import FillName
 from mhprobe.masking.parts.curve import CurveSpec
 from mhprobe.masking.parts.units import make_units
 from mhprobe.questions.ask import Answers
@@ -21,7 +20,7 @@ from mhprobe.questions.plan import Question
 from mhprobe.report.report import Report
 from mhprobe.run import builders
 from mhprobe.run.construct import construct, explained
-from mhprobe.run.schema import Config, Curve, Paper
+from mhprobe.run.schema import Config, Paper
 from mhprobe.run.schema import Masking as Curves
 from mhprobe.training.classifier import GatedClassifier
 from mhprobe.training.screen import ShowsTraining
@@ -121,15 +120,10 @@ def _usual(cfg: Config, material: Material) -> list[Question]:
     return asked
 
 
-def random_twin(model: GatedClassifier, seed: int) -> RandomTwin:
-    """Return the maker of the network's control. UserError for pruned weights, which have none."""
-    return RandomTwin(cast(nn.Module, model.backbone), model.gates.layout, model.description, seed)
-
-
 def _control(model: GatedClassifier, seed: int, wanted: bool) -> RandomTwin | None:
     """The random twin; for pruned weights, which have none, a line instead, or the UserError if it was asked for."""
     try:
-        return random_twin(model, seed)
+        return RandomTwin(cast(nn.Module, model.backbone), model.gates.layout, model.description, seed)
     except UserError as error:
         if wanted:
             raise
@@ -138,7 +132,7 @@ def _control(model: GatedClassifier, seed: int, wanted: bool) -> RandomTwin | No
 
 
 def panels(about: Paper) -> dict[str, Callable[..., Any]]:
-    """By figure of a paper what draws it, for figures that name it."""
+    """Panels of a paper's figures, by figure, for figures that name one."""
     named = {f"paper.figures.{key}.panel": (key, part.panel) for key, part in about.figures.items() if part.panel}
     return {key: explained(construct(panel, where), where) for where, (key, panel) in named.items()}
 
@@ -148,29 +142,23 @@ def _masking(cfg: Config, settings: Curves, model: GatedClassifier) -> Masking:
     layout = model.gates.layout
     specs: dict[str, CurveSpec | UserError] = {}
     for name, part in settings.curves.items():
+        where, make = f"masking.curves.{name}", cast(type[CurveSpec], explained(CurveSpec, f"masking.curves.{name}"))
         try:
-            spec = _curve(name, part, settings.fill)
+            order = construct(part.order, f"{where}.order")
+            spec = make(name=name, **{**part.model_dump(), "order": order, "fill": part.fill or settings.fill})
             spec.check(layout)
             specs[name] = spec
         except UserError as error:
-            specs[name] = unfit = UserError(str(error).replace(f"curve {name}: ", f"masking.curves.{name}: "))
+            specs[name] = unfit = UserError(str(error).replace(f"curve {name}: ", f"{where}: "))
             if not cfg.paper:
                 raise unfit from error
     fit = [spec for spec in specs.values() if isinstance(spec, CurveSpec)]
-    longest = max((len(make_units(spec.units, layout, spec.exclude_layers).names) for spec in fit), default=0)
+    longest = max((len(make_units(spec.units, layout, spec.exclude_layers)) for spec in fit), default=0)
     if settings.step is not None and settings.step > longest:
         raise UserError(f"masking.step: the longest of the curves has {longest} steps, got {settings.step}.")
     options = settings.model_dump(include={"select_on", "steps", "step"})
     options |= {"join": settings.join and construct(settings.join, "masking.join"), "score": builders.score(cfg)}
     return Masking(specs, Path(cfg.cache_dir) / "orders", key="masking.curves", **options)
-
-
-def _curve(name: str, part: Curve, fill: FillName) -> CurveSpec:
-    """Build a curve from its part of the configuration. fill: of curves that name none."""
-    where = f"masking.curves.{name}"
-    order = construct(part.order, f"{where}.order")
-    make: Callable[..., CurveSpec] = explained(CurveSpec, where)
-    return make(name=name, **{**part.model_dump(), "order": order, "fill": part.fill or fill})
 
 
 def _second_data(part: dict[str, Any], first: ImageData) -> ImageData:

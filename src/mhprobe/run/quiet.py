@@ -19,7 +19,7 @@ LOGS = ("lightning.pytorch", "lightning.fabric", "fontTools", "matplotlib")  # d
 
 
 def quiet() -> None:
-    """To be called before anything else imports Lightning, which warns while it is imported and sets its own levels."""
+    """Silence these; call it before anything imports Lightning, which warns on import and sets its own levels."""
     for message, _ in WARNINGS:
         warnings.filterwarnings("ignore", message=f".*{message}")
     import lightning  # noqa: F401

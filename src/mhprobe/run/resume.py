@@ -15,7 +15,7 @@ from mhprobe.errors import UserError
 from mhprobe.io.code import file_digest
 from mhprobe.run.constructors import options
 from mhprobe.run.schema import Config
-from mhprobe.training.same_run import SameRun
+from mhprobe.training.checkpoints import SameRun
 from mhprobe.weights.checkpoint import load_checkpoint
 
 Facts = Mapping[str, Any]
@@ -44,10 +44,7 @@ def resume(cfg: Config, folder: Path, trainer: L.Trainer) -> Path | None:
     if asked is None:
         return None
     ours = next(part for part in trainer.callbacks if isinstance(part, SameRun)).facts(trainer)  # type: ignore[attr-defined]
-    allow = _allowed(cfg)
-    path, lines = _last(cfg, folder, ours) if asked == "last" else (_named(asked), None)
-    if lines is None:
-        lines = judge(_facts(path), ours, allow, path)
+    path, lines = _judged(_candidates(cfg, folder, asked), ours, cfg.resume.allow if cfg.resume else [])
     if trainer.is_global_zero:
         print("\n".join([f"resuming from {path}", *lines]))
     return path
@@ -62,35 +59,30 @@ def _runs(cfg: Config) -> Path:
     return Path(cfg.out) / cfg.name
 
 
-def _named(asked: str) -> Path:
+def _candidates(cfg: Config, folder: Path, asked: str) -> Sequence[Path]:
+    """The checkpoints that ``ckpt_path`` may mean, the newest first. UserError where there is none."""
+    if asked == "last":
+        if paths := earlier(_runs(cfg), folder):
+            return paths
+        raise UserError(
+            f"ckpt_path=last: no last.ckpt of this run under {_runs(cfg)}; leave ckpt_path out to start anew."
+        )
     if "://" in asked:
         raise UserError(f"ckpt_path: {asked} is remote, where pickled code could hide; download it first.")
     if not Path(asked).is_file():
         raise UserError(f"ckpt_path: no file {asked}; ckpt_path=last takes the last checkpoint of this run.")
-    return Path(asked)
+    return [Path(asked)]
 
 
-def _last(cfg: Config, folder: Path, ours: Facts) -> tuple[Path, list[str]]:
-    """The newest of this run's checkpoints, and what is different; what keeps the newest from being one is said."""
-    runs = _runs(cfg)
+def _judged(paths: Sequence[Path], ours: Facts, allow: Sequence[str]) -> tuple[Path, list[str]]:
+    """The first checkpoint that is of this run, and what is different. UserError says why the first of all is not."""
     refusals = []
-    for path in earlier(runs, folder):
+    for path in paths:
         try:
-            return path, judge(_facts(path), ours, _allowed(cfg), path)
+            return path, judge(load_checkpoint(path).get("run"), ours, allow, path)
         except UserError as error:
             refusals.append(error)
-    if refusals:
-        raise refusals[0]
-    raise UserError(f"ckpt_path=last: no last.ckpt of this run under {runs}; leave ckpt_path out to start anew.")
-
-
-def _allowed(cfg: Config) -> list[str]:
-    """Return the settings that may differ from the checkpoint's run."""
-    return cfg.resume.allow if cfg.resume else []
-
-
-def _facts(path: Path) -> Facts | None:
-    return load_checkpoint(path).get("run")
+    raise refusals[0]
 
 
 def facts(cfg: Mapping[str, Any], description: Mapping[str, Any], images: str) -> dict[str, Any]:
@@ -213,5 +205,5 @@ def _flat(part: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, Any]
 
 
 def _digest(file: str | None) -> str | None:
-    """Of a file that makes the run, wherever it lies."""
+    """Digest of a file that decides the run; a file that is not there stands for itself."""
     return file if file is None or not Path(file).is_file() else file_digest(file)[:16]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self, cast, get_args
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from mhprobe.errors import UserError, quoted
@@ -18,35 +18,14 @@ from mhprobe.run.sections import settings
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_bool_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """``true`` would be taken for 1."""
-        if _holds_bool(value) and not _takes_bool(cls.model_fields[str(info.field_name)].annotation):
-            raise PydanticCustomError("bool", "Input should be a number or a word, not true or false")
-        return value
+    model_config = ConfigDict(extra="forbid", strict=True)  # strict: else ``true`` would be taken for 1
 
     def but(self, **changes: Any) -> Self:
         """A copy with other values; of a section, with other values inside it where ``changes`` has a dict for it."""
-        parts = {key: getattr(self, key, None) for key in changes}
-        inner = {
-            key: part.but(**change) if isinstance(part, _Section) and isinstance(change, dict) else change
-            for (key, change), part in zip(changes.items(), parts.values(), strict=True)
-        }
-        return self.model_copy(update=inner)
-
-
-def _holds_bool(value: Any) -> bool:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return isinstance(value, bool) or any(map(_holds_bool, inner))
-
-
-def _takes_bool(hint: Any) -> bool:
-    """Return True if a bool, or anything, may be in a field of this type, or in a section of its own."""
-    section = isinstance(hint, type) and issubclass(hint, BaseModel)
-    return hint in (bool, Any) or section or any(map(_takes_bool, get_args(hint)))
+        for key, change in changes.items():
+            if isinstance(part := getattr(self, key, None), _Section) and isinstance(change, dict):
+                changes[key] = part.but(**change)
+        return self.model_copy(update=changes)
 
 
 class Optim(_Section):
@@ -65,7 +44,7 @@ class Optim(_Section):
 
 
 def _parts(frozen: Any) -> Any:
-    """Of a union pydantic would say what each of its types misses."""
+    """Check ``frozen`` by hand: of a union pydantic would say what each of its types misses."""
     words, parts = get_args(Scope), get_args(Part)
     if frozen in words or (isinstance(frozen, list) and frozen and all(part in parts for part in frozen)):
         return frozen
@@ -310,8 +289,13 @@ def check(command: str, cfg: DictConfig) -> Config:
     untrained = checked.weights is None and checked.optim is None and not comes_with_weights(checked.backbone)
     if untrained and command not in NO_WEIGHTS:
         raise UserError(_missing("weights"))
-    if checked.backbone.get("num_classes") == 0:
+    if (classes := checked.backbone.get("num_classes")) == 0:
         refuse_without_classifier(command)
+    elif classes is not None:
+        raise UserError(
+            f"backbone.num_classes: the data says how many there are, expected null, or 0 for a network that gives "
+            f"features, got {classes}."
+        )
     return checked
 
 
@@ -341,7 +325,7 @@ WITH_FEATURES = ("fetch", "claims", "maps", "mask", "probe", "prune")  # command
 
 
 def refuse_without_classifier(command: str) -> None:
-    """UserError for a command that does need one."""
+    """UserError if ``command`` needs a classifier."""
     if command not in WITH_FEATURES:
         raise UserError(
             f"backbone.num_classes: 0 leaves the classifier out, and mhprobe.{command} needs one; leave it null. "
@@ -366,13 +350,8 @@ INSTEAD = {
 def _refuse_parts(trainer: dict[str, Any]) -> None:
     """Parts of a validation or a test: every number here is of all the images it names, so none could be given."""
     for key, instead in INSTEAD.items():
-        value = trainer.get(key)
-        whole = (
-            value is None
-            or value is False
-            or (isinstance(value, float) and value == (0.0 if "overfit" in key else 1.0))
-        )
-        if not whole:
+        value, whole = trainer.get(key), 0.0 if key == "overfit_batches" else 1.0
+        if not (value is None or value is False or (isinstance(value, float) and value == whole)):
             raise UserError(f"trainer.{key}: a number of part of the images is no result, got {value}. Use {instead}.")
 
 

@@ -52,7 +52,12 @@ def settings(command: str) -> set[str]:
 
 
 class OwnSections(ConfigLoaderImpl):
-    """Hydra's loader, for one command's sections."""
+    """Hydra's loader, for one command's sections; ``install`` puts it in the place of Hydra's private class.
+
+    Nothing public of Hydra can leave out a section that an experiment names and a command has not, or add defaults of
+    constructors to ``--cfg job``: both have to happen before the command line is merged in, and before Hydra prints.
+    tests/run/test_hydra.py sees when Hydra changes what is overridden here.
+    """
 
     _filled: Sequence[Filled] = ()
 
@@ -73,7 +78,7 @@ class OwnSections(ConfigLoaderImpl):
         with open_dict(cfg):
             for section in set(cfg) - own - {"hydra"}:
                 del cfg[section]
-        take_back(cfg, self._filled, map(_path, overrides))  # the command line replaced parts, and added some
+        take_back(cfg, self._filled, map(_key, overrides))  # the command line replaced parts, and added some
         fill(cfg)
         _check_installed(cfg)
         if cfg.hydra.mode is None and any(".core_plugins." not in cfg.hydra[part]["_target_"] for part in ENGINES):
@@ -120,22 +125,18 @@ def _check_installed(cfg: DictConfig) -> None:
 def _refuse_others(command: str, own: set[str], overrides: Sequence[str]) -> None:
     for override in overrides:
         section = _key(override).split(".")[0]
-        if section in own or section in ("experiment", "hydra"):
+        if section in {*own, "experiment", "hydra"}:
             continue
-        homes = [other for other in commands() if section in sections(other)]
-        if homes:
-            where = ", ".join(f"mhprobe.{home}" for home in homes)
-            raise UserError(f"{override}: mhprobe.{command} has no {section}; it is a part of {where}.")
+        if homes := [f"mhprobe.{other}" for other in commands() if section in sections(other)]:
+            raise UserError(f"{override}: mhprobe.{command} has no {section}; it is a part of {', '.join(homes)}.")
 
 
 def install() -> None:
-    """From now on Hydra composes a command's own sections only."""
+    """Make Hydra compose a command's own sections only, and register the resolvers of conf/."""
     machinery.ConfigLoaderImpl = OwnSections  # type: ignore[misc]
     members.register(CONF)
-    OmegaConf.register_new_resolver("mhprobe.groups", _groups, replace=True)
-    OmegaConf.register_new_resolver("mhprobe.claim", claim, replace=True)
-    OmegaConf.register_new_resolver("mhprobe.network", _network, replace=True)
-    OmegaConf.register_new_resolver("mhprobe.swept", _swept, replace=True)
+    for resolver in (_groups, claim, _network, _swept):
+        OmegaConf.register_new_resolver(f"mhprobe.{resolver.__name__.lstrip('_')}", resolver, replace=True)
 
 
 def data_of_weights(overrides: Sequence[str]) -> list[str]:
@@ -151,13 +152,8 @@ def data_of_weights(overrides: Sequence[str]) -> list[str]:
 
 
 def _key(override: str) -> str:
-    """The group that an override names: '+data@probe.also_on=x' -> 'data'."""
+    """The key or group that an override sets: '++masking.steps=3' -> 'masking.steps', '+data@second=x' -> 'data'."""
     return re.split(r"[=@]", override.lstrip("+~"), maxsplit=1)[0]
-
-
-def _path(override: str) -> str:
-    """The key that an override sets: '++masking.steps=3' -> 'masking.steps'."""
-    return override.lstrip("+~").partition("=")[0]
 
 
 def _network(*, _root_: DictConfig) -> str:
@@ -208,7 +204,7 @@ def _chosen(command: str) -> Iterator[str]:
 
 @functools.cache
 def _file(command: str) -> DictConfig:
-    """To be read only: it is read from the disk once."""
+    """Read a command's file, once per process; the result is not to be changed."""
     return cast(DictConfig, OmegaConf.load(CONF / f"{command}.yaml"))
 
 

@@ -1,7 +1,5 @@
 """Shortage of memory or of room on a disk: one line names the setting to change."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 from collections.abc import Iterator
@@ -20,14 +18,13 @@ DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.
 
 def no_memory(error: BaseException) -> bool:
     """Return True if memory ran out: torch's OutOfMemoryError, or that of a CPU, which has no type."""
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError)
-        and any(part in str(error) for part in ("out of memory", "can't allocate memory"))
-    )
+    words = ("out of memory", "can't allocate memory")
+    told = isinstance(error, RuntimeError) and any(part in str(error) for part in words)
+    return told or isinstance(error, MemoryError)
 
 
 @contextlib.contextmanager
-def explained(cfg: Config) -> Iterator[None]:
+def explained(cfg: "Config") -> Iterator[None]:
     """A shortage as one line that names settings of ``cfg``."""
     try:
         yield

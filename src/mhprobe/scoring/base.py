@@ -4,9 +4,7 @@ Every number is per image, so that curves, searches and tests take any score as 
 """
 
 import abc
-import importlib
 import inspect
-import pkgutil
 from collections.abc import Callable, Iterable
 from typing import ClassVar
 
@@ -17,6 +15,7 @@ import mhprobe.scoring
 from mhprobe import ranks
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError, quoted
+from mhprobe.io.code import classes_in
 from mhprobe.masking.base import Scored
 from mhprobe.recording.outputs import broken, logits_of, refuse_broken
 from mhprobe.recording.state import inspecting
@@ -63,12 +62,7 @@ class Score(abc.ABC):
 
 def known_scores() -> dict[str, type[Score]]:
     """The class of every file of scoring/ that holds a score, by its name."""
-    found: dict[str, type[Score]] = {}
-    for module in pkgutil.iter_modules(mhprobe.scoring.__path__, "mhprobe.scoring."):
-        for item in vars(importlib.import_module(module.name)).values():
-            if inspect.isclass(item) and item.__module__ == module.name and issubclass(item, Score):
-                found |= {} if inspect.isabstract(item) else {item.scored.name: item}
-    return found
+    return {score.scored.name: score for score in classes_in(mhprobe.scoring, Score)}
 
 
 def score_for(asked: str | type[Score] | None, where: str, labelled: bool, features: bool) -> type[Score]:

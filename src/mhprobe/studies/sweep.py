@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, one_line
 from mhprobe.io.head_tables import DIGEST, read_column, read_heads, read_kept, read_rows
 from mhprobe.report.runs import run as runs_of
 from mhprobe.report.runs.folder import MB, Folder, reading
@@ -186,9 +186,9 @@ def _whole(weights: str | None, description: dict[str, Any]) -> float | None:
         return None
 
 
+@one_line()
 def main() -> None:
     from mhprobe.report.runs.facts import origin_of_script
-    from mhprobe.run.cli import fail
 
     about = (__doc__ or "").partition(":")[2]
     parser = argparse.ArgumentParser(prog="python -m mhprobe.studies.sweep", description=about)
@@ -196,11 +196,7 @@ def main() -> None:
     parser.add_argument("--probe", type=Path, help="a probed run of the whole model: its heads, and its accuracy")
     parser.add_argument("--style", choices=["screen", "paper"], default="screen", help="of figures: paper fits columns")
     given = parser.parse_args()
-    try:
-        paths = write(given.folder, given.probe, given.style, origin=origin_of_script("studies.sweep"))
-    except UserError as error:
-        fail(str(error))
-    print(*paths, sep="\n")
+    print(*write(given.folder, given.probe, given.style, origin=origin_of_script("studies.sweep")), sep="\n")
 
 
 if __name__ == "__main__":

@@ -5,25 +5,37 @@ as two. Time: a layer is timed as it is and with half of its units removed, insi
 points is what a removed unit saves. Both sides are plain models without gates' hooks, and take turns, so that a machine
 that slows down slows both, and the whole pass as much as its layers.
 
-Shapes: A heads of all sites, M masks, B images.
+A table of latency has the time of each layer at several widths, measured once on a machine and kept in a file. A
+knapsack is priced by it (Shen et al. 2022, arXiv 2110.10811, use such a table). More units never take less time: the
+measured times are fitted by the nearest ones that do not fall with the width (isotonic regression), with straight lines
+between the widths that were measured. Below the narrowest of them nothing more is saved.
+
+Shapes: A heads (units) of all sites, M masks, B images, H units of one site.
 """
 
 import contextlib
 import copy
 import functools
+import json
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import family_of, slice_sites
+from mhprobe.errors import UserError, quoted
 from mhprobe.gates import remove_gates
 from mhprobe.heads import HeadLayout
+from mhprobe.io.files import write
+from mhprobe.masking.base import Cost
 from mhprobe.recording.cost import operations
 from mhprobe.surgery.removal import prune_heads
+
+TABLE_SHARES = (0.0, 0.25, 0.5, 0.75, 0.9)  # of each layer's units that are removed, but for one
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -142,15 +154,15 @@ def head_shares(model: nn.Module, layout: HeadLayout, images: Tensor, units: Col
 
 
 def costs(shares: dict[str, Tensor]) -> dict[str, Callable[[Tensor], Tensor]]:
-    """From shares of heads, functions from (M, A) masks, True = off, to (M,) what is left of the whole.
+    """Cost functions made of shares of heads: (M, A) masks, True = off, -> (M,) share of the whole that is left.
 
     They are what a target of a masking path asks (masking/parts/units.py).
     """
-    return {unit: functools.partial(_left, share) for unit, share in shares.items()}
 
+    def left(share_A: Tensor) -> Callable[[Tensor], Tensor]:
+        return lambda masks: 1 - masks.to(torch.float64) @ share_A
 
-def _left(share_A: Tensor, masks: Tensor) -> Tensor:
-    return 1 - masks.to(torch.float64) @ share_A
+    return {unit: left(share) for unit, share in shares.items()}
 
 
 def interleaved(works: Sequence[Callable[[], object]], rounds: int, seconds: float = 0.05) -> list[list[float]]:
@@ -174,3 +186,66 @@ def interleaved(works: Sequence[Callable[[], object]], rounds: int, seconds: flo
                 synchronize()
                 taken[which].append((time.perf_counter() - start) / calls)
     return taken
+
+
+def latency_cost(file: str | Path, model: nn.Module, layout: HeadLayout, images: Tensor, repeats: int = 15) -> Cost:
+    """(M, A) masks -> (M,) the share of the time that is left, by the table in ``file``, made if it is missing.
+
+    model: with or without gates. images: (B, 3, height, width), as many as will be asked of it at once.
+    UserError for a file that is no table, and for one of another machine, number of images, or network.
+    """
+    file, here = Path(file), f"{device_name(images.device)}, torch {torch.__version__}"
+    wanted = {"machine": here, "images": len(images), "layout": layout.digest}
+    if not file.exists():
+        masks = [evenly(layout, share) for share in TABLE_SHARES]
+        whole, seconds = layer_times(model, layout, masks, images, repeats)
+        widths = [[int((~part).sum()) for part in layout.split(mask)] for mask in masks]
+        table: dict[str, Any] = {**wanted, "whole": whole, "seconds": seconds}
+        table["widths"] = list(zip(*widths, strict=True))
+        write(file, (json.dumps(table) + "\n").encode())
+    try:
+        table = json.loads(file.read_text())
+    except (OSError, ValueError):
+        table = {}
+    if not isinstance(table, dict) or not {"machine", "whole", "widths", "seconds"} <= set(table):
+        raise UserError(f"latency_table: {file} is no table of latency. Name a file that is not there yet.")
+    for key, value in wanted.items():
+        if table.get(key) != value:
+            raise UserError(
+                f"latency_table: {file} has {key} {quoted(table.get(key))}, expected {quoted(value)}. Name a "
+                f"file that is not there yet: it is measured here."
+            )
+    rows = zip(layout.sites, table["widths"], table["seconds"], strict=True)
+    fitted = [_fitted(site.num_heads, widths, seconds) for site, widths, seconds in rows]
+
+    def left(masks: Tensor) -> Tensor:
+        kept = [(~part).sum(1).cpu() for part in layout.split(masks)]
+        saved = (time_H[-1] - time_H[left_M] for time_H, left_M in zip(fitted, kept, strict=True))
+        return 1 - sum(saved, torch.zeros(())) / table["whole"]
+
+    return left
+
+
+def _fitted(count: int, widths: list[int], seconds: list[float]) -> Tensor:
+    """(H + 1,) float64 seconds at every width from 0 on."""
+    from sklearn.isotonic import IsotonicRegression
+
+    fit = IsotonicRegression(out_of_bounds="clip").fit(widths, seconds)
+    return torch.from_numpy(fit.predict(range(count + 1))).double()
+
+
+def evenly(layout: HeadLayout, share: float) -> Tensor:
+    """(A,) bool mask of the last heads of every site, a ``share`` of them, rounded; one head of a site always stays."""
+    mask = torch.zeros(layout.num_heads, dtype=torch.bool)
+    for number, site in enumerate(layout.sites):
+        span = layout.span(number)
+        mask[span.stop - min(round(share * site.num_heads), site.num_heads - 1) : span.stop] = True
+    return mask
+
+
+def device_name(device: torch.device) -> str:
+    """Name of the GPU, or how many threads the CPU may use."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"CPU, {threads} thread{'s' * (threads > 1)}"

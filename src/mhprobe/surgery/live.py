@@ -7,13 +7,14 @@ Shapes: B images, H heads of a site, W windows, K places of a window, A heads of
 """
 
 import contextlib
+import functools
 import importlib.util
 import io
 import itertools
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 from unittest import mock
 
@@ -88,39 +89,27 @@ class _Gated(nn.Module):
     def forward(self, stream: Tensor, gates: Tensor) -> tuple[Tensor, ...]:
         """Return what the part gives, then the attention of its sites where there is any to see."""
         seen: dict[int, Tensor] = {}
+
+        def close(wide: Tensor, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            return inputs[0] * wide, *inputs[1:]
+
+        def see(number: int, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+            seen[number] = inputs[0]
+
         with contextlib.ExitStack() as stack:
-            for site in self.sites:
-                stack.enter_context(self._gated(site, gates))
-                stack.enter_context(self._watched(site, seen))
+            for number in self.sites:
+                site, span = self.layout.sites[number], self.layout.span(number)
+                seam = family_of(self.model).seam(self.model, site)
+                wide = gates[span.start - self.first : span.stop - self.first].repeat_interleave(site.head_dim)
+                stack.callback(seam.point.register_forward_pre_hook(functools.partial(close, wide)).remove)
+                if seam.weights is not None:
+                    stack.enter_context(seam.watched(functools.partial(see, number)))
             out = self.part(stream)
         return getattr(out, "logits", out), *(seen[site] for site in sorted(seen))
 
-    @contextlib.contextmanager
-    def _gated(self, number: int, gates: Tensor) -> Iterator[None]:
-        site, span = self.layout.sites[number], self.layout.span(number)
-        wide = gates[span.start - self.first : span.stop - self.first].repeat_interleave(site.head_dim)
-
-        def close(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-            return inputs[0] * wide, *inputs[1:]
-
-        handle = family_of(self.model).seam(self.model, site).point.register_forward_pre_hook(close)
-        try:
-            yield
-        finally:
-            handle.remove()
-
-    @contextlib.contextmanager
-    def _watched(self, number: int, seen: dict[int, Tensor]) -> Iterator[None]:
-        seam = family_of(self.model).seam(self.model, self.layout.sites[number])
-        if seam.weights is None:
-            yield
-            return
-        with seam.watched(lambda module, inputs: seen.__setitem__(number, inputs[0])):
-            yield
-
 
 def _exported(part: _Gated, name: str, stream: Tensor) -> Piece:
-    """One piece. UserError names the part and the operator that ONNX has not."""
+    """Export one piece. UserError names the part and the operator that ONNX lacks."""
     gates = torch.ones(part.count)
     data: Any = io.BytesIO()  # the exporter takes a file, too, and does not say so
     given = part(stream, gates)
@@ -144,7 +133,7 @@ def _exported(part: _Gated, name: str, stream: Tensor) -> Piece:
 
 
 def _module(part: str, operator: str, graphs: Sequence[Any]) -> str:
-    """e.g. "blocks.1.mlp": the innermost module that calls an operator; the part where no graph tells."""
+    """Name of the innermost module that calls an operator ("blocks.1.mlp"); of the part where no graph tells."""
     nodes = [node for graph in graphs if isinstance(graph, torch.Graph) for node in graph.nodes()]
     for node in [node for node in nodes if node.kind() == operator]:
         # its scope: "<type>::/<type>::part/<type>::mlp/<type>::mlp.0", where what a Sequential holds has both names

@@ -1,27 +1,32 @@
-"""Heads to remove by any masking order: its path is followed until so many heads are off, or a target is met.
+"""Heads to remove by any masking order: its path is followed as far as was asked for, or as can be promised.
 
-With several rounds each removes an equal part, and finds its path anew on the network that the round before left.
+``OnPath`` follows it until so many heads are off, or a target is met. With several rounds each removes an equal part,
+and finds its path anew on the network that the round before left. ``Promised`` promises that new images lose at most so
+many points of accuracy: the path is chosen on some images, and how far it may be followed is decided on others, which
+chose neither the path nor the weights (``stats.promise``). Where no step can be promised, no head goes.
 
 Shapes: A heads of all sites of the present network.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import input_spec, layout_of
+from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
-from mhprobe.masking.base import Evaluate, Order, Units
-from mhprobe.masking.parts.limits import Cost, Limits
+from mhprobe.masking.base import Cost, Evaluate, Limits, Order, Path, Units
+from mhprobe.masking.parts.trace import Curve, trace
 from mhprobe.masking.parts.units import check_reached, constrain, make_units, refuse_neurons, target_of
-from mhprobe.surgery.costs import costs, head_shares
+from mhprobe.stats.promise import Guarantee
+from mhprobe.surgery.costs import costs, head_shares, latency_cost
 from mhprobe.surgery.given import Choice
-from mhprobe.surgery.latency import latency_cost
 
 WHERE = "prune"  # the options, for messages
 
@@ -36,7 +41,7 @@ class OnPath:
         three, with an order of neurons (knapsack).
     exclude_layers: never touched. min_heads_per_layer: of every layer so many stay. rescale: the heads that a layer
         keeps are multiplied by H / kept, while the path is searched and in what is left.
-    latency_table: the file of a table of times by width (surgery/latency.py), made if it is missing; None to take two
+    latency_table: the file of a table of times by width (surgery/costs.py), made if it is missing; None to take two
         points of each layer now.
     """
 
@@ -100,7 +105,10 @@ class OnPath:
             goal = {"heads": min(float(loaded.num_heads - round(part * remove)), layout.num_heads)}
         else:
             assert self.target is not None
-            costs_left = self._costs(model, layout, images(), self.target)
+            if self.latency_table is None:
+                costs_left = costs(head_shares(model, layout, images(), self.target))
+            else:
+                costs_left = {"latency": latency_cost(self.latency_table, model, layout, images())}
             # the round before may have gone farther than it had to: a unit goes whole or not at all
             goal = {unit: min(max(1.0, share), (1 - part * (1 - share)) / left) for unit, share in self.target.items()}
         units = self._units(layout, loaded, goal, costs_left)
@@ -112,11 +120,6 @@ class OnPath:
         _exactly(units, path.masks(), remove is not None and self.target is None)
         left *= units.limits.target.left(mask) if costs_left else 1.0
         return Choice(mask, self.rescale, scores=path.scores), left
-
-    def _costs(self, model: nn.Module, layout: HeadLayout, images: Tensor, target: Collection[str]) -> dict[str, Cost]:
-        if self.latency_table is not None and "latency" in target:
-            return {"latency": latency_cost(self.latency_table, model, layout, images)}
-        return costs(head_shares(model, layout, images, target))
 
     def _in_all(self, num_heads: int) -> int | None:
         """Return the number of heads to remove, where the options name a number."""
@@ -153,23 +156,11 @@ def _exactly(units: Units, masks_SA: Tensor, exact: bool) -> None:
         )
 
 
-class _Known(Evaluate):
-    """Scores that were measured before."""
-
-    def __init__(self, scores: Tensor) -> None:
-        self.scores = scores
-
-    def __call__(self, masks: Tensor, images: Tensor | None = None) -> Any:
-        raise NotImplementedError("there are scores of units here, none of masks")
-
-    def measure(self, make: Callable[[HeadLayout], Any], mask: Tensor, column: str = "value") -> Tensor:
-        return self.scores
-
-
 def mask_by(scores_A: Tensor, model: nn.Module, source: OnPath) -> Tensor:
     """(A,) bool, the units that go by ``source``, whose order is by these scores, lowest first. No image is asked."""
     image = torch.zeros(1, 3, *input_spec(model)["size"], device=next(model.parameters()).device)
-    return source.choose(model, _Known(scores_A), lambda: image, layout_of(model), 1.0, 1.0)[0].mask
+    known: Any = SimpleNamespace(measure=lambda make, mask, column: scores_A)  # an Evaluate that scores no masks
+    return source.choose(model, known, lambda: image, layout_of(model), 1.0, 1.0)[0].mask
 
 
 def removed_after(gone: Tensor, mask: Tensor) -> Tensor:
@@ -177,3 +168,113 @@ def removed_after(gone: Tensor, mask: Tensor) -> Tensor:
     gone = gone.clone()
     gone[torch.nonzero(~gone).flatten()[mask]] = True
     return gone
+
+
+class Promise(NamedTuple):
+    """A promise: the steps of the path, the heads that go with them, and the number of images that it stands on.
+
+    curve: of the whole path on these images.
+    """
+
+    guarantee: Guarantee
+    steps: int
+    heads: int
+    images: int
+    curve: Curve
+
+
+@dataclass(frozen=True)
+class Promised:
+    """Heads of a path as far as can be promised.
+
+    order: of the path. units: head, index, layer or stage, the heads of one step.
+    guarantee: what is to be kept. remove: at most so many heads go; None for all but what has to stay.
+    exclude_layers, min_heads_per_layer, rescale: as for ``OnPath``. chosen_on: the split that chooses the path.
+    seed: of the order in which images are looked at.
+    """
+
+    order: Order
+    guarantee: Guarantee
+    units: str = "head"
+    remove: int | None = None
+    exclude_layers: Sequence[int] = ()
+    min_heads_per_layer: int = 0
+    rescale: bool = False
+    chosen_on: str = "train"
+    seed: int = 0
+
+    def choose(self, model: nn.Module, evaluate: Evaluate, calibrate: Evaluate) -> tuple[Choice, Promise]:
+        """The heads that go, none where nothing can be promised, and how far the promise holds.
+
+        evaluate: scores masks on the images that choose the path. calibrate: on those that are set aside.
+        """
+        check_images(self.guarantee, calibrate.images)
+        layout = layout_of(model)
+        refuse_neurons(layout, "guarantee")
+        units = make_units(self.units, layout, self.exclude_layers)
+        units = constrain(units, Limits(layout, self.min_heads_per_layer), WHERE)
+        steps = self.remove if self.units == "head" else None
+        path = self._short(self.order.paths(units, layout, evaluate, steps)[0])
+        name = f"{self.units}_{type(self.order).__module__.rpartition('.')[2]}"
+        about = {"name": name, "search": self.order.search_name(units), "chosen_on": self.chosen_on}
+        promise = _promise(path, calibrate, self.guarantee, self.seed, layout, rescale=self.rescale, **about)
+        return Choice(promise.curve.traces[0].mask[promise.steps], self.rescale), promise
+
+    def _short(self, path: Path) -> Path:
+        """The path up to where ``remove`` heads are gone, and before the last head goes."""
+        gone = path.masks().sum(1)
+        most = path.added.shape[1] - 1
+        steps = int((gone[1:] <= min(most, self.remove or most)).sum())
+        if not steps:
+            raise UserError(
+                f"remove: the first step of the path takes {int(gone[1])} heads, got {self.remove}; ask for as "
+                f"many, or take units=head."
+            )
+        columns = ("added", "names", "spent", "exhaustive")
+        return dataclasses.replace(path, **{column: getattr(path, column)[:steps] for column in columns})
+
+
+def promise_of(choice: Choice, calibrate: Evaluate, guarantee: Guarantee, layout: HeadLayout, seed: int = 0) -> Promise:
+    """Test the promise without all heads of ``choice``, which go in one step or not at all. UserError: few images."""
+    check_images(guarantee, calibrate.images)
+    path, about = Path(None, choice.mask[None], ("given",)), {"name": "given", "search": "", "chosen_on": None}
+    return _promise(path, calibrate, guarantee, seed, layout, rescale=choice.rescale, **about)
+
+
+def check_unseen(chosen_by: Iterable[str], data: ImageData) -> None:
+    """UserError where images that are set aside may be among those that chose heads ("split:digest" each)."""
+    apart = {data.images_of(split) for split in ("train", "val")}
+    for images in chosen_by:
+        split, _, digest = images.partition(":")
+        if split == "test" or digest in apart:
+            continue
+        if split == "calibration":
+            raise UserError(
+                "guarantee: images that were set aside have decided before how many heads of this network go: "
+                "each set promises once. Prune the whole network anew, or promise on images of another data set."
+            )
+        raise UserError(
+            f"guarantee: the heads were chosen on {split} images that may be among those that are set aside now. "
+            f"Choose them with this run's options of data (calibration_fraction, val_fraction, seed, limits)."
+        )
+
+
+def check_images(guarantee: Guarantee, images: int) -> None:
+    """UserError where so few images could never show it."""
+    if images < (needed := guarantee.images_needed):
+        raise UserError(
+            f"guarantee: {images} calibration images can never show that at most {guarantee.points:g} points are "
+            f"lost with {100 * guarantee.confidence:g} % confidence; {needed} are the least. Raise "
+            f"the data's calibration_fraction or the guarantee's points."
+        )
+
+
+def _promise(
+    path: Path, calibrate: Evaluate, guarantee: Guarantee, seed: int, layout: HeadLayout, **about: Any
+) -> Promise:
+    """about: further fields of the curve."""
+    traces = trace([path], calibrate, guarantee=guarantee, seed=seed)
+    about |= {"split": "calibration", "scored": calibrate.scored, "layout": layout.digest}
+    steps = traces[0].promised or 0
+    heads, curve = int(traces[0].mask[steps].sum()), Curve(traces=traces, guarantee=guarantee, **about)
+    return Promise(guarantee, steps, heads, calibrate.images, curve)

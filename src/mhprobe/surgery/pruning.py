@@ -23,7 +23,7 @@ from mhprobe.data.draws import stratified
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of, remove_gates
 from mhprobe.gates.fill import Fill
-from mhprobe.heads import HeadSite, Kind
+from mhprobe.heads import Kind
 from mhprobe.io.progress import progress
 from mhprobe.io.tensors import digest
 from mhprobe.masking.base import LABELS, Evaluate, Scored
@@ -38,8 +38,7 @@ from mhprobe.scoring.parts.tally import tally
 from mhprobe.stats.significance import paired, wilson
 from mhprobe.surgery.costs import count_flops, count_parameters
 from mhprobe.surgery.given import Choice, Given
-from mhprobe.surgery.on_path import OnPath, removed_after
-from mhprobe.surgery.promised import Promise, Promised, check_unseen, promise_of
+from mhprobe.surgery.on_path import OnPath, Promise, Promised, check_unseen, promise_of, removed_after
 from mhprobe.surgery.removal import (
     ProjBias,
     drop_bias,
@@ -120,7 +119,7 @@ class Pruned:
 class Images:
     """The images of a pruning, as batches on ``device``: some to choose and repair with, the test's to report.
 
-    Those that were set aside say what can be promised.
+    Images that were set aside (split "calibration") are used for the guarantee only.
 
     look_at: so many images of the split ``select_on``, of every class alike; not augmented. score: what is right and
         what is lost of an image; None for the labels, or what the model and the images allow without. cache: a folder
@@ -365,16 +364,10 @@ def _remove(
             if score_masked:
                 _score(images, found, "masked", number, reference, choice.mask)
     _score(images, found, "pruned", number, pruned)
-    if proj_bias == "drop":
-        _freeze_bias(pruned, emptied)
-    return pruned
-
-
-def _freeze_bias(model: nn.Module, sites: Sequence[HeadSite]) -> None:
-    """Training is not to bring back what was dropped."""
-    for site in sites:
-        if (bias := family_of(model).seam(model, site).output.bias) is not None:
+    for site in emptied if proj_bias == "drop" else ():  # training is not to bring back what was dropped
+        if (bias := family_of(pruned).seam(pruned, site).output.bias) is not None:
             bias.requires_grad_(False)
+    return pruned
 
 
 def _check(images: Images, masked: nn.Module, pruned: nn.Module) -> float:
@@ -404,23 +397,22 @@ def _score(
     layout = layout_of(model, found.kinds)
     left_A = torch.ones(layout.num_heads, dtype=torch.bool) if mask is None else ~mask
     heads = layout.of("head").num_heads
-    found.stages.append(
-        Stage(
-            number,
-            stage,
-            int(left_A[:heads].sum()),
-            float(result["accuracy"]),
-            low,
-            high,
-            float(result["loss"]),
-            change.difference,
-            change.low,
-            change.high,
-            math.nan if found.optimistic else change.p,
-            count,
-            count_parameters(model),
-            count_flops(model, torch.zeros(1, 3, *input_spec(model)["size"], device=images.device)),
-            score.scored.name,
-            int(left_A[heads:].sum()) if "neuron" in found.kinds else None,
-        )
+    row = Stage(
+        round=number,
+        stage=stage,
+        heads=int(left_A[:heads].sum()),
+        accuracy=float(result["accuracy"]),
+        low=low,
+        high=high,
+        loss=float(result["loss"]),
+        difference=change.difference,
+        difference_low=change.low,
+        difference_high=change.high,
+        p=math.nan if found.optimistic else change.p,
+        images=count,
+        parameters=count_parameters(model),
+        flops=count_flops(model, torch.zeros(1, 3, *input_spec(model)["size"], device=images.device)),
+        score=score.scored.name,
+        neurons=int(left_A[heads:].sum()) if "neuron" in found.kinds else None,
     )
+    found.stages.append(row)

@@ -100,26 +100,20 @@ def refuse_unprunable(model: nn.Module, units: Collection[Kind] | None = None) -
     try:
         family = family_of(model)
     except UserError as error:
-        if (inside := _held(model)) is not None:
-            refuse_unprunable(inside, units)
-            raise UserError(f"prune_heads: {error}") from None
-        known = str(error).endswith("Not supported.")  # why no family can know it
-        more = "Once a family says where its heads are they can be gated and masked; removing them takes slice_heads."
-        raise UserError(f"prune_heads: {error}{'' if known else ' ' + more}") from None
+        try:
+            inside = backbone_of(model)
+        except UserError:
+            more = "Once a family says where its heads are they can be gated and masked; removing takes slice_heads."
+            known = str(error).endswith("Not supported.")  # why no family can know it
+            raise UserError(f"prune_heads: {error}{'' if known else ' ' + more}") from None
+        refuse_unprunable(inside, units)
+        raise UserError(f"prune_heads: {error}") from None
     if "head" in kinds_of(model, units) and (reason := family.unprunable(model)) is not None:
         try:
             layout_of(model)
         except UserError as error:  # "can still be gated" would be wrong
             reason = str(error)
         raise UserError(f"prune_heads: {reason}")
-
-
-def _held(model: nn.Module) -> nn.Module | None:
-    """The model of a supported family that ``model`` holds, if it does."""
-    try:
-        return backbone_of(model)
-    except UserError:
-        return None
 
 
 def kept_heads(layout: HeadLayout, mask: Tensor) -> dict[str, list[int]]:

@@ -101,18 +101,12 @@ class _Moments:
 
 @contextlib.contextmanager
 def _passing(before: nn.Module, after: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """For a while what enters ``before`` and what leaves ``after`` is kept, as "input" and "output"."""
+    """Keep the input of ``before`` and the output of ``after`` of each forward pass, as "input" and "output"."""
     seen: dict[str, Tensor] = {}
-
-    def keep_input(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        seen["input"] = args[0]
-
-    def keep_output(_module: nn.Module, _args: tuple[Tensor, ...], out: Tensor) -> None:
-        seen["output"] = out
-
+    keep = seen.__setitem__
     with contextlib.ExitStack() as stack:
-        stack.callback(before.register_forward_pre_hook(keep_input).remove)
-        stack.callback(after.register_forward_hook(keep_output).remove)
+        stack.callback(before.register_forward_pre_hook(lambda _, args: keep("input", args[0])).remove)
+        stack.callback(after.register_forward_hook(lambda _, args, out: keep("output", out)).remove)
         yield seen
 
 

@@ -28,8 +28,8 @@ from mhprobe.data.draws import draw, fold
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.heads import wide
+from mhprobe.masking.base import ROUNDING
 from mhprobe.masking.knapsack import Knapsack
-from mhprobe.masking.parts.limits import ROUNDING
 from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.state import inspecting
 from mhprobe.recording.taps import Taps

@@ -21,22 +21,12 @@ from torch.utils._pytree import tree_leaves
 
 from mhprobe.backbones import attach, input_spec, layout_of
 from mhprobe.gates import remove_gates
-from mhprobe.heads import HeadLayout
-from mhprobe.surgery.costs import count_flops, count_parameters, interleaved
+from mhprobe.surgery.costs import count_flops, count_parameters, device_name, evenly, interleaved
 from mhprobe.surgery.removal import prune_heads
 
 BATCHES = (1, 4, 16, 64)
 SHARES = (0.25, 0.5, 0.75)
 Row = dict[str, Any]
-
-
-def evenly(layout: HeadLayout, share: float) -> Tensor:
-    """(A,) bool mask of the last heads of every site, a ``share`` of them, rounded; one head of a site always stays."""
-    mask = torch.zeros(layout.num_heads, dtype=torch.bool)
-    for number, site in enumerate(layout.sites):
-        span = layout.span(number)
-        mask[span.stop - min(round(share * site.num_heads), site.num_heads - 1) : span.stop] = True
-    return mask
 
 
 def speed_table(
@@ -77,16 +67,13 @@ def speed_table(
         taken = dict(zip(variants, times, strict=True))
         memory = {key: peak_memory(model, images) for key, model in variants.items()}
         for name, model in pruned.items():
-            row: Row = {
-                "removed": name,
-                "heads": layout_of(model).num_heads,
-                "device": device_name(first.device),
-                "batch": batch,
-            }
-            for kind, key in (("dense", ("dense", "")), ("masked", ("masked", "")), ("pruned", ("pruned", name))):
-                rate, low, high = median_interval([batch / t for t in taken[key]])
+            row: Row = {"removed": name, "heads": layout_of(model).num_heads}
+            row |= {"device": device_name(first.device), "batch": batch}
+            clocked = {"dense": taken["dense", ""], "masked": taken["masked", ""], "pruned": taken["pruned", name]}
+            for kind, each in clocked.items():
+                rate, low, high = median_interval([batch / t for t in each])
                 row |= {f"{kind}_images_per_s": rate, f"{kind}_low": low, f"{kind}_high": high}
-            pairs = list(zip(taken["dense", ""], taken["masked", ""], taken["pruned", name], strict=True))
+            pairs = list(zip(*clocked.values(), strict=True))
             row["speedup"], row["speedup_low"], row["speedup_high"] = median_interval([d / p for d, _, p in pairs])
             row["over_masked"] = statistics.median(m / p for _, m, p in pairs)
             row["predicted"] = flops[""] / flops[name]
@@ -153,11 +140,3 @@ class _Alive(TorchDispatchMode):
     def _gone(self, key: int, size: int) -> None:
         self.known.discard(key)
         self.now -= size
-
-
-def device_name(device: torch.device) -> str:
-    """Name of the GPU, or how many threads the CPU may use."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    threads = torch.get_num_threads()
-    return f"CPU, {threads} thread{'s' * (threads > 1)}"

@@ -1,9 +1,14 @@
-"""Checkpoints that are whole or absent, hold plain data, and outlive a SIGTERM."""
+"""Checkpoints that are whole or absent, hold plain data, and outlive a SIGTERM; a run that goes on is the same run.
 
+Checkpoints say which run they are of, and each step draws as it would have.
+"""
+
+import hashlib
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import torch
@@ -11,7 +16,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 
-from mhprobe.errors import UserError
+from mhprobe.data.draws import reseed
+from mhprobe.errors import UserError, causes
 from mhprobe.io.files import reason, write
 from mhprobe.io.stopping import handle, stop
 from mhprobe.weights.checkpoint import load_checkpoint, save_checkpoint
@@ -24,33 +30,27 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         try:
             save_checkpoint(checkpoint, Path(path))
         except RuntimeError as error:  # torch's writer puts its own complaint in front of the disk's
+            disk = next((cause for cause in causes(error) if isinstance(cause, OSError)), None)
+            why = " ".join(str(error).split()) if disk is None else reason(disk, Path(path))
             raise UserError(
-                f"checkpoint: could not write {path} ({_of_the_disk(error, Path(path))}). The one before it is "
-                f"untouched; free some room and go on with ckpt_path=last."
+                f"checkpoint: could not write {path} ({why}). The one before it is untouched; free some room and go on "
+                f"with ckpt_path=last."
             ) from error
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         return load_checkpoint(path)
 
 
-def _of_the_disk(error: BaseException, path: Path) -> str:
-    """Return the first message of the operating system, e.g. "No space left on device"."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError):
-            return reason(cause, path)
-        cause = cause.__cause__ or cause.__context__
-    return " ".join(str(error).split())
-
-
 def best_and_last(folder: Path, every_n_steps: int | None) -> list[L.Callback]:
     """``best.ckpt`` by validation accuracy; ``last.ckpt`` after every epoch, and every n steps where asked."""
     common: dict[str, Any] = {"dirpath": folder, "auto_insert_metric_name": False, "enable_version_counter": False}
-    best = Best(filename="best", monitor="val/accuracy", mode="max", save_top_k=1, **common)
-    each_epoch = ModelCheckpoint(filename="last", save_on_train_epoch_end=True, **common)
-    if every_n_steps is None:
-        return [best, each_epoch]
-    return [best, each_epoch, WithinEpoch(filename="last", every_n_train_steps=every_n_steps, **common)]
+    made: list[L.Callback] = [
+        Best(filename="best", monitor="val/accuracy", mode="max", save_top_k=1, **common),
+        ModelCheckpoint(filename="last", save_on_train_epoch_end=True, **common),
+    ]
+    if every_n_steps is not None:
+        made.append(WithinEpoch(filename="last", every_n_train_steps=every_n_steps, **common))
+    return made
 
 
 class WithinEpoch(ModelCheckpoint):
@@ -143,3 +143,49 @@ class StopAtOnce(L.Callback):
 
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         handle(stop)
+
+
+class SameRun(L.Callback):
+    """Refuse a checkpoint of another run. A setting that was changed before the run goes on takes effect.
+
+    facts: of this run besides its trainer, plain values by key (mhprobe.run.resume).
+    """
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        self._facts, self.changed = dict(facts), False
+
+    def facts(self, trainer: L.Trainer) -> dict[str, Any]:
+        return {**self._facts, "processes": trainer.world_size, "precision": str(trainer.precision)}
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["run"] = self.facts(trainer)
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        self.changed = checkpoint.get("run") != self.facts(trainer)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not self.changed:
+            return
+        # the checkpoint's optimizer came back with its own rates: it gets this run's; moments and step count stay
+        fresh: Any = pl_module.configure_optimizers()
+        groups, schedule = trainer.optimizers[0].param_groups, cast(Any, trainer.lr_scheduler_configs[0].scheduler)
+        for live, new, factor in zip(groups, fresh["optimizer"].param_groups, schedule.lr_lambdas, strict=True):
+            live.update({key: value for key, value in new.items() if key != "params"})
+            live["lr"] = live["initial_lr"] * factor(schedule.last_epoch)
+        schedule.base_lrs = [group["initial_lr"] for group in groups]
+
+
+class SeedEachStep(L.Callback):
+    """Dropout and stochastic depth as a function of (seed, epoch, step, rank), never of the past.
+
+    A resumed run then draws what the uninterrupted one would have drawn, at every step, with nothing to store.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        key = f"{self.seed}/{trainer.current_epoch}/{batch_idx}/{trainer.global_rank}"
+        reseed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:7]), pl_module.device)

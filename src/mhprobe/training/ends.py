@@ -3,6 +3,8 @@
 What is not finite stops it before it reaches the weights, and the error says where it came from.
 """
 
+import contextlib
+import functools
 import logging
 import math
 from typing import Any
@@ -47,12 +49,18 @@ class StopAtNonFinite(L.Callback):
             fine = fine & largest.isfinite()
         if fine:
             return
-        if not loss.isfinite():
+        if loss.isfinite():
+            what = "a gradient is not finite"
+            where = next(name for name, grad in named.items() if not grad.isfinite().all())
+        else:
+            what = f"the loss became {loss.item()}"
             with torch.no_grad(), trainer.precision_plugin.forward_context():
                 where = first_non_finite(pl_module, self.batch.images)
-            raise _stopped(trainer, f"the loss became {loss.item()}", where)
-        where = next(name for name, grad in named.items() if not grad.isfinite().all())
-        raise _stopped(trainer, "a gradient is not finite", where)
+        raise UserError(
+            f"{what} at epoch {trainer.current_epoch}, step {trainer.global_step}, first in {where}; training stopped "
+            f"before this step changed the weights. Lower the optimiser's lr or set the trainer's gradient_clip_val, "
+            f"and go on from the last checkpoint with ckpt_path=last, what you changed listed in allow of resume."
+        )
 
 
 def first_non_finite(model: nn.Module, images: Tensor) -> str:
@@ -61,29 +69,16 @@ def first_non_finite(model: nn.Module, images: Tensor) -> str:
         return bad[0]
     found: list[str] = []
 
-    def look(name: str) -> Any:
-        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            if isinstance(output, Tensor) and not output.isfinite().all():
-                found.append(name)
+    def look(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and not output.isfinite().all():
+            found.append(name)
 
-        return hook
-
-    hooks = [module.register_forward_hook(look(name)) for name, module in model.named_modules() if name]
-    try:
-        with torch.compiler.set_stance("force_eager"):  # compiled code does not see new hooks
-            model(images)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with contextlib.ExitStack() as hooks, torch.compiler.set_stance("force_eager"):  # compiled code sees no new hooks
+        for name, module in model.named_modules():
+            if name:
+                hooks.callback(module.register_forward_hook(functools.partial(look, name)).remove)
+        model(images)
     return found[0] if found else "the loss itself"
-
-
-def _stopped(trainer: L.Trainer, what: str, where: str) -> UserError:
-    return UserError(
-        f"{what} at epoch {trainer.current_epoch}, step {trainer.global_step}, first in {where}; training stopped "
-        f"before this step changed the weights. Lower the optimiser's lr or set the trainer's gradient_clip_val, and "
-        f"go on from the last checkpoint with ckpt_path=last, what you changed listed in allow of resume."
-    )
 
 
 class EarlyStopping(callbacks.EarlyStopping):

@@ -10,7 +10,7 @@ import torch
 from mhprobe.data.base import ImageData
 from mhprobe.gates import gates_of
 from mhprobe.measures.base import Measure
-from mhprobe.questions.subject import look
+from mhprobe.questions.material import look
 from mhprobe.recording.measuring import label_of
 from mhprobe.recording.outputs import Of
 from mhprobe.report import tables
@@ -148,10 +148,7 @@ class GateHistory(L.Callback):
         names = [f"{site.name}.{head}" for _, head, site in layout]
         rows = [[step, sum(amounts), *amounts] for step, amounts in zip(self.steps, self.amounts, strict=True)]
         table = tables.Table(["step", "open", *names], rows, "gate_history")
-        figure = gate_history(
-            layout, self.steps, torch.tensor(self.amounts), gates_of(pl_module).threshold(self.threshold)
-        )
-        self.report.add(
-            "gate_history",
-            Result(table, figure, label="how open the learned gate is", of=Sample(), drawn="gate_history"),
-        )
+        threshold = gates_of(pl_module).threshold(self.threshold)
+        figure = gate_history(layout, self.steps, torch.tensor(self.amounts), threshold)
+        label = "how open the learned gate is"
+        self.report.add("gate_history", Result(table, figure, label=label, of=Sample(), drawn="gate_history"))

@@ -57,17 +57,14 @@ class ShowsTraining(ProgressBar):
         self._evaluate("testing", trainer.num_test_batches)
 
     def on_validation_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        self._evaluated_one(trainer.num_val_batches)
-
-    def on_test_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        self._evaluated_one(trainer.num_test_batches)
-
-    def _evaluated_one(self, batches: list[int | float]) -> None:
         assert self._evaluation is not None
         self._evaluation(1)
-        self._seen += 1
-        if self._seen >= sum(batches):  # what others do at the end of the epoch has bars of its own
+        self._left -= 1
+        if self._left <= 0:  # what others do at the end of the epoch has bars of its own
             self._evaluated.close()
+
+    def on_test_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        self.on_validation_batch_end(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._evaluated.close()
@@ -77,15 +74,15 @@ class ShowsTraining(ProgressBar):
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._evaluated.close()
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_end(self, *_: Any) -> None:
         self._bars.close()
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(self, *_: Any) -> None:
         self._bars.close()
 
     def _evaluate(self, what: str, batches: list[int | float]) -> None:
-        self._evaluated, self._seen = ExitStack(), 0
-        self._evaluation = self._evaluated.enter_context(progress(what, int(sum(batches)), "batches", self.shown))
+        self._evaluated, self._left = ExitStack(), int(sum(batches))
+        self._evaluation = self._evaluated.enter_context(progress(what, self._left, "batches", self.shown))
 
     def _say(self, trainer: L.Trainer, numbers: dict[str, float]) -> None:
         epoch = trainer.current_epoch + 1
@@ -97,10 +94,5 @@ class ShowsTraining(ProgressBar):
         best(f"{100 * self._best[0]:.1f} % on validation, epoch {self._best[1]}")
         log.info(
             "epoch %d of %s: validation accuracy %.2f %%, loss %.4f, best epoch %d, %.1f s",
-            epoch,
-            trainer.max_epochs,
-            100 * accuracy,
-            loss,
-            self._best[1],
-            time.monotonic() - self._began,
+            *(epoch, trainer.max_epochs, 100 * accuracy, loss, self._best[1], time.monotonic() - self._began),
         )

@@ -73,7 +73,10 @@ def load_foreign(model: nn.Module, path: str | Path, where: str, new_classifier:
         changes.append(f"{lost}, a new one begins")
         wrong, missing = {}, []
     if wrong or missing or extra:
-        raise UserError(f"{where}: {path} does not fit: {_differences(wrong, missing, extra)}.")
+        unlike = [f"{key} {got} instead of {expected}" for key, (got, expected) in wrong.items()]
+        parts = {"not in it": missing, "unknown to the model": extra, "of another shape": unlike}
+        differences = "; ".join(f"{what}: {_some(keys)}" for what, keys in parts.items() if keys)
+        raise UserError(f"{where}: {path} does not fit: {differences}.")
     if changes:
         log.warning("%s: %s: %s.", where, path, "; ".join(changes))
     fitting = {key: value for key, value in state.items() if key in own and value.shape == own[key].shape}
@@ -182,12 +185,6 @@ def _without_prefix(state: State, names: set[str]) -> State:
 def _classifier_name(model: nn.Module) -> str | None:
     found = family_of(model).classifier(model)
     return next((name for name, module in model.named_modules() if module is found), None)
-
-
-def _differences(wrong: Mapping[str, Any], missing: list[str], extra: list[str]) -> str:
-    shapes = [f"{key} {got} instead of {expected}" for key, (got, expected) in wrong.items()]
-    parts = {"not in it": missing, "unknown to the model": extra, "of another shape": shapes}
-    return "; ".join(f"{what}: {_some(keys)}" for what, keys in parts.items() if keys)
 
 
 def _some(keys: list[str]) -> str:

@@ -18,7 +18,7 @@ from mhprobe.backbones.parts.timm_models import untold
 from mhprobe.errors import UserError
 from mhprobe.io.files import write, write_all
 from mhprobe.report.runs import words
-from mhprobe.report.runs.run import Run, read_run
+from mhprobe.report.runs.run import read_run
 from mhprobe.weights.checkpoint import load_weights, read_description, save_weights
 from mhprobe.weights.description import checked, for_timm
 
@@ -119,7 +119,14 @@ def card(description: dict[str, Any], folder: Path | None) -> str:
 
     folder: of the run that made the weights; what it does not hold is left out.
     """
-    run, kept = _run(folder), description.get("kept")
+    kept, run = description.get("kept"), None
+    with contextlib.suppress(UserError):  # of weights that lie alone
+        run = folder and read_run(folder)
+    accuracy = None
+    if run and (known := words.accuracy(run)) is not None:
+        share, low, high, images = known
+        interval = f"95 % interval {100 * low:.1f} to {100 * high:.1f}, {images} test images"
+        accuracy = f"{words.percent(share)} ({interval})"
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         undefined=jinja2.StrictUndefined,
@@ -138,25 +145,11 @@ def card(description: dict[str, Any], folder: Path | None) -> str:
         gates=description.get("gates"),
         made=description.get("made", {}),
         emptied_swin="swin" in description["backbone"]["name"] and not all((kept or {}).values()),
-        accuracy=_accuracy(run),
+        accuracy=accuracy,
         stages=run.rows("stages") if run else [],
         speeds=[row for row in speeds if row["removed"] == speeds[0]["removed"]],  # of the heads that were removed
         command=run.facts.get("command") if run else None,
     )
-
-
-def _run(folder: Path | None) -> Run | None:
-    try:
-        return None if folder is None else read_run(folder)
-    except UserError:
-        return None  # weights that lie alone
-
-
-def _accuracy(run: Run | None) -> str | None:
-    if run is None or (known := words.accuracy(run)) is None:
-        return None
-    share, low, high, images = known
-    return f"{words.percent(share)} (95 % interval {100 * low:.1f} to {100 * high:.1f}, {images} test images)"
 
 
 def _plain(text: Any) -> str:

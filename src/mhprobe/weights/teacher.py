@@ -4,15 +4,13 @@ Hinton, Vinyals & Dean, Distilling the Knowledge in a Neural Network, 2015, arXi
 images that the student sees, cropped, flipped and mixed alike (Beyer et al., 2022, arXiv 2106.05237).
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -55,7 +53,7 @@ class Teacher:
         self.model.to(batch.images.device)
         return self.model(renormalised(batch.images, self.ours, self.theirs)).float()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Teacher:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # it is frozen: a copy of the student learns from the same one
 
 
@@ -127,7 +125,6 @@ def renormalised(images: Tensor, was: InputSpec, now: InputSpec) -> Tensor:
     """(B, 3, h, w) of one mean, deviation and size -> (B, 3, *now.size) of another."""
     if was == now:
         return images
-
     std, mean, new_std, new_mean = (
         images.new_tensor(values).view(-1, 1, 1) for values in (was.std, was.mean, now.std, now.mean)
     )

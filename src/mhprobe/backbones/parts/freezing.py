@@ -54,17 +54,16 @@ def part_of(model: nn.Module, part: Part) -> list[nn.Parameter]:
 def _attention(model: nn.Module) -> Iterator[nn.Parameter]:
     for site in layout_of(model).sites:
         seam = family_of(model).seam(model, site)
-        inside = {id(parameter): parameter for parameter in (*seam.attention.parameters(), *seam.output.parameters())}
-        yield from inside.values()  # W_O is not always inside
+        yield from {*seam.attention.parameters(), *seam.output.parameters()}  # W_O is not always inside
 
 
 def _mlp(model: nn.Module) -> Iterator[nn.Parameter]:
-    attention = {id(parameter) for parameter in _attention(model)}
+    attention = {*_attention(model)}
     for block in family_of(model).blocks(model):
         for module in model.get_submodule(block.name).modules():
-            own = list(module.parameters(recurse=False))
+            own = {*module.parameters(recurse=False)}
             if any(parameter.ndim > 1 for parameter in own):
-                yield from (parameter for parameter in own if id(parameter) not in attention)
+                yield from own - attention
 
 
 def _embedding(model: nn.Module) -> Iterator[nn.Parameter]:
@@ -74,11 +73,10 @@ def _embedding(model: nn.Module) -> Iterator[nn.Parameter]:
     except UserError:  # nobody knows what makes tokens here
         return
     yield from stem.parameters()
-    inside = {id(parameter) for parameter in stem.parameters()}
     held = {stem, *(model.get_submodule(block.name) for block in family.blocks(model))}
     for module in model.modules():
         if held & ({*module.modules()} - {module}):
-            yield from (part for part in module.parameters(recurse=False) if id(part) not in inside)
+            yield from {*module.parameters(recurse=False)} - {*stem.parameters()}
 
 
 def _classifier(model: nn.Module) -> Iterator[nn.Parameter]:

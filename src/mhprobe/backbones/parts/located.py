@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -43,7 +43,7 @@ def by_head(attention: Any, heads: int) -> Parts:
 
 
 def apart(*names: str) -> Callable[[Any, int], Parts]:
-    """One layer for each; of two, the one with the longer name makes two of them."""
+    """Read queries, keys and values from a layer each; of two, the one with two letters ("kv") makes two."""
 
     def parts(attention: Any, heads: int) -> Parts:
         layers = ((weight_of(getattr(attention, name)), 2 if name in ("kv", "qk") else 1) for name in names)
@@ -143,21 +143,13 @@ class Located(Family):
         return cls.kinds.get(path.rpartition(".")[2] if path.startswith("timm.") else path)
 
     @classmethod
-    def prefix(cls, model: Any, trial: Trial) -> int:
-        """Return the number of tokens before the grid."""
-        if callable(cls.before):
-            return cls.before(trial)
-        return cls.before if isinstance(cls.before, int) else getattr(model, cls.before)
-
-    @classmethod
     def sites(cls, model: Any) -> Iterator[HeadSite]:
-        names = [name for name, module in model.named_modules() if cls.kind(module) is not None]
-        if not names:
+        points = {name: f"{name}.{kind.point}" for name, module in model.named_modules() if (kind := cls.kind(module))}
+        if not points:
             raise UserError(f"{type(model).__name__}: this one has no attention modules, so no heads.")
-        cls._look_at_others(model, names)
+        cls._look_at_others(model, points)
         size = cls.input_spec(model)["size"]
         grids: list[Any] = []  # a stage is what has one grid
-        points = {name: f"{name}.{cls.kind(model.get_submodule(name)).point}" for name in names}
         for number, trial in enumerate(_trials(model, points, size)):
             cls.kind(trial.attention).refuse(trial)
             site = cls._site(model, trial, size, number)
@@ -165,7 +157,7 @@ class Located(Family):
             yield dataclasses.replace(site, stage=grids.index(site.grid))
 
     @classmethod
-    def _look_at_others(cls, model: nn.Module, names: list[str]) -> None:
+    def _look_at_others(cls, model: nn.Module, names: Iterable[str]) -> None:
         """Refuse attention of a class that nobody has looked at: it would be left out without a word."""
         for name, module in model.named_modules():
             kind = type(module).__name__
@@ -179,7 +171,8 @@ class Located(Family):
 
     @classmethod
     def _site(cls, model: Any, trial: Trial, image: tuple[int, int], block: int) -> HeadSite:
-        kind, prefix = cls.kind(trial.attention), cls.prefix(model, trial)
+        kind, before = cls.kind(trial.attention), cls.before
+        prefix = before(trial) if callable(before) else getattr(model, before) if isinstance(before, str) else before
         heads, output = getattr(trial.attention, kind.heads), kind.output(trial.attention)
         windows = None if kind.windows is None else kind.windows(trial)
         grid = windows.grid if windows else grid_of(trial.entered, prefix, image, isinstance(output, nn.Conv2d))
@@ -250,7 +243,7 @@ def path_of(kind: type) -> str:
 
 @functools.cache
 def _paths(kind: type) -> frozenset[str]:
-    """Of a class and all that it is derived from: every family asks it of every module."""
+    """Paths of a class and its bases, kept: every family asks for them for every module."""
     return frozenset(map(path_of, kind.__mro__))
 
 

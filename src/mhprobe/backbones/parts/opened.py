@@ -80,18 +80,10 @@ class Opened:
     # looking
 
     @torch.no_grad()
-    def around_first_norm(self, site: int, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The stream in front of the site's block, and what the block's first norm makes of it; (B, T, C) each."""
-        return self._seen(self._block(site).norm1, images)
-
-    @torch.no_grad()
-    def behind_attention(self, site: int, images: Tensor) -> Tensor:
-        """(B, T, C) what the norm in front of the block's MLP gives."""
-        return self._seen(self._block(site).norm2, images)[1]
-
-    def _seen(self, norm: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Record the input and output of a norm, in raster order."""
+    def around_norm(self, site: int, images: Tensor, name: str = "norm1") -> tuple[Tensor, Tensor]:
+        """The input and output, (B, T, C) each in raster order, of a norm of the site's block: "norm1" or "norm2"."""
         seen: list[Tensor] = []
+        norm = getattr(self._block(site), name)
         handle = norm.register_forward_hook(lambda _, args, out: seen.extend((args[0], out)))
         self.model(images)
         handle.remove()

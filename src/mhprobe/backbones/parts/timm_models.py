@@ -62,14 +62,13 @@ def build(
             f"where there is one (python -m mhprobe.fetch)."
         ) from error
     except (TypeError, AssertionError, ValueError, ArithmeticError, IndexError) as error:
+        reason = f"backbone {name}: {_first_line(error)} Check the keys and sizes given under backbone."
         if attn_head_dim is not None and "attn_layer" in str(error):
-            raise UserError(
+            reason = (
                 f"attn_head_dim: expected a VisionTransformer of timm, whose heads may have any width, got {name}. "
                 f"Leave it out."
-            ) from error
-        raise UserError(
-            f"backbone {name}: {_first_line(error)} Check the keys and sizes given under backbone."
-        ) from error
+            )
+        raise UserError(reason) from error
     _refuse_cut_images(name, model)
     if (size := kwargs.get("img_size")) is not None and _noted_size(model) is None:
         model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, *to_2tuple(size))}

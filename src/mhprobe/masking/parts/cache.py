@@ -134,7 +134,7 @@ class MaskCache:
         self.read += at
 
     def _warn(self, text: str, *about: Any) -> None:
-        """Once per file, however many searches look into it."""
+        """Warn once per file, however many searches look into it."""
         if self.file not in _warned:
             log.warning(text, *about)
         _warned.add(self.file)

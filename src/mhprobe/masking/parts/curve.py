@@ -6,9 +6,6 @@ unmasked model on the same images.
 """
 
 import dataclasses
-import importlib
-import inspect
-import pkgutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,9 +14,9 @@ import torch
 import mhprobe.masking
 from mhprobe.errors import UserError, quoted, whole_number
 from mhprobe.heads import FillName, HeadLayout
+from mhprobe.io.code import classes_in
 from mhprobe.io.options import refuse_misfits
-from mhprobe.masking.base import Evaluate, Order, Units
-from mhprobe.masking.parts.limits import Cost, Limits
+from mhprobe.masking.base import Cost, Evaluate, Limits, Order, Units
 from mhprobe.masking.parts.trace import Curve, trace
 from mhprobe.masking.parts.units import check_reached, constrain, make_units, refuse_neurons, target_of
 
@@ -71,13 +68,7 @@ def order_named(name: str, **options: Any) -> Order:
 
 def known_orders() -> dict[str, type[Order]]:
     """The class of every file of masking/ that holds an order, by the file's name."""
-    found: dict[str, type[Order]] = {}
-    for module in pkgutil.iter_modules(mhprobe.masking.__path__, "mhprobe.masking."):
-        for item in vars(importlib.import_module(module.name)).values():
-            here = inspect.isclass(item) and item.__module__ == module.name
-            if here and issubclass(item, Order) and not inspect.isabstract(item):
-                found[module.name.rpartition(".")[2]] = item
-    return found
+    return {order.__module__.rpartition(".")[2]: order for order in classes_in(mhprobe.masking, Order)}
 
 
 def masking_curve(

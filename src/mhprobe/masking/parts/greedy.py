@@ -4,11 +4,10 @@ U units cost U + (U - 1) + ... + 1 evaluations: 78 for the 12 indices of ViT-B, 
 finds its unit, by trying all or by less, is a ``search`` (masking/search).
 """
 
-import abc
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
-from mhprobe.errors import UserError, quoted
+from mhprobe.errors import one_of
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Order, Path, Scores, Units
 from mhprobe.masking.search.auto import Auto
@@ -23,17 +22,12 @@ class GreedySearch(Order):
     search: how the unit of a step is found.
     """
 
+    prefers: ClassVar[int]  # +1: the highest score goes first, -1: the lowest
     tie_break: Literal["index", "loss"] = "index"
     search: Search = field(default_factory=Auto)
 
     def __post_init__(self) -> None:
-        if self.tie_break not in ("index", "loss"):
-            raise UserError(f"masking order: tie_break is index or loss, got {quoted(self.tie_break)}.")
-
-    @property
-    @abc.abstractmethod
-    def prefers(self) -> int:
-        """+1: the highest score goes first, -1: the lowest."""
+        one_of("masking order", "tie_break", self.tie_break, Literal["index", "loss"])
 
     def search_name(self, units: Units) -> str:
         return search_name(self._search(units))

@@ -3,11 +3,9 @@
 Shapes: A heads, U candidates, N images of the split.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -37,7 +35,7 @@ class Step:
         """(U, A)."""
         return self.off | self.units
 
-    def only(self, candidates: Tensor) -> Step:
+    def only(self, candidates: Tensor) -> Self:
         """The same step with some of the candidates, named by ascending index."""
         return dataclasses.replace(self, units=self.units[candidates])
 
@@ -57,7 +55,7 @@ class Choice(NamedTuple):
     scores: Scores | None = None
 
 
-def search_name(search: Search) -> str:
+def search_name(search: "Search") -> str:
     """The search's name, e.g. "exact"; with the search that it hands on to, e.g. "screened, racing"."""
     parts = [getattr(search, name) for name in search.__dataclass_fields__]
     inner = [search_name(part) for part in parts if hasattr(part, "choose")]

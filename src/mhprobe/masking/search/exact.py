@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
+from mhprobe.errors import whole_number
 from mhprobe.masking.base import Evaluate, Scores
 from mhprobe.masking.search.base import Choice, Search, Seen, Step
 
@@ -40,8 +40,8 @@ class Exact(Search):
     least: int = 32
 
     def __post_init__(self) -> None:
-        if self.parts < 1 or self.least < 1:
-            raise UserError(f"masking search exact: parts and least are at least 1, got {self.parts} and {self.least}.")
+        whole_number("masking search exact: parts", self.parts, 1)
+        whole_number("masking search exact: least", self.least, 1)
 
     def choose(self, step: Step, evaluate: Evaluate) -> Choice:
         """The exhaustive choice."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
+from mhprobe.errors import whole_number
 from mhprobe.masking.base import Evaluate
 from mhprobe.masking.search.base import Choice, Search, Step
 from mhprobe.masking.search.exact import Exact
@@ -36,8 +36,7 @@ class Screened(Search):
     then: Search = field(default_factory=Exact)
 
     def __post_init__(self) -> None:
-        if self.best < 1:
-            raise UserError(f"masking search screened: best is at least 1, got {self.best}.")
+        whole_number("masking search screened: best", self.best, 1)
 
     def choose(self, step: Step, evaluate: Evaluate) -> Choice:
         """Let ``then`` choose among the ``best`` candidates of lowest predicted loss (highest, for hurt_most)."""
