@@ -191,6 +191,9 @@ def test_valid_marks_that_are_numbers_are_refused():
     batch = Batch(images_for(model, 4), labels_for(4), torch.arange(4), torch.tensor([1, 1, 1, 0]))
     with pytest.raises(mhprobe.UserError, match=r"Batch\.valid: expected bool"):
         mhprobe.measure(model, [batch], [mhprobe.measures.GateImportance])
+    mhprobe.attach(model)
+    with pytest.raises(mhprobe.UserError, match=r"record: valid: expected \(B,\) bool"):
+        mhprobe.record(model, batch.images, batch.labels, {"grad"}, valid=batch.valid)
 
 
 def test_what_cannot_be_answered_is_said_in_a_line():

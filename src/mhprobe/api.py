@@ -275,9 +275,7 @@ def _walked(
         if len(left):
             raise UserError(changed)
 
-    return again, functools.partial(
-        Evaluator, model, again, len(marks), score=score, of="norm" if features else "loss"
-    )
+    return again, functools.partial(Evaluator, model, again, len(marks), score=score, of="norm" if features else "loss")
 
 
 def _first_walk(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import hydra
 import pytest
@@ -279,6 +280,10 @@ def test_wrong_options_are_refused_in_one_line(prepared):
         HeadRollout(weight="norm")
     with pytest.raises(UserError, match="needs labels"):
         GradientRollout(target="label")(gated, images)
+    misfits = [(RelevanceMap, "gamma", math.nan), (HeadRollout, "block", True), (Attention, "blocks", 1.5)]
+    for kind, option, value in misfits:
+        with pytest.raises(UserError, match=rf"^\w+\.{option}: expected .*got {value}"):
+            kind(**{option: value})
 
 
 def test_the_attention_of_all_patches_adds_up_to_what_is_received(prepared):

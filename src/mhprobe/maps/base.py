@@ -5,7 +5,7 @@ A kind is one file of this package with one class; it is chosen by the name of t
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal, Self
 
 from torch import Tensor, nn
 
@@ -13,6 +13,7 @@ from mhprobe.backbones import attach, puts_out_features
 from mhprobe.errors import UserError, quoted
 from mhprobe.gates import find_gates
 from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.io.options import refuse_misfits
 
 
 class MapKind(ABC):
@@ -22,6 +23,11 @@ class MapKind(ABC):
     """
 
     per_head: bool = False
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """UserError for an option of another type than the class says: NaN, True for 1."""
+        refuse_misfits(cls, kwargs, cls.__module__.rpartition(".")[2])
+        return super().__new__(cls)
 
     @abstractmethod
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:

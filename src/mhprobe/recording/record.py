@@ -58,6 +58,8 @@ def record(
     slopes = named & {"grad", "attn_grad"}
     layout, grad, attn_grad = gates_of(model).layout, None, None
     check_batch(model, images, labels, any(site.line for site in layout.sites))
+    if valid is not None and valid.dtype != torch.bool:
+        raise UserError(f"record: valid: expected (B,) bool, which images count, got {quoted(valid.dtype)}.")
     with inspecting(model, gradients=bool(slopes)), Taps(model, layout, named) as taps, sized(model, images):
         images, labels = usable(images), None if labels is None else usable(labels)
         logits = logits_of(model(images))
