@@ -16,8 +16,10 @@ import pytest
 import torch
 from PIL import Image
 
+from mhprobe.backbones import layout_of
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.report import tables
 from mhprobe.report.figures import kinds
 from mhprobe.report.html import finish_report, finish_sweep, write_report
 from mhprobe.report.html import page as page_of
@@ -29,6 +31,7 @@ from mhprobe.report.runs.run import expand, read_run
 from mhprobe.report.tables import Table
 from mhprobe.run.members import members
 from mhprobe.scoring.base import known_scores
+from models import tiny_vit
 from report_html.conftest import CLASSES, CURVES, EVIL, layout, make_run, row
 from results import add_measure, add_rows
 from runs import composed
@@ -528,6 +531,23 @@ def test_references_that_are_one_number_leave_the_menu_and_stand_in_the_legend(t
     add_measure(report, "entropy", "per_head", columns)
     (measure,) = atlas.measures(read_run(tmp_path))
     assert (list(measure["columns"]), measure["constants"]) == (["value", "share"], {"whole": 117.25})
+
+
+def test_neurons_are_strips_of_a_block_beside_the_squares_of_its_heads(tmp_path):
+    both = layout_of(tiny_vit(), {"head", "neuron"})  # 2 blocks of 3 heads and 96 neurons
+    value = torch.randperm(both.num_heads, generator=torch.Generator().manual_seed(0)).double()
+    report = Report(tmp_path, both)
+    report.add("fisher", Result(tables.per_head(both, {"value": value}), label="fisher"))
+    run = read_run(tmp_path)
+    (measure,) = atlas.measures(run)
+    assert len(atlas.heads(run)) == 6 and measure["columns"]["value"] == value[:6].tolist()
+    for block, strip in enumerate(measure["neurons"]):
+        own = value[both.span(2 + block)]
+        assert (strip["block"], strip["count"], len(strip["bins"])) == (block, 96, 64)
+        assert strip["lowest"] == [int(own.argmin()), own.min()] and strip["highest"] == [int(own.argmax()), own.max()]
+        expected = own.sort().values
+        assert strip["bins"][0] == expected[:2].mean() and strip["bins"][-1] == expected[-1:].mean()
+    assert 'id="neurons"' in write_report(tmp_path).read_text()
 
 
 def test_numbers_are_rounded_as_people_write_them(tmp_path):

@@ -10,19 +10,26 @@ import torch
 import mhprobe
 import mhprobe.prune
 from mhprobe.backbones import layout_of
+from mhprobe.heads import KINDS
 from mhprobe.surgery.export import onnx_bytes, torch_export_bytes
-from models import images_for
+from models import TWINS, images_for
 from pruned import BACKBONES, EMPTIED, logits, network
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", BACKBONES)
+@pytest.mark.parametrize("kind", [*BACKBONES, "swinv2", "eva_mixed", "relpos_shared"])
 def test_exports_give_the_same_logits_for_any_batch(kind):
-    """Of a network with a block that has no head left and one that has some."""
+    """Of a mix: a block without heads and one with some, an MLP without neurons; modules of timm, and those of ours."""
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    pruned = mhprobe.prune_heads(network(kind), EMPTIED[kind])
-    whole, kept = layout_of(network(kind)).sites, {site.name: site.num_heads for site in layout_of(pruned).sites}
+    dense = network(kind) if kind in BACKBONES else TWINS[kind]()
+    layout = layout_of(dense, KINDS)
+    mask = layout.mask(EMPTIED["swin" if "swin" in kind else "vit"])
+    neurons = layout.of("head").num_heads
+    mask[neurons::2] = True
+    mask[layout.span(len(layout.sites) - 1)] = True
+    pruned = mhprobe.prune_heads(dense, mask, units=KINDS)
+    whole, kept = layout.sites, {site.name: site.num_heads for site in layout_of(pruned, KINDS).sites}
     assert len(kept) < len(whole) and any(0 < kept.get(site.name, 0) < site.num_heads for site in whole)
     session = onnxruntime.InferenceSession(onnx_bytes(pruned, images_for(pruned, 2)))
     program = torch.export.load(io.BytesIO(torch_export_bytes(pruned, images_for(pruned, 2)))).module()

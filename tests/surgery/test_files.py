@@ -16,7 +16,7 @@ import torch
 import mhprobe
 import mhprobe.prune
 import runs
-from mhprobe.backbones import layout_of
+from mhprobe.backbones import build, layout_of
 from mhprobe.heads import KINDS
 from mhprobe.surgery.removal import kept_heads
 from mhprobe.weights.checkpoint import as_json, load_weights, save_weights
@@ -61,6 +61,12 @@ def test_a_network_pruned_twice_names_its_heads_by_the_first_one(kind, tmp_path)
     assert not torch.allclose(logits(twice, images), logits(once, images), atol=1e-6)
 
 
+STAND_INS = (
+    *("vit_small_patch16_dinov3", "eva02_tiny_patch14_224", "vit_small_patch16_rope_mixed_224"),
+    *("beit_base_patch16_224", "vit_relpos_small_patch16_224", "vit_srelpos_small_patch16_224"),
+)
+
+
 def snippet(name):
     """The lines of the documentation, as a reader would copy them."""
     return re.search(rf"<!-- {name} -->\n```python\n(.*?)```", DOC.read_text(), re.S)[1]
@@ -83,7 +89,13 @@ def test_the_documented_lines_reload_it_without_mhprobe(tmp_path):
         last = gates.layout.span(len(gates.layout.sites) - 1)
         heads = gates.layout.of("head").num_heads
         networks.append((mixed, [0, *range(heads, heads + 40, 3), *range(last.start, last.stop)], description(kind)))
-    assert len(networks) > 3 * len(BACKBONES)
+    for name in STAND_INS:  # of which timm's own forward cannot hold fewer heads
+        sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 3}
+        about = {**description("vit"), "backbone": {"name": name, "pretrained": False, **sizes}}
+        networks.append((build(**about["backbone"], num_classes=5).eval(), [1, 3, 4, 5], about))
+    sizes = {**BACKBONES["swin"], "name": "swinv2_tiny_window8_256"}
+    networks.append((build(**sizes, num_classes=5).eval(), REMOVED["swin"], {**description("vit"), "backbone": sizes}))
+    assert len(networks) > 3 * len(BACKBONES) + len(STAND_INS)
     for model, removed, about in networks:
         (folder := tmp_path / str(len(saved))).mkdir()
         pruned = save_pruned(model, removed, folder / "pruned.safetensors", about)
@@ -91,13 +103,15 @@ def test_the_documented_lines_reload_it_without_mhprobe(tmp_path):
         torch.save(saved[folder][1], folder / "images")
         before, after = snippet("reload").split("model =", 1)
         first = snippet("conv stem") if "conv_stem" in about["backbone"] else ""
-        if removed is EMPTIED["swin"]:
-            head, loop = after.split("for name, heads", 1)
-            after = head + snippet("emptied swin") + "for name, heads" + loop
+        stands_in = json.loads((folder / "pruned.json").read_text()).get("stands_in")
+        assert (folder / "narrow.py").is_file() == bool(stands_in)
+        if stands_in:
+            loop, last = after.index("for name, heads"), after.index("model.load_state_dict")
+            after = after[:loop] + snippet("stands in") + after[last:]
         code = f"{before}{first}model ={after}"
         (folder / "code.py").write_text(code + "torch.save(model(torch.load('images')).detach(), 'logits')")
-    every = "import os, sys; sys.modules['mhprobe'] = None\nfor folder in sys.argv[1:]:\n    os.chdir(folder)\n"
-    command = [sys.executable, "-c", every + "    exec(open('code.py').read(), {})", *map(str, saved)]
+    every = "import os, sys; sys.modules['mhprobe'] = None; sys.path.insert(0, '')\nfor folder in sys.argv[1:]:\n"
+    command = [sys.executable, "-c", every + "    os.chdir(folder); exec(open('code.py').read(), {})", *map(str, saved)]
     done = subprocess.run(command, env=runs.environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for folder, (pruned, images) in saved.items():

@@ -14,12 +14,13 @@ import runs
 from mhprobe.backbones import attach
 from mhprobe.data.batch import Batch
 from mhprobe.gates.hard_concrete import HardConcreteGates
+from mhprobe.heads import KINDS
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.replay import masked_logits
 from mhprobe.weights.checkpoint import save_weights
 from mhprobe.weights.description import pruned_description
 from models import images_for, labels_for, make_loud
-from pruned import BACKBONES, EMPTIED, REMOVED, description, logits, network
+from pruned import BACKBONES, EMPTIED, REMOVED, description, logits, network, shown
 
 
 def loud(kind: str) -> nn.Module:
@@ -61,6 +62,20 @@ def test_logits_are_those_of_mean_ablation_and_come_back_from_a_file(kind, remov
     path = tmp_path / "pruned.safetensors"
     save_weights(pruned, path, pruned_description(description(kind), pruned.kept_heads, "keep", None))
     assert torch.equal(logits(mhprobe.load_pruned(path), images), logits(pruned, images))
+
+
+def test_the_constant_that_costs_least_is_folded_and_is_not_asked_of_neurons():
+    model, layout, images = shown({"head"})
+    fill, mean = (images.stands_in(model, fold) for fold in ("optimal", "mean"))
+    mask, seen = layout.mask([1, 4]), images.data.images
+    expected = masked_logits(model, seen, mask[None], fill=fill)[0]
+    torch.testing.assert_close(
+        logits(mhprobe.prune_heads(model, mask, fold=fill), seen), expected, rtol=1e-4, atol=1e-5
+    )
+    assert not torch.allclose(masked_logits(model, seen, mask[None], fill=mean)[0], expected, atol=1e-3)
+    model, _, images = shown(KINDS)
+    with pytest.raises(mhprobe.UserError, match=r"fold: optimal .* neurons are too many.*expected mean"):
+        images.stands_in(model, "optimal")
 
 
 def test_what_no_bias_can_hold_is_refused():

@@ -15,6 +15,7 @@ from timm.layers.mlp import SwiGLUPacked
 
 import mhprobe
 from mhprobe.backbones import layout_of
+from mhprobe.backbones.parts import narrow
 from mhprobe.data.batch import Batch
 from mhprobe.heads import KINDS
 from mhprobe.maps.rollout import Rollout
@@ -31,25 +32,30 @@ from mhprobe.surgery.removal import kept_heads, largest_difference
 from mhprobe.surgery.repair import repair
 from mhprobe.weights.checkpoint import load_weights, save_weights
 from mhprobe.weights.description import pruned_description
-from models import TWINS, images_for, labels_for, make_loud, tiny_eva, tiny_tokens, tiny_vit
+from models import TWINS, images_for, labels_for, make_loud, tiny_eva, tiny_rope, tiny_tokens, tiny_vit
 from oracles import activation_norm, magnitude
 from oracles import gate_importance as slopes_oracle
 from oracles import lrp_relevance as lrp_oracle
 from oracles import surgery as oracle
 from pruned import description, logits, network
 
-GATED = {  # two rows of the first layers are a neuron
+MORE = {
+    # two rows of the first layers are a neuron
     "swiglu": lambda: tiny_eva(name="eva02_tiny_patch14_224"),
+    "eva_grouped": lambda: tiny_rope(qkv_fused=False, embed_dim=32, num_heads=4, num_kv_heads=2),
     "swiglu_packed": lambda: tiny_vit(mlp_layer=SwiGLUPacked, act_layer=torch.nn.SiLU),
 }
-BOTH = ["vit", "vit_registers", "swin", "eva_rope", "eva_apart", "swiglu_packed"]  # heads can go, too
-ALONE = ["eva", "eva_mixed", "swinv2", "beit", "beit_shared", "relpos", "relpos_behind", "swiglu"]
+ALONE = "eva_grouped"  # neurons can go, heads share keys and values
+OWN = ["vit", "vit_registers", "swin", "eva_rope", "eva_apart", "swiglu_packed"]
+STANDS_IN = [  # a small module of ours stands in timm's place: its forward cannot hold fewer heads
+    *("eva", "eva_mixed", "swinv2", "beit", "beit_shared", "relpos", "relpos_shared", "relpos_behind", "swiglu")
+]
 
 
 @functools.cache
 def twin(name: str, dtype: torch.dtype = torch.float32):
     """Loud, so that each unit matters."""
-    model = (TWINS | GATED)[name]()
+    model = (TWINS | MORE)[name]()
     make_loud(model, 0.2)
     return model.to(dtype)
 
@@ -111,7 +117,7 @@ def test_mlps_that_mix_neurons_or_that_nobody_knows_are_refused_by_name_and_reas
         mhprobe.attach(other, units=KINDS)
 
 
-@pytest.mark.parametrize("name", [*BOTH, *ALONE])
+@pytest.mark.parametrize("name", [*OWN, *STANDS_IN, ALONE])
 def test_a_neuron_is_the_channel_of_what_its_rows_make(name):
     """Zero rows make the neuron's channel, and no other, fall silent: what `supported` says."""
     model = copy.deepcopy(twin(name))
@@ -132,10 +138,10 @@ def test_a_neuron_is_the_channel_of_what_its_rows_make(name):
     assert torch.equal(after[:, :, others], before[:, :, others])
 
 
-@pytest.mark.parametrize("name", [*BOTH, *ALONE])
+@pytest.mark.parametrize("name", [*OWN, *STANDS_IN, ALONE])
 def test_removing_any_mix_equals_masking_it(name):
     """To 1e-12 of the largest logit in float64, 1e-5 in float32: the same sums in another order."""
-    units = KINDS if name in BOTH else {"neuron"}
+    units = {"neuron"} if name == ALONE else KINDS
     for dtype, share in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
         model = twin(name, dtype)
         layout = layout_of(model, units)
@@ -145,7 +151,11 @@ def test_removing_any_mix_equals_masking_it(name):
         assert nearly(logits(pruned, images), expected, share)
         assert not nearly(logits(model, images), expected, 1e-3)  # the mask does something
         assert layout_of(pruned, units).num_heads == int((~mask).sum())
-    if name in ALONE:
+        if name != ALONE:
+            assert any(isinstance(part, narrow.Biased | narrow.Rotary) for part in pruned.modules()) == (
+                name in STANDS_IN
+            )
+    if name == ALONE:
         with pytest.raises(mhprobe.UserError, match="can still be gated"):
             mhprobe.prune_heads(model, [0], units=KINDS)
 
@@ -311,6 +321,25 @@ def test_measures_of_heads_leave_neurons_out_and_say_so():
     torch.testing.assert_close(after["gate_importance"][:6], before["gate_importance"], rtol=0, atol=0)
     with pytest.raises(mhprobe.UserError, match="entropy: is of heads"):
         mhprobe.measures.Entropy(layout_of(model))
+
+
+def test_confidence_of_a_neuron_is_the_share_of_tokens_that_it_fires_on():
+    model = copy.deepcopy(twin("swin", torch.float64))
+    images, labels = images_for(model, 3, dtype=torch.float64), labels_for(3)
+    alone = mhprobe.measure(copy.deepcopy(model), [(images, labels)], [mhprobe.measures.Confidence])["confidence"]
+    fired = []
+    for site in layout_of(model, {"neuron"}).sites:
+        enters = model.get_submodule(site.name).fc2
+        enters.register_forward_pre_hook(lambda _, args: fired.append((args[0] > 0).double().flatten(0, -2).mean(0)))
+    logits(model, images)
+    expected = torch.cat(fired)
+    mhprobe.attach(model, units=KINDS)
+    found = mhprobe.measure(model, [(images, labels)], [mhprobe.measures.Confidence])["confidence"]
+    torch.testing.assert_close(found[: len(alone)], alone, rtol=1e-12, atol=0)
+    torch.testing.assert_close(found[len(alone) :], expected, rtol=1e-12, atol=0)
+    assert expected.std() > 0.05
+    assert found.columns["uniform"][len(alone) :].isnan().all()
+    assert (found.columns["low"] <= found + 1e-12).all() and (found <= found.columns["high"] + 1e-12).all()
 
 
 def test_files_come_back_go_on_to_be_pruned_and_are_exported(tmp_path):

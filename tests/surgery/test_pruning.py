@@ -217,5 +217,5 @@ def test_a_block_whose_neurons_all_go_becomes_its_bias_and_is_named(tmp_path, ca
 
 
 def test_a_network_that_cannot_lose_heads_is_refused_before_it_is_scored():
-    with pytest.raises(mhprobe.UserError, match="its own forward fails without one"):
-        prune(TWINS["beit"](), None, Given([0]))  # no image is asked for
+    with pytest.raises(mhprobe.UserError, match="its own forward fails without a head"):
+        prune(TWINS["torchvision_vit"](), None, Given([0]))  # no image is asked for

@@ -17,8 +17,8 @@ from timm.models.swin_transformer import WindowAttention
 
 import mhprobe
 from mhprobe.backbones import layout_of
-from mhprobe.backbones.parts.units import NoHeads
-from mhprobe.backbones.swin import Swin
+from mhprobe.backbones.parts.narrow import NoHeads
+from mhprobe.backbones.swin import Windowed
 from mhprobe.gates import find_gates
 from mhprobe.surgery.costs import count_flops, head_flops
 from mhprobe.surgery.removal import largest_difference
@@ -181,11 +181,13 @@ def test_what_is_left_is_plain_timm(name):
         assert torch.equal(pickle.loads(pickle.dumps(pruned))(images), pruned(images))
 
 
-def test_only_an_emptied_swin_layer_needs_a_class_of_ours():
-    pruned = mhprobe.prune_heads(MODELS["swin"], [0, 1])
-    ours = [name for name, module in pruned.named_modules() if type(module).__module__.startswith("mhprobe")]
-    assert ours == ["layers.0.blocks.0.attn"]
-    assert type(pruned.get_submodule(ours[0])) is NoHeads
+@pytest.mark.parametrize("name", ["vit", "swin"])
+def test_only_an_emptied_layer_needs_a_class_of_ours(name):
+    first = layout_of(MODELS[name]).sites[0]
+    pruned = mhprobe.prune_heads(MODELS[name], range(first.num_heads))
+    ours = [part for part, module in pruned.named_modules() if type(module).__module__.startswith("mhprobe")]
+    assert ours == [first.name]
+    assert type(pruned.get_submodule(first.name)) is NoHeads
 
 
 @pytest.mark.parametrize("name", ["vit", "vit_registers", "swin"])
@@ -249,7 +251,7 @@ def test_a_model_that_cannot_be_pruned_is_refused_by_name(monkeypatch):
         mhprobe.prune_heads(talking, [0])
     with pytest.raises(mhprobe.UserError, match=r"blocks\.0\.attn\.norm .*scale_norm"):
         mhprobe.prune_heads(tiny_vit(scale_attn_norm=True), [0])
-    monkeypatch.delattr(Swin, "slice_heads")  # a family that says where its heads are, and no more
+    monkeypatch.delattr(Windowed, "slice_heads")  # a family that says where its heads are, and no more
     with pytest.raises(mhprobe.UserError, match=r"Swin v1.*can still be .* masked"):
         mhprobe.prune_heads(MODELS["swin"], [0])
 

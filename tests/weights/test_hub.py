@@ -82,6 +82,7 @@ def test_a_pruned_run_comes_back_and_its_card_rebuilds_it_in_plain_timm(tmp_path
     torch.testing.assert_close(pruned.logits(mhprobe.load("hf-hub:me/small"), x), expected, rtol=0, atol=0)
     card = (hub.folder / "me/small/README.md").read_text()
     monkeypatch.chdir(hub.folder / "me/small")
+    monkeypatch.syspath_prepend("")
     names: dict = {}
     for block in re.findall(r"```python\n(.*?)```", card, re.S):
         exec(compile(block, "card", "exec"), names)

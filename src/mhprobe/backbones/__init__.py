@@ -12,7 +12,7 @@ from torch import nn
 
 from mhprobe.backbones.base import Family as Family
 from mhprobe.backbones.base import Seam as Seam
-from mhprobe.backbones.parts.units import keep_neurons
+from mhprobe.backbones.parts.units import slice_heads
 from mhprobe.errors import HeadsMixed, UserError, quoted
 from mhprobe.gates import HeadGates, find_gates, put_on, remove_gates
 from mhprobe.heads import KINDS, HeadLayout, Kind
@@ -159,10 +159,8 @@ def slice_sites(model: nn.Module, layout: HeadLayout, kept: Mapping[str, Sequenc
     family = family_of(model)
     for site in layout.sites:
         if len(kept[site.name]) < site.num_heads:
-            if site.kind == "neuron":
-                keep_neurons(model.get_submodule(site.name), kept[site.name])
-            else:
-                family.slice_heads(model, site, kept[site.name])
+            slice_site = slice_heads if site.kind == "neuron" else family.slice_heads
+            slice_site(model, site, kept[site.name])
 
 
 def build(

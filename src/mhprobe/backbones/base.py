@@ -96,6 +96,7 @@ class Family(ABC):
     model: ClassVar[Any] = ()  # the class of its models
     embedding: ClassVar[str] = "patch_embed"  # the name of the module whose output embeds the patches
     head: ClassVar[str] = ""  # the name of the classifier, where a model has no get_classifier
+    whole: ClassVar[str] = ""  # why no head of its models can be removed, where that is known
 
     # where heads are
 
@@ -230,7 +231,7 @@ class Family(ABC):
         """Why no head of this model can be removed, in a sentence; None where they can."""
         if cls.slice_heads.__func__ is not Family.slice_heads.__func__:  # type: ignore[attr-defined]
             return None
-        return f"mhprobe does not know how to remove heads of a {cls.title}. {STILL}"
+        return f"mhprobe does not know how to remove heads of a {cls.title}{cls.whole and f': {cls.whole}'}. {STILL}"
 
     @classmethod
     def slice_heads(cls, model: Any, site: HeadSite, keep: Sequence[int]) -> None:
@@ -239,10 +240,6 @@ class Family(ABC):
         keep: heads within the site, ascending; may be empty. Afterwards ``sites`` names a site only if it has heads.
         """
         raise UserError(f"{site.name}: {cls.unprunable(model)}")
-
-    @classmethod  # noqa: B027  # most are
-    def replace_empty(cls, model: Any) -> None:
-        """Bring attention without heads into a form that every runtime takes, in place."""
 
 
 def blocks_in(model: nn.Module, layers: str, middle: Callable[[Any], str], stage: int = 0) -> Iterator[Block]:

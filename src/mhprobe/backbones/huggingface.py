@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mhprobe.backbones.base import Family, Seam, blocks_in, submodule
-from mhprobe.backbones.parts.units import STILL
 from mhprobe.errors import UserError, short
 from mhprobe.heads import Block, HeadSite, Windows
 
@@ -56,6 +55,7 @@ KINDS = {
 class HuggingFace(Family):
     title = "Hugging Face transformers (ViT, DeiT, DINOv2, DINOv3, CLIP, SigLIP, BEiT; BERT, RoBERTa)"
     names: ClassVar[Collection[str]] = KINDS
+    whole = "its configuration holds one number of heads for all blocks, so one without some could not be loaded again"
 
     @classmethod
     def claims(cls, model: nn.Module) -> bool:
@@ -132,13 +132,6 @@ class HuggingFace(Family):
     @classmethod
     def classifier(cls, model: Any) -> nn.Module:
         return nn.Identity()  # it stands behind this model, in the one that holds it
-
-    @classmethod
-    def unprunable(cls, model: Any) -> str:
-        return (
-            f"Hugging Face's configuration of {type(model).__name__} holds one number of heads for all blocks, so a "
-            f"model without some could not be saved and loaded again. {STILL}"
-        )
 
 
 class HuggingFaceSwin(HuggingFace):

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 
 from mhprobe.backbones.base import Family, Seam, Segments, blocks_in, submodule
-from mhprobe.backbones.parts.units import STILL, unfused
+from mhprobe.backbones.parts.units import unfused
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite
 
@@ -86,6 +86,8 @@ class Open(nn.MultiheadAttention):
 class MultiHead(Family):
     """Families whose attention is torch's."""
 
+    whole = "torch's MultiheadAttention holds as many channels as its input, so its own forward fails without a head"
+
     @classmethod
     def prepare(cls, model: Any) -> None:
         for site in cls.sites(model):
@@ -109,13 +111,6 @@ class MultiHead(Family):
     def query_key_value(cls, attention: Any, site: HeadSite) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = attention.in_proj_weight.detach().unflatten(0, (3, site.num_heads, site.head_dim))
         return query, key, value
-
-    @classmethod
-    def unprunable(cls, model: Any) -> str:
-        return (
-            f"{cls.title}: torch's MultiheadAttention holds as many channels as its input has, so its own forward "
-            f"fails without a head. {STILL}"
-        )
 
 
 def _plain(name: str, attention: Any) -> Any:

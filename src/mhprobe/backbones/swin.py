@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mhprobe.backbones.base import DirectPath, Family, Segments, blocks_in
 from mhprobe.backbones.parts import units
+from mhprobe.backbones.parts.narrow import Biased, NoHeads
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite, Windows
 
@@ -24,16 +25,16 @@ class Windowed(Family):
     """
 
     stage: ClassVar[type[Any]]
-    attention: ClassVar[type[Any]]
+    attention: ClassVar[tuple[type, ...]]
     middle: ClassVar[str]
 
     @classmethod
     def sites(cls, model: Any) -> Iterator[HeadSite]:
         for site, block in cls._places(model, "attn"):
             attn, grid = block.attn, block.input_resolution
-            if type(attn) is units.NoHeads:
+            if type(attn) is NoHeads:
                 continue
-            if type(attn) is not cls.attention:
+            if type(attn) not in cls.attention:
                 raise UserError(f"{site.name} is a {type(attn).__name__}, expected the WindowAttention of {cls.title}.")
             yield dataclasses.replace(
                 site,
@@ -62,6 +63,10 @@ class Windowed(Family):
             yield from blocks_in(model, f"layers.{stage}.blocks", lambda _: cls.middle, stage)
 
     @classmethod
+    def slice_heads(cls, model: Any, site: HeadSite, keep: Sequence[int]) -> None:
+        units.slice_heads(model, site, keep)
+
+    @classmethod
     def segments(cls, model: Any) -> Segments | None:
         if units.other_forward(model, cls.model) or any(type(layer) is not cls.stage for layer in model.layers):
             return None
@@ -82,17 +87,7 @@ class Swin(Windowed):
 
     title = "timm SwinTransformer (Swin v1)"
     model, middle = swin_transformer.SwinTransformer, "norm2"
-    stage, attention = swin_transformer.SwinTransformerStage, swin_transformer.WindowAttention
-
-    @classmethod
-    def slice_heads(cls, model: Any, site: HeadSite, keep: Sequence[int]) -> None:
-        attn = model.get_submodule(site.name)
-        units.keep_channels(attn, site, keep)
-        if not keep:
-            model.set_submodule(site.name, units.NoHeads(attn.proj))
-            return
-        table = attn.relative_position_bias_table
-        attn.relative_position_bias_table = nn.Parameter(table.detach()[:, list(keep)].clone(), table.requires_grad)
+    stage, attention = swin_transformer.SwinTransformerStage, (swin_transformer.WindowAttention,)
 
     @classmethod
     def direct_path(cls, model: Any) -> DirectPath:
@@ -120,8 +115,4 @@ class SwinV2(Windowed):
 
     title = "timm SwinTransformerV2 (Swin V2)"
     model, middle = swin_transformer_v2.SwinTransformerV2, "mlp"
-    stage, attention = swin_transformer_v2.SwinTransformerV2Stage, swin_transformer_v2.WindowAttention
-
-    @classmethod
-    def unprunable(cls, model: Any) -> str:
-        return units.of_fixed_width(model.layers[0].blocks[0].attn)
+    stage, attention = swin_transformer_v2.SwinTransformerV2Stage, (swin_transformer_v2.WindowAttention, Biased)

@@ -22,7 +22,6 @@ from torchvision.models.swin_transformer import (
 
 from mhprobe.backbones.base import Family, Seam, Segments, blocks_in, submodule
 from mhprobe.backbones.multihead import IMAGENET
-from mhprobe.backbones.parts.units import STILL
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite, Windows
 
@@ -62,6 +61,7 @@ _BLOCKS = {SwinTransformerBlock: "norm2", SwinTransformerBlockV2: "mlp"}  # what
 class TorchvisionSwin(Family):
     title = "torchvision SwinTransformer (v1 and v2)"
     model, embedding, head = SwinTransformer, "features.0", "head"
+    whole = "torchvision's window attention takes its heads' width from its input's, so it fails without one"
 
     @classmethod
     def sites(cls, model: Any) -> Iterator[HeadSite]:
@@ -129,13 +129,6 @@ class TorchvisionSwin(Family):
     @classmethod
     def input_spec(cls, model: Any) -> dict[str, Any]:
         return {"size": _size(model), **IMAGENET}
-
-    @classmethod
-    def unprunable(cls, model: Any) -> str:
-        return (
-            f"{cls.title}: torchvision's window attention takes its heads' width from its input's, so it fails "
-            f"without one. {STILL}"
-        )
 
 
 def _size(model: Any) -> tuple[int, int]:

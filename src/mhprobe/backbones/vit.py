@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from mhprobe.backbones.base import DirectPath, Family, Segments, blocks_in
 from mhprobe.backbones.parts import units
+from mhprobe.backbones.parts.narrow import Biased, NoHeads, Rotary
 from mhprobe.errors import HeadsMixed, UserError
 from mhprobe.heads import Block, HeadSite
 
@@ -43,9 +44,10 @@ class Tokens(Family):
             if type(block) not in cls.middle:
                 raise cls.strange(f"blocks.{number}", block)
             for name, attention in _named("attn", number, block):
-                if type(attention) not in (*cls.attention, units.NoHeads):
+                if type(attention) not in (*cls.attention, NoHeads):
                     raise cls.strange(name, attention)
-                if heads := getattr(attention, "num_heads", 0):  # else all were removed
+                if type(attention) is not NoHeads:
+                    heads = attention.num_heads
                     units.no_norm_between(name, attention)
                     yield _site(model, number, name, heads, attention.proj.in_features // heads)
 
@@ -81,11 +83,10 @@ class Tokens(Family):
         """The model's own forward up to its first block, and its blocks."""
 
     @classmethod
-    def replace_empty(cls, model: Any) -> None:
-        for name, module in list(model.named_modules()):
-            found: Any = module
-            if isinstance(module, cls.attention) and found.num_heads == 0:  # ONNX cannot reshape to zero heads
-                model.set_submodule(name, units.NoHeads(found.proj))
+    def slice_heads(cls, model: Any, site: HeadSite, keep: Sequence[int]) -> None:
+        if (reason := cls.unprunable(model)) is not None:
+            raise UserError(f"{site.name}: {reason}")
+        units.slice_heads(model, site, keep)
 
 
 def _named(part: str, number: int, block: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -136,14 +137,6 @@ class ViT(Tokens):
         ), model.blocks
 
     @classmethod
-    def slice_heads(cls, model: Any, site: HeadSite, keep: Sequence[int]) -> None:
-        attn = model.get_submodule(site.name)
-        units.keep_channels(attn, site, keep)
-        attn.attn_dim = len(keep) * site.head_dim
-        if not keep:  # torch 2.11's fused product of no heads ends the process (SIGFPE)
-            attn.fused_attn = False
-
-    @classmethod
     def direct_path(cls, model: Any) -> DirectPath:
         odd = next((type(block).__name__ for block in model.blocks if type(block) is ResPostBlock), None)
         if odd is not None or units.other_forward(model, VisionTransformer):
@@ -164,7 +157,7 @@ class Eva(Tokens):
     """Queries, keys and values come from one projection or from three; several heads may share keys and values."""
 
     title = "timm Eva (EVA, EVA-02, DINOv3, PE, ViT with rotary positions)"
-    model, attention = eva.Eva, (eva.EvaAttention, AttentionRope)
+    model, attention = eva.Eva, (eva.EvaAttention, AttentionRope, Rotary)
     middle: ClassVar = {eva.EvaBlock: "norm2", eva.EvaBlockPostNorm: "mlp"}  # the latter normalises behind its parts
 
     @classmethod
@@ -183,32 +176,15 @@ class Eva(Tokens):
 
     @classmethod
     def unprunable(cls, model: Any) -> str | None:
-        still = "They can still be gated, measured and masked (mhprobe.probe, mhprobe.mask)."
-        for block in model.blocks:
-            if isinstance(block.attn, eva.EvaAttention):
-                return units.of_fixed_width(block.attn)
-            if getattr(block.attn, "num_kv_groups", 1) > 1:  # timm has them from 1.0.30
-                return (
-                    f"the heads of timm's AttentionRope share keys and values here, so none can be removed alone. "
-                    f"{still}"
-                )
-        if model.rope_mixed:
+        if any(getattr(block.attn, "num_kv_groups", 1) > 1 for block in model.blocks):  # timm has them from 1.0.30
             return (
-                f"timm's mixed rotary positions are one tensor for all heads of all blocks, so no block can lose heads "
-                f"alone. {still}"
+                f"the heads of timm's AttentionRope share keys and values here, so none can be removed alone. "
+                f"{units.STILL}"
             )
         return None
 
-    @classmethod
-    def slice_heads(cls, model: Any, site: HeadSite, keep: Sequence[int]) -> None:
-        if (reason := cls.unprunable(model)) is not None:
-            raise UserError(f"{site.name}: {reason}")
-        attn = model.get_submodule(site.name)
-        units.keep_channels(attn, site, keep)
-        attn.num_kv_heads, attn.attn_dim, attn.kv_dim = len(keep), *[len(keep) * site.head_dim] * 2
 
-
-class _FixedWidth(Tokens):
+class _Positioned(Tokens):
     """Token models with biases of positions: of each block, or ``positions`` of all, taken by blocks as ``shared``."""
 
     positions: ClassVar[str]
@@ -227,23 +203,20 @@ class _FixedWidth(Tokens):
         bias = None if of_all is None else getattr(of_all, "get_bias", of_all)()
         return stem, [functools.partial(block, **{cls.shared: bias}) for block in model.blocks]
 
-    @classmethod
-    def unprunable(cls, model: Any) -> str:
-        return units.of_fixed_width(model.blocks[0].attn)
 
-
-class Beit(_FixedWidth):
+class Beit(_Positioned):
     """Queries and values have biases of their own: it multiplies by the weight of ``qkv`` and never calls that."""
 
     title = "timm Beit (BEiT v1 and v2)"
-    model, attention = beit.Beit, (beit.Attention,)
+    model, attention = beit.Beit, (beit.Attention, Biased)
     middle: ClassVar = {beit.Block: "norm2"}
     positions, shared = "rel_pos_bias", "shared_rel_pos_bias"
 
 
-class RelPos(_FixedWidth):
+class RelPos(_Positioned):
     title = "timm VisionTransformerRelPos (ViT with relative positions)"
-    model, attention = vision_transformer_relpos.VisionTransformerRelPos, (vision_transformer_relpos.RelPosAttention,)
+    model = vision_transformer_relpos.VisionTransformerRelPos
+    attention = vision_transformer_relpos.RelPosAttention, Biased
     # the latter normalises behind its parts
     middle: ClassVar = {
         vision_transformer_relpos.RelPosBlock: "norm2",

@@ -4,29 +4,33 @@ Voita, Talbot, Moiseev, Sennrich & Titov, 2019, arXiv 1905.09418, section 4. The
 the maximum; in vision models class, distillation and register tokens take its place. The rows are not renormalised
 without them: a head that looks at nothing but the class token is not confident. Of texts the mean is over all words;
 nothing tells their special tokens, so none is left out but the padding.
+
+A neuron attends to nothing. Its confidence is its rate: the share of tokens that it fires on.
 """
 
 from torch import Tensor
 
-from mhprobe.heads import HeadBatch
+from mhprobe.heads import KINDS, HeadBatch
 from mhprobe.measures.base import sums
 from mhprobe.measures.parts.image_sums import MeanOverImages
-from mhprobe.measures.parts.places import OfAttention, Piece, over_queries
+from mhprobe.measures.parts.places import OfAttention, Piece, over_queries, where_site
 from mhprobe.stats.intervals import SHARE
 
 
 class Confidence(OfAttention, MeanOverImages):
-    """Mean over patch queries and images of the largest attention weight on a patch.
+    """Mean over patch queries and images of the largest weight on a patch; of a neuron the share of tokens above 0.
 
     In Swin only keys of the query's own shift region count.
 
     Columns, (A,) in [0, 1], larger is more certain: value, with low and high; without_prefix: the same; with_prefix:
     the largest weight may also be on class, distillation and register tokens; class_query: the value of the class
-    token's own row, NaN without one; uniform: the value if attention were spread evenly over all keys.
+    token's own row, NaN without one; uniform: the value if attention were spread evenly over all keys. Of
+    neurons all but the first are NaN.
     """
 
     fooled_by = "seen: a sink at the class token: special keys are left out, and the head looks spread out"
     texts = True
+    of_units = frozenset(KINDS)
     within = SHARE
     label = "confidence: mean largest weight"
     larger = "the head is more certain where to look"
@@ -35,6 +39,13 @@ class Confidence(OfAttention, MeanOverImages):
     prefix_total: Tensor = sums("A")  # over images and patch queries, maximum over all keys
     class_total: Tensor = sums("A")  # over images of the class token's row
     even: Tensor = sums("A")  # over images and patch queries of one over their number of keys
+
+    def add(self, batch: HeadBatch) -> None:
+        super().add(batch)
+        for number, site in enumerate(self.layout.sites):
+            if site.kind == "neuron":
+                fires_BTN = batch.z[number][batch.valid][..., 0] > 0
+                self.add_images(self.layout.span(number), fires_BTN.sum(1), fires_BTN.shape[1])
 
     def look(self, piece: Piece, batch: HeadBatch) -> None:
         places, span = piece.places, piece.span
@@ -49,10 +60,14 @@ class Confidence(OfAttention, MeanOverImages):
 
     def finish(self) -> dict[str, Tensor]:
         queries = self.image_sums[1]
-        return {
-            **self.over_images(),
+        of_heads = {
             "without_prefix": self.image_sums[0] / queries,
             "with_prefix": self.prefix_total / queries,
             "class_query": self.of_class(self.class_total),
             "uniform": self.even / queries,
         }
+
+        def known(values: Tensor) -> Tensor:
+            return where_site(self.layout, values, lambda site: site.kind == "head")
+
+        return {**self.over_images(), **{name: known(values) for name, values in of_heads.items()}}

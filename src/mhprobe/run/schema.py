@@ -178,7 +178,7 @@ class Prune(_Section):
     select_on: Literal["train", "validation"]
     images: Annotated[int, Field(ge=1)]
     proj_bias: Literal["keep", "drop"]
-    fold: Literal["zero", "mean"]
+    fold: Literal["zero", "mean", "optimal"]
     rounds: Annotated[int, Field(ge=1)]
     repair: Repair
     tune_epochs: Annotated[int, Field(ge=0)]

@@ -15,13 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import backbone_of, family_of
 from mhprobe.errors import UserError
 
 
 def torch_export_bytes(model: nn.Module, images: Tensor, tolerance: float = 1e-5) -> bytes:
     """``torch.export.save`` of ``model``: what ``torch.export.load`` reads. images: (B >= 2, 3, height, width)."""
-    model = ready(model)
+    model = copy.deepcopy(model).cpu().eval()
     dynamic = ({0: torch.export.Dim.DYNAMIC},)
     with torch.no_grad():
         program = torch.export.export(model, (images,), dynamic_shapes=dynamic)
@@ -41,7 +40,7 @@ def onnx_bytes(model: nn.Module, images: Tensor, tolerance: float = 1e-4) -> byt
     images: (B >= 2, 3, height, width). tolerance: relative to the largest logit; other kernels round differently.
     """
     needs_onnx()
-    model = ready(model)
+    model = copy.deepcopy(model).cpu().eval()
     for library in ("onnx_ir", "onnxscript", "torch.onnx"):
         logging.getLogger(library).setLevel(logging.WARNING)  # what they optimise
     with warnings.catch_warnings(), torch.no_grad():
@@ -97,14 +96,6 @@ def needs_onnx() -> None:
     for package in ("onnx", "onnxscript", "onnxruntime"):
         if importlib.util.find_spec(package) is None:
             raise UserError(f"onnx: needs the package {package}: pip install 'mhprobe[export]'.")
-
-
-def ready(model: nn.Module) -> nn.Module:
-    """A copy on the CPU in eval mode, whose emptied layers are in a form that every runtime takes."""
-    copied = copy.deepcopy(model).cpu().eval()
-    backbone = backbone_of(copied)
-    family_of(backbone).replace_empty(backbone)
-    return copied
 
 
 def _same(form: str, expected: Tensor, got: Tensor, tolerance: float) -> None:

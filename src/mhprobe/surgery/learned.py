@@ -20,11 +20,10 @@ from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.gates.hard_concrete import EPS, HardConcrete
 from mhprobe.gates.target import Lagrangian
-from mhprobe.masking.knapsack import Knapsack
 from mhprobe.recording.outputs import gate_slope
 from mhprobe.recording.state import inspecting
 from mhprobe.surgery.costs import head_shares
-from mhprobe.surgery.on_path import OnPath, mask_by
+from mhprobe.surgery.on_path import mask_by
 from mhprobe.surgery.pruning import Images
 
 START, END = 3.0, 4.6  # log_alpha begins, and ends at the most (CoFi's ln 100): nothing closes or opens for good
@@ -53,8 +52,7 @@ class LearnedGates:
         """(A,) bool, the units that go so that at most ``share`` of the FLOPs is left. ``model`` carries gates."""
         cost_A = head_shares(model, layout_of(model), images.first(), {"flops"})["flops"]
         open_A = self.fit(model, images, share, cost_A)
-        source = OnPath(Knapsack(measure=lambda layout: None), target={"flops": share})
-        return mask_by(open_A * cost_A, model, source)  # which is divided by the cost again
+        return mask_by(open_A * cost_A, model, share)  # which is divided by the cost again
 
     def fit(self, model: nn.Module, images: Images, share: float, cost_A: Tensor) -> Tensor:
         """(A,) float64, P(open) after the last step; ``cost_A`` is the share of all FLOPs that a unit is."""

@@ -7,6 +7,7 @@ Shapes: B images, H heads of a site, W windows, K places of a window, A heads of
 """
 
 import contextlib
+import copy
 import functools
 import importlib.util
 import io
@@ -25,7 +26,6 @@ from mhprobe.backbones import attach, backbone_of, family_of
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.recording.state import inspecting
-from mhprobe.surgery.export import ready
 
 OPSET = 17
 Stored = Literal["float32", "float16", "int8"]
@@ -53,7 +53,7 @@ def pieces(model: nn.Module, images: Tensor) -> list[Piece]:
     """
     if importlib.util.find_spec("onnx") is None:
         raise UserError("live: needs the package onnx: pip install 'mhprobe[live]'.")
-    whole = ready(model)
+    whole = copy.deepcopy(model).cpu().eval()
     layout, backbone = attach(whole).layout.of("head"), backbone_of(whole)
     family, found, stream = family_of(backbone), [], images.cpu()
     segments = None if backbone is not whole else family.segments(backbone)

@@ -22,6 +22,7 @@ from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Cost, Evaluate, Limits, Order, Path, Units
+from mhprobe.masking.knapsack import Knapsack
 from mhprobe.masking.parts.trace import Curve, trace
 from mhprobe.masking.parts.units import check_reached, constrain, make_units, refuse_neurons, target_of
 from mhprobe.stats.promise import Guarantee
@@ -156,8 +157,13 @@ def _exactly(units: Units, masks_SA: Tensor, exact: bool) -> None:
         )
 
 
-def mask_by(scores_A: Tensor, model: nn.Module, source: OnPath) -> Tensor:
-    """(A,) bool, the units that go by ``source``, whose order is by these scores, lowest first. No image is asked."""
+def mask_by(scores_A: Tensor, model: nn.Module, source: OnPath | float) -> Tensor:
+    """(A,) bool, the units that go by these scores, lowest first. No image is asked.
+
+    source: a path of a knapsack, or the share of the FLOPs that may be left: then the lowest score per FLOP goes first.
+    """
+    if not isinstance(source, OnPath):
+        source = OnPath(Knapsack(measure=lambda layout: None), target={"flops": source})
     image = torch.zeros(1, 3, *input_spec(model)["size"], device=next(model.parameters()).device)
     known: Any = SimpleNamespace(measure=lambda make, mask, column: scores_A)  # an Evaluate that scores no masks
     return source.choose(model, known, lambda: image, layout_of(model), 1.0, 1.0)[0].mask

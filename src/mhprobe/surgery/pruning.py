@@ -53,7 +53,7 @@ from mhprobe.surgery.repair import repair
 CHECKED = 256  # test images on which masked and pruned logits are compared
 TOLERANCE = 1e-5  # relative to the largest logit, in whole float32: the same sums in another order
 
-Fold = Literal["zero", "mean"]
+Fold = Literal["zero", "mean", "optimal"]
 """What stands in the place of a head that goes, as a constant in its projection's bias."""
 
 Train = Callable[[nn.Module, dict[str, list[int]], int], nn.Module]
@@ -194,6 +194,8 @@ class Images:
         """Find the fill for the heads that go, on the images that choose."""
         if fold != "zero":
             refuse_unfoldable(model)
+        if fold == "optimal" and "neuron" in layout_of(model).kinds:
+            raise UserError("fold: optimal switches off unit by unit, and neurons are too many; expected mean.")
         return find_fill(model, fold, self.selection)
 
     def evaluate(self, model: nn.Module, rescale: bool, fill: Fill | None = None) -> Evaluate:

@@ -6,8 +6,8 @@ queries and keys are per channel of a head and stay. Of a neuron go its rows of 
 MLP one in each half) and its column of the last.
 
 A layer may lose all its heads. The masked model still adds that layer's ``proj.bias`` to every token, so it is kept
-unless ``proj_bias="drop"``. A ViT's emptied layer is timm's Attention with zero heads; a Swin's is
-``backbones.parts.units.NoHeads``. An MLP without neurons is timm's with a width of zero: it gives its last bias.
+unless ``proj_bias="drop"``. Of an MLP without neurons the last bias is left. backbones/parts/narrow.py has the modules
+that stand where timm's cannot hold fewer heads, or none.
 
 Shapes: A heads of all sites, H heads of one site, D head width, B images, C classes.
 """

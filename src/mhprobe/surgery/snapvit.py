@@ -29,7 +29,6 @@ from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.heads import wide
 from mhprobe.masking.base import ROUNDING
-from mhprobe.masking.knapsack import Knapsack
 from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.state import inspecting
 from mhprobe.recording.taps import Taps
@@ -37,7 +36,7 @@ from mhprobe.scoring.base import looked
 from mhprobe.scoring.cosine import Cosine
 from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.surgery.costs import head_shares
-from mhprobe.surgery.on_path import OnPath, mask_by
+from mhprobe.surgery.on_path import mask_by
 from mhprobe.surgery.pruning import Images
 
 AREA = 0.25, 1.0  # of the image that a crop has
@@ -69,8 +68,7 @@ class SnapViT:
         layout = layout_of(model)
         site_A = torch.tensor([number for number, _, _ in layout])
         cost_A = head_shares(model, layout, images.first(), {"flops"})["flops"]
-        source = OnPath(Knapsack(measure=lambda layout: None), target={"flops": share})
-        mask_by(cost_A, model, source)  # refuses a budget that cannot be met, before the work
+        mask_by(cost_A, model, share)  # refuses a budget that cannot be met, before the work
         within_A = self.within_layers(model, images)
         count = len(images.chosen)
         positions = torch.arange(count)[:: -(-count // self.shown)]  # of every class alike, as all of them
@@ -85,7 +83,7 @@ class SnapViT:
             return -torch.cat(lost).view(len(points_KS), -1).mean(1)
 
         factor_S = evolved(likeness, len(layout.sites), self.generations, self.seed).exp()
-        return mask_by(within_A * factor_S[site_A], model, source)
+        return mask_by(within_A * factor_S[site_A], model, share)
 
     def within_layers(self, model: nn.Module, images: Images) -> Tensor:
         """(A,) float64, mean over images of the squared slope along the share of a unit that is let through.

@@ -7,6 +7,8 @@ tensors' file) and ``digest`` (of the description itself). That of a pruned mode
     timm: what ``timm.create_model`` takes to build the model before pruning;
     kept: site name -> the heads (of an MLP the neurons) that stayed, by their number in that model; an empty list is an
         emptied layer;
+    stands_in: site name -> the class of backbones/parts/narrow.py that stands there, where timm's own cannot hold the
+        heads; a copy of that file lies beside the weights;
     chosen_by: the images that chose them, "split:digest" each; promises and tests on these images are refused;
     proj_bias: whether an emptied layer still adds its projection's bias, "keep" or "drop";
     gates: absent: they are multiplied into the weights (``gates_folded`` lists what they were).
@@ -23,6 +25,7 @@ import torch
 from torch import nn
 
 from mhprobe.backbones import attach, build, layout_of, slice_sites
+from mhprobe.backbones.parts import narrow
 from mhprobe.errors import UserError
 from mhprobe.gates import find_gates
 from mhprobe.heads import KINDS
@@ -54,7 +57,11 @@ def weights_files(
     if gates is not None and not bool((gates.effective() == 1).all()):
         description = {**description, "gates": gates.effective().tolist()}
     description = {**description, "sha256": hashlib.sha256(data).hexdigest()}
-    return {path: data, path.with_suffix(".json"): as_json(description)}
+    files = {path: data}
+    if stands_in := {n: type(part).__name__ for n, part in model.named_modules() if isinstance(part, narrow.STANDS_IN)}:
+        description["stands_in"] = stands_in
+        files[path.with_name("narrow.py")] = Path(narrow.__file__).read_bytes()
+    return {**files, path.with_suffix(".json"): as_json(description)}
 
 
 def as_json(description: dict[str, Any]) -> bytes:

@@ -14,6 +14,7 @@ import jinja2
 from torch import nn
 
 from mhprobe import __version__
+from mhprobe.backbones.parts import narrow
 from mhprobe.backbones.parts.timm_models import untold
 from mhprobe.errors import UserError
 from mhprobe.io.files import write, write_all
@@ -61,8 +62,10 @@ def save_for_hub(path_or_model: str | Path | nn.Module, folder: Path, **about: A
         weights = found(path_or_model)
         if about:
             raise UserError(f"push_to_hub: {weights} says itself what {', '.join(about)} is.")
-        load_weights(weights)  # refuses what is no pair
-        write_all({pair.with_suffix(end): weights.with_suffix(end).read_bytes() for end in (".safetensors", ".json")})
+        files = {pair.with_suffix(end): weights.with_suffix(end) for end in (".safetensors", ".json")}
+        if "stands_in" in load_weights(weights)[1]:  # which refuses what is no pair
+            files[pair.with_name("narrow.py")] = Path(narrow.__file__)
+        write_all({to: file.read_bytes() for to, file in files.items()})
         run = weights.parent
     write(pair.with_name("README.md"), card(read_description(pair.with_suffix(".json")), run).encode())
     return pair.parent
@@ -144,7 +147,7 @@ def card(description: dict[str, Any], folder: Path | None) -> str:
         kept=kept,
         gates=description.get("gates"),
         made=description.get("made", {}),
-        emptied_swin="swin" in description["backbone"]["name"] and not all((kept or {}).values()),
+        stands_in=description.get("stands_in"),
         accuracy=accuracy,
         stages=run.rows("stages") if run else [],
         speeds=[row for row in speeds if row["removed"] == speeds[0]["removed"]],  # of the heads that were removed

@@ -1,4 +1,4 @@
-"""Heads and neurons in blocks of timm: what their parts are called, and how a block loses some of them.
+"""Heads and neurons in blocks of timm: what their parts are called.
 
 Neurons are channels of what enters the last linear layer of an MLP, ``fc2``, each a unit of width 1. In a gated MLP
 (GLU, SwiGLU) the product of two halves enters ``fc2``, so a neuron is a row in each half of ``fc1``. A norm in front of
@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from timm.layers import GluMlp, Mlp, SwiGLU
 from torch import Tensor, nn
 
+from mhprobe.backbones.parts.narrow import FIRST, narrowed
 from mhprobe.errors import HeadsMixed, UserError, quoted
 from mhprobe.heads import HeadSite, Kind
 
@@ -24,22 +24,6 @@ _LAYER_SCALES = {  # what blocks of timm and transformers call the one behind at
     "head": ("ls1", "ls", "gamma_1", "gamma1", "layer_scale1", "lambda_1"),
     "neuron": ("ls2", "ls", "gamma_2", "gamma2"),
 }
-_FIRST: dict[type[nn.Module], tuple[str, ...]] = {Mlp: ("fc1",), GluMlp: ("fc1",), SwiGLU: ("fc1_g", "fc1_x")}
-
-
-class NoHeads(nn.Module):
-    """Attention that has lost all heads: every token gets the bias of the projection.
-
-    The one place where a pruned model needs a class that timm does not have: Swin's WindowAttention cannot reshape to
-    zero heads, and no module of torch or timm that ignores its input takes the block's ``mask`` argument.
-    """
-
-    def __init__(self, proj: nn.Module) -> None:
-        super().__init__()
-        self.proj = proj
-
-    def forward(self, x: Tensor, **_: Any) -> Tensor:
-        return self.proj(x[..., :0])
 
 
 def query_key_value(attention: Any, heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -66,14 +50,6 @@ def no_norm_between(name: str, attention: Any) -> None:
         )
 
 
-def of_fixed_width(attention: nn.Module) -> str:
-    """Why such attention cannot lose a head: what ``Family.unprunable`` says."""
-    return (
-        f"timm's {type(attention).__name__} puts its heads back into the width of its input, so its own forward fails "
-        f"without one. {STILL}"
-    )
-
-
 def linear_pool(pool: str) -> None:
     """UserError for a pooling that is no fixed sum of tokens."""
     if pool not in ("token", "avg"):
@@ -88,51 +64,13 @@ def other_forward(model: nn.Module, base: Any) -> bool:
     return kind.forward is not base.forward or kind.forward_features is not base.forward_features
 
 
-def keep_channels(attention: Any, site: HeadSite, keep: Sequence[int]) -> None:
-    """Cut an attention's projections down to the channels of the heads ``keep``, in place."""
-    channels = channels_of(site, keep)
-    if attention.qkv is not None:
-        keep_rows(attention.qkv, torch.cat([part * site.channels + channels for part in range(3)]))  # q, k, v
-    else:
-        for part in (attention.q_proj, attention.k_proj, attention.v_proj):
-            keep_rows(part, channels)
-    keep_columns(attention.proj, channels)
-    if (gate := getattr(attention, "gate", None)) is not None:  # a sigmoid per channel of the heads' outputs
-        keep_rows(gate, channels)
-    attention.num_heads = len(keep)
-
-
-def channels_of(site: HeadSite, heads: Sequence[int]) -> Tensor:
-    """The input channels of the site's projection that belong to ``heads``, in their order."""
-    return torch.arange(site.channels).view(-1, site.head_dim)[list(heads)].flatten()
-
-
-def keep_rows(linear: nn.Linear, rows: Tensor) -> None:
-    """Keep these outputs of a linear layer."""
-    rows = rows.to(linear.weight.device)
-    linear.weight = _selected(linear.weight, 0, rows)
-    if linear.bias is not None:
-        linear.bias = _selected(linear.bias, 0, rows)
-    linear.out_features = len(rows)
-
-
-def keep_columns(linear: nn.Linear, columns: Tensor) -> None:
-    """Keep these inputs of a linear layer."""
-    linear.weight = _selected(linear.weight, 1, columns.to(linear.weight.device))
-    linear.in_features = len(columns)
-
-
-def _selected(parameter: Tensor, axis: int, index: Tensor) -> nn.Parameter:
-    return nn.Parameter(parameter.detach().index_select(axis, index), requires_grad=parameter.requires_grad)
-
-
 def neurons(mlp: Any, site: HeadSite) -> Iterator[HeadSite]:
     """The site of an MLP's neurons, where it still has some. site: the MLP's name and place.
 
     UserError for an MLP whose neurons are not private to it.
     """
-    if type(mlp) not in _FIRST or not isinstance(mlp.fc2, nn.Linear):
-        known = ", ".join(kind.__name__ for kind in _FIRST)
+    if type(mlp) not in FIRST or not isinstance(mlp.fc2, nn.Linear):
+        known = ", ".join(kind.__name__ for kind in FIRST)
         raise HeadsMixed(
             f"{site.name} is a {type(mlp).__name__}, expected one of timm's {known} of linear layers: nobody has "
             f"looked where its neurons are. Its heads can be taken alone: units={{'head'}}."
@@ -149,17 +87,14 @@ def neurons(mlp: Any, site: HeadSite) -> Iterator[HeadSite]:
 def rows_of(mlp: Any) -> Tensor:
     """(N, R, C) the rows of the first linear layers that make each neuron."""
     count = mlp.fc2.in_features
-    halves = [getattr(mlp, name).weight.detach().unflatten(0, (-1, count)) for name in _FIRST[type(mlp)]]
+    halves = [getattr(mlp, name).weight.detach().unflatten(0, (-1, count)) for name in FIRST[type(mlp)]]
     return torch.cat(halves).transpose(0, 1)
 
 
-def keep_neurons(mlp: Any, keep: Sequence[int]) -> None:
-    """Cut an MLP down to the neurons ``keep``, in place. An MLP without any gives the bias of ``fc2``."""
-    channels, count = torch.tensor(keep, dtype=torch.long), mlp.fc2.in_features
-    for name in _FIRST[type(mlp)]:
-        first = getattr(mlp, name)
-        keep_rows(first, torch.cat([channels + start for start in range(0, first.out_features, count)]))
-    keep_columns(mlp.fc2, channels)
+def slice_heads(model: Any, site: HeadSite, keep: Sequence[int]) -> None:
+    """Put attention, or an MLP, with these of its units in the place of the site's own."""
+    by_head = getattr(model, "rope_mixed", False)
+    model.set_submodule(site.name, narrowed(model.get_submodule(site.name), keep, by_head))
 
 
 def layer_scale(block: nn.Module, kind: Kind = "head") -> Tensor | None:

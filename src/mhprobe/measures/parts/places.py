@@ -127,7 +127,7 @@ class OfAttention(Measure):
     texts: ClassVar[bool] = False
 
     def add(self, batch: HeadBatch) -> None:
-        for piece in attention(self.name, self.layout, batch, self.texts):
+        for piece in attention(self.name, self.layout.of("head"), batch, self.texts):
             self.look(piece, batch)
 
     @abstractmethod

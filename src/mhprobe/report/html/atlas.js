@@ -85,10 +85,23 @@ function drawGrid() {
     for (const one of besides(choice)) marks.push({ name: `mean of ${one.name === "chance" ? "chance" : "a random network"}`, value: d3.mean(one.values) });
   const alike = Object.entries(choice?.main ? choice.measure.constants : {}).map(([name, value]) => `${name.replaceAll("_", " ")} ${number(value)}`);
   byId("legend").replaceChildren(choice ? colourBar(scale, choice.main ? choice.measure.label : choice.column.replaceAll("_", " "), marks.filter(({ value }) => value != null)) : "", alike.length ? el("p", { class: "note" }, `The same for all heads: ${alike.join(", ")}.`) : "");
+  drawNeurons(choice?.main ? choice.measure : null);
   const decided = choice?.values.every((value) => value === 0 || value === 1); // kept or not: no measure of a network
   const nothing = choice?.main && !decided && !besides(choice).length ? " This run has no control for it: probe.control=random_init makes one." : "";
   byId("about").textContent = choice ? `${choice.measure.about}${choice.measure.about ? " " : ""}Colour: ${choice.main ? choice.measure.label : choice.column.replaceAll("_", " ")}.${choice.main && choice.measure.larger ? ` Larger means: ${choice.measure.larger}.` : ""}${nothing}`
     : "This run measured no single heads: the squares are there to choose heads and to follow them through the masking orders.";
+}
+
+// the neurons of a block from the lowest to the highest, a colour for each of 64 equal parts, and the names of both ends
+function drawNeurons(measure) {
+  const strips = measure?.neurons ?? [], scale = colours(strips.map(({ bins }) => bins));
+  const ends = ({ lowest, highest }) => `lowest ${lowest[0]}: ${number(lowest[1])}, highest ${highest[0]}: ${number(highest[1])}`;
+  const rows = strips.map((strip) => el("div", { class: "row" }, el("span", { role: "rowheader" }, `Block ${strip.block}`),
+    el("div", {}, el("div", { class: "strip", role: "img", "aria-label": `Neurons of block ${strip.block}: ${ends(strip)}` },
+      ...strip.bins.map((value) => el("i", { style: `background:${scale.of(value)}`, title: number(value) }))), el("p", { class: "note" }, ends(strip)))));
+  byId("neurons").replaceChildren(...(rows.length ? [el("h3", {}, "Neurons"), el("p", { class: "note" },
+    `Those of a block from the lowest to the highest, ${d3.sum(strips, ({ count }) => count)} in all; a colour is the mean of one of ${strips[0].bins.length} equal parts. Numbers count from 0 within the block.`),
+    ...rows, colourBar(scale, measure.label, [])] : []));
 }
 
 // a button for all heads of a row or a column: it chooses them, or lets them go if all are chosen

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, UnidentifiedImageError, features
 
-ROOM = 4_500_000  # bytes of a page that figures may take
+ROOM = 4_000_000  # bytes of a page that figures may take
 PIXELS = 40_000_000  # of a figure: a bomb is small as a file
 
 

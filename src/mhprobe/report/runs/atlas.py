@@ -1,13 +1,17 @@
 """Data of the head atlas: heads, their values in every measure, their neighbours, their classes, their past.
 
-What is shown of a table follows from its entry in the run's ledger: a new measure is shown without new code.
+What is shown of a table follows from its entry in the run's ledger: a new measure is shown without new code. Neurons
+are too many for a square each: those of a block are a strip.
 
 Shapes: A heads of all sites.
 """
 
 from typing import Any
 
+import numpy as np
+
 from mhprobe.errors import UserError
+from mhprobe.heads import Kind
 from mhprobe.report.ledger import Entry
 from mhprobe.report.runs.run import Run
 from mhprobe.report.tables import Table
@@ -15,6 +19,7 @@ from mhprobe.report.tables import Table
 PLACE = ["head", "site", "stage", "block", "index"]  # how a table of heads begins
 NOT_A_VALUE = {"standard_error", "images", "folds"}
 MOST = 20_000  # heads of a model that a page can show
+BINS = 64  # of a block's neurons
 
 
 def heads(run: Run) -> list[dict[str, Any]]:
@@ -31,7 +36,7 @@ def heads(run: Run) -> list[dict[str, Any]]:
     if known:
         return known
     for _, _, table in run.of_kind("per_head"):
-        return [dict(zip(("id", *PLACE[1:]), row[:5], strict=True)) for row in table.rows]
+        return [dict(zip(("id", *PLACE[1:]), row[:5], strict=True)) for row in of_units(table, "head").rows]
     return []
 
 
@@ -40,7 +45,7 @@ def measures(run: Run) -> list[dict[str, Any]]:
 
     constants: columns that are one number for all heads, such as the entropy of even attention: they are read beside
     the others, and tell no head from another. chance, twin: (A,) numbers, or None where the table has none. low, high:
-    the 95 % interval of "value", from ``freedom`` degrees of freedom.
+    the 95 % interval of "value", from ``freedom`` degrees of freedom. neurons: strips, see ``strips``.
     """
     return [
         {
@@ -54,11 +59,39 @@ def measures(run: Run) -> list[dict[str, Any]]:
             "low": _of(table, entry.interval[0] if entry.interval else ""),
             "high": _of(table, entry.interval[-1] if entry.interval else ""),
             "freedom": _freedom(table),
+            "neurons": strips(run.tables[name]),
         }
         for name, entry, table in _per_head(run, "per_head")
         if (values := _values(entry, table))
         for constants in [_constants(table, values)]
     ]
+
+
+def of_units(table: Table, kind: Kind) -> Table:
+    """The rows of a table of units that are heads, or neurons."""
+    if "kind" not in table.columns:
+        return table if kind == "head" else table._replace(rows=[])
+    return table._replace(rows=[row for row in table.rows if row[table.columns.index("kind")] == kind])
+
+
+def strips(table: Table) -> list[dict[str, Any]]:
+    """One entry per MLP: its block, and its neurons from the lowest to the highest value.
+
+    bins: means of ``BINS`` equal parts of them, or all of fewer. lowest, highest: [index, value].
+    """
+    found: dict[int, list[tuple[float, int]]] = {}
+    neurons = of_units(table, "neuron")
+    for block, index, value in zip(*(neurons.column(name) for name in ("block", "index", "value")), strict=True):
+        if value is not None:
+            found.setdefault(block, []).append((value, index))
+    rows = []
+    for block, pairs in found.items():
+        pairs.sort()
+        values = np.array([value for value, _ in pairs])
+        bins = [float(part.mean()) for part in np.array_split(values, min(BINS, len(values)))]
+        lowest, highest = ([index, _short(value)] for value, index in (pairs[0], pairs[-1]))
+        rows.append({"block": block, "count": len(pairs), "bins": short(bins), "lowest": lowest, "highest": highest})
+    return rows
 
 
 def pairs(run: Run) -> list[dict[str, Any]]:
@@ -125,9 +158,10 @@ def _words(entry: Entry) -> dict[str, str]:
 
 
 def _per_head(run: Run, kind: Any) -> list[tuple[str, Entry, Table]]:
-    """Return the tables with a row for each head that the atlas shows."""
+    """Return the tables with a row for each head that the atlas shows, without their rows of neurons."""
     count = len(heads(run))
-    return [one for one in run.of_kind(kind) if one[2].columns[:5] == PLACE and len(one[2].rows) == count]
+    tables = [(name, entry, of_units(table, "head")) for name, entry, table in run.of_kind(kind)]
+    return [one for one in tables if one[2].columns[:5] == PLACE and len(one[2].rows) == count]
 
 
 def _values(entry: Entry, table: Table) -> list[str]:

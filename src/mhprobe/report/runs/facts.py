@@ -39,7 +39,7 @@ def write_facts(folder: Path, task: str, layout: HeadLayout, network: Mapping[st
         "finished": now.isoformat(timespec="seconds"),
         "seconds": None if started is None else round((now - started).total_seconds()),
         "network": {key: network[key] for key in ("data", "class_names") if network and key in network},
-        "heads": [[site.name, site.stage, site.block, site.num_heads] for site in layout.sites],
+        "heads": [[site.name, site.stage, site.block, site.num_heads] for site in layout.of("head").sites],
     }
     return write(Path(folder) / "run.json", (json.dumps(facts, indent=2) + "\n").encode())
 
