@@ -20,9 +20,8 @@ from mhprobe import measures as all_measures
 from mhprobe.backbones import attach, backbone_of, input_spec, puts_out_features
 from mhprobe.data.batch import Batch, Split, images_and_labels
 from mhprobe.data.photos import PhotoLoader
-from mhprobe.errors import UserError, one_of, quoted, whole_number
+from mhprobe.errors import UserError, one_of, quoted, refuse_misfits, whole_number
 from mhprobe.heads import FillName, HeadLayout
-from mhprobe.io.options import refuse_misfits
 from mhprobe.io.progress import progress
 from mhprobe.masking.base import Evaluate
 from mhprobe.masking.parts.curve import CurveSpec, order_named

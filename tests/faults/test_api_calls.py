@@ -22,9 +22,8 @@ from PIL import Image
 from test_by_structure import fuzzed, one_line, plain
 
 import mhprobe
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, types_of
 from mhprobe.gates import gates_of
-from mhprobe.io.options import types_of
 from mhprobe.measures import GateImportance
 from mhprobe.run.members import members
 from models import images_for, labels_for, tiny_vit

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 import runs
-from mhprobe.errors import UserError
-from mhprobe.io.options import refuse_misfits
+from mhprobe.errors import UserError, refuse_misfits
 from mhprobe.run import builders, cli, launch
 from mhprobe.run.construct import construct
 from mhprobe.run.questions import of_run

@@ -10,10 +10,9 @@ from typing import Any, Literal, Self
 from torch import Tensor, nn
 
 from mhprobe.backbones import attach, puts_out_features
-from mhprobe.errors import UserError, quoted
+from mhprobe.errors import UserError, quoted, refuse_misfits
 from mhprobe.gates import find_gates
 from mhprobe.heads import HeadLayout, HeadSite
-from mhprobe.io.options import refuse_misfits
 
 
 class MapKind(ABC):

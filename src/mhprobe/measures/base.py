@@ -17,9 +17,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from mhprobe import ranks
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, refuse_misfits
 from mhprobe.heads import HeadBatch, HeadLayout, HeadWeights, Kind, Need
-from mhprobe.io.options import refuse_misfits
 from mhprobe.stats.intervals import REAL, Range
 
 T = TypeVar("T")

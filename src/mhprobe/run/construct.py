@@ -9,8 +9,7 @@ from typing import Any
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 
-from mhprobe.errors import UserError, short
-from mhprobe.io.options import refuse_misfits
+from mhprobe.errors import UserError, refuse_misfits, short
 from mhprobe.run.constructors import OURS
 
 # what constructors say to a key or value they don't know, where they do not look at it themselves

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 
 import mhprobe.masking
-from mhprobe.errors import UserError, quoted, whole_number
+from mhprobe.errors import UserError, quoted, refuse_misfits, whole_number
 from mhprobe.heads import FillName, HeadLayout
 from mhprobe.io.code import classes_in
-from mhprobe.io.options import refuse_misfits
 from mhprobe.masking.base import Cost, Evaluate, Limits, Order, Units
 from mhprobe.masking.parts.trace import Curve, trace
 from mhprobe.masking.parts.units import check_reached, constrain, make_units, refuse_neurons, target_of

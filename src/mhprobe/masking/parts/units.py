@@ -21,9 +21,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError, quoted
+from mhprobe.errors import UserError, fits, quoted
 from mhprobe.heads import HeadLayout
-from mhprobe.io.options import fits
 from mhprobe.masking.base import ROUNDING, Cost, Limits, Path, Target, Units
 
 
