@@ -1,13 +1,14 @@
-"""How often is what is so called significant, and how often does an interval hold the truth? Simulated, law by law.
+"""Simulations of every p value and interval: how often does a p reject its null, and an interval hold the truth?
 
 Every simulation draws all that a number stands on anew: images, donors, folds, null images, heads. ``python
-tests/levels.py`` prints the page docs/levels.md; ``tests/contracts/test_levels.py`` runs the same with fewer draws.
+tests/levels.py`` prints docs/levels.md and writes its table; ``tests/contracts/test_levels.py`` takes fewer draws.
 
 Shapes: N draws, B images, T tokens, A heads of all sites, C classes.
 """
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import itertools
 import math
@@ -481,46 +482,69 @@ def _inside(given: list[Interval]) -> list[Tensor]:
 
 PAGE = """# How often chance is called something
 
-Every p value and every interval of the tables, and the laws behind them, simulated under their own null. Every draw
-takes new images, donors, folds, null images and heads. A p at 5 % should reject in 5 % of the draws; tests of counts,
-and those that guard a whole list, in at most 5 %. A 95 % interval should hold the truth in 95 %. `make levels` makes
-this page; `tests/contracts/test_levels.py` runs the same with fewer draws, and fails for a new p or interval that no
-simulation draws.
+Does a p value of a table reject in 5 % of the cases where nothing is there? Does a 95 % interval hold the truth in
+95 %? `make levels` simulates every p and every interval of the tables, and the laws behind them: at least {draws}
+draws of each, and every draw takes new images, donors, folds, null images and heads.
+`tests/contracts/test_levels.py` repeats it with fewer draws, and fails for a new p or interval that no simulation
+draws.
 
-`p_svcca` and its like are of a head's largest similarity to the kept heads ([the join](masking.md#redundant-or-inert)),
-between five heads that share nothing, on 150 images. With ten draws their p has steps of 1/51. "Of a list" is the share
-of networks in which any of the five heads is named. js_distance lies far below its level: its null knows eight images.
+| promise | rows | lowest share | highest share |
+|---|---|---|---|
+{summary}
 
-Rows "measure: interval" are of columns `low` and `high` of that measure, on 80 images of random heads and layers that
-share something. The truth is the mean over all draws. Where a column has a name, `low` comes after it. Squares of
-slopes have long tails: with 80 images the interval of fisher holds the truth in 94.0 %, with 300 in 94.8 % (20,000
-draws of squared normal numbers). Similarity that is chance alone has too wide an interval (98 to 99 %). So has position
-where a head has no favourite offset: the largest of many equal shares varies less than each (a jackknife: 94.4 %, but a
-fifth wider where there is a favourite). Heads here are 3 wide; with heads of width 48 and 600 images p_svcca rejected
-in 5.0 % (standard error 1.9) and p_procrustes in 4.0 % (1.5) of 60 draws.
+[All rows](tables/levels.csv), with standard errors. Tests of counts and tests that guard a whole list may reject
+in less than 5 %.
 
-The patching measures are simulated with 30 donors, fewer than the 256 that tables use by default.
-
-| promise | of | share | standard error | draws |
-|---|---|---|---|---|
+- `p_svcca` and its like belong to a head's largest similarity to the kept heads ([the
+  join](masking.md#redundant-or-inert)), here between five heads that share nothing, on 150 images. "Of a list":
+  the share of networks in which any of the five heads is named. js_distance lies far below its level: its null
+  knows eight images.
+- "measure: interval" belongs to the columns `low` and `high` of that measure, on 80 images of random heads and
+  layers that share something. The truth is the mean over all draws.
+- Squares of slopes have long tails: with 80 images the interval of fisher holds the truth in 94.0 %, with 300 in
+  94.8 % (20,000 draws of squared normal numbers).
+- The interval is too wide where similarity is chance alone (98 to 99 %), and for the position of a head without a
+  favourite offset: the largest of many equal shares varies less than each.
+- Heads here are 3 wide. With heads of width 48 and 600 images p_svcca rejected in 5.0 % (standard error 1.9) and
+  p_procrustes in 4.0 % (1.5) of 60 draws.
+- The patching measures have 30 donors here, fewer than the 256 that tables use by default.
 """
 
 
 PROMISED = {"p": "5 %", "at most": "at most 5 %", "interval": "95 %", "at least": "at least 95 %"}
+TABLE = Path(__file__).parents[1] / "docs" / "tables" / "levels.csv"
+
+
+def summary(rows: list[dict[str, str]]) -> str:
+    """Rows of the page: of each promise how many there are, and which of them lie lowest and highest."""
+    lines = []
+    for promised in dict.fromkeys(row["of"] for row in rows):
+        shares_of = sorted((float(row["share_percent"]), row["promise"]) for row in rows if row["of"] == promised)
+        ends = (f"{share:.1f} % ({name})" for share, name in (shares_of[0], shares_of[-1]))
+        lines.append(f"| {promised} | {len(shares_of)} | {' | '.join(ends)} |")
+    return "\n".join(lines)
 
 
 def main(draws: int, *words: str) -> int:
-    """The page; or, for words, the rows of the simulations that have one of them in a promise."""
+    """Write the table and print the page; for words only the rows of simulations with one of them in a promise."""
     chosen = [law for law in SIMULATIONS if not words or any(word in name for word in words for name in law.promises)]
-    print("" if words else PAGE, end="")
-    broken = 0
+    rows, broken = [], 0
     for simulation in chosen:
         for row in shares(simulation, draws, first=10_000):
-            promised = PROMISED[row.kind]
             broken += not row.kept
-            mark = "" if row.kept else " **broken**"
-            print(f"| {row.promise.replace('.low', ': interval')} | {promised} | {100 * row.share:.1f} %{mark} "
-                  f"| {100 * row.error:.1f} | {row.draws:,} |", flush=True)  # fmt: skip
+            rows.append({
+                "promise": row.promise.replace(".low", ": interval"), "of": PROMISED[row.kind],
+                "share_percent": f"{100 * row.share:.1f}", "standard_error": f"{100 * row.error:.1f}",
+                "draws": str(row.draws), "kept": str(int(row.kept)),
+            })  # fmt: skip
+    if words:
+        print(*(" ".join(row.values()) for row in rows), sep="\n")
+    else:
+        with open(TABLE, "w", newline="") as file:
+            table = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            table.writeheader()
+            table.writerows(rows)
+        print(PAGE.format(draws=draws, summary=summary(rows)), end="")
     return broken
 
 

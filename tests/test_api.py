@@ -144,7 +144,7 @@ def test_a_loader_that_shuffles_is_refused_where_images_are_compared_over_severa
         return DataLoader(TensorDataset(images, labels), batch_size=16, shuffle=shuffle, generator=seeded)
 
     for options in ({}, {"select_loader": loader(False)}):
-        with pytest.raises(mhprobe.UserError, match=r"another order.*shuffle=False"):
+        with pytest.raises(mhprobe.UserError, match=r"the same order.*shuffle=False"):
             mhprobe.masking_curve(model, loader(True), steps=1, **options)
     rows = mhprobe.masking_curve(model, loader(False), steps=1)
     assert rows == mhprobe.masking_curve(model, batches(images, labels, 16), steps=1)
@@ -164,7 +164,7 @@ def test_a_loader_that_changes_its_images_is_refused_though_labels_and_order_sta
 
     for change in (lambda x: x.flip(-1), lambda x: x + 1e-3, lambda x: x[:, [1, 0, 2]]):  # the first keeps every sum
         for options in ({}, {"score": "top1"}, {"select_loader": [(images, labels)]}):
-            with pytest.raises(mhprobe.UserError, match=r"other images .*without random augmentation"):
+            with pytest.raises(mhprobe.UserError, match=r"same images .*no random augmentation"):
                 mhprobe.masking_curve(model, Changing(change), steps=1, **options)
     assert mhprobe.masking_curve(model, Changing(lambda x: x.clone()), steps=1)
 
@@ -182,7 +182,7 @@ def test_a_loader_that_gives_fewer_images_later_is_refused():
             if self.walks == 1:
                 yield batch
 
-    with pytest.raises(mhprobe.UserError, match="expected the same in every walk"):
+    with pytest.raises(mhprobe.UserError, match="expected the same images and labels in the same order"):
         mhprobe.masking_curve(model, Ending(), steps=1)
 
 
@@ -205,8 +205,8 @@ def test_what_cannot_be_answered_is_said_in_a_line():
         (lambda: mhprobe.masking_curve(model, loader, order="alphabet"), "keep_best"),
         (lambda: mhprobe.measure(model, loader, [mhprobe.measures.SVCCA] * 2), "name"),
         (lambda: mhprobe.measure(model, ["more"], [mhprobe.measures.SVCCA]), "images, labels"),
-        (lambda: mhprobe.measure(model, [], [mhprobe.measures.GateImportance]), "no images"),
-        (lambda: mhprobe.masking_curve(model, []), "no images"),
+        (lambda: mhprobe.measure(model, [], [mhprobe.measures.GateImportance]), "one image, got none"),
+        (lambda: mhprobe.masking_curve(model, []), "one image, got none"),
         (lambda: mhprobe.attach(timm.create_model("resnet18")), "ResNet"),
         (lambda: mhprobe.load("nowhere.safetensors"), "nowhere"),
     ]:
@@ -255,8 +255,8 @@ def test_what_is_no_batch_no_measure_or_no_model_is_said_in_a_line():
         (lambda: look([(images, ["cat"] * 4)], gates), r"got a tuple of 2: \(4, 3, 16, 16\), list of str"),
         (lambda: look([{"image": [images[0], images[1, :, 1:]]}], gates), r"'image' \(list of Tensor\)"),
         (lambda: look([{"image": images, "label": ["cat"] * 4}], gates), r"'label' \(list of str\)"),
-        (lambda: look(good, "svcca"), "measures is a list, .* got 'svcca' alone"),
-        (lambda: look(good, gates[0]), "is a list, .* got GateImportance alone"),
+        (lambda: look(good, "svcca"), "measures: expected a list, .* got 'svcca'; put"),
+        (lambda: look(good, gates[0]), "expected a list, .* got GateImportance; put"),
         (
             lambda: look(good, ["js_distance"]),
             "'js_distance' .* mhprobe.measures.JSDistance",
@@ -316,7 +316,7 @@ def test_an_empty_batch_among_others_changes_nothing():
         for loader in ([images[:0], images, images[:0]], [images])
     )
     assert torch.equal(with_it, without)
-    with pytest.raises(mhprobe.UserError, match="it gave no images"):
+    with pytest.raises(mhprobe.UserError, match="expected at least one image, got none"):
         mhprobe.measure(model, [images[:0]], [mhprobe.measures.Entropy])
 
 

@@ -237,7 +237,7 @@ def test_a_loader_without_labels_that_shuffles_is_seen():
             self.walks += 1
             yield images.roll(self.walks, 0)
 
-    with pytest.raises(mhprobe.UserError, match=r"another order.*shuffle=False"):
+    with pytest.raises(mhprobe.UserError, match=r"the same order.*shuffle=False"):
         mhprobe.masking_curve(model, Shuffled(), units="layer")
 
 

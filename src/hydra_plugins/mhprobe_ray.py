@@ -1,4 +1,4 @@
-"""hydra/launcher=ray: the jobs of a sweep as tasks of a Ray cluster, or of one that this machine is for as long.
+"""hydra/launcher=ray: run the jobs of a sweep as tasks of a Ray cluster; without an address, on this machine.
 
 Thin, and on Ray's own interface: hydra-ray-launcher asks for an older cloudpickle and for a cloud's command line. Jobs
 share what machines share: folders. So images, orders and scores in ``cache_dir`` are found by every job.

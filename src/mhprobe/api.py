@@ -1,4 +1,4 @@
-"""The notebook's way in: any timm model of a supported family, any loader, no Lightning.
+"""Functions for notebooks: measure heads, draw masking curves, load weights, read photos; no Lightning needed.
 
 model = timm.create_model("deit_small_patch16_224", pretrained=True).eval()
 gates = mhprobe.attach(model)
@@ -41,7 +41,7 @@ from mhprobe.scoring.base import Score, score_for
 from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.surgery.costs import costs, head_shares
 
-NO_IMAGES = "loader: it gave no images, expected at least one; was it a generator that is used up?"
+NO_IMAGES = "loader: expected at least one image, got none. A generator can be read only once: give a list."
 
 
 def measure(
@@ -53,23 +53,25 @@ def measure(
     target: Of | None = None,
     batch: Split = images_and_labels,
 ) -> Found:
-    """Each measure's value on the images of ``loader``, by the measure's name, on the CPU.
+    """Run ``measures`` on the images of ``loader``; return their values by name, on the CPU.
 
-    A value is a tensor, larger meaning what the measure's docstring says; it has its other columns (intervals, nulls)
-    in ``.columns``, and ``.to_frame()``. A measure that refuses is left out with a warning (alone: with its error).
+    A value is a tensor; the measure's docstring says what larger means. ``.columns`` has the other columns (intervals,
+    nulls), ``.to_frame()`` a table. A measure that does not fit the model is left out with a warning; if none fits,
+    its error is raised.
 
-    model: a timm model; gates are attached if it has none. Weights and mode are left as they were.
-    loader: yields (images, labels, ...), images alone, dicts of them, or Batch; images as the model wants them,
-        normalised float. Without labels, measures that need them are left out.
-    measures: instances, or things that make one from a layout (a class, a functools.partial).
-    select_loader: the images that measures choose on which have to choose something first (e.g. Interaction its pairs);
-        without it they choose on the images of ``loader``, which flatters.
-    target: what slopes are of: the "loss", the "top1" logit, the "label"'s logit, or the "norm" of the features; by
-        default the loss where there are labels, else top1, or norm of a model that gives features.
-    batch: makes (images, labels or None) of what the loader yields, where that is of another form.
+    model: a timm model; gates are attached if it has none. Its weights and mode do not change.
+    loader: yields (images, labels, ...), images alone, dicts of them, or Batch. Images are float, normalised as the
+        model expects. Without labels, measures that need them are left out.
+    measures: measures, or functions that make one from a layout (a class, a functools.partial).
+    select_loader: images for measures that first choose something (Interaction chooses pairs). Without it they choose
+        on the images of ``loader``, and their values look too good.
+    target: the scalar to differentiate: the "loss", the "top1" logit, the "label"'s logit, or the "norm" of the
+        features. Default: the loss if there are labels, else top1; norm for a model without a classifier.
+    batch: function that turns an item of the loader into (images, labels or None), for loaders of another form.
 
-    One forward pass, and one backward pass if a measure asks for slopes, per batch for all measures together.
-    Raises UserError for what is no measure or no loader, two of one name, batches of another form, or no image at all.
+    All measures share one forward pass per batch, and one backward pass if a measure needs slopes.
+    Raises UserError if ``measures`` or ``loader`` is something else, if two measures have one name, if batches have
+    another form, and if there is no image.
     """
     _refuse_no_loader("measure", loader, select_loader)
     one_of("measure", "show_progress", show_progress, Literal[True, False])
@@ -78,8 +80,8 @@ def measure(
     choosing = [name for name, item in named.items() if item.select_needs is not None or fills_of([item])]
     if choosing and select_loader is None and iter(loader) is loader:
         raise UserError(
-            f"measure: {', '.join(choosing)} first has to choose, so the loader is walked twice, got an iterator; "
-            f"give a DataLoader, a list, or a select_loader."
+            f"measure: loader: {', '.join(choosing)} needs two passes over the images, one to choose and one to "
+            f"measure; got an iterator. Give a DataLoader, a list, or a select_loader."
         )
     selection = loader if select_loader is None else select_loader
     of = _target(model, loader, batch) if target is None else target
@@ -107,7 +109,7 @@ def measure(
 
 
 def _length(loader: Iterable[Any]) -> int:
-    """Its batches, 0 where it does not know: a DataLoader of a streamed data set has a length and refuses it."""
+    """Number of batches of a loader; 0 if unknown (len() of a DataLoader over a stream raises TypeError)."""
     try:
         return len(loader) if isinstance(loader, Sized) else 0
     except TypeError:
@@ -130,26 +132,27 @@ def masking_curve(
     fill: FillName = "zero",
     **order_options: Any,
 ) -> "CurveRows":
-    """Accuracy as heads are masked one unit after the other: a row per point (``mhprobe.report.tables.curve_rows``).
+    """Mask heads unit by unit and return the accuracy: a row per point (``mhprobe.report.tables.curve_rows``).
 
     model: a timm model; gates are attached if it has none.
-    loader: the images the curve is reported on: (images, labels), images normalised as the model wants them.
+    loader: test images, on which the curve is reported: (images, labels), normalised as the model expects.
     units: index (the same head of every layer), layer, head or stage.
-    order: keep_best or another file of masking/ that holds an order, with its options as keywords.
-    select_loader: the images an order is chosen on. Without it the order is chosen on the images it is reported on: the
-        curve lies too high, and nothing is tested (p is empty).
-    steps: how many units are masked at most; None for all of them.
-    exclude_layers: layers whose heads are never masked. min_heads_per_layer: of every layer so many heads stay.
-    rescale: multiply the heads that a layer keeps by H / kept.
-    target: where to stop: {"heads": at most so many left} | {"flops": share of the dense model's} | {"latency": share
-        of its time on a batch of the loader}.
-    score: what "accuracy" and "loss" are: by the "labels", or agreement with the unmasked model: "top1", "kl",
-        "cosine" or "knn" (mhprobe.scoring), or a class; by default labels, else top1, or cosine of features.
+    order: keep_best or another order of masking/; its options are keywords.
+    select_loader: images that choose the order. Without it the images of ``loader`` choose: then the curve lies too
+        high, and nothing is tested (p is empty).
+    steps: largest number of units to mask; None for all.
+    exclude_layers: layers whose heads are never masked. min_heads_per_layer: number of heads that every layer keeps.
+    rescale: multiply the kept heads of a layer by H / kept.
+    target: where to stop: {"heads": number left} | {"flops": share of the dense model's} | {"latency": share of its
+        time on a batch of the loader}.
+    score: meaning of "accuracy" and "loss": the "labels", or agreement with the unmasked model: "top1", "kl",
+        "cosine" or "knn" (mhprobe.scoring), or a class. Default: labels if there are any, else top1; cosine for
+        features.
     batch: as for ``measure``.
-    fill: what stands in a masked head's place, found on the images that choose (see ``mhprobe.recording.fills``).
+    fill: replacement of a masked head's output, found on the images that choose (``mhprobe.recording.fills``).
 
-    The loaders are walked once per step or more, so they must be walkable again (a DataLoader, a list; not a generator)
-    and give the same images in the same order each time (no shuffling, no random augmentation).
+    Each loader is read once per step or more. So it must be readable again (a DataLoader, a list; not a generator) and
+    give the same images in the same order (no shuffling, no random augmentation).
     Raises UserError for an iterator, a loader that shuffles or augments, a loader without images, an unknown order,
     unit or target, and for an argument of another type.
 
@@ -193,14 +196,13 @@ def load(
     path: str | Path, name: str | None = None, *, flops: float | None = None, params: float | None = None,
     **settings: Any,
 ) -> nn.Module:  # fmt: skip
-    """The timm model in a .safetensors + .json pair or a training checkpoint of ours, in eval mode.
+    """Load a timm model, in eval mode, from a .safetensors + .json pair or a checkpoint of mhprobe.
 
-    path: the file, the folder of a run (its pruned model, where it has one), or ``hf-hub:owner/name[@revision]``.
-    name: of timm's, for weights of another training (.safetensors, .pth, .ckpt with a state dict under any usual key
-        and prefix): they are put into that model. settings: its sizes, as for ``timm.create_model``; the number of
-        classes is the file's.
-    flops, params: of an elastic file (``prune.elastic=true``) the share that may be left: the network that ``prune``
-        makes of it under this target. Its ``promise`` is what was promised of this budget, None for nothing.
+    path: the file, the folder of a run (the pruned model if there is one), or ``hf-hub:owner/name[@revision]``.
+    name: a timm name, for weights trained elsewhere (.safetensors, .pth, .ckpt with a state dict under any usual key
+        and prefix). settings: sizes of that model, as for ``timm.create_model``; the file gives the number of classes.
+    flops, params: share of FLOPs or parameters to keep, for an elastic file (``prune.elastic=true``). The result is
+        the network that ``prune`` makes at this budget; its ``promise`` is the guarantee for this budget, or None.
 
     Raises UserError if a file is missing, damaged, holds code, or is not what its JSON or ``name`` says.
     """
@@ -216,22 +218,23 @@ def load(
             raise UserError(f"load: name: expected a name of timm's, got {quoted(name)}.")
         return model_from(path, name, **settings)
     if settings:
-        raise UserError(f"load: {', '.join(settings)}: settings go with the name of a model of timm's; give name=.")
+        raise UserError(f"load: {', '.join(settings)}: options of a timm model need its name; give name=.")
     refuse_misfits(load, {"flops": flops, "params": params}, "load")
     model, description = load_weights(found(path))
     target = {key: share for key, share in (("flops", flops), ("params", params)) if share is not None}
     if len(target) > 1:
-        raise UserError("load: flops, params: expected one of them.")
+        raise UserError("load: flops, params: expected one of them, got both.")
     return at_budget(model, description, target) if target else model
 
 
 def photos(folder: str | Path, model: nn.Module, batch_size: int = 32, limit: int | None = None) -> PhotoLoader:
-    """A loader of the photos in a folder, at the size and with the mean and deviation that ``model`` expects.
+    """Make a loader of the photos in a folder, with the size, mean and deviation that ``model`` expects.
 
-    It can be walked as often as one likes, and gives (B, 3, height, width) batches in the order of ``loader.files``.
+    The loader can be read repeatedly. It gives (B, 3, height, width) batches in the order of ``loader.files``.
 
-    folder: or a .tar or .zip; images at any depth. model: of a supported family. limit: at most so many images, evenly
-    from all. Raises UserError for a folder without images, and a model that does not say what it expects.
+    folder: a folder, .tar or .zip with images at any depth. model: a model of a supported family. limit: largest number
+    of images, taken evenly from all. Raises UserError for a folder without images, and for a model that does not state
+    its input size, mean and deviation.
     """
     refuse_misfits(photos, {"folder": folder, "batch_size": batch_size, "limit": limit}, "photos")
     return PhotoLoader(folder, **input_spec(backbone_of(model)), batch_size=batch_size, limit=limit)
@@ -249,7 +252,10 @@ def _walked(
 ) -> tuple[Callable[[], Iterator[Batch]], Callable[..., Evaluate]]:
     """Walk a loader once; return what walks it again, and what makes the evaluate function of its images."""
     if iter(loader) is loader:
-        raise UserError("masking_curve: the loader is walked many times, got an iterator; give a DataLoader or a list.")
+        raise UserError(
+            "masking_curve: loader: it is read many times, but an iterator can be read only once; give a DataLoader or "
+            "a list."
+        )
     device = next(model.parameters()).device
     features = puts_out_features(model)
     compared = features or asked not in (None, "labels")
@@ -257,8 +263,8 @@ def _walked(
     kind = score_for(asked, "masking_curve: score", labels is not None, features)
     score = kind() if kind.banked else kind(outputs, labels)
     changed = (
-        "masking_curve: the loader gave other images or labels than before, or in another order, expected the same in "
-        "every walk; give one with shuffle=False and without random augmentation."
+        "masking_curve: loader: expected the same images and labels in the same order in every pass, got others. Use "
+        "shuffle=False and no random augmentation."
     )
     own = torch.zeros(len(marks), dtype=torch.long, device=device) if labels is None else labels
 
@@ -280,7 +286,7 @@ def _walked(
 def _first_walk(
     model: nn.Module, loader: Iterable[Any], device: torch.device, split: Split, compared: bool
 ) -> tuple[Tensor | None, Tensor | None, Tensor]:
-    """(N,) labels if there are any, (N, C) what the model gives if that is compared, (N, 2) what tells images apart."""
+    """(N,) labels or None; (N, C) outputs of the model if ``compared``, else None; (N, 2) marks of the images."""
     labels, outputs, marks = [], [], []
     line = any(site.line for site in attach(model).layout.sites)
     with inspecting(model, gradients=False):
@@ -302,16 +308,16 @@ def _first_walk(
 
 
 def _marks(batch: Batch) -> Tensor:
-    """(n, 2) int64 of the valid images: a digest of the pixels, and the label where there is one."""
+    """(n, 2) int64 for the valid images: a digest of the pixels, and the label (0 without labels)."""
     numbers = image_numbers(batch.images[batch.valid])
     labels = torch.zeros_like(numbers) if batch.labels is None else batch.labels[batch.valid].long()
     return torch.stack([numbers, labels], 1)
 
 
 def _target(model: nn.Module, loader: Iterable[Any], split: Split) -> Of:
-    """Choose the scalar that gradients are of, by whether there are labels and logits."""
+    """Choose the scalar to differentiate: "loss" with labels, else "top1", or "norm" without a classifier."""
     if iter(loader) is loader:
-        return "loss"  # it can be walked once only; without labels record says what to ask for
+        return "loss"  # an iterator can be read only once; without labels record raises and names the alternatives
     first = next(iter(loader), None)
     if first is not None and _batch(first, 0, split).labels is None:
         return "norm" if puts_out_features(model) else "top1"
@@ -319,28 +325,28 @@ def _target(model: nn.Module, loader: Iterable[Any], split: Split) -> Of:
 
 
 def _named(measures: Any, layout: HeadLayout) -> dict[str, Measure]:
-    """The measures by their names. UserError for two of one name, and for what is no measure."""
+    """Measures by name. UserError for two of one name, and for an item that is no measure."""
     if isinstance(measures, str) or not isinstance(measures, Iterable):
         raise UserError(
-            f"measure: measures is a list, e.g. [mhprobe.measures.GateImportance], got {_called(measures)} alone; "
-            f"put it in brackets."
+            f"measure: measures: expected a list, e.g. [mhprobe.measures.GateImportance], got {_called(measures)}; put "
+            f"it in brackets."
         )
     built = [_built(item, layout) for item in measures]
     names = [item.name for item in built]
     if len(set(names)) < len(names):
-        raise UserError(f"measure: every measure needs a name of its own, got {names}; call measure() once for each.")
+        raise UserError(f"measure: measures: expected one of each name, got {names}; call measure() once for each.")
     return dict(zip(names, built, strict=True))
 
 
 def _built(item: Any, layout: HeadLayout) -> Measure:
-    """A measure from what stands in the list. UserError for anything else."""
+    """Make a measure of an item of the list. UserError if that is not possible."""
     makes = issubclass(item, Measure) if isinstance(item, type) else callable(item) and not isinstance(item, nn.Module)
     made = fitted(item, layout) if makes else item
     if not isinstance(made, Measure):
         known = [name for name in dir(all_measures) if isinstance(item, str) and name.lower() == item.replace("_", "")]
         example = known[0] if known else "GateImportance"
         raise UserError(
-            f"measure: {_called(item)} is no measure; expected a class or an instance of one, e.g. "
+            f"measure: measures: {_called(item)} is no measure; expected measures or their classes, e.g. "
             f"mhprobe.measures.{example}."
         )
     return made
@@ -351,21 +357,18 @@ def _called(item: Any) -> str:
 
 
 def _batches(loader: Iterable[Any], device: torch.device, split: Split) -> Iterator[Batch]:
-    """Batches with an index of their own, from whatever the loader yields."""
+    """Yield the non-empty batches of ``loader`` on ``device``, with images numbered from 0."""
     first = 0
     for item in loader:
         batch = _batch(item, first, split)
         if not len(batch.images):
-            continue  # what a filter leaves of a batch may be nothing
+            continue  # a filter may have removed every image
         first += int(batch.valid.sum())
         yield batch.to(device)
 
 
 def _batch(item: Any, first: int, split: Split) -> Batch:
-    """Make a Batch of an item of a loader. UserError for an item that is no batch.
-
-    first: the index of its first image.
-    """
+    """Make a Batch of an item of a loader; its first image gets the number ``first``. UserError for other items."""
     if not isinstance(item, Batch):
         images, labels = split(item)
         if not isinstance(images, Tensor) or images.dim() < 2:
@@ -379,7 +382,7 @@ def _batch(item: Any, first: int, split: Split) -> Batch:
 
 
 class CurveRows(list[dict[str, Any]]):
-    """The rows of masking curves, and the curves themselves: ``mhprobe.plot.curve`` draws them."""
+    """Rows of masking curves, with the curves themselves; ``mhprobe.plot.curve`` draws them."""
 
     def __init__(self, rows: Iterable[dict[str, Any]], curves: Sequence[Curve], layout: HeadLayout) -> None:
         super().__init__(rows)
@@ -387,7 +390,7 @@ class CurveRows(list[dict[str, Any]]):
 
     @property
     def masks(self) -> list[Tensor | None]:
-        """Per row (A,) bool, the heads that are off there: what ``prune_heads`` takes. None for a mean over paths."""
+        """Masks for ``prune_heads``: per row (A,) bool, True for heads that are off; None for a mean over paths."""
         return [
             None if row["seed"] == "mean" else self.layout.mask([int(head) for head in row["masked"].split()])
             for row in self

@@ -96,7 +96,7 @@ def test_text_has_heads_and_no_grid():
     wanted = [mhprobe.measures.GateImportance, mhprobe.measures.WriteNorm]
     found = mhprobe.measure(model, loader, wanted, target="norm")
     assert found["gate_importance"].shape == (6,) and found["gate_importance"].min() > 0
-    with pytest.raises(mhprobe.UserError, match="stand in a line, as those of a text do; this asks for the grid"):
+    with pytest.raises(mhprobe.UserError, match="expected tokens in a grid, as of an image, got a line of tokens"):
         mhprobe.measure(model, loader, [mhprobe.measures.AttentionDistance])
     batch = mhprobe.record(model, tokens, needs={"attn"})
     with torch.no_grad():

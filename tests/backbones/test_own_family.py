@@ -30,7 +30,7 @@ del Net.pretrained_cfg
 try:
     mhprobe.attach(Net())
 except mhprobe.UserError as error:
-    assert "nothing says how large its images are" in str(error) and "'input_size'" in str(error)
+    assert "the size of its images is unknown" in str(error) and "'input_size'" in str(error)
 else:
     raise AssertionError("a size was made up")
 """

@@ -295,7 +295,7 @@ def test_attention_that_nobody_has_looked_at_is_named():
         num_heads = 2
 
     model.transformers[0].blocks[0].mlp.act = OtherAttention()
-    with pytest.raises(UserError, match=r"mlp\.act is a OtherAttention: nobody has looked where its heads are"):
+    with pytest.raises(UserError, match=r"mlp\.act is a OtherAttention: mhprobe does not know where its heads are"):
         layout_of(model)
 
 

@@ -340,7 +340,9 @@ def test_a_block_or_a_projection_that_was_replaced_is_missed(build, replace):
         lambda: gates.fixed(gates.values.detach()).__enter__(),
     ]
     for ask in asked:
-        with pytest.raises(mhprobe.UserError, match=f"{name}: no gate stands .* at 1 of .*Attach again") as error:
+        with pytest.raises(
+            mhprobe.UserError, match=f"{name}: its output .* no gate .* 0 more of .*Attach again"
+        ) as error:
             ask()
         assert "\n" not in str(error.value)
     gates.values.data[0] = 0

@@ -49,7 +49,7 @@ def test_every_family_is_looked_at(name, folder):
     """With its attention, or without and with the reason; but for those that take no images."""
     model = {**TWINS, **LOCATED}[name]()
     if len(getattr(model, "takes", "CHW")) < 3:
-        with pytest.raises(UserError, match=r"a network of images, got [A-Za-z]*, of a line of tokens"):
+        with pytest.raises(UserError, match=r"a network for images, got [A-Za-z]*, which takes text"):
             look(model, folder, limit=2, show_progress=False)
         return
     page = look(model, folder, limit=2, untrained=False, show_progress=False).page

@@ -76,7 +76,7 @@ def test_a_network_of_a_notebook_is_taken_as_it_is():
         (("vit_tiny_patch16_225", None, None), "no model 'vit_tiny_patch16_225'"),
         (("vit_tiny_patch16_224", "nowhere.safetensors", None), "no file nowhere.safetensors"),
         ((3, None, None), "expected a network or its name"),
-        (("{here}", "random", None), "leave --weights and --size out"),
+        (("{here}", "random", None), "leave them out"),
         (("{here}", None, None), "holds no"),
     ],
 )

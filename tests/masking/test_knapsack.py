@@ -222,10 +222,18 @@ def test_costs_of_neurons_are_what_their_removal_spares(build):
 @pytest.mark.parametrize(
     ("order", "options", "words"),
     [
-        (KeepBest(), {"target": {"flops": 0.5}}, "^order: looks at one unit after the other, .* 192 neurons"),
-        (Knapsack(measure=Fisher), {"target": {"flops": 0.5}, "units": "layer"}, "^units: looks at one"),
-        (Knapsack(measure=Fisher), {"remove": 3}, "counts heads alone; of a mix"),
-        (Knapsack(measure=Fisher), {"target": {"heads": 3}}, "counts heads alone; of a mix"),
+        (
+            KeepBest(),
+            {"target": {"flops": 0.5}},
+            "^order: expected gates on heads alone, .* 192 neurons",
+        ),
+        (
+            Knapsack(measure=Fisher),
+            {"target": {"flops": 0.5}, "units": "layer"},
+            "^units: expected gates on heads alone",
+        ),
+        (Knapsack(measure=Fisher), {"remove": 3}, "it counts heads; for heads and neurons"),
+        (Knapsack(measure=Fisher), {"target": {"heads": 3}}, "it counts heads; for heads and neurons"),
         (Knapsack(measure=Fisher), {"target": {"flops": 0.01}}, r"flops=0.01 can't be met: .* 0\.\d+ is left"),
         (Knapsack(measure=Fisher), {"target": {"flops": 0.5}, "exclude_layers": [4]}, "-4 to 3, got 4"),
         (Knapsack(measure=Entropy), {"target": {"flops": 0.5}}, "entropy: is of heads"),

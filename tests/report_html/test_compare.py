@@ -32,7 +32,7 @@ def test_the_page_of_one_run_has_its_place(a_run, tmp_path, monkeypatch, capsys)
     monkeypatch.setattr("sys.argv", ["report", str(a_run), "--out", str(tmp_path / "other.html")])
     with pytest.raises(SystemExit, match="2"):
         command.main()
-    assert "--out is of several runs; the page of one is written into it" in capsys.readouterr().err
+    assert "--out is for several runs; the page of one run goes into its folder" in capsys.readouterr().err
     assert not list(tmp_path.glob("*.html"))
 
 

@@ -239,7 +239,7 @@ def test_whole_layers_go_or_are_refused_with_what_fits(model, evaluate):
         ({"target": {"heads": 0}}, r"^target.heads: of 6 heads 1 to 5 can go, got 6; the nearest is 1"),
         ({"target": {"heads": 1.5}}, "whole number of heads, got 1.5"),
         ({"target": {"flops": 0.01}}, r"prune.target: flops=0.01 can't be met: .* is left"),
-        ({"target": {"flops": 1.5}}, "what shall be left, from 0 to 1, got 1.5"),
+        ({"target": {"flops": 1.5}}, "the amount left, from 0 to 1, got 1.5"),
         ({"target": {"wings": 1}}, "heads.*wings"),
         ({"remove": 5, "min_heads_per_layer": 1}, "can't be met: .* 2 is left"),
         ({"remove": 1, "exclude_layers": [5]}, "-2 to 1, got 5"),

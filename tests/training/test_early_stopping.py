@@ -82,5 +82,5 @@ def test_a_run_that_has_ended_trains_no_further_unless_patience_grew(tmp_path):
 def test_a_penalty_and_no_patience_are_refused(tmp_path):
     with pytest.raises(UserError, match="patience: expected a number of validations from 1 on, got 0"):
         EarlyStopping(None, 0)
-    with pytest.raises(UserError, match=r"price on open heads"):
+    with pytest.raises(UserError, match=r"penalty closes heads"):
         fit(Priced(RISES_UNTIL_THIRD), tmp_path, EarlyStopping(None))

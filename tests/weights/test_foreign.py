@@ -85,7 +85,7 @@ def test_a_notebook_loads_them_by_name_with_the_classes_of_the_file(tmp_path):
     torch.save(tiny_vit(seed=7, num_classes=0).state_dict(), tmp_path / "w.pth")
     features = mhprobe.load(tmp_path / "w.pth", name="vit_tiny_patch16_224", **SIZES)
     assert features(images).shape == (2, 24)
-    with pytest.raises(mhprobe.UserError, match=r"embed_dim: settings go with the name"):
+    with pytest.raises(mhprobe.UserError, match=r"embed_dim: options of a timm model need its name"):
         mhprobe.load(tmp_path / "w.pth", embed_dim=3)
 
 

@@ -120,7 +120,7 @@ def test_a_model_in_memory_is_shared_as_it_is(tmp_path, hub):
     assert json.loads((hub.folder / "me/memory/model.json").read_text())["kept"]["blocks.0.attn"] == [0]
     x = pictures("vit")
     torch.testing.assert_close(pruned.logits(mhprobe.load("hf-hub:me/memory"), x), pruned.logits(small, x))
-    with pytest.raises(mhprobe.UserError, match="say what made it: backbone="):
+    with pytest.raises(mhprobe.UserError, match="give its arguments: backbone="):
         mhprobe.push_to_hub(small, "me/other")
     assert len(hub.created) == 1
 

@@ -55,7 +55,7 @@ def family_of(model: nn.Module) -> type[Family]:
         from mhprobe.backbones.huggingface import KINDS as OF_TRANSFORMERS
 
         known = ", ".join([*OF_TRANSFORMERS, "SwinModel"])
-        raise UserError(f"{type(model).__name__}: of transformers, {known} have their heads found.")
+        raise UserError(f"{type(model).__name__}: not supported; of transformers, {known} are.")
     for module in model.modules():
         if (refusal := _REFUSED.get(type(module).__name__)) is not None:
             error, reason = refusal

@@ -132,7 +132,7 @@ class Family(ABC):
         """The way from the residual stream to the logits, past all later blocks; UserError where it is not known."""
         raise UserError(
             f"logit_attribution: mhprobe does not know the direct path to the logits of a {cls.title}. Its other "
-            f"measures work; lrp_relevance shares a logit out to the heads, too."
+            f"measures work; lrp_relevance also divides a logit among the heads."
         )
 
     # what stands around a head

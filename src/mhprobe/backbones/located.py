@@ -1,4 +1,4 @@
-"""timm's models whose attention is found by class: families that are one row each, by how their tokens lie.
+"""Table of timm families, a row each: the attention class and its parts; grouped by the layout of their tokens.
 
 First tokens in a line that a ViT's own family does not claim, then stages that attend in windows, then networks of
 convolutions whose last stages, or some blocks, attend. Last the few that need a method.

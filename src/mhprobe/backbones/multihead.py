@@ -194,8 +194,8 @@ class Encoder(MultiHead):
             attention = _plain(name, layer.self_attn)
             if not attention.batch_first:
                 raise UserError(
-                    f"{name}: its tokens come before its batch (batch_first=False), so images could not be told "
-                    f"apart. Make the layers with batch_first=True; weights are the same."
+                    f"{name}: expected batch_first=True, got False. Make the layers with batch_first=True; weights "
+                    f"stay the same."
                 )
             yield HeadSite(
                 name, stage=0, block=number, num_heads=attention.num_heads, head_dim=attention.head_dim, line=True
@@ -213,11 +213,11 @@ class Encoder(MultiHead):
 
     @classmethod
     def stem(cls, model: Any) -> nn.Module:
-        raise UserError("a TransformerEncoder takes embedded tokens: what embeds them stands in front of it.")
+        raise UserError("a TransformerEncoder takes embedded tokens; it does not contain the embedding.")
 
     @classmethod
     def input_spec(cls, model: Any) -> dict[str, Any]:
-        raise UserError("a TransformerEncoder takes embedded tokens, not images; what makes them knows their size.")
+        raise UserError("a TransformerEncoder takes embedded tokens, not images; its embedding knows the size.")
 
     @classmethod
     def classifier(cls, model: Any) -> nn.Module:

@@ -62,8 +62,8 @@ class Tokens(Family):
         """Why heads are not looked for in such a block, or in such attention."""
         expected = " or ".join(kind.__name__ for kind in (*cls.middle, *cls.attention))
         return UserError(
-            f"{name} is a {type(module).__name__}, expected the {expected} of timm's {cls.model.__name__}: nobody has "
-            f"looked where its heads are."
+            f"{name} is a {type(module).__name__}, expected the {expected} of timm's {cls.model.__name__}: mhprobe "
+            f"does not know where its heads are."
         )
 
     @classmethod
@@ -143,7 +143,7 @@ class ViT(Tokens):
             reason = (
                 f"a norm stands behind the heads of a {odd}" if odd else f"{type(model).__name__} has its own forward"
             )
-            raise UserError(f"logit_attribution: what a head writes cannot be followed to the logits: {reason}.")
+            raise UserError(f"logit_attribution: the write of a head cannot be traced to the logits: {reason}.")
         units.linear_pool(model.global_pool)
         return DirectPath(
             between=(None,) * len(model.blocks),

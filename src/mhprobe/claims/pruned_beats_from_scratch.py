@@ -12,5 +12,5 @@ from mhprobe.errors import UserError
 def effect(of: Evidence) -> Estimate:
     pruned, scratch = (of.run(name).outcomes() for name in ("pruned", "scratch"))
     if pruned is None or scratch is None or pruned.images != scratch.images:
-        raise UserError("the two runs do not say which of the same test images they classify rightly.")
+        raise UserError("the two runs have no outcomes on the same test images.")
     return of_accuracy(pruned.right, scratch.right)

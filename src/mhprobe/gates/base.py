@@ -1,4 +1,4 @@
-"""One multiplier xi_h on every head's output. Its hooks are installed once; only its value changes.
+"""Gates: one multiplier xi_h on every head's output. Hooks are installed once; only the values change.
 
 Michel, Levy & Neubig, 2019, arXiv 1905.10650, eq. 2: MHAtt(x) = sum_h xi_h Att_h(x). Because a head owns a slice of
 the channels that enter the output projection, xi_h is a product on that slice just before the projection.
@@ -26,10 +26,10 @@ from mhprobe.stats.agreement import lowest
 
 
 class Instead(NamedTuple):
-    """Replacements of heads, in front of their gates, while several versions of the gates share a batch.
+    """Replacements for outputs of heads, before their gates, while R versions of the gates share a batch.
 
-    heads: per site (B or windows, T, H * D), as they enter the projection. mask: (R, A) bool on the CPU, which
-    heads of each version they stand for.
+    heads: per site (B or windows, T, H * D), the inputs of the projection. mask: (R, A) bool on the CPU, True for the
+    heads that are replaced in each version.
     """
 
     heads: tuple[Tensor, ...]
@@ -37,13 +37,13 @@ class Instead(NamedTuple):
 
 
 class HeadGates(nn.Module):
-    """Gates for every head of ``model``; ``mhprobe.attach`` makes them and puts them on.
+    """Gates for every head of ``model``; ``mhprobe.attach`` makes and installs them.
 
-    values: (A,) float32, the factor on each head's output: 1 leaves the head as it is, 0 switches it off.
-        Edit them in place; compiled models obey without a new compilation. They go to whatever device the model goes
-        to, and stay float32 in a model of another type.
-    learnable: whether the optimizer may train ``values``.
-    low, high: ``project`` keeps the gates between these; with low = 0 an L1 penalty brings gates to exactly 0.
+    values: (A,) float32, the factor on each head's output: 1 changes nothing, 0 switches the head off. Edit them in
+        place; a compiled model needs no new compilation. They follow the model to its device, and stay float32 in half
+        precision.
+    learnable: True lets the optimizer train ``values``.
+    low, high: limits of the gates, applied by ``project``; with low = 0 an L1 penalty brings gates to exactly 0.
         UserError unless low < high.
 
     >>> import mhprobe, timm
@@ -89,15 +89,15 @@ class HeadGates(nn.Module):
         self._by_itself()
 
     def missing(self, model: nn.Module) -> list[str]:
-        """Names of the sites whose projection in ``model`` has no gate of these in front of it."""
+        """Return the names of the sites in ``model`` whose projection has none of these gates."""
         hooks = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
         there = {hook.number for hook in hooks if isinstance(hook, Gate) and hook.gates is self}
         return [site.name for number, site in enumerate(self.layout.sites) if number not in there]
 
     def check(self, model: nn.Module | None = None) -> None:
-        """Refuse a model in which a block or a projection was replaced since ``attach``: masks would do nothing there.
+        """Raise UserError if a block or a projection was replaced since ``attach``: masks would have no effect there.
 
-        model: that carries the gates; None for the one that was checked last, if it still exists. UserError.
+        model: the model with the gates; None for the model of the last check, if it still exists.
         """
         if model is not None:
             self._model = weakref.ref(model)
@@ -105,13 +105,13 @@ class HeadGates(nn.Module):
             return
         if names := self.missing(model):
             raise UserError(
-                f"{names[0]}: no gate stands in front of its output projection (so at {len(names)} of "
+                f"{names[0]}: its output projection has no gate (nor has that of {len(names) - 1} more of "
                 f"{len(self.layout.sites)} sites). Was the block or the projection replaced after attach()? Attach "
                 f"again: mhprobe.attach(model)."
             )
 
     def forward(self, number: int, z: Tensor, training: bool = False) -> Tensor:
-        """Gate one site's heads: (..., H * D) -> (..., H * D). UserError if the block has been pruned since."""
+        """Multiply one site's heads by their gates: (..., H * D) -> (..., H * D). UserError if the block was pruned."""
         site = self.layout.sites[number]
         if z.shape[-1] != site.channels:
             raise UserError(
@@ -146,21 +146,21 @@ class HeadGates(nn.Module):
         return super()._apply(lambda tensor: tensor.to(fn(tensor.new_empty(0)).device), *args)
 
     def factors(self, heads: slice, training: bool) -> Tensor:
-        """(H,) what multiplies these heads, in training or in evaluation."""
+        """(H,) factors of these heads, in training or in evaluation."""
         return self.values[heads]
 
     def effective(self) -> Tensor:
-        """(A,) what multiplies every head in evaluation, without its history: what a saved model keeps."""
+        """(A,) factors of all heads in evaluation, detached; a saved model keeps them."""
         with self.lock:  # not what another thread has masked for a while
             return self.factors(slice(None), training=False).detach().clone()
 
     def amount(self) -> Tensor:
-        """(A,) how much of each head is there, in the graph: what a penalty adds up. Here |gate|."""
+        """(A,) amount of each head for a penalty, with gradients. Here |gate|."""
         return self.values.abs()
 
     @torch.no_grad()
     def threshold(self, rule: float | str) -> float:
-        """The amount above which a head is kept: a number, or "likelier" for Voita's rule. UserError without one."""
+        """Return the amount above which a head is kept. UserError for "likelier", which needs hard-concrete gates."""
         if isinstance(rule, str):
             raise UserError(
                 f"threshold: {quoted(rule)} compares the chances of a gate that is exactly 0 and exactly 1, "
@@ -169,7 +169,7 @@ class HeadGates(nn.Module):
         return rule
 
     def kept(self, keep: int | None = None, threshold: float | str = 0.5) -> Tensor:
-        """(A,) bool, the binary decision: the ``keep`` heads of largest amount, or those above ``threshold``.
+        """(A,) bool, True for kept heads: the ``keep`` heads of largest amount, or all above ``threshold``.
 
         Ties go to the lower index. UserError if a gate is not finite, or the model has not ``keep`` heads.
         """
@@ -187,28 +187,26 @@ class HeadGates(nn.Module):
 
     @torch.no_grad()
     def project(self) -> None:
-        """Back into the allowed range. To be called after every optimizer step."""
+        """Clamp the gates to [low, high]; call it after every optimizer step."""
         if self.low is not None or self.high is not None:
             self.values.clamp_(self.low, self.high)
 
     @torch.no_grad()
     def close(self, mask: Tensor) -> None:
-        """Switch heads off for good: ``mask`` is (A,) bool, True means off. Gates that are learned stay off too.
+        """Switch heads off permanently: ``mask`` is (A,) bool, True means off. Learned gates stay off, too.
 
         Raises UserError for plain learnable gates: training would open them again.
         """
         if self.values.requires_grad:
-            raise UserError(
-                "mask: training would open plain learnable gates again; choose gates=fixed or hard_concrete."
-            )
+            raise UserError("mask: training would open these learnable gates again; use fixed or hard_concrete gates.")
         self.values[self.layout.mask(mask).to(self.values.device)] = 0.0
 
     @contextlib.contextmanager
     def masked(self, mask: Tensor) -> Iterator[None]:
-        """Switch heads off for a while: ``mask`` is (A,) bool, True means off. Nests; restores on the way out.
+        """Switch heads off inside a with block: ``mask`` is (A,) bool, True means off; blocks can be nested.
 
-        Or the heads as a list, as for ``HeadLayout.mask``, which refuses 0 and 1 as numbers. Other threads that mask or
-        measure the same model wait; a plain forward pass in one does not. UserError where the model has lost gates (see
+        ``mask`` can also be a list of heads, as for ``HeadLayout.mask``. Other threads that mask or measure the same
+        model wait; a plain forward pass in another thread does not. UserError if the model has lost gates (see
         ``check``).
         """
         self.check()
@@ -219,15 +217,15 @@ class HeadGates(nn.Module):
 
     @contextlib.contextmanager
     def fixed(self, values: Tensor) -> Iterator[None]:
-        """For a while ``values`` (A,) are what multiplies every head, whatever was learned.
+        """Multiply the heads by ``values`` (A,) inside a with block, instead of by the gates.
 
-        Raises UserError for another shape, for bool (in a mask True means off, here 1 would mean on), and where the
-        model has lost gates (see ``check``).
+        Raises UserError for another shape, for bool (True means off in a mask, but 1 means on here), and if the model
+        has lost gates (see ``check``).
         """
         given = isinstance(values, Tensor) and values.shape == (self.layout.num_heads,)
         if not given or values.dtype == torch.bool:
             raise UserError(
-                f"gates.fixed: expected a tensor of {self.layout.num_heads} numbers, what multiplies each head, got "
+                f"gates.fixed: expected a tensor of {self.layout.num_heads} numbers, a factor for each head, got "
                 f"{quoted(values)}. A mask (True: off) goes to gates.masked."
             )
         self.check()
@@ -248,19 +246,19 @@ class HeadGates(nn.Module):
 
     @contextlib.contextmanager
     def side_by_side(self, values: Tensor, instead: Instead | None = None, fill: Fill | None = None) -> Iterator[None]:
-        """For a while ``values`` (R, A) are the gates of a batch made of R equally large parts, a row for each.
+        """Use ``values`` (R, A) inside a with block as the gates of a batch of R equal parts, a row for each part.
 
-        instead: what stands in the places of some heads of each part. fill: stands in the place of what ``values``
-        leave out of the present gates; for the images of one part.
+        instead: replacements for some heads of each part. fill: replacement for the part of the present gates that
+        ``values`` leave out, for the images of one part.
         """
         with self.filled(fill, values), self._during(beside=values, instead=instead):
             yield
 
     @contextlib.contextmanager
     def filled(self, fill: Fill | None, values: Tensor) -> Iterator[None]:
-        """For a while ``fill`` stands in the place of what ``values`` (R, A) leave out of the present gates.
+        """Put ``fill`` inside a with block in the place of what ``values`` (R, A) leave out of the present gates.
 
-        To be entered before the values themselves are in force.
+        Enter it before ``values`` are set.
         """
         with self.lock:
             filling = None if fill is None else Filling(fill, self.effective().detach() - values)
@@ -282,7 +280,7 @@ class HeadGates(nn.Module):
         return f"{type(self).__name__}({self.layout.counted} in {len(self.layout.sites)} sites, {closed} closed)"
 
     def get_extra_state(self) -> dict[str, list]:
-        """The layout in plain words, so that gates are never loaded into another model's heads."""
+        """Describe the layout, so that gates are never loaded into another model."""
         return {"sites": [[site.name, site.num_heads, site.head_dim] for site in self.layout.sites]}
 
     def set_extra_state(self, state: dict[str, list]) -> None:
@@ -302,14 +300,14 @@ class HeadGates(nn.Module):
 
 
 class GateHook:
-    """A hook that holds gates, by which they are found on a model. Pickles and deep copies take the gates along."""
+    """Base of hooks that hold the gates of a model, so that pickles and deep copies include them."""
 
     def __init__(self, gates: HeadGates) -> None:
         self.gates = gates
 
 
 class Gate(GateHook):
-    """In front of a site's projection: its heads' outputs are multiplied."""
+    """Forward pre-hook of a site's projection that multiplies the outputs of its heads."""
 
     def __init__(self, gates: HeadGates, number: int) -> None:
         super().__init__(gates)
@@ -321,9 +319,9 @@ class Gate(GateHook):
 
 
 class Follower(nn.Module):
-    """A child of the backbone that takes its gates along: to another device, into copies and pickles.
+    """Child module of the backbone by which gates follow it to another device, into copies and pickles.
 
-    The gates themselves are no child of the backbone. Its parameters, state and files stay those of timm.
+    The gates are not a child of the backbone, so its parameters, state and files stay those of timm.
     """
 
     NAME = "head_gates"  # of the child
@@ -333,7 +331,7 @@ class Follower(nn.Module):
         self.hook = GateHook(gates)  # hidden in an object that is no module, else they would be a child of this one
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give back ``x``: a backbone may be a Sequential, which runs all of its children."""
+        """Return ``x``: a backbone can be a Sequential, which calls every child."""
         return x
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any) -> nn.Module:
@@ -345,14 +343,14 @@ class Follower(nn.Module):
 
 
 def put_on(model: nn.Module, gates: HeadGates, points: Sequence[nn.Module]) -> None:
-    """Gate the heads of ``model``. points: per site the projection that its heads enter."""
+    """Install gates on ``model``. points: the output projection of each site."""
     for number, point in enumerate(points):
         point.register_forward_pre_hook(Gate(gates, number))
     model.add_module(Follower.NAME, Follower(gates))
 
 
 def remove_gates(model: nn.Module) -> None:
-    """Take the gates off ``model``, for others to be put on."""
+    """Remove the gates of ``model``."""
     for module in list(model.modules()):
         for key, hook in list(module._forward_pre_hooks.items()):
             if isinstance(hook, GateHook):
@@ -365,9 +363,7 @@ def nearest_target(heads: int, num_heads: int, where: str) -> None:
     """Refuse a number of heads that the model cannot keep, and say the nearest that it can."""
     if not 1 <= heads <= num_heads:
         nearest = min(max(heads, 1), num_heads)
-        raise UserError(
-            f"{where}: expected 1 to {num_heads} heads, all that the model has, got {heads}; the nearest is {nearest}."
-        )
+        raise UserError(f"{where}: expected 1 to {num_heads} heads, got {heads}; the nearest is {nearest}.")
 
 
 def _refuse_sharded(model: nn.Module) -> None:
@@ -377,13 +373,13 @@ def _refuse_sharded(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, fsdp.FSDPModule | fsdp.FullyShardedDataParallel):
             raise UserError(
-                f"{type(module).__name__}: FSDP leaves each process a share of every weight, and heads are measured, "
-                f"masked and removed in whole ones. Use DistributedDataParallel, or a model before it is sharded."
+                f"{type(module).__name__}: FSDP gives each process a part of every weight, but heads need whole "
+                f"weights. Use DistributedDataParallel, or a model before it is sharded."
             )
 
 
 def find_gates(model: nn.Module) -> HeadGates | None:
-    """The gates that ``attach`` installed on ``model`` or on a module inside it; None if there are none.
+    """Return the gates that ``attach`` installed on ``model`` or a module inside it; None if there are none.
 
     UserError for a model that FSDP has sharded.
     """
@@ -396,7 +392,7 @@ def find_gates(model: nn.Module) -> HeadGates | None:
 
 
 def gates_of(model: nn.Module) -> HeadGates:
-    """Like ``find_gates``, but a model without gates is a UserError, and so is one that has lost some of them."""
+    """Return the gates of ``model``; UserError if it has none or has lost some."""
     gates = find_gates(model)
     if gates is None:
         raise UserError(f"{type(model).__name__} has no head gates: call mhprobe.attach(model) first.")

@@ -1,7 +1,7 @@
-"""Fills: what stands in a head's place while its gate is closed.
+"""Fills: replacements for the outputs of heads whose gates are closed.
 
-Where a gate lets a head through by xi, (1 - xi) times what stands in its place is added, before the projection. Which
-numbers those are is found in ``recording.fills``; here they are only kept.
+For a gate of xi, (1 - xi) times the replacement is added to the head's output before the projection.
+``recording.fills`` computes the replacements; this file only holds them.
 
 Shapes: S images they were found for (1: the same for all), W windows of an image (1 for global attention), T tokens,
 H heads of one site, D head width. W and T are 1 where they are the same everywhere.
@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Fill:
-    """Values for the places of heads.
+    """Replacement values for the outputs of heads.
 
     sites: per site (S, W, T, H * D), in the order in which the site's projection sees them.
     """
@@ -27,14 +27,14 @@ class Fill:
         return self
 
     def rows(self, number: int) -> Tensor:
-        """(S * W, T, H * D) of one site: what repeats along the rows of its input."""
+        """(S * W, T, H * D) values of one site, to be repeated along the rows of its input."""
         return self.sites[number].flatten(0, 1)
 
 
 class Filling(NamedTuple):
-    """A fill and the heads that it stands for.
+    """A fill and the share of every head that it replaces.
 
-    fill: of a batch. left_out: (R, A) the missing share of every head, a row for each part of the batch.
+    fill: for a batch. left_out: (R, A) the missing share of every head, a row for each part of the batch.
     """
 
     fill: Fill

@@ -30,7 +30,7 @@ EPS = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class HardConcrete:
-    """The distribution. beta: temperature. gamma < 0 and zeta > 1: where the stretched variable begins and ends."""
+    """Hard-concrete distribution. beta: temperature. gamma < 0, zeta > 1: ends of the stretched variable."""
 
     beta: float = 0.33
     gamma: float = -0.1
@@ -45,7 +45,7 @@ class HardConcrete:
         return torch.sigmoid(log_alpha - self.beta * math.log(-self.gamma / self.zeta))
 
     def below(self, gate: Tensor, log_alpha: Tensor) -> Tensor:
-        """P(a draw <= gate), for gates from 0 to below 1; at 1 what is left is P(gate = 1)."""
+        """P(a draw <= gate), for gates from 0 to below 1; the rest is P(gate = 1)."""
         s = (gate - self.gamma) / (self.zeta - self.gamma)
         return torch.sigmoid(self.beta * torch.logit(s) - log_alpha)
 
@@ -111,8 +111,7 @@ class HardConcreteGates(HeadGates):
         opens_at = math.log((1 - gamma) / (zeta - 1))  # sigmoid(this) stretches to exactly 1
         if not (math.isfinite(start) and begin >= opens_at):
             raise UserError(
-                f"start: a converged model needs gates that are open at the start, which takes "
-                f"{opens_at:.2f} or more, got {begin}."
+                f"start: expected {opens_at:.2f} or more, so that the gates of a trained model begin open, got {begin}."
             )
         super().__init__(model, layout, low=low, high=high)
         self.distribution = HardConcrete(beta, gamma, zeta)
@@ -136,7 +135,7 @@ class HardConcreteGates(HeadGates):
         return torch.where(self.relaxed, self.distribution.p_open(self.log_alpha), 1.0) * (self.values != 0)
 
     def threshold(self, rule: float | str) -> float:
-        """A number, or "likelier": kept where the gate is likelier exactly 1 than exactly 0 (Voita et al. 2019)."""
+        """Return the threshold of P(open); "likelier" keeps gates more likely 1 than 0 (Voita et al. 2019)."""
         return self.distribution.even if rule == "likelier" else super().threshold(rule)
 
     @torch.no_grad()
@@ -156,7 +155,7 @@ class HardConcreteGates(HeadGates):
 
     @torch.no_grad()
     def draw(self) -> None:
-        """New noise: another draw of every gate."""
+        """Draw new noise for every gate."""
         self.noise.copy_(torch.empty_like(self.noise).uniform_(EPS, 1 - EPS).logit())
 
     def get_extra_state(self) -> dict[str, Any]:
@@ -172,7 +171,7 @@ class HardConcreteGates(HeadGates):
 
 
 class Draw(GateHook):
-    """In front of the model: in training every forward is a draw of its own."""
+    """Forward pre-hook of the model: in training each forward pass draws new gates."""
 
     gates: HardConcreteGates
 

@@ -1,4 +1,4 @@
-"""A share of the heads, or of the FLOPs, to arrive at, without a lambda to search for: an augmented Lagrangian.
+"""Penalty that brings gates to a target share of heads or FLOPs: an augmented Lagrangian, without a weight to tune.
 
 Wang, Wohlwend & Lei, 2020, arXiv 1910.04732; Xia, Zhong & Chen (CoFi), 2022, arXiv 2204.00408, eq. 3:
 
@@ -17,10 +17,10 @@ from mhprobe.gates.weighted import check_ramp, ramp
 
 
 class Lagrangian(nn.Module):
-    """The penalty that moves an expected share to a wanted one.
+    """Penalty that moves an expected share to a target.
 
-    begin, rise: when t moves, as in ``ramp``.
-    lr: the rate at which its parameters, the multipliers, are to be MAXIMISED. UserError unless it is above 0.
+    begin, rise: shares of the run in which t moves, as in ``ramp``.
+    lr: learning rate to MAXIMISE its parameters, the multipliers, with. UserError unless it is above 0.
     """
 
     def __init__(self, begin: float = 0.0, rise: float = 0.5, lr: float = 0.05) -> None:
@@ -33,15 +33,15 @@ class Lagrangian(nn.Module):
         self.square = nn.Parameter(torch.zeros(()))
 
     def price(self, share: Tensor, wanted: float, progress: float) -> Tensor:
-        """(): what is added to the loss, in nats. share: () what is expected. progress: share of the run done."""
+        """(): penalty to add to the loss, in nats. share: () expected share. progress: share of the run done."""
         excess = share - (1 - (1 - wanted) * ramp(progress, self.begin, self.rise))
         return self.linear * excess + self.square * excess**2
 
 
 class Target(Lagrangian):
-    """The penalty that moves the expected number of open heads to a wanted one.
+    """Penalty that moves the expected number of open heads to a target.
 
-    heads: how many are to stay open. begin, rise, lr: as of ``Lagrangian``.
+    heads: target number of open heads. begin, rise, lr: as for ``Lagrangian``.
     """
 
     def __init__(self, heads: int, begin: float = 0.0, rise: float = 0.5, lr: float = 0.05) -> None:
@@ -49,6 +49,6 @@ class Target(Lagrangian):
         self.heads = heads
 
     def forward(self, amount: Tensor, progress: float) -> Tensor:
-        """(): what is added to the loss, in nats. amount: (A,). progress: share of the run that is done."""
+        """(): penalty to add to the loss, in nats. amount: (A,). progress: share of the run that is done."""
         nearest_target(self.heads, len(amount), "heads")
         return self.price(amount.mean(), self.heads / len(amount), progress)

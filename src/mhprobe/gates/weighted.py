@@ -1,4 +1,4 @@
-"""A price on every open head: weight * sum over heads of their amount.
+"""Penalty on open heads: weight * sum over heads of their amount.
 
 With hard-concrete gates the amount is P(open), and this is the L0 penalty of Louizos et al., 2018, as in Voita et al.,
 2019, eq. 8; with plain gates it is |gate|, the L1 penalty. The sum runs over the heads of all layers; Voita's code
@@ -13,10 +13,10 @@ from mhprobe.errors import UserError
 
 
 class Weighted(nn.Module):
-    """The penalty with a fixed price per open head.
+    """Penalty with a fixed price per open head.
 
     weight: lambda, in nats of loss per open head; UserError if it is below 0 or not finite.
-    begin, rise: shares of the run when it comes in, as in ``ramp``.
+    begin, rise: shares of the run in which it is phased in, as in ``ramp``.
     """
 
     def __init__(self, weight: float, begin: float = 0.0, rise: float = 0.0) -> None:
@@ -27,19 +27,19 @@ class Weighted(nn.Module):
         self.weight, self.begin, self.rise = weight, begin, rise
 
     def forward(self, amount: Tensor, progress: float) -> Tensor:
-        """(): what is added to the loss, in nats. amount: (A,). progress: share of the run that is done."""
+        """(): penalty to add to the loss, in nats. amount: (A,). progress: share of the run that is done."""
         return self.weight * ramp(progress, self.begin, self.rise) * amount.sum()
 
 
 def ramp(progress: float, begin: float, rise: float) -> float:
-    """0 until the share ``begin`` of the run, then up to 1 over the share ``rise``, then 1."""
+    """Ramp: 0 until the share ``begin`` of the run, then up to 1 over the share ``rise``, then 1."""
     if progress < begin:
         return 0.0
     return min(1.0, (progress - begin) / rise) if rise else 1.0
 
 
 def check_ramp(begin: float, rise: float) -> None:
-    """Refuse shares that do not fit into the run."""
+    """Raise UserError for shares that do not fit into the run."""
     if not (begin >= 0 and rise >= 0 and begin + rise <= 1):
         raise UserError(
             f"begin: begin and rise are shares of the run, expected begin + rise <= 1 and neither below 0, "

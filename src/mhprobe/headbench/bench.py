@@ -177,5 +177,5 @@ def _imported(path: str) -> Any:
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"headbench: cannot import {quoted(path)} ({error}); expected module.Class.") from error
     if not (isinstance(kind, type) and issubclass(kind, Measure)):
-        raise UserError(f"headbench: {path} is no measure; expected a class that derives from mhprobe's Measure.")
+        raise UserError(f"headbench: {path} is no measure; expected a subclass of mhprobe.measures.base.Measure.")
     return kind

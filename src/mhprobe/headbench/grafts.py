@@ -1,4 +1,4 @@
-"""A graft: heads of a trained network that are changed, grade by grade, until it is known what they are.
+"""Grafts: trained heads that are changed, grade by grade, until they have a known function.
 
 Written plants are easy: they are clean, and all or nothing. A graft begins as a head that training made, among others
 that training made, and becomes more of what it shall be with every grade. The grade from which on a measure finds it

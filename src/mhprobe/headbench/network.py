@@ -1,4 +1,4 @@
-"""A small ViT, trained on handwritten digits, whose heads nobody wrote: the ground that grafts grow in.
+"""Small ViT trained on handwritten digits, whose heads become grafts.
 
 Digits of the UCI set (data/digits.py): no download. The images that it is trained on also tune grafts. The test images
 are cut in three, so that what verifies a graft, what measures choose on and what they measure are different images.

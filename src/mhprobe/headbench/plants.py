@@ -351,7 +351,7 @@ def _places(canvas: Canvas, plants: Mapping[str, Plant]) -> dict[str, tuple[int,
         # a head is left to compare with
         fit = [site for site in free if plant.fits(canvas, canvas.site(site)) and len(free[site]) > plant.heads]
         if not fit:
-            raise UserError(f"headbench: the {canvas.family} has no room for {name}, expected a layer that it fits.")
+            raise UserError(f"headbench: no layer of the {canvas.family} has room for {name}.")
         site = fit[int(torch.randint(len(fit), (), generator=canvas.random))]
         chosen = torch.randperm(len(free[site]), generator=canvas.random)[: plant.heads]
         heads = tuple(free[site][i] for i in chosen.tolist())

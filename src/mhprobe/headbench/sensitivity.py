@@ -117,7 +117,7 @@ def check(makes: Mapping[str, Make], entered: Sequence[str] = ()) -> None:
     """Raise UserError where no graft names any of these measures: there would be nothing to ask."""
     if not any(_signs(graft, makes, entered) for graft in known_grafts().values()):
         raise UserError(
-            f"headbench: no graft names {', '.join(makes)}. Give --heads written, or enter a measure of your own."
+            f"headbench: no graft names {', '.join(makes)}. Give --heads written, or --enter a measure of your own."
         )
 
 

@@ -1,4 +1,4 @@
-"""A head: where it sits (layout.py), and what it did on a batch (batch.py).
+"""Heads of a model: their places (layout.py), and records of them on a batch (batch.py).
 
 Shapes, in all files that say nothing else: B images of a batch, N of a split, n of those that are looked at, T tokens
 (prefix tokens first, then the grid in raster order), W windows, Q queries, K keys (places of a

@@ -10,14 +10,14 @@ from torch import Tensor
 from mhprobe.errors import UserError
 
 FillName = Literal["zero", "mean", "mean_per_position", "resample", "optimal"]
-"""What stands in a head's place while it is off; see ``recording.fills``."""
+"""Name of a replacement for the output of a head that is off; see ``recording.fills``."""
 
 
 @dataclass(frozen=True)
 class Ablation:
-    """A need: what the logits are under these masks.
+    """A need: the logits under these masks.
 
-    masks: M tuples of flat indices of the heads that are off. fill: what stands in their place (``recording.fills``).
+    masks: M tuples of flat indices of heads to switch off. fill: replacement of their output (``recording.fills``).
     """
 
     masks: tuple[tuple[int, ...], ...]
@@ -26,10 +26,10 @@ class Ablation:
 
 @dataclass(frozen=True)
 class Relevance:
-    """A need: how much of a logit came through each head's output, by layer-wise relevance propagation.
+    """A need: the part of a logit that came through each head's output, by layer-wise relevance propagation.
 
-    target: "top1" for the largest logit, "label" for the label's, "norm" for the length of features that are no logits.
-    gamma, epsilon: of the rules for linear layers.
+    target: the explained number: "top1", the largest logit; "label", the label's logit; "norm", the length of the
+    features of a model without a classifier. gamma, epsilon: parameters of the rules for linear layers.
     """
 
     target: str = "top1"
@@ -39,7 +39,7 @@ class Relevance:
 
 @dataclass(frozen=True, eq=False)
 class Donors:
-    """N images that can take the place of others. number: (N,) int64 that tells them apart, e.g. of their pixels."""
+    """N images that can replace others. number: (N,) int64, different for different images (e.g. hash of pixels)."""
 
     images: Tensor
     labels: Tensor
@@ -48,15 +48,18 @@ class Donors:
 
 @dataclass(frozen=True, eq=False)
 class Patching:
-    """A need: what each head alone brings from one run into another, of an image (clean) and a corrupted twin of it.
+    """A need: the effect of each head alone when its output is copied from the run on one image to that on another.
 
-    corrupt: the twin is a donor of another "class", the image with "noise" on it, or without its "object".
-    direction: "denoising", heads of the clean run in the corrupted one; "noising", the other way round.
-    metric: "logit_difference" of the label and the wrong class (the donor's; otherwise the largest other one on the
-        twin), or "log_likelihood" of the label in nats.
-    estimates: "exact", one patched run per head; "atp", from one slope; "graddrop", from one per block.
-    noise: standard deviation, in that of the image's own pixels. seed: of the noise and of who gets which donor.
-    donors: None for the images of the same batch.
+    Each image (clean) has a corrupted twin.
+
+    corrupt: the twin is an image of another "class" (a donor), the image with "noise", or the image without its
+        "object".
+    direction: "denoising" copies heads of the clean run into the corrupted run, "noising" the other way round.
+    metric: "logit_difference" of the label and the wrong class (the donor's class, else the largest other class on
+        the twin), or "log_likelihood" of the label in nats.
+    estimates: "exact", one patched run per head; "atp", from one slope; "graddrop", from one slope per block.
+    noise: standard deviation of the noise, in standard deviations of the image's pixels.
+    seed: seed of the noise and of the choice of donors. donors: None for the images of the same batch.
     """
 
     corrupt: str = "class"
@@ -69,7 +72,7 @@ class Patching:
 
 
 Need = str | Ablation | Relevance | Patching
-"""What a measure asks of ``record``: "grad", "attn", "attn_grad", "stream", "weights", "direct", an Ablation, a
+"""Something that ``record`` can deliver: "grad", "attn", "attn_grad", "stream", "weights", "direct", an Ablation, a
 Relevance or a Patching."""
 
 
@@ -84,9 +87,9 @@ class Stream(NamedTuple):
 class Direct(NamedTuple):
     """Writes of each part of the model into each logit on the direct path: past all later blocks, norms frozen.
 
-    heads: (B, A, C). biases: (B, blocks, C) of the blocks' output projections. mlps: (B, blocks, C).
-    embedding: (B, 1, C) what enters the first block. constant: (B, 1, C) biases of merging, norms and classifier.
-    All of them add up to the logits.
+    heads: (B, A, C). biases: (B, blocks, C), of the blocks' output projections. mlps: (B, blocks, C).
+    embedding: (B, 1, C), the input of the first block. constant: (B, 1, C), biases of merging, norms and classifier.
+    Their sum is the logits.
     """
 
     heads: Tensor
@@ -148,17 +151,17 @@ class HeadBatch:
 
     z: per site (B, T, H, D), the heads' outputs before the gate. Windowed sites are put back in raster order.
     grad: per site (B, T, H, D), d(loss of the image)/d(gated z); taken after the gate, so that a masked head
-        keeps its slope. sum over T, D of z * grad is d(loss of the image)/d(gate).
-    attn: per site the softmaxed weights (B, windows, H, queries, keys); one window for global attention. Which token
-        stands where: ``site.places()`` and ``site.support()``.
+        has a slope, too. The sum over T, D of z * grad is d(loss of the image)/d(gate).
+    attn: per site the softmaxed weights (B, windows, H, queries, keys); one window for global attention.
+        ``site.places()`` and ``site.support()`` say which token each row and column is.
     attn_grad: per site d(loss of the image)/d(attn), like attn.
-    stream: per block of the layout the residual stream. weights: per site. direct: what each part writes into the
+    stream: per block of the layout the residual stream. weights: per site. direct: writes of each part into the
         logits, past all later blocks.
     ablated: per Ablation (M, B, C) logits under its masks.
-    patched: per Patching what it found. relevance: per Relevance how the logit was shared out.
+    patched: per Patching its effects. relevance: per Relevance the parts of the logit.
     logits: (B, C). labels: (B,).
-    images: (B, 3, height, width) as the model saw them. objects: (B, height, width) int64 what each pixel shows, 0 for
-        background, where the data set tells.
+    images: (B, 3, height, width), the model's input. objects: (B, height, width) int64, the object of each pixel, 0
+        for background; None if the data set has no masks.
     valid: (B,) bool, False for images that only pad the batch: they never enter a sum.
     """
 
@@ -180,7 +183,7 @@ class HeadBatch:
     _derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def need(self, what: str, name: str) -> Any:
-        """The field ``what``; UserError where it was not recorded. name: of the one who asks, for the error."""
+        """Return the field ``what``; UserError if it was not recorded. name: the measure's name, for the error."""
         found = getattr(self, what)
         if found is None:
             called, how = _RECORDED[what]
@@ -188,7 +191,7 @@ class HeadBatch:
         return found
 
     def derive(self, make: Callable[..., T], *args: Hashable) -> T:
-        """``make(self, *args)``, once per batch: what several measures need is computed by the first that asks."""
+        """Return ``make(self, *args)``, computed once per batch and shared by all measures."""
         key = (make, args)
         if key not in self._derived:
             self._derived[key] = make(self, *args)
@@ -201,7 +204,7 @@ class HeadBatch:
 
 
 def first_sites(batch: HeadBatch, sites: int) -> HeadBatch:
-    """The batch with its first so many sites alone: where neurons were recorded too, what its heads did."""
+    """Return the batch with only its first ``sites`` sites (heads come before neurons)."""
     grad, weights = batch.grad and batch.grad[:sites], batch.weights and batch.weights[:sites]
     relevance = {need: found._replace(heads=found.heads[:sites]) for need, found in batch.relevance.items()}
     return replace(batch, z=batch.z[:sites], grad=grad, weights=weights, relevance=relevance)
@@ -219,5 +222,5 @@ _RECORDED = {  # what a need is called, and how to get it
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """At least float32: products of bfloat16 or half features keep too few digits to be summed."""
+    """Convert to float32 or wider: products of bfloat16 or half features have too few digits to be summed."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

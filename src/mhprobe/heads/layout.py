@@ -34,8 +34,8 @@ KINDS: tuple[Kind, ...] = ("head", "neuron")  # in the order of a layout
 class Windows:
     """Windows of a site on its (height, width) grid: ``size`` per window, after a roll by ``-shift``.
 
-    pad_first: whether the grid is filled up to whole windows before the roll, as torchvision does, or after it (timm).
-    strided: whether a window's tokens are as far apart as they can be (MaxViT's grid), and not neighbours.
+    pad_first: True if padding to whole windows comes before the roll (torchvision), False if after it (timm).
+    strided: True if a window's tokens are spread over the whole grid (MaxViT), False if they are neighbours.
     """
 
     grid: tuple[int, int]
@@ -92,16 +92,16 @@ class HeadSite:
     """The heads of one attention module, or the neurons of one MLP.
 
     name: the module's name in the model, e.g. ``blocks.0.attn``.
-    num_heads, head_dim: how many units of which width; a neuron is 1 wide.
+    num_heads, head_dim: number of units and their width; a neuron has width 1.
     stage, block: position in the network; ``block`` counts from 0 through all stages.
     windows: None for global attention.
-    prefix_tokens: class, distillation and register tokens that stand before the grid.
-    grid: (rows, columns) of the other tokens; None where it depends on the image.
+    prefix_tokens: number of class, distillation and register tokens, which come before the grid.
+    grid: (rows, columns) of the other tokens; None if it depends on the image.
     pixels: (down, across) input pixels from one token of the grid to the next.
-    class_token: whether the first prefix token is a class token (the others are registers or distillation tokens).
-    pooled: whether the logits are made from the other tokens: then a class token that there may be is not read.
-    line: whether its tokens stand in a line, as those of a text do, and not in a grid.
-    kind: what its units are.
+    class_token: True if the first prefix token is a class token (the others are registers or distillation tokens).
+    pooled: True if the logits come from the other tokens, so that a class token is not read.
+    line: True for tokens in a line, as of a text; False for a grid.
+    kind: kind of the units.
     """
 
     name: str
@@ -119,7 +119,7 @@ class HeadSite:
     kind: Kind = "head"
 
     def places(self) -> Tensor:
-        """(windows, K) which token (index into T: prefix first, then raster) stands at each row and column of attn.
+        """(windows, K) token of each row and column of attn, as an index into T (prefix first, then raster).
 
         -1 for padding. One window for global attention.
         """
@@ -131,15 +131,15 @@ class HeadSite:
         """(windows, K queries, K keys) bool: pairs that may attend to each other; padding never does."""
         places = self.places()
         regions = torch.zeros_like(places) if self.windows is None else self.windows.regions()
-        regions = regions.where(places >= 0, torch.nan)  # which equals nothing
+        regions = regions.where(places >= 0, torch.nan)  # NaN equals nothing
         return regions[:, :, None] == regions[:, None, :]
 
     @property
     def token_grid(self) -> tuple[int, int]:
-        """``grid``, or a UserError where the model does not fix it."""
+        """(rows, columns) of the grid; UserError if the model does not fix it."""
         if self.line:
             raise UserError(
-                f"{self.name}: its tokens stand in a line, as those of a text do; this asks for the grid of an image."
+                f"{self.name}: expected tokens in a grid, as of an image, got a line of tokens, as of a text."
             )
         if self.grid is None:
             raise UserError(
@@ -154,7 +154,7 @@ class HeadSite:
 
     @property
     def attention_size(self) -> int:
-        """Number of attention weights of an image; 0 where that depends on the image, and of neurons."""
+        """Number of attention weights of an image; 0 for neurons, and if it depends on the image."""
         if self.line or self.grid is None or self.kind == "neuron":
             return 0
         if self.windows is None:
@@ -225,7 +225,7 @@ class HeadLayout:
         return " and ".join(f"{count} {kind}s" for kind, count in counts.items()) or "0 heads"
 
     def of(self, kind: Kind) -> "HeadLayout":
-        """The layout of the units of one kind alone. Heads have the same numbers in both."""
+        """Return the layout of the units of one kind. Heads have the same numbers in both layouts."""
         if self.kinds <= {kind}:
             return self
         return HeadLayout(tuple(site for site in self.sites if site.kind == kind), self.blocks)
@@ -259,18 +259,18 @@ class HeadLayout:
 
     @functools.cached_property
     def digest(self) -> str:
-        """8 hex digits of the sites' names, numbers of heads and widths: it tells a file about heads of which model."""
+        """8 hex digits of a hash of the sites' names, numbers of heads and widths: a file names its model by it."""
         sites = [[site.name, site.num_heads, site.head_dim] for site in self.sites]
         return hashlib.sha256(json.dumps(sites).encode()).hexdigest()[:8]
 
     def mask(
         self, heads: Sequence[int] | Sequence[tuple[int, int]] | Sequence[bool] | Tensor, where: str = "mask"
     ) -> Tensor:
-        """(A,) bool mask, True means: this head is off.
+        """(A,) bool mask, True for a head that is off.
 
-        heads: flat indices or (site, head) pairs, or a mask of bool, which is checked and copied.
-        where: the argument, for errors. UserError for anything else, and for a mask of whole numbers: 0 and 1 could
-        also be the heads 0 and 1.
+        heads: flat indices or (site, head) pairs, or a bool mask, which is checked and copied.
+        where: name of the argument, for errors. UserError for anything else, and for a mask of whole numbers: 0 and 1
+        could also be the heads 0 and 1.
         """
         given = _tensor(heads)
         if given.dtype == torch.bool:
@@ -285,10 +285,10 @@ class HeadLayout:
         return mask
 
     def indices(self, heads: Sequence[int] | Sequence[tuple[int, int]] | Tensor, where: str = "heads") -> list[int]:
-        """Flat indices of the heads that are named, in the order given. where: the argument, for errors.
+        """Flat indices of ``heads``, in their order. where: name of the argument, for errors.
 
-        heads: flat indices or (site, head) pairs. UserError for anything else, for a head that is not there or is named
-        twice, and for what could be a mask.
+        heads: flat indices or (site, head) pairs. UserError for anything else, for an unknown head, for a head that is
+        named twice, and for a list that could be a mask.
         """
         given = _tensor(heads)
         if not given.numel():
@@ -297,8 +297,8 @@ class HeadLayout:
         whole = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
         if whole and given.dim() in (1, 2) and self._could_be_mask(given, heads):
             raise UserError(
-                f"{where}: {given.numel()} numbers that are 0 or 1 may be a mask or a list of heads, got {shown}; "
-                f"give a mask as bool (mask.bool()), or the heads that are meant as a list of their numbers."
+                f"{where}: {given.numel()} numbers that are 0 or 1 can be a mask or a list of heads, got {shown}; give "
+                f"a mask as bool (mask.bool()), or a shorter list of heads."
             )
         if whole and given.dim() == 2 and given.shape[1] == 2:
             flat = [self.flat(site, head) for site, head in given.tolist()]

@@ -1,4 +1,4 @@
-"""Code and files of others that a number stands on: a name in a cache's key does not say that they have changed.
+"""Digest of other people's code and files for keys of caches: a name stays the same when its contents change.
 
 A user's modules are known by their contents, installed packages by their versions. Our version stands for our code.
 """

@@ -1,4 +1,4 @@
-"""THE reader of tables with one row per head, as measures, gates and prunings write them.
+"""Read tables with one row per head, as measures, gates and prunings write them.
 
 The column ``head`` holds the flat index; every head of the model has one row. A table that also has the column
 ``layout`` says which heads those are (``HeadLayout.digest``): one that was made for another model with as many heads is

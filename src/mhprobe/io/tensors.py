@@ -1,4 +1,4 @@
-"""Tensors in a file with a digest of all that it says: a damaged or edited one is not taken for what was written.
+"""Tensors in a file with a digest of its contents, so that a damaged or edited file is refused.
 
 One such file holds a run's outcomes, which test images are right, so that runs are compared image by image.
 

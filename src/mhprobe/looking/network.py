@@ -42,7 +42,9 @@ class Network(NamedTuple):
     def twin(self) -> nn.Module:
         """The same architecture without training. UserError where it cannot be rebuilt."""
         if self.recipe is None:
-            raise UserError(f"nothing says how to build an untrained {type(self.model).__name__} of these sizes")
+            raise UserError(
+                f"an untrained {type(self.model).__name__} cannot be built: its timm name and sizes are unknown"
+            )
         return RandomTwin(self.model, self.layout, self.recipe, seed=0)()
 
 
@@ -59,7 +61,7 @@ def chosen(model: nn.Module | str | Path, weights: str | Path | None = None, siz
     there = isinstance(model, nn.Module) or Path(model).expanduser().exists()
     if there and not (weights is size is None):
         what = "this network is built already" if isinstance(model, nn.Module) else f"{model} brings its own"
-        raise UserError(f"look: weights and size belong to a name of timm's, {what}; leave --weights and --size out.")
+        raise UserError(f"look: --weights and --size are for timm names, but {what}; leave them out.")
     if isinstance(model, nn.Module):
         return _built(model)
     if there:
@@ -74,7 +76,7 @@ def _built(model: nn.Module) -> Network:
     """A network of a notebook. UserError for one outside the supported families, and one of no images."""
     backbone, layout = backbone_of(model), attach(model).layout.of("head")
     if any(site.line for site in layout.sites):
-        raise UserError(f"look: model: expected a network of images, got {type(model).__name__}, of a line of tokens.")
+        raise UserError(f"look: model: expected a network for images, got {type(model).__name__}, which takes text.")
     spec, config = input_spec(backbone), getattr(backbone, "pretrained_cfg", None) or {}
     name, recipe = config.get("architecture"), None
     with contextlib.suppress(UserError):  # sizes that its configuration does not tell make another layout

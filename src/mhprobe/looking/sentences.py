@@ -183,7 +183,7 @@ def depth(facts: Facts) -> Sentence | None:
     found = facts.columns("attention_distance")
     distance = torch.stack([part.mean() for part in facts.layout.split(found["value"] / found["uniform"])])
     if len(distance) < LEAST:
-        raise UserError(f"it has {len(distance)} blocks, fewer than {LEAST}")
+        raise UserError(f"it has {len(distance)} blocks, expected at least {LEAST}")
     place = torch.arange(len(distance), dtype=distance.dtype)
     rho = spearman(place, distance)
     low, high = spearman_interval(rho, len(distance))

@@ -1,4 +1,4 @@
-"""By a score: the units that a per-head measure calls least important go first. One look instead of a search.
+"""Masking order by a score: units with the lowest value of a per-head measure go first. No search.
 
 Michel, Levy & Neubig, 2019, arXiv 1905.10650, sec. 4.2, estimate importance once and remove in that order; their
 ``rescore_every`` re-estimates it on the masked model. A unit's score is the sum over its heads.

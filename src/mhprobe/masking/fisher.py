@@ -1,4 +1,4 @@
-"""By Fisher information: the units go whose removal raises the loss least, to second order, seen from the whole model.
+"""Masking order by Fisher information: units go first whose removal raises the loss least, to second order.
 
 Kwon et al. 2022, "A Fast Post-Training Pruning Framework for Transformers", arXiv 2204.09656, sections 4.1 and 4.2. At
 a converged model the loss rises by about (1 - m)^T F (1 - m) / 2 when units are masked. F is the empirical Fisher

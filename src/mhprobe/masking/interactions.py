@@ -1,4 +1,4 @@
-"""Greedy on a model of the loss that knows pairs: cheap heads that stand in for each other do not go together.
+"""Greedy masking order on a predicted loss with interactions of pairs: heads that replace each other do not both go.
 
 Two heads that do the same thing are both harmless alone and harmful together. A ranking of single heads cannot see
 that. Here the loss of a set is predicted as the sum of its units' own loss changes plus the sum of its pairs'

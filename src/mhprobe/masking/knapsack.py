@@ -1,4 +1,4 @@
-"""Under a budget: the units go that a measure calls least important for what they cost, heads and neurons in one list.
+"""Masking order under a budget: units with the least importance per cost go first, heads and neurons in one list.
 
 A budget is a knapsack (Shen et al. 2022, "Structural Pruning via Latency-Saliency Knapsack", arXiv 2110.10811): of all
 sets that leave no more than the target, keep the one of the largest total score. All units of a site cost the same, so

@@ -1,4 +1,4 @@
-"""Optimal brain surgery: how much a layer loses without a unit when the weights of the others make up for it.
+"""Optimal brain surgery: the error of a layer without a unit, after the weights of the others are refitted.
 
 Hassibi & Stork 1993, "Optimal Brain Surgeon", NeurIPS 5; for slices of a layer's input Kurtic et al. 2023, "ZipLM",
 arXiv 2302.04089, with the curvature of van der Ouderaa et al. 2024, "The LLM Surgeon", arXiv 2312.17244. A layer

@@ -151,7 +151,7 @@ class ActivationPatching(Measure):
         if not int(self.pairs):
             raise UserError(
                 f"{self.name}: none of {int(self.images)} images has a corrupted twin (corrupt="
-                f"{self.patching.corrupt}), expected images of several classes, or of objects on a ground."
+                f"{self.patching.corrupt}), expected images of several classes, or with objects on a background."
             )
         clean, corrupted = self.ends / self.pairs
         self._warn(clean - corrupted)

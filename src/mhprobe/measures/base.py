@@ -1,7 +1,7 @@
-"""The base of all measures: float64 sums over valid images, merged by addition, turned into columns at the end.
+"""Base class of all measures: float64 sums over valid images, added over ranks, turned into columns at the end.
 
-Sums stream: their memory does not grow with the number of images, and the answer depends neither on batch size nor on
-order nor on how the images were spread over ranks. A measure works on a plain HeadBatch, in a notebook or a callback.
+Memory does not grow with the number of images. Batch size, order of images and number of ranks do not change the
+result. A measure needs only HeadBatches, in a notebook or in a run.
 """
 
 import abc
@@ -25,15 +25,15 @@ T = TypeVar("T")
 
 
 class MeasureWarning(UserWarning):
-    """A number was given, but should be read with care; the message says which and why."""
+    """Warning that a number should be read with care; the message says which and why."""
 
 
 class NotOfNeurons(UserError):
-    """A measure of heads was made for neurons."""
+    """Error of a measure of heads that was made for a layout with neurons."""
 
 
 class Sum(NamedTuple):
-    """A state that is declared in a class's body, see ``sums``."""
+    """Declaration of a state in the body of a measure's class; see ``sums``."""
 
     shape: tuple[int | str, ...]
     dtype: torch.dtype
@@ -45,41 +45,39 @@ def sums(*shape: int | str) -> Any:
 
 
 def counts(*shape: int | str) -> Any:
-    """Declare an int64 sum. Shape as of ``sums``."""
+    """Declare an int64 sum, with a shape as for ``sums``."""
     return Sum(shape, torch.long)
 
 
 class Measure(Metric):
     """Base of all measures. A subclass declares its sums and writes ``add`` and ``finish``.
 
-    Sums are declared in the class, ``total: Tensor = sums("A")``, or by ``add_state`` where an option decides a shape.
+    Sums are declared in the class, ``total: Tensor = sums("A")``, or by ``add_state`` if an option decides a shape.
 
-    needs: what ``record`` has to deliver (see heads.Need); z is always there.
-    kind: "per_head", "pairwise" or "pairwise_layers"; the table and the figure follow from it.
-    label: what "value" is and its unit, for a figure's axis. unit: the unit alone, "" for none.
-    larger: what a larger "value" means. alike: of pairs, whether the largest or the smallest value is that of the two
-        heads that are most alike. masks: "value" is the rise of the loss, in nats, without the head.
-    also: more figures, kinds of report/figures, which get the columns.
-    axes: for columns of shape (A, K) or (A, A, K) that deserve a table, the K names along it.
-    select_needs: of a measure that first has to look at other images (the validation split) to decide something: what
-        ``record`` has to deliver then. It is shown those through ``select``, then ``end_select`` is called. ``needs``
-        and ``select_needs`` may depend on the options, ``needs`` also on the selection.
-    fooled_by: of which head, or which model, its number misleads, in a few words behind "seen: " (in HeadBench) or
-        "by definition: "; the page of measures has it.
-    within: between what ends "value" lies, REAL, SHARE or SIZE of ``stats.intervals``: the scale of its interval.
-    no_interval: why "value" has no columns "low" and "high", its 95 % interval over images; "" where it has.
-    of_images: False where no image changes its numbers.
-    of_units: what it can look at: heads, and of some measures neurons too.
-    class_names: what the classes are called, if whoever feeds the measure says so.
+    needs: records that the measure uses (see heads.Need); z is always recorded.
+    kind: "per_head", "pairwise" or "pairwise_layers"; it decides the table and the figure.
+    label: name and unit of "value", for a figure's axis. unit: the unit alone, "" for none.
+    larger: meaning of a larger "value". alike: for pairs, "largest" or "smallest": the "value" of the most alike heads.
+        masks: True if "value" is the rise of the loss, in nats, without the head.
+    also: further kinds of report/figures that draw the columns.
+    axes: for columns of shape (A, K) or (A, A, K) that get a table, the K names along it.
+    select_needs: records of validation images, for a measure that first chooses something. These images go to
+        ``select``; then ``end_select`` is called. ``needs`` and ``select_needs`` may depend on the options, ``needs``
+        also on the choice.
+    fooled_by: heads or models for which the number misleads, in a few words after "seen: " (in HeadBench) or "by
+        definition: "; the page of measures shows it.
+    within: range of "value": REAL, SHARE or SIZE of ``stats.intervals``; the scale of its interval.
+    no_interval: reason why there are no columns "low" and "high" (95 % interval over images); "" if there are.
+    of_images: False for a measure that depends on no image.
+    of_units: kinds that it can measure: heads, for some measures also neurons.
+    class_names: names of the classes, if the caller sets them.
 
-    ``finish`` gives columns, the first of them called "value"; () images, how many were seen, is added to those of a
-    measure of images:
-        per_head: (A,), or () for a fact about the whole set;
-        pairwise: (A, A), or (A,) for a fact about each head, or ();
-        pairwise_layers: (S, S), or (S,) for a fact about each of the S sites, or ();
-        anything of another shape, e.g. (A, A, R), is material for a figure and enters no table, unless ``axes`` names
-        it.
-    NaN marks what is out of scope, e.g. a pair of heads from different layers where only layers are compared.
+    ``finish`` returns columns, the first named "value". A measure of images also gets () images, the number of images:
+        per_head: (A,), or () for a number about all heads;
+        pairwise: (A, A), or (A,) for a number per head, or ();
+        pairwise_layers: (S, S), or (S,) for a number per site, or ();
+        other shapes, e.g. (A, A, R), go to figures, and to a table only if ``axes`` names them.
+    NaN marks what is out of scope, e.g. a pair of heads of different layers if only heads of a layer are compared.
     """
 
     full_state_update = False
@@ -108,9 +106,9 @@ class Measure(Metric):
         return made
 
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
-        """kwargs go to torchmetrics.Metric, e.g. ``process_group``. NotOfNeurons where ``layout`` has units of others.
+        """Declare the sums. kwargs go to torchmetrics.Metric, e.g. ``process_group``.
 
-        ``fitted`` makes a measure of what it can look at.
+        NotOfNeurons if ``layout`` has units that the measure cannot measure; ``fitted`` then leaves them out.
         """
         if not layout.kinds <= self.of_units:
             raise NotOfNeurons(f"{self.name}: is of heads, a neuron has none of it; expected layout.of('head').")
@@ -126,34 +124,34 @@ class Measure(Metric):
 
     @property
     def name(self) -> str:
-        """Of its class, e.g. ``gate_importance`` for GateImportance; its option and its table are called so.
+        """Name of the measure, its option and its table: the class's name, e.g. ``gate_importance``.
 
-        A class may say ``name = "..."`` instead.
+        A class may set ``name = "..."`` instead.
         """
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(self).__name__).lower()
 
     @property
     def about(self) -> str:
-        """Its question in a sentence: the first line of the file that defines it."""
+        """Question of the measure in a sentence: the first line of its file."""
         text = getattr(sys.modules.get(type(self).__module__), "__doc__", None) or ""
         return text.strip().partition("\n")[0]
 
     def update(self, batch: HeadBatch) -> None:
-        """Take in one batch: count its valid images, and ``add`` it if there are any."""
+        """Add one batch: count its valid images, and call ``add`` if there are any."""
         if batch.valid.any():
             self.add(batch)
         self.images += batch.valid.sum()
 
     def add(self, batch: HeadBatch) -> None:
-        """Add a batch's valid images, of which there is one at least, to the sums."""
+        """Add the valid images of a batch (at least one) to the sums."""
         raise NotImplementedError
 
     def select(self, batch: HeadBatch) -> None:
-        """Look at one batch of the selection split."""
+        """Use one batch of validation images to choose."""
         raise NotImplementedError
 
     def end_select(self) -> None:
-        """The selection split has been seen. A collective: called on every rank."""
+        """Finish choosing, after the last validation image. A collective: called on every rank."""
 
     @abstractmethod
     def finish(self) -> dict[str, Tensor]:

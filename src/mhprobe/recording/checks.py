@@ -18,14 +18,14 @@ def check_model(model: nn.Module) -> None:
     refuse_no_model("record", model)
     if isinstance(model, _REPLICATED):
         raise UserError(
-            f"record: {type(model).__name__} runs copies of the model, whose heads nobody sees; pass model.module."
+            f"record: {type(model).__name__} runs copies of the model, which cannot be recorded; pass model.module."
         )
     for name, weight in model.named_parameters():
         if weight.is_meta:
             raise UserError(f"record: {name} is on the meta device and holds no numbers; load weights first.")
         if weight.is_inference():
             raise UserError(
-                f"record: {name} was made inside torch.inference_mode(), where nothing has slopes; make the model "
+                f"record: {name} was made inside torch.inference_mode(), so it cannot have gradients; make the model "
                 f"outside it."
             )
 

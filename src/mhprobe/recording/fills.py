@@ -88,7 +88,7 @@ def optimal(model: nn.Module, batches: Walk) -> Fill:
     layout, moments = gates_of(model).layout, _moments(model, batches)
     images, _, labels = _drawn(batches, FITTED)
     if labels is None:
-        raise UserError("fill=optimal: is fitted to the loss, so it needs labels, and there are none. Use fill=mean.")
+        raise UserError("fill=optimal: it minimises the loss, so it needs labels, got none. Use fill=mean.")
     mine = slice(ranks.rank(), None, ranks.size())
     best = [site.clone() for site in _even(layout, moments).sites]
     pairs = zip(layout.sites, moments, strict=True)
@@ -168,7 +168,7 @@ def _moments(model: nn.Module, batches: Walk) -> list[_Moments]:
         sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else found
         images += batch.valid.sum()
     if not bool(ranks.total(images)):
-        raise UserError("fill: no images to find what stands in a head's place, expected at least one.")
+        raise UserError("fill: expected at least one image to compute it from, got none.")
     return [_Moments(*(ranks.total(part) / images for part in sums[i : i + 2])) for i in range(0, len(sums), 2)]
 
 

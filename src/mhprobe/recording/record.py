@@ -1,4 +1,4 @@
-"""record(): one forward pass, perhaps one backward pass, and what every head did in it.
+"""record(): outputs, attention and gradients of every head, from one forward pass (and one backward pass).
 
 Taps (recording/taps.py) stand in the model for this call only. It runs eager (a hook added to a compiled model is
 silently ignored), in eval mode, with the weights frozen: the backward pass then costs about one forward.

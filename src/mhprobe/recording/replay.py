@@ -1,4 +1,4 @@
-"""Logits under many head masks, without computing twice what the masks leave as it is.
+"""Logits under many head masks; what the masks do not change is computed once.
 
 Masks that agree on the first blocks share what these blocks compute. So a batch is walked down a tree of masks: a run
 of common blocks is computed once, and where masks part, each goes on from there. At such a fork the block's attention
@@ -87,8 +87,7 @@ class Replay:
     ) -> None:
         if rescale and fill is not None:
             raise UserError(
-                "masking: rescale makes up for heads that leave nothing behind, and fill leaves something; expected "
-                "rescale=false or fill=zero."
+                "masking: rescale and fill both make up for masked heads; expected rescale=false or fill=zero."
             )
         self.model, self.backbone, self.gates, self.fill = model, backbone_of(model), gates_of(model), fill
         self.versions, self.place = _versions(self.gates, masks, rescale, instead)
@@ -215,8 +214,8 @@ def _around(model: nn.Module, backbone: nn.Module, images: Tensor, tree: "_Tree"
             return None
         if tree.versions.instead is not None and len(known) > 1:
             raise UserError(
-                f"patching: {type(model).__name__} runs its backbone {len(known)} times for one batch, expected once: "
-                f"it is not said whose heads to patch. Give the backbone itself."
+                f"patching: {type(model).__name__} runs its backbone {len(known)} times for one batch, expected once, "
+                f"because it is unclear which run to patch. Give the backbone itself."
             )
     return logits
 

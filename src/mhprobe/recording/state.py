@@ -1,4 +1,4 @@
-"""The state a model is in while someone looks inside: eager, eval mode, weights frozen; all put back afterwards."""
+"""State of a model while it is recorded: eager, eval mode, weights frozen; all restored afterwards."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Taps: what passes a model's seams and blocks during one forward pass, and the slopes there afterwards.
+"""Taps: hooks that record the tensors at a model's seams and blocks in one forward pass, and their gradients.
 
 They stand on both sides of the gate: a head's output is read before it, the slope after it, so that a masked head still
 has one. A graph begins at the first tap that needs it, because weights are frozen.
@@ -35,8 +35,8 @@ class Taps(contextlib.ExitStack):
         self.needs = frozenset(needs) | ({"stream"} if "direct" in needs else set())
         if "stream" in self.needs and not layout.blocks:
             raise UserError(
-                f"{type(self.backbone).__name__}: its residual stream is not read, for convolutions stand between its "
-                f"blocks. Measures of heads alone work."
+                f"{type(self.backbone).__name__}: its residual stream cannot be recorded: convolutions lie between "
+                f"its blocks. Measures of heads work."
             )
         self.heads: list[Tensor] = [torch.empty(0)] * len(layout.sites)
         self._gated = list(self.heads)

@@ -21,7 +21,7 @@ def main() -> None:
     given = parser.parse_args()
     runs = expand(given.runs)
     if len(runs) == 1 and given.out is not None:
-        raise UserError(f"report: --out is of several runs; the page of one is written into it: {runs[0]}.")
+        raise UserError(f"report: --out is for several runs; the page of one run goes into its folder, {runs[0]}.")
     print(write_report(runs[0]) if len(runs) == 1 else write_comparison(runs, given.out or Path("comparison.html")))
 
 

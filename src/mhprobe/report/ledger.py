@@ -1,4 +1,4 @@
-"""results.json: what each result of a run is, an entry each. Readers of a run's folder guess nothing.
+"""results.json, the ledger: an entry per result of a run, with its kind, files, unit, direction and caption.
 
 docs/results.schema.json is made of the classes in this file.
 """

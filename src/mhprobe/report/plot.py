@@ -70,7 +70,7 @@ def curve(rows: Any, chance: float | None = None, style: Style = "screen") -> Fi
     """
     given = rows if isinstance(rows, list) and rows and hasattr(rows[0], "curves") else [rows]
     if not all(hasattr(each, "curves") for each in given):
-        raise UserError("plot.curve: expected what mhprobe.masking_curve gave, or a list of such.")
+        raise UserError("plot.curve: expected the result of mhprobe.masking_curve, or a list of results.")
     together = [each for one in given for each in one.curves]
     return _styled(masking.curves(together, given[0].layout.num_heads, chance), style)
 

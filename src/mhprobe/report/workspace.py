@@ -21,7 +21,7 @@ def views(project: str, group: str | None, measures: Sequence[str], curves: Sequ
     """
     entity, _, name = project.partition("/")
     if not entity or not name or "/" in name:
-        raise UserError(f"dashboard: which project? Expected entity/project, got {quoted(project)}.")
+        raise UserError(f"dashboard: project: expected entity/project, got {quoted(project)}.")
     try:
         import wandb_workspaces.reports.v2 as wr
         import wandb_workspaces.workspaces as ws

@@ -1,4 +1,4 @@
-"""Agreement with the unmasked model about the class, where nobody has labels."""
+"""Agreement with the unmasked model about the class, for images without labels."""
 
 from torch import Tensor
 

@@ -65,9 +65,9 @@ def run(cfg: Config, folder: Path) -> None:
     options = cfg.voita
     assert options is not None
     if (weights := builders.weights_file(cfg)) is None:
-        raise UserError("voita: weights=<file> is what is pruned: the model.safetensors of a training run.")
+        raise UserError("voita: weights: expected the network to prune, the model.safetensors of a training run.")
     if "heads" not in (cfg.gates.penalty or {}):
-        raise UserError("voita: it needs gates that arrive at a number of heads: gates=hard_concrete_target.")
+        raise UserError("voita: gates: expected gates with a target number of heads: gates=hard_concrete_target.")
     _, description = load_weights(weights)
     before = description.get("made", {}).get("epochs")
     if before is None and options.scratch_epochs is None:

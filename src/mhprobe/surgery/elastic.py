@@ -63,7 +63,7 @@ def at_budget(model: nn.Module, description: Mapping[str, Any], target: Mapping[
     """
     if (elastic := description.get("made", {}).get("elastic")) is None:
         raise UserError(
-            "load: a budget is taken of an elastic file: python -m mhprobe.prune ... prune.elastic=true writes one."
+            "load: flops, params: expected an elastic file; python -m mhprobe.prune ... prune.elastic=true writes one."
         )
     ((unit, share),) = target.items()
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:

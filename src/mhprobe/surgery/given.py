@@ -101,7 +101,9 @@ class Given:
     def _point(self, path: str, rows: list[dict[str, str]]) -> dict[str, str]:
         """The row of the curve's point."""
         if (self.step is None) == (self.remove is None):
-            raise UserError("step: of a curve give step (its point) or remove (how many heads are off there).")
+            raise UserError(
+                "step: give either step (a point of the curve) or remove (the number of heads that are off)."
+            )
         names = sorted({row["curve"] for row in rows})
         name = self.curve if self.curve is not None or len(names) > 1 else names[0]
         if name not in names:

@@ -1,4 +1,4 @@
-"""Learned gates at a price of FLOPs: hard-concrete gates on frozen weights, until a budget is what is expected of them.
+"""Pruning by learned gates: hard-concrete gates on frozen weights, trained to an expected share of the FLOPs.
 
 Louizos et al. 2018, arXiv 1712.01312 (the gates, gates/hard_concrete.py); Wang, Wohlwend & Lei 2020, arXiv 1910.04732,
 and CoFi, Xia et al. 2022, arXiv 2204.00408 (the price, an augmented Lagrangian, gates/target.py). The expected share

@@ -1,4 +1,4 @@
-"""A model as ONNX pieces with its gates as inputs: what a page needs to switch heads where there is no Python.
+"""Export a model as ONNX pieces with its gates as inputs, so that a web page can switch heads without Python.
 
 A piece for the stem, one for each residual block, and one for the tail: whoever changes a gate of block 5 keeps what
 blocks 0 to 4 gave. A model that cannot be taken apart is one piece.

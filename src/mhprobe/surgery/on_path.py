@@ -65,12 +65,12 @@ class OnPath:
     def check(self, layout: HeadLayout, rounds: int) -> None:
         """UserError for what can be seen to be impossible before the model has run."""
         if self.latency_table is not None and (rounds > 1 or "latency" not in (self.target or {})):
-            raise UserError("latency_table: prices target={latency: <share left>} in one round.")
+            raise UserError("latency_table: it is for target={latency: <share left>} in one round.")
         if "neuron" in layout.kinds:
             if not self.order.of_neurons or self.units != "head":
                 refuse_neurons(layout, "order" if self.units == "head" else "units")
             if self.remove is not None or "heads" in (self.target or {}):
-                raise UserError("remove: counts heads alone; of a mix give target={flops: <share left>}.")
+                raise UserError("remove: it counts heads; for heads and neurons give target={flops: <share left>}.")
         num_heads = layout.num_heads
         remove = self._in_all(num_heads)
         if remove is None:
@@ -256,11 +256,11 @@ def check_unseen(chosen_by: Iterable[str], data: ImageData) -> None:
             continue
         if split == "calibration":
             raise UserError(
-                "guarantee: images that were set aside have decided before how many heads of this network go: "
-                "each set promises once. Prune the whole network anew, or promise on images of another data set."
+                "guarantee: this calibration set was already used for a guarantee on this network; it can be used "
+                "once. Prune the whole network anew, or use images of another data set."
             )
         raise UserError(
-            f"guarantee: the heads were chosen on {split} images that may be among those that are set aside now. "
+            f"guarantee: the {split} images that chose these heads may be among the calibration images. "
             f"Choose them with this run's options of data (calibration_fraction, val_fraction, seed, limits)."
         )
 
@@ -269,8 +269,8 @@ def check_images(guarantee: Guarantee, images: int) -> None:
     """UserError where so few images could never show it."""
     if images < (needed := guarantee.images_needed):
         raise UserError(
-            f"guarantee: {images} calibration images can never show that at most {guarantee.points:g} points are "
-            f"lost with {100 * guarantee.confidence:g} % confidence; {needed} are the least. Raise "
+            f"guarantee: {images} calibration images are too few to promise a loss of at most {guarantee.points:g} "
+            f"points with {100 * guarantee.confidence:g} % confidence; expected at least {needed}. Raise "
             f"the data's calibration_fraction or the guarantee's points."
         )
 

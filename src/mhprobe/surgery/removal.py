@@ -1,9 +1,9 @@
-"""prune_heads(): from a mask to a smaller timm model that computes what the masked one does.
+"""Remove heads from the weights: prune_heads() makes a smaller timm model with the masked model's logits.
 
-A head's rows of W_Q, W_K, W_V and its columns of W_O go (Swin: and its column of relative position biases). timm's own
-forward runs on what is left: it reshapes to ``num_heads`` (ViT: and ``attn_dim``), which are edited too. Norms of
-queries and keys are per channel of a head and stay. Of a neuron go its rows of the MLP's first linear layer (of a gated
-MLP one in each half) and its column of the last.
+Removing a head removes its rows of W_Q, W_K, W_V and its columns of W_O (Swin: also its column of relative position
+biases). timm's own forward runs on the result: it reshapes to ``num_heads`` (ViT: also ``attn_dim``), which
+change, too. Norms of queries and keys are shared by all heads and stay. Removing a neuron removes its row of the
+MLP's first linear layer (gated MLP: one row in each half) and its column of the last.
 
 A layer may lose all its heads. The masked model still adds that layer's ``proj.bias`` to every token, so it is kept
 unless ``proj_bias="drop"``. Of an MLP without neurons the last bias is left. backbones/parts/narrow.py has the modules
@@ -37,19 +37,20 @@ def prune_heads(
     fold: Fill | None = None,
     units: Collection[Kind] | None = None,
 ) -> nn.Module:
-    """A smaller copy of ``model`` without the heads in ``mask``; its logits are the masked model's.
+    """Return a smaller copy of ``model`` without the heads in ``mask``; its logits are the masked model's.
 
-    model: of a supported family, with or without gates, dense or pruned before; it is left as it is.
-    mask: (A,) bool, True = off, or the heads that go as flat indices or (site, head) pairs (see ``HeadLayout.mask``).
-    proj_bias: what becomes of the projection's bias in a layer that loses all heads: "keep" equals the mask, "drop"
-        sets it to zero, which changes the logits.
-    fold: a constant per head (``recording.fills``: mean, optimal) that stands in for each head that goes: it moves into
-        the projection's bias. Logits are those of the mask with that fill.
-    units: what the mask counts, e.g. {"head", "neuron"}; None for what has gates on ``model``, heads without.
+    model: a model of a supported family, with or without gates, dense or already pruned. It does not change.
+    mask: (A,) bool, True = off; or a list of heads to remove, as flat indices or (site, head) pairs (see
+        ``HeadLayout.mask``).
+    proj_bias: bias of the projection in a layer that loses all heads: "keep" equals the mask, "drop" sets it to zero,
+        which changes the logits.
+    fold: a constant per removed head (``recording.fills``: mean, optimal), added to the projection's bias. The logits
+        are those of the mask with this fill.
+    units: kinds that the mask counts, e.g. {"head", "neuron"}. None: the kinds that have gates on ``model``, or heads.
 
-    The copy carries no gates: those of kept heads are multiplied into W_O. ``attach`` works on it as on any model.
-    Raises UserError for an unsupported family, a mask of another shape, or one that leaves no head at all, and where
-    there is no bias to fold into.
+    The copy has no gates: gates of kept heads are multiplied into W_O. ``attach`` works on it as on any model.
+    Raises UserError for an unsupported family, a mask of another shape, a mask of all heads, and a ``fold`` without a
+    bias to add it to.
 
     >>> import mhprobe, timm
     >>> size = dict(img_size=16, patch_size=8, embed_dim=12, depth=2, num_heads=3)
@@ -74,7 +75,7 @@ def prune_heads(
     layout = layout_of(model, units)
     mask = layout.mask(mask.cpu() if isinstance(mask, Tensor) else mask)
     if mask.all():
-        raise UserError(f"prune_heads: the mask empties the model: all {layout.counted} would go. Keep at least one.")
+        raise UserError(f"prune_heads: the mask empties the model: it removes all {layout.counted}. Keep at least one.")
     gates = find_gates(model)
     pruned = copy.deepcopy(model)
     remove_gates(pruned)
@@ -93,9 +94,9 @@ def prune_heads(
 
 
 def refuse_unprunable(model: nn.Module, units: Collection[Kind] | None = None) -> None:
-    """UserError with the reason if ``units`` cannot be removed from ``model``: it costs nothing to ask first.
+    """Raise UserError with the reason if ``units`` cannot be removed from ``model``; a cheap check.
 
-    units: as for ``prune_heads``. Neurons alone can be removed wherever mhprobe knows them.
+    units: as for ``prune_heads``. Neurons can be removed from every family that has them.
     """
     try:
         family = family_of(model)
@@ -117,7 +118,7 @@ def refuse_unprunable(model: nn.Module, units: Collection[Kind] | None = None) -
 
 
 def kept_heads(layout: HeadLayout, mask: Tensor) -> dict[str, list[int]]:
-    """Per site, by its name, the heads (numbered within the site) that a mask leaves."""
+    """Return the kept heads of each site (numbered within the site), by the site's name."""
     return {
         site.name: torch.nonzero(~mask[layout.span(number)]).flatten().tolist()
         for number, site in enumerate(layout.sites)
@@ -125,7 +126,7 @@ def kept_heads(layout: HeadLayout, mask: Tensor) -> dict[str, list[int]]:
 
 
 def refuse_unfoldable(model: nn.Module) -> None:
-    """UserError with the reason if a constant cannot move into the projections' biases."""
+    """Raise UserError with the reason if a constant cannot be added to the projections' biases."""
     family = family_of(model)
     for site in layout_of(model).sites:
         seam = family.seam(model, site)

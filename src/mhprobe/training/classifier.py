@@ -202,7 +202,7 @@ class GatedClassifier(L.LightningModule):
             )
         if checkpoint["mhprobe"].get("kept") != self.description.get("kept"):
             raise UserError(
-                "checkpoint: it is of a network with other heads left. Use the weights=<file> that its run began with."
+                "checkpoint: its network keeps other heads. Use the weights=<file> that its run began with."
             )
         theirs, ours = (
             sorted(key for key in state if key.startswith(("gates.", "penalty.")))

@@ -65,12 +65,12 @@ def weights_files(
 
 
 def as_json(description: dict[str, Any]) -> bytes:
-    """The description as a file, with its digest."""
+    """Return the JSON file of a description, with its digest."""
     return (json.dumps({**description, "digest": digest(description)}, indent=2) + "\n").encode()
 
 
 def load_weights(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
-    """The model and its description from a .safetensors + .json pair or a training checkpoint (.ckpt).
+    """Load a model and its description from a .safetensors + .json pair or a training checkpoint (.ckpt).
 
     The returned model is a plain timm model in eval mode, with gates attached only if they differ from one.
     Nothing in the file is executed. Raises UserError for missing, damaged or foreign files.
@@ -104,7 +104,7 @@ def load_weights(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
 
 
 def load_pruned(path: str | Path) -> nn.Module:
-    """The pruned model that ``python -m mhprobe.prune`` saved as ``path`` (.safetensors), in eval mode.
+    """Load the pruned model that ``python -m mhprobe.prune`` saved as ``path`` (.safetensors), in eval mode.
 
     Raises UserError as ``load_weights`` does, and if nothing was pruned. docs/pruning.md rebuilds it in plain timm.
     """
@@ -115,7 +115,7 @@ def load_pruned(path: str | Path) -> nn.Module:
 
 
 def gates_kept(description: dict[str, Any]) -> torch.Tensor | None:
-    """(A,) bool: which heads the run that learned the gates keeps, by its own binary decision; None without."""
+    """(A,) bool, True for heads that the run with learned gates decided to keep; None without learned gates."""
     found = description.get("gates_kept")
     return None if found is None else torch.tensor(found, dtype=torch.bool)
 
@@ -138,14 +138,14 @@ def _built(description: dict[str, Any], path: Path) -> nn.Module:
 
 
 def _prune_again(model: nn.Module, kept: dict[str, list[int]], path: Path) -> None:
-    """Give a freshly built model the shape of the pruned one whose heads ``kept`` names."""
+    """Remove heads from a newly built model until it has those that ``kept`` names."""
     layout = layout_of(model)
     if not set(kept) <= {site.name for site in layout.sites}:
         whole = layout_of(model, KINDS)
         layout = layout_of(model, {site.kind for site in whole.sites if site.name in kept} or {"head"})
     shape = {site.name: site.num_heads for site in layout.sites}
     if set(kept) != set(shape):
-        raise UserError(f"weights: the JSON of {path} says which heads are `kept`, but not of the sites it has.")
+        raise UserError(f"weights: the JSON of {path} names other sites in `kept` than the model has.")
     for name, heads in kept.items():
         if heads != sorted(set(heads)) or not set(heads) <= set(range(shape[name])):
             raise UserError(
@@ -173,7 +173,7 @@ def _from_pair(path: Path) -> Loaded:
 
 
 def read_description(path: Path) -> dict[str, Any]:
-    """The JSON beside weights: whole, unchanged since it was written, and harmless. UserError where it is not."""
+    """Read the JSON beside weights. UserError if it is damaged, edited, or not harmless."""
     try:
         description = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
@@ -182,7 +182,7 @@ def read_description(path: Path) -> dict[str, Any]:
             f"checkpoint={path.with_suffix('')}.*, or mhprobe.load(path, name=<timm's name>)."
         )
         raise UserError(
-            f"weights: {path} is missing or damaged: it rebuilds the model.{'' if path.exists() else other}"
+            f"weights: {path} is missing or damaged; the model needs it.{'' if path.exists() else other}"
         ) from error
     if checked(description, path).get("digest") != digest(description):
         raise UserError(f"weights: {path} was changed since it was written (its digest differs): damaged or edited.")
@@ -216,7 +216,7 @@ _COMMENT, _NO_COMMENT = b"sha256:", b"\0\0"
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
-    """A checkpoint as plain data: its checksums are verified, and pickled code is refused, never run."""
+    """Read a checkpoint as plain data; verify its checksums, refuse pickled code. UserError if that fails."""
     path = Path(path)
     if not path.is_file():
         raise UserError(f"checkpoint: no file {path}.")

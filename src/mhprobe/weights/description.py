@@ -83,7 +83,7 @@ def checked(found: Any, where: Path) -> dict[str, Any]:
         if key not in (*OURS, *Backbone.model_fields):
             check_setting(name, key, value, where)
     if found.get("timm") not in (None, for_timm(found)):
-        raise UserError(f"weights: {where}: `timm` says another model than `backbone`. It is damaged or forged.")
+        raise UserError(f"weights: {where}: `timm` and `backbone` describe different models. It is damaged or forged.")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Weights of somebody else's training, put into a model: a state dict under whatever key and prefix it was saved.
+"""Load weights trained elsewhere into a model: a state dict under any usual key and prefix.
 
 .safetensors hold tensors and nothing else. A .pth, .pt, .bin or .ckpt is unpickled with torch's ``weights_only``: what
 is more than tensors, plain values and the arguments of a command line (argparse's Namespace, which holds values) is

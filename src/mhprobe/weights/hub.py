@@ -1,4 +1,4 @@
-"""Weights shared through the Hugging Face Hub: a folder with the pair of files and a card that is made from the run.
+"""Share weights through the Hugging Face Hub: the pair of files, and a model card made from the run.
 
 Nothing is uploaded but by ``push_to_hub``. What comes from the Hub is loaded as any other pair of files: checked, and
 never executed.
@@ -34,8 +34,8 @@ def push_to_hub(
 
     path_or_model: a run's folder, a .safetensors beside its .json, or a timm model (pruned by ``prune_heads`` or with
         gates). private: whether a new repository is private. revision: the branch to write to.
-    about: for a model in memory, what no file says of it: ``backbone`` (what ``timm.create_model`` took, ``name`` among
-        it), ``class_names``, ``data``, ``input`` (size, mean, std), ``made`` (a dict, for people).
+    about: description of a model in memory: ``backbone`` (the arguments of ``timm.create_model``, with ``name``),
+        ``class_names``, ``data``, ``input`` (size, mean, std), ``made`` (a dict for readers of the card).
 
     Raises UserError if the files or the model cannot be described, or if the Hub refuses.
     """
@@ -61,7 +61,7 @@ def save_for_hub(path_or_model: str | Path | nn.Module, folder: Path, **about: A
     else:
         weights = found(path_or_model)
         if about:
-            raise UserError(f"push_to_hub: {weights} says itself what {', '.join(about)} is.")
+            raise UserError(f"push_to_hub: {', '.join(about)}: leave it out, {weights} already has it.")
         files = {pair.with_suffix(end): weights.with_suffix(end) for end in (".safetensors", ".json")}
         if "stands_in" in load_weights(weights)[1]:  # which refuses what is no pair
             files[pair.with_name("narrow.py")] = Path(narrow.__file__)
@@ -72,7 +72,7 @@ def save_for_hub(path_or_model: str | Path | nn.Module, folder: Path, **about: A
 
 
 def found(path: str | Path) -> Path:
-    """The .safetensors of ``hf-hub:owner/name[@revision]``, of a run's folder, or the file itself.
+    """Find the .safetensors of ``hf-hub:owner/name[@revision]``, of a run's folder, or the file itself.
 
     Raises UserError for a folder without weights, or if the Hub refuses.
     """
@@ -93,7 +93,7 @@ def found(path: str | Path) -> Path:
 
 
 def _described(model: nn.Module, about: dict[str, Any]) -> dict[str, Any]:
-    """The description of a model in memory. UserError if it does not rebuild this model."""
+    """Describe a model in memory. UserError if the description does not rebuild it."""
     description = {
         "backbone": {"name": getattr(model, "pretrained_cfg", {}).get("architecture")},
         "class_names": [str(number) for number in range(getattr(model, "num_classes", 0))],
@@ -112,7 +112,7 @@ def _described(model: nn.Module, about: dict[str, Any]) -> dict[str, Any]:
         except UserError as error:
             raise UserError(
                 "push_to_hub: the model is not what timm.create_model makes of "
-                f"{description['backbone']}; say what made it: backbone=dict(name=..., img_size=...). ({error})"
+                f"{description['backbone']}; give its arguments: backbone=dict(name=..., img_size=...). ({error})"
             ) from None
     return description
 

@@ -165,7 +165,7 @@ class Located(Family):
             known = kind in cls.aside or any(f"{other}.".startswith(f"{name}.") for other in names)
             if heads and not known:
                 raise UserError(
-                    f"{name} is a {kind}: nobody has looked where its heads are. Supported in {cls.title}: "
+                    f"{name} is a {kind}: mhprobe does not know where its heads are. Supported in {cls.title}: "
                     f"{', '.join(sorted(cls.kinds))}."
                 )
 
@@ -226,7 +226,7 @@ class Located(Family):
     def stem(cls, model: Any) -> nn.Module:
         raise UserError(
             f"relevance: its rules are for attention, linear layers and norms; a {cls.title} has convolutions between "
-            f"them. gate_importance asks for slopes alone."
+            f"them. Use gate_importance, which needs only slopes."
         )
 
 
@@ -266,7 +266,7 @@ def _trials(model: nn.Module, points: Mapping[str, str], size: tuple[int, int]) 
 
         def at_point(_module: nn.Module, args: Any, name: str = name) -> None:
             if name in entered:
-                raise UserError(f"{name} runs more than once per image: one gate would stand for several heads.")
+                raise UserError(f"{name} runs more than once per image, so one gate would control several heads.")
             entered[name] = tuple(args[0].shape)
 
         def at_block(_module: nn.Module, args: Any, name: str = name) -> None:

@@ -77,16 +77,15 @@ def page(found: dict[str, Architecture]) -> str:
         [
             "# Which of timm's models have their heads found",
             "",
-            f"Written by `make models` with timm {timm.__version__}. {attached} of the {total} names whose model has "
-            f"modules with heads can be gated, measured and masked; of {prunable} heads can be removed. {mixed} of the "
-            f"others mix their heads before the projection, so that none could be gated alone: of the names with heads "
-            f"that can be told apart {attached / max(1, total - mixed):.0%} attach. {len(found) - len(heads)} more "
-            f"architectures have no such modules: most are convolutions, but those that name their heads otherwise "
-            f"(Hiera) are among them.",
+            f"Written by `make models` with timm {timm.__version__}. {attached} of the {total} names with heads can be "
+            f"gated, measured and masked; of {prunable} heads can be removed. {mixed} of the others mix their heads "
+            f"before the projection, so no head can be gated alone: of the names whose heads can be told apart "
+            f"{attached / max(1, total - mixed):.0%} attach. {len(found) - len(heads)} more architectures have no "
+            f"heads that mhprobe finds: mostly convolutions, and models that name their heads otherwise (Hiera).",
             "",
-            "Where a reason says so, or a family is one of attention between channels or with coarser keys, heads have "
-            "no attention weights over the tokens of the image; measures that ask for them are left out with that "
-            "reason. Behind each class stands its number of names.",
+            "Some heads have no attention weights over the tokens of an image (attention between channels, coarser "
+            "keys); measures of attention are then left out with that reason. The number after a class counts its "
+            "names.",
             "",
             *(line for words, names in alike.items() for line in (f"{words}: {', '.join(names)}.", "")),
             "| names that are refused | why |",

@@ -48,8 +48,8 @@ def build(
     except (OSError, RuntimeError) as error:
         if "weights_only" in str(error):
             raise UserError(
-                f"backbone {name}: its weights are refused: they hold more than tensors, and loading that could run "
-                f"code. Ask for .safetensors."
+                f"backbone {name}: its weights are refused: they hold more than tensors, and loading them could run "
+                f"code. Use weights in .safetensors."
             ) from error
         # timm loads shapes and fetches weights in one call; only a failed fetch is a missing network
         if elsewhere and "in loading state_dict" not in str(error):
@@ -139,7 +139,7 @@ def _refuse_cut_images(name: str, model: Any) -> None:
         fit = next(side for side in range(patch[0], 0, -1) if image[0] % side == 0)
         raise UserError(
             f"backbone {name}: patches of {patch[0]} x {patch[1]} do not tile an image of {image[0]} x {image[1]} "
-            f"pixels; the nearest that do have patch_size={fit}."
+            f"pixels; the nearest size that does is patch_size={fit}."
         )
 
 
@@ -153,7 +153,7 @@ def input_spec(model: Any) -> dict[str, Any]:
     size = _noted_size(model) or config.get("input_size", ())[1:]
     if not size:
         raise UserError(
-            f"{type(model).__name__}: nothing says how large its images are. Give it "
+            f"{type(model).__name__}: the size of its images is unknown. Set "
             f"model.pretrained_cfg = {{'input_size': (3, height, width)}}, with 'mean' and 'std' of pixels in [0, 1] "
             f"where they are not 0.5."
         )

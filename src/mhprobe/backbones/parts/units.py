@@ -54,7 +54,7 @@ def linear_pool(pool: str) -> None:
     """UserError for a pooling that is no fixed sum of tokens."""
     if pool not in ("token", "avg"):
         raise UserError(
-            f"logit_attribution: global_pool={quoted(pool)} is no sum of what the heads write, expected token or avg."
+            f"logit_attribution: expected global_pool token or avg, which sum the writes of heads, got {quoted(pool)}."
         )
 
 

@@ -131,7 +131,7 @@ class Evidence:
         """UserError for a network that is no better than a guess: it has no accuracy that heads could cost."""
         _refuse_features(self.material)
         if self.material.data.unlabelled:
-            raise UserError("the images have no labels, and accuracy is what it is about.")
+            raise UserError("the claim is about accuracy, but the images have no labels.")
         whole = self._evaluate("test")(torch.zeros(1, self.layout.num_heads, dtype=torch.bool))
         low, _ = wilson(whole.correct[0], torch.tensor(whole.images))
         if float(low) <= self.material.chance:
@@ -176,7 +176,7 @@ def _of_fewer(material: Material, split: str, images: int) -> Material:
 
 def _refuse_features(material: Material) -> None:
     if gives_features(material.model):
-        raise UserError("the network gives features, no classes: it has no answers that could be right.")
+        raise UserError("the claim needs predicted classes, but the network gives features.")
 
 
 # walks over test images: (n,) numbers by name
@@ -198,7 +198,7 @@ def _heat(material: Material, maps: Kinds, images: int) -> dict[str, Tensor]:
 def _answers(material: Material, maps: Kinds, images: int) -> dict[str, Tensor]:
     ways = [ways for _, _, ways in best_of_each(material, images)]
     if not ways:
-        raise UserError("the images ask about no relation between patches.")
+        raise UserError("the images have no relation between patches.")
     names = {"best_head": "best head", "best_offset": "best fixed offset"}
     return {name: torch.stack([of[way][1] for of in ways]).nanmean(0) for name, way in names.items()}
 

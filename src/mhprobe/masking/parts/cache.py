@@ -1,4 +1,4 @@
-"""Answers about masks on disk, so that no process computes what another has, or what it had when it was killed.
+"""Scores of masks on disk, shared by processes and kept when one is killed.
 
 One file per (weights, data, split), to which records are only ever appended, each in one write and with a checksum. A
 record that is damaged, or cut off where a process was killed, is skipped with a warning; the others are found behind

@@ -109,7 +109,7 @@ def target_of(setting: Mapping[str, float], layout: HeadLayout, costs: Mapping[s
     ((unit, value),) = setting.items()
     most = layout.num_heads if unit == "heads" else 1
     if not fits(value, float) or not 0 <= value <= most:
-        raise UserError(f"masking target: {unit} is what shall be left, from 0 to {most}, got {quoted(value)}.")
+        raise UserError(f"masking target: {unit}: expected the amount left, from 0 to {most}, got {quoted(value)}.")
     return Target(unit, float(value), known[unit])
 
 
@@ -117,8 +117,8 @@ def refuse_neurons(layout: HeadLayout, where: str) -> None:
     """UserError for units that are too many to be tried one after the other. where: the options, for the message."""
     if "neuron" in layout.kinds:
         raise UserError(
-            f"{where}: looks at one unit after the other, and the model has {layout.counted}; expected gates on heads "
-            f"alone. A mix of both is pruned by prune/order=knapsack with target={{flops: <share left>}}."
+            f"{where}: expected gates on heads alone, got a model with {layout.counted}. To prune heads and neurons "
+            f"together use prune/order=knapsack with target={{flops: <share left>}}."
         )
 
 

@@ -1,4 +1,4 @@
-"""Auto: exact where there are few candidates, fast where there are many.
+"""Automatic search: exact with few candidates, fast with many.
 
 Whole indices, layers or stages are few, and there an exact search costs little more than one that guesses. Single heads
 are many, and there screening and racing save most of the work.

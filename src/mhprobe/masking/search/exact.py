@@ -1,4 +1,4 @@
-"""Exact: the unit that trying every candidate on every image would choose, ties included, for less.
+"""Exact search: the same unit as trying every candidate on every image, ties included, with fewer forward passes.
 
 Images count against a candidate when they are wrong (where the highest accuracy wins; right, where the lowest does).
 How many were counted so far is a lower bound of how many it will be. So the candidate with the fewest goes on, a piece

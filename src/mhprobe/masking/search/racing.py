@@ -1,4 +1,4 @@
-"""Racing: candidates run over random images until it is settled, with a stated error, who is good enough.
+"""Racing search: evaluate candidates on random images until one is good enough, with a stated error.
 
 The guarantee: with probability at least 1 - delta (over the order of the images) the chosen candidate's accuracy on the
 split is within epsilon of the best candidate's. When all images have been seen before that is settled, the choice is

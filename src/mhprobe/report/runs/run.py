@@ -112,8 +112,8 @@ def _ledger(files: Folder) -> dict[str, Entry]:
     if data is None:
         if (files.root / "tables").is_dir() or (files.root / "figures").is_dir():
             raise UserError(
-                f"report: {files.root} has tables or figures and no {ledger.FILE} that says what they are: an earlier "
-                f"version wrote it. Run it again."
+                f"report: {files.root} has tables or figures, but no {ledger.FILE}, so an earlier version wrote it. "
+                f"Run the command again."
             )
         if not (files.root / "metrics.json").exists():
             raise UserError(
