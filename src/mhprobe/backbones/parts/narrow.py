@@ -54,7 +54,10 @@ class Biased(Attention):
     heads: list[int]
 
     def forward(self, x: Tensor, mask: Tensor | None = None, **shared: Tensor | None) -> Tensor:  # type: ignore[override]
-        """mask: (windows of an image, T, T). shared: biases (..., H of the whole network, T, T)."""
+        """Attend with position biases.
+
+        mask: (windows of an image, T, T). shared: biases (..., H of the whole network, T, T).
+        """
         biases = [] if self.rel_pos is None else [self.rel_pos.get_bias()]
         biases += [bias[..., self.heads, :, :] for bias in shared.values() if bias is not None]
         if mask is not None:
@@ -68,7 +71,7 @@ class Rotary(AttentionRope):
     heads: list[int]
 
     def forward(self, x: Tensor, rope: Tensor | None = None, **options: Any) -> Tensor:  # type: ignore[override]
-        """rope: (T, ...), the same for all heads, or (..., H of the whole network, T, ...)."""
+        """Attend with rotary positions. rope: (T, ...) for all heads, or (..., H of the whole network, T, ...)."""
         if rope is not None and rope.ndim > 2 and rope.shape[-3] > 1:
             rope = rope[..., self.heads, :, :]
         return super().forward(x, rope=rope, **options)
