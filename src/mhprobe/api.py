@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe import measures as all_measures
-from mhprobe.backbones import attach, backbone_of, input_spec, puts_out_features
+from mhprobe.backbones import attach, backbone_of, input_spec, puts_out_features, refuse_no_model
 from mhprobe.data.batch import Batch, Split, images_and_labels
 from mhprobe.data.photos import PhotoLoader
 from mhprobe.errors import UserError, one_of, quoted, refuse_misfits, whole_number
@@ -55,9 +55,8 @@ def measure(
 ) -> Found:
     """Run ``measures`` on the images of ``loader``; return their values by name, on the CPU.
 
-    A value is a tensor; the measure's docstring says what larger means. ``.columns`` has the other columns (intervals,
-    nulls), ``.to_frame()`` a table. A measure that does not fit the model is left out with a warning; if none fits,
-    its error is raised.
+    A value is a tensor; the measure's docstring says what larger means. ``.columns`` has its other columns, as
+    intervals. A measure that does not fit the model is left out with a warning; if none fits, its error is raised.
 
     model: a timm model; gates are attached if it has none. Its weights and mode do not change.
     loader: yields (images, labels, ...), images alone, dicts of them, or Batch. Images are float, normalised as the
@@ -70,8 +69,7 @@ def measure(
     batch: function that turns an item of the loader into (images, labels or None), for loaders of another form.
 
     All measures share one forward pass per batch, and one backward pass if a measure needs slopes.
-    Raises UserError if ``measures`` or ``loader`` is something else, if two measures have one name, if batches have
-    another form, and if there is no image.
+    Raises UserError for what is no measure or no loader, two of one name, batches of another form, and no image.
     """
     _refuse_no_loader("measure", loader, select_loader)
     one_of("measure", "show_progress", show_progress, Literal[True, False])
@@ -145,9 +143,8 @@ def masking_curve(
     rescale: multiply the kept heads of a layer by H / kept.
     target: where to stop: {"heads": number left} | {"flops": share of the dense model's} | {"latency": share of its
         time on a batch of the loader}.
-    score: meaning of "accuracy" and "loss": the "labels", or agreement with the unmasked model: "top1", "kl",
-        "cosine" or "knn" (mhprobe.scoring), or a class. Default: labels if there are any, else top1; cosine for
-        features.
+    score: meaning of "accuracy" and "loss": the "labels", or agreement with the unmasked model: "top1", "kl", "cosine",
+        "knn" (mhprobe.scoring), or a class. Default: labels if there are any, else top1; cosine for features.
     batch: as for ``measure``.
     fill: replacement of a masked head's output, found on the images that choose (``mhprobe.recording.fills``).
 
@@ -237,6 +234,7 @@ def photos(folder: str | Path, model: nn.Module, batch_size: int = 32, limit: in
     its input size, mean and deviation.
     """
     refuse_misfits(photos, {"folder": folder, "batch_size": batch_size, "limit": limit}, "photos")
+    refuse_no_model("photos", model)
     return PhotoLoader(folder, **input_spec(backbone_of(model)), batch_size=batch_size, limit=limit)
 
 

@@ -22,7 +22,7 @@ from models import huggingface, labels_for, make_loud
 from oracles import js_distance
 
 IMAGES = 17
-LACKS = "stand in a line|does not know the direct path"
+LACKS = "expected tokens in a grid|does not know the direct path"
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::mhprobe.measures.parts.pairs.FewImages"),

@@ -222,5 +222,5 @@ def test_voita_compares_pruned_with_scratch(weights, tmp_path, monkeypatch):
 
     with pytest.raises(UserError, match="hard_concrete_target"):
         mhprobe.studies.voita.run(runs.checked("studies.voita", *GATES, f"weights={weights}"), tmp_path)
-    with pytest.raises(UserError, match="weights="):
+    with pytest.raises(UserError, match="voita: weights: expected the network to prune"):
         mhprobe.studies.voita.run(runs.checked("studies.voita", *GATES), tmp_path)

@@ -81,7 +81,7 @@ def test_heads_come_in_the_order_they_were_asked_for():
         (tiny_vit, {"query": (4, 0)}, r"got \(4, 0\)"),
         (tiny_swin, {"query": "class", "head": 0}, r"expected mean or \(row, column\)"),
         (tiny_swin, {}, "grids of 5 x 5, 9 x 9"),
-        (lambda: text("BertModel"), {}, "stand in a line"),
+        (lambda: text("BertModel"), {}, "expected tokens in a grid"),
     ],
 )
 def test_what_cannot_be_looked_at_is_said(build, options, reason):
@@ -146,7 +146,7 @@ def test_what_cannot_be_drawn_is_said(found):
         (lambda: mhprobe.plot.heads(values["cka"]), "compares heads or layers; draw it with plot.pairs"),
         (lambda: mhprobe.plot.heads(torch.ones(6)), "the layout they belong to"),
         (lambda: mhprobe.plot.pairs(values["gate_importance"]), "a measure that compares"),
-        (lambda: mhprobe.plot.curve([{"accuracy": 1}]), "what mhprobe.masking_curve gave"),
+        (lambda: mhprobe.plot.curve([{"accuracy": 1}]), "expected the result of mhprobe.masking_curve"),
         (lambda: mhprobe.plot.heads(values["gate_importance"], style="poster"), "style.*screen.*paper.*poster"),
         (lambda: mhprobe.plot.maps(loader[0][0], torch.ones(1, 2, 4, 4)), r"expected \(8, heads, rows, columns\)"),
     ):

@@ -550,6 +550,13 @@ def test_neurons_are_strips_of_a_block_beside_the_squares_of_its_heads(tmp_path)
     assert 'id="neurons"' in write_report(tmp_path).read_text()
 
 
+def test_a_table_without_a_column_of_values_has_no_strips(tmp_path):
+    for units in ({"head"}, {"head", "neuron"}):  # as that of learned gates
+        both = layout_of(tiny_vit(), units)
+        table = tables.per_head(both, {"gate": torch.rand(both.num_heads, dtype=torch.float64)})
+        assert atlas.strips(table) == []
+
+
 def test_numbers_are_rounded_as_people_write_them(tmp_path):
     report = Report(tmp_path, layout())
     value = torch.linspace(103, 117.3, 12)

@@ -297,7 +297,7 @@ class HeadLayout:
         whole = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
         if whole and given.dim() in (1, 2) and self._could_be_mask(given, heads):
             raise UserError(
-                f"{where}: {given.numel()} numbers that are 0 or 1 can be a mask or a list of heads, got {shown}; give "
+                f"{where}: {given.numel()} numbers that are 0 or 1 may be a mask or a list of heads, got {shown}; give "
                 f"a mask as bool (mask.bool()), or a shorter list of heads."
             )
         if whole and given.dim() == 2 and given.shape[1] == 2:

@@ -48,15 +48,14 @@ def record(
         a Relevance for layer-wise relevance. z is always there.
     valid: (B,) bool, default all True. index: (B,) positions in the split, for error messages; default 0, 1, ...
     objects: (B, height, width) int64, passed on. fills: by name what stands in a head's place (``recording.fills``).
-    of: what slopes are taken of, per image: the cross-entropy "loss" (measures take it to be that), the logit of the
-        "label", and without labels the "top1" logit, or the "norm" of the features of a model that classifies nothing.
+    of: scalar per image to differentiate: the "loss" (cross-entropy, which measures expect), the logit of the "label",
+        or without labels the "top1" logit, or the "norm" of the features of a model without a classifier.
 
     Raises UserError for a need that does not exist, slopes without labels, labels outside the classes, a model without
     gates, and a head's output that is not finite: the message names the site and the image.
     """
-    named = _checked(model, needs, labels is not None or of in UNLABELLED, of)
-    slopes = named & {"grad", "attn_grad"}
-    layout, grad, attn_grad = gates_of(model).layout, None, None
+    named, grad, attn_grad = _checked(model, needs, labels is not None or of in UNLABELLED, of), None, None
+    slopes, layout = named & {"grad", "attn_grad"}, gates_of(model).layout
     check_batch(model, images, labels, any(site.line for site in layout.sites))
     if valid is not None and valid.dtype != torch.bool:
         raise UserError(f"record: valid: expected (B,) bool, which images count, got {quoted(valid.dtype)}.")

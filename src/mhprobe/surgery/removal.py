@@ -40,8 +40,7 @@ def prune_heads(
     """Return a smaller copy of ``model`` without the heads in ``mask``; its logits are the masked model's.
 
     model: a model of a supported family, with or without gates, dense or already pruned. It does not change.
-    mask: (A,) bool, True = off; or a list of heads to remove, as flat indices or (site, head) pairs (see
-        ``HeadLayout.mask``).
+    mask: (A,) bool, True = off; or heads to remove, as flat indices or (site, head) pairs (see ``HeadLayout.mask``).
     proj_bias: bias of the projection in a layer that loses all heads: "keep" equals the mask, "drop" sets it to zero,
         which changes the logits.
     fold: a constant per removed head (``recording.fills``: mean, optimal), added to the projection's bias. The logits

@@ -23,7 +23,12 @@ Limits = Literal["shared", "each"] | Sequence[float]
     draws_control=True,  # from the column "random_init"
 )
 def pairwise(
-    layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS, limits: Limits = "shared"
+    layout: HeadLayout,
+    columns: Mapping[str, Tensor],
+    label: str,
+    names: Names = NAMELESS,
+    *,
+    limits: Limits = "shared",
 ) -> Figure:
     """One head x head matrix per layer, or one over all heads where layers were compared too.
 

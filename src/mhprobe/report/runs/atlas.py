@@ -81,6 +81,8 @@ def strips(table: Table) -> list[dict[str, Any]]:
     """
     found: dict[int, list[tuple[float, int]]] = {}
     neurons = of_units(table, "neuron")
+    if not neurons.rows or "value" not in table.columns:
+        return []
     for block, index, value in zip(*(neurons.column(name) for name in ("block", "index", "value")), strict=True):
         if value is not None:
             found.setdefault(block, []).append((value, index))
