@@ -217,7 +217,7 @@ def test_an_mlp_without_neurons_gives_its_bias():
     model.blocks[0].mlp.fc2.bias.data.zero_()
     assert nearly(logits(dropped, images), masked(model, mask, images), 1e-5)
     assert not nearly(logits(dropped, images), logits(kept, images), 1e-3)
-    with pytest.raises(mhprobe.UserError, match="all 6 heads and 192 neurons would go"):
+    with pytest.raises(mhprobe.UserError, match="it removes all 6 heads and 192 neurons"):
         mhprobe.prune_heads(model, mask | True, units=KINDS)
 
 

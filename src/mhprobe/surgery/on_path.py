@@ -65,7 +65,9 @@ class OnPath:
     def check(self, layout: HeadLayout, rounds: int) -> None:
         """UserError for what can be seen to be impossible before the model has run."""
         if self.latency_table is not None and (rounds > 1 or "latency" not in (self.target or {})):
-            raise UserError("latency_table: it is for target={latency: <share left>} in one round.")
+            raise UserError(
+                "latency_table: prices target={latency: <share left>} in one round. Give that target, or no table."
+            )
         if "neuron" in layout.kinds:
             if not self.order.of_neurons or self.units != "head":
                 refuse_neurons(layout, "order" if self.units == "head" else "units")

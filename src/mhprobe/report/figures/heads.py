@@ -100,6 +100,7 @@ def accuracy_without(
     columns: Mapping[str, Tensor],
     label: str,
     names: Names = NAMELESS,
+    *,
     p: Literal["p", "p_holm"] = "p_holm",
     level: float = 0.01,
 ) -> Figure:
