@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -170,6 +171,25 @@ def test_what_a_teacher_answered_is_not_asked_again_and_an_interrupted_walk_goes
     monkeypatch.setattr("mhprobe.weights.teacher.__version__", "another")
     count(*recalled(tmp_path, file, *options))
     assert sum(asked) == 4 * 24
+
+
+def test_answers_that_lie_beside_a_teachers_file_are_taken_for_its_own_images_alone(file, tmp_path, monkeypatch):
+    options = (f"cache_dir={tmp_path}",)
+    model, data = recalled(tmp_path, file, *options)
+    model.teacher.prepare(data, torch.device("cpu"))
+    asked = model.teacher.logits
+    teacher = shutil.copytree(file.parent, tmp_path / "shipped") / file.name
+    next(tmp_path.glob("teacher-*.safetensors")).rename(teacher.with_suffix(".answers"))
+
+    def answers(*overrides):
+        model, data = recalled(tmp_path, teacher, *options, *overrides)
+        monkeypatch.setattr(model.teacher, "_ask", lambda *_: pytest.fail("asked"))
+        model.teacher.prepare(data, torch.device("cpu"))
+        return model.teacher.logits
+
+    assert torch.equal(answers(), asked)
+    with pytest.raises(pytest.fail.Exception, match="asked"):  # other training images
+        answers("data.seed=5")
 
 
 def test_a_teacher_of_whole_images_has_no_answer_to_blended_ones(file, tmp_path):
