@@ -233,6 +233,8 @@ def test_detaching_gives_back_the_model_as_it_was():
         assert not torch.equal(model(images), before)
         mhprobe.detach(model)
         assert torch.equal(model(images), before) and mhprobe.attach(model) is not gates
+    with pytest.raises(mhprobe.UserError, match=r"^detach: expected a model, .* got NoneType 'None'\.$"):
+        mhprobe.detach(None)
 
 
 def test_what_is_no_batch_no_measure_or_no_model_is_said_in_a_line():

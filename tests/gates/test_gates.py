@@ -279,6 +279,13 @@ def test_a_mask_of_the_wrong_length_says_what_is_expected(mask):
         pass
 
 
+@pytest.mark.parametrize("values", [float("nan"), torch.full((6,), torch.nan), torch.full((6,), torch.inf)])
+def test_factors_that_are_not_finite_are_refused_by_the_name_of_the_argument(values):
+    gates = mhprobe.attach(tiny_vit())
+    with pytest.raises(mhprobe.UserError, match=r"gates\.fixed: values: expected a tensor of 6 finite numbers"):
+        gates.fixed(values).__enter__()
+
+
 def test_gates_of_another_layout_are_refused():
     ours, theirs = mhprobe.attach(tiny_vit()), mhprobe.attach(tiny_swin())
     file = io.BytesIO()

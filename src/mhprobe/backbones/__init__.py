@@ -243,5 +243,7 @@ def detach(model: nn.Module) -> None:
     """Take the gates off ``model``, a model in it included: its outputs are those of before ``attach``.
 
     Heads that were closed speak again. Nothing happens to a model without gates; ``attach`` puts new ones on.
+    Raises UserError for what is no model.
     """
+    refuse_no_model("detach", model)
     remove_gates(model)

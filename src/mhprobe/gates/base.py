@@ -1,10 +1,8 @@
 """Gates: one multiplier xi_h on every head's output. Hooks are installed once; only the values change.
 
-Michel, Levy & Neubig, 2019, arXiv 1905.10650, eq. 2: MHAtt(x) = sum_h xi_h Att_h(x). Because a head owns a slice of
-the channels that enter the output projection, xi_h is a product on that slice just before the projection.
-
-The hooks are objects that hold the gates (not closures), so that a deep copy or a pickle of the model takes its own
-gates along. A gate of one leaves every bit as it was.
+Michel, Levy & Neubig, 2019, arXiv 1905.10650, eq. 2: MHAtt(x) = sum_h xi_h Att_h(x). A head owns a slice of the
+channels that enter the output projection, and xi_h multiplies that slice. A gate of one leaves every bit as it was.
+Hooks are objects that hold the gates, no closures: a deep copy or a pickle of the model takes its own gates along.
 
 Shapes: B images (or windows), T tokens, H heads of one site, A heads of all sites.
 """
@@ -28,8 +26,7 @@ from mhprobe.stats.agreement import lowest
 class Instead(NamedTuple):
     """Replacements for outputs of heads, before their gates, while R versions of the gates share a batch.
 
-    heads: per site (B or windows, T, H * D), the inputs of the projection. mask: (R, A) bool on the CPU, True for the
-    heads that are replaced in each version.
+    heads: per site (B or windows, T, H * D), inputs of the projection. mask: (R, A) bool on the CPU, True: replaced.
     """
 
     heads: tuple[Tensor, ...]
@@ -40,8 +37,7 @@ class HeadGates(nn.Module):
     """Gates for every head of ``model``; ``mhprobe.attach`` makes and installs them.
 
     values: (A,) float32, the factor on each head's output: 1 changes nothing, 0 switches the head off. Edit them in
-        place; a compiled model needs no new compilation. They follow the model to its device, and stay float32 in half
-        precision.
+        place; compiled models need no recompilation. They follow the model's device and stay float32 in half precision.
     learnable: True lets the optimizer train ``values``.
     low, high: limits of the gates, applied by ``project``; with low = 0 an L1 penalty brings gates to exactly 0.
         UserError unless low < high.
@@ -56,9 +52,9 @@ class HeadGates(nn.Module):
     [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     """
 
-    beside: Tensor | None = None  # while several versions of the gates share a batch
-    instead: Instead | None = None  # and what stands in heads' places meanwhile
-    filling: Filling | None = None  # while something stands in the place of what gates leave out
+    beside: Tensor | None = None  # (R, A), while R versions of the gates share a batch
+    instead: Instead | None = None  # replacements for heads meanwhile
+    filling: Filling | None = None  # replacement for the share of heads that gates leave out
 
     def __init__(
         self,
@@ -74,30 +70,26 @@ class HeadGates(nn.Module):
         self.layout, self.low, self.high = layout, low, high
         first = next(model.parameters())
         self.values = nn.Parameter(torch.ones(layout.num_heads, device=first.device), requires_grad=learnable)
-        self._by_itself()
-
-    def _by_itself(self) -> None:
-        """Start with a lock of its own and no model: neither goes along into a copy or a pickle."""
-        self.lock = threading.RLock()  # whoever changes gates for a while, or looks inside the model, does so alone
-        self._model: weakref.ref[nn.Module] | None = None  # the model holds the gates, not they it
+        self.__setstate__({})
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("lock", "_model")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._by_itself()
+        self.lock = threading.RLock()  # held while gates are changed for a while, and while a model is recorded
+        self._model: weakref.ref[nn.Module] | None = None  # the model holds the gates, not they it
 
     def missing(self, model: nn.Module) -> list[str]:
         """Return the names of the sites in ``model`` whose projection has none of these gates."""
         hooks = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
-        there = {hook.number for hook in hooks if isinstance(hook, Gate) and hook.gates is self}
-        return [site.name for number, site in enumerate(self.layout.sites) if number not in there]
+        gated = {hook.number for hook in hooks if isinstance(hook, Gate) and hook.gates is self}
+        return [site.name for number, site in enumerate(self.layout.sites) if number not in gated]
 
     def check(self, model: nn.Module | None = None) -> None:
         """Raise UserError if a block or a projection was replaced since ``attach``: masks would have no effect there.
 
-        model: the model with the gates; None for the model of the last check, if it still exists.
+        model: with these gates; None for the model of the last check, if it still exists.
         """
         if model is not None:
             self._model = weakref.ref(model)
@@ -119,30 +111,26 @@ class HeadGates(nn.Module):
                 f"{site.num_heads} * {site.head_dim} = {site.channels}. Was the block pruned after "
                 f"attach()? Attach again."
             )
-        span = self.layout.span(number)
-        if self.beside is not None:
-            gate_RC = self.beside[:, span].to(z.dtype).repeat_interleave(site.head_dim, dim=1)
+        span, width = self.layout.span(number), site.head_dim
+        if self.beside is None:
+            z = z * self.factors(span, training).to(z.dtype).repeat_interleave(width)
+        else:
+            gate_RC = self.beside[:, span].to(z.dtype).repeat_interleave(width, dim=1)
             z = z.unflatten(0, (len(gate_RC), -1))
             row = (len(gate_RC), *[1] * (z.dim() - 2), -1)  # tokens of a row may lie in a line or a grid
-            if self.instead is not None and self.instead.mask[:, span].any():  # most sites keep all their own
-                theirs_RC = self.instead.mask[:, span].to(z.device).repeat_interleave(site.head_dim, dim=1)
-                z = torch.where(theirs_RC.view(row), self.instead.heads[number], z)
-            return self._filled(number, (z * gate_RC.view(row)).flatten(0, 1))
-        gate = self.factors(span, training).to(z.dtype)
-        return self._filled(number, z * gate.repeat_interleave(site.head_dim))
-
-    def _filled(self, number: int, gated: Tensor) -> Tensor:
-        """(R * images * windows, T, H * D), with what stands in the place of what the gates left out."""
+            if self.instead is not None and self.instead.mask[:, span].any():  # in few sites
+                replaced_RC = self.instead.mask[:, span].to(z.device).repeat_interleave(width, dim=1)
+                z = torch.where(replaced_RC.view(row), self.instead.heads[number], z)
+            z = (z * gate_RC.view(row)).flatten(0, 1)
         if self.filling is None:
-            return gated
-        left_RC = self.filling.left_out[:, self.layout.span(number)].to(gated.dtype)
-        left_RC = left_RC.repeat_interleave(self.layout.sites[number].head_dim, dim=1)
-        rows = self.filling.fill.rows(number).to(gated.dtype)
-        parts = gated.unflatten(0, (len(left_RC), -1, len(rows)))
-        return (parts + left_RC.view(len(left_RC), *[1] * (parts.dim() - 2), -1) * rows).flatten(0, 2)
+            return z
+        left_RC = self.filling.left_out[:, span].to(z.dtype).repeat_interleave(width, dim=1)
+        fill = self.filling.fill.rows(number).to(z.dtype)
+        parts = z.unflatten(0, (len(left_RC), -1, len(fill)))
+        return (parts + left_RC.view(len(left_RC), *[1] * (parts.dim() - 2), -1) * fill).flatten(0, 2)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any) -> nn.Module:
-        # follow the model to another device, not to half precision: the factor is rounded once, where it multiplies
+        # follows the model's device, not its precision: the factor is rounded once, where it multiplies
         return super()._apply(lambda tensor: tensor.to(fn(tensor.new_empty(0)).device), *args)
 
     def factors(self, heads: slice, training: bool) -> Tensor:
@@ -151,7 +139,7 @@ class HeadGates(nn.Module):
 
     def effective(self) -> Tensor:
         """(A,) factors of all heads in evaluation, detached; a saved model keeps them."""
-        with self.lock:  # not what another thread has masked for a while
+        with self.lock:  # another thread may have masked heads for a while
             return self.factors(slice(None), training=False).detach().clone()
 
     def amount(self) -> Tensor:
@@ -205,28 +193,27 @@ class HeadGates(nn.Module):
     def masked(self, mask: Tensor) -> Iterator[None]:
         """Switch heads off inside a with block: ``mask`` is (A,) bool, True means off; blocks can be nested.
 
-        ``mask`` can also be a list of heads, as for ``HeadLayout.mask``. Other threads that mask or measure the same
-        model wait; a plain forward pass in another thread does not. UserError if the model has lost gates (see
-        ``check``).
+        ``mask`` can also be a list of heads, as for ``HeadLayout.mask``. Learned gates go on multiplying the others.
+        Other threads that mask or measure the same model wait; a plain forward pass in another thread does not.
+        UserError if the model has lost gates (see ``check``).
         """
         self.check()
         mask = self.layout.mask(mask).to(self.values.device)
-        # the present values are read behind the lock: they may be another thread's for a while
-        with self.lock, self._holding(self.values.detach().masked_fill(mask, 0.0)):  # learned gates go on multiplying
+        with self.lock, self._holding(self.values.detach().masked_fill(mask, 0.0)):  # another thread may change values
             yield
 
     @contextlib.contextmanager
     def fixed(self, values: Tensor) -> Iterator[None]:
         """Multiply the heads by ``values`` (A,) inside a with block, instead of by the gates.
 
-        Raises UserError for another shape, for bool (True means off in a mask, but 1 means on here), and if the model
-        has lost gates (see ``check``).
+        Raises UserError for another shape, for NaN or infinity, for bool (True means off in a mask, but 1 means on
+        here), and if the model has lost gates (see ``check``).
         """
-        given = isinstance(values, Tensor) and values.shape == (self.layout.num_heads,)
-        if not given or values.dtype == torch.bool:
+        fits = isinstance(values, Tensor) and values.shape == (self.layout.num_heads,) and values.dtype != torch.bool
+        if not fits or not values.isfinite().all():
             raise UserError(
-                f"gates.fixed: expected a tensor of {self.layout.num_heads} numbers, a factor for each head, got "
-                f"{quoted(values)}. A mask (True: off) goes to gates.masked."
+                f"gates.fixed: values: expected a tensor of {self.layout.num_heads} finite numbers, a factor for each "
+                f"head, got {quoted(values)}. A mask (True: off) goes to gates.masked."
             )
         self.check()
         with self._holding(values):
@@ -248,22 +235,19 @@ class HeadGates(nn.Module):
     def side_by_side(self, values: Tensor, instead: Instead | None = None, fill: Fill | None = None) -> Iterator[None]:
         """Use ``values`` (R, A) inside a with block as the gates of a batch of R equal parts, a row for each part.
 
-        instead: replacements for some heads of each part. fill: replacement for the part of the present gates that
-        ``values`` leave out, for the images of one part.
+        instead: replacements for some heads of each part. fill: as for ``filled``, for the images of one part.
         """
         with self.filled(fill, values), self._during(beside=values, instead=instead):
             yield
 
     @contextlib.contextmanager
     def filled(self, fill: Fill | None, values: Tensor) -> Iterator[None]:
-        """Put ``fill`` inside a with block in the place of what ``values`` (R, A) leave out of the present gates.
+        """Add ``fill``, inside a with block, times the share by which ``values`` (R, A) are below the present gates.
 
         Enter it before ``values`` are set.
         """
-        with self.lock:
-            filling = None if fill is None else Filling(fill, self.effective().detach() - values)
-            with self._during(filling=filling):
-                yield
+        with self.lock, self._during(filling=None if fill is None else Filling(fill, self.effective() - values)):
+            yield
 
     @contextlib.contextmanager
     def _during(self, **attributes: Any) -> Iterator[None]:
@@ -288,12 +272,9 @@ class HeadGates(nn.Module):
         expected = self.get_extra_state()["sites"]
         got = [list(site) for site in state["sites"]]
         if got != expected:
-            different = next((pair for pair in zip(expected, got, strict=False) if pair[0] != pair[1]), None)
-            where = (
-                f"{len(expected)} sites, got {len(got)}"
-                if different is None
-                else f"[name, heads, head_dim] = {different[0]}, got {different[1]}"
-            )
+            pairs = zip(expected, got, strict=False)
+            different = (f"[name, heads, head_dim] = {ours}, got {theirs}" for ours, theirs in pairs if ours != theirs)
+            where = next(different, f"{len(expected)} sites, got {len(got)}")
             raise UserError(
                 f"gates: made for another layout: expected {where}. Load them into the model they came from."
             )
@@ -314,21 +295,21 @@ class Gate(GateHook):
         self.number = number
 
     def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        # the backbone's own mode: gates are no child of it, so that model.eval() would not reach theirs
+        # the mode of the backbone: gates are no child of it, so model.eval() does not reach them
         return (self.gates(self.number, args[0], module.training), *args[1:])
 
 
 class Follower(nn.Module):
     """Child module of the backbone by which gates follow it to another device, into copies and pickles.
 
-    The gates are not a child of the backbone, so its parameters, state and files stay those of timm.
+    The gates themselves are no child: the backbone's parameters, state and files stay those of timm.
     """
 
     NAME = "head_gates"  # of the child
 
     def __init__(self, gates: HeadGates) -> None:
         super().__init__()
-        self.hook = GateHook(gates)  # hidden in an object that is no module, else they would be a child of this one
+        self.hook = GateHook(gates)  # in an object that is no module: else gates would be a child of this one
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x``: a backbone can be a Sequential, which calls every child."""
@@ -366,29 +347,20 @@ def nearest_target(heads: int, num_heads: int, where: str) -> None:
         raise UserError(f"{where}: expected 1 to {num_heads} heads, got {heads}; the nearest is {nearest}.")
 
 
-def _refuse_sharded(model: nn.Module) -> None:
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # where nobody has imported it, no model is of it
-    if fsdp is None:
-        return
-    for module in model.modules():
-        if isinstance(module, fsdp.FSDPModule | fsdp.FullyShardedDataParallel):
-            raise UserError(
-                f"{type(module).__name__}: FSDP gives each process a part of every weight, but heads need whole "
-                f"weights. Use DistributedDataParallel, or a model before it is sharded."
-            )
-
-
 def find_gates(model: nn.Module) -> HeadGates | None:
     """Return the gates that ``attach`` installed on ``model`` or a module inside it; None if there are none.
 
     UserError for a model that FSDP has sharded.
     """
-    _refuse_sharded(model)
-    for module in model.modules():
-        for hook in module._forward_pre_hooks.values():
-            if isinstance(hook, GateHook):
-                return hook.gates
-    return None
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported: no model is sharded by it
+    for module in model.modules() if fsdp is not None else ():
+        if isinstance(module, fsdp.FSDPModule | fsdp.FullyShardedDataParallel):  # type: ignore[union-attr]
+            raise UserError(
+                f"{type(module).__name__}: FSDP gives each process a part of every weight, but heads need whole "
+                f"weights. Use DistributedDataParallel, or a model before it is sharded."
+            )
+    hooks = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
+    return next((hook.gates for hook in hooks if isinstance(hook, GateHook)), None)
 
 
 def gates_of(model: nn.Module) -> HeadGates:

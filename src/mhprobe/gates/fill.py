@@ -1,10 +1,9 @@
-"""Fills: replacements for the outputs of heads whose gates are closed.
+"""Fills: replacements for the outputs of heads whose gates are closed; ``recording.fills`` computes them.
 
 For a gate of xi, (1 - xi) times the replacement is added to the head's output before the projection.
-``recording.fills`` computes the replacements; this file only holds them.
 
-Shapes: S images they were found for (1: the same for all), W windows of an image (1 for global attention), T tokens,
-H heads of one site, D head width. W and T are 1 where they are the same everywhere.
+Shapes: S images that they are for (1: the same for all), W windows of an image, T tokens, H heads of one site, D head
+width. W and T are 1 where replacements are the same everywhere.
 """
 
 from dataclasses import dataclass
@@ -15,10 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Fill:
-    """Replacement values for the outputs of heads.
-
-    sites: per site (S, W, T, H * D), in the order in which the site's projection sees them.
-    """
+    """Replacements for the outputs of heads. sites: per site (S, W, T, H * D), as its projection sees them."""
 
     sites: tuple[Tensor, ...]
 
@@ -32,10 +28,7 @@ class Fill:
 
 
 class Filling(NamedTuple):
-    """A fill and the share of every head that it replaces.
-
-    fill: for a batch. left_out: (R, A) the missing share of every head, a row for each part of the batch.
-    """
+    """A fill for a batch, and the share of each head that it replaces, (R, A): a row for each part of the batch."""
 
     fill: Fill
     left_out: Tensor

@@ -6,10 +6,8 @@ variable is squeezed through a sigmoid, stretched beyond [0, 1] and clipped, so 
     s = sigmoid((ln u - ln(1 - u) + log_alpha) / beta),  u ~ U(eps, 1 - eps);   g = clip(s (zeta - gamma) + gamma, 0, 1)
     P(g > 0) = sigmoid(log_alpha - beta ln(-gamma / zeta))
 
-One gate per head and one draw per forward pass, shared by all images of the batch and all sites: the noise is drawn
-as the model is entered, from torch's global generator. Each batch of an accumulated gradient has a draw of its own.
-Ranks draw independently (mhprobe seeds them so, step by step): their gradients are averaged, so more ranks mean a
-less noisy gradient, and log_alpha stays the same on all of them.
+Each forward pass draws one gate per head, shared by all images of the batch, from torch's global generator. Ranks draw
+independently (mhprobe seeds them so, step by step) and average their gradients, so log_alpha is the same on all ranks.
 """
 
 import contextlib
@@ -30,7 +28,7 @@ EPS = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class HardConcrete:
-    """Hard-concrete distribution. beta: temperature. gamma < 0, zeta > 1: ends of the stretched variable."""
+    """Hard-concrete distribution. beta: temperature. gamma < 0 and zeta > 1: ends of the stretched variable."""
 
     beta: float = 0.33
     gamma: float = -0.1
@@ -38,7 +36,7 @@ class HardConcrete:
 
     def sample(self, log_alpha: Tensor, noise: Tensor) -> Tensor:
         """Gates of one draw; ``noise`` is ln u - ln(1 - u)."""
-        return self._stretched(torch.sigmoid((noise + log_alpha) / self.beta))
+        return self.evaluated((noise + log_alpha) / self.beta)
 
     def p_open(self, log_alpha: Tensor) -> Tensor:
         """P(gate > 0)."""
@@ -63,25 +61,22 @@ class HardConcrete:
 
     def evaluated(self, log_alpha: Tensor) -> Tensor:
         """The gate without noise, for evaluation."""
-        return self._stretched(torch.sigmoid(log_alpha))
-
-    def _stretched(self, s: Tensor) -> Tensor:
-        return (s * (self.zeta - self.gamma) + self.gamma).clamp(0, 1)
+        return (torch.sigmoid(log_alpha) * (self.zeta - self.gamma) + self.gamma).clamp(0, 1)
 
 
 class HardConcreteGates(HeadGates):
     """A hard-concrete gate on every head, times the fixed factor ``values``.
 
     log_alpha: (A,) float32, trained; larger means more often open.
-    beta, gamma, zeta: of the distribution, see HardConcrete. CoFi takes 2/3 for beta.
+    beta, gamma, zeta: as for HardConcrete; CoFi takes 2/3 for beta.
     start, start_std: log_alpha begins at N(start, start_std); at 3 nine of ten draws are fully open. CoFi: N(10, 0.01).
-        The gates must be open there in evaluation, because training starts from a converged model.
+        Gates must be open there in evaluation: training starts from a converged model.
     low, high: ``project`` keeps log_alpha between these. CoFi: ln 0.01 = -4.6 and ln 100 = 4.6.
     values: (A,) as in HeadGates: a head at 0 stays off whatever is learned.
     relaxed: (A,) bool, False where ``values`` alone is the gate.
 
-    Raises UserError for a distribution that cannot reach 0 or 1, a start at which gates are closed, and a state of
-    gates that were trained with another distribution.
+    Raises UserError for a distribution that cannot reach 0 or 1, a start at which gates are closed, and the state of
+    gates of another distribution.
     """
 
     noise: Tensor
@@ -123,11 +118,8 @@ class HardConcreteGates(HeadGates):
         model.register_forward_pre_hook(Draw(self))
 
     def factors(self, heads: slice, training: bool) -> Tensor:
-        log_alpha = self.log_alpha[heads]
-        if training:
-            gate = self.distribution.sample(log_alpha, self.noise[heads])
-        else:
-            gate = self.distribution.evaluated(log_alpha)
+        log_alpha, law = self.log_alpha[heads], self.distribution
+        gate = law.sample(log_alpha, self.noise[heads]) if training else law.evaluated(log_alpha)
         return torch.where(self.relaxed[heads], gate, 1.0) * self.values[heads]
 
     def amount(self) -> Tensor:

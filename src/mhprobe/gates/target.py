@@ -4,8 +4,8 @@ Wang, Wohlwend & Lei, 2020, arXiv 1910.04732; Xia, Zhong & Chen (CoFi), 2022, ar
 
     max over l1, l2   min over gates   l1 (s - t) + l2 (s - t)^2
 
-Here s and t are the expected and the wanted share that is left (CoFi: of pruned parameters), so that the multipliers
-mean the same in every model. t moves from 1 to its final value while the penalty comes in (CoFi's warm-up).
+s and t are the expected and the wanted share that is left (CoFi: number of pruned parameters). t moves from 1 to its
+final value (CoFi's warm-up).
 """
 
 import torch
@@ -20,7 +20,7 @@ class Lagrangian(nn.Module):
     """Penalty that moves an expected share to a target.
 
     begin, rise: shares of the run in which t moves, as in ``ramp``.
-    lr: learning rate to MAXIMISE its parameters, the multipliers, with. UserError unless it is above 0.
+    lr: learning rate that MAXIMISES its parameters, the multipliers. UserError unless it is above 0.
     """
 
     def __init__(self, begin: float = 0.0, rise: float = 0.5, lr: float = 0.05) -> None:
@@ -39,10 +39,7 @@ class Lagrangian(nn.Module):
 
 
 class Target(Lagrangian):
-    """Penalty that moves the expected number of open heads to a target.
-
-    heads: target number of open heads. begin, rise, lr: as for ``Lagrangian``.
-    """
+    """Penalty that moves the expected number of open heads to ``heads``; begin, rise, lr: as for ``Lagrangian``."""
 
     def __init__(self, heads: int, begin: float = 0.0, rise: float = 0.5, lr: float = 0.05) -> None:
         super().__init__(begin, rise, lr)

@@ -1,8 +1,7 @@
 """Penalty on open heads: weight * sum over heads of their amount.
 
-With hard-concrete gates the amount is P(open), and this is the L0 penalty of Louizos et al., 2018, as in Voita et al.,
-2019, eq. 8; with plain gates it is |gate|, the L1 penalty. The sum runs over the heads of all layers; Voita's code
-averages over layers, so that its lambda is ours times the number of layers.
+With hard-concrete gates the amount is P(open): the L0 penalty of Louizos et al., 2018, and Voita et al., 2019, eq. 8.
+With plain gates it is |gate|: the L1 penalty. Voita's code averages over layers: its lambda is ours times their number.
 """
 
 import math
