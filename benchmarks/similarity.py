@@ -119,15 +119,6 @@ def rows_of(size: Size) -> Iterator[Ratio]:
         size.rounds(5),
         "<= 2",
     )
-    deep = batches(size.pick(1, 3), layers)
-    for number, rounds in ((count, 5), (size.pick(200, 10_000), 3)):  # draws cost the same for any count
-        yield compare(
-            f"SVCCA of {layers} layers, {number:,} images, null of permuted images / of independent rows",
-            partial(stream, [SVCCA], deep, number),
-            partial(stream, [partial(SVCCA, null="rows")], deep, number),
-            size.rounds(rounds),
-            "<= 1.5",
-        )
     growth = sums(size.pick(4, 20)) / sums(2)
     yield single("SVCCA, bytes kept after many images / after 200", growth, "<= 1")
 

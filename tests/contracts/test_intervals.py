@@ -178,7 +178,7 @@ def test_the_range_of_attention_lies_in_its_interval_as_often_as_is_said():
 @pytest.mark.parametrize("name", ["svcca", "cka", "procrustes"])
 def test_a_similarity_lies_in_its_interval_as_often_as_is_said(name):
     draws = 250  # of heads all of whose directions are related: with some at the level of noise it is 97 to 98 %
-    measure = SIMILARITIES[name][0](layers(draws, 2), null="rows", null_draws=1)
+    measure = SIMILARITIES[name][0](layers(draws, 2), null_draws=1)
     measure.update(batch_of(related(draws, 60)))
     got = {column: part[0::2, 1::2].diagonal() for column, part in measure.columns().items() if part.dim() == 2}
     # what as many images give on average
@@ -190,7 +190,7 @@ def test_a_similarity_lies_in_its_interval_as_often_as_is_said(name):
 
 def test_the_likeness_of_two_layers_lies_in_its_interval_as_often_as_is_said():
     draws = 200
-    measure = LayerSimilarity(layers(2 * draws, 1), null="rows", null_draws=1)
+    measure = LayerSimilarity(layers(2 * draws, 1), null_draws=1)
     pairs = related(draws, 60)
     measure.update(batch_of([pair[:, :, [head]] for pair in pairs for head in (0, 1)]))
     got = {column: part[0::2, 1::2].diagonal() for column, part in measure.columns().items() if part.dim() == 2}
@@ -247,7 +247,7 @@ def fed(measure: Measure, z: list[Tensor], size: int = 7) -> Measure:
 def test_the_jackknife_of_a_similarity_is_that_of_leaving_folds_of_images_out(name):
     kind, similarity = SIMILARITIES[name]
     (z,) = related(1, 40)
-    measure = fed(kind(layers(1, 2), null="rows", null_draws=1), [z])
+    measure = fed(kind(layers(1, 2), null_draws=1), [z])
     got = measure.columns()
     x, y = (z[:, :, head].numpy() for head in (0, 1))
 
@@ -362,5 +362,5 @@ def test_intervals_that_take_too_much_memory_are_left_out_with_a_word():
         assert affordable("svcca", 64, None, 9216**2) == 1  # all heads of a ViT-B at once
     assert affordable("svcca", 64, True, 9216**2) == 8  # asked for
     (z,) = related(1, 40)
-    without = fed(SVCCA(layers(1, 2), null="rows", null_draws=1, interval=False), [z]).columns()
+    without = fed(SVCCA(layers(1, 2), null_draws=1, interval=False), [z]).columns()
     assert without["low"].isnan()[0, 1] and without["value"].isfinite().all()

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from mhprobe.errors import UserError
 from mhprobe.measures.cca import CCA
 from mhprobe.measures.svcca import SVCCA
 from oracles import cca as oracle
@@ -32,25 +31,6 @@ def test_it_is_svcca_without_the_cut_and_the_cut_matters():
     assert not torch.allclose(columns(z)["value"][:3, :3], columns(z, SVCCA)["value"][:3, :3], atol=0.01)
 
 
-def test_the_leading_mean_is_that_of_google_svcca():
-    z = related(seed=3)
-    got, rows = columns(z, mean="leading"), rows_of(z)
-    for a, b in ((0, 1), (1, 2), (3, 4)):
-        expected = oracle.leading_mean(oracle.correlations(rows[a], rows[b]))
-        assert float(got["value"][a, b]) == pytest.approx(expected, abs=1e-8)
-    plain = columns(z)
-    assert (got["value"] - plain["value"])[:3, :3].max() > 0.01  # it leaves small ones out
-    assert (got["null"] >= plain["null"])[:3, :3].all()
-
-
-def test_the_leading_null_is_that_of_permuted_rows():
-    z = related(seed=3)
-    rows, rng = rows_of(z), np.random.default_rng(0)
-    draws = [oracle.leading_mean(oracle.correlations(rows[0], rows[1][rng.permutation(120)])) for _ in range(200)]
-    null = columns(z, mean="leading", null="rows", null_draws=200)["null"][0, 1]
-    assert float(null) == pytest.approx(np.mean(draws), abs=4 * np.std(draws) * (2 / 200) ** 0.5)
-
-
 @pytest.mark.parametrize("images", [10, 100])
 def test_null_correlations_fall_and_average_to_the_null(images):
     got = columns(related(images=images, tokens=60, seed=3), null_draws=3)
@@ -69,8 +49,3 @@ def test_scikit_learn_finds_the_same_correlations():
     x, y = Peer(n_components=3, scale=False, max_iter=20_000, tol=1e-12).fit_transform(rows[0], rows[1])
     peer = [np.corrcoef(x[:, k], y[:, k])[0, 1] for k in range(3)]
     np.testing.assert_allclose(rho[0, 1, :3].numpy(), peer, atol=1e-4)
-
-
-def test_a_wrong_mean_is_refused():
-    with pytest.raises(UserError, match="mean is one of all, leading, got 'google'"):
-        CCA(LAYOUT, mean="google")

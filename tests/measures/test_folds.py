@@ -71,8 +71,6 @@ def test_null_is_that_of_images_permuted_against_each_other(measure, null):
     error = brute.std() * (1 / 10 + 1 / 20 + 1 / 8) ** 0.5
     assert float(got["null"][0, 1]) == pytest.approx(brute.mean(), abs=4 * error)
     assert float(got["null_draws"][0, 1].mean()) == pytest.approx(float(got["null"][0, 1]), abs=1e-12)
-    # it is another number if the tokens of an image were independent
-    assert got["null"][0, 1] > 1.5 * columns(kind, z, layout, size=40, null="rows")["null"][0, 1]
 
 
 @pytest.mark.parametrize("noise", [0.05, 2.0])
@@ -124,14 +122,9 @@ def test_the_null_falls_with_the_images_and_not_with_the_tokens():
     assert float(few["null"][0, 1] / many["null"][0, 1]) == pytest.approx(4, rel=0.35)
     doubled = columns(SVCCA, outputs(30).repeat(1, 2, 1, 1), HeadLayout((HeadSite("a", 0, 0, 2, D),)))
     assert float(doubled["null"][0, 1]) == pytest.approx(float(few["null"][0, 1]), rel=0.2)
-    rows = [
-        columns(SVCCA, z, HeadLayout((HeadSite("a", 0, 0, 2, D),)), null="rows")["null"][0, 1]
-        for z in (outputs(30), outputs(30).repeat(1, 2, 1, 1))
-    ]
-    assert rows[1] < 0.8 * rows[0]
 
 
-@pytest.mark.parametrize("null", ["images", "rolled", "rows"])
+@pytest.mark.parametrize("null", ["images", "rolled"])
 def test_without_the_class_token_it_is_as_if_there_were_none(measure, null):
     kind, _ = measure
     z = outputs(20)
@@ -142,8 +135,6 @@ def test_without_the_class_token_it_is_as_if_there_were_none(measure, null):
     without = columns(kind, z[:, 1:], bare, size=20, null=null, null_draws=2)
     assert int(got["rows"][0]) == 20 * (TOKENS - 1)
     torch.testing.assert_close(got["value"], without["value"])
-    if null == "rows":
-        torch.testing.assert_close(got["null"], without["null"])
     assert abs(got["value"][0, 1] - columns(kind, z, size=20)["value"][0, 1]) > 0.01
 
 
@@ -191,8 +182,8 @@ def test_layers_have_the_same_null():
 
 def test_what_cannot_be_permuted_is_refused_in_one_line():
     free = HeadLayout((HeadSite("a", 0, 0, 2, D),))
-    with pytest.raises(UserError, match="svcca: null is one of images, rolled, rows, got 'tokens'"):
-        SVCCA(LAYOUT, null="tokens")
+    with pytest.raises(UserError, match="svcca: null is one of images, rolled, got 'rows'"):
+        SVCCA(LAYOUT, null="rows")
     with pytest.raises(UserError, match="folds: expected a whole number of at least 2, got 1"):
         SVCCA(LAYOUT, folds=1)
     with pytest.raises(UserError, match="null=rolled rolls the grid of a, which is not fixed"):

@@ -48,5 +48,5 @@ def test_small_directions_count_for_more_than_in_cka():
 
 def test_few_draws_of_the_null_suffice():
     z = related()
-    few, many = (columns(z, null="rows", null_draws=draws)["null"][0, 1] for draws in (5, 300))
+    few, many = (columns(z, null_draws=draws)["null"][0, 1] for draws in (5, 300))
     assert float(few) == pytest.approx(float(many), rel=0.1)

@@ -21,11 +21,3 @@ def correlations(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Canonical correlations of two sets of columns over the same rows, in falling order."""
     bases = [np.linalg.qr(columns - columns.mean(axis=0))[0] for columns in (x, y)]
     return np.linalg.svd(bases[0].T @ bases[1], compute_uv=False)
-
-
-def leading_mean(rho: np.ndarray) -> float:
-    """Mean of the first i correlations, i the first number at which their sum reaches 98 % of all."""
-    for i in range(len(rho)):
-        if np.sum(rho[:i]) / np.sum(rho) >= 0.98:
-            return float(np.mean(rho[:i]))
-    return float(np.mean(rho))

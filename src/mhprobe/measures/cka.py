@@ -38,9 +38,7 @@ class CKA(PairMeasure):
     debiased: use the unbiased estimate: independent heads then score 0 on average, at any number of rows; it needs 4.
 
     Columns: value (A, A) in [0, 1], debiased also a little below 0 or above 1; null (A, A), debiased by what
-    independent rows would give. With null=rows it is exact: the mean over permutations of one head's rows,
-    tr(C_aa) tr(C_bb) / ((n - 1) ||C_aa||_F ||C_bb||_F); 0 when debiased. Other options and columns, UserError and
-    warnings as in PairMeasure.
+    independent rows would give. Other options and columns, UserError and warnings as in PairMeasure.
     """
 
     fooled_by = "by definition: one large direction that all heads share, e.g. brightness, makes any two of them alike"
@@ -105,10 +103,6 @@ class CKA(PairMeasure):
         shared_HH = (n - 1) ** 2 * _shared(deranged) - (n - 1) * torch.outer(trace_H, trace_H)
         return {"value": _normalised(shared_HH, _debiased(heads).diagonal())}
 
-    def rows_null(self, heads: Parts) -> dict[str, Tensor]:
-        null_HH = linear_cka_by_rows(heads)
-        return {"null": torch.zeros_like(null_HH) if self.debiased else null_HH}
-
 
 @dataclass(frozen=True)
 class _Debiased(Parts):
@@ -149,12 +143,6 @@ def _sizes(heads: Parts) -> Tensor:
 def linear_cka(heads: Parts) -> Tensor:
     """(H, H) alignment of all pairs."""
     return _normalised(_shared(heads), heads.spectrum.square().sum(1))
-
-
-def linear_cka_by_rows(heads: Parts) -> Tensor:
-    """(H, H) the mean of that over permutations of rows."""
-    trace_H = heads.spectrum.sum(1)
-    return _normalised(torch.outer(trace_H, trace_H) / (heads.rows - 1), heads.spectrum.square().sum(1))
 
 
 def _shared(heads: Parts) -> Tensor:

@@ -1,9 +1,8 @@
 """Do two layers compute the same thing? CKA or SVCCA between whole layers instead of heads.
 
-Kornblith, Norouzi, Lee & Hinton, 2019, arXiv 1905.00414, and Raghu et al., 2021, arXiv 2108.08810, who see ViT's
-uniform structure this way. Both papers take images as rows (the second with CKA's estimate per batch, which depends on
-the batch size). Here rows are the tokens of all images, as between heads, so that layers are compared only where they
-have equally many: in Swin within a stage.
+Kornblith, Norouzi, Lee & Hinton, 2019, arXiv 1905.00414, and Raghu et al., 2021, arXiv 2108.08810, who find ViT's
+layers uniform. Both take images as rows; the second paper averages CKA over batches, which depends on the batch size.
+Here rows are the tokens of all images, so only layers with equally many tokens are compared: in Swin those of a stage.
 
 Shapes: B images, T tokens, C channels of a layer, S sites, G sites of a group.
 """
@@ -16,7 +15,7 @@ from torch.nn.functional import pad
 
 from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadBatch, HeadLayout
-from mhprobe.measures.cka import linear_cka, linear_cka_by_rows
+from mhprobe.measures.cka import linear_cka
 from mhprobe.measures.parts import canonical
 from mhprobe.measures.parts.folds import Rows
 from mhprobe.measures.parts.moments import Parts
@@ -33,12 +32,12 @@ class LayerSimilarity(Similarity):
         stream behind the site's block.
     method: "cka" (rotations and one scale do not matter, large directions count most) or "svcca" (linear maps do not
         matter, all directions that make up ``variance`` count alike).
-    null, null_draws, seed, folds, interval: as between heads (see Similarity). A fold of the null takes tokens x
-        channels of all layers, 13 MB in ViT-B; one of the interval the square of the channels of all layers, 680 MB in
-        ViT-B, which therefore has no interval unless it is asked for.
+    null, null_draws, seed, folds, interval: as in Similarity. In ViT-B a fold of the null takes 13 MB (tokens x
+        channels of all layers) and one of the interval 680 MB (their channels squared), hence interval=true there.
 
-    Columns, of Similarity: value (S, S) in [0, 1], larger is more alike; low, high, null (S, S); images (), rows (S,).
-    NaN where the numbers of tokens differ. UserError and FewImages as there, of svcca.
+    Columns: value (S, S) in [0, 1], larger is more alike; low, high, null (S, S); images (), rows (S,). NaN where the
+    numbers of tokens differ. Raises UserError for unknown options; of svcca also UserError and FewImages as in
+    Similarity.
     """
 
     fooled_by = "by definition: layers that add different things to what both carry along; one direction they share"
@@ -68,7 +67,7 @@ class LayerSimilarity(Similarity):
         self.needs = frozenset({"stream"}) if of == "blocks" else frozenset()
 
     def grouped(self, layout: HeadLayout) -> list[tuple[int, ...]]:
-        """The sites with equally many tokens."""
+        """Sites, by their number of tokens."""
         by_tokens: dict[int | None, list[int]] = {}
         for number, site in enumerate(layout.sites):
             by_tokens.setdefault(token_count(site), []).append(number)
@@ -76,13 +75,13 @@ class LayerSimilarity(Similarity):
 
     def shape(self, group: int, batch: HeadBatch) -> tuple[int, int]:
         features = [_features(batch, self.of, self.layout, s) for s in self.groups[group]]
-        counts = {each.shape[1] for each in features}
+        counts = {tokens.shape[1] for tokens in features}
         if len(counts) > 1:
             raise UserError(
                 f"{self.name}: {self.layout.sites[self.groups[group][0]].name} and the layers it is compared with have "
                 f"{sorted(counts)} tokens, expected equally many."
             )
-        return features[0].shape[1], max(each.shape[2] for each in features)
+        return features[0].shape[1], max(tokens.shape[2] for tokens in features)
 
     def rows_of(self, group: int) -> Rows:
         return _side_by_side, self.of, self.layout, self.groups[group], self.shapes[group][1]
@@ -94,24 +93,19 @@ class LayerSimilarity(Similarity):
     def compare(self, heads: Parts) -> dict[str, Tensor]:
         return {"value": linear_cka(heads)} if self.method == "cka" else canonical.compare(heads, self.variance)
 
-    def rows_null(self, heads: Parts) -> dict[str, Tensor]:
-        if self.method == "cka":
-            return {"null": linear_cka_by_rows(heads)}
-        return canonical.null(heads, self.variance, self.null_draws, self.seed)
-
     def finish(self) -> dict[str, Tensor]:
         columns = super().finish()
         return {name: columns[name] for name in self.given}
 
 
 def _features(batch: HeadBatch, of: str, layout: HeadLayout, number: int) -> Tensor:
-    """(B, T, C) what is compared of one site."""
+    """(B, T, C) rows of one site."""
     if of == "layers":
         return batch.z[number].flatten(2)
     return batch.need("stream", "layer_similarity")[layout.sites[number].block].after
 
 
 def _side_by_side(batch: HeadBatch, of: str, layout: HeadLayout, sites: tuple[int, ...], width: int) -> Tensor:
-    """(B, T, G * width) layers; zeros beside narrow ones (pruned heads) change no similarity."""
+    """(B, T, G * width) layers, narrow ones (pruned heads) padded by zeros, which change no similarity."""
     features = [_features(batch, of, layout, number) for number in sites]
     return torch.cat([pad(x, (0, width - x.shape[2])) for x in features], -1)

@@ -5,13 +5,12 @@ Schönemann, 1966, Psychometrika 31:1; as a distance between representations Din
 min over rotations R of ||X - Y R||_F^2 = 2 - 2 ||X^T Y||_* (nuclear norm: sum of singular values). The value is the
 similarity s = ||X^T Y||_*; the distance sqrt(2 - 2 s) is a metric. Ding et al. report 2 - 2 s, its square.
 
-Shapes: H heads of a group, D head width, A heads of all sites.
+Shapes: H heads of a group, A heads of all sites.
 """
 
 import torch
 from torch import Tensor
 
-from mhprobe.measures.parts.canonical import chance_overlaps
 from mhprobe.measures.parts.moments import Parts
 from mhprobe.measures.parts.pairs import PairMeasure
 
@@ -23,9 +22,7 @@ class Procrustes(PairMeasure):
     which ignores their size.
 
     Columns: value (A, A) in [0, 1], 1 for equal up to rotation and scale; distance (A, A) = sqrt(2 - 2 value), smaller
-    is more alike; null (A, A): with null=rows that of independent heads that keep their spectra: whitened
-    cross-covariances drawn from their law (see canonical.py), scaled by both spectra. Options, the other columns,
-    UserError and warnings as in PairMeasure.
+    is more alike. Options, other columns, UserError and warnings as in PairMeasure.
     """
 
     fooled_by = "by definition: a large direction in common hides many small ones that are not, less than in cka"
@@ -40,16 +37,3 @@ class Procrustes(PairMeasure):
         size_H = heads.spectrum.sum(1).sqrt()
         value_HH = heads.between(lambda a, row: torch.linalg.svdvals(row).sum(-1))
         return {"value": (value_HH / torch.outer(size_H, size_H)).clamp(max=1)}
-
-    def rows_null(self, heads: Parts) -> dict[str, Tensor]:
-        size_H = heads.spectrum.sum(1).sqrt()
-        # as whitened rows are orthogonal to the constant, n of them span at most n - 1 directions
-        dims = min(heads.spectrum.shape[1], int(heads.rows) - 1)
-        overlap_NDD = torch.from_numpy(chance_overlaps(int(heads.rows), dims, self.null_draws, self.seed))
-        overlap_NDD = overlap_NDD.to(size_H.device)
-        root_HD = heads.spectrum[:, :dims].sqrt()
-        null_HH = size_H.new_empty(len(size_H), len(size_H))
-        for a in range(len(size_H)):
-            drawn = root_HD[a, :, None] * overlap_NDD * root_HD[a:, None, None]
-            null_HH[a, a:] = null_HH[a:, a] = torch.linalg.svdvals(drawn).sum(-1).mean(-1)
-        return {"null": null_HH / torch.outer(size_H, size_H)}

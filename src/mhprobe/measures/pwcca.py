@@ -23,9 +23,8 @@ class PWCCA(PairMeasure):
     """Projection-weighted canonical correlation: how much of head a's output is, linearly, in head b's.
 
     Columns: value (A, A) in [0, 1]: [a, b] weighs by the channels of a, so it is not symmetric; reverse (A, A): [a, b]
-    weighs by those of b (a table lists each pair once); null (A, A): with null=rows the mean correlation, as for CCA:
-    unrelated heads correlate along random directions, whose weights are alike on average. dims (A,) as in CCA; options,
-    the other columns, UserError and warnings as in PairMeasure.
+    weighs by those of b (a table lists each pair once); dims (A,) number of directions that vary. Options, other
+    columns, UserError and warnings as in PairMeasure.
     """
 
     fooled_by = "by definition: a rotation of a head's channels, which changes nothing else, changes its weights"
@@ -47,9 +46,6 @@ class PWCCA(PairMeasure):
             value_HH[a, a:] = _weighted(rho, root_HDD[a] @ u, counted_HHD[a, a:])
             value_HH[a:, a] = _weighted(rho, root_HDD[a:] @ vh.mT, counted_HHD[a, a:])
         return {"value": value_HH, "dims": used_HD.sum(1)}
-
-    def rows_null(self, heads: Parts) -> dict[str, Tensor]:
-        return {"null": canonical.null(heads, 1.0, self.null_draws, self.seed)["null"]}
 
 
 def _weighted(rho_PD: Tensor, loading_PDD: Tensor, counted_PD: Tensor) -> Tensor:

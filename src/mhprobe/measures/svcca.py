@@ -3,9 +3,9 @@
 Raghu, Gilmer, Yosinski & Sohl-Dickstein, 2017, arXiv 1706.05806. Rows are the tokens of all images, channels a head's
 output before its gate. Centre; keep per head the principal directions that explain 99 % of the variance; whiten; the
 singular values of the whitened cross-covariance are the canonical correlations rho. The authors' code (google/svcca)
-needs the rows themselves and works pair by pair; second moments suffice, and serve all pairs of a group at once.
+needs the rows and works pair by pair; here second moments serve all pairs of a group.
 
-Shapes: H heads of a group, D head width, A heads of all sites, R the largest head width.
+Shapes: A heads of all sites, R the largest head width.
 """
 
 from typing import Any
@@ -24,17 +24,15 @@ class SVCCA(PairMeasure):
 
     variance: share of each head's variance that the used directions explain.
 
-    Columns: value (A, A) in [0, 1]: sum(rho) / min(used dims); dims (A,) used directions; rho (A, A, R) the
-    correlations in falling order, NaN behind the last, and null_rho, what chance makes of them. Other options and
-    columns (null, low, high, ...), UserError and warnings as in PairMeasure.
+    Columns: value (A, A) in [0, 1]: sum(rho) / min(dims); dims (A,) number of used directions; rho (A, A, R)
+    correlations in falling order, NaN behind the last; null_rho (A, A, R) the same by chance. Other options and
+    columns, UserError and warnings as in PairMeasure.
     """
 
     fooled_by = "by definition: whitened directions count alike: to share a faint one is as good as a strong one"
     label = "SVCCA: mean canonical correlation"
     also = ("coefficients",)
     equal_up_to = "a linear map of their main directions"
-
-    average: canonical.Average = staticmethod(canonical.mean)
 
     def __init__(self, layout: HeadLayout, pairs: Pairs = "layer", variance: float = 0.99, **kwargs: Any) -> None:
         super().__init__(layout, pairs, **kwargs)
@@ -45,7 +43,4 @@ class SVCCA(PairMeasure):
         self.variance = variance
 
     def compare(self, heads: Parts) -> dict[str, Tensor]:
-        return canonical.compare(heads, self.variance, self.average)
-
-    def rows_null(self, heads: Parts) -> dict[str, Tensor]:
-        return canonical.null(heads, self.variance, self.null_draws, self.seed, self.average)
+        return canonical.compare(heads, self.variance)

@@ -42,7 +42,7 @@ from mhprobe.heads import HeadBatch, HeadSite
 from mhprobe.measures.parts.jackknife import fold_of
 from mhprobe.measures.parts.moments import CHUNK, Moments, Parts
 
-Null = Literal["images", "rolled", "rows"]
+Null = Literal["images", "rolled"]
 
 SHIFTS = 2  # each fold meets so many others
 AT_ONCE = 2**20  # numbers of products of folds that are multiplied together
@@ -169,8 +169,8 @@ class Dealt(NamedTuple):
 Rows = tuple[Any, ...]  # a function of a batch that gives (B, T, C) rows, and its further arguments
 
 
-def sums_of(batch: HeadBatch, rows: Rows, folds: int, jackknife: int, dealt: bool) -> tuple[Moments, Dealt | None]:
-    """Moments of rows and, if ``dealt``, sums of folds over the valid images of one batch.
+def sums_of(batch: HeadBatch, rows: Rows, folds: int, jackknife: int) -> tuple[Moments, Dealt]:
+    """Moments of rows and sums of folds over the valid images of one batch.
 
     folds: of the null. jackknife: folds of the moments, each of them several of the null's.
     """
@@ -180,15 +180,14 @@ def sums_of(batch: HeadBatch, rows: Rows, folds: int, jackknife: int, dealt: boo
     moments = Moments.zeros(jackknife, channels, features.device)
     fold_V = fold_of(batch, folds)
     fold_P, place_V, count_P = fold_V.unique(return_inverse=True, return_counts=True)
-    total_PTC = torch.zeros(len(fold_P) if dealt else 0, tokens, channels, dtype=torch.float64, device=features.device)
+    total_PTC = torch.zeros(len(fold_P), tokens, channels, dtype=torch.float64, device=features.device)
     (valid,) = batch.valid.nonzero(as_tuple=True)
     for part in range(jackknife):
         for some in (fold_V % jackknife == part).nonzero()[:, 0].split(max(1, CHUNK // tokens)):
             wide = features[valid[some]].double()  # once for both, while it is in the cache
             moments.add(wide.flatten(0, 1), part)
-            if dealt:
-                total_PTC.index_add_(0, place_V[some], wide)
-    return moments, Dealt(fold_P, count_P, total_PTC) if dealt else None
+            total_PTC.index_add_(0, place_V[some], wide)
+    return moments, Dealt(fold_P, count_P, total_PTC)
 
 
 _STATES = {Moments: ("rows", "total", "outer"), Folds: ("fold_images", "folds")}

@@ -1,8 +1,8 @@
-"""Similarities between heads, layers or blocks: the pairs, their second moments, and warnings of doubtful numbers.
+"""Similarities between heads, layers or blocks: pairs, second moments, and warnings of doubtful numbers.
 
-Rows are the tokens of all images, channels e.g. a head's output before its gate. Mean and covariance of a group's
-channels, and sums per fold of images for the null (folds.py), are all that a similarity needs. Those of a batch are
-computed once for all similarities.
+A row is a token of an image, a channel is e.g. one of a head's outputs before its gate. Two kinds of sums suffice: mean
+and covariance of a group's channels, and sums per fold of images for the null (folds.py). All similarities of a run
+share those of a batch.
 
 Shapes: B images, T tokens, C channels of a group, H parts of a group (heads, layers or blocks), D their width, A parts
 of all groups, R the largest width, N draws of the null.
@@ -49,24 +49,22 @@ class FewImages(MeasureWarning):
 class Similarity(Measure):
     """Base of the similarities between parts of a network. A subclass says what the parts are and compares them.
 
-    null: what is called unrelated. "images": the same two parts, the one on other images than the other, position by
-        position; what position alone shares counts as chance. "rolled": the one's grid is rolled as well, by a random
-        offset; images - rolled is what position shares. "rows": independent rows, as if the tokens of an image had
-        nothing to do with each other; a lower bound, far too low.
-    null_draws, seed: permutations (or samples) behind the null, and what they are drawn from.
-    folds: images are dealt into so many parts, whose sums are permuted (see folds.py). Memory grows with it.
-    interval: keep the sums by eight folds of images, for low and high (see jackknife.py): eight times the memory. None
-        for where that takes at most two gigabytes; NoInterval warns where it takes more.
+    null: what counts as unrelated. "images": the same two parts on different images, position by position; what
+        position alone shares counts as chance. "rolled": also rolls one part's grid by a random offset; images - rolled
+        is what position shares.
+    null_draws, seed: number of draws of the null, and their seed.
+    folds: number of folds of images that the null keeps sums of (folds.py); memory grows with it.
+    interval: whether to keep sums by eight folds for low and high (jackknife.py), which takes eight times the memory.
+        None: if that is at most two gigabytes; NoInterval warns if it is more.
     groups: site numbers that are compared with each other, row by row.
 
-    Columns of all of them: value (A, A), larger is more alike, 1 for a part with itself, 0 for a dead one; low, high
-    (A, A): 95 % interval of what as many images give on average, NaN with images in fewer than five folds; read value
-    against null (A, A), the mean over the draws, NaN where all images are in one fold; null_sd (A, A), how far the
-    draws spread; null_draws (A, A, N) all of them (not for null=rows); images (), rows (A,) of the part's group. NaN
-    outside the groups.
+    Columns: value (A, A), larger is more alike, 1 for a part with itself, 0 for a dead one; low, high (A, A) 95 %
+    interval of the mean over image sets of this size, NaN with images in fewer than five folds; null (A, A) mean over
+    draws, what to read the value against, NaN if all images are in one fold; null_sd (A, A) standard deviation over
+    draws; null_draws (A, A, N) the draws; images (); rows (A,) of the part's group. NaN outside the groups.
 
-    UserError with fewer rows than channels of a part; FewImages warns with fewer images than that, DeadHead names parts
-    that do not vary.
+    Raises UserError with fewer rows than channels of a part. FewImages warns with fewer images than channels, DeadHead
+    names parts that do not vary.
     """
 
     within = SHARE
@@ -112,36 +110,32 @@ class Similarity(Measure):
 
     @abstractmethod
     def shape(self, group: int, batch: HeadBatch) -> tuple[int, int]:
-        """Rows of an image, and D. UserError where the parts of a group differ in their tokens."""
+        """Rows of an image, and D. UserError if the parts of a group differ in their tokens."""
 
     @abstractmethod
     def rows_of(self, group: int) -> Rows:
-        """The function that gives a batch's (B, T, C) rows, and its further arguments."""
+        """Function of a batch that returns (B, T, C) rows, and its further arguments."""
 
     @abstractmethod
     def compare(self, heads: Parts) -> dict[str, Tensor]:
         """Columns of one group, "value" first: (H,), (H, H), or (H, H, D).
 
-        The values of dead parts and of a part with itself may be anything: they are known without computing.
+        The caller replaces the values of dead parts and of a part with itself.
         """
 
-    @abstractmethod
-    def rows_null(self, heads: Parts) -> dict[str, Tensor]:
-        """The same for independent rows: "null", and "null_" before the name of any other column that has one."""
-
     def permuted(self, heads: Parts, deranged: Parts) -> dict[str, Tensor]:
-        """The columns that have a null, of the same parts with other images' covariances between them."""
+        """Columns that have a null, from ``deranged``: the same parts with covariances of swapped images."""
         return {name: part for name, part in self.compare(deranged).items() if name in ("value", "rho")}
 
     def check_rows(self) -> None:
-        """Judge the group that has the fewest rows for its parts' width; warn of fewer images than channels.
+        """Refuse a group with fewer rows than channels; warn of fewer images than channels.
 
-        Rows do not count there: the tokens of one image say much the same.
+        The warning counts images, since the tokens of one image resemble each other.
         """
         rows = [int(declared(self, number, Moments).rows.sum()) for number in range(len(self.groups))]
         widths = [width for _, width in self.shapes]
         sites = [self.layout.sites[group[0]] for group in self.groups]
-        count, width, site = min(zip(rows, widths, sites, strict=True), key=lambda each: each[0] / each[1])
+        count, width, site = min(zip(rows, widths, sites, strict=True), key=lambda item: item[0] / item[1])
         if count < width:
             raise UserError(
                 f"{self.name}: {site.name} has n = {count} rows (tokens of all images) for d = {width} channels, "
@@ -160,25 +154,23 @@ class Similarity(Measure):
 
     def add(self, batch: HeadBatch) -> None:
         for group in range(len(self.groups)):
-            moments, dealt = batch.derive(sums_of, self.rows_of(group), self.folds, self.jackknife, self.null != "rows")
-            if dealt is not None:
-                sums = declared(self, group, Folds)
-                if sums.total.shape[1:] != dealt.total.shape[1:]:
-                    raise UserError(
-                        f"{self.name}: images with {dealt.total.shape[1]} tokens after images with "
-                        f"{sums.total.shape[1]}, whose positions cannot be compared. Feed images of one size, or use "
-                        f"null=rows."
-                    )
-                sums.merge(dealt)
+            moments, dealt = batch.derive(sums_of, self.rows_of(group), self.folds, self.jackknife)
+            sums = declared(self, group, Folds)
+            if sums.total.shape[1:] != dealt.total.shape[1:]:
+                raise UserError(
+                    f"{self.name}: images with {dealt.total.shape[1]} tokens after images with {sums.total.shape[1]}, "
+                    f"whose positions cannot be compared. Feed images of one size."
+                )
+            sums.merge(dealt)
             declared(self, group, Moments).merge(moments)
 
     def before_sync(self) -> None:
-        """A rank that saw no batch learns from the others how many tokens and channels there are."""
+        """Declare the sums of a rank that saw no batch, with the shapes of the other ranks."""
         for shapes in ranks.gather(self.shapes):
             self.declare(shapes)
 
     def declare(self, shapes: list[tuple[int, int]]) -> None:
-        """Declare the sums of the groups, as soon as their shapes are known."""
+        """Declare the sums of the groups, once their shapes are known."""
         if self.shapes or not shapes:
             return
         self.shapes = shapes
@@ -186,22 +178,21 @@ class Similarity(Measure):
         self.jackknife = affordable(self.name, self.folds, self.interval, sum(count**2 for count in channels))
         for group, ((tokens, _), count) in enumerate(zip(shapes, channels, strict=True)):
             declare(self, group, Moments.zeros(self.jackknife, count, self.device))
-            if self.null != "rows":
-                declare(self, group, Folds.zeros(self.folds, tokens, count, self.device))
+            declare(self, group, Folds.zeros(self.folds, tokens, count, self.device))
 
     def parts(self, group: int) -> Seen:
-        """Return the parts of a group, as all images, or all but a fold, show them."""
+        """Function from a fold to the parts of a group without that fold's images; None: with all images."""
         return declared(self, group, Moments).parts(self.shapes[group][1])
 
     def finish(self) -> dict[str, Tensor]:
         self.check_rows()
         columns: dict[str, Tensor] = {}
         dead = torch.zeros(len(self.names), dtype=torch.bool)
-        found = ranks.in_turn(self._of_group, len(self.groups))
-        for group in reversed(range(len(found))):  # where groups overlap the first counts
+        by_group = ranks.in_turn(self._of_group, len(self.groups))
+        for group in reversed(range(len(by_group))):  # where groups overlap the first counts
             index = self.members(group)
-            dead[index] |= ~found[group].pop("alive")
-            for name, part in found[group].items():
+            dead[index] |= ~by_group[group].pop("alive")
+            for name, part in by_group[group].items():
                 if name not in columns:
                     columns[name] = self._empty(name, part)
                 place = (index[:, None], index, slice(part.shape[-1]))[: part.dim()] if part.dim() > 1 else (index,)
@@ -212,12 +203,12 @@ class Similarity(Measure):
         return {name: column.to(self.device) for name, column in columns.items()}
 
     def _of_group(self, group: int) -> dict[str, Tensor]:
-        """The columns of one group, and which of its parts are alive; on the CPU, for other ranks."""
+        """Columns of one group, and "alive" of its parts; on the CPU, for other ranks."""
         seen = self.parts(group)
         heads = seen(None)
         compared = self.compare(heads)
         images_J = declared(self, group, Moments).rows
-        found = {
+        columns = {
             **jackknife(compared.pop("value"), lambda fold: self.compare(seen(fold))["value"], images_J, self.within),
             **compared,
             **self._null(group, heads),
@@ -225,48 +216,45 @@ class Similarity(Measure):
         }
         both = heads.alive[:, None] & heads.alive
         for name in ("value", "null", "low", "high"):
-            found[name] = found[name].where(both, 0.0)
+            columns[name] = columns[name].where(both, 0.0)
             if name != "null":  # exact by definition, but not as computed
-                found[name].diagonal().copy_(heads.alive)
-        return {name: part.cpu() for name, part in {**found, "alive": heads.alive}.items()}
+                columns[name].diagonal().copy_(heads.alive)
+        return {name: part.cpu() for name, part in {**columns, "alive": heads.alive}.items()}
 
     def _null(self, group: int, heads: Parts) -> dict[str, Tensor]:
-        """Return the chance columns of one group."""
-        if self.null == "rows":
-            return self.rows_null(heads)
         folds = declared(self, group, Folds)
         if int((folds.count > 0).sum()) < 2:  # nothing to swap
             return {name: part * torch.nan for name, part in _as_null(self.permuted(heads, heads)).items()}
         site = self.layout.sites[self.groups[group][0]]
         rolled = dataclasses.replace(site, prefix_tokens=site.prefix_tokens - self.skipped[group])
         swapped = folds.swapped(heads, self.null_draws, self.seed, rolled if self.null == "rolled" else None)
-        drawn = [self.permuted(heads, each) for each in swapped]
-        value_HHN = torch.stack([each["value"] for each in drawn], -1)
-        means = {name: torch.stack([each[name] for each in drawn]).mean(0) for name in drawn[0]}
+        draws = [self.permuted(heads, parts) for parts in swapped]
+        value_HHN = torch.stack([draw["value"] for draw in draws], -1)
+        means = {name: torch.stack([draw[name] for draw in draws]).mean(0) for name in draws[0]}
         spread = value_HHN.std(-1, correction=min(1, self.null_draws - 1))
         return {**_as_null(means), "null_sd": spread, "null_draws": value_HHN}
 
     def _empty(self, name: str, part: Tensor) -> Tensor:
-        """Room for all parts of what ``part`` says about a group; NaN where no group says anything."""
+        """Column of all parts, for what ``part`` is of one group; NaN until groups fill it."""
         count, width = len(self.names), max(width for _, width in self.shapes)
         shape = (count, count, self.null_draws if name == "null_draws" else width)[: part.dim()]
         return part.new_full(shape, torch.nan) if part.is_floating_point() else part.new_zeros(shape)
 
 
 class PairMeasure(Similarity):
-    """Base of the similarities between heads. A subclass writes ``compare`` and ``rows_null`` for one group's heads.
+    """Base of the similarities between heads. A subclass writes ``compare`` for one group's heads.
 
-    pairs: which heads are compared: those of one "layer", of one "stage", or "all". Rows are compared token by token,
-        so the sites of a group need the same number of tokens.
+    pairs: heads that are compared: those of one "layer", of one "stage", or "all". Rows are compared token by token, so
+        the sites of a group need the same number of tokens.
     tokens: rows are "all" tokens, or the "patches" without class token and registers, which many heads treat alike.
 
-    UserError where the heads of a group differ in tokens or width. DuplicateHead names pairs above 0.99999, where
-    chance does not come near that.
+    Raises UserError if the heads of a group differ in tokens or width. DuplicateHead names pairs above 0.99999 whose
+    null is below 0.9.
     """
 
     kind = "pairwise"
     larger = "the two heads are more alike"
-    equal_up_to: ClassVar[str]  # what the measure cannot see: heads that differ by no more than this are duplicates
+    equal_up_to: ClassVar[str]  # difference that the measure cannot see, between heads that score 1
 
     def __init__(self, layout: HeadLayout, pairs: Pairs = "layer", tokens: Tokens = "all", **kwargs: Any) -> None:
         super().__init__(layout, groups(self.name, layout, pairs), **kwargs)
@@ -274,7 +262,7 @@ class PairMeasure(Similarity):
         self.pairs = pairs
         if tokens == "patches":
             self.skipped = [layout.sites[sites[0]].prefix_tokens for sites in self.groups]
-        for sites in self.groups:  # as far as the layout tells, refuse now and not after an epoch
+        for sites in self.groups:  # refuse before the first batch what the layout alone shows
             self._check_aligned(sites, [token_count(layout.sites[s]) for s in sites])
 
     def shape(self, group: int, batch: HeadBatch) -> tuple[int, int]:
@@ -299,14 +287,14 @@ class PairMeasure(Similarity):
 
 
 def groups(name: str, layout: HeadLayout, pairs: Pairs) -> tuple[tuple[int, ...], ...]:
-    """Site numbers, grouped by what is compared with what. UserError for pairs that are none of the choices."""
+    """Site numbers, by groups that are compared. Raises UserError for an unknown ``pairs``."""
     one_of(name, "pairs", pairs, Pairs)
     key = {"layer": lambda s: s, "stage": lambda s: layout.sites[s].stage, "all": lambda s: 0}[pairs]
     return tuple(tuple(sites) for _, sites in itertools.groupby(range(len(layout.sites)), key))
 
 
 def refuse_unlike(name: str, pairs: Pairs, sites: Sequence[HeadSite], facts: Sequence[str]) -> None:
-    """UserError unless the ``facts`` of sites whose heads are compared, in words, are the same."""
+    """Raise UserError unless the ``facts`` (a few words per site) of compared sites are equal."""
     for site, fact in zip(sites, facts, strict=True):
         if fact != facts[0]:
             raise UserError(
@@ -316,7 +304,7 @@ def refuse_unlike(name: str, pairs: Pairs, sites: Sequence[HeadSite], facts: Seq
 
 
 def token_count(site: HeadSite) -> int | None:
-    """T of a site, None where only the images tell."""
+    """T of a site, None if it depends on the size of the images."""
     return None if site.grid is None else site.prefix_tokens + math.prod(site.grid)
 
 
@@ -331,7 +319,7 @@ def _as_null(columns: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def warn_duplicates(name: str, layout: HeadLayout, value_AA: Tensor, null_AA: Tensor, up_to: str) -> None:
-    """Name the pairs of heads that are equal ``up_to`` something; not where so few rows would make any pair equal."""
+    """Warn of pairs of heads that are equal ``up_to`` something, but for those that few rows make equal."""
     if same := ((value_AA > _DUPLICATE) & (null_AA < 0.9)).triu(1).nonzero().tolist():
         names = head_names(layout)
         pairs = ", ".join(f"{names[a]} and {names[b]}" for a, b in same)
