@@ -28,12 +28,16 @@ def test_the_interval_of_a_difference_is_newcombes():
     assert difference(a, b) == pytest.approx((0.2, 0.0524, 0.3339), abs=1e-4)
 
 
-def test_the_page_of_one_run_has_its_place(a_run, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["report", str(a_run), "--out", str(tmp_path / "other.html")])
+def test_the_report_of_a_sweep_compares_its_jobs(a_run, other_run, tmp_path, monkeypatch, capsys):
+    for number, run in enumerate((a_run, other_run)):
+        shutil.copytree(run, tmp_path / str(number))
+    monkeypatch.setattr("sys.argv", ["report", str(tmp_path)])
+    command.main()
+    assert capsys.readouterr().out.strip() == str(tmp_path / "report.html")
+    assert len(Page((tmp_path / "report.html").read_text()).data["runs"]) == 2
+    monkeypatch.setattr("sys.argv", ["report", str(a_run), str(other_run)])  # that is mhprobe.compare
     with pytest.raises(SystemExit, match="2"):
         command.main()
-    assert "--out is for several runs; the page of one run goes into its folder" in capsys.readouterr().err
-    assert not list(tmp_path.glob("*.html"))
 
 
 def test_heads_that_changed_are_found(a_run, other_run, tmp_path):

@@ -1,9 +1,9 @@
 """python -m mhprobe.compare RUN [RUN ...]: runs in one table and one figure, with the spread over seeds (no training).
 
 RUN is the folder of a run or of a sweep. Writes tables and figures ``runs``, ``groups``, ``curves`` and ``agreement``
-(of the heads), of runs that differ in two settings or more the table ``grid`` (accuracy by these), the table ``paired``
-(McNemar's test of every two runs that were tested on the same images), of runs of mhprobe.claims the matrix ``claims``,
-and comparison.html, which shows two or more runs side by side.
+(of the heads); the table ``paired`` (McNemar's test of every two runs on the same test images); the table ``grid``
+(accuracy by setting) of runs that differ in two settings or more; the matrix ``claims`` of runs of mhprobe.claims; and
+comparison.html, the runs side by side.
 """
 
 import argparse
@@ -15,13 +15,13 @@ from mhprobe.io.stopping import outlive_readers
 
 @one_line()
 def main() -> None:
-    """Print a line per group and where the rest is."""
+    """Print a line per group and the places of the files."""
     parser = argparse.ArgumentParser(prog="python -m mhprobe.compare", description=(__doc__ or "").partition(": ")[2])
     parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help="the folder of a finished run, or of a sweep")
     parser.add_argument("--out", type=Path, default=Path("comparison"), help="the folder to write into")
     parser.add_argument("--over", nargs="+", default=["seed"], metavar="SETTING", help="what runs of a group differ in")
     parser.add_argument("--style", choices=["screen", "paper"], default="screen", help="of figures: paper fits columns")
-    given = parser.parse_args()
+    options = parser.parse_args()
     from mhprobe.report.html import write_comparison
     from mhprobe.report.report import Report
     from mhprobe.report.runs.facts import origin_of_script
@@ -29,15 +29,14 @@ def main() -> None:
     from mhprobe.report.runs.run import expand
     from mhprobe.report.several import about, inert, lines, several
 
-    with reading(Path(", ".join(map(str, given.runs)))):
-        results = several(given.runs, given.over)
-        described = about(given.runs)
-    report = Report(given.out, style=given.style)
+    report = Report(options.out, style=options.style)
     report.origin = origin_of_script("compare")
-    report.data, report.images = described
+    with reading(Path(", ".join(map(str, options.runs)))):
+        results = several(options.runs, options.over)
+        report.data, report.images = about(options.runs)
     report.add_all({name: inert(result) for name, result in results.items()})
-    page = write_comparison(expand(given.runs), given.out / "comparison.html")
-    print(*lines(results), f"tables and figures: {given.out}", page, sep="\n")
+    page = write_comparison(expand(options.runs), options.out / "comparison.html")
+    print(*lines(results), f"tables and figures: {options.out}", page, sep="\n")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Several runs in one table and one figure: accuracy, masking curves, and how well runs agree about heads.
+"""Comparison of runs: accuracy, masking curves, agreement about heads, and a paired test of every two runs.
 
-Runs whose settings are the same but for those of ``over`` (the seed) are a group. A group has a mean over its runs with
-Student's 95 % interval: what another run would give. Beside it stands the interval over images of single runs, which is
-what another set of images would give. Two runs on the same images have McNemar's exact test, others have none.
+Runs whose settings differ only in those of ``over`` (the seed) are a group. A group has the mean over its runs with
+Student's 95 % interval, which predicts another run; the interval over images of a single run predicts other images.
+Two runs on the same images have McNemar's exact test.
 """
 
 import itertools
@@ -29,15 +29,16 @@ from mhprobe.stats.agreement import agreement
 from mhprobe.stats.significance import holm, paired, t_interval
 
 FEW = 6  # pairs of runs: four runs have as many
-NONE = {"difference": "", "low": "", "high": "", "lost": "", "won": "", "p": "", "p_holm": "", "images": ""}
+UNTESTED = dict.fromkeys(("difference", "low", "high", "lost", "won", "p", "p_holm", "images"), "")
 STEP = "masking.step"  # runs that differ in it hold points of the same curve
+ACCURACY = ("accuracy", "low", "high", "images")
 
 
 class One(NamedTuple):
     """A run among others.
 
-    own: the settings that differ between the runs. group: the name of the runs that differ in nothing but ``over``.
-    by: up to three settings that tell the groups apart.
+    own: its values of all settings that differ between the runs. group: the name of the runs that differ only in
+    ``over``. by: up to three settings that distinguish the groups. accuracy: of ``words.accuracy``.
     """
 
     name: str
@@ -45,40 +46,45 @@ class One(NamedTuple):
     own: dict[str, str]
     group: str
     by: dict[str, str]
+    accuracy: tuple[float, float, float, int] | None
 
 
 def several(folders: Sequence[Path], over: Sequence[str] = ("seed",)) -> dict[str, Result]:
-    """The results ``runs``, ``groups``, ``grid``, ``paired``, ``curves``, ``agreement``, ``claims``.
+    """Compare runs: results ``runs``, ``groups``, ``grid``, ``paired``, ``curves``, ``agreement``, ``claims``.
 
-    over: settings by the end of their names.
-    folders: of runs, or of sweeps. UserError for fewer than two runs, and for a folder that holds none.
+    folders: of runs, or of sweeps. over: settings by the end of their names. Raises UserError for fewer than two runs,
+    for a folder without a run, and for an ``over`` that no run has set.
     """
-    found = [read_run(folder) for folder in expand(folders)]
-    if len(found) < 2:
-        raise UserError(f"compare: expected two or more runs, got {len(found)}. Give their folders, or a sweep's.")
-    ones = told_apart(found, over)
-    tests = pairs([one.run.outcomes() for one in ones], [one.name for one in ones])
+    runs = [read_run(folder) for folder in expand(folders)]
+    if len(runs) < 2:
+        raise UserError(f"compare: expected two or more runs, got {len(runs)}. Give their folders, or a sweep's.")
+    ones = _ones(runs, over)
     groups = from_rows(_groups(ones))
-    runs, lines, alike = _runs(ones), _curves(ones), _agreement(ones)
-    networks = [str(one.run.config.get("name")) for one in ones]
+    accuracies = [
+        {"run": one.name, "group": one.group, **one.own, **dict(zip(ACCURACY, one.accuracy, strict=True))}
+        for one in ones
+        if one.accuracy is not None
+    ]
+    points, alike = _curves(ones), _agreement(ones)
+    networks = [str(run.config.get("name")) for run in runs]
     if len(set(networks)) < len(networks):
         networks = [one.name for one in ones]
     results = {
-        "runs": Result(from_rows(runs), figure.runs(runs, groups) if runs else None, drawn="runs"),
+        "runs": Result(from_rows(accuracies), figure.runs(accuracies, groups) if accuracies else None, drawn="runs"),
         "groups": Result(groups),
         "grid": Result(from_rows(_grid(ones))),
-        "paired": Result(from_rows(tests)),
-        "curves": Result(from_rows(lines), figure.run_curves(lines) if lines else None, drawn="run_curves"),
+        "paired": Result(from_rows(pairs([run.outcomes() for run in runs], [one.name for one in ones]))),
+        "curves": Result(from_rows(points), figure.run_curves(points) if points else None, drawn="run_curves"),
         "agreement": Result(from_rows(alike), figure.run_agreement(alike) if alike else None, drawn="run_agreement"),
-        "claims": matrix({name: one.run.rows("claims") for name, one in zip(networks, ones, strict=True)}),
+        "claims": matrix({name: run.rows("claims") for name, run in zip(networks, runs, strict=True)}),
     }
     return {name: result for name, result in results.items() if result.table is not None and result.table.rows}
 
 
 def lines(results: Mapping[str, Result]) -> list[str]:
-    """Return the groups' accuracies, a line each, for a terminal; of few runs also their differences, pair by pair."""
-    tables = {name: result.table for name, result in results.items()}
-    groups, tests = (table.dicts() if (table := tables.get(name)) else [] for name in ("groups", "paired"))
+    """Return a line per group with its accuracy; for at most four runs also a line per pair with its difference."""
+    tables = {name: result.table.dicts() for name, result in results.items() if result.table}
+    groups, tests = tables.get("groups", []), tables.get("paired", [])
     text = []
     for row in groups:
         runs, low, high, half = row["runs"], row["low"], row["high"], 100 * row["half_width_over_images"]
@@ -89,9 +95,9 @@ def lines(results: Mapping[str, Result]) -> list[str]:
 
 
 def inert(result: Result) -> Result:
-    """With a table that a spreadsheet takes for data: what begins like a formula gets an apostrophe before it.
+    """Put an apostrophe before table cells that a spreadsheet would run as formulas.
 
-    Texts come from the settings of others' runs, and ``=HYPERLINK(...)`` in one would be a formula that is run.
+    Texts come from the settings of others' runs, and one may be ``=HYPERLINK(...)``.
     """
     if result.table is None:
         return result
@@ -101,7 +107,7 @@ def inert(result: Result) -> Result:
 
 
 def _no_formula(cell: Any) -> Any:
-    """Numbers stay numbers, also as text, e.g. "-0.5".
+    """Quote a text that looks like a formula; numbers stay numbers, also as text.
 
     >>> [_no_formula(cell) for cell in ("=1+1", "@SUM(A1)", "-0.5", "-x", "cat", -1)]
     ["'=1+1", "'@SUM(A1)", '-0.5', "'-x", 'cat', -1]
@@ -116,18 +122,18 @@ def _no_formula(cell: Any) -> Any:
 
 
 def about(folders: Sequence[Path]) -> tuple[str, Sample]:
-    """The data that runs were tested on, and on how many images, for the small print of figures; empty if unknown."""
+    """Return data set and number of test images of the runs, for the small print of figures; empty if unknown."""
     runs = [read_run(folder) for folder in expand(folders)]
     data = dict.fromkeys(str(run.model["data"]) for run in runs if run.model.get("data"))
-    counts = sorted({found[3] for run in runs if (found := words.accuracy(run)) is not None})
+    counts = sorted({accuracy[3] for run in runs if (accuracy := words.accuracy(run)) is not None})
     images = Sample(counts[0], "test") if counts else Sample()
     if len(counts) > 1:
         images = images._replace(words=f"n = {counts[0]:,} to {counts[-1]:,} test images")
     return ", ".join(data), images
 
 
-def told_apart(runs: Sequence[Run], over: Sequence[str]) -> list[One]:
-    """Every run with a name, and what tells it from the others. UserError for an ``over`` that no run has set."""
+def _ones(runs: Sequence[Run], over: Sequence[str]) -> list[One]:
+    """Name and group the runs. Raises UserError for an ``over`` that no run has set."""
     known = {part for run in runs for key in settings(run) for part in (key, key.split(".")[-1])} | {"seed"}
     if unknown := [key for key in over if key not in known]:
         close = get_close_matches(unknown[0], known, n=1)
@@ -136,15 +142,15 @@ def told_apart(runs: Sequence[Run], over: Sequence[str]) -> list[One]:
     apart = {key: of for key, of in differing(runs).items() if not key.startswith(("hydra", "out", "cache_dir"))}
     own = [{key: of[number] for key, of in apart.items()} for number in range(len(runs))]
     summed = {*over, STEP}
-    groups = [{key: each[key] for key in each if not {key, key.split(".")[-1]} & summed} for each in own]
+    groups = [{key: row[key] for key in row if not {key, key.split(".")[-1]} & summed} for row in own]
     typed = typed_apart(runs, without=summed)
-    telling = typed if any(map(said, typed)) else [dict(list(group.items())[:MOST]) for group in groups]
-    return list(map(One, names(runs), runs, own, _group_names(groups, telling), telling))
+    by = typed if any(map(said, typed)) else [dict(list(group.items())[:MOST]) for group in groups]
+    return list(map(One, names(runs), runs, own, _group_names(groups, by), by, map(words.accuracy, runs)))
 
 
-def _group_names(groups: Sequence[dict[str, str]], telling: Sequence[dict[str, str]]) -> list[str]:
-    """A name for every run's group: of settings that tell it, with a number where other groups have the same ones."""
-    texts = [(said(own) or "as it is") if group else "all runs" for group, own in zip(groups, telling, strict=True)]
+def _group_names(groups: Sequence[dict[str, str]], by: Sequence[dict[str, str]]) -> list[str]:
+    """Name each run's group by the settings that distinguish it; groups that share a name are numbered."""
+    texts = [(said(own) or "as it is") if group else "all runs" for group, own in zip(groups, by, strict=True)]
     alike: dict[str, list[dict[str, str]]] = {text: [] for text in texts}
     for text, group in zip(texts, groups, strict=True):
         alike[text] += [group] if group not in alike[text] else []
@@ -152,25 +158,12 @@ def _group_names(groups: Sequence[dict[str, str]], telling: Sequence[dict[str, s
     return [text if len(alike[text]) == 1 else f"{text} ({alike[text].index(group) + 1})" for text, group in named]
 
 
-def _accuracies(ones: Sequence[One]) -> list[tuple[One, tuple[float, float, float, int]]]:
-    """The runs that have a test accuracy, each with it, its interval, and the number of images."""
-    return [(one, accuracy) for one in ones if (accuracy := words.accuracy(one.run)) is not None]
-
-
-def _runs(ones: Sequence[One]) -> list[dict[str, Any]]:
-    """A row per run."""
-    names = ("accuracy", "low", "high", "images")
-    return [
-        {"run": one.name, "group": one.group, **one.own, **dict(zip(names, accuracy, strict=True))}
-        for one, accuracy in _accuracies(ones)
-    ]
-
-
 def _groups(ones: Sequence[One]) -> list[dict[str, Any]]:
-    """A row per group: mean and spread over its runs, and beside it the interval over images of its single runs."""
+    """Return a row per group: mean and spread over its runs, and the mean interval over images of a single run."""
     groups: dict[str, list[tuple[float, float, float, int]]] = {}
-    for one, accuracy in _accuracies(ones):
-        groups.setdefault(one.group, []).append(accuracy)
+    for one in ones:
+        if one.accuracy is not None:
+            groups.setdefault(one.group, []).append(one.accuracy)
     return [
         {
             **{"group": group, "runs": len(accuracies), **_spread([share for share, *_ in accuracies])},
@@ -181,14 +174,14 @@ def _groups(ones: Sequence[One]) -> list[dict[str, Any]]:
 
 
 def _grid(ones: Sequence[One]) -> list[dict[str, Any]]:
-    """Of runs that differ in two settings or more, mean accuracy with a column for each value of the last one."""
+    """Return mean accuracy by the settings that differ, a column per value of the last; [] for fewer than two."""
     keys = list(dict.fromkeys(key for one in ones for key in one.by))
     if len(keys) < 2:
         return []
     shares: dict[tuple[str, ...], dict[str, list[float]]] = {}
-    for one, (share, *_) in _accuracies(ones):
+    for one in (one for one in ones if one.accuracy is not None):
         *rest, last = (one.by.get(key, "") for key in keys)
-        shares.setdefault(tuple(rest), {}).setdefault(last, []).append(share)
+        shares.setdefault(tuple(rest), {}).setdefault(last, []).append(one.accuracy[0])
     across = sorted({value for row in shares.values() for value in row}, key=_in_order)
     return [
         {
@@ -200,7 +193,7 @@ def _grid(ones: Sequence[One]) -> list[dict[str, Any]]:
 
 
 def _in_order(value: str) -> tuple[float, str]:
-    """Numbers by size, then words."""
+    """Sort key: numbers by size, then words."""
     try:
         return float(value), value
     except ValueError:
@@ -208,7 +201,7 @@ def _in_order(value: str) -> tuple[float, str]:
 
 
 def _curves(ones: Sequence[One]) -> list[dict[str, Any]]:
-    """A row per group, curve, split and number of heads masked. of: what "accuracy" is, which may differ by run."""
+    """Return a row per group, curve, split and number of heads masked. of: the score that "accuracy" is."""
     groups = list(dict.fromkeys(one.group for one in ones))
     seen: dict[tuple[int, str, str, float, str], dict[str, tuple[float, float, float]]] = {}
     for one in ones:
@@ -229,7 +222,7 @@ def _curves(ones: Sequence[One]) -> list[dict[str, Any]]:
 
 
 def _agreement(ones: Sequence[One], k: int = 10) -> list[dict[str, Any]]:
-    """A row per measure and two runs of the same layout: do they rank the heads alike?"""
+    """Return a row per measure and two runs of the same layout: their rank correlation over heads."""
     measures = [{measure["key"]: measure for measure in atlas.measures(one.run)} for one in ones]
     rows = []
     for (a, first), (b, second) in itertools.combinations(zip(ones, measures, strict=True), 2):
@@ -238,34 +231,34 @@ def _agreement(ones: Sequence[One], k: int = 10) -> list[dict[str, Any]]:
         for key in [key for key in first if key in second]:
             columns = {one.name: words.values(of[key]) for one, of in ((a, first), (b, second))}
             # None, of a head without a value, becomes NaN
-            alike = agreement({name: torch.tensor(np.array(each, float)) for name, each in columns.items()}, k)
+            alike = agreement({name: torch.tensor(np.array(value, float)) for name, value in columns.items()}, k)
             numbers = {name: getattr(alike, name)[0, 1].item() for name in ("spearman", "overlap", "chance")}
             rows.append({"measure": key, "run_a": a.name, "run_b": b.name, **numbers, "k": alike.k})
     return rows
 
 
 def _spread(shares: Sequence[float]) -> dict[str, Any]:
-    """Mean, deviation and Student's 95 % interval over runs, cut at 0 and 1; "" for what one run cannot tell."""
+    """Return mean, deviation and Student's 95 % interval over runs, cut to [0, 1]; "" for one run."""
     if len(shares) < 2:
         return {"accuracy": shares[0], "deviation": "", "low": "", "high": ""}
-    mean, low, high = (each.item() for each in t_interval(torch.tensor(shares, dtype=torch.float64)[:, None]))
+    mean, low, high = (end.item() for end in t_interval(torch.tensor(shares, dtype=torch.float64)[:, None]))
     ends = {"low": max(0.0, low), "high": min(1.0, high)}
     return {"accuracy": mean, "deviation": statistics.stdev(shares), **ends}
 
 
-def pairs(found: Sequence[Outcomes | None], names: Sequence[str]) -> list[dict[str, Any]]:
-    """A row for every two runs, in their order, with a test of those that saw the same test images.
+def pairs(outcomes: Sequence[Outcomes | None], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return a row for every two runs, with a paired test if they were tested on the same images.
 
-    found: of each run, which test images it got right, or None.
+    outcomes: of each run, its correct test images, or None.
     run_a, run_b: names. difference, low, high: accuracy of b - a with its 95 % interval. lost, won: images that only a,
-    only b gets right. p: exact McNemar; p_holm: over all pairs that were tested. images: how many. untested: why there
-    is no test, "" where there is one.
+    only b gets right. p: exact McNemar; p_holm: over all tested pairs. images: their number. untested: the reason why
+    there is no test, or "".
     """
     rows = []
-    for (a, first), (b, second) in itertools.combinations(zip(names, found, strict=True), 2):
-        row: dict[str, Any] = {"run_a": a, "run_b": b, **NONE, "untested": ""}
-        silent = [name for name, each in ((a, first), (b, second)) if each is None]
+    for (a, first), (b, second) in itertools.combinations(zip(names, outcomes, strict=True), 2):
+        row: dict[str, Any] = {"run_a": a, "run_b": b, **UNTESTED, "untested": ""}
         if first is None or second is None:
+            silent = [name for name, of in ((a, first), (b, second)) if of is None]
             row["untested"] = f"{' and '.join(silent)} did not write which test images were right"
         elif first.images != second.images:
             row["untested"] = "they were tested on different images"
@@ -280,7 +273,7 @@ def pairs(found: Sequence[Outcomes | None], names: Sequence[str]) -> list[dict[s
 
 
 def told(row: Mapping[str, Any]) -> str:
-    """A pair of runs in a sentence."""
+    """Return a row of ``pairs`` as a sentence."""
     if row["untested"]:
         return f"{row['run_b']} against {row['run_a']}: {row['untested']}, so there is no paired test."
     gap, low, high = (100 * row[name] for name in ("difference", "low", "high"))
@@ -291,22 +284,22 @@ def told(row: Mapping[str, Any]) -> str:
 
 
 def by_network(judged: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Return a row per claim with the verdict of each network, "" where it was not asked.
+    """Return a row per claim with the verdict of each network, "" if the network was not asked.
 
     judged: the rows of claims, by the name of the network's run; runs without any are left out.
     """
-    asked = {name: {row["claim"]: row for row in rows} for name, rows in judged.items() if rows}
-    says = {claim: row["says"] for rows in asked.values() for claim, row in rows.items()}
+    claims = {name: {row["claim"]: row for row in rows} for name, rows in judged.items() if rows}
+    says = {claim: row["says"] for rows in claims.values() for claim, row in rows.items()}
     rows = []
     for claim in sorted(says):
-        verdicts = {name: str(of[claim]["verdict"]) if claim in of else "" for name, of in asked.items()}
+        verdicts = {name: str(of[claim]["verdict"]) if claim in of else "" for name, of in claims.items()}
         holds = sum(verdict == "holds" for verdict in verdicts.values())
         rows.append({"claim": claim, "says": says[claim], "holds_in": holds, **verdicts})
     return rows
 
 
 def matrix(judged: Mapping[str, Sequence[Mapping[str, Any]]]) -> Result:
-    """The table and the figure of claims by networks; empty where no run judged any."""
+    """Return the table and the figure of claims by networks; empty if no run judged any."""
     rows = by_network(judged)
     if not rows:
         return Result()

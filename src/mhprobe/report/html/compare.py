@@ -1,7 +1,7 @@
-"""Runs side by side, each against the first: accuracy, masking curves, and which heads changed.
+"""Page of several runs, each compared with the first: accuracy, masking curves, and heads that changed.
 
-Accuracies of runs that were tested on the same images are compared image by image. Every other difference has a 95 %
-interval that takes the runs as independent: on the same images it is too wide where images move both runs alike.
+Accuracies on the same test images are compared image by image. Every other difference has a 95 % interval for
+independent runs, which is conservative for runs on the same images.
 """
 
 import logging
@@ -31,23 +31,20 @@ Columns = Mapping[str, Any]  # of a run's measure: value, low, high, and the int
 
 
 def write_comparison(folders: Sequence[Path], to: Path) -> Path:
-    """One page about two or more runs. UserError if one is no run, or if there is only one."""
+    """Write one page about two or more runs. Raises UserError if one is no run, or if there is only one."""
     if len(folders) < 2:
-        raise UserError("report: a comparison needs two or more runs.")
+        raise UserError("compare: a comparison needs two or more runs.")
     with reading(Path(", ".join(map(str, folders)))):
         return write(Path(to), _page([read_run(folder) for folder in folders]).encode())
 
 
 def finish_sweep(folder: Path) -> Path | None:
-    """Write ``folder/report.html`` at the end of a sweep, its jobs side by side. Never fails the sweep.
+    """Write ``folder/report.html`` of a sweep's jobs. Never fails the sweep.
 
-    None where fewer than two jobs have results, or after a line in the log.
+    Returns None if fewer than two jobs have results, or, after a line in the log, if the page fails.
     """
-    runs = jobs(folder)
-    if len(runs) < 2:
-        return None
     try:
-        return write_comparison(runs, folder / "report.html")
+        return write_comparison(runs, folder / "report.html") if len(runs := jobs(folder)) > 1 else None
     except Exception as error:  # the jobs' results are there
         log.warning("report.html: %s. Try again with: python -m mhprobe.report %s", error, folder)
         return None
@@ -93,14 +90,14 @@ def difference(a: Estimate, b: Estimate) -> Estimate:
 
 
 def _accuracies(runs: Sequence[Run], names: Sequence[str], paired: Sequence[Mapping[str, Any]]) -> list[str]:
-    known = {name: accuracy for run, name in zip(runs, names, strict=True) if (accuracy := words.accuracy(run))}
+    accuracies = {name: accuracy for run, name in zip(runs, names, strict=True) if (accuracy := words.accuracy(run))}
     text = [
         f"{name}: test accuracy {words.percent(share)} ({100 * low:.1f} to {100 * high:.1f}, {images} images)."
-        for name, (share, low, high, images) in known.items()
+        for name, (share, low, high, images) in accuracies.items()
     ]
     to_first = {pair["run_b"]: pair for pair in paired if pair["run_a"] == names[0]}
-    first = known.pop(names[0], None)
-    for name, other in known.items():
+    first = accuracies.pop(names[0], None)
+    for name, other in accuracies.items():
         if first is None:
             break
         text.append(told(to_first[name]))
@@ -114,7 +111,7 @@ def _accuracies(runs: Sequence[Run], names: Sequence[str], paired: Sequence[Mapp
 
 
 def _measures(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Measures that all runs have for as many heads: their values and intervals, run by run."""
+    """Return the measures that all runs have for as many heads: values and intervals, run by run."""
     measures = [{measure["key"]: measure for measure in atlas.measures(run)} for run in runs]
     shared = []
     for key, first in measures[0].items():
@@ -132,7 +129,7 @@ def _measures(runs: Sequence[Run]) -> list[dict[str, Any]]:
 def _beside_first(
     names: Sequence[str], measures: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[Mapping[str, Any], str, Columns, Columns, dict[int, tuple[Estimate, Estimate]]]]:
-    """Each measure of each further run: measure, run, the first's columns, its own, both estimates of known heads."""
+    """Yield, per measure and further run: measure, run, the first's columns, its own, estimates of both by head."""
     for measure in measures:
         first, *others = measure["runs"]
         for name, other in zip(names[1:], others, strict=True):
@@ -176,7 +173,7 @@ def _changed(names: Sequence[str], measures: Sequence[Mapping[str, Any]]) -> lis
 
 
 def _numbers_only(runs: Sequence[Run], names: Sequence[str], measures: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the runs whose heads are matched by number alone: their networks were not read from the same weights."""
+    """Return a warning if heads are matched by number alone: networks that were not read from the same weights."""
     weights = [run.config.get("weights") for run in runs]
     others = [
         name
@@ -192,7 +189,7 @@ def _numbers_only(runs: Sequence[Run], names: Sequence[str], measures: Sequence[
 
 
 def _curve_rows(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, Any]]:
-    """At every number of heads that the first run and another have on the same curve, of the same score."""
+    """Return a row per number of heads that the first run and another have on the same curve, of the same score."""
     lines = [
         {(line["curve"], line["split"]): line["points"] for line in curves.lines(run)}
         if curves.scored(run) == curves.scored(runs[0])
@@ -215,7 +212,7 @@ def _curve_rows(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, Any
 
 
 def _kept_rows(runs: Sequence[Run], names: Sequence[str], heads: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the differences between runs that chose heads (pruning, learned gates)."""
+    """Return the heads that not all runs keep (pruning, learned gates)."""
     tables = [next((t for _, e, t in run.of_kind("per_head") if e.decides), None) for run in runs]
     if any(table is None or len(table.rows) != len(heads) for table in tables):
         return []
