@@ -10,8 +10,7 @@ import pytest
 from matplotlib.image import AxesImage
 from matplotlib.text import Text
 
-from mhprobe.report.figures.style import SCREEN
-from mhprobe.report.paper import LEAST, ONE, TWO, fit
+from mhprobe.report.figures.style import LEAST, ONE, SCREEN, TWO, fit
 
 _ON_PAPER: set[str] = set()  # tests whose first figure was held against a printed page: one each is enough
 

@@ -7,7 +7,7 @@ import torch
 from matplotlib.text import Text
 
 import mhprobe
-from mhprobe.report.paper import LEAST, ONE, TWO
+from mhprobe.report.figures.style import LEAST, ONE, TWO
 from models import images_for, labels_for, text, tiny_registers, tiny_swin, tiny_vit
 
 
@@ -112,9 +112,9 @@ def test_figures_are_those_of_the_reports(found):
     assert list(line.get_ydata()) == [100 * row["accuracy"] for row in rows]
     images = loader[0][0][:2]
     figure = mhprobe.plot.maps(images, mhprobe.attention(model, images, head=[0, 5], query="class"), titles=["a", "b"])
-    assert len(figure.axes) == 6 and [axes.get_title() for axes in figure.axes[:3]] == ["image", "a", "b"]
+    assert len(figure.axes) == 6 + 4 and [axes.get_title() for axes in figure.axes[:3]] == ["", "a", "b"]
     seen = mhprobe.attention(model, images, head=[0, 5], query=(0, 1))
-    framed = [axes.patches for axes in mhprobe.plot.maps(images, seen, query=(0, 1)).axes]
+    framed = [axes.patches for axes in mhprobe.plot.maps(images, seen, query=(0, 1)).axes[:6]]
     cell = images.shape[-1] / seen.shape[-1]
     assert [{patch.get_xy() for patch in each} for each in framed] == [set(), *[{(cell - 0.5, -0.5)}] * 2] * 2
     with pytest.raises(mhprobe.UserError, match=r"plot.maps: query: expected a patch of \(\d, \d\), got \(99, 0\)"):

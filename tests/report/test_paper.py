@@ -14,8 +14,7 @@ from layouts import LAYOUTS
 from mhprobe.masking.redundant_or_inert import Likeness
 from mhprobe.report.figures import attention, masking, pruned, runs
 from mhprobe.report.figures.heads import per_head
-from mhprobe.report.figures.style import canvas, save
-from mhprobe.report.paper import LEAST, ONE, TWO, fit
+from mhprobe.report.figures.style import LEAST, ONE, TWO, canvas, fit, save
 from mhprobe.report.report import Report, Result, Sample
 from results import add_measure
 

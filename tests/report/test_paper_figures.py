@@ -47,14 +47,6 @@ def test_the_histogram_counts_every_head(layout):
     assert_nothing_is_clipped(figure)
 
 
-def test_kinds_have_a_panel_each_and_those_that_are_not_there_none(layout):
-    columns = per_head(layout, "value", "cls", "left", "uniform_cls", "uniform_left")
-    columns["cls"] *= torch.nan
-    figure = attention.kinds_by_layer(layout, columns, "unused")
-    assert [axes.get_title() for axes in figure.axes] == ["left"]
-    assert_nothing_is_clipped(figure)
-
-
 def test_slopes_are_lines_of_kinds_and_not_of_sums(layout):
     names = ("gradient_special", "gradient_cls", "gradient_left")
     found = per_head(layout, *names)
@@ -89,9 +81,9 @@ def test_a_network_at_chance_has_no_empty_panel(layout):
 
 
 def test_blocks_have_their_range_and_chance(layout):
-    heads = layout.num_heads
-    value = torch.arange(heads * heads, dtype=torch.float64).view(heads, heads)
-    assert_nothing_is_clipped(pairs_figures.by_block(layout, {"value": value, "null": value / 2}, "similarity"))
+    rows = [{"block": site.block, "min": 0.1, "mean": 0.3, "max": 0.9, "null": 0.2} for site in layout.sites]
+    for chosen in (rows, []):
+        assert_nothing_is_clipped(pairs_figures.by_block(layout, chosen, "similarity"))
 
 
 @pytest.mark.parametrize("limits", ["shared", "each", [0.0, 1.0]])

@@ -20,24 +20,23 @@ from mhprobe.errors import UserError, one_of, quoted
 from mhprobe.heads import HeadLayout
 from mhprobe.report.figures import masking
 from mhprobe.report.figures.heads import per_head
-from mhprobe.report.figures.maps import frame
+from mhprobe.report.figures.maps import Judged
+from mhprobe.report.figures.maps import maps as draw_maps
 from mhprobe.report.figures.pairs import pairwise, pairwise_layers
-from mhprobe.report.figures.style import grid, printed
-from mhprobe.report.paper import DPI
+from mhprobe.report.figures.style import DPI, printed
 from mhprobe.report.values import Values
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Style = Literal["screen", "paper"]
-_SIDE, _GAP, _TITLE = 1.25, 0.14, 0.25  # inches
 
 
 def heads(values: Tensor, layout: HeadLayout | None = None, label: str = "value", style: Style = "screen") -> Figure:
-    """A square per head, blocks from input to output; with intervals and references where the values have them.
+    """Draw a square per head, blocks from input to output, with intervals and references of the values.
 
-    values: what ``mhprobe.measure`` gave, or (A,) numbers of your own with the layout they belong to.
-    Raises UserError for numbers of another shape, or without a layout.
+    values: of ``mhprobe.measure``, or (A,) numbers with their layout. Raises UserError for another shape, or without
+    a layout.
     """
     if isinstance(values, Values):
         if values.kind != "per_head":
@@ -52,7 +51,7 @@ def heads(values: Tensor, layout: HeadLayout | None = None, label: str = "value"
 
 
 def pairs(values: Values, style: Style = "screen") -> Figure:
-    """Similarity of heads, or layers: a matrix per layer, or one of all.
+    """Draw similarities of heads, or layers: a matrix per layer, or one of all.
 
     values: of a measure that compares. Raises UserError for one of single heads.
     """
@@ -63,16 +62,16 @@ def pairs(values: Values, style: Style = "screen") -> Figure:
 
 
 def curve(rows: Any, chance: float | None = None, style: Style = "screen") -> Figure:
-    """Accuracy, or agreement, as heads are masked.
+    """Draw accuracy, or agreement, as heads are masked.
 
-    rows: what ``mhprobe.masking_curve`` gave; several are drawn together if their curves are added up in one list.
-    chance: accuracy of guessing, drawn where a curve comes near it. Raises UserError for other rows.
+    rows: of ``mhprobe.masking_curve``, or a list of them. chance: accuracy of guessing, drawn if a curve comes near it.
+    Raises UserError for other rows.
     """
-    given = rows if isinstance(rows, list) and rows and hasattr(rows[0], "curves") else [rows]
-    if not all(hasattr(each, "curves") for each in given):
+    results = rows if isinstance(rows, list) and rows and hasattr(rows[0], "curves") else [rows]
+    if not all(hasattr(result, "curves") for result in results):
         raise UserError("plot.curve: expected the result of mhprobe.masking_curve, or a list of results.")
-    together = [each for one in given for each in one.curves]
-    return _styled(masking.curves(together, given[0].layout.num_heads, chance), style)
+    curves = [curve for result in results for curve in result.curves]
+    return _styled(masking.curves(curves, results[0].layout.num_heads, chance), style)
 
 
 def maps(
@@ -82,9 +81,9 @@ def maps(
     style: Style = "screen",
     query: tuple[int, int] | None = None,
 ) -> Figure:
-    """A row per image, a column per map laid over it, the images themselves first.
+    """Draw a row per image and a column per map over it, with colour bars, the images themselves first.
 
-    images: (B, 3, height, width), as the model saw them; drawn with their own darkest as black and brightest as white.
+    images: (B, 3, height, width), as the model saw them; each is stretched from black to white.
     seen: (B, H, rows, columns), from ``mhprobe.attention``. titles: of the H columns. query: (row, column) of the patch
     that looks, which is framed. Raises UserError for maps of another number of images, and a patch outside the grid.
     """
@@ -92,31 +91,18 @@ def maps(
         raise UserError(f"plot.maps: expected ({len(images)}, heads, rows, columns) maps, got {tuple(seen.shape)}.")
     if query is not None and not all(0 <= at < size for at, size in zip(query, seen.shape[2:], strict=True)):
         raise UserError(f"plot.maps: query: expected a patch of {tuple(seen.shape[2:])}, got {quoted(query)}.")
-    count = seen.shape[1]
-    names = ["image", *(f"map {number}" for number in range(count))] if titles is None else ["image", *map(str, titles)]
+    names = [f"map {number}" for number in range(seen.shape[1])] if titles is None else [str(title) for title in titles]
     pixels = images.detach().float().cpu()
     low, high = pixels.amin((1, 2, 3), keepdim=True), pixels.amax((1, 2, 3), keepdim=True)
-    pictures = ((pixels - low) / (high - low).clamp(min=torch.finfo(pixels.dtype).tiny)).permute(0, 2, 3, 1).numpy()
-    size, gap, edges = (_SIDE, _SIDE), (_GAP, _GAP), (_GAP, _GAP, _GAP, _TITLE)
-    with grid((count + 1) * len(images), size, gap, edges, per_row=count + 1) as (figure, places):
-        for number, (axes, first, _) in enumerate(places):
-            row, column = divmod(number, count + 1)
-            picture = pictures[row]
-            height, width = picture.shape[:2]
-            axes.set_axis_off()
-            axes.imshow(picture)
-            if not first:
-                values = seen[row, column - 1].detach().float().cpu().numpy()
-                corners = (-0.5, width - 0.5, height - 0.5, -0.5)
-                axes.imshow(values, alpha=0.65, cmap="viridis", extent=corners, interpolation="nearest")
-                frame(axes, query, values.shape, (height, width))
-            if not row:
-                axes.set_title(names[column], fontsize=7, pad=3)
-    return _styled(figure, style)
+    pictures = (pixels - low) / (high - low).clamp(min=torch.finfo(pixels.dtype).tiny)
+    names = [name + " " * names[:at].count(name) for at, name in enumerate(names)]  # columns are told apart by name
+    columns = dict(zip(names, map(Judged, seen.detach().float().cpu().unbind(1)), strict=True))
+    asking = {} if query is None else dict.fromkeys(names, query)
+    return _styled(draw_maps(pictures, ["image"] * len(images), columns, asking=asking), style)
 
 
 def _styled(figure: Figure, style: Style) -> Figure:
-    """For the screen as it was drawn, for paper as wide as its columns. UserError for another style."""
+    """Fit a figure to paper if asked. Raises UserError for another style."""
     one_of("plot", "style", style, Style)
     if style == "paper":
         printed(figure, DPI, paper=True)

@@ -1,6 +1,4 @@
-"""Tidy tables: one row per head, per pair of heads, or per point of a masking curve.
-
-Numbers are written so that they read back to the same bits.
+"""Tidy tables: a row per head, per pair of heads, or per point of a masking curve. Numbers read back to the same bits.
 
 Shapes: A heads of all sites, S sites.
 """
@@ -56,22 +54,20 @@ class Table(NamedTuple):
     kind: Kind = "table"
 
     def column(self, name: str) -> list[Any]:
-        """One column's cells."""
+        """Return one column's cells."""
         at = self.columns.index(name)
         return [row[at] for row in self.rows]
 
     def dicts(self) -> list[dict[str, Any]]:
-        """The rows, each by the names of the columns."""
+        """Return the rows as dicts."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 
 def per_head(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
-    """head (flat index), site, stage, block, index (within the site), then the columns of shape (A,) or (), and layout.
+    """head (flat index), site, stage, block, index (within the site), then the (A,) and () columns, and layout.
 
-    Where there are neurons, ``head`` numbers all units, and behind ``index`` stands their ``kind``.
-
-    layout names the heads (``HeadLayout.digest``), so that a table is not taken for that of another model. A () column
-    is a fact about the whole set and repeats in every row. Other shapes belong to no table.
+    layout: ``HeadLayout.digest``, which tells models apart. () columns repeat in every row; other shapes are left out.
+    With neurons, ``head`` numbers all units, and ``kind`` follows ``index``.
     """
     facts = {name: values for name, values in columns.items() if values.shape in ((), (layout.num_heads,))}
     lists = [values.expand(layout.num_heads).tolist() for values in facts.values()]
@@ -92,27 +88,22 @@ def per_head_along(layout: HeadLayout, values: Tensor, names: Sequence[str]) -> 
 
 
 def pairwise_along(layout: HeadLayout, values: Tensor, names: Sequence[str]) -> Table:
-    """(A, A, K) values of pairs: head_a < head_b, then one column per name along K, and the places of both heads.
-
-    Only pairs that have any.
-    """
-    known = ~values.isnan().all(-1)
-    a, b = torch.nonzero(known.triu(1), as_tuple=True)
+    """(A, A, K) values: head_a < head_b, a column per name along K, and the places of both; without pairs of NaN."""
+    a, b = torch.nonzero((~values.isnan().all(-1)).triu(1), as_tuple=True)
     rows = [[*heads, *row] for *heads, row in zip(a.tolist(), b.tolist(), values[a, b].tolist(), strict=True)]
     return _placed(layout, Table(["head_a", "head_b", *names], rows, "pairwise_along"))
 
 
 def pairwise(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
-    """head_a < head_b, then the (A, A) columns; (A,) columns give two, of head a and of head b; () columns repeat.
+    """head_a < head_b, then the (A, A) columns, the (A,) columns of both heads, the () columns, and the heads' places.
 
-    Last block_a, index_a, block_b, index_b: the block of each head, and its number within its site. Only pairs whose
-    "value" is not NaN: the others were not compared.
+    Places are block_a, index_a (within the site), block_b, index_b. Pairs with a NaN "value" are left out.
     """
     return _placed(layout, _pairs("head", list(range(layout.num_heads)), columns)._replace(kind="pairwise"))
 
 
 def _placed(layout: HeadLayout, table: Table) -> Table:
-    """The table of pairs of heads with the place of both behind its other columns."""
+    """Append the places of both heads to a table of pairs."""
     places = [[site.block, head] for _, head, site in layout]
     names = ["block_a", "index_a", "block_b", "index_b"]
     rows = [[a, b, *more, *places[a], *places[b]] for a, b, *more in table.rows]
@@ -120,15 +111,14 @@ def _placed(layout: HeadLayout, table: Table) -> Table:
 
 
 def pairwise_layers(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
-    """block_a, block_b of two sites, then the (S, S), (S,) and () columns as in ``pairwise``."""
+    """block_a, block_b, then the (S, S), (S,) and () columns as in ``pairwise``."""
     return _pairs("block", [site.block for site in layout.sites], columns)._replace(kind="pairwise_layers")
 
 
 def pairwise_blocks(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
-    """block_a, block_b, how many pairs of heads they have, their least, mean and greatest value, and the mean "null".
+    """block_a, block_b, number of pairs of heads, their least, mean and greatest value, and the mean "null", if any.
 
-    A head and itself are no pair. Where a value depends on the order of the two, both orders count. Only blocks that
-    were compared; null only where the measure has one.
+    Both orders of a pair count; a head and itself are no pair. Blocks that were not compared are left out.
     """
     value, null = columns["value"].double().clone().fill_diagonal_(torch.nan), columns.get("null")
     rows: list[list[Any]] = []
@@ -145,7 +135,7 @@ def pairwise_blocks(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
 
 
 def _pairs(noun: str, names: Sequence[int], columns: Mapping[str, Tensor]) -> Table:
-    """Every compared pair once, by name."""
+    """List every compared pair once."""
     count, named = len(names), torch.tensor(names)
     a, b = torch.triu(~columns["value"].isnan(), diagonal=1).nonzero(as_tuple=True)
     lists = {f"{noun}_a": named[a], f"{noun}_b": named[b]}
@@ -165,53 +155,50 @@ def of_measure(
     columns: Mapping[str, Tensor],
     axes: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Table]:
-    """All tables of a measure, by the end of their name: "" for its own, _blocks for pairs summed up, _<column>.
+    """Return all tables of a measure by the end of their name: "", "_blocks" of pairs, "_<column>" of ``axes``.
 
-    kind: the measure's. axes: for columns with one more axis behind the heads or pairs, the names along it.
+    axes: names along the extra axis of columns.
     """
     make = {"per_head": per_head, "pairwise": pairwise, "pairwise_layers": pairwise_layers}[kind]
-    found = {"": make(layout, columns)}
+    results = {"": make(layout, columns)}
     if kind == "pairwise":
-        found["_blocks"] = pairwise_blocks(layout, columns)
+        results["_blocks"] = pairwise_blocks(layout, columns)
     for column, names in (axes or {}).items():
         along = pairwise_along if columns[column].dim() == 3 else per_head_along
-        found[f"_{column}"] = along(layout, columns[column], names)
-    return found
+        results[f"_{column}"] = along(layout, columns[column], names)
+    return results
 
 
 def from_rows(rows: Sequence[Mapping[str, Any]], kind: Kind = "table") -> Table:
-    """Dicts of equal keys, which become the columns."""
+    """Make a table of dicts of equal keys."""
     columns = list(rows[0]) if rows else []
     return Table(columns, [[row[column] for column in columns] for row in rows], kind)
 
 
-def curves(found: Sequence[Curve]) -> Table:
+def curves(curves: Sequence[Curve]) -> Table:
     """Masking curves, a row per point: see ``curve_rows``."""
-    return from_rows(curve_rows(found), "curves")
+    return from_rows(curve_rows(curves), "curves")
 
 
-def curve_rows(found: Sequence[Curve]) -> list[dict[str, Any]]:
-    """A row per point of every masking curve; of a random one each repeat, and then their mean. "" stands for nothing.
+def curve_rows(curves: Sequence[Curve]) -> list[dict[str, Any]]:
+    """Return a row per point of every masking curve: of a random one each repeat, then their mean. "" is no value.
 
-    curve, split, step (0 is the unmasked model), heads_masked, unit (the one that the step added), masked (their flat
-        indices).
+    curve, split, step (0 is the unmasked model), heads_masked, unit (added by the step), masked (flat indices).
     accuracy, low, high: in [0, 1], with Wilson's 95 % interval over images; in rows with seed "mean" Student's over
-        repeats, with ``heads_masked`` their mean and no heads named. loss: mean nats.
-    p: McNemar's exact test of the accuracy against the unmasked model on the same images; p_holm: the same after Holm's
-        correction over the steps. Both are left empty on the images that the path was chosen on, where they would be
-        too small; p_holm also where a single step is scored. delta: of the loss, in nats, positive where masking hurts,
-        with its 95 % interval (bootstrap over images; in "mean" rows Student's over repeats).
-    spent, exhaustive: image-forwards that the search asked for in the step, and that trying every candidate on every
-        image takes; empty where the order does not say. seed: of a random path.
-    search: how steps were decided. chosen_on: the split that the path was chosen on; chosen_by: digest of these images,
-        by which a promise on them is refused. rescale: 1 where kept heads were
-        multiplied by H / kept. fill: what stood in the place of masked heads. score: what "accuracy" (larger is better)
-        and "loss" (smaller is) are, a file of mhprobe.scoring; "labels" for the words themselves. layout: digest of the
-        model's heads, as in tables with a row per head.
-    promised, where a guarantee was asked for: 1 at the steps that keep it, 0 at the others.
+        repeats, with the mean of ``heads_masked``. loss: mean nats.
+    p: McNemar's exact test of the accuracy against the unmasked model on the same images; p_holm: after Holm's
+        correction over the steps. Both are empty on the images that chose the path, where they would be too small;
+        p_holm also if a single step is scored. delta: of the loss, in nats, positive if masking hurts, with its 95 %
+        interval (bootstrap over images; in "mean" rows Student's over repeats).
+    spent, exhaustive: image-forwards of the search in this step, and of trying every candidate on every image. seed: of
+        a random path. search: method of choosing the steps. chosen_on: split that chose the path; chosen_by: digest of
+        its images, which no guarantee may use again.
+    rescale: 1 if kept heads were multiplied by H / kept. fill: replacement of masked heads. score: a file of
+        mhprobe.scoring, the meaning of "accuracy" (larger is better) and "loss" (smaller is). layout: digest of the
+        model's heads. promised, with a guarantee: 1 at the steps that keep it, else 0.
     """
     rows = []
-    for curve in found:
+    for curve in curves:
         for trace in curve.traces:
             p_holm = trace.p_holm
             for k, step in enumerate(trace.step):
@@ -259,12 +246,11 @@ def totals(found: Sequence[Totals]) -> Table:
 
 
 def masked_heads(heads: Sequence[MaskedHead]) -> Table:
-    """A row per masked head: whether it is redundant or inert (masking/redundant_or_inert.py).
+    """Return a row per masked head: is it redundant or inert (masking/redundant_or_inert.py)?
 
     curve, split, head, step, phase; kept_<name>, similarity_<name>, null_<name>, null_error_<name>, p_<name> for each
-    similarity, empty where no kept head was compared or where there is no such thing; p over all of them, adjusted over
-    the heads of the curve; standing, bar: where the head stands from chance (0) to identity (1), and where heads that
-    can not go do; write_norm, write_share, verdict.
+    similarity, or empty; p over all of them, adjusted over the heads of the curve; standing: of the head from chance
+    (0) to identity (1); bar: of heads that cannot go; write_norm, write_share, verdict.
     """
     rows = []
     for head in heads:

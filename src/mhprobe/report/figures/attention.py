@@ -34,9 +34,9 @@ def offset_maps(
         "share of the queries with a key there\nwhose largest weight is on it",
     ),
 ) -> Figure:
-    """The share of queries that could, with their argmax at the offset: rows are layers, columns heads.
+    """Map per head, layers down: of the queries with a key at an offset, the share with their argmax there.
 
-    The centre of a map is the query itself, up is up. Offsets that no query reaches are white.
+    The centre of a map is the query itself. Offsets that no query reaches are white.
     words: below the maps, and at the colour bar.
     """
     from matplotlib import colormaps
@@ -44,9 +44,8 @@ def offset_maps(
     from matplotlib.patches import Rectangle
 
     exists = columns["exists"].double()
-    # of an offset reached by few queries, a share is noise: count it against a tenth of the most at least
-    floor = 0.1 * exists.amax((1, 2), keepdim=True)
-    share = columns["counts"].double() / exists.maximum(floor)
+    # a share of few queries is noise: divide by a tenth of the most at least
+    share = columns["counts"].double() / exists.maximum(0.1 * exists.amax((1, 2), keepdim=True))
     share = share.masked_fill(exists == 0, torch.nan)
     groups = style.even_groups(layout)
     widest = max(site.num_heads for site in layout.sites)
@@ -86,10 +85,7 @@ def offset_maps(
 
 
 def _mosaic(maps: Tensor, exists: Tensor) -> tuple[Tensor, tuple[int, int]]:
-    """Maps (S, H, Y, X) of several sites side by side, with white gaps; and the size of one with its gap.
-
-    They are cut to the farthest offset, down and across, that any query of ``exists`` (H, Y, X) reaches.
-    """
+    """Tile maps (S, H, Y, X), cut to the offsets that any query of ``exists`` (H, Y, X) reaches; the size of a tile."""
     ends = [int(exists.sum((0, axis)).nonzero().max()) for axis in (2, 1)]
     down, across = (slice(2 * (size // 2) - end, end + 1) for size, end in zip(maps.shape[2:], ends, strict=True))
     padded = torch.nn.functional.pad(maps[:, :, down, across], (0, 1, 0, 1), value=torch.nan)
@@ -102,7 +98,7 @@ def _mosaic(maps: Tensor, exists: Tensor) -> tuple[Tensor, tuple[int, int]]:
     "heads above it look near, heads below it far."
 )
 def range_profile(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
-    """Share of the mass within a radius, over the radius in input pixels; dashed for even attention."""
+    """Share of attention within a radius, over the radius in input pixels; dashed for even attention."""
     inside, even = columns["mass"].double().cumsum(1), columns["uniform_mass"].double().cumsum(1)
     edges = (0.6, 0.5, 0.4, 0.55)  # at the top a line for the legend
     with style.grid(len(layout.sites), (1.25, 1.15), (0.4, 0.62), edges, 4.0) as (figure, places):
@@ -142,8 +138,7 @@ def kind_ratios(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, n
     finite = ratio[ratio.isfinite()].abs()
     most = finite.quantile(_INSIDE).item() if len(finite) else 0.0
     limit = next((end for end in _ENDS if most <= end), _ENDS[-1])
-    count = layout.num_heads
-    wide, tall = min(7.5, max(2.5, 0.12 * count)), 0.2 * len(kinds)
+    wide, tall = min(7.5, max(2.5, 0.12 * layout.num_heads)), 0.2 * len(kinds)
     with style.panel((wide, tall), (0.95, 0.5, 1.25, 0.2)) as (figure, axes):
         cmap = colormaps["RdBu_r"].with_extremes(bad=NOT_COMPARED)
         image = style.picture(axes, ratio, cmap=cmap, norm=Normalize(-limit, limit), interpolation="none")
@@ -154,7 +149,7 @@ def kind_ratios(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, n
         axes.set_yticks(range(len(kinds)), [KEYS.get(kind, kind.replace("_", " ")) for kind in kinds])
         shown: list[tuple[float, str]] = []
         for middle, site in zip(style.middles(layout), layout.sites, strict=True):
-            if not shown or (middle - shown[-1][0]) * wide / count >= 0.17:  # room for a number
+            if not shown or (middle - shown[-1][0]) * wide / layout.num_heads >= 0.17:  # room for a number
                 shown.append((middle, str(site.block)))
         axes.set_xticks(*zip(*shown, strict=True))
         style.bare(axes)
@@ -171,31 +166,6 @@ def kind_ratios(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, n
 
 def _multiple(power: float, _: int | None = None) -> str:  # a lambda could not be pickled with its figure
     return f"{2**power:.0f}" if power >= 0 else f"1/{2**-power:.0f}"
-
-
-@captioned(
-    "Share of the patches' attention that goes to each kind of key, block by block: a dot per head, the line their "
-    "mean. Dashed is even attention, which is what a head gives that does not tell keys apart."
-)
-def kinds_by_layer(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
-    """Panels for every column that has a "uniform_" one and is not empty; the y axes are their own."""
-    kinds = [n.removeprefix("uniform_") for n in columns if n.startswith("uniform_")]
-    kinds = [kind for kind in kinds if columns[kind].isfinite().any() and columns[f"uniform_{kind}"].sum() > 0]
-    blocks, spans = [site.block for site in layout.sites], [layout.span(site) for site in range(len(layout.sites))]
-    with style.grid(len(kinds), (1.35, 0.95), (0.42, 0.42), (0.6, 0.75, 0.42, 0.25), 3.2) as (figure, places):
-        for (axes, first, last), kind in zip(places, kinds, strict=True):
-            share, even = 100 * columns[kind].double(), 100 * columns[f"uniform_{kind}"].double()
-            heads = [site.block for _, _, site in layout]
-            (dots,) = axes.plot(heads, share.tolist(), ".", color=COLOURS[0], markersize=3, alpha=0.6)
-            (mean,) = axes.plot(blocks, [share[span].mean().item() for span in spans], color=COLOURS[0])
-            (level,) = axes.plot(blocks, [even[span].mean().item() for span in spans], "--", color=COLOURS[1])
-            axes.set_ylim(bottom=0)
-            style.block_ticks(axes, layout, 1.35 / len(blocks))
-            axes.set_title(kind.replace("cls", "class token").replace("_", " "), pad=3)
-            axes.set(xlabel="block" if last else "", ylabel="attention (%)" if first else "")
-        lines = [dots, mean, level]
-        figure.legend(lines, ["a head", "mean", "even attention"], loc="lower center", ncols=3, borderaxespad=0.3)
-    return figure
 
 
 @captioned(
@@ -229,7 +199,7 @@ def slopes_by_layer(layout: HeadLayout, columns: Mapping[str, Tensor], label: st
 
 
 def coinciding(lines: Mapping[str, Tensor]) -> dict[tuple[str, ...], Tensor]:
-    """Lines by their names, those that nowhere differ by more than ``ALIKE`` times as one: their geometric mean."""
+    """Join lines, by their names, that nowhere differ by more than ``ALIKE`` times: geometric means."""
     groups: list[list[str]] = []
     for name, line in lines.items():
         apart = [(line / lines[group[0]]).log().abs().nan_to_num(0).max() for group in groups]
@@ -244,7 +214,7 @@ def coinciding(lines: Mapping[str, Tensor]) -> dict[tuple[str, ...], Tensor]:
     "dashed lines are even attention and equal slopes: what chance would give."
 )
 def special_keys(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
-    """The ratio of slopes over the share of attention. Heads that have no special keys are left out."""
+    """Ratio of slopes over share of attention; heads without special keys are left out."""
     depth, shades = [site.block for _, _, site in layout], style.block_shades(layout)
     attention, ratio = columns["attention"].double(), columns["value"].double()
     with style.panel((2.9, 2.3), (0.65, 0.5, 1.05, 0.2)) as (figure, axes):
@@ -268,9 +238,9 @@ def special_keys(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, 
 def relations(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """A panel per relation: accuracy in per cent of each head over its layer."""
     titles = names["relations"]
-    sites = torch.tensor([number for number, _, _ in layout], dtype=torch.float64)
     # heads of a layer side by side, so that none hides another
-    sites += torch.cat([torch.linspace(-0.25, 0.25, site.num_heads).double() for site in layout.sites])
+    aside = [torch.linspace(-0.25, 0.25, site.num_heads).double() for site in layout.sites]
+    sites = torch.tensor([number for number, _, _ in layout]) + torch.cat(aside)
     ends, first = torch.arange(len(layout.sites)), list(layout.offsets[:-1])
     edges = (0.55, 0.45, 0.3, 0.4)
     with style.grid(len(titles), (1.7, 1.7), (0.25, 0), edges, per_row=len(titles)) as (figure, places):
@@ -282,8 +252,8 @@ def relations(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, nam
             score, low, high = (100 * columns[f"relations_{key}"][:, r] for key in ("held_out", "low", "high"))
             if len(chosen := score.isfinite().nonzero().flatten()):  # on other images
                 look: Any = {"fmt": "o", "markerfacecolor": "none", "color": COLOURS[2], "markersize": 6}
-                hits = [each[chosen].tolist() for each in (score, low, high)]
-                style.whiskers(axes, sites[chosen], hits, label="best on other images", **look)
+                ends = [of[chosen].tolist() for of in (score, low, high)]
+                style.whiskers(axes, sites[chosen], ends, label="best on other images", **look)
             axes.set_ylim(-3, 103)
             axes.set_title(name, pad=3)
             axes.set_xlabel("layer")
@@ -300,7 +270,7 @@ def relations(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, nam
     "even draw is chance."
 )
 def relation_scores(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Hit rates, a row each. rows: relation, way, who ("" for nothing to say), score, low, high in [0, 1]."""
+    """Hit rates of ways to answer, by relation. rows: relation, way, who (or ""), score, low, high in [0, 1]."""
     relations = list(dict.fromkeys(row["relation"] for row in rows))
     ways = list(dict.fromkeys(row["way"] for row in rows))
     step = max(0.5, 0.16 * len(ways))
@@ -314,8 +284,7 @@ def relation_scores(rows: Sequence[Mapping[str, Any]]) -> Figure:
             label = row["way"] if row["relation"] == relations[0] else ""
             axes.plot(100 * row["score"], y, marker, color=shade, markersize=4.5, label=label)
             axes.hlines(y, 100 * row["low"], 100 * row["high"], color=shade, linewidth=1.4)
-            who: Any = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
-            axes.annotate(row["who"], (1.02, y), fontsize=6, color=shade, **who)
+            axes.text(1.02, y, row["who"], fontsize=6, color=shade, va="center", transform=axes.get_yaxis_transform())
         for edge in range(1, len(relations)):
             axes.axhline(edge - 0.5, color="0.85", linewidth=0.6)
         axes.set_xlim(0, 102)

@@ -24,11 +24,10 @@ Pairs = Sequence[Sequence[int]]
 def coefficients(
     layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS, *, pairs: Pairs = ()
 ) -> Figure:
-    """One panel per layer: mean and range of "rho" over the pairs of its heads, and "null_rho", what chance gives.
+    """A panel per layer: mean and range of "rho" over the pairs of its heads, and of chance, "null_rho".
 
-    A pair has as many correlations as the head with fewer directions has; the mean at an index is over pairs that
-    reach it. Pairs across layers are not drawn.
-    pairs: of heads by their flat numbers, each with a line of its own instead. UserError for one that was not compared.
+    The mean at an index is over the pairs that reach it. Pairs across layers are not drawn.
+    pairs: of flat head numbers, drawn as a line each instead. Raises UserError for one that was not compared.
     """
     if pairs:
         heads = [f"head {head} of block {site.block}" for _, head, site in layout]
@@ -58,21 +57,21 @@ def coefficients(
 
 
 def draw_pairs(asker: str, pairs: Pairs, titles: Sequence[str], columns: Mapping[str, Tensor]) -> Figure:
-    """One panel with a line per pair from "rho", and dotted its own chance from "null_rho"; both (N, N, R).
+    """A line per pair from "rho", dotted its chance from "null_rho"; both (N, N, R).
 
-    titles: of the N that pairs are among. UserError, in the name of ``asker``, for a pair that was not compared.
+    titles: of the N heads or blocks. asker: figure's name, for the UserError on a pair that was not compared.
     """
     with style.panel((2.6, max(1.9, 0.3 * len(pairs) + 0.2)), (0.55, 0.5, 2.45, 0.2)) as (figure, axes):
         for number, pair in enumerate(pairs):
             two = isinstance(pair, Sequence) and len(set(pair)) == len(pair) == 2
-            there = two and all(type(each) is int and 0 <= each < len(titles) for each in pair)
+            there = two and all(type(end) is int and 0 <= end < len(titles) for end in pair)
             if not there or columns["rho"][tuple(pair)].isnan().all():
                 raise UserError(
                     f"{asker}.pairs: expected pairs of two different numbers of 0 to {len(titles) - 1} that were "
                     f"compared, e.g. [[0, 1]], got {pair}. Take another pair, or pairs=null for all."
                 )
             shade, _ = style.colour(number)
-            pair_lines(axes, columns, pair, shade, label=" and\n".join(titles[each] for each in pair))
+            pair_lines(axes, columns, pair, shade, label=" and\n".join(titles[end] for end in pair))
         axes.plot([], [], ":", color="0.4", label="chance, of the same pair")
         axes.set(ylim=(0, 1.02), yticks=[0, 0.5, 1], xlabel="coefficient", ylabel="correlation")
         style.whole_ticks(axes.xaxis)
@@ -88,7 +87,7 @@ def pair_lines(
     widths: tuple[float, float] = (1, 1),
     label: str | None = None,
 ) -> None:
-    """A pair's "rho" as a line, and dotted its "null_rho", chance of this very pair. widths: of both, in points."""
+    """Draw a pair's "rho" as a line and its chance, "null_rho", dotted. widths: of both, in points."""
     for (column, line), width in zip((("rho", "-"), ("null_rho", ":")), widths, strict=True):
         rho = columns[column][tuple(pair)]
         rho = rho[rho.isfinite()]
@@ -103,20 +102,17 @@ def pair_lines(
 def block_coefficients(
     layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS, *, pairs: Pairs = ()
 ) -> Figure:
-    """From "rho" and "null_rho" (S, S, R).
+    """A line per pair of blocks, from "rho" and "null_rho" (S, S, R).
 
-    pairs: of layers by their numbers from 0, each with a line of its own in one panel instead, also across stages.
-    UserError for one that is not there.
+    pairs: of layer numbers, drawn in one panel instead, also across stages. Raises UserError for one that is missing.
     """
     if pairs:
         return draw_pairs("block_coefficients", pairs, [f"block {site.block}" for site in layout.sites], columns)
     stages: dict[str, list[int]] = {}
     for number, site in enumerate(layout.sites):
         stages.setdefault(f"stage {site.stage}" if layout.num_stages > 1 else "blocks", []).append(number)
-    panels = dict(stages)
-    if len(stages) > 1:
-        panels["last blocks of stages"] = [numbers[-1] for numbers in stages.values()]
-    panels = {name: numbers for name, numbers in panels.items() if len(numbers) > 1}
+    last = {"last blocks of stages": [numbers[-1] for numbers in stages.values()]}
+    panels = {name: numbers for name, numbers in (stages | last).items() if len(numbers) > 1}
     furthest = max((len(numbers) - 1 for numbers in panels.values()), default=1)
     shades = [style.shade_at(0.3 + 0.7 * steps / max(1, furthest - 1), "viridis_r") for steps in range(furthest)]
     edges, least = (0.55, 0.5, 1.35, 0.35), 4.1

@@ -63,14 +63,12 @@ def _frequency_frame(axes: Axes, limits: tuple[float, float]) -> None:
     "white noise."
 )
 def depth_variance(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
-    """Depth profiles from "variance" (L, 3), "stream" (L, 3, K). A stage is a line of its own: its grid is another."""
+    """Depth profiles from "variance" (L, 3) and "stream" (L, 3, K), a line per stage."""
     variance, stream = columns["variance"].double(), columns["stream"].double()
-    # the highest frequency that a block's grid has: the last that is there
-    there = stream[:, 0].isfinite()
-    last = (there * torch.arange(1, 1 + there.shape[1])).argmax(1)
+    last = (stream[:, 0].isfinite() * torch.arange(1, 1 + stream.shape[2])).argmax(1)  # highest frequency of the grid
     high = stream[torch.arange(len(stream)), :, last]
     with style.grid(2, (2.6, 1.9), (0.85, 0), (0.65, 0.5, 1.15, 0.25)) as (figure, places):
-        left, right = (axes for axes, _, _ in places)
+        (left, *_), (right, *_) = places
         for axes, values, name in ((left, variance, "feature-map variance"), (right, high, label)):
             _steps(axes, layout, values)
             axes.set_ylabel(name)
@@ -82,7 +80,7 @@ def depth_variance(layout: HeadLayout, columns: Mapping[str, Tensor], label: str
 
 
 def _steps(axes: Axes, layout: HeadLayout, values: Tensor) -> None:
-    """A step of attention and one of the MLP per block, in two colours; tick = block input."""
+    """Draw a step of attention and one of the MLP per block, in two colours."""
     for stage in range(1 + max(block.stage for block in layout.blocks)):
         numbers = [number for number, block in enumerate(layout.blocks) if block.stage == stage]
         for block in numbers:
@@ -102,7 +100,7 @@ def _steps(axes: Axes, layout: HeadLayout, values: Tensor) -> None:
     "Where it falls most, the network relies on these frequencies. Dashed: clean images. Dotted: guessing."
 )
 def noise(rows: Sequence[Mapping[str, Any]], strength: float, chance: float) -> Figure:
-    """Accuracy under noise. rows: clean images, then a band each: low, high, accuracy, accuracy_low, accuracy_high."""
+    """Accuracy under noise of one band. rows: clean images, then bands: low, high, accuracy, accuracy_low/_high."""
     with style.panel((3.45, 2.1), (0.55, 0.5, 1.0, 0.2)) as (figure, axes):
         _over_frequency(axes, {"": rows[1:]}, rows[0], "clean", chance)
         axes.set_xlabel(f"frequency of the noise (units of π; deviation {strength:g})")
@@ -113,7 +111,7 @@ def noise(rows: Sequence[Mapping[str, Any]], strength: float, chance: float) -> 
 def _over_frequency(
     axes: Axes, lines: Mapping[str, Sequence[Mapping[str, Any]]], whole: Mapping[str, Any], name: str, chance: float
 ) -> None:
-    """Lines with whiskers by their labels, and the accuracy on undamaged images (``whole``) and by guessing."""
+    """Draw lines with whiskers by their labels, and the levels of undamaged images (``whole``) and of guessing."""
     for number, (label, rows) in enumerate(lines.items()):
         shade, marker = style.colour(number)
         aside = 0.012 * (number - 0.5) if len(lines) > 1 else 0  # bars side by side

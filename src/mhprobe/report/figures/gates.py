@@ -22,7 +22,7 @@ SHADES = ("#0072B2", NOT_COMPARED, "#D55E00", "#F0E442", "#333333")
     "(line). Gates that have decided are at the ends; the start of training has all of them at 1."
 )
 def gate_density(shares: Mapping[str, Tensor], learned: tuple[Tensor, Tensor] | None = None) -> Figure:
-    """Hard-concrete gates: how likely each value is, and what the learned gates are (Voita et al. 2019, Figure 6).
+    """Distribution of hard-concrete gates, and the learned gates (Voita et al. 2019, Figure 6).
 
     shares: by name (BINS + 2,), P(gate = 0), of each bin, P(gate = 1). learned: (A,) gates, and their shares.
     """
@@ -38,8 +38,7 @@ def gate_density(shares: Mapping[str, Tensor], learned: tuple[Tensor, Tensor] | 
             gates, expected = learned
             axes = places[-1].axes
             at = [-0.04, *((k + 0.5) / BINS for k in range(BINS)), 1.04]
-            bars = histogram(gates).tolist()
-            axes.bar(at, bars, width=0.8 / BINS, color="0.75", label=f"{len(gates)} learned gates")
+            axes.bar(at, histogram(gates).tolist(), width=0.8 / BINS, color="0.75", label=f"{len(gates)} learned gates")
             _stairs(axes, expected, *style.colour(0), "a draw of them in training")
             axes.set_ylabel("share of the heads")
             axes.set_title("the learned gates", loc="left")
@@ -102,7 +101,7 @@ def gate_history(layout: HeadLayout, steps: Sequence[int], amounts: Tensor, thre
 
 
 def _edges(steps: Sequence[int]) -> list[float]:
-    """Cell borders around K steps, halfway between them."""
+    """Return cell borders around K steps, halfway between them."""
     if len(steps) == 1:
         return [steps[0] - 0.5, steps[0] + 0.5]
     middles = [(a + b) / 2 for a, b in itertools.pairwise(steps)]
@@ -117,8 +116,7 @@ def _edges(steps: Sequence[int]) -> list[float]:
 def causal(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """Left: a row per layer and a column per head, coloured by class. Right: every head by its two gates.
 
-    columns: role (A,), an index into the names of "role"; plus, minus (A,), the gates under +L1 and -L1; threshold (),
-    above it a gate is open.
+    columns: role (A,), index into the names of "role"; plus, minus (A,), gates under +L1 and -L1; threshold () of open.
     """
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch

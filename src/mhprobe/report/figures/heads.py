@@ -30,9 +30,9 @@ FURTHEST = 3  # heads furthest from the line
     draws_control=True,  # from the column "random_init"
 )
 def per_head(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
-    """A row per layer and a column per head; and all heads in order where they have an interval or a reference.
+    """A row per layer and a column per head; beside it all heads in order, if there is an interval or a reference.
 
-    "low" and "high" are the interval; a column of ``REFERENCES`` is what a head without any skill would score.
+    "low" and "high" are the interval; a column of ``REFERENCES`` is the score of a head without skill.
     """
     from matplotlib.colors import Normalize
 
@@ -47,8 +47,7 @@ def per_head(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
     label = style.wrapped(label, bar_tall)
     bar_wide = 1.0 + 0.15 * label.count("\n")  # with its numbers and its label
     ranked_at, ranked_wide = bar_at + bar_wide + 0.65, 2.9
-    size = (ranked_at + ranked_wide + 0.15 if ranked else bar_at + bar_wide, bottom + tall + top)
-    with style.canvas(size) as figure:
+    with style.canvas((ranked_at + ranked_wide + 0.15 if ranked else bar_at + bar_wide, bottom + tall + top)) as figure:
         cmap, norm = style.scale(value, log=True)
         if yes_or_no := set(value[value.isfinite()].tolist()) <= {0.0, 1.0}:  # nothing lies between
             cmap, norm = cmap.resampled(2), Normalize(-0.5, 1.5)
@@ -63,7 +62,7 @@ def per_head(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
 
 
 def _ranked(axes: Axes, layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> None:
-    """All heads from the largest value down, with their intervals and references."""
+    """Draw all heads from the largest value down, with intervals and references."""
     value = columns["value"].double()
     order = value.nan_to_num(-torch.inf).argsort(descending=True, stable=True)
     rank = list(range(1, len(value) + 1))
@@ -80,13 +79,12 @@ def _ranked(axes: Axes, layout: HeadLayout, columns: Mapping[str, Tensor], label
             axes.plot(rank, level, "_", color=REFERENCES[name], markersize=4, label=name.replace("_", " "))
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
-    if not {"chance", "null", "uniform"} & set(columns):  # those are what it is read against, and 0 may be far away
+    if not {"chance", "null", "uniform"} & set(columns):  # else 0 may be far away from the reference
         axes.axhline(0, color="0.6", linewidth=0.6, zorder=0)
     axes.set_xlim(0, len(rank) + 1)
     names = [f"{site.block}.{head}" for _, head, site in layout]
     known = [names[flat] for flat in order.tolist() if value[flat].isfinite()]
-    some = min(NAMED, len(known) // 2)
-    if some:
+    if some := min(NAMED, len(known) // 2):
         text += f"\nhighest {', '.join(known[:some])}; lowest {', '.join(known[::-1][:some])}"
     axes.set(xlabel=text, ylabel=label)
 
@@ -167,9 +165,9 @@ def sorted_heads(layout: HeadLayout, values: Mapping[str, Tensor]) -> Figure:
     "several. A label says what a head attends to, not that the network needs it."
 )
 def functions(layout: HeadLayout, functions: Mapping[str, Tensor], rules: Mapping[str, str] = NO_RULES) -> Figure:
-    """Functions of heads, as a grid of layers by heads: a mark per function that a head has.
+    """A grid of layers by heads with a mark per function that a head has.
 
-    functions: by name (A,) bool. Those that no head has are named in the legend with 0. rules: when each holds.
+    functions: (A,) bool by name; the legend counts the heads of each. rules: the condition of each.
     """
     from matplotlib.patches import Patch, Rectangle
 
@@ -183,11 +181,11 @@ def functions(layout: HeadLayout, functions: Mapping[str, Tensor], rules: Mappin
             hatched, (shade, _) = number >= len(COLOURS), style.colour(number)
             looks[name] = {"facecolor": "white" if hatched else shade, "edgecolor": shade, "hatch": "////" * hatched}
         for flat, (row, head, _) in enumerate(layout):
-            own = [name for name, has_A in functions.items() if has_A[flat]]
+            has = [name for name, has_A in functions.items() if has_A[flat]]
             axes.add_patch(Rectangle((head - 0.5, row - 0.5), 1, 1, facecolor="0.93"))
-            for part, name in enumerate(own):  # side by side where a head has several
-                corner = (head - 0.5 + part / len(own), row - 0.5)
-                axes.add_patch(Rectangle(corner, 1 / len(own), 1, linewidth=0, **looks[name]))
+            for part, name in enumerate(has):  # side by side
+                corner = (head - 0.5 + part / len(has), row - 0.5)
+                axes.add_patch(Rectangle(corner, 1 / len(has), 1, linewidth=0, **looks[name]))
             axes.add_patch(Rectangle((head - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="white", linewidth=1.5))
         handles = [
             Patch(label=f"{name} ({int(has_A.sum())})" + (f"\n  {rules[name]}" if name in rules else ""), **looks[name])
@@ -214,7 +212,7 @@ def by_depth(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
     step = min(0.45, 5.5 / len(blocks))
     edges = (0.75, 0.5, 1.75 if "random_init" in columns else 1.45, 0.2)
     with style.panel((max(1.6, step * len(blocks)), 2.3), edges) as (figure, axes):
-        # side by side in the order of heads, so that equal heads do not hide each other
+        # heads side by side: equal ones do not hide each other
         at = [site.block + (head - (site.num_heads - 1) / 2) / max(site.num_heads, 4) * 0.6 for _, head, site in layout]
         axes.plot(at, value.tolist(), ".", color=COLOURS[0], ms=4, alpha=0.7, label="head")
         if {"low", "high"} <= set(columns):
@@ -237,7 +235,7 @@ def by_depth(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
 @captioned(
     "How many heads change accuracy by how much when they alone are switched off. Left of 0 the model is better "
     "without the head. Dark: significant (McNemar, Holm over all heads, 5 %).",
-    draws_control=True,  # as nothing: what is at chance loses nothing without a head; the table has it
+    draws_control=True,  # an untrained network at chance loses nothing without a head; the table has it
 )
 def drop_histogram(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """Heads over "drop" in points of accuracy, in bins of equal width around 0; those with "p_holm" < 0.05 dark."""
@@ -252,7 +250,7 @@ def drop_histogram(layout: HeadLayout, columns: Mapping[str, Tensor], label: str
         axes.axvline(0, color="0.3", linewidth=0.8, linestyle="--")
         axes.set(xlabel="accuracy lost without the head (points)", ylabel=f"heads (of {layout.num_heads})")
         style.whole_ticks(axes.yaxis)
-        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.1)
+        style.legend_above(axes, right=True, borderaxespad=0.1)
     return figure
 
 
@@ -260,7 +258,7 @@ def drop_histogram(layout: HeadLayout, columns: Mapping[str, Tensor], label: str
     "Accuracy of the whole model when a block keeps one head. The filled point was chosen on validation images; "
     "the open one is the best on test, which flatters. The dashed line is the whole model: a block on it has one "
     "head that suffices.",
-    draws_control=True,  # as nothing: an untrained network is at chance whichever heads it has; the table has it
+    draws_control=True,  # an untrained network is at chance with any heads; the table has it
 )
 def sufficiency(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """Per site the accuracy (%) with each single head, the chosen one with its 95 % interval, and the whole model's."""
@@ -274,7 +272,7 @@ def sufficiency(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, n
         axes.plot(sites[best], value[best], "o", clip_on=False, label="best on test", **ring)
         if chosen.any():
             dots: Any = {"fmt": "o", "color": COLOURS[0], "markersize": 4, "linewidth": 1}
-            ends = [each[chosen].tolist() for each in (value, low, high)]
+            ends = [of[chosen].tolist() for of in (value, low, high)]
             style.whiskers(axes, sites[chosen], ends, label="chosen on\nvalidation (95 %)", **dots)
         style.level(axes, 100 * columns["whole"].item(), "all heads")
         axes.set_xlim(-0.6, len(layout.sites) - 0.4)
@@ -293,7 +291,7 @@ def sufficiency(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, n
 def patching(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """Exact effects against estimates: "value" and "atp", "size", "atp_size" and "graddrop" (A,), if there are any."""
     with style.grid(2, (2.0, 1.9), (0.75, 0), (0.65, 0.5, 0.6, 0.4)) as (figure, places):
-        left, right = (axes for axes, _, _ in places)
+        (left, *_), (right, *_) = places
         blocks: Any = [site.block for _, _, site in layout]
         dots: Any = {"linewidths": 0}
         crosses: Any = {"linewidths": 0.7, "marker": "x"}
@@ -323,21 +321,21 @@ def patching(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
     "95 % interval; the dash is chance. Below, each measure before (ring) and after (dot): filled where the change "
     "differs from 0 (p < .05 after Holm over all heads and measures)."
 )
-def before_tuning(layout: HeadLayout, found: Mapping[str, Tensor], labels: Mapping[str, str]) -> Figure:
-    """Heads before and after tuning. found: columns of the panel before_tuning. labels: of its measures, by name."""
+def before_tuning(layout: HeadLayout, columns: Mapping[str, Tensor], labels: Mapping[str, str]) -> Figure:
+    """Heads before and after tuning. columns: of the panel before_tuning. labels: of its measures, by name."""
     blocks = [site.block for site in layout.sites]
     step = min(0.55, 6.0 / len(blocks))
     wide, tall, at = max(2.2, step * len(blocks)), 1.1, style.side_by_side(layout, 0.8)
     with style.grid(1 + len(labels), (wide, tall), (0, 0.18), (0.85, 0.45, 1.8, 0.23), per_row=1) as (figure, places):
         itself, *rows = (axes for axes, _, _ in places)
-        itself.vlines(at, found["itself_low"], found["itself_high"], color=COLOURS[0], lw=1, alpha=0.5)
-        itself.plot(at, found["itself"], ".", color=COLOURS[0], label="like itself before")
-        itself.plot(at, found["itself_null"], "_", color="black", ms=4, label="chance")
+        itself.vlines(at, columns["itself_low"], columns["itself_high"], color=COLOURS[0], lw=1, alpha=0.5)
+        itself.plot(at, columns["itself"], ".", color=COLOURS[0], label="like itself before")
+        itself.plot(at, columns["itself_null"], "_", color="black", ms=4, label="chance")
         itself.set_ylim(0, 1.03)
         itself.set_ylabel(style.wrapped("SVCCA with itself before", tall))
         for axes, (name, label) in zip(rows, labels.items(), strict=True):
-            before, after = found[f"{name}_before"], found[f"{name}_after"]
-            sure = found[f"{name}_p"] < 0.05
+            before, after = columns[f"{name}_before"], columns[f"{name}_after"]
+            sure = columns[f"{name}_p"] < 0.05
             axes.vlines(at, before, after, color="0.6", lw=0.8)
             axes.plot(at, before, "o", mfc="white", mec=COLOURS[1], ms=3.2, mew=0.8, label="before")
             for chosen, face, text in ((sure, COLOURS[0], "p < .05"), (~sure, "white", "no change shown")):

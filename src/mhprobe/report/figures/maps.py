@@ -19,7 +19,7 @@ ROWS = ("map before", "map after", "Fourier before", "Fourier after", "after - b
 
 
 class Judged(NamedTuple):
-    """Maps (B, h, w), and the ``AREAS`` (4, B) of them and of random orders; None where they were not asked for."""
+    """Maps (B, h, w), and the ``AREAS`` (4, B) of them and of random orders, or None."""
 
     maps: Tensor
     areas: Tensor | None = None
@@ -39,8 +39,7 @@ def maps(
 ) -> Figure:
     """A row per image (B, 3, height, width) in [0, 1], a column per kind of map, the images themselves first.
 
-    smooth: values between the patches' middles are interpolated, instead of a square per patch.
-    asking: by the name of a map, the patch that looks: it is framed.
+    smooth: interpolate between patches. asking: by the name of a map, the patch that looks, which is framed.
     """
     names, edges = list(columns), (_GAP, _BELOW + 0.15, _GAP, _TITLE + 0.05)
     size, per_row = (_SIDE, _SIDE), 1 + len(columns)
@@ -61,7 +60,7 @@ def draw_heads(
     picture: Tensor, title: str, heads: Mapping[str, Judged], number: int, asking: Asking = MappingProxyType({})
 ) -> Figure:
     """One image, number ``number`` of the batch, and every head's map of it. asking: as of ``maps``."""
-    per_row = min(4, len(heads))  # with the image as wide as a page: text would not shrink with smaller maps
+    per_row = min(4, len(heads))  # with the image as wide as a page
     edges, gap = (2 * _GAP + _SIDE, _BELOW + 0.1, _GAP, _TITLE + 0.05), (_GAP, _BELOW + _TITLE)
     with style.grid(len(heads), (_SIDE, _SIDE), gap, edges, per_row=per_row) as (figure, places):
         top = style.inches(figure)[1] - _SIDE - edges[3]
@@ -78,7 +77,7 @@ def _image(axes: Axes, picture: Tensor, title: str) -> None:
 
 
 def frame(axes: Axes, patch: tuple[int, int] | None, grid: Sequence[int], pixels: Sequence[int]) -> None:
-    """Frame a patch, black on white, of a (rows, columns) grid over a picture of (height, width) pixels."""
+    """Frame a patch of a (rows, columns) grid over a picture of (height, width) pixels, black on white."""
     from matplotlib.patches import Rectangle
 
     if patch is None:
@@ -92,7 +91,7 @@ def frame(axes: Axes, patch: tuple[int, int] | None, grid: Sequence[int], pixels
 def _overlay(
     axes: Axes, picture: Tensor, judged: Judged, row: int, patch: tuple[int, int] | None, smooth: bool = False
 ) -> None:
-    """The map over the image in grey, its colour bar and its areas below. patch: the one that looks, framed."""
+    """Draw the map over the grey image, its colour bar and areas below. patch: the one that looks, framed."""
     values = judged.maps[row].double()
     axes.imshow(picture.mean(0).clamp(0, 1).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     height, width = picture.shape[-2:]
@@ -126,7 +125,7 @@ def attention_masks(
     """Two rows per image, a column per block, the image itself first.
 
     pictures: (B, 3, height, width) in [0, 1]. titles: of the images. names, masks: of each site, (B, h, w), in
-    multiples of even attention. most: how many sites are drawn, evenly chosen.
+    multiples of even attention. most: largest number of sites, evenly chosen.
     """
     chosen = style.evenly(len(masks), most)
     side, gap, below, top = 0.95, 0.1, 0.18, 0.25
@@ -163,8 +162,8 @@ def fft_images(
 ) -> Figure:
     """Feature maps and their Fourier images before and after each block's attention.
 
-    maps, fourier: per block (2, h, w), before and after. most: how many blocks are drawn, evenly chosen.
-    picture: (3, height, width) in [0, 1], the image that the maps are of.
+    maps, fourier: per block (2, h, w), before and after. picture: (3, height, width) in [0, 1]. most: largest number of
+    blocks, evenly chosen.
     """
     chosen = style.evenly(len(blocks), most)
     relative = [fourier[number] - fourier[number].amax((1, 2), keepdim=True) for number in chosen]
@@ -245,7 +244,7 @@ def surfaces(space: Tensor, channels: Tensor, blocks: Sequence[int]) -> Figure:
 
 
 def _at_least_two(values: Tensor) -> Tensor:
-    """A surface needs two rows and two columns: a single one is drawn twice."""
+    """Repeat a single row or column: a surface needs two."""
     values = values.expand(2, -1) if len(values) == 1 else values
     return values.expand(-1, 2) if values.shape[1] == 1 else values
 
@@ -296,21 +295,16 @@ def heat(right: Sequence[float], wrong: Sequence[float], title: str, label: str)
     "alike other head of its block is on the other view (squares). A head corresponds to itself where the point is "
     "above its square; the title counts them, beside what chance would give."
 )
-def correspondence(layout: HeadLayout, found: Mapping[str, Tensor]) -> Figure:
-    """Heads on two views of an image. found: itself, best_other (in [0, 1]), corresponds, chance, each (A,)."""
-    blocks = [site.block for site in layout.sites]
-    step = min(0.6, 5.5 / len(blocks))
-    wide = max(2.2, step * len(blocks))
-    same, expected = int(found["corresponds"].sum()), found["chance"].sum().item()
-    with style.panel((wide, 2.15), (0.6, 0.5, 1.75, 0.35)) as (figure, axes):
+def correspondence(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Figure:
+    """Heads on two views of an image. columns: itself, best_other (in [0, 1]), corresponds, chance, each (A,)."""
+    step, at = min(0.6, 5.5 / len(layout.sites)), style.side_by_side(layout, 0.7)
+    same, expected = int(columns["corresponds"].sum()), columns["chance"].sum().item()
+    with style.panel((max(2.2, step * len(layout.sites)), 2.15), (0.6, 0.5, 1.75, 0.35)) as (figure, axes):
         for number, (name, text) in enumerate((("itself", "itself"), ("best_other", "most alike other"))):
             shade, marker = style.colour(number)
-            at = style.side_by_side(layout, 0.7)
-            axes.plot(at, found[name].tolist(), marker, color=shade, markersize=3, alpha=0.8, label=text)
-        axes.set_ylim(0, 1.03)
+            axes.plot(at, columns[name].tolist(), marker, color=shade, markersize=3, alpha=0.8, label=text)
         style.block_ticks(axes, layout, step)
-        axes.set_xlabel("block (heads side by side)")
-        axes.set_ylabel("alignment (CKA) across views")
+        axes.set(ylim=(0, 1.03), xlabel="block (heads side by side)", ylabel="alignment (CKA) across views")
         title = f"{same} of {layout.num_heads} heads correspond to themselves (chance {expected:.1f})"
         axes.set_title(title, loc="left", pad=5)
         style.legend_beside(axes)

@@ -30,10 +30,10 @@ def pairwise(
     *,
     limits: Limits = "shared",
 ) -> Figure:
-    """One head x head matrix per layer, or one over all heads where layers were compared too.
+    """One head x head matrix per layer, or one over all heads if layers were compared too.
 
-    limits: of the colours: "shared" by all matrices, "each" its own (its title says them), or (lowest, highest).
-    With "null", "null_low" and "null_high" chance is drawn on the colour bar, with "random_init" the untrained control.
+    limits: of the colours: "shared" by all matrices, "each" its own, in its title, or (lowest, highest).
+    "null", "null_low" and "null_high" are chance, "random_init" is the untrained network.
     """
     value = style.without_diagonal(columns["value"])
     if 0 < value.isfinite().any(1).sum() <= len(value) // 2:  # most of a matrix over all heads would be grey
@@ -83,7 +83,7 @@ def pairwise(
 
 
 def _mark_blocks(axes: Axes, layout: HeadLayout) -> None:
-    """A line between two blocks, and each one's number at the middle of its heads."""
+    """Draw lines between blocks, and number them at the middle of their heads."""
     for edge in layout.offsets[1:-1]:
         axes.axhline(edge - 0.5, color="white", linewidth=0.8)
         axes.axvline(edge - 0.5, color="white", linewidth=0.8)
@@ -100,7 +100,7 @@ def _mark_blocks(axes: Axes, layout: HeadLayout) -> None:
     draws_control=True,  # from the column "random_init"
 )
 def few_heads(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
-    """Heads that were compared with any other; a dot where "p_holm" is below .05, or the interval excludes chance."""
+    """Heads that were compared with any other; a dot if "p_holm" is below .05, or the interval excludes chance."""
     value = style.without_diagonal(columns["value"])
     heads = value.isfinite().any(1).nonzero().flatten()
     shown = value[heads[:, None], heads]
@@ -114,7 +114,7 @@ def few_heads(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, nam
         image = style.picture(axes, shown, aspect="equal")
         if count <= 24:
             style.cells(axes, count, count)
-        beyond: Tensor | None = None  # which pairs differ from 0, or from chance
+        beyond: Tensor | None = None  # pairs that differ from 0, or from chance
         if "p_holm" in columns:
             beyond, how = columns["p_holm"] < 0.05, "not 0 (Holm, 5 %)"
         elif {"low", "high"} <= set(columns):
@@ -171,23 +171,13 @@ def pairwise_layers(layout: HeadLayout, columns: Mapping[str, Tensor], label: st
     "The pairs of heads of each block: a point is their mean, the bar their range, the dash what chance gives. "
     "A mean on the dash says that the heads have nothing in common."
 )
-def by_block(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
-    """Mean, least and greatest "value" (A, A) of the pairs within each block, and the mean of "null"."""
+def by_block(layout: HeadLayout, rows: Sequence[Mapping[str, Any]], label: str) -> Figure:
+    """Mean and range of the pairs within each block. rows: block, min, mean, max, and perhaps null."""
     step = min(0.4, 6.0 / len(layout.sites))
     with style.panel((max(2.2, step * len(layout.sites)), 1.85), (0.6, 0.5, 0.25, 0.35)) as (figure, axes):
-        points = []
-        for number, site in enumerate(layout.sites):
-            span = layout.span(number)
-            a, b = torch.triu_indices(site.num_heads, site.num_heads, 1)
-            value, *null = (columns[name].double()[span, span][a, b] for name in ("value", "null") if name in columns)
-            value = value[value.isfinite()]
-            if len(value):
-                level = null[0].nanmean() if null else torch.nan
-                points.append([site.block, *map(float, (value.min(), value.mean(), value.max(), level))])
-        at, low, mean, high, chance = zip(*points, strict=True) if points else [()] * 5
-        axes.vlines(at, low, high, color=COLOURS[4], linewidth=2)
-        axes.plot(at, mean, "o", color=COLOURS[0], markersize=4, label="mean of the pairs")
-        if "null" in columns:
+        _ranges(axes, rows, 0, "mean of the pairs")
+        if rows and "null" in rows[0]:
+            at, chance = zip(*((row["block"], row["null"]) for row in rows), strict=True)
             axes.plot(at, chance, "_", color="black", markersize=9, label="chance")
         for edge in (b for a, b in itertools.pairwise(layout.sites) if a.stage != b.stage):
             axes.axvline(edge.block - 0.5, color="0.8", linewidth=0.8, zorder=0)
@@ -195,6 +185,15 @@ def by_block(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
         axes.set_ylabel(label)
         style.legend_above(axes)
     return figure
+
+
+def _ranges(axes: Axes, rows: Sequence[Mapping[str, Any]], number: int, label: str, aside: float = 0) -> None:
+    """Draw the mean, least and greatest pair of each block. aside: blocks to the right."""
+    shade, marker = style.colour(number)
+    low, mean, high = ([row[end] for row in rows] for end in ("min", "mean", "max"))
+    at = [row["block"] + aside for row in rows]
+    axes.vlines(at, low, high, color=shade, alpha=0.4, lw=2)
+    axes.plot(at, mean, marker, color=shade, markersize=4, label=label)
 
 
 @captioned(
@@ -211,11 +210,7 @@ def before_training(rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]
         for (axes, _, _), name in zip(places, measures, strict=True):
             for k, network in enumerate(("trained", "untrained")):
                 of = [row for row in rows if (row["measure"], row["network"]) == (name, network)]
-                shade, marker = style.colour(k)
-                low, mean, high = ([row[end] for row in of] for end in ("min", "mean", "max"))
-                at = [row["block"] + 0.24 * (k - 0.5) for row in of]
-                axes.vlines(at, low, high, color=shade, alpha=0.4, lw=2)
-                axes.plot(at, mean, marker, color=shade, markersize=4, label=f"{network}, mean of pairs")
+                _ranges(axes, of, k, f"{network}, mean of pairs", 0.24 * (k - 0.5))
             axes.axhline(0, color="0.8", linewidth=0.6, zorder=0)
             axes.set_xticks([blocks[i] for i in style.ticks(len(blocks), step)])
             axes.set_xlabel("block")
@@ -258,7 +253,7 @@ def groups_of_pairs(rows: Sequence[Mapping[str, Any]]) -> Figure:
     "into a plane, so look up a striking pair in the table. Clusters are found in noise too."
 )
 def embedding(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
-    """One panel of all heads where layers were compared; else one per layer. Markers are clusters."""
+    """One panel of all heads if layers were compared, else one per layer. Markers are clusters."""
     groups = _compared(layout, columns["value"])
     together = len(groups) < len(layout.sites)
     points, cluster = columns["embedding"].double(), columns["cluster"].long()
@@ -269,8 +264,7 @@ def embedding(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, nam
         for number, ((axes, first, last), sites) in enumerate(zip(places, groups, strict=True)):
             for flat in range(layout.offsets[sites[0]], layout.offsets[sites[-1] + 1]):
                 _, head, site = list(layout)[flat]
-                x, y = points[flat].tolist()
-                kind = int(cluster[flat])
+                (x, y), kind = points[flat].tolist(), int(cluster[flat])
                 shade = shades.to_rgba(site.block) if together else COLOURS[kind % len(COLOURS)]
                 axes.plot(x, y, MARKERS[kind % len(MARKERS)], color=shade, ms=5 if together else 4, mew=0)
                 if not together:
@@ -288,18 +282,17 @@ def embedding(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, nam
 
 
 def _around_zero(axes: Axes, points: Tensor) -> None:
-    """Limits that hold all points, the same both ways: only distances have a meaning."""
+    """Set limits around 0 that hold all points, the same both ways."""
     reach = 1.15 * max(points.abs().max().item(), 1e-6)
     axes.set(xlim=(-reach, reach), ylim=(-reach, reach))
     axes.locator_params(nbins=4)
 
 
 def _compared(layout: HeadLayout, value: Tensor) -> list[list[int]]:
-    """Sites whose heads were compared with each other."""
+    """Group sites whose heads were compared with each other."""
     groups: list[list[int]] = []
     for s in range(len(layout.sites)):
-        first = groups[-1][0] if groups else s
-        if groups and not value[layout.offsets[first], layout.offsets[s]].isnan():
+        if groups and not value[layout.offsets[groups[-1][0]], layout.offsets[s]].isnan():
             groups[-1].append(s)
         else:
             groups.append([s])
@@ -307,7 +300,7 @@ def _compared(layout: HeadLayout, value: Tensor) -> list[list[int]]:
 
 
 class Group(NamedTuple):
-    """N heads that were compared. points (N, 2); labels: what each does; cluster (N,)."""
+    """N heads that were compared. points (N, 2); labels: their functions; cluster (N,)."""
 
     title: str
     points: Tensor

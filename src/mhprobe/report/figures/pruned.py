@@ -31,8 +31,8 @@ def retained(
 ) -> Figure:
     """Accuracy of the runs of a sweep over learned gates.
 
-    points: (heads kept, test accuracy with the gates as learned, with gates of 0 and 1), by heads kept. images: of the
-    test. before: accuracy of the whole model. chance: drawn where a run comes near it.
+    points: (heads kept, test accuracy with the gates as learned, with gates of 0 and 1), by heads kept. images: number
+    of test images. before: accuracy of the whole model. chance: drawn if a run comes near it.
     """
     kept = [point[0] for point in points]
     with style.panel((3.4, 2.5), (0.55, 0.5, 1.65, 0.2)) as (figure, axes):
@@ -57,7 +57,7 @@ def retained(
 
 
 def _percents(shares: Sequence[float], images: int) -> tuple[list[float], list[float], list[float]]:
-    """Accuracies and the ends of their 95 % intervals over images, in per cent."""
+    """Return accuracies and the ends of their 95 % intervals over images, in per cent."""
     low, high = wilson(torch.tensor([round(share * images) for share in shares]), torch.tensor(images))
     return [100 * share for share in shares], (100 * low).tolist(), (100 * high).tolist()
 
@@ -68,10 +68,10 @@ def _percents(shares: Sequence[float], images: int) -> tuple[list[float], list[f
     "p < .05 after Holm). Without one, training the larger model first has not been shown to help. Dotted: guessing."
 )
 def voita(points: Sequence[tuple[int, float, float]], images: int, chance: float, sure: Sequence[bool] = ()) -> Figure:
-    """Pruned from a trained model, or the same heads from scratch: accuracy at each number of heads.
+    """Accuracy of heads pruned from a trained model and of the same heads from scratch, at each number of heads.
 
-    points: (heads, accuracy pruned, accuracy from scratch), the whole model first, where the two are one.
-    images: of the test, for 95 % intervals. sure: at which points the two differ significantly; a star marks them.
+    points: (heads, accuracy pruned, accuracy from scratch), the whole model first. images: number of test images.
+    sure: points at which the two differ significantly; a star marks them.
     """
     with style.panel((2.7, 2.25), (0.55, 0.5, 2.25, 0.15)) as (figure, axes):
         looks = {
@@ -195,10 +195,10 @@ def speed(rows: Sequence[Mapping[str, Any]]) -> Figure:
     "star is the dense network. Further up and further left is better; lines that overlap by their bands may be equal."
 )
 def pareto(rows: Sequence[Mapping[str, Any]], batch: int = 64) -> Figure:
-    """Accuracy against what is left to compute: methods of pruning beside each other.
+    """Accuracy of pruning methods against the FLOPs, and the time, that are left.
 
     rows: of ``surgery.bench.run_cell``, with method, budget and seed; the last stage that all have is drawn.
-    batch: the batch size of the measured time; without timings the right side stays out.
+    batch: the batch size of the measured time; without timings there is no right side.
     """
     stage = next(name for name in ("tuned", "repaired", "pruned") if all(name in row for row in rows))
     timed, methods = f"speedup_{batch}", list(dict.fromkeys(row["method"] for row in rows))
@@ -216,7 +216,6 @@ def pareto(rows: Sequence[Mapping[str, Any]], batch: int = 64) -> Figure:
                         (accuracy,) = style.percent(cells, stage)
                         x = sum(map(cost, cells)) / len(cells)
                         points.append((x, sum(accuracy) / len(cells), min(accuracy), max(accuracy)))
-                # who shares colour and marker
                 again: Any = {"ls": "--", "mfc": "white"} if number >= len(COLOURS) else {}
                 x, *ends = zip(*sorted(points), strict=True)
                 style.band(axes, x, ends, shade, marker=marker, markersize=3, lw=1, label=method, **again)

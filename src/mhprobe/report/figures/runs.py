@@ -23,7 +23,7 @@ from mhprobe.stats.agreement import Agreement, Pearson
 def runs(rows: Sequence[Mapping[str, Any]], groups: Table | None) -> Figure:
     """A row per group. rows: run, group, accuracy, low, high. groups: group, runs, accuracy, low, high.
 
-    Of fewer than three runs only the dots: Student's interval of two reaches over most of the axis and says nothing.
+    Groups of two have no mean: Student's interval would cover most of the axis.
     """
     names = list(dict.fromkeys(row["group"] for row in rows))
     members = [[row for row in rows if row["group"] == name] for name in names]
@@ -46,8 +46,7 @@ def runs(rows: Sequence[Mapping[str, Any]], groups: Table | None) -> Figure:
                 y = number + 0.3
                 axes.hlines(y, 100 * group["low"], 100 * group["high"], color=COLOURS[1], linewidth=1.6)
                 axes.plot(100 * group["accuracy"], y, "D", color=COLOURS[1], markersize=4, label="mean, 95 % over runs")
-        axes.set_ylim(len(names) - 0.4, -0.6)
-        axes.set_yticks(range(len(names)), labels)
+        style.rows_of(axes, labels)
         axes.set_xlabel("test accuracy (%)")
         handles = {str(h.get_label()): h for h in axes.get_legend_handles_labels()[0]}
         style.legend_above(axes, right=True, handles=list(handles.values()))
@@ -87,7 +86,7 @@ def run_curves(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def _legend_of(group: str, runs: set[int]) -> str:
-    """Return the legend of a line and its band. runs: at its points, some of which not all runs may have."""
+    """Return the legend of a line and its band. runs: numbers of runs at its points."""
     few, most = min(runs), max(runs)
     of = "one run" if most == 1 else f"mean of {most} runs" if few == most else f"mean of {few} to {most} runs"
     band = "" if most == 2 else f", band: 95 % over {'images' if most == 1 else 'runs'}"

@@ -1,6 +1,6 @@
-"""Style of all figures: the look, axes placed in inches, colour scales, files.
+"""Style of all figures: the look, axes placed in inches, colour scales, files, fitting to a printed page.
 
-Figures are made without pyplot: no window system, no global state. Colours can be told apart by colour-blind readers.
+Figures are made without pyplot, so without a window system and global state. Colours suit colour-blind readers.
 """
 
 import contextlib
@@ -20,7 +20,6 @@ from torch import Tensor
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
 from mhprobe.io.written import rounded
-from mhprobe.report.paper import DPI, LEAST, fit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,13 +48,16 @@ STYLE: Any = {
 }
 Pair = tuple[float, float]
 Edges = tuple[float, float, float, float]
-"""Inches left of what is drawn, below it, right of it and above it."""
+"""Inches left, below, right and above."""
 Names = Mapping[str, Sequence[str]]
-"""Of columns with one more axis behind the heads or pairs: the names along it."""
+"""Names along the extra axis of columns."""
 NAMELESS: Names = MappingProxyType({})
 NOT_COMPARED = "0.85"
-SCREEN = 150  # dots per inch of a PNG that is not for paper; text is some percent wider at 150 than at 100
-OUTLIER = 8  # times the median: what is further up takes a linear scale for itself
+SCREEN = 150  # dots per inch of a PNG for the screen; text is some percent wider at 150 than at 100
+ONE, TWO = 3.35, 7.0  # inches of a column of a printed page, and of both with what is between them
+LEAST, DPI = 6.0, 300  # points of the smallest text, and dots per inch, on paper
+_TICKS = 7.0  # points of the smallest text of a figure on the screen, as a rule
+OUTLIER = 8  # times the median: from there on a colour scale is logarithmic
 # Okabe & Ito's colours without yellow, in an order in which neighbours differ in lightness too
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 ORIGIN = {"version": "mhprobe {}", "commit": "commit {}", "command": "{}"}
@@ -73,16 +75,14 @@ def save(
 ) -> list[Path]:
     """Write ``<stem>.png`` (150 dpi) and ``<stem>.pdf``; the same figure gives the same bytes.
 
-    about: what it is of (model, data, how many images), in small print below it: figures leave their folder.
-    paper: as wide as one column of a printed page or two, with 300 dpi (report/paper.py).
-    origin: "version", "commit" and "command" that made it, written into the files' metadata: Software, Comment and
-    Source of a PNG, Creator, Keywords and Subject of a PDF.
+    about: model, data and number of images, in small print below. paper: fit the columns of a printed page (``fit``).
+    origin: "version", "commit" and "command", for the files' metadata (``PNG``, ``PDF``).
     """
     from matplotlib import rc_context, rcParams
     from matplotlib.transforms import Bbox
 
     dots = DPI if paper else SCREEN
-    box = printed(figure, dots, paper)  # the small print comes below what has its last size: legends shrink less
+    box = printed(figure, dots, paper)  # before the small print, which is placed below the final size
     with rc_context(STYLE):
         if about:
             above = figure.get_tightbbox()
@@ -106,20 +106,54 @@ def save(
 
 
 def printed(figure: Figure, dots: int, paper: bool) -> Bbox | None:
-    """Prepare a figure for so many dots per inch; for paper also its width. What to print of it then, in inches."""
+    """Prepare a figure for a resolution, and for paper its width; return the box to print, in inches."""
     from matplotlib import rc_context
 
-    figure.set_dpi(dots)  # as it is printed, so it is measured
+    figure.set_dpi(dots)
     for legend in figure.legends:
-        if legend.get_bbox_to_anchor() is figure.bbox:  # it would hang on what is printed, which is another box
+        if legend.get_bbox_to_anchor() is figure.bbox:  # else it would be placed in the printed box
             legend.set_bbox_to_anchor((0, 0, 1, 1), figure.transFigure)
     with rc_context(STYLE):
         return fit(figure) if paper else None
 
 
+def fit(figure: Figure) -> Bbox:
+    """Make the figure fit one printed column, or two if its text would shrink below ``LEAST``; return the box, inches.
+
+    A figure that is narrower than its column stands in the middle of it, in its own size.
+    """
+    from matplotlib.transforms import Bbox
+
+    _shrink(figure, 1)  # enlarges text below LEAST
+    box = figure.get_tightbbox()
+    column = ONE if box.width * LEAST / _TICKS <= ONE else TWO
+    for _ in range(6):  # text of LEAST points does not shrink, so once may not be enough
+        if box.width <= column:
+            break
+        _shrink(figure, 0.99 * column / box.width)
+        box = figure.get_tightbbox()
+    middle = (box.x0 + box.x1) / 2
+    return Bbox.from_extents(middle - column / 2, box.y0 - 0.02, middle + column / 2, box.y1 + 0.02)
+
+
+def _shrink(figure: Figure, by: float) -> None:
+    """Scale the figure and its text, but no text below ``LEAST``."""
+    from matplotlib.text import Text
+
+    figure.set_size_inches(*(by * side for side in figure.get_size_inches()))
+    axes: Any
+    text: Any
+    for axes in figure.findobj(lambda artist: hasattr(artist, "xaxis")):
+        for axis, which in itertools.product((axes.xaxis, axes.yaxis), ("major", "minor")):
+            if labels := axis.get_ticklabels(which=which):  # also those that are only made when the figure is drawn
+                axis.set_tick_params(which=which, labelsize=max(LEAST, by * labels[0].get_fontsize()))
+    for text in figure.findobj(Text):
+        text.set_fontsize(max(LEAST, by * text.get_fontsize()))
+
+
 @contextlib.contextmanager
 def canvas(size: tuple[float, float]) -> Iterator[Figure]:
-    """A figure of (width, height) inches; what is drawn on it inside has the common look."""
+    """Open a figure of (width, height) inches with the common look."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -132,7 +166,7 @@ _room: contextvars.ContextVar[SubFigure | None] = contextvars.ContextVar("room",
 
 @contextlib.contextmanager
 def drawn_on(room: SubFigure) -> Iterator[None]:
-    """Let drawing inside take this part of a figure for its canvas."""
+    """Let ``canvas`` inside return this part of a figure."""
     token = _room.set(room)
     try:
         yield
@@ -147,13 +181,13 @@ def inches(figure: FigureBase) -> tuple[float, float]:
 
 
 def place(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
-    """Axes at a place given in inches: cells of all panels come out equally large."""
+    """Add axes at a place given in inches."""
     wide, tall = inches(figure)
     return figure.add_axes((left / wide, bottom / tall, width / wide, height / tall))
 
 
 def colour_bar(figure: Figure, image: Any, left: float, bottom: float, tall: float, label: str = "") -> Any:
-    """The colours of ``image`` beside it, without a frame, at a place given in inches."""
+    """Add the colour bar of ``image`` at a place given in inches."""
     bar = figure.colorbar(image, cax=place(figure, left, bottom, 0.1, tall))
     bar.outline.set_visible(False)
     bar.set_label(label)
@@ -161,44 +195,44 @@ def colour_bar(figure: Figure, image: Any, left: float, bottom: float, tall: flo
 
 
 def bar_beside(axes: Axes, image: Any, label: str = "", gap: float = 0.12) -> Any:
-    """The colours of ``image`` right of the axes, as tall as they are. gap: inches between the two."""
+    """Add the colour bar of ``image`` right of the axes, as tall as they are. gap: inches."""
     figure: Any = axes.figure
     (wide, tall), box = inches(figure), axes.get_position()
     return colour_bar(figure, image, box.x1 * wide + gap, box.y0 * tall, box.height * tall, label)
 
 
 def legend_beside(axes: Axes, at: float = 1.02, **options: Any) -> None:
-    """The legend right of the axes, halfway up. at: where it begins, in widths of the axes."""
+    """Put the legend right of the axes, halfway up. at: its left edge, in widths of the axes."""
     axes.legend(loc="center left", bbox_to_anchor=(at, 0.5), **{"borderaxespad": 0, **options})
 
 
 def legend_above(axes: Axes, right: bool = False, **options: Any) -> None:
-    """The legend on the axes, two entries in a row, from their left or right end."""
+    """Put the legend above the axes, two entries in a row, at their left or right end."""
     at: Any = {"loc": f"lower {'right' if right else 'left'}", "bbox_to_anchor": (int(right), 1)}
     axes.legend(**{**at, "ncols": 2, "borderaxespad": 0.2, **options})
 
 
 def bare(axes: Axes) -> None:
-    """No frame and no strokes at the ticks."""
+    """Remove the frame and the strokes at the ticks."""
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
 
 
 def show_picture(axes: Axes, image_3hw: Tensor) -> None:
-    """An image in [0, 1] and nothing around it."""
+    """Draw an image in [0, 1] without axes."""
     axes.imshow(image_3hw.permute(1, 2, 0).clamp(0, 1).numpy(), interpolation="nearest")
     axes.set_axis_off()
 
 
 def whole_ticks(axis: Any, most: int = 10) -> None:
-    """Ticks at whole numbers."""
+    """Put ticks at whole numbers."""
     from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator(most, integer=True))
 
 
 def log_ticks(axis: Any, digits: Sequence[int] = (1, 2, 5), written: str = "{x:g}") -> None:
-    """Ticks of a logarithmic axis at these digits, as numbers."""
+    """Put ticks of a logarithmic axis at these digits, as numbers."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axis.set_major_locator(LogLocator(subs=digits))
@@ -207,7 +241,7 @@ def log_ticks(axis: Any, digits: Sequence[int] = (1, 2, 5), written: str = "{x:g
 
 
 def shade_at(at: float, name: str = "viridis") -> tuple[float, float, float, float]:
-    """The colour at a place from 0 to 1 of a map of colours."""
+    """Return the colour at a place from 0 to 1 of a colour map."""
     from matplotlib import colormaps
 
     return colormaps[name](at)
@@ -223,15 +257,15 @@ def block_shades(layout: HeadLayout) -> Any:
 
 
 def block_bar(figure: Figure, shades: Any, left: float, bottom: float, tall: float, label: str = "block") -> None:
-    """A colour bar with whole numbers."""
+    """Add a colour bar with whole numbers."""
     bar = colour_bar(figure, shades, left, bottom, tall, label)
     whole_ticks(bar.ax.yaxis, 6)
 
 
 def block_ticks(axes: Axes, layout: HeadLayout, cell: float, edge: float | None = None) -> None:
-    """Numbers of blocks below the axes, as many as have room where each has ``cell`` inches.
+    """Number the blocks below the axes, as densely as ``cell`` inches per block allow.
 
-    edge: blocks that the axes reach beyond the first and the last; None leaves their limits as they are.
+    edge: blocks that the axes reach beyond the first and the last; None leaves their limits.
     """
     blocks = [site.block for site in layout.sites]
     axes.set_xticks([blocks[i] for i in ticks(len(blocks), cell)])
@@ -241,21 +275,21 @@ def block_ticks(axes: Axes, layout: HeadLayout, cell: float, edge: float | None 
 
 
 def rows_of(axes: Axes, names: Sequence[str], written: bool = True) -> None:
-    """Names down the axis, the first on top. written: False for panels whose neighbour has them."""
+    """Name the rows, the first on top. written: False for panels whose neighbour has the names."""
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_yticks(range(len(names)), names if written else [""] * len(names))
 
 
 @contextlib.contextmanager
 def panel(size: Pair, edges: Edges) -> Iterator[tuple[Figure, Axes]]:
-    """A figure with one panel; on it is drawn as on a ``canvas``. size: (width, height) of the panel, inches."""
+    """Open a ``canvas`` with one panel. size: (width, height) of the panel, inches."""
     left, bottom, right, top = edges
     with canvas((left + size[0] + right, bottom + size[1] + top)) as figure:
         yield figure, place(figure, left, bottom, *size)
 
 
 class Panel(NamedTuple):
-    """Axes among others: whether they are the first of their row, and whether there are none below them."""
+    """Axes in a grid. first: of their row. last: of their column."""
 
     axes: Axes
     first: bool
@@ -263,9 +297,8 @@ class Panel(NamedTuple):
 
 
 def panel_grid(count: int, per_row: int | None = None) -> tuple[int, int]:
-    """(rows, columns) for so many panels of one figure: up to four side by side, or six of many, evenly filled.
+    """Return (rows, columns) for ``count`` panels: up to four a row, six if over twelve, evenly filled.
 
-    Twelve blocks are three rows: six side by side leave their labels no room on a printed page.
     per_row: in place of four or six; rows are filled from the first on.
     """
     count = max(1, count)
@@ -274,30 +307,30 @@ def panel_grid(count: int, per_row: int | None = None) -> tuple[int, int]:
 
 
 def grid_size(count: int, size: Pair, gap: Pair, per_row: int | None = None) -> Pair:
-    """Width and height of ``panels``, inches."""
+    """Return width and height of ``panels``, inches."""
     deep, across = panel_grid(count, per_row)
     return across * size[0] + (across - 1) * gap[0], deep * size[1] + (deep - 1) * gap[1]
 
 
 def panels(figure: Figure, count: int, corner: Pair, size: Pair, gap: Pair, per_row: int | None = None) -> list[Panel]:
-    """Axes in rows from the top.
+    """Add axes in rows from the top.
 
     corner: the lower left one of all; size: (width, height) of a panel; gap: (across, down) between two; inches.
     """
     deep, across = panel_grid(count, per_row)
-    made = []
+    places = []
     for number in range(count):
         row, column = divmod(number, across)
         left, bottom = corner[0] + column * (size[0] + gap[0]), corner[1] + (deep - 1 - row) * (size[1] + gap[1])
-        made.append(Panel(place(figure, left, bottom, *size), column == 0, number + across >= count))
-    return made
+        places.append(Panel(place(figure, left, bottom, *size), column == 0, number + across >= count))
+    return places
 
 
 @contextlib.contextmanager
 def grid(
     count: int, size: Pair, gap: Pair, edges: Edges, least: float = 0, per_row: int | None = None
 ) -> Iterator[tuple[Figure, list[Panel]]]:
-    """A figure with ``panels``; on it is drawn as on a ``canvas``. edges: around all. least: width of the figure."""
+    """Open a ``canvas`` with ``panels``. edges: around all. least: width of the figure."""
     left, bottom, right, top = edges
     wide, tall = grid_size(count, size, gap, per_row)
     with canvas((max(left + wide + right, least), bottom + tall + top)) as figure:
@@ -308,7 +341,7 @@ def grid(
 def layer_panels(
     layout: HeadLayout, size: Pair, edge: Pair, labels: tuple[str, str], least: float
 ) -> Iterator[tuple[Figure, list[Axes]]]:
-    """A ``grid`` with a panel per layer. All share their axes. edge: left and bottom. labels: of both axes."""
+    """Open a ``grid`` with a panel per layer, all with the same axes. edge: left and bottom. labels: of both axes."""
     with grid(len(layout.sites), size, (0.12, 0.32), (*edge, 0.15, 0.25), least) as (figure, places):
         for number, (axes, first, last) in enumerate(places):
             axes.set_title(site_title(layout, number), pad=3)
@@ -318,7 +351,7 @@ def layer_panels(
 
 
 def tile(axes: Axes, picture: Any, **look: Any) -> None:
-    """A picture without ticks and frame. look: for imshow."""
+    """Draw a picture without ticks and frame. look: for imshow."""
     axes.imshow(picture, **look)
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
@@ -330,62 +363,62 @@ def name_beside(axes: Axes, name: str) -> None:
 
 
 def evenly(count: int, most: int) -> list[int]:
-    """Numbers from 0 below ``count``, ``most`` at most, evenly chosen, the first and the last among them."""
+    """Choose at most ``most`` numbers below ``count`` evenly, with the first and the last."""
     steps = min(most, count) - 1
     return sorted({round(number * (count - 1) / max(1, steps)) for number in range(steps + 1)})
 
 
 def band(axes: Axes, x: Any, ends: Sequence[Any], shade: Any, shadow: float = 0.15, **look: Any) -> None:
-    """A line, and its interval as a band. ends: values, low ends, high ends. look: of the line."""
+    """Draw a line with its interval as a band. ends: values, low ends, high ends. look: of the line."""
     values, low, high = ends
     axes.plot(x, values, color=shade, **look)
     axes.fill_between(x, low, high, color=shade, alpha=shadow, linewidth=0)
 
 
 def whiskers(axes: Axes, x: Any, ends: Sequence[Sequence[float]], **look: Any) -> None:
-    """Points with their intervals. ends: values, low ends, high ends. look: for errorbar."""
+    """Draw points with their intervals. ends: values, low ends, high ends. look: for errorbar."""
     values, low, high = ends
     spread = [[max(0.0, b - a) for a, b in zip(*pair, strict=True)] for pair in ((low, values), (values, high))]
     axes.errorbar(x, values, spread, **look)
 
 
 def level(axes: Axes, at: float, label: str = "", dashes: str = "--", **look: Any) -> None:
-    """A line across that points are read against."""
+    """Draw a horizontal reference line."""
     axes.axhline(at, **{"color": "0.3", "linestyle": dashes, "linewidth": 0.8, "label": label, **look})
 
 
 def percent(rows: Sequence[Mapping[str, Any]], *names: str) -> list[list[float]]:
-    """Columns of shares, in per cent."""
+    """Return columns of shares, in per cent."""
     return [[100 * row[name] for row in rows] for name in names]
 
 
 def picture(axes: Axes, values: Tensor, **look: Any) -> Any:
-    """A matrix in colours over the range of its values; the image. look: for imshow."""
+    """Draw a matrix in the colours of ``scale``; return the image. look: for imshow."""
     cmap, norm = scale(values)
     return axes.imshow(values.numpy(), **{"cmap": cmap, "norm": norm, "aspect": "auto", **look})
 
 
 def diagonal(axes: Axes, x: Tensor, y: Tensor) -> None:
-    """A grey line where both are equal."""
+    """Draw a grey line where both are equal."""
     both = torch.cat([x, y]).double()
     ends = [float(both.min()), float(both.max())]
     axes.plot(ends, ends, color="0.6", linewidth=0.6, zorder=0)
 
 
 def side_by_side(layout: HeadLayout, room: float) -> list[float]:
-    """(A,) places on an axis of blocks: the heads of a block beside each other, in so much of its unit."""
+    """(A,) places on an axis of blocks, the heads of a block spread over ``room`` of its unit."""
     return [site.block + room * ((head + 0.5) / site.num_heads - 0.5) for _, head, site in layout]
 
 
 def middles(layout: HeadLayout) -> list[float]:
-    """The middle of each layer's heads on an axis of all heads."""
+    """Return the middle of each layer's heads on an axis of all heads."""
     return [(a + b - 1) / 2 for a, b in itertools.pairwise(layout.offsets)]
 
 
 def scale(values: Tensor, log: bool = False) -> tuple[Any, Any]:
-    """Colours over the range of the finite values: in one direction, or away from 0 where there are both signs.
+    """Return colour map and norm over the finite values: sequential, or diverging from 0 if there are both signs.
 
-    log: logarithmic where a few values are far above all others, which would leave the rest one colour.
+    log: make the norm logarithmic if the largest value is over ``OUTLIER`` medians.
     """
     from matplotlib import colormaps
     from matplotlib.colors import LogNorm, Normalize
@@ -405,12 +438,12 @@ def scale(values: Tensor, log: bool = False) -> tuple[Any, Any]:
 
 
 def colour(number: int) -> tuple[str, str]:
-    """Colour and marker by the curve's place in the configuration: the same in every figure of a study."""
+    """Return colour and marker of the curve at this place in the configuration."""
     return COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
 
 
 def ticks(count: int, cell: float) -> list[int]:
-    """Every index where there is room for a number, otherwise every 2nd, 4th, ..."""
+    """Return every index if ``cell`` inches hold a number, otherwise every 2nd, 4th, ..."""
     step = 1
     while step * cell < 0.17:
         step *= 2
@@ -418,7 +451,7 @@ def ticks(count: int, cell: float) -> list[int]:
 
 
 def cells(axes: Axes, rows: int, columns: int) -> None:
-    """Thin white lines between cells, and no frame."""
+    """Draw thin white lines between cells, and remove the frame."""
     axes.set_xticks([i - 0.5 for i in range(1, columns)], minor=True)
     axes.set_yticks([i - 0.5 for i in range(1, rows)], minor=True)
     axes.grid(which="minor", color="white", linewidth=0.5)
@@ -430,14 +463,14 @@ MATRIX_GAP = 0.4  # inches between the stages of a head matrix: tick labels and 
 
 
 def matrix_height(layout: HeadLayout, cell: float) -> float:
-    """Inches that ``head_matrix`` takes."""
+    """Return the height of ``head_matrix``, inches."""
     return cell * len(layout.sites) + MATRIX_GAP * (len(even_groups(layout)) - 1)
 
 
 def head_matrix(
     figure: Figure, layout: HeadLayout, value_A: Tensor, left: float, top: float, cell: float, **colours: Any
 ) -> Any:
-    """A row per layer and a column per head, from ``top`` down; one matrix per stage where widths differ.
+    """Draw a row per layer and a column per head, from ``top`` down; a matrix per stage if widths differ.
 
     colours: for imshow. Returns the image.
     """
@@ -459,11 +492,11 @@ def head_matrix(
 
 
 def readable(axes: Axes) -> None:
-    """White or black for the text in every cell of a picture, whichever stands out from the cell's colour."""
+    """Colour the text in every cell of a picture white or black, by the cell's brightness."""
     for image in axes.images:
         values: Any = image.get_array()
         colours = image.to_rgba(values)
-        for text in (each for each in axes.texts if each.get_transform() == axes.transData):
+        for text in (text for text in axes.texts if text.get_transform() == axes.transData):
             column, row = (round(float(place)) for place in text.get_position())
             if 0 <= row < colours.shape[0] and 0 <= column < colours.shape[1]:
                 red, green, blue, _ = colours[row, column]
@@ -471,7 +504,7 @@ def readable(axes: Axes) -> None:
 
 
 def even_groups(layout: HeadLayout) -> list[list[int]]:
-    """Runs of sites that can be drawn as one matrix: all of them, or those of one stage and width."""
+    """Group sites that fit one matrix: all of them, or those of one stage and width."""
     even = len({site.num_heads for site in layout.sites}) == 1
     kinds = [(0 if even else site.stage, site.num_heads) for site in layout.sites]
     return [list(group) for _, group in itertools.groupby(range(len(kinds)), kinds.__getitem__)]
@@ -483,12 +516,12 @@ def site_title(layout: HeadLayout, i: int) -> str:
 
 
 def wrapped(text: str, inches: float) -> str:
-    """Break ``text`` into lines that fit a length of the page, at the size of axis labels."""
+    """Break ``text`` into lines of this length, at the size of axis labels."""
     return "\n".join(textwrap.wrap(text, max(12, int(inches / 0.062))))
 
 
 def typical_width(columns: Mapping[str, Tensor]) -> str:
-    """Half the 95 % interval of a pair at the median, as the end of a label; "" where pairs have none."""
+    """Return the median half-width of the pairs' 95 % intervals, as the end of a label; "" without intervals."""
     if not {"low", "high"} <= set(columns):
         return ""
     half = without_diagonal((columns["high"] - columns["low"]) / 2).nanmedian().item()
@@ -496,10 +529,9 @@ def typical_width(columns: Mapping[str, Tensor]) -> str:
 
 
 def mark(axes: Axes, chance: Tensor, control: Tensor) -> None:
-    """Mark the means of chance and of a random initialisation at a colour bar; of chance also its range, as a band.
+    """Mark the mean and range of chance, and the mean of a random initialisation, at a colour bar.
 
-    The bar's axis grows to reach them; where that would shrink the colours too much, they are written beyond its end.
-    The two texts keep apart.
+    The bar's axis grows to reach them; if that would more than double it, they are written beyond its end.
     """
     if len(chance) and _reaches(axes, "chance", mean := chance.mean().item()):
         low, high = chance.min().item(), chance.max().item()
@@ -516,7 +548,7 @@ def mark(axes: Axes, chance: Tensor, control: Tensor) -> None:
 
 
 def _marked(axes: Axes, level: float, text: str, shade: str, width: float, shift: float = 0) -> None:
-    """Draw a line across a colour bar, and its text left of it. shift: points that the text stands higher."""
+    """Draw a line across a colour bar and its text left of it. shift: points upwards."""
     axes.axhline(level, color="white", linewidth=1.6)
     axes.axhline(level, color=shade, linewidth=width)
     look: Any = {"textcoords": "offset points", "ha": "right", "va": "center", "fontsize": 7, "color": shade}
@@ -524,12 +556,12 @@ def _marked(axes: Axes, level: float, text: str, shade: str, width: float, shift
 
 
 def without_diagonal(value: Tensor) -> Tensor:
-    """(N, N) values as float64, NaN for what is compared with itself."""
+    """(N, N) values as float64, NaN on the diagonal."""
     return value.double().clone().fill_diagonal_(torch.nan)
 
 
 def control_of(columns: Mapping[str, Tensor]) -> Tensor:
-    """The (N,) values of an (A, A) column "random_init" that are known, without those of a head and itself."""
+    """(N,) finite off-diagonal values of the (A, A) column "random_init"."""
     if "random_init" not in columns:
         return columns["value"].new_empty(0)
     control = without_diagonal(columns["random_init"])
@@ -537,10 +569,9 @@ def control_of(columns: Mapping[str, Tensor]) -> Tensor:
 
 
 def _reaches(axes: Axes, name: str, level: float) -> bool:
-    """Return True if the axis of a colour bar holds ``level``: made longer for it, by its own length at most.
+    """Extend the axis of a colour bar to ``level``, at most to twice its length; return True if it holds it.
 
-    Beyond the colours the axis is bare: nothing in the matrices has that value. A level that is too far away is written
-    past the end of the axis, with an arrow and in words: it is no tick of the scale.
+    A level further away is written past the end of the axis, with an arrow.
     """
     bottom, top = axes.get_ylim()
     low, high = min(bottom, level), max(top, level)

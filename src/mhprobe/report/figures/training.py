@@ -42,10 +42,7 @@ def history(layout: HeadLayout, steps: Sequence[int], values: Tensor, label: str
     "the whole model cannot be told from guessing (95 %), so it has nothing to lose."
 )
 def settling(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str, Any]], images: int) -> Figure:
-    """Three panels. rows: epoch, share, accuracy, chance. agreement: epoch_a, epoch_b, spearman.
-
-    images: that accuracies are of; an epoch whose whole model is not sure to be above chance is grey.
-    """
+    """Three panels. rows: epoch, share, accuracy, chance. agreement: epoch_a, epoch_b, spearman. images: number."""
     epochs = sorted({row["epoch"] for row in rows})
     shares = sorted({row["share"] for row in rows})
     accuracy = {(row["epoch"], row["share"]): row["accuracy"] for row in rows}
@@ -69,7 +66,7 @@ def settling(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str,
         ).clamp(0, 1)
         whole = torch.tensor([accuracy[e, 0.0] for e in epochs], dtype=torch.float64)
         at_chance = wilson((whole * images).round(), torch.tensor(images))[0] <= chance
-        left_over[:, at_chance] = torch.nan  # it has nothing to lose
+        left_over[:, at_chance] = torch.nan
         grey = "\n(grey: whole model at chance)" if at_chance.any() else ""
         _matrix(kept, left_over, "accuracy kept, above chance" + grey, of=torch.tensor([0.0, 1.0]))
         kept.set_yticks(range(len(removed)), [f"{100 * share:.0f} %" for share in removed])
@@ -88,7 +85,7 @@ def settling(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str,
 
 
 def _matrix(axes: Axes, values: Tensor, label: str, of: Tensor | None = None) -> None:
-    """A matrix from below up, and its colours. of: what they reach over, in place of the values."""
+    """Draw a matrix, its first row lowest, with a colour bar. of: the range of colours, in place of the values."""
     cmap, norm = style.scale(values if of is None else of)
     image = style.picture(axes, values, cmap=cmap, norm=norm, origin="lower")
     axes.spines[:].set_visible(False)

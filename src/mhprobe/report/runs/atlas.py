@@ -1,7 +1,7 @@
-"""Data of the head atlas: heads, their values in every measure, their neighbours, their classes, their past.
+"""Data of the head atlas: heads, their values in every measure, similar heads, effect on classes, history.
 
-What is shown of a table follows from its entry in the run's ledger: a new measure is shown without new code. Neurons
-are too many for a square each: those of a block are a strip.
+A table is shown by its entry in the run's ledger, so a new measure needs no code here. The neurons of a block, too many
+for a square each, are a strip.
 
 Shapes: A heads of all sites.
 """
@@ -23,29 +23,28 @@ BINS = 64  # of a block's neurons
 
 
 def heads(run: Run) -> list[dict[str, Any]]:
-    """A heads: flat index, site, stage, block, index within the site. Empty where no file of the run knows them.
+    """Return A heads: flat index, site, stage, block, index within the site; [] if no file of the run lists them.
 
-    UserError for more heads than a page can show.
+    Raises UserError for more heads than a page can show.
     """
-    known: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for site, stage, block, count in run.facts.get("heads", []):
-        if count > MOST - len(known):
+        if count > MOST - len(rows):
             raise UserError(f"report: {run.folder}/run.json says more than {MOST:,} heads.")
         for index in range(count):
-            known.append({"id": len(known), "site": str(site), "stage": stage, "block": block, "index": index})
-    if known:
-        return known
+            rows.append({"id": len(rows), "site": str(site), "stage": stage, "block": block, "index": index})
+    if rows:
+        return rows
     for _, _, table in run.of_kind("per_head"):
         return [dict(zip(("id", *PLACE[1:]), row[:5], strict=True)) for row in of_units(table, "head").rows]
     return []
 
 
 def measures(run: Run) -> list[dict[str, Any]]:
-    """One entry per measure of single heads: its columns of (A,) numbers, "value" first, and what to hold them against.
+    """Return an entry per measure of single heads, with its columns of (A,) numbers, "value" first.
 
-    constants: columns that are one number for all heads, such as the entropy of even attention: they are read beside
-    the others, and tell no head from another. chance, twin: (A,) numbers, or None where the table has none. low, high:
-    the 95 % interval of "value", from ``freedom`` degrees of freedom. neurons: strips, see ``strips``.
+    constants: columns of one number for all heads, e.g. the entropy of even attention. chance, twin: (A,) numbers, or
+    None. low, high: the 95 % interval of "value", from ``freedom`` degrees of freedom. neurons: see ``strips``.
     """
     return [
         {
@@ -68,26 +67,26 @@ def measures(run: Run) -> list[dict[str, Any]]:
 
 
 def of_units(table: Table, kind: Kind) -> Table:
-    """The rows of a table of units that are heads, or neurons."""
+    """Keep the rows of a table of units that are heads, or neurons."""
     if "kind" not in table.columns:
         return table if kind == "head" else table._replace(rows=[])
     return table._replace(rows=[row for row in table.rows if row[table.columns.index("kind")] == kind])
 
 
 def strips(table: Table) -> list[dict[str, Any]]:
-    """One entry per MLP: its block, and its neurons from the lowest to the highest value.
+    """Return an entry per MLP: its block, and its neurons from the lowest to the highest value.
 
-    bins: means of ``BINS`` equal parts of them, or all of fewer. lowest, highest: [index, value].
+    bins: means of at most ``BINS`` equal parts of the sorted values. lowest, highest: [index, value].
     """
-    found: dict[int, list[tuple[float, int]]] = {}
+    blocks: dict[int, list[tuple[float, int]]] = {}
     neurons = of_units(table, "neuron")
     if not neurons.rows or "value" not in table.columns:
         return []
     for block, index, value in zip(*(neurons.column(name) for name in ("block", "index", "value")), strict=True):
         if value is not None:
-            found.setdefault(block, []).append((value, index))
+            blocks.setdefault(block, []).append((value, index))
     rows = []
-    for block, pairs in found.items():
+    for block, pairs in blocks.items():
         pairs.sort()
         values = np.array([value for value, _ in pairs])
         bins = [float(part.mean()) for part in np.array_split(values, min(BINS, len(values)))]
@@ -97,10 +96,9 @@ def strips(table: Table) -> list[dict[str, Any]]:
 
 
 def pairs(run: Run) -> list[dict[str, Any]]:
-    """One entry per measure of pairs of heads: [a, b, value] of every pair that was compared, and the mean of chance.
+    """Return an entry per measure of pairs of heads: [a, b, value] or [a, b, value, low, high], and the mean of chance.
 
-    Behind a value stand low and high where there is an interval. nearest: whether the "largest" or the "smallest" value
-    means the most alike.
+    nearest: "largest" or "smallest", the value of the most similar heads.
     """
     rows = []
     for name, entry, table in run.of_kind("pairwise"):
@@ -122,7 +120,7 @@ def pairs(run: Run) -> list[dict[str, Any]]:
 
 
 def classes(run: Run) -> list[dict[str, Any]]:
-    """Tables with more than one number per head, e.g. the effect on every class: their names and (A, K) numbers."""
+    """Return tables with several numbers per head, e.g. the effect on every class: names and (A, K) numbers."""
     return [
         {"name": entry.title, "names": table.columns[5:], "values": [short(row[5:]) for row in table.rows]}
         for _, entry, table in _per_head(run, "per_head_along")
@@ -130,7 +128,7 @@ def classes(run: Run) -> list[dict[str, Any]]:
 
 
 def history(run: Run) -> list[dict[str, Any]]:
-    """Measures along training: their steps and, for each, A numbers."""
+    """Return measures along training: their steps and, for each, A numbers."""
     lines = []
     for _, entry, table in run.of_kind("history"):
         points: dict[int, list[Any]] = {}
@@ -150,12 +148,12 @@ def short(values: list[Any]) -> list[Any]:
 
 
 def _short(value: Any) -> Any:
-    """Five digits are more than a reader sees, and half of the file."""
+    """Round to five digits, which halves the file."""
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def _words(entry: Entry) -> dict[str, str]:
-    """Return what an entry is called; the label of its values has their unit, as its figure has it."""
+    """Return name, label (with the unit), direction and meaning of an entry."""
     return {"name": entry.title, "label": entry.label or entry.title, "larger": entry.larger, "about": entry.about}
 
 
@@ -167,15 +165,15 @@ def _per_head(run: Run, kind: Any) -> list[tuple[str, Entry, Table]]:
 
 
 def _values(entry: Entry, table: Table) -> list[str]:
-    """The columns that are values of heads, and not what these are read against."""
+    """Return the columns that are values of heads, without intervals, chance and control."""
     others = {*NOT_A_VALUE, *entry.interval, entry.chance, entry.control}
     return [name for name in table.columns[5:] if name not in others and _is_number(table, name)]
 
 
 def _constants(table: Table, names: list[str]) -> dict[str, Any]:
-    """Columns, other than the first, that have one number for all heads of several."""
-    cells = {name: table.column(name) for name in names[1:]}
-    return {name: _short(each[0]) for name, each in cells.items() if len(each) > 1 and len(set(each)) == 1}
+    """Return the columns, but the first, that have one number for all of several heads."""
+    columns = {name: table.column(name) for name in names[1:]}
+    return {name: _short(cells[0]) for name, cells in columns.items() if len(cells) > 1 and len(set(cells)) == 1}
 
 
 def _is_number(table: Table, name: str) -> bool:

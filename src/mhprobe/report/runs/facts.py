@@ -1,4 +1,4 @@
-"""Facts of a run: command, commit, versions, hardware and time, kept beside the results as ``run.json``."""
+"""Facts of a run: command, commit, versions, hardware and time, kept as ``run.json``."""
 
 import contextlib
 import datetime
@@ -23,11 +23,8 @@ PACKAGES = ("torch", "timm", "lightning", "torchmetrics", "numpy")
 
 
 def write_facts(folder: Path, task: str, layout: HeadLayout, network: Mapping[str, Any] | None = None) -> Path:
-    """``folder/run.json``. task: the command's module, e.g. "train". It began when Hydra wrote the configuration.
-
-    network: what describes the weights; its classes and its data are kept.
-    """
-    config = Path(folder) / "config" / "overrides.yaml"
+    """Write ``folder/run.json``. task: the command's module, e.g. "train". network: description of the weights."""
+    config = Path(folder) / "config" / "overrides.yaml"  # written by Hydra at the start
     now = datetime.datetime.now().astimezone()
     started = datetime.datetime.fromtimestamp(config.stat().st_mtime).astimezone() if config.exists() else None
     facts = {
@@ -45,17 +42,17 @@ def write_facts(folder: Path, task: str, layout: HeadLayout, network: Mapping[st
 
 
 def command(task: str, folder: Path) -> str:
-    """The line that makes this run again; a sweep's job is named as a run of its own."""
+    """Return the command line that repeats this run; a sweep's job is a run of its own."""
     return shlex.join(["python", "-m", f"mhprobe.{task.removesuffix('.__main__')}", *Folder(folder).overrides()])
 
 
 def origin(task: str, folder: Path) -> dict[str, str]:
-    """Version, commit and command, for a figure's own file. Absolute paths are cut to their names: figures travel."""
+    """Return version, commit and command for a figure's metadata, with paths cut to their names."""
     return _made_by(re.sub(r"=/\S*/(?=\S)", "=", command(task, Path(folder))))
 
 
 def origin_of_script(module: str) -> dict[str, str]:
-    """The same where a command without a configuration was typed."""
+    """Return ``origin`` for a command without a configuration."""
     return _made_by(shlex.join(["python", "-m", f"mhprobe.{module}", *(Path(word).name for word in sys.argv[1:])]))
 
 
@@ -64,32 +61,27 @@ def _made_by(line: str) -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The commit of a checkout that the package runs from, with ``-dirty`` where files differ; None if installed."""
+    """Return the commit of the package's checkout, with ``-dirty`` if files differ; None if installed."""
     home = Path(__file__).parents[4]
     if not (home / ".git").exists():
         return None
+    command = ["git", "-C", str(home), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
-        run = subprocess.run(
-            ["git", "-C", str(home), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
+        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip() or None
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return run.stdout.strip() or None
 
 
 def versions() -> dict[str, str]:
-    found = {"mhprobe": __version__, "python": platform.python_version()}
+    numbers = {"mhprobe": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            numbers[name] = importlib.metadata.version(name)
+    return numbers
 
 
 def hardware() -> dict[str, Any]:
-    """The processor, how many cores this process may use, and the GPUs it sees."""
+    """Return the processor, the number of cores of this process, and its GPUs."""
     import torch
 
     names: list[str] = []

@@ -1,7 +1,7 @@
-"""A run's folder, read as data: ordinary files inside it, no larger than they can be, and nothing that they point to.
+"""Safe reading of a run's folder, which may come from a stranger (SECURITY.md).
 
-A folder may come from a stranger. No file in it is imported or run, no link is followed, and no setting is looked up in
-the environment. SECURITY.md says what that promises.
+Only ordinary files of a limited size inside the folder are read. No file is imported or run, no link is followed, and
+no setting is looked up in the environment.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LONGEST = 200_000  # characters of a text, such as a class's name
 
 
 class Folder:
-    """Files by their names inside ``root``. What cannot be read is a ``ValueError``."""
+    """Files by their names inside ``root``. Raises ValueError for a file that cannot be read."""
 
     def __init__(self, root: Path) -> None:
         self.root = Path(root).resolve()
@@ -38,7 +38,7 @@ class Folder:
         self.unread: list[str] = []  # what could not be read, each with the reason
 
     def tried(self, read: Callable[..., T], *where: Any) -> T | None:
-        """Return what ``read`` gives; None for what cannot be read, which is named in ``unread``."""
+        """Return ``read(*where)``; None, with an entry in ``unread``, for what cannot be read."""
         try:
             return read(*where)
         except ValueError as error:
@@ -46,9 +46,9 @@ class Folder:
             return None
 
     def path(self, name: str, most: int) -> Path | None:
-        """Return the path of an ordinary file of at most ``most`` bytes; None if there is none of that name.
+        """Return the path of an ordinary file of at most ``most`` bytes; None if it does not exist.
 
-        ValueError for a link, a pipe, a device, a folder, a larger file, or a place outside the folder.
+        Raises ValueError for a link, a pipe, a device, a folder, a larger file, or a place outside the folder.
         """
         parts = name.split("/")
         if "" in parts or "." in parts or ".." in parts:
@@ -70,21 +70,21 @@ class Folder:
         return place
 
     def bytes(self, name: str, most: int) -> bytes | None:
-        """The file's content, None if there is none."""
+        """Return the file's content, None if there is none."""
         place = self.path(name, most)
         return None if place is None else place.read_bytes()
 
     def json(self, name: str, most: int = 4 * MB) -> dict[str, Any]:
-        """The object in a JSON file; {} for no file, or one that holds something else."""
+        """Return the object in a JSON file; {} for no file, or one that holds something else."""
         data = self.bytes(name, most)
         try:
-            found = json.loads(data.decode("utf-8")) if data is not None else {}
+            value = json.loads(data.decode("utf-8")) if data is not None else {}
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{name}: {_line(error)}") from error
-        return dict(found) if isinstance(found, Mapping) else {}
+        return dict(value) if isinstance(value, Mapping) else {}
 
     def yaml(self, name: str, most: int = MB // 2) -> Any:
-        """Plain values of a YAML file, references (``${...}``) as they are written; None for no file."""
+        """Return the plain values of a YAML file, with references (``${...}``) unresolved; None for no file."""
         data = self.bytes(name, most)
         try:
             return None if data is None else plain_yaml(data.decode("utf-8"))
@@ -92,12 +92,12 @@ class Folder:
             raise ValueError(f"{name}: {_line(error)}") from error
 
     def overrides(self) -> list[str]:
-        """Words of the command line that made the run, with references as they were typed; none where none are kept."""
-        found = self.yaml("config/overrides.yaml")
-        return [str(line) for line in found] if isinstance(found, list) else []
+        """Return the overrides of the command line that made the run; [] if they were not kept."""
+        lines = self.yaml("config/overrides.yaml")
+        return [str(line) for line in lines] if isinstance(lines, list) else []
 
     def tensors(self, name: str, most: int = 50 * MB) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """The tensors of a safetensors file, and its metadata; both empty if there is none."""
+        """Return the tensors of a safetensors file, and its metadata; both empty if there is none."""
         from safetensors import SafetensorError
         from safetensors.torch import load
 
@@ -113,7 +113,7 @@ class Folder:
 
 
 def plain_yaml(text: str) -> Any:
-    """Values of a YAML text. ValueError for aliases, which can make a small text large, and for what lies too deep."""
+    """Parse a YAML text. Raises ValueError for aliases, which can make a small text large, and for deep nesting."""
     depth = 0
     for event in yaml.parse(text, Loader=LOADER):
         if isinstance(event, yaml.AliasEvent):
@@ -126,7 +126,7 @@ def plain_yaml(text: str) -> Any:
 
 @contextlib.contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Around whatever reads the folders of runs: what nobody foresaw of a damaged one is a line, not a traceback."""
+    """Turn unforeseen errors while reading the folders of runs into a UserError."""
     try:
         yield
     except UserError:

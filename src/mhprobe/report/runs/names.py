@@ -1,6 +1,6 @@
-"""Short names for runs among others: what somebody typed that tells them apart, e.g. ``remove=18``.
+"""Short names for runs among others, from the overrides that distinguish them, e.g. ``remove=18``.
 
-A choice like ``prune=order`` changes forty settings of the configuration. Who compares runs thinks of the one word.
+An override like ``prune=order`` changes forty settings of the configuration, so overrides name runs better.
 """
 
 from collections import Counter
@@ -15,45 +15,41 @@ _UNNAMED = ("model", "pruned")  # stems of weights that the folder around them n
 
 
 def typed_apart(runs: Sequence[Run], without: Collection[str] = ()) -> list[dict[str, str]]:
-    """For each run the typed settings that tell it from the others, three at most, without their sections where clear.
+    """Return for each run up to three overrides that distinguish it, without their sections if that is unambiguous.
 
-    As few settings as tell all runs apart that were typed differently. A run for which none of these was typed has
-    settings of its own instead. without: settings that are left out, by their name or its end, e.g. seed.
+    Chooses the fewest overrides that distinguish all runs with different ones; a run without any of these has others
+    of its own. without: settings to leave out, by their name or its end, e.g. seed.
     """
     typed = [_typed(run) for run in runs]
-    keys = [key for key in dict.fromkeys(key for each in typed for key in each) if not {key, _end(key)} & {*without}]
-    keys = [key for key in keys if len({each.get(key) for each in typed}) > 1]
+    keys = [key for key in dict.fromkeys(key for of in typed for key in of) if not {key, _end(key)} & {*without}]
+    keys = [key for key in keys if len({of.get(key) for of in typed}) > 1]
     ends = Counter(map(_end, keys))
     short = {key: _end(key) if ends[_end(key)] == 1 else key for key in keys}
-    telling: list[str] = []  # as few keys as make as many different runs as all of them do, found one by one
-    while len(telling) < MOST and _different(typed, telling) < _different(typed, keys):
-        telling.append(max(keys, key=lambda key: _different(typed, [*telling, key])))
-    telling.sort(key=keys.index)
-    found = []
-    for each in typed:
-        own = [key for key in telling if key in each] or [key for key in keys if key in each]
-        found.append({short[key]: each[key] for key in own[:MOST]})
-    return found
+    chosen: list[str] = []  # one by one the key that distinguishes most runs
+    while len(chosen) < MOST and _different(typed, chosen) < _different(typed, keys):
+        chosen.append(max(keys, key=lambda key: _different(typed, [*chosen, key])))
+    chosen.sort(key=keys.index)
+    named = [[key for key in chosen if key in of] or [key for key in keys if key in of] for of in typed]
+    return [{short[key]: of[key] for key in own[:MOST]} for own, of in zip(named, typed, strict=True)]
 
 
 def _different(typed: Sequence[dict[str, str]], keys: Sequence[str]) -> int:
-    return len({tuple(each.get(key) for key in keys) for each in typed})
+    return len({tuple(of.get(key) for key in keys) for of in typed})
 
 
 def names(runs: Sequence[Run]) -> list[str]:
-    """A name of its own for every run: what was typed for it and not for the others, else its folder's."""
-    told = [said(settings) for settings in typed_apart(runs)]
-    folders = [run.name for run in runs]
-    alike = Counter(told)
-    found = [
-        folder if not text else text if alike[text] == 1 else f"{text} ({folder})"
-        for text, folder in zip(told, folders, strict=True)
+    """Return a unique name for every run: its distinguishing overrides, else its folder's name."""
+    texts = [said(settings) for settings in typed_apart(runs)]
+    alike = Counter(texts)
+    unique = [
+        run.name if not text else text if alike[text] == 1 else f"{text} ({run.name})"
+        for text, run in zip(texts, runs, strict=True)
     ]
-    return found if len(set(found)) == len(found) else [f"{i + 1}: {name}" for i, name in enumerate(found)]
+    return unique if len(set(unique)) == len(unique) else [f"{i + 1}: {name}" for i, name in enumerate(unique)]
 
 
 def said(settings: dict[str, str]) -> str:
-    """Settings as they are typed, e.g. ``lr=0.1, remove=18``."""
+    """Write settings as they are typed, e.g. ``lr=0.1, remove=18``."""
     return ", ".join(f"{key}={value}" for key, value in settings.items())
 
 
@@ -63,7 +59,7 @@ def _typed(run: Run) -> dict[str, str]:
 
 
 def _short(value: str) -> str:
-    """The name of a file of weights, not the way to it."""
+    """Shorten the path of a file of weights to its name."""
     path = PurePath(value)
     if path.suffix not in (".safetensors", ".ckpt"):
         return value

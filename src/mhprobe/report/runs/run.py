@@ -1,4 +1,4 @@
-"""A finished run, read back from its folder: everything that pages, cards and comparisons show comes from here."""
+"""Reading of a finished run from its folder, for pages, cards and comparisons."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,8 +23,8 @@ DIGITS = 15  # of a whole number that a float, and so a page, can hold
 class Run:
     """Contents of a run's folder; missing parts are empty.
 
-    results: what each result is, by its name. tables: by the result's name. config: as composed, with references as
-    they were written. overrides: of the command line. facts: ``run.json``. model: what describes its weights.
+    results, tables: by the result's name. config: as composed, references unresolved. overrides: of the command line.
+    facts: ``run.json``. model: description of the weights.
     """
 
     files: Folder
@@ -51,18 +51,18 @@ class Run:
         return "/".join(self.folder.parts[-2:])
 
     def of_kind(self, *kinds: str) -> Iterator[tuple[str, Entry, Table]]:
-        """Name, entry and table of every result of these kinds that is of the trained network, at the end."""
+        """Yield name, entry and table of the results of these kinds of the trained network, at the end."""
         for name, entry in self.results.items():
             if entry.kind in kinds and name in self.tables and not entry.during and not entry.control_of:
                 yield name, entry, self.tables[name]
 
     def rows(self, kind: str) -> list[dict[str, Any]]:
-        """The rows of the first table of this kind; [] if there is none."""
+        """Return the rows of the first table of this kind; [] if there is none."""
         table = next((table for _, _, table in self.of_kind(kind)), None)
         return [] if table is None else table.dicts()
 
     def outcomes(self) -> Outcomes | None:
-        """Return the right test images of the run, if it has kept them."""
+        """Return the correct test images of the run, if it has kept them."""
         right = self.files.tried(lambda: read_outcomes(self.folder) if self.files.path(OUTCOMES, 100 * MB) else None)
         share = self.metrics.get("test/accuracy")
         if right is not None and share is not None and abs(float(right.right.double().mean()) - share) > 1e-6:
@@ -72,9 +72,9 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run's folder. UserError if it holds no results, or no ledger of them.
+    """Read a run's folder. Raises UserError if it holds no results, or no ledger of them.
 
-    A file that is damaged, or not an ordinary file inside the folder, is left out and named in ``unread``.
+    Damaged files, and all but ordinary files inside the folder, are left out and named in ``unread``.
     """
     with reading(folder):
         return _read(Folder(folder))
@@ -104,7 +104,7 @@ def _read(files: Folder) -> Run:
 
 
 def _ledger(files: Folder) -> dict[str, Entry]:
-    """The entries of results.json. UserError for a folder without results, or of before there were ledgers."""
+    """Read results.json. Raises UserError for a folder without results, or from before there were ledgers."""
     try:
         data = files.bytes(ledger.FILE, 20 * MB)
     except ValueError as error:
@@ -131,13 +131,13 @@ def _ledger(files: Folder) -> dict[str, Entry]:
 
 
 def measured_on(order: Any) -> str | None:
-    """Return "test" for an order by a table that a run measured on test images: they chose it; None for others."""
+    """Return "test" for an order by a table that a run measured on test images, else None."""
     if not (table := getattr(order, "table", None)):
         return None
     place = Path(table).absolute()
     try:
         results = _ledger(Folder(place.parent.parent)).values()
-    except UserError:  # a table that lies alone: nobody knows
+    except UserError:  # a table without a run
         return None
     here = f"tables/{place.name}"
     return "test" if any(entry.table == here and entry.split == "test" for entry in results) else None
@@ -151,25 +151,22 @@ def _table(files: Folder, name: str) -> Table:
 
 
 def read_table(path: Path) -> Table:
-    """A table as it was written: numbers as numbers, an empty cell or NaN as None; without the model's digest.
-
-    UserError for a file that is damaged.
-    """
+    """Read a table without the model's digest; an empty cell or NaN is None. Raises UserError for a damaged file."""
     columns, rows = read_cells(path, "report")
     shown = [at for at, name in enumerate(columns) if name != DIGEST]
     return Table([columns[at] for at in shown], [[_value(row[at]) for at in shown] for row in rows])
 
 
 def settings(run: Run) -> dict[str, str]:
-    """The configuration, flat: ``optim.lr`` -> ``0.001``."""
+    """Return the configuration, flat: ``optim.lr`` -> ``0.001``."""
     return dict(_flat("", run.config))
 
 
 def differing(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Settings that the runs do not share, each with its value in every run, "" where one has none."""
+    """Return the settings that differ, each with its value in every run, or ""."""
     flat = [settings(run) for run in runs]
-    values = {key: [each.get(key, "") for each in flat] for key in sorted(set().union(*flat))}
-    return {key: each for key, each in values.items() if len(set(each)) > 1}
+    values = {key: [of.get(key, "") for of in flat] for key in sorted(set().union(*flat))}
+    return {key: of for key, of in values.items() if len(set(of)) > 1}
 
 
 def _flat(where: str, part: Any) -> list[tuple[str, str]]:
@@ -189,7 +186,7 @@ def _value(cell: str) -> Any:
 
 
 def _metrics(values: Mapping[str, Any], unread: list[str]) -> dict[str, float | None]:
-    """Numbers alone; null stands for one that is not finite. An accuracy outside [0, 1] is none."""
+    """Keep the numbers; one that is not finite, and an accuracy outside [0, 1], is None."""
     numbers: dict[str, float | None] = {}
     for key, value in values.items():
         if value is None or isinstance(value, int | float):
@@ -202,13 +199,13 @@ def _metrics(values: Mapping[str, Any], unread: list[str]) -> dict[str, float | 
 
 
 def jobs(folder: Path) -> list[Path]:
-    """The finished runs in the folder of a sweep or a study, in the order of their numbers; no links."""
+    """Return the finished runs in the folder of a sweep or a study, in the order of their numbers, without links."""
     inside = [path.parent for path in Path(folder).glob("*/metrics.json") if not path.parent.is_symlink()]
     return sorted(inside, key=lambda run: (len(run.name), run.name))
 
 
 def expand(folders: Iterable[Path]) -> list[Path]:
-    """Folders of runs; one of a sweep or a study stands for its jobs."""
+    """Replace folders of sweeps and studies by those of their jobs."""
     runs: list[Path] = []
     for folder in map(Path, folders):
         results = any((folder / name).exists() for name in ("metrics.json", ledger.FILE))

@@ -25,11 +25,12 @@ from mhprobe.stats.survival import THRESHOLDS, holds
 def by_block(material: Material) -> dict[str, Result]:
     """Pairs of heads summed up per block; a result per pairwise measure of the figure."""
     layout = material.layout
-    return {
-        name: Result(tables.pairwise_blocks(layout, found), pairs.by_block(layout, found, material.about(name).label))
-        for name in material.names
-        for found in [material.columns(name)]
-    }
+    results = {}
+    for name in material.names:
+        table = tables.pairwise_blocks(layout, material.columns(name))
+        rows = [{"block": row["block_a"], **row} for row in table.dicts() if row["block_a"] == row["block_b"]]
+        results[name] = Result(table, pairs.by_block(layout, rows, material.about(name).label))
+    return results
 
 
 def relevance_and_confidence(material: Material) -> dict[str, Result]:
