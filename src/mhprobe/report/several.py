@@ -179,9 +179,10 @@ def _grid(ones: Sequence[One]) -> list[dict[str, Any]]:
     if len(keys) < 2:
         return []
     shares: dict[tuple[str, ...], dict[str, list[float]]] = {}
-    for one in (one for one in ones if one.accuracy is not None):
-        *rest, last = (one.by.get(key, "") for key in keys)
-        shares.setdefault(tuple(rest), {}).setdefault(last, []).append(one.accuracy[0])
+    for one in ones:
+        if one.accuracy is not None:
+            *rest, last = (one.by.get(key, "") for key in keys)
+            shares.setdefault(tuple(rest), {}).setdefault(last, []).append(one.accuracy[0])
     across = sorted({value for row in shares.values() for value in row}, key=_in_order)
     return [
         {

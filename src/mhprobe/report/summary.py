@@ -1,4 +1,4 @@
-"""The end of a command on the terminal: the result in words, the heads that stand out, where everything lies."""
+"""Summary of a run on the terminal: sentences, extreme heads, places of the files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDTH = 110  # of what is read; paths are never broken
 
 
 def show(folder: Path, console: Console | None = None) -> None:
-    """Say what the run in ``folder`` found. Places are links where the terminal can follow them."""
+    """Print the results of the run in ``folder``, and links to its files."""
     from rich.console import Console
 
     console = console or Console(highlight=False)
@@ -38,9 +38,10 @@ def show(folder: Path, console: Console | None = None) -> None:
 
 
 def _extremes(run: Run, heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> Iterable[tuple[str, Table]]:
-    """The heads with the largest and the smallest values of the measure that the run names first."""
-    asked = [name for name in run.config.get("measure") or {} for one in measures if one["key"] == name]
-    first = next((one for one in measures if not asked or one["key"] == asked[0]), None)
+    """Yield a table of the heads with the largest and the smallest values of the run's first measure."""
+    keys = [measure["key"] for measure in measures]
+    key = next((name for name in run.config.get("measure") or {} if name in keys), keys[0] if keys else "")
+    first = measures[keys.index(key)] if keys else None
     order = words.by_size(first) if first else []
     if first is None or len(order) < 2 or len(set(words.values(first))) <= 2:
         return
@@ -52,16 +53,16 @@ def _extremes(run: Run, heads: list[dict[str, Any]], measures: list[dict[str, An
 
 
 def _curves(run: Run) -> Iterable[tuple[str, Table]]:
-    """Count the heads that each searched order lets go, by the images that chose it and by those that did not."""
+    """Yield a table of the heads that each searched order lets go, on test images and on those that chose it."""
     chosen_on = {line["curve"]: line["chosen_on"] for line in curves.lines(run) if not line["averaged"]}
-    found = {(row["curve"], row["split"]): row for row in curves.totals(run)}
-    asked = [name for name, split in chosen_on.items() if (name, split) in found]
-    if not asked or words.guesses(run):
+    totals = {(row["curve"], row["split"]): row for row in curves.totals(run)}
+    orders = [name for name, split in chosen_on.items() if (name, split) in totals]
+    if not orders or words.guesses(run):
         return
     sides: dict[str, JustifyMethod] = {"order": "left", "within 1 point on test": "right", "where chosen": "right"}
     table = _table({**sides, "before test is worse": "right"})
-    for name in asked:
-        here, test = found[name, chosen_on[name]], found.get((name, "test"), {})
+    for name in orders:
+        here, test = totals[name, chosen_on[name]], totals.get((name, "test"), {})
         counts = (test.get("heads_within_1_point"), here.get("heads_within_1_point"), test.get("heads_before_worse"))
         table.add_row(_plain(name), *("-" if count is None else f"{count:g}" for count in counts))
     yield "heads that can be masked", table
@@ -78,7 +79,7 @@ def _table(columns: Mapping[str, JustifyMethod]) -> Table:
 
 
 def _plain(text: Any) -> str:
-    """Names come from data: what looks like markup is none."""
+    """Escape markup in names, which come from data."""
     from rich.markup import escape
 
     return escape(str(text))

@@ -252,8 +252,8 @@ def relations(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, nam
             score, low, high = (100 * columns[f"relations_{key}"][:, r] for key in ("held_out", "low", "high"))
             if len(chosen := score.isfinite().nonzero().flatten()):  # on other images
                 look: Any = {"fmt": "o", "markerfacecolor": "none", "color": COLOURS[2], "markersize": 6}
-                ends = [of[chosen].tolist() for of in (score, low, high)]
-                style.whiskers(axes, sites[chosen], ends, label="best on other images", **look)
+                scores = [of[chosen].tolist() for of in (score, low, high)]
+                style.whiskers(axes, sites[chosen], scores, label="best on other images", **look)
             axes.set_ylim(-3, 103)
             axes.set_title(name, pad=3)
             axes.set_xlabel("layer")

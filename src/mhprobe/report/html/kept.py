@@ -1,10 +1,10 @@
-"""Read for a page what questions/beside.py has kept: maps of single images, head by head, and the network.
+"""Reading, for a page, of what questions/beside.py has kept: maps of single images, head by head, and the network.
 
-A map is as many strings as it has rows, a letter per cell: "A" for 0 to "/" for the map's own largest value.
+A map is a string per row with a letter per cell, from "A" for 0 to "/" for the map's largest value.
 
-live.html is a run's page with the network in it, so that heads are switched where the page is read. ONNX Runtime Web
-runs the network: its WebAssembly stands in the page, compressed, and nothing is fetched. The policy of the page lets
-WebAssembly be compiled, and no script but those whose hashes it names.
+live.html is a run's page with the network in it, in which a reader switches heads. ONNX Runtime Web runs the network:
+its WebAssembly stands compressed in the page, and nothing is fetched. The page's policy allows WebAssembly, and no
+scripts but those whose hashes it names.
 
 Shapes: B images, H heads of a site, h, w the grid of a map.
 """
@@ -36,15 +36,12 @@ _EXPORTED = re.compile(r"export\{([^}]*)\};?\s*(//# sourceMappingURL=\S+\s*)?$")
 
 
 def maps(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One entry per query or kind of map: titles and pictures of the images; for heads that have maps, one per image.
-
-    Empty where the run wrote no maps of heads.
-    """
+    """Return an entry per query or kind of map: titles and pictures of the images, and maps by head, one per image."""
     return [*_of_queries(run, heads), *_of_kinds(run, heads)] if heads else []
 
 
 def _of_queries(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Attention of every head in the run's first test images; of a pruning, of the heads that it left."""
+    """Read the attention of every remaining head in the run's first test images."""
     arrays, about = run.files.tried(run.files.tensors, ATTENTION) or ({}, {})
     if not arrays:
         return []
@@ -68,7 +65,7 @@ def _of_queries(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _of_kinds(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the maps that ``mhprobe.maps`` wrote, for the blocks that it was asked for."""
+    """Read the maps that ``mhprobe.maps`` wrote."""
     arrays, about = run.files.tried(run.files.tensors, MAPS) or ({}, {})
     kinds: dict[str, dict[int, Any]] = {}
     for name, (kind, head) in json.loads(about.get("heads", "{}")).items():
@@ -84,7 +81,7 @@ def _list(about: dict[str, str], name: str) -> list[str]:
 
 
 def levels(maps: Tensor) -> Tensor:
-    """(..., h, w) maps -> uint8, small enough for a page: 0 to LEVELS - 1, where a map has its largest value."""
+    """(..., h, w) maps -> uint8 of at most SIDE x SIDE, from 0 to LEVELS - 1 at a map's largest value."""
     from torch.nn.functional import adaptive_avg_pool2d
 
     height, width = maps.shape[-2:]
@@ -98,20 +95,20 @@ def _letters(grid: list[list[int]]) -> list[str]:
 
 
 class Live(NamedTuple):
-    """A network for a page. about: what the page's scripts need. packs: compressed bytes by the id of their element."""
+    """A network for a page. about: data for the page's scripts. packs: compressed bytes by the id of their element."""
 
     about: dict[str, Any]
     packs: dict[str, str]
 
 
 def live(run: Run) -> Live | None:
-    """Return the network that a run has kept; None where it has not."""
+    """Read the network that a run has kept; None without one."""
     try:
         arrays, about = run.files.tensors(NETWORK)
         if not arrays:
             return None
-        told = json.loads(about["live"])
-        network = [arrays[f"piece/{n}"].numpy().tobytes() for n in range(len(told["pieces"]))]
+        description = json.loads(about["live"])
+        network = [arrays[f"piece/{n}"].numpy().tobytes() for n in range(len(description["pieces"]))]
         beside = sum(map(len, network)) > MOST
         bytes_ = {} if beside else {f"live-piece-{n}": packed(piece) for n, piece in enumerate(network)}
         bytes_["live-images"] = packed(arrays["images"].numpy().tobytes())
@@ -121,17 +118,17 @@ def live(run: Run) -> Live | None:
     bytes_["live-wasm"] = packed(lzma.decompress((VENDOR / "ort-wasm-simd-threaded.wasm.xz").read_bytes()))
     logits = [[float(f"{value:.6g}") for value in row] for row in arrays["logits"].tolist()]
     kept = {"labels": arrays["labels"].tolist(), "logits": logits, "shape": list(arrays["images"].shape)}
-    return Live({**told, **kept, "beside": NETWORK if beside else None}, bytes_)
+    return Live({**description, **kept, "beside": NETWORK if beside else None}, bytes_)
 
 
 def runtime() -> str:
-    """Return ONNX Runtime Web as a script of the page: what its module exports becomes the global ``ort``.
+    """Return ONNX Runtime Web as a script of the page that defines the global ``ort``.
 
-    It gets an address that it never asks: a notebook's cell that was opened from a file has none to which it can add.
+    Its ``import.meta.url`` is replaced, which it never uses: a notebook's cell opened from a file has none.
     """
     text = (VENDOR / "ort.wasm.bundle.min.mjs").read_text(encoding="utf-8").replace("import.meta.url", '"about:blank"')
     names = _EXPORTED.search(text)
     assert names is not None  # the file is as it was published
-    pairs = [each.split(" as ") for each in names[1].split(",")]
+    pairs = [name.split(" as ") for name in names[1].split(",")]
     exported = ",".join(f"{pair[-1]}:{pair[0]}" for pair in pairs if pair[-1] != "default")
     return f"{text[: names.start()]}globalThis.ort={{{exported}}};"

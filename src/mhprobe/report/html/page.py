@@ -1,4 +1,4 @@
-"""report.html: one file that shows a run. It contains everything it needs and fetches nothing."""
+"""report.html: one self-contained file that shows a run and fetches nothing."""
 
 import base64
 import datetime
@@ -34,19 +34,19 @@ log = logging.getLogger(__name__)
 def finish_report(folder: Path, task: str, layout: HeadLayout, network: Mapping[str, Any] | None = None) -> Path | None:
     """Write ``run.json`` and ``report.html`` at the end of a command, on rank 0. Never fails the run.
 
-    task: the command's module, e.g. "train". network: what describes the weights, as model.json does. Returns the page,
+    task: the command's module, e.g. "train". network: description of the weights, as in model.json. Returns the page,
     or None after a line in the log.
     """
     try:
         write_facts(folder, task, layout, network)
         return write_report(folder)
-    except Exception as error:  # the results are there: a page about them is no reason to lose the run
+    except Exception as error:  # the results are there
         log.warning("report.html: %s. Try again with: python -m mhprobe.report %s", error, folder)
         return None
 
 
 def write_report(folder: Path) -> Path:
-    """``folder/report.html``, from what the run left in its folder. UserError if it holds no run."""
+    """Write ``folder/report.html`` from the run's files. Raises UserError if the folder holds no run."""
     with reading(folder):
         run = read_run(folder)
         network = live(run)
@@ -114,7 +114,7 @@ def render(
     modules: Sequence[str] = (),
     **names: Any,
 ) -> str:
-    """A page with its styles, scripts and data inside. What comes from data is escaped in every place.
+    """Render a page with its styles, scripts and data inside; data are escaped everywhere.
 
     packs: base64 of compressed bytes, by the id of their element. modules: texts of modules, which may use WebAssembly.
     """
@@ -138,7 +138,7 @@ def render(
 
 
 def as_script(data: Any) -> str:
-    """JSON that can stand inside a script element: nothing in it can end the element or start a comment."""
+    """Return JSON that cannot end a script element or start a comment."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -146,7 +146,7 @@ def as_script(data: Any) -> str:
 
 
 def facts(run: Run) -> list[tuple[str, str]]:
-    """Return the facts of a run, as pairs of a name and its text; facts that are not there are said to be missing."""
+    """Return the facts of a run, as pairs of a name and its text, "not recorded" if missing."""
     known = run.facts
     hardware = known.get("hardware", {})
     parts = [hardware.get("processor"), f"{hardware.get('cores')} cores", *hardware.get("gpus", [])]
@@ -164,7 +164,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
 
 
 def _time(finished: str, seconds: int | None) -> str:
-    """e.g. ``2 min 15 s, until 2026-11-22 04:38 UTC``."""
+    """Write a time, e.g. ``2 min 15 s, until 2026-11-22 04:38 UTC``."""
     until = datetime.datetime.fromisoformat(finished).astimezone(datetime.UTC).strftime("until %Y-%m-%d %H:%M UTC")
     if seconds is None:
         return until
@@ -173,7 +173,7 @@ def _time(finished: str, seconds: int | None) -> str:
 
 
 def prune_command(run: Run) -> dict[str, str]:
-    """The command that removes chosen heads: what stands before their numbers and behind them."""
+    """Return the command that removes chosen heads: the text before their numbers and after them."""
     own = run.folder / "model.safetensors"
     weights = str(own) if own.exists() else run.config.get("weights")
     same = ["+experiment=", "experiment=", "data=", "data.", "+data", "trainer=", "trainer.", "cache_dir=", "score="]
@@ -187,7 +187,7 @@ def prune_command(run: Run) -> dict[str, str]:
 
 
 def _tables(run: Run) -> tuple[list[dict[str, Any]], list[str]]:
-    """Every table that there is room for, small ones first, and the names of the others."""
+    """Return the tables that there is room for, small ones first, and the names of the others."""
     room, shown, left_out = ROOM, [], []
     for name, table in sorted(run.tables.items(), key=lambda item: len(item[1].rows) * len(item[1].columns)):
         rows = [atlas.short(row) for row in table.rows]
@@ -201,9 +201,9 @@ def _tables(run: Run) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _figures(run: Run) -> list[dict[str, Any]]:
-    """Each figure with how to read it: masking first, and last what was seen during training."""
-    found = sorted(run.results.items(), key=lambda item: (bool(item[1].during), item[1].kind != "curves", item[0]))
-    drawn = {entry.figure: entry for _, entry in found if entry.figure is not None}
+    """Return the figures with their captions: masking first, those during training last."""
+    results = sorted(run.results.items(), key=lambda item: (bool(item[1].during), item[1].kind != "curves", item[0]))
+    drawn = {entry.figure: entry for _, entry in results if entry.figure is not None}
     pngs = ((file, run.files.tried(run.files.bytes, file, FIGURE)) for file in drawn)
     pictures = embed((file, png) for file, png in pngs if png is not None)
     return [{"name": drawn[f].title, "own": own, "caption": drawn[f].caption} for f, own in pictures.items()]

@@ -1,4 +1,4 @@
-"""Pictures and packed bytes inside a page; figures smaller by lossless WebP, as many as there is room for."""
+"""Pictures and compressed bytes inside a page; figures as lossless WebP, as many as there is room for."""
 
 import base64
 import gzip
@@ -14,11 +14,7 @@ PIXELS = 40_000_000  # of a figure: a bomb is small as a file
 
 
 class Picture(NamedTuple):
-    """A picture for the page.
-
-    file: its place in the run's folder. url: with the picture in it, or None where there was no room.
-    width, height: in CSS pixels.
-    """
+    """A picture of a page. file: in the run's folder. url: with the data, or None without room. width, height: CSS pixels."""
 
     file: str
     url: str | None
@@ -27,25 +23,25 @@ class Picture(NamedTuple):
 
 
 def data_url(data: bytes, kind: str) -> str:
-    """The picture as its own address. kind: jpeg, png, webp."""
+    """Return the picture as a data URL. kind: jpeg, png, webp."""
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def encoded(pixels: np.ndarray, kind: str, **options: Any) -> str:
-    """(height, width, 3) uint8 pixels as such an address. kind: jpeg, png. options: of Pillow's encoder."""
+    """Return (height, width, 3) uint8 pixels as a data URL. kind: jpeg, png. options: of Pillow's encoder."""
     data = io.BytesIO()
     Image.fromarray(pixels).save(data, kind, **options)
     return data_url(data.getvalue(), kind)
 
 
 def packed(data: bytes) -> str:
-    """base64 of gzip, which a browser unpacks by itself."""
+    """Return base64 of gzip, which a browser unpacks by itself."""
     return base64.b64encode(gzip.compress(data, 6)).decode()
 
 
 def embed(pictures: Iterable[tuple[str, bytes]], room: int = ROOM) -> dict[str, Picture]:
-    """By its file's name, in this order until ``room`` is full. What is no PNG, or too large a one, is left out."""
-    found = {}
+    """Embed pictures, by file name, until ``room`` is full. All but PNG, and too large ones, are left out."""
+    embedded = {}
     for name, data in pictures:
         try:
             picture = _embed(name, data)
@@ -56,8 +52,8 @@ def embed(pictures: Iterable[tuple[str, bytes]], room: int = ROOM) -> dict[str, 
             picture = picture._replace(url=None)
         else:
             room -= size
-        found[name] = picture
-    return found
+        embedded[name] = picture
+    return embedded
 
 
 def _embed(name: str, png: bytes) -> Picture:

@@ -1,4 +1,4 @@
-"""Masking curves for the page: every line's points, and every mask whose accuracy is known."""
+"""Masking curves of a run, read from its tables."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ NUMBERS = ["step", "heads_masked", "accuracy", "low", "high", "delta", "delta_lo
 
 
 def lines(run: Run) -> list[dict[str, Any]]:
-    """A line per curve and split: of repeats the mean. points: step, heads, accuracy, its interval, loss, mask, ..."""
+    """Return a line per curve and split, of repeats the mean. points: ``NUMBERS``, and the flat indices ``masked``."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    known = run.rows("curves")
-    first = {row["curve"]: row["split"] for row in reversed(known)}
-    averaged = {(row["curve"], row["split"]) for row in known if row["seed"] == "mean"}
-    for row in known:
+    rows = run.rows("curves")
+    first = {row["curve"]: row["split"] for row in reversed(rows)}
+    averaged = {(row["curve"], row["split"]) for row in rows if row["seed"] == "mean"}
+    for row in rows:
         key = row["curve"], row["split"]
         if key in averaged and row["seed"] != "mean":
             continue
@@ -25,19 +25,19 @@ def lines(run: Run) -> list[dict[str, Any]]:
 
 
 def scored(run: Run, kind: str = "curves") -> str:
-    """Return the name of a table's accuracy: it is a score, and agreement with the unmasked model is one as well."""
+    """Return the name of a table's score: "accuracy", or an agreement with the unmasked model."""
     label = next((entry.label for _, entry, _ in run.of_kind(kind)), "")
     return label or next((str(row["of"]) for row in totals(run) if row.get("of")), "accuracy")
 
 
 def lost(run: Run) -> tuple[str, str]:
-    """Return the name and the unit of a curve's loss: a distance from the unmasked model has its own words."""
-    known = next((entry.columns.get("loss") for _, entry, _ in run.of_kind("curves")), None)
-    return (known, "") if known else ("loss", "nats")
+    """Return the name and the unit of a curve's loss, or distance from the unmasked model."""
+    name = next((entry.columns.get("loss") for _, entry, _ in run.of_kind("curves")), None)
+    return (name, "") if name else ("loss", "nats")
 
 
 def repeats(run: Run) -> list[dict[str, Any]]:
-    """The points of single random repeats: masks whose accuracy is known too."""
+    """Return the points of single random repeats."""
     return [
         {"curve": row["curve"], "split": row["split"], **_point(row)}
         for row in run.rows("curves")
@@ -46,17 +46,17 @@ def repeats(run: Run) -> list[dict[str, Any]]:
 
 
 def totals(run: Run) -> list[dict[str, Any]]:
-    """The rows of the totals of these curves."""
+    """Return the rows of the totals of these curves."""
     part_of = next((entry.part_of for _, entry, _ in run.of_kind("curves")), "")
     tables = [table for _, entry, table in run.of_kind("totals") if entry.part_of == part_of]
     return tables[0].dicts() if tables else []
 
 
 def best(run: Run) -> dict[str, Any] | None:
-    """The searched order whose curve lets most heads go within one point, on the images it was chosen on."""
+    """Return the searched order that lets most heads go within one point, on the images that chose it."""
     chosen_on = {line["curve"]: line["chosen_on"] for line in lines(run) if not line["averaged"]}
-    asked = [row for row in totals(run) if row["split"] == chosen_on.get(row["curve"])]
-    return max(asked, key=lambda row: (row["heads_within_1_point"], row.get("area_shared") or 0), default=None)
+    searched = [row for row in totals(run) if row["split"] == chosen_on.get(row["curve"])]
+    return max(searched, key=lambda row: (row["heads_within_1_point"], row.get("area_shared") or 0), default=None)
 
 
 def _point(row: dict[str, Any]) -> dict[str, Any]:

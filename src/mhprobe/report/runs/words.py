@@ -1,4 +1,4 @@
-"""The result in words: short sentences with their intervals, what chance would give, and which images chose what."""
+"""Sentences on the result of a run, with intervals, chance levels, and the images that chose."""
 
 import re
 from collections import Counter
@@ -18,22 +18,22 @@ KEEPS = {"removed": "pruning keeps", "closed": "the learned gates keep"}
 
 
 def result(run: Run, heads: list[dict[str, Any]], measures: list[dict[str, Any]], extremes: bool = True) -> list[str]:
-    """Sentences on what the run found, most important first: a headline, then numbers with their intervals.
+    """Return a headline, then sentences with numbers and intervals.
 
-    extremes: whether the highest and lowest heads of the first measure are named.
+    extremes: name the highest and lowest heads of the first measure.
     """
     headline = "; ".join([*_can_go(run, len(heads)), *_missed(heads, measures)])
-    found = [f"{headline[0].upper()}{headline[1:]}."] if headline else []
-    found += [*findings(run.rows("claims")), *_accuracy(run), *_masking(run), *_promise(run, len(heads))]
-    found += [*_kept(run), *_speed(run), *_maps(run)]
-    found += _extremes(heads, measures[0]) if measures and extremes else []
-    return found or ["This run wrote figures or tables only."]
+    text = [f"{headline[0].upper()}{headline[1:]}."] if headline else []
+    text += [*findings(run.rows("claims")), *_accuracy(run), *_masking(run), *_promise(run, len(heads))]
+    text += [*_kept(run), *_speed(run), *_maps(run)]
+    text += _extremes(heads, measures[0]) if measures and extremes else []
+    return text or ["This run wrote figures or tables only."]
 
 
 def findings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Two sentences on claims of the literature: how many got each verdict, and what the untrained twin says.
+    """Return two sentences on claims of the literature: counts of verdicts, and those of the untrained twin.
 
-    rows: claim, verdict, untrained; none for no sentence.
+    rows: claim, verdict, untrained; [] gives no sentence.
     """
     if not rows:
         return []
@@ -49,7 +49,7 @@ def findings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def glance(heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """A row per measure: its highest and lowest head, and how many heads are told apart from chance."""
+    """Return a row per measure: highest and lowest head, and the number of heads that differ from chance."""
     rows = []
     for measure in measures:
         if not (order := by_size(measure)):
@@ -67,18 +67,18 @@ def glance(heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list[
 
 
 def values(measure: Mapping[str, Any]) -> list[Any]:
-    """The (A,) numbers that a measure is read by; None where a head has none."""
+    """(A,) numbers of a measure's first column, None for a head without one."""
     return measure["columns"].get("value") or next(iter(measure["columns"].values()))
 
 
 def by_size(measure: Mapping[str, Any]) -> list[int]:
-    """Heads from the largest value to the smallest, without those that have none."""
+    """Return the heads with a value, from the largest to the smallest."""
     numbers = values(measure)
     return sorted((flat for flat, value in enumerate(numbers) if value is not None), key=lambda flat: -numbers[flat])
 
 
 def named(heads: list[dict[str, Any]], measure: Mapping[str, Any], flat: int) -> tuple[str, str]:
-    """The head's name and its number, with an interval where there is one: ``block 3, head 5``, ``3 (2.9 to 3.1)``."""
+    """Return the head's name and its number, with its interval: ``block 3, head 5``, ``3 (2.9 to 3.1)``."""
     low, high, number = measure["low"], measure["high"], rounded(values(measure)[flat])
     if low is not None and "value" in measure["columns"] and low[flat] is not None:
         number += f" ({rounded(low[flat])} to {rounded(high[flat])})"
@@ -94,7 +94,7 @@ def percent(share: float) -> str:
 
 
 def accuracy(run: Run) -> tuple[float, float, float, int] | None:
-    """Test accuracy, Wilson's 95 % interval, and on how many images; None where the run has none."""
+    """Return test accuracy, its Wilson 95 % interval, and the number of images; None without."""
     share, images = run.metrics.get("test/accuracy"), run.metrics.get("test/images")
     if share is None or not images:
         return None
@@ -103,21 +103,21 @@ def accuracy(run: Run) -> tuple[float, float, float, int] | None:
 
 
 def chance(run: Run) -> float | None:
-    """The accuracy of guessing, where the number of classes is known."""
+    """Return the accuracy of guessing, None if the number of classes is unknown."""
     names = run.model.get("class_names")
     return 1 / len(names) if names else None
 
 
 def guesses(run: Run) -> bool:
-    """Return True if the whole network is not told apart from guessing: without heads it cannot be worse."""
-    found, guess = accuracy(run), chance(run)
-    return found is not None and guess is not None and curves.scored(run) == "accuracy" and found[1] <= guess
+    """Return True if the whole network's accuracy does not differ significantly from guessing."""
+    whole, guess = accuracy(run), chance(run)
+    return whole is not None and guess is not None and curves.scored(run) == "accuracy" and whole[1] <= guess
 
 
 def _accuracy(run: Run) -> list[str]:
-    if (found := accuracy(run)) is None:
+    if (whole := accuracy(run)) is None:
         return []
-    share, low, high, images = found
+    share, low, high, images = whole
     guess = chance(run)
     on = f" of {run.model['data']}" if "data" in run.model else ""
     return [
@@ -127,7 +127,7 @@ def _accuracy(run: Run) -> list[str]:
 
 
 class _Choice(NamedTuple):
-    """The searched order whose curve was best where it was chosen, on the images that it is reported on.
+    """The searched order that was best on the images that chose it, on the images that it is reported on.
 
     many: heads that go within one point there. where_chosen: the same on the images that chose the order.
     points: of the reported curve. random: of the mean of random orders.
@@ -164,12 +164,11 @@ def _can_go(run: Run, heads: int) -> list[str]:
     first = next((point["heads_masked"] for point in choice.points if point["heads_masked"]), 1)
     if choice.many or first == 1:
         return [f"{choice.many or 'none'} of {heads or 'the'} heads can go within one point of {what}"]
-    # a step of several heads says nothing of single ones
     return [f"the first {first} of {heads or 'the'} heads to go together cost more than one point of {what}"]
 
 
 def _missed(heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list[str]:
-    """The head whose loss is largest when it alone is masked, if it is told apart from 0."""
+    """Name the head whose masking alone raises the loss most, if significantly."""
     alone = next((measure for measure in measures if measure["masks"] and measure["low"] is not None), None)
     order = by_size(alone) if alone else []
     if not alone or not order or (alone["low"][order[0]] or 0) <= 0:
@@ -186,72 +185,73 @@ def _masking(run: Run) -> list[str]:
     gone, beside = (here, choice.random) if choice.many else (first, [])
     at_random = [p for p in beside if p["heads_masked"] == choice.many]
     counted = "this head" if gone["heads_masked"] == 1 else f"these {gone['heads_masked']} heads"
-    said = [
+    text = [
         f"Without {counted} {on} {what} is {interval(gone)}; with all heads it is "
         f"{interval(choice.points[0])}"
         + (f"; as many random heads leave {interval(at_random[0])} on average." if at_random else ".")
     ]
     if on == choice.chosen_on:
-        said.append(f"The order {choice.curve} was chosen and judged on the same images, which flatters it.")
+        text.append(f"The order {choice.curve} was chosen and judged on the same images, which flatters it.")
     else:
-        said.append(
+        text.append(
             f"The order {choice.curve} was the best of the searched ones on {choice.chosen_on} images; by these "
             f"{choice.where_chosen or 'none'} could go."
         )
     worse = next((p for p in choice.points if p["p_holm"] is not None and p["p_holm"] < 0.05 and p["step"]), None)
     if worse is not None and worse["accuracy"] < choice.points[0]["accuracy"]:
-        said.append(
+        text.append(
             f"In this order {on} {what} is first significantly lower (McNemar, Holm, 5 %) with "
             f"{worse['heads_masked']} heads masked: {interval(worse)}."
         )
-    return said
+    return text
 
 
 def interval(point: dict[str, Any]) -> str:
-    """Accuracy with its 95 % interval."""
+    """Write an accuracy with its 95 % interval."""
     if point["low"] is None:
         return percent(point["accuracy"])
     return f"{percent(point['accuracy'])} ({100 * point['low']:.1f} to {100 * point['high']:.1f})"
 
 
 def _promise(run: Run, heads: int) -> list[str]:
-    found = {key.rpartition("/")[2]: value for key, value in run.metrics.items() if key.startswith("prune/promise/")}
-    asked = {key: value for key, value in found.items() if value is not None}
-    if not asked or len(asked) < len(found):
+    numbers = {key.rpartition("/")[2]: value for key, value in run.metrics.items() if key.startswith("prune/promise/")}
+    if not numbers or None in numbers.values():
         return []
-    limit, sure = f"{asked['points']:g} point{'s' * (asked['points'] != 1)}", f"{100 * asked['confidence']:g} %"
-    on = f"({asked['images']} calibration images, which chose neither the heads nor how many)"
-    what = curves.scored(run)
-    if not asked["steps"]:
-        return [f"No head can go with the promise that new images lose at most {limit} of {what} {on}."]
+    points, confidence = numbers["points"] or 0, numbers["confidence"] or 0
+    limit, on = (
+        f"{points:g} point{'s' * (points != 1)}",
+        f"({numbers['images']} calibration images, which chose neither",
+    )
+    end = f"new images lose at most {limit} of {curves.scored(run)} {on} the heads nor how many)."
+    if not numbers["steps"]:
+        return [f"No head can go with the promise that {end}"]
     return [
-        f"{asked['heads']} of {heads} heads can go with the promise, of {sure} confidence, that new images lose at "
-        f"most {limit} of {what} {on}."
+        f"{numbers['heads']} of {heads} heads can go with the promise, of {100 * confidence:g} % confidence, that {end}"
     ]
 
 
 def _kept(run: Run) -> list[str]:
-    said = []
+    text = []
     for _, entry, table in run.of_kind("per_head"):
         if entry.decides and "kept" in table.columns:
             kept = table.column("kept")
             units = "heads and neurons" if "kind" in table.columns else "heads"
-            said.append(f"{sum(map(bool, kept))} of {len(kept)} {units} are those that {KEEPS[entry.decides]}.")
+            text.append(f"{sum(map(bool, kept))} of {len(kept)} {units} are those that {KEEPS[entry.decides]}.")
     if stages := run.rows("stages"):
         first, last = stages[0], stages[-1]
         change = ""
         if last.get("p") is not None:  # against the dense network, image by image
             gap, low, high = (100 * last[name] for name in ("difference", "difference_low", "difference_high"))
             change = f", {gap:+.1f} points on the same images (95 % {low:+.1f} to {high:+.1f}, p = {last['p']:.2g})"
-        said.append(
+        text.append(
             f"Test {curves.scored(run, 'stages')} goes from {interval(first)} to {interval(last)}{change}, "
             f"parameters from {first['parameters']:,} to {last['parameters']:,}."
         )
-    return said
+    return text
 
 
 def _speed(run: Run) -> list[str]:
-    """Of the heads that were removed, at the largest batch."""
+    """Return the speed-up of the removed heads at the largest batch."""
     if not (rows := run.rows("speed")):
         return []
     row = max((row for row in rows if row["removed"] == rows[0]["removed"]), key=lambda row: row["batch"])
@@ -264,16 +264,16 @@ def _speed(run: Run) -> list[str]:
 
 
 def _maps(run: Run) -> list[str]:
-    """Return the faithfulness of each kind of map, on average over its maps."""
+    """Return the mean faithfulness of each kind of map."""
     rows = [row for row in run.rows("maps") if "deletion" in row and None not in row.values()]
     text = []
     for kind in dict.fromkeys(row["kind"] for row in rows):
-        own = [row for row in rows if row["kind"] == kind]
+        of = [row for row in rows if row["kind"] == kind]
         names = ("deletion", "random_deletion", "insertion", "random_insertion")
-        down, down_by_chance, up, up_by_chance = (sum(row[name] for row in own) / len(own) for name in names)
+        down, down_by_chance, up, up_by_chance = (sum(row[name] for row in of) / len(of) for name in names)
         text.append(
             f"{kind}: deletion {down:.2f} (random orders {down_by_chance:.2f}; lower is better), insertion {up:.2f} "
-            f"(random orders {up_by_chance:.2f}; higher is better), mean over {len(own)} map{'s' * (len(own) != 1)}."
+            f"(random orders {up_by_chance:.2f}; higher is better), mean over {len(of)} map{'s' * (len(of) != 1)}."
         )
     return text
 
