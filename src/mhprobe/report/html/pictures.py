@@ -14,7 +14,7 @@ PIXELS = 40_000_000  # of a figure: a bomb is small as a file
 
 
 class Picture(NamedTuple):
-    """A picture of a page. file: in the run's folder. url: with the data, or None without room. width, height: CSS pixels."""
+    """A picture of a page. file: in the run's folder. url: a data URL, None without room. width, height: CSS pixels."""
 
     file: str
     url: str | None
