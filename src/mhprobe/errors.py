@@ -83,14 +83,18 @@ _WORDS: dict[Any, str] = {
 }
 
 
-def refuse_misfits(make: Callable[..., Any], options: Mapping[str, Any], where: str) -> None:
+def refuse_misfits(
+    make: Callable[..., Any], options: Mapping[str, Any], where: str, by_position: Sequence[Any] = ()
+) -> None:
     """UserError for an option of another type than ``make`` says. where: the options' key or argument, for the error.
 
-    make: a class or a function. What its annotations leave open is left to it. Python itself would take some values for
-    something else: ``True`` is a 1, 1.5 steps may be sliced, NaN fails every comparison with a limit and so passes it.
+    make: a class or a function. by_position: options of a class that are given without their names. What annotations
+    leave open is left to ``make``. Python itself would take some values for something else: ``True`` is a 1, 1.5 steps
+    may be sliced, NaN fails every comparison with a limit and so passes it.
     """
     hints = types_of(make)
-    for name, value in options.items():
+    named = zip(list(inspect.signature(make.__init__).parameters)[1:], by_position, strict=False) if by_position else ()
+    for name, value in (*named, *options.items()):
         if name in hints and not fits(value, hints[name]):
             raise UserError(f"{where}.{name}: expected {_in_words(hints[name])}, got {quoted(value)}.")
 

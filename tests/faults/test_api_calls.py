@@ -24,7 +24,10 @@ from test_by_structure import fuzzed, one_line, plain
 import mhprobe
 from mhprobe.errors import UserError, types_of
 from mhprobe.gates import gates_of
-from mhprobe.measures import GateImportance
+from mhprobe.maps.gradient_rollout import GradientRollout
+from mhprobe.masking.beam import Beam
+from mhprobe.masking.random import Random
+from mhprobe.measures import GateImportance, Sinks
 from mhprobe.run.members import members
 from models import images_for, labels_for, tiny_vit
 from pieces import names
@@ -241,6 +244,20 @@ def test_no_measure_takes_an_option_that_is_not_of_its_type(name):
             with pytest.raises(UserError, match=rf"^{name}\.{option}: expected ") as error:
                 make(gates_of(model()).layout, **{option: value})
             assert one_line(error.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "words"),
+    [
+        (Beam, (True,), r"^masking order beam\.width: expected a whole number, got True"),
+        (Random, (10, math.nan), r"^masking order random\.seed: expected a whole number, got nan"),
+        (lambda *options: Sinks(gates_of(model()).layout, *options), (math.nan,), r"^sinks\.queries: expected "),
+        (GradientRollout, ("mean", True), r"^gradient_rollout\.discard: expected a finite number, got True"),
+    ],
+)
+def test_options_without_their_names_are_of_their_types_too(make, options, words):
+    with pytest.raises(UserError, match=words):
+        make(*options)
 
 
 def test_layers_that_may_be_a_mask_are_no_list():

@@ -25,7 +25,7 @@ class MapKind(ABC):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """UserError for an option of another type than the class says: NaN, True for 1."""
-        refuse_misfits(cls, kwargs, cls.__module__.rpartition(".")[2])
+        refuse_misfits(cls, kwargs, cls.__module__.rpartition(".")[2], args)
         return super().__new__(cls)
 
     @abstractmethod

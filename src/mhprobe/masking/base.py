@@ -10,12 +10,12 @@ import abc
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, refuse_misfits
 from mhprobe.heads import HeadLayout
 
 ROUNDING = 1e-9  # of shares that are sums over heads
@@ -244,6 +244,11 @@ class Order(abc.ABC):
 
     searches: ClassVar[bool] = True
     of_neurons: ClassVar[bool] = False
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """UserError for an option of another type than the class says: NaN, True for 1."""
+        refuse_misfits(cls, kwargs, f"masking order {cls.__module__.rpartition('.')[2]}", args)
+        return super().__new__(cls)
 
     def length(self, units: Units, layout: HeadLayout) -> int:
         """Steps of a complete path."""

@@ -102,7 +102,7 @@ class Measure(Metric):
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """UserError for an option of another type than the class says: 1.5 draws, True for 1, NaN."""
         made = super().__new__(cls)
-        refuse_misfits(cls, kwargs, made.name)
+        refuse_misfits(cls, kwargs, made.name, args)
         return made
 
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:

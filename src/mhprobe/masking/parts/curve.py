@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import mhprobe.masking
-from mhprobe.errors import UserError, quoted, refuse_misfits, whole_number
+from mhprobe.errors import UserError, quoted, whole_number
 from mhprobe.heads import FillName, HeadLayout
 from mhprobe.io.code import classes_in
 from mhprobe.masking.base import Cost, Evaluate, Limits, Order, Units
@@ -61,7 +61,6 @@ def order_named(name: str, **options: Any) -> Order:
     orders = known_orders()
     if name not in orders:
         raise UserError(f"masking order: expected one of {', '.join(sorted(orders))}, got {quoted(name)}.")
-    refuse_misfits(orders[name], options, f"masking order {name}")
     return orders[name](**options)
 
 
