@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -55,7 +57,15 @@ def test_every_kind_does_more_at_a_higher_severity(kind):
         np.abs(Corrupted(Noise(), kinds=[kind], severity=s).damaged(picture, 0).astype(float) - picture).mean()
         for s in range(1, 6)
     ]
-    assert damage == sorted(damage) and 0 < damage[0] < damage[-1], damage
+    assert damage[0] > 0 and all(less < more for less, more in itertools.pairwise(damage)), damage
+
+
+@pytest.mark.parametrize(("severity", "left"), [(1, 0.75), (3, 0.4), (5, 0.15)])
+def test_the_share_of_contrast_that_is_left_is_that_of_its_severity(severity, left):
+    ramp = np.linspace(30, 220, 32)
+    grey = np.repeat(np.add.outer(ramp, ramp)[..., None] / 2, 3, 2).astype(np.uint8)
+    damaged = Corrupted(Noise(), kinds=["contrast"], severity=severity).damaged(grey, 0)
+    assert damaged.std() / grey.std() == pytest.approx(left, abs=0.01)
 
 
 def test_all_kinds_occur_and_the_drawn_ones_only():

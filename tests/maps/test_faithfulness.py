@@ -40,11 +40,18 @@ def test_areas_match_a_loop_over_patches(build):
     side = model.patch_embed.grid_size
     maps = torch.rand(3, *side, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     (found,) = faithfulness(model, images, [maps], steps=5, random_orders=1)
+    drawn = torch.rand(3, *side, generator=torch.Generator().manual_seed(0))
     for n in range(3):
         image, grey = images[n], images[n].mean((1, 2), keepdim=True).expand_as(images[n])
         target = int(model(images[n : n + 1]).argmax())
-        assert found.deletion[n].item() == pytest.approx(oracle.area(model, image, grey, maps[n], target, 5), rel=1e-9)
-        assert found.insertion[n].item() == pytest.approx(oracle.area(model, grey, image, maps[n], target, 5), rel=1e-9)
+        for order, deletion, insertion in (
+            (maps, found.deletion, found.insertion),
+            (drawn, found.random_deletion, found.random_insertion),
+        ):
+            expected = oracle.area(model, image, grey, order[n], target, 5)
+            assert deletion[n].item() == pytest.approx(expected, rel=1e-9)
+            expected = oracle.area(model, grey, image, order[n], target, 5)
+            assert insertion[n].item() == pytest.approx(expected, rel=1e-9)
 
 
 def test_of_features_the_cosine_to_those_of_the_whole_image_is_watched():

@@ -107,6 +107,24 @@ def test_the_interval_of_delta_stays_where_differences_are():
     assert 0 <= row["delta_low"] < 2 < row["delta_high"]
 
 
+class AllLoseAlike(Evaluate):
+    """Losses differ from image to image by several nats, and every head that is off costs each half a nat."""
+
+    images = 40
+
+    def __call__(self, masks, images=None):
+        losses = torch.linspace(0, 9, 40, dtype=torch.float64) + 0.5 * masks.sum(1, keepdim=True)
+        keep = slice(None) if images is None else images
+        return Scores(torch.ones(len(masks), 40, dtype=torch.bool)[:, keep], losses[:, keep])
+
+
+def test_what_all_images_lose_alike_has_an_interval_without_a_width():
+    spec = CurveSpec("c", "head", Random(repeats=1))
+    for row in masking_curve(LAYOUT, spec, AllLoseAlike(), AllLoseAlike()):
+        ends = [row[name] for name in ("delta", "delta_low", "delta_high")]
+        assert ends == pytest.approx([0.5 * row["heads_masked"]] * 3, abs=1e-9)
+
+
 def test_pairing_makes_the_interval_narrower_than_the_losses_alone_would(rows):
     _, before = scores_of(rows[0])
     _, after = scores_of(rows[1])

@@ -24,12 +24,13 @@ def test_one_hot_maps_look_exactly_as_far_as_their_offset():
 
 
 def test_even_attention_looks_as_far_as_the_mean_of_all_pairs():
-    layout = vit_layout(grid=(3, 5), pixels=(4.0, 4.0))
-    cells = list(itertools.product(range(3), range(5)))
-    expected = sum(4 * math.dist(a, b) for a in cells for b in cells) / 15**2
+    layout = vit_layout(grid=(3, 5), pixels=(4.0, 7.0))  # oblong patches
+    cells = list(itertools.product(range(0, 3 * 4, 4), range(0, 5 * 7, 7)))
+    expected = sum(math.dist(a, b) for a in cells for b in cells) / 15**2
     got = run(AttentionDistance(layout), batch_of(*even(layout)))
     assert got["value"].item() == pytest.approx(expected, rel=1e-12)
     assert got["uniform"].item() == pytest.approx(expected, rel=1e-12)
+    assert got["whole"].item() == pytest.approx(expected, rel=1e-12)
     assert got["raw"].item() == pytest.approx(expected * 15 / 16, rel=1e-12)  # a sixteenth goes to the class token
 
 

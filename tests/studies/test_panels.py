@@ -33,6 +33,7 @@ from mhprobe.report.figures.frequencies import noise as noise_figure
 from mhprobe.report.figures.pairs import Group, behaviours
 from mhprobe.report.result import Sample
 from mhprobe.studies import voita
+from mhprobe.studies.panels import maps as maps_panel
 from mhprobe.studies.panels.attention import around_the_favourite
 from mhprobe.studies.panels.clusters import alike, cluster, scaled
 from mhprobe.studies.panels.columns import functions, pairs_of
@@ -533,6 +534,16 @@ def test_a_map_of_what_is_read_beats_random_orders_over_many_images_and_its_oppo
         assert good["images"] == bad["images"] == 11
         assert good["low"] > 0 > bad["high"]
         assert good["better"] == pytest.approx(abs(good["score"] - good["random"]))
+
+
+def test_a_map_is_judged_against_random_orders_of_the_same_image(monkeypatch):
+    """Images differ by far more than the map gains; it gains the same on each, so that its interval has no width."""
+    random = torch.linspace(0, 1, 9, dtype=torch.float64)
+    areas = torch.stack([random - 0.1, random + 0.2, random, random], 1)[:, None]
+    monkeypatch.setattr(maps_panel, "areas_of", lambda *_, **options: areas)
+    deletion, insertion = judged(SimpleNamespace(seed=0), {"map": None})["areas"].table.dicts()
+    for row, gain in ((deletion, 0.1), (insertion, 0.2)):
+        assert [row[name] for name in ("better", "low", "high")] == pytest.approx([gain] * 3, abs=1e-9)
 
 
 def test_images_spread_over_a_split_are_of_several_classes():

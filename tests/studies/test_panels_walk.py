@@ -53,7 +53,7 @@ def test_pieces_of_a_batch_add_up_to_what_the_whole_gives(panel, material, monke
 
 @pytest.mark.parametrize("material", [tiny_vit], indirect=True)
 def test_probes_are_fitted_on_validation_images_and_scored_on_test_images(material, monkeypatch):
-    """The network's and the untrained one's; the names of a split's images are noted where they are collected."""
+    """The network's, the untrained one's and the best offset; whoever collects images notes the name of their split."""
     fitted, scored = [], []
     of_split = {}
 
@@ -62,20 +62,24 @@ def test_probes_are_fitted_on_validation_images_and_scored_on_test_images(materi
         of_split[id(queries)] = split
         return queries
 
-    def noting(fit, test, *rest, **named):
-        fitted.append(of_split[id(fit)]), scored.append(of_split[id(test)])
-        for part in test:  # what is right on test images is not to be learned from
-            assert part.data_ptr() not in {each.data_ptr() for each in fit}
-        hidden = test._replace(right=~test.right)
-        found = probe(fit, test, *rest, **named)
-        torch.testing.assert_close(probe(fit, hidden, *rest, **named), found)
-        return found
+    def noting(answer):
+        def noted(fit, test, *rest, **named):
+            fitted.append(of_split[id(fit)]), scored.append(of_split[id(test)])
+            for part in test:  # what is right on test images is not to be learned from
+                assert part.data_ptr() not in {each.data_ptr() for each in fit}
+            hidden = test._replace(right=~test.right)
+            found = answer(fit, test, *rest, **named)
+            torch.testing.assert_close(answer(fit, hidden, *rest, **named), found)
+            return found
 
-    collect, probe = probing.collect, probing.probe
+        return noted
+
+    collect = probing.collect
     monkeypatch.setattr(probing, "collect", collected)
-    monkeypatch.setattr(probing, "probe", noting)
+    for way in ("probe", "_by_offset"):
+        monkeypatch.setattr(probing, way, noting(getattr(probing, way)))
     probing.probing(material, steps=3)
-    assert set(fitted) == {"val"} and set(scored) == {"test"} and len(fitted) >= 3
+    assert set(fitted) == {"val"} and set(scored) == {"test"} and len(fitted) >= 4
 
 
 @pytest.mark.parametrize("material", [tiny_swin], indirect=True)

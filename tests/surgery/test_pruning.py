@@ -20,10 +20,13 @@ from mhprobe.masking.parts.curve import CurveSpec, masking_curve
 from mhprobe.recording.replay import masked_logits
 from mhprobe.report import tables
 from mhprobe.run.pruning import MINE, Pruning, lines
+from mhprobe.scoring.cosine import Cosine
 from mhprobe.scoring.parts.evaluate import Evaluator
+from mhprobe.surgery import pruning
 from mhprobe.surgery.given import Given
 from mhprobe.surgery.on_path import OnPath
 from mhprobe.surgery.pruning import Images, prune
+from mhprobe.surgery.repair import repair
 from models import TWINS, images_for, labels_for
 from pruned import description, logits, network
 
@@ -75,25 +78,33 @@ class Aside(Data):
         return super().batches("test", device, torch.arange(self.count))
 
 
-def test_kept_answers_on_images_set_aside_are_of_these_images_and_of_this_fill(model, tmp_path):
+def test_kept_answers_on_images_set_aside_are_of_these_images_this_fill_and_this_score(model, tmp_path):
     mask = torch.arange(layout_of(model).num_heads)[None] % 2 == 0
 
-    def losses(count, look_at, fold, cache):
-        images = Images(Aside(model, count), torch.device("cpu"), look_at=look_at, cache=cache)
+    def losses(count, look_at, fold, score, cache):
+        images = Images(Aside(model, count), torch.device("cpu"), look_at=look_at, score=score, cache=cache)
         images.show(model)
         return images.calibrate(model, False, images.stands_in(model, fold))(mask).losses
 
-    for asked in ((16, 24, "mean"), (16, 8, "mean"), (16, 8, "zero"), (10, 8, "zero"), (16, 24, "mean")):
+    first = (16, 24, "mean", None)
+    others = [(16, 8, "mean", None), (16, 8, "zero", None), (10, 8, "zero", None), (10, 8, "zero", Cosine)]
+    for asked in (first, *others, first):
         torch.testing.assert_close(losses(*asked, tmp_path), losses(*asked, None), rtol=0, atol=0)
-    assert len(list(tmp_path.iterdir())) == 4  # the last was known
+    assert len(list(tmp_path.iterdir())) == 5  # the last was known
 
 
 def names(found):
     return [(row.round, row.stage, row.heads) for row in found.stages]
 
 
-def test_rounds_choose_anew_on_what_is_left(model):
-    trained = []
+def test_rounds_choose_anew_on_what_is_left_and_repair_towards_it(model, monkeypatch):
+    trained, repaired = [], []
+
+    def mended(pruned, dense, *rest, **options):
+        repaired.append((layout_of(pruned).num_heads, layout_of(dense).num_heads))
+        repair(pruned, dense, *rest, **options)
+
+    monkeypatch.setattr(pruning, "repair", mended)
 
     def train(smaller, kept, number):
         trained.append((number, sum(len(heads) for heads in kept.values())))
@@ -107,6 +118,7 @@ def test_rounds_choose_anew_on_what_is_left(model):
         *[(2, stage, 3) for stage in ("masked", "pruned", "repaired", "tuned")],
     ]
     assert trained == [(1, 4), (2, 3)] and int(found.gone.sum()) == 3
+    assert repaired == [(4, 6), (3, 4)]  # the second round towards what the first has left and trained
     masked, pruned = found.stages[1:3]
     assert (masked.accuracy, masked.loss) == (pruned.accuracy, pytest.approx(pruned.loss))
     assert masked.flops > pruned.flops and masked.parameters > pruned.parameters
