@@ -188,6 +188,7 @@ def test_answers_that_lie_beside_a_teachers_file_are_taken_for_its_own_images_al
         return model.teacher.logits
 
     assert torch.equal(answers(), asked)
+    assert torch.equal(answers("data.limit_val=3"), asked)  # nobody learns from these
     with pytest.raises(pytest.fail.Exception, match="asked"):  # other training images
         answers("data.seed=5")
 

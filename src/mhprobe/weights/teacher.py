@@ -79,14 +79,14 @@ class Recalled(Teacher):
         the teacher has no finite answer.
         """
         shipped, of = unpacked(self.shipped) or ({}, {})
-        if of.get("teacher") == self.file and of.get("images") == data.training_fingerprint:
+        if of.get("teacher") == self.file and of.get("images") == data.images_of("train"):
             self.logits = shipped["logits"].float().to(device)
             return
         data = copy.copy(data)
         data.spec = self.theirs
         precision = str(torch.get_autocast_dtype(device.type)) if torch.is_autocast_enabled(device.type) else "float32"
         code = [__version__, code_digests(*dict.fromkeys(type(part) for part in self.model.modules()))]
-        about = {"teacher": self.file, "images": data.training_fingerprint, "precision": precision}
+        about = {"teacher": self.file, "images": data.images_of("train"), "precision": precision}
         about["code"] = hashlib.sha256(json.dumps(code).encode()).hexdigest()[:16]
         path = self.folder / f"teacher-{'-'.join(about.values())}-{ranks.rank()}.safetensors"
         before, known = unpacked(path) or ({}, {})
