@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mhprobe.errors import UserError as UserError
     from mhprobe.looking.page import live as live
     from mhprobe.looking.page import look as look
-    from mhprobe.maps.of_heads import attention as attention
+    from mhprobe.maps.attention import attention as attention
     from mhprobe.recording.record import record as record
     from mhprobe.report import plot as plot
     from mhprobe.surgery.removal import prune_heads as prune_heads
@@ -31,7 +31,7 @@ __path__.append(str(Path(__file__).parent / "commands"))  # python -m mhprobe.tr
 _HOME = {
     "UserError": "errors",
     "attach": "backbones",
-    "attention": "maps.of_heads",
+    "attention": "maps.attention",
     "detach": "backbones",
     "live": "looking.page",
     "load": "api",

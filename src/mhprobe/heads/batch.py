@@ -28,8 +28,8 @@ class Ablation:
 class Relevance:
     """A need: the part of a logit that came through each head's output, by layer-wise relevance propagation.
 
-    target: the explained number: "top1", the largest logit; "label", the label's logit; "norm", the length of the
-    features of a model without a classifier. gamma, epsilon: parameters of the rules for linear layers.
+    target: the explained scalar: "top1", the largest logit; "label", the label's logit; "norm", the length of the
+    features of a model without a classifier. gamma, epsilon: of the rules for linear layers.
     """
 
     target: str = "top1"
@@ -50,16 +50,14 @@ class Donors:
 class Patching:
     """A need: the effect of each head alone when its output is copied from the run on one image to that on another.
 
-    Each image (clean) has a corrupted twin.
-
-    corrupt: the twin is an image of another "class" (a donor), the image with "noise", or the image without its
-        "object".
+    corrupt: an image's corrupted twin is an image of another "class" (a donor), the image with "noise", or the image
+        without its "object".
     direction: "denoising" copies heads of the clean run into the corrupted run, "noising" the other way round.
-    metric: "logit_difference" of the label and the wrong class (the donor's class, else the largest other class on
-        the twin), or "log_likelihood" of the label in nats.
+    metric: "logit_difference" of the label and the wrong class (the donor's class, else the largest other class on the
+        twin), or "log_likelihood" of the label in nats.
     estimates: "exact", one patched run per head; "atp", from one slope; "graddrop", from one slope per block.
     noise: standard deviation of the noise, in standard deviations of the image's pixels.
-    seed: seed of the noise and of the choice of donors. donors: None for the images of the same batch.
+    seed: of the noise and of the choice of donors. donors: None for the images of the same batch.
     """
 
     corrupt: str = "class"
@@ -103,8 +101,8 @@ class Patched(NamedTuple):
     """Effects of a Patching, in units of its metric.
 
     clean, corrupt: (B,) of the two runs. paired: (B,) bool, False for an image without a corrupted twin. effect: by
-    estimate (B, A), how far head and image go from one run towards the other: from "corrupt" to "clean" in denoising.
-    donor: (B,) place of each image's donor among those of the Patching, or in the batch; None without donors.
+    estimate (B, A), from the base run towards the other: from "corrupt" to "clean" in denoising. donor: (B,) index of
+    each image's donor among those of the Patching, or in the batch; None without donors.
     """
 
     clean: Tensor
@@ -117,10 +115,9 @@ class Patched(NamedTuple):
 class Relevances(NamedTuple):
     """Relevances of one batch under a Relevance; all sites explain the same logit.
 
-    explained: (B,) the logit that was shared out.
-    heads: per site (B, T, H, D), of z's neurons; from ``recording.lrp`` as the projection sees them.
-    skipped: (B, blocks) relevance that went past the block's attention, along the residual stream. At each block
-        heads + skipped = explained, up to what biases, softmax remainders and epsilon kept further up.
+    explained: (B,) the logit. heads: per site (B, T, H, D), of z's neurons; from ``recording.lrp`` as the projection
+    sees them. skipped: (B, blocks) relevance that went past the block's attention, along the residual stream. At each
+    block heads + skipped = explained, up to what biases, softmax remainders and epsilon kept further up.
     """
 
     explained: Tensor
@@ -131,9 +128,9 @@ class Relevances(NamedTuple):
 class HeadWeights(NamedTuple):
     """The weights that belong to each head of one site.
 
-    query, key, value: (H, D, C in). output: (H, D, C out), with the block's layer scale in it where it has one:
-    head h writes z_h @ output[h] (and a share of the bias) into the residual stream. A neuron has neither query nor
-    key (D = 0); its value is its row of the first linear layer (of a gated MLP its two rows: D = 2).
+    query, key, value: (H, D, C in). output: (H, D, C out), with the block's layer scale: head h writes z_h @ output[h]
+    (and a share of the bias) into the residual stream. A neuron has neither query nor key (D = 0); its value is its row
+    of the first linear layer (of a gated MLP its two rows: D = 2).
     """
 
     query: Tensor
@@ -147,21 +144,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, repr=False)
 class HeadBatch:
-    """Record of the heads in one forward pass, and one backward pass where it was asked for.
+    """Record of the heads in one forward pass, and one backward pass if slopes are needed.
 
-    z: per site (B, T, H, D), the heads' outputs before the gate. Windowed sites are put back in raster order.
-    grad: per site (B, T, H, D), d(loss of the image)/d(gated z); taken after the gate, so that a masked head
-        has a slope, too. The sum over T, D of z * grad is d(loss of the image)/d(gate).
+    z: per site (B, T, H, D), the heads' outputs before the gate; windowed sites in raster order.
+    grad: per site (B, T, H, D), d(loss of the image)/d(gated z); after the gate, so that a masked head has a slope,
+    too.
+        The sum over T, D of z * grad is d(loss of the image)/d(gate).
     attn: per site the softmaxed weights (B, windows, H, queries, keys); one window for global attention.
-        ``site.places()`` and ``site.support()`` say which token each row and column is.
-    attn_grad: per site d(loss of the image)/d(attn), like attn.
-    stream: per block of the layout the residual stream. weights: per site. direct: writes of each part into the
-        logits, past all later blocks.
+        ``site.places()`` and ``site.support()`` say which token each row and column is. attn_grad: slopes along them,
+        likewise.
+    stream: per block of the layout the residual stream. weights: per site. direct: writes of each part into the logits.
     ablated: per Ablation (M, B, C) logits under its masks.
     patched: per Patching its effects. relevance: per Relevance the parts of the logit.
     logits: (B, C). labels: (B,).
-    images: (B, 3, height, width), the model's input. objects: (B, height, width) int64, the object of each pixel, 0
-        for background; None if the data set has no masks.
+    images: (B, 3, height, width), the model's input. objects: (B, height, width) int64, the object of each pixel, 0 for
+        background; None if the data set has no masks.
     valid: (B,) bool, False for images that only pad the batch: they never enter a sum.
     """
 
@@ -183,7 +180,7 @@ class HeadBatch:
     _derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def need(self, what: str, name: str) -> Any:
-        """Return the field ``what``; UserError if it was not recorded. name: the measure's name, for the error."""
+        """Return the field ``what``; raise UserError if it was not recorded. name: of the measure."""
         found = getattr(self, what)
         if found is None:
             called, how = _RECORDED[what]

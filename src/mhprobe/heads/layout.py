@@ -1,12 +1,9 @@
 """Heads and their places: sites, layouts, and the one conversion of (site, head) to a flat index.
 
-A head is a declared set of input channels of its block's output projection: head h of a site owns channels
-``h * head_dim ... (h + 1) * head_dim - 1``. ``HeadLayout`` is the one place that converts between (site, head) and the
-flat index that gates, masks, measures and tables share. Layouts are ragged: Swin-T has 3, 6, 12, 24 heads in its
-stages, 138 in all.
-
-A neuron of an MLP is the same noun: a slice of width 1 of what enters the MLP's last linear layer. A site says by its
-``kind`` which of the two its units are. In a layout with both the heads come first, so they keep their numbers.
+Head h of a site owns input channels ``h * head_dim ... (h + 1) * head_dim - 1`` of its block's output projection.
+Gates, masks, measures and tables share the flat index of ``HeadLayout``. Layouts are ragged: Swin-T has 3, 6, 12, 24
+heads in its stages, 138 in all. A neuron of an MLP is a unit, too: a slice of width 1 of the input of the MLP's last
+linear layer. A site's ``kind`` tells which of the two it holds. Heads come first, so they keep their numbers.
 """
 
 import functools
@@ -50,9 +47,9 @@ class Windows:
         return self.grid[0] + -self.grid[0] % self.size[0], self.grid[1] + -self.grid[1] % self.size[1]
 
     def places(self) -> Tensor:
-        """(windows, K) raster token at each of a window's K places, -1 where there is only padding.
+        """(windows, K) raster token at each of a window's K places, -1 for padding.
 
-        Found by moving an image of raster indices the way the block moves its tokens: roll, pad, partition.
+        An image of raster indices is moved as the block moves its tokens: roll, pad, partition.
         """
         (height, width), (tall, wide) = self.grid, self.padded
         index, margin = torch.arange(height * width).view(height, width), (0, wide - width, 0, tall - height)
@@ -66,7 +63,7 @@ class Windows:
         return token_of_row.argsort()[(token_of_row < 0).sum() :]  # padding comes first
 
     def regions(self) -> Tensor:
-        """(windows, K) label of the region each place belongs to: a shifted window attends within regions only.
+        """(windows, K) label of each place's region: a shifted window attends within regions only.
 
         A roll brings rows (columns) from the far side next to each other; attention between them is masked.
         """
@@ -136,7 +133,7 @@ class HeadSite:
 
     @property
     def token_grid(self) -> tuple[int, int]:
-        """(rows, columns) of the grid; UserError if the model does not fix it."""
+        """(rows, columns) of the grid. Raises UserError if the model does not fix it."""
         if self.line:
             raise UserError(
                 f"{self.name}: expected tokens in a grid, as of an image, got a line of tokens, as of a text."
@@ -239,7 +236,7 @@ class HeadLayout:
         return slice(self.offsets[site], self.offsets[site + 1])
 
     def flat(self, site: int, head: int) -> int:
-        """Flat index of head ``head`` of site number ``site``. UserError if there is no such site or head."""
+        """Flat index of head ``head`` of site number ``site``. Raises UserError if there is no such site or head."""
         if not 0 <= site < len(self.sites):
             raise UserError(f"the model has sites 0 to {len(self.sites) - 1}, got {site}.")
         num_heads = self.sites[site].num_heads
@@ -259,7 +256,7 @@ class HeadLayout:
 
     @functools.cached_property
     def digest(self) -> str:
-        """8 hex digits of a hash of the sites' names, numbers of heads and widths: a file names its model by it."""
+        """8 hex digits of a hash of the sites' names, numbers of heads and widths, by which files name a model."""
         sites = [[site.name, site.num_heads, site.head_dim] for site in self.sites]
         return hashlib.sha256(json.dumps(sites).encode()).hexdigest()[:8]
 
@@ -268,9 +265,9 @@ class HeadLayout:
     ) -> Tensor:
         """(A,) bool mask, True for a head that is off.
 
-        heads: flat indices or (site, head) pairs, or a bool mask, which is checked and copied.
-        where: name of the argument, for errors. UserError for anything else, and for a mask of whole numbers: 0 and 1
-        could also be the heads 0 and 1.
+        heads: flat indices or (site, head) pairs, or a bool mask, which is checked and copied. where: name of the
+        argument, for errors. Raises UserError for anything else, and for numbers that are all 0 or 1: a mask, or the
+        heads 0 and 1.
         """
         given = _tensor(heads)
         if given.dtype == torch.bool:
@@ -287,8 +284,8 @@ class HeadLayout:
     def indices(self, heads: Sequence[int] | Sequence[tuple[int, int]] | Tensor, where: str = "heads") -> list[int]:
         """Flat indices of ``heads``, in their order. where: name of the argument, for errors.
 
-        heads: flat indices or (site, head) pairs. UserError for anything else, for an unknown head, for a head that is
-        named twice, and for a list that could be a mask.
+        heads: flat indices or (site, head) pairs. Raises UserError for anything else, for an unknown or repeated head,
+        and for a list that could be a mask.
         """
         given = _tensor(heads)
         if not given.numel():
@@ -314,7 +311,7 @@ class HeadLayout:
         return flat
 
     def _could_be_mask(self, given: Tensor, heads: object) -> bool:
-        """Return True if every number is 0 or 1: in one row of heads, or in a row per site where all have two heads."""
+        """True if every number is 0 or 1, in one row of heads, or a row per site if all have two heads."""
         if given.min() < 0 or given.max() > 1:
             return False
         listed = list(heads) if isinstance(heads, (list, tuple)) else None
@@ -326,7 +323,7 @@ class HeadLayout:
 
 
 def _tensor(heads: object) -> Tensor:
-    """Return an argument as a tensor; NaN if it is none: words, rows of different lengths, bool among numbers."""
+    """Argument as a tensor; NaN if it is none: words, rows of different lengths, bool among numbers."""
     mixed = isinstance(heads, (list, tuple)) and {bool} < {type(each) for each in heads}
     try:
         return torch.tensor(torch.nan) if mixed else torch.as_tensor(heads)

@@ -3,22 +3,28 @@
 Windowed sites: a token is attended from its own window only, so the mean over all queries of the image is taken.
 """
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
+from mhprobe.backbones import attach
+from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.maps.base import MapKind, chosen_heads, head_name, layout_of, reads_class_token
-from mhprobe.recording.looks import looked_at, who_looks
+from mhprobe.recording.checks import check_batch
+from mhprobe.recording.looks import Query, looked_at, who_looks
+from mhprobe.recording.measuring import pieces
 from mhprobe.recording.record import record
 
 
 class Attention(MapKind):
     """Maps "block <b> head <h>" of attention weights received, on the block's own token grid.
 
-    blocks: which; -1 is the last. heads: only these, by name ("5/11" is head 11 of block 5), side by side for all
-    images; then ``blocks`` is not looked at. UserError for a block or a head that is not there.
+    blocks: numbers of blocks; -1 is the last. heads: instead of blocks, names of heads ("5/11" is head 11 of block 5),
+    side by side for all images. Raises UserError for a block or a head that is not there.
     """
 
     kind: ClassVar[str] = "attention"
@@ -56,3 +62,37 @@ def maps_of_heads(
     attn = record(model, images, needs={"attn"}).need("attn", asker)
     maps = {number: looked_at(attn[number], layout.sites[number], share) for number, share in queries.items()}
     return [maps[number][:, head] for number, head in heads]
+
+
+def attention(
+    model: nn.Module,
+    images: Tensor,
+    head: int | Sequence[int] | Sequence[tuple[int, int]] | None = None,
+    query: Query = "mean",
+) -> Tensor:
+    """(B, H, rows, columns) attention that the grid's patches get, larger means looked at more.
+
+    model: of a supported family; gates are attached if it has none. images: (B, 3, height, width), normalised.
+    head: a flat index, a list of them or of (site, head) pairs; None for all. Their grids must be equal.
+    query: the "class" token, the "registers" (their mean), a patch (row, column), or the "mean" over all patches.
+        Attention to prefix tokens and padding is left out, so a map sums to less than 1. Outside a patch's window the
+        map is 0.
+
+    Raises UserError for images that are no tensor, an unknown or repeated head, a mask, grids of several sizes, and a
+    query that the model has no token for.
+    """
+    layout = attach(model).layout.of("head")
+    check_batch(model, images, None, any(site.line for site in layout.sites))
+    heads = [(number, within) for number, within, _ in layout]
+    if head is not None:
+        asked: Any = [head] if type(head) is int else head
+        heads = [heads[flat] for flat in layout.indices(asked, "attention: head")]
+    if not heads:
+        raise UserError("attention: head: expected at least one head, got none.")
+    grids = sorted({" x ".join(map(str, layout.sites[number].token_grid)) for number, _ in heads})
+    if len(grids) > 1:
+        raise UserError(f"attention: these heads have grids of {', '.join(grids)}; ask for those of one grid.")
+    who = functools.partial(who_looks, query=query)
+    few = pieces(len(images), layout)  # or the weights of all blocks would stand beside each other
+    parts = [maps_of_heads(model, images[these], layout, heads, who, "attention") for these in few]
+    return torch.cat([torch.stack(maps, 1) for maps in parts])

@@ -17,22 +17,19 @@ class AttentionPatch(Attention):
     """Maps "block <b> head <h>" of one query's attention weights, on the block's own token grid.
 
     blocks, heads: as in ``Attention``. query: "center" (the patch in the middle), (row, column) of the grid, "class" or
-    "register" (the first). UserError where the model has no such token, block or head.
+    "register" (the first). Raises UserError if the model has no such token, block or head.
     """
 
     kind = "attention_patch"
 
     def __init__(
-        self,
-        blocks: Sequence[int] = (-1,),
-        query: str | Sequence[int] = "center",
-        heads: Sequence[str] | None = None,
+        self, blocks: Sequence[int] = (-1,), query: str | Sequence[int] = "center", heads: Sequence[str] | None = None
     ) -> None:
         super().__init__(blocks, heads)
         self.query = query
 
     def who_looks(self, site: HeadSite) -> Tensor:
-        """(T,) 1 for the token that asks, as in ``HeadSite.places``. UserError where the site has no such token."""
+        """(T,) 1 for the query, as in ``HeadSite.places``. Raises UserError if the site has no such token."""
         (height, width), patch = site.token_grid, self.asking(site.token_grid)
         share = torch.zeros(site.prefix_tokens + height * width)
         if self.query == "class" and site.class_token:

@@ -1,6 +1,6 @@
 """The interface of a map: of a model and images, a grid of each image's patches by their relevance.
 
-A kind is one file of this package with one class; it is chosen by the name of the file.
+A kind is a file of this package with one class, chosen by the name of the file.
 """
 
 from abc import ABC, abstractmethod
@@ -16,15 +16,12 @@ from mhprobe.heads import HeadLayout, HeadSite
 
 
 class MapKind(ABC):
-    """A kind of map.
-
-    per_head: True for maps of all heads of a block, a figure per image; False for few maps, columns of one figure.
-    """
+    """A kind of map. per_head: True for maps of all heads of a block, a figure per image; False for few maps."""
 
     per_head: bool = False
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """UserError for an option of another type than the class says: NaN, True for 1."""
+        """Raise UserError for an option of another type than the class says: NaN, True for 1."""
         refuse_misfits(cls, kwargs, cls.__module__.rpartition(".")[2], args)
         return super().__new__(cls)
 
@@ -32,29 +29,30 @@ class MapKind(ABC):
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         """Maps (B, h, w) by name; larger means more relevant.
 
-        model: of a supported family; gates are attached if it has none. images: (B, 3, height, width), as the model
-        wants them. labels: (B,), for kinds that explain the label's logit. UserError names a module that has no
-        attention weights.
+        model: of a supported family; gates are attached if it has none. images: (B, 3, height, width), normalised.
+        labels:
+        (B,), for kinds that explain the label's logit. Raises UserError, with the module's name, without attention
+        weights.
         """
 
     def asking(self, grid: tuple[int, int]) -> tuple[int, int] | None:
-        """(row, column) of the one patch that looks, on a map of ``grid``; None where none or all do."""
+        """(row, column) of the one query patch on a map of ``grid``; None if there is none, or many."""
         return None
 
 
 def layout_of(model: nn.Module) -> HeadLayout:
-    """The heads of a model, which gets gates if it has none; gates that it has stay as they are."""
+    """Layout of the heads of a model, which gets gates if it has none."""
     gates = find_gates(model)
     return (attach(model) if gates is None else gates).layout.of("head")
 
 
 def usual_target(model: nn.Module) -> Literal["top1", "norm"]:
-    """Return the default of the explained scalar: the largest logit, or the length of features, which are no logits."""
+    """Default of the explained scalar: the largest logit, or the length of features."""
     return "norm" if puts_out_features(model) else "top1"
 
 
 def choose_block(block: int, layout: HeadLayout, kind: str) -> list[int]:
-    """The numbers of the sites in residual block ``block``; negative counts from the end. UserError for no block."""
+    """Numbers of the sites in a residual block; negative counts from the end. Raises UserError for no block."""
     count = 1 + max(site.block for site in layout.sites)
     if not -count <= block < count:
         raise UserError(f"{kind}: the model has blocks 0 to {count - 1} (or -1 for the last), got {block}.")
@@ -64,9 +62,9 @@ def choose_block(block: int, layout: HeadLayout, kind: str) -> list[int]:
 def chosen_heads(
     layout: HeadLayout, blocks: Sequence[int], heads: Sequence[str] | None, kind: str
 ) -> list[tuple[int, int]]:
-    """(site number, head) of all heads of the blocks, or of the heads that are named, in the order of their names.
+    """(site number, head) of all heads of ``blocks``, or of the named ``heads``, in the order of their names.
 
-    heads: "5/11" is head 11 of block 5, "blocks.5.attn/11" names the attention module, for blocks that have several.
+    heads: "5/11" is head 11 of block 5; "blocks.5.attn/11" names the attention module, for blocks with several. Raises
     UserError for a block, a module or a head that is not there.
     """
     if heads is None:
@@ -87,22 +85,22 @@ def _head(name: str, layout: HeadLayout, kind: str) -> tuple[int, int]:
 
 
 def head_name(layout: HeadLayout, number: int, head: int) -> str:
-    """The name of a head's map: "block 5 head 11", or with the attention module's name where a block has several."""
+    """Name of a head's map: "block 5 head 11", with the attention module's name if the block has several."""
     site = layout.sites[number]
     several = sum(other.block == site.block for other in layout.sites) > 1
     return f"{site.name if several else f'block {site.block}'} head {head}"
 
 
 def as_grid(tokens: Tensor, site: HeadSite) -> Tensor:
-    """(B, ..., T) over a site's tokens -> (B, ..., h, w), the prefix left out."""
+    """(B, ..., T) over a site's tokens -> (B, ..., h, w), without the prefix."""
     return tokens[..., site.prefix_tokens :].unflatten(-1, site.token_grid)
 
 
 def readout(queries: Tensor, site: HeadSite) -> Tensor:
-    """(B, ..., T queries, X) -> (B, ..., X): what is read, the class token's row or the grid's mean."""
+    """(B, ..., T queries, X) -> (B, ..., X): the class token's row, if logits come from it, or the grid's mean."""
     return queries[..., 0, :] if reads_class_token(site) else queries[..., site.prefix_tokens :, :].mean(-2)
 
 
 def reads_class_token(site: HeadSite) -> bool:
-    """Return True if the logits are read off the class token; a model that pools the grid ignores its row."""
+    """True if the logits come from the class token; a model that pools the grid ignores its row."""
     return site.class_token and not site.pooled

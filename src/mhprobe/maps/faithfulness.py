@@ -1,12 +1,8 @@
 """Is a map faithful? Delete patches in its order, or insert them, and watch the class's probability.
 
-Petsiuk et al. 2018 (RISE), arXiv 1806.07421. Deletion takes the most relevant patches away first: with a good map the
-probability falls early, so lower is better. Insertion brings them first: the probability rises early, so higher is
-better. Read both against random orders: a model may be easy or hard to disturb whatever the order.
-
-Of a model without a classifier the cosine of its features to those of the whole image takes the probability's place.
-
-Shapes: B images, h x w map, P = h w patches, N steps.
+Petsiuk et al. 2018 (RISE), arXiv 1806.07421. Deletion takes the most relevant patches away first: the earlier the
+probability falls, the better, so lower is better. Insertion brings them first: higher is better. Read both against
+random orders. Without a classifier the cosine of the features to those of the whole image replaces the probability.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,11 +44,11 @@ def faithfulness(
 ) -> list[Faithfulness]:
     """Areas of several maps, each (B, h, w), for images (B, 3, height, width), by each image's class or features.
 
-    baseline: what stands where patches are deleted: the image's mean colour, or the image blurred until patches are
-    gone. steps: how many equal shares patches go in. features: whether they, and no logits, come out of the model.
-    Maps of one size share their random orders. Forward passes per image: 2 (steps + 1) for each map, and random_orders
-    times as many for each size. UserError for an unknown baseline, for no steps or no random orders, and for outputs
-    that are no numbers.
+    baseline: replacement of deleted patches: the image's mean colour, or the blurred image. steps: number of equal
+    shares of patches. features: True if the model's outputs are features, no logits. Maps of one size share their
+    random orders.
+    Forward passes per image: 2 (steps + 1) for each map, and random_orders times as many for each size. Raises
+    UserError for an unknown baseline, for no steps or no random orders, and for outputs that are NaN or infinite.
     """
     one_of("faithfulness", "baseline", baseline, Baseline)
     if steps < 1 or random_orders < 1:
@@ -64,7 +60,7 @@ def faithfulness(
         target = whole.argmax(1, keepdim=True)
 
         def watched(images: Tensor) -> Tensor:
-            """(B,) the probability of the class of the whole image, or the cosine to what comes out of it."""
+            """(B,) probability of the class of the whole image, or cosine to its features."""
             outputs = logits_of(model(images)).double()
             if features:
                 return F.cosine_similarity(outputs, whole.double(), dim=1)
@@ -84,10 +80,7 @@ def faithfulness(
 
 
 def area(watched: Callable[[Tensor], Tensor], start: Tensor, end: Tensor, maps: Tensor, steps: int) -> Tensor:
-    """(B,) area under what is ``watched`` as patches go from ``start`` to ``end``, largest in ``maps`` first.
-
-    Trapezoids over the share of patches that have gone.
-    """
+    """(B,) area under ``watched`` over the share of patches replaced by ``end``, largest in ``maps`` first."""
     patches = maps[0].numel()
     # stable: where a map is flat, raster order
     rank_BP = maps.flatten(1).argsort(dim=1, descending=True, stable=True).argsort(1)

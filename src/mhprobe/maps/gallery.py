@@ -38,7 +38,7 @@ def judged(
 ) -> dict[str, Judged]:
     """A kind's maps of images (B, 3, height, width), each with its areas, on the CPU. options: of ``faithfulness``.
 
-    score: whether to judge them, which is nearly all of the work.
+    score: False to leave out the areas, nearly all of the work.
     """
     maps = kind(model, images, labels)
     found = {name: Judged(values.float().cpu()) for name, values in maps.items()}
@@ -51,7 +51,7 @@ def judged(
 class Gallery(NamedTuple):
     """Maps of images. results: ``maps``, ``maps_smooth`` and ``<kind>_<image>``. maps: judged, by kind and name.
 
-    titles: of each image its class, and what the model takes it for; features predict nothing.
+    titles: class and predicted class of each image; features predict nothing.
     """
 
     results: dict[str, Result]
@@ -104,10 +104,10 @@ def gallery(
 ) -> Gallery:
     """Every kind of map of the images. Arguments: as of ``write_maps``.
 
-    smooth: also the result ``maps_smooth``, the same overview without the edges of patches. keep: given what decides
-    the maps of a kind and what finds them, it may know them from before.
+    smooth: also the result ``maps_smooth``, the overview without the edges of patches. keep: cache of a kind's maps,
+    called with what decides them and a function that finds them.
 
-    UserError for no kind, for positions that the test split has not, and for files that are no images.
+    Raises UserError for no kind, for positions outside the test split, and for files that are no images.
     """
     if not kinds:
         raise UserError("maps: no kind is chosen, expected at least one, e.g. maps=[rollout,relevance_map].")
@@ -158,7 +158,7 @@ def gallery(
 def _kept(
     keep: Keep, model: nn.Module, images: Tensor, labels: Tensor | None, kind: MapKind, **options: Any
 ) -> dict[str, Judged]:
-    """The judged maps of a kind, found now or known from before. Arguments: of ``judged``."""
+    """Judged maps of a kind, from the cache or found now. Arguments: of ``judged``."""
 
     def find() -> dict[str, Tensor]:
         found = judged(model, images, labels, kind, **options)
@@ -173,13 +173,13 @@ def _kept(
 
 
 def _looking(key: str, kind: MapKind, found: Mapping[str, Judged]) -> dict[str, tuple[int, int]]:
-    """By the name of a map, and by that of its kind, the patch that looks; without maps of all patches."""
+    """Query patch, by name of a map and of its kind, of maps with one."""
     at = {name: kind.asking((one.maps.shape[-2], one.maps.shape[-1])) for name, one in found.items()}
     return {title: patch for name, patch in at.items() if patch for title in (name, key.replace("_", " "))}
 
 
 def _heads(found: Mapping[str, Mapping[str, Judged]], layout: HeadLayout) -> dict[str, list[Any]]:
-    """By the name of a tensor what kind of map it holds, and of which head, as a flat index."""
+    """Kind of map and flat index of the head, by name of a tensor."""
     named = [(flat, head, site) for flat, (_, head, site) in enumerate(layout)]
     heads = {f"{of} head {head}": flat for flat, head, site in named for of in (site.name, f"block {site.block}")}
     return {
@@ -198,9 +198,9 @@ def _taken_for(model: nn.Module, images: Tensor, names: Sequence[str]) -> list[t
 
 
 def opened(data: ImageData, chosen: Sequence[int | str]) -> Batch:
-    """Images as they are stored, uint8: of the test split by position, or a file, cut and scaled like the data's.
+    """Stored images, uint8: of the test split by position, or a file, cut and scaled like the data's, with label -1.
 
-    The label of a file is -1. UserError for a position or a file that is not there, and for two files of one name.
+    Raises UserError for a position or a file that is not there, and for two files of one name.
     """
     size, called = data.sizes["test"], [str(image) for image in _called(chosen)]
     if not chosen or not all(isinstance(image, str) or 0 <= image < size for image in chosen):
@@ -215,7 +215,7 @@ def opened(data: ImageData, chosen: Sequence[int | str]) -> Batch:
 
 
 def _opened(data: ImageData, image: int | str) -> tuple[Tensor, int]:
-    """(3, height, width) and the label; -1 for that of a file, which nobody knows."""
+    """(3, height, width) and the label; -1 for a file."""
     if not isinstance(image, str):
         batch = data.stored("test", [image])
         return batch.images[0], int(batch.labels[0])
@@ -231,12 +231,11 @@ def _opened(data: ImageData, image: int | str) -> tuple[Tensor, int]:
 
 
 def _called(chosen: Sequence[int | str]) -> list[int | str]:
-    """The names of images in figures and tables."""
     return [Path(image).stem if isinstance(image, str) else image for image in chosen]
 
 
 def _whole(kinds: Mapping[str, MapKind], found: Mapping[str, dict[str, Judged]]) -> dict[str, Judged]:
-    """Return the columns of the overview; two kinds whose maps have one name are called by their keys."""
+    """Columns of the overview, by name; if two kinds have maps of one name, by key."""
     columns = [
         (kind, name, one) for kind, maps in found.items() if not kinds[kind].per_head for name, one in maps.items()
     ]

@@ -16,8 +16,8 @@ from mhprobe.recording.record import record
 class GradientRollout(Rollout):
     """The map "gradient rollout" (B, h, w) over the first block's grid.
 
-    fusion, discard: as in Rollout. target: "top1" explains the largest logit, "label" the label's, "norm" the
-    length of features; None the first, or the last of a model that gives features.
+    fusion, discard: as in Rollout. target: explains the largest logit ("top1"), the label's ("label") or the length of
+    features ("norm"); None: "top1", or "norm" without a classifier.
     """
 
     kind = "gradient_rollout"

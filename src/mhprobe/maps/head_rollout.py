@@ -13,12 +13,11 @@ from mhprobe.recording.record import record
 class HeadRollout(MapKind):
     """Maps "block <b> head <h>" (B, h, w) over the first block's grid: as if head h were its block's only one.
 
-    block: which keeps its heads apart; -1 is the last. fusion, discard: as in Rollout, of the other blocks. UserError
-        where they or the weight are none, and for a block of several attentions.
-    weight: "none"; "written" weights each query's row of a head by the length of what the head writes there into the
-        residual stream, |z_h W_O,h|, over the mean of all heads and queries. In the last block of a model that is read
-        off its class token only that one row counts: a head's whole map is then multiplied by one number, which tells
-        how loud the head is, not where it looks. In earlier blocks, and in pooled models, it also moves the map.
+    block: keeps its heads apart; -1 is the last. fusion, discard: as in Rollout, of the other blocks.
+    weight: "none", or "written": multiply each query's row by the length of the head's write into the stream there,
+        |z_h W_O,h|, over the mean of all heads and queries. In the last block of a model that reads its class token,
+        that only scales a head's map; elsewhere it also changes where it points.
+    Raises UserError for other options, and for a block of several attentions.
     """
 
     per_head = True

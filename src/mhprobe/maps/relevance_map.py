@@ -12,7 +12,7 @@ class RelevanceMap(MapKind):
     """The map "relevance" (B, h, w) of the patch embeddings, in units of the logit; negative patches spoke against it.
 
     target, gamma, epsilon: as in the measure LRPRelevance; target None: the largest logit, of features their length.
-    UserError for a negative gamma, and an epsilon that is not above 0.
+    Raises UserError for a negative gamma, and an epsilon that is not above 0.
     """
 
     def __init__(

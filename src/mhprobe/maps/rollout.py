@@ -1,15 +1,13 @@
 """Attention rollout: attention of all blocks chained, with the residual stream as an equal partner.
 
 Abnar & Zuidema 2020, arXiv 2005.00928: A~ = 0.5 fuse_h(A) + 0.5 I with rows normalised to 1, and rollout_l = A~_l
-rollout_(l-1). The options are those of the vit-explain package. Its code differs from its formula in two places: it
-normalises columns instead of rows, and it discards by the first image's weights for a whole batch. We follow the
-formula.
+rollout_(l-1). The options are those of the vit-explain package, whose code normalises columns instead of rows, and
+discards by the first image's weights for a whole batch. We follow the formula.
 
-Swin is ours. Each window's rows are multiplied where they stand: a token's row of the T x T matrix is zero outside its
-window. Padding hands nothing on. At a patch merging the merged token's row is the mean of its children's rows, so the
-map is always over the first stage's grid.
+Swin is ours: a token's row of the T x T matrix is zero outside its window, and padding hands nothing on. At a patch
+merging the merged token's row is the mean of its children's, so the map is over the first stage's grid.
 
-Shapes: B images, W windows, H heads, K places of a window, T tokens of a block, S tokens of the first block.
+Shapes: T tokens of a block, S tokens of the first block.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,8 +28,8 @@ Fusion = Literal["mean", "max", "min"]
 class Rollout(MapKind):
     """The map "rollout" (B, h, w) over the first block's grid: what reaches the class token (or the mean token).
 
-    fusion: over heads. discard: share of each image's smallest fused weights, block by block, that is set to 0. The
-        class token's weight on itself stays; where it is among the smallest, one less is set to 0, as in vit-explain.
+    fusion: over heads. discard: share of each image's smallest fused weights, block by block, that is set to 0, but for
+        the class token's weight on itself. Raises UserError for other fusions and shares outside [0, 1).
     """
 
     kind: ClassVar[str] = "rollout"
@@ -52,7 +50,7 @@ class Rollout(MapKind):
 
 
 def check(fusion: str, discard: float, kind: str) -> None:
-    """UserError for an unknown fusion, or a share to discard that is none."""
+    """Raise UserError for an unknown fusion, or a share to discard outside [0, 1)."""
     one_of(kind, "fusion", fusion, Fusion)
     if not 0 <= discard < 1:
         raise UserError(f"{kind}: discard is a share from 0 to below 1, got {discard}.")
@@ -64,10 +62,10 @@ def fuse(attn: Tensor, fusion: str) -> Tensor:
 
 
 def chain(layout: HeadLayout, rows: Sequence[Tensor], first: int = 0, start: Tensor | None = None) -> Tensor:
-    """Chain the ``transition``s (B, W, K, K) of the sites from number ``first`` on: (B, T of the last of them, S).
+    """(B, T of the last, S) chained ``transition``s (B, W, K, K) of the sites from number ``first`` on.
 
-    start: (B, T, S), the chain of the sites before ``first``. Attentions side by side in one block count as one after
-    the other.
+    start: (B, T, S), the chain of the sites before. Attentions side by side in one block are chained one after the
+    other.
     """
     rolled = start
     for number, weights in enumerate(rows, first):
@@ -86,7 +84,7 @@ def chain(layout: HeadLayout, rows: Sequence[Tensor], first: int = 0, start: Ten
 
 
 def drop_lowest(fused: Tensor, site: HeadSite, discard: float) -> Tensor:
-    """The lowest share ``discard`` of each image's weights at 0, counted among pairs that may attend to each other."""
+    """Set the lowest share ``discard`` of each image's weights to 0, counted among pairs that may attend."""
     if not discard:
         return fused
     support = site.support().to(fused.device)
@@ -109,9 +107,9 @@ def transition(weights: Tensor, site: HeadSite, discard: float = 0.0) -> Tensor:
 
 
 def merge(rolled: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Rows of 2 x 2 neighbours averaged, as Swin merges patches: (B, h w, S) -> (B, ceil(h/2) ceil(w/2), S).
+    """Average rows of 2 x 2 neighbours, as Swin merges patches: (B, h w, S) -> (B, ceil(h/2) ceil(w/2), S).
 
-    On an odd grid the last row (column) is merged with padding, which has no row: the mean is over what is there.
+    On an odd grid padding has no row: the mean is over the others.
     """
     maps = rolled.transpose(1, 2).unflatten(2, grid)
     return F.avg_pool2d(maps, 2, ceil_mode=True).flatten(2).transpose(1, 2)

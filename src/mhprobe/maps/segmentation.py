@@ -1,11 +1,8 @@
 """Does a map lie on the object? Its hot pixels, against the object's mask.
 
-Chefer, Gur & Wolf, 2021, CVPR, arXiv 2012.09838, section 4: a map is scaled up to the pixels, between its patches
-linearly, and what lies above its mean is taken for the object. Their three scores: the share of pixels that are right;
-the mean over object and ground of intersection over union, of the pixels of all images together; and the mean over
-images of the average precision of the pixels in the map's order, which knows no threshold.
-
-Shapes: B images, h x w patches, H x W pixels, P = H W.
+Chefer, Gur & Wolf, 2021, CVPR, arXiv 2012.09838, section 4: a map is scaled up to pixels, bilinearly; pixels above its
+mean are taken for the object. Scores: share of right pixels; mean over object and ground of intersection over union, of
+the pixels of all images together; mean over images of the average precision of pixels in the map's order.
 """
 
 from typing import NamedTuple
@@ -18,10 +15,10 @@ SCORES = ("pixel accuracy", "mean IoU", "average precision")
 
 
 class Overlap(NamedTuple):
-    """Contributions of images to the scores, each (B,) float64; all but the last are shares of an image's pixels.
+    """Contributions of images to the scores, each (B,) float64, shares of an image's pixels but for the last.
 
-    right: taken for what they are. both_object: taken for the object, and the object; any_object: one of the two; the
-    same for the ground. precision: average precision, in [0, 1].
+    right: classified right. both_object: object in map and mask; any_object: in one of them; the same for the ground.
+    precision: average precision, in [0, 1].
     """
 
     right: Tensor
@@ -47,7 +44,7 @@ def overlap(maps: Tensor, mask: Tensor) -> Overlap:
 
 
 def average_precision(values: Tensor, shown: Tensor) -> Tensor:
-    """(B, P) values and bool -> (B,) mean over what is shown of the precision at its value; ties are one step."""
+    """(B, P) values and bool -> (B,) mean over shown pixels of the precision at their value; ties are one step."""
     from sklearn.metrics import average_precision_score
 
     images = zip(shown.cpu().numpy(), values.cpu().numpy(), strict=True)

@@ -1,8 +1,7 @@
 """Ablation of single heads: the images that go wrong, and the rise of the loss, when one head alone is switched off.
 
-Michel, Levy & Neubig, 2019, arXiv 1905.10650, section 3.2, ablate one head at a time. Here all heads are tested on the
-same images, so differences are paired: exact McNemar for accuracy with Holm's correction over all heads, Newcombe's
-interval, and a bootstrap over the same images for the loss.
+Michel, Levy & Neubig, 2019, arXiv 1905.10650, section 3.2. Here the differences are paired over the same images: exact
+McNemar for accuracy with Holm's correction over heads, Newcombe's interval, and a bootstrap for the loss.
 """
 
 from typing import Any
@@ -13,26 +12,23 @@ from torch import Tensor
 from mhprobe.errors import one_of
 from mhprobe.heads import Ablation, FillName, HeadBatch, HeadLayout
 from mhprobe.measures.base import counts, mean_of
-from mhprobe.measures.parts.losses import PerClass, labels_of
-from mhprobe.measures.parts.paired import Paired
+from mhprobe.measures.parts.losses import Paired, PerClass, labels_of
 from mhprobe.stats.significance import holm, mcnemar
 
 
 class AblationDelta(PerClass, Paired):
     """Rise of the loss and drop of accuracy when one head is masked, for every head, paired on the same images.
 
-    The loss comes first: it moves for every head, where most heads change the same few predictions.
+    fill: replacement of the head's output: zero (as in a removal), its mean, its mean_per_position, its output on
+        another image (resample), or the optimal constant; found on the selection images. Raises UserError for another.
 
-    fill: what stands in the head's place: zero (what removal leaves), its mean, its mean_per_position, its output on
-        another image (resample), or the optimal constant; found on the selection images. UserError for another.
-
-    Columns, (A,) where nothing else is said, larger is more important, negative where masking helps:
+    Columns, (A,) unless said otherwise, larger is more important, negative where masking helps:
         value: mean loss masked - unmasked, in nats, with standard_error, low and high (95 %);
-        drop: accuracy unmasked - masked, a share in [-1, 1], with drop_low and drop_high (95 %); lost, won: images that
-        only the unmasked, only the masked model gets right; p: exact McNemar of the two; p_holm: over all heads;
+        drop: accuracy unmasked - masked, in [-1, 1], with drop_low and drop_high (95 %); lost, won: number of images
+        that only the unmasked, only the masked model gets right; p: exact McNemar of the two; p_holm: over all heads;
         accuracy: () of the unmasked model;
-        by_class (A, C): drop within each class, NaN where a class has no image; class_p_holm (A, C): exact McNemar
-        within the class, Holm over all heads and classes; class_accuracy (A, C): of the unmasked model, equal rows.
+        by_class (A, C): drop within each class, NaN for a class without images; class_p_holm (A, C): exact McNemar
+        within the class, Holm over heads and classes; class_accuracy (A, C): of the unmasked model, equal rows.
 
     >>> import math, torch
     >>> from mhprobe.heads import Ablation, HeadBatch, HeadLayout, HeadSite

@@ -1,9 +1,8 @@
 """Activation norm: the size of a head's, or a neuron's, activations times the weights that read them.
 
-Sun et al., 2023, "A Simple and Effective Pruning Approach for Large Language Models" (Wanda), arXiv 2306.11695, score a
-weight by |W_ij| * ||X_j||_2, where X_j is channel j of the layer's input over all tokens. Here a unit takes the L2 norm
-of the scores of all its weights in W_O (of a neuron: in the MLP's last layer), with the mean over tokens in place of
-the sum. It needs neither labels nor gradients.
+Sun et al., 2023 (Wanda), arXiv 2306.11695, score a weight by |W_ij| * ||X_j||_2, where X_j is channel j of the layer's
+input over all tokens. Here a unit gets the L2 norm of the scores of its weights in W_O (a neuron: in the MLP's last
+layer), with the mean over tokens instead of the sum. No labels or gradients are needed.
 """
 
 from torch import Tensor
@@ -16,7 +15,7 @@ from mhprobe.stats.intervals import SIZE
 class ActivationNorm(MeanOverImages):
     """Square root of the mean over tokens and images of sum over channels of z_d^2 ||W_O,d||^2.
 
-    Columns, (A,), larger has more to say: value, with low and high.
+    Columns, (A,), larger writes more: value, with low and high.
     """
 
     fooled_by = "by definition: a large constant output, which a bias could replace; a large write that nobody reads"

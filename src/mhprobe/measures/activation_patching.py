@@ -1,21 +1,17 @@
 """Activation patching: the share of the clean result that each head alone restores on a corrupted image.
 
-Every image (clean) has a corrupted twin. In the run on the twin one head's output is replaced by that of the clean run,
-and the metric moves some of the way back (Heimersheim & Nanda, 2024, arXiv 2404.15255): 0 it stays where the corrupted
-run is, 1 it is where the clean run is. How twins are made, how heads are patched and what the estimates are:
-recording/patching.py.
+Every image (clean) has a corrupted twin. In the run on the twin one head's output is replaced by that of the clean run
+(Heimersheim & Nanda, 2024, arXiv 2404.15255): 0 leaves the metric where the corrupted run is, 1 brings it to the clean
+run. Twins, patching and estimates: recording/patching.py. The value is the mean effect over the mean of (clean -
+corrupted): pairs that hardly differ would rule the mean of a ratio per pair.
 
-The effect is one ratio over all pairs, mean effect over mean (clean - corrupted). The mean of a ratio per pair would be
-ruled by pairs that hardly differ.
+Pairs that share a donor are not independent, so errors are clustered by donor (Liang & Zeger, 1986, Biometrika 73:13).
+Donors of n_k pairs count as (sum n_k^2)^2 / sum n_k^4 equal ones (Carter, Schnepel & Steigerwald, 2017, Review of
+Economics and Statistics 99:698); Student's law has one degree of freedom less. If donors are of the same batch, every
+image is a cluster, and a pair is in two: its own and its donor's (Aronow, Samii & Assenova, 2015, Political Analysis
+23:564).
 
-Pairs that share an image are not independent: a donor stands in for many images, and other donors would give another
-value. So errors are clustered by donor (Liang & Zeger, 1986, Biometrika 73:13). Donors of n_k pairs count as
-(sum n_k^2)^2 / sum n_k^4 equal ones (Carter, Schnepel & Steigerwald, 2017, Review of Economics and Statistics 99:698),
-and Student's law has one degree of freedom less. Where donors are of the same batch, an image is in its own pair and in
-those that it gives to. Then every image is a cluster, and a pair is in two (Aronow, Samii & Assenova, 2015, Political
-Analysis 23:564).
-
-Shapes: B images, A heads of all sites, E estimates, N donors, P pairs.
+Shapes: E estimates, N donors, P pairs of images.
 """
 
 import dataclasses
@@ -35,29 +31,29 @@ from mhprobe.stats.significance import holm, t_quantile, two_sided
 
 
 class NothingToRestore(MeasureWarning):
-    """The metric is not lower on corrupted images than on clean ones, as far as can be told."""
+    """The metric is not significantly lower on corrupted images than on clean ones."""
 
 
 class ActivationPatching(Measure):
     """Share of the way from the corrupted run to the clean one that a head's output alone brings the metric.
 
-    corrupt, direction, metric, noise, seed: as for ``Patching``. donors: how many images of the selection split stand
-        by to take another's place (corrupt="class"); without such a split those of the same batch do.
-    estimates: of "exact", "atp", "graddrop" those to find. The first, one of the first two, is what value is; what
-        slopes say beside exact effects shows where they go wrong.
+    corrupt, direction, metric, noise, seed: as for ``Patching``. donors: number of images of the selection split to
+        draw donors from (corrupt="class"); without a selection split donors are of the same batch.
+    estimates: some of "exact", "atp", "graddrop". value is of the first, which is "exact" or "atp"; the others are
+        compared with it.
 
-    Columns, (A,) where nothing else is said:
-        value: the share, larger: the head matters more; about 0 alone it does nothing, below 0 it leads away; low,
-        high: 95 % interval over images and donors; p_holm: two-sided that the mean effect is 0, Holm over heads;
-        effect: the mean effect in units of the metric; size: mean of |effect| over pairs, over the same way;
-        atp, atp_size, graddrop: their estimates, the last a size as ``size`` is; difference: atp - value;
-        places: how many places further down atp ranks the head than value does;
+    Columns, (A,) unless said otherwise:
+        value: the share, larger: the head matters more; 0: alone it does nothing, below 0: it leads away; low, high: 95
+        % interval over images and donors; p_holm: two-sided test of a mean effect of 0, Holm over heads;
+        effect: mean effect in units of the metric; size: mean of |effect| over pairs, divided as value is;
+        atp, atp_size, graddrop: estimates of value, size and size; difference: atp - value;
+        places: places by which atp ranks the head lower than value does;
         spearman_atp, spearman_size, spearman_graddrop: () rank correlation over heads of atp with value, of atp_size
         and of graddrop with size, each with _low and _high (95 %);
-        clean, corrupted: () mean metric of either run; pairs: () how many pairs; donors: () how many donors they share,
-        as many as pairs where no donor serves two images; images: ().
+        clean, corrupted: () mean metric of either run; pairs: () number of pairs; donors: () number of their donors,
+        equal to pairs if no donor serves two images; images: ().
 
-    NothingToRestore warns where the metric does not fall. UserError without a single pair.
+    NothingToRestore warns if the metric does not fall. Raises UserError without any pair.
     """
 
     fooled_by = "by definition: a head that both images need alike: it is the same in both, and restores nothing"
@@ -133,7 +129,7 @@ class ActivationPatching(Measure):
         self._cluster(torch.cat([main_BA, way_B[:, None], torch.ones_like(way_B)[:, None]], 1), found.donor, counted)
 
     def _cluster(self, pairs_PV: Tensor, donor: Tensor | None, counted: Tensor) -> None:
-        """Add what the errors stand on. pairs: x of all heads, clean - corrupted and 1. counted: (B,) bool."""
+        """Add to the sums of the errors. pairs: x of all heads, clean - corrupted and 1. counted: (B,) bool."""
         (need,) = self.needs
         if donor is None:
             self.squares += _squares(pairs_PV)
@@ -174,16 +170,17 @@ class ActivationPatching(Measure):
 
     def _estimated(self, value: Tensor) -> dict[str, Tensor]:
         """Columns that compare the slope-based estimates (AtP, GradDrop) with the exact effect."""
-        found: dict[str, Tensor] = {}
+        columns: dict[str, Tensor] = {}
         size = self._size(self.estimates[0])
         if "atp" in self.estimates[1:]:
             atp, atp_size = self._share("atp"), self._size("atp")
-            places = _place(atp) - _place(value)
-            found = {"atp": atp, "atp_size": atp_size, "difference": atp - value, "places": places}
-            found |= _agreement("atp", atp, value) | _agreement("size", atp_size, size)
+            # 0 for the largest
+            place, atp_place = (x.argsort(descending=True, stable=True).argsort() for x in (value, atp))
+            columns = {"atp": atp, "atp_size": atp_size, "difference": atp - value, "places": atp_place - place}
+            columns |= _agreement("atp", atp, value) | _agreement("size", atp_size, size)
         if "graddrop" in self.estimates:
-            found |= {"graddrop": self._size("graddrop")} | _agreement("graddrop", self._size("graddrop"), size)
-        return found
+            columns |= {"graddrop": self._size("graddrop")} | _agreement("graddrop", self._size("graddrop"), size)
+        return columns
 
     def _share(self, estimate: str) -> Tensor:
         return self.effects[self.estimates.index(estimate), 0] / (self.ends[0] - self.ends[1])
@@ -193,7 +190,7 @@ class ActivationPatching(Measure):
 
     @property
     def _clusters(self) -> Tensor:
-        """() how many clusters the pairs are in."""
+        """() number of clusters."""
         return (self.given[:, -1] > 0).sum() + self.clusters
 
     @property
@@ -237,11 +234,6 @@ class ActivationPatching(Measure):
 def _squares(sums_UV: Tensor) -> Tensor:
     """(3, V) sums over clusters of each column's square, and of its products with the last two columns."""
     return torch.stack([sums_UV.square().sum(0), sums_UV[:, -2] @ sums_UV, sums_UV[:, -1] @ sums_UV])
-
-
-def _place(x_A: Tensor) -> Tensor:
-    """(A,) 0 for the largest."""
-    return x_A.argsort(descending=True, stable=True).argsort()
 
 
 def _agreement(name: str, estimate: Tensor, exact: Tensor) -> dict[str, Tensor]:

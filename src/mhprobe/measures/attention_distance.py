@@ -1,9 +1,8 @@
 """Attention distance: the attention-weighted distance between a query and its keys, in pixels of the input image.
 
-Dosovitskiy et al., 2021, arXiv 2010.11929, appendix D.7; Raghu, Unterthiner, Kornblith, Zhang & Dosovitskiy, 2021,
-arXiv 2108.08810, section 4. Distances are Euclidean, between the centres of patches. Prefix tokens have no place in the
-image: their rows and columns are dropped. Raghu et al. leave the rest of a row as it is ("raw" here), so that looking
-at the class token counts as looking near; here the rest is renormalised.
+Dosovitskiy et al., 2021, arXiv 2010.11929, appendix D.7; Raghu et al., 2021, arXiv 2108.08810, section 4. Distances are
+Euclidean, between centres of patches. Rows and columns of prefix tokens are dropped. Raghu et al. do not renormalise
+the rest of a row ("raw" here), so looking at the class token counts as looking near; here it is renormalised.
 """
 
 import torch
@@ -17,11 +16,11 @@ from mhprobe.stats.intervals import SIZE
 
 
 class AttentionDistance(OfAttention, MeanOverImages):
-    """Mean attention distance: over patch queries, then images; of rows that sum to 1 without prefix and padding keys.
+    """Mean attention distance over patch queries and images; rows sum to 1 without prefix and padding keys.
 
-    Columns, (A,) in input pixels, larger looks further: value, with low and high; renormalised: the same; raw: of rows
-    left as they are; uniform: the value if attention were spread evenly over the same keys; whole: over the whole grid,
-    whatever windows allow. A row that gives patches no weight at all counts as 0.
+    Columns, (A,) in input pixels, larger looks further: value = renormalised, with low and high; raw: without
+    renormalising; uniform: of even attention over the same keys; whole: of even attention over the whole grid, ignoring
+    windows. A row without weight on patches counts as 0.
     """
 
     fooled_by = "by definition: a head that looks next to itself and far away has the mean of one that looks halfway"

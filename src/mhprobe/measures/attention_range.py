@@ -1,12 +1,11 @@
 """Attention range: the radius around the favourite key that holds 50 or 90 % of the other attention (r50, r90).
 
-The mass of a query's attention as a function of the distance from its own argmax key (not from the query, as in
-attention_distance). The mass on that key itself is left out: with it, r50 would be 0 for most heads of small windows.
-The column ``peak`` has its share. Prefix rows and columns are dropped and the rest is renormalised. The profile is kept
-over the exact distances that occur on the grid, so nothing is binned; the radius that holds a share of the mass is read
-from the mean profile, linearly between those distances.
+Distances are from a query's own argmax key (attention_distance: from the query). The mass on that key is left out, or
+r50 would be 0 for most heads of small windows; column ``peak`` has it. Prefix rows and columns are dropped and the rest
+is renormalised. The profile of mass is kept over the exact distances of the grid; the radius is read from the mean
+profile, linearly between those distances.
 
-Shapes: J folds of images, R distinct distances of the site that has most, the others as in places.py.
+Shapes: R distinct distances of the site that has most.
 """
 
 import functools
@@ -25,12 +24,11 @@ from mhprobe.stats.intervals import SIZE
 class AttentionRange(OfAttention):
     """Radius around the argmax key that holds half of the attention that is not on it.
 
-    Columns, in input pixels, (A,), larger is broader: value = r50: radius that holds 50 % of the mass of the mean
-    profile off the argmax key, 0 where there is none; low, high: its 95 % interval (jackknife over folds of images);
-    r90: 90 %; uniform, uniform_r90: the same for attention spread evenly over the keys of the same queries, around the
-    same argmax keys. peak, uniform_peak: mean share of the argmax key, in [0, 1]. For the figure, (A, R): distances,
-    NaN behind a site's last; mass and uniform_mass at each. folds: () how many had images. The first of equal maxima in
-    a window is the argmax.
+    Columns, in input pixels, (A,), larger is broader: value = r50: radius that holds 50 % of the mass off the argmax
+    key, 0 if there is none; low, high: its 95 % interval (jackknife over folds of images); r90: 90 %; uniform,
+    uniform_r90: the same for even attention over the same keys, around the same argmax keys. peak, uniform_peak: mean
+    share of the argmax key, in [0, 1]. For the figure, (A, R): distances, NaN behind a site's last; mass and
+    uniform_mass at each. folds: () number of folds with images. Among equal maxima the first in the window counts.
     """
 
     fooled_by = "by definition: a head that looks at itself is as narrow as one that looks at one token far away"
@@ -59,7 +57,8 @@ class AttentionRange(OfAttention):
         distances, _ = _rings(piece.site, piece.attn.device)
         row_bWHQK = shares(piece.attn, places.patch_pairs)
         windows, heads, count = row_bWHQK.shape[1:4]
-        held, place_b = batch.derive(_folds)[piece.images].unique(return_inverse=True)
+        fold_B = torch.zeros_like(batch.valid, dtype=torch.long).masked_scatter_(batch.valid, batch.derive(fold_of))
+        held, place_b = fold_B[piece.images].unique(return_inverse=True)
         # a fold's rows with the same argmax key have the same rings: add them up first, then sort into rings
         block_bW = place_b[:, None] * windows + torch.arange(windows, device=row_bWHQK.device)
         block_bWH = block_bW[..., None] * heads + torch.arange(heads, device=row_bWHQK.device)
@@ -104,13 +103,8 @@ class AttentionRange(OfAttention):
         }
 
 
-def _folds(batch: HeadBatch) -> Tensor:
-    """(B,) the fold of each valid image."""
-    return torch.zeros_like(batch.valid, dtype=torch.long).masked_scatter_(batch.valid, fold_of(batch))
-
-
 def _by_ring(rows: Tensor, piece: Piece) -> Tensor:
-    """(N, H, R) sums of (N, W, H, K, K) rows, the argmax key's before the key's axis, by the distance of the two."""
+    """(N, H, R) sums of (N, W, H, argmax key, key) rows by the distance between the two keys."""
     distances, ring_WKK = _rings(piece.site, rows.device)
     flat_NHX = rows.transpose(1, 2).flatten(2)
     sums_NHR = flat_NHX.new_zeros(*flat_NHX.shape[:2], len(distances))
@@ -131,11 +125,10 @@ def radius(distances: Tensor, mass: Tensor, share: float) -> Tensor:
 
 @functools.lru_cache(maxsize=256)
 def _rings(site: HeadSite, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(R,) rising distances that occur on the grid, up to the farthest key, and (W, K, K) which of them a pair is at.
+    """(R,) rising distances on the grid up to the farthest key, and (W, K, K) index of each pair's distance in it.
 
-    All of the grid's, not only those between tokens that may attend: a window that wraps around the image has near and
-    far keys and nothing between, where a radius must not be read. Pairs that may not attend are in ring 0, where their
-    mass of 0 changes nothing.
+    All distances of the grid, since a window that wraps around the image has near and far keys and none between. Pairs
+    that may not attend to each other get index 0; their mass is 0.
     """
     with torch.inference_mode(False):
         # roots of equal squares may differ in the last bit: a millionth of a pixel tells distances apart

@@ -1,7 +1,7 @@
 """Attribution patching: what activation patching would find, from one slope per image instead of one run per head.
 
-Nanda, 2023 (attribution patching); Kramar, Lieberum, Shah & Nanda, 2024, arXiv 2403.00745 (AtP*, of which GradDrop is
-here). What is estimated, and how: activation_patching.py, recording/patching.py.
+Nanda, 2023; Kramar, Lieberum, Shah & Nanda, 2024, arXiv 2403.00745 (AtP*, here its GradDrop). See
+activation_patching.py and recording/patching.py.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,10 @@ from mhprobe.measures.activation_patching import ActivationPatching
 
 
 class AttributionPatching(ActivationPatching):
-    """First-order estimate of activation patching. Options as there.
+    """First-order estimate of activation patching. Options and UserError as there.
 
-    Columns, (A,) where nothing else is said: value, low, high, p_holm, effect, size as in ActivationPatching, of the
-    estimate; with estimates=[atp, graddrop] also graddrop, a size that does not fall where effects cancel, and its rank
-    correlation with size; clean, corrupted, pairs, images: ().
+    Columns as in ActivationPatching, of the estimate; with estimates=[atp, graddrop] also graddrop, a size that does
+    not fall where effects cancel, and its rank correlation with size.
     """
 
     fooled_by = "by definition: a head whose effect is not linear between both images: early heads come out too small"

@@ -1,7 +1,6 @@
 """Base class of all measures: float64 sums over valid images, added over ranks, turned into columns at the end.
 
-Memory does not grow with the number of images. Batch size, order of images and number of ranks do not change the
-result. A measure needs only HeadBatches, in a notebook or in a run.
+Memory does not grow with the number of images. Batch size, order of images and number of ranks do not change results.
 """
 
 import abc
@@ -186,11 +185,7 @@ class Measure(Metric):
         return {**columns, "images": self.images.clone()} if self.of_images else columns
 
     def add_state(
-        self,
-        name: str,
-        default: list | Tensor,
-        dist_reduce_fx: str | Callable | None = "sum",
-        persistent: bool = False,
+        self, name: str, default: list | Tensor, dist_reduce_fx: str | Callable | None = "sum", persistent: bool = False
     ) -> None:
         """Declare a sum: a float64 or int64 tensor of zeros. Nothing else merges by addition without losing digits."""
         if dist_reduce_fx != "sum" or not isinstance(default, Tensor):

@@ -1,11 +1,10 @@
 """Canonical correlations between the residual streams behind two blocks, direction by direction.
 
-Raghu et al., 2017, arXiv 1706.05806, between layers; Byun & Kim, "What does the multi-head do?", draw the correlations
-against their index, for blocks of a stage and for the last blocks of stages. Rows are the patches of all images; prefix
-tokens are left out. The last blocks of a Swin's stages have other grids: there the finer maps are averaged over the
-cells of the coarsest grid, so that every row has a partner at its place.
+Raghu et al., 2017, arXiv 1706.05806, between layers; Byun & Kim, "What does the multi-head do?", draw correlations
+against their index, for blocks of a stage and for the last blocks of stages. Rows are the patches of all images. The
+last blocks of a Swin's stages have different grids: the finer maps are averaged over the cells of the coarsest.
 
-Shapes: B images, C channels of the stream, L blocks, G blocks of a group, R correlations.
+Shapes: G blocks of a group, R correlations.
 """
 
 import math
@@ -24,12 +23,12 @@ from mhprobe.measures.parts.folds import Rows
 class BlockCCA(LayerSimilarity):
     """Mean canonical correlation (SVCCA) between the residual streams behind two blocks.
 
-    Compared are the blocks of each stage, and the last blocks of all stages.
+    Compares the blocks of each stage, and the last blocks of all stages.
     variance: share of a stream's variance that the kept directions explain. Other options as in LayerSimilarity.
 
-    Columns as there, over sites: value (S, S) in [0, 1], larger is more alike, NaN for pairs that are not compared;
-    low, high, null (S, S); rows (S,), of the comparisons inside the stage; images (). For the figure, (S, S, R): rho,
-    the correlations in falling order, and null_rho; NaN behind the last.
+    Columns over sites: value (S, S) in [0, 1], larger is more alike, NaN for pairs that are not compared; low, high,
+    null (S, S); rows (S,), of the comparisons inside the stage; images (). For the figure, (S, S, R): rho, correlations
+    in falling order, and null_rho; NaN behind the last.
     """
 
     fooled_by = "by definition: blocks that add nothing alike: the stream carries what was there before through both"
@@ -45,7 +44,7 @@ class BlockCCA(LayerSimilarity):
         self.label = type(self).label
 
     def grouped(self, layout: HeadLayout) -> list[tuple[int, ...]]:
-        """The sites of each stage, one per block, and where there are several stages the last one of each."""
+        """Sites of each stage, one per block; then the last one of each stage, if there are several."""
         first = {site.block: number for number, site in reversed(list(enumerate(layout.sites)))}
         stages: dict[int, list[int]] = {}
         for number in sorted(first.values()):

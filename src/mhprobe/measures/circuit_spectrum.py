@@ -1,19 +1,16 @@
 """Does a head make like look at like? Singular values and directions of its circuits; no image is needed.
 
-A head scores a query token x and a key token y by x W_QK y, W_QK = W_Q^T W_K (divided by sqrt(D)), and writes x W_OV of
-what it looks at, W_OV = W_V^T W_O (Elhage et al., 2021). In the singular value decomposition W = sum_n s_n u_n v_n^T
-each mode lets tokens along u_n look at tokens along v_n. Where u_n and v_n are the same direction, like looks at like;
-where they are opposite or orthogonal, at unlike (Pan, Philip, Xie & Schwartz, 2024, arXiv 2405.14880). Signs of u_n and
-v_n flip together, so their cosine is well defined.
+A head scores query token x and key token y by x W_QK y, W_QK = W_Q^T W_K (over sqrt(D)), and writes x W_OV of what it
+looks at, W_OV = W_V^T W_O (Elhage et al., 2021). In the singular value decomposition W = sum_n s_n u_n v_n^T tokens
+along u_n look at tokens along v_n: at like ones if u_n and v_n are the same direction, at unlike ones if they are
+opposite or orthogonal (Pan, Philip, Xie & Schwartz, 2024, arXiv 2405.14880). Signs of u_n and v_n flip together, so
+their cosine is defined. The mean of cosines weighted by s_n is trace(W) / (sum of s_n). If one side is turned at
+random its mean is 0, its standard deviation sqrt(sum s_n^2) / (sqrt(C) sum s_n).
 
-The mean of the cosines, weighted by s_n, is trace(W) / (sum of s_n). Directions that have nothing to do with each other
-give 0, and sqrt(sum s_n^2) / (sqrt(C) sum s_n) is the standard deviation when one side is turned at random.
+W is C x C of rank D: with W_Q^T = Q_a R_a and W_K^T = Q_b R_b its modes are those of R_a R_b^T, D x D. Tokens are those
+behind the block's norm. Biases, rotations and norms of queries and keys are left out.
 
-W is C x C of rank D: with W_Q^T = Q_a R_a and W_K^T = Q_b R_b its modes are those of R_a R_b^T, D x D. Tokens are meant
-as the attention receives them, behind the block's norm. Biases, and what rotates or normalises queries and keys, are
-left out.
-
-Shapes: H heads of one site, D head width, C channels of the residual stream, A heads of all sites, K modes.
+Shapes: C channels of the residual stream, K modes.
 """
 
 from collections.abc import Sequence
@@ -35,18 +32,18 @@ CIRCUITS = get_args(Circuit)
 class CircuitSpectrum(OfWeights):
     """Mean cosine of a circuit's left and right singular vectors, weighted by its singular values.
 
-    of: what value is about: "qk", who looks at whom, or "ov", what is written of what is read.
+    of: circuit of value: "qk", from query to key, or "ov", from what is read to what is written.
 
     Columns, (A,):
-        value, in [-1, 1]: larger, like looks at like ("ov": the head writes what it reads); below 0 at the opposite; 0
-        for a head without weights. null: 0, of directions that have nothing to do with each other, with null_low and
-        null_high, between which 95 % of random ones lie (normal approximation). qk, ov: value of either circuit.
+        value, in [-1, 1]: larger, like looks at like ("ov": the head writes what it reads), below 0 at the opposite; 0
+        for a head without weights. null: 0, of unrelated directions, with null_low and null_high, between which 95 % of
+        random ones lie (normal approximation). qk, ov: value of either circuit.
         rank_qk, rank_ov: effective number of modes, exp(entropy of the shares of s_n), 1 to D.
         copying: sum of W_OV's eigenvalues over the sum of their sizes, in [-1, 1]; 1: every direction that the head
         reads comes out with its sign (Elhage et al.).
         singular, cosine: (A, K) of the circuit ``of``, largest first, NaN behind the last mode.
 
-    UserError where a head writes into a stream of another width than it reads.
+    Raises UserError if a head writes into a stream of another width than it reads.
     """
 
     fooled_by = "by definition: a head that looks where its biases or positions say, whatever its weights tie together"
@@ -83,8 +80,8 @@ class CircuitSpectrum(OfWeights):
                 self.channels[span] = torch.nan  # not an error here: other ranks would wait for this one
                 continue
             for circuit, (read, write) in enumerate(((query, key), (value, output))):
-                for kind, each in enumerate(modes_of(read, write)):
-                    self.modes[circuit, kind, span, : each.shape[-1]] = each
+                for kind, modes in enumerate(modes_of(read, write)):
+                    self.modes[circuit, kind, span, : modes.shape[-1]] = modes
             eigenvalues = torch.linalg.eigvals(output @ value.mT)  # of W_OV, but for zeros
             self.eigenvalues[:, span] = torch.stack([eigenvalues.real.sum(-1), eigenvalues.abs().sum(-1)])
 

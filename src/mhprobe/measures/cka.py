@@ -1,18 +1,18 @@
 """Do two heads see the same images and tokens as alike? Linear centred kernel alignment.
 
 Kornblith, Norouzi, Lee & Hinton, 2019, arXiv 1905.00414: ||C_ab||_F^2 / (||C_aa||_F ||C_bb||_F) with the covariances
-C. Invariant to rotations and to one scale per head, but not to other linear maps: large directions count most.
+C. Rotations and one scale per head do not change it, other linear maps do: large directions count most.
 
 Debiased: HSIC is replaced by its unbiased estimate (Song et al., 2012, JMLR 13:1393, equation 4), which needs the
-n x n kernel K_ij = <x_i, x_j> without its diagonal. For linear kernels sums over rows suffice. It does not change when
-the rows are centred, and then, with S = X^T Y, k = sum |x_i|^2, l = sum |y_i|^2 and D = sum |x_i|^2 |y_i|^2,
+n x n kernel K_ij = <x_i, x_j> without its diagonal. For linear kernels sums over centred rows suffice: with S = X^T Y,
+k = sum |x_i|^2, l = sum |y_i|^2 and D = sum |x_i|^2 |y_i|^2,
 
     n (n - 3) HSIC = ||S||_F^2 - n / (n - 2) D + k l / ((n - 1) (n - 2)).
 
-D is a fourth moment. It is summed without centring, with sum x |y|^2, and centred at the end. That loses digits of
+D, a fourth moment, is summed without centring, with sum x |y|^2, and centred at the end. That loses digits of
 float64's 16: 4 where a head's mean is 10 times its spread, 12 where it is 1,000 times as large.
 
-Shapes: V valid images, N rows, C channels of a group, H heads of a group, D head width, A heads of all sites.
+Shapes: N rows, C channels of a group.
 """
 
 import functools

@@ -1,11 +1,9 @@
 """Confidence: the largest attention weight of a query's row, on average.
 
 Voita, Talbot, Moiseev, Sennrich & Titov, 2019, arXiv 1905.09418, section 4. They leave the end-of-sentence token out of
-the maximum; in vision models class, distillation and register tokens take its place. The rows are not renormalised
-without them: a head that looks at nothing but the class token is not confident. Of texts the mean is over all words;
-nothing tells their special tokens, so none is left out but the padding.
-
-A neuron attends to nothing. Its confidence is its rate: the share of tokens that it fires on.
+the maximum; here class, distillation and register tokens are left out, and rows are not renormalised: a head that looks
+at the class token alone is not confident. Of texts, only the padding is left out. A neuron's confidence is its rate:
+the share of tokens that it fires on.
 """
 
 from torch import Tensor
@@ -22,10 +20,9 @@ class Confidence(OfAttention, MeanOverImages):
 
     In Swin only keys of the query's own shift region count.
 
-    Columns, (A,) in [0, 1], larger is more certain: value, with low and high; without_prefix: the same; with_prefix:
-    the largest weight may also be on class, distillation and register tokens; class_query: the value of the class
-    token's own row, NaN without one; uniform: the value if attention were spread evenly over all keys. Of
-    neurons all but the first are NaN.
+    Columns, (A,) in [0, 1], larger is more certain: value = without_prefix, with low and high; with_prefix: maximum
+    also over class, distillation and register tokens; class_query: value of the class token's own row, NaN without one;
+    uniform: value of even attention. Of neurons all but the first are NaN.
     """
 
     fooled_by = "seen: a sink at the class token: special keys are left out, and the head looks spread out"

@@ -1,8 +1,8 @@
 """Attention entropy: the entropy of a query's row of weights; larger means that a head spreads wider.
 
-Clark, Khandelwal, Levy & Manning, 2019, arXiv 1906.04341, section 3.3. Rows are distributions over all keys a query
-may attend to, prefix tokens included. Swin's rows are renormalised over their shift region: padding takes no share. Of
-texts the mean is over all words, and the padding is neither query nor key.
+Clark, Khandelwal, Levy & Manning, 2019, arXiv 1906.04341, section 3.3. Rows are distributions over all keys that a
+query may attend to, prefix tokens included; padding is neither query nor key, and Swin's rows are renormalised over
+their shift region. Of texts the mean is over all words.
 """
 
 import torch
@@ -19,8 +19,8 @@ class Entropy(OfAttention, MeanOverImages):
     """Mean over queries (prefix tokens too) and images of the entropy of attention.
 
     Columns, (A,), larger is broader: value in nats, with low and high; share: of the maximum ln(number of keys), in [0,
-    1], over queries with more than one key (NaN if there are none); class_query: the value of the class token's own
-    row, NaN without one; uniform: value if attention were spread evenly, the maximum.
+    1], over queries with more than one key (NaN without any); class_query: value of the class token's own row, NaN
+    without one; uniform: value of even attention, the maximum.
 
     >>> import torch
     >>> from mhprobe.heads import HeadBatch, HeadLayout, HeadSite

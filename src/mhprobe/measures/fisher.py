@@ -1,8 +1,8 @@
 """Fisher information of a head's gate: the mean over images of the squared slope.
 
-Kwon et al., 2022, arXiv 2204.09656: the diagonal of the empirical Fisher information of the mask, from labels;
-half of it is their estimate of the loss that masking costs at a converged model, where slopes are 0 on average. It is
-gate importance with a square where that has an absolute value, so images that the head decides count more.
+Kwon et al., 2022, arXiv 2204.09656: the diagonal of the mask's empirical Fisher information, from labels. Half of it
+estimates the loss of masking at a converged model, where the mean slope is 0. Gate importance takes an absolute value
+where this takes a square, so images that the head decides count more here.
 """
 
 from typing import Any

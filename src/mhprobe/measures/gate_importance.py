@@ -26,19 +26,19 @@ class GateImportance(Measure):
     """Mean over images of |d loss / d gate|, for all heads in one backward pass.
 
     abs_at: where the absolute value is taken; |batch| <= |image| <= |token|, and the rankings differ.
-        "image": per image, of the per-image loss. Ours.
-        "token": per token, then summed over an image's tokens. Michel's BERT code, up to a constant per layer (it
-            divides by tokens where this divides by images, and its loss is the batch mean); "layer_l2" removes it.
-        "batch": per batch, of the batch's summed slope. Hugging Face's run_bertology, TextPruner, up to a constant.
-            Images cancel, so this one depends on the batch size and on which images share a batch.
+        "image": of the slope of an image's loss. Ours.
+        "token": of a token's part of it, summed over tokens. Michel's BERT code, up to a constant per layer (it divides
+            by tokens instead of images, and its loss is the batch mean); "layer_l2" removes the constant.
+        "batch": of the batch's summed slope. Hugging Face's run_bertology, TextPruner, up to a constant. Images cancel,
+            so it depends on batch size and order.
     power: 1 for the absolute value; 2 for its square, which per image is the Fisher information (see Fisher).
-    normalize: "none"; "layer_l2" divides each layer by its l2 norm (Michel), which favours layers with few heads:
-        equal heads score 1/sqrt(H); "layer_l2_sqrtH" multiplies by sqrt(H) and so removes that bias.
-    UserError for options that are none of these.
+    normalize: "none"; "layer_l2" divides each layer by its l2 norm (Michel), so that equal heads score 1/sqrt(H) and
+        layers with few heads gain; "layer_l2_sqrtH" also multiplies by sqrt(H), which removes that bias.
+    Raises UserError for other options.
 
-    Columns, (A,) in nats of loss per unit of gate (a ratio when normalised), larger is more important:
-        value; signed: the mean slope, negative where opening the gate lowers the loss; standard_error of value over
-        what abs_at names (tokens: over images), NaN with a single one; low, high: 95 % interval.
+    Columns, (A,) in nats of loss per unit of gate (a ratio if normalised), larger is more important:
+        value; signed: mean slope, negative where opening the gate lowers the loss; standard_error of value over the
+        units of abs_at (tokens: over images), NaN with a single one; low, high: 95 % interval.
 
     >>> import torch
     >>> from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
@@ -66,21 +66,14 @@ class GateImportance(Measure):
     units: Tensor = counts()
 
     def __init__(
-        self,
-        layout: HeadLayout,
-        abs_at: AbsAt = "image",
-        power: int = 1,
-        normalize: Normalize = "none",
-        **kwargs: Any,
+        self, layout: HeadLayout, abs_at: AbsAt = "image", power: int = 1, normalize: Normalize = "none", **kwargs: Any
     ) -> None:
         super().__init__(layout, **kwargs)
         one_of(self.name, "abs_at", abs_at, AbsAt)
         one_of(self.name, "normalize", normalize, Normalize)
         if power not in (1, 2):
             raise UserError(f"{self.name}: power is 1 (absolute value) or 2 (square), got {quoted(power)}.")
-        self.abs_at = abs_at
-        self.power = power
-        self.normalize = normalize
+        self.abs_at, self.power, self.normalize = abs_at, power, normalize
         if normalize != "none":
             self.label, self.unit = "gate importance: mean |dL/dξ|, over the layer's l2 norm", ""
 
@@ -104,12 +97,8 @@ class GateImportance(Measure):
         low, high = interval(value, error, int(self.units) - 1, self.within)
         signed = self.slope / self.images
         columns = {"value": value, "signed": signed, "standard_error": error, "low": low, "high": high}
-        return {name: column * self._scale(value) for name, column in columns.items()}
-
-    def _scale(self, value_A: Tensor) -> Tensor:
-        """(A,) the factor that ``normalize`` asks for, the same for all heads of a layer."""
         if self.normalize == "none":
-            return torch.ones_like(value_A)
-        power = 0.5 if self.normalize == "layer_l2_sqrtH" else 0.0
-        layers = self.layout.split(value_A)
-        return torch.cat([(len(layer) ** power / (layer.norm() + _TINY)).expand(len(layer)) for layer in layers])
+            return columns
+        power, layers = 0.5 if self.normalize == "layer_l2_sqrtH" else 0.0, self.layout.split(value)
+        scales = [(len(layer) ** power / (layer.norm() + _TINY)).expand(len(layer)) for layer in layers]
+        return {name: column * torch.cat(scales) for name, column in columns.items()}

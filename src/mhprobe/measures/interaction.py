@@ -1,11 +1,9 @@
 """Do two heads stand in for each other? The loss when both are masked, against the sum of masking each.
 
-interaction(a, b) = L(without both) - L(without a) - L(without b) + L(with all), per image on the same images: the
-second difference of the loss over two switches. Above 0 each covers for the other: masking both hurts more than the
-sum, so the heads are redundant. Below 0 they work on the same thing in series: once the first is gone, the second costs
-less.
+interaction(a, b) = L(without both) - L(without a) - L(without b) + L(with all), image by image. Above 0 the heads are
+redundant: masking both hurts more than the sum. Below 0 they work in series: without the first the second costs less.
 
-Shapes: B images, K heads looked at, P pairs of them, A heads of all sites.
+Shapes: K heads looked at.
 """
 
 import itertools
@@ -30,13 +28,13 @@ Which = Literal["most", "least"]
 class Interaction(Measure):
     """Mean over images of the interaction on the loss, for pairs of heads, with paired intervals.
 
-    heads: flat indices; all pairs among them. pairs: [a, b] pairs of flat indices, exactly these. With neither, all
-        pairs among the ``top_k`` heads that gate importance on the selection images calls the ``which`` important
-        ("most" or "least"). The first ``top_k`` heads where no selection images were shown.
-        They take top_k (top_k + 1) / 2 masked forward passes.
-    UserError for both, for fewer than two heads, and for a pair that is none.
+    heads: flat indices; all pairs among them. pairs: [a, b] pairs of flat indices, exactly these. Without both: all
+        pairs among the ``top_k`` heads that are ``which`` ("most" or "least") important by gate importance on the
+        selection images; without these images, among the first ``top_k`` heads. Takes top_k (top_k + 1) / 2 masked
+        forward passes.
+    Raises UserError for both, for fewer than two heads, and for a malformed pair.
 
-    Columns, (A, A) and NaN outside the pairs looked at, in nats:
+    Columns, (A, A), NaN for other pairs, in nats:
         value, larger: masking both hurts more than the sum of each; standard_error; low, high: Student's 95 % interval
         over images; p_holm: two-sided, Holm over the pairs; both: rise of the loss when both are masked;
         alone (A,): rise when the head alone is masked.

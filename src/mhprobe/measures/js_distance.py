@@ -1,22 +1,18 @@
 """Jensen-Shannon divergence between the attention of two heads.
 
 Clark, Khandelwal, Levy & Manning, 2019, arXiv 1906.04341, section 6. JS(p, q) = H((p + q) / 2) - (H(p) + H(q)) / 2, so
-entropies of single heads are computed once, and only the mixtures are left to pairs. Here it is divided by ln 2, which
-makes it lie in [0, 1], and averaged over queries and images; Clark et al. smooth the rows and add up (``clark``).
+entropies of single heads are computed once, and pairs need the mixtures only. Here it is divided by ln 2, which puts it
+in [0, 1], and averaged over queries and images; Clark et al. smooth the rows and add up (``clark``).
 
-The null is the same divergence between head a on one image and head b on another, query by query: what position alone
-shares stays in it. Its expectation does not depend on the number of images, so a few are enough: all ordered pairs of
-the images with the smallest hash (hashing.py). How far the mean over so few lies from that over all is what the null
-does not know. It is estimated by the jackknife (Efron & Stein, 1981, Annals of Statistics 9:586): pairs that share an
-image are not independent, images are.
+The null is the divergence between head a on one image and head b on another, query by query, over all ordered pairs of
+the few images with the smallest hash (hashing.py): its expectation does not depend on their number. Its error is that
+of the jackknife over images (Efron & Stein, 1981, Annals of Statistics 9:586).
 
-In Swin, rows are renormalised over the shift region. Two blocks of a stage may cut their windows differently: a row of
-the one is then compared with the other's row of the same query, keys outside a window having no weight.
+Swin's rows are renormalised over the shift region. If two blocks cut their windows differently, a row is compared with
+the other's row of the same query; keys outside the window have no weight. Of texts the mean is over all words, without
+padding; the null compares two texts place by place, over queries that both have.
 
-Of texts the mean is over all words; padding is neither query nor key. The null compares two texts place by place: the
-queries are those that both have, and a key that only one has gets no weight in the other.
-
-Shapes: b images, G heads of a group.
+Shapes: G heads of a group.
 """
 
 import functools
@@ -40,22 +36,21 @@ from mhprobe.stats.intervals import SHARE, SIZE
 class JSDistance(MeanOverImages):
     """Mean Jensen-Shannon divergence between the attention of two heads, an embedding and clusters of heads.
 
-    pairs: which heads are compared: those of one "layer", of one "stage", or "all"; the last needs the same tokens
-        everywhere (ViT). The cost grows with the number of pairs: 66 per layer of 12 heads, 10,296 for 144 heads.
-    clark: rows are mixed with 0.1 % even attention, and divergences (nats) are summed over queries and images.
-    clusters: how many clusters each group of compared heads is cut into, at most.
-    permutations, seed: relabellings behind p, and what they are drawn from.
-    null_images: how many images are paired with each other for the null; 0 leaves it out. Their attention is kept.
-    UserError for counts that are too small, and for heads that do not attend among the same tokens.
+    pairs: compare the heads of one "layer", of one "stage", or "all", which needs the same tokens everywhere (ViT). The
+        cost grows with the number of pairs: 66 per layer of 12 heads, 10,296 for 144 heads.
+    clark: mix rows with 0.1 % even attention, and sum divergences (nats) over queries and images.
+    clusters: largest number of clusters of each group of compared heads. permutations, seed: relabellings behind p.
+    null_images: number of images that are paired for the null, whose attention is kept; 0 for no null.
+    Raises UserError for counts that are too small, and if compared heads do not attend among the same tokens.
 
     Columns: value (A, A), larger is more different: in [0, 1], 0 equal, 1 no key in common; NaN outside the groups.
-    low, high (A, A): its 95 % interval over images. null (A, A): the same two heads on each other's images; heads below
-    it are more alike. null_draws (A, A, N): one per null image, around null (all equal to it with two images), spread
-    so that a value without more in common is one more of them. NaN with one image; absent with clark. cluster (A,), by
+    low, high (A, A): its 95 % interval over images. null (A, A): the same two heads on different images; heads below it
+    are more alike. null_draws (A, A, N): one per null image, around null (all equal to it with two images), spread so
+    that the value of unrelated heads is one more of them. NaN with one image; absent with clark. cluster (A,), by
     Ward's linkage, numbered within a group. embedding (A, 2): points of each group whose distances resemble value;
-    stress (A,): of the group's embedding, 0 is perfect, above 0.2 poor. ratio (): mean distance within layers over that
-    between layers, below 1 where heads of a layer are alike; p (): share of random assignments of heads to layers with
-    as small a ratio; both NaN where layers were not compared with each other (pairs=layer).
+    stress (A,): of the embedding, 0 is perfect, above 0.2 poor. ratio (): mean distance within layers over that between
+    layers, below 1 if heads of a layer are alike; p (): share of random assignments of heads to layers with as small a
+    ratio; both NaN with pairs=layer.
     """
 
     fooled_by = "by definition: two heads that look alike and write different things"
@@ -93,20 +88,20 @@ class JSDistance(MeanOverImages):
         self.pool = Pool(self.null_images)
 
     def add(self, batch: HeadBatch) -> None:
-        found = [attention_of(self.name, self.layout, batch, s, texts=True) for s in range(len(self.layout.sites))]
+        recorded = [attention_of(self.name, self.layout, batch, s, texts=True) for s in range(len(self.layout.sites))]
         for sites in self.groups:
-            attn = [found[s] for s in sites]
-            for images in chunks(batch, sum(each.shape[1:].numel() for each in attn)):
+            attn = [recorded[s] for s in sites]
+            for images in chunks(batch, sum(weights.shape[1:].numel() for weights in attn)):
                 js_bGG, queries_b = self._divergences(sites, [a[images] for a in attn])
                 heads = flat_heads(self.layout, sites).to(self.device)
                 weight_b = torch.ones_like(queries_b) if self.clark else queries_b
                 self.add_images((heads[:, None], heads), js_bGG, weight_b[:, None, None])
         if self.null_images:
-            self._keep(batch, found)
+            self._keep(batch, recorded)
 
-    def _keep(self, batch: HeadBatch, found: list[Tensor]) -> None:
-        """Images for the null; texts without their padding, so that it does not decide which texts those are."""
-        everything = [found[s][batch.valid] for s in sum(self.groups, ())]
+    def _keep(self, batch: HeadBatch, recorded: list[Tensor]) -> None:
+        """Add images to the pool of the null; texts without padding, so that their hash does not depend on it."""
+        everything = [recorded[s][batch.valid] for s in sum(self.groups, ())]
         if not self.layout.sites[0].line:
             self.pool.add(numbers_in(batch), everything)
             return
@@ -121,7 +116,7 @@ class JSDistance(MeanOverImages):
         self.pool = Pool(self.null_images)
 
     def merge_state(self, incoming_state: Any) -> None:
-        """Also the images of its pool."""
+        """Merge the sums and the images of the pool."""
         super().merge_state(incoming_state)
         if isinstance(incoming_state, JSDistance) and incoming_state.pool.parts:
             self.pool.add(incoming_state.pool.number, incoming_state.pool.parts)
@@ -131,29 +126,27 @@ class JSDistance(MeanOverImages):
 
     def finish(self) -> dict[str, Tensor]:
         scale = self.images if self.clark else 1  # Clark et al. add up
-        found = {name: scale * (upper.triu(1) + upper.triu(1).mT) for name, upper in self.over_images().items()}
-        on_cpu = found["value"].nan_to_num(0).cpu()
+        pairs = {name: scale * (upper.triu(1) + upper.triu(1).mT) for name, upper in self.over_images().items()}
+        on_cpu = pairs["value"].nan_to_num(0).cpu()
         layer = torch.tensor([number for number, _, _ in self.layout])
-        group = torch.empty_like(layer)
-        clusters, points = torch.empty_like(layer), on_cpu.new_empty(len(layer), 2)
-        stress = on_cpu.new_empty(len(layer))
+        group, clusters = torch.empty_like(layer), torch.empty_like(layer)
+        points, stress = on_cpu.new_empty(len(layer), 2), on_cpu.new_empty(len(layer))
         for number, sites in enumerate(self.groups):
             heads = flat_heads(self.layout, sites)
-            own = on_cpu[heads[:, None], heads]
-            group[heads] = number
-            points[heads], stress[heads] = embed(own)
-            clusters[heads] = cluster(own, self.clusters)
+            distance = on_cpu[heads[:, None], heads]
+            group[heads], clusters[heads] = number, cluster(distance, self.clusters)
+            points[heads], stress[heads] = embed(distance)
         ratio, p = layer_ratio(on_cpu, layer, group, self.permutations, self.seed)
         outside = (group[:, None] != group).to(self.device)
         columns = {"cluster": clusters, "embedding": points, "stress": stress, "ratio": ratio, "p": p}
         return {
-            **{name: part.masked_fill(outside, torch.nan) for name, part in found.items()},
+            **{name: part.masked_fill(outside, torch.nan) for name, part in pairs.items()},
             **self._null(outside),
             **{name: column.to(self.device) for name, column in columns.items()},
         }
 
     def _null(self, outside: Tensor) -> dict[str, Tensor]:
-        """The same between the images of the pool, which are paired by how far apart they are in it."""
+        """Columns of the null, from pairs of images of the pool."""
         images = len(self.pool)
         if images < 2:
             nothing = self.image_sums.new_full(outside.shape, torch.nan)
@@ -187,9 +180,9 @@ class JSDistance(MeanOverImages):
     def _divergences(
         self, sites: tuple[int, ...], attn: list[Tensor], other: list[Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """(b, G, G) sum over queries of the divergences of a group's heads, above the diagonal, and (b,) the queries.
+        """(b, G, G) sum over queries of the divergences of a group's heads, above the diagonal; (b,) queries.
 
-        In units of ln 2, but with clark. other: what the second head of a pair attends to.
+        In units of ln 2, with clark in nats. other: attention of the second head of a pair.
         """
         if other is not None and self.layout.sites[sites[0]].line:
             attn, other = _of_common_queries(attn, other), _of_common_queries(other, attn)
@@ -262,7 +255,7 @@ def _rearranged(rows: Tensor, site: HeadSite, like: HeadSite) -> Tensor:
 
 @functools.lru_cache(maxsize=256)
 def _rearrangement(site: HeadSite, like: HeadSite, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each row (W, Q) its number in the other's windows; of each key (W, Q, K) its place there, and if it is one."""
+    """(W, Q) row of each query in the other's windows; (W, Q, K) place of each key there, and bool if there is one."""
     with torch.inference_mode(False):
         old, new = places_of(site, device), places_of(like, device)
         count = old.token.shape[1]
@@ -278,7 +271,7 @@ def _rearrangement(site: HeadSite, like: HeadSite, device: torch.device) -> tupl
 
 
 def _groups(layout: HeadLayout, pairs: Pairs) -> tuple[tuple[int, ...], ...]:
-    """Site numbers, grouped by what is compared with what; those of a group need the same tokens."""
+    """Groups of sites that are compared. Raises UserError if their tokens differ."""
     found = groups("js_distance", layout, pairs)
     for group in found:
         sites = [layout.sites[s] for s in group]

@@ -4,7 +4,7 @@ Kornblith, Norouzi, Lee & Hinton, 2019, arXiv 1905.00414, and Raghu et al., 2021
 layers uniform. Both take images as rows; the second paper averages CKA over batches, which depends on the batch size.
 Here rows are the tokens of all images, so only layers with equally many tokens are compared: in Swin those of a stage.
 
-Shapes: B images, T tokens, C channels of a layer, S sites, G sites of a group.
+Shapes: C channels of a layer, G sites of a group.
 """
 
 from typing import Any, ClassVar, Literal
@@ -16,10 +16,10 @@ from torch.nn.functional import pad
 from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures.cka import linear_cka
-from mhprobe.measures.parts import canonical
 from mhprobe.measures.parts.folds import Rows
 from mhprobe.measures.parts.moments import Parts
 from mhprobe.measures.parts.pairs import Similarity, token_count
+from mhprobe.measures.svcca import correlated
 
 Of = Literal["layers", "blocks"]
 Method = Literal["cka", "svcca"]
@@ -61,9 +61,7 @@ class LayerSimilarity(Similarity):
         super().__init__(layout, self.grouped(layout), folds=folds, **kwargs)
         if not 0 < variance <= 1:
             raise UserError(f"{self.name}: variance is a share above 0 and at most 1, got {variance}.")
-        self.of = of
-        self.method = method
-        self.variance = variance
+        self.of, self.method, self.variance = of, method, variance
         self.needs = frozenset({"stream"}) if of == "blocks" else frozenset()
 
     def grouped(self, layout: HeadLayout) -> list[tuple[int, ...]]:
@@ -91,7 +89,7 @@ class LayerSimilarity(Similarity):
             super().check_rows()
 
     def compare(self, heads: Parts) -> dict[str, Tensor]:
-        return {"value": linear_cka(heads)} if self.method == "cka" else canonical.compare(heads, self.variance)
+        return {"value": linear_cka(heads)} if self.method == "cka" else correlated(heads, self.variance)
 
     def finish(self) -> dict[str, Tensor]:
         columns = super().finish()

@@ -1,10 +1,8 @@
 """Direct logit attribution: what each head writes into each class's logit, past all later blocks.
 
 Gandelsman, Efros & Steinhardt, 2024, arXiv 2310.05916 (CLIP's class token); Balasubramanian, Basu & Feizi, 2024, arXiv
-2406.01583 (other ViTs, Swin). How a write gets to the logits: recording/direct.py. Softmax does not see what is added
-to all logits alike, so every contribution is taken above its mean over the classes.
-
-It is the direct path only: a head that works through later blocks writes nothing here and may be needed all the same.
+2406.01583 (other ViTs, Swin). How a write reaches the logits: recording/direct.py. Contributions are taken above their
+mean over classes, which softmax does not see. A head that works through later blocks writes nothing on this path.
 """
 
 import torch
@@ -23,16 +21,17 @@ FACTS = ("logit", "heads", "mlps", "embedding", "biases")
 class LogitAttribution(PerClass):
     """Mean over images of what a head writes into the label's logit, above its mean over all classes.
 
-    Columns, (A,) where nothing else is said, in units of the logits; larger speaks for the label, negative against:
+    Columns, (A,) unless said otherwise, in units of the logits; larger speaks for the label, negative against:
         value, with standard_error, low and high (95 %);
-        size: mean over images and classes of |contribution|: how much the head says about classes at all;
-        worst: the mean over the images of the class that the head speaks against most, worst_class: the number of that
-        class; against: how many classes it speaks against, on the images of the class itself (Student's tests, Holm
-        over all heads and classes, 5 %);
-        own (A, C): mean contribution to a class's logit on images of that class, NaN without any; own_p (A, C): its
-        p after Holm, two-sided; everywhere (A, C): the same mean over all images;
-        logit: () mean of the label's logit above the mean logit, and its parts, heads, mlps, embedding, biases: (),
-        which add up to it; images: ().
+        size: mean over images and classes of |contribution|;
+        worst, worst_class: mean over the images of the class that the head speaks against most, and its number;
+        against:
+        number of classes that it speaks against, on images of the class (Student's tests, Holm over heads and classes,
+        5 %);
+        own (A, C): mean contribution to a class's logit on images of that class, NaN without any; own_p (A, C): its p
+        after Holm, two-sided; everywhere (A, C): the mean over all images;
+        logit: () mean of the label's logit above the mean logit, the sum of heads, mlps, embedding, biases: (); images:
+        ().
 
     >>> import torch
     >>> from mhprobe.heads import Direct, HeadBatch, HeadLayout, HeadSite

@@ -1,11 +1,9 @@
 """Relevance of a head: its share of a prediction in its layer, by layer-wise relevance propagation.
 
-Voita et al. 2019, arXiv 1905.09418, Appendix A, after Ding et al. 2017; the propagation rules are those of Achtibat et
-al. 2024 (see recording/lrp.py). R_h is the sum of the relevance of head h's output over tokens and width.
-
-Voita divides by the sum of R over the layer's heads. That is a share where relevance has one sign. In a vision
-transformer heads of both signs cancel, and an image where they nearly cancel would decide the mean. So here |R_h| is
-divided by the sum of |R|, and the signed version by the same. Voita's ratio is a column too.
+Voita et al. 2019, arXiv 1905.09418, Appendix A, after Ding et al. 2017; the rules are those of Achtibat et al. 2024
+(recording/lrp.py). R_h is the sum of the relevance of head h's output over tokens and width. Voita divides by the sum
+of R over the layer's heads. In vision transformers heads of both signs cancel, and images where they nearly cancel
+would decide the mean, so here R_h and |R_h| are divided by the sum of |R|. Voita's ratio is a column.
 """
 
 from typing import Any, Literal
@@ -27,20 +25,19 @@ _TINY = 1e-300  # a layer without relevance: shares of 0
 class LRPRelevance(MeanOverImages):
     """Mean over images of |R_h| / sum over the layer's heads of |R|.
 
-    target: "top1" explains the largest logit, "label" the label's, "norm" the length of features that are no logits.
-    gamma: by how much linear layers favour contributions of their output's own sign; 0 is the epsilon rule, whose
-        relevance explodes in deep networks. epsilon: keeps denominators away from 0.
-    UserError for rules that are none of these, and for a batch without this relevance.
+    target: "top1" explains the largest logit, "label" the label's, "norm" the length of features.
+    gamma: how far linear layers favour contributions of their output's own sign; 0 is the epsilon rule, whose relevance
+        explodes in deep networks. epsilon: keeps denominators away from 0.
+    Raises UserError for other options, and for a batch without this relevance.
 
     Columns, (A,), the last four equal for all heads of a layer, and NaN for neurons:
-        value: share of the layer's relevance, in [0, 1], the heads of a layer add up to 1; larger is more relevant.
+        value: share of the layer's relevance, in [0, 1], sums to 1 over a layer; larger is more relevant; low, high:
+        its 95 % interval over images, NaN with a single one. null: 1 / H, the share of a head like all others.
         signed: mean R_h / sum |R|, in [-1, 1]; negative heads spoke against the explained class.
         voita: mean R_h / sum R; unbounded where heads cancel.
-        null: the share of a head that is like all others, 1 / H.
-        low, high: 95 % interval of value over images, NaN with a single one.
         attention, residual: mean share of the logit that crossed the layer in its heads, and beside them.
         conservation_error: mean |heads + residual - logit| / |logit|: what biases, softmax remainders and epsilon kept
-            between this layer and the logit. mass: mean sum over neurons of |R| / |logit|: 1e3 means explosion.
+        between this layer and the logit. mass: mean sum over neurons of |R| / |logit|: 1e3 means explosion.
     """
 
     fooled_by = "by definition: a head that passes on what others would bring: relevance is not what is lost"

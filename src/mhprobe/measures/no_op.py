@@ -1,11 +1,8 @@
 """The no-op test: does it matter how much a head looks at special tokens?
 
-Clark, Khandelwal, Levy & Manning, 2019, arXiv 1906.04341, section 3.2: a head that has nothing to do attends to [SEP].
-Moving that attention should not change the output, so the gradient of the loss with respect to it should be small. Here
-the special keys are the class token, registers and tokens of outlying norm (kinds.py), and the size of dL/dA is
-compared between them and all other keys. The loss is the image's own, so the batch size does not matter.
-
-Shapes: N kinds, A heads of all sites; the others as in places.py.
+Clark, Khandelwal, Levy & Manning, 2019, arXiv 1906.04341, section 3.2: a head with nothing to do attends to [SEP], so
+the gradient of the loss with respect to that attention should be small. Special keys here are the class token,
+registers and tokens of outlying norm (kinds.py); dL/dA, of the image's own loss, is compared with all other keys.
 """
 
 from collections.abc import Sequence
@@ -27,17 +24,16 @@ COLUMNS = ("special", "other", *KINDS)
 class NoOp(OfKinds):
     """Mean |dL/dA| on special keys, relative to that on all others.
 
-    special: which kinds of keys are special; by default one: the class token, without it registers, without these
-        tokens of high norm. Kinds that are pooled outvote each other: ordinary patches above 2 standard deviations are
-        many, and hide what the class token does. threshold: from how many standard deviations above the image's mean
-        norm a token is of high norm, as for token_kinds.
-    UserError for an unknown kind, and a threshold that is not above 0.
+    special: kinds of special keys; default: the class token, without it registers, without these tokens of high norm.
+        Pool few: ordinary patches above 2 standard deviations are many, and hide what the class token does. threshold:
+        standard deviations above the image's mean norm from which a token is of high norm.
+    Raises UserError for an unknown kind, and a threshold that is not above 0.
 
-    Columns, (A,): value = gradient_special / gradient_other, below 1 where looking at special keys matters less than
-    elsewhere (a no-op), NaN where a model has no special keys, with low and high; null: 1, no difference; attention:
-    mean share of attention to special keys, over all queries, uniform_attention: the same for even attention;
-    gradient_special, gradient_other and gradient_<kind>: mean over queries, their keys of that kind, and images of
-    |dL/dA|, in nats of the image's loss per unit of attention.
+    Columns, (A,): value = gradient_special / gradient_other, below 1 if looking at special keys matters less (a no-op),
+    NaN without special keys, with low and high; null: 1, no difference; attention: mean share of attention to special
+    keys, over all queries, uniform_attention: of even attention; gradient_special, gradient_other and gradient_<kind>:
+    mean over queries, their keys of that kind, and images of |dL/dA|, in nats of the image's loss per unit of
+    attention.
     """
 
     fooled_by = "seen: a head that looks at a special token and writes nothing: its slope there need not be small"

@@ -1,17 +1,13 @@
 """Does a head look at the object, and does it follow a relation between patches better than a fixed offset would?
 
-For language, Clark et al. 2019, arXiv 1906.04341, section 4: a head's prediction for a word is the word it attends to
-most; per relation, the best head is compared with the best fixed offset. Here words are patches, and a relation says
-on which object the patch attended to most must lie. A patch shows what most of its pixels show (of equals the one with
-the lowest number, 0 being the ground).
+For language, Clark et al. 2019, arXiv 1906.04341, section 4: a head predicts the word it attends to most; per relation,
+the best head is compared with the best fixed offset. Here words are patches, and a relation says on which object the
+patch attended to most must lie. A patch shows what most of its pixels show (among equals the lowest number; 0 is the
+ground). Prefix tokens are left out, but for the queries of column ``cls``. In a windowed site only pairs of the same
+window and shift region count. The best of many heads is best by luck too, so images are dealt into two halves by a hash
+of their pixels: a head (and an offset) is chosen on the first and scored on the second.
 
-Prefix tokens are left out: as keys always; as queries except for the column ``cls``. In a windowed site only pairs of
-the same window and shift region count, for heads, offsets and chance alike.
-
-The best of many heads is best by luck too, on the images that say so. So images are dealt into two halves by a hash of
-their pixels: a head (and an offset) is chosen on the first and scored on the second.
-
-Shapes: T grid tokens, R relations, O offsets. Sums have the half of the images in front.
+Shapes: R relations, O offsets. Sums have the half of the images in front.
 """
 
 from collections.abc import Callable
@@ -43,19 +39,19 @@ _CHUNK = 2**25  # pairs of patches looked at together
 
 
 class ObjectAttention(Measure):
-    """Share of patches whose most attended patch lies on an object. UserError for a batch without masks of objects.
+    """Share of patches whose most attended patch lies on an object. Raises UserError for a batch without object masks.
 
     Columns, (A,) shares in [0, 1], larger means more often:
-        value: over images the mean share of query patches whose argmax key is on an object; low, high: its 95 %
-        interval over images; chance: the same for a key drawn evenly from those that may be attended to; mass: mean
-        attention that a patch gives to patches on objects; cls: share of images whose class token has its argmax on an
-        object, NaN without one;
-        relations (A, R): accuracy of the argmax key, the query itself left out, over the queries for which the relation
-        can be met; offset (A, R): that of the best fixed offset at the head's site; even (A, R): that of an even draw.
-        best_down, best_right (A, R): the best offset, in patches.
+        value: mean over images of the share of query patches whose argmax key is on an object; low, high: its 95 %
+        interval over images; chance: of a key drawn evenly; mass: mean attention of a patch to patches on objects; cls:
+        share of images whose class token has its argmax on an object, NaN without one;
+        relations (A, R): accuracy of the argmax key, the query itself left out, over queries that can meet the
+        relation;
+        offset (A, R): of the best fixed offset at the head's site; even (A, R): of an even draw. best_down, best_right
+        (A, R): the best offset, in patches.
         held_out, held_out_low, held_out_high (A,): value and its 95 % interval on the second half of the images, of the
-        one head that is best on the first half; NaN elsewhere. The same for relations (A, R): relations_held_out,
-        relations_low, relations_high; offset_held_out (A, R): the best offset of the first half on the second.
+        one head that is best on the first half; NaN elsewhere. relations_held_out, relations_low, relations_high (A,
+        R): the same for relations; offset_held_out (A, R): the best offset of the first half on the second.
     """
 
     fooled_by = "by definition: one large object in the middle: a head that looks at the middle looks at the object"

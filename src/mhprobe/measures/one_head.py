@@ -1,7 +1,7 @@
 """Would one head do? All heads of a layer but one are switched off, and the one that suffices best is kept.
 
-Michel, Levy & Neubig, 2019, arXiv 1905.10650, section 3.3 (tables 2 and 3). They choose each layer's best head on the
-test set; here it is chosen on validation images and scored on test images, with the test's own best beside it.
+Michel, Levy & Neubig, 2019, arXiv 1905.10650, section 3.3 (tables 2 and 3), choose each layer's best head on the test
+set; here it is chosen on validation images and scored on test images.
 """
 
 from typing import Any
@@ -11,23 +11,22 @@ from torch import Tensor
 
 from mhprobe.heads import Ablation, HeadBatch, HeadLayout
 from mhprobe.measures.base import counts, mean_of, sums
-from mhprobe.measures.parts.losses import outcomes_of
-from mhprobe.measures.parts.paired import Paired
+from mhprobe.measures.parts.losses import Paired, outcomes_of
 from mhprobe.stats.significance import mcnemar, wilson
 
 
 class OneHead(Paired):
     """Sufficiency of a head: the model with this head as its layer's only one, the other layers whole.
 
-    Columns, (A,) where nothing else is said:
-        value: mean log-likelihood of the label with the head alone - with the whole layer, in nats; 0: it does as
-        well, larger: it suffices better; standard_error; low, high: 95 % interval by bootstrap over images, paired;
+    Columns, (A,) unless said otherwise:
+        value: mean log-likelihood of the label with the head alone - with the whole layer, in nats; larger: it suffices
+        better, 0: as well as the layer; standard_error; low, high: 95 % interval by bootstrap over images, paired;
         accuracy: with the head alone, in [0, 1]; accuracy_low, accuracy_high: Wilson's 95 % interval;
-        validation: accuracy on the selection images, NaN where none were shown;
+        validation: accuracy on the selection images, NaN without any;
         chosen: 1 for the head of its layer that was best on them (ties: the lowest loss, then the first), else 0;
         test_best: 1 for the best of its layer on the test images, which flatters;
         drop: whole - accuracy; drop_low, drop_high: its paired 95 % interval; p: exact McNemar of the head alone
-        against the whole layer (not corrected: one head per layer is chosen before the test);
+        against the whole layer, not corrected: one head per layer is chosen before the test;
         whole: () accuracy of the whole model.
     """
 

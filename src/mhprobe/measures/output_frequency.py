@@ -1,13 +1,12 @@
 """Does a head write smooth or sharp maps into the residual stream? Its spectrum along the diagonal.
 
-Park & Kim 2022, arXiv 2202.06709 (their Figures 2, 8 and 9): ln(|2-D Fourier transform| + 1e-6) of every channel's map
-over the token grid, averaged over images and channels AFTER the logarithm, along the diagonal from the centre, minus
-its value at frequency 0. They look at blocks; here also at what each head writes, z_h W_O,h. The transform is linear,
-so z_h is transformed at its D channels and at the diagonal's frequencies only, and then multiplied by W_O,h. An even
-grid of n has its last diagonal sample at (n/2 - 1) / (n/2) pi, not at pi: frequencies are given as they are.
+Park & Kim 2022, arXiv 2202.06709 (Figures 2, 8 and 9): ln(|2-D Fourier transform| + 1e-6) of every channel's map over
+the token grid, averaged over images and channels AFTER the logarithm, along the diagonal from the centre, minus its
+value at frequency 0; of blocks, and here of what each head writes, z_h W_O,h. The transform is linear, so z_h is
+transformed and then multiplied by W_O,h. An even grid of n has its last diagonal sample at (n/2 - 1) / (n/2) pi.
 
-Shapes: B images, T tokens of the grid, H heads of one site, D head width, C channels of the stream, F frequencies of
-one grid, K frequencies of all grids, A heads of all sites, L blocks, 3 places: block input, after attention, after MLP.
+Shapes: T tokens of the grid, F frequencies of one grid, K frequencies of all grids; 3 places: block input, after
+attention, after MLP.
 """
 
 import math
@@ -21,6 +20,8 @@ from mhprobe.heads import HeadBatch, HeadLayout, wide
 from mhprobe.measures.parts.image_sums import MeanOverImages
 
 _WHITE = math.log(2) / 2  # of real Gaussian white noise: complex off frequency 0, real at it
+_PLACES = ("block_input", "after_attention", "after_mlp")
+_VARIANCES = ("variance_input", "variance_attention", "variance_mlp")
 _FLOOR = 1e-6  # Park & Kim's, in units of the transform: a silent channel has ln(1e-6)
 
 
@@ -29,12 +30,12 @@ class OutputFrequency(MeanOverImages):
 
     Columns, (A,) in nats (ln of a ratio of amplitudes), larger means more high frequency:
         value: of what the head writes; low, high: its 95 % interval over images. null: of white noise, ln(2) / 2.
-        frequency: the highest diagonal frequency of the head's grid, in units of pi.
-        block_input, after_attention, after_mlp: the same for the residual stream of the head's block.
+        frequency: highest diagonal frequency of the head's grid, in units of pi.
+        block_input, after_attention, after_mlp: value of the residual stream of the head's block.
         variance_input, variance_attention, variance_mlp: the stream's variance over the grid (unbiased), mean over
-            images and channels, in squared units of the stream.
+        images and channels, in squared units of the stream.
         spectrum: (A, K) value along all frequencies; NaN where the head's grid has no such frequency.
-        stream: (L, 3, K) and variance: (L, 3), the same by block, and frequencies: (1, K), for figures.
+        stream: (L, 3, K), variance: (L, 3) by block, and frequencies: (1, K), for figures.
     A grid that is not square has the frequencies its two sides share; one with none but 0 (2 x 2) has NaN.
     """
 
@@ -92,8 +93,7 @@ class OutputFrequency(MeanOverImages):
     def finish(self) -> dict[str, Tensor]:
         heads, stream = self.heads / self.images, self.blocks / self.images
         heads, stream = heads - heads[:, :1], stream - stream[..., :1]  # every grid has frequency 0, and it is first
-        last = torch.zeros(self.layout.num_heads, dtype=torch.long, device=heads.device)
-        block = torch.zeros_like(last)
+        last, block = torch.zeros(2, self.layout.num_heads, dtype=torch.long, device=heads.device)
         for number, site in enumerate(self.layout.sites):
             absent = [k for k in range(heads.shape[1]) if k not in self._at[site.block]]
             span = self.layout.span(number)
@@ -111,12 +111,8 @@ class OutputFrequency(MeanOverImages):
             **{name: torch.where(last > 0, part, torch.nan) for name, part in self.over_images().items()},
             "null": torch.where(last > 0, _WHITE, torch.nan).double(),
             "frequency": heads.new_tensor(frequency),
-            "block_input": highest(stream[block, 0]),
-            "after_attention": highest(stream[block, 1]),
-            "after_mlp": highest(stream[block, 2]),
-            "variance_input": variance[block, 0],
-            "variance_attention": variance[block, 1],
-            "variance_mlp": variance[block, 2],
+            **dict(zip(_PLACES, map(highest, stream[block].unbind(1)), strict=True)),
+            **dict(zip(_VARIANCES, variance[block].unbind(1), strict=True)),
             "spectrum": heads,
             "stream": stream,
             "variance": variance,
@@ -125,9 +121,9 @@ class OutputFrequency(MeanOverImages):
 
 
 def diagonal(grid: tuple[int, int]) -> list[Fraction]:
-    """Frequencies, in units of pi per token, on the diagonal of the transform of a grid, from 0 up.
+    """Frequencies, in units of pi per token, on the diagonal of the transform of a grid, rising from 0.
 
-    Those that are samples along both sides: multiples of 2 / gcd(height, width), below pi.
+    Those sampled along both sides: multiples of 2 / gcd(height, width), below pi.
     """
     common = math.gcd(*grid)
     return [Fraction(2 * k, common) for k in range((common + 1) // 2)]

@@ -1,14 +1,11 @@
 """Does a head look at one fixed place relative to the query, whatever the image shows?
 
 Voita et al., 2019, arXiv 1905.09418, section 4: a positional head has its largest weight at one offset in at least 90 %
-of queries. Images have two axes, so an offset is (rows, columns) of the token grid.
+of queries. Here an offset is (rows, columns) of the token grid. From many queries it points out of the image, or of the
+Swin window: on an 8 x 8 grid "one to the left" exists for 7/8 of them. So column ``reaching`` is the share among
+queries for which the key exists, and only offsets that exist for ``reach`` of the queries are candidates.
 
-From many queries an offset points out of the image, or out of the query's Swin window: on an 8 x 8 grid "one to the
-left" exists for 7/8 of them, so that no head that looks there can reach 90 %. So the column ``reaching`` has the share
-among those queries from which the key exists. A corner that a single query reaches is not a rule: only offsets that
-exist for ``reach`` of the queries are candidates.
-
-Shapes: Y, X offsets along the grid's axes, from -max to max; A heads of all sites; the others as in places.py.
+Shapes: Y, X offsets along the grid's axes, from -max to max.
 """
 
 import functools
@@ -27,16 +24,17 @@ from mhprobe.stats.significance import standard_error
 class Position(OfAttention):
     """Share of all patch queries whose largest weight is at the head's favourite offset.
 
-    threshold: share from which a head is positional. reach: an offset is a candidate if its key exists for at least
-        this share of queries. UserError for shares that are none.
+    threshold: share from which a head is positional. reach: smallest share of queries for which a candidate's key
+    exists.
+    Raises UserError for shares outside (0, 1].
 
     Columns, (A,): value in [0, 1], larger is more positional; low, high: its 95 % interval over images, at this offset
-    (of a head without a favourite, whom the largest of many counts flatters, it is too wide); dy, dx the offset in
-    tokens, key minus query (dx = -1: the left neighbour; 0, 0: itself); positional 1 where value >= threshold, else 0;
-    reaching: the share among the queries for which the key exists; reach: how many queries these are, the most that
-    value can be; chance: value if the largest weight were at a random key. counts (A, Y, X): queries of an image at
-    each offset, on average, the middle one being 0, 0; exists (A, Y, X): queries from which it can be reached. Among
-    equals the shortest offset wins, then the upper, then the left one.
+    (too wide for a head without a favourite, whose offset is the largest of many counts); dy, dx the offset in tokens,
+    key minus query (dx = -1: the left neighbour; 0, 0: itself); positional 1 where value >= threshold, else 0;
+    reaching: the share among the queries for which the key exists; reach: the share of these queries, the largest
+    possible value; chance: value of a random key. counts (A, Y, X): mean queries of an image at each offset, the middle
+    one being 0, 0; exists (A, Y, X):
+    queries from which it can be reached. Among equals the shortest offset wins, then the upper, then the left one.
 
     >>> import torch
     >>> from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
@@ -65,8 +63,7 @@ class Position(OfAttention):
         for option, got in (("threshold", threshold), ("reach", reach)):
             if not 0 < got <= 1:
                 raise UserError(f"position: {option} is a share above 0 and at most 1, got {got}.")
-        self.threshold = threshold
-        self.least = reach
+        self.threshold, self.least = threshold, reach
         reaches = [_offsets(site, torch.device("cpu")).abs().flatten(0, 2).amax(0) for site in layout.sites]
         self.farthest: tuple[int, int] = tuple(torch.stack(reaches).amax(0).tolist())
         size = [2 * steps + 1 for steps in self.farthest]

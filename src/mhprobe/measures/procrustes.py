@@ -4,8 +4,6 @@ Schönemann, 1966, Psychometrika 31:1; as a distance between representations Din
 2108.01661, and Williams et al., 2021, arXiv 2110.14739. Centre both, scale both to Frobenius norm 1; then
 min over rotations R of ||X - Y R||_F^2 = 2 - 2 ||X^T Y||_* (nuclear norm: sum of singular values). The value is the
 similarity s = ||X^T Y||_*; the distance sqrt(2 - 2 s) is a metric. Ding et al. report 2 - 2 s, its square.
-
-Shapes: H heads of a group, A heads of all sites.
 """
 
 import torch

@@ -7,16 +7,14 @@ whitening W = Q L^(-1/2), the variates are X W U (U: left singular vectors of th
 
 The released code (google/svcca, pwcca.py) differs: it multiplies the activations by U without the whitening, adds the
 means back, and does not centre what it projects, so its weights are not those of the paper.
-
-Shapes: H heads of a group, D head width, A heads of all sites.
 """
 
 import torch
 from torch import Tensor
 
-from mhprobe.measures.parts import canonical
 from mhprobe.measures.parts.moments import Parts
 from mhprobe.measures.parts.pairs import PairMeasure
+from mhprobe.measures.svcca import behind, leading, whitening
 
 
 class PWCCA(PairMeasure):
@@ -36,10 +34,10 @@ class PWCCA(PairMeasure):
         return {**columns, "reverse": columns["value"].mT.clone()}
 
     def compare(self, heads: Parts) -> dict[str, Tensor]:
-        used_HD = canonical.leading(heads, variance=1.0)
-        whiten_HDD = canonical.whitening(heads, used_HD)
+        used_HD = leading(heads, variance=1.0)
+        whiten_HDD = whitening(heads, used_HD)
         root_HDD = heads.direction * heads.spectrum.sqrt()[:, None]
-        counted_HHD = ~canonical.behind(used_HD)
+        counted_HHD = ~behind(used_HD)
         value_HH = heads.spectrum.new_empty(len(used_HD), len(used_HD))
         for a in range(len(used_HD)):
             u, rho, vh = torch.linalg.svd(whiten_HDD[a].mT @ heads.crosses(a) @ whiten_HDD[a:])

@@ -1,17 +1,14 @@
 """Do heads look at what is rare? How often the key with the largest weight is the rarest patch of the image.
 
-Rarest means: of lowest density, the density of a patch being the share of patches of the validation images that have
-the same k-means code. Many patches of an image share a code, so ties are the rule: all patches of the lowest
-density count as rarest, and chance is the share of them among the keys. In Swin the query sees its shift region only:
-the rarest patch is that of the region.
+A patch is described by its pixels, averaged over ``cells`` x ``cells`` fields. Its density is the share of patches of
+the validation images with the same k-means code. All patches of the lowest density count as rarest, and chance is
+their share among the keys. In Swin the query sees its shift region only.
 
-A patch is described by its pixels, averaged over ``cells`` x ``cells`` fields: nothing that a network learned decides
-what is rare. Codes are fitted to a sample of patches that no order, batch size or number of ranks can change. Every
-patch gets a number, a hash of its image and its place in it, and those with the smallest numbers are kept (hashing.py).
-Lloyd's iteration starts from the patch nearest to the mean and then, again and again, the patch farthest from those
-chosen (Gonzalez 1985). So nothing is random in it either. A code that loses all its patches stays where it was.
+Codes are fitted to the patches with the smallest hash of image and place (hashing.py), whatever order, batch size or
+ranks. Lloyd's iteration starts from the patch nearest to the mean and then, again and again, the patch farthest from
+those chosen (Gonzalez 1985). A code that loses all its patches stays where it was.
 
-Shapes: T grid tokens, F numbers that describe a patch, P patches of the sample, C codes; the others as in places.py.
+Shapes: T grid tokens, F numbers that describe a patch, P patches of the sample, C codes.
 """
 
 from dataclasses import dataclass
@@ -34,15 +31,15 @@ _ROUNDS = 100  # of Lloyd's iteration; it usually stands still earlier
 class Rarity(OfAttention, MeanOverImages):
     """Share of patch queries whose argmax key is (one of) the rarest patches they can see.
 
-    codes: of k-means. patches: how many patches of the validation images the codes are fitted to, at most. cells: a
-        patch is described by its mean colours in cells x cells fields.
+    codes: number of codes of k-means, fitted on the selection images. patches: largest number of patches to fit them
+    on.
+    cells: a patch is described by its mean colours in cells x cells fields.
 
     Columns, (A,) in [0, 1], larger looks more at what is rare: value, with low and high; top2: the argmax key is no
-    denser than the second rarest patch; class_query, class_query_top2: the same of the class token's own row, NaN
-    without one. chance and chance_top2: value and top2 if the argmax key were random; class_chance and
-    class_chance_top2.
+    denser than the second rarest patch; class_query, class_query_top2: of the class token's own row, NaN without one.
+    chance, chance_top2, class_chance, class_chance_top2: the same for a random argmax key.
 
-    It looks at the validation images first, to fit codes. UserError with fewer different patches than codes.
+    Raises UserError with fewer different patches than codes.
     """
 
     fooled_by = "seen: a head that looks at the border or at bright patches, where these happen to be rare"
@@ -61,9 +58,7 @@ class Rarity(OfAttention, MeanOverImages):
         super().__init__(layout, **kwargs)
         for option, got, least in (("codes", codes, 2), ("patches", patches, codes), ("cells", cells, 1)):
             whole_number(f"rarity: {option}", got, least)
-        self.num_codes = codes
-        self.patches = patches
-        self.cells = cells
+        self.num_codes, self.patches, self.cells = codes, patches, cells
         self.samples: dict[Any, Pool] = {}  # of patches, per sort, while selecting
         self.codes: dict[Any, Codes] = {}
 
@@ -127,19 +122,15 @@ class Rarity(OfAttention, MeanOverImages):
                 "end_select()."
             )
         queries = self.patch_queries
-        chance, chance2 = (self.luck / self.images / queries[:, None]).unbind(1)
-        of_class, of_class2 = self.of_class(self.class_hits).unbind(1)
-        luck, luck2 = self.of_class(self.class_luck).unbind(1)
-        return {
-            **self.over_images(),
-            "top2": self.hits / self.images / queries,
-            "class_query": of_class,
-            "class_query_top2": of_class2,
-            "chance": chance,
-            "chance_top2": chance2,
-            "class_chance": luck,
-            "class_chance_top2": luck2,
+        tops = {
+            "class_query": self.of_class(self.class_hits),
+            "chance": self.luck / self.images / queries[:, None],
+            "class_chance": self.of_class(self.class_luck),
         }
+        columns = {**self.over_images(), "top2": self.hits / self.images / queries}
+        for name, both in tops.items():
+            columns[name], columns[f"{name}_top2"] = both.unbind(1)
+        return columns
 
     def _sorts(self) -> dict[Any, HeadSite]:
         """The different ways in which sites cut the image, each with one of its sites."""

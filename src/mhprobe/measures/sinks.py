@@ -2,11 +2,9 @@
 
 Xiao et al., 2024, arXiv 2309.17453, saw heads that rest on the first token; Darcet et al., 2024, arXiv 2309.16588, in
 ViTs on tokens of high norm. A token is a sink of a head, in an image, if 90 % of the queries that may look at it give
-it half of their attention or more. A head can rest there and write nothing (a no-op), or carry what is there to all
-tokens (a broadcast). Attention alone does not tell the two apart: what is written does.
-
-In Swin every window has its own sink. In a shifted window the largest region counts if it is more than half of it. A
-text has one; its padding neither looks nor is written to.
+it half of their attention or more. What the head writes tells whether it rests there and writes nothing (a no-op), or
+carries what is there to all tokens (a broadcast). In Swin every window has its own sink; in a shifted window the
+largest region counts if it is more than half of it. Padding of a text neither looks nor is written to.
 """
 
 from typing import Any
@@ -28,15 +26,14 @@ GIVES, QUIET = 0.5, 0.25  # of a query's attention; of the median head's write
 class Sinks(OfAttention, MeanOverImages):
     """Mean over images (and windows) of the share of all attention that the token which draws most gets.
 
-    queries: from which share of the queries on a token is a sink.
+    queries: share of queries from which a token is a sink. Raises UserError unless it is in (0, 1].
 
     Columns, (A,): value in [0, 1], larger is more of a sink, with low and high; uniform: of even attention; sink: share
-    of them with one; class_token: share of images where the token that draws most is the class token, NaN without one;
+    of images with one; class_token: share of images where the token that draws most is the class token, NaN without
+    one;
     write: mean over tokens of ||z_h W_O,h|| / ||stream||; common in [0, 1]: length of the mean write over tokens / mean
     length, 1 if all tokens are given the same, 0 for a head that writes nothing; role: 0 where ``sink`` is below one
-    half, 1 a no-op: it writes less than a quarter of what the median head of the model does, 2 a broadcast.
-
-    UserError unless ``queries`` is in (0, 1].
+    half, 1 a no-op: it writes less than a quarter of the model's median head, 2 a broadcast.
     """
 
     fooled_by = "by definition: a token that many queries have a reason to look at, as a large object"

@@ -1,10 +1,7 @@
 """Token kinds: the share of a head's attention that goes to each kind of key.
 
-Clark, Khandelwal, Levy & Manning, 2019, arXiv 1906.04341, section 3, for words: [CLS], [SEP], the previous and the next
-token. Here for images: see kinds.py. A share means little by itself (a row of 14 tokens gets 7 % of attention spread
-evenly over 196), so each is given together with the kind's share of the keys.
-
-Shapes: N kinds, A heads of all sites; the others as in places.py.
+Clark, Khandelwal, Levy & Manning, 2019, arXiv 1906.04341, section 3, for words. Kinds of patches: kinds.py. A row of 14
+tokens gets 7 % of attention spread evenly over 196, so each share comes with that of even attention.
 """
 
 import functools
@@ -25,15 +22,13 @@ COLUMNS = (*KINDS, "cls_to_cls")
 class TokenKinds(OfKinds):
     """Mean share of attention from patch queries to each kind of key.
 
-    value: the kind that is the column "value"; one of the columns below. UserError for a kind that needs a class token
-        or registers where the model has none.
-    threshold: from how many standard deviations above the image's mean norm a token is of high norm.
+    value: the kind (a column below) of column "value". threshold: standard deviations above the image's mean norm from
+        which a token is of high norm. Raises UserError for an unknown kind, and for one that the model does not have.
 
     Columns, (A,) shares in [0, 1], larger means more attention: value, with low and high; cls, registers, self,
     neighbours (all four together), above, below, left, right (each of them), same_row, same_column, border, high_norm,
-    from patch queries; cls_to_cls from the class token's own row; uniform_<kind> the same for even attention, and
-    uniform that of value. Kinds overlap. NaN for a kind that a model does not have. Swin's rows are renormalised over
-    the shift region: padding takes no share.
+    from patch queries; cls_to_cls from the class token's own row; uniform_<kind>, uniform: of even attention. Kinds
+    overlap. NaN for a kind that a model does not have. Swin's rows are renormalised over the shift region.
     """
 
     fooled_by = "seen: a place that often shows one kind of thing: a head for the first patch is a head for the border"

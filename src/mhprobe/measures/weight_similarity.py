@@ -1,17 +1,12 @@
 """Are two heads made alike? Cosine and subspace overlap of their weights: what makes the learning in each head unique?
 
 A head enters the model only through two circuits (Elhage et al., 2021, A Mathematical Framework for Transformer
-Circuits): W_QK = W_Q^T W_K scores pairs of tokens, W_OV = W_V^T W_O is what an attended token writes. They do not
-change when the basis inside the head does, as the single matrices do. Inner products of circuits are found from D x D
-products, <W_QK,a, W_QK,b> = sum of (W_Q,a W_Q,b^T) * (W_K,a W_K,b^T), never from the C x C matrices.
+Circuits): W_QK = W_Q^T W_K scores pairs of tokens, W_OV = W_V^T W_O is what an attended token writes. A change of basis
+inside the head leaves them as they are, unlike the single matrices. Their inner products come from D x D products,
+<W_QK,a, W_QK,b> = sum of (W_Q,a W_Q,b^T) * (W_K,a W_K,b^T).
 
 Overlap of two row spaces: the mean squared cosine of their principal angles, ||Q_a Q_b^T||_F^2 / min(ranks) with
-orthonormal rows Q; of two circuits: that of the spaces spanned by (read direction) x (write direction), which is the
-product of both overlaps. Biases and the norm before the block are left out.
-
-Only the present weights are looked at. For the initial ones run it on the untrained model too.
-
-Shapes: H heads of a group, D head width, C channels of the residual stream, A heads of all sites, K kinds.
+orthonormal rows Q; of two circuits the product of both overlaps. Biases and the norm before the block are left out.
 """
 
 from collections.abc import Sequence
@@ -46,7 +41,7 @@ class WeightSimilarity(OfWeights):
     weights, with null_low and null_high, between which 95 % of them lie (normal approximation): 0 for cosines, about
     D/C for overlaps, (D/C)^2 for those of circuits. cosine_<of> and overlap_<of> for all six. NaN outside the groups.
 
-    UserError where weights of a group differ in width. DuplicateHead names pairs above 0.99999.
+    Raises UserError if weights of a group differ in width. DuplicateHead names pairs above 0.99999.
     """
 
     fooled_by = "by definition: heads that do the same by other weights; equal weights in layers with other inputs"
@@ -63,9 +58,7 @@ class WeightSimilarity(OfWeights):
         one_of(self.name, "of", of, Of)
         one_of(self.name, "by", by, By)
         self.groups = groups(self.name, layout, pairs)
-        self.pairs = pairs
-        self.of = of
-        self.by = by
+        self.pairs, self.of, self.by = pairs, of, by
         self.label = f"{by} of {of.upper() if len(of) == 2 else of} weights"
 
     def look(self, weights: Sequence[HeadWeights]) -> None:

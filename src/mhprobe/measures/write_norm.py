@@ -1,8 +1,8 @@
 """Write norm: the length of a head's write into the residual stream, beside the length of the stream.
 
-Attention is a sum over heads, x + sum_h z_h W_O,h (Elhage et al., 2021, "A Mathematical Framework for Transformer
-Circuits"), so a head's write is z_h W_O,h: layer scale included, its share of the projection's bias left out. A head
-that writes little is inert, whatever it attends to (Kobayashi et al., 2020, arXiv 2004.10102, on norms before weights).
+Attention is x + sum_h z_h W_O,h (Elhage et al., 2021, "A Mathematical Framework for Transformer Circuits"), so a head
+writes z_h W_O,h: layer scale included, biases left out. A head that writes little is inert, whatever it attends to
+(Kobayashi et al., 2020, arXiv 2004.10102, on norms before weights).
 """
 
 import torch
@@ -15,12 +15,9 @@ from mhprobe.stats.intervals import SIZE
 
 
 class WriteNorm(MeanOverImages):
-    """Mean over tokens and images of ||z_h W_O,h|| / ||stream before the block||, all tokens alike.
+    """Mean over tokens and images of ||z_h W_O,h|| / ||stream before the block|| (of a neuron: before the MLP).
 
-    Of a neuron it is the stream before the MLP.
-
-    Columns, (A,), larger writes more: value, with low and high; norm: mean of ||z_h W_O,h|| alone, in the units of the
-    stream.
+    Columns, (A,), larger writes more: value, with low and high; norm: mean of ||z_h W_O,h|| in units of the stream.
     """
 
     fooled_by = "by definition: a large write that nobody reads, that others cancel, or that is the same for all images"

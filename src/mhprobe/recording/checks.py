@@ -14,7 +14,7 @@ _REPLICATED = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def check_model(model: nn.Module) -> None:
-    """UserError for no model, one that runs as copies of itself, or one whose weights no graph can go through."""
+    """Raise UserError for no model, a wrapper that runs copies of it, and weights without numbers or gradients."""
     refuse_no_model("record", model)
     if isinstance(model, _REPLICATED):
         raise UserError(
@@ -32,7 +32,7 @@ def check_model(model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def sized(model: nn.Module, images: Tensor) -> Iterator[None]:
-    """Blame an error inside on the size of the images, where that is not the model's."""
+    """Replace an error inside by a UserError about the size of the images, if it is not the size of the model."""
     try:
         yield
     except UserError:
@@ -48,9 +48,9 @@ def sized(model: nn.Module, images: Tensor) -> Iterator[None]:
 
 
 def check_batch(model: nn.Module, images: Any, labels: Any, line: bool = False) -> None:
-    """UserError unless images are (B, channels, height, width) of the model's type and labels (B,) whole numbers.
+    """Raise UserError unless images are (B, channels, height, width) of the model's type and labels (B,) int64.
 
-    line: the model takes a line of tokens: (B, tokens) whole numbers, or (B, tokens, width).
+    line: for a model of texts, (B, tokens) whole numbers, or (B, tokens, width).
     """
     if not (line and isinstance(images, Tensor) and images.dim() in (2, 3)):
         _check_pictures(images)
@@ -90,7 +90,7 @@ def _check_pictures(images: Any) -> None:
 
 
 def check_labels(labels: Tensor | None, logits: Tensor) -> None:
-    """UserError for a label that the model has no logit for."""
+    """Raise UserError for a label without a logit."""
     if labels is None:
         return
     classes = logits.shape[1]

@@ -20,8 +20,9 @@ IMAGES = 4  # enough to count: operations are proportional to images
 def forward_equivalents(model: nn.Module, batch: Batch, needs: Collection[Need], of: Of = "loss") -> float:
     """Operations of ``record(needs)`` / operations of ``model(images)``, counted on a few images of the batch.
 
-    Counted are matrix products, convolutions and attention, by torch.utils.flop_counter's formulas; not what the
-    measures compute from what was recorded. of: what slopes are taken of.
+    Counts matrix products, convolutions and attention, by torch.utils.flop_counter's formulas; not the measures' own
+    work.
+    of: scalar to differentiate, as for ``record``.
     """
     images, labels = batch.images[:IMAGES], None if batch.labels is None else batch.labels[:IMAGES]
     with inspecting(model, gradients=False):
@@ -31,7 +32,7 @@ def forward_equivalents(model: nn.Module, batch: Batch, needs: Collection[Need],
 
 
 class Counter(TorchDispatchMode):
-    """torch's own FlopCounterMode also follows modules, with hooks that fail where a graph begins inside one."""
+    """Counter of operations. torch's own FlopCounterMode has hooks that fail if a graph begins inside a module."""
 
     total = 0
 

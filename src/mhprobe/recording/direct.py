@@ -1,12 +1,11 @@
 """The direct path: what each part of a model writes into each logit, past all blocks that come later.
 
 Gandelsman, Efros & Steinhardt, 2024, arXiv 2310.05916; Balasubramanian, Basu & Feizi, 2024, arXiv 2406.01583. The
-residual stream is a sum of writes. Once the norms' standard deviations are held at what they were, all that stands
-between stream and logits (Swin's patch merging, the last norm, pooling, the classifier) is linear, so that each write
-can be sent through it alone, and the results add up to the logits. What a head does by way of later blocks counts for
-those blocks.
+residual stream is a sum of writes. With the norms' standard deviations held fixed, everything between stream and logits
+(Swin's patch merging, the last norm, pooling, the classifier) is linear: each write goes through it alone, and the
+results add up to the logits. What a head does by way of later blocks counts for those blocks.
 
-Shapes: B images, T tokens, H heads of one site, D head width, C channels, A heads of all sites, K classes, n writes.
+Shapes: K classes, n writes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,11 +28,10 @@ _HALF = 0.2  # the same where the model itself rounds to half precision
 
 
 def direct_logits(model: nn.Module, z: Sequence[Tensor], stream: Sequence[Stream], logits: Tensor) -> Direct:
-    """Return the write of each part of the model into the logits.
+    """Write of each part of the model into the logits.
 
-    z: per site (B, T, H, D) before the gate. stream: per block. logits: (B, K), what all parts add up to.
-
-    UserError for a model whose path is not known, or is not linear.
+    z: per site (B, T, H, D) before the gate. stream: per block. logits: (B, K), the sum of all parts. Raises UserError
+    for a model whose path is not known, or is not linear.
     """
     backbone, gates = backbone_of(model), gates_of(model)
     family, layout = family_of(backbone), gates.layout.of("head")
@@ -52,7 +50,7 @@ def direct_logits(model: nn.Module, z: Sequence[Tensor], stream: Sequence[Stream
 
 
 def _along(path: "_Path", stream: Sequence[Stream], heads: list[list[Tensor]], biases: list[Tensor]) -> Direct:
-    """All writes on their way to the logits, block by block joined by those of the block.
+    """All writes on their way to the logits; each block adds its own.
 
     heads: per block (H, B, Q, C) of each of its sites. biases: per block (C,).
     """
@@ -75,7 +73,7 @@ def _along(path: "_Path", stream: Sequence[Stream], heads: list[list[Tensor]], b
 
 
 def _bias(family: type[Family], backbone: nn.Module, site: HeadSite, output_HDC: Tensor) -> Tensor:
-    """(C,) what the site's projection adds to every token, whatever its heads do."""
+    """(C,) constant that the site's projection adds to every token."""
     bias, scale = family.seam(backbone, site).output.bias, family.layer_scale(backbone, site)
     bias_C: Tensor = output_HDC.new_zeros(output_HDC.shape[-1]) if bias is None else bias.detach()
     return wide(bias_C if scale is None else bias_C * scale)
@@ -84,12 +82,12 @@ def _bias(family: type[Family], backbone: nn.Module, site: HeadSite, output_HDC:
 class _Path:
     """The linear way from behind each block to the logits, on these images.
 
-    Deviations are one number per token, and everything else is the same for all tokens but for where merging puts them.
-    So the tokens of a write are added up first, each times the deviations and the pooling on its way: all of them to
-    one, or where M mergings follow to one for each place in a field of 2^M x 2^M, which is all that merging sees. These
-    Q = 4^M tokens then go on, past norms whose deviations are 1.
+    Deviations are one number per token; all else is equal for all tokens but for their place in a merging. So the
+    tokens of a write are added up first, each times the deviations and the pooling on its way: to one token, or with M
+    mergings ahead to one for each place in a field of 2^M x 2^M. These Q = 4^M tokens then pass norms whose deviations
+    are 1.
 
-    grids: of each block's tokens. constant: (B, K) what is added to the logits behind the last block.
+    grids: of each block's tokens. constant: (B, K) added to the logits behind the last block.
     """
 
     def __init__(self, path: DirectPath, stream: Sequence[Stream], grids: Mapping[int, tuple[int, int]]) -> None:
@@ -115,7 +113,7 @@ class _Path:
                 self.shares[block] = _Share.of(weight_BQT)
 
     def folded(self, x_BTC: Tensor, block: int) -> Tensor:
-        """(B, Q, C) tokens written in ``block``, added up; for any C."""
+        """(B, Q, C) sums of tokens (B, T, C) written in ``block``; for any C."""
         weight_BQT, used = self.shares[block][:2]
         return weight_BQT @ wide(x_BTC if used is None else x_BTC[:, used])
 
@@ -124,7 +122,7 @@ class _Path:
         return self.shares[block].total * x_C
 
     def merged(self, writes: list[Tensor], block: int) -> list[Tensor]:
-        """(n, B, Q, C) each, from in front of what stands before ``block`` to behind it; the first gets its biases."""
+        """(n, B, Q, C) writes behind the merging before ``block``, if there is one; the first gets its biases."""
         if (step := self.between[block]) is None:
             return writes
         field, write_nBQC = self.fields[block - 1], torch.cat(writes)
@@ -159,7 +157,7 @@ class _Share(NamedTuple):
 
 
 def _in_fields(over: Tensor, grid: tuple[int, int], field: int) -> tuple[Tensor, Tensor]:
-    """Of merged tokens' weights (B, rows, columns): those of the tokens of ``grid`` (B, T), and by place (B, Q, T)."""
+    """Weights of the tokens of ``grid`` (B, T), and by place (B, Q, T), from merged tokens (B, rows, columns)."""
     each = over.repeat_interleave(2, 1).repeat_interleave(2, 2)[:, : grid[0], : grid[1]].flatten(1)
     row, column = torch.arange(grid[0])[:, None] % field, torch.arange(grid[1]) % field
     place_QT = F.one_hot((row * field + column).flatten(), field**2).mT.to(each)
@@ -169,7 +167,7 @@ def _in_fields(over: Tensor, grid: tuple[int, int], field: int) -> tuple[Tensor,
 class _Frozen:
     """A step with its norms' deviations held at what they are for ``x``: affine, and its linear part.
 
-    seen: what the step makes of ``x``, but for linear layers, behind which no norm stands.
+    seen: output of the step for ``x``, without linear layers, which no norm follows.
     """
 
     def __init__(self, step: Callable[[Tensor], Tensor], x: Tensor) -> None:
@@ -200,10 +198,10 @@ class _Frozen:
 
 
 class _Norms(TorchFunctionMode):
-    """While it is on, norms multiply by ``scales`` instead of by their own, in the order of their calls.
+    """While it is on, norms multiply by ``scales``, in the order of their calls, instead of their own.
 
-    Where a scale is None, by nothing; where there are no scales at all, by their own, which become ``scales``.
-    biases: whether norms and linear layers add theirs.
+    A scale of None multiplies by nothing. Without scales norms use their own, which become ``scales``. biases: whether
+    norms and linear layers add theirs.
     """
 
     def __init__(self, scales: Sequence[Tensor | None] | None = None, biases: bool = True) -> None:
@@ -252,7 +250,7 @@ class _Norms(TorchFunctionMode):
 
 
 def _check(found: Direct, logits: Tensor, layout: HeadLayout) -> None:
-    """UserError unless the parts add up: then something on the way is not linear."""
+    """Raise UserError unless the parts add up to the logits."""
     total, largest = sum(part.sum(1) for part in found), max(part.abs().amax() for part in found)
     error = (total - logits).abs().amax()
     agree = _AGREE if wide(logits) is logits else _HALF

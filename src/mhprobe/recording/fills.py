@@ -1,17 +1,11 @@
 """Fills for heads that are off, found on the images that choose.
 
-zero: nothing, what removal leaves.
-mean: the head's mean output over images and positions.
-mean_per_position: its mean over images, position by position.
-resample: its output on another image (Chan et al., 2022, causal scrubbing): one of 32 that were drawn once, which of
-    them depends on the image alone.
-optimal: the constant that costs least while this head alone is off (Li & Janson, 2024, arXiv 2409.09951): from the
-    mean on, by gradient descent on up to 256 of the images. Of all steps each head keeps its best, so that on these
-    images no head costs more than with its mean.
+zero: nothing, as in a removal. mean: the head's mean output over images and positions. mean_per_position: its mean over
+images, by position. resample: its output on one of 32 other images, which its pixels choose (Chan et al., 2022, causal
+scrubbing). optimal: the constant of least loss while this head alone is off (Li & Janson, 2024, arXiv 2409.09951): by
+gradient descent from the mean on up to 256 images; each head keeps its best step, so no head costs more than its mean.
 
-Heads are looked at in front of their gates, in the whole model. Every rank finds the same, whatever the batches.
-
-Shapes: B images, W windows, T tokens, H heads of one site, D head width, A heads of all sites, R masks side by side.
+Outputs are those before the gates, of the whole model. Every rank finds the same, whatever the batches.
 """
 
 import dataclasses
@@ -45,7 +39,7 @@ Walk = Callable[[], Iterable[Batch]]
 
 
 class _Moments(NamedTuple):
-    """Of one site, over images: mean (W, T, H * D), and mean of squares, float64."""
+    """Mean over images of one site (W, T, H * D), and of its square, float64."""
 
     mean: Tensor
     square: Tensor
@@ -54,8 +48,8 @@ class _Moments(NamedTuple):
 def find_fill(model: nn.Module, name: FillName, batches: Walk) -> Fill | None:
     """Find the fill of each head of ``model``; None for zero. A collective.
 
-    batches: starts a walk over the images that choose. UserError for an unknown name, for resampling from a single
-    image, and for a fit without labels.
+    batches: starts a walk over the images that choose. Raises UserError for an unknown name, for resampling from a
+    single image, and for a fit without labels.
     """
     one_of("fill", "fill", name, FillName)
     if name == "zero":
@@ -65,12 +59,12 @@ def find_fill(model: nn.Module, name: FillName, batches: Walk) -> Fill | None:
 
 
 def mean(model: nn.Module, batches: Walk) -> Fill:
-    """Fill with each head's mean over images and positions, without those that only pad a window."""
+    """Fill with each head's mean over images and positions, without padding."""
     return _even(gates_of(model).layout, _moments(model, batches))
 
 
 def mean_per_position(model: nn.Module, batches: Walk) -> Fill:
-    """Fill with each head's mean over images, for every window and token apart."""
+    """Fill with each head's mean over images, by window and token."""
     return Fill(tuple(each.mean[None].float() for each in _moments(model, batches)))
 
 
@@ -113,16 +107,13 @@ def optimal(model: nn.Module, batches: Walk) -> Fill:
 
 
 FOUND: dict[str, Callable[[nn.Module, Walk], Fill]] = {
-    "mean": mean,
-    "mean_per_position": mean_per_position,
-    "resample": resample,
-    "optimal": optimal,
+    find.__name__: find for find in (mean, mean_per_position, resample, optimal)
 }
 
 
 @dataclass(frozen=True, eq=False)
 class Donors(Fill):
-    """sites: the outputs on S donors. numbers: (S,) int64, which images they are."""
+    """Outputs on S donors. numbers: (S,) int64 of their images."""
 
     numbers: Tensor
 
@@ -136,30 +127,25 @@ class Donors(Fill):
 
 
 def beyond_fill(heads: HeadBatch, fill: Fill, layout: HeadLayout) -> HeadBatch:
-    """The same batch with z - fill, what a head gives beyond what would stand in its place: slopes are a mask's then.
-
-    fill: for the images of the batch.
-    """
+    """Batch with z - fill for z, so that slopes are those of a mask. fill: for the images of the batch."""
     parts = zip(layout.sites, fill.sites, heads.z, strict=True)
     return dataclasses.replace(heads, z=tuple(z - _in_order(site, rows).to(z) for site, rows, z in parts))
 
 
 def _in_order(site: HeadSite, rows: Tensor) -> Tensor:
     """(S, W, T, H * D) -> (S, T, H, D) in raster order."""
-    if rows.shape[1:-1].numel() == 1:
-        return rows.view(-1, 1, site.num_heads, site.head_dim)
-    return in_raster_order(site, rows, len(rows))
+    one = rows.shape[1:-1].numel() == 1
+    return rows.view(-1, 1, site.num_heads, site.head_dim) if one else in_raster_order(site, rows, len(rows))
 
 
 def _outputs(model: nn.Module, images: Tensor) -> list[Tensor]:
-    """Per site (B, W, T, H * D), in front of the gates."""
+    """Per site (B, W, T, H * D), before the gates."""
     with inspecting(model, gradients=False), Taps(model, gates_of(model).layout, ()) as taps:
         model(usable(images))
     return [rows.unflatten(0, (len(images), -1)) for rows in taps.heads]
 
 
 def _moments(model: nn.Module, batches: Walk) -> list[_Moments]:
-    """Per site; the same on all ranks."""
     sums: list[Tensor] = []
     images = torch.zeros((), dtype=torch.float64, device=next(model.parameters()).device)
     for batch in batches():
@@ -180,7 +166,7 @@ def _even(layout: HeadLayout, moments: list[_Moments]) -> Fill:
 def _drawn(batches: Walk, count: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """Draw ``count`` images of all ranks' together, by their pixels alone. A collective.
 
-    (n, ...) the images, (n,) their numbers (see ``image_numbers``) and (n,) labels, None where there are none.
+    (n, ...) images, (n,) their numbers (see ``image_numbers``) and (n,) labels, None without any.
     """
     pool, labelled = Pool(count), True
     for batch in batches():

@@ -1,4 +1,4 @@
-"""Recorded attention from one token, or several, laid out on the grid of patches. Windows are put back in place."""
+"""Recorded attention from one token, or several, laid out on the grid of patches, without windows."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ Query = str | tuple[int, int]
 
 
 def who_looks(site: HeadSite, query: Query) -> Tensor:
-    """(T,) weight of each token as a query; sums to 1. UserError for a query that the site has not."""
+    """(T,) weight of each token as a query; sums to 1. Raises UserError for a query that the site has not."""
     height, width = site.token_grid
     prefix, tokens = site.prefix_tokens, site.prefix_tokens + height * width
     asking, word = torch.zeros(tokens, dtype=torch.float64), query if isinstance(query, str) else ""
@@ -33,7 +33,7 @@ def who_looks(site: HeadSite, query: Query) -> Tensor:
 
 
 def looked_at(attn: Tensor, site: HeadSite, asking: Tensor) -> Tensor:
-    """(B, W, H, K, K) weights and (T,) who looks -> (B, H, rows, columns)."""
+    """(B, H, rows, columns) from weights (B, W, H, K, K) and queries (T,)."""
     places = site.places().to(attn.device)
     if attn.shape[-1] != places.shape[1]:
         raise UserError(

@@ -1,8 +1,8 @@
 """Layer-wise relevance propagation: how much of a logit came through each neuron of the heads' outputs.
 
-Achtibat et al. 2024 (AttnLRP), arXiv 2402.05602; Bach et al. 2015. A neuron's relevance is written R = a * c: its
-activation times a modified gradient. Then every rule is a change of some operation's backward pass, and one ordinary
-forward of the real modules and one backward give all relevances. Here
+Achtibat et al. 2024 (AttnLRP), arXiv 2402.05602; Bach et al. 2015. A neuron's relevance is its activation times a
+modified gradient, R = a * c. So a rule changes the backward pass of an operation, and one forward and one backward pass
+of the real modules give all relevances:
 
     linear layer     gamma rule: input i of output j gets the share of its contribution a_i w_ij, where contributions
                      of the output's own sign count 1 + gamma times; the bias is one more input, which keeps its share
@@ -12,10 +12,10 @@ forward of the real modules and one backward give all relevances. Here
     softmax          its first-order term; the remainder keeps its share
     sums, residual   in proportion to the terms: nothing to change
 
-so relevance is conserved up to what biases, softmax remainders and epsilon keep. Where we differ from the paper's
-code: gamma is one number for all linear layers, and the patch embedding is not propagated through.
+Relevance is conserved up to what biases, softmax remainders and epsilon keep. Unlike the paper's code, gamma is one
+number for all linear layers, and the patch embedding is not propagated through.
 
-Shapes: B images, T tokens, I inputs and O outputs of a linear layer, C classes.
+Shapes: I inputs and O outputs of a linear layer.
 """
 
 import contextlib
@@ -36,9 +36,9 @@ from mhprobe.recording.state import inspecting, usable
 
 
 def relevances(model: nn.Module, images: Tensor, labels: Tensor | None, rule: Relevance) -> Relevances:
-    """Share each image's logit out to the heads' outputs, per site (B * windows, tokens, H * D).
+    """Relevances of the heads' outputs for each image's logit, per site (B * windows, tokens, H * D).
 
-    labels: needed for ``rule.target == "label"``.
+    labels: needed for ``rule.target == "label"``. Raises UserError as ``record`` does.
     """
     layout, backbone = gates_of(model).layout, backbone_of(model)
     family = family_of(backbone)
@@ -68,7 +68,7 @@ def relevances(model: nn.Module, images: Tensor, labels: Tensor | None, rule: Re
 
 
 def patch_relevances(model: nn.Module, images: Tensor, labels: Tensor | None, rule: Relevance) -> tuple[Tensor, Tensor]:
-    """(B,) the explained logit, and (B, tokens) the relevance of each patch's embedding, in raster order."""
+    """(B,) explained logit, and (B, tokens) relevance of each patch's embedding, in raster order."""
     with inspecting(model, gradients=True):
         explained, patches = _explained(model, backbone_of(model), images, labels, rule)
         (slope,) = torch.autograd.grad(explained.sum(), patches)
@@ -79,7 +79,7 @@ def patch_relevances(model: nn.Module, images: Tensor, labels: Tensor | None, ru
 def _explained(
     model: nn.Module, backbone: nn.Module, images: Tensor, labels: Tensor | None, rule: Relevance
 ) -> tuple[Tensor, Tensor]:
-    """The logit, or length of features, to explain, and patch embeddings, where the graph under the rules begins."""
+    """Explained scalar, and patch embeddings, at which the graph under the rules begins."""
     if rule.target not in ("top1", "label", "norm"):
         raise UserError(f"relevance: target is top1, label or norm, got {quoted(rule.target)}.")
     refuse_features(model, rule.target, "relevance")
@@ -115,20 +115,19 @@ class _Rules(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is F.linear:
-            return _linear(self.rule, *args, **kwargs)
+            return self._linear(*args, **kwargs)
         changed = _CHANGED.get(func)
         return func(*args, **kwargs) if changed is None else changed(func, *args, **kwargs)
 
-
-def _linear(rule: Relevance, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return _Linear.apply(x, weight, bias, rule.gamma, rule.epsilon)
+    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return _Linear.apply(input, weight, bias, self.rule.gamma, self.rule.epsilon)
 
 
 class _Linear(torch.autograd.Function):
     """y = x W^T + b, where output j hands to input i the share of x_i w_ji (1 + gamma, where its sign is y's).
 
-    With P the sum of contributions of y's own sign: share = contribution / (y + gamma P + epsilon sign y).
-    P = (y + sign(y) (|x| |W|^T + |b|)) / 2, so two products forward and two backward are all it takes.
+    With P the sum of contributions of y's own sign: share = contribution / (y + gamma P + epsilon sign y), and
+    P = (y + sign(y) (|x| |W|^T + |b|)) / 2: two products forward and two backward.
     """
 
     @staticmethod
@@ -153,12 +152,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _layer_norm(
-    _func: Any,
-    x: Tensor,
-    shape: Any,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
+    _func: Any, x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
     dims = tuple(range(-len(shape), 0))
     return _scaled(x - x.mean(dims, keepdim=True), dims, weight, bias, eps)
@@ -183,12 +177,12 @@ def _gated(func: Callable[..., Tensor], x: Tensor, *args: Any, **kwargs: Any) ->
 
 
 def _constant(func: Callable[..., Tensor], x: Tensor) -> Tensor:
-    """A gate that was written out, as in x * sigmoid(1.702 x)."""
+    """Gate that was written out, as in x * sigmoid(1.702 x)."""
     return func(x.detach())
 
 
 def _product(func: Callable[..., Tensor], a: Any, b: Any) -> Tensor:
-    """Of two activations, each gets half; a weight or a number is no activation."""
+    """Product of two activations, each of which gets half; a weight or a number is no activation."""
     both = isinstance(a, Tensor) and isinstance(b, Tensor) and a.requires_grad and b.requires_grad
     return _Half.apply(func(a, b)) if both else func(a, b)
 
@@ -206,14 +200,8 @@ class _Half(torch.autograd.Function):
 _CHANGED: dict[Callable[..., Any], Callable[..., Any]] = {
     F.layer_norm: _layer_norm,
     F.rms_norm: _rms_norm,
-    F.gelu: _gated,
-    F.silu: _gated,
-    torch.sigmoid: _constant,
-    Tensor.sigmoid: _constant,
-    torch.matmul: _product,
-    Tensor.matmul: _product,
-    Tensor.__matmul__: _product,
-    torch.mul: _product,
-    Tensor.mul: _product,
-    Tensor.__mul__: _product,
+    **dict.fromkeys((F.gelu, F.silu), _gated),
+    **dict.fromkeys((torch.sigmoid, Tensor.sigmoid), _constant),
+    **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__), _product),
+    **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__), _product),
 }

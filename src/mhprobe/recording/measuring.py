@@ -1,7 +1,6 @@
 """Showing batches to measures: one recorded pass per batch, shared by all of them, on every rank alike.
 
-``recorded`` is for what a measure, which keeps sums, cannot be: what keeps a number of every image, or compares two
-passes.
+``recorded`` serves what is no measure: numbers of every image, and comparisons of two passes.
 """
 
 import dataclasses
@@ -33,20 +32,16 @@ def measure(
 ) -> tuple[dict[str, Columns], dict[str, UserError]]:
     """Return the columns of measures of ``model`` on these images, on the CPU, and the errors of those that refused.
 
-    Arguments as of ``feed``. A collective: every rank gets the same.
+    Arguments and UserError as of ``feed``. A collective: every rank gets the same.
     """
     refused = feed(model, measures, batches, select, **options)
-    found: dict[str, Columns] = {}
-    for key, each in measures.items():
-        if key in refused:
-            continue
+    columns: dict[str, Columns] = {}
+    for key in [key for key in measures if key not in refused]:
         try:
-            columns = each.columns()
+            columns[key] = {name: values.cpu() for name, values in measures[key].columns().items()}
         except UserError as error:
             refused[key] = error
-            continue
-        found[key] = {name: values.cpu() for name, values in columns.items()}
-    return found, refused
+    return columns, refused
 
 
 def feed(
@@ -60,19 +55,20 @@ def feed(
     of: Of = "loss",
     beside: frozenset[Need] = frozenset(),
 ) -> dict[str, UserError]:
-    """Show the images to the measures, and ask none of them for its columns; return a UserError for each that refused.
+    """Show the images to the measures, without asking for columns; return the UserError of each that refused.
 
-    model: carries gates. measures: by the key they get in the result; what they have seen before is forgotten.
-    batches: starts a walk over the images. select: over those that measures choose on which have to choose something
-    first (e.g. Interaction its pairs), and on which is found what stands in a head's place (``recording.fills``);
-    without it that is done on ``batches``, which flatters.
-    class_names: passed on to measures. done: called after each batch, also of ``select``.
+    model: carries gates. measures: by key; they forget what they have seen before.
+    batches: starts a walk over the images. select: over those on which measures choose first (e.g. Interaction its
+    pairs) and fills are found (``recording.fills``); without it fills are found on ``batches``, which flatters.
+    class_names: for measures. done: called after each batch, also of ``select``.
     at_gates: slopes are along the share of a head that its gate lets through, as a removal sees them: 0 for a closed
-    head. Otherwise they are along the gate itself. of: what slopes are taken of, as for ``record``. beside: what is
-    recorded besides, so that numbers are to the last digit those of a pass that needs it.
+    head;
+        otherwise along the gate itself. of: scalar to differentiate, as for ``record``. beside: further needs, so that
+        numbers equal to the last digit those of a pass that has them.
 
-    A measure that refuses is fed no further, and does not hold up the others; one that needs what ``record`` refuses
-    counts as such. What ``record`` refuses for all of them is raised. A collective: every rank gets the same.
+    A measure that refuses is fed no further, and does not hold up the others; so does one whose needs ``record``
+    refuses.
+    Raises what ``record`` refuses for all of them. A collective: every rank gets the same.
     """
     device, layout = next(model.parameters()).device, gates_of(model).layout
     if of_heads := [key for key, each in measures.items() if each.layout.kinds < layout.kinds]:
@@ -100,17 +96,17 @@ def feed(
 
 
 def measured(model: nn.Module, measures: Mapping[str, Measure], batches: Walk, **options: Any) -> dict[str, Columns]:
-    """The columns of each measure, as ``measure`` finds them; UserError of the first that refuses."""
-    found, refused = measure(model, measures, batches, **options)
+    """Return the columns of each measure, as ``measure`` does; raise the UserError of the first that refuses."""
+    columns, refused = measure(model, measures, batches, **options)
     for error in refused.values():
         raise error
-    return found
+    return columns
 
 
 def recorded(
     model: nn.Module, batches: Iterable[Batch], needs: Collection[Need] = ()
 ) -> Iterator[tuple[Batch, HeadBatch]]:
-    """Each batch with what the heads did on it; in several pieces where their attention would take much room.
+    """Each batch with its record, in several pieces if its attention would take much memory.
 
     needs: as of ``record``, whose UserErrors these are; none that wants labels.
     """
@@ -131,15 +127,15 @@ def fills_of(measures: Iterable[Measure]) -> list[FillName]:
 
 
 def label_of(measured: Measure, of: Of) -> str:
-    """Return the label of a measure's axis where gradients are of something else than the loss."""
+    """Label of a measure's axis, with the scalar of its gradients unless that is the loss."""
     plain = of == "loss" or "grad" not in measured.needs
     return measured.label if plain else f"{measured.label.replace(' (nats)', '')}, of the {of}"
 
 
 def score_heads(model: nn.Module, scores_by: Measure, batches: Walk, column: str = "value", of: Of = "loss") -> Tensor:
-    """(A,) one column of one measure, which also chooses on these images if it has to. UserError if it refuses.
+    """(A,) one column of one measure, which also chooses on these images if it has to. Slopes are ``at_gates``.
 
-    Or if that column is not one number per head. Slopes are ``at_gates``: scores are for choosing what to remove.
+    Raises UserError if it refuses, or if the column is not one number per head.
     """
     columns = measured(model, {scores_by.name: scores_by}, batches, at_gates=True, of=of)[scores_by.name]
     shape = (scores_by.layout.num_heads,)
@@ -163,7 +159,7 @@ def _feed(
     fills: Mapping[FillName, Fill | None],
     beside: frozenset[Need],
 ) -> dict[str, UserError]:
-    """Feed every batch to every measure; selecting: to its ``select``. Returns what was refused on any rank."""
+    """Feed every batch to every measure (selecting: to its ``select``); return what was refused on any rank."""
     refused: dict[str | None, UserError] = {}
     layout = gates_of(model).layout
     try:
@@ -195,8 +191,8 @@ def _feed(
     except UserError as error:
         refused[None] = error
     # a rank that raised alone would leave the others waiting in the next collective
-    told = ranks.gather({key: str(error) for key, error in refused.items()})
-    shared = {key: UserError(text) for part in told for key, text in part.items()}
+    messages = ranks.gather({key: str(error) for key, error in refused.items()})
+    shared = {key: UserError(text) for part in messages for key, text in part.items()}
     if None in shared:
         raise shared[None]
     return {key: error for key, error in shared.items() if key is not None}
@@ -210,20 +206,20 @@ def _look(model: nn.Module, batch: Batch, **options: Any) -> HeadBatch:
 def _unfit(
     look: Callable[..., HeadBatch], measures: Mapping[str, Measure], selecting: bool
 ) -> dict[str | None, UserError]:
-    """Measures that need what cannot be recorded of these images, each with the reason."""
-    found: dict[str | None, UserError] = {}
-    for key, each in measures.items():
+    """UserErrors of measures whose needs cannot be recorded of these images."""
+    refused: dict[str | None, UserError] = {}
+    for key, item in measures.items():
         try:
-            look(needs=needs_of([each], selecting))
+            look(needs=needs_of([item], selecting))
         except UserError as error:
-            found[key] = error
-    return found
+            refused[key] = error
+    return refused
 
 
 def pieces(count: int, layout: HeadLayout) -> list[slice]:
-    """Of so many images, so few at a time that all blocks' attention takes the room that one block's takes for all.
+    """Slices of images such that all blocks' attention of a slice is no larger than one block's of all images.
 
-    That much the model's own forward needs, too. But not fewer than ``LEAST`` at a time.
+    But not fewer than ``LEAST`` images.
     """
     sizes = [site.attention_size for site in layout.of("head").sites]
     images = max(LEAST, count * max(sizes) // sum(sizes)) if all(sizes) else count

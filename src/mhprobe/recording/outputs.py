@@ -17,9 +17,9 @@ _NAMED = ("logits", "pooler_output", "image_embeds", "text_embeds")
 
 
 def logits_of(output: Any) -> Tensor:
-    """(B, C) what a model gave back: the tensor itself; of a dict or a Hugging Face output its logits or features.
+    """(B, C) output of a model: the tensor itself, or the logits or features in a dict or a Hugging Face output.
 
-    Of several outputs the first is meant; of tokens (B, T, C) their mean. UserError where there is no such tensor.
+    Of several outputs the first; of tokens (B, T, C) their mean. Raises UserError without such a tensor.
     """
     found = _found(output)
     if not isinstance(found, Tensor) or found.dim() not in (2, 3):
@@ -38,7 +38,7 @@ def broken(outputs: Tensor) -> Tensor:
 
 
 def refuse_broken(broken_N: Tensor, what: str) -> None:
-    """Raise UserError for images with ``broken`` outputs, whose largest means nothing. what: gives the outputs."""
+    """Raise UserError for images with ``broken`` outputs. what: name of the outputs."""
     if bool(broken_N.any()):
         raise UserError(
             f"{what} is NaN or infinite for {int(broken_N.sum())} of {len(broken_N)} images, the first is image "
@@ -62,7 +62,7 @@ UNLABELLED = ("top1", "norm")  # of these, which need no labels
 
 
 def refuse_features(model: nn.Module, of: str, where: str = "record") -> None:
-    """UserError where features would be taken for logits; a wrapper may have a classifier of its own."""
+    """Raise UserError if features would be taken for logits; a wrapper may have its own classifier."""
     if of != "norm" and puts_out_features(model):
         raise UserError(
             f"{where}: {type(model).__name__} gives features, no logits, so its {of} means nothing. Ask for their "
@@ -71,7 +71,7 @@ def refuse_features(model: nn.Module, of: str, where: str = "record") -> None:
 
 
 def objective(logits: Tensor, labels: Tensor | None, of: str) -> Tensor:
-    """(B, C) -> (B,): cross-entropy of the label in nats, the largest logit, the label's, or the length of all."""
+    """(B,) cross-entropy of the label in nats, the largest logit, the label's, or the length of (B, C) logits."""
     one_of("record", "of", of, Of)
     if of == "norm":
         return wide(logits).norm(dim=1)
@@ -91,7 +91,7 @@ def gate_slope(
 ) -> Tensor:
     """(A,) float64 slope of the mean objective along the gates at ``values`` (A,), which they keep.
 
-    images: B of them, or none: over those of all ranks, each of which counts once. ``model`` is being inspected.
+    images: B of them, or none; the mean is over those of all ranks. ``model`` is being inspected.
     """
     leaf, learnable = gates.values, gates.values.requires_grad
     sums = torch.zeros(len(leaf) + 1, dtype=torch.float64, device=leaf.device)

@@ -1,21 +1,19 @@
 """Activation patching: what each head alone brings from one run into another, exactly and from slopes.
 
-Two runs of the same model: on an image (clean), and on a corrupted twin of it. In the *base* run one head's output is
-replaced by what it was in the other run, the *source*; the effect is how far the metric moves from the base's towards
-the source's (Heimersheim & Nanda, 2024, arXiv 2404.15255). Denoising takes the corrupted run for the base, noising the
-clean one. Who gets which donor, and which noise, depends on the image alone (and a seed), not on its batch, the order
-or the rank.
+Two runs of the same model: on an image (clean), and on its corrupted twin. In the *base* run one head's output is
+replaced by that of the other run, the *source*; the effect is how far the metric moves towards the source's
+(Heimersheim & Nanda, 2024, arXiv 2404.15255). Denoising has the corrupted run as base, noising the clean one. Donors
+and noise depend on the image (and a seed) alone.
 
 exact: one patched run per head. Heads share all blocks before their own, and their own block's attention (replay.py).
-atp: attribution patching, the first-order term: slope in the base run times what would change (Nanda, 2023).
-graddrop: of AtP* (Kramar, Lieberum, Shah & Nanda, 2024, arXiv 2403.00745). A head whose direct effect and whose effect
-    by way of a later block cancel has a small slope, though either moves the metric. So slopes are taken once per block
-    with nothing flowing back through what that block writes (attention and MLP), and the sizes of the estimates are
-    averaged; a block's own heads have none there, so that L - 1 estimates count. It is a size, never negative.
-AtP*'s other part corrects for the softmax behind queries and keys. A head's output stands behind that softmax: patching
-it leaves its own attention weights out, and there is nothing to correct.
+atp: attribution patching, the slope in the base run times the change (Nanda, 2023).
+graddrop: of AtP* (Kramar, Lieberum, Shah & Nanda, 2024, arXiv 2403.00745). If a head's direct effect and its effect by
+    way of a later block cancel, its slope is small. So slopes are taken once per block with nothing flowing back
+    through that block's writes (attention and MLP), and |estimates| are averaged over L - 1 blocks: a block's own heads
+    have none there.
+AtP*'s correction for the softmax is not needed: a head's output stands behind it.
 
-Shapes: B images, N donors, T tokens, H heads of one site, D head width, A heads of all sites, L blocks.
+Shapes: N donors.
 """
 
 import contextlib
@@ -44,7 +42,7 @@ Estimate = Literal["exact", "atp", "graddrop"]
 class Run(NamedTuple):
     """One of the two runs of a patching.
 
-    images: (B, ...). heads: per site (B or windows, T, H * D), in front of the gates. logits: (B, C).
+    images: (B, ...). heads: per site (B or windows, T, H * D), before the gates. logits: (B, C).
     """
 
     images: Tensor
@@ -54,9 +52,9 @@ class Run(NamedTuple):
 
 @torch.inference_mode(False)  # Lightning evaluates inside, where nothing has slopes
 def patched(model: nn.Module, clean: Run, labels: Tensor | None, objects: Tensor | None, need: Patching) -> Patched:
-    """Of one batch. clean: the run on the images themselves.
+    """Effects of one batch. clean: the run on the images themselves.
 
-    UserError without labels, for options that do not exist, and for pairs that cannot be made (see ``twins``).
+    Raises UserError without labels, for unknown options, and for pairs that cannot be made (see ``twins``).
     """
     if labels is None:
         raise UserError("patching: the metric is about the label's logit, so it needs labels, got None.")
@@ -104,7 +102,7 @@ def _of(logits: Tensor, classes: Tensor) -> Tensor:
 
 
 class _Ran(NamedTuple):
-    """A run, and what slopes of its logits are taken with, where it has any."""
+    """A run; its logits in a graph, if it has one; taps and drop for its slopes."""
 
     run: Run
     logits: Tensor
@@ -124,7 +122,7 @@ def _run(model: nn.Module, images: Tensor, sloped: bool) -> _Ran:
 def _from_slopes(
     gates: HeadGates, base: _Ran, source: Run, metric: _Metric, sign: int, graddrop: bool
 ) -> dict[str, Tensor]:
-    """(B, A) each: "atp", and "graddrop" where it is asked for."""
+    """(B, A) each: "atp", and "graddrop" if it is wanted."""
     layout, images = gates.layout.of("head"), len(base.logits)
     shares, heads = layout.split(gates.effective()[: layout.num_heads]), base.run.heads[: len(layout.sites)]
     change = [
@@ -155,7 +153,7 @@ def _along(images: int, change: Sequence[Tensor], slopes: Sequence[Tensor], layo
 
 
 class _Drop(contextlib.ExitStack):
-    """While ``block`` is a number, no slope flows back through what that block writes: only past it."""
+    """While ``block`` is a number, no slope flows back through the writes of that block."""
 
     block: int | None = None
 
@@ -171,7 +169,7 @@ class _Drop(contextlib.ExitStack):
 
 
 class _Past(torch.autograd.Function):
-    """A block's output; backwards either through the block or, where it is dropped, past it."""
+    """A block's output; backwards through the block, or past it if it is dropped."""
 
     @staticmethod
     def forward(ctx: Any, before: Tensor, after: Tensor, number: int, drop: _Drop) -> Tensor:
@@ -187,8 +185,8 @@ class _Past(torch.autograd.Function):
 class Twins(NamedTuple):
     """Corrupted twins of a batch.
 
-    images: (B, ...) like the clean ones. label: (B,) of the donors, None where there are none. paired: (B,) bool.
-    donor: (B,) place of each image's donor among all of them, None where there are none.
+    images: (B, ...) like the clean ones. label: (B,) of the donors. paired: (B,) bool, False without a twin. donor:
+    (B,) index of each image's donor. label and donor are None without donors.
     """
 
     images: Tensor
@@ -198,9 +196,9 @@ class Twins(NamedTuple):
 
 
 def twins(images: Tensor, labels: Tensor, objects: Tensor | None, need: Patching) -> Twins:
-    """Of images (B, 3, height, width) and their labels (B,). objects: (B, height, width), 0 is ground.
+    """Twins of images (B, 3, height, width) with labels (B,). objects: (B, height, width), 0 is ground.
 
-    UserError for a corruption that does not exist, needs masks that are not there, or cannot be done to text.
+    Raises UserError for an unknown corruption, one that needs missing masks, and one that text cannot have.
     """
     one_of("patching", "corrupt", need.corrupt, Corrupt)
     if need.corrupt == "class":
@@ -208,13 +206,20 @@ def twins(images: Tensor, labels: Tensor, objects: Tensor | None, need: Patching
     if not images.is_floating_point():
         raise UserError(f"patching: corrupt={need.corrupt} is for images, not for tokens. Use corrupt=class.")
     if need.corrupt == "noise":
-        return Twins(images + _noise(images, need), None, torch.ones(len(images), dtype=torch.bool).to(images.device))
+        noise = torch.zeros_like(images)
+        for image, number, drawn in zip(images, mixed(image_numbers(images) + need.seed).tolist(), noise, strict=True):
+            generator = torch.Generator().manual_seed(number)
+            drawn.copy_(torch.randn(image.shape, generator=generator).to(image) * image.std() * need.noise)
+        return Twins(images + noise, None, torch.ones(len(images), dtype=torch.bool).to(images.device))
     if objects is None:
         raise UserError(
             "patching: corrupt=object needs object masks beside the images. Use data=scenes, data=pets, or "
             "corrupt=class."
         )
-    return _without_objects(images, objects.to(images.device) > 0)
+    shown = objects.to(images.device) > 0
+    ground, flat = ~shown[:, None], shown.flatten(1)
+    mean = (images * ground).sum((2, 3), keepdim=True) / ground.sum((2, 3), keepdim=True).clamp(min=1)
+    return Twins(torch.where(ground, images, mean), None, flat.any(1) & ~flat.all(1))  # in the ground's mean colour
 
 
 def _of_another_class(images: Tensor, labels: Tensor, need: Patching) -> Twins:
@@ -229,19 +234,3 @@ def _of_another_class(images: Tensor, labels: Tensor, need: Patching) -> Twins:
     return Twins(
         torch.where(paired.view(-1, *[1] * (images.dim() - 1)), theirs, images), label_N[chosen_B], paired, chosen_B
     )
-
-
-def _noise(images: Tensor, need: Patching) -> Tensor:
-    drawn = []
-    for image, number in zip(images, mixed(image_numbers(images) + need.seed).tolist(), strict=True):
-        generator = torch.Generator().manual_seed(number)
-        drawn.append(torch.randn(image.shape, generator=generator).to(image) * image.std() * need.noise)
-    return torch.stack(drawn) if drawn else torch.zeros_like(images)
-
-
-def _without_objects(images: Tensor, shown_BYX: Tensor) -> Twins:
-    """Every object in the mean colour of the ground around it."""
-    ground = ~shown_BYX[:, None]
-    mean = (images * ground).sum((2, 3), keepdim=True) / ground.sum((2, 3), keepdim=True).clamp(min=1)
-    seen = shown_BYX.flatten(1)
-    return Twins(torch.where(ground, images, mean), None, seen.any(1) & ~seen.all(1))

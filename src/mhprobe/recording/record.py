@@ -1,7 +1,7 @@
 """record(): outputs, attention and gradients of every head, from one forward pass (and one backward pass).
 
-Taps (recording/taps.py) stand in the model for this call only. It runs eager (a hook added to a compiled model is
-silently ignored), in eval mode, with the weights frozen: the backward pass then costs about one forward.
+Taps (recording/taps.py) are hooked in for this call only. The model runs eager (a hook added to a compiled model is
+silently ignored), in eval mode, with frozen weights, so that the backward pass costs about one forward.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -43,16 +43,16 @@ def record(
     model: carries gates (see ``attach``); may be a wrapper around the backbone, e.g. a LightningModule.
     images: (B, 3, height, width), normalised; of a text (B, tokens). labels: (B,), needed for slopes.
     needs: "grad" for slopes along the heads, "attn" for attention weights and "attn_grad" for slopes along them,
-        "stream" for the residual stream, "weights" for each head's own, "direct" for what parts write into the logits;
-        an Ablation for logits under masks and a Patching for what heads bring from one run into another (more passes);
-        a Relevance for layer-wise relevance. z is always there.
+        "stream" for the residual stream, "weights" for each head's own, "direct" for writes into the logits; an
+        Ablation for logits under masks and a Patching for its effects (more passes); a Relevance for layer-wise
+        relevance. z is always there.
     valid: (B,) bool, default all True. index: (B,) positions in the split, for error messages; default 0, 1, ...
-    objects: (B, height, width) int64, passed on. fills: by name what stands in a head's place (``recording.fills``).
+    objects: (B, height, width) int64, passed on. fills: replacements of masked heads, by name (``recording.fills``).
     of: scalar per image to differentiate: the "loss" (cross-entropy, which measures expect), the logit of the "label",
         or without labels the "top1" logit, or the "norm" of the features of a model without a classifier.
 
-    Raises UserError for a need that does not exist, slopes without labels, labels outside the classes, a model without
-    gates, and a head's output that is not finite: the message names the site and the image.
+    Raises UserError for an unknown need, slopes without labels, labels outside the classes, a model without gates, and
+    a head's output that is not finite, with the site and the image.
     """
     named, grad, attn_grad = _checked(model, needs, labels is not None or of in UNLABELLED, of), None, None
     slopes, layout = named & {"grad", "attn_grad"}, gates_of(model).layout
@@ -108,13 +108,9 @@ def _checked(model: nn.Module, needs: Collection[Need], sloped: bool, of: str) -
 
 
 def _ablated(
-    model: nn.Module,
-    layout: HeadLayout,
-    images: Tensor,
-    needs: Collection[Need],
-    fills: Mapping[FillName, Fill | None],
+    model: nn.Module, layout: HeadLayout, images: Tensor, needs: Collection[Need], fills: Mapping[FillName, Fill | None]
 ) -> dict[Ablation, Tensor]:
-    """(M, B, C) logits for each Ablation; masks that several of them name are run once for each fill."""
+    """(M, B, C) logits for each Ablation; a mask that several of them name runs once for each fill."""
     found: dict[Ablation, Tensor] = {}
     for name in dict.fromkeys(need.fill for need in needs if isinstance(need, Ablation)):
         asked = [need for need in needs if isinstance(need, Ablation) and need.fill == name]
@@ -132,7 +128,7 @@ def _ablated(
 def _check_finite(
     layout: HeadLayout, heads: Sequence[Tensor], logits: Tensor, valid: Tensor | None, index: Tensor | None
 ) -> None:
-    """A NaN in any head reaches the logits through the residual stream: look for its source only then."""
+    """Raise UserError for the first NaN: in any head it reaches the logits through the residual stream."""
     bad = ~logits.detach().isfinite().all(1)
     if valid is not None:
         bad &= valid
@@ -165,7 +161,7 @@ def _per_head(layout: HeadLayout, rows: Sequence[Tensor], batch: int) -> tuple[T
 def in_raster_order(site: HeadSite, rows: Tensor, batch: int) -> Tensor:
     """(B * windows, tokens, H * D) as the projection sees it -> (B, T, H, D) in raster order.
 
-    UserError for an input of another size than the gates were attached for.
+    Raises UserError for an input of another size than the gates were attached for.
     """
     tokens = rows.reshape(batch, -1, site.channels)
     if site.windows is not None:

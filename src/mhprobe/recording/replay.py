@@ -1,13 +1,11 @@
 """Logits under many head masks; what the masks do not change is computed once.
 
-Masks that agree on the first blocks share what these blocks compute. So a batch is walked down a tree of masks: a run
-of common blocks is computed once, and where masks part, each goes on from there. At such a fork the block's attention
-is still common, up to the gates on its heads: the first branch computes it, the others start at the projection.
+A batch is walked down a tree of masks: blocks on which masks agree are computed once; where they part, each goes on
+from there. At such a fork the block's attention is still common, up to the gates on its heads: the first branch
+computes it, and the attention modules answer from memory for the others. The rest is the model's own code, in the
+pieces that its family declares (``Family.segments``).
 
-Nothing of a block's forward is repeated here. At a fork the attention modules answer from memory for as long as the
-fork is open; the rest is the model's own code, in the pieces that its family declares (``Family.segments``).
-
-Shapes: M masks, A heads, B images, C classes, R masks that go through a block side by side.
+Shapes: R masks that go through a block side by side.
 """
 
 import contextlib
@@ -54,8 +52,8 @@ def patched_logits(
 ) -> Tensor:
     """(M, B, C) logits in eval mode with the heads of each of ``masks`` (M, A) bool putting out ``heads`` instead.
 
-    heads: per site (B or windows, T, H * D), what they put out elsewhere, in front of the gates, as taps see it.
-    UserError where a wrapper runs the backbone more than once: it is not said which run is meant.
+    heads: per site (B or windows, T, H * D), before the gates, as taps see it. Raises UserError for a wrapper that runs
+    the backbone more than once.
     """
     return Replay(model, masks, instead=heads)(images, side_by_side)
 
@@ -66,14 +64,12 @@ class Replay:
     Equal to switching the gates and running the whole model, mask by mask; kept heads keep their gates' values.
 
     model: may wrap the backbone that carries the gates.
-    rescale: multiply the heads that a layer keeps by its number of heads over how many it keeps; heads that the gates
-        had closed before count neither time.
-    smaller: compute on a copy of the backbone without the heads that all of the masks switch off. Equal up to rounding,
-        since products of another size add in another order. Without effect where heads cannot be removed, and where
-        something stands in the place of the heads that are off.
-    instead: what the heads of a mask put out, instead of being off; for one batch alone. See ``patched_logits``.
-    fill: what stands in the place of heads that are off; UserError together with ``rescale``, which makes up for there
-        being nothing.
+    rescale: multiply the heads that a layer keeps by its number of heads over how many it keeps, not counting heads
+        with closed gates.
+    smaller: compute on a copy without the heads that all masks switch off, if heads can be removed and nothing replaces
+        them. Equal up to rounding: products of another size add in another order.
+    instead: replacement of the masked heads' output, for one batch alone. See ``patched_logits``.
+    fill: replacement of masked heads' output. Raises UserError with ``rescale``.
     """
 
     def __init__(
@@ -100,12 +96,11 @@ class Replay:
             self.tree = _Tree.of(backbone, self.versions)
 
     def __call__(self, images: Tensor, side_by_side: int | None = None) -> Tensor:
-        """Replay many masks on one batch, sharing the blocks before they part.
+        """(M, B, C) logits of one batch.
 
-        side_by_side: masks, at most, that share one batch once they have parted from all others.
-
-        None: as many as keep the device busy and fit into half of its free memory. With 1, and no smaller copy, every
-        product is of the same numbers as in the whole model.
+        side_by_side: largest number of masks that go together once they have parted; None: as many as keep the device
+        busy and fit into half of its free memory. With 1, and no smaller copy, every product is that of the whole
+        model.
         """
         with inspecting(self.model, gradients=False), sized(self.model, images):
             logits, fill = None, None if self.fill is None else self.fill.for_images(images)
@@ -121,7 +116,7 @@ class Replay:
 
 
 class _Versions(NamedTuple):
-    """Of one model, no two alike. values: (M, A) what multiplies each head."""
+    """Different masks of one model. values: (M, A) factors of the heads."""
 
     values: Tensor
     instead: Instead | None = None
@@ -131,7 +126,7 @@ class _Versions(NamedTuple):
 
     @property
     def marks(self) -> Tensor:
-        """(M, A) what tells them apart."""
+        """(M, A) values by which they differ."""
         return self.values if self.instead is None else self.instead.mask
 
     def at(self, rows: Sequence[int]) -> tuple[Tensor, Instead | None]:
@@ -144,10 +139,7 @@ class _Versions(NamedTuple):
 def _versions(
     gates: HeadGates, masks: Tensor, rescale: bool, heads: Sequence[Tensor] | None
 ) -> tuple[_Versions, Tensor]:
-    """Return the different masks among ``masks``, and the place of each mask among them.
-
-    Two masks are the same where they differ in closed gates alone.
-    """
+    """Different masks among ``masks``, and the place of each mask among them; closed gates make no difference."""
     if heads is None:
         values = gate_values(gates, masks, rescale)
         rows, place = torch.unique(values.view(torch.uint8), dim=0, return_inverse=True)  # bit by bit, as the walk does
@@ -158,7 +150,7 @@ def _versions(
 
 
 def gate_values(gates: HeadGates, masks: Tensor, rescale: bool = False) -> Tensor:
-    """(M, A) what multiplies each head under ``masks``; ``rescale`` as for ``masked_logits``."""
+    """(M, A) factors of the heads under ``masks``; ``rescale`` as for ``masked_logits``."""
     present = gates.effective()
     values = present.masked_fill(masks.to(present.device), 0)
     if not rescale:
@@ -173,8 +165,7 @@ def gate_values(gates: HeadGates, masks: Tensor, rescale: bool = False) -> Tenso
 def forwards(layout: HeadLayout, values: Tensor) -> float:
     """Count the forward passes of ``masked_logits`` for one image, by blocks; a fork's block counts whole.
 
-    values: (M, A) masks, or the gates under them where some are closed anyhow (see ``gate_values``). One mask after the
-    other would be M passes.
+    values: (M, A) masks, or ``gate_values`` under them. One mask after the other would be M passes.
     """
     if not (blocks := len(layout.blocks)):  # its family does not take it apart
         return float(len(torch.unique(values, dim=0)))
@@ -183,7 +174,7 @@ def forwards(layout: HeadLayout, values: Tensor) -> float:
 
 
 def _without(backbone: nn.Module, off_A: Tensor) -> nn.Module:
-    """A copy in eval mode without these heads, with open gates on the others; it shares all weights that it can."""
+    """A copy in eval mode without these heads, with open gates on the others; it shares weights where it can."""
     shared = {id(tensor): tensor for tensor in [*backbone.parameters(), *backbone.buffers()]}
     layout, smaller = layout_of(backbone), copy.deepcopy(backbone, shared)
     remove_gates(smaller)
@@ -196,8 +187,8 @@ def _without(backbone: nn.Module, off_A: Tensor) -> nn.Module:
 def _around(model: nn.Module, backbone: nn.Module, images: Tensor, tree: "_Tree") -> list[Tensor] | None:
     """Return a wrapper's outputs under each mask; None if it never calls the backbone's forward.
 
-    The wrapper runs once per mask, and wherever it calls the backbone it is told the answer. Every run makes the same
-    calls, so that the tree is walked in the first run alone.
+    The wrapper runs once per mask, and its calls of the backbone are answered. Every run makes the same calls, so the
+    tree is walked in the first run alone.
     """
     known: list[list[Tensor]] = []  # per call the logits under each mask
     logits = []
@@ -228,7 +219,7 @@ class _Tree:
 
     @classmethod
     def of(cls, backbone: nn.Module, versions: _Versions) -> "_Tree | None":
-        """None where the backbone's forward cannot be taken apart."""
+        """None if the backbone's forward cannot be taken apart."""
         segments = family_of(backbone).segments(backbone)
         return None if segments is None else cls(backbone, gates_of(backbone), segments, versions)
 
@@ -250,7 +241,7 @@ class _Tree:
         return [self.found[mask] for mask in range(len(self.versions))]
 
     def _walk(self, block: int, x: Tensor, masks: Sequence[int]) -> None:
-        """From ``block`` to the end, for masks that agree on all blocks before: ``x`` is what those computed."""
+        """Run from ``block`` to the end, for masks that agree on all blocks before, with common output ``x``."""
         for number in range(block, len(self.segments.blocks)):
             branches: dict[bytes, list[int]] = {}
             for mask in masks:
@@ -283,9 +274,9 @@ class _Tree:
         return tokens * max(counts, default=0)
 
     def _beside(self, branches: list[list[int]], widest: int) -> Iterator[list[list[int]]]:
-        """Group branches that go together: those of a single mask, which never part again; the very first goes alone.
+        """Group branches that go together: those of a single mask, which never part again.
 
-        What it computes is what the attentions remember.
+        The very first goes alone: its attention is remembered.
         """
         alone = max(1, sum(len(masks) > 1 for masks in branches))
         yield from ([masks] for masks in branches[:alone])
@@ -303,7 +294,7 @@ class _Tree:
 
 
 class _Remembering:
-    """Stands in for an attention's forward: computes its heads once, and from then on only the rest."""
+    """Replacement of an attention's forward: computes its heads once, and from then on only the rest."""
 
     def __init__(self, seam: Seam) -> None:
         self.seam, self.forward = seam, seam.attention.forward
@@ -332,10 +323,11 @@ def _widest(x: Tensor, attended: int) -> int:
 
 
 def most_beside(device: str, images: int, numbers: int, attended: int, size: int, free: int | None) -> int:
-    """Limits to the copies of a batch that go side by side: enough to keep a kind of device busy, and to fit.
+    """Largest number of copies of a batch side by side: enough to keep a kind of device busy, and to fit.
 
-    numbers: that enter a block. attended: attention weights of one layer, which are there twice, before and after the
-    softmax. size: bytes of each. free: bytes, of which half may be used; None where memory sets no limit.
+    numbers: that enter a block. attended: attention weights of one layer, held twice, before and after the softmax.
+    size:
+    bytes of each. free: bytes, of which half may be used; None for no limit.
     """
     busy = _BUSY.get(device, 1) // max(1, images)
     if free is not None:
@@ -351,7 +343,6 @@ def _copies(x: Tensor, count: int) -> Tensor:
 
 @contextlib.contextmanager
 def _instead(module: nn.Module, forward: Any) -> Iterator[None]:
-    """Put ``forward`` in place of the module's own, for a while."""
     before = vars(module).get("forward")
     module.forward = forward
     try:
@@ -364,6 +355,5 @@ def _instead(module: nn.Module, forward: Any) -> Iterator[None]:
 
 @functools.lru_cache(maxsize=4096)
 def _units_of(layout: HeadLayout, block: int) -> Tensor:
-    """The flat indices of the units of ``block``."""
     spans = [layout.span(number) for number, site in enumerate(layout.sites) if site.block == block]
     return torch.cat([torch.arange(0), *(torch.arange(span.start, span.stop) for span in spans)])

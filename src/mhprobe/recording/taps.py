@@ -1,9 +1,9 @@
 """Taps: hooks that record the tensors at a model's seams and blocks in one forward pass, and their gradients.
 
-They stand on both sides of the gate: a head's output is read before it, the slope after it, so that a masked head still
-has one. A graph begins at the first tap that needs it, because weights are frozen.
+A head's output is read before its gate, the slope after it, so that a masked head still has one. A graph begins at the
+first tap that needs it, because weights are frozen.
 
-Shapes: rows are images (or images x windows, image-major), T tokens, H heads of one site, D head width, C channels.
+Shapes: rows are images (or images x windows, image-major).
 """
 
 import contextlib
@@ -24,9 +24,8 @@ Args = tuple[Tensor, ...]
 class Taps(contextlib.ExitStack):
     """``with Taps(model, layout, needs) as taps: model(images)``.
 
-    heads: per site (rows, T, H * D), in front of the gate. attn: per site (rows, H, queries, keys).
-    stream: per block. UserError for a site without attention weights, or a model
-    without a residual stream, where ``needs`` asks for them.
+    heads: per site (rows, T, H * D), before the gate. attn: per site (rows, H, queries, keys). stream: per block.
+    Raises UserError if ``needs`` asks for attention weights or a residual stream that the model does not have.
     """
 
     def __init__(self, model: nn.Module, layout: HeadLayout, needs: Collection[str]) -> None:
@@ -59,10 +58,7 @@ class Taps(contextlib.ExitStack):
         return tuple(Stream(**places) for places in self._stream) if self._stream else None
 
     def slopes(self, of: Tensor, again: bool = False) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None]:
-        """Slopes of the scalar ``of`` along the gated heads, and along attention weights where they are needed.
-
-        again: keep the graph for another call.
-        """
+        """Slopes of the scalar ``of`` along gated heads, and along attention or None. again: keep the graph."""
         along = [*self._gated, *self.attn] if "attn_grad" in self.needs else self._gated
         found = torch.autograd.grad(of, along, retain_graph=again, materialize_grads=True)
         return found[: len(self._gated)], found[len(self._gated) :] or None
@@ -106,5 +102,5 @@ def _leaves(places: dict[str, Tensor], _module: nn.Module, _args: Args, out: Any
 
 
 def _in_graph(tensor: Tensor, wanted: bool) -> Tensor:
-    """Return ``tensor`` in a graph: where nothing upstream is trainable, the graph begins here."""
+    """Return ``tensor`` in a graph, which begins here if nothing upstream is trainable."""
     return tensor if tensor.requires_grad else tensor.detach().requires_grad_(wanted)

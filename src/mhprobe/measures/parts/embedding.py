@@ -1,8 +1,7 @@
 """A matrix of distances between heads as points in a plane, as clusters, and as one number: do layers differ?
 
-The plane is metric multidimensional scaling (SMACOF) on the distances themselves, as in Clark et al., 2019, arXiv
-1906.04341, figure 6. It starts from classical scaling instead of from random points, so the same distances give the
-same picture. Everything here depends on the matrix and the seed alone.
+The plane is metric multidimensional scaling (SMACOF), as in Clark et al., 2019, arXiv 1906.04341, figure 6, started
+from classical scaling, so the same distances give the same picture.
 
 Shapes: N heads of one group.
 """
@@ -40,8 +39,8 @@ def cluster(distance: Tensor, clusters: int) -> Tensor:
     """(N,) int64 cluster of each head, numbered in the order of their first heads.
 
     distance: (N, N) divergences that are squared distances, as mean Jensen-Shannon divergences are (Endres &
-    Schindelin, 2003, IEEE Transactions on Information Theory 49:1858). So Ward's linkage cuts them; average linkage
-    would cut single odd heads off and leave the rest together.
+    Schindelin, 2003, IEEE Transactions on Information Theory 49:1858), so Ward's linkage applies; average linkage would
+    cut single odd heads off.
     """
     from scipy.cluster.hierarchy import cut_tree, ward
     from scipy.spatial.distance import squareform
@@ -56,7 +55,7 @@ def cluster(distance: Tensor, clusters: int) -> Tensor:
 
 
 def layer_ratio(distance: Tensor, layer: Tensor, group: Tensor, permutations: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Mean distance within layers over that between, and how rarely chance gives a smaller one.
+    """Mean distance within layers over that between, and p: how rarely chance gives a smaller one.
 
     distance: (A, A), only pairs of one group count. layer, group: (A,). p: share of relabellings (heads of a group swap
     their layers) whose ratio is at most the observed one, itself included. NaN, NaN without pairs of both sorts.

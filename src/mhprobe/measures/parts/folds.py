@@ -1,31 +1,24 @@
 """The null of a similarity from unrelated images: head a on one image against head b on another, position by position.
 
-Tokens of one image are not independent rows, so a null that permutes rows is far too low. Here images are swapped in
-pairs: token t of image i meets token t of its partner, and the partner's meets that of i. What position alone shares
-stays in it.
-
-That needs two images at a time, and sums have only one. So images are dealt into F folds by a hash of their pixels,
-and per fold, token and channel the sum is kept. With N images, a_it the deviation of head a from its mean at token t,
-the cross-covariance of swapped images is
+Images are swapped in pairs: token t of image i meets token t of its partner, and the partner's meets that of i.
+(Permuted rows would be a null that is far too low, since tokens of an image resemble each other.) That needs two images
+at a time, and sums have one. So images are dealt into F folds by a hash of their pixels, and the sum is kept per fold,
+token and channel: F x T x C numbers, whatever the order, batch or rank. With N images, a_it the deviation of head a
+from its mean at token t, the cross-covariance of swapped images is
 
     sum_t (what the means at t share)  +  1/N sum_i a_it b_pi(i)t.
 
-The second term has mean 0 and is nearly Gaussian, as a mean over N images is. The variance of each of its entries is
-the sum over tokens t and s of cov(a_t, a_s) cov(b_t, b_s) / N. The sum of a fold's n_f deviations, over
-sqrt(n_f (1 - n_f / N)), has the same covariances as one image's, so the mean over pairs of folds i, j of
-(sum_t a_it b_jt)^2 is that variance. It is taken along each head's principal directions, in which entries hardly
-covary, and the second term is drawn from it. Folds that were swapped themselves would span as few directions as there
-are folds, and correlations of wide heads would come out too low.
+The second term has mean 0 and is nearly Gaussian. The variance of an entry is the sum over tokens t and s of
+cov(a_t, a_s) cov(b_t, b_s) / N. The sum of a fold's n_f deviations, over sqrt(n_f (1 - n_f / N)), has the same
+covariances as one image's, so that variance is the mean over pairs of folds i, j of (sum_t a_it b_jt)^2. It is taken
+along each head's principal directions, in which entries hardly covary, and the second term is drawn from it. (Swapped
+folds would span as few directions as there are folds; correlations of wide heads would come out too low.)
 
-Three more things. Over permutations sum_i a_i b_pi(i) has the variance N - 1, not N, times those of a and b, because
-deviations sum to 0. Folds vary as much as images do by chance only: each head's are scaled so that their variance is
-the one that all images have. And a pair of heads has one number per draw: a mean of two (a on b's images, b on a's)
-would spread less than the value does.
+Over permutations sum_i a_i b_pi(i) has the variance N - 1, not N, times those of a and b, because deviations sum to 0.
+Folds of each head are scaled so that their variance is the one of all images. A pair of heads has one number per draw:
+the mean of two (a on b's images, b on a's) would spread less than the value does.
 
-Sums over folds depend on no order, batch or rank, and the memory is F x T x C whatever N.
-
-Shapes: B images of a batch, T tokens, C channels of a group, H heads of a group of width D, F folds, P folds that a
-batch has images of, G folds that hold images.
+Shapes: C channels of a group, F folds, P folds that a batch has images of, G folds that hold images.
 """
 
 import dataclasses
@@ -50,7 +43,7 @@ AT_ONCE = 2**20  # numbers of products of folds that are multiplied together
 
 @dataclass(frozen=True)
 class Folds:
-    """Add images to their folds, in place.
+    """Sums of images by fold, updated in place.
 
     count: (F,) int64 images of each fold. total: (F, T, C) float64 their sum.
     """
@@ -66,15 +59,14 @@ class Folds:
         )
 
     def merge(self, dealt: "Dealt") -> None:
-        """Take in the images of a batch."""
+        """Add the images of a batch."""
         self.total.index_add_(0, dealt.fold, dealt.total)
         self.count.index_add_(0, dealt.fold, dealt.images)
 
     def swapped(self, heads: Parts, draws: int, seed: int, site: HeadSite | None = None) -> Iterator[Parts]:
         """The same heads with the covariances of swapped images between them, one per draw.
 
-        heads: the runs of channels that are compared. site: roll one image of each pair on its grid as well, by a
-        random offset. Needs two folds with images.
+        site: roll one image of each pair on its grid by a random offset; None: do not. Needs two folds with images.
         """
         images, tokens = int(self.count.sum()), self.total.shape[1]
         mean_TC = self.total.sum(0) / images
@@ -102,8 +94,9 @@ class Folds:
 class _Drawn:
     """The covariances of one draw, by runs of channels of whole heads.
 
-    known: standard deviations, and what the means at the tokens share, by where their run begins: all draws have the
-    same. place: tokens of the other images.
+    known: standard deviations, and what the means at the tokens share, by where their run begins; the same for all
+    draws.
+    place: tokens of the other images.
     """
 
     heads: Parts
@@ -195,7 +188,7 @@ Sums = TypeVar("Sums", Moments, Folds)
 
 
 def declare(measure: Metric, group: int, zeros: Moments | Folds) -> None:
-    """Sums of one group as states of a measure; get them back by ``declared``."""
+    """Add the sums of one group to the states of a measure; ``declared`` returns them."""
     for name, zero in zip(_STATES[type(zeros)], vars(zeros).values(), strict=True):
         measure.add_state(f"{name}_{group}", zero)
 

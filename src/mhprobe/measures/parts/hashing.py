@@ -1,10 +1,9 @@
-"""Numbers that look random and depend on an image alone: how images are drawn without an order, a batch or a rank.
+"""Numbers that look random and depend on an image alone: draws of images that no order, batch or rank changes.
 
-Pixels are rounded to bfloat16 before they are hashed. A model in bfloat16 is shown images rounded so, and they get the
-same numbers as those of a model in float32: the same donors, folds and halves. A pool keeps the few images (or patches)
-with the smallest numbers; its memory does not grow with those that are shown.
+Pixels are rounded to bfloat16 before they are hashed, so a model in bfloat16 gets the same numbers as one in float32:
+the same donors, folds and halves.
 
-Shapes: B images, P places of the pool.
+Shapes: P places of the pool.
 """
 
 import functools
@@ -20,7 +19,7 @@ _ENOUGH = 4096  # numbers of a head's output, which differ everywhere as pixels 
 
 
 def numbers_in(batch: HeadBatch) -> Tensor:
-    """(valid images,) int64: by their pixels, or by what heads made of them where there are no pixels."""
+    """(V,) int64: of the pixels, or without pixels of the heads' outputs."""
     if batch.images is not None:
         return image_numbers(batch.images[batch.valid])
     made = (*batch.z, *(batch.attn or ()), batch.logits)[0]
@@ -30,7 +29,7 @@ def numbers_in(batch: HeadBatch) -> Tensor:
 def image_numbers(x: Tensor) -> Tensor:
     """(B,) int64 of (B, ...) numbers: equal images get equal numbers, others nearly never.
 
-    Numbers of floating point are rounded to bfloat16. Whole ones, as of tokens, are taken as they are.
+    Floating-point numbers are rounded to bfloat16, whole numbers, as of tokens, are not.
     """
     flat = x.flatten(1)
     bits = flat.bfloat16().contiguous().view(torch.int16).long() if x.is_floating_point() else flat.long()
@@ -38,7 +37,7 @@ def image_numbers(x: Tensor) -> Tensor:
 
 
 def mixed(number: Tensor) -> Tensor:
-    """Every bit of the result depends on every bit of the number (Stafford's finaliser, on 63 bits)."""
+    """Numbers each of whose bits depends on every bit of ``number`` (Stafford's finaliser, on 63 bits)."""
     for shift, factor in ((30, 0x1F58476D1CE4E5B9), (27, 0x14D049BB133111EB)):
         number = (number ^ (number >> shift & 2 ** (64 - shift) - 1)) * factor
     return number ^ (number >> 31 & 2**33 - 1)
@@ -56,10 +55,10 @@ _NOBODY = torch.iinfo(torch.int64).max
 
 
 class Pool:
-    """At most ``size`` images, those with the smallest numbers. Room for all of them is taken with the first.
+    """The ``size`` images (or patches) with the smallest numbers; room for all is taken with the first.
 
-    number: (P,) int64, rising; the largest there is marks a free place. parts: tensors (P, ...), by place. Texts differ
-    in length: those of a batch, or the pool's, are filled up with zeros to the longest.
+    number: (P,) int64, rising; the largest int64 marks a free place. parts: tensors (P, ...), by place. Texts of
+    different length are padded with zeros to the longest.
     """
 
     def __init__(self, size: int) -> None:
@@ -77,7 +76,7 @@ class Pool:
         return [each[: len(self)] for each in (self.number, *self.parts)]
 
     def add(self, number_B: Tensor, parts: Sequence[Tensor]) -> None:
-        """Take in those of (B, ...) images that belong in it. The same image counts once."""
+        """Take in those of (B, ...) images that belong in it; the same image counts once."""
         number, order = torch.cat([self.number, number_B.to(self.number.device)]).sort(stable=True)
         first = torch.ones_like(number, dtype=torch.bool)
         first[1:] = number[1:] != number[:-1]
@@ -99,7 +98,8 @@ class Pool:
 
 def _of_both(mine: Tensor, came: Tensor, order: Tensor) -> Tensor:
     """(P, ...) rows of ``mine`` (P, ...) and, behind them, ``came`` (B, ...), by their places; zeros in free ones."""
-    mine, came = _as_large(mine, came)
+    shape = [max(sizes) for sizes in zip(mine.shape[1:], came.shape[1:], strict=True)]
+    mine, came = (_padded(part, shape) for part in (mine, came))
     order = order.to(came.device)
     stays = order < len(mine)
     kept = came.new_zeros(mine.shape)
@@ -107,12 +107,7 @@ def _of_both(mine: Tensor, came: Tensor, order: Tensor) -> Tensor:
     return kept
 
 
-def _as_large(*parts: Tensor) -> tuple[Tensor, ...]:
-    """Each (n, ...) filled up with zeros at its ends to the largest shape."""
-    shape = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
-
-    def filled(part: Tensor) -> Tensor:
-        missing = [large - own for large, own in zip(shape, part.shape[1:], strict=True)]
-        return torch.nn.functional.pad(part, [side for n in reversed(missing) for side in (0, n)])
-
-    return tuple(filled(part) for part in parts)
+def _padded(part: Tensor, shape: Sequence[int]) -> Tensor:
+    """(n, ...) with zeros at its ends, up to (n, *shape)."""
+    missing = [large - size for large, size in zip(shape, part.shape[1:], strict=True)]
+    return torch.nn.functional.pad(part, [side for count in reversed(missing) for side in (0, count)])

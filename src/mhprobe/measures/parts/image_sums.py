@@ -1,16 +1,15 @@
 """Sums over images of a few numbers per row, and of their products: a value that is a mean, with its interval.
 
-An image gives every row (a head, a pair of heads) K numbers s, e.g. its sum over queries and how many queries it has.
-The value is a function f of the sums S over all n images that does not change when all of them grow alike: by default
-the ratio of the first to the second. Linearised (Cochran, 1977, Sampling Techniques, ch. 6: the ratio estimator), its
-standard error is
+An image gives every row (a head, a pair of heads) K numbers s, e.g. its sum over queries and its number of queries. The
+value is a function f of the sums S over all n images that does not change when all of them grow alike: by default the
+ratio of the first to the second. Linearised (Cochran, 1977, Sampling Techniques, ch. 6), its standard error is
 
     sqrt(n / (n - 1) g^T (P - S S^T / n) g),  with g = df / dS, and P the sum over images of s s^T.
 
-So images are the unit, however many queries they have, and K + K^2 sums per row are all that is kept. P - S S^T / n is
-a difference of sums: a spread below a hundred-thousandth of the numbers is lost in their rounding, and called 0.
+So images are the unit, however many queries they have. P - S S^T / n is a difference of sums: a spread below a
+hundred-thousandth of the numbers is lost in rounding, and called 0.
 
-Shapes: B images, R rows, K numbers.
+Shapes: R rows, K numbers.
 """
 
 from collections.abc import Callable
@@ -29,10 +28,7 @@ Place = slice | tuple[slice | Tensor, ...]
 
 
 class MeanOverImages(Measure):
-    """A measure whose value is made of sums over images of K ``numbers`` per row.
-
-    rows: a head each, or with ``of_pairs`` a pair of heads.
-    """
+    """Base of measures whose value is made of sums over images of K ``numbers`` per row (head; of_pairs: pair)."""
 
     numbers: ClassVar[int] = 2
     of_pairs: ClassVar[bool] = False
@@ -47,7 +43,7 @@ class MeanOverImages(Measure):
         self.add_state("image_products", torch.zeros(self.numbers, self.numbers, *rows, dtype=torch.float64))
 
     def add_images(self, rows: Place, *numbers: Tensor | float) -> None:
-        """Take in images. rows: which. numbers: K of them, each (B, rows) or broadcast to it."""
+        """Add images. rows: their heads or pairs. numbers: K of them, each (B, rows) or broadcast to it."""
         given = [torch.as_tensor(each, dtype=torch.float64, device=self.device) for each in numbers]
         of_image = torch.stack(torch.broadcast_tensors(*given))  # (K, B, rows)
         at = rows if isinstance(rows, tuple) else (rows,)
@@ -56,7 +52,7 @@ class MeanOverImages(Measure):
             self.image_products[(k, slice(None), *at)] += (each * of_image).sum(1)
 
     def over_images(self, function: Callable[[Tensor], Tensor] = lambda sums: sums[0] / sums[1]) -> dict[str, Tensor]:
-        """Columns "value", "low" and "high", each (*rows): the 95 % interval is over images, NaN with a single one.
+        """Columns "value", "low" and "high" (95 % over images, NaN with a single one), each (*rows).
 
         function: of (K, *rows) sums, row by row.
         """

@@ -1,14 +1,10 @@
 """The interval of a number that is no mean: leave one fold of images out at a time, and see how far it moves.
 
 The delete-a-group jackknife for groups of unequal sizes (Busing, Meijer & van der Leeden, 1999, Statistics and
-Computing 9:3). Images are dealt into folds by a hash of their pixels; sums are kept by fold. With n images, m_j of them
-in fold j, h_j = n / m_j, the value v of all folds and v_j of all but j, the pseudo-values are h_j v - (h_j - 1) v_j.
-Their spread gives the standard error, with one degree of freedom less than there are folds with images.
-
-The interval is of the value that as many images give on average. What a small number of images adds to a similarity of
-any two heads is not in it: that is the column null.
-
-Shapes: B images of a batch, J folds.
+Computing 9:3), over folds by a hash of the images' pixels. With n images, m_j of them in fold j, h_j = n / m_j, the
+value v of all folds and v_j of all but j, the pseudo-values are h_j v - (h_j - 1) v_j. Their spread gives the standard
+error, with one degree of freedom less than there are folds with images. The interval is of the mean over image sets of
+this size; the column null tells how far few images raise a similarity.
 """
 
 from collections.abc import Callable
@@ -32,15 +28,15 @@ class NoInterval(MeasureWarning):
 
 
 def fold_of(batch: HeadBatch, folds: int = FOLDS) -> Tensor:
-    """(valid images,) the fold of each; those of 8 folds are each several of 64."""
+    """(V,) fold of each image; those of 8 folds are each several of 64."""
     return (batch.derive(numbers_in) >> 8) % folds
 
 
 def affordable(name: str, folds: int, interval: bool | None, floats: int) -> int:
-    """Return into how many folds the sums are kept apart, at most ``FOLDS``; 1 leaves the interval out.
+    """Number of folds to keep sums apart for, at most ``FOLDS``; 1 for no interval.
 
-    folds: into which images are dealt. interval: whether there is to be one; None for where sums of ``floats`` float64
-    numbers per fold take at most two gigabytes. NoInterval warns where they take more.
+    folds: of the images. interval: True or False; None: True if sums of ``floats`` float64 numbers per fold take at
+    most two gigabytes, else NoInterval warns.
     """
     folds = min(FOLDS, folds)
     size = 8 * floats * folds
@@ -57,9 +53,9 @@ def affordable(name: str, folds: int, interval: bool | None, floats: int) -> int
 def jackknife(
     value: Tensor, without: Callable[[int], Tensor], images_J: Tensor, within: Range = REAL
 ) -> dict[str, Tensor]:
-    """Columns "value", "low" and "high", the 95 % interval; NaN where fewer than five folds have images.
+    """Columns "value", "low" and "high", the 95 % interval; NaN if fewer than five folds have images.
 
-    without: fold -> the value of all images but those of the fold. images: (J,) int64 how many each has.
+    without: function from a fold to the value of all other images. images: (J,) int64 images of each fold.
     """
     images = int(images_J.sum())
     held = [(fold, images / m) for fold, m in enumerate(images_J.tolist()) if 0 < m < images]

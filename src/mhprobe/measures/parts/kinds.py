@@ -1,10 +1,8 @@
 """Kinds of keys that attention statistics ask about: who is the key to the query?
 
-A kind is a boolean table over pairs. Kinds may overlap: the left neighbour is also in the same row.
-
-``high_norm`` depends on the image. Darcet, Oquab, Mairal & Bojanowski, 2024, arXiv 2309.16588, found tokens of outlying
-norm that hold global information. Here they are the patch tokens whose norm, in the residual stream before the block,
-lies ``threshold`` standard deviations above the mean of the image's patch tokens.
+A kind is a boolean table over pairs. Kinds may overlap: the left neighbour is also in the same row. ``high_norm`` are
+tokens of outlying norm, which hold global information (Darcet, Oquab, Mairal & Bojanowski, 2024, arXiv 2309.16588):
+patch tokens whose norm in the stream before the block is ``threshold`` standard deviations above the image's mean.
 """
 
 import functools
@@ -34,9 +32,9 @@ class OfKinds(OfAttention, MeanOverImages):
 
 
 def weight_on(weights_bWHQK: Tensor, whole_1WHQK: Tensor, keys: Tensor) -> Tensor:
-    """(b, W, H, Q) sum of weights on ``keys`` (b, W, Q, K); (1, W, H, Q) over images too where all have the same keys.
+    """(b, W, H, Q) sum of weights on ``keys`` (b, W, Q, K); (1, W, H, Q), over images too, for keys (1, W, Q, K).
 
-    whole: the sum of the weights over images, from which kinds that depend on the grid alone are added up once.
+    whole: sum of the weights over images.
     """
     source = weights_bWHQK if len(keys) == len(weights_bWHQK) else whole_1WHQK
     return (source * keys[:, :, None]).sum(-1)
@@ -45,9 +43,9 @@ def weight_on(weights_bWHQK: Tensor, whole_1WHQK: Tensor, keys: Tensor) -> Tenso
 def kinds_of(piece: Piece, batch: HeadBatch, threshold: float) -> dict[str, Tensor]:
     """Per kind (1 or b, W, Q, K) bool: the key may be attended to and is of that kind to the query.
 
-    cls: the class token. registers: the other prefix tokens (a distillation token too). self: the query. neighbours: up
-    to four, and above, below, left, right: each of them. same_row, same_column: of the grid, without the query itself.
-    border: on the grid's rim. high_norm: see above. Where a model has none of a kind, the table is False throughout.
+    cls: the class token. registers: other prefix tokens (a distillation token too). self: the query. neighbours: up to
+    four, and above, below, left, right: each of them. same_row, same_column: without the query itself. border: on the
+    grid's rim. high_norm: see above. All False for a kind that the model does not have.
     """
     site, token = piece.site, piece.places.token
     before_bTC = batch.need("stream", "token kinds")[site.block].before[piece.images]
@@ -58,7 +56,7 @@ def kinds_of(piece: Piece, batch: HeadBatch, threshold: float) -> dict[str, Tens
 
 @functools.lru_cache(maxsize=256)
 def _fixed(site: HeadSite, device: torch.device) -> dict[str, Tensor]:
-    """The kinds that depend on the grid alone, each (1, W, Q, K)."""
+    """Kinds that depend on the grid alone, each (1, W, Q, K)."""
     with torch.inference_mode(False):
         places = places_of(site, device)
         token, pairs, patches = places.token, places.pairs, places.patch_pairs

@@ -1,11 +1,15 @@
-"""Loss of each image, by one function for all, its slope along each head's gate, and sums per class of the labels.
+"""Loss of each image, by one function for all, its slope along each head's gate, sums per class, and paired tests.
 
-Equal logits give equal losses. The slopes are what importance and Fisher information are made of: dL/dxi_h = sum over
-tokens and width of z * dL/dz; a windowed site's windows belong to one image and are summed.
+The slopes are what importance and Fisher information are made of: dL/dxi_h = sum over tokens and width of z * dL/dz.
 
-Shapes: V valid images; leading axes are masks.
+Losses with heads off are compared with those with all heads, image by image, by a streamed bootstrap: each image draws
+for itself how often each resample has it. These numbers are nearly independent Poisson variables of mean 1 (the online
+bootstrap: Oza & Russell, 2001, AISTATS; Chamandy, Muralidharan, Najmi & Naidu, 2012, Google technical report). Each
+comes from a hash of the image and of the resample's number, so all heads see the same resamples, whatever the order,
+batch or rank.
 """
 
+import math
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -13,8 +17,14 @@ import torch
 from torch import Tensor
 
 from mhprobe import ranks
-from mhprobe.heads import HeadBatch, wide
-from mhprobe.measures.base import Measure, counts
+from mhprobe.heads import Ablation, HeadBatch, wide
+from mhprobe.measures.base import Measure, counts, sums
+from mhprobe.measures.parts.hashing import mixed, numbers_in
+from mhprobe.stats.significance import paired_difference, standard_error
+
+RESAMPLES = 1000
+_GOLDEN = 0x9E3779B97F4A7C1  # an odd number: resamples lie far apart before they are mixed
+_LAW = torch.tensor([math.exp(-1) / math.factorial(k) for k in range(18)], dtype=torch.float64).cumsum(0)
 
 
 def outcomes(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,8 +66,8 @@ def token_slopes(batch: HeadBatch, name: str) -> Iterator[Tensor]:
 class PerClass(Measure):
     """Base of measures with sums (..., C). tables: columns that have a number per class, which ``axes`` names.
 
-    Only logits tell how many classes there are. So the sums grow once: at the first batch, or, on a rank that was shown
-    nothing, before all ranks add up.
+    Logits tell the number of classes, so the sums grow at the first batch, or, on a rank without any, before ranks add
+    up.
     """
 
     tables: ClassVar[tuple[str, ...]]
@@ -81,3 +91,58 @@ class PerClass(Measure):
                 setattr(self, name, empty.new_zeros(*empty.shape[:-1], classes))
         names = [*self.class_names] or [f"class {number}" for number in range(classes)]
         self.axes = dict.fromkeys(self.tables, names)
+
+
+class Paired(Measure):
+    """Base of measures of what heads that are off change. ablation: a mask per head. sign: -1 if a fall counts."""
+
+    ablation: Ablation
+    sign: ClassVar[int] = 1
+
+    both: Tensor = counts("A")  # images right with all heads and under the mask
+    lost: Tensor = counts("A")  # right with all heads only
+    won: Tensor = counts("A")  # right under the mask only
+    rise: Tensor = sums("A")  # of sign * (loss under the mask - loss with all heads)
+    square: Tensor = sums("A")  # of its squares
+    resampled: Tensor = sums(RESAMPLES, "A")
+    drawn: Tensor = counts(RESAMPLES)  # images
+
+    def compare(self, batch: HeadBatch) -> tuple[Tensor, Tensor]:
+        """Add a batch to the sums; return (V,) right with all heads, and (A, V) right under each mask."""
+        right, loss = outcomes_of(batch, batch.logits)
+        right_AV, loss_AV = outcomes_of(batch, batch.ablated[self.ablation])
+        self.both += (right & right_AV).sum(1)
+        self.lost += (right & ~right_AV).sum(1)
+        self.won += (~right & right_AV).sum(1)
+        rise_AV = self.sign * (loss_AV - loss)
+        self.rise += rise_AV.sum(1)
+        self.square += rise_AV.square().sum(1)
+        times_RV = batch.derive(_times)
+        self.resampled += times_RV.double() @ rise_AV.double().T
+        self.drawn += times_RV.sum(1)
+        return right, right_AV
+
+    def losses(self) -> dict[str, Tensor]:
+        """Columns value, standard_error, low and high: 95 % percentile interval, NaN with a single image."""
+        mean_RA = self.resampled[self.drawn > 0] / self.drawn[self.drawn > 0, None]
+        ends = torch.quantile(mean_RA, mean_RA.new_tensor([0.025, 0.975]), dim=0)
+        low, high = ends if self.images > 1 else ends * torch.nan
+        error = standard_error(self.rise, self.square, self.images)
+        return {"value": self.rise / self.images, "standard_error": error, "low": low, "high": high}
+
+    def drops(self) -> dict[str, Tensor]:
+        """Columns drop, drop_low and drop_high: share right with all heads - share right under the mask."""
+        low, high = paired_difference(self.both, self.lost, self.won, self.images)
+        return {"drop": (self.lost - self.won).double() / self.images, "drop_low": low, "drop_high": high}
+
+    def whole(self) -> Tensor:
+        """() accuracy with all heads."""
+        return (self.both + self.lost)[0].double() / self.images
+
+
+def _times(batch: HeadBatch) -> Tensor:
+    """(R, V) int64 how often each resample has each image."""
+    number_V = numbers_in(batch)
+    resample_R = torch.arange(1, RESAMPLES + 1, device=number_V.device)
+    even_RV = (mixed(number_V + (resample_R * _GOLDEN)[:, None]) & 2**53 - 1).double() / 2**53
+    return torch.searchsorted(_LAW.to(number_V.device), even_RV, right=True)

@@ -1,9 +1,9 @@
 """Second moments of a group of channels, streamed: all that CCA and its relatives need to know about the data.
 
-float64 throughout: in float32 the covariance, a small difference of large sums, is wrong by several per cent. The sums
-are the one thing that is as large as C x C: a covariance is computed where it is needed, and for two parts at a time.
+float64 throughout: in float32 the covariance, a small difference of large sums, is wrong by several per cent. Only the
+sums are as large as C x C: covariances are computed for two parts at a time.
 
-Shapes: N rows, C channels, J folds of images, H parts (heads, or layers) of D channels each.
+Shapes: N rows, C channels, H parts (heads, or layers) of D channels each.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ _RESOLUTION = 1e-12
 
 @dataclass(frozen=True)
 class Moments:
-    """n, sum x and sum x x^T of the rows seen so far, by fold of images. The tensors are updated in place.
+    """n, sum x and sum x x^T of the rows so far, by fold of images. The tensors are updated in place.
 
-    rows: (J,) int64. total: (J, C) float64. outer: (J, C, C) float64, of which only the upper triangle is kept up to
-    date.
+    rows: (J,) int64. total: (J, C) float64. outer: (J, C, C) float64, of which only the upper triangle is kept.
     """
 
     rows: Tensor
@@ -43,7 +42,7 @@ class Moments:
         )
 
     def add(self, x_NC: Tensor, fold: int = 0) -> None:
-        """Take in rows of any floating dtype, of images of one fold."""
+        """Add rows of any floating dtype, of images of one fold."""
         on_cpu = x_NC.device.type == "cpu"
         rows, width = (CHUNK, _BLOCK) if on_cpu else (max(CHUNK, _NUMBERS // x_NC.shape[1]), _WIDE)
         for chunk in x_NC.split(rows):
@@ -55,13 +54,13 @@ class Moments:
         self.rows[fold].add_(len(x_NC))
 
     def merge(self, other: Moments) -> None:
-        """Take in the rows that ``other`` has seen."""
+        """Add the rows of ``other``."""
         self.rows.add_(other.rows)
         self.total.add_(other.total)
         self.outer.add_(other.outer)
 
     def parts(self, width: int) -> Seen:
-        """Return the parts, runs of ``width`` channels, as all images show them, or all but those of a fold."""
+        """Function from a fold to the parts (runs of ``width`` channels) without its images; None: with all images."""
         rows, total, outer = (each[0] if len(each) == 1 else each.sum(0) for each in vars(self).values())
 
         def seen(without: int | None = None) -> Parts:
@@ -84,9 +83,9 @@ Block = Callable[[slice, slice], Tensor]
 class Parts:
     """Second moments of equally wide parts, the material of every similarity.
 
-    rows: () n. covariance: of two runs of channels, the second not left of the first, divided by n - 1. spectrum:
-    (H, D) falling eigenvalues of each part's own covariance, 0 where there is nothing but rounding noise. direction:
-    (H, D, D) their eigenvectors, as columns. mean: (H, D).
+    rows: () n. covariance: of two runs of channels, the second not left of the first, divided by n - 1. spectrum: (H,
+    D) falling eigenvalues of each part's own covariance, 0 for rounding noise. direction: (H, D, D) their eigenvectors,
+    as columns. mean: (H, D).
     """
 
     rows: Tensor

@@ -4,8 +4,8 @@ A row is a token of an image, a channel is e.g. one of a head's outputs before i
 and covariance of a group's channels, and sums per fold of images for the null (folds.py). All similarities of a run
 share those of a batch.
 
-Shapes: B images, T tokens, C channels of a group, H parts of a group (heads, layers or blocks), D their width, A parts
-of all groups, R the largest width, N draws of the null.
+Shapes: C channels of a group, H parts of a group (heads, layers or blocks), D their width, A parts of all groups, R the
+largest width, N draws of the null.
 """
 
 import dataclasses

@@ -1,18 +1,14 @@
 """Places of tokens in an attention matrix, and the matrix itself, a few images at a time.
 
-Attention weights come per window; in a shifted Swin window, places from opposite sides of the image stand next to each
-other and may not attend to each other; some places are padding. Here that is turned, once per site, into a few boolean
-tables over (window, query, key), so that every statistic of attention is a product with a table and a sum.
+Attention weights come per window. In a shifted Swin window places from opposite sides of the image stand next to each
+other and may not attend to each other; some places are padding. Here that becomes, once per site, a few boolean tables
+over (window, query, key): every statistic of attention is a product with a table and a sum.
 
-Padding is no query and no key, in all statistics of attention. But timm's Swin does not mask its padding keys: they
-take part in the softmax and get some of the attention, so the rest of a row sums to less than 1. ``shares`` divides by
-that sum where a definition asks for a distribution. Columns called "raw" do not divide.
+Padding is no query and no key. But timm's Swin does not mask its padding keys, which get some of the attention, so the
+rest of a row sums to less than 1. ``shares`` divides by that sum; columns called "raw" do not.
 
-A text has no grid, and texts of a batch are filled up to one length, each by its own number of places. Measures that
-need no grid see each as a window of its own, W = b texts of one "image". Padding is told by the attention itself:
-places that get exactly nothing, from any query of any head, as behind a mask. (A model without a mask has no padding.)
-
-Shapes: b images of a piece, Q queries and K keys (both all places of a window).
+A text has no grid, and texts of a batch are padded to one length. Measures that need no grid see each text as a window
+of its own: W = b texts of one "image". Padding is what gets exactly no attention from any query of any head.
 """
 
 import functools
@@ -36,9 +32,9 @@ class Places(NamedTuple):
     """The tables of one site.
 
     token: (W, K) index into T, prefix first, -1 for padding. cell: (W, K, 2) int64 row and column of the grid, 0 where
-    no grid token stands. patch: (W, K) bool, a grid token stands here. pairs: (W, Q, K) bool, may attend to each other.
-    patch_pairs: (W, Q, K) bool, may attend to each other and both are grid tokens.
-    distance: (W, Q, K) float64 in input pixels, 0 where not both are grid tokens.
+    no grid token stands. patch: (W, K) bool, a grid token. pairs: (W, Q, K) bool, may attend to each other.
+    patch_pairs: (W, Q, K) bool, such pairs of grid tokens. distance: (W, Q, K) float64 in input pixels, 0 but for pairs
+    of grid tokens.
     """
 
     token: Tensor
@@ -73,31 +69,26 @@ def places_of(site: HeadSite, device: torch.device) -> Places:
         return Places(*(table.to(device) for table in (token, cell, patch, pairs, patch_pairs, distance)))
 
 
-def places_of_texts(attn: Tensor) -> Places:
-    """The tables of texts, (b, 1, H, T, T) as recorded: a window each, without a grid."""
+def places_in(site: HeadSite, attn: Tensor) -> Places:
+    """The tables of a site; for a text site those of the texts of ``attn`` (b, 1, H, T, T): a window each, no grid."""
+    if not site.line:
+        return places_of(site, attn.device)
     words_bT = words_of(attn)
     token = torch.arange(words_bT.shape[1], device=attn.device).expand(words_bT.shape).masked_fill(~words_bT, -1)
-    pairs = words_bT[:, :, None] & words_bT[:, None]
-    return Places(
-        token, token.new_zeros(*token.shape, 2), words_bT, pairs, pairs, pairs.new_zeros(pairs.shape).double()
-    )
-
-
-def places_in(site: HeadSite, attn: Tensor) -> Places:
-    """The tables of a site, or, of a text's, those of the texts of ``attn``, as recorded."""
-    return places_of_texts(attn) if site.line else places_of(site, attn.device)
+    cell, pairs = token.new_zeros(*token.shape, 2), words_bT[:, :, None] & words_bT[:, None]
+    return Places(token, cell, words_bT, pairs, pairs, pairs.new_zeros(pairs.shape).double())
 
 
 def words_of(attn: Tensor) -> Tensor:
-    """(b, T) bool of texts' attention (b, 1, H, T, T): a word stands here, and no padding."""
+    """(b, T) bool of texts' attention (b, 1, H, T, T): a word, no padding."""
     return (attn > 0).any(3).any(2)[:, 0]
 
 
 class Piece(NamedTuple):
     """The attention of one site on some valid images of a batch.
 
-    number, span: of the site, and its heads. images: (b,) which images of the batch. attn: (b, W, H, Q, K) float64; of
-    texts (1, b, ...).
+    number, span: of the site, and its heads. images: (b,) indices in the batch. attn: (b, W, H, Q, K) float64; of texts
+    (1, b, ...).
     """
 
     number: int
@@ -113,14 +104,14 @@ class Piece(NamedTuple):
         return torch.einsum(path, values, queries.to(values.dtype))
 
     def counts(self, queries: Tensor) -> Tensor:
-        """(b, 1), or (1, 1) where all images have as many: how many queries (W, Q) bool an image has."""
+        """(b, 1), or (1, 1) if all images have as many: number of queries (W, Q) bool of an image."""
         return (queries.sum(1) if self.site.line else queries.sum().view(1)).double()[:, None]
 
 
 class OfAttention(Measure):
     """Base of measures of attention weights, which they see a site and a few images at a time.
 
-    texts: whether it can do without a grid, and counts queries as it goes; otherwise texts are refused.
+    texts: True if the measure needs no grid, and counts queries as it goes; otherwise texts are refused.
     """
 
     needs: frozenset[Need] = frozenset({"attn"})
@@ -161,9 +152,9 @@ def attention(name: str, layout: HeadLayout, batch: HeadBatch, texts: bool = Fal
 
 
 def attention_of(name: str, layout: HeadLayout, batch: HeadBatch, number: int, texts: bool = False) -> Tensor:
-    """(B, W, H, Q, K) of one site, as recorded; UserError where it is missing or does not fit the site's places.
+    """(B, W, H, Q, K) of one site, as recorded; of texts (B, 1, H, T, T), if ``texts`` allows them.
 
-    texts: as for ``attention``; (B, 1, H, T, T) of them.
+    Raises UserError if it is missing or does not fit the site's places.
     """
     site, attn = layout.sites[number], batch.need("attn", name)[number]
     if texts and site.line:
@@ -206,7 +197,7 @@ def of_pairs(values: Tensor, pairs: Tensor) -> Tensor:
 
 
 def where_site(layout: HeadLayout, values_A: Tensor, has: Callable[[HeadSite], bool]) -> Tensor:
-    """(A,) or (A, K) values, NaN for the heads of sites that do not have what they are about."""
+    """(A,) or (A, K) values, NaN for the heads of sites for which ``has`` is False."""
     there = torch.tensor([has(site) for _, _, site in layout], device=values_A.device)
     return torch.where(there.view(-1, *[1] * (values_A.dim() - 1)), values_A, torch.nan)
 
