@@ -21,8 +21,8 @@ from mhprobe.claims.parts.evidence import Columns, Evidence
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.heads import Ablation, HeadLayout
-from mhprobe.recording.cost import forward_equivalents
 from mhprobe.recording.measuring import needs_of
+from mhprobe.recording.record import forward_equivalents
 
 
 class Counting(Evidence):

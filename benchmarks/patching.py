@@ -12,9 +12,9 @@ from benchmarks.harness.models import small_swin, small_vit
 from benchmarks.harness.size import Size
 from benchmarks.harness.timing import Ratio, compare, single
 from mhprobe.heads import Patching
-from mhprobe.recording.cost import operations
 from mhprobe.recording.patching import Run, patched
-from mhprobe.recording.replay import patched_logits
+from mhprobe.recording.record import operations
+from mhprobe.recording.replay import Replay
 from mhprobe.recording.state import inspecting
 from mhprobe.recording.taps import Taps
 
@@ -35,7 +35,7 @@ def _of(name: str, model: nn.Module, size: Size) -> Iterator[Ratio]:
     masks, twins, heads = torch.eye(layout.num_heads, dtype=torch.bool), images.roll(1, 0), tuple(taps.heads)
 
     def shared() -> Tensor:
-        return patched_logits(model, twins, masks, heads)
+        return Replay(model, masks, instead=heads)(twins)
 
     if not torch.allclose(by_hooks(model, twins, heads), shared(), rtol=1e-3, atol=1e-4):
         raise RuntimeError("the logits differ")

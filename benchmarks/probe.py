@@ -16,8 +16,8 @@ from benchmarks.harness.size import Size
 from benchmarks.harness.timing import Ratio, single
 from mhprobe.data.batch import Batch
 from mhprobe.heads import Ablation, Patching
-from mhprobe.recording.cost import forward_equivalents
 from mhprobe.recording.measuring import needs_of
+from mhprobe.recording.record import forward_equivalents
 
 
 def run(size: Size) -> Iterator[Ratio]:

@@ -25,7 +25,7 @@ from mhprobe.masking.base import Evaluate, Scores
 from mhprobe.masking.parts.curve import CurveSpec, masking_curve
 from mhprobe.measures.base import Measure
 from mhprobe.measures.parts.jackknife import NoInterval
-from mhprobe.recording.cost import operations
+from mhprobe.recording.record import operations
 from mhprobe.run.members import members
 
 CONF = Path(__file__).parents[2] / "conf"

@@ -16,7 +16,7 @@ import runs
 from mhprobe.data.batch import Batch
 from mhprobe.heads import Ablation
 from mhprobe.measures.gate_importance import GateImportance
-from mhprobe.recording.cost import forward_equivalents
+from mhprobe.recording.record import forward_equivalents
 from mhprobe.run import builders
 from mhprobe.run.questions import of_run
 from mhprobe.run.resume import resume

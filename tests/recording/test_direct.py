@@ -10,9 +10,8 @@ import mhprobe
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.heads import Stream
-from mhprobe.recording.cost import forward_equivalents
 from mhprobe.recording.direct import direct_logits
-from mhprobe.recording.record import record
+from mhprobe.recording.record import forward_equivalents, record
 from models import TWINS, images_for, tiny_registers, tiny_swin, tiny_swinv2, tiny_vit
 
 

@@ -13,7 +13,7 @@ from mhprobe.errors import UserError
 from mhprobe.heads import Donors, Patching
 from mhprobe.measures.parts.hashing import image_numbers
 from mhprobe.recording.patching import _Past, twins
-from mhprobe.recording.replay import patched_logits
+from mhprobe.recording.replay import Replay
 from mhprobe.recording.taps import Taps
 from models import BUILDERS, images_for, labels_for, make_loud
 
@@ -51,7 +51,7 @@ def test_patched_logits_are_those_of_hooks(model, widest):
     x = images(model)
     theirs = taken(model, x.flip(0))
     masks = torch.eye(len(mhprobe.attach(model).values), dtype=torch.bool)
-    found = patched_logits(model, x, torch.cat([masks, masks[:1]]), theirs, widest)
+    found = Replay(model, torch.cat([masks, masks[:1]]), instead=theirs)(x, widest)
     assert torch.equal(found[0], found[-1])
     number = 0
     for (name, heads), heads_there in zip(sites(model), theirs, strict=True):
@@ -81,9 +81,9 @@ def test_several_heads_at_once_and_their_own_outputs(model):
     masks = torch.rand(5, len(mhprobe.attach(model).values), generator=torch.Generator().manual_seed(0)) < 0.5
     with torch.no_grad():
         whole = model(x)
-    found = patched_logits(model, x, masks, own)
+    found = Replay(model, masks, instead=own)(x)
     torch.testing.assert_close(found, whole.expand_as(found), rtol=1e-10, atol=1e-12)
-    there = patched_logits(model, x, torch.ones_like(masks[:1]), taken(model, x.flip(0)))
+    there = Replay(model, torch.ones_like(masks[:1]), instead=taken(model, x.flip(0)))(x)
     assert not torch.allclose(there[0], whole, rtol=1e-3)
 
 

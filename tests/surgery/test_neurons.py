@@ -21,10 +21,9 @@ from mhprobe.heads import KINDS
 from mhprobe.maps.rollout import Rollout
 from mhprobe.measures import ActivationNorm, Magnitude, WriteNorm
 from mhprobe.measures.base import MeasureWarning
-from mhprobe.recording.cost import forward_equivalents
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.measuring import needs_of
-from mhprobe.recording.record import record
+from mhprobe.recording.record import forward_equivalents, record
 from mhprobe.recording.replay import masked_logits
 from mhprobe.report import tables
 from mhprobe.surgery.costs import head_latency

@@ -30,9 +30,8 @@ class MapKind(ABC):
         """Maps (B, h, w) by name; larger means more relevant.
 
         model: of a supported family; gates are attached if it has none. images: (B, 3, height, width), normalised.
-        labels:
-        (B,), for kinds that explain the label's logit. Raises UserError, with the module's name, without attention
-        weights.
+        labels: (B,), for kinds that explain the label's logit. Raises UserError, with the module's name, without
+        attention weights.
         """
 
     def asking(self, grid: tuple[int, int]) -> tuple[int, int] | None:

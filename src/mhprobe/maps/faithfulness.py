@@ -46,9 +46,9 @@ def faithfulness(
 
     baseline: replacement of deleted patches: the image's mean colour, or the blurred image. steps: number of equal
     shares of patches. features: True if the model's outputs are features, no logits. Maps of one size share their
-    random orders.
-    Forward passes per image: 2 (steps + 1) for each map, and random_orders times as many for each size. Raises
-    UserError for an unknown baseline, for no steps or no random orders, and for outputs that are NaN or infinite.
+    random orders. Forward passes per image: 2 (steps + 1) for each map, and random_orders times as many for each size.
+    Raises UserError for an unknown baseline, for no steps or no random orders, and for outputs that are NaN or
+    infinite.
     """
     one_of("faithfulness", "baseline", baseline, Baseline)
     if steps < 1 or random_orders < 1:

@@ -33,21 +33,6 @@ Keep = Callable[[Any, Callable[[], dict[str, Tensor]]], dict[str, Tensor]]
 UNKNOWN = "unknown"  # the label of a file
 
 
-def judged(
-    model: nn.Module, images: Tensor, labels: Tensor | None, kind: MapKind, score: bool = True, **options: Any
-) -> dict[str, Judged]:
-    """A kind's maps of images (B, 3, height, width), each with its areas, on the CPU. options: of ``faithfulness``.
-
-    score: False to leave out the areas, nearly all of the work.
-    """
-    maps = kind(model, images, labels)
-    found = {name: Judged(values.float().cpu()) for name, values in maps.items()}
-    if score:
-        areas = faithfulness(model, images, list(maps.values()), **options)
-        found = {name: found[name]._replace(areas=torch.stack(of).cpu()) for name, of in zip(maps, areas, strict=True)}
-    return found
-
-
 class Gallery(NamedTuple):
     """Maps of images. results: ``maps``, ``maps_smooth`` and ``<kind>_<image>``. maps: judged, by kind and name.
 
@@ -64,7 +49,7 @@ def write_maps(
 ) -> None:
     """Write the table ``maps``, the figures ``maps`` and ``<kind>_<image>``, and the maps as maps.safetensors.
 
-    chosen: positions in the test split, or image files. options: of ``judged``. A collective: rank 0 writes.
+    chosen: positions in the test split, or image files. options: of ``_kept``. A collective: rank 0 writes.
     """
     from safetensors.torch import save
 
@@ -158,12 +143,19 @@ def gallery(
 def _kept(
     keep: Keep, model: nn.Module, images: Tensor, labels: Tensor | None, kind: MapKind, **options: Any
 ) -> dict[str, Judged]:
-    """Judged maps of a kind, from the cache or found now. Arguments: of ``judged``."""
+    """A kind's maps of images (B, 3, height, width), with their areas, on the CPU; from the cache or found now.
+
+    options: of ``faithfulness``, and score: False to leave out the areas, nearly all of the work.
+    """
 
     def find() -> dict[str, Tensor]:
-        found = judged(model, images, labels, kind, **options)
-        maps = {f"maps/{name}": one.maps for name, one in found.items()}
-        return maps | {f"areas/{name}": one.areas for name, one in found.items() if one.areas is not None}
+        maps = kind(model, images, labels)
+        tensors = {f"maps/{name}": values.float().cpu() for name, values in maps.items()}
+        if options.get("score", True):
+            scoring = {name: option for name, option in options.items() if name != "score"}
+            areas = zip(maps, faithfulness(model, images, list(maps.values()), **scoring), strict=True)
+            tensors |= {f"areas/{name}": torch.stack(of).cpu() for name, of in areas}
+        return tensors
 
     pixels = hashlib.sha256(images.cpu().contiguous().numpy().tobytes()).hexdigest()  # a file may change under its name
     known = None if labels is None else labels.tolist()
@@ -215,7 +207,6 @@ def opened(data: ImageData, chosen: Sequence[int | str]) -> Batch:
 
 
 def _opened(data: ImageData, image: int | str) -> tuple[Tensor, int]:
-    """(3, height, width) and the label; -1 for a file."""
     if not isinstance(image, str):
         batch = data.stored("test", [image])
         return batch.images[0], int(batch.labels[0])

@@ -26,9 +26,9 @@ class AblationDelta(PerClass, Paired):
         value: mean loss masked - unmasked, in nats, with standard_error, low and high (95 %);
         drop: accuracy unmasked - masked, in [-1, 1], with drop_low and drop_high (95 %); lost, won: number of images
         that only the unmasked, only the masked model gets right; p: exact McNemar of the two; p_holm: over all heads;
-        accuracy: () of the unmasked model;
-        by_class (A, C): drop within each class, NaN for a class without images; class_p_holm (A, C): exact McNemar
-        within the class, Holm over heads and classes; class_accuracy (A, C): of the unmasked model, equal rows.
+        accuracy: () of the unmasked model; by_class (A, C): drop within each class, NaN for a class without images;
+        class_p_holm (A, C): exact McNemar within the class, Holm over heads and classes; class_accuracy (A, C): of the
+        unmasked model, equal rows.
 
     >>> import math, torch
     >>> from mhprobe.heads import Ablation, HeadBatch, HeadLayout, HeadSite

@@ -62,7 +62,6 @@ class BlockCCA(LayerSimilarity):
 
 
 def _coarsest(sites: Sequence[HeadSite]) -> tuple[int, int]:
-    """The smallest of their grids."""
     return min((site.token_grid for site in sites), key=math.prod)
 
 

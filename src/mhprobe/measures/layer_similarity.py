@@ -97,7 +97,6 @@ class LayerSimilarity(Similarity):
 
 
 def _features(batch: HeadBatch, of: str, layout: HeadLayout, number: int) -> Tensor:
-    """(B, T, C) rows of one site."""
     if of == "layers":
         return batch.z[number].flatten(2)
     return batch.need("stream", "layer_similarity")[layout.sites[number].block].after

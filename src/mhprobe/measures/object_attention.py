@@ -46,9 +46,8 @@ class ObjectAttention(Measure):
         interval over images; chance: of a key drawn evenly; mass: mean attention of a patch to patches on objects; cls:
         share of images whose class token has its argmax on an object, NaN without one;
         relations (A, R): accuracy of the argmax key, the query itself left out, over queries that can meet the
-        relation;
-        offset (A, R): of the best fixed offset at the head's site; even (A, R): of an even draw. best_down, best_right
-        (A, R): the best offset, in patches.
+        relation; offset (A, R): of the best fixed offset at the head's site; even (A, R): of an even draw. best_down,
+        best_right (A, R): the best offset, in patches.
         held_out, held_out_low, held_out_high (A,): value and its 95 % interval on the second half of the images, of the
         one head that is best on the first half; NaN elsewhere. relations_held_out, relations_low, relations_high (A,
         R): the same for relations; offset_held_out (A, R): the best offset of the first half on the second.
@@ -96,7 +95,6 @@ class ObjectAttention(Measure):
         self.dealt += torch.bincount(batch.derive(_half), minlength=2)
 
     def _site(self, number: int, attn_BWHQK: Tensor, shown_BT: Tensor, half_B: Tensor) -> None:
-        """Add one site's counts."""
         site, span = self.layout.sites[number], self.layout.span(number)
         places = places_of(site, attn_BWHQK.device)
         tokens_WK, pairs_WQK = places.token - site.prefix_tokens, places.patch_pairs

@@ -25,16 +25,15 @@ class Position(OfAttention):
     """Share of all patch queries whose largest weight is at the head's favourite offset.
 
     threshold: share from which a head is positional. reach: smallest share of queries for which a candidate's key
-    exists.
-    Raises UserError for shares outside (0, 1].
+    exists. Raises UserError for shares outside (0, 1].
 
     Columns, (A,): value in [0, 1], larger is more positional; low, high: its 95 % interval over images, at this offset
     (too wide for a head without a favourite, whose offset is the largest of many counts); dy, dx the offset in tokens,
     key minus query (dx = -1: the left neighbour; 0, 0: itself); positional 1 where value >= threshold, else 0;
     reaching: the share among the queries for which the key exists; reach: the share of these queries, the largest
     possible value; chance: value of a random key. counts (A, Y, X): mean queries of an image at each offset, the middle
-    one being 0, 0; exists (A, Y, X):
-    queries from which it can be reached. Among equals the shortest offset wins, then the upper, then the left one.
+    one being 0, 0; exists (A, Y, X): queries from which it can be reached. Among equals the shortest offset wins, then
+    the upper, then the left one.
 
     >>> import torch
     >>> from mhprobe.heads import HeadBatch, HeadLayout, HeadSite

@@ -32,8 +32,7 @@ class Rarity(OfAttention, MeanOverImages):
     """Share of patch queries whose argmax key is (one of) the rarest patches they can see.
 
     codes: number of codes of k-means, fitted on the selection images. patches: largest number of patches to fit them
-    on.
-    cells: a patch is described by its mean colours in cells x cells fields.
+    on. cells: a patch is described by its mean colours in cells x cells fields.
 
     Columns, (A,) in [0, 1], larger looks more at what is rare: value, with low and high; top2: the argmax key is no
     denser than the second rarest patch; class_query, class_query_top2: of the class token's own row, NaN without one.

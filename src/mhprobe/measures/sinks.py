@@ -30,10 +30,9 @@ class Sinks(OfAttention, MeanOverImages):
 
     Columns, (A,): value in [0, 1], larger is more of a sink, with low and high; uniform: of even attention; sink: share
     of images with one; class_token: share of images where the token that draws most is the class token, NaN without
-    one;
-    write: mean over tokens of ||z_h W_O,h|| / ||stream||; common in [0, 1]: length of the mean write over tokens / mean
-    length, 1 if all tokens are given the same, 0 for a head that writes nothing; role: 0 where ``sink`` is below one
-    half, 1 a no-op: it writes less than a quarter of the model's median head, 2 a broadcast.
+    one; write: mean over tokens of ||z_h W_O,h|| / ||stream||; common in [0, 1]: length of the mean write over tokens /
+    mean length, 1 if all tokens are given the same, 0 for a head that writes nothing; role: 0 where ``sink`` is below
+    one half, 1 a no-op: it writes less than a quarter of the model's median head, 2 a broadcast.
     """
 
     fooled_by = "by definition: a token that many queries have a reason to look at, as a large object"

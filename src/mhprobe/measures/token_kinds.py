@@ -87,7 +87,6 @@ class TokenKinds(OfKinds):
 
 
 def _has(kind: str, site: HeadSite) -> bool:
-    """Return True if a site has such tokens at all."""
     if kind in ("cls", "cls_to_cls"):
         return site.class_token
     return kind != "registers" or site.prefix_tokens > int(site.class_token)

@@ -16,8 +16,8 @@ from mhprobe.heads import Ablation, Patching
 from mhprobe.masking.parts.trace import totals
 from mhprobe.measures.base import Measure
 from mhprobe.questions.material import Material
-from mhprobe.recording.cost import forward_equivalents
 from mhprobe.recording.measuring import label_of, needs_of
+from mhprobe.recording.record import forward_equivalents
 from mhprobe.report import tables
 from mhprobe.report.figures.gates import BINS, gate_density
 from mhprobe.report.figures.masking import curves as draw_curves

@@ -250,7 +250,6 @@ class _Norms(TorchFunctionMode):
 
 
 def _check(found: Direct, logits: Tensor, layout: HeadLayout) -> None:
-    """Raise UserError unless the parts add up to the logits."""
     total, largest = sum(part.sum(1) for part in found), max(part.abs().amax() for part in found)
     error = (total - logits).abs().amax()
     agree = _AGREE if wide(logits) is logits else _HALF

@@ -67,8 +67,7 @@ def feed(
         numbers equal to the last digit those of a pass that has them.
 
     A measure that refuses is fed no further, and does not hold up the others; so does one whose needs ``record``
-    refuses.
-    Raises what ``record`` refuses for all of them. A collective: every rank gets the same.
+    refuses. Raises what ``record`` refuses for all of them. A collective: every rank gets the same.
     """
     device, layout = next(model.parameters()).device, gates_of(model).layout
     if of_heads := [key for key, each in measures.items() if each.layout.kinds < layout.kinds]:

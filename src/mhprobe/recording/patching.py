@@ -29,7 +29,7 @@ from mhprobe.gates import HeadGates, gates_of
 from mhprobe.heads import Donors, HeadLayout, Patched, Patching, wide
 from mhprobe.measures.parts.hashing import image_numbers, mixed
 from mhprobe.recording.outputs import logits_of
-from mhprobe.recording.replay import patched_logits
+from mhprobe.recording.replay import Replay
 from mhprobe.recording.state import inspecting
 from mhprobe.recording.taps import Taps
 
@@ -79,7 +79,7 @@ def patched(model: nn.Module, clean: Run, labels: Tensor | None, objects: Tensor
     if "exact" in need.estimates:
         layout = gates_of(model).layout
         one_by_one = torch.eye(layout.of("head").num_heads, layout.num_heads, dtype=torch.bool)
-        logits_ABC = patched_logits(model, base.images, one_by_one, source.heads)
+        logits_ABC = Replay(model, one_by_one, instead=source.heads)(base.images)
         effect["exact"] = sign * (metric(logits_ABC) - metric(base.logits)).mT
     found = {name: effect[name] for name in need.estimates}
     return Patched(metric(clean.logits), metric(corrupt.logits), made.paired, found, made.donor)

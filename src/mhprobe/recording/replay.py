@@ -47,17 +47,6 @@ def masked_logits(
     return Replay(model, masks, rescale, fill=fill)(images, side_by_side)
 
 
-def patched_logits(
-    model: nn.Module, images: Tensor, masks: Tensor, heads: Sequence[Tensor], side_by_side: int | None = None
-) -> Tensor:
-    """(M, B, C) logits in eval mode with the heads of each of ``masks`` (M, A) bool putting out ``heads`` instead.
-
-    heads: per site (B or windows, T, H * D), before the gates, as taps see it. Raises UserError for a wrapper that runs
-    the backbone more than once.
-    """
-    return Replay(model, masks, instead=heads)(images, side_by_side)
-
-
 class Replay:
     """Run ``model`` under ``masks`` (M, A) bool, True = head off: a batch gives (M, B, C) logits, in eval mode.
 
@@ -68,7 +57,8 @@ class Replay:
         with closed gates.
     smaller: compute on a copy without the heads that all masks switch off, if heads can be removed and nothing replaces
         them. Equal up to rounding: products of another size add in another order.
-    instead: replacement of the masked heads' output, for one batch alone. See ``patched_logits``.
+    instead: replacement of the masked heads' output, for one batch alone: per site (B or windows, T, H * D), before the
+        gates, as taps see it. Raises UserError for a wrapper that runs the backbone more than once.
     fill: replacement of masked heads' output. Raises UserError with ``rescale``.
     """
 
@@ -326,8 +316,7 @@ def most_beside(device: str, images: int, numbers: int, attended: int, size: int
     """Largest number of copies of a batch side by side: enough to keep a kind of device busy, and to fit.
 
     numbers: that enter a block. attended: attention weights of one layer, held twice, before and after the softmax.
-    size:
-    bytes of each. free: bytes, of which half may be used; None for no limit.
+    size: bytes of each. free: bytes, of which half may be used; None for no limit.
     """
     busy = _BUSY.get(device, 1) // max(1, images)
     if free is not None:

@@ -32,7 +32,7 @@ from mhprobe.gates import remove_gates
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
 from mhprobe.masking.base import Cost
-from mhprobe.recording.cost import operations
+from mhprobe.recording.record import operations
 from mhprobe.surgery.removal import prune_heads
 
 TABLE_SHARES = (0.0, 0.25, 0.5, 0.75, 0.9)  # of each layer's units that are removed, but for one

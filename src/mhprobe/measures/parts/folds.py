@@ -95,8 +95,7 @@ class _Drawn:
     """The covariances of one draw, by runs of channels of whole heads.
 
     known: standard deviations, and what the means at the tokens share, by where their run begins; the same for all
-    draws.
-    place: tokens of the other images.
+    draws. place: tokens of the other images.
     """
 
     heads: Parts
