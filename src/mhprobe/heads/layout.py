@@ -135,9 +135,7 @@ class HeadSite:
     def token_grid(self) -> tuple[int, int]:
         """(rows, columns) of the grid. Raises UserError if the model does not fix it."""
         if self.line:
-            raise UserError(
-                f"{self.name}: expected tokens in a grid, as of an image, got a line of tokens, as of a text."
-            )
+            raise UserError(f"{self.name}: expected tokens in a grid, as of an image, got a line of tokens, of a text.")
         if self.grid is None:
             raise UserError(
                 f"{self.name}: the model takes images of any size, so its tokens have no fixed grid. Build it with a "
@@ -303,8 +301,8 @@ class HeadLayout:
             flat = given.tolist()
         else:
             raise UserError(
-                f"{where}: head indices are whole numbers from 0 to {self.num_heads - 1}, or (site, head) pairs, got "
-                f"{shown}."
+                f"{where}: head indices are whole numbers from 0 to {self.num_heads - 1}, or (site, head) pairs, "
+                f"got {shown}."
             )
         if twice := [head for head, times in Counter(flat).items() if times > 1]:
             raise UserError(f"{where}: expected each head once, got {twice[0]} {flat.count(twice[0])} times: {shown}.")

@@ -196,9 +196,7 @@ def opened(data: ImageData, chosen: Sequence[int | str]) -> Batch:
     """
     size, called = data.sizes["test"], [str(image) for image in _called(chosen)]
     if not chosen or not all(isinstance(image, str) or 0 <= image < size for image in chosen):
-        raise UserError(
-            f"images: expected positions from 0 to {size - 1} in the test split or files, got {quoted(list(chosen))}."
-        )
+        raise UserError(f"images: expected test positions from 0 to {size - 1} or files, got {quoted(list(chosen))}.")
     named = zip(chosen, called, strict=True)
     if twice := [image for image, name in named if isinstance(image, str) and called.count(name) > 1]:
         raise UserError(f"images: two have one name, which their figures take, among them {twice[0]}; rename one.")

@@ -57,21 +57,18 @@ class Measure(Metric):
     kind: "per_head", "pairwise" or "pairwise_layers"; it decides the table and the figure.
     label: name and unit of "value", for a figure's axis. unit: the unit alone, "" for none.
     larger: meaning of a larger "value". alike: for pairs, "largest" or "smallest": the "value" of the most alike heads.
-        masks: True if "value" is the rise of the loss, in nats, without the head.
+    masks: True if "value" is the rise of the loss, in nats, without the head.
     also: further kinds of report/figures that draw the columns.
     axes: for columns of shape (A, K) or (A, A, K) that get a table, the K names along it.
-    select_needs: records of validation images, for a measure that first chooses something. These images go to
-        ``select``; then ``end_select`` is called. ``needs`` and ``select_needs`` may depend on the options, ``needs``
-        also on the choice.
+    select_needs: records of validation images, which go to ``select`` and ``end_select`` before the others, for a
+        measure that first chooses something. Both kinds of needs may depend on options, ``needs`` also on the choice.
     fooled_by: heads or models for which the number misleads, in a few words after "seen: " (in HeadBench) or "by
         definition: "; the page of measures shows it.
-    within: range of "value": REAL, SHARE or SIZE of ``stats.intervals``; the scale of its interval.
-    no_interval: reason why there are no columns "low" and "high" (95 % interval over images); "" if there are.
-    of_images: False for a measure that depends on no image.
-    of_units: kinds that it can measure: heads, for some measures also neurons.
-    class_names: names of the classes, if the caller sets them.
+    within: range of "value": REAL, SHARE or SIZE of ``stats.intervals``. no_interval: reason for no columns "low" and
+        "high" (95 % interval over images), else "". of_images: False if it depends on no image.
+    of_units: kinds that it can measure. class_names: names of the classes, if the caller sets them.
 
-    ``finish`` returns columns, the first named "value". A measure of images also gets () images, the number of images:
+    ``finish`` returns columns, "value" first. A measure of images also gets () images, the number of images:
         per_head: (A,), or () for a number about all heads;
         pairwise: (A, A), or (A,) for a number per head, or ();
         pairwise_layers: (S, S), or (S,) for a number per site, or ();
@@ -172,9 +169,7 @@ class Measure(Metric):
     def _finish(self) -> dict[str, Tensor]:
         # after the sync, so that ranks agree: one that raised alone would leave the others waiting
         if self.images == 0:
-            raise UserError(
-                f"{self.name}: no valid images were seen, expected at least one; update it with a batch first."
-            )
+            raise UserError(f"{self.name}: no valid images were seen, expected at least one; update it with a batch.")
         for name in self.metric_state:
             if not all(piece.isfinite().all() for piece in ranks.pieces(getattr(self, name))):
                 raise UserError(

@@ -71,8 +71,7 @@ class CircuitSpectrum(OfWeights):
                 if one.shape[2] != other.shape[2]:
                     raise UserError(
                         f"{self.name}: {site.name} reads {one.shape[2]} channels and scores or writes "
-                        f"{other.shape[2]}, expected as many: directions of two different spaces have no cosine. Leave "
-                        f"this measure out."
+                        f"{other.shape[2]}, expected as many: directions of two spaces have no cosine. Leave this measure out."
                     )
             span = self.layout.span(number)
             self.channels[span] = query.shape[2]

@@ -67,13 +67,11 @@ class LRPRelevance(MeanOverImages):
 
     def add(self, batch: HeadBatch) -> None:
         if self.rule not in batch.relevance:
-            raise UserError(
-                f"lrp_relevance: the batch has no relevance under {self.rule}; record it with needs=measure.needs."
-            )
-        found = batch.relevance[self.rule]
-        logit_B, skipped = (part[batch.valid].double() for part in (found.explained, found.skipped))
-        heads = [r[batch.valid].sum((1, 3), dtype=torch.float64) for r in found.heads]
-        masses = [r[batch.valid].abs().sum((1, 2, 3), dtype=torch.float64) for r in found.heads]
+            raise UserError(f"lrp_relevance: the batch has no relevance under {self.rule}; record it with its needs.")
+        relevance = batch.relevance[self.rule]
+        logit_B, skipped = (part[batch.valid].double() for part in (relevance.explained, relevance.skipped))
+        heads = [r[batch.valid].sum((1, 3), dtype=torch.float64) for r in relevance.heads]
+        masses = [r[batch.valid].abs().sum((1, 2, 3), dtype=torch.float64) for r in relevance.heads]
         for number, (site, heads_BH) in enumerate(zip(self.layout.sites, heads, strict=True)):
             span = self.layout.span(number)
             total_B1 = heads_BH.abs().sum(1, keepdim=True).clamp(min=_TINY)

@@ -117,8 +117,7 @@ class Rarity(OfAttention, MeanOverImages):
     def finish(self) -> dict[str, Tensor]:
         if not self.codes:
             raise UserError(
-                "rarity: it has no codes yet. Show it the validation images first: select(batch) for each batch, then "
-                "end_select()."
+                "rarity: it has no codes yet. Show it the validation images first: select(batch), then end_select()."
             )
         queries = self.patch_queries
         tops = {
@@ -180,8 +179,7 @@ class Codes:
         if different < codes:
             raise UserError(
                 f"rarity: {different} different patches for {codes} codes, expected at least as many patches as codes. "
-                f"Use more images in the validation split, or fewer codes: "
-                f"rarity.codes={max(different, 1)}."
+                f"Use more images in the validation split, or fewer codes: rarity.codes={max(different, 1)}."
             )
         centre = _spread(patch, codes)
         nearest = _nearest(patch, centre)

@@ -17,16 +17,13 @@ def check_model(model: nn.Module) -> None:
     """Raise UserError for no model, a wrapper that runs copies of it, and weights without numbers or gradients."""
     refuse_no_model("record", model)
     if isinstance(model, _REPLICATED):
-        raise UserError(
-            f"record: {type(model).__name__} runs copies of the model, which cannot be recorded; pass model.module."
-        )
+        raise UserError(f"record: {type(model).__name__} runs copies of the model, not recordable; pass model.module.")
     for name, weight in model.named_parameters():
         if weight.is_meta:
             raise UserError(f"record: {name} is on the meta device and holds no numbers; load weights first.")
         if weight.is_inference():
             raise UserError(
-                f"record: {name} was made inside torch.inference_mode(), so it cannot have gradients; make the model "
-                f"outside it."
+                f"record: {name} was made inside torch.inference_mode(), so it has no gradients; make it outside."
             )
 
 
@@ -41,10 +38,8 @@ def sized(model: nn.Module, images: Tensor) -> Iterator[None]:
         backbone, size = backbone_of(model), tuple(images.shape[1:])
         if len(size) != 3 or (wanted := (3, *input_spec(backbone)["size"])) == size:
             raise
-        got, expected = (" x ".join(map(str, each)) for each in (size, wanted))
-        raise UserError(
-            f"images: expected {expected} for this {type(backbone).__name__}, got {got}: {error}"
-        ) from error
+        got, expected, name = *(" x ".join(map(str, part)) for part in (size, wanted)), type(backbone).__name__
+        raise UserError(f"images: expected {expected} for this {name}, got {got}: {error}") from error
 
 
 def check_batch(model: nn.Module, images: Any, labels: Any, line: bool = False) -> None:
@@ -61,8 +56,7 @@ def check_batch(model: nn.Module, images: Any, labels: Any, line: bool = False) 
     if apart and not torch.is_autocast_enabled(images.device.type):  # which reconciles them
         ours, theirs = (str(kind).removeprefix("torch.") for kind in (images.dtype, weights))
         raise UserError(
-            f"record: images are {ours}, the model is {theirs}; give images.to(torch.{theirs}), or call it inside "
-            f"torch.autocast."
+            f"record: images are {ours}, the model is {theirs}; give images.to(torch.{theirs}), or use torch.autocast."
         )
     if labels is None:
         return

@@ -38,8 +38,7 @@ def looked_at(attn: Tensor, site: HeadSite, asking: Tensor) -> Tensor:
     if attn.shape[-1] != places.shape[1]:
         raise UserError(
             f"attention: {site.name}: expected images of the model's own size, {places.shape[1]} places of attention, "
-            f"got {attn.shape[-1]}: where they lie in larger or smaller images is not known. Make the model with that "
-            f"img_size."
+            f"got {attn.shape[-1]}: their places in other images are not known. Make the model with that img_size."
         )
     real = places >= 0
     share_WK = asking.to(attn)[places.clamp(min=0)] * real

@@ -213,8 +213,7 @@ def twins(images: Tensor, labels: Tensor, objects: Tensor | None, need: Patching
         return Twins(images + noise, None, torch.ones(len(images), dtype=torch.bool).to(images.device))
     if objects is None:
         raise UserError(
-            "patching: corrupt=object needs object masks beside the images. Use data=scenes, data=pets, or "
-            "corrupt=class."
+            "patching: corrupt=object needs object masks of the images. Use data=scenes, data=pets or corrupt=class."
         )
     shown = objects.to(images.device) > 0
     ground, flat = ~shown[:, None], shown.flatten(1)

@@ -107,9 +107,7 @@ def _checked(model: nn.Module, needs: Collection[Need], sloped: bool, of: str) -
         raise UserError(f"record: needs={slopes} takes the slope of the {of}, so it needs labels, got None.")
     check_model(model)
     if any(getattr(module, "grad_checkpointing", False) for module in model.modules()):
-        raise UserError(
-            "record: gradient checkpointing runs every block twice; call model.set_grad_checkpointing(False) first."
-        )
+        raise UserError("record: gradient checkpointing runs blocks twice; call model.set_grad_checkpointing(False).")
     return named
 
 

@@ -72,9 +72,7 @@ class Replay:
         fill: Fill | None = None,
     ) -> None:
         if rescale and fill is not None:
-            raise UserError(
-                "masking: rescale and fill both make up for masked heads; expected rescale=false or fill=zero."
-            )
+            raise UserError("masking: rescale and fill both replace masked heads; expected rescale=false or fill=zero.")
         self.model, self.backbone, self.gates, self.fill = model, backbone_of(model), gates_of(model), fill
         self.versions, self.place = _versions(self.gates, masks, rescale, instead)
         backbone, off_A = self.backbone, (self.versions.values == 0).all(0)
