@@ -70,8 +70,8 @@ class CircuitSpectrum(OfWeights):
             for one, other in ((query, key), (value, output)):
                 if one.shape[2] != other.shape[2]:
                     raise UserError(
-                        f"{self.name}: {site.name} reads {one.shape[2]} channels and scores or writes "
-                        f"{other.shape[2]}, expected as many: directions of two spaces have no cosine. Leave this measure out."
+                        f"{self.name}: {site.name} reads {one.shape[2]} channels and scores or writes {other.shape[2]}"
+                        f", expected as many: directions of two spaces have no cosine. Leave this measure out."
                     )
             span = self.layout.span(number)
             self.channels[span] = query.shape[2]
