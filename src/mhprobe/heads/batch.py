@@ -181,11 +181,11 @@ class HeadBatch:
 
     def need(self, what: str, name: str) -> Any:
         """Return the field ``what``; raise UserError if it was not recorded. name: of the measure."""
-        found = getattr(self, what)
-        if found is None:
+        record = getattr(self, what)
+        if record is None:
             called, how = _RECORDED[what]
             raise UserError(f"{name}: the batch has no {called}; record it with {how}.")
-        return found
+        return record
 
     def derive(self, make: Callable[..., T], *args: Hashable) -> T:
         """Return ``make(self, *args)``, computed once per batch and shared by all measures."""
@@ -196,14 +196,14 @@ class HeadBatch:
 
     def __repr__(self) -> str:
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
-        there = [k for k, v in values.items() if v is not None and not (isinstance(v, Mapping) and not v)]
-        return f"HeadBatch({len(self.logits)} images, {len(self.z)} sites; {', '.join(there)})"
+        recorded = [k for k, v in values.items() if v is not None and not (isinstance(v, Mapping) and not v)]
+        return f"HeadBatch({len(self.logits)} images, {len(self.z)} sites; {', '.join(recorded)})"
 
 
 def first_sites(batch: HeadBatch, sites: int) -> HeadBatch:
     """Return the batch with only its first ``sites`` sites (heads come before neurons)."""
     grad, weights = batch.grad and batch.grad[:sites], batch.weights and batch.weights[:sites]
-    relevance = {need: found._replace(heads=found.heads[:sites]) for need, found in batch.relevance.items()}
+    relevance = {need: part._replace(heads=part.heads[:sites]) for need, part in batch.relevance.items()}
     return replace(batch, z=batch.z[:sites], grad=grad, weights=weights, relevance=relevance)
 
 

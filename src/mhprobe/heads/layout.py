@@ -267,14 +267,14 @@ class HeadLayout:
         argument, for errors. Raises UserError for anything else, and for numbers that are all 0 or 1: a mask, or the
         heads 0 and 1.
         """
-        given = _tensor(heads)
-        if given.dtype == torch.bool:
-            if given.shape != (self.num_heads,):
+        tensor = _tensor(heads)
+        if tensor.dtype == torch.bool:
+            if tensor.shape != (self.num_heads,):
                 raise UserError(
                     f"{where}: expected shape ({self.num_heads},), one entry per head of {len(self.sites)} sites, "
-                    f"got {tuple(given.shape)}. Was it made for another model?"
+                    f"got {tuple(tensor.shape)}. Was it made for another model?"
                 )
-            return given.clone()
+            return tensor.clone()
         mask = torch.zeros(self.num_heads, dtype=torch.bool)
         mask[self.indices(heads, where)] = True
         return mask
@@ -285,20 +285,20 @@ class HeadLayout:
         heads: flat indices or (site, head) pairs. Raises UserError for anything else, for an unknown or repeated head,
         and for a list that could be a mask.
         """
-        given = _tensor(heads)
-        if not given.numel():
+        tensor = _tensor(heads)
+        if not tensor.numel():
             return []
         shown = f"{heads.tolist() if isinstance(heads, Tensor) else heads!s:.200}"
-        whole = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
-        if whole and given.dim() in (1, 2) and self._could_be_mask(given, heads):
+        whole = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+        if whole and tensor.dim() in (1, 2) and self._could_be_mask(tensor, heads):
             raise UserError(
-                f"{where}: {given.numel()} numbers that are 0 or 1 may be a mask or a list of heads, got {shown}; give "
-                f"a mask as bool (mask.bool()), or a shorter list of heads."
+                f"{where}: {tensor.numel()} numbers that are 0 or 1 may be a mask or a list of heads, got {shown}; "
+                f"give a mask as bool (mask.bool()), or a shorter list of heads."
             )
-        if whole and given.dim() == 2 and given.shape[1] == 2:
-            flat = [self.flat(site, head) for site, head in given.tolist()]
-        elif whole and given.dim() == 1 and given.min() >= 0 and given.max() < self.num_heads:
-            flat = given.tolist()
+        if whole and tensor.dim() == 2 and tensor.shape[1] == 2:
+            flat = [self.flat(site, head) for site, head in tensor.tolist()]
+        elif whole and tensor.dim() == 1 and tensor.min() >= 0 and tensor.max() < self.num_heads:
+            flat = tensor.tolist()
         else:
             raise UserError(
                 f"{where}: head indices are whole numbers from 0 to {self.num_heads - 1}, or (site, head) pairs, "
@@ -308,21 +308,21 @@ class HeadLayout:
             raise UserError(f"{where}: expected each head once, got {twice[0]} {flat.count(twice[0])} times: {shown}.")
         return flat
 
-    def _could_be_mask(self, given: Tensor, heads: object) -> bool:
+    def _could_be_mask(self, tensor: Tensor, heads: object) -> bool:
         """True if every number is 0 or 1, in one row of heads, or a row per site if all have two heads."""
-        if given.min() < 0 or given.max() > 1:
+        if tensor.min() < 0 or tensor.max() > 1:
             return False
         listed = list(heads) if isinstance(heads, (list, tuple)) else None
-        if given.dim() == 2:
-            of_sites = given.shape == (len(self.sites), 2) and all(site.num_heads == 2 for site in self.sites)
+        if tensor.dim() == 2:
+            of_sites = tensor.shape == (len(self.sites), 2) and all(site.num_heads == 2 for site in self.sites)
             return of_sites and not (listed is not None and all(isinstance(row, tuple) for row in listed))
         # a list in which no number stands twice names heads: only of one or two heads could it be a mask
-        return len(given) == self.num_heads and not (listed is not None and len(given.unique()) == len(given))
+        return len(tensor) == self.num_heads and not (listed is not None and len(tensor.unique()) == len(tensor))
 
 
 def _tensor(heads: object) -> Tensor:
     """Argument as a tensor; NaN if it is none: words, rows of different lengths, bool among numbers."""
-    mixed = isinstance(heads, (list, tuple)) and {bool} < {type(each) for each in heads}
+    mixed = isinstance(heads, (list, tuple)) and {bool} < {type(item) for item in heads}
     try:
         return torch.tensor(torch.nan) if mixed else torch.as_tensor(heads)
     except (TypeError, ValueError, RuntimeError):

@@ -85,8 +85,8 @@ def attention(
     check_batch(model, images, None, any(site.line for site in layout.sites))
     heads = [(number, within) for number, within, _ in layout]
     if head is not None:
-        asked: Any = [head] if type(head) is int else head
-        heads = [heads[flat] for flat in layout.indices(asked, "attention: head")]
+        chosen: Any = [head] if type(head) is int else head
+        heads = [heads[flat] for flat in layout.indices(chosen, "attention: head")]
     if not heads:
         raise UserError("attention: head: expected at least one head, got none.")
     grids = sorted({" x ".join(map(str, layout.sites[number].token_grid)) for number, _ in heads})

@@ -74,13 +74,13 @@ def chosen_heads(
 
 def _head(name: str, layout: HeadLayout, kind: str) -> tuple[int, int]:
     where, _, head = name.rpartition("/")
-    there = [number for number, site in enumerate(layout.sites) if where in (site.name, str(site.block))]
-    if len(there) != 1 or not head.isdigit() or int(head) >= layout.sites[there[0]].num_heads:
+    sites = [number for number, site in enumerate(layout.sites) if where in (site.name, str(site.block))]
+    if len(sites) != 1 or not head.isdigit() or int(head) >= layout.sites[sites[0]].num_heads:
         raise UserError(
             f"{kind}: heads: expected <block>/<head> or <attention module>/<head>, as in {layout.sites[-1].block}/0 or "
             f"{layout.sites[-1].name}/0, of which the model has one, got {quoted(name)}."
         )
-    return there[0], int(head)
+    return sites[0], int(head)
 
 
 def head_name(layout: HeadLayout, number: int, head: int) -> str:

@@ -53,11 +53,11 @@ def write_maps(
     """
     from safetensors.torch import save
 
-    made: list[Gallery] = []
+    galleries: list[Gallery] = []
 
     def ask(material: Material) -> dict[str, Result]:
-        made.append(gallery(material.backbone, material.data, chosen, kinds, keep=material.kept, **options))
-        return made[0].results
+        galleries.append(gallery(material.backbone, material.data, chosen, kinds, keep=material.kept, **options))
+        return galleries[0].results
 
     answers = Answers([Question("maps", ask)], material, report)
     answers.find()
@@ -65,11 +65,11 @@ def write_maps(
     if not material.first:
         return
 
-    found = made[0].maps
-    raw = {f"{kind}/{name}": one.maps.contiguous() for kind, maps in found.items() for name, one in maps.items()}
-    about = {"heads": json.dumps(_heads(found, report.layout)), "titles": json.dumps(made[0].titles)}
+    maps_by_kind = galleries[0].maps
+    raw = {f"{kind}/{name}": one.maps.contiguous() for kind, maps in maps_by_kind.items() for name, one in maps.items()}
+    about = {"heads": json.dumps(_heads(maps_by_kind, report.layout)), "titles": json.dumps(galleries[0].titles)}
     write(report.folder / "maps.safetensors", save(raw, about))
-    for name, one in _whole(kinds, found).items():
+    for name, one in _whole(kinds, maps_by_kind).items():
         if one.areas is not None:
             deletion, insertion, by_chance, up_by_chance = one.areas.mean(1).tolist()
             print(
@@ -158,8 +158,8 @@ def _kept(
         return tensors
 
     pixels = hashlib.sha256(images.cpu().contiguous().numpy().tobytes()).hexdigest()  # a file may change under its name
-    known = None if labels is None else labels.tolist()
-    tensors = keep({"maps": type(kind), **vars(kind), "images": pixels, "labels": known, **options}, find)
+    label_list = None if labels is None else labels.tolist()
+    tensors = keep({"maps": type(kind), **vars(kind), "images": pixels, "labels": label_list, **options}, find)
     names = dict.fromkeys(key.partition("/")[2] for key in tensors)
     return {name: Judged(tensors[f"maps/{name}"], tensors.get(f"areas/{name}")) for name in names}
 

@@ -41,7 +41,7 @@ class Rollout(MapKind):
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         layout = layout_of(model)
         weights = zip(self.weights(model, images, labels), layout.sites, strict=True)
-        chained = chain(layout, [transition(fuse(each, self.fusion), site, self.discard) for each, site in weights])
+        chained = chain(layout, [transition(fuse(attn, self.fusion), site, self.discard) for attn, site in weights])
         return {self.kind.replace("_", " "): as_grid(readout(chained, layout.sites[-1]), layout.sites[0])}
 
     def weights(self, model: nn.Module, images: Tensor, labels: Tensor | None) -> Iterable[Tensor]:
@@ -76,9 +76,9 @@ def chain(layout: HeadLayout, rows: Sequence[Tensor], first: int = 0, start: Ten
         elif layout.sites[number - 1].token_grid != site.token_grid:
             rolled = merge(rolled, layout.sites[number - 1].token_grid)
         places = site.places().to(rolled.device)
-        moved_BWKS, there = weights @ rolled[:, places.clamp(min=0)], places >= 0  # a padded key's weight is 0
+        moved_BWKS, real = weights @ rolled[:, places.clamp(min=0)], places >= 0  # a padded key's weight is 0
         rolled = torch.empty_like(rolled)
-        rolled[:, places[there]] = moved_BWKS[:, there]
+        rolled[:, places[real]] = moved_BWKS[:, real]
     assert rolled is not None  # a layout has sites
     return rolled
 

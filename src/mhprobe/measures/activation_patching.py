@@ -114,19 +114,19 @@ class ActivationPatching(Measure):
 
     def add(self, batch: HeadBatch) -> None:
         (need,) = self.needs
-        found = batch.patched[need]  # type: ignore[index]
-        counted = batch.valid & found.paired.to(batch.valid.device)
+        effects = batch.patched[need]  # type: ignore[index]
+        counted = batch.valid & effects.paired.to(batch.valid.device)
         if not counted.any():
             return
-        clean, corrupt = found.clean[counted].double(), found.corrupt[counted].double()
+        clean, corrupt = effects.clean[counted].double(), effects.corrupt[counted].double()
         way_B = clean - corrupt
         for number, name in enumerate(self.estimates):
-            x_BA = found.effect[name][counted].double()
+            x_BA = effects.effect[name][counted].double()
             self.effects[number] += torch.stack([x_BA.sum(0), x_BA.abs().sum(0)])
         self.ends += torch.stack([clean.sum(), corrupt.sum()])
         self.pairs += counted.sum()
-        main_BA = found.effect[self.estimates[0]][counted].double()
-        self._cluster(torch.cat([main_BA, way_B[:, None], torch.ones_like(way_B)[:, None]], 1), found.donor, counted)
+        main_BA = effects.effect[self.estimates[0]][counted].double()
+        self._cluster(torch.cat([main_BA, way_B[:, None], torch.ones_like(way_B)[:, None]], 1), effects.donor, counted)
 
     def _cluster(self, pairs_PV: Tensor, donor: Tensor | None, counted: Tensor) -> None:
         """Add to the sums of the errors. pairs: x of all heads, clean - corrupted and 1. counted: (B,) bool."""

@@ -97,9 +97,9 @@ class Measure(Metric):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """UserError for an option of another type than the class says: 1.5 draws, True for 1, NaN."""
-        made = super().__new__(cls)
-        refuse_misfits(cls, kwargs, made.name, args)
-        return made
+        measure = super().__new__(cls)
+        refuse_misfits(cls, kwargs, measure.name, args)
+        return measure
 
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
         """Declare the sums. kwargs go to torchmetrics.Metric, e.g. ``process_group``.

@@ -66,7 +66,7 @@ class CircuitSpectrum(OfWeights):
 
     def look(self, weights: Sequence[HeadWeights]) -> None:
         for number, (site, of_site) in enumerate(zip(self.layout.sites, weights, strict=True)):
-            query, key, value, output = of_site = HeadWeights(*(each.double() for each in of_site))
+            query, key, value, output = of_site = HeadWeights(*(matrix.double() for matrix in of_site))
             for one, other in ((query, key), (value, output)):
                 if one.shape[2] != other.shape[2]:
                     raise UserError(
@@ -75,7 +75,7 @@ class CircuitSpectrum(OfWeights):
                     )
             span = self.layout.span(number)
             self.channels[span] = query.shape[2]
-            if not all(each.isfinite().all() for each in of_site):
+            if not all(matrix.isfinite().all() for matrix in of_site):
                 self.channels[span] = torch.nan  # not an error here: other ranks would wait for this one
                 continue
             for circuit, (read, write) in enumerate(((query, key), (value, output))):
@@ -100,7 +100,7 @@ class CircuitSpectrum(OfWeights):
             "null_low": -spread,
             "null_high": spread,
             **dict(zip(CIRCUITS, value, strict=True)),
-            **{f"rank_{name}": each for name, each in zip(CIRCUITS, rank, strict=True)},
+            **{f"rank_{name}": modes for name, modes in zip(CIRCUITS, rank, strict=True)},
             "copying": _ratio(copied, size),
             "singular": singular[own].masked_fill(missing, torch.nan),
             "cosine": cosine[own].masked_fill(missing, torch.nan),

@@ -51,9 +51,9 @@ class CKA(PairMeasure):
         self.within = REAL if debiased else SHARE
 
     def declare(self, shapes: list[tuple[int, int]]) -> None:
-        known = bool(self.shapes)
+        before = bool(self.shapes)
         super().declare(shapes)
-        for number, (_, width) in enumerate(self.shapes if self.debiased and not known else ()):
+        for number, (_, width) in enumerate(self.shapes if self.debiased and not before else ()):
             heads = len(self.members(number))
             zeros = functools.partial(torch.zeros, self.jackknife, dtype=torch.float64, device=self.device)
             self.add_state(f"cubic_{number}", zeros(heads * width, heads))  # sum x |y|^2

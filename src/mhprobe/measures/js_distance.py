@@ -186,8 +186,8 @@ class JSDistance(MeanOverImages):
         """
         if other is not None and self.layout.sites[sites[0]].line:
             attn, other = _of_common_queries(attn, other), _of_common_queries(other, attn)
-        rows = [self._rows(s, each.double()) for s, each in zip(sites, attn, strict=True)]
-        second = rows if other is None else [self._rows(s, each.double()) for s, each in zip(sites, other, strict=True)]
+        rows = [self._rows(s, a.double()) for s, a in zip(sites, attn, strict=True)]
+        second = rows if other is None else [self._rows(s, a.double()) for s, a in zip(sites, other, strict=True)]
         widths = [self.layout.sites[s].num_heads for s in sites]
         offsets = [0, *itertools.accumulate(widths)]
         elsewhere = (0, 2) if self.layout.sites[sites[0]].line else (1, 2)  # a text is a window
@@ -272,9 +272,9 @@ def _rearrangement(site: HeadSite, like: HeadSite, device: torch.device) -> tupl
 
 def _groups(layout: HeadLayout, pairs: Pairs) -> tuple[tuple[int, ...], ...]:
     """Groups of sites that are compared. Raises UserError if their tokens differ."""
-    found = groups("js_distance", layout, pairs)
-    for group in found:
+    compared = groups("js_distance", layout, pairs)
+    for group in compared:
         sites = [layout.sites[s] for s in group]
         facts = [f"grid {site.grid}, {site.prefix_tokens} tokens before it" for site in sites]
         refuse_unlike("js_distance", pairs, sites, facts)
-    return found
+    return compared

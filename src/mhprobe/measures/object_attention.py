@@ -121,8 +121,8 @@ class ObjectAttention(Measure):
                 even_BWQ = true_BWQK.sum(-1).double() / others_WQK.sum(-1).clamp(min=1)
                 self.even[number, r] += even_BWQ.sum()
                 counts: Tensor = getattr(self, f"offsets_{number}")
-                for each in range(2):
-                    counts[each, r].index_add_(0, offsets_WQK.flatten(), true_BWQK[half == each].sum(0).flatten())
+                for part in range(2):
+                    counts[part, r].index_add_(0, offsets_WQK.flatten(), true_BWQK[half == part].sum(0).flatten())
 
     def _overall(self, span: slice, site: HeadSite, attn_BWHQK: Tensor, shown_BWK: Tensor, half_B: Tensor) -> None:
         places = places_of(site, attn_BWHQK.device)
@@ -190,20 +190,20 @@ class ObjectAttention(Measure):
         Also where nothing could be chosen.
         """
         best = score[0].nan_to_num(nan=-1.0).argmax(0, keepdim=True)
-        there = torch.zeros_like(score[1], dtype=torch.bool).scatter(0, best, True) & ~score[0].isnan()
+        chosen = torch.zeros_like(score[1], dtype=torch.bool).scatter(0, best, True) & ~score[0].isnan()
         ends = (score[1], *interval(score[1], error, int(self.dealt[1]) - 1, self.within))
-        return {name: each.masked_fill(~there, torch.nan) for name, each in zip(names, ends, strict=True)}
+        return {name: values.masked_fill(~chosen, torch.nan) for name, values in zip(names, ends, strict=True)}
 
     def _best_offsets(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """(R,) each per site: hits of the best offset; hits on half 2 of that of half 1; its rows; its columns."""
-        found = []
+        offsets = []
         for number, site in enumerate(self.layout.sites):
             height, width = site.token_grid
             counts: Tensor = getattr(self, f"offsets_{number}").double()
             count, best = counts.sum(0).max(-1)
             held = counts[1].gather(-1, counts[0].argmax(-1, keepdim=True))[..., 0]
-            found.append((count, held, best // (2 * width - 1) - height + 1, best % (2 * width - 1) - width + 1))
-        return found
+            offsets.append((count, held, best // (2 * width - 1) - height + 1, best % (2 * width - 1) - width + 1))
+        return offsets
 
 
 def _half(batch: HeadBatch) -> Tensor:

@@ -53,8 +53,8 @@ class OutputFrequency(MeanOverImages):
         super().__init__(layout, **kwargs)
         grids = {site.block: site.token_grid for site in layout.sites}
         self._own = {block: diagonal(grid) for block, grid in grids.items()}
-        every = sorted({frequency for own in self._own.values() for frequency in own})
-        self._at = {block: [every.index(frequency) for frequency in own] for block, own in self._own.items()}
+        every = sorted(set[Fraction]().union(*self._own.values()))
+        self._at = {block: [*map(every.index, frequencies)] for block, frequencies in self._own.items()}
         self._frequencies = [float(frequency) for frequency in every]
         self.axes = {"spectrum": [f"{frequency:.4g}π" for frequency in self._frequencies]}
         count, depth = len(every), len(layout.blocks)

@@ -60,8 +60,8 @@ class TokenKinds(OfKinds):
         whole_1WHQK = row_bWHQK.sum(0, keepdim=True)
         even_WQK = even_over(places.pairs)
         kinds = kinds_of(piece, batch, self.threshold)
-        asked = [(kinds[kind], places.patch) for kind in KINDS] + [(kinds["cls"], places.is_class)]
-        for column, (keys_bWQK, queries_WQ) in enumerate(asked):
+        columns = [(kinds[kind], places.patch) for kind in KINDS] + [(kinds["cls"], places.is_class)]
+        for column, (keys_bWQK, queries_WQ) in enumerate(columns):
             even_bWQ = (even_WQK * keys_bWQK).sum(-1)
             self.mass[span, column] += over_queries(weight_on(row_bWHQK, whole_1WHQK, keys_bWQK), queries_WQ)
             self.even[span, column] += over_queries(even_bWQ[:, :, None], queries_WQ) * len(row_bWHQK) / len(keys_bWQK)

@@ -91,7 +91,7 @@ class WeightSimilarity(OfWeights):
         for name, parts in zip(HeadWeights._fields, zip(*(weights[s] for s in sites), strict=True), strict=True):
             facts = [f"W_{name} of (width, channels) = {tuple(part.shape[1:])}" for part in parts]
             refuse_unlike(self.name, self.pairs, [self.layout.sites[s] for s in sites], facts)
-        return tuple(torch.cat(each).double() for each in zip(*(weights[s] for s in sites), strict=True))
+        return tuple(torch.cat(matrices).double() for matrices in zip(*(weights[s] for s in sites), strict=True))
 
 
 def compare(weights: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:

@@ -44,9 +44,9 @@ def direct_logits(model: nn.Module, z: Sequence[Tensor], stream: Sequence[Stream
             folded_BQHD = path.folded(z[number].flatten(2), site.block).unflatten(2, z[number].shape[2:])
             heads[site.block].append(torch.einsum("bqhd,hdc->hbqc", folded_BQHD, output_HDC))
             biases[site.block] = biases[site.block] + _bias(family, backbone, site, output_HDC)
-        found = _along(path, stream, heads, biases)
-    _check(found, logits, layout)
-    return found
+        writes = _along(path, stream, heads, biases)
+    _check(writes, logits, layout)
+    return writes
 
 
 def _along(path: "_Path", stream: Sequence[Stream], heads: list[list[Tensor]], biases: list[Tensor]) -> Direct:
@@ -57,8 +57,8 @@ def _along(path: "_Path", stream: Sequence[Stream], heads: list[list[Tensor]], b
     before_BQC = path.folded(stream[0].before, 0)
     writes = [torch.stack([torch.zeros_like(before_BQC), before_BQC])]  # the first: what merging adds to all tokens
     counts = [1, 1]
-    for block, each in enumerate(stream):
-        mlp_BQC = path.folded(each.after, block) - path.folded(each.middle, block)
+    for block, places in enumerate(stream):
+        mlp_BQC = path.folded(places.after, block) - path.folded(places.middle, block)
         others = torch.stack([path.everywhere(biases[block], block), mlp_BQC])
         writes = [*path.merged(writes, block), *heads[block], others]
         counts += [sum(map(len, heads[block])), 1, 1]
@@ -158,10 +158,10 @@ class _Share(NamedTuple):
 
 def _in_fields(over: Tensor, grid: tuple[int, int], field: int) -> tuple[Tensor, Tensor]:
     """Weights of the tokens of ``grid`` (B, T), and by place (B, Q, T), from merged tokens (B, rows, columns)."""
-    each = over.repeat_interleave(2, 1).repeat_interleave(2, 2)[:, : grid[0], : grid[1]].flatten(1)
+    weight_BT = over.repeat_interleave(2, 1).repeat_interleave(2, 2)[:, : grid[0], : grid[1]].flatten(1)
     row, column = torch.arange(grid[0])[:, None] % field, torch.arange(grid[1]) % field
-    place_QT = F.one_hot((row * field + column).flatten(), field**2).mT.to(each)
-    return each, each[:, None] * place_QT
+    place_QT = F.one_hot((row * field + column).flatten(), field**2).mT.to(weight_BT)
+    return weight_BT, weight_BT[:, None] * place_QT
 
 
 class _Frozen:
@@ -249,8 +249,8 @@ class _Norms(TorchFunctionMode):
         return x if weight is None else x * weight.to(x)
 
 
-def _check(found: Direct, logits: Tensor, layout: HeadLayout) -> None:
-    total, largest = sum(part.sum(1) for part in found), max(part.abs().amax() for part in found)
+def _check(writes: Direct, logits: Tensor, layout: HeadLayout) -> None:
+    total, largest = sum(part.sum(1) for part in writes), max(part.abs().amax() for part in writes)
     error = (total - logits).abs().amax()
     agree = _AGREE if wide(logits) is logits else _HALF
     if not error <= agree * largest and bool(logits.isfinite().all()):

@@ -65,7 +65,7 @@ def mean(model: nn.Module, batches: Walk) -> Fill:
 
 def mean_per_position(model: nn.Module, batches: Walk) -> Fill:
     """Fill with each head's mean over images, by window and token."""
-    return Fill(tuple(each.mean[None].float() for each in _moments(model, batches)))
+    return Fill(tuple(moments.mean[None].float() for moments in _moments(model, batches)))
 
 
 def resample(model: nn.Module, batches: Walk) -> Fill:
@@ -86,7 +86,7 @@ def optimal(model: nn.Module, batches: Walk) -> Fill:
     mine = slice(ranks.rank(), None, ranks.size())
     best = [site.clone() for site in _even(layout, moments).sites]
     pairs = zip(layout.sites, moments, strict=True)
-    means = ((in_raster_order(site, part, 1).mean(1).flatten() for part in each) for site, each in pairs)
+    means = ((in_raster_order(site, part, 1).mean(1).flatten() for part in both) for site, both in pairs)
     # per site the deviation of its heads' outputs, over images, positions and channels
     spread = [float((square_C - mean_C.square()).clamp(min=0).mean().sqrt()) for mean_C, square_C in means]
     with inspecting(model, gradients=True):
@@ -150,8 +150,8 @@ def _moments(model: nn.Module, batches: Walk) -> list[_Moments]:
     images = torch.zeros((), dtype=torch.float64, device=next(model.parameters()).device)
     for batch in batches():
         outputs = [site[batch.valid].double() for site in _outputs(model, batch.images)]
-        found = [part for site in outputs for part in (site.sum(0), site.square().sum(0))]
-        sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else found
+        batch_sums = [part for site in outputs for part in (site.sum(0), site.square().sum(0))]
+        sums = [a + b for a, b in zip(sums, batch_sums, strict=True)] if sums else batch_sums
         images += batch.valid.sum()
     if not bool(ranks.total(images)):
         raise UserError("fill: expected at least one image to compute it from, got none.")
@@ -160,7 +160,7 @@ def _moments(model: nn.Module, batches: Walk) -> list[_Moments]:
 
 def _even(layout: HeadLayout, moments: list[_Moments]) -> Fill:
     pairs = zip(layout.sites, moments, strict=True)
-    return Fill(tuple(in_raster_order(s, each.mean, 1).mean(1).view(1, 1, 1, -1).float() for s, each in pairs))
+    return Fill(tuple(in_raster_order(s, m.mean, 1).mean(1).view(1, 1, 1, -1).float() for s, m in pairs))
 
 
 def _drawn(batches: Walk, count: int) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -186,7 +186,7 @@ def _descend(model: nn.Module, images_n: Tensor, labels_n: Tensor, constants: li
     gates = gates_of(model)
     present_A, device = gates.effective().detach(), gates.values.device
     loss_A = torch.zeros(len(present_A), dtype=torch.float64, device=device)
-    slopes = [torch.zeros_like(each) for each in constants]
+    slopes = [torch.zeros_like(constant) for constant in constants]
     heads, size = torch.arange(len(present_A), device=device), 16
     for start in range(0, len(images_n), size):
         images, labels = (part[start : start + size].to(device) for part in (images_n, labels_n))
@@ -196,8 +196,8 @@ def _descend(model: nn.Module, images_n: Tensor, labels_n: Tensor, constants: li
             with gates.side_by_side(values, fill=Fill(tuple(constants))):
                 logits = logits_of(model(torch.cat([usable(images)] * len(off))))
             _, losses = outcomes(logits.unflatten(0, (len(off), -1)), labels)
-            for slope, found in zip(slopes, torch.autograd.grad(losses.sum(), constants), strict=True):
-                slope += found
+            for slope, gradient in zip(slopes, torch.autograd.grad(losses.sum(), constants), strict=True):
+                slope += gradient
             loss_A[off] += losses.detach().sum(1)
     images_seen = ranks.total(torch.tensor(float(len(images_n)), dtype=torch.float64, device=device))
     for constant, slope in zip(constants, slopes, strict=True):

@@ -42,7 +42,7 @@ def looked_at(attn: Tensor, site: HeadSite, asking: Tensor) -> Tensor:
         )
     real = places >= 0
     share_WK = asking.to(attn)[places.clamp(min=0)] * real
-    given = torch.einsum("bwhqk,wq->bwhk", attn, share_WK) * real[:, None]
+    weight_bWHK = torch.einsum("bwhqk,wq->bwhk", attn, share_WK) * real[:, None]
     total = attn.new_zeros(len(attn), site.num_heads, len(asking))
-    total.index_add_(2, places.clamp(min=0).flatten(), given.transpose(1, 2).flatten(2))
+    total.index_add_(2, places.clamp(min=0).flatten(), weight_bWHK.transpose(1, 2).flatten(2))
     return total[..., site.prefix_tokens :].unflatten(-1, site.token_grid)

@@ -70,27 +70,27 @@ def feed(
     refuses. Raises what ``record`` refuses for all of them. A collective: every rank gets the same.
     """
     device, layout = next(model.parameters()).device, gates_of(model).layout
-    if of_heads := [key for key, each in measures.items() if each.layout.kinds < layout.kinds]:
+    if of_heads := [key for key, item in measures.items() if item.layout.kinds < layout.kinds]:
         warnings.warn(
             f"{', '.join(of_heads)}: of heads alone, the model's {layout.of('neuron').num_heads} neurons are left out",
             MeasureWarning,
             stacklevel=3,
         )
-    for each in measures.values():
-        each.reset()
-        each.to(device)
-        each.class_names = tuple(class_names)
-    choosing = {key: each for key, each in measures.items() if each.select_needs is not None}
+    for item in measures.values():
+        item.reset()
+        item.to(device)
+        item.class_names = tuple(class_names)
+    choosing = {key: item for key, item in measures.items() if item.select_needs is not None}
     fills = {name: find_fill(model, name, select or batches) for name in fills_of(measures.values())}
     feeding = functools.partial(_feed, model, done=done, at_gates=at_gates, of=of, fills=fills, beside=beside)
     refused = feeding((select or batches)(), choosing, True) if choosing else {}
-    for key, each in choosing.items():
+    for key, item in choosing.items():
         if key not in refused:
             try:
-                each.end_select()  # a collective, as columns() is: it refuses on all ranks alike
+                item.end_select()  # a collective, as columns() is: it refuses on all ranks alike
             except UserError as error:
                 refused[key] = error
-    willing = {key: each for key, each in measures.items() if key not in refused}
+    willing = {key: item for key, item in measures.items() if key not in refused}
     return refused | feeding(batches(), willing, False)
 
 
@@ -121,7 +121,7 @@ def needs_of(measures: Iterable[Measure], selecting: bool = False) -> frozenset[
 
 def fills_of(measures: Iterable[Measure]) -> list[FillName]:
     """Return the fills that measures ask for, by name."""
-    needs = [need for each in measures for need in (*each.needs, *(each.select_needs or ()))]
+    needs = [need for item in measures for need in (*item.needs, *(item.select_needs or ()))]
     return sorted({need.fill for need in needs if isinstance(need, Ablation)} - {"zero"})
 
 
@@ -163,7 +163,7 @@ def _feed(
     layout = gates_of(model).layout
     try:
         for batch in batches:
-            if not (active := {key: each for key, each in measures.items() if key not in refused}):
+            if not (active := {key: item for key, item in measures.items() if key not in refused}):
                 break
             needs = needs_of(active.values(), selecting) | beside
             for piece in _pieces(batch, layout, needs):
@@ -172,17 +172,17 @@ def _feed(
                     heads = look(needs=needs)
                 except UserError:
                     refused |= (unfit := _unfit(look, active, selecting))
-                    active = {key: each for key, each in active.items() if key not in unfit}
+                    active = {key: item for key, item in active.items() if key not in unfit}
                     if not unfit or not active:
                         raise
                     heads = look(needs=(needs := needs_of(active.values(), selecting) | beside))
                 heads = _at_gates(heads, gates_of(model)) if at_gates else heads
-                for key, each in active.items():
+                for key, item in active.items():
                     if key in refused:
                         continue
-                    shown = heads if each.layout == layout else heads.derive(first_sites, len(each.layout.sites))
+                    shown = heads if item.layout == layout else heads.derive(first_sites, len(item.layout.sites))
                     try:
-                        (each.select if selecting else each.update)(shown)
+                        (item.select if selecting else item.update)(shown)
                     except UserError as error:
                         refused[key] = error
                 del heads  # or the next pass would begin beside it

@@ -21,14 +21,14 @@ def logits_of(output: Any) -> Tensor:
 
     Of several outputs the first; of tokens (B, T, C) their mean. Raises UserError without such a tensor.
     """
-    found = _found(output)
-    if not isinstance(found, Tensor) or found.dim() not in (2, 3):
-        got = tuple(found.shape) if isinstance(found, Tensor) else type(output).__name__
+    tensor = _found(output)
+    if not isinstance(tensor, Tensor) or tensor.dim() not in (2, 3):
+        got = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(output).__name__
         raise UserError(
             f"the model gives back {got}, expected logits or features (B, C), or something with them in it (a tuple's "
             f"first, a dict's or an output's {', '.join(_NAMED)}). Wrap it in a module that gives back one tensor."
         )
-    return found.mean(1) if found.dim() == 3 else found
+    return tensor.mean(1) if tensor.dim() == 3 else tensor
 
 
 def broken(outputs: Tensor) -> Tensor:

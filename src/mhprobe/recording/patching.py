@@ -62,14 +62,14 @@ def patched(model: nn.Module, clean: Run, labels: Tensor | None, objects: Tensor
     one_of("patching", "metric", need.metric, Metric)
     for estimate in need.estimates:
         one_of("patching", "estimates", estimate, Estimate)
-    made = twins(clean.images, labels, objects, need)
+    twin = twins(clean.images, labels, objects, need)
     denoising, sloped = need.direction == "denoising", not {"atp", "graddrop"}.isdisjoint(need.estimates)
-    ran = _run(model, made.images, sloped and denoising)
+    ran = _run(model, twin.images, sloped and denoising)
     corrupt = ran.run
     base, source, sign = (corrupt, clean, 1) if denoising else (clean, corrupt, -1)
     # the class that the label is held against: the donor's, or the largest other one on the twin
     wrong = corrupt.logits.scatter(1, labels[:, None], -torch.inf).argmax(1)
-    wrong = wrong if made.label is None else torch.where(made.paired, made.label, wrong)
+    wrong = wrong if twin.label is None else torch.where(twin.paired, twin.label, wrong)
     metric = _Metric(need.metric, labels, wrong)
     effect: dict[str, Tensor] = {}
     if sloped:
@@ -81,8 +81,8 @@ def patched(model: nn.Module, clean: Run, labels: Tensor | None, objects: Tensor
         one_by_one = torch.eye(layout.of("head").num_heads, layout.num_heads, dtype=torch.bool)
         logits_ABC = Replay(model, one_by_one, instead=source.heads)(base.images)
         effect["exact"] = sign * (metric(logits_ABC) - metric(base.logits)).mT
-    found = {name: effect[name] for name in need.estimates}
-    return Patched(metric(clean.logits), metric(corrupt.logits), made.paired, found, made.donor)
+    effects = {name: effect[name] for name in need.estimates}
+    return Patched(metric(clean.logits), metric(corrupt.logits), twin.paired, effects, twin.donor)
 
 
 class _Metric(NamedTuple):
@@ -131,13 +131,13 @@ def _from_slopes(
     ]
     with torch.enable_grad():
         score = metric(base.logits).sum()
-    found = {"atp": _along(images, change, base.taps.slopes(score, again=graddrop)[0], layout)}
+    estimates = {"atp": _along(images, change, base.taps.slopes(score, again=graddrop)[0], layout)}
     if graddrop:
-        size = torch.zeros_like(found["atp"])
+        size = torch.zeros_like(estimates["atp"])
         for base.drop.block in range(len(layout.blocks)):
             size += _along(images, change, base.taps.slopes(score, again=True)[0], layout).abs()
-        found["graddrop"] = size / max(1, len(layout.blocks) - 1)
-    return found
+        estimates["graddrop"] = size / max(1, len(layout.blocks) - 1)
+    return estimates
 
 
 def _along(images: int, change: Sequence[Tensor], slopes: Sequence[Tensor], layout: HeadLayout) -> Tensor:

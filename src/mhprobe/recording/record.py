@@ -115,18 +115,18 @@ def _ablated(
     model: nn.Module, layout: HeadLayout, images: Tensor, needs: Collection[Need], fills: Mapping[FillName, Fill | None]
 ) -> dict[Ablation, Tensor]:
     """(M, B, C) logits for each Ablation; a mask that several of them name runs once for each fill."""
-    found: dict[Ablation, Tensor] = {}
+    logits_of_need: dict[Ablation, Tensor] = {}
     for name in dict.fromkeys(need.fill for need in needs if isinstance(need, Ablation)):
-        asked = [need for need in needs if isinstance(need, Ablation) and need.fill == name]
+        ablations = [need for need in needs if isinstance(need, Ablation) and need.fill == name]
         if name not in fills:
             raise UserError(f"record: an ablation with fill={name} needs it in fills, found by recording.fills.")
-        masks = list(dict.fromkeys(mask for need in asked for mask in need.masks))
+        masks = list(dict.fromkeys(mask for need in ablations for mask in need.masks))
         if masks:
             stacked = torch.stack([layout.mask(mask) for mask in masks])
             logits = masked_logits(model, images, stacked, fill=fills[name])
             place = {mask: number for number, mask in enumerate(masks)}
-            found |= {need: logits[[place[mask] for mask in need.masks]] for need in asked}
-    return found
+            logits_of_need |= {need: logits[[place[mask] for mask in need.masks]] for need in ablations}
+    return logits_of_need
 
 
 def _check_finite(
@@ -159,7 +159,7 @@ def _per_window(attn: Sequence[Tensor] | None, batch: int) -> tuple[Tensor, ...]
 
 def _per_head(layout: HeadLayout, rows: Sequence[Tensor], batch: int) -> tuple[Tensor, ...]:
     """Per site (B * windows, tokens, H * D) -> (B, T, H, D)."""
-    return tuple(in_raster_order(site, each, batch) for site, each in zip(layout.sites, rows, strict=True))
+    return tuple(in_raster_order(site, outputs, batch) for site, outputs in zip(layout.sites, rows, strict=True))
 
 
 def in_raster_order(site: HeadSite, rows: Tensor, batch: int) -> Tensor:

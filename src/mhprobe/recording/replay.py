@@ -178,23 +178,23 @@ def _around(model: nn.Module, backbone: nn.Module, images: Tensor, tree: "_Tree"
     The wrapper runs once per mask, and its calls of the backbone are answered. Every run makes the same calls, so the
     tree is walked in the first run alone.
     """
-    known: list[list[Tensor]] = []  # per call the logits under each mask
+    answers: list[list[Tensor]] = []  # per call the logits under each mask
     logits = []
 
     def answer(mask: int, calls: Iterator[int], x: Tensor) -> Tensor:
-        if (call := next(calls)) == len(known):
-            known.append(tree.logits(x))
-        return known[call][mask]
+        if (call := next(calls)) == len(answers):
+            answers.append(tree.logits(x))
+        return answers[call][mask]
 
     for mask in range(len(tree.versions)):
         with _instead(backbone, functools.partial(answer, mask, itertools.count())):
             logits.append(logits_of(model(images)))
-        if not known:
+        if not answers:
             return None
-        if tree.versions.instead is not None and len(known) > 1:
+        if tree.versions.instead is not None and len(answers) > 1:
             raise UserError(
-                f"patching: {type(model).__name__} runs its backbone {len(known)} times for one batch, expected once, "
-                f"because it is unclear which run to patch. Give the backbone itself."
+                f"patching: {type(model).__name__} runs its backbone {len(answers)} times for one batch, expected once"
+                f", because it is unclear which run to patch. Give the backbone itself."
             )
     return logits
 

@@ -60,8 +60,8 @@ class Taps(contextlib.ExitStack):
     def slopes(self, of: Tensor, again: bool = False) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None]:
         """Slopes of the scalar ``of`` along gated heads, and along attention or None. again: keep the graph."""
         along = [*self._gated, *self.attn] if "attn_grad" in self.needs else self._gated
-        found = torch.autograd.grad(of, along, retain_graph=again, materialize_grads=True)
-        return found[: len(self._gated)], found[len(self._gated) :] or None
+        gradients = torch.autograd.grad(of, along, retain_graph=again, materialize_grads=True)
+        return gradients[: len(self._gated)], gradients[len(self._gated) :] or None
 
     def _tap_sites(self) -> None:
         family = family_of(self.backbone)
@@ -97,8 +97,8 @@ def _enters(places: dict[str, Tensor], place: str, _module: nn.Module, args: Arg
 
 
 def _leaves(places: dict[str, Tensor], _module: nn.Module, _args: Args, out: Any) -> None:
-    found = out[0] if isinstance(out, tuple) else out  # Hugging Face's may give back their weights beside it
-    places["after"] = found.detach().flatten(1, -2)
+    output = out[0] if isinstance(out, tuple) else out  # Hugging Face's may give back their weights beside it
+    places["after"] = output.detach().flatten(1, -2)
 
 
 def _in_graph(tensor: Tensor, wanted: bool) -> Tensor:

@@ -22,8 +22,8 @@ def numbers_in(batch: HeadBatch) -> Tensor:
     """(V,) int64: of the pixels, or without pixels of the heads' outputs."""
     if batch.images is not None:
         return image_numbers(batch.images[batch.valid])
-    made = (*batch.z, *(batch.attn or ()), batch.logits)[0]
-    return image_numbers(made[batch.valid].flatten(1)[:, :_ENOUGH])
+    outputs = (*batch.z, *(batch.attn or ()), batch.logits)[0]
+    return image_numbers(outputs[batch.valid].flatten(1)[:, :_ENOUGH])
 
 
 def image_numbers(x: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class Pool:
     @property
     def held(self) -> list[Tensor]:
         """Numbers of the images in the pool, and their parts, without free places."""
-        return [each[: len(self)] for each in (self.number, *self.parts)]
+        return [part[: len(self)] for part in (self.number, *self.parts)]
 
     def add(self, number_B: Tensor, parts: Sequence[Tensor]) -> None:
         """Take in those of (B, ...) images that belong in it; the same image counts once."""

@@ -44,12 +44,12 @@ class MeanOverImages(Measure):
 
     def add_images(self, rows: Place, *numbers: Tensor | float) -> None:
         """Add images. rows: their heads or pairs. numbers: K of them, each (B, rows) or broadcast to it."""
-        given = [torch.as_tensor(each, dtype=torch.float64, device=self.device) for each in numbers]
-        of_image = torch.stack(torch.broadcast_tensors(*given))  # (K, B, rows)
+        tensors = [torch.as_tensor(number, dtype=torch.float64, device=self.device) for number in numbers]
+        of_image = torch.stack(torch.broadcast_tensors(*tensors))  # (K, B, rows)
         at = rows if isinstance(rows, tuple) else (rows,)
         self.image_sums[(slice(None), *at)] += of_image.sum(1)
-        for k, each in enumerate(of_image):
-            self.image_products[(k, slice(None), *at)] += (each * of_image).sum(1)
+        for k, number in enumerate(of_image):
+            self.image_products[(k, slice(None), *at)] += (number * of_image).sum(1)
 
     def over_images(self, function: Callable[[Tensor], Tensor] = lambda sums: sums[0] / sums[1]) -> dict[str, Tensor]:
         """Columns "value", "low" and "high" (95 % over images, NaN with a single one), each (*rows).

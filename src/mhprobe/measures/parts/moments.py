@@ -61,7 +61,7 @@ class Moments:
 
     def parts(self, width: int) -> Seen:
         """Function from a fold to the parts (runs of ``width`` channels) without its images; None: with all images."""
-        rows, total, outer = (each[0] if len(each) == 1 else each.sum(0) for each in vars(self).values())
+        rows, total, outer = (sums[0] if len(sums) == 1 else sums.sum(0) for sums in vars(self).values())
 
         def seen(without: int | None = None) -> Parts:
             if without is None:

@@ -128,8 +128,8 @@ class OfAttention(Measure):
     def per_site(self, fact: Callable[[HeadSite, Places], Tensor | float]) -> Tensor:
         """(A,) float64: a fact about each site, for each of its heads."""
         pairs = [(site, fact(site, places_of(site, self.device))) for site in self.layout.sites]
-        facts = [torch.as_tensor(each, dtype=torch.float64, device=self.device) for _, each in pairs]
-        return torch.cat([each.expand(site.num_heads) for (site, _), each in zip(pairs, facts, strict=True)])
+        facts = [torch.as_tensor(value, dtype=torch.float64, device=self.device) for _, value in pairs]
+        return torch.cat([value.expand(site.num_heads) for (site, _), value in zip(pairs, facts, strict=True)])
 
     @property
     def patch_queries(self) -> Tensor:
@@ -198,8 +198,8 @@ def of_pairs(values: Tensor, pairs: Tensor) -> Tensor:
 
 def where_site(layout: HeadLayout, values_A: Tensor, has: Callable[[HeadSite], bool]) -> Tensor:
     """(A,) or (A, K) values, NaN for the heads of sites for which ``has`` is False."""
-    there = torch.tensor([has(site) for _, _, site in layout], device=values_A.device)
-    return torch.where(there.view(-1, *[1] * (values_A.dim() - 1)), values_A, torch.nan)
+    has_A = torch.tensor([has(site) for _, _, site in layout], device=values_A.device)
+    return torch.where(has_A.view(-1, *[1] * (values_A.dim() - 1)), values_A, torch.nan)
 
 
 def over_support(values: Tensor, keys: Tensor) -> Tensor:
