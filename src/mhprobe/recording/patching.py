@@ -92,13 +92,9 @@ class _Metric(NamedTuple):
 
     def __call__(self, logits: Tensor) -> Tensor:
         """(..., B, C) -> (..., B) float64: the metric of each image."""
-        far = logits.double()
-        own = _of(far, self.labels)
-        return own - (_of(far, self.wrong) if self.name == "logit_difference" else far.logsumexp(-1))
-
-
-def _of(logits: Tensor, classes: Tensor) -> Tensor:
-    return logits.gather(-1, classes.expand(logits.shape[:-1])[..., None]).squeeze(-1)
+        exact, ends = logits.double(), torch.stack([self.labels, self.wrong], -1)
+        at_label, at_wrong = exact.gather(-1, ends.expand(*exact.shape[:-1], 2)).unbind(-1)
+        return at_label - (at_wrong if self.name == "logit_difference" else exact.logsumexp(-1))
 
 
 class _Ran(NamedTuple):

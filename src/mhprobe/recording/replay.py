@@ -224,9 +224,9 @@ class _Tree:
 
     def logits(self, images: Tensor) -> list[Tensor]:
         """Per mask, (B, C)."""
-        self.found: dict[int, Tensor] = {}
+        self.outputs: dict[int, Tensor] = {}
         self._walk(0, self.segments.stem(images), range(len(self.versions)))
-        return [self.found[mask] for mask in range(len(self.versions))]
+        return [self.outputs[mask] for mask in range(len(self.versions))]
 
     def _walk(self, block: int, x: Tensor, masks: Sequence[int]) -> None:
         """Run from ``block`` to the end, for masks that agree on all blocks before, with common output ``x``."""
@@ -238,18 +238,23 @@ class _Tree:
                 self._fork(number, x, sorted(branches.values(), key=len, reverse=True))
                 return
             x = self._run(number, x, masks[:1])
-        self.found[masks[0]] = self.segments.tail(x)
+        self.outputs[masks[0]] = self.segments.tail(x)
 
     def _fork(self, block: int, x: Tensor, branches: list[list[int]]) -> None:
         with contextlib.ExitStack() as stack:
             for seam in self.seams[block]:
                 stack.enter_context(_instead(seam.attention, _Remembering(seam)))
-            for masks in self._beside(branches, self.widest or _widest(x, self.attended(block, x))):
-                y = self._run(block, _copies(x, len(masks)), [rows[0] for rows in masks])
-                if len(masks) == 1:
-                    self._walk(block + 1, y, masks[0])
-                else:
-                    self._straight(block + 1, y, [rows[0] for rows in masks])
+            free = torch.cuda.mem_get_info(x.device)[0] if x.is_cuda else None
+            sizes = x.numel(), self.attended(block, x), x.element_size()
+            for groups in self._beside(branches, self.widest or most_beside(x.device.type, len(x), *sizes, free)):
+                masks = [group[0] for group in groups]
+                y = self._run(block, _copies(x, len(masks)), masks)
+                if len(groups) == 1:
+                    self._walk(block + 1, y, groups[0])
+                    continue
+                for number in range(block + 1, len(self.segments.blocks)):
+                    y = self._run(number, y, masks)
+                self.outputs.update(zip(masks, self.segments.tail(y).chunk(len(masks)), strict=True))
 
     def attended(self, block: int, x: Tensor) -> int:
         """Count the attention weights of a batch ``x`` in the widest site from ``block`` on."""
@@ -270,11 +275,6 @@ class _Tree:
         yield from ([masks] for masks in branches[:alone])
         for start in range(alone, len(branches), widest):
             yield branches[start : start + widest]
-
-    def _straight(self, block: int, x: Tensor, masks: list[int]) -> None:
-        for number in range(block, len(self.segments.blocks)):
-            x = self._run(number, x, masks)
-        self.found.update(zip(masks, self.segments.tail(x).chunk(len(masks)), strict=True))
 
     def _run(self, block: int, x: Tensor, masks: Sequence[int]) -> Tensor:
         with self.gates.side_by_side(*self.versions.at(masks), self.fill):
@@ -302,12 +302,6 @@ class _Remembering:
 
     def _keep(self, _module: nn.Module, args: tuple[Tensor, ...]) -> None:
         self.heads = args[0]
-
-
-def _widest(x: Tensor, attended: int) -> int:
-    """Count the copies of a batch ``x`` (B, tokens ..., channels) to go side by side. attended: attention weights."""
-    free = torch.cuda.mem_get_info(x.device)[0] if x.is_cuda else None
-    return most_beside(x.device.type, len(x), x.numel(), attended, x.element_size(), free)
 
 
 def most_beside(device: str, images: int, numbers: int, attended: int, size: int, free: int | None) -> int:
