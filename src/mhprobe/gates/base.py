@@ -359,7 +359,7 @@ def find_gates(model: nn.Module) -> HeadGates | None:
                 f"{type(module).__name__}: FSDP gives each process a part of every weight, but heads need whole "
                 f"weights. Use DistributedDataParallel, or a model before it is sharded."
             )
-    hooks = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
+    hooks: Iterator[Any] = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
     return next((hook.gates for hook in hooks if isinstance(hook, GateHook)), None)
 
 

@@ -1,7 +1,6 @@
 """Types of masking: scores of masks, sets of heads (units), how far they may go (limits), and paths through them.
 
-This package takes an evaluate function and never the model behind it: anything that turns masks into scores will
-do, a network on eight GPUs or a table in a test.
+This package knows an evaluate function and not the model behind it: a network on eight GPUs, or a table in a test.
 
 Shapes: A heads, M masks of one evaluation, U units, S steps, L layers. In every mask True means: head off.
 """
@@ -27,8 +26,8 @@ Cost = Callable[[Tensor], Tensor]
 class Scored(NamedTuple):
     """Names of the numbers of a score (scoring/base.py).
 
-    name: of the score. metric: in metrics. right: the share of right images, larger is better. lost: the mean loss,
-    smaller is better. Figures draw ``lost`` where it says a distance that the share of right images does not.
+    name: of the score. metric: in metrics. right: of the share of right images, larger is better. lost: of the mean
+    loss, smaller is better; figures draw it unless it is empty.
     """
 
     name: str = "labels"
@@ -43,7 +42,7 @@ LABELS = Scored()
 class Scores(NamedTuple):
     """Scores of M masks on the same n images, image by image, so that masks can be compared in pairs."""
 
-    right: Tensor  # (M, n) bool, whether the image is classified correctly: its counts are integers, so ties are exact
+    right: Tensor  # (M, n) bool, whether the image is classified correctly
     losses: Tensor  # (M, n) float64, cross-entropy in nats
 
     @property
@@ -73,14 +72,11 @@ class Scores(NamedTuple):
 
 
 class Evaluate(Protocol):
-    """Scores masks on the N images of a split. Under several processes every one gets the same numbers.
+    """Scores masks on the N images of a split; the same numbers on every rank. Most orders need ``__call__`` alone.
 
-    A subclass has to write ``__call__``, which is all that most orders need.
-
-    scored: what is right and what is lost. images: N.
-    spent: image-forwards that were asked for so far, one per image and mask, and two per image for slopes.
-    computed: how many of them went through the model; a cache knew the others.
-    saved: how many of those, in whole forward passes, shared blocks made unnecessary.
+    scored: names of the score. images: N.
+    spent: image-forwards asked for so far, one per image and mask, and two per image for slopes. computed: those that
+    the model computed (a cache knew the others). saved: those of ``computed`` that shared blocks made unnecessary.
     """
 
     scored: Scored = LABELS
@@ -90,48 +86,36 @@ class Evaluate(Protocol):
     saved: float = 0.0
 
     def __call__(self, masks: Tensor, images: Tensor | None = None) -> Scores:
-        """Scores of (M, A) bool masks: on all images, in the order of the split, or on those at positions ``images``.
-
-        Walks the data once, with all masks on each batch.
-        """
+        """Scores of (M, A) bool masks on all images, in the order of the split, or on those at positions ``images``."""
         ...
 
     def slopes(self, mask: Tensor) -> tuple[Tensor, Tensor]:
         """(A,) mean slope of the loss and (A,) its mean square over images, with the heads of ``mask`` (A,) off.
 
-        Along the share of a head that is let through, at 1 (at its gate's value): nats per head.
+        In nats per head, along the share of a head that its gate lets through, at 1.
         """
         raise UserError("this order needs slopes of the loss, and the evaluate function gives scores only.")
 
     def fisher(self, mask: Tensor) -> list[Tensor]:
-        """(H, H) per site: mean over images of the product of two units' slopes, with those of ``mask`` (A,) off.
-
-        The diagonals are what ``slopes`` calls the mean square.
-        """
+        """(H, H) per site: mean over images of the product of two units' slopes, with those of ``mask`` (A,) off."""
         raise UserError("this order needs slopes of the loss, and the evaluate function gives scores only.")
 
     def measure(self, make: Callable[[HeadLayout], Any], mask: Tensor, column: str = "value") -> Tensor:
-        """(A,) a column of the measure that ``make`` makes, with the heads of ``mask`` (A,) off.
-
-        Its slopes are along the share of a head that its gate lets through, as those of ``slopes``.
-        """
+        """(A,) a column of the measure that ``make`` makes, with the heads of ``mask`` (A,) off. Slopes as above."""
         raise UserError("this order needs a measure, and the evaluate function gives scores only.")
 
     @contextlib.contextmanager
     def watched(self, total: int) -> Iterator[Callable[[str, int], None]]:
-        """Show one progress display for all evaluations inside. total: image-forwards that are expected.
+        """Show one progress display for all evaluations inside; yields a function (text, image-forwards done).
 
-        Yields a function to say what is being done, and how many of them are done or need not be done.
+        total: image-forwards that are expected.
         """
         yield lambda text, done: None
 
 
 @dataclass(frozen=True)
 class Target:
-    """A target at which a curve stops.
-
-    unit: heads, flops or latency. value: at most so much shall be left, by ``cost``.
-    """
+    """A target at which a curve stops: at most ``value`` is left by ``cost``. unit: heads, flops or latency."""
 
     unit: str
     value: float
@@ -144,10 +128,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a path.
-
-    min_heads_per_layer: of every layer so many heads stay. target: the point to stop at, None for the end.
-    """
+    """Limits of a path. min_heads_per_layer: so many heads of every layer stay. target: the end; None for none."""
 
     layout: HeadLayout
     min_heads_per_layer: int = 0
@@ -159,21 +140,17 @@ class Limits:
 
     def permits(self, off: Tensor, after: Tensor) -> Tensor:
         """(M,) bool: which of the (M, A) masks ``after`` may follow the (A,) mask ``off``."""
-        left_ML = _heads_left(self.layout, after)
-        return ((left_ML >= self.min_heads_per_layer) | (left_ML == _heads_left(self.layout, off))).all(-1)
-
-
-def _heads_left(layout: HeadLayout, masks: Tensor) -> Tensor:
-    """(..., A) masks -> (..., L)."""
-    return torch.stack([part.sum(-1) for part in layout.split(~masks)], -1)
+        left_ML, now_1L = (
+            torch.stack([part.sum(-1) for part in self.layout.split(~masks)], -1) for masks in (after, off[None])
+        )
+        return ((left_ML >= self.min_heads_per_layer) | (left_ML == now_1L)).all(-1)
 
 
 @dataclass(frozen=True)
 class Units:
-    """Sets of heads that are masked together. names: for people. masks: (U, A) bool.
+    """Sets of heads that are masked together. masks: (U, A) bool.
 
-    per_stage: the units were cut at stage borders because stages differ in their number of heads.
-    limits: how far a path may go (masking/parts/units.py); None for all the way.
+    per_stage: indices are counted per stage, because stages differ in their number of heads. limits: of a path.
     """
 
     names: tuple[str, ...]
@@ -190,20 +167,18 @@ class Units:
 
     def path(self, order: Sequence[int], **more: Any) -> "Path":
         """The path that takes these units one by one. more: further fields of Path."""
-        order = list(order)
-        return Path(None, self.masks[order], tuple(self.names[unit] for unit in order), **more)
+        return Path(None, self.masks[list(order)], tuple(self.names[unit] for unit in order), **more)
 
     def chosen(self, length: int, pick: Callable[[list[int], list[int]], int]) -> list[int]:
-        """At most ``length`` units, one by one: ``pick`` gets those taken so far and those that may go next."""
+        """At most ``length`` units, each picked by ``pick`` from (units so far, units that may go next)."""
         order: list[int] = []
         while len(order) < length and (left := self.candidates(order)):
             order.append(pick(order, left))
         return order
 
     def candidates(self, order: Sequence[int]) -> list[int]:
-        """The units that may go next, lowest index first; none once the path that masked ``order`` is to end."""
-        gone = set(order)
-        left = [unit for unit in range(len(self)) if unit not in gone]
+        """The units that may go next after ``order``, lowest index first; none at the target."""
+        left = sorted({*range(len(self))} - {*order})
         if self.limits is None or not left:
             return left
         off = self.masks[list(order)].any(0)
@@ -217,9 +192,8 @@ class Units:
 class Path:
     """Heads that go at each of S steps. seed: of a random path, else None. added: (S, A) bool. names: S labels.
 
-    spent, exhaustive: of a search, per step, the image-forwards that it asked for and that every candidate on every
-        image takes; empty where nothing was searched.
-    scores: (A,) by which units went, lowest first, of an order that scores them once; None of others.
+    spent, exhaustive: of a search, image-forwards per step that it asked for, and that all candidates on all images
+        take. scores: (A,) of an order that scores units once and takes the lowest first; None of others.
     """
 
     seed: int | None
@@ -238,7 +212,7 @@ class Path:
 class Order(abc.ABC):
     """Decides which unit is masked next. A subclass is a frozen dataclass: its fields are its options.
 
-    searches: whether the order looks at scores. If so it is chosen on one split and reported on another.
+    searches: whether the order depends on images; it is then chosen on one split and reported on another.
     of_neurons: whether it can choose among the thousands of units of a layout with neurons.
     """
 
@@ -255,13 +229,12 @@ class Order(abc.ABC):
         return len(units)
 
     def search_name(self, units: Units) -> str:
-        """Name of the search that decides its steps, for tables and figures; empty where nothing is searched."""
+        """Name of the search that decides its steps, for tables and figures; empty without a search."""
         return ""
 
     @abc.abstractmethod
     def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
-        """Paths of ``steps`` steps, or complete ones.
+        """Paths of ``steps`` steps, or complete ones; the same on every rank.
 
-        The same arguments and scores give the same paths on every rank. A search that is done again, longer or after
-        it was killed, asks the same questions; the cache behind ``evaluate`` knows the answers.
+        A search that is repeated, longer or after it was killed, asks the same questions: ``evaluate`` has a cache.
         """

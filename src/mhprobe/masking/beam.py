@@ -1,10 +1,8 @@
 """Beam search: keep the w best sets of masked units at every step, where greedy search keeps one.
 
-Width 1 is greedy keep-best. A step scores every remaining unit on top of each of the w sets, so it costs up to w times
-as much. A set that several paths lead to is scored once; the path with the better mean score is kept.
-
-The path returned is the one to the set that is best at the last step. With more steps another set may be best, and its
-path may differ from the start.
+Width 1 is greedy keep-best. A step scores every remaining unit on top of each of the w sets. A set that several paths
+lead to is scored once; the path with the better mean score is kept. The result is the path to the best set of the last
+step; a longer path may begin with other units.
 """
 
 from dataclasses import dataclass
@@ -25,10 +23,7 @@ class _Way(NamedTuple):
 
 @dataclass(frozen=True)
 class Beam(Order):
-    """Greedy search that keeps several sets of masked units at every step.
-
-    width: the number of sets; 1 is ``KeepBest``.
-    """
+    """Greedy search that keeps ``width`` sets of masked units at every step; 1 is ``KeepBest``."""
 
     width: int = 4
 
@@ -52,6 +47,6 @@ class Beam(Order):
             area = {way.order: way.area for way in ways}
             orders = list(longer.values())
             correct = evaluate(torch.stack([units.masks[list(order)].any(0) for order in orders])).correct.tolist()
-            found = [_Way(o, c, area[o[:-1]] + c) for o, c in zip(orders, correct, strict=True)]
-            ways = sorted(found, key=lambda way: (-way.correct, -way.area, way.order))[: self.width]
+            longest = [_Way(o, c, area[o[:-1]] + c) for o, c in zip(orders, correct, strict=True)]
+            ways = sorted(longest, key=lambda way: (-way.correct, -way.area, way.order))[: self.width]
         return [units.path(ways[0].order)]

@@ -1,10 +1,8 @@
 """Masking order by a score: units with the lowest value of a per-head measure go first. No search.
 
-Michel, Levy & Neubig, 2019, arXiv 1905.10650, sec. 4.2, estimate importance once and remove in that order; their
-``rescore_every`` re-estimates it on the masked model. A unit's score is the sum over its heads.
-
-Any measure will do, and any table of a run: importance, Fisher, ablation delta, confidence, LRP relevance, how long an
-L0 gate survived. The control, an order by random numbers, is masking/random.py.
+Michel, Levy & Neubig, 2019, arXiv 1905.10650, sec. 4.2: importance is estimated once, or with ``rescore_every`` again
+on the masked model. A unit's score is the sum over its heads. Any per-head measure or table of a run gives scores. The
+control is masking/random.py.
 """
 
 from collections.abc import Callable
@@ -25,11 +23,10 @@ from mhprobe.masking.base import Evaluate, Order, Path, Units
 class ByScore(Order):
     """Units by the sum of their heads' scores, which come from a measure or from a table.
 
-    measure: makes a per-head measure from a layout. It is shown the images that the order is chosen on.
-    table: or a csv file with a row per head, as runs write them. It should not have been measured on the images that
-        the curve is reported on: the order would then be chosen on those, and the curve would lie too high.
-    column: of the measure or of the table.
-    first: which score goes first, the "lowest" (of a measure where larger means more important) or the "highest".
+    measure: makes a per-head measure from a layout; measured on the images that the order is chosen on.
+    table: or a csv file of a run with a row per head. Measured on the images that the curve is reported on, it would
+        make the curve lie too high.
+    column: of the measure or of the table. first: the score that goes first, "lowest" or "highest".
     rescore_every: None scores once, with all heads on; k scores the masked model anew after every k steps.
     """
 
@@ -53,7 +50,7 @@ class ByScore(Order):
 
     @property
     def _asker(self) -> str:
-        """Name of the order in messages: that of its file, as users ask for it."""
+        """Name of the order in messages: that of its file."""
         return f"masking order {type(self).__module__.rpartition('.')[2]}"
 
     def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
@@ -71,7 +68,7 @@ class ByScore(Order):
         return [units.path(order)]
 
     def _of_heads(self, drawable: Tensor, layout: HeadLayout, evaluate: Evaluate, off: Tensor) -> Tensor:
-        """(A,) the scores, which are finite where ``drawable`` (A,) says that they count."""
+        """(A,) scores; UserError unless they are finite for all heads of ``drawable`` (A,)."""
         if self.table is not None:
             score_A = read_column(self.table, self.column, layout, self._asker)
         else:

@@ -1,20 +1,16 @@
 """Masking order by Fisher information: units go first whose removal raises the loss least, to second order.
 
 Kwon et al. 2022, "A Fast Post-Training Pruning Framework for Transformers", arXiv 2204.09656, sections 4.1 and 4.2. At
-a converged model the loss rises by about (1 - m)^T F (1 - m) / 2 when units are masked. F is the empirical Fisher
-information of the gates: the mean over images of g g^T, with g the slope of the image's loss along the share of a unit
-that is let through. A unit whose gate is 0 costs nothing.
+a converged model the loss rises by about (1 - m)^T F (1 - m) / 2 under a mask m. F is the empirical Fisher information
+of the gates: the mean over images of g g^T, where g are slopes of the image's loss along gates.
 
-1. Search: with F's diagonal alone, the units of least F_hh go; under a target in FLOPs or time, of least F_hh per what
-   they save.
-2. Rearrangement: with F's diagonal blocks, one per layer, units change places within their layer as long as an
-   exchange lowers the sum: it sees that of two redundant units only one can go. Every layer keeps its number of units.
+1. Search: by F's diagonal, units of least F_hh go; under a target in FLOPs or time, of least F_hh per saving.
+2. Rearrangement: by F's blocks, one per layer, a masked and a kept unit of the layer change places as long as that
+   lowers the sum: of two redundant units only one goes. Every layer keeps its number of units.
 
-The path leads to the rearranged set of its last step. With more steps another set may be best, and its path may begin
-with other units.
+The path leads to the rearranged set of its last step; a longer path may begin with other units.
 
-Where we differ: all of F that is needed is summed in float64; the best exchange is made first, until none helps (the
-paper goes through the masked units once).
+Where we differ: the best exchange is made first, until none helps (the paper goes through the masked units once).
 
 Shapes: A units of all sites, H units of one site, G sets of them that go together.
 """
@@ -34,10 +30,7 @@ from mhprobe.masking.parts.units import bundled, savings, until
 
 @dataclass(frozen=True)
 class Fisher(Order):
-    """Mask the units of least Fisher information first.
-
-    rearranged: also exchange units within each layer; where they go one by one.
-    """
+    """Mask the units of least Fisher information first. rearranged: exchange single units within layers."""
 
     rearranged: bool = True
     of_neurons: ClassVar[bool] = True
@@ -45,19 +38,19 @@ class Fisher(Order):
     def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
         """The one path of least Fisher information; ties go to the lower unit index. UserError if it is not finite.
 
-        A layout with neurons has thousands of units: ``units`` then only says which may go, and a step takes many.
+        In a layout with neurons ``units`` only says which may go, and a step takes many.
         """
         free, mixed = units.masks.any(0), "neuron" in layout.kinds
         if not mixed and not (units.steps(steps) and units.candidates([])):
             return [units.path([])]
         sets = list(free.nonzero()) if mixed else [mask.nonzero().flatten() for mask in units.masks]
-        exchange = self.rearranged and all(len(each) == 1 for each in sets)
+        exchange = self.rearranged and all(len(members) == 1 for members in sets)
         nothing = torch.zeros_like(free)
         blocks = evaluate.fisher(nothing) if exchange else []
         diagonal_A = torch.cat([block.diagonal() for block in blocks]) if exchange else evaluate.slopes(nothing)[1]
         _check(layout, diagonal_A)
         saving_A = savings(units.limits, layout).clamp(min=1e-12)
-        price_G = [float(diagonal_A[each].sum() / saving_A[each].sum()) for each in sets]
+        price_G = [float(diagonal_A[members].sum() / saving_A[members].sum()) for members in sets]
         if mixed:
             order = until(sets, sorted(range(len(sets)), key=price_G.__getitem__), layout, units.limits, steps)
         else:
@@ -91,7 +84,7 @@ def _check(layout: HeadLayout, diagonal_A: Tensor) -> None:
 
 
 def _exchanged(block_HH: Tensor, mask_H: Tensor, free_H: Tensor) -> Tensor:
-    """The same number of units masked, until no exchange of a masked one for a kept one lowers the sum over both."""
+    """The mask after all exchanges of a masked unit for a kept one that lower the sum."""
     diagonal = block_HH.diagonal()
     with_masked_H = block_HH @ mask_H.double()
     while len(kept := (free_H & ~mask_H).nonzero().flatten()) and len(masked := mask_H.nonzero().flatten()):

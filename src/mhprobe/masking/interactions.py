@@ -1,13 +1,12 @@
 """Greedy masking order on a predicted loss with interactions of pairs: heads that replace each other do not both go.
 
-Two heads that do the same thing are both harmless alone and harmful together. A ranking of single heads cannot see
-that. Here the loss of a set is predicted as the sum of its units' own loss changes plus the sum of its pairs'
-interactions, both measured on the selection split. Units are added that raise the prediction least. This is the
-second-order part of the set function (the pairwise term of Grabisch & Roubens, 1999), measured by masking and not by
-derivatives.
+Two heads that do the same thing are harmless alone and harmful together; a ranking of single heads cannot see that. The
+predicted loss of a set is the sum of its units' own loss changes and of its pairs' interactions, both measured by
+masking on the selection split: the set function to second order (the pairwise term of Grabisch & Roubens, 1999). Each
+step adds the unit that raises the prediction least.
 
-A step costs nothing; the measuring costs U + 1 evaluations for the units and m (m - 1) / 2 for the pairs, for which
-only the m least harmful units are taken. Other pairs are taken not to interact.
+This costs U + 1 evaluations for the units, and m (m - 1) / 2 for the pairs of the m least harmful ones; other pairs are
+taken not to interact.
 """
 
 from dataclasses import dataclass

@@ -1,12 +1,11 @@
 """Masking order under a budget: units with the least importance per cost go first, heads and neurons in one list.
 
-A budget is a knapsack (Shen et al. 2022, "Structural Pruning via Latency-Saliency Knapsack", arXiv 2110.10811): of all
-sets that leave no more than the target, keep the one of the largest total score. All units of a site cost the same, so
-the greedy order by score per cost solves it up to the last unit: it goes on until the target is met, and then gives
-back what need not have gone. Fang et al. 2024 ("Isomorphic Pruning", ECCV, arXiv 2407.04616) do not compare scores of
-unlike structures: units go by their rank among their own, so that every group loses the same share.
+A budget is a knapsack (Shen et al. 2022, "Structural Pruning via Latency-Saliency Knapsack", arXiv 2110.10811): keep
+the set of the largest total score that costs no more than the target. All units of a site cost the same, so the greedy
+order by score per cost solves it up to the last unit. Fang et al. 2024 ("Isomorphic Pruning", ECCV, arXiv 2407.04616)
+compare scores of like structures alone: units go by their rank in their group, and every group loses the same share.
 
-Scores are taken once, with everything on; a set of units scores the sum of its own.
+Scores are taken once, with all units on, and summed over a set.
 
 Shapes: A units of all sites, G sets that go together.
 """
@@ -30,10 +29,10 @@ class Knapsack(ByScore):
     """The lowest score per cost of a target goes first; without a target every unit costs the same.
 
     measure, table, column, first: as for ByScore.
-    compete: "all" units by score per cost; by rank, single ones of a "group" that are alike (heads of one width and
-        stage, neurons of one stage), or those of one "layer".
+    compete: "all" by score per cost; or by rank in a "group" (heads of one width and stage, neurons of one stage), or
+        in a "layer".
     normalize: "layer" divides every score by the mean size of its layer's. multiple: so many neurons of a layer go
-        together, so that the widths that are left are multiples of it.
+        together: widths stay multiples of it.
     """
 
     compete: Literal["all", "group", "layer"] = "all"
@@ -50,27 +49,25 @@ class Knapsack(ByScore):
     def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
         """The one path to the target. Equal scores: the lower index first. UserError names a unit without a score.
 
-        A layout with neurons has thousands of units: ``units`` then only says which may go, and a step takes many.
+        In a layout with neurons ``units`` only says which may go, and a step takes many.
         """
         mixed = "neuron" in layout.kinds
         if not mixed and self.compete != "all" and bool((units.masks.sum(1) > 1).any()):
             raise UserError(f"{self._asker}: compete={self.compete} ranks single heads, not sets of them; choose all.")
         drawable = units.masks.any(0)
         score_A = self._of_heads(drawable, layout, evaluate, torch.zeros_like(drawable))
-        score_A = (score_A if self.first == "lowest" else -score_A).nan_to_num()
-        plain_A = score_A
+        plain_A = score_A = (score_A if self.first == "lowest" else -score_A).nan_to_num()
         if self.normalize == "layer":
             score_A = torch.cat([part / part.abs().mean().clamp(min=1e-300) for part in layout.split(score_A)])
         sets = self._sets(drawable, layout, score_A) if mixed else [mask.nonzero().flatten() for mask in units.masks]
-        price_G = [float(score_A[each].sum()) for each in sets]
-        if self.compete == "all":  # score per cost; else the share of their like that scores lower
+        price_G = [float(score_A[members].sum()) for members in sets]
+        if self.compete == "all":
             saving_A = savings(units.limits, layout)
-            cost_G = [max(float(saving_A[each].sum()), 1e-12) for each in sets]
+            cost_G = [max(float(saving_A[members].sum()), 1e-12) for members in sets]
             price_G = [score / cost for score, cost in zip(price_G, cost_G, strict=True)]
         else:
             price_G = shares_below(sets, price_G, layout, self.compete)
-        ascending = sorted(range(len(sets)), key=price_G.__getitem__)
-        order = until(sets, ascending, layout, units.limits, steps)
+        order = until(sets, sorted(range(len(sets)), key=price_G.__getitem__), layout, units.limits, steps)
         path = bundled([sets[number] for number in order], layout) if mixed else units.path(order)
         return [dataclasses.replace(path, scores=plain_A)]
 
@@ -78,12 +75,12 @@ class Knapsack(ByScore):
         """The flat indices that go together: one head, or ``multiple`` neurons that follow each other by score."""
         sets: list[Tensor] = []
         for number, site in enumerate(layout.sites):
-            there = drawable[layout.span(number)].nonzero().flatten() + layout.offsets[number]
+            members = drawable[layout.span(number)].nonzero().flatten() + layout.offsets[number]
             size = self.multiple if site.kind == "neuron" else 1
             if site.num_heads % size:
                 raise UserError(
                     f"{self._asker}: {site.name} has {site.num_heads} neurons, which is no multiple of "
                     f"{size}; choose a divisor of it, or multiple=1."
                 )
-            sets += there[score_A[there].argsort(stable=True)].split(size)
-        return [each for each in sets if len(each)]
+            sets += members[score_A[members].argsort(stable=True)].split(size)
+        return [members for members in sets if len(members)]

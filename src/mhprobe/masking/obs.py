@@ -10,9 +10,8 @@ when W changes by dW. The least rise without the slice S, over all changes of th
 
     tr((P_SS)^-1 C_SS) / 2,   P = A^-1,   C = W^T G W,
 
-and C is made of the slopes along x, so that no weight is read. Then S leaves P and C, and the next unit is judged as
-the others now stand: of two that say the same only the first is cheap. ``repair`` (surgery/repair.py, per=weights)
-makes the change to the weights. A knapsack (knapsack.py) of these losses per FLOP is ``prune/order=obs``.
+where C follows from slopes along x. Then S leaves P and C: of two units that say the same only the first is cheap.
+``repair`` (surgery/repair.py, per=weights) changes the weights; ``prune/order=obs`` is a knapsack of these losses.
 
 Shapes: N rows (tokens of all images), K channels that enter a layer, H units of it, D width, A units of all sites.
 """
@@ -25,14 +24,13 @@ from torch import Tensor
 from mhprobe.heads import KINDS, HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure, counts
 
-RIDGE = 1e-4  # of the mean variance of a layer's input, as ``repair`` has it: else what is redundant costs nothing
+RIDGE = 1e-4  # of the mean variance of a layer's input, as in ``repair``: without it redundant units cost nothing
 
 
 class LossInTurn(Measure):
-    """Rise of the loss when a unit goes in its turn, and those of its layer that are cheaper are gone.
+    """Rise of the loss when a unit goes after the cheaper ones of its layer.
 
-    Column value (A,), nats; larger is more important. It never falls along a layer's turns: sorted by it, units go in
-    the order in which they were judged.
+    Column value (A,), nats; larger is more important. It never falls along a layer's order.
     """
 
     needs = frozenset({"grad"})
@@ -66,9 +64,9 @@ class LossInTurn(Measure):
 
 
 def losses_in_turn(covariance: Tensor, slopes: Tensor, width: int) -> Tensor:
-    """(H,) the rise of the loss as each unit goes, the cheapest that is left first; never less than the one before.
+    """(H,) rise of the loss as each unit goes, the cheapest first; never less than the one before.
 
-    covariance: (K, K) of what enters the layer. slopes: (K, K) sums over tokens of products of slopes, per image.
+    covariance: (K, K) of the layer's input. slopes: (K, K) sums over tokens of products of slopes, per image.
     """
     ridge = RIDGE * covariance.diagonal().mean().clamp(min=1e-300)
     inverse = torch.linalg.inv(covariance + ridge * torch.eye(len(covariance)).to(covariance))
@@ -81,7 +79,7 @@ def losses_in_turn(covariance: Tensor, slopes: Tensor, width: int) -> Tensor:
         rises = torch.linalg.solve(*blocks).diagonal(dim1=1, dim2=2).sum(1) / 2
         gone = columns[cheapest := int(rises.argmin())]
         losses[left[cheapest]] = least = torch.maximum(least, rises[cheapest])
-        others = torch.linalg.solve(blocks[0][cheapest], inverse[gone])  # what stands in for one more of S, (D, K)
+        others = torch.linalg.solve(blocks[0][cheapest], inverse[gone])  # (D, K) change of the others
         shift = slopes[gone] - blocks[1][cheapest] @ others / 2
         slopes.addmm_(others.mT, shift, alpha=-1).addmm_(shift.mT, others, alpha=-1)
         inverse.addmm_(inverse[:, gone], others, alpha=-1)

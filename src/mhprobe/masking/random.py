@@ -1,11 +1,11 @@
 """Random masking: the line that a chosen order has to beat, and the control for an order by scores.
 
-There are two ways: units in random order, or, with ``per_layer``, k random heads of each layer per step, so that no
-layer is emptied early. Layers may differ in width. After step s a layer of H heads has lost round(s * k * H / widest)
-of them, halves rounded up. So all layers thin out evenly and are empty together.
+Units go in random order, or, with ``per_layer``, k random heads of each layer per step, so that no layer is emptied
+early: after step s a layer of H heads has lost round(s * k * H / widest) of them, halves rounded up.
 """
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,10 +22,8 @@ from mhprobe.masking.parts.units import bundled, shares_below, until
 class Random(Order):
     """Random paths, the control of every other order.
 
-    repeats: independent paths, seeded ``seed``, ``seed + 1``, ... heads_per_step: k, with ``per_layer`` only.
-
-    With ``per_layer`` the units only say which heads may be drawn, so that excluded layers stay out. Of heads and
-    neurons every kind loses the same share.
+    repeats: independent paths, seeded ``seed``, ``seed + 1``, ... heads_per_step: k, with ``per_layer`` only; units
+    then only say which heads may be drawn. Of heads and neurons every kind loses the same share.
     """
 
     repeats: int = 10
@@ -66,8 +64,7 @@ class Random(Order):
         sets = list(units.masks.any(0).nonzero())
         drawn = torch.rand(len(sets), generator=torch.Generator().manual_seed(seed)).tolist()
         shares = shares_below(sets, drawn, layout, "group")
-        ascending = sorted(range(len(sets)), key=shares.__getitem__)
-        order = until(sets, ascending, layout, units.limits)
+        order = until(sets, sorted(range(len(sets)), key=shares.__getitem__), layout, units.limits)
         return bundled([sets[number] for number in order], layout, seed)
 
     def _heads(self, units: Units, layout: HeadLayout, length: int, seed: int) -> Path:
@@ -76,13 +73,13 @@ class Random(Order):
         widest = max(len(heads) for heads in layers)
         added = torch.zeros(length, layout.num_heads, dtype=torch.bool)
         for heads in layers:
-            shuffled = heads[torch.randperm(len(heads), generator=generator)]
-            for s in range(length):
-                gone, after = (
-                    min(len(heads), (2 * step * self.heads_per_step * len(heads) + widest) // (2 * widest))
-                    for step in (s, s + 1)
-                )
-                added[s, shuffled[gone:after]] = True
+            shuffled, pace = (
+                heads[torch.randperm(len(heads), generator=generator)],
+                2 * self.heads_per_step * len(heads),
+            )
+            gone = [min(len(heads), (step * pace + widest) // (2 * widest)) for step in range(length + 1)]
+            for step, (start, end) in enumerate(itertools.pairwise(gone)):
+                added[step, shuffled[start:end]] = True
         added = _limited(added, units.limits)
         return Path(seed, added, tuple(f"{int(step.sum())} random heads" for step in added))
 
@@ -105,6 +102,6 @@ def _limited(added: Tensor, limits: Limits | None) -> Tensor:
 
 def _drawable(units: Units, layout: HeadLayout) -> list[Tensor]:
     """Flat indices of the heads that occur in a unit, layer by layer, without layers that have none."""
-    any_unit = units.masks.any(0)
-    layers = [torch.nonzero(mask).flatten() + layout.offsets[i] for i, mask in enumerate(layout.split(any_unit))]
-    return [heads for heads in layers if len(heads)]
+    layers = layout.split(torch.arange(layout.num_heads))
+    masks = layout.split(units.masks.any(0))
+    return [heads[mask] for heads, mask in zip(layers, masks, strict=True) if mask.any()]

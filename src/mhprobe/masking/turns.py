@@ -1,9 +1,8 @@
 """Greedy in turns: heads by replay, neurons by Fisher information, whichever saves its share for less.
 
-The way to a budget has equal parts. In each, two sets that save it are found on top of what is gone: heads one by one,
-each the one whose masking hurts least on the images (Michel et al. 2019, arXiv 1905.10650, tried one head at a time),
-and neurons, too many to be tried, by Fisher information per cost with what is gone masked (Kwon et al. 2022,
-arXiv 2204.09656). Both are tried, and the one goes whose loss rises less for what it saves.
+The way to a budget has equal parts. In each, two candidates save it: heads, one by one, whose masking hurts least on
+the images (Michel et al. 2019, arXiv 1905.10650), and neurons, of least Fisher information per cost (Kwon et al. 2022,
+arXiv 2204.09656). The candidate goes whose loss rises less per saving.
 """
 
 from dataclasses import dataclass
@@ -22,10 +21,7 @@ from mhprobe.masking.search.base import Step
 
 @dataclass(frozen=True)
 class Turns(KeepBest):
-    """Heads and neurons in turns; of heads alone the greedy path.
-
-    turns: into so many parts the way to the target is cut. Others as of ``KeepBest``.
-    """
+    """Heads and neurons in turns; of heads alone the greedy path. turns: number of equal parts of the way."""
 
     turns: int = 10
     of_neurons: ClassVar[bool] = True
@@ -76,8 +72,8 @@ class Turns(KeepBest):
 def _neurons(neurons: Tensor, off: Tensor, goal: float, limits: Limits, evaluate: Evaluate) -> Tensor:
     """(A,) ``off`` with more neurons, of least Fisher information per cost, until no more than ``goal`` is left."""
     price_A = evaluate.slopes(off)[1] / savings(limits, limits.layout).clamp(min=1e-12)
-    there = (neurons & ~off).nonzero().flatten()
-    for unit in there[price_A[there].argsort(stable=True)].tolist():
+    left = (neurons & ~off).nonzero().flatten()
+    for unit in left[price_A[left].argsort(stable=True)].tolist():
         if limits.target is None or limits.target.left(off) <= goal:
             break
         after = off.index_fill(0, torch.tensor([unit]), True)

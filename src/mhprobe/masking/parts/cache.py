@@ -1,9 +1,8 @@
 """Scores of masks on disk, shared by processes and kept when one is killed.
 
-One file per (weights, data, split), to which records are only ever appended, each in one write and with a checksum. A
-record that is damaged, or cut off where a process was killed, is skipped with a warning; the others are found behind
-it. Jobs of a sweep write to the same file and see each other's records. A search that is done again asks the same
-questions and so costs reads only: this is how searches are resumed and shared.
+One file per (weights, data, split). Records are appended, each in one write and with a checksum. A record that is
+damaged, or cut off where a process was killed, is skipped with a warning. A search that is repeated, or another job of
+the sweep, asks the same questions and reads the answers: so searches are resumed and shared.
 
     record = "mhps" | length of the body u32 | crc32 of the body u32 | body
     body   = sha256 of the question | answer
@@ -36,7 +35,7 @@ from mhprobe.masking.base import Scores
 
 log = logging.getLogger(__name__)
 
-SCHEME = 3  # raise it where a score, a slope or a measure comes to mean another number: old answers are then left alone
+SCHEME = 3  # raise it where a score, a slope or a measure comes to mean another number: old answers are not read then
 _MAGIC = b"mhps"
 _HEAD = struct.Struct("<4sII")
 _NAME = 32  # bytes of a question's sha256
@@ -46,20 +45,15 @@ _LOSS: dict[int, np.dtype[Any]] = {4: np.dtype("<f4"), 8: np.dtype("<f8")}
 
 
 class MaskCache:
-    """Scores of masks of one model on one split that are already known.
-
-    folder, key: name the file; the key (see ``cache_key``) stands for everything besides the question that decides
-        the answer: weights, data, split.
-    """
+    """Known scores of masks of one model on one split, in the file ``folder``/``key``.scores (see ``cache_key``)."""
 
     def __init__(self, folder: Path | str, key: str) -> None:
         self.file = Path(folder) / f"{key}.scores"
-        self.known: dict[bytes, tuple[int, int]] = {}  # question -> where its answer is in the file, how long
-        self.read = 0  # the file up to here is in ``known``
-        self.inode = 0  # of that file
+        self.known: dict[bytes, tuple[int, int]] = {}  # question -> (position, length) of its answer in the file
+        self.read = self.inode = 0  # bytes of the file that are in ``known``, and which file that was
 
     def load(self, masks: Tensor, images: Tensor | None, num_images: int) -> tuple[Tensor, Tensor, Tensor]:
-        """(M,) bool, which masks are known on ``images`` (n,), None for all N; their (M, n) right and losses."""
+        """(M,) bool, masks that are known on ``images`` (n,), None for all N; their (M, n) right and losses."""
         self._scan()
         n = num_images if images is None else len(images)
         known = torch.zeros(len(masks), dtype=torch.bool)
@@ -67,7 +61,7 @@ class MaskCache:
         losses = torch.zeros(len(masks), n, dtype=torch.float64)
         for number, mask in enumerate(masks):
             place, columns = self.known.get(_name(mask, images)), None
-            if place is None and images is not None:  # what is known on all images is known on some
+            if place is None and images is not None:  # a mask that is known on all images is known on some
                 place, columns = self.known.get(_name(mask, None)), images
             if place is not None:
                 rows = _unpack(self._read(place))
@@ -76,46 +70,43 @@ class MaskCache:
         return known, right, losses
 
     def save(self, masks: Tensor, images: Tensor | None, scores: Scores) -> None:
-        """Keep what ``masks`` scored on ``images``; with a warning instead if the disk will not take it."""
+        """Keep the scores of ``masks`` on ``images``; warn if the disk is full or read-only."""
         rows = zip(masks, scores.right, scores.losses, strict=True)
         self._append([_name(mask, images) + _pack(right, losses) for mask, right, losses in rows])
 
     def numbers(self, *question: Any) -> Tensor | None:
-        """The float64 numbers that ``save_numbers`` kept for this question, flat; None if it was not asked yet."""
+        """The float64 numbers that ``save_numbers`` kept for this question, flat; None for a new question."""
         self._scan()
         place = self.known.get(_digest(question))
         return None if place is None else torch.frombuffer(bytearray(self._read(place)), dtype=torch.float64)
 
     def save_numbers(self, numbers: Tensor, *question: Any) -> None:
-        """Keep numbers. question: plain values and masks that decide them, besides the cache's key."""
+        """Keep numbers. question: the plain values and masks that they depend on, besides the cache's key."""
         self._append([_digest(question) + numbers.double().cpu().contiguous().numpy().astype("<f8").tobytes()])
 
     def _append(self, bodies: list[bytes]) -> None:
-        records = [_HEAD.pack(_MAGIC, len(body), zlib.crc32(body)) + body for body in bodies]
+        data = b"".join(_HEAD.pack(_MAGIC, len(body), zlib.crc32(body)) + body for body in bodies)
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
             try:
-                data = b"".join(records)
-                if os.write(handle, data) < len(data):  # the last of the room; readers skip what is cut off
+                if os.write(handle, data) < len(data):  # the disk is full; readers skip what is cut off
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             finally:
                 os.close(handle)
-        except OSError as error:
-            # scores are still right without it: no reason to lose a search
-            said = "cannot write %s (%s): what is evaluated is not kept."
-            self._warn(said, self.file, reason(error, self.file))
+        except OSError as error:  # scores are right without the cache: no reason to lose a search
+            self._warn("cannot write %s (%s): what is evaluated is not kept.", self.file, reason(error, self.file))
 
     def _scan(self) -> None:
-        """Take in what was appended since the last time."""
+        """Read the records that were appended since the last time."""
         try:
             with self.file.open("rb") as file:
-                about = os.fstat(file.fileno())
-                if about.st_ino != self.inode or about.st_size < self.read:  # removed, replaced or cut off meanwhile
-                    self.known, self.read, self.inode = {}, 0, about.st_ino
+                status = os.fstat(file.fileno())
+                if status.st_ino != self.inode or status.st_size < self.read:  # removed, replaced or cut off meanwhile
+                    self.known, self.read, self.inode = {}, 0, status.st_ino
                 file.seek(self.read)
                 data = file.read()
-        except OSError:  # not there yet, or no longer; what cannot be read is evaluated again
+        except OSError:  # no such file yet, or no longer: its masks are evaluated again
             self.known, self.read = {}, 0
             return
         at = 0
@@ -147,14 +138,14 @@ class MaskCache:
 
 
 def cache_key(**parts: Any) -> str:
-    """sha256 of everything that decides the answers: weights, data, split, ``SCHEME``. Plain values only."""
+    """sha256 of all that answers depend on besides the question: weights, data, split, ``SCHEME``. Plain values."""
     return hashlib.sha256(json.dumps({"scheme": SCHEME, **parts}, sort_keys=True).encode()).hexdigest()
 
 
 def describe(value: Any) -> Any:
-    """A thing and its options in values that JSON knows; ValueError for what has no name that stands for it.
+    """A thing and its options in values that JSON knows, with digests of files and of the user's own code.
 
-    A name does not stand for code of the user's own, nor a path for a file: their digests are added.
+    ValueError for a thing without a name, as a lambda or a notebook's class.
     """
     if isinstance(value, functools.partial):
         return [describe(value.func), describe(value.args), describe(value.keywords)]
@@ -170,10 +161,10 @@ def describe(value: Any) -> Any:
     if isinstance(value, str | int | float | None):
         return value
     name = f"{getattr(value, '__module__', '__main__')}.{getattr(value, '__qualname__', '<no name>')}"
-    if "<" in name or name.startswith("__main__."):  # a lambda, or a notebook's class: another may have the same name
+    if "<" in name or name.startswith("__main__."):
         raise ValueError(f"{value!r} has no name of its own")
-    written = code_digests(value)
-    return [name, written] if written else name
+    digests = code_digests(value)
+    return [name, digests] if digests else name
 
 
 def _digest(question: tuple[Any, ...]) -> bytes:
@@ -199,6 +190,5 @@ def _unpack(answer: bytes) -> tuple[Tensor, Tensor]:
 
 
 def _name(mask: Tensor, images: Tensor | None) -> bytes:
-    digest = hashlib.sha256(mask.numpy().tobytes())
-    digest.update(b"all" if images is None else images.numpy().astype("<i8").tobytes())
-    return digest.digest()
+    places = b"all" if images is None else images.numpy().astype("<i8").tobytes()
+    return hashlib.sha256(mask.numpy().tobytes() + places).digest()

@@ -1,11 +1,10 @@
-"""From a curve's description to its numbers: choose the path, score it, say how sure the score is.
+"""Masking curves: choose a path on the selection split, score it on both splits, compare with the unmasked model.
 
-A searched path is chosen on the selection split and scored on both splits: the difference is what choosing gained. A
-random path is scored on the report split, each repeat and the mean over repeats. Every point is compared with the
-unmasked model on the same images.
+The difference between the splits is what choosing gained. A random path is scored on the report split alone.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,11 +23,10 @@ from mhprobe.masking.parts.units import check_reached, constrain, make_units, re
 class CurveSpec:
     """Specification of a curve: units, order, fill and limits.
 
-    name: of the curve. units: index, layer, head or stage. order: which goes next. exclude_layers: never masked.
-    min_heads_per_layer: of every layer so many heads stay. rescale: whether the heads that a layer keeps are
-    multiplied by H / kept. target: where to stop: {heads: at most so many are left} | {flops: share of the dense
-    model's} | {params: share} | {latency: share}. fill: what stands in the place of masked heads, for what is told
-    about the curve; the evaluate functions know it.
+    units: index, layer, head or stage. exclude_layers: never masked. min_heads_per_layer: of every layer so many heads
+    stay. rescale: multiply the heads that a layer keeps by H / kept. target: where to stop, {heads: at most so many are
+    left} or the share of the dense model's {flops: share} | {params: share} | {latency: share}. fill: name of the
+    replacement for masked heads, for reports; the evaluate functions apply it.
     """
 
     name: str
@@ -41,23 +39,20 @@ class CurveSpec:
     fill: FillName = "zero"
 
     def limited_units(self, layout: HeadLayout, costs: Mapping[str, Cost]) -> Units:
-        """The units, which know how far the curve may go. costs: what masks leave of flops, parameters and latency."""
+        """The units with the curve's limits. costs: what masks leave of flops, parameters and latency."""
         refuse_neurons(layout, f"curve {self.name}")
         target = None if self.target is None else target_of(self.target, layout, costs)
         units = make_units(self.units, layout, self.exclude_layers)
         return constrain(units, Limits(layout, self.min_heads_per_layer, target), f"curve {self.name}")
 
     def check(self, layout: HeadLayout) -> None:
-        """UserError for what can be seen to be impossible before the model has run."""
-        nothing: Cost = lambda masks: torch.zeros(len(masks), dtype=torch.float64)  # noqa: E731
-        self.limited_units(layout, dict.fromkeys(("flops", "params", "latency"), nothing))
+        """UserError for options that are impossible in this layout, before the model has run."""
+        costs = dict.fromkeys(("flops", "params", "latency"), lambda masks: torch.zeros(len(masks)).double())
+        self.limited_units(layout, costs)
 
 
 def order_named(name: str, **options: Any) -> Order:
-    """``keep_best`` -> the ``KeepBest`` of masking/keep_best.py: an order is found by the name of its file.
-
-    UserError for an order that there is not, and for an option of another type.
-    """
+    """``keep_best`` -> ``KeepBest`` of masking/keep_best.py. UserError for an unknown order, and for a wrong option."""
     orders = known_orders()
     if name not in orders:
         raise UserError(f"masking order: expected one of {', '.join(sorted(orders))}, got {quoted(name)}.")
@@ -84,22 +79,19 @@ def masking_curve(
 ) -> list[Curve]:
     """One curve on the splits it is scored on, the one to report last; step 0 is the unmasked model.
 
-    splits: names of the selection and the report split. If they are equal, the path is chosen and reported on the
-        same images, as papers do that did not separate them, and ``evaluate_select`` is used for both.
-    steps: the path stops there. step: only this point of the curve is scored, and the search goes no further than
-        it has to; no curve if the path is shorter.
+    splits: names of the selection and the report split. If they are equal, ``evaluate_select`` is used for both, as in
+        papers that choose and report on the same images.
+    steps: the path stops there. step: only this point of the curve is scored; no curve if the path is shorter.
     costs: what masks leave of "flops", "params" and "latency", as shares; for targets in these units.
-    chosen_on: the split that the order's scores were measured on before; by default it is chosen here, on splits[0].
-    chosen_by: digest of these images.
+    chosen_on: the split that the order's scores were measured on before; by default splits[0]. chosen_by: its digest.
     """
     for name, value in (("steps", steps), ("step", step)):
         whole_number(name, value, none="all")
     units = spec.limited_units(layout, costs or {})
-    length = spec.order.length(units, layout)
-    length = length if steps is None else min(steps, length)
+    length = min(spec.order.length(units, layout), math.inf if steps is None else steps)
     if step is not None and step > length:
         return []
-    length = length if step is None else step
+    length = int(length) if step is None else step
     paths = spec.order.paths(units, layout, evaluate_select, length)
     if units.limits is not None and steps is None and step is None:
         for path in paths:

@@ -1,7 +1,7 @@
 """Greedy search: try every remaining unit on top of those already masked, keep one, repeat.
 
-U units cost U + (U - 1) + ... + 1 evaluations: 78 for the 12 indices of ViT-B, 10,440 for its 144 heads. How one step
-finds its unit, by trying all or by less, is a ``search`` (masking/search).
+U units cost U + (U - 1) + ... + 1 evaluations: 78 for the 12 indices of ViT-B, 10,440 for its 144 heads. A ``search``
+(masking/search) finds the unit of a step with all of them, or with fewer.
 """
 
 from dataclasses import dataclass, field
@@ -38,10 +38,8 @@ class GreedySearch(Order):
     def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
         """The one greedy path of ``steps`` units."""
         length, search = units.steps(steps), self._search(units)
-        order: list[int] = []
-        spent: list[int] = []
-        # at most: limits leave fewer candidates
-        exhaustive = [(len(units) - number) * evaluate.images for number in range(length)]
+        order, spent = list[int](), list[int]()
+        exhaustive = [(len(units) - number) * evaluate.images for number in range(length)]  # at most: without limits
         before: Scores | None = None
         with evaluate.watched(sum(exhaustive)) as say:
             while len(order) < length and (candidates := units.candidates(order)):

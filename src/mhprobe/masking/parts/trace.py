@@ -1,4 +1,4 @@
-"""A masking curve as numbers: what a path through the heads leaves of the accuracy, how sure that is, and its totals.
+"""A masking curve as numbers: accuracy and loss along a path through the heads, their intervals, and totals.
 
 Shapes: A heads, K points of a curve, R repeats. In every mask True means: head off.
 """
@@ -20,8 +20,8 @@ from mhprobe.stats.significance import holm, mcnemar, t_interval, wilson
 class Points(NamedTuple):
     """Numbers at K points, each (K,) float64.
 
-    heads: masked. accuracy: in [0, 1], with its 95 % interval low, high. loss: mean nats. delta: of the loss against
-    the unmasked model on the same images, in nats, positive where masking hurts, with its 95 % interval.
+    heads: masked. accuracy: in [0, 1]. loss: mean nats. delta: of the loss against the unmasked model on the same
+    images, positive where masking hurts. low, high, delta_low, delta_high: 95 % intervals.
     """
 
     heads: Tensor
@@ -39,8 +39,7 @@ class Trace:
     """One path with its points. step: their numbers, 0 for the unmasked model. mask: (K, A) bool.
 
     Intervals of accuracy are Wilson's, of delta by bootstrap over images (stats/). p: (K,) McNemar's exact test against
-    the unmasked model on the same images; None where the path was chosen on these images, since the test would not
-    know of the choice. promised: how many steps keep a guarantee, where one was asked for.
+    the unmasked model; None on the images that chose the path. promised: number of steps that keep a guarantee.
     """
 
     path: Path
@@ -52,25 +51,21 @@ class Trace:
 
     @property
     def p_holm(self) -> Tensor | None:
-        """(K,) p after Holm's correction over the steps; None where one step alone was scored: how many is unknown."""
+        """(K,) p after Holm's correction over the steps; None where one step alone was scored."""
         if self.p is None or len(self.step) == 1:
             return None
         masked = torch.tensor(self.step) > 0
-        adjusted = torch.ones_like(self.p)
-        adjusted[masked] = holm(self.p[masked])
-        return adjusted
+        return torch.ones_like(self.p).masked_scatter(masked, holm(self.p[masked]))
 
 
 @dataclass(frozen=True)
 class Curve:
     """Numbers of one curve on one split.
 
-    search: how its steps were decided (e.g. "exact"), empty where nothing was searched. chosen_on: the split whose
-    images chose the path, None where none did; chosen_by: their digest, empty where nobody said.
-    rescale: whether kept heads were multiplied by H / kept. traces: one; of a random order one per repeat.
-    guarantee: what the traces' ``promised`` promises. fill: what stood in the place of masked heads.
-    scored: what "accuracy" and "loss" of its points are. layout: digest of the heads that its masks are of, empty where
-    nobody said.
+    search: name of the search (e.g. "exact"), or empty. chosen_on: the split whose images chose the path, or None;
+    chosen_by: their digest. rescale: whether kept heads were multiplied by H / kept. traces: one; of a random order one
+    per repeat. guarantee: of the traces' ``promised``. fill: replacement for masked heads. scored: names of "accuracy"
+    and "loss". layout: digest of the layout.
     """
 
     name: str
@@ -116,21 +111,17 @@ class Curve:
         """(K,) bool: significantly less accurate than the unmasked model; None where that was not tested."""
         p_holm = None if self.averaged else self.traces[0].p_holm
         accuracy = self.points.accuracy
-        return None if p_holm is None else (p_holm < LEVEL) & (accuracy < accuracy[0])
+        return None if p_holm is None else (p_holm < 0.05) & (accuracy < accuracy[0])
 
     @property
     def falls(self) -> Tensor:
         """(K,) bool: more than a point of accuracy below the unmasked model."""
         accuracy = self.points.accuracy
-        return accuracy < accuracy[0] - WITHIN
-
-
-WITHIN = 0.01  # one point of accuracy
-LEVEL = 0.05  # of the tests
+        return accuracy < accuracy[0] - 0.01
 
 
 def first(dropped: Tensor) -> int:
-    """The first of K points that has dropped; K if none has."""
+    """The first of K points where ``dropped`` is True; K if there is none."""
     return int(dropped.int().argmax()) if dropped.any() else len(dropped)
 
 
@@ -144,7 +135,7 @@ def trace(
 ) -> tuple[Trace, ...]:
     """One Trace per path, at all its steps or only at ``step``. One walk over the data, equal masks scored once.
 
-    guarantee: to be kept by the first steps of each path, on images that did not choose it. seed: of their order.
+    guarantee: for the first steps of each path, on images that did not choose it. seed: of the order of the images.
     """
     steps = [tuple(range(len(path.names) + 1)) if step is None else (step,) for path in paths]
     masks = [path.masks()[list(chosen)] for path, chosen in zip(paths, steps, strict=True)]
@@ -173,12 +164,10 @@ class Totals(NamedTuple):
     """Totals of one curve on one split.
 
     unmasked: accuracy with all heads. area_shared: mean accuracy over the heads masked, from none to ``shared_heads``,
-        the most that every curve of this split reaches; larger is better for curves that keep, and only so far can
-        curves of different length be compared.
+        the most that every curve of this split reaches; larger is better for curves that keep.
     heads_within_1_point: heads that go before the accuracy first falls more than 0.01 below the unmasked model's.
-    heads_before_worse: heads that go before the accuracy is first significantly lower (p_holm < 0.05); None where it is
-        not tested: on means over repeats, and on the images that chose the path.
-    of: what "accuracy" is.
+    heads_before_worse: heads that go before the accuracy is first significantly lower (p_holm < 0.05); None without
+        that test. of: name of the accuracy.
     """
 
     curve: str
@@ -213,10 +202,10 @@ def totals(curves: Sequence[Curve]) -> list[Totals]:
     ]
 
 
-def summary(found: Sequence[Totals]) -> dict[str, float]:
+def summary(rows: Sequence[Totals]) -> dict[str, float]:
     """The numbers by name, ``<curve>/<split>/<number>``."""
     names = ("area_shared", "shared_heads", "heads_within_1_point", "heads_before_worse")
-    numbers = {f"{row.curve}/{row.split}/{name}": getattr(row, name) for row in found for name in names}
+    numbers = {f"{row.curve}/{row.split}/{name}": getattr(row, name) for row in rows for name in names}
     return {name: number for name, number in numbers.items() if number is not None}
 
 

@@ -1,13 +1,10 @@
 """Units, the sets of heads that go together, and how far a path through them may go.
 
-A unit is the same index in every layer, one layer, one head, or one stage. A layer is a site of the layout; layers
-count from 0 through all stages, and negative numbers from the end. Excluded layers are never masked. (The curve
-layer_max2 of Byun & Kim, "What does the multi-head do?", leaves out the last one.)
-
-A unit that would take a layer below ``min_heads_per_layer`` is skipped, so the heads that an order likes best stay.
-A target says what shall be left: a number of heads, or a share of the dense model's FLOPs or time; the path ends with
-the first step that reaches it. Orders of heads and neurons follow a list of thousands of units to it (``until``),
-whatever the list is sorted by.
+A unit is the same index in every layer, one layer (a site), one head, or one stage. Layers count from 0 through all
+stages, negative numbers from the end. Excluded layers are never masked (layer_max2 of Byun & Kim, "What does the
+multi-head do?", leaves out the last one). A unit that would take a layer below ``min_heads_per_layer`` is skipped.
+A path ends with the first step that reaches the target: a number of heads, or a share of the dense model's FLOPs,
+parameters or time.
 
 Shapes: U units, A heads, L layers, M masks, G sets of units that go together. In every mask True means: head off.
 """
@@ -29,19 +26,15 @@ from mhprobe.masking.base import ROUNDING, Cost, Limits, Path, Target, Units
 def index(layout: HeadLayout, layers: Sequence[int]) -> Units:
     """Head i of every layer; where stages differ in their number of heads, head i of every layer of one stage.
 
-    Layers of one stage that have fewer heads (after pruning) are simply not in the units of the later indices.
+    Layers of one stage that have fewer heads (after pruning) are not in the units of the later indices.
     """
-    most: dict[int, int] = {}
-    for i in layers:
-        site = layout.sites[i]
-        most[site.stage] = max(most.get(site.stage, 0), site.num_heads)
+    sites = [(i, layout.sites[i]) for i in layers]
+    most = {site.stage: max(other.num_heads for _, other in sites if other.stage == site.stage) for _, site in sites}
     per_stage = len(set(most.values())) > 1
-    heads: dict[str, list[int]] = {}
+    heads: dict[str, list[int]] = defaultdict(list)
     for stage, h in ((stage, h) for stage, count in most.items() for h in range(count)):
-        there = [i for i in layers if layout.sites[i].stage == stage and h < layout.sites[i].num_heads]
-        heads.setdefault(f"stage {stage} index {h}" if per_stage else f"index {h}", []).extend(
-            layout.flat(i, h) for i in there
-        )
+        name = f"stage {stage} index {h}" if per_stage else f"index {h}"
+        heads[name] += [layout.flat(i, h) for i, site in sites if site.stage == stage and h < site.num_heads]
     return _units(layout, heads, per_stage)
 
 
@@ -58,9 +51,9 @@ def head(layout: HeadLayout, layers: Sequence[int]) -> Units:
 
 def stage(layout: HeadLayout, layers: Sequence[int]) -> Units:
     """All heads of one stage."""
-    heads: dict[str, list[int]] = {}
+    heads: dict[str, list[int]] = defaultdict(list)
     for i in layers:
-        heads.setdefault(f"stage {layout.sites[i].stage}", []).extend(range(layout.offsets[i], layout.offsets[i + 1]))
+        heads[f"stage {layout.sites[i].stage}"] += range(layout.offsets[i], layout.offsets[i + 1])
     return _units(layout, heads)
 
 
@@ -93,28 +86,25 @@ def _units(layout: HeadLayout, heads: Mapping[str, Sequence[int]], per_stage: bo
 
 
 def target_of(setting: Mapping[str, float], layout: HeadLayout, costs: Mapping[str, Cost]) -> Target:
-    """The target that ``{heads: 36}``, ``{flops: 0.8}`` or ``{latency: 0.8}`` asks for.
+    """The target that ``{heads: 36}``, ``{flops: 0.8}`` or ``{latency: 0.8}`` asks for; no heads beside neurons.
 
-    A number of heads says nothing of neurons: a mix of both is asked for by what it costs.
-
-    costs: what is left by masks, by unit; the number of heads is known here.
+    costs: what masks leave, by unit but for heads. UserError for another unit, and a value out of range.
     """
-    known: dict[str, Cost] = {**costs}
-    if layout.kinds <= {"head"}:
-        known = {"heads": lambda masks: (~masks).sum(-1).double(), **costs}
-    if len(setting) != 1 or not set(setting) <= set(known):
+    heads: dict[str, Cost] = {"heads": lambda masks: (~masks).sum(-1).double()}
+    targets = {**(heads if layout.kinds <= {"head"} else {}), **costs}
+    if len(setting) != 1 or not set(setting) <= set(targets):
         raise UserError(
-            f"masking target: expected one of {', '.join(known)} with its value, got {quoted(dict(setting))}."
+            f"masking target: expected one of {', '.join(targets)} with its value, got {quoted(dict(setting))}."
         )
     ((unit, value),) = setting.items()
     most = layout.num_heads if unit == "heads" else 1
     if not fits(value, float) or not 0 <= value <= most:
         raise UserError(f"masking target: {unit}: expected the amount left, from 0 to {most}, got {quoted(value)}.")
-    return Target(unit, float(value), known[unit])
+    return Target(unit, float(value), targets[unit])
 
 
 def refuse_neurons(layout: HeadLayout, where: str) -> None:
-    """UserError for units that are too many to be tried one after the other. where: the options, for the message."""
+    """UserError for a layout with neurons: too many to be tried one by one. where: the options, for the message."""
     if "neuron" in layout.kinds:
         raise UserError(
             f"{where}: expected gates on heads alone, got a model with {layout.counted}. To prune heads and neurons "
@@ -123,10 +113,7 @@ def refuse_neurons(layout: HeadLayout, where: str) -> None:
 
 
 def constrain(units: Units, limits: Limits, where: str) -> Units:
-    """Put ``units`` under ``limits``; UserError if nothing may be masked, or if the target is out of reach.
-
-    where: the options that limit, for messages.
-    """
+    """Put ``units`` under ``limits``; UserError, with ``where``, if nothing may be masked or the target is too low."""
     floor, target = limits.min_heads_per_layer, limits.target
     if floor < 0:
         raise UserError(f"{where}.min_heads_per_layer: expected a whole number from 0, got {quoted(floor)}.")
@@ -137,14 +124,14 @@ def constrain(units: Units, limits: Limits, where: str) -> Units:
             f"{where}: min_heads_per_layer={floor} leaves no unit to mask: each would take a layer "
             f"below it. Lower it, or mask smaller units (units=head)."
         )
-    if target is not None:  # where the path ends that takes units as they come
+    if target is not None:
         farthest = units.chosen(len(units), lambda order, left: left[0])
         check_reached(limits, units.masks[farthest].any(0), where)
     return units
 
 
 def check_reached(limits: Limits, off: Tensor, where: str) -> None:
-    """UserError with the nearest value if the (A,) mask, where a path ends, misses the target."""
+    """UserError with the nearest value if the (A,) mask at the end of a path misses the target."""
     target = limits.target
     if target is None or limits.reached(off):
         return
@@ -157,7 +144,7 @@ def check_reached(limits: Limits, off: Tensor, where: str) -> None:
 
 
 def savings(limits: Limits | None, layout: HeadLayout) -> Tensor:
-    """(A,) float64, what a unit saves of the target's cost on the way to its site's end; 1 where there is no target."""
+    """(A,) float64, share of the target's cost that a unit saves, its site's mean; 1 without a target."""
     target = None if limits is None else limits.target
     if target is None:
         return torch.ones(layout.num_heads, dtype=torch.float64)
@@ -169,46 +156,42 @@ def savings(limits: Limits | None, layout: HeadLayout) -> Tensor:
 def shares_below(
     sets: Sequence[Tensor], score_G: Sequence[float], layout: HeadLayout, like: Literal["group", "layer"]
 ) -> list[float]:
-    """The share of its like that scores lower than each set: those of its layer, or of all that are built alike."""
+    """Share of lower scores among the sets of each one's layer, or of one kind, stage and width ("group")."""
     site_of = [(number, site) for number, _, site in layout]
     members: dict[Hashable, list[int]] = defaultdict(list)
-    for place, each in enumerate(sets):
-        number, site = site_of[int(each[0])]
+    for place, units in enumerate(sets):
+        number, site = site_of[int(units[0])]
         members[number if like == "layer" else (site.kind, site.stage, site.head_dim)].append(place)
-    found = [0.0] * len(sets)
+    shares = [0.0] * len(sets)
     for places in members.values():
         for rank, place in enumerate(sorted(places, key=score_G.__getitem__)):
-            found[place] = (rank + 0.5) / len(places)
-    return found
+            shares[place] = (rank + 0.5) / len(places)
+    return shares
 
 
 def until(
     sets: Sequence[Tensor], ascending: Sequence[int], layout: HeadLayout, limits: Limits | None,
     steps: int | None = None,
 ) -> list[int]:  # fmt: skip
-    """The sets that go, in their order, until the target is met, without those that then need not have gone."""
-    number_of, floor = [number for number, _, _ in layout], 0 if limits is None else limits.min_heads_per_layer
-    left_of_site = [site.num_heads for site in layout.sites]
-    target = None if limits is None else limits.target
-    wanted = -1.0 if target is None else target.value + ROUNDING
+    """The sets that go, in their order, until the target is met; those that then need not have gone stay."""
+    limits = limits or Limits(layout)
+    site_of, left_of_site = [number for number, _, _ in layout], [site.num_heads for site in layout.sites]
     off, gone = torch.zeros(layout.num_heads, dtype=torch.bool), list[int]()
-    left = 1.0 if target is None else target.left(off)
     for number in ascending:
-        if left <= wanted or len(gone) == steps:
+        if limits.reached(off) or len(gone) == steps:
             break
-        sites = [number_of[flat] for flat in sets[number].tolist()]
-        if any(left_of_site[site] - sites.count(site) < floor for site in sites):
+        sites = [site_of[flat] for flat in sets[number].tolist()]
+        if any(left_of_site[site] - sites.count(site) < limits.min_heads_per_layer for site in sites):
             continue
         for site in sites:
             left_of_site[site] -= 1
         off[sets[number]] = True
-        left = 1.0 if target is None else target.left(off)
         gone.append(number)
-    if target is None or left > wanted:
+    if not limits.reached(off):
         return gone
     for number in reversed(gone[:-1]):
         off[sets[number]] = False
-        if target.left(off) <= wanted:
+        if limits.reached(off):
             gone.remove(number)
         else:
             off[sets[number]] = True
@@ -218,9 +201,9 @@ def until(
 def bundled(sets: Sequence[Tensor], layout: HeadLayout, seed: int | None = None) -> Path:
     """The path through these sets in at most STEPS steps, each of about as many."""
     heads, size = layout.of("head").num_heads, -(-len(sets) // STEPS) or 1
-    bundles = [torch.cat(list(sets[start : start + size])) for start in range(0, len(sets), size)]
-    added = torch.zeros(len(bundles), layout.num_heads, dtype=torch.bool)
-    for step, each in zip(added, bundles, strict=True):
-        step[each] = True
-    counts = [(int((each < heads).sum()), int((each >= heads).sum())) for each in bundles]
+    starts = range(0, len(sets), size)
+    added = torch.zeros(len(starts), layout.num_heads, dtype=torch.bool)
+    for step, start in zip(added, starts, strict=True):
+        step[torch.cat(list(sets[start : start + size]))] = True
+    counts = ((int(step[:heads].sum()), int(step[heads:].sum())) for step in added)
     return Path(seed, added, tuple(f"{some} heads, {others} neurons" for some, others in counts))
