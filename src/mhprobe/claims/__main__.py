@@ -23,19 +23,12 @@ def run(cfg: "Config", folder: Path) -> None:
     assert parts is not None
     names = tuple(dict.fromkeys(name for claim in claims.values() for name in claim.measures))
     maps = {name: construct(part, f"evidence.maps.{name}") for name, part in parts.maps.items()}
+    images = {"of_maps": parts.maps_of, "of_control": parts.control_of, "of_choice": parts.chosen_on}
 
     def questions(material: "Material", _: "Report") -> list[Question]:
-        ask = functools.partial(
-            judged,
-            claims=claims,
-            maps=maps,
-            of_maps=parts.maps_of,
-            of_control=parts.control_of,
-            of_choice=parts.chosen_on,
-            second=parts.second and builders.prepared(parts.second, "evidence.second"),
-            runs=parts.runs,
-            key="evidence.runs",
-        )
+        second = parts.second and builders.prepared(parts.second, "evidence.second")
+        others = {"second": second, "runs": parts.runs, "key": "evidence.runs"}
+        ask = functools.partial(judged, claims=claims, maps=maps, **images, **others)
         return [Question("claims", ask, names, control=cfg.control is not None)]
 
     answer(cfg, folder, questions).complain()

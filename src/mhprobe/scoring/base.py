@@ -1,7 +1,4 @@
-"""A score: when an image counts as right, and what its loss is. One file of this package each.
-
-Every number is per image, so that curves, searches and tests take any score as they take accuracy and loss.
-"""
+"""Base of scores: when an image counts as right, and what its loss is. One file of this package each."""
 
 import abc
 import inspect
@@ -26,11 +23,9 @@ Walk = Callable[[], Iterable[Batch]]
 class Score(abc.ABC):
     """Judges outputs, of masks or of a smaller model. Its class is the score; an instance knows a split's images.
 
-    outputs: (N, C) of the unmasked model, in the order of the split. labels: (N,), for scores that need them.
-    UserError for outputs that are NaN or infinite.
-    scored: what its numbers are called. unmasked: whether it compares with the unmasked model. labelled: whether it
-    needs labels. of_features: whether it makes sense of features, which are no logits. banked: whether it compares with
-    training images as the very model that is judged sees them; then ``beside`` looks at these.
+    outputs: (N, C) of the unmasked model, in the order of the split; UserError for NaN. labels: (N,), where needed.
+    scored: names of its numbers. unmasked: compares with the unmasked model. labelled: needs labels. of_features: can
+    judge features, which are no logits. banked: compares with training images of the judged model, see ``beside``.
     """
 
     scored: ClassVar[Scored]
@@ -52,11 +47,11 @@ class Score(abc.ABC):
         """(M, B, C) outputs, (B,) positions in the split, (B,) labels -> right (M, B) bool, loss (M, B) float64."""
 
     def beside(self, outputs_of: Callable[[Tensor], Tensor]) -> "Score":
-        """The score of one model: ``outputs_of`` gives its (1, B, C) outputs of images. A collective."""
+        """The score for one model: ``outputs_of`` gives its (1, B, C) outputs of images. A collective."""
         return self
 
     def sloped(self, batch: Batch) -> Batch:
-        """The batch with the labels whose loss orders take slopes of: the classes of the unmasked model."""
+        """The batch with labels for slopes of the loss: the classes of the unmasked model, if it compares with that."""
         return batch._replace(labels=self.own.to(batch.index.device)[batch.index]) if self.unmasked else batch
 
 
@@ -66,21 +61,21 @@ def known_scores() -> dict[str, type[Score]]:
 
 
 def score_for(asked: str | type[Score] | None, where: str, labelled: bool, features: bool) -> type[Score]:
-    """The score that was asked for; None asks for the labels, else top1, or cosine of features.
+    """The score by name or class; None: labels where there are any, else top1, or cosine of features.
 
     where: the option, for errors. labelled, features: whether there are labels, and whether the model gives features.
-    UserError for one that does not exist, or that these images or this model do not allow.
+    UserError for an unknown score, or one that these images or this model do not allow.
     """
-    known = known_scores()
+    scores = known_scores()
     usual = "cosine" if features else "labels" if labelled else "top1"
-    score = known.get(asked or usual) if asked is None or isinstance(asked, str) else asked
+    score = scores.get(asked or usual) if asked is None or isinstance(asked, str) else asked
     if not (inspect.isclass(score) and issubclass(score, Score)):
-        raise UserError(f"{where}: expected one of {', '.join(sorted(known))}, got {quoted(asked)}.")
+        raise UserError(f"{where}: expected one of {', '.join(sorted(scores))}, got {quoted(asked)}.")
     name = score.scored.name
     if score.labelled and not labelled:
         raise UserError(f"{where}={name}: needs labels, and the images have none; without labels there is {usual}.")
     if features and not score.of_features:
-        able = ", ".join(sorted(each.scored.name for each in known.values() if each.of_features))
+        able = ", ".join(sorted(name for name, kind in scores.items() if kind.of_features))
         raise UserError(f"{where}={name}: the model gives features, no logits; expected one of {able}.")
     return score
 
@@ -88,17 +83,15 @@ def score_for(asked: str | type[Score] | None, where: str, labelled: bool, featu
 def looked(
     score: type[Score], model: nn.Module, batches: Walk, images: int, bank: tuple[Walk, int] | None = None
 ) -> Score:
-    """The score of a split of so many images, which ``model``, as it is, has looked at. A collective.
+    """The score of a split of so many images, with the outputs of the unmasked ``model`` if needed. A collective.
 
-    bank: a walk over the training images, and how many there are; for scores that are ``banked``.
+    bank: a walk over the training images, and their number; for scores that are ``banked``.
     """
-    if score.banked:
+    if score.banked or not score.unmasked:
         judge = score()
         judge.bank = bank
         return judge
-    if not score.unmasked:
-        return score()
-    with inspecting(model, gradients=False):  # which leaves inference mode: tensors are made inside
+    with inspecting(model, gradients=False):  # outside inference mode
         outputs, labels = outputs_of_split(lambda shown: logits_of(model(shown)), batches, images)
     return score(outputs, labels if score.labelled else None)
 
@@ -107,10 +100,9 @@ def outputs_of_split(outputs_of: Callable[[Tensor], Tensor], batches: Walk, imag
     """(N, C) outputs and (N,) labels of all images of a split, which ranks walk together. A collective."""
     outputs, labels = torch.zeros(0), torch.zeros(0)
     for batch in batches():
-        found = outputs_of(batch.images)
+        of_batch, index = outputs_of(batch.images), batch.index[batch.valid]
         if not len(outputs):
-            outputs, labels = found.new_zeros(images, found.shape[1]), batch.labels.new_zeros(images)
-        outputs[batch.index[batch.valid]] = found[batch.valid]
-        labels[batch.index[batch.valid]] = batch.labels[batch.valid]
+            outputs, labels = of_batch.new_zeros(images, of_batch.shape[1]), batch.labels.new_zeros(images)
+        outputs[index], labels[index] = of_batch[batch.valid], batch.labels[batch.valid]
     assert len(outputs)  # every rank has a batch, if only of padding
     return ranks.total(outputs), ranks.total(labels)

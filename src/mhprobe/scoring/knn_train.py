@@ -1,4 +1,4 @@
-"""Nearest training images: the usual test of features (k-NN evaluation), of masked and of pruned networks.
+"""Nearest training images: k-NN evaluation of features, of masked and of pruned networks.
 
 Wu et al. 2018, "Unsupervised feature learning via non-parametric instance discrimination", section 3.4; with the 20
 neighbours of DINO (Caron et al. 2021).
@@ -21,10 +21,10 @@ NEIGHBOURS, TEMPERATURE = 20, 0.07
 class KNNTrain(Score):
     """Right: the 20 training images of nearest outputs, by cosine, vote for its label with weights exp(cosine / .07).
 
-    Outputs of training images are those of the same masked or pruned model: a mask costs a walk over all of them.
-    Of equal votes the smaller label. Loss: the share of the votes for other labels.
+    Of equal votes the smaller label. Loss: the share of the votes for other labels. Training images go through the
+    same masked or pruned model: each mask costs a walk over all of them.
 
-    outputs: (T, C) of the training images. labels: (T,) theirs. None for both until ``beside`` looks at them.
+    outputs: (T, C) of the training images, labels: (T,); None for both until ``beside``.
     """
 
     scored = Scored(
@@ -50,8 +50,8 @@ class KNNTrain(Score):
         return KNNTrain(*outputs_of_split(lambda images: outputs_of(images)[0], *self.bank))
 
     def __call__(self, outputs: Tensor, index: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        judged = [self._judge(each, labels) for each in outputs]
-        return torch.stack([right for right, _ in judged]), torch.stack([loss for _, loss in judged])
+        right, loss = zip(*(self._judge(of_mask, labels) for of_mask in outputs), strict=True)
+        return torch.stack(right), torch.stack(loss)
 
     def _judge(self, outputs_BC: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         assert self.labels is not None  # ``beside`` has looked

@@ -1,4 +1,4 @@
-"""Do two ways to score heads agree, and does one tell two groups apart? Correlations, best heads, area under ROC.
+"""Agreement of two scores of heads: correlations and shared best heads. Separation of two groups: area under ROC.
 
 Shapes: A heads, M measures.
 """
@@ -23,11 +23,10 @@ class Pearson(NamedTuple):
 
 
 class Agreement(NamedTuple):
-    """Agreement of M measures on the same heads.
+    """Agreement of M measures on the same heads, (M, M) each.
 
-    spearman: (M, M) rank correlations; overlap: (M, M) share of the k heads with the largest value in common.
-    chance: (M, M) the overlap that two random rankings are expected to have. low, high: (M, M) 95 % interval of
-    spearman.
+    spearman: rank correlations, with 95 % interval low, high. overlap: shared part of the k heads of largest value.
+    chance: expected overlap of two random rankings.
     """
 
     names: tuple[str, ...]
@@ -40,9 +39,9 @@ class Agreement(NamedTuple):
 
 
 def agreement(values: Mapping[str, Tensor], k: int) -> Agreement:
-    """Every measure's (A,) values against every other's, over the heads for which both have one (are not NaN).
+    """Every measure's (A,) values against every other's, over heads with finite values of both.
 
-    k: how many heads of the top are compared, at most half of them: a larger share overlaps by necessity.
+    k: number of top heads that are compared, at most half of all: a larger share overlaps by necessity.
     """
     names = tuple(values)
     k = max(1, min(k, min((len(v) for v in values.values()), default=2) // 2))
@@ -65,23 +64,23 @@ def pearson(a: Tensor, b: Tensor) -> Pearson:
     x, y = _both(a, b)
     if not _vary(x, y):
         return Pearson(math.nan, math.nan, math.nan, len(x))
-    found = pearsonr(x.double().numpy(), y.double().numpy())
-    # three heads have no interval, and a perfect fit one without a width
-    low, high = found.confidence_interval() if len(x) > 3 and abs(found.statistic) < 1 else (math.nan, math.nan)
-    return Pearson(float(found.statistic), float(low), float(high), len(x))
+    result = pearsonr(x.double().numpy(), y.double().numpy())
+    # no interval of three heads, nor of a perfect fit
+    low, high = result.confidence_interval() if len(x) > 3 and abs(result.statistic) < 1 else (math.nan, math.nan)
+    return Pearson(float(result.statistic), float(low), float(high), len(x))
 
 
 def spearman(x: Tensor, y: Tensor) -> float:
-    """Pearson's r of the ranks, ties sharing theirs; NaN for fewer than two values or where one side is constant."""
+    """Pearson's r of the ranks, mean ranks for ties; NaN for fewer than two values and for a constant side."""
     from scipy.stats import spearmanr
 
     return float(spearmanr(x.numpy(), y.numpy()).statistic) if _vary(x, y) else math.nan
 
 
 def spearman_interval(rho: float, heads: int) -> tuple[float, float]:
-    """95 % interval of a rank correlation over heads, taken as independent: Fisher's z with Bonett & Wright's error.
+    """95 % interval of a rank correlation over independent heads, by Fisher's z; NaN for fewer than four heads.
 
-    Bonett & Wright, 2000, Psychometrika 65:23. NaN for fewer than four heads; a perfect agreement has no width.
+    Error: Bonett & Wright, 2000, Psychometrika 65:23. A perfect agreement has no width.
     """
     if math.isnan(rho) or heads < 4:
         return math.nan, math.nan
@@ -101,36 +100,28 @@ def _both(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def auroc(inside: Tensor, outside: Tensor) -> float:
-    """The chance that a number of the first group is larger than one of the second; NaN where a group is empty.
+    """Chance that one of (P,) numbers ``inside`` is larger than one of (N,) ``outside``, ties by half, in [0, 1].
 
-    The area under the ROC curve (Hanley & McNeil, 1982, Radiology 143:29), in [0, 1]. Half of it for ties, so that a
-    number that is the same for all gives 0.5.
-
-    inside: (P,). outside: (N,). NaN numbers are left out of both.
+    The area under the ROC curve (Hanley & McNeil, 1982, Radiology 143:29). NaN are left out; NaN for an empty group.
 
     >>> import torch
     >>> auroc(torch.tensor([3.0, 2.0]), torch.tensor([1.0, 2.0]))  # of 4 pairs 3 larger, 1 equal
     0.875
     """
-    inside, outside = (each[~each.isnan()].double() for each in (inside, outside))
-    if not len(inside) or not len(outside):
-        return float("nan")
-    above = inside[:, None] - outside[None]
-    return float(((above > 0).double() + (above == 0).double() / 2).mean())
+    inside, outside = (group[~group.isnan()].double() for group in (inside, outside))
+    above = inside[:, None] - outside
+    return float(((above > 0).double() + (above == 0).double() / 2).mean())  # the mean of nothing is NaN
 
 
 def auroc_error(area: float, first: int, second: int, least: float = 0.0) -> float:
-    """Standard error of ``auroc`` of so many numbers (Hanley & McNeil). least: pairs' variance below which none is."""
+    """Standard error of ``auroc`` for groups of these sizes (Hanley & McNeil). least: lower bound of the variance."""
     of_first, of_second = area / (2 - area) - area**2, 2 * area**2 / (1 + area) - area**2
     variance = area * (1 - area) + ((first - 1) * of_first + (second - 1) * of_second)
     return math.sqrt(max(least, variance) / (first * second))
 
 
 def lowest(scores_A: Tensor, count: int) -> Tensor:
-    """(A,) bool, True for the ``count`` lowest scores; of equal ones the first, so that machines agree.
-
-    For the highest give ``-scores_A``. NaN is above everything.
-    """
+    """(A,) bool, True for the ``count`` lowest scores; of equal ones the first. NaN is above everything."""
     mask = torch.zeros_like(scores_A, dtype=torch.bool)
     mask[scores_A.argsort(stable=True)[:count]] = True
     return mask

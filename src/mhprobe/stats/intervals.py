@@ -1,11 +1,10 @@
 """95 % intervals: from an estimate and its standard error, or from means over resampled images.
 
-Student's quantile, because an error that comes from a few images, or from a few folds of them, is itself uncertain. A
-number that cannot leave a range has its interval on a scale without ends (logit for a share, logarithm for a size), so
-that low and high stay inside, and the side towards the end of the range is the shorter one.
+By Student's law, as errors of few images or folds are themselves uncertain; on the logit scale for a share and the
+logarithmic one for a size, so that low and high stay in range.
 
-The bootstrap is the percentile interval (Efron & Tibshirani, 1993, ch. 13). All rows see the same resamples, so
-differences of paired rows are resampled as pairs.
+The bootstrap is the percentile interval (Efron & Tibshirani, 1993, ch. 13). All rows have the same resamples: rows stay
+paired.
 
 Shapes: K rows, N images, R resamples.
 """
@@ -27,7 +26,7 @@ Range = tuple[float, float]
 def interval(value: Tensor, error: Tensor, freedom: int, within: Range = REAL) -> tuple[Tensor, Tensor]:
     """Lower and upper end, of the shape of ``value``. NaN without a degree of freedom.
 
-    error: standard error of ``value``. freedom: degrees of freedom of that error. within: REAL, SHARE or SIZE.
+    error: standard error of ``value``, with so many degrees of ``freedom``. within: REAL, SHARE or SIZE.
 
     >>> low, high = interval(torch.tensor([0.5, 0.99]), torch.tensor([0.05, 0.01]), 1000, SHARE)
     >>> [round(end, 3) for end in low.tolist()], [round(end, 3) for end in high.tolist()]
@@ -38,29 +37,25 @@ def interval(value: Tensor, error: Tensor, freedom: int, within: Range = REAL) -
     half = t_quantile(torch.tensor(freedom)).item() * error
     if within == REAL:
         return value - half, value + half
-    sure = half == 0  # at an end of the range a logit is infinite
     if within == SIZE:
         low, high = value * (-half / value).exp(), value * (half / value).exp()
     else:
         steep = half / (value * (1 - value))
         low, high = ((value.logit() + sign * steep).sigmoid() for sign in (-1, 1))
-    return torch.where(sure, value, low), torch.where(sure, value, high)
+    return torch.where(half == 0, value, low), torch.where(half == 0, value, high)  # logits may be infinite there
 
 
 def of_mean(total: Tensor, square: Tensor, count: Tensor, within: Range = REAL) -> dict[str, Tensor]:
-    """Columns value, standard_error, low and high of the mean of () ``count`` numbers.
-
-    total, square: sums of the numbers and of their squares. within: as of ``interval``.
-    """
+    """Columns value, standard_error, low and high of a mean, from sums of numbers and squares. within: as above."""
     value, error = total / count, standard_error(total, square, count)
     low, high = interval(value, error, int(count) - 1, within)
     return {"value": value, "standard_error": error, "low": low, "high": high}
 
 
 def p_of_interval(gap: Tensor, half: Tensor, freedom: int) -> Tensor:
-    """Two-sided p that a difference is 0, from half the width of its 95 % interval on the side of 0.
+    """Two-sided p that a difference is 0, from half the width of its 95 % interval; 1 where both are 0.
 
-    1 where both are 0, NaN without a degree of freedom.
+    NaN without a degree of freedom.
 
     >>> gap, half = torch.tensor([1.96, 3.92, 0.0]), torch.tensor([1.96, 1.96, 0.0])
     >>> p_of_interval(gap, half, 10**6).round(decimals=4).tolist()
@@ -68,8 +63,7 @@ def p_of_interval(gap: Tensor, half: Tensor, freedom: int) -> Tensor:
     """
     if freedom < 1:
         return torch.full_like(gap, torch.nan)
-    draws = torch.tensor(freedom)
-    return two_sided(gap, half / t_quantile(draws).item(), draws)
+    return two_sided(gap, half / t_quantile(torch.tensor(freedom)).item(), torch.tensor(freedom))
 
 
 _CHUNK = 50  # resamples at a time: their counts are a (chunk, N) float64 matrix
@@ -93,7 +87,7 @@ def resampled_means(values_KN: Tensor, resamples: int = 1000, seed: int = 0) -> 
     return torch.cat(means)
 
 
-def percentiles(found: Tensor) -> tuple[Tensor, Tensor]:
-    """(R, ...) what each resample gives -> lower and upper end, (...) each, of the 95 % percentile interval."""
-    low, high = torch.quantile(found, torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0)
+def percentiles(resampled: Tensor) -> tuple[Tensor, Tensor]:
+    """(R, ...) numbers of resamples -> lower and upper end, (...) each, of the 95 % percentile interval."""
+    low, high = torch.quantile(resampled, torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0)
     return low, high

@@ -1,9 +1,8 @@
-"""Is a difference more than chance? Two predictions on the same images, and many heads tested at once.
+"""Tests of differences: two predictions on the same images, and many heads at once.
 
 Exact McNemar: McNemar, 1947, with the binomial tail instead of chi-squared. Holm, 1979, "A simple sequentially
-rejective multiple test procedure". Benjamini & Hochberg, 1995, JRSS B 57:289, where a list is wanted of which few
-entries are wrong, and not none. Interval of a paired difference: Newcombe, 1998, Statistics in Medicine 17:2635,
-method 10, built from Wilson's intervals of the two shares; it stays in [-1, 1] and has a width where nothing differs.
+rejective multiple test procedure". Benjamini & Hochberg, 1995, JRSS B 57:289. Interval of a paired difference:
+Newcombe, 1998, Statistics in Medicine 17:2635, method 10; it stays in [-1, 1] and has a width where nothing differs.
 
 Shapes: A tests, all arguments broadcast; N images.
 """
@@ -27,10 +26,7 @@ def mcnemar(lost_A: Tensor, won_A: Tensor) -> Tensor:
 
 
 def two_sided(mean_A: Tensor, error_A: Tensor, freedom: Tensor | None = None) -> Tensor:
-    """(A,) two-sided p of a mean against 0, given its standard error; 1 where both are 0.
-
-    freedom: degrees of freedom of the error, for Student's law; None for the normal law.
-    """
+    """(A,) two-sided p of a mean against 0, given its standard error; 1 where both are 0. freedom: None for normal."""
     z_A = torch.where((mean_A == 0) & (error_A == 0), 0.0, mean_A.abs() / error_A)
     if freedom is None:
         return torch.special.erfc(z_A / 2**0.5)
@@ -77,24 +73,22 @@ def benjamini_hochberg(p_A: Tensor) -> Tensor:
 
 
 def beyond(value_A: Tensor, draws_AN: Tensor) -> Tensor:
-    """(A,) one-sided p that each value is one more of its own N draws.
+    """(A,) one-sided p that each value is one more of its own N draws; NaN with fewer than three draws.
 
-    No law is assumed, but that all A draw from the same one up to place and scale: how far each draw lies from the
-    others of its row, in their standard deviations, is pooled over rows. So p is at least 1 / (A N + 1). NaN with fewer
-    than three draws.
+    All rows are assumed to have one law up to place and scale: the standardised distances of each draw from the others
+    of its row are pooled over rows. So p is at least 1 / (A N + 1).
     """
     count = draws_AN.shape[1]
     if count < 3 or not len(value_A):
         return torch.full_like(value_A, torch.nan)
     others = [_standing(draws_AN[:, n], draws_AN[:, torch.arange(count) != n]) for n in range(count)]
     pool = torch.stack(others).flatten().sort().values
-    own_A = _standing(value_A, draws_AN)
-    at_least_A = len(pool) - torch.searchsorted(pool, own_A.contiguous())
+    at_least_A = len(pool) - torch.searchsorted(pool, _standing(value_A, draws_AN).contiguous())
     return (1 + at_least_A).double() / (1 + len(pool))
 
 
 def _standing(value_A: Tensor, draws_AN: Tensor) -> Tensor:
-    """(A,) how far above the draws, in the standard deviation of a further draw from their mean."""
+    """(A,) distance above the mean of the draws, in the standard deviation of a further draw from it."""
     count = draws_AN.shape[1]
     spread_A = draws_AN.std(1) * (1 + 1 / count) ** 0.5
     return (value_A - draws_AN.mean(1)) / spread_A.clamp(min=torch.finfo(draws_AN.dtype).tiny)
@@ -111,9 +105,9 @@ def wilson(count_A: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def paired_difference(both_A: Tensor, lost_A: Tensor, won_A: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
-    """95 % interval of (share right before) - (share right after), on the same images.
+    """95 % interval of (share right before) - (share right after), from counts of images.
 
-    both: images right before and after; lost: right before only; won: right after only; images: all of them.
+    both: right before and after; lost: right before only; won: right after only; images: all.
     """
     both, lost, won, total = both_A.double(), lost_A.double(), won_A.double(), images.double()
     neither = total - both - lost - won
@@ -134,8 +128,8 @@ def paired_difference(both_A: Tensor, lost_A: Tensor, won_A: Tensor, images: Ten
 class Paired(NamedTuple):
     """Two networks on the same images.
 
-    difference: share right after - share right before, above 0 where more are right after; low, high: its 95 %
-    interval (Newcombe). lost, won: images right before only, after only. p: exact McNemar.
+    difference: share right after - share right before; low, high: its 95 % interval (Newcombe). lost, won: images right
+    before only, after only. p: exact McNemar.
     """
 
     difference: float
@@ -165,11 +159,10 @@ class Crossed(NamedTuple):
 
 
 def crossed(difference_RN: Tensor) -> Crossed:
-    """Test a mean difference for new images and for new repeats at once.
+    """Test a mean difference, of (R, N) values per repeat (a seed) and image, for new images and new repeats at once.
 
-    difference: (R, N) one value per repeat (a seed) and image. The error adds that of the mean over images and that of
-    the mean over repeats, which counts what is left of both twice; Student's law with Satterthwaite's degrees of
-    freedom (1946). With one repeat it says nothing of new ones.
+    The variance adds that of the mean over images and that of the mean over repeats, which is conservative; Student's
+    law with Satterthwaite's degrees of freedom (1946). One repeat says nothing of new ones.
     """
     repeats, images = difference_RN.shape
     difference_RN = difference_RN.double()

@@ -1,7 +1,7 @@
-"""Functions of the heads that a pruning keeps, as they were in the whole model.
+"""Functions of the heads that a pruning keeps, from tables of measures on the whole model.
 
-Voita et al., 2019, Figure 8, where heads are positional, syntactic or for rare words. Here for images, from tables of
-measures on the whole model. A head has every function whose rule holds; where it may have one only, it is the first:
+Voita et al., 2019, Figure 8 (positional, syntactic, rare words), for images. A head has every function whose rule
+holds; a label is the first of them:
 
     positional   the argmax key is at one fixed offset in 90 % of all queries           position.positional = 1
     CLS          at least 30 % of the patches' attention goes to the class token        token_kinds.cls >= 0.3
@@ -29,20 +29,16 @@ USED = (
 )
 
 
-# where the rules cut; see the file's head
 THRESHOLDS = {"prefix": 0.3, "rare": 2.0, "object": 1.5, "diffuse": 0.95, "local": 0.5, "global": 0.9}
 
 
 def labels(columns: Mapping[str, Column], num_heads: int) -> list[str]:
-    """(A,) a label per head, the first of its ``functions``. columns: as there."""
+    """(A,) a label per head, the first of its ``functions``."""
     return [names[0] for names in functions(columns, num_heads)]
 
 
 def functions(columns: Mapping[str, Column], num_heads: int) -> list[tuple[str, ...]]:
-    """(A,) names of the rules that hold for each head, in the order of LABELS; "mixed" or "unknown" where none does.
-
-    columns: ``<table>.<column>`` of whatever tables there are; others are not looked at.
-    """
+    """(A,) rules that hold for each head, in the order of LABELS; "mixed" or "unknown" if none. columns: as USED."""
     rules, judged = holds(columns, num_heads), _judged(columns, num_heads).values()
     return [
         tuple(name for name, of_heads in rules.items() if of_heads[head])
@@ -54,34 +50,36 @@ def functions(columns: Mapping[str, Column], num_heads: int) -> list[tuple[str, 
 def holds(
     columns: Mapping[str, Column], num_heads: int, thresholds: Mapping[str, float] = MappingProxyType(THRESHOLDS)
 ) -> dict[str, list[bool]]:
-    """By rule, for each head whether it holds; a head may have several. columns: as of ``functions``."""
+    """(A,) bool by rule: True for heads for which it holds, of which a head may have several."""
     at_least = {"positional": 1.0, **thresholds, "CLS": thresholds["prefix"], "registers": thresholds["prefix"]}
     at_least["window"] = thresholds["global"]
     # comparisons with NaN are False: a rule without its table never holds
-    found = {
+    rules = {
         rule: [value <= thresholds["local"] if rule == "local" else value >= at_least[rule] for value in numbers]
         for rule, numbers in _judged(columns, num_heads).items()
     }
     # without windows the two would be the same
-    found["window"] = [here and not whole for here, whole in zip(found["window"], found["global"], strict=True)]
-    return found
+    rules["window"] = [here and not whole for here, whole in zip(rules["window"], rules["global"], strict=True)]
+    return rules
 
 
 def _judged(columns: Mapping[str, Column], num_heads: int) -> dict[str, Column]:
-    """By rule (A,) the number that it judges; NaN where a table is missing."""
-    nothing = [math.nan] * num_heads
+    """(A,) numbers by rule that it compares with its threshold; NaN where a table is missing."""
+
+    def column(name: str) -> Column:
+        return columns.get(name, [math.nan] * num_heads)
 
     def ratio(table: str, to: str) -> Column:
-        values, reference = (columns.get(f"{table}.{name}", nothing) for name in ("value", to))
-        return [value / other if other else math.nan for value, other in zip(values, reference, strict=True)]
+        pairs = zip(column(f"{table}.value"), column(f"{table}.{to}"), strict=True)
+        return [value / other if other else math.nan for value, other in pairs]
 
     return {
-        "positional": columns.get("position.positional", nothing),
-        "CLS": columns.get("token_kinds.cls", nothing),
-        "registers": columns.get("token_kinds.registers", nothing),
+        "positional": column("position.positional"),
+        "CLS": column("token_kinds.cls"),
+        "registers": column("token_kinds.registers"),
         "rare": ratio("rarity", "chance"),
         "object": ratio("object_attention", "chance"),
-        "diffuse": columns.get("entropy.share", nothing),
+        "diffuse": column("entropy.share"),
         "local": ratio("attention_distance", "uniform"),
         "global": ratio("attention_distance", "whole"),
         "window": ratio("attention_distance", "uniform"),
@@ -103,10 +101,7 @@ class Survivors(NamedTuple):
 
 
 def survivors(run: str, kept: Sequence[bool], groups: Mapping[str, Sequence[tuple[str, ...]]]) -> list[Survivors]:
-    """Per division ("stage", "block", "label") and group in it, how many heads ``kept`` (A,) leaves.
-
-    groups: by division (A,) the groups of each head, of which it may have several.
-    """
+    """Number of heads that ``kept`` (A,) leaves of each group. groups: by division ("stage" ...), (A,) of each head."""
     rows = []
     for by, names in groups.items():
         for group in dict.fromkeys(name for of_head in names for name in of_head):

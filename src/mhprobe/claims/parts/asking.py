@@ -1,4 +1,4 @@
-"""The claims that were asked of a network: each estimated as soon as it can be, then all of them judged together."""
+"""Claims about a network: estimate each, then judge all together."""
 
 import logging
 from collections.abc import Mapping
@@ -38,25 +38,25 @@ def ask(claims: Mapping[str, Claim], evidence: Evidence, say: bool = False) -> d
 
 
 def estimates(claims: Mapping[str, Claim], evidence: Evidence, say: bool = False) -> dict[str, Estimate | UserError]:
-    """Return the estimate of each claim, or why there is none; those of measures alone first: they share passes."""
-    found: dict[str, Estimate | UserError] = {}
+    """Return the estimate of each claim, or the error instead; claims of measures come first: they share passes."""
+    effects: dict[str, Estimate | UserError] = {}
     for name, claim in sorted(claims.items(), key=lambda item: not item[1].measures):
         try:
-            found[name] = claim.estimate(evidence)
+            effects[name] = claim.estimate(evidence)
         except ranks.LeftAlone:
             raise
         except UserError as error:
-            found[name] = error
+            effects[name] = error
         if say:
-            log.info("%s: %s", name, words.number(claim, found[name]))
-    return found
+            log.info("%s: %s", name, words.number(claim, effects[name]))
+    return effects
 
 
 def quoted(question: Question, paper: str) -> Question:
-    """Return the question of a figure of a paper whose captions end with the verdicts on the figure's claims.
+    """Return the question of a figure of a paper, with the verdicts on the figure's claims at the end of its captions.
 
-    They rest on what the figure asks for anyway: on its curves where validation images chose them, to the end. Holm's
-    correction is over all claims that figures of the paper have.
+    Claims about curves need complete ones that validation images chose. Holm's correction is over all claims that
+    figures of the paper have.
     """
     of_paper = {name: claim for name, claim in known().items() if claim.figure.startswith(f"{paper}/")}
     claims = {name: claim for name, claim in of_paper.items() if claim.figure == f"{paper}/{question.name}"}
@@ -68,9 +68,9 @@ def quoted(question: Question, paper: str) -> Question:
         sizes = material.data.sizes  # of all images, as the figure is
         evidence = Evidence(material, maps={}, of_maps=0, of_control=sizes["test"], of_choice=sizes["val"])
         verdicts = judge(here, estimates(here, evidence), asked=len(of_paper))
-        said = " ".join(words.quote(here[name], verdict) for name, verdict in verdicts.items())
-        said += f" (Holm's correction is over the {len(of_paper)} claims of this paper's figures.)"
-        quotes = {name: each._replace(caption=f"{each.how_to_read}\n\n{said}") for name, each in results.items()}
+        text = " ".join(words.quote(here[name], verdict) for name, verdict in verdicts.items())
+        text += f" (Holm's correction is over the {len(of_paper)} claims of this paper's figures.)"
+        quotes = {name: part._replace(caption=f"{part.how_to_read}\n\n{text}") for name, part in results.items()}
         return quotes if here else results
 
     return replace(question, ask=ask, made_from=f"{question.made_from} {' '.join(of_paper)}") if claims else question

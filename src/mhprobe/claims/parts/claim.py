@@ -33,13 +33,12 @@ DELETION = Margin(0.02, "of probability, mean over deletion", "a map that is .02
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim about the heads of a network; the docstring of its file says what its number is.
+    """A claim about the heads of a network; the docstring of its file describes the effect.
 
-    effect: from evidence, and the columns of the measures that its further arguments name, to an estimate, positive in
-    the claimed direction. says: the claim, a sentence. source: paper, figure or table; on what it was made. margin: the
-    smallest effect that matters. shape: "more": the effect is above the margin, and contradicted below its negative;
-    "at most": a cost, of which the effect is the negative, is below the margin, and contradicted above; "none": no
-    effect is beyond the margin. figure: of a paper of conf/paper, under which it is quoted.
+    effect: (evidence, columns of the measures that further arguments name) -> estimate, positive in the claimed
+    direction. says: the claim, a sentence. source: paper, figure; model. shape: "more": holds above the margin, is
+    contradicted below its negative; "at most": a cost (minus the effect) holds below the margin, contradicted above;
+    "none": holds inside the margin. figure: of conf/paper, under which the verdict is quoted.
     """
 
     effect: Callable[..., Estimate]
@@ -60,7 +59,7 @@ class Claim:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Effects between which the claim neither holds nor is contradicted; of shape "none" it holds there."""
+        """(low, high): between them the claim neither holds nor is contradicted; of shape "none" it holds there."""
         size = self.margin.size
         return (-size, -size) if self.shape == "at most" else (-size, size)
 
@@ -75,9 +74,9 @@ def claim(
 @functools.cache
 def known() -> dict[str, Claim]:
     """Every claim by its name, which is that of its file."""
-    modules = [each.name for each in pkgutil.iter_modules(mhprobe.claims.__path__) if not each.ispkg]
-    names = [name for name in modules if not name.startswith("_")]
-    return {name: importlib.import_module(f"{mhprobe.claims.__name__}.{name}").effect for name in names}
+    names = [module.name for module in pkgutil.iter_modules(mhprobe.claims.__path__) if not module.ispkg]
+    imported = {name: importlib.import_module(f"mhprobe.claims.{name}") for name in names if name != "__main__"}
+    return {name: module.effect for name, module in imported.items()}
 
 
 def chosen(names: Sequence[str] | None) -> dict[str, Claim]:

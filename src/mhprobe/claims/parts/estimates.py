@@ -1,9 +1,8 @@
 """Estimates of effects with 95 % intervals, and the p of any number that the effect might be.
 
-Heads vary where a claim is about heads: the heads of a block are taken for a sample, and the blocks as they are. The
-error is that of the delete-one jackknife, block by block (Shao & Tu, 1995, The Jackknife and Bootstrap, ch. 6): the
-influence of a head is how the number moves without it, and spreads inside its block. Images
-vary where a claim is about accuracy: differences on the same images are paired.
+Claims about heads: the heads of a block are a sample, the blocks are fixed. Errors come from the delete-one jackknife,
+block by block (Shao & Tu, 1995, The Jackknife and Bootstrap, ch. 6). Claims about accuracy: images are the sample, and
+differences on the same images are paired.
 """
 
 import math
@@ -22,12 +21,12 @@ from mhprobe.stats.agreement import auroc, auroc_error
 from mhprobe.stats.significance import Z95
 
 LEVEL = 0.05  # of all wrong verdicts
-RELIABLE = 0.8  # share of a measure's variance over heads; a correlation is then at least .89 of what it would be
+RELIABLE = 0.8  # share of a measure's variance over heads: noise then reduces a correlation to no less than .89 of it
 FEWEST = 4  # degrees of freedom below which an error is too uncertain to be used
 
 
 class TooFewError(UserError):
-    """Raised where there are too few heads or images for any estimate; ``needed`` are the fewest."""
+    """Raised for too few heads or images; ``needed`` are the fewest."""
 
     def __init__(self, message: str, needed: int) -> None:
         super().__init__(message)
@@ -36,12 +35,12 @@ class TooFewError(UserError):
 
 @dataclass(frozen=True)
 class Estimate:
-    """An effect, its 95 % interval, and what it was estimated from.
+    """An effect and its 95 % interval.
 
-    p: of a number the two-sided p that the effect is this number, and of how many times as many heads or images there
-    were. power: of a number and a true effect the chance that the 95 % interval does not reach the number. unit: heads,
-    blocks or images, which vary; count: of them. chance: what chance gives, where that was subtracted; NaN otherwise.
-    needed: images that would tell, where their number is what stands in the way.
+    p: (number, times) -> two-sided p that the effect is this number, with ``times`` as many heads or images. power:
+    (number, true effect) -> chance that the 95 % interval does not reach the number. unit, count: the sample: heads,
+    blocks or images. chance: the chance level that was subtracted, or NaN. needed: number of images that would be
+    enough, if these are too few.
     """
 
     effect: float
@@ -74,25 +73,24 @@ def over_heads(
 ) -> Estimate:
     """Estimate of a statistic of heads by the jackknife.
 
-    statistic: of the (K,) flat indices of the heads that are kept. heads: (A,) bool, of which something is known; None
-    for all. correlation: the statistic is one, and its error is that of its arctanh. TooFewError for too few heads.
+    statistic: of (K,) flat indices of heads. heads: (A,) bool, the heads with a value; None for all. correlation: the
+    statistic is one, and its error is that of its arctanh. TooFewError for too few heads.
     """
-    all_of = torch.arange(layout.num_heads) if heads is None else torch.nonzero(heads).flatten()
+    every = torch.arange(layout.num_heads) if heads is None else torch.nonzero(heads).flatten()
     parts: list[tuple[float, int]] = []
     scale = _stretched if correlation else float
     for span in map(layout.span, range(len(layout.sites))):
-        members = all_of[(all_of >= span.start) & (all_of < span.stop)]
+        members = every[(every >= span.start) & (every < span.stop)]
         if len(members) > 1:
-            moved = [scale(statistic(all_of[all_of != head])) for head in members.tolist()]
-            of_one = (1 - 1 / len(all_of)) ** 2 * len(members)  # what is left out is one of all heads, not of its block
-            parts.append((of_one * statistics.variance(moved), len(members) - 1))
+            without = [scale(statistic(every[every != head])) for head in members.tolist()]
+            factor = (1 - 1 / len(every)) ** 2 * len(members)  # each leaves out one of all heads, not of its block
+            parts.append((factor * statistics.variance(without), len(members) - 1))
     if sum(freedom for _, freedom in parts) < FEWEST:
         raise TooFewError(
-            f"there are {len(all_of)} heads that can be compared, which are too few to vary over.",
+            f"there are {len(every)} heads that can be compared, which are too few to vary over.",
             len(layout.sites) + FEWEST,
         )
-    value = statistic(all_of)
-    return _student(value, *_together(parts), "heads", len(all_of), correlation, chance)
+    return _student(statistic(every), *_together(parts), "heads", len(every), correlation, chance)
 
 
 def over_images(differences: Tensor) -> Estimate:
@@ -112,8 +110,8 @@ def over_images(differences: Tensor) -> Estimate:
 def of_accuracy(better: Tensor, worse: Tensor) -> Estimate:
     """Estimate of the share of images that are right in (n,) ``better`` minus that in ``worse``: a score interval.
 
-    The error is that of the number which is asked about: few images differ, and fewer by chance would make it too small
-    (Tango, 1998, Statistics in Medicine 17:891). TooFewError for fewer than 10 images.
+    The error is that under the number that is tested (Tango, 1998, Statistics in Medicine 17:891): few images differ.
+    TooFewError for fewer than 10 images.
     """
     from scipy.optimize import brentq
     from scipy.stats import norm
@@ -141,18 +139,17 @@ def _enough(images: int) -> int:
 
 
 def _together(parts: Sequence[tuple[float, int]]) -> tuple[float, float]:
-    """Standard error and degrees of freedom of a sum of variances that are known so well (Satterthwaite, 1946)."""
+    """Standard error and degrees of freedom of a sum of (variance, degrees of freedom) (Satterthwaite, 1946)."""
     variance = sum(part for part, _ in parts)
     freedom = variance**2 / sum(part**2 / of for part, of in parts) if variance > 0 else sum(of for _, of in parts)
     return math.sqrt(variance), freedom
 
 
 def share(sure: Tensor, possible: Tensor, images: int | Tensor = 0, unit: str = "heads") -> Estimate:
-    """Estimate of the share of heads of which something is true, by the exact binomial law (Clopper & Pearson, 1934).
+    """Estimate of the share of heads with a property, by the exact binomial law (Clopper & Pearson, 1934).
 
-    sure, possible: (K,) bool, heads of which the images show it, and of which they do not exclude it. Where the two
-    differ both ends of the interval take the worse, and more of the ``images`` would tell. unit: "blocks" where these
-    are counted. TooFewError for too few of them.
+    sure, possible: (K,) bool, heads for which the images show the property, and do not exclude it. Each end of the
+    interval takes the worse of the two. unit: "heads" or "blocks". TooFewError for too few of them.
     """
     from scipy.stats import binom, binomtest
 
@@ -165,14 +162,14 @@ def share(sure: Tensor, possible: Tensor, images: int | Tensor = 0, unit: str = 
     def p(expected: float, times: float = 1.0) -> float:
         few, many, of = (round(times * number) for number in (least, most, count))
         if not 0 <= expected <= 1:
-            return 0.0  # no share can be that
+            return 0.0
         if few <= expected * of <= many:
             return 1.0
         tail = binom.sf(few - 1, of, expected) if few > expected * of else binom.cdf(many, of, expected)
         return min(1.0, 2 * float(tail))
 
     def power(cut: float, truth: float) -> float:
-        seen = np.arange(count + 1)  # heads of which it is true; those that images leave open count against it
+        seen = np.arange(count + 1)  # heads with the property; uncertain ones count against it
         shown = (seen > cut * count) & (2 * binom.sf(seen - 1, count, cut) < LEVEL)
         return float(binom.sf(shown.argmax() - 1 + most - least, count, truth)) if shown.any() else 0.0
 
@@ -181,10 +178,9 @@ def share(sure: Tensor, possible: Tensor, images: int | Tensor = 0, unit: str = 
 
 
 def more_often(values: Tensor, inside: Tensor) -> Estimate:
-    """Estimate of the chance that a number of a group is larger than one of the others, minus a half.
+    """Estimate of the chance that one of (n,) values inside a group (n,) is larger than one outside, minus a half.
 
-    values: (n,) of images. inside: (n,) bool, the group. Error: Hanley & McNeil, 1982, Radiology 143:29. UserError for
-    an empty group.
+    Error: Hanley & McNeil, 1982, Radiology 143:29. UserError for an empty group.
     """
     first, second = int(inside.sum()), int((~inside).sum())
     if not first or not second:
@@ -224,10 +220,7 @@ def _estimate(
     chance: float = math.nan,
     stretch: Callable[[float], float] = float,
 ) -> Estimate:
-    """Estimate of a number that follows a law of scipy around what is asked about, on a stretched scale.
-
-    error: of a number the standard error if the effect were this number, on that scale.
-    """
+    """Estimate of a number that follows ``law`` of scipy on a stretched scale. error: standard error by true effect."""
 
     def errors(first: float, second: float, under: float, beyond: float = 0.0) -> float:
         return (abs(stretch(first) - stretch(second)) - beyond) / max(error(under), 1e-12)
@@ -246,17 +239,14 @@ def _stretched(correlation: float) -> float:
 
 
 def rank_correlation(rho: float, heads: int) -> Estimate:
-    """Estimate of a rank correlation over heads, taken as independent.
-
-    Error of its arctanh: Bonett & Wright, 2000, Psychometrika 65:23. TooFewError for too few heads.
-    """
+    """Estimate of a rank correlation over independent heads (Bonett & Wright, 2000); TooFewError for too few heads."""
     if heads - 3 < FEWEST:
         raise TooFewError(f"there are {heads} heads, which are too few to correlate.", 3 + FEWEST)
     return _student(rho, math.sqrt((1 + rho**2 / 2) / (heads - 3)), heads - 3, "heads", heads, correlation=True)
 
 
 def minus_another(first: Estimate, second: Mapping[str, Any]) -> Estimate:
-    """Estimate of an effect minus the same of another network, which is a row of its ``tables/claims.csv``."""
+    """Estimate of an effect minus that of another network, from a row of its ``tables/claims.csv``."""
     effect, low, high = (float(second[name]) for name in ("effect", "low", "high"))
     error, count = math.hypot(first.high - first.low, high - low) / 2 / Z95, int(second["count"])
     return _student(first.effect - effect, error, min(first.count, count) - 1, first.unit, first.count + count)
@@ -298,16 +288,16 @@ def mean_of(
 ) -> Estimate:
     """Mean of (A,) values over heads, or of (A, A) values over the pairs of heads of each block; NaN are left out.
 
-    chance: what chance gives, of the same shape, which is subtracted. heads: (A,) bool, of which heads, or pairs; None
-    for all. minus: (A,) bool, heads whose mean is subtracted. absent: the UserError where nothing is known.
+    chance: chance levels of the same shape, subtracted. heads: (A,) bool, None for all. minus: (A,) bool, heads whose
+    mean is subtracted. absent: message of the UserError where all values are NaN.
     """
     above = values if chance is None else values - chance
     known, of_pairs = above.isfinite(), above.dim() == 2
     over, table = (in_blocks(layout) & known, above) if of_pairs else (torch.diag(known), torch.diag(above))
     if not over.any():
         raise UserError(absent)
-    every = torch.ones(layout.num_heads, dtype=torch.bool)
-    groups = [over & group[:, None] for group in (every if heads is None else heads, minus) if group is not None]
+    groups = [over if heads is None else over & heads[:, None]]
+    groups += [] if minus is None else [over & minus[:, None]]
 
     def mean(kept: Tensor) -> float:
         inner = table[kept][:, kept]
@@ -327,8 +317,7 @@ def late_minus_early(layout: HeadLayout, values: Tensor) -> Estimate:
 def go_together(layout: HeadLayout, first: Tensor, second: Tensor) -> Estimate:
     """Rank correlation of two (A,) values over heads, or of two (A, A) values over the pairs of heads of each block.
 
-    Ranks are taken over all, and their mean in each block is subtracted: what blocks alone explain does not count. NaN
-    values are left out.
+    Ranks are over all blocks, minus their mean in each: differences between blocks do not count. NaN are left out.
     """
     from scipy.stats import rankdata
 
@@ -336,7 +325,7 @@ def go_together(layout: HeadLayout, first: Tensor, second: Tensor) -> Estimate:
     known = first.isfinite() & second.isfinite()
     pairs = (in_blocks(layout) & known).triu() if first.dim() == 2 else torch.diag(known)
     row, column = pairs.nonzero(as_tuple=True)  # of a head the pair with itself
-    both = torch.stack([each if each.dim() == 2 else torch.diag(each) for each in (first.double(), second.double())])
+    both = torch.stack([part if part.dim() == 2 else torch.diag(part) for part in (first.double(), second.double())])
     values = torch.from_numpy(rankdata(both[:, pairs].numpy(), axis=1))  # equal ones share theirs
     nothing = torch.zeros(2, len(layout.sites), dtype=torch.float64)
 
@@ -348,29 +337,27 @@ def go_together(layout: HeadLayout, first: Tensor, second: Tensor) -> Estimate:
         length = float((x.square().sum() * y.square().sum()).sqrt())
         return float((x * y).sum()) / length if length > 0 else math.nan
 
-    heads = pairs.any(0) | pairs.any(1)
-    return over_heads(layout, correlation, heads, correlation=True)
+    return over_heads(layout, correlation, pairs.any(0) | pairs.any(1), correlation=True)
 
 
 def goes_with_cost(layout: HeadLayout, values: Tensor, cost: Mapping[str, Tensor]) -> Estimate:
-    """Rank correlation of (A,) values with a cost that few images leave uncertain: noise may outweigh the heads.
+    """Rank correlation of (A,) values with a cost, columns "value", "low", "high" and "images" of a measure.
 
-    cost: columns "value", "low", "high" and "images". Its reliability is the share of the variance inside blocks that
-    is not the images' noise (Spearman, 1904: noise makes a correlation smaller by the root of it). Below RELIABLE
-    nothing is told: the interval is everything, and ``needed`` is the number of images that would reach it.
+    Reliability of the cost: the share of its variance inside blocks that is no noise of the images (Spearman, 1904:
+    noise reduces a correlation by the root of it). Below RELIABLE the interval is [-1, 1], and ``needed`` is the number
+    of images that would reach it.
     """
-    found = go_together(layout, values, cost["value"])
+    correlated = go_together(layout, values, cost["value"])
     noise = ((cost["high"] - cost["low"]) / 2 / Z95).double().square().mean()
     inside = [(part - part.mean()).square().sum() for part in layout.split(cost["value"].double())]
     variance = sum(inside) / max(1, layout.num_heads - len(layout.sites))
     reliability = float((1 - noise / variance).clamp(min=0)) if variance > 0 else 0.0
     if reliability >= RELIABLE:
-        return found
+        return correlated
     images, odds = int(cost["images"]), RELIABLE / (1 - RELIABLE)
     needed = math.ceil(images * odds * (1 - reliability) / reliability) if reliability else None
-    return Estimate(
-        found.effect, -1.0, 1.0, lambda effect, times=1.0: 1.0, lambda cut, truth: 0.0, "images", images, needed=needed
-    )
+    never: dict[str, Any] = {"p": lambda effect, times=1.0: 1.0, "power": lambda cut, truth: 0.0}
+    return replace(correlated, low=-1.0, high=1.0, **never, unit="images", count=images, needed=needed)
 
 
 def in_blocks(layout: HeadLayout) -> Tensor:
@@ -389,6 +376,6 @@ def between_blocks(layout: HeadLayout, values: Tensor) -> Tensor:
 
 
 def most_alike(layout: HeadLayout, values: Tensor) -> Tensor:
-    """(A,) the largest of (A, A) values that each head has with another of its block; NaN: none."""
+    """(A,) the largest of (A, A) values of each head with another of its block; NaN without any."""
     largest = values.masked_fill(~in_blocks(layout) | ~values.isfinite(), -math.inf).amax(1)
     return largest.where(largest.isfinite(), math.nan)

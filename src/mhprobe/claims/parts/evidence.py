@@ -33,20 +33,19 @@ from mhprobe.studies.panels.maps import Kinds, areas_of, heats_of
 from mhprobe.studies.panels.relations import best_of_each
 
 Columns = Mapping[str, Tensor]
+PLACES = ("high_norm_error", "other_error")
 NOTHING_LEARNED = "an untrained network guesses: there is no accuracy to lose, and nothing to explain."
 
 
 class Evidence:
-    """Numbers of a trained network that claims are judged by, each measured once, when it is asked for first.
+    """Numbers of a trained network that claims are judged by, each measured once, when it is first needed.
 
-    layout: of the network's heads. A UserError from any method says why this network, or this data set, cannot be
-    asked.
+    Each method raises UserError where this network, or this data set, has no such number.
 
     material: the network and its images. maps: kinds of maps by name. second: another data set with the same classes;
-    None for the same one with damaged test images. runs: folders of other runs, by what they are to this network;
-    key: what a message calls them.
-    Images, at most: of_maps, test images that maps and relations between patches are judged on; of_control, test images
-    that the untrained twin is shown; of_choice, validation images that orders and heads are chosen on.
+    None for the same one with damaged test images. runs: folders of other runs, by role; key: their option, for
+    messages. Most images: of_maps, test images for maps and relations between patches; of_control, test images for the
+    untrained twin; of_choice, validation images that orders and heads are chosen on.
     """
 
     def __init__(
@@ -93,19 +92,19 @@ class Evidence:
         return self._evaluate(split)(distinct).right[place]
 
     def of_images(self, name: str) -> Tensor:
-        """(n,) a number per test image: the area under deletion in the order of a map, or "random", or another walk's.
+        """(n,) a number per test image: the area under deletion in the order of a map, or of "random"; or by name.
 
-        heat, right: of a rollout, and whether the image is classified rightly. best_head, best_offset: share of its
-        queries that these answer. high_norm_error, other_error: of the places that tokens tell.
+        heat, right: of a rollout, and 1 for a right class. best_head, best_offset: share of right answers to queries.
+        high_norm_error, other_error: see ``place_errors``.
         """
-        walks = {"heat": _heat, "right": _heat, "best_head": _answers, "best_offset": _answers}
-        walk = {**walks, "high_norm_error": _places, "other_error": _places}.get(name, _areas)
+        walks = {("heat", "right"): _heat, ("best_head", "best_offset"): _answers, PLACES: _places}
+        walk = next((walk for names, walk in walks.items() if name in names), _areas)
         find = functools.partial(walk, self.material, self.maps, self.of_maps)
         about = {"walk": walk.__name__, "maps": {kind: vars(of) for kind, of in self.maps.items()}, "of": self.of_maps}
         return self.material.kept(about, lambda: ranks.together(find))[name]
 
     def run(self, name: str) -> Run:
-        """Another run, which the user gives by what it is to this network: training, pruned, scratch, wider."""
+        """Another run by its role for this network: training, pruned, scratch, wider."""
         if not (folder := self.runs.get(name)):
             raise UserError(f"it needs another run, {self.key}.{name}=<its folder>.")
         return read_run(Path(folder))
@@ -121,14 +120,12 @@ class Evidence:
         return masking
 
     def _evaluate(self, split: str) -> Evaluate:
-        masking = self._masking
-        any_order = next(spec for spec in masking.specs.values() if not isinstance(spec, UserError))
-        return masking.evaluate(
-            self.material if split == "test" else self.choosing, split, dataclasses.replace(any_order, name="masks")
-        )
+        specs = (spec for spec in self._masking.specs.values() if not isinstance(spec, UserError))
+        material = self.material if split == "test" else self.choosing
+        return self._masking.evaluate(material, split, dataclasses.replace(next(specs), name="masks"))
 
     def _refuse_guessing(self) -> None:
-        """UserError for a network that is no better than a guess: it has no accuracy that heads could cost."""
+        """UserError for a network that is no better than a guess: it has no accuracy to lose."""
         _refuse_features(self.material)
         if self.material.data.unlabelled:
             raise UserError("the claim is about accuracy, but the images have no labels.")
@@ -150,10 +147,9 @@ class Untrained(Evidence):
         needs = {*measure.needs, *(measure.select_needs or ())} if isinstance(measure, Measure) else set()
         if any(isinstance(need, Ablation) for need in needs):
             raise UserError(NOTHING_LEARNED)
-        found = self.material.control(name)
-        if found is None:
+        if (columns := self.material.control(name)) is None:
             raise UserError(f"{name} refuses the untrained network.")
-        return found
+        return columns
 
     def control(self, name: str) -> Columns:
         raise UserError("it compares a network with an untrained one.")
@@ -165,7 +161,7 @@ class Untrained(Evidence):
 
 
 def _of_fewer(material: Material, split: str, images: int) -> Material:
-    """The same on so many images of a split at most, of every class alike."""
+    """The same with at most so many images of a split, equally many of every class."""
     data = material.data
     if images >= data.sizes[split]:
         return material
@@ -204,15 +200,15 @@ def _answers(material: Material, maps: Kinds, images: int) -> dict[str, Tensor]:
 
 
 def _places(material: Material, maps: Kinds, images: int) -> dict[str, Tensor]:
-    return dict(zip(("high_norm_error", "other_error"), place_errors(material, images), strict=True))
+    return dict(zip(PLACES, place_errors(material, images), strict=True))
 
 
 def place_errors(material: Material, images: int) -> tuple[Tensor, Tensor]:
-    """(n,) each: mean distance from the place that tokens tell, of those of high norm and of the others.
+    """(n,) each: mean error of the place read from tokens of high norm, and from the others, of each test image.
 
-    Of an image, NaN where it has no tokens of high norm; 1 is the distance of the middle, which knows nothing. Fitted
-    on so many validation images, read from so many test images. UserError for a network that has no such tokens. Darcet
-    et al., 2024, arXiv 2309.16588, Figure 5, fit a classifier over places; here least squares give row and column.
+    1 is the error of guessing the middle; NaN without tokens of high norm. Row and column are fitted by least squares
+    on validation images (Darcet et al., 2024, arXiv 2309.16588, Figure 5, fit a classifier over places). UserError for
+    a network without such tokens. images: at most, of each split.
 
     Shapes: b images, T patch tokens of the last block, C channels.
     """
@@ -227,21 +223,20 @@ def place_errors(material: Material, images: int) -> tuple[Tensor, Tensor]:
             patches_bTC = stream[:, site.prefix_tokens :].cpu().double()
             yield torch.cat([patches_bTC, torch.ones_like(patches_bTC[..., :1])], 2), high_norm(patches_bTC)
 
-    flat = (held_bTC.flatten(0, 1) for held_bTC, _ in tokens("val"))
-    own = sum(held.T @ torch.cat([held, place_T2.repeat(len(held) // len(place_T2), 1)], 1) for held in flat)
-    normal = torch.stack(ranks.gather(torch.as_tensor(own))).sum(0)
+    def errors(x_bTC: Tensor, high_bT: Tensor) -> Tensor:
+        error_bT = (x_bTC @ weights_C2 - place_T2).norm(dim=2) / guessing
+        return torch.stack([(error_bT * kind).sum(1) / kind.sum(1) for kind in (high_bT, ~high_bT)])
+
+    flat = (x_bTC.flatten(0, 1) for x_bTC, _ in tokens("val"))
+    products = sum(x.T @ torch.cat([x, place_T2.repeat(len(x) // len(place_T2), 1)], 1) for x in flat)
+    normal = torch.stack(ranks.gather(torch.as_tensor(products))).sum(0)
     ridge = 1e-6 * normal[:, :-2].diagonal().mean() * torch.eye(len(normal), dtype=torch.float64)
     weights_C2 = torch.linalg.solve(normal[:, :-2] + ridge, normal[:, -2:])
-    errors = [_errors((held @ weights_C2 - place_T2).norm(dim=2) / guessing, loud) for held, loud in tokens("test")]
-    loud, other = (torch.cat(each) for each in zip(*ranks.gather(torch.cat(errors, 1).unbind(0)), strict=True))
-    if loud.isnan().all():
+    on_rank = torch.cat([errors(*batch) for batch in tokens("test")], 1)
+    high, other = (torch.cat(parts) for parts in zip(*ranks.gather(on_rank.unbind(0)), strict=True))
+    if high.isnan().all():
         raise UserError("no image has tokens of high norm in the last block.")
-    return loud, other
-
-
-def _errors(error_bT: Tensor, loud_bT: Tensor) -> Tensor:
-    """(2, b) mean errors of loud tokens and of the others."""
-    return torch.stack([(error_bT * kind).sum(1) / kind.sum(1) for kind in (loud_bT, ~loud_bT)])
+    return high, other
 
 
 # accuracy without some heads, image by image
@@ -264,7 +259,7 @@ def gained(evidence: Evidence, better: Tensor, worse: Tensor) -> Estimate:
 
 
 def loss(evidence: Evidence, mask: Tensor) -> Estimate:
-    """Minus what the accuracy loses under an (A,) mask, on test images: the effect of claims of shape "at most"."""
+    """Minus the loss of accuracy under an (A,) mask, on test images: the effect of claims of shape "at most"."""
     return gained(evidence, mask[None], torch.zeros_like(mask)[None])
 
 

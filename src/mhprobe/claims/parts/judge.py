@@ -1,9 +1,9 @@
-"""Verdicts on claims: does the interval lie beyond what would matter, inside it, or across?
+"""Verdicts on claims: does the interval of the effect lie beyond the margin, inside it, or across?
 
-The number line is cut where an effect begins to matter. A claim's p is the smallest level at which its interval lies in
-one piece: the two-sided p of the cut that is nearest. So a verdict is wrong only if an interval misses the truth, in
-whatever piece that is (the partitioning principle: Finner & Strassburger, 2002, Annals of Statistics 30:1194), and
-Holm's correction over all claims that were asked keeps the chance of any wrong verdict at 5 %.
+The margins cut the number line into pieces. A claim's p is the smallest level at which its interval lies in one piece:
+the two-sided p of the nearest cut. A verdict is wrong only if an interval misses the truth (the partitioning principle:
+Finner & Strassburger, 2002, Annals of Statistics 30:1194), and Holm's correction over all claims keeps the chance of
+any wrong verdict at 5 %.
 """
 
 import bisect
@@ -19,7 +19,7 @@ from mhprobe.claims.parts.estimates import LEVEL, Estimate, TooFewError
 from mhprobe.errors import UserError
 from mhprobe.stats.significance import holm
 
-MOST = 10_000  # times as many heads or images; an effect that needs more lies on the cut
+MOST = 10_000  # times as many heads or images; an effect that needs more counts as on the cut
 Word = Literal["holds", "contradicted", "too small to matter", "cannot be told", "not applicable"]
 
 
@@ -27,11 +27,9 @@ Word = Literal["holds", "contradicted", "too small to matter", "cannot be told",
 class Verdict:
     """The verdict on one claim.
 
-    word: holds, contradicted, too small to matter, cannot be told or not applicable. estimate: None where there is
-    none. p, p_holm: that the interval is wrong about the piece that the effect lies in. power: the chance that the
-    claim would hold here, before Holm, if the effect were twice the smallest that matters; of "at most" and "none", if
-    there were no effect. needed: how many heads or images would tell, where it cannot be told; None if the effect lies
-    on the cut. reason: why there is no estimate.
+    p, p_holm: of the piece that the effect lies in. power: chance that the claim would hold here, before Holm, if the
+    effect were twice its margin (no effect, for "at most" and "none"). needed: number of heads or images that would
+    decide it; None if the effect lies on the cut. reason: message where there is no estimate.
     """
 
     word: Word
@@ -44,7 +42,7 @@ class Verdict:
 
 
 def p_of(claim: Claim, estimate: Estimate, times: float = 1.0) -> float:
-    """Smallest level at which the interval of the effect lies in one piece, from so many ``times`` as many images."""
+    """Smallest level at which the interval of the effect lies in one piece, with ``times`` as many images."""
     low, high = claim.bounds
     if estimate.effect >= high:
         return estimate.p(high, times)
@@ -54,14 +52,13 @@ def p_of(claim: Claim, estimate: Estimate, times: float = 1.0) -> float:
 def judge(claims: Mapping[str, Claim], found: Mapping[str, Estimate | UserError], asked: int = 0) -> dict[str, Verdict]:
     """A verdict on each claim, by its name.
 
-    found: the estimate of each, or why there is none. asked: how many claims Holm's correction is over, if they are
-    more; those that are not here are taken for untold.
+    found: the estimate of each claim, or the error instead. asked: number of claims of Holm's correction, if larger.
     """
-    told = {name: each for name, each in found.items() if isinstance(each, Estimate)}
-    asked = max(asked, len(told))
-    p = [p_of(claims[name], each) for name, each in told.items()] + [1.0] * (asked - len(told))
-    adjusted = dict(zip(told, holm(torch.tensor(p, dtype=torch.float64)).tolist(), strict=False))
-    return {name: _verdict(claim, found[name], adjusted.get(name, math.nan), asked) for name, claim in claims.items()}
+    p = {name: p_of(claims[name], effect) for name, effect in found.items() if isinstance(effect, Estimate)}
+    asked = max(asked, len(p))
+    corrected = holm(torch.tensor([*p.values(), *[1.0] * (asked - len(p))], dtype=torch.float64)).tolist()
+    p_holm = dict(zip(p, corrected, strict=False))
+    return {name: _verdict(claim, found[name], p_holm.get(name, math.nan), asked) for name, claim in claims.items()}
 
 
 def _verdict(claim: Claim, estimate: Estimate | UserError, p_holm: float, asked: int) -> Verdict:
@@ -83,14 +80,10 @@ def _power(claim: Claim, estimate: Estimate) -> float:
 
 
 def _needed(claim: Claim, estimate: Estimate, asked: int) -> int | None:
-    """Fewest heads or images from which the same effect would be told at Holm's first step, the hardest."""
+    """Fewest heads or images that would decide the same effect at Holm's first step, the hardest."""
     counts = range(estimate.count, MOST * estimate.count)
-
-    def told(count: int) -> bool:
-        return p_of(claim, estimate, count / estimate.count) < LEVEL / asked
-
-    place = bisect.bisect_left(counts, True, key=told)
-    return None if place == len(counts) else counts[place]
+    decides = lambda count: p_of(claim, estimate, count / estimate.count) < LEVEL / asked  # noqa: E731
+    return next(iter(counts[bisect.bisect_left(counts, True, key=decides) :]), None)
 
 
 def _piece(claim: Claim, estimate: Estimate) -> Word:

@@ -14,19 +14,19 @@ from mhprobe.report.figures import claims as figure
 from mhprobe.report.result import Result
 
 
-def number(claim: Claim, found: Estimate | UserError) -> str:
-    """A claim's effect with its interval, or why there is none."""
-    if isinstance(found, UserError):
-        return f"{'cannot be told' if isinstance(found, TooFewError) else 'not applicable'}, {found}"
-    ends = f"{found.low:.3g} to {found.high:.3g}"
+def number(claim: Claim, effect: Estimate | UserError) -> str:
+    """A claim's effect with its interval, or the reason why there is none."""
+    if isinstance(effect, UserError):
+        return f"{'cannot be told' if isinstance(effect, TooFewError) else 'not applicable'}, {effect}"
+    ends = f"{effect.low:.3g} to {effect.high:.3g}"
     cut = f"{'up to' if claim.shape != 'more' else 'matters from'} {claim.margin.size:g}"
-    return f"{found.effect:.3g} {claim.margin.unit} (95 % {ends}; {cut}), of {found.count} {found.unit}"
+    return f"{effect.effect:.3g} {claim.margin.unit} (95 % {ends}; {cut}), of {effect.count} {effect.unit}"
 
 
 def quote(claim: Claim, verdict: Verdict) -> str:
     """The claim itself, and its verdict for this network with the effect."""
-    told = verdict.reason if verdict.estimate is None else f"{number(claim, verdict.estimate)}."
-    return f'"{claim.says}" Here: {verdict.word}, {told}'
+    reason = verdict.reason if verdict.estimate is None else f"{number(claim, verdict.estimate)}."
+    return f'"{claim.says}" Here: {verdict.word}, {reason}'
 
 
 def result(rows: Sequence[Mapping[str, Any]]) -> Result:
@@ -60,22 +60,18 @@ def rows(
 
 
 def _row(name: str, claim: Claim, verdict: Verdict, of_twin: Verdict | None) -> dict[str, Any]:
-    found = verdict.estimate
-    numbers = (math.nan,) * 4 if found is None else (found.effect, found.low, found.high, found.chance)
-    untrained = "" if of_twin is None else of_twin.word
+    estimate, untrained = verdict.estimate, "" if of_twin is None else of_twin.word
     return {
         "claim": name,
         "says": claim.says,
         "verdict": verdict.word,
-        **dict(zip(("effect", "low", "high", "chance"), numbers, strict=True)),
+        **{end: getattr(estimate, end, math.nan) for end in ("effect", "low", "high", "chance")},
         "matters": claim.margin.size,
         "shape": claim.shape,
         "unit": claim.margin.unit,
-        "p": verdict.p,
-        "p_holm": verdict.p_holm,
-        "power": verdict.power,
-        "over": "" if found is None else found.unit,
-        "count": 0 if found is None else found.count,
+        **{name: getattr(verdict, name) for name in ("p", "p_holm", "power")},
+        "over": "" if estimate is None else estimate.unit,
+        "count": 0 if estimate is None else estimate.count,
         "needed": verdict.needed or "",
         "untrained": untrained,
         "learned": "no" if verdict.word == untrained == "holds" else "",

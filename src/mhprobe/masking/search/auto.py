@@ -1,8 +1,4 @@
-"""Automatic search: exact with few candidates, fast with many.
-
-Whole indices, layers or stages are few, and there an exact search costs little more than one that guesses. Single heads
-are many, and there screening and racing save most of the work.
-"""
+"""Automatic search: exact for units of several heads, which are few; screening and racing for single heads."""
 
 from dataclasses import dataclass, field
 
@@ -17,10 +13,7 @@ from mhprobe.masking.search.screened import Screened
 
 @dataclass(frozen=True)
 class Auto(Search):
-    """Choose the search by the size of the units.
-
-    several: for units of several heads. single: for units of one head.
-    """
+    """Choose the search by the size of the units. several: for units of several heads. single: for those of one."""
 
     several: Search = field(default_factory=Exact)
     single: Search = field(default_factory=lambda: Screened(best=20, then=Racing()))

@@ -1,4 +1,4 @@
-"""The interface of a search: of some candidates, find the one that leaves the best score on the split.
+"""The interface of a search: find the candidate that leaves the best score on the split.
 
 Shapes: A heads, U candidates, N images of the split.
 """
@@ -18,9 +18,8 @@ class Step:
     """One step of a greedy search.
 
     off: (A,) bool, the heads masked so far. units: (U, A) bool, the heads that each candidate would add.
-    prefers: +1 if the highest accuracy wins, -1 if the lowest. loss_breaks_ties: among equal accuracies the better
-        loss wins (in the same sense) before the lowest index does.
-    number: of the step, for seeds. before: what ``off`` scored on all images, where that is known.
+    prefers: +1 if the highest accuracy wins, -1 if the lowest. loss_breaks_ties: ties go to the better loss (in the
+        same sense), then to the lowest index. number: of the step, for seeds. before: scores of ``off``, if known.
     """
 
     off: Tensor
@@ -36,20 +35,20 @@ class Step:
         return self.off | self.units
 
     def only(self, candidates: Tensor) -> Self:
-        """The same step with some of the candidates, named by ascending index."""
+        """The same step with these candidates, ascending."""
         return dataclasses.replace(self, units=self.units[candidates])
 
     def winner(self, scores: Scores) -> int:
         """Return the index of the best scored mask; the first of equals."""
+        losses = scores.loss.tolist() if self.loss_breaks_ties else [0.0] * len(scores.right)
         merit = [
-            (self.prefers * correct, -self.prefers * loss if self.loss_breaks_ties else 0.0)
-            for correct, loss in zip(scores.correct.tolist(), scores.loss.tolist(), strict=True)
+            (self.prefers * c, -self.prefers * loss) for c, loss in zip(scores.correct.tolist(), losses, strict=True)
         ]
         return merit.index(max(merit))
 
 
 class Choice(NamedTuple):
-    """The candidate that was chosen, and what its mask scored on all images where that is known."""
+    """The chosen candidate, and the scores of its mask on all images, if known."""
 
     candidate: int
     scores: Scores | None = None
@@ -73,7 +72,7 @@ class Search(Protocol):
 
 
 class Seen:
-    """right, losses: (U, N) as in Scores, where ``scored`` (U, N) is True."""
+    """Scores of candidates so far. right, losses: (U, N) as in Scores, where ``scored`` (U, N) is True."""
 
     def __init__(self, step: Step, evaluate: Evaluate) -> None:
         self.step, self.evaluate = step, evaluate
@@ -95,7 +94,7 @@ class Seen:
         return torch.nonzero(self.scored.all(1)).flatten()
 
     def winner(self, candidates: Tensor, images: Tensor) -> int:
-        """The best of some candidates on some images, all of which have been looked at."""
+        """The best of some candidates on some images, all of them evaluated."""
         return int(candidates[self.step.winner(self.scores(candidates, images))])
 
     def scores(self, candidates: Tensor, images: Tensor) -> Scores:

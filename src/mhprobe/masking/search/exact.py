@@ -1,16 +1,12 @@
 """Exact search: the same unit as trying every candidate on every image, ties included, with fewer forward passes.
 
-Images count against a candidate when they are wrong (where the highest accuracy wins; right, where the lowest does).
-How many were counted so far is a lower bound of how many it will be. So the candidate with the fewest goes on, a piece
-of the images at a time: the first that has been through all images while nobody is behind it has won. This is
-best-first search with a bound that never overstates (A*). No candidate is looked at much beyond the point where its
-count passes the winner's; one that is complete rules out the others whose count has passed its own.
+An image counts against a candidate when it is wrong (right, where the lowest accuracy wins). The count so far is a
+lower bound of the final count. So the candidate with the lowest count goes on, a piece of the images at a time, until
+one has seen all images and none has a lower count: best-first search with an admissible bound (A*). The less often the
+winner is wrong, the more this saves.
 
-The images that will count come first: those with the highest loss of the mask before (lowest, where the lowest accuracy
-wins). Whatever is wrong now is wrong under nearly every candidate, so half of that is the first piece, for all of them.
-
-A candidate is never looked at twice on an image, so that a step costs at most what trying everything costs. What it
-saves depends on how often the winner is wrong: little for a model that is often wrong, much for a good one.
+Images of the highest loss under the mask before come first (lowest, where the lowest accuracy wins). Images that are
+wrong already are wrong under nearly every candidate: half of them are the first piece, for all candidates.
 
 Shapes: U candidates, N images of the split.
 """
@@ -25,15 +21,14 @@ from mhprobe.errors import whole_number
 from mhprobe.masking.base import Evaluate, Scores
 from mhprobe.masking.search.base import Choice, Search, Seen, Step
 
-ABREAST = 1 / 8  # of a piece: who is so close behind goes on too, since masks that share blocks cost less together
+ABREAST = 1 / 8  # of a piece: candidates so close behind go on too, since masks that share blocks cost less together
 
 
 @dataclass(frozen=True)
 class Exact(Search):
     """Evaluate every candidate until it cannot win any more.
 
-    parts: a piece is one of so many parts of the images. With 1 every candidate is tried on every image.
-    least: images of a piece, where a part would be fewer: small batches are slow.
+    parts: number of pieces of the images; with 1 every candidate is tried on every image. least: images of a piece.
     """
 
     parts: int = 24
@@ -52,7 +47,7 @@ class Exact(Search):
             return Choice(best, Scores(scores.right[best, None], scores.losses[best, None]))
         seen, first = Seen(step, evaluate), torch.tensor([0])
         if step.before is None:
-            seen.look(first, every)  # of some mask the hard images must be known, and this one may win
+            seen.look(first, every)  # to find hard images
         pieces = self._pieces(step.before or seen.scores(first, every), step.prefers)
         place_U = seen.scored.all(1) * len(pieces)  # the next piece of each candidate
         while len(going := _ahead(seen, place_U, self._piece(len(every)) * ABREAST)):
@@ -62,7 +57,7 @@ class Exact(Search):
         return Choice(best, seen.scores(torch.tensor([best]), every))
 
     def _pieces(self, before: Scores, prefers: int) -> list[Tensor]:
-        """The images in the order in which they are looked at."""
+        """The images in the order of their evaluation."""
         order = before.losses[0].argsort(descending=prefers > 0, stable=True)
         counting = int((before.right[0] == (prefers < 0)).sum())
         first, rest = order[: counting // 2], order[counting // 2 :]  # half: some candidate may be much better
@@ -73,7 +68,7 @@ class Exact(Search):
 
 
 def _ahead(seen: Seen, place_U: Tensor, near: float) -> Tensor:
-    """The candidates that go on, all from the same place: who may still win with the lowest count, and who is near."""
+    """The candidates that go on, all from the same place: those that may win, of the lowest count or near it."""
     against_U = (seen.scored & (seen.right == (seen.step.prefers < 0))).sum(1)
     alive = torch.nonzero(_may_win(seen, against_U) & ~seen.scored.all(1)).flatten()
     if not len(alive):
@@ -85,7 +80,7 @@ def _ahead(seen: Seen, place_U: Tensor, near: float) -> Tensor:
 
 
 def _may_win(seen: Seen, against_U: Tensor) -> Tensor:
-    """(U,) bool, who can still win against the best complete candidate."""
+    """(U,) bool, candidates that can still win against the best complete one."""
     complete = seen.complete()
     if not len(complete):
         return torch.ones(len(against_U), dtype=torch.bool)

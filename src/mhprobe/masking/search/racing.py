@@ -1,25 +1,23 @@
 """Racing search: evaluate candidates on random images until one is good enough, with a stated error.
 
-The guarantee: with probability at least 1 - delta (over the order of the images) the chosen candidate's accuracy on the
-split is within epsilon of the best candidate's. When all images have been seen before that is settled, the choice is
-the exhaustive one.
+With probability at least 1 - delta over the order of the images, the chosen candidate's accuracy on the split is within
+epsilon of the best candidate's. Once all images have been seen the choice is the exhaustive one.
 
-Let d_i be 1, 0 or -1 where image i is right for the leader l and not for candidate c, the same for both, or the other
-way round. Images come in random order without replacement, so that, if the mean of d over all N images is at most -e,
-the t-th one has, given those before, a mean of at most
+Let d_i be 1, 0 or -1: image i is right for the leader alone, for both or neither, for the candidate alone. Images come
+in random order without replacement. If the mean of d over all N images is at most -e, that of the t-th is at most
 
     m_t = (-e N - (d_1 + ... + d_{t-1})) / (N - t + 1)
 
-and the wealth prod_t (1 + lambda_t (d_t - m_t)) of a bettor against it, 0 <= lambda_t < 1 / (1 + m_t), is a nonnegative
-supermartingale: it ever reaches 1 / alpha with probability at most alpha (Ville). These are the paired, sequential
-tests of Waudby-Smith & Ramdas, 2020, arXiv 2006.04347, and 2024, arXiv 2010.09686; the bets are a mixture over a grid
-of lambda, which needs no tuning. They may be looked at after every image, and against a leader that changes:
+given the images before. The wealth prod_t (1 + lambda_t (d_t - m_t)) of a bettor against that, 0 <= lambda_t <
+1 / (1 + m_t), is a nonnegative supermartingale: it ever reaches 1 / alpha with probability at most alpha (Ville).
+These are the paired, sequential tests of Waudby-Smith & Ramdas, 2020, arXiv 2006.04347, and 2024, arXiv 2010.09686,
+with a mixture of bets over a grid of lambda. They hold after every image, and against a leader that changes:
 
-- with e = 0: who is tested to be worse than some leader is dropped;
-- with e = epsilon: when everybody left is tested to be less than epsilon better than the leader, the leader is chosen.
+- e = 0: a candidate that is tested to be worse than some leader is dropped;
+- e = epsilon: once all others are tested to be less than epsilon better than the leader, the leader is chosen.
 
-An error needs that a true hypothesis about the (unknown, fixed) best candidate is rejected, against one of U - 1 others
-and for one of two e: each test has the level delta / (2 (U - 1)).
+An error needs the rejection of a true hypothesis about the best candidate, against one of U - 1 others and for one of
+two e: each test has the level delta / (2 (U - 1)).
 
 Shapes: U candidates, N images of the split, n seen so far.
 """
@@ -42,8 +40,7 @@ DARING = 0.9  # share of the largest bet that cannot ruin
 class Racing(Search):
     """Race candidates on random images until one is ahead.
 
-    epsilon: of accuracy, in [0, 1]. delta: per step. batch: images between two looks at the candidates.
-    seed: of the order of the images, another one at every step.
+    epsilon: of accuracy, in [0, 1]. delta: per step. batch: images between two tests. seed: of the order of the images.
     """
 
     epsilon: float = 0.002
@@ -84,14 +81,11 @@ class Racing(Search):
 
 
 def rejected(ahead_Un: Tensor, margin: float, num_images: int, log_level: float) -> Tensor:
-    """(U,) bool: whether "over all N images the mean of ``ahead`` is at most -margin" was ever rejected.
-
-    ahead_Un: in [-1, 1], what was seen, in random order.
-    """
+    """(U,) bool: True if "over all N images the mean is at most -margin" was ever rejected by ``ahead``, in [-1, 1]."""
     n = ahead_Un.shape[1]
     left_n = num_images - torch.arange(n, dtype=torch.float64)
     mean_Un = (-margin * num_images - (ahead_Un.cumsum(1) - ahead_Un)) / left_n
-    # below -1: not even all the rest could bring the mean down; a bet without limit
+    # a mean below -1 is impossible, even if all other images are -1: a bet without limit
     largest_Un = DARING / (1 + mean_Un).clamp(min=1e-6)
     log_wealth = torch.full_like(ahead_Un, -math.inf)
     for bet in BETS:

@@ -1,13 +1,12 @@
 """Screened: only the candidates that look good to second order are evaluated.
 
-The loss after masking a unit is predicted from the slopes s_h of an image's loss along the heads' gates, taken with one
-recorded backward pass at the current mask:
+The loss after masking a unit is predicted from slopes s_h of an image's loss along gates, by one backward pass:
 
     change = sum over the unit's heads of  -mean(s_h) + 1/2 mean(s_h^2)
 
-the first-order term and half the diagonal of the empirical Fisher information, which stands for the curvature (Kwon et
-al., 2022, arXiv 2204.09656, use the second term alone; Molchanov et al., 2017, arXiv 1611.06440, the first). The best
-``best`` by it go on to another search. There is no guarantee: a unit that is badly predicted is not seen.
+The second term, half the diagonal of the empirical Fisher information, stands for the curvature (Kwon et al., 2022,
+arXiv 2204.09656, use it alone; Molchanov et al., 2017, arXiv 1611.06440, the first alone). The ``best`` lowest go on to
+another search. There is no guarantee: a unit that is badly predicted is not tried.
 
 Shapes: A heads, U candidates.
 """
@@ -40,7 +39,7 @@ class Screened(Search):
 
     def choose(self, step: Step, evaluate: Evaluate) -> Choice:
         """Let ``then`` choose among the ``best`` candidates of lowest predicted loss (highest, for hurt_most)."""
-        if len(step.units) <= self.best + SLOPES:  # looking at those left out costs no more than predicting
+        if len(step.units) <= self.best + SLOPES:  # trying all costs no more than predicting
             return self.then.choose(step, evaluate)
         change_U = predicted_change(step, evaluate)
         promising = change_U.argsort(descending=step.prefers < 0, stable=True)[: self.best].sort().values

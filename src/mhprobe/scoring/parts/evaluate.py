@@ -1,7 +1,6 @@
 """Scores of many head masks on one split, walking the data once. Masking searches and curves use nothing else.
 
-Every number is kept per image: masks can then be compared in pairs, and ranks add up exactly, since each image is
-nonzero on one of them only. All ranks get the same numbers, so that a search decides the same on each.
+Numbers are per image: masks can be compared in pairs, and sums over ranks are exact. All ranks get the same numbers.
 """
 
 import contextlib
@@ -35,14 +34,11 @@ class Evaluator(Evaluate):
     """A function from masks (M, A) bool, True = off, to their Scores on the split.
 
     batches: starts a new walk over the split's transformed batches; under DDP each rank walks its share.
-    label, show: the progress bar's text, and whether to draw one.
-    pick: starts a walk over the images at these positions only; without it all batches are walked and only the images
-        that were asked for go through the model.
-    rescale: multiply the heads that a layer keeps by its number of heads over how many it keeps, open ones only.
-    cache: where scores, slopes and measured columns are looked up, and kept.
-    score: what is right and what is lost, by default by the labels; the cache's key has to know.
-    of: what slopes are taken of, as for ``record``: the loss, or the norm of features.
-    fill: what stands in the place of masked heads (``recording.fills``); None for nothing. The cache's key has to know.
+    label, show: the progress bar's text, and whether to draw one. pick: starts a walk over the images at these
+    positions; without it all batches are walked, and the others are dropped. rescale: multiply the heads that a layer
+    keeps by its number of open heads over how many it keeps. cache: of scores, slopes and measured columns; its key
+    must name ``score``, by default the labels, and ``fill``, the replacement for masked heads (``recording.fills``).
+    of: slopes are of the loss, or of the norm of features, as for ``record``.
     """
 
     def __init__(
@@ -72,7 +68,7 @@ class Evaluator(Evaluate):
         self.spent += len(masks) * (self.images if images is None else len(images))
         if self.cache is None:
             return self._score(masks, images)
-        # one look for all ranks: they may see the file in different states
+        # rank 0 reads for all: they may see the file in different states
         known, right, losses = ranks.from_rank_zero(lambda: self.cache.load(masks, images, self.images))  # type: ignore[union-attr]
         if not known.all():
             fresh = self._score(masks[~known], images)
@@ -82,9 +78,8 @@ class Evaluator(Evaluate):
         return Scores(right, losses)
 
     def _score(self, masks: Tensor, images: Tensor | None) -> Scores:
-        if self.score.banked and len(masks) > 1:  # one by one: training images are looked at under each
-            each = [self._score(mask[None], images) for mask in masks]
-            return Scores(torch.cat([scores.right for scores in each]), torch.cat([scores.losses for scores in each]))
+        if self.score.banked and len(masks) > 1:  # one by one: training images are evaluated under each mask
+            return Scores(*map(torch.cat, zip(*(self._score(mask[None], images) for mask in masks), strict=True)))
         chosen = torch.arange(self.images) if images is None else images
         device = self.gates.values.device
         right_Mn = torch.zeros(len(masks), len(chosen), dtype=torch.uint8, device=device)
@@ -98,7 +93,7 @@ class Evaluator(Evaluate):
         show = contextlib.nullcontext() if self.advance else self.watched(len(masks) * len(chosen))
         with torch.inference_mode(), show:
             score = self.score.beside(replay)
-            for batch in self._walk(images):
+            for batch in self.batches() if images is None or self.pick is None else self.pick(images):
                 wanted = batch.valid & (place[batch.index] >= 0)
                 if not wanted.any():
                     continue
@@ -134,7 +129,7 @@ class Evaluator(Evaluate):
         return [block.view(size, size) for block, size in zip(blocks, sizes, strict=True)]
 
     def _mean(self, name: str, mask: Tensor, summed: Callable[[Tensor], Tensor]) -> Tensor:
-        """Mean over images of what ``summed`` makes of a batch's slopes (B, A)."""
+        """Mean over images of ``summed`` of slopes (B, A)."""
         self.spent += 2 * self.images
 
         def find() -> Tensor:
@@ -144,7 +139,7 @@ class Evaluator(Evaluate):
         return self._remembered(find, name, mask)
 
     def _shares(self, mask: Tensor) -> Iterator[Tensor]:
-        """(B, A) float64 per batch: the slope of each valid image's loss along the share of a head let through."""
+        """(B, A) float64 per batch: slope of each valid image's loss along the share that a gate lets through."""
         values = self._values(mask)
         for batch in self._sloped():
             fill = None if self.fill is None else self.fill.for_images(batch.images)
@@ -174,7 +169,7 @@ class Evaluator(Evaluate):
         return self._remembered(find, "measure", name, column, mask)
 
     def _remembered(self, find: Callable[[], Tensor], *question: Any) -> Tensor:
-        """Numbers from the cache, or found and put there. One look for all ranks."""
+        """Numbers from the cache, or of ``find``, which are then kept there."""
         if self.cache is None:
             return find()
         numbers = ranks.from_rank_zero(lambda: self.cache.numbers(*question))  # type: ignore[union-attr]
@@ -194,12 +189,9 @@ class Evaluator(Evaluate):
                 self.advance = None
 
     def _sloped(self) -> Iterator[Batch]:
-        """The walk over all images for slopes and measures, with labels that mean something to the model."""
+        """The walk over all images for slopes and measures, with labels for the loss."""
         for batch in self.batches():
             yield batch.unlabelled if self.of == "norm" else self.score.sloped(batch)
-
-    def _walk(self, images: Tensor | None) -> Iterable[Batch]:
-        return self.batches() if images is None or self.pick is None else self.pick(images)
 
     def _values(self, mask: Tensor) -> Tensor:
         return gate_values(self.gates, mask[None], self.rescale)[0]

@@ -1,7 +1,4 @@
-"""Exact evaluation: how many images were right, what they lost, and that each was seen once.
-
-Sums over valid images, in integers and float64, so the answer does not depend on batch size, order or ranks.
-"""
+"""Exact accuracy and loss over valid images, each seen once; independent of batch size, order and ranks."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,8 +17,7 @@ from mhprobe.scoring.labels import Labels
 class Tally(Metric):
     """Correct predictions, summed cross-entropy in nats and the images seen.
 
-    check_images: refuse to give a number unless every image 0 ... N - 1 was seen exactly once. score: what is right
-        and what is lost; by default by the labels.
+    check_images: RuntimeError unless every image 0 ... N - 1 was seen exactly once. score: by default of labels.
     """
 
     full_state_update = False
@@ -33,10 +29,9 @@ class Tally(Metric):
     def __init__(self, num_images: int, check_images: bool = True, score: Score | None = None, **kwargs: Any) -> None:
         super().__init__(**{"dist_sync_fn": all_reduce, **kwargs})
         self.check_images, self.score = check_images, score or Labels()
-        self.add_state("right", torch.zeros(num_images, dtype=torch.long), dist_reduce_fx="sum")
         self.add_state("loss", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("seen", torch.zeros(num_images, dtype=torch.long), dist_reduce_fx="sum")
-        self.add_state("broken", torch.zeros(num_images, dtype=torch.long), dist_reduce_fx="sum")
+        for name in ("right", "seen", "broken"):
+            self.add_state(name, torch.zeros(num_images, dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, batch: Batch, logits: Tensor) -> None:
         """Count one batch's (B, C) logits."""
@@ -82,10 +77,9 @@ def tally(
     done: Callable[[Batch], None] = lambda batch: None,
     score: Score | None = None,
 ) -> dict[str, Tensor]:
-    """Count the right images of a split of ``num_images``, the gates of ``model`` as they are; see ``Tally.compute``.
+    """Evaluate ``model``, in evaluation mode and full precision, on a split; see ``Tally.compute``. A collective.
 
-    model: in evaluation mode. Full precision, whatever autocast is around. done: called after each batch.
-    score: as for ``Tally``. A collective.
+    done: called after each batch. score: as for ``Tally``.
     """
     device = next(model.parameters()).device
     with torch.autocast(device.type, enabled=False):
