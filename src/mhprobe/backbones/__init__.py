@@ -1,4 +1,4 @@
-"""Find the family of a model, its heads, and put gates on them. Families are found by looking through its files."""
+"""Find the family of a model and its heads, and put gates on them. Each file of this package holds families."""
 
 import functools
 import importlib
@@ -19,7 +19,7 @@ from mhprobe.heads import KINDS, HeadLayout, Kind
 
 
 def families() -> tuple[type[Family], ...]:
-    """Every Family defined in a module of this package, and those that a program has defined besides."""
+    """Every Family of this package, and those that a program has defined."""
     _import_all()
     return tuple(family for family in _below(Family) if not inspect.isabstract(family) and hasattr(family, "title"))
 
@@ -31,11 +31,11 @@ def _import_all() -> None:
 
 
 def _below(family: type[Any]) -> list[type[Family]]:
-    return [each for other in family.__subclasses__() for each in (other, *_below(other))]
+    return [below for child in family.__subclasses__() for below in (child, *_below(child))]
 
 
 def refuse_no_model(where: str, model: object) -> None:
-    """UserError for what is no network. where: the function that was called with it."""
+    """UserError for what is no model. where: the function that was called with it."""
     if not isinstance(model, nn.Module):
         raise UserError(
             f"{where}: expected a model, e.g. timm.create_model(name, pretrained=True), got {type(model).__name__} "
@@ -54,16 +54,16 @@ def family_of(model: nn.Module) -> type[Family]:
     if type(model).__module__.startswith("transformers."):
         from mhprobe.backbones.huggingface import KINDS as OF_TRANSFORMERS
 
-        known = ", ".join([*OF_TRANSFORMERS, "SwinModel"])
-        raise UserError(f"{type(model).__name__}: not supported; of transformers, {known} are.")
+        names = ", ".join([*OF_TRANSFORMERS, "SwinModel"])
+        raise UserError(f"{type(model).__name__}: not supported; of transformers, {names} are.")
+    name = f"{type(model).__module__}.{type(model).__name__}"
     for module in model.modules():
-        if (refusal := _REFUSED.get(type(module).__name__)) is not None:
-            error, reason = refusal
-            raise error(f"{type(model).__module__}.{type(model).__name__}: {reason}")
+        if type(module).__name__ in _REFUSED:
+            error, reason = _REFUSED[type(module).__name__]
+            raise error(f"{name}: {reason}")
     raise UserError(
-        f"{type(model).__module__}.{type(model).__name__}: no supported family knows where its heads are; "
-        f"docs/models.md lists the {len(families())} that there are. "
-        f"To add one, see 'A backbone family' in CONTRIBUTING.md."
+        f"{name}: no supported family knows where its heads are; docs/models.md lists the {len(families())} that there "
+        f"are. To add one, see 'A backbone family' in CONTRIBUTING.md."
     )
 
 
@@ -93,17 +93,17 @@ _REFUSED: Mapping[str, tuple[type[UserError], str]] = {  # classes whose heads n
 
 
 def gives_features(model: nn.Module) -> bool:
-    """Return True if the backbone in ``model`` has no classifier of its own, so that features come out of it."""
+    """Return True if the backbone in ``model`` has no classifier, and gives features."""
     return isinstance(family_of(backbone := backbone_of(model)).classifier(backbone), nn.Identity)
 
 
 def puts_out_features(model: nn.Module) -> bool:
-    """Return True if ``model`` itself gives features; a module around a backbone may bring a classifier."""
+    """Return True if ``model`` itself gives features; a module around a backbone may have a classifier."""
     return backbone_of(model) is model and gives_features(model)
 
 
 def backbone_of(model: nn.Module) -> nn.Module:
-    """The model of a supported family in ``model``: itself, or what it wraps; of several the one with gates on it.
+    """The model of a supported family in ``model``: itself, or a module of it; of several the one with gates.
 
     Raises UserError if there is none, or several without gates.
     """
@@ -134,8 +134,7 @@ def _inside(model: nn.Module) -> dict[str, nn.Module]:
 def layout_of(model: nn.Module, units: Collection[Kind] | None = None) -> HeadLayout:
     """The heads of a model, or its heads and neurons. A model of no supported family is refused by name and reason.
 
-    units: which; None for those that have gates on ``model``, and for heads where it has none. Heads come first.
-    UserError for other units, and where the family does not know them.
+    units: as for ``kinds_of``; heads come first. UserError where the family does not know them.
     """
     family, kinds = family_of(model), kinds_of(model, units)
     sites = [*(family.sites(model) if "head" in kinds else ()), *(family.neurons(model) if "neuron" in kinds else ())]
@@ -143,7 +142,7 @@ def layout_of(model: nn.Module, units: Collection[Kind] | None = None) -> HeadLa
 
 
 def kinds_of(model: nn.Module, units: Collection[Kind] | None = None) -> frozenset[Kind]:
-    """The kinds of units that are meant by ``units``, as for ``layout_of``. UserError for others than KINDS."""
+    """The kinds of ``units``; None: those with gates on ``model``, or else heads. UserError for others than KINDS."""
     if units is None:
         gates = find_gates(model)
         return frozenset({"head"}) if gates is None else gates.layout.kinds
@@ -166,18 +165,16 @@ def slice_sites(model: nn.Module, layout: HeadLayout, kept: Mapping[str, Sequenc
 def build(
     name: str, pretrained: bool = False, num_classes: int | None = 10, fused_attn: bool | None = None, **kwargs: Any
 ) -> nn.Module:
-    """A new model: ``timm.create_model`` with clear errors, unless a family says that the name is its own.
+    """A new model of a family that builds ``name``, or of ``timm.create_model`` with clear errors.
 
-    name: of timm, or of a family. pretrained: download its weights. num_classes: 0 leaves the classifier out;
-        None for as many as the model has by itself.
+    pretrained: download its weights. num_classes: 0 leaves the classifier out; None keeps the model's own number.
     fused_attn: None keeps timm's choice; False materialises attention weights (twice as fast for narrow heads in
         bfloat16 on CPU); True asks for scaled_dot_product_attention (a quarter faster than timm's default for Swin).
-    kwargs: anything the timm model takes, e.g. img_size, patch_size, embed_dim, depth, num_heads; None leaves the
-        choice to the model.
+    kwargs: of the timm model, e.g. img_size, patch_size, embed_dim, depth, num_heads; None keeps the model's own.
     """
     family = next((family for family in families() if family.builds(name)), Family)
-    given = {key: value for key, value in kwargs.items() if value is not None}
-    return family.build(name, pretrained=pretrained, num_classes=num_classes, fused_attn=fused_attn, **given)
+    options = {key: value for key, value in kwargs.items() if value is not None}
+    return family.build(name, pretrained=pretrained, num_classes=num_classes, fused_attn=fused_attn, **options)
 
 
 def input_spec(model: nn.Module) -> dict[str, Any]:
@@ -191,16 +188,16 @@ def attach(
     make: Callable[[nn.Module, HeadLayout], HeadGates] | None = None,
     units: Collection[Kind] | None = None,
 ) -> HeadGates:
-    """Put a gate on every head of ``model``, once; a second call returns the gates that are there.
+    """Put a gate on every head of ``model``, once; a second call returns the same gates.
 
-    Where a block or a projection was replaced meanwhile, it puts gates on all heads anew.
+    If a block or a projection was replaced meanwhile, all heads get new gates.
 
     model: of a supported family, or a module that holds one such model (a LightningModule, your own class).
     learnable: whether an optimizer may train the gates' values.
-    make: makes the gates from (model, layout), e.g. ``HardConcreteGates``. It replaces gates that are there already.
-        Their values are kept: a head that was off stays off.
+    make: makes the gates from (model, layout), e.g. ``HardConcreteGates``, in the place of present gates. Values stay:
+        a head that was off stays off.
     units: {"head", "neuron"} also puts gates on the neurons of every MLP, in front of its last linear layer. None
-        leaves the units as they are: heads, if there are no gates yet.
+        keeps the present units, or takes heads.
 
     Returns HeadGates: ``.layout``, ``.values`` (A,) all ones, which leave the model's output bit-identical.
     Raises UserError for an unsupported model, with the reason.
@@ -227,23 +224,22 @@ def attach(
     backbone = backbone_of(model)
     family, layout = family_of(backbone), layout_of(backbone, kinds)
     remove_gates(model)
-    made = HeadGates(backbone, layout, learnable) if make is None else make(backbone, layout)
+    new = HeadGates(backbone, layout, learnable) if make is None else make(backbone, layout)
     family.prepare(backbone)
-    put_on(backbone, made, [family.seam(backbone, site).point for site in layout.sites])
+    put_on(backbone, new, [family.seam(backbone, site).point for site in layout.sites])
     if gates is not None and gates.layout.of("head") == layout.of("head"):
         before = dict(zip(gates.layout.sites, gates.layout.split(gates.effective()), strict=True))
         with torch.no_grad():
-            for site, values in zip(layout.sites, layout.split(made.values), strict=True):
+            for site, values in zip(layout.sites, layout.split(new.values), strict=True):
                 values.copy_(before.get(site, values))
-    made.check(backbone)
-    return made
+    new.check(backbone)
+    return new
 
 
 def detach(model: nn.Module) -> None:
-    """Take the gates off ``model``, a model in it included: its outputs are those of before ``attach``.
+    """Take the gates off ``model`` and any model in it: its outputs are those before ``attach``, with all heads on.
 
-    Heads that were closed speak again. Nothing happens to a model without gates; ``attach`` puts new ones on.
-    Raises UserError for what is no model.
+    A model without gates is left as it is. Raises UserError for what is no model.
     """
     refuse_no_model("detach", model)
     remove_gates(model)

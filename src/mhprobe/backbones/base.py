@@ -1,7 +1,6 @@
 """A backbone family: where its heads are, and all that other packages need to know of its modules.
 
-The methods here have timm's usual answers. A family overrides those that differ. Nothing outside this package names a
-part of an attention module.
+Methods here fit most models of timm; a family overrides the others. No other package names a part of attention.
 """
 
 import contextlib
@@ -22,7 +21,7 @@ from mhprobe.heads import Block, HeadSite, HeadWeights
 class Segments(NamedTuple):
     """A model's forward in pieces: ``tail(blocks[-1](... blocks[0](stem(images))))`` is ``model(images)``.
 
-    One piece for each of ``Family.blocks``, in their order; what stands between two blocks belongs to the later one.
+    Blocks are those of ``Family.blocks``; modules between two blocks belong to the later one.
     """
 
     stem: Callable[[Tensor], Tensor]
@@ -33,10 +32,9 @@ class Segments(NamedTuple):
 class DirectPath(NamedTuple):
     """The direct path of a write into the residual stream to the logits, past all later blocks.
 
-    between: one for each of ``Family.blocks``: what stands on the stream in front of the block, None for nothing. It
-    merges fields of 2 x 2 tokens, (B, rows, columns, C), of any grid.
-    norm: the one behind the last block, token by token. pool: a fixed sum over tokens, channel by channel: (B, T, C) in
-    raster order -> (B, C), for any C. head: (B, C) -> logits. But for norms and biases all are linear.
+    between: for each of ``Family.blocks`` the module in front of it that merges fields of 2 x 2 tokens, (B, rows,
+    columns, C), or None. norm: behind the last block, per token. pool: a fixed sum over tokens, (B, T, C) in raster
+    order -> (B, C), for any C. head: (B, C) -> logits. All are linear, but for norms and biases.
     """
 
     between: tuple[Callable[[Tensor], Tensor] | None, ...]
@@ -47,15 +45,13 @@ class DirectPath(NamedTuple):
 
 @dataclass(frozen=True)
 class Seam:
-    """One site as its family sees it: its attention, or the MLP whose neurons are its units.
+    """Modules of one site: of its attention, or of the MLP whose neurons are its units.
 
-    attention: from the block's tokens to what the attention gives back.
     point: its first input is the heads' outputs side by side, (rows, tokens, H * D), head 0 first. Gates and taps are
-        pre-hooks of it. Often it is ``output``; where a norm stands between, it is the norm.
-    output: W_O.
-    weights: the module whose first input is the softmaxed attention weights (rows, H, queries, keys), as long as they
-        are ``visible``; None where there are none, and then ``hidden`` says why.
-    behind: what makes the attention's output of the input of ``point``, where that is more than ``point`` itself.
+        pre-hooks of it. Often it is ``output``, or a norm in front of that. output: W_O.
+    weights: its first input is the softmaxed attention weights (rows, H, queries, keys), while they are ``visible``;
+        None where no module has them, for the reason ``hidden``.
+    behind: from the input of ``point`` to the output of ``attention``; None for ``point`` itself.
     """
 
     attention: nn.Module
@@ -72,7 +68,7 @@ class Seam:
 
     @contextlib.contextmanager
     def watched(self, hook: Callable[..., Any]) -> Iterator[None]:
-        """Register ``hook`` as a pre-hook where attention weights pass, for a while. UserError where there are none."""
+        """Register ``hook`` as a pre-hook of ``weights`` for a while. UserError without them."""
         if self.weights is None:
             raise UserError(self.hidden)
         with self.visible():
@@ -86,17 +82,15 @@ class Seam:
 class Family(ABC):
     """A group of models whose heads are found in the same way.
 
-    Supported means proven: tests/contracts/test_backbones.py zeroes one head's rows of W_V in every family and
-    sees that head's channels, and no others, fall silent.
-
-    A family can be probed and masked without being prunable: it then leaves ``slice_heads`` as it is.
+    tests/contracts/test_backbones.py zeroes one head's rows of W_V in every family: that head's channels, and no
+    others, become zero. A family that cannot be pruned leaves ``slice_heads`` as it is.
     """
 
     title: ClassVar[str]
     model: ClassVar[Any] = ()  # the class of its models
     embedding: ClassVar[str] = "patch_embed"  # the name of the module whose output embeds the patches
-    head: ClassVar[str] = ""  # the name of the classifier, where a model has no get_classifier
-    whole: ClassVar[str] = ""  # why no head of its models can be removed, where that is known
+    head: ClassVar[str] = ""  # the name of the classifier, for a model without get_classifier
+    whole: ClassVar[str] = ""  # the reason why no head of its models can be removed, if known
 
     # where heads are
 
@@ -129,7 +123,7 @@ class Family(ABC):
 
     @classmethod
     def direct_path(cls, model: Any) -> DirectPath:
-        """The way from the residual stream to the logits, past all later blocks; UserError where it is not known."""
+        """The way from the residual stream to the logits, past all later blocks; UserError if it is not known."""
         raise UserError(
             f"logit_attribution: mhprobe does not know the direct path to the logits of a {cls.title}. Its other "
             f"measures work; lrp_relevance also divides a logit among the heads."
@@ -139,10 +133,7 @@ class Family(ABC):
 
     @classmethod  # noqa: B027  # most have room
     def prepare(cls, model: Any) -> None:
-        """Make room for gates in a model that has no module in front of which they could stand.
-
-        Called before gates are put on, every time. Must change neither outputs nor the state dict.
-        """
+        """Add modules that gates can be pre-hooks of, before every ``attach``. Outputs and state dict stay the same."""
 
     @classmethod
     def seam(cls, model: Any, site: HeadSite) -> Seam:
@@ -168,7 +159,7 @@ class Family(ABC):
             query = key = value[:, :0]
         else:
             query, key, value = cls.query_key_value(attention, site)
-        written = cls.seam(model, site).output.weight.detach().flatten(1)  # of a convolution of single pixels, too
+        written = cls.seam(model, site).output.weight.detach().flatten(1)  # also of a convolution of single pixels
         output, scale = written.mT.unflatten(0, (site.num_heads, site.head_dim)), cls.layer_scale(model, site)
         return HeadWeights(query, key, value, output if scale is None else output * scale.flatten())
 
@@ -179,22 +170,22 @@ class Family(ABC):
 
     @classmethod
     def layer_scale(cls, model: Any, site: HeadSite) -> Tensor | None:
-        """(C,) what the block multiplies the attention's (or the MLP's) output with; None where it does not."""
+        """(C,) factors of the block on the attention's (or the MLP's) output; None without any."""
         return layer_scale(model.get_submodule(site.name.rpartition(".")[0]), site.kind)
 
     @classmethod
     def materialised(cls, model: Any) -> AbstractContextManager[None]:
-        """Switch fused attention off in the whole model for a while, so that its products can be counted."""
+        """Switch fused attention off in the whole model for a while: its products can then be counted."""
         return unfused(model.modules())
 
     @classmethod
     def stem(cls, model: Any) -> nn.Module:
-        """The module whose output is the embedding of the patches: where relevance arrives. UserError without one."""
+        """The module whose output embeds the patches, where relevance arrives. UserError without one."""
         return model.get_submodule(cls.embedding)
 
     @classmethod
     def patches(cls, embedded: Tensor) -> Tensor:
-        """The output of ``stem``, or slopes along it, as (B, ..., C) in raster order."""
+        """The output of ``stem``, or slopes along it, -> (B, ..., C) in raster order."""
         return embedded
 
     # making and training a model
@@ -235,15 +226,15 @@ class Family(ABC):
 
     @classmethod
     def slice_heads(cls, model: Any, site: HeadSite, keep: Sequence[int]) -> None:
-        """Remove the heads of ``site`` but ``keep``, in place, so that the model's own forward runs on what is left.
+        """Remove the heads of ``site`` but ``keep`` (ascending, may be empty), in place; the model's forward runs on.
 
-        keep: heads within the site, ascending; may be empty. Afterwards ``sites`` names a site only if it has heads.
+        Afterwards ``sites`` names a site only if it has heads.
         """
         raise UserError(f"{site.name}: {cls.unprunable(model)}")
 
 
 def blocks_in(model: nn.Module, layers: str, middle: Callable[[Any], str], stage: int = 0) -> Iterator[Block]:
-    """Each child of the module ``layers`` as a block. middle: its part that the stream enters after attention."""
+    """Each child of the module ``layers`` as a block. middle: name of its part that comes after attention."""
     for child, block in model.get_submodule(layers).named_children():
         name = f"{layers}.{child}"
         yield Block(name=name, stage=stage, middle=f"{name}.{middle(block)}")

@@ -1,10 +1,8 @@
 """Hugging Face transformers (from 5.19): ViT, DeiT, DINOv2, DINOv3, CLIP, SigLIP, BEiT, Swin; BERT, RoBERTa.
 
-Their attention modules are written alike: heads side by side enter an output projection. The configuration names the
-function that computes attention (eager, sdpa ...). While attention weights are recorded it names a function of this
-file. transformers is imported only then: whoever has such a model has it installed.
-
-A model with a classifier holds one of these: ``mhprobe.attach`` finds it. The tokens of a text stand in a line.
+The configuration names the function that computes attention (eager, sdpa ...). While attention weights are recorded it
+names a function of this file; transformers is imported only then. A model with a classifier holds one of these models,
+which ``mhprobe.attach`` finds. The tokens of a text stand in a line.
 """
 
 import contextlib
@@ -26,7 +24,7 @@ IMPLEMENTATION = "mhprobe_open"
 
 
 class Kind(NamedTuple):
-    """Names of the parts of a class. layers: its blocks. attention: in a block. middle: what the stream enters next.
+    """Names of parts of a model: its blocks; in a block its attention, and the module after it.
 
     prefix: tokens before the grid; a name is one of the configuration. text: there is no grid.
     """
@@ -72,18 +70,9 @@ class HuggingFace(Family):
                 continue
             prefix = sum(part if isinstance(part, int) else getattr(config, part) for part in kind.prefix)
             image, patch = to_2tuple(config.image_size), to_2tuple(config.patch_size)
-            yield HeadSite(
-                name,
-                stage=0,
-                block=number,
-                num_heads=heads,
-                head_dim=width,
-                prefix_tokens=prefix,
-                grid=(image[0] // patch[0], image[1] // patch[1]),
-                pixels=(float(patch[0]), float(patch[1])),
-                class_token=prefix > 0,
-                pooled=prefix == 0,
-            )
+            grid, pixels = (image[0] // patch[0], image[1] // patch[1]), (float(patch[0]), float(patch[1]))
+            tokens: dict[str, Any] = {"prefix_tokens": prefix, "class_token": prefix > 0, "pooled": prefix == 0}
+            yield HeadSite(name, 0, number, heads, width, grid=grid, pixels=pixels, **tokens)
 
     @classmethod
     def blocks(cls, model: Any) -> Iterator[Block]:
@@ -107,7 +96,7 @@ class HuggingFace(Family):
             output=point,
             weights=attention.softmaxed,
             visible=lambda: _implementation(attention.config),
-            # it gives back its weights beside that; of a text its heads: W_O is the next module's
+            # attention also returns its weights; of a text it returns the heads: W_O is in the next module
             behind=lambda heads: (heads if site.line else point(heads), None),
         )
 
@@ -131,13 +120,13 @@ class HuggingFace(Family):
 
     @classmethod
     def classifier(cls, model: Any) -> nn.Module:
-        return nn.Identity()  # it stands behind this model, in the one that holds it
+        return nn.Identity()  # the classifier is in the module that holds this model
 
 
 class HuggingFaceSwin(HuggingFace):
-    """Attention in windows that are padded before they are shifted; one as large as its grid is not shifted.
+    """Attention in windows that are padded before they are shifted; a window as large as its grid is not shifted.
 
-    The model takes images of any size; the grid is that of the image size in its configuration.
+    The grid is that of the image size in the configuration.
     """
 
     title = "Hugging Face transformers' Swin"
@@ -151,19 +140,14 @@ class HuggingFaceSwin(HuggingFace):
             block: Any = model.get_submodule(about.name)
             rows, columns = (side * 2**about.stage for side in patch)
             grid = (-(-image[0] // rows), -(-image[1] // columns))
-            whole = min(grid) <= size
+            side, shift = (min(grid), 0) if min(grid) <= size else (size, block.shift_size)
             yield HeadSite(
                 name=f"{about.name}.attention",
                 stage=about.stage,
                 block=number,
                 num_heads=block.attention.num_attention_heads,
                 head_dim=block.attention.head_dim,
-                windows=Windows(
-                    grid=grid,
-                    size=to_2tuple(min(grid) if whole else size),
-                    shift=to_2tuple(0 if whole else block.shift_size),
-                    pad_first=True,
-                ),
+                windows=Windows(grid=grid, size=to_2tuple(side), shift=to_2tuple(shift), pad_first=True),
                 grid=grid,
                 pixels=(float(rows), float(columns)),
                 pooled=True,
@@ -177,9 +161,8 @@ class HuggingFaceSwin(HuggingFace):
 
 def _output(attention: Any, model: nn.Module, name: str) -> Any:
     """W_O."""
-    if hasattr(attention, "query"):  # BERT's is in a module beside it
-        outer: Any = model.get_submodule(name.rpartition(".")[0])
-        return outer.output.dense
+    if hasattr(attention, "query"):  # of BERT, in the module beside it
+        return model.get_submodule(f"{name.rpartition('.')[0]}.output.dense")
     return attention.o_proj if hasattr(attention, "o_proj") else attention.out_proj
 
 
@@ -200,15 +183,9 @@ def _implementation(config: Any) -> Iterator[None]:
 
 
 def _open(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **_: Any,
-) -> tuple[Tensor, Tensor]:
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    scaling: float | None = None, dropout: float = 0.0, **_: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attention whose weights (B, H, T, T) pass ``module.softmaxed``."""
     scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     scores = scores if attention_mask is None else scores + attention_mask
@@ -234,6 +211,6 @@ def from_folder(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     spec = HuggingFace.input_spec(model)
     processor = folder / "preprocessor_config.json"
     if processor.is_file():
-        told = json.loads(processor.read_text(encoding="utf-8"))
-        spec |= {key: tuple(told[f"image_{key}"]) for key in ("mean", "std") if f"image_{key}" in told}
+        settings = json.loads(processor.read_text(encoding="utf-8"))
+        spec |= {key: tuple(settings[f"image_{key}"]) for key in ("mean", "std") if f"image_{key}" in settings}
     return model.eval(), spec

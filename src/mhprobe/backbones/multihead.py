@@ -1,8 +1,8 @@
 """torch's nn.MultiheadAttention with places for gates and taps: torchvision's ViT, and any nn.TransformerEncoder.
 
-Its own forward multiplies by W_O without calling ``out_proj``, so no hook sees the heads. ``Open`` does the same
-computation in the same order, in a forward of its own. A module becomes one by its class alone: parameters, state dict,
-copies and pickles stay what they were. torch's inference kernels, which compute a whole layer at once, are not used.
+Its own forward multiplies by W_O without calling ``out_proj``, so no hook sees the heads. ``Open`` computes the same in
+the same order. A module becomes one by its class alone: parameters, state dict, copies and pickles stay as they were.
+torch's inference kernels of a whole layer are not used.
 
 Shapes: B images, T tokens, H heads, D head width, E = H * D.
 """
@@ -26,7 +26,7 @@ IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
 class Open(nn.MultiheadAttention):
-    """Self-attention. joined: the heads side by side (B, T, E) pass it. softmaxed: (B, H, T, T) weights, unfused."""
+    """Self-attention. joined: the heads side by side, (B, T, E), pass it; softmaxed: (B, H, T, T) weights, unfused."""
 
     fused_attn = True
     joined: nn.Identity
@@ -59,8 +59,7 @@ class Open(nn.MultiheadAttention):
             weights, mixed = None, F.scaled_dot_product_attention(q, k, v, mask, dropout)
         else:
             scores = torch.matmul(q * math.sqrt(1.0 / self.head_dim), k.mT)
-            weights = self.softmaxed((scores if mask is None else scores + mask).softmax(-1))
-            weights = F.dropout(weights, dropout)
+            weights = F.dropout(self.softmaxed((scores if mask is None else scores + mask).softmax(-1)), dropout)
             mixed = torch.matmul(weights, v)
         out = self.after(self.joined(mixed.permute(2, 0, 1, 3).contiguous().flatten(2).transpose(0, 1)))
         if not need_weights or weights is None:
@@ -68,7 +67,7 @@ class Open(nn.MultiheadAttention):
         return out, weights.mean(1) if average_attn_weights else weights
 
     def after(self, heads: Tensor) -> Tensor:
-        """(B, T, E) the heads side by side -> what the module gives back."""
+        """(B, T, E) the heads side by side -> output of the module."""
         rows = heads.transpose(0, 1)
         out = F.linear(rows.reshape(-1, self.embed_dim), self.out_proj.weight, self.out_proj.bias)
         out = out.view(*rows.shape[:2], -1)
@@ -77,9 +76,9 @@ class Open(nn.MultiheadAttention):
     def _mask(self, attn: Tensor | None, padding: Tensor | None, batch: int, q: Tensor) -> Tensor | None:
         """Return the mask that is added to (B, H, T, T) scores."""
         attn = attn if attn is None or attn.dim() == 2 else attn.unflatten(0, (batch, self.num_heads))
-        given = [part for part in (attn, None if padding is None else padding[:, None, None]) if part is not None]
+        parts = [part for part in (attn, None if padding is None else padding[:, None, None]) if part is not None]
         zero = torch.zeros((), dtype=q.dtype, device=q.device)
-        masks = [zero.where(~part, -torch.inf) if part.dtype == torch.bool else part.to(q.dtype) for part in given]
+        masks = [zero.where(~part, -torch.inf) if part.dtype == torch.bool else part.to(q.dtype) for part in parts]
         return functools.reduce(torch.add, masks) if masks else None
 
 
@@ -114,7 +113,7 @@ class MultiHead(Family):
 
 
 def _plain(name: str, attention: Any) -> Any:
-    """Return ``attention``, if its heads can be told apart. UserError if it is no plain self-attention of torch's."""
+    """Return ``attention``. UserError if it is no plain self-attention of torch's."""
     if type(attention) not in (nn.MultiheadAttention, Open):
         raise UserError(f"{name} is a {type(attention).__name__}, expected torch.nn.MultiheadAttention.")
     if not attention._qkv_same_embed_dim or attention.bias_k is not None or attention.add_zero_attn:
@@ -137,17 +136,9 @@ class TorchvisionViT(MultiHead):
             if type(layer) is not EncoderBlock:
                 raise UserError(f"{name}: its block is a {type(layer).__name__}, expected torchvision's EncoderBlock.")
             attention = _plain(name, layer.self_attention)
-            yield HeadSite(
-                name=name,
-                stage=0,
-                block=number,
-                num_heads=attention.num_heads,
-                head_dim=attention.head_dim,
-                prefix_tokens=1,
-                grid=(side, side),
-                pixels=(float(model.patch_size),) * 2,
-                class_token=True,
-            )
+            tokens: dict[str, Any] = {"grid": (side, side), "prefix_tokens": 1, "class_token": True}
+            pixels = (float(model.patch_size),) * 2
+            yield HeadSite(name, 0, number, attention.num_heads, attention.head_dim, pixels=pixels, **tokens)
 
     @staticmethod
     def blocks(model: Any) -> Iterator[Block]:
@@ -163,9 +154,7 @@ class TorchvisionViT(MultiHead):
             x = torch.cat([model.class_token.expand(len(x), -1, -1), x], dim=1)
             return model.encoder.dropout(x + model.encoder.pos_embedding)
 
-        return Segments(
-            stem=stem, blocks=tuple(model.encoder.layers), tail=lambda x: model.heads(model.encoder.ln(x)[:, 0])
-        )
+        return Segments(stem, tuple(model.encoder.layers), tail=lambda x: model.heads(model.encoder.ln(x)[:, 0]))
 
     @classmethod
     def patches(cls, embedded: Tensor) -> Tensor:
@@ -177,10 +166,7 @@ class TorchvisionViT(MultiHead):
 
 
 class Encoder(MultiHead):
-    """Any nn.TransformerEncoder, usually inside a model of your own.
-
-    Its input is a line of embedded tokens. It does not know where they stand in an image, or whether there is one.
-    """
+    """Any nn.TransformerEncoder, usually inside a model of your own. Its input is a line of embedded tokens."""
 
     title = "torch TransformerEncoder"
     model = nn.TransformerEncoder
@@ -197,19 +183,17 @@ class Encoder(MultiHead):
                     f"{name}: expected batch_first=True, got False. Make the layers with batch_first=True; weights "
                     f"stay the same."
                 )
-            yield HeadSite(
-                name, stage=0, block=number, num_heads=attention.num_heads, head_dim=attention.head_dim, line=True
-            )
+            yield HeadSite(name, 0, number, attention.num_heads, attention.head_dim, line=True)
 
     @staticmethod
     def blocks(model: Any) -> Iterator[Block]:
-        # layers that normalise behind their parts have no norm before the MLP
+        # post-norm layers have no norm before the MLP
         return blocks_in(model, "layers", lambda layer: "norm2" if layer.norm_first else "linear1")
 
     @classmethod
     def prepare(cls, model: Any) -> None:
         super().prepare(model)
-        model.use_nested_tensor = False  # nested tensors go through torch's inference kernels only
+        model.use_nested_tensor = False  # nested tensors need torch's inference kernels
 
     @classmethod
     def stem(cls, model: Any) -> nn.Module:
@@ -221,4 +205,4 @@ class Encoder(MultiHead):
 
     @classmethod
     def classifier(cls, model: Any) -> nn.Module:
-        return nn.Identity()  # whatever stands behind it is the wrapper's
+        return nn.Identity()  # a classifier is in the module around it

@@ -1,7 +1,6 @@
 """timm's two Swin Transformers: shifted windows, a ragged number of heads per stage.
 
-WindowAttention concatenates its heads like a ViT, over rows that are image-major (image x window); ``Windows`` says
-how to put them back in raster order.
+WindowAttention concatenates its heads over rows (image x window); ``Windows`` puts them back in raster order.
 """
 
 import dataclasses
@@ -19,10 +18,7 @@ from mhprobe.heads import Block, HeadSite, Windows
 
 
 class Windowed(Family):
-    """A family of windowed models.
-
-    model, stage, attention: timm's classes. middle: the part of a block that the stream enters after attention.
-    """
+    """A family of windowed models. model, stage, attention: timm's classes. middle: part of a block after attention."""
 
     stage: ClassVar[type[Any]]
     attention: ClassVar[tuple[type, ...]]
@@ -50,7 +46,7 @@ class Windowed(Family):
 
     @classmethod
     def _places(cls, model: Any, part: str) -> Iterator[tuple[HeadSite, Any]]:
-        """Each block with the site of a part of it, which has no units yet."""
+        """Each block with the site of its ``part``, without units."""
         down, across = units.pixels(model.patch_embed.img_size, model.patch_embed.grid_size)
         for number, about in enumerate(cls.blocks(model)):
             block, scale = model.get_submodule(about.name), 2.0**about.stage  # merging halves, rounding up
@@ -68,18 +64,19 @@ class Windowed(Family):
 
     @classmethod
     def segments(cls, model: Any) -> Segments | None:
-        if units.other_forward(model, cls.model) or any(type(layer) is not cls.stage for layer in model.layers):
+        if cls._other_forward(model):
             return None
-        return Segments(
-            stem=model.patch_embed,
-            # patch merging stands before a stage's first block
-            blocks=tuple(
-                nn.Sequential(layer.downsample, block) if i == 0 else block
-                for layer in model.layers
-                for i, block in enumerate(layer.blocks)
-            ),
-            tail=lambda x: model.forward_head(model.norm(x)),
+        # patch merging is before a stage's first block
+        blocks = (
+            nn.Sequential(layer.downsample, block) if i == 0 else block
+            for layer in model.layers
+            for i, block in enumerate(layer.blocks)
         )
+        return Segments(model.patch_embed, tuple(blocks), tail=lambda x: model.forward_head(model.norm(x)))
+
+    @classmethod
+    def _other_forward(cls, model: Any) -> bool:
+        return units.other_forward(model, cls.model) or any(type(layer) is not cls.stage for layer in model.layers)
 
 
 class Swin(Windowed):
@@ -91,7 +88,7 @@ class Swin(Windowed):
 
     @classmethod
     def direct_path(cls, model: Any) -> DirectPath:
-        if units.other_forward(model, cls.model) or any(type(layer) is not cls.stage for layer in model.layers):
+        if cls._other_forward(model):
             raise UserError(f"logit_attribution: {type(model).__name__} has its own forward, not timm's Swin's.")
         units.linear_pool(model.head.global_pool.pool_type)
         between: list[Callable[[Tensor], Tensor] | None] = []
@@ -108,10 +105,7 @@ class Swin(Windowed):
 
 
 class SwinV2(Windowed):
-    """Cosine attention that is never fused, positions by a small network.
-
-    Each part of a block is normalised behind itself, so what a head writes is not yet what enters the stream.
-    """
+    """Cosine attention that is never fused, positions by a small network, and norms behind the parts of a block."""
 
     title = "timm SwinTransformerV2 (Swin V2)"
     model, middle = swin_transformer_v2.SwinTransformerV2, "mlp"

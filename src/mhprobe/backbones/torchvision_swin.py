@@ -1,8 +1,8 @@
 """torchvision's SwinTransformer, v1 and v2: swin_t, swin_v2_t and their like.
 
-Their attention is one function: it multiplies by W_O without calling ``proj``. So its softmax and its last product are
-intercepted while it runs (torch.overrides); none of its code is copied. The grid depends on the size of the images.
-That is taken to be ``model.image_size``, or else the size that torchvision's weights were made for.
+Their attention is one function that multiplies by W_O without calling ``proj``: its softmax and its last product are
+intercepted while it runs (torch.overrides). The size of images is ``model.image_size``, or else that of torchvision's
+weights.
 """
 
 import math
@@ -36,8 +36,8 @@ class _Met(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.linear and args[1] is self.attention.proj.weight:
             args = (self.attention.joined(args[0]), *args[1:])
-        found = func(*args, **(kwargs or {}))
-        return self.attention.softmaxed(found) if func is F.softmax else found
+        result = func(*args, **(kwargs or {}))
+        return self.attention.softmaxed(result) if func is F.softmax else result
 
 
 class _Opened:
@@ -68,19 +68,14 @@ class TorchvisionSwin(Family):
         step = model.features[0][0].stride
         for number, about in enumerate(cls.blocks(model)):
             block: Any = model.get_submodule(about.name)
-            attn, scale = block.attn, 2**about.stage
+            name, attn, scale = f"{about.name}.attn", block.attn, 2**about.stage
             if type(block) not in _BLOCKS or type(attn) not in (*_OPEN, *_OPEN.values()):
-                name = f"{about.name}.attn"
                 raise UserError(f"{name} is a {type(attn).__name__}, expected torchvision's own attention.")
             grid = tuple(-(-(side // by) // scale) for side, by in zip(_size(model), step, strict=True))
             window = tuple(attn.window_size)
             shift = tuple(0 if w >= s + -s % w else by for w, s, by in zip(window, grid, attn.shift_size))  # noqa: B905
             yield HeadSite(
-                name=f"{about.name}.attn",
-                stage=about.stage,
-                block=number,
-                num_heads=attn.num_heads,
-                head_dim=attn.proj.in_features // attn.num_heads,
+                *(name, about.stage, number, attn.num_heads, attn.proj.in_features // attn.num_heads),
                 windows=Windows(grid=grid, size=window, shift=shift, pad_first=True),  # type: ignore[arg-type]
                 grid=grid,
                 pixels=(float(step[0] * scale), float(step[1] * scale)),
@@ -89,7 +84,7 @@ class TorchvisionSwin(Family):
 
     @classmethod
     def blocks(cls, model: Any) -> Iterator[Block]:
-        # in between stands what merges tokens
+        # every second feature merges tokens
         for stage, place in enumerate(range(1, len(model.features), 2)):
             yield from blocks_in(model, f"features.{place}", lambda block: _BLOCKS.get(type(block), ""), stage)
 

@@ -3,8 +3,7 @@
 VisionTransformer (ViT, DeiT, DeiT3, DINOv2 and others with registers, CLIP and SigLIP towers, hybrids), Eva (EVA,
 EVA-02, DINOv3, Perception Encoder, ViTs with rotary positions), Beit, VisionTransformerRelPos.
 
-Attention concatenates its heads, head 0 first, and projects. Prefix tokens stand before the grid. ``scale_norm`` mixes
-heads before the projection. Attention pooling behind the blocks is left alone.
+Prefix tokens stand before the grid. Attention pooling behind the blocks gets no gates.
 """
 
 import functools
@@ -30,10 +29,7 @@ Piece = Callable[[Tensor], Tensor]
 
 
 class Tokens(Family):
-    """A family of token models.
-
-    model, attention: timm's classes. middle: by class of block, its part that the stream enters after attention.
-    """
+    """A family of token models. model, attention: timm's classes. middle: part after attention, by class of block."""
 
     attention: ClassVar[tuple[type, ...]]
     middle: ClassVar[Mapping[type, str]]
@@ -59,7 +55,7 @@ class Tokens(Family):
 
     @classmethod
     def strange(cls, name: str, module: nn.Module) -> UserError:
-        """Why heads are not looked for in such a block, or in such attention."""
+        """The error for a block or attention of another class."""
         expected = " or ".join(kind.__name__ for kind in (*cls.middle, *cls.attention))
         return UserError(
             f"{name} is a {type(module).__name__}, expected the {expected} of timm's {cls.model.__name__}: mhprobe "
@@ -98,15 +94,11 @@ def _named(part: str, number: int, block: nn.Module) -> Iterator[tuple[str, Any]
 
 def _site(model: Any, block: int, name: str, count: int, width: int) -> HeadSite:
     """A site of ``count`` units."""
+    grid = model.patch_embed.grid_size
     return HeadSite(
-        name,
-        stage=0,
-        block=block,
-        num_heads=count,
-        head_dim=width,
-        prefix_tokens=model.num_prefix_tokens,
-        grid=model.patch_embed.grid_size,
-        pixels=units.pixels(model.patch_embed.img_size, model.patch_embed.grid_size),
+        *(name, 0, block, count, width, model.num_prefix_tokens),
+        grid=grid,
+        pixels=units.pixels(model.patch_embed.img_size, grid),
         class_token=model.cls_token is not None,
         pooled=model.global_pool not in ("token", ""),
     )
@@ -132,9 +124,8 @@ class ViT(Tokens):
 
     @classmethod
     def pieces(cls, model: Any) -> tuple[Piece, Sequence[Piece]]:
-        return lambda images: model.norm_pre(
-            model.patch_drop(model._pos_embed(model.patch_embed(images)))
-        ), model.blocks
+        parts = (model.patch_embed, model._pos_embed, model.patch_drop, model.norm_pre)
+        return lambda images: functools.reduce(lambda x, part: part(x), parts, images), model.blocks
 
     @classmethod
     def direct_path(cls, model: Any) -> DirectPath:
@@ -177,15 +168,13 @@ class Eva(Tokens):
     @classmethod
     def unprunable(cls, model: Any) -> str | None:
         if any(getattr(block.attn, "num_kv_groups", 1) > 1 for block in model.blocks):  # timm has them from 1.0.30
-            return (
-                f"the heads of timm's AttentionRope share keys and values here, so none can be removed alone. "
-                f"{units.STILL}"
-            )
+            reason = "the heads of timm's AttentionRope share keys and values here, so none can be removed alone."
+            return f"{reason} {units.STILL}"
         return None
 
 
 class _Positioned(Tokens):
-    """Token models with biases of positions: of each block, or ``positions`` of all, taken by blocks as ``shared``."""
+    """Token models with biases of positions, of each block, or ``positions`` of all: argument ``shared`` of blocks."""
 
     positions: ClassVar[str]
     shared: ClassVar[str]
@@ -205,7 +194,7 @@ class _Positioned(Tokens):
 
 
 class Beit(_Positioned):
-    """Queries and values have biases of their own: it multiplies by the weight of ``qkv`` and never calls that."""
+    """Queries and values have biases of their own: its forward uses the weight of ``qkv`` without calling it."""
 
     title = "timm Beit (BEiT v1 and v2)"
     model, attention = beit.Beit, (beit.Attention, Biased)
@@ -217,9 +206,8 @@ class RelPos(_Positioned):
     title = "timm VisionTransformerRelPos (ViT with relative positions)"
     model = vision_transformer_relpos.VisionTransformerRelPos
     attention = vision_transformer_relpos.RelPosAttention, Biased
-    # the latter normalises behind its parts
     middle: ClassVar = {
         vision_transformer_relpos.RelPosBlock: "norm2",
-        vision_transformer_relpos.ResPostRelPosBlock: "mlp",
+        vision_transformer_relpos.ResPostRelPosBlock: "mlp",  # normalises behind its parts
     }
     positions = shared = "shared_rel_pos"
