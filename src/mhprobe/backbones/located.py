@@ -1,9 +1,10 @@
-"""Table of timm families, a row each: the attention class and its parts; grouped by the layout of their tokens.
+"""Table of timm families, a row each: the attention class and its parts.
 
-First tokens in a line that a ViT's own family does not claim, then stages that attend in windows, then networks of
-convolutions whose last stages, or some blocks, attend. Last the few that need a method.
+First tokens in a line, then windows, then networks of convolutions some of whose blocks attend; last families with a
+method.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -30,20 +31,20 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite, HeadWeights, Windows
 
 FACTORISED = "it is factorised: keys meet values first, and no weights come to be"
-OUTLOOK = "each patch mixes its neighbours with weights of its own, and there are no keys"
+NO_KEYS = "each patch mixes its neighbours with weights of its own, and there are no keys"
 INSIDE = "it cuts its windows, and puts them together again, inside itself"
 
 # weights of queries, keys and values
 
 
 def _outlook(attention: Any, heads: int) -> Parts:
-    """A patch says by itself how its neighbours are mixed: one layer stands where queries and keys are elsewhere."""
+    """One layer in the place of queries and keys: each patch itself gives the weights of its neighbours."""
     weights = weight_of(attention.attn).unflatten(0, (heads, -1))
     return weights, weights, weight_of(attention.v).unflatten(0, (heads, -1))
 
 
 def _turned(attention: Any, heads: int) -> Parts:
-    """Keys meet values, and what is mixed with their weights are the queries."""
+    """Products of keys and values are the weights of queries."""
     query, key, value = packed(attention, heads)
     return key, value, query
 
@@ -52,8 +53,7 @@ def _global_queries(attention: Any, heads: int) -> Parts:
     if not attention.use_global:
         return packed(attention, heads)
     key, value = weight_of(attention.qkv).unflatten(0, (2, heads, -1))
-    query: Tensor = key.new_zeros(key.shape)  # queries come from elsewhere: it has no weights for them
-    return query, key, value
+    return key.new_zeros(key.shape), key, value  # queries come from elsewhere: it has no weights for them
 
 
 def _three_by_head(attention: Any, heads: int) -> Parts:
@@ -62,7 +62,7 @@ def _three_by_head(attention: Any, heads: int) -> Parts:
 
 
 def _shared(attention: Any, heads: int) -> Parts:
-    """One query for each head, one key and one value for all of them."""
+    """A query for each head, one key and one value for all."""
     key, value = (weight_of(part.proj).expand(heads, -1, -1) for part in (attention.key, attention.value))
     return weight_of(attention.query.proj).unflatten(0, (heads, -1)), key, value
 
@@ -71,7 +71,7 @@ def _shared(attention: Any, heads: int) -> Parts:
 
 
 def _as_said(trial: Trial) -> Windows | None:
-    """Windows of the block's ``window_size``; None where it attends to all tokens."""
+    """Windows of the block's ``window_size``; None if it attends to all tokens."""
     size, shift = trial.block.window_size, getattr(trial.block, "shift_size", (0, 0))
     return Windows(grid=trial.grid(), size=to_2tuple(size), shift=shift) if size else None
 
@@ -85,9 +85,8 @@ def _pooled(trial: Trial) -> Windows | None:
 
 
 def _partitions(trial: Trial) -> Windows | None:
-    size = getattr(trial.block, "partition_size", None)
-    if size is None:
-        return None  # all tokens
+    if (size := getattr(trial.block, "partition_size", None)) is None:
+        return None
     grid = trial.grid(channels_first=type(trial.block).__name__.endswith("2d"))
     far = trial.name.endswith("attn_grid") or not getattr(trial.block, "partition_block", True)
     return Windows(grid=grid, size=tuple(size), shift=(0, 0), strided=far)
@@ -105,7 +104,7 @@ def _patches(trial: Trial) -> Windows | None:
 
 
 class Seen(nn.Module):
-    """A dropout on attention weights (B * H, Q, K), which are seen as (B, H, Q, K) by ``seen``."""
+    """A dropout on attention weights (B * H, Q, K), which pass ``seen`` as (B, H, Q, K)."""
 
     def __init__(self, dropout: nn.Module, heads: int) -> None:
         super().__init__()
@@ -148,44 +147,42 @@ TOKENS = dict.fromkeys(
     ("Attention", "AttentionRope", "EvaAttention"),
     Kind(refuse=lambda trial: no_norm_between(trial.name, trial.attention)),
 )
+POOLED = {"MultiScaleAttention": Kind(weights=None, hidden=COARSER)}
+GEMMA = {"Gemma4Attention": Kind(point="o_proj")}
+OUTLOOK = Kind(parts=_outlook, weights=None, hidden=NO_KEYS)
+GLOBAL_QUERIES = {"WindowAttentionGlobal": Kind(parts=_global_queries, windows=_as_said)}
+POOLED_QUERIES = {"MultiScaleAttention": Kind(windows=_pooled, weights=None)}
+PARTITIONED = dict.fromkeys(
+    ("AttentionCl", "Attention2d"),
+    Kind(parts=lambda part, heads: (by_head if part.head_first else packed)(part, heads), windows=_partitions),
+)
+SAM = {"Attention": Kind(windows=_as_said, weights=lambda part: part.attn_drop.seen, prepare=_room_for_heads)}
 COARSER_KEYS = Kind(parts=apart("q", "kv"), weights=_not_coarser, hidden=COARSER)
+TWINS = {"LocallyGroupedAttn": Kind(weights=None, hidden=INSIDE), "GlobalSubSampleAttn": COARSER_KEYS}
+NEXT = {"EfficientAttention": dataclasses.replace(COARSER_KEYS, parts=apart("q", "k", "v"))}
 ON_COARSER_GRID = {"ConvAttention": Kind(point="o_proj", parts=_three_by_head, weights=None, refuse=_not_fused)}
 
 TABLE = [
-    # tokens in a line: a ViT for images of any size (here of one), in three stages, two side by side, in which the
-    # attention from one's class token to the other is not gated
+    # tokens in a line; of CrossViT's two branches the attention from one's class token to the other has no gates
     row("naflexvit.NaFlexVit", kinds=TOKENS, aside=("AttentionPoolLatent",), before="num_prefix_tokens"),
     row("deepseek_vit.DeepseekVitEncoder", "deepseek_vit.DeepseekVitClassifier", kinds=TOKENS, title="DeepSeek ViT"),
     row("qwen3_vit.Qwen3VitEncoder", "qwen3_vit.Qwen3VitClassifier", kinds=TOKENS, title="Qwen3 ViT"),
     row("pit.PoolingVisionTransformer", kinds=TOKENS, title="PoolingVisionTransformer (PiT)", before="num_tokens"),
     row("crossvit.CrossVit", kinds=TOKENS, aside=("CrossAttention", "CrossAttentionBlock"), before=1),
-    # attention gated between content and position, then a ViT's: the class token comes in behind the first blocks
+    # the class token comes in behind the first blocks
     row(
         "convit.ConVit",
         kinds={"GPSA": Kind(parts=apart("qk", "v")), "MHSA": Kind()},
         before=lambda trial: trial.entered[1] - math.isqrt(trial.entered[1]) ** 2,
     ),
     # queries, keys and values are pooled
-    row(
-        "mvitv2.MultiScaleVit",
-        kinds={"MultiScaleAttention": Kind(weights=None, hidden=COARSER)},
-        title="MultiScaleVit (MViTv2)",
-        before="num_prefix_tokens",
-    ),
-    row(
-        *("gemma4_vit.Gemma4VitEncoder", "gemma4_vit.Gemma4VitClassifier"),
-        kinds={"Gemma4Attention": Kind(point="o_proj")},
-        title="Gemma 4 ViT",
-    ),
+    row("mvitv2.MultiScaleVit", kinds=POOLED, title="MultiScaleVit (MViTv2)", before="num_prefix_tokens"),
+    row("gemma4_vit.Gemma4VitEncoder", "gemma4_vit.Gemma4VitClassifier", kinds=GEMMA, title="Gemma 4 ViT"),
     # factorised attention beside a convolution of each head's values
     row("coat.CoaT", kinds={"FactorAttnConvRelPosEnc": Kind(weights=None, hidden=FACTORISED)}, before=1),
     # cross-covariance and outlook attention; the class attention at their ends has no gates
     row("xcit.Xcit", kinds={"XCA": Kind(weights=None, hidden=CHANNELS)}, aside=("ClassAttn",), title="Xcit (XCiT)"),
-    row(
-        "volo.VOLO",
-        kinds={"OutlookAttention": Kind(parts=_outlook, weights=None, hidden=OUTLOOK), **PLAIN},
-        aside=("ClassAttention",),
-    ),
+    row("volo.VOLO", kinds={**PLAIN, "OutlookAttention": OUTLOOK}, aside=("ClassAttention",)),
     # windows of tokens, then attention between channels
     row(
         "davit.DaVit",
@@ -200,36 +197,13 @@ TABLE = [
         },
     ),
     # in every second block the queries come from the whole image
-    row(
-        "gcvit.GlobalContextVit",
-        kinds={"WindowAttentionGlobal": Kind(parts=_global_queries, windows=_as_said)},
-        title="GlobalContextVit (GC ViT)",
-    ),
+    row("gcvit.GlobalContextVit", kinds=GLOBAL_QUERIES, title="GlobalContextVit (GC ViT)"),
     # pooled queries where a stage begins
-    row(
-        "hieradet_sam2.HieraDet",
-        kinds={"MultiScaleAttention": Kind(windows=_pooled, weights=None)},
-        title="HieraDet (SAM 2)",
-    ),
+    row("hieradet_sam2.HieraDet", kinds=POOLED_QUERIES, title="HieraDet (SAM 2)"),
     # windows of neighbours, then of distant tokens; or all
-    row(
-        "maxxvit.MaxxVit",
-        kinds=dict.fromkeys(
-            ("AttentionCl", "Attention2d"),
-            Kind(parts=lambda part, heads: (by_head if part.head_first else packed)(part, heads), windows=_partitions),
-        ),
-        title="MaxxVit (MaxViT, CoAtNet)",
-    ),
+    row("maxxvit.MaxxVit", kinds=PARTITIONED, title="MaxxVit (MaxViT, CoAtNet)"),
     # windows, and in some blocks all tokens
-    row(
-        "vision_transformer_sam.VisionTransformerSAM",
-        kinds={
-            "Attention": Kind(
-                windows=_as_said, weights=lambda attention: attention.attn_drop.seen, prepare=_room_for_heads
-            )
-        },
-        title="VisionTransformerSAM (SAM)",
-    ),
+    row("vision_transformer_sam.VisionTransformerSAM", kinds=SAM, title="VisionTransformerSAM (SAM)"),
     # cosine attention, norms behind the parts of a block
     row(
         "swin_transformer_v2_cr.SwinTransformerV2Cr",
@@ -249,23 +223,15 @@ TABLE = [
         kinds={"Attention": COARSER_KEYS},
         title="PyramidVisionTransformerV2 (PVT v2)",
     ),
-    row(
-        "twins.Twins",
-        kinds={"LocallyGroupedAttn": Kind(weights=None, hidden=INSIDE), "GlobalSubSampleAttn": COARSER_KEYS},
-    ),
+    row("twins.Twins", kinds=TWINS),
     row("csatv2.CSATv2", kinds=PLAIN),  # over frequencies; its last stages attend
     row("edgenext.EdgeNeXt", kinds={"CrossCovarianceAttn": Kind(weights=None, hidden=CHANNELS)}),  # in some blocks
-    row(
-        "efficientformer.EfficientFormer", kinds={"Attention": Kind(parts=by_head, weights=None)}
-    ),  # in its last blocks
+    row("efficientformer.EfficientFormer", kinds={"Attention": Kind(parts=by_head, weights=None)}),  # its last blocks
     row("fastvit.FastVit", kinds=PLAIN),  # the larger ones attend in their last stage
     # CAFormer's last stages attend; the other stages, and ConvFormer, have no heads
     row("metaformer.MetaFormer", kinds=PLAIN, title="MetaFormer (CAFormer)"),
-    # its convolutions with groups are no attention; what attends has keys on a coarser grid
-    row(
-        "nextvit.NextViT",
-        kinds={"EfficientAttention": Kind(parts=apart("q", "k", "v"), weights=_not_coarser, hidden=COARSER)},
-    ),
+    # its convolutions with groups are no attention
+    row("nextvit.NextViT", kinds=NEXT),
     row("visformer.Visformer", kinds=PLAIN),  # its last stages attend
     # attention on a coarser grid, brought back to size by a convolution
     row("lowformer.LowFormer", kinds=ON_COARSER_GRID),

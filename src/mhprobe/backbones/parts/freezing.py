@@ -1,8 +1,7 @@
-"""Parts of a network that can stay as they are while the rest, or its gates, is trained.
+"""Parts of a network that can be frozen while the rest, or its gates, is trained.
 
-No module is named here. Attention is what seams say, classifier and embedding what the family says, and the MLPs are
-what blocks hold beside their attention. Voita et al., 2019, let all parts move; what a part does for the heads that go
-is seen when it may not.
+Attention comes from seams, classifier and embedding from the family; MLPs are the rest of the blocks. (Voita et al.,
+2019, train all parts.)
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,14 +17,12 @@ Frozen = Scope | Sequence[Part]
 
 
 def freeze(model: nn.Module, frozen: Frozen) -> None:
-    """Keep the named parts from being trained from now on.
+    """Freeze parts of a model; UserError for a part that its family cannot tell from the rest.
 
-    frozen: "nothing", the "backbone" (all but its classifier), all "weights", or parts, see ``part_of``. UserError
-    where the model's family cannot tell a part from the rest.
+    frozen: "nothing", the "backbone" (all but its classifier), all "weights", or parts, see ``part_of``.
     """
     if not isinstance(frozen, str):
-        held = [parameter for part in frozen for parameter in part_of(model, part)]  # all of them, or an error
-        for parameter in held:
+        for parameter in [parameter for part in frozen for parameter in part_of(model, part)]:  # all, or an error
             parameter.requires_grad_(False)
     elif frozen != "nothing":
         model.requires_grad_(False)
@@ -35,20 +32,20 @@ def freeze(model: nn.Module, frozen: Frozen) -> None:
 
 
 def part_of(model: nn.Module, part: Part) -> list[nn.Parameter]:
-    """Parameters of a part of a model that has gates; none of them is in another part. UserError if it has none.
+    """Parameters of a part of a model with gates; parts do not overlap. UserError for a part without any.
 
-    attention: of all sites, with their projections. mlp: the matrices of blocks beside their attention, with their
-    biases. embedding: what embeds patches, with the class token and embeddings of positions where these are the model's
-    own. classifier: what makes logits of features. Norms, layer scales and what merges patches are in no part.
+    attention: of all sites, with projections. mlp: other matrices of blocks, with biases. embedding: of patches, the
+    class token and positions. classifier: from features to logits. Norms, layer scales and the merging of patches are
+    in no part.
     """
-    found = list(_PARTS[part](model))
-    if not found:
+    parameters = list(_PARTS[part](model))
+    if not parameters:
         known = ", ".join(other for other in get_args(Part) if any(True for _ in _PARTS[other](model)))
         raise UserError(
             f"frozen: mhprobe cannot tell the {part} of this {type(model).__name__} ({family_of(model).title}) "
             f"from the rest. It can freeze {known}; frozen=weights freezes all but the gates."
         )
-    return found
+    return parameters
 
 
 def _attention(model: nn.Module) -> Iterator[nn.Parameter]:
@@ -70,7 +67,7 @@ def _embedding(model: nn.Module) -> Iterator[nn.Parameter]:
     family = family_of(model)
     try:
         stem = family.stem(model)
-    except UserError:  # nobody knows what makes tokens here
+    except UserError:
         return
     yield from stem.parameters()
     held = {stem, *(model.get_submodule(block.name) for block in family.blocks(model))}
@@ -80,9 +77,8 @@ def _embedding(model: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def _classifier(model: nn.Module) -> Iterator[nn.Parameter]:
-    found: Any = family_of(model).classifier(model)
-    heads = found if isinstance(found, tuple | list) else (found,)  # distilled models have two
-    for head in heads:
+    heads: Any = family_of(model).classifier(model)
+    for head in heads if isinstance(heads, tuple | list) else (heads,):  # distilled models have two
         yield from head.parameters()
 
 

@@ -1,11 +1,9 @@
 """timm's models of stages, mixed with convolutions: attention modules are found by class, their grids by a trial.
 
-Such models share no plan: tokens lie in a line, a grid or channels first, in windows, beside class tokens, on grids
-that shrink. What they share is an output projection that the heads enter side by side. So a family of them is a table:
-which classes of attention there are, and how each names its parts. Where tokens stand is read off one trial run without
-numbers (on torch's meta device). Sites are numbered in the order in which that run meets them.
-
-They can be gated, measured and masked. The residual stream is not read: convolutions stand between blocks.
+Their tokens lie in a line, a grid or channels first, in windows, beside class tokens, on grids that shrink. The heads
+always enter an output projection side by side. So a family is a table: its classes of attention, and names of their
+parts. One trial run on torch's meta device gives the grids, and the order of the sites. The models can be gated,
+measured and masked; their residual stream is not read, since convolutions stand between blocks.
 
 Shapes: H heads, D head width, N tokens of a row (an image or a window), C channels.
 """
@@ -23,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones.base import Family, Seam, submodule
+from mhprobe.backbones.parts.units import pixels, unfused
 from mhprobe.backbones.parts.units import query_key_value as packed
-from mhprobe.backbones.parts.units import unfused
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite, Windows
 
@@ -36,14 +34,15 @@ NO_MODULE = "timm passes its attention weights through no module"
 
 
 def by_head(attention: Any, heads: int) -> Parts:
-    """Weights of one layer, head by head: its queries, keys, values. These may be wider than the others."""
+    """Weights of one layer, head by head: queries, keys, values, which may be wider."""
     weight = weight_of(attention.qkv).unflatten(0, (heads, -1))
     width = getattr(attention, "key_dim", weight.shape[1] // 3)
-    return weight[:, :width], weight[:, width : 2 * width], weight[:, 2 * width :]
+    query, key, value = weight.tensor_split((width, 2 * width), dim=1)
+    return query, key, value
 
 
 def apart(*names: str) -> Callable[[Any, int], Parts]:
-    """Read queries, keys and values from a layer each; of two, the one with two letters ("kv") makes two."""
+    """Read queries, keys and values from a layer each, or two of them from one layer ("kv")."""
 
     def parts(attention: Any, heads: int) -> Parts:
         layers = ((weight_of(getattr(attention, name)), 2 if name in ("kv", "qk") else 1) for name in names)
@@ -54,16 +53,16 @@ def apart(*names: str) -> Callable[[Any, int], Parts]:
 
 
 def weight_of(layer: Any) -> Tensor:
-    """(outputs, C) the weight itself, detached, of a linear layer or a convolution of single pixels."""
+    """(outputs, C) weight, detached, of a linear layer or a convolution of single pixels."""
     return layer.weight.detach().flatten(1)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One attention module as the run on the meta device met it.
+    """One attention module in the run on the meta device.
 
-    entered: the shape of the heads' outputs, (rows, ..., H * D) or, channels first, (rows, H * D, height, width).
-    block: the module that holds the attention; outer: the shape of what came in there. name: of the attention.
+    entered: shape of the heads' outputs, (rows, ..., H * D) or, channels first, (rows, H * D, height, width).
+    block: the module that holds the attention; outer: shape of its input.
     """
 
     name: str
@@ -73,7 +72,7 @@ class Trial:
     outer: tuple[int, ...]
 
     def grid(self, channels_first: bool = False) -> tuple[int, int]:
-        """(rows, columns) of what came into the block."""
+        """(rows, columns) of the block's input."""
         rows, columns = self.outer[2:] if channels_first else self.outer[1:3]
         return rows, columns
 
@@ -83,11 +82,10 @@ class Kind:
     """Names of the parts of a class of attention.
 
     point: W_O, which the heads enter side by side, or a module around it that calls it ``linear``.
-    parts: (module, H) -> the weights of queries, keys, values, (H, D, C) each, themselves and no copies.
-    weights: the module that softmaxed weights (rows, H, queries, keys) enter; None where there are none: ``hidden``.
-    windows: from a trial, where attention is cut into windows. heads: what their number is called.
-    prepare: makes room for ``weights`` in a module that has none. refuse: UserError, from a trial, where heads are no
-        slices of what enters ``point``.
+    parts: (module, H) -> weights of queries, keys, values, (H, D, C) each, themselves and no copies.
+    weights: the module that softmaxed weights (rows, H, queries, keys) enter; None without one, for the reason
+        ``hidden``. windows: of a trial; None: all tokens. heads: name of their number. prepare: adds a module for
+        ``weights``. refuse: UserError where heads are no slices of the input of ``point``.
     """
 
     point: str = "proj"
@@ -106,7 +104,7 @@ class Kind:
 
 
 class ChannelsFirst(nn.Conv2d):
-    """A projection by single pixels. joined: what comes in passes it as (rows, N, C)."""
+    """A projection by single pixels. joined: its input passes this as (rows, N, C)."""
 
     joined: nn.Identity
 
@@ -115,11 +113,11 @@ class ChannelsFirst(nn.Conv2d):
 
 
 class Located(Family):
-    """A family that is written as a table of names.
+    """A family that is a table of names.
 
-    model: its class, or several, by module and name (``path_of``). kinds: by class of attention, of timm's by the name
-    alone. aside: classes of attention that are left alone: of one query, or of no head. title: timm's own name by
-    default. before: the number of tokens before the grid, the model's name for it, or what says it of a trial.
+    model: its class or classes, by module and name (``path_of``). kinds: by class of attention, of timm's by the name
+    alone. aside: classes of attention without gates. title: by default timm's name. before: the number of tokens before
+    the grid, its name in the model, or a function of a trial.
     """
 
     model: ClassVar[str | tuple[str, ...]] = ()
@@ -158,7 +156,7 @@ class Located(Family):
 
     @classmethod
     def _look_at_others(cls, model: nn.Module, names: Iterable[str]) -> None:
-        """Refuse attention of a class that nobody has looked at: it would be left out without a word."""
+        """Refuse attention of an unknown class, which would get no gates."""
         for name, module in model.named_modules():
             kind = type(module).__name__
             heads = hasattr(module, "num_heads") and re.search("Att|MHSA|XCA", kind)
@@ -177,15 +175,8 @@ class Located(Family):
         windows = None if kind.windows is None else kind.windows(trial)
         grid = windows.grid if windows else grid_of(trial.entered, prefix, image, isinstance(output, nn.Conv2d))
         return HeadSite(
-            name=trial.name,
-            stage=0,
-            block=block,
-            num_heads=heads,
-            head_dim=weight_of(output).shape[1] // heads,
-            prefix_tokens=prefix,
-            windows=windows,
-            grid=grid,
-            pixels=(1.0, 1.0) if grid is None else (image[0] / grid[0], image[1] / grid[1]),
+            *(trial.name, 0, block, heads, weight_of(output).shape[1] // heads, prefix, windows, grid),
+            pixels=pixels(image, grid),
             class_token=prefix > 0,
             pooled=prefix == 0,
         )
@@ -231,7 +222,7 @@ class Located(Family):
 
 
 def row(*names: str, kinds: Mapping[str, Kind], title: str = "", **attributes: Any) -> type[Located]:
-    """A family that needs no method of its own. names: of classes in timm.models; the others as in ``Located``."""
+    """A family without a method of its own. names: of classes in timm.models; others as in ``Located``."""
     name = names[0].rpartition(".")[2]
     model = tuple(f"timm.models.{name}" for name in names)
     return type(name, (Located,), {"model": model, "kinds": kinds, "title": f"timm {title or name}", **attributes})
@@ -243,12 +234,12 @@ def path_of(kind: type) -> str:
 
 @functools.cache
 def _paths(kind: type) -> frozenset[str]:
-    """Paths of a class and its bases, kept: every family asks for them for every module."""
+    """Paths of a class and its bases, cached: every family asks for them for every module."""
     return frozenset(map(path_of, kind.__mro__))
 
 
 def grid_of(entered: tuple[int, ...], prefix: int, image: tuple[int, int], first: bool) -> tuple[int, int] | None:
-    """(rows, columns) of the tokens; of tokens in a line the ones of the image's form, None where there are none."""
+    """(rows, columns) of the tokens; of tokens in a line those of the image's form, None if they do not fit."""
     if len(entered) == 4:
         return (entered[2], entered[3]) if first else (entered[1], entered[2])
     tokens = math.prod(entered[1:-1]) - prefix
@@ -257,9 +248,9 @@ def grid_of(entered: tuple[int, ...], prefix: int, image: tuple[int, int], first
 
 
 def _trials(model: nn.Module, points: Mapping[str, str], size: tuple[int, int]) -> list[Trial]:
-    """Record attention modules in the order in which they run; points: by attention, the module that heads enter.
+    """Attention modules in the order in which they run; points: by attention, the module that heads enter.
 
-    UserError where the model does not take images of ``size``.
+    UserError if the model does not take images of ``size``.
     """
     ghost, entered, outer = _ghost(model), {}, {}
     for name, point in points.items():
@@ -290,12 +281,12 @@ def _trials(model: nn.Module, points: Mapping[str, str], size: tuple[int, int]) 
 
 
 def _ghost(model: nn.Module) -> nn.Module:
-    """The model in eval mode without numbers and hooks."""
+    """A copy of the model in eval mode on the meta device, without hooks."""
     memo: dict[int, Any] = {}
     for module in model.modules():
-        # beside hooks what modules have put by, as biases of positions: results, which cannot be copied
-        put_by = (part for held in vars(module).values() if isinstance(held, dict) for part in held.values())
-        results = (part for part in put_by if type(part) is Tensor)
+        # beside hooks, tensors in a module's caches (as biases of positions): results, which cannot be copied
+        cached = (part for held in vars(module).values() if isinstance(held, dict) for part in held.values())
+        results = (part for part in cached if type(part) is Tensor)
         memo |= {id(part): part for part in (*module._forward_pre_hooks.values(), *results)}
     with torch.no_grad():
         tensors = (*model.parameters(), *model.buffers())

@@ -1,14 +1,13 @@
 """Attention and MLPs of timm cut down to some of their heads and neurons. This file needs torch and timm alone.
 
-``narrowed`` gives a module for the one that it is shown. Where timm's own forward puts its heads back into the width of
-its input, a module of this file stands in its place:
+Where timm's own forward needs all heads, ``narrowed`` gives a module of this file that computes the same:
 
     EVA, DINOv3, mixed rotary positions    ``Rotary``: timm's AttentionRope, with positions of its own heads
     BEiT, relative positions, Swin V2      ``Biased``: timm's Attention, which takes biases of positions as a mask
     attention without heads                ``NoHeads``
 
-They compute what timm's module does. Keys that had no bias get one of zero. A pruned file's JSON names these modules
-(``stands_in``), and a copy of this file lies beside it: docs/pruning.md loads it with that alone.
+Keys that had no bias get one of zero. A pruned file's JSON names these modules (``stands_in``), and a copy of this file
+lies beside it: docs/pruning.md loads it with that alone.
 
 Shapes: B images (or windows), T tokens, H heads, D head width, C channels of the residual stream.
 """
@@ -25,7 +24,7 @@ from timm.models.vision_transformer_relpos import RelPosAttention
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-TAKEN_OVER = (  # what an attention module and the one in its place have in common
+TAKEN_OVER = (  # attributes that a module of this file takes from timm's
     *("qkv", "q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "gate", "attn_drop", "proj", "proj_drop"),
     *("rel_pos", "fused_attn", "num_prefix_tokens", "rotate_half"),
 )
@@ -96,11 +95,9 @@ STANDS_IN = (NoHeads, Biased, Rotary)
 
 
 def narrowed(module: Any, keep: Sequence[int], by_head: bool = False) -> Any:
-    """Return the module with these of its heads, or neurons, in this order; the module itself where it keeps all.
+    """Return the module with these of its heads, or neurons, in this order; the module itself if it keeps all.
 
-    Weights that are cut are new ones; the module that is shown may be changed.
-
-    by_head: whether each head has rotary positions of its own (a timm model's ``rope_mixed``).
+    The given module may be changed. by_head: each head has rotary positions of its own (timm's ``rope_mixed``).
     """
     if len(keep) == (module.fc2.in_features if type(module) in FIRST else module.num_heads):
         return module
@@ -129,7 +126,7 @@ def narrowed(module: Any, keep: Sequence[int], by_head: bool = False) -> Any:
 
 
 def _keep_positions(module: Any, heads: Tensor) -> None:
-    """Keep what an attention module has of each head beside its projections."""
+    """Keep the biases of positions, and factors of queries, of these heads."""
     positions = getattr(module, "rel_pos", None)
     if isinstance(positions, RelPosMlp):
         last = [layer for layer in positions.mlp.modules() if isinstance(layer, nn.Linear)][-1]

@@ -1,4 +1,4 @@
-"""A ViT or a Swin of timm's, and the places in it where the weights of heads are read and written.
+"""A ViT or a Swin of timm's whose heads' weights are read and written.
 
 Shapes: C channels of the stream, D head width, H heads of a site, T tokens, B images, K classes.
 """
@@ -15,15 +15,11 @@ from mhprobe.backbones import layout_of
 
 
 class Opened:
-    """A ViT or a Swin of timm's whose heads are read and written.
-
-    family: "vit" or "swin". model: in eval mode. layout: of its heads.
-    """
+    """A model in eval mode, of ``family`` "vit" or "swin", whose heads are read and written."""
 
     def __init__(self, family: str, model: nn.Module) -> None:
-        self.family = family
+        self.family, self.layout = family, layout_of(model)
         self.model: Any = model
-        self.layout = layout_of(model)
 
     def site(self, number: int) -> Any:
         return self.layout.sites[number]
@@ -34,13 +30,11 @@ class Opened:
             return [self.model.embed_dim]
         return [layer.blocks[0].norm1.normalized_shape[0] for layer in self.model.layers]
 
-    # in a block
-
     def _block(self, site: int) -> Any:
         return self.model.get_submodule(self.site(site).name.rpartition(".")[0])
 
     def _views(self, site: int, head: int) -> dict[str, Tensor]:
-        """Each part of a head where it lies in the model, the head's channels first."""
+        """Views of the parameters of a head, the head's channels first."""
         attention, width = self._block(site).attn, self.site(site).head_dim
         span = slice(head * width, (head + 1) * width)
         views = {"output": attention.proj.weight.mT[span]}
@@ -53,10 +47,10 @@ class Opened:
 
     @torch.no_grad()
     def write(self, site: int, head: int, **parts: Tensor) -> None:
-        """Set what is given. query, key, value: (up to D, C). query_bias, key_bias, value_bias: (up to D,).
+        """Set parameters of a head. query, key, value: (up to D, C). query_bias, key_bias, value_bias: (up to D,).
 
-        output: (up to D, C), what each channel of the head writes. offsets: what a Swin's head adds to the logits of
-        attention, by the relative position in the window (see ``offset``).
+        output: (up to D, C), the writes of its channels. offsets: of a Swin, added to the logits of attention by
+        relative position in the window (see ``offset``).
         """
         views = self._views(site, head)
         for name, part in parts.items():
@@ -68,16 +62,14 @@ class Opened:
         return {name: view.clone() for name, view in self._views(site, head).items()}
 
     def offset(self, site: int, down: int, across: int) -> int:
-        """The place, among a Swin head's ``offsets``, of the token so many rows and columns away."""
+        """Index among a Swin head's ``offsets`` of the token so many rows and columns away."""
         high, wide = self._block(site).attn.window_size
         return (high - 1 - down) * (2 * wide - 1) + (wide - 1 - across)
 
     def mlp(self, site: int) -> tuple[nn.Linear, nn.Linear]:
-        """The layers of the block's MLP: what its units read, and what they write."""
+        """The two layers of the block's MLP."""
         mlp = self._block(site).mlp
         return mlp.fc1, mlp.fc2
-
-    # looking
 
     @torch.no_grad()
     def around_norm(self, site: int, images: Tensor, name: str = "norm1") -> tuple[Tensor, Tensor]:
@@ -94,9 +86,8 @@ class Opened:
     def write_of(self, site: int, head: int, before: Tensor) -> Tensor:
         """(B, T, C) what this head alone adds to the stream ``before`` (B, T, C), in raster order."""
         alone = copy.deepcopy(self._block(site))
-        others = torch.ones(self.site(site).channels, dtype=torch.bool)
-        others[head * self.site(site).head_dim : (head + 1) * self.site(site).head_dim] = False
-        alone.attn.proj.weight[:, others] = 0
+        of_heads = alone.attn.proj.weight.unflatten(1, (-1, self.site(site).head_dim))
+        of_heads[:, :head], of_heads[:, head + 1 :] = 0, 0
         alone.attn.proj.bias.zero_()
         if self.family == "vit":
             return alone.attn(alone.norm1(before))
@@ -120,10 +111,7 @@ _SIZES: dict[str, dict[str, Any]] = {
 
 
 class Blank(Opened):
-    """A model whose blocks do nothing yet: all of them pass the stream on until heads are written.
-
-    Norms only normalise; heads, MLPs and the classifier write nothing; tokens and positions are zero.
-    """
+    """A model whose blocks do nothing until heads are written: norms only normalise, all other parameters are zero."""
 
     def __init__(self, family: str, grid: int, patch: int, classes: int) -> None:
         sizes: dict[str, Any] = dict(img_size=grid * patch, patch_size=patch, num_classes=classes, mlp_ratio=1.0)

@@ -1,7 +1,4 @@
-"""Survey of timm's models: the supported ones, and the reason for each refused one.
-
-Every name is asked for without weights or memory (torch's meta device).
-"""
+"""Survey of timm's models on torch's meta device: the supported ones, and the reason for each refused one."""
 
 import re
 from collections import defaultdict
@@ -16,10 +13,7 @@ from mhprobe.errors import HeadsMixed, UserError
 
 @dataclass
 class Architecture:
-    """Result of the survey for one class of timm, of its models that have modules with heads.
-
-    mixed: how many of the refused have heads that are no slices of what enters a projection.
-    """
+    """Number of models of one class of timm, that have heads, by result. mixed: refused since no head is a slice."""
 
     attached: int = 0
     prunable: int = 0
@@ -32,14 +26,14 @@ class Architecture:
 
 
 def survey(names: Iterable[str]) -> dict[str, Architecture]:
-    """Architecture class -> what became of these names of timm's."""
+    """Results of these names of timm by architecture class."""
     from mhprobe.backbones import family_of, layout_of
 
-    found: dict[str, Architecture] = defaultdict(Architecture)
+    results: dict[str, Architecture] = defaultdict(Architecture)
     for name in names:
         with torch.device("meta"):
             model = timm.create_model(name)
-        entry = found[type(model).__name__]
+        entry = results[type(model).__name__]
         if not any(hasattr(module, "num_heads") for module in model.modules()):  # of convolutions alone
             continue
         try:
@@ -47,17 +41,17 @@ def survey(names: Iterable[str]) -> dict[str, Architecture]:
         except UserError as error:
             entry.mixed += isinstance(error, HeadsMixed)
             reason = re.sub(r"^timm\.models\S*: |; docs/models\.md.*| Not supported\.$", "", str(error))
-            place = r"^\S*\d\S*: |^\S*\d\S*?(?=\.attn| )"  # where it says it of one block: of all it is the same
+            place = r"^\S*\d\S*: |^\S*\d\S*?(?=\.attn| )"  # the name of a block: all have the same reason
             entry.refused[re.sub(place, lambda name: "" if name[0].endswith(" ") else "a block", reason)].append(name)
         else:
             entry.attached += 1
             entry.prunable += family_of(model).unprunable(model) is None
-    return found
+    return results
 
 
-def page(found: dict[str, Architecture]) -> str:
-    """The answer as markdown."""
-    heads = {name: entry for name, entry in found.items() if entry.names}
+def page(results: dict[str, Architecture]) -> str:
+    """The results as markdown."""
+    heads = {name: entry for name, entry in results.items() if entry.names}
     heads = dict(sorted(heads.items(), key=lambda item: (-item[1].attached, -item[1].names, item[0])))
     attached, prunable, mixed, total = (
         sum(getattr(entry, what) for entry in heads.values()) for what in ("attached", "prunable", "mixed", "names")
@@ -80,7 +74,7 @@ def page(found: dict[str, Architecture]) -> str:
             f"Written by `make models` with timm {timm.__version__}. {attached} of the {total} names with heads can be "
             f"gated, measured and masked; of {prunable} heads can be removed. {mixed} of the others mix their heads "
             f"before the projection, so no head can be gated alone: of the names whose heads can be told apart "
-            f"{attached / max(1, total - mixed):.0%} attach. {len(found) - len(heads)} more architectures have no "
+            f"{attached / max(1, total - mixed):.0%} attach. {len(results) - len(heads)} more architectures have no "
             f"heads that mhprobe finds: mostly convolutions, and models that name their heads otherwise (Hiera).",
             "",
             "Some heads have no attention weights over the tokens of an image (attention between channels, coarser "

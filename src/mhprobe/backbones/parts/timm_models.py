@@ -26,10 +26,9 @@ def build(
     attn_head_dim: int | None = None,
     **kwargs: Any,
 ) -> nn.Module:
-    """``timm.create_model`` with clear errors.
+    """``timm.create_model`` with clear errors; arguments as for ``mhprobe.backbones.build``, and two more.
 
-    fused_attn, kwargs: as for ``mhprobe.backbones.build``.
-    conv_stem: channels of convolutions that take the place of the patch projection, see ``stem_of``.
+    conv_stem: channels of convolutions in the place of the patch projection, see ``stem_of``.
     attn_head_dim: width of a head of a VisionTransformer, see ``attention_of_width``; None: embed_dim / num_heads.
     """
     elsewhere = ":" in name  # hf-hub:owner/name, local-dir:folder
@@ -51,7 +50,7 @@ def build(
                 f"backbone {name}: its weights are refused: they hold more than tensors, and loading them could run "
                 f"code. Use weights in .safetensors."
             ) from error
-        # timm loads shapes and fetches weights in one call; only a failed fetch is a missing network
+        # timm makes the model and downloads weights in one call; only a failed download is a missing network
         if elsewhere and "in loading state_dict" not in str(error):
             raise UserError(_not_there(name, error)) from error
         if not pretrained or elsewhere or "size mismatch" in str(error):
@@ -64,10 +63,8 @@ def build(
     except (TypeError, AssertionError, ValueError, ArithmeticError, IndexError) as error:
         reason = f"backbone {name}: {_first_line(error)} Check the keys and sizes given under backbone."
         if attn_head_dim is not None and "attn_layer" in str(error):
-            reason = (
-                f"attn_head_dim: expected a VisionTransformer of timm, whose heads may have any width, got {name}. "
-                f"Leave it out."
-            )
+            expected = "a VisionTransformer of timm, whose heads may have any width"
+            reason = f"attn_head_dim: expected {expected}, got {name}. Leave it out."
         raise UserError(reason) from error
     _refuse_cut_images(name, model)
     if (size := kwargs.get("img_size")) is not None and _noted_size(model) is None:
@@ -80,20 +77,20 @@ def build(
 
 @contextlib.contextmanager
 def untold(library: str = "huggingface_hub", level: int = logging.ERROR) -> Iterator[None]:
-    """Keep a library from logging below ``level`` for a while: the Hub says a dozen times that it tries again."""
-    theirs = logging.getLogger(library)
-    before = theirs.level
-    theirs.setLevel(level)
+    """Keep a library from logging below ``level`` for a while: the Hub logs each of a dozen retries."""
+    logger = logging.getLogger(library)
+    before = logger.level
+    logger.setLevel(level)
     try:
         yield
     finally:
-        theirs.setLevel(before)
+        logger.setLevel(before)
 
 
 def registered(name: str) -> dict[str, Any]:
-    """The name in timm's own list, and the settings, of what ``hf-hub:`` or ``local-dir:`` stands in front of.
+    """Name in timm's list, and settings, of a model ``hf-hub:...`` or ``local-dir:...``; empty for a plain name.
 
-    Empty for a plain name. UserError where nothing is there.
+    UserError if there is no such model.
     """
     source, _, place = name.partition(":")
     if not place:
@@ -108,7 +105,7 @@ def registered(name: str) -> dict[str, Any]:
 
 
 def _instead_of(name: str) -> str:
-    """Suggest names of timm that are close to an unknown one."""
+    """Suggest names of timm close to an unknown one."""
     if "/" in name:
         return (
             f"expected hf-hub:{name} if the hub has it for timm. A model of transformers is built in Python "
@@ -129,7 +126,7 @@ def _not_there(name: str, error: BaseException) -> str:
 
 
 def _refuse_cut_images(name: str, model: Any) -> None:
-    """Patches that do not tile the image would leave its last rows and columns unseen, without a word."""
+    """UserError for patches that do not tile the image: its last rows and columns would not be seen."""
     embed = getattr(model, "patch_embed", None)
     image, patch = getattr(embed, "img_size", None), getattr(embed, "patch_size", None)
     if image is None or patch is None or getattr(embed, "dynamic_img_pad", False):
@@ -146,8 +143,8 @@ def _refuse_cut_images(name: str, model: Any) -> None:
 def input_spec(model: Any) -> dict[str, Any]:
     """Return the input of a model: ``size`` (height, width) in pixels, ``mean`` and ``std`` per channel.
 
-    The size is the one that the model was built for. A model that keeps no note of it has the one of its
-    ``pretrained_cfg``; mean and deviation are 0.5 where that gives none. UserError where nothing gives the size.
+    The size is the one that the model was built for, or that of its ``pretrained_cfg``; mean and deviation are 0.5
+    where that has none. UserError for an unknown size.
     """
     config = getattr(model, "pretrained_cfg", None) or {}
     size = _noted_size(model) or config.get("input_size", ())[1:]
@@ -161,8 +158,7 @@ def input_spec(model: Any) -> dict[str, Any]:
 
 
 def _noted_size(model: nn.Module) -> tuple[int, int] | None:
-    """(height, width) that the model, or the first of its parts that knows, was built for."""
-    # the model itself is first: parts may be built for smaller copies of the image
+    """(height, width) that the model was built for, by itself or by its first part with an ``img_size``."""
     sizes = (size for part in model.modules() if (size := getattr(part, "img_size", None)) is not None)
     return next(map(to_2tuple, sizes), None)
 
@@ -184,53 +180,47 @@ def _first_line(error: BaseException) -> str:
 def stem_of(channels: Sequence[int]) -> Callable[..., HybridEmbed]:
     """Return a stem of 3 x 3 convolutions for timm's ``embed_layer``: a small network from scratch learns faster.
 
-    Xiao et al., Early Convolutions Help Transformers See Better, 2021, arXiv 2106.14881. Built of timm's ConvStem and
-    HybridEmbed. It changes nothing about heads: the tokens are as many, and stand for the same pixels.
+    Xiao et al., Early Convolutions Help Transformers See Better, 2021, arXiv 2106.14881. Tokens are as many, and stand
+    for the same pixels, as without it.
 
-    channels: of the convolutions before the last, which gives the tokens' width. Batch norm and ReLU stand behind each
-        but the last. The later ones halve the image, until a token stands for ``patch_size`` pixels.
+    channels: of the convolutions before the last, each with batch norm and ReLU; the last gives the tokens' width. The
+        later ones halve the image, until a token stands for ``patch_size`` pixels.
     """
 
     def embed(*, img_size: Any, patch_size: Any, in_chans: int, embed_dim: int, **options: Any) -> HybridEmbed:
         image, patch = to_2tuple(img_size), to_2tuple(patch_size)
         halvings = patch[0].bit_length() - 1
         if patch != (2**halvings, 2**halvings) or halvings > len(channels) + 1:
-            raise ValueError(
-                f"conv_stem: {len(channels) + 1} convolutions, of which some halve the image, cannot make patches of "
-                f"{patch[0]} x {patch[1]} pixels."
-            )
+            number, size = f"{len(channels) + 1} convolutions", f"{patch[0]} x {patch[1]} pixels"
+            raise ValueError(f"conv_stem: {number}, of which some halve the image, cannot make patches of {size}.")
         if any(pixels % patch[0] for pixels in image):
             raise ValueError(f"conv_stem: patches of {patch[0]} pixels do not tile {image[0]} x {image[1]} pixels.")
         strides = (1,) * (len(channels) + 1 - halvings) + (2,) * halvings
         stem = ConvStem(in_chans, len(strides), (*channels, embed_dim), kernel_size=3, stride=strides)
-        for unused in ("norm_layer", "bias"):  # the stem has its own
-            options.pop(unused, None)
-        return HybridEmbed(
-            stem, img_size=image, patch_size=1, in_chans=in_chans, embed_dim=embed_dim, proj=False, **options
-        )
+        options = {name: value for name, value in options.items() if name not in ("norm_layer", "bias")}  # of a stem
+        return HybridEmbed(stem, image, 1, in_chans=in_chans, embed_dim=embed_dim, proj=False, **options)
 
     return embed
 
 
 def attention_of_width(width: int) -> type[Attention]:
-    """Return the ``attn_layer`` of a VisionTransformer with heads of ``width`` channels each, however many there are.
+    """Return the ``attn_layer`` of a VisionTransformer with heads of ``width`` channels each, whatever their number.
 
-    timm's Attention takes the width of a head, its VisionTransformer does not pass one on and divides the width of the
-    block by the number of heads. With a width of its own a head does not shrink where there are more of them.
+    timm's Attention takes the width of a head, but its VisionTransformer does not pass one on.
     """
 
     class Wide(Attention):
-        # timm wants a class; families know attention by its type, so what is made is timm's own
-        def __new__(cls, *given: Any, **options: Any) -> Any:
-            return Attention(*given, **{**options, "attn_head_dim": width})
+        # timm wants a class; its instances are timm's own Attention, by which families know heads
+        def __new__(cls, *args: Any, **options: Any) -> Any:
+            return Attention(*args, **{**options, "attn_head_dim": width})
 
     return Wide
 
 
 def patch_embedding(model: nn.Module) -> nn.Module:
-    """Return the module that embeds the patches of a timm model: images (B, 3, height, width) to maps (B, C, h, w).
+    """Return the module from images (B, 3, height, width) to embedded patches (B, C, h, w) of a timm model.
 
-    One convolution without overlap, or a stem of several. UserError for another.
+    It is one convolution without overlap, or a stem of several. UserError for another.
     """
     embed = getattr(model, "patch_embed", None)
     if isinstance(embed, HybridEmbed) and isinstance(embed.proj, nn.Identity):

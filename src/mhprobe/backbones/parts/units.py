@@ -1,8 +1,8 @@
-"""Heads and neurons in blocks of timm: what their parts are called.
+"""Heads and neurons in blocks of timm: names of their parts.
 
-Neurons are channels of what enters the last linear layer of an MLP, ``fc2``, each a unit of width 1. In a gated MLP
-(GLU, SwiGLU) the product of two halves enters ``fc2``, so a neuron is a row in each half of ``fc1``. A norm in front of
-``fc2`` (scale_mlp of EVA-02) mixes neurons: such an MLP is refused, as any that is not listed here.
+Neurons are input channels of ``fc2``, the last linear layer of an MLP, each a unit of width 1. In a gated MLP (GLU,
+SwiGLU) a neuron is a row in each half of ``fc1``. MLPs with a norm in front of ``fc2`` (scale_mlp of EVA-02), which
+mixes neurons, and MLPs of other classes are refused.
 
 Shapes: N neurons of one MLP, C channels of the residual stream, R rows of the first linear layers per neuron (1 or 2).
 """
@@ -20,14 +20,14 @@ from mhprobe.errors import HeadsMixed, UserError, quoted
 from mhprobe.heads import HeadSite, Kind
 
 STILL = "They can still be gated, measured and masked (mhprobe.measure, mhprobe.masking_curve)."
-_LAYER_SCALES = {  # what blocks of timm and transformers call the one behind attention, and the one behind the MLP
+_LAYER_SCALES = {  # their names in blocks of timm and transformers, behind attention and behind the MLP
     "head": ("ls1", "ls", "gamma_1", "gamma1", "layer_scale1", "lambda_1"),
     "neuron": ("ls2", "ls", "gamma_2", "gamma2"),
 }
 
 
 def query_key_value(attention: Any, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Each (H, D, C in), detached, of one layer or of three; of keys and values that heads share those they use."""
+    """Each (H, D, C in), detached, of one layer or of three; shared keys and values are repeated for each head."""
     if getattr(attention, "qkv", None) is not None:
         query, key, value = attention.qkv.weight.detach().flatten(1).unflatten(0, (3, heads, -1))
         return query, key, value
@@ -65,10 +65,7 @@ def other_forward(model: nn.Module, base: Any) -> bool:
 
 
 def neurons(mlp: Any, site: HeadSite) -> Iterator[HeadSite]:
-    """The site of an MLP's neurons, where it still has some. site: the MLP's name and place.
-
-    UserError for an MLP whose neurons are not private to it.
-    """
+    """The site of an MLP's neurons, unless it has none left; UserError for an unknown MLP. site: its name and place."""
     if type(mlp) not in FIRST or not isinstance(mlp.fc2, nn.Linear):
         known = ", ".join(kind.__name__ for kind in FIRST)
         raise HeadsMixed(
@@ -85,20 +82,20 @@ def neurons(mlp: Any, site: HeadSite) -> Iterator[HeadSite]:
 
 
 def rows_of(mlp: Any) -> Tensor:
-    """(N, R, C) the rows of the first linear layers that make each neuron."""
+    """(N, R, C) rows of the first linear layers of each neuron."""
     count = mlp.fc2.in_features
     halves = [getattr(mlp, name).weight.detach().unflatten(0, (-1, count)) for name in FIRST[type(mlp)]]
     return torch.cat(halves).transpose(0, 1)
 
 
 def slice_heads(model: Any, site: HeadSite, keep: Sequence[int]) -> None:
-    """Put attention, or an MLP, with these of its units in the place of the site's own."""
+    """Replace the attention, or the MLP, of a site by one with these of its units."""
     by_head = getattr(model, "rope_mixed", False)
     model.set_submodule(site.name, narrowed(model.get_submodule(site.name), keep, by_head))
 
 
 def layer_scale(block: nn.Module, kind: Kind = "head") -> Tensor | None:
-    """(C,) what a block multiplies the output of its attention, or of its MLP, with; None where it does not."""
+    """(C,) factors of a block on the output of its attention, or of its MLP; None without any."""
     scales = (getattr(block, name, None) for name in _LAYER_SCALES[kind])
     vectors = (getattr(scale, "gamma", getattr(scale, "lambda1", scale)) for scale in scales)
     return next((vector.detach() for vector in vectors if isinstance(vector, Tensor)), None)
@@ -106,7 +103,7 @@ def layer_scale(block: nn.Module, kind: Kind = "head") -> Tensor | None:
 
 @contextlib.contextmanager
 def unfused(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """For a while these attention modules compute their weights in the open; those without a fused path always do."""
+    """Switch the fused path of these attention modules off for a while, where they have one."""
     fused: list[Any] = [module for module in modules if getattr(module, "fused_attn", False)]
     for module in fused:
         module.fused_attn = False
@@ -118,7 +115,5 @@ def unfused(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def pixels(image: Sequence[int] | None, grid: Sequence[int] | None) -> tuple[float, float]:
-    """Input pixels from one token to the next, (down, across); (1, 1) where the size of the image is open."""
-    if image is None or grid is None:
-        return 1.0, 1.0
-    return image[0] / grid[0], image[1] / grid[1]
+    """Input pixels from one token to the next, (down, across); (1, 1) if the size of the image is open."""
+    return (1.0, 1.0) if image is None or grid is None else (image[0] / grid[0], image[1] / grid[1])
