@@ -10,7 +10,7 @@ import pytest
 import mhprobe.claims.__main__ as command
 import runs
 from drawn import assert_nothing_is_clipped
-from mhprobe.claims.parts import words
+from mhprobe.claims.parts import asking
 from mhprobe.claims.parts.claim import known
 from mhprobe.claims.parts.estimates import Estimate, TooFewError
 from mhprobe.claims.parts.evidence import Evidence
@@ -118,8 +118,8 @@ def made(folder, seen):
     """A run's folder with these verdicts."""
     claims = {name: known()[name] for name in seen}
     report = Report(folder)
-    rows = words.rows(claims, seen, {name: verdict("holds", 0.3) for name in seen})
-    report.add("claims", words.result(rows))
+    rows = asking.rows_of(claims, seen, {name: verdict("holds", 0.3) for name in seen})
+    report.add("claims", asking.result(rows))
     (folder / "config").mkdir()
     (folder / "config" / "config.yaml").write_text(f"seed: 0\nname: {folder.name}\n")
     return folder
@@ -161,7 +161,7 @@ def test_runs_without_claims_have_no_matrix():
 def test_the_forest_draws_each_effect_in_multiples_of_what_matters(folders):
     claims = {name: known()[name] for name in ("entropy_falls_with_depth", "a_fifth_of_the_heads_goes")}
     seen = {"entropy_falls_with_depth": verdict("holds", 0.1), "a_fifth_of_the_heads_goes": verdict("holds", 0.9)}
-    result = words.result(words.rows(claims, seen, {"entropy_falls_with_depth": verdict("holds", 0.1)}))
+    result = asking.result(asking.rows_of(claims, seen, {"entropy_falls_with_depth": verdict("holds", 0.1)}))
     (axes,) = result.figure.axes
     dots = {line.get_marker(): line.get_xdata()[0] for line in axes.get_lines() if len(line.get_xdata()) == 1}
     assert dots[">"] == 4.0  # ninety times what matters is beyond the end
@@ -179,11 +179,11 @@ def test_the_forest_draws_each_effect_in_multiples_of_what_matters(folders):
 
 def test_a_line_says_the_number_or_why_there_is_none():
     claim = known()["entropy_falls_with_depth"]
-    assert words.number(claim, found(0.0834, 0.0333, 72)) == (
+    assert asking.number(claim, found(0.0834, 0.0333, 72)) == (
         "0.0834 of maximal entropy (95 % 0.0501 to 0.117; matters from 0.05), of 72 heads"
     )
-    assert words.number(claim, UserError("no labels.")) == "not applicable, no labels."
-    assert words.number(claim, TooFewError("9 images.", 10)) == "cannot be told, 9 images."
+    assert asking.number(claim, UserError("no labels.")) == "not applicable, no labels."
+    assert asking.number(claim, TooFewError("9 images.", 10)) == "cannot be told, 9 images."
 
 
 def test_two_sentences_say_what_was_found():
@@ -191,10 +191,10 @@ def test_two_sentences_say_what_was_found():
     seen = dict.fromkeys(claims, verdict("holds", 1.0))
     others = "0 are contradicted, 0 are too small to matter, 0 cannot be told and 0 are not applicable."
     first = f"2 of 2 claims hold, {others}"
-    rows = words.rows(claims, seen, {"entropy_falls_with_depth": verdict("holds", 1.0)})
+    rows = asking.rows_of(claims, seen, {"entropy_falls_with_depth": verdict("holds", 1.0)})
     also = "Of those that hold, 1 hold for an untrained network as well: entropy_falls_with_depth."
     assert findings(rows) == [first, also]
-    assert findings(words.rows(claims, seen, {})) == [first, "There is no untrained twin to compare with."]
+    assert findings(asking.rows_of(claims, seen, {})) == [first, "There is no untrained twin to compare with."]
     assert findings([]) == []
 
 

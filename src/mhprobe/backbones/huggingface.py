@@ -160,7 +160,6 @@ class HuggingFaceSwin(HuggingFace):
 
 
 def _output(attention: Any, model: nn.Module, name: str) -> Any:
-    """W_O."""
     if hasattr(attention, "query"):  # of BERT, in the module beside it
         return model.get_submodule(f"{name.rpartition('.')[0]}.output.dense")
     return attention.o_proj if hasattr(attention, "o_proj") else attention.out_proj

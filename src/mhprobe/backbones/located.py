@@ -34,8 +34,6 @@ FACTORISED = "it is factorised: keys meet values first, and no weights come to b
 NO_KEYS = "each patch mixes its neighbours with weights of its own, and there are no keys"
 INSIDE = "it cuts its windows, and puts them together again, inside itself"
 
-# weights of queries, keys and values
-
 
 def _outlook(attention: Any, heads: int) -> Parts:
     """One layer in the place of queries and keys: each patch itself gives the weights of its neighbours."""
@@ -62,16 +60,11 @@ def _three_by_head(attention: Any, heads: int) -> Parts:
 
 
 def _shared(attention: Any, heads: int) -> Parts:
-    """A query for each head, one key and one value for all."""
     key, value = (weight_of(part.proj).expand(heads, -1, -1) for part in (attention.key, attention.value))
     return weight_of(attention.query.proj).unflatten(0, (heads, -1)), key, value
 
 
-# windows
-
-
 def _as_said(trial: Trial) -> Windows | None:
-    """Windows of the block's ``window_size``; None if it attends to all tokens."""
     size, shift = trial.block.window_size, getattr(trial.block, "shift_size", (0, 0))
     return Windows(grid=trial.grid(), size=to_2tuple(size), shift=shift) if size else None
 
@@ -98,9 +91,6 @@ def _patches(trial: Trial) -> Windows | None:
         return None
     across, side = math.isqrt(patches), math.isqrt(pixels)
     return Windows(grid=(across * side, across * side), size=(side, side), shift=(0, 0))
-
-
-# where attention weights pass
 
 
 class Seen(nn.Module):
@@ -237,8 +227,6 @@ TABLE = [
     row("lowformer.LowFormer", kinds=ON_COARSER_GRID),
     row("cpubone.CPUBone", kinds=ON_COARSER_GRID),
 ]
-
-# with a method
 
 
 class MobileNetV5(Located):

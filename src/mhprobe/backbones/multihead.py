@@ -113,7 +113,6 @@ class MultiHead(Family):
 
 
 def _plain(name: str, attention: Any) -> Any:
-    """Return ``attention``. UserError if it is no plain self-attention of torch's."""
     if type(attention) not in (nn.MultiheadAttention, Open):
         raise UserError(f"{name} is a {type(attention).__name__}, expected torch.nn.MultiheadAttention.")
     if not attention._qkv_same_embed_dim or attention.bias_k is not None or attention.add_zero_attn:

@@ -41,8 +41,6 @@ class _Met(TorchFunctionMode):
 
 
 class _Opened:
-    """Attention with places for gates and taps."""
-
     def forward(self, x: Tensor) -> Tensor:
         with _Met(self):
             return super().forward(x)  # type: ignore[misc]

@@ -93,7 +93,6 @@ def _named(part: str, number: int, block: nn.Module) -> Iterator[tuple[str, Any]
 
 
 def _site(model: Any, block: int, name: str, count: int, width: int) -> HeadSite:
-    """A site of ``count`` units."""
     grid = model.patch_embed.grid_size
     return HeadSite(
         *(name, 0, block, count, width, model.num_prefix_tokens),

@@ -47,7 +47,6 @@ class Random(Order):
     def paths(
         self, units: Units, layout: HeadLayout, evaluate: Evaluate | None = None, steps: int | None = None
     ) -> list[Path]:
-        """One path per repeat. Nothing is searched: evaluate is not used."""
         if "neuron" in layout.kinds:
             return [self._mixed(units, layout, self.seed + repeat) for repeat in range(self.repeats)]
         length = self.length(units, layout)

@@ -181,7 +181,6 @@ def masked_heads(
 
 
 def _standings(heads: Sequence[MaskedHead], needed: bool) -> list[float]:
-    """Standings of the heads that are needed, or of those that can go, ascending."""
     of_phase = (head.standing for head in heads if (head.phase != "before") == needed)
     return sorted(standing for standing in of_phase if not math.isnan(standing))
 

@@ -33,7 +33,6 @@ THRESHOLDS = {"prefix": 0.3, "rare": 2.0, "object": 1.5, "diffuse": 0.95, "local
 
 
 def labels(columns: Mapping[str, Column], num_heads: int) -> list[str]:
-    """(A,) a label per head, the first of its ``functions``."""
     return [names[0] for names in functions(columns, num_heads)]
 
 

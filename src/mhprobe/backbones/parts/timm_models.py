@@ -105,7 +105,6 @@ def registered(name: str) -> dict[str, Any]:
 
 
 def _instead_of(name: str) -> str:
-    """Suggest names of timm close to an unknown one."""
     if "/" in name:
         return (
             f"expected hf-hub:{name} if the hub has it for timm. A model of transformers is built in Python "

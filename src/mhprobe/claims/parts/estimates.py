@@ -252,9 +252,6 @@ def minus_another(first: Estimate, second: Mapping[str, Any]) -> Estimate:
     return _student(first.effect - effect, error, min(first.count, count) - 1, first.unit, first.count + count)
 
 
-# statistics of heads
-
-
 def block_of(layout: HeadLayout) -> Tensor:
     """(A,) the number of each head's block among those with heads."""
     return torch.tensor([number for number, _, _ in layout])

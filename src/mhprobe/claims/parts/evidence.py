@@ -175,9 +175,6 @@ def _refuse_features(material: Material) -> None:
         raise UserError("the claim needs predicted classes, but the network gives features.")
 
 
-# walks over test images: (n,) numbers by name
-
-
 def _areas(material: Material, maps: Kinds, images: int) -> dict[str, Tensor]:
     _refuse_features(material)
     areas_nK4 = areas_of(material, maps, images, random_orders=1)
@@ -237,9 +234,6 @@ def place_errors(material: Material, images: int) -> tuple[Tensor, Tensor]:
     if high.isnan().all():
         raise UserError("no image has tokens of high norm in the last block.")
     return high, other
-
-
-# accuracy without some heads, image by image
 
 
 def at_share(path: Tensor, share: float) -> Tensor:

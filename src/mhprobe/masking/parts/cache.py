@@ -125,7 +125,6 @@ class MaskCache:
         self.read += at
 
     def _warn(self, text: str, *about: Any) -> None:
-        """Warn once per file, however many searches look into it."""
         if self.file not in _warned:
             log.warning(text, *about)
         _warned.add(self.file)
@@ -173,7 +172,6 @@ def _digest(question: tuple[Any, ...]) -> bytes:
 
 
 def _pack(right: Tensor, losses: Tensor) -> bytes:
-    """Scores of one mask on n images."""
     wide = losses.numpy()
     width = 4 if (wide.astype(_LOSS[4]) == wide).all() else 8  # float32 models give float32 losses
     bits = np.packbits(right.numpy()).tobytes()

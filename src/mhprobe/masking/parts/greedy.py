@@ -36,7 +36,6 @@ class GreedySearch(Order):
         return self.search.of(units.masks) if isinstance(self.search, Auto) else self.search
 
     def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
-        """The one greedy path of ``steps`` units."""
         length, search = units.steps(steps), self._search(units)
         order, spent = list[int](), list[int]()
         exhaustive = [(len(units) - number) * evaluate.images for number in range(length)]  # at most: without limits

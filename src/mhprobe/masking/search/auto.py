@@ -23,5 +23,4 @@ class Auto(Search):
         return self.single if bool((masks.sum(1) == 1).all()) else self.several
 
     def choose(self, step: Step, evaluate: Evaluate) -> Choice:
-        """Return the choice of the search for these units."""
         return self.of(step.units).choose(step, evaluate)

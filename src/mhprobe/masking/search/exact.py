@@ -39,7 +39,6 @@ class Exact(Search):
         whole_number("masking search exact: least", self.least, 1)
 
     def choose(self, step: Step, evaluate: Evaluate) -> Choice:
-        """The exhaustive choice."""
         every = torch.arange(evaluate.images)
         if self.parts == 1 or len(step.units) == 1:
             scores = evaluate(step.masks)
@@ -57,7 +56,6 @@ class Exact(Search):
         return Choice(best, seen.scores(torch.tensor([best]), every))
 
     def _pieces(self, before: Scores, prefers: int) -> list[Tensor]:
-        """The images in the order of their evaluation."""
         order = before.losses[0].argsort(descending=prefers > 0, stable=True)
         counting = int((before.right[0] == (prefers < 0)).sum())
         first, rest = order[: counting // 2], order[counting // 2 :]  # half: some candidate may be much better

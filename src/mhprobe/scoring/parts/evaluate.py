@@ -169,7 +169,6 @@ class Evaluator(Evaluate):
         return self._remembered(find, "measure", name, column, mask)
 
     def _remembered(self, find: Callable[[], Tensor], *question: Any) -> Tensor:
-        """Numbers from the cache, or of ``find``, which are then kept there."""
         if self.cache is None:
             return find()
         numbers = ranks.from_rank_zero(lambda: self.cache.numbers(*question))  # type: ignore[union-attr]
