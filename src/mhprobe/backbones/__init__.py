@@ -202,16 +202,12 @@ def attach(
     Returns HeadGates: ``.layout``, ``.values`` (A,) all ones, which leave the model's output bit-identical.
     Raises UserError for an unsupported model, with the reason.
 
-    >>> import timm, torch
+    >>> import timm
     >>> size = dict(img_size=16, patch_size=8, embed_dim=12, depth=2, num_heads=3)
     >>> model = timm.create_model("vit_tiny_patch16_224", **size).eval()
-    >>> images = torch.randn(2, 3, 16, 16)
-    >>> before = model(images)
     >>> gates = attach(model)
     >>> gates
     HeadGates(6 heads in 2 sites, 0 closed)
-    >>> torch.equal(model(images), before)  # a gate of one leaves every bit as it was
-    True
     >>> attach(model) is gates
     True
     """

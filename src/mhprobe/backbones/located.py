@@ -114,11 +114,6 @@ def _room_behind(attention: Any) -> None:
         attention.softmax = nn.Sequential(attention.softmax, nn.Identity())
 
 
-def _not_coarser(attention: Any) -> nn.Module | None:
-    """Return the module that attention weights pass, if keys are on the grid of the queries."""
-    return attention.attn_drop if attention.sr is None else None
-
-
 def _on_the_grid(attention: Any) -> nn.Module | None:
     """Return the module that attention weights pass, if queries and keys are on the grid."""
     return None if attention.kv_stride > 1 or attention.has_query_strides else attention.attn_drop
@@ -147,7 +142,9 @@ PARTITIONED = dict.fromkeys(
     Kind(parts=lambda part, heads: (by_head if part.head_first else packed)(part, heads), windows=_partitions),
 )
 SAM = {"Attention": Kind(windows=_as_said, weights=lambda part: part.attn_drop.seen, prepare=_room_for_heads)}
-COARSER_KEYS = Kind(parts=apart("q", "kv"), weights=_not_coarser, hidden=COARSER)
+COARSER_KEYS = Kind(  # unless ``sr`` is None
+    parts=apart("q", "kv"), weights=lambda part: part.attn_drop if part.sr is None else None, hidden=COARSER
+)
 TWINS = {"LocallyGroupedAttn": Kind(weights=None, hidden=INSIDE), "GlobalSubSampleAttn": COARSER_KEYS}
 NEXT = {"EfficientAttention": dataclasses.replace(COARSER_KEYS, parts=apart("q", "k", "v"))}
 ON_COARSER_GRID = {"ConvAttention": Kind(point="o_proj", parts=_three_by_head, weights=None, refuse=_not_fused)}

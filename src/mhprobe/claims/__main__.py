@@ -2,7 +2,7 @@
 
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mhprobe.questions.material import Material
@@ -23,11 +23,11 @@ def run(cfg: "Config", folder: Path) -> None:
     assert parts is not None
     names = tuple(dict.fromkeys(name for claim in claims.values() for name in claim.measures))
     maps = {name: construct(part, f"evidence.maps.{name}") for name, part in parts.maps.items()}
-    images = {"of_maps": parts.maps_of, "of_control": parts.control_of, "of_choice": parts.chosen_on}
+    images: dict[str, Any] = {"of_maps": parts.maps_of, "of_control": parts.control_of, "of_choice": parts.chosen_on}
 
     def questions(material: "Material", _: "Report") -> list[Question]:
         second = parts.second and builders.prepared(parts.second, "evidence.second")
-        others = {"second": second, "runs": parts.runs, "key": "evidence.runs"}
+        others: dict[str, Any] = {"second": second, "runs": parts.runs, "key": "evidence.runs"}
         ask = functools.partial(judged, claims=claims, maps=maps, **images, **others)
         return [Question("claims", ask, names, control=cfg.control is not None)]
 

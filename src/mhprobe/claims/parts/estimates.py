@@ -20,6 +20,7 @@ from mhprobe.heads import HeadLayout
 from mhprobe.stats.agreement import auroc, auroc_error
 from mhprobe.stats.significance import Z95
 
+NAN = math.nan
 LEVEL = 0.05  # of all wrong verdicts
 RELIABLE = 0.8  # share of a measure's variance over heads: noise then reduces a correlation to no less than .89 of it
 FEWEST = 4  # degrees of freedom below which an error is too uncertain to be used
@@ -191,13 +192,7 @@ def more_often(values: Tensor, inside: Tensor) -> Estimate:
 
 
 def _student(
-    value: float,
-    error: float,
-    freedom: float,
-    unit: str,
-    count: int,
-    correlation: bool = False,
-    chance: float = math.nan,
+    value: float, error: float, freedom: float, unit: str, count: int, correlation: bool = False, chance: float = NAN
 ) -> Estimate:
     from scipy.stats import t
 
