@@ -87,10 +87,7 @@ class HeadGates(nn.Module):
         return [site.name for number, site in enumerate(self.layout.sites) if number not in gated]
 
     def check(self, model: nn.Module | None = None) -> None:
-        """Raise UserError if a block or a projection was replaced since ``attach``: masks would have no effect there.
-
-        model: with these gates; None for the model of the last check, if it still exists.
-        """
+        """Raise UserError if a block or projection was replaced since ``attach``. model: None: the last one."""
         if model is not None:
             self._model = weakref.ref(model)
         elif self._model is None or (model := self._model()) is None:
@@ -233,19 +230,13 @@ class HeadGates(nn.Module):
 
     @contextlib.contextmanager
     def side_by_side(self, values: Tensor, instead: Instead | None = None, fill: Fill | None = None) -> Iterator[None]:
-        """Use ``values`` (R, A) inside a with block as the gates of a batch of R equal parts, a row for each part.
-
-        instead: replacements for some heads of each part. fill: as for ``filled``, for the images of one part.
-        """
+        """Use ``values`` (R, A), inside a with block, for R equal parts of a batch; fill: as for ``filled``."""
         with self.filled(fill, values), self._during(beside=values, instead=instead):
             yield
 
     @contextlib.contextmanager
     def filled(self, fill: Fill | None, values: Tensor) -> Iterator[None]:
-        """Add ``fill``, inside a with block, times the share by which ``values`` (R, A) are below the present gates.
-
-        Enter it before ``values`` are set.
-        """
+        """Add ``fill`` times (gates - ``values``), (R, A), inside a with block, entered before ``values`` are set."""
         with self.lock, self._during(filling=None if fill is None else Filling(fill, self.effective() - values)):
             yield
 

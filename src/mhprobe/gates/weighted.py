@@ -12,9 +12,8 @@ from mhprobe.errors import UserError
 
 
 class Weighted(nn.Module):
-    """Penalty with a fixed price per open head.
+    """Penalty of ``weight`` nats of loss per open head; UserError if that is below 0 or not finite.
 
-    weight: lambda, in nats of loss per open head; UserError if it is below 0 or not finite.
     begin, rise: shares of the run in which it is phased in, as in ``ramp``.
     """
 

@@ -106,10 +106,7 @@ class Evaluate(Protocol):
 
     @contextlib.contextmanager
     def watched(self, total: int) -> Iterator[Callable[[str, int], None]]:
-        """Show one progress display for all evaluations inside; yields a function (text, image-forwards done).
-
-        total: image-forwards that are expected.
-        """
+        """Show progress of all evaluations inside, of ``total`` image-forwards; yields a function (text, done)."""
         yield lambda text, done: None
 
 
@@ -148,10 +145,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Units:
-    """Sets of heads that are masked together. masks: (U, A) bool.
-
-    per_stage: indices are counted per stage, because stages differ in their number of heads. limits: of a path.
-    """
+    """Sets of heads that are masked together, (U, A) bool. per_stage: True if indices are counted stage by stage."""
 
     names: tuple[str, ...]
     masks: Tensor
@@ -234,7 +228,4 @@ class Order(abc.ABC):
 
     @abc.abstractmethod
     def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
-        """Paths of ``steps`` steps, or complete ones; the same on every rank.
-
-        A search that is repeated, longer or after it was killed, asks the same questions: ``evaluate`` has a cache.
-        """
+        """Paths of ``steps`` steps, or complete ones; the same on every rank, and when the search is repeated."""

@@ -83,10 +83,7 @@ def score_for(asked: str | type[Score] | None, where: str, labelled: bool, featu
 def looked(
     score: type[Score], model: nn.Module, batches: Walk, images: int, bank: tuple[Walk, int] | None = None
 ) -> Score:
-    """The score of a split of so many images, with the outputs of the unmasked ``model`` if needed. A collective.
-
-    bank: a walk over the training images, and their number; for scores that are ``banked``.
-    """
+    """The score of a split, with outputs of the unmasked ``model`` or a ``bank`` of training images. A collective."""
     if score.banked or not score.unmasked:
         judge = score()
         judge.bank = bank

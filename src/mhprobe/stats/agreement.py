@@ -39,10 +39,7 @@ class Agreement(NamedTuple):
 
 
 def agreement(values: Mapping[str, Tensor], k: int) -> Agreement:
-    """Every measure's (A,) values against every other's, over heads with finite values of both.
-
-    k: number of top heads that are compared, at most half of all: a larger share overlaps by necessity.
-    """
+    """Every measure's (A,) values against every other's, over heads with both. k: at most half of the heads."""
     names = tuple(values)
     k = max(1, min(k, min((len(v) for v in values.values()), default=2) // 2))
     rho, overlap, chance, low, high = torch.full((5, len(names), len(names)), torch.nan, dtype=torch.float64)
@@ -78,10 +75,7 @@ def spearman(x: Tensor, y: Tensor) -> float:
 
 
 def spearman_interval(rho: float, heads: int) -> tuple[float, float]:
-    """95 % interval of a rank correlation over independent heads, by Fisher's z; NaN for fewer than four heads.
-
-    Error: Bonett & Wright, 2000, Psychometrika 65:23. A perfect agreement has no width.
-    """
+    """95 % interval of a rank correlation over heads (Bonett & Wright, 2000, Psychometrika 65:23); NaN for < 4."""
     if math.isnan(rho) or heads < 4:
         return math.nan, math.nan
     if abs(rho) > 1 - 1e-12:

@@ -88,10 +88,7 @@ def untold(library: str = "huggingface_hub", level: int = logging.ERROR) -> Iter
 
 
 def registered(name: str) -> dict[str, Any]:
-    """Name in timm's list, and settings, of a model ``hf-hub:...`` or ``local-dir:...``; empty for a plain name.
-
-    UserError if there is no such model.
-    """
+    """Name in timm's list, and settings, of ``hf-hub:...`` or ``local-dir:...``; UserError if it is not there."""
     source, _, place = name.partition(":")
     if not place:
         return {}
@@ -203,10 +200,7 @@ def stem_of(channels: Sequence[int]) -> Callable[..., HybridEmbed]:
 
 
 def attention_of_width(width: int) -> type[Attention]:
-    """Return the ``attn_layer`` of a VisionTransformer with heads of ``width`` channels each, whatever their number.
-
-    timm's Attention takes the width of a head, but its VisionTransformer does not pass one on.
-    """
+    """Return the ``attn_layer`` of a VisionTransformer with heads of ``width`` channels, whatever their number."""
 
     class Wide(Attention):
         # timm wants a class; its instances are timm's own Attention, by which families know heads
@@ -217,10 +211,7 @@ def attention_of_width(width: int) -> type[Attention]:
 
 
 def patch_embedding(model: nn.Module) -> nn.Module:
-    """Return the module from images (B, 3, height, width) to embedded patches (B, C, h, w) of a timm model.
-
-    It is one convolution without overlap, or a stem of several. UserError for another.
-    """
+    """Return the convolution, or stem of several, that embeds patches, (B, C, h, w). UserError for another module."""
     embed = getattr(model, "patch_embed", None)
     if isinstance(embed, HybridEmbed) and isinstance(embed.proj, nn.Identity):
         return embed.backbone

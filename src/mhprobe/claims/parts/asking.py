@@ -56,10 +56,9 @@ def estimates(claims: Mapping[str, Claim], evidence: Evidence, say: bool = False
 
 
 def quoted(question: Question, paper: str) -> Question:
-    """Return the question of a figure of a paper, with the verdicts on the figure's claims at the end of its captions.
+    """Return the question of a figure of a paper, with verdicts on the figure's claims at the end of its captions.
 
-    Claims about curves need complete ones that validation images chose. Holm's correction is over all claims that
-    figures of the paper have.
+    Claims about curves need complete ones, chosen on validation images. Holm's correction is over the paper's claims.
     """
     of_paper = {name: claim for name, claim in known().items() if claim.figure.startswith(f"{paper}/")}
     claims = {name: claim for name, claim in of_paper.items() if claim.figure == f"{paper}/{question.name}"}

@@ -95,10 +95,7 @@ def over_heads(
 
 
 def over_images(differences: Tensor) -> Estimate:
-    """Estimate of the mean of (n,) differences, paired image by image, or of (R, n) differences of R random draws.
-
-    Images with NaN are left out. TooFewError for fewer than 10 images.
-    """
+    """Mean of (n,) paired differences, or of (R, n) of R random draws, without NaN; TooFewError for under 10 images."""
     rows = differences.double()[..., ~differences.isnan().reshape(-1, differences.shape[-1]).any(0)]
     of_image = rows.reshape(-1, rows.shape[-1]).mean(0)
     count = _enough(len(of_image))
@@ -179,10 +176,7 @@ def share(sure: Tensor, possible: Tensor, images: int | Tensor = 0, unit: str = 
 
 
 def more_often(values: Tensor, inside: Tensor) -> Estimate:
-    """Estimate of the chance that one of (n,) values inside a group (n,) is larger than one outside, minus a half.
-
-    Error: Hanley & McNeil, 1982, Radiology 143:29. UserError for an empty group.
-    """
+    """Chance that a value inside a group is larger than one outside, minus .5; UserError for an empty group."""
     first, second = int(inside.sum()), int((~inside).sum())
     if not first or not second:
         raise UserError(f"{first} images are right and {second} wrong, expected some of either.")
@@ -260,10 +254,7 @@ def third_of(layout: HeadLayout) -> Tensor:
 
 
 def halves(layout: HeadLayout) -> tuple[Tensor, Tensor]:
-    """(A,) bool each: heads of the early and of the late half of the blocks; a block in the middle is in neither.
-
-    UserError for a single block.
-    """
+    """(A,) bool each: heads of the early and of the late half of the blocks. UserError for one block."""
     half = len(layout.sites) // 2
     if not half:
         raise UserError("the network has one block, expected two at the least.")

@@ -16,10 +16,9 @@ from mhprobe.masking.search.base import Search, Step, search_name
 
 @dataclass(frozen=True)
 class GreedySearch(Order):
-    """Greedy search: one more unit at each step.
+    """Greedy search: one more unit at each step, found by ``search``.
 
     tie_break: among equal accuracies the lowest unit index, or with "loss" the better mean loss before that.
-    search: how the unit of a step is found.
     """
 
     prefers: ClassVar[int]  # +1: the highest score goes first, -1: the lowest

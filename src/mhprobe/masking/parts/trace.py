@@ -133,7 +133,7 @@ def trace(
     guarantee: Guarantee | None = None,
     seed: int = 0,
 ) -> tuple[Trace, ...]:
-    """One Trace per path, at all its steps or only at ``step``. One walk over the data, equal masks scored once.
+    """One Trace per path, at all its steps or only at ``step``, by one walk over the data.
 
     guarantee: for the first steps of each path, on images that did not choose it. seed: of the order of the images.
     """

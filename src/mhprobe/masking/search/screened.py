@@ -26,10 +26,7 @@ SLOPES = 2  # evaluations that a recorded backward pass costs
 
 @dataclass(frozen=True)
 class Screened(Search):
-    """Rank candidates by predicted loss; ``then`` chooses among the ``best`` lowest.
-
-    With at most ``best + 2`` candidates all are evaluated.
-    """
+    """Rank candidates by predicted loss; ``then`` chooses among the ``best`` lowest, or all of at most ``best + 2``."""
 
     best: int = 20
     then: Search = field(default_factory=Exact)

@@ -43,10 +43,7 @@ class Tally(Metric):
         self.broken.index_add_(0, index, broken(logits[batch.valid]).long())
 
     def compute(self) -> dict[str, Tensor]:
-        """``accuracy`` in [0, 1], larger is better; ``loss`` in mean nats; ``correct``; ``images``; ``right``, (N,).
-
-        UserError where outputs were NaN or infinite.
-        """
+        """``accuracy``, ``loss`` (mean nats), ``correct``, ``images``, ``right`` (N,). UserError for NaN."""
         if self.check_images:
             refuse_missed(self.seen)
         refuse_broken(self.broken > 0, "evaluation: the output of the model")
@@ -77,10 +74,7 @@ def tally(
     done: Callable[[Batch], None] = lambda batch: None,
     score: Score | None = None,
 ) -> dict[str, Tensor]:
-    """Evaluate ``model``, in evaluation mode and full precision, on a split; see ``Tally.compute``. A collective.
-
-    done: called after each batch. score: as for ``Tally``.
-    """
+    """Evaluate ``model`` in eval mode and full precision; see ``Tally``. done: after each batch. A collective."""
     device = next(model.parameters()).device
     with torch.autocast(device.type, enabled=False):
         score = (score or Labels()).beside(lambda images: logits_of(model(images))[None])
