@@ -12,8 +12,7 @@ from mhprobe.backbones import attach
 from mhprobe.headbench.canvas import draw
 from mhprobe.headbench.plants import grow
 from mhprobe.looking import sentences as module
-from mhprobe.looking.facts import Facts, facts
-from mhprobe.looking.sentences import Sentence, answers, sentences
+from mhprobe.looking.sentences import Facts, Sentence, answers, facts, sentences
 from models import tiny_vit
 
 IMAGES = 16

@@ -11,7 +11,7 @@ import torch
 from mhprobe.masking.base import Path
 from mhprobe.masking.parts.trace import Curve, Points, Trace, totals
 from mhprobe.masking.redundant_or_inert import Likeness, MaskedHead, Similarity, _bar, control, masked_heads
-from mhprobe.report.masking import answer
+from mhprobe.report.measured import answer
 from mhprobe.report.tables import masked_heads as table_of
 
 

@@ -12,7 +12,7 @@ import torch
 from curves import curve
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
-from mhprobe.report.masking import of_curves, of_masked_heads
+from mhprobe.report.measured import of_curves, of_masked_heads
 from mhprobe.report.report import Dashboard, Report, Result
 from results import add_measure
 

@@ -12,7 +12,7 @@ from curves import curve
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.masking.parts.trace import totals
 from mhprobe.report.html import finish_report
-from mhprobe.report.masking import answer, of_curves
+from mhprobe.report.measured import answer, of_curves
 from mhprobe.report.report import Report
 from mhprobe.report.summary import show
 from results import add_measure

@@ -22,7 +22,7 @@ from lightning.pytorch.utilities import rank_zero_only
 import runs
 from curves import curve
 from mhprobe.heads import HeadLayout, HeadSite
-from mhprobe.report.masking import of_curves
+from mhprobe.report.measured import of_curves
 from mhprobe.report.report import Dashboard, Report
 from mhprobe.report.wandb import RunLogger
 from results import add_measure

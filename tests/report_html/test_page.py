@@ -26,7 +26,7 @@ from mhprobe.report.html import page as page_of
 from mhprobe.report.html.page import as_script, prune_command
 from mhprobe.report.ledger import Entry, Ledger
 from mhprobe.report.report import Report, Result
-from mhprobe.report.runs import atlas, curves, words
+from mhprobe.report.runs import atlas, words
 from mhprobe.report.runs.run import expand, read_run
 from mhprobe.report.tables import Table
 from mhprobe.run.members import members
@@ -120,8 +120,8 @@ def test_numbers_that_json_lacks_are_nulls(tmp_path):
 def test_the_result_is_chosen_on_validation_and_told_on_test(a_run):
     run = read_run(a_run)
     # the control: by its test curve "lucky" would have won
-    assert max(curves.totals(run), key=lambda total: total["heads_within_1_point"])["curve"] == "lucky"
-    assert curves.best(run)["curve"] == "wise"
+    assert max(atlas.totals(run), key=lambda total: total["heads_within_1_point"])["curve"] == "lucky"
+    assert atlas.best(run)["curve"] == "wise"
     said = " ".join(words.result(run, atlas.heads(run), atlas.measures(run)))
     assert said.startswith("1 of 12 heads can go within one point of accuracy")
     assert "Without this head test accuracy is 89.5 % (87.5 to 91.5); with all heads it is 90.0 %" in said

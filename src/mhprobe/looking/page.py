@@ -115,8 +115,7 @@ def look(
         except UserError as error:
             shown = _Shown(network, photos, None, [], str(error))
     # behind the first photograph: measures are seconds of imports
-    from mhprobe.looking.facts import TWIN, facts
-    from mhprobe.looking.sentences import sentences
+    from mhprobe.looking.sentences import TWIN, facts, sentences
 
     twin = network.twin if untrained else None
     total = len(images) + (min(TWIN, len(images)) if untrained else 0)

@@ -21,8 +21,7 @@ from mhprobe.recording.record import forward_equivalents
 from mhprobe.report import tables
 from mhprobe.report.figures.gates import BINS, gate_density
 from mhprobe.report.figures.masking import curves as draw_curves
-from mhprobe.report.masking import answer, of_curves, of_masked_heads
-from mhprobe.report.measured import agreement_of, of_measure, two_data_sets
+from mhprobe.report.measured import agreement_of, answer, of_curves, of_masked_heads, of_measure, two_data_sets
 from mhprobe.report.result import Result, Sample
 from mhprobe.scoring.labels import Labels
 from mhprobe.scoring.parts.tally import tally

@@ -21,9 +21,8 @@ from mhprobe.io.tensors import Outcomes
 from mhprobe.report.figures import runs as figure
 from mhprobe.report.figures.claims import claims_matrix
 from mhprobe.report.report import Result, Sample
-from mhprobe.report.runs import atlas, curves, words
-from mhprobe.report.runs.names import MOST, names, said, typed_apart
-from mhprobe.report.runs.run import Run, differing, expand, read_run, settings
+from mhprobe.report.runs import atlas, words
+from mhprobe.report.runs.run import MOST, Run, differing, expand, names, read_run, said, settings, typed_apart
 from mhprobe.report.tables import Table, from_rows
 from mhprobe.stats.agreement import agreement
 from mhprobe.stats.significance import holm, paired, t_interval
@@ -207,8 +206,8 @@ def _curves(ones: Sequence[One]) -> list[dict[str, Any]]:
     seen: dict[tuple[int, str, str, float, str], dict[str, tuple[float, float, float]]] = {}
     for one in ones:
         series = said({key: value for key, value in one.own.items() if key != STEP})
-        of = curves.scored(one.run)
-        for line in curves.lines(one.run):
+        of = atlas.scored(one.run)
+        for line in atlas.lines(one.run):
             for point in line["points"]:
                 key = (groups.index(one.group), line["curve"], line["split"], float(point["heads_masked"]), of)
                 seen.setdefault(key, {})[series] = (point["accuracy"], point["low"], point["high"])

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mhprobe.report.runs import atlas, curves, words
+from mhprobe.report.runs import atlas, words
 from mhprobe.report.runs.run import Run, read_run
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def _extremes(run: Run, heads: list[dict[str, Any]], measures: list[dict[str, An
 
 def _curves(run: Run) -> Iterable[tuple[str, Table]]:
     """Yield a table of the heads that each searched order lets go, on test images and on those that chose it."""
-    chosen_on = {line["curve"]: line["chosen_on"] for line in curves.lines(run) if not line["averaged"]}
-    totals = {(row["curve"], row["split"]): row for row in curves.totals(run)}
+    chosen_on = {line["curve"]: line["chosen_on"] for line in atlas.lines(run) if not line["averaged"]}
+    totals = {(row["curve"], row["split"]): row for row in atlas.totals(run)}
     orders = [name for name, split in chosen_on.items() if (name, split) in totals]
     if not orders or words.guesses(run):
         return

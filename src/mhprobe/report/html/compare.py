@@ -16,10 +16,10 @@ from scipy.stats import rankdata
 from mhprobe.errors import UserError
 from mhprobe.io.files import write
 from mhprobe.report.html.page import facts, render
-from mhprobe.report.runs import atlas, curves, words
+from mhprobe.report.runs import atlas, words
 from mhprobe.report.runs.folder import reading
-from mhprobe.report.runs.names import names as names_of
 from mhprobe.report.runs.run import Run, differing, jobs, read_run
+from mhprobe.report.runs.run import names as names_of
 from mhprobe.report.several import by_network, pairs, told
 from mhprobe.stats.intervals import p_of_interval
 from mhprobe.stats.significance import holm
@@ -54,7 +54,7 @@ def _page(runs: Sequence[Run]) -> str:
     names = names_of(runs)
     heads = atlas.heads(runs[0])
     measures = _measures(runs)
-    what = " or ".join(dict.fromkeys(curves.scored(run) for run in runs if curves.lines(run)))
+    what = " or ".join(dict.fromkeys(atlas.scored(run) for run in runs if atlas.lines(run)))
     paired = pairs([run.outcomes() for run in runs], names)
     settings = differing(runs).items()
     rows: dict[str, list[dict[str, Any]]] = {
@@ -70,7 +70,7 @@ def _page(runs: Sequence[Run]) -> str:
         for name, of in rows.items()
         if of
     ]
-    lines = [{**line, "run": name} for run, name in zip(runs, names, strict=True) for line in curves.lines(run)]
+    lines = [{**line, "run": name} for run, name in zip(runs, names, strict=True) for line in atlas.lines(run)]
     return render(
         "compare.html.jinja",
         {"heads": heads, "runs": names, "measures": measures, "lines": lines, "scored": what, "tables": tables},
@@ -191,8 +191,8 @@ def _numbers_only(runs: Sequence[Run], names: Sequence[str], measures: Sequence[
 def _curve_rows(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, Any]]:
     """Return a row per number of heads that the first run and another have on the same curve, of the same score."""
     lines = [
-        {(line["curve"], line["split"]): line["points"] for line in curves.lines(run)}
-        if curves.scored(run) == curves.scored(runs[0])
+        {(line["curve"], line["split"]): line["points"] for line in atlas.lines(run)}
+        if atlas.scored(run) == atlas.scored(runs[0])
         else {}
         for run in runs
     ]

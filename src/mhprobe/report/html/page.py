@@ -18,7 +18,7 @@ from mhprobe.io.files import write
 from mhprobe.masking.base import LABELS
 from mhprobe.report.html.kept import Live, live, maps, runtime
 from mhprobe.report.html.pictures import embed
-from mhprobe.report.runs import atlas, curves, words
+from mhprobe.report.runs import atlas, words
 from mhprobe.report.runs.facts import write_facts
 from mhprobe.report.runs.folder import MB, reading
 from mhprobe.report.runs.run import Run, read_run
@@ -65,10 +65,10 @@ def _page(run: Run, network: Live | None = None, page_beside: bool = False) -> s
         "classes": atlas.classes(run),
         "history": atlas.history(run),
         "maps": maps(run, heads),
-        "lines": curves.lines(run),
-        "repeats": curves.repeats(run),
-        "scored": (scored := curves.scored(run)),
-        "lost": curves.lost(run),
+        "lines": atlas.lines(run),
+        "repeats": atlas.repeats(run),
+        "scored": (scored := atlas.scored(run)),
+        "lost": atlas.lost(run),
         # guessing finds a label, and no distance from the unmasked model
         "chance": words.chance(run) if scored == LABELS.right else None,
         "prune": prune_command(run),

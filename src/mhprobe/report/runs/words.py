@@ -9,7 +9,7 @@ import torch
 
 from mhprobe.io.written import rounded
 from mhprobe.report.figures.claims import WORDS as VERDICTS
-from mhprobe.report.runs import curves
+from mhprobe.report.runs import atlas
 from mhprobe.report.runs.run import Run
 from mhprobe.stats.intervals import p_of_interval
 from mhprobe.stats.significance import holm, wilson
@@ -111,7 +111,7 @@ def chance(run: Run) -> float | None:
 def guesses(run: Run) -> bool:
     """Return True if the whole network's accuracy does not differ significantly from guessing."""
     whole, guess = accuracy(run), chance(run)
-    return whole is not None and guess is not None and curves.scored(run) == "accuracy" and whole[1] <= guess
+    return whole is not None and guess is not None and atlas.scored(run) == "accuracy" and whole[1] <= guess
 
 
 def _accuracy(run: Run) -> list[str]:
@@ -143,12 +143,12 @@ class _Choice(NamedTuple):
 
 
 def _choice(run: Run) -> _Choice | None:
-    if (best := curves.best(run)) is None:
+    if (best := atlas.best(run)) is None:
         return None
     name, chosen_on = best["curve"], best["split"]
-    lines = {(line["curve"], line["split"]): line for line in curves.lines(run)}
+    lines = {(line["curve"], line["split"]): line for line in atlas.lines(run)}
     reported = "test" if (name, "test") in lines else chosen_on
-    within = {row["split"]: row["heads_within_1_point"] for row in curves.totals(run) if row["curve"] == name}
+    within = {row["split"]: row["heads_within_1_point"] for row in atlas.totals(run) if row["curve"] == name}
     random = [p for (_, on), line in lines.items() if line["averaged"] and on == reported for p in line["points"]]
     many = round(within.get(reported, best["heads_within_1_point"]))
     points = lines[name, reported]["points"]
@@ -160,7 +160,7 @@ def _can_go(run: Run, heads: int) -> list[str]:
         return []
     if guesses(run):
         return ["the whole network is not told apart from guessing, so this run does not say which heads can go"]
-    what = curves.scored(run)
+    what = atlas.scored(run)
     first = next((point["heads_masked"] for point in choice.points if point["heads_masked"]), 1)
     if choice.many or first == 1:
         return [f"{choice.many or 'none'} of {heads or 'the'} heads can go within one point of {what}"]
@@ -179,7 +179,7 @@ def _missed(heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list
 def _masking(run: Run) -> list[str]:
     if (choice := _choice(run)) is None:
         return []
-    what, on = curves.scored(run), choice.reported
+    what, on = atlas.scored(run), choice.reported
     first = next((p for p in choice.points if p["heads_masked"]), choice.points[0])
     here = max((p for p in choice.points if p["heads_masked"] <= choice.many), key=lambda p: p["heads_masked"])
     gone, beside = (here, choice.random) if choice.many else (first, [])
@@ -222,7 +222,7 @@ def _promise(run: Run, heads: int) -> list[str]:
         f"{points:g} point{'s' * (points != 1)}",
         f"({numbers['images']} calibration images, which chose neither",
     )
-    end = f"new images lose at most {limit} of {curves.scored(run)} {on} the heads nor how many)."
+    end = f"new images lose at most {limit} of {atlas.scored(run)} {on} the heads nor how many)."
     if not numbers["steps"]:
         return [f"No head can go with the promise that {end}"]
     return [
@@ -244,7 +244,7 @@ def _kept(run: Run) -> list[str]:
             gap, low, high = (100 * last[name] for name in ("difference", "difference_low", "difference_high"))
             change = f", {gap:+.1f} points on the same images (95 % {low:+.1f} to {high:+.1f}, p = {last['p']:.2g})"
         text.append(
-            f"Test {curves.scored(run, 'stages')} goes from {interval(first)} to {interval(last)}{change}, "
+            f"Test {atlas.scored(run, 'stages')} goes from {interval(first)} to {interval(last)}{change}, "
             f"parameters from {first['parameters']:,} to {last['parameters']:,}."
         )
     return text
