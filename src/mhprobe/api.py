@@ -9,7 +9,7 @@ found["gate_importance"].columns    # with its intervals; .to_frame() for pandas
 
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,7 +66,7 @@ def measure(
         on the images of ``loader``, and their values look too good.
     target: the scalar to differentiate: the "loss", the "top1" logit, the "label"'s logit, or the "norm" of the
         features. Default: the loss if there are labels, else top1; norm for a model without a classifier.
-    batch: function that turns an item of the loader into (images, labels or None), for loaders of another form.
+    batch: turns an item of the loader into (images, labels or None), for loaders of another form.
 
     All measures share one forward pass per batch, and one backward pass if a measure needs slopes.
     Raises UserError for what is no measure or no loader, two of one name, batches of another form, and no image.
@@ -107,9 +107,9 @@ def measure(
 
 
 def _length(loader: Iterable[Any]) -> int:
-    """Number of batches of a loader; 0 if unknown (len() of a DataLoader over a stream raises TypeError)."""
+    """Return the number of batches; 0 if unknown (len() of a DataLoader over a stream raises TypeError)."""
     try:
-        return len(loader) if isinstance(loader, Sized) else 0
+        return len(loader)  # type: ignore[arg-type]
     except TypeError:
         return 0
 
@@ -239,16 +239,15 @@ def photos(folder: str | Path, model: nn.Module, batch_size: int = 32, limit: in
 
 
 def _refuse_no_loader(where: str, loader: Any, select_loader: Any) -> None:
-    given = {"loader": loader} | ({} if select_loader is None else {"select_loader": select_loader})
-    for name, each in given.items():
-        if isinstance(each, str | Tensor | Mapping) or not isinstance(each, Iterable):
-            raise UserError(f"{where}: {name}: expected a DataLoader or a list of batches, got {quoted(each)}.")
+    for name, value in (("loader", loader), ("select_loader", [] if select_loader is None else select_loader)):
+        if isinstance(value, str | Tensor | Mapping) or not isinstance(value, Iterable):
+            raise UserError(f"{where}: {name}: expected a DataLoader or a list of batches, got {quoted(value)}.")
 
 
 def _walked(
     model: nn.Module, loader: Iterable[Any], asked: str | type[Score] | None, split: Split
 ) -> tuple[Callable[[], Iterator[Batch]], Callable[..., Evaluate]]:
-    """Walk a loader once; return what walks it again, and what makes the evaluate function of its images."""
+    """Walk a loader once; return a function that walks it again, and a maker of its evaluate function."""
     if iter(loader) is loader:
         raise UserError(
             "masking_curve: loader: it is read many times, but an iterator can be read only once; give a DataLoader or "
@@ -264,17 +263,16 @@ def _walked(
         "masking_curve: loader: expected the same images and labels in the same order in every pass, got others. Use "
         "shuffle=False and no random augmentation."
     )
-    own = torch.zeros(len(marks), dtype=torch.long, device=device) if labels is None else labels
+    targets = torch.zeros(len(marks), dtype=torch.long, device=device) if labels is None else labels
 
     def again() -> Iterator[Batch]:
         left = marks
         for batch in _batches(loader, device, split):
-            these = _marks(batch)
-            # masks are compared image by image, over several walks: another image would count as a mask's doing
-            if not torch.equal(these, left[: len(these)]):
+            batch_marks = _marks(batch)  # masks are compared image by image, over several walks
+            if not torch.equal(batch_marks, left[: len(batch_marks)]):
                 raise UserError(changed)
-            left = left[len(these) :]
-            yield batch._replace(labels=own[batch.index])
+            left = left[len(batch_marks) :]
+            yield batch._replace(labels=targets[batch.index])
         if len(left):
             raise UserError(changed)
 
@@ -297,12 +295,9 @@ def _first_walk(
             labels.append(None if batch.labels is None else batch.labels[batch.valid])
     if not any(map(len, marks)):
         raise UserError(NO_IMAGES)
-    given = [part for part in labels if part is not None]
-    return (
-        torch.cat(given) if len(given) == len(labels) else None,
-        torch.cat(outputs) if outputs else None,
-        torch.cat(marks),
-    )
+    parts = [part for part in labels if part is not None]
+    all_labels = torch.cat(parts) if len(parts) == len(labels) else None
+    return all_labels, torch.cat(outputs) if outputs else None, torch.cat(marks)
 
 
 def _marks(batch: Batch) -> Tensor:
@@ -323,7 +318,7 @@ def _target(model: nn.Module, loader: Iterable[Any], split: Split) -> Of:
 
 
 def _named(measures: Any, layout: HeadLayout) -> dict[str, Measure]:
-    """Measures by name. UserError for two of one name, and for an item that is no measure."""
+    """Return measures by name. Raises UserError for two of one name, and for an item that is no measure."""
     if isinstance(measures, str) or not isinstance(measures, Iterable):
         raise UserError(
             f"measure: measures: expected a list, e.g. [mhprobe.measures.GateImportance], got {_called(measures)}; put "
@@ -337,17 +332,17 @@ def _named(measures: Any, layout: HeadLayout) -> dict[str, Measure]:
 
 
 def _built(item: Any, layout: HeadLayout) -> Measure:
-    """Make a measure of an item of the list. UserError if that is not possible."""
+    """Make a measure of an item of the list. Raises UserError if that is not possible."""
     makes = issubclass(item, Measure) if isinstance(item, type) else callable(item) and not isinstance(item, nn.Module)
-    made = fitted(item, layout) if makes else item
-    if not isinstance(made, Measure):
+    measure = fitted(item, layout) if makes else item
+    if not isinstance(measure, Measure):
         known = [name for name in dir(all_measures) if isinstance(item, str) and name.lower() == item.replace("_", "")]
         example = known[0] if known else "GateImportance"
         raise UserError(
             f"measure: measures: {_called(item)} is no measure; expected measures or their classes, e.g. "
             f"mhprobe.measures.{example}."
         )
-    return made
+    return measure
 
 
 def _called(item: Any) -> str:

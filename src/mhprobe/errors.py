@@ -1,6 +1,6 @@
-"""The one exception that is the user's to mend, and the checks of arguments that raise it.
+"""UserError, the one exception for bad input, and the checks of arguments that raise it.
 
-Entry points print its text on one line and exit with code 2; everything else keeps its traceback.
+Commands print it on one line and exit with code 2; other exceptions keep their traceback.
 Write it as: what, where, expected, got, next step.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, Literal, Union, get_args
 
 
 class UserError(ValueError):
-    """Bad input. The message is one line that says how to go on, whatever the file that it quotes holds."""
+    """Bad input. The message is one line that says how to go on; line breaks in it become spaces."""
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.splitlines()))
@@ -26,7 +26,7 @@ class UserError(ValueError):
 
 @contextlib.contextmanager
 def one_line() -> Iterator[None]:
-    """End the process with exit code 2 after a line on stderr if a UserError comes up: for a command's main."""
+    """Turn a UserError in a command's main into a line on stderr and exit code 2."""
     try:
         yield
     except UserError as error:
@@ -35,22 +35,22 @@ def one_line() -> Iterator[None]:
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, what it was raised from or in, and so on to the first."""
+    """Yield the error, its cause or context, and so on to the first."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def one_of(where: str, option: str, got: object, known: Any) -> None:
-    """UserError unless an option's value is one of those that its type, a ``Literal``, names."""
-    if not any(type(got) is type(each) and got == each for each in get_args(known)):
+    """Raise UserError unless an option's value is one of those of its type, a ``Literal``."""
+    if not any(type(got) is type(value) and got == value for value in get_args(known)):
         raise UserError(f"{where}: {option} is one of {', '.join(map(str, get_args(known)))}, got {quoted(got)}.")
 
 
 def whole_number(where: str, got: object, least: int = 0, most: int | None = None, none: str = "") -> None:
-    """UserError unless an option's value is a whole number of at least ``least``; True and 1.0 are none.
+    """Raise UserError unless an option's value is a whole number of at least ``least``; True and 1.0 are none.
 
-    none: what None stands for, where it is a value, too.
+    none: meaning of None, if that is a value, too.
     """
     fits = type(got) is int and got >= least and (most is None or got <= most)
     if not fits and not (got is None and none):
@@ -60,7 +60,7 @@ def whole_number(where: str, got: object, least: int = 0, most: int | None = Non
 
 
 def short(text: str, most: int) -> str:
-    """For a message of one line: the text, or as much of it as leaves room for dots within ``most`` characters.
+    """Shorten a text to ``most`` characters, with dots at the end.
 
     >>> short("twelve heads", 12), short("thirteen heads", 12)
     ('twelve heads', 'thirteen ...')
@@ -86,11 +86,10 @@ _WORDS: dict[Any, str] = {
 def refuse_misfits(
     make: Callable[..., Any], options: Mapping[str, Any], where: str, by_position: Sequence[Any] = ()
 ) -> None:
-    """UserError for an option of another type than ``make`` says. where: the options' key or argument, for the error.
+    """Raise UserError for an option that does not fit the annotations of ``make``, a class or a function.
 
-    make: a class or a function. by_position: options of a class that are given without their names. What annotations
-    leave open is left to ``make``. Python itself would take some values for something else: ``True`` is a 1, 1.5 steps
-    may be sliced, NaN fails every comparison with a limit and so passes it.
+    where: the options' key or argument, for the message. by_position: options of a class without names. Python itself
+    would accept ``True`` as 1, slices of 1.5 steps, and NaN, which fails every comparison with a limit.
     """
     hints = types_of(make)
     named = zip(list(inspect.signature(make.__init__).parameters)[1:], by_position, strict=False) if by_position else ()
@@ -101,27 +100,25 @@ def refuse_misfits(
 
 @functools.cache
 def types_of(make: Callable[..., Any]) -> Mapping[str, Any]:
-    """Option -> its type, of a function or of a class and the base classes that it passes options on to."""
-    made = [vars(base).get("__init__") for base in reversed(make.__mro__)] if isinstance(make, type) else [make]
-    found: dict[str, Any] = {}
-    for each in filter(None, made):
-        try:
-            found |= typing.get_type_hints(each)
-        except (NameError, TypeError, AttributeError):  # a type that is imported for the type checker alone
-            continue
-    return {name: hint for name, hint in found.items() if name != "return"}
+    """Return the types of options, of a function, or of a class and its base classes."""
+    functions = [vars(base).get("__init__") for base in reversed(make.__mro__)] if isinstance(make, type) else [make]
+    hints: dict[str, Any] = {}
+    for function in filter(None, functions):
+        with contextlib.suppress(NameError, TypeError, AttributeError):  # a type imported for the type checker alone
+            hints |= typing.get_type_hints(function)
+    return {name: hint for name, hint in hints.items() if name != "return"}
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Return True if a value is of a type, and for types that are not plain values."""
+    """Return True if a value fits a type, and for types that are not plain values."""
     if isinstance(value, float) and not math.isfinite(value):
         return False
     origin = typing.get_origin(hint)
     if origin in (Union, types.UnionType):
-        return any(fits(value, each) for each in typing.get_args(hint))
+        return any(fits(value, part) for part in typing.get_args(hint))
     if origin is Callable:
         return callable(value)
-    if origin is Literal:  # which of the names it is, the class says: an array of them would be compared one by one
+    if origin is Literal:  # the class checks the name
         return value is None or isinstance(value, str | int | float)
     if hint in (int, float):  # NumPy's are as good
         return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
@@ -132,10 +129,10 @@ def fits(value: Any, hint: Any) -> bool:
     if _is_list(origin):
         inner = (*typing.get_args(hint), Any)[0]
         several = isinstance(value, Collection) and not isinstance(value, str | Mapping)
-        return several and all(fits(each, inner) for each in value)
+        return several and all(fits(item, inner) for item in value)
     if inspect.isclass(origin) and issubclass(origin, Mapping):
         inner = (*typing.get_args(hint), Any, Any)[1]
-        return isinstance(value, Mapping) and all(fits(each, inner) for each in value.values())
+        return isinstance(value, Mapping) and all(fits(item, inner) for item in value.values())
     return True
 
 
@@ -144,7 +141,6 @@ def _is_list(origin: Any) -> bool:
 
 
 def _in_words(hint: Any) -> str:
-    """The type in words."""
     if typing.get_origin(hint) in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(map(_in_words, typing.get_args(hint))))
     if typing.get_origin(hint) is Literal:
@@ -155,4 +151,4 @@ def _in_words(hint: Any) -> str:
 
 
 class HeadsMixed(UserError):
-    """Refused because no head of the model has a slice of channels of its own: no family could ever find one."""
+    """A model that no family can support: its heads have no channels of their own."""

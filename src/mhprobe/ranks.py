@@ -38,23 +38,23 @@ def total(part: Tensor, group: Any | None = None) -> Tensor:
 
 
 def pieces(large: Tensor) -> Sequence[Tensor]:
-    """Views of ``large`` for what copies what it works on, as gloo does: then a copy is never as large."""
+    """Return views of ``large``, as gloo copies the tensors that it works on."""
     return large.view(-1).split(PIECE) if large.is_contiguous() else [large]
 
 
 def from_rank_zero(find: Callable[[], T]) -> T:
-    """Return the result of rank 0 on every rank, or raise its UserError there; only rank 0 works."""
+    """Call ``find`` on rank 0 only; return its result, or raise its UserError, on every rank."""
     if size() == 1:
         return find()
-    found = [_tried(find) if rank() == 0 else None]
-    dist.broadcast_object_list(found, src=0)
-    if isinstance(found[0], UserError):
-        raise found[0]
-    return found[0]  # type: ignore[return-value]
+    results = [_tried(find) if rank() == 0 else None]
+    dist.broadcast_object_list(results, src=0)
+    if isinstance(results[0], UserError):
+        raise results[0]
+    return results[0]  # type: ignore[return-value]
 
 
 def _tried(work: Callable[[], T]) -> T | UserError:
-    """``work()`` or its UserError: a rank that raised alone would leave the others waiting."""
+    """Return ``work()`` or its UserError: a rank that raised alone would leave the others waiting."""
     try:
         return work()
     except UserError as error:
@@ -71,15 +71,14 @@ def gather(value: T) -> list[T]:
 
 
 class LeftAlone(UserError):
-    """Raised by a rank that failed while the others were in the midst of something that waits for it."""
+    """Error of a rank that failed while the others wait for it."""
 
 
 def together(work: Callable[[], T], patience: float = PATIENCE) -> T:
-    """``work()`` on every rank, and UserError on all of them where it failed on one.
+    """Call ``work`` on every rank; raise UserError on all of them if it failed on one.
 
-    A rank that fails waits ``patience`` seconds for the others. If they do not come, they wait for it inside ``work``
-    and would do so for ever: it raises LeftAlone. Nobody may catch that, for the end of one rank is the end of all
-    (run/launch.py).
+    A rank that fails waits ``patience`` seconds for the others, which may wait for it inside ``work`` for ever. Then it
+    raises LeftAlone, which nobody may catch: the end of one rank is the end of all (run/launch.py).
     """
     if size() == 1:
         return work()
@@ -95,7 +94,7 @@ def together(work: Callable[[], T], patience: float = PATIENCE) -> T:
 
 
 def _within(seconds: float, work: Callable[[], T]) -> T | None:
-    """``work()``, or None where it has not ended after so long; it is then left behind."""
+    """Return ``work()``, or None if it has not ended in time; its thread goes on."""
     done: list[T] = []
     thread = threading.Thread(target=lambda: done.append(work()), daemon=True)
     thread.start()
@@ -104,12 +103,12 @@ def _within(seconds: float, work: Callable[[], T]) -> T | None:
 
 
 def in_turn(work: Callable[[int], T], count: int) -> list[T]:
-    """Share ``work`` of the numbers below ``count``; all results on every rank. UserError of any on all of them."""
+    """Share ``work`` on the numbers below ``count`` among ranks; all results, or the first UserError, on every rank."""
     if size() == 1 or count == 1:
         return [work(number) for number in range(count)]
     done = {number: _tried(functools.partial(work, number)) for number in range(rank(), count, size())}
-    everyone = {number: each for part in gather(done) for number, each in part.items()}
-    for each in everyone.values():
-        if isinstance(each, UserError):
-            raise each
+    everyone = {number: result for part in gather(done) for number, result in part.items()}
+    for result in everyone.values():
+        if isinstance(result, UserError):
+            raise result
     return [everyone[number] for number in range(count)]  # type: ignore[misc]

@@ -25,8 +25,8 @@ COPIES = 12  # of an image's attention that measures hold for a while
 class Network(NamedTuple):
     """A network to look at.
 
-    spec: size, mean and std of its images. recipe: what rebuilds it with other weights, as ``RandomTwin`` takes it, or
-    None where nothing does. notes: what was chosen for the user, in sentences.
+    spec: size, mean and std of its images. recipe: for ``RandomTwin``, or None if it cannot be rebuilt. notes:
+    sentences on choices made for the user.
     """
 
     model: nn.Module
@@ -40,7 +40,7 @@ class Network(NamedTuple):
         return attach(self.model).layout.of("head")
 
     def twin(self) -> nn.Module:
-        """The same architecture without training. UserError where it cannot be rebuilt."""
+        """Build the untrained network. Raises UserError if that is not possible."""
         if self.recipe is None:
             raise UserError(
                 f"an untrained {type(self.model).__name__} cannot be built: its timm name and sizes are unknown"
@@ -49,22 +49,21 @@ class Network(NamedTuple):
 
 
 def chosen(model: nn.Module | str | Path, weights: str | Path | None = None, size: int | None = None) -> Network:
-    """Find or build a network.
+    """Find or build a network. Raises UserError for anything else.
 
     model: a network; or a run's folder, a .safetensors beside its .json, a .ckpt, a folder of transformers',
     hf-hub:owner/name, or a name of timm's, whose weights are downloaded if ``weights`` names no file. weights: a file
-    of any training, or "random" for an untrained network. size: pixels of its images' side; by default its own, or a
-    smaller one. UserError for what is none of these.
+    of any training, or "random". size: pixels of its images' side; by default its own, or a smaller one.
     """
     if not isinstance(model, nn.Module | str | Path):
         raise UserError(f"look: model: expected a network or its name, got {type(model).__name__}.")
-    there = isinstance(model, nn.Module) or Path(model).expanduser().exists()
-    if there and not (weights is size is None):
+    built = isinstance(model, nn.Module) or Path(model).expanduser().exists()
+    if built and not (weights is size is None):
         what = "this network is built already" if isinstance(model, nn.Module) else f"{model} brings its own"
         raise UserError(f"look: --weights and --size are for timm names, but {what}; leave them out.")
     if isinstance(model, nn.Module):
         return _built(model)
-    if there:
+    if built:
         return _saved(Path(model).expanduser())
     if str(model).startswith(PREFIX) and weights is size is None:
         with contextlib.suppress(UserError):  # weights of ours; others' are timm's to find
@@ -73,7 +72,7 @@ def chosen(model: nn.Module | str | Path, weights: str | Path | None = None, siz
 
 
 def _built(model: nn.Module) -> Network:
-    """A network of a notebook. UserError for one outside the supported families, and one of no images."""
+    """Describe a network of a notebook. Raises UserError for unsupported families, and for networks of text."""
     backbone, layout = backbone_of(model), attach(model).layout.of("head")
     if any(site.line for site in layout.sites):
         raise UserError(f"look: model: expected a network for images, got {type(model).__name__}, which takes text.")
@@ -106,9 +105,9 @@ def _saved(place: Path) -> Network:
 
 
 def _described(file: Path, name: str) -> Network:
-    model, told = load_weights(file)
-    spec = {key: tuple(value) for key, value in told.get("input", input_spec(model)).items()}
-    return Network(model, name, spec, None if told.get("kept") else told)
+    model, about = load_weights(file)
+    spec = {key: tuple(value) for key, value in about.get("input", input_spec(model)).items()}
+    return Network(model, name, spec, None if about.get("kept") else about)
 
 
 def _of_timm(name: str, weights: str | Path | None, size: int | None) -> Network:
@@ -147,7 +146,7 @@ def _of_timm(name: str, weights: str | Path | None, size: int | None) -> Network
 
 
 def _memory() -> float:
-    """Bytes that are free; endless where the system does not say."""
+    """Return the free bytes; infinity if the system does not say."""
     try:
         return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (AttributeError, ValueError, OSError):

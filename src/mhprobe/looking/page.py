@@ -1,7 +1,4 @@
-"""The pages of a network and photographs: one file each that answers clicks, without a server.
-
-In one every head is seen at a glance, in the other heads are switched, and the network answers in the page itself.
-"""
+"""Interactive pages of a network, one file each, without a server: attention of all heads, or heads to switch off."""
 
 from __future__ import annotations
 
@@ -32,10 +29,7 @@ TALL = 900  # pixels of the page in a notebook's cell
 
 
 class Look(NamedTuple):
-    """Photographs as a network's heads see them: a page that shows itself in a notebook, and the sentences on it.
-
-    sentences: with heads by flat index, see ``mhprobe.looking.sentences``. notes: on what was chosen for the user.
-    """
+    """A page, shown in a notebook, and its sentences. notes: on choices made for the user."""
 
     page: str
     sentences: Sequence[Sentence] = ()
@@ -46,29 +40,13 @@ class Look(NamedTuple):
         return write(Path(path), self.page.encode())
 
     def __repr__(self) -> str:
-        return "\n".join(each.text for each in self.sentences)
+        return "\n".join(sentence.text for sentence in self.sentences)
 
     def _repr_html_(self) -> str:
         return (
             f'<iframe title="look" sandbox="allow-scripts" style="width:100%;height:{TALL}px;border:0" '
             f'srcdoc="{html.escape(self.page)}"></iframe>'
         )
-
-
-class _Shown(NamedTuple):
-    """All that a page shows. form: of the attention; None where there is none, for ``reason``. packs: an image each.
-
-    told, measures: sentences, and columns that heads are sorted by. waiting: whether these, and more images, follow.
-    """
-
-    network: Network
-    photos: Photographs
-    form: Form | None
-    packs: Sequence[str]
-    reason: str = ""
-    told: Sequence[Sentence] = ()
-    measures: Sequence[dict[str, Any]] = ()
-    waiting: bool = True
 
 
 def look(
@@ -88,14 +66,13 @@ def look(
         model of timm's.
     folder: of photographs, or a .tar or .zip of them; at most ``limit`` are taken, evenly by name.
     weights: of any training for a model of timm's, or "random"; by default they are downloaded. size: pixels of the
-        side of its images; by default its own, or a smaller one where that would take minutes.
-    masks_in: a folder with a mask for each photograph, bright on what is salient.
-    untrained: whether an untrained network of this architecture is looked at, too.
-    first: called with the page of the first photograph, while the others are looked at.
+        side of its images; by default its own, or a smaller one that does not take minutes.
+    masks_in: a folder with a mask for each photograph, bright on salient objects.
+    untrained: measure an untrained network of this architecture, too.
+    first: called with the page of the first photograph, before the others are done.
 
-    The page has the attention of all heads from all tokens. Raises UserError for a folder without photographs, a
-    network that is not found, and masks that are missing. A network without attention weights between patches gets the
-    page without them, and the reason.
+    The page has the attention of all heads from all tokens, or the reason why the network has none between patches.
+    Raises UserError for a folder without photographs, an unknown network, and missing masks.
     """
     whole_number("look: limit", limit, least=1)
     listed(folder)  # before a network is built, or its weights downloaded
@@ -107,13 +84,14 @@ def look(
     images = normalise(photos.pixels, side, network.spec["mean"], network.spec["std"]).to(device)
 
     def begun(form: Form, pack: str) -> None:
-        first(_page(_Shown(network, photos, form, [pack])))
+        first(_page(network, photos, form, [pack]))
 
     with progress("attention", len(images), "photographs", show_progress) as done:
+        form, packs, reason = None, list[str](), ""
         try:
-            shown = _Shown(network, photos, *all_packed(network.model, images, begun, lambda: done(1)))
+            form, packs = all_packed(network.model, images, begun, lambda: done(1))
         except UserError as error:
-            shown = _Shown(network, photos, None, [], str(error))
+            reason = str(error)
     # behind the first photograph: measures are seconds of imports
     from mhprobe.looking.sentences import TWIN, facts, sentences
 
@@ -121,11 +99,24 @@ def look(
     total = len(images) + (min(TWIN, len(images)) if untrained else 0)
     with progress("measuring", total, "photographs", show_progress) as done:
         known = facts(network.model, images, objects, twin, done)
-    return _page(shown._replace(told=sentences(known), measures=known.shown(), waiting=False))
+    return _page(network, photos, form, packs, reason, sentences(known), known.shown(), waiting=False)
 
 
-def _page(shown: _Shown) -> Look:
-    network, photos, form, layout = shown.network, shown.photos, shown.form, shown.network.layout
+def _page(
+    network: Network,
+    photos: Photographs,
+    form: Form | None,
+    packs: Sequence[str],
+    reason: str = "",
+    told: Sequence[Sentence] = (),
+    measures: Sequence[dict[str, Any]] = (),
+    waiting: bool = True,
+) -> Look:
+    """Render the page. form: of the attention; None without attention, for ``reason``. packs: per image.
+
+    told, measures: sentences, and columns to sort heads by. waiting: these, and more images, follow.
+    """
+    layout = network.layout
     data = {
         "heads": [
             {"id": flat, "site": site.name, "stage": site.stage, "block": site.block, "index": index}
@@ -134,8 +125,8 @@ def _page(shown: _Shown) -> Look:
         "sites": described(layout, form) if form else None,
         "levels": form and form.levels,
         "photos": [{"name": name, "picture": of} for name, of in zip(photos.names, photos.pictures, strict=True)],
-        "measures": shown.measures,
-        "sentences": [{"text": each.text, "heads": each.heads} for each in shown.told],
+        "measures": measures,
+        "sentences": [{"text": sentence.text, "heads": sentence.heads} for sentence in told],
     }
     page = render(
         "look.html.jinja",
@@ -143,16 +134,16 @@ def _page(shown: _Shown) -> Look:
         ["common.js", "look.js"],
         styles=("page.css", "look.css"),
         title=f"{network.name} looks at {counted(len(photos.names), 'photograph')}",
-        packs={f"attention-{number}": pack for number, pack in enumerate(shown.packs)},
-        shown=shown,
+        packs={f"attention-{number}": pack for number, pack in enumerate(packs)},
+        shown={"network": network, "photos": photos, "form": form, "reason": reason, "told": told, "waiting": waiting},
         blocks=counted(len(layout.sites), "block"),
-        millions=rounded(sum(each.numel() for each in network.model.parameters()) / 1e6, 3),
+        millions=rounded(sum(weight.numel() for weight in network.model.parameters()) / 1e6, 3),
     )
-    return Look(page, shown.told, network.notes)
+    return Look(page, told, network.notes)
 
 
 def live(model: nn.Module, images: Tensor, labels: Tensor, class_names: Sequence[str] | None = None) -> Look:
-    """A page in which the heads of a network are switched, with its accuracy on images.
+    """Make a page in which a reader switches heads of a network off, with its accuracy on images.
 
     model: a classifier of a supported family, of at most 25 MB as int8; gates are attached if it has none, and those
         that are closed stay closed.

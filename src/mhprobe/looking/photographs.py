@@ -1,4 +1,4 @@
-"""Photographs of a folder for a page, and masks of what is salient in them. Those that cannot be read are named."""
+"""Photographs of a folder for a page, and masks of salient objects. Unreadable files are named."""
 
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -21,8 +21,8 @@ QUALITY = 82  # of its JPEG
 class Photographs(NamedTuple):
     """Squares from the middle of N photographs.
 
-    names: their files. pixels: (N, 3, side, side) uint8, for the network. pictures: the same as addresses with a JPEG
-    in them, for the page. left_out: a line for each file that could not be read. there: how many the folder has.
+    names: files. pixels: (N, 3, side, side) uint8, for the network. pictures: JPEG as data URLs, for the page.
+    left_out: a line per unreadable file. there: number of photographs in the folder.
     """
 
     names: list[str]
@@ -33,7 +33,7 @@ class Photographs(NamedTuple):
 
 
 def listed(folder: str | Path) -> tuple[Archive, list[str]]:
-    """A folder or archive, and the photographs in it by name. UserError where there are none."""
+    """Open a folder or archive and list its photographs by name. Raises UserError if there are none."""
     place = Path(folder).expanduser()
     if not place.exists():
         raise UserError(f"look: {place} does not exist. Give a folder of photographs, or a .tar or .zip of them.")
@@ -45,9 +45,9 @@ def listed(folder: str | Path) -> tuple[Archive, list[str]]:
 
 
 def photographs(folder: str | Path, side: int, limit: int = 12) -> Photographs:
-    """Read at most ``limit`` photographs, evenly from the folder or archive by name.
+    """Read at most ``limit`` photographs, evenly from the folder or archive by name, as squares of ``side`` pixels.
 
-    side: pixels of the square that the network takes. UserError for a folder without photographs that can be read.
+    Raises UserError for a folder without photographs that can be read.
     """
     archive, every = listed(folder)
     read, left_out = {}, []
@@ -66,9 +66,9 @@ def photographs(folder: str | Path, side: int, limit: int = 12) -> Photographs:
 
 
 def masks(folder: str | Path, names: list[str], size: tuple[int, int]) -> Tensor:
-    """(N, *size) int64, 1 on what is salient: pixels of a mask at least half as bright as its maximum.
+    """(N, *size) int64, 1 on salient objects: pixels of a mask at least half as bright as its maximum.
 
-    folder: has an image for each photograph, of the same name up to its ending. UserError names those without one.
+    folder: has an image for each photograph, of the same name up to its ending. Raises UserError if one is missing.
     """
     archive = open_archive(Path(folder).expanduser())
     by_stem = {PurePosixPath(file).stem: file for file in archive.names() if is_image(file)}

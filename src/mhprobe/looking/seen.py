@@ -1,9 +1,8 @@
-"""Attention of all heads from all tokens of an image, small enough for a page.
+"""Compression of the attention of all heads from all tokens of an image, for a page.
 
-A row of weights is kept as its largest weight (uint16, of 65,535) and, per key, a level: the square root of the share
-of that largest weight, in ``levels`` steps. The root keeps small weights apart; the largest error is that of the
-largest weights, 1 / levels of them. Where a page would grow too large there are fewer levels, then queries are averaged
-over fields of patches, then images are left out.
+A row of weights is stored as its largest weight (uint16, of 65,535) and a level per key: the square root of the weight
+over the largest, in ``levels`` steps. The error is at most 1 / levels of the largest weight. If the page would grow too
+large, there are fewer levels, then queries are averaged over fields of patches, then images are left out.
 
 Shapes: S sites, W windows (1 for global attention), H heads of a site, R rows (queries), K keys of a window.
 """
@@ -24,11 +23,7 @@ ROOM = 27_000_000  # characters of a page that attention may take
 
 
 class Form(NamedTuple):
-    """Precision of a page's attention.
-
-    levels: steps from 0 to a row's largest weight. field: side, in patches, of the square that queries are averaged
-    over.
-    """
+    """Precision of attention: levels per weight; side, in patches, of the field that queries are averaged over."""
 
     levels: int
     field: int
@@ -38,18 +33,18 @@ FORMS = [Form(63, 1), Form(31, 1), Form(15, 1), Form(15, 2), Form(15, 4), Form(1
 
 
 def attention_of_image(model: nn.Module, image: Tensor) -> list[Tensor]:
-    """Per site (W, H, K, K) weights of one (1, 3, height, width) image. UserError where a model has none to see."""
+    """Return per site (W, H, K, K) weights of a (1, 3, height, width) image. Raises UserError if there are none."""
     attach(model)
     return [attn[0].float().cpu() for attn in record(model, image, needs={"attn"}).need("attn", "look")]
 
 
 def fitting(attention: list[Tensor], layout: HeadLayout, images: int, room: int) -> Form:
-    """The finest form in which as many images have room, by the size of the first."""
+    """Return the finest form in which so many images have room, by the size of the first."""
     return next((form for form in FORMS if images * len(packed(attention, layout, form)) <= room), FORMS[-1])
 
 
 def packed(attention: list[Tensor], layout: HeadLayout, form: Form) -> str:
-    """One image's attention as base64 of gzip: of every site (W, H, R) largest weights, then (W, H, R, K) levels."""
+    """Pack an image's attention as base64 of gzip: per site (W, H, R) largest weights, then (W, H, R, K) levels."""
     parts = []
     for site, weights_WHKK in zip(layout.sites, attention, strict=True):
         rows_WHRK = _rows(weights_WHKK, site, form.field)
@@ -61,10 +56,7 @@ def packed(attention: list[Tensor], layout: HeadLayout, form: Form) -> str:
 
 
 def described(layout: HeadLayout, form: Form) -> list[dict[str, Any]]:
-    """Sites as a page has to know them to read ``packed``, and to find a token's row.
-
-    places: (W, K) tokens of windows, -1 for padding; None for global attention, whose keys are the tokens in order.
-    """
+    """Describe sites for a reader of ``packed``. places: (W, K) tokens of windows, -1 for padding; None if global."""
     return [
         {
             "name": site.name,
@@ -92,9 +84,10 @@ def _rows(weights: Tensor, site: HeadSite, field: int) -> Tensor:
 def all_packed(
     model: nn.Module, images: Tensor, first: Callable[[Form, str], object], done: Callable[[], None]
 ) -> tuple[Form, list[str]]:
-    """Each image's attention, as many as there is room for. first: called with the first one, before the others.
+    """Pack the attention of as many images as there is room for.
 
-    images: (N, 3, height, width), normalised. done: called after each. UserError as ``attention_of_image``.
+    images: (N, 3, height, width), normalised. first: called with the first pack, before the others. done: called after
+    each. Raises UserError as ``attention_of_image``.
     """
     layout, form, packs = attach(model).layout.of("head"), FORMS[-1], list[str]()
     for image in images.split(1):

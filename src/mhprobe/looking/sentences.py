@@ -51,9 +51,9 @@ Kinds = Mapping[str, Callable[[HeadLayout], Measure]]
 
 
 class Facts(NamedTuple):
-    """Columns of measures by the measures' names, and reasons where there are none.
+    """Columns of measures by name, and reasons for missing ones.
 
-    images: photographs. twin: the same of an untrained network; empty where ``refused`` has a reason for "untrained".
+    images: number of photographs. twin: of an untrained network; empty if ``refused`` has a reason for "untrained".
     """
 
     layout: HeadLayout
@@ -63,18 +63,19 @@ class Facts(NamedTuple):
     refused: Mapping[str, str]
 
     def columns(self, name: str, of_twin: bool = False) -> Columns:
-        """A measure's columns. UserError with the reason where there are none."""
-        known = self.twin if of_twin else self.found
-        if name not in known:
+        """Return a measure's columns. Raises UserError with the reason if there are none."""
+        columns = self.twin if of_twin else self.found
+        if name not in columns:
             raise UserError(self.refused.get("untrained" if of_twin else name, "it was not measured"))
-        return known[name]
+        return columns[name]
 
     def shown(self) -> list[dict[str, Any]]:
-        """Columns that heads are sorted by in a page, to four digits; NaN is None."""
-        found = {SINGLE[name].label: columns for name, columns in self.found.items() if name in SINGLE}
+        """Return the columns that a page sorts heads by, to four digits; NaN is None."""
         return [
-            {"name": label, **{end: [None if x != x else float(f"{x:.4g}") for x in of[end].tolist()] for end in ENDS}}
-            for label, of in found.items()
+            {"name": SINGLE[name].label}
+            | {end: [None if x != x else float(f"{x:.4g}") for x in of[end].tolist()] for end in ENDS}
+            for name, of in self.found.items()
+            if name in SINGLE
         ]
 
 
@@ -119,8 +120,8 @@ def _measured(
 class Claim(NamedTuple):
     """A statement on every head: its value lies beyond a threshold.
 
-    what: the statement, as in "may look at one offset". sure (A,) bool: the whole interval lies beyond. needed
-    (A,): about so many photographs would decide it; NaN where it is decided.
+    what: as in "may look at one offset". sure (A,) bool: the whole interval lies beyond. needed (A,): about so many
+    photographs would decide it; NaN if it is decided.
     """
 
     what: str
@@ -128,12 +129,12 @@ class Claim(NamedTuple):
     needed: Tensor
 
     def of(self, heads: Tensor) -> "Claim":
-        """The claim on some heads, (A,) bool, and on no other."""
+        """Restrict the claim to some heads, (A,) bool."""
         return Claim(self.what, self.sure & heads, self.needed.where(heads, torch.nan))
 
 
 class Sentence(NamedTuple):
-    """Words about a network. heads: which it is about, by flat index, those that it names first."""
+    """Words about a network. heads: flat indices, those that the text names first."""
 
     text: str
     heads: tuple[int, ...] = ()
@@ -141,7 +142,7 @@ class Sentence(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A function that tells a sentence. question: what it answers, as in "could not be told: which heads are twins"."""
+    """A function that returns a sentence, and its question, as in "could not be told: which heads are twins"."""
 
     tell: Callable[[Facts], Sentence | None]
     question: str
@@ -153,15 +154,16 @@ def answers(question: str) -> Callable[[Callable[[Facts], Sentence | None]], Rul
 
 
 def sentences(facts: Facts) -> list[Sentence]:
-    """Sentences that can be told, in order; last what could not, and what it takes."""
-    made: list[Sentence] = []
+    """Return the sentences of all rules, and a last one on undecided heads and missing facts."""
+    told: list[Sentence] = []
     silent: list[str] = []
-    for rule in [each for each in globals().values() if isinstance(each, Rule)]:
+    for rule in [value for value in globals().values() if isinstance(value, Rule)]:
         try:
-            made += filter(None, [rule.tell(facts)])
+            told += filter(None, [rule.tell(facts)])
         except UserError as error:
             silent.append(f"{rule.question} ({str(error).rstrip('.')})")
-    return [*(each for each in made if each.text), *_untold([each.claim for each in made if each.claim], silent, facts)]
+    claims = [sentence.claim for sentence in told if sentence.claim]
+    return [*(sentence for sentence in told if sentence.text), *_untold(claims, silent, facts)]
 
 
 # ---- rules
@@ -223,9 +225,9 @@ def sinks(facts: Facts) -> Sentence:
 
 @answers("which heads are twins")
 def twins(facts: Facts) -> Sentence | None:
-    """Pairs whose attention is at most half as different as by chance, and whose outputs have a CKA of at least .5.
+    """Pairs whose attention differs at most half as much as by chance, and whose outputs have a CKA of at least .5.
 
-    Both for the whole interval; the CKA also above its chance.
+    Both hold for the whole interval; the CKA is also above its chance.
     """
     seen, written = facts.columns("js_distance"), facts.columns("cka")
     near = seen["high"] <= NEAR * seen["null"]
@@ -326,9 +328,9 @@ def even(facts: Facts) -> Sentence:
 
 @answers("what makes the network unlike an untrained one")
 def untrained(facts: Facts) -> Sentence | None:
-    """The heads farthest beyond all heads of the untrained network, and those that no measure tells from them.
+    """The heads farthest outside the range of the untrained network, and those within it by all measures.
 
-    How far: from the near end of a head's interval to the untrained range, as a share of the measure's scale.
+    Distances are from the near end of a head's interval, as shares of the measure's scale.
     """
     far = torch.stack([_beyond(facts, name) for name in SINGLE])  # (measures, A), 0 within the untrained range
     most, which = far.max(0)
@@ -355,9 +357,9 @@ def untrained(facts: Facts) -> Sentence | None:
 
 
 def _beyond(facts: Facts, name: str) -> Tensor:
-    """(A,) distance of a head's interval from the range of all heads of the untrained network, 0 where they meet.
+    """(A,) distance of a head's interval from the range of the untrained network's heads, 0 if they meet.
 
-    As a share of even attention's value where the measure has a unit; other measures are shares.
+    It is a share of even attention's value if the measure has a unit; other measures are shares.
     """
     found, twin = facts.columns(name), facts.columns(name, of_twin=True)["value"]
     far = torch.maximum(found["low"] - twin.max(), twin.min() - found["high"]).clamp(min=0).nan_to_num(0)
@@ -368,9 +370,9 @@ def _beyond(facts: Facts, name: str) -> Tensor:
 
 
 def claim(what: str, columns: Columns, threshold: Tensor | float, images: int) -> Claim:
-    """The statement that value is above ``threshold``; give everything negated for one that it is below.
+    """Claim that values are above ``threshold``; negate all arguments for below.
 
-    An interval shrinks as one over the square root of the number of images; these were not enough, so more are needed.
+    ``needed`` assumes that intervals shrink as one over the square root of the number of images.
     """
     value, low, high = (columns[name] for name in ("value", "low", "high"))
     beyond = torch.as_tensor(threshold, dtype=value.dtype).expand_as(value)
@@ -381,54 +383,54 @@ def claim(what: str, columns: Columns, threshold: Tensor | float, images: int) -
 
 
 def strongest(sure: Tensor, by: Tensor) -> tuple[int, ...]:
-    """Flat indices of the heads that are sure, the largest value first."""
+    """Return the flat indices of the heads that are sure, the largest value first."""
     (heads,) = torch.nonzero(sure, as_tuple=True)
     return tuple(heads[by[heads].argsort(descending=True, stable=True)].tolist())
 
 
 def measured(columns: Columns, at: int | tuple[int, int], form: Callable[[float], str], *against: str) -> str:
-    """e.g. ``97 % (95 % interval 95 % to 98 %; by chance 0.4 %)``. against: what it is to be held against."""
+    """Write e.g. ``97 % (95 % interval 95 % to 98 %; by chance 0.4 %)``. against: reference values, in words."""
     value, low, high = (form(float(columns[name][at])) for name in ("value", "low", "high"))
     return f"{value} ({'; '.join([f'95 % interval {low} to {high}', *against])})"
 
 
 def head_name(layout: HeadLayout, head: int) -> str:
-    """e.g. ``block 3 head 5``, or with the stage where there are several."""
+    """Write e.g. ``block 3 head 5``, with the stage if there are several."""
     _, index, site = list(layout)[head]
     stage = f"stage {site.stage} " if layout.num_stages > 1 else ""
     return f"{stage}block {site.block} head {index}"
 
 
 def share_of(heads: Sequence[int], layout: HeadLayout) -> str:
-    """e.g. ``5 of 72 heads``."""
+    """Write e.g. ``5 of 72 heads``."""
     return f"{len(heads)} of {counted(layout.num_heads, 'head')}"
 
 
 def offset_name(dy: int, dx: int) -> str:
-    """e.g. ``1 left``, ``2 down and 1 right``."""
+    """Write e.g. ``1 left``, ``2 down and 1 right``."""
     return " and ".join(f"{abs(step)} {ways[step > 0]}" for step, ways in zip((dy, dx), WAYS, strict=True) if step)
 
 
 def _on(facts: Facts, made: Claim, by: Tensor, words: Callable[[int, str], str]) -> Sentence:
-    """The sentence on the heads that are sure, the largest first; without text where none is.
+    """Return the sentence on the heads that are sure, the largest first; without text if there is none.
 
-    words: behind their number, of the first of them and its name.
+    words: makes the text from the first head and its name.
     """
     heads = strongest(made.sure, by)
     if not heads:
         return Sentence("", (), made)
-    told = words(heads[0], head_name(facts.layout, heads[0]))
-    return Sentence(f"{share_of(heads, facts.layout)} {told}", heads, made)
+    text = words(heads[0], head_name(facts.layout, heads[0]))
+    return Sentence(f"{share_of(heads, facts.layout)} {text}", heads, made)
 
 
 def _untold(claims: Sequence[Claim], silent: Sequence[str], facts: Facts) -> list[Sentence]:
-    """One sentence on heads whose interval holds the threshold, and on rules without what they need."""
+    """Return a sentence on heads whose interval holds the threshold, and on rules without facts."""
     parts = ["what holds beyond one photograph: intervals need at least 2, better 12"] if facts.images < 2 else []
-    for each in claims if facts.images > 1 else ():
-        if len(undecided := each.needed[~each.needed.isnan()]):
+    for claim in claims if facts.images > 1 else ():
+        if len(undecided := claim.needed[~claim.needed.isnan()]):
             half = "" if len(undecided) == 1 else " for half of them"
             told = f"about {int(min(undecided.median().item(), 10_000)):,} photographs would tell{half}"
-            parts.append(f"{counted(len(undecided), 'more head')} may or may not {each.what} ({told})")
+            parts.append(f"{counted(len(undecided), 'more head')} may or may not {claim.what} ({told})")
     parts += silent
     photographs = counted(facts.images, "photograph")
     return [Sentence(f"Could not be told from {photographs}: {'; '.join(parts)}.")] if parts else []

@@ -53,14 +53,13 @@ def of_measure(
     drawn: Mapping[str, str] | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Result]:
-    """All results of a measure by their names, which begin with ``name`` and stop with ``end``.
+    """Return all results of a measure by their names, which begin with ``name`` and stop with ``end``.
 
-    The measure's table and figure are called ``name``. Columns with one more axis have a table each,
-    ``<name>_<column>``; pairs of heads are summed up per pair of blocks, ``<name>_blocks``; further figures are
-    ``<name>_<kind>``. columns: "value" first. control: the same columns of a freshly initialised network: it stands in
-    the tables as the column "random_init", in the figures, and in tables of its own, ``<name>_random_init``.
-    label: in place of the measure's. during: as in ``Result``. drawn: kinds of figures by the end of their names, in
-    place of the measure's own. options: of figures, by kind.
+    ``name`` is the measure's table and figure, ``<name>_<column>`` a table of columns with one more axis,
+    ``<name>_blocks`` pairs of heads summed up per pair of blocks, ``<name>_<kind>`` a further figure.
+    columns: "value" first. control: the same columns of a freshly initialised network, for the column "random_init",
+    the figures, and tables ``<name>_random_init``. label: in place of the measure's. during: as in ``Result``. drawn:
+    kinds of figures by the end of their names, in place of the measure's own. options: of figures, by kind.
     """
     label = label or measure.label
     shown = dict(columns) if control is None else {**columns, TWIN: control["value"]}
@@ -68,7 +67,6 @@ def of_measure(
         f"{name}{part}{end}": _described(measure, label, Result(table, part_of=name if part else "", during=during))
         for part, table in tables.of_measure(layout, measure.kind, shown, measure.axes).items()
     }
-    # figures are of heads; of neurons there are hundreds for each
     heads, of_heads, of_twin = layout.of("head"), _of_heads(shown, layout), control and _of_heads(control, layout)
     for part, kind in ({"": measure.kind, **{f"_{k}": k for k in measure.also}} if drawn is None else drawn).items():
         figure = twins.draw(kind, heads, of_heads, label, measure.axes, of_twin, **(options or {}).get(kind, {}))
@@ -84,15 +82,13 @@ def of_measure(
 
 
 def _of_heads(columns: Mapping[str, Tensor], layout: HeadLayout) -> Mapping[str, Tensor]:
-    """The columns without the numbers of neurons."""
-    if layout.kinds <= {"head"}:
-        return columns
+    """Remove the numbers of neurons, which figures leave out."""
     count, heads = layout.num_heads, layout.of("head").num_heads
     return {name: each[:heads] if each.shape[:1] == (count,) else each for name, each in columns.items()}
 
 
 def _described(measure: Described, label: str, result: Result) -> Result:
-    """With what the measure says of itself, and what the columns of the table are for."""
+    """Add the measure's facts, and the roles of the table's columns."""
     names = [] if result.table is None else result.table.columns
     return result._replace(
         label=label,
@@ -117,7 +113,7 @@ class Point(NamedTuple):
 
 
 def agreement_of(values: Mapping[str, Tensor], control: Mapping[str, Tensor], k: int) -> Result:
-    """Every two measures' (A,) values compared; control: the same of a random initialisation, or {}."""
+    """Compare every two measures' (A,) values. control: of a random initialisation, or {}."""
     if len(values) < 2:
         return Result()
     found = agreement(values, k)
@@ -138,10 +134,9 @@ def two_data_sets(
     layout: HeadLayout, first: str, second: str, a: Mapping[str, Tensor], b: Mapping[str, Tensor]
 ) -> Result:
     """Correlate every measure's (A,) values on two data sets over heads."""
-    names = [name for name in a if name in b]
-    if not names:
+    panels = [(name, a[name], b[name], pearson(a[name], b[name])) for name in a if name in b]
+    if not panels:
         return Result()
-    panels = [(name, a[name], b[name], pearson(a[name], b[name])) for name in names]
     rows = []
     for name, x, y, r in panels:
         known = x.isfinite() & y.isfinite()
@@ -151,7 +146,7 @@ def two_data_sets(
 
 
 def history(layout: HeadLayout, label: str, points: Sequence[Point], drawn: bool) -> Result:
-    """A measure along training: one row per point and head; drawn: also the figure."""
+    """Return a measure along training: a row per point and head, and if ``drawn`` the figure."""
     heads = tables.per_head(layout, {})
     rows = [
         [point.epoch, point.step, *head, value]
@@ -169,7 +164,7 @@ def history(layout: HeadLayout, label: str, points: Sequence[Point], drawn: bool
 def of_curves(
     curves: Sequence[Curve], found: Sequence[Totals], layout: HeadLayout, chance: float | None
 ) -> dict[str, Result]:
-    """All masking curves of a run, by name of the result. found: their totals. chance: accuracy of guessing, if any."""
+    """Return all results of masking curves. found: their totals. chance: accuracy of guessing, if any."""
     results = {}
     if curves:
         figure = masking.curves(curves, layout.num_heads, chance)
@@ -187,7 +182,7 @@ def of_curves(
 
 
 def of_masked_heads(heads: Sequence[MaskedHead], question: RedundantOrInert) -> dict[str, Result]:
-    """Results on redundant and inert heads: a table, and a figure per similarity."""
+    """Return a table of redundant and inert heads, and a figure per similarity."""
     if not heads:
         return {}
     results = {"maskable_heads": Result(tables.masked_heads(heads))}
@@ -200,9 +195,9 @@ def of_masked_heads(heads: Sequence[MaskedHead], question: RedundantOrInert) -> 
 def answer(
     found: Sequence[Totals], heads: Sequence[MaskedHead], curves: Sequence[Curve] = (), chance: float | None = None
 ) -> list[str]:
-    """A line per curve that was tested: how many heads could go, and what they were.
+    """Return a line per tested curve: the number of heads that could go, and their verdicts.
 
-    curves, chance: one line instead where the unmasked model is not told apart from guessing.
+    curves, chance: for one line instead if the unmasked model does not differ significantly from guessing.
     """
     whole = [curve for curve in curves if curve.split == "test" and curve.step[0] == 0]
     if chance is not None and any(float(curve.points.low[0]) <= chance for curve in whole):
@@ -214,11 +209,11 @@ def answer(
         line = f"{row.curve} on {row.split}: {row.heads_before_worse:g} heads go before {row.of} is significantly lower"
         if row.heads_before_worse == 0:
             line = f"{row.curve} on {row.split}: already its first step makes {row.of} significantly lower"
-        own = [head for head in heads if (head.curve, head.split) == (row.curve, row.split)]
-        verdicts = [head.verdict for head in own if head.phase == "before"]
+        masked = [head for head in heads if (head.curve, head.split) == (row.curve, row.split)]
+        verdicts = [head.verdict for head in masked if head.phase == "before"]
         if verdicts:
             counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts)]
-            others, p = [head for head in own if head.phase != "before"], control(own)
+            others, p = [head for head in masked if head.phase != "before"], control(masked)
             beside = (
                 f"; of the {len(others)} that can not go {sum(head.alike for head in others)} share more than chance "
                 f"with a kept head too, and those that can go are {'more' if p < 0.05 else 'not more'} like kept heads "

@@ -1,4 +1,4 @@
-"""Named results of one run -> tables, figures, metrics.json, and whatever dashboard listens. On rank 0 only."""
+"""Writing of a run's results: tables, figures, metrics.json, dashboards. On rank 0 only."""
 
 import json
 import math
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Dashboard(Protocol):
-    """A logger that also shows results. A logger that is none is left to Lightning."""
+    """A logger that also shows results."""
 
     def add_table(self, name: str, table: tables.Table) -> None: ...
 
@@ -35,10 +35,10 @@ class Dashboard(Protocol):
 
 
 class Report:
-    """Writes ``tables/*.csv``, ``figures/*.png`` and ``.pdf``, ``metrics.json`` and ``results.json`` into ``folder``.
+    """Writer of ``tables/*.csv``, ``figures/*.png``, ``.pdf``, ``metrics.json`` and ``results.json`` into ``folder``.
 
-    loggers: Lightning's; those that are a Dashboard are told too. style: "screen", or "paper" for figures that fit the
-    columns of a printed page. Each method returns the files it wrote. A folder that cannot be written is a UserError.
+    loggers: Lightning's; a Dashboard gets the results, too. style: "screen", or "paper" for figures that fit columns
+    of a printed page. Methods return the files that they wrote. Raises UserError for a folder that cannot be written.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Report:
 
     @property
     def layout(self) -> HeadLayout:
-        """Of the model that the results are about; a report that compares runs has none."""
+        """Layout of the model; a report that compares runs has none."""
         assert self._layout is not None, "this report was made without a layout"
         return self._layout
 
@@ -76,11 +76,11 @@ class Report:
             raise UserError(f"results: {file} is damaged. Remove it or name another output folder.") from error
 
     def add(self, name: str, result: Result) -> list[Path]:
-        """``tables/<name>.csv``, ``figures/<name>.png`` and ``.pdf``, metrics.json, and its entry in results.json."""
+        """Write a result's table, figure and metrics, and its entry in results.json."""
         return self.add_all({name: result})
 
     def add_all(self, results: Mapping[str, Result]) -> list[Path]:
-        """Several results by their names, and their entries in results.json, which is written once."""
+        """Write results by their names, and their entries in results.json."""
         paths: list[Path] = []
         for name, result in results.items():
             paths += self._write(name, result)
@@ -114,9 +114,9 @@ class Report:
         return paths + (self.add_metrics(result.metrics) if result.metrics else [])
 
     def add_metrics(self, metrics: Mapping[str, float]) -> list[Path]:
-        """Merge numbers into metrics.json; a later number replaces an earlier one of the same name."""
+        """Merge numbers into metrics.json, replacing those of the same name."""
         merged = {**self.metrics, **metrics}
-        # JSON has no NaN: null is what other readers understand
+        # JSON has no NaN
         plain = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in merged.items()
@@ -126,6 +126,6 @@ class Report:
         return [write(self.folder / "metrics.json", (json.dumps(plain, indent=2, sort_keys=True) + "\n").encode())]
 
     def close(self) -> None:
-        """Let dashboards finish sending."""
+        """Finish the dashboards."""
         for dashboard in self.dashboards:
             dashboard.finish()

@@ -1,7 +1,4 @@
-"""A result: what one question gave, and everything that a reader of the run's folder has to know about it.
-
-Whoever makes a result says what it is. Nobody has to find it out again from a file's name (``report/ledger.py``).
-"""
+"""A result of a run: table, figure, metrics, and their description for results.json (``report/ledger.py``)."""
 
 from __future__ import annotations
 
@@ -21,14 +18,14 @@ Decision = Literal["removed", "closed"]
 
 
 class Sample(NamedTuple):
-    """The images that a result is of; none by default. words: in place of "n = 200 test images"."""
+    """Images of a result; none by default. words: in place of "n = 200 test images"."""
 
     images: int = 0
     split: str = ""
     words: str = ""
 
     def __str__(self) -> str:
-        """For the small print of a figure.
+        """Write the small print of a figure.
 
         >>> str(Sample(1, "test")), str(Sample(2000, "training")), str(Sample())
         ('1 test image', 'n = 2,000 training images', '')
@@ -39,14 +36,12 @@ class Sample(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A table, a figure, metrics, and what they are.
+    """A table, a figure, metrics, and their description.
 
-    curves: for dashboards that draw them themselves, beside the figure. drawn: the kind of figure (report/figures); its
-    caption says how to read it. caption: in place of that one.
-    interval, chance, control: columns of the table: low and high ends of an interval; what chance gives; what a freshly
-    initialised network gives. decides: the table's column "kept" says which heads stay; others are removed or closed.
-    of: the images that it is of, where they are not all that the report is about; ``Sample()`` for none.
-    The others are as in its entry in results.json (``ledger.Entry``).
+    curves: for dashboards that draw them themselves. drawn: the kind of figure (report/figures), which has a caption.
+    caption: in place of that one. interval, chance, control: columns of the table: low and high ends of an interval,
+    chance level, value of a freshly initialised network. decides: what happens to heads with 0 in the column "kept".
+    of: its images, if not the report's; ``Sample()`` for none. The others are as in ``ledger.Entry``.
     """
 
     table: Table | None = None
@@ -78,7 +73,7 @@ class Result(NamedTuple):
 
     @property
     def how_to_read(self) -> str:
-        """The figure's caption: its own, or that of its kind; "" without either."""
+        """Return the figure's caption: its own, or that of its kind, or ""."""
         if self.caption or not self.drawn:
             return self.caption
         return kinds()[self.drawn].caption

@@ -1,9 +1,8 @@
-"""Figures of a measure with their control inside: the same measure of a freshly initialised network, on the same scale.
+"""Figures of a measure beside its control, the same measure of a freshly initialised network, on the same scale.
 
-Some kinds draw a control themselves, from the column "random_init" (``draws_control``). Every other kind
-is drawn twice, the control below, with the same limits and colours: noise stretched to a scale of its own looks like
-structure. Where the control lies so far out that it would leave the measure no room, the measure keeps its own limits,
-and a box in the control is the frame of the panel above.
+Some kinds draw a control themselves, from the column "random_init" (``draws_control``). Every other kind is drawn
+twice, the control below with the same limits and colours: noise on a scale of its own would look like structure. If the
+control lies too far out, the measure keeps its limits, and a box in the control marks the frame of the panel above.
 """
 
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from mhprobe.report.figures import kinds
 from mhprobe.report.figures.style import NAMELESS, Axes, Figure, Names, SubFigure, canvas, drawn_on, inches, readable
 
 _STRIP = 0.28  # inches of a line above each of the two
-_ROOM = 0.1  # of the shared frame: less than that for the measure's own, and its points lie on one another
+_ROOM = 0.1  # least share of the common frame for the measure's own
 
 
 def draw(
@@ -28,35 +27,33 @@ def draw(
     control: Mapping[str, Tensor] | None = None,
     **options: Any,
 ) -> Figure:
-    """The figure of a measure's columns, of a kind of ``report/figures``.
+    """Draw a figure of a measure's columns, of a kind of ``report/figures``.
 
-    label: what "value" is, with its unit. names: of columns with one more axis behind the heads or pairs, the names
-    along it. control: the same columns of the freshly initialised network, if it was measured. options: of this kind
-    alone.
+    label: of "value", with its unit. names: along the extra axis of columns. control: the same columns of the freshly
+    initialised network, if measured. options: of this kind.
     """
-    asked = kinds()[kind]
 
-    def drawn(each: Mapping[str, Tensor]) -> Figure:
-        return asked(layout, each, label, names or NAMELESS, **options)
+    def drawn(of: Mapping[str, Tensor]) -> Figure:
+        return kinds()[kind](layout, of, label, names or NAMELESS, **options)
 
-    if control is None or asked.draws_control:
+    if control is None or kinds()[kind].draws_control:
         return drawn(columns)
     shown = {"as measured": columns, "the same, freshly initialised": control}
-    sizes = [inches(drawn(each)) for each in shown.values()]
+    sizes = [inches(drawn(of)) for of in shown.values()]
     wide, tall = max(size[0] for size in sizes), sum(size[1] + _STRIP for size in sizes)
     with canvas((wide, tall)) as figure:
         ratios = [part for size in sizes for part in (_STRIP, size[1])]
         rooms = figure.subfigures(4, 1, height_ratios=ratios, hspace=0, squeeze=False)[:, 0]
-        for (title, each), above, room in zip(shown.items(), rooms[::2], rooms[1::2], strict=True):
+        for (title, of), above, room in zip(shown.items(), rooms[::2], rooms[1::2], strict=True):
             above.text(0.1 / wide, 0.25, title, fontweight="bold", va="bottom")
             with drawn_on(room):
-                drawn(each)
+                drawn(of)
         _one_scale(rooms[1], rooms[3])
     return figure
 
 
 def _one_scale(own: SubFigure, control: SubFigure) -> None:
-    """The same limits of colours and axes, panel by panel; nothing where the two have different panels."""
+    """Set the same limits of colours and axes, panel by panel; not if the two have different panels."""
     if len(own.axes) != len(control.axes):
         return
     bars = [axes._colorbar for axes in (*own.axes, *control.axes) if hasattr(axes, "_colorbar")]
@@ -83,12 +80,12 @@ def _one_scale(own: SubFigure, control: SubFigure) -> None:
 
 
 def _coloured(axes: Axes) -> list[Any]:
-    """The marks that are coloured by a number."""
+    """Return the marks that are coloured by a number."""
     return [part for part in (*axes.images, *axes.collections) if part.get_array() is not None]
 
 
 def _one_frame(a: Axes, b: Axes) -> None:
-    """Limits that hold both panels. Where they leave ``a`` no room, ``b`` alone takes them, with a box for ``a``."""
+    """Set limits that hold both panels; if they leave ``a`` no room, of ``b`` alone, with a box for ``a``."""
     from matplotlib.patches import Rectangle
 
     own, control = ((axes.get_xlim(), axes.get_ylim()) for axes in (a, b))

@@ -1,7 +1,6 @@
-"""Values of a measure in a notebook: a tensor, with all its other columns beside it.
+"""Values of a measure in a notebook: a tensor with all other columns as attributes.
 
-It is a tensor, so that ``argsort``, ``torch.testing``, NumPy and matplotlib take it. What is computed from it is a
-plain tensor: the columns belong to the value as measured, and to nothing derived from it.
+``argsort``, ``torch.testing``, NumPy and matplotlib take it; results of operations on it are plain tensors.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ class Values(Tensor):
     heads: HeadLayout
     _name: str
 
-    # results of operations are plain tensors
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
@@ -52,11 +50,11 @@ class Values(Tensor):
         return self._name
 
     def table(self) -> Table:
-        """One row per head, or per pair that was compared, as in the measure's .csv."""
+        """Return a row per head, or per compared pair, as in the measure's .csv."""
         return getattr(tables, self.kind)(self.heads, self.columns)
 
     def to_frame(self) -> Any:
-        """``table`` as a pandas.DataFrame. UserError where pandas is not installed."""
+        """Return ``table`` as a pandas.DataFrame. Raises UserError if pandas is not installed."""
         table = self.table()
         return _pandas().DataFrame(table.rows, columns=table.columns)
 
@@ -76,7 +74,7 @@ class Values(Tensor):
         return f"{self.name}: {self.label} ({' x '.join(map(str, self.shape))})"
 
     def _shown(self) -> tuple[list[list[str]], list[str]]:
-        """Return the rows of the table that fit on a screen, its header first, and a line about the rest."""
+        """Return the rows that fit on a screen, header first, and a line about the rest."""
         table = self.table()
         names = [name for name in table.columns if name not in _PLACE][:_COLUMNS]
         rows = [[row[table.columns.index(name)] for name in names] for row in table.rows[:_ROWS]]
@@ -103,16 +101,16 @@ def _pandas() -> Any:
 
 
 class Found(dict[str, Values]):
-    """Results of measures by name. refused: errors of measures that gave none; asking for one raises its error."""
+    """Results of measures by name. refused: errors of measures without a result, raised by ``[name]``."""
 
     def __init__(self, found: Mapping[str, Values], refused: Mapping[str, UserError]) -> None:
         super().__init__(found)
         self.refused = dict(refused)
 
     def to_frame(self) -> Any:
-        """All tables below each other as one pandas.DataFrame, its first column the measure's name.
+        """Return all tables as one pandas.DataFrame with a column "measure"; missing columns are empty.
 
-        A column that a measure has not is empty in its rows. UserError where pandas is not installed.
+        Raises UserError if pandas is not installed.
         """
         pandas = _pandas()
         frames = [values.to_frame().assign(measure=name) for name, values in self.items()]

@@ -1,8 +1,7 @@
-"""W&B shows a run, and can never stop or hang one.
+"""W&B logger that never stops or hangs a run.
 
-A server that does not answer within ``init_timeout``, or a missing key, is reported in one line, and the run is
-recorded offline. A server that dies later delays the end of the run by at most ``finish_timeout``. This is the one file
-that imports wandb.
+If the server does not answer within ``init_timeout``, or the key is missing, a line says so and the run is recorded
+offline. A server that dies later delays the end by at most ``finish_timeout``. No other file imports wandb.
 """
 
 import contextlib
@@ -28,14 +27,12 @@ CURVE_AXIS = "masking/heads_masked"  # shared by all curves and runs, so that W&
 
 
 class RunLogger(WandbLogger):
-    """Lightning's W&B logger, plus what a Report has to show. Only rank 0 has a run.
+    """Lightning's W&B logger as a Dashboard. Only rank 0 has a run.
 
-    folder: of the run; ``folder/wandb`` holds W&B's files. project, entity, tags: of the run. group: of the runs of one
-    study or sweep; by default the folder's parent, which is the experiment's, or the sweep's. job_type: e.g. train or
-    mask, to filter by; by default the command's name.
-    model_aliases: upload the run's weights (model.safetensors, pruned.safetensors) as artifacts under these names, e.g.
-    [best]; None uploads none. init_timeout: seconds until a silent server is given up; finish_timeout: that sending the
-    rest may take at the end.
+    folder: of the run; ``folder/wandb`` holds W&B's files. project, entity, tags, job_type: of the run. group: of the
+    runs of a study or sweep; default: the folder's parent. model_aliases: upload model.safetensors and
+    pruned.safetensors as artifacts under these names, e.g. [best]; None uploads none. init_timeout: seconds to wait for
+    the server; finish_timeout: for sending the rest at the end.
     """
 
     def __init__(
@@ -75,7 +72,7 @@ class RunLogger(WandbLogger):
         self._send(super().log_metrics, metrics, step)
 
     def add_table(self, name: str, table: Table) -> None:
-        """W&B asks its server whether it may log a table: the one call that fails when a server has died."""
+        """Log a table, the one call that fails if the server has died."""
         if self._takes_tables:
             shown = wandb.Table(columns=[*table.columns], data=table.rows, allow_mixed_types=True)
             self._takes_tables = self._send(self.experiment.log, {f"tables/{name}": shown})
@@ -84,7 +81,7 @@ class RunLogger(WandbLogger):
         self._send(self.experiment.log, {f"figures/{name}": wandb.Image(str(png), caption=caption or None)})
 
     def add_curves(self, curves: Sequence[Curve]) -> None:
-        """One point at a time, along the number of heads masked; of random curves the mean over repeats."""
+        """Log points along the number of heads masked; of random curves the mean over repeats."""
         for curve in curves:
             accuracies, losses = (f"masking/{curve.name}/{curve.split}/{part}" for part in ("accuracy", "loss"))
             for name in (accuracies, losses):  # a summary would hold the last point, where all heads are off
@@ -106,7 +103,7 @@ class RunLogger(WandbLogger):
         self._send(self.experiment.summary.update, dict(metrics))
 
     def finish(self) -> None:
-        """Send what is left, for at most ``finish_timeout`` seconds; it stays on disk in any case."""
+        """Send the rest, for at most ``finish_timeout`` seconds; it stays on disk in any case."""
         page = self.folder / "report.html"
         if wandb.run is not None and page.is_file():  # to look at in the run, and to download
             self._send(self._show, page)
@@ -129,7 +126,7 @@ class RunLogger(WandbLogger):
         self.experiment.log_artifact(artifact, aliases=aliases)
 
     def _send(self, call: Callable[..., Any], *args: Any) -> bool:
-        """Return True if it worked. A dashboard is no reason to lose a run, whatever it raises; one line says so."""
+        """Call, and return True if it worked; the first error of any kind is a line in the log."""
         try:
             call(*args)
         except Exception as error:
@@ -141,12 +138,11 @@ class RunLogger(WandbLogger):
 
 
 def _start(settings: wandb.Settings, **where: Any) -> Any:
-    """A run of its own: online if that can be had, else offline."""
+    """Start a run: online if possible, else offline."""
     if wandb.run is not None:
-        _let_go()  # an earlier job of this process died; its run must not swallow this one's numbers
-    # a folder that W&B is to write into must exist, or it quietly takes another one
-    os.makedirs(where["dir"], exist_ok=True)
-    # its own telemetry, refused with the key, would complain to the terminal after the run's last line
+        _let_go()  # of an earlier job of this process that died
+    os.makedirs(where["dir"], exist_ok=True)  # else W&B quietly takes another folder
+    # without a key, its telemetry would complain to the terminal after the run's last line
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     try:
         run = _begun(settings, **where)
@@ -162,8 +158,8 @@ def _start(settings: wandb.Settings, **where: Any) -> Any:
 
 
 def _begun(settings: wandb.Settings, **where: Any) -> Any:
-    with _no_stderr():  # its service is a process of its own; where a server's answers break it, it writes pages
-        # without a key, W&B would otherwise ask at a terminal, and wait for ever
+    with _no_stderr():  # its service, a process, may write pages of errors
+        # started first, or W&B without a key would ask at a terminal, and wait for ever
         wandb.setup(wandb.Settings(silent=True)).ensure_service()
     run = wandb.init(settings=settings, **where)
     # Lightning logs its step as a value; W&B's own counter would count calls
@@ -177,7 +173,7 @@ def _begun(settings: wandb.Settings, **where: Any) -> Any:
 
 
 def _let_go() -> None:
-    """End the run and W&B's service, whatever they raise: a service that is gone would give a traceback at the exit."""
+    """End the run and W&B's service, ignoring their errors, which would give a traceback at the exit."""
     for end in (lambda: wandb.finish(exit_code=1), wandb.teardown):
         with contextlib.suppress(Exception, SystemExit):
             end()
@@ -186,7 +182,7 @@ def _let_go() -> None:
 
 @contextlib.contextmanager
 def _no_stderr() -> Iterator[None]:
-    """Close the standard error of processes that are started inside."""
+    """Close the standard error of processes started inside."""
     ours, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:

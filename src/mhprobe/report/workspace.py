@@ -1,7 +1,6 @@
-"""W&B views as code: a workspace and a report of a project's runs. Needs the extra ``dashboard`` (wandb-workspaces).
+"""W&B workspace and report of a project's runs, as code. Needs the extra ``dashboard`` (wandb-workspaces).
 
-Panels name metrics by what ``report/wandb.py`` logs: curves of every run and order share the axis of heads masked, so
-that a sweep or a study is one picture. Measures are found by their names in the project's runs, none is listed here.
+Panels use the names that ``report/wandb.py`` logs. All curves share the axis of heads masked.
 """
 
 import dataclasses
@@ -14,10 +13,10 @@ AXIS = "masking/heads_masked"
 
 
 def views(project: str, group: str | None, measures: Sequence[str], curves: Sequence[str]) -> tuple[Any, Any]:
-    """(workspace, report) of "entity/project". group: only the runs of this sweep or experiment.
+    """Build (workspace, report) of "entity/project". group: only the runs of this sweep or experiment.
 
-    measures: whose figures are shown, e.g. gate_importance, svcca. curves: the names of masking curves. UserError for a
-    name of another form, or without wandb-workspaces.
+    measures: names of figures to show, e.g. gate_importance. curves: names of masking curves. Raises UserError for a
+    project of another form, or without wandb-workspaces.
     """
     entity, _, name = project.partition("/")
     if not entity or not name or "/" in name:
@@ -45,18 +44,18 @@ def views(project: str, group: str | None, measures: Sequence[str], curves: Sequ
 
 
 def specification(view: Any) -> Any:
-    """The view as plain values that can be compared and stored; what was left at nothing is left out."""
+    """Return the view as plain values, without empty ones."""
     if dataclasses.is_dataclass(view):
         fields = {field.name: specification(getattr(view, field.name)) for field in dataclasses.fields(view)}
-        known = {name: value for name, value in fields.items() if value not in (None, "", [], {}) and name[0] != "_"}
-        return {"is": type(view).__name__, **known}
+        filled = {name: value for name, value in fields.items() if value not in (None, "", [], {}) and name[0] != "_"}
+        return {"is": type(view).__name__, **filled}
     if isinstance(view, list | tuple):
         return [specification(part) for part in view]
     return view if isinstance(view, str | int | float | bool | None) else str(view)
 
 
 def _parts(wr: Any, measures: Sequence[str], curves: Sequence[str]) -> list[tuple[str, str, list[Any]]]:
-    """Title, how to read it, panels."""
+    """Return title, explanation and panels of each section."""
     along = [f"masking/{name}/test/accuracy" for name in curves]
     return [
         (

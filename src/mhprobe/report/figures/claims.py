@@ -28,12 +28,12 @@ LEGEND = 4.1
     "Colours are after Holm's correction. A ring: it holds for an untrained network as well."
 )
 def claims(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """A forest of claims: the effect of each against the smallest that matters, coloured by its verdict.
+    """A forest of claims: effects in multiples of the smallest that matters, coloured by verdict.
 
-    rows: claim, verdict, effect, low, high, matters, shape, learned; those without a number are left out, and named.
+    rows: claim, verdict, effect, low, high, matters, shape, learned; those without a finite effect are counted only.
     """
-    told = [row for row in rows if math.isfinite(row["effect"])]
-    order = sorted(told, key=lambda row: (list(WORDS).index(row["verdict"]), -row["effect"] / row["matters"]))
+    finite = [row for row in rows if math.isfinite(row["effect"])]
+    order = sorted(finite, key=lambda row: (list(WORDS).index(row["verdict"]), -row["effect"] / row["matters"]))
     tall = 0.17 * max(1, len(order)) + 0.1
     edges = (0.25 + 0.062 * max((len(row["claim"]) for row in order), default=10), 0.6, 0.2, 0.4)
     with style.panel((4.0, tall), edges) as (figure, axes):
@@ -58,7 +58,7 @@ def claims(rows: Sequence[Mapping[str, Any]]) -> Figure:
         axes.set_xlabel("effect, in multiples of the smallest that matters")
         if order:
             style.legend_above(axes, right=True, ncols=4)
-        if missing := len(rows) - len(told):
+        if missing := len(rows) - len(finite):
             axes.text(0, -0.42 / tall, f"{missing} not applicable", transform=axes.transAxes, fontsize=7, va="top")
     return figure
 

@@ -28,9 +28,8 @@ PHASES = {"before": "masked before the drop", "at": "at the drop", "after": "aft
 def curves(curves: Sequence[Curve], num_heads: int, chance: float | None = None, over: Over = "heads") -> Figure:
     """Accuracy in per cent over the number of heads masked (or of steps), all curves of a run, with 95 % bands.
 
-    Drawn is the last split that occurs; thin, of few curves, the split that a searched curve was chosen on. A ring: the
-    first step that is significantly less accurate (McNemar, Holm over the curve). The axes end where the curves do, and
-    chance is drawn where some curve comes near it. Over steps the legend says how many heads a step takes.
+    The last split is drawn; thin, of few curves, the split that chose a searched curve. A ring marks the first step
+    that is significantly less accurate (McNemar, Holm over the curve). chance is drawn if a curve comes near it.
     """
     split = curves[-1].split
     places = {name: i for i, name in enumerate(dict.fromkeys(c.name for c in curves if not c.averaged))}
@@ -72,7 +71,7 @@ def curves(curves: Sequence[Curve], num_heads: int, chance: float | None = None,
 
 
 def _curve(axes: Axes, curve: Curve, name: str, look: tuple[str, str, Any], over: Over, crowded: bool) -> None:
-    """One curve with its band and its ring; a single point with its interval."""
+    """Draw one curve with its band and its ring, or a single point with its interval."""
     shade, marker, dashes = look
     points = curve.points
     heads, ends = _across(curve, over), [(100 * part).tolist() for part in (points.accuracy, points.low, points.high)]
@@ -102,7 +101,7 @@ def _promise(axes: Axes, curve: Curve, over: Over) -> None:
 
 
 def _curve_names(shown: Sequence[Curve], over: Over) -> dict[str, str]:
-    """Names of curves in the legend: with their search where curves differ in it, over steps with the heads of one."""
+    """Name curves for the legend: with their search if curves differ in it, over steps with the heads of a step."""
     searches = {curve.search for curve in shown if curve.search}
     names = {}
     for curve in shown:
@@ -115,12 +114,12 @@ def _curve_names(shown: Sequence[Curve], over: Over) -> dict[str, str]:
 
 
 def _across(curve: Curve, over: Over) -> list[float]:
-    """Return the places of the points on the x axis."""
+    """Return the x values of the points."""
     return curve.points.heads.tolist() if over == "heads" else [float(step) for step in curve.step]
 
 
 def _range(curves: Sequence[Curve], num_heads: int, over: Over) -> tuple[float, float, float]:
-    """Lowest and highest accuracy in per cent, and most heads or steps, of the axes; all for points of a sweep."""
+    """Return limits of the axes: lowest and highest accuracy in per cent, and most heads or steps."""
     right = max(max(_across(curve, over)) for curve in curves)
     if right == 0 or all(len(curve.step) == 1 for curve in curves):
         return -2, 102, num_heads
@@ -135,17 +134,16 @@ def _range(curves: Sequence[Curve], num_heads: int, over: Over) -> tuple[float, 
     "interval over images, of random orders over repeats."
 )
 def distances(curves: Sequence[Curve], num_heads: int) -> Figure:
-    """The mean loss of each curve's score over the number of heads masked, with its 95 % band; the split to report."""
+    """Mean loss of each curve's score over the number of heads masked, with its 95 % band; the last split."""
     split = curves[-1].split
     shown = [curve for curve in curves if curve.split == split]
     most = max(float(curve.points.heads[-1]) for curve in shown) or num_heads
     with style.panel((3.5, 2.5), (0.85, 0.5, 1.95, 0.2)) as (figure, axes):
         for number, curve in enumerate(shown):
             points, (shade, marker) = curve.points, ("0.45", "") if curve.averaged else style.colour(number)
-            # delta is the loss but for the unmasked model's own, and has the interval
-            own = points.loss - points.delta
-            ends = [part.tolist() for part in (points.loss, *(own + end for end in points[6:]))]
-            look: Any = {"marker": marker, "ms": 3, "markevery": -(-len(own) // 13), "label": curve.name}
+            whole = points.loss - points.delta  # of the unmasked model; delta has the interval
+            ends = [part.tolist() for part in (points.loss, *(whole + end for end in points[6:]))]
+            look: Any = {"marker": marker, "ms": 3, "markevery": -(-len(whole) // 13), "label": curve.name}
             style.band(axes, points.heads.tolist(), ends, shade, **look)
         axes.set_xlim(-0.02 * most, 1.02 * most)
         style.whole_ticks(axes.xaxis)
@@ -206,7 +204,7 @@ def masked_at_each_step(layout: HeadLayout, curves: Mapping[str, Tensor], most: 
 
 
 def _steps_shown(masks: Tensor, most: int) -> list[int]:
-    """Steps that are drawn: from the first to the last, evenly."""
+    """Choose steps evenly, from the first to the last."""
     return [1 + step for step in style.evenly(len(masks) - 1, most)]
 
 
@@ -218,7 +216,7 @@ def _steps_shown(masks: Tensor, most: int) -> list[int]:
     "explain why the others can."
 )
 def maskable(heads: Sequence[MaskedHead], similarity: str, inert: float) -> Figure:
-    """A panel per curve, a point per head; 0 is that of the measure itself where it has no chance level."""
+    """A panel per curve, a point per head; 0 is the measure's own 0 if it has no chance level."""
     curves: dict[str, list[tuple[MaskedHead, Likeness]]] = {}
     for head in heads:
         like = head.likeness[similarity]
