@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import mhprobe
-from mhprobe.studies.causal_gates import ROLES, causal_gates, roles
+from mhprobe.data.batch import Batch
+from mhprobe.studies.causal_gates import ROLES, causal_gates, causal_roles, roles
 from models import BUILDERS, images_for, labels_for, tiny_vit
 
 
@@ -65,6 +67,31 @@ def test_heads_that_are_off_stay_off_and_learned_factors_stay():
     assert ROLES[found["role"][0]] == "closed" and found["facilitation"][0].isnan()
     assert [ROLES[i] for i in found["role"][2:]] == ["necessary", "necessary", "irrelevant", "interfering"]
     assert torch.equal(toy.gates[0].values, factors)
+
+
+def test_roles_are_of_training_images_and_accuracies_without_the_other_heads():
+    """Padding says the opposite of every image, and would leave no head with a role."""
+    toy = Toy([0.6, 0.0, -0.6, 0.6, 0.0, -0.6])
+    toy.device = torch.device("cpu")
+    images, index, wrong = images_for(toy.vit, 8), torch.arange(8), torch.arange(8) % 2
+    train = Batch(images, wrong, index, wrong == 0)
+    test = Batch(images[:4], torch.zeros(4, dtype=torch.long), index[:4], torch.ones(4, dtype=torch.bool))
+    splits = {"train": train, "test": test}
+    material = SimpleNamespace(
+        model=toy,
+        data=SimpleNamespace(
+            sizes={"train": 8, "test": 4},
+            eval_batch_size=8,
+            batches=lambda split, device, images: [splits[split]],
+        ),
+        walk=lambda: lambda: [test],
+        kept=lambda about, find: find(),
+        seed=0,
+        first=False,
+    )
+    found = causal_roles(material, weight=0.01, steps=120, start_steps=20, lr=0.2, threshold=0.5)["causal"]
+    assert [row["role"] for row in found.table.dicts()] == ["necessary", "irrelevant", "interfering"] * 2
+    assert found.metrics["causal/accuracy_necessary"] == found.metrics["causal/accuracy_not_interfering"] == 1
 
 
 def test_roles_from_the_two_gates():

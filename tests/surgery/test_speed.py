@@ -12,6 +12,7 @@ from scipy import stats
 from mhprobe.backbones import layout_of
 from mhprobe.report.figures import pruned as speed_figure
 from mhprobe.surgery import costs
+from mhprobe.surgery import speed as speed_module
 from mhprobe.surgery.costs import evenly, interleaved
 from mhprobe.surgery.speed import median_interval, peak_memory, speed_table
 from pruned import BACKBONES, network
@@ -73,6 +74,16 @@ def test_the_speed_table_counts_what_removal_spares(kind):
     assert model.training is False and not any(module._forward_pre_hooks for module in model.modules())
     figure = speed_figure.speed(rows)
     assert len(figure.axes) == 2
+
+
+def test_a_speed_up_is_over_the_dense_network_and_round_by_round(monkeypatch):
+    """A machine that slows down from round to round slows all variants alike."""
+    seconds = [3.0, 2.0, 1.0, 0.75, 0.5]  # dense, masked, three that lost heads
+    taken = [[each * slow for slow in (1, 2, 4, 8, 16, 32)] for each in seconds]
+    monkeypatch.setattr(speed_module, "interleaved", lambda *_: taken)
+    for row, times in zip(speed_table(network("vit"), batches=(1,), rounds=6), (3, 4, 6), strict=True):
+        assert [row[f"speedup{end}"] for end in ("", "_low", "_high")] == pytest.approx([times] * 3)
+        assert row["over_masked"] == pytest.approx(times * 2 / 3)
 
 
 def test_peak_memory_is_weights_and_what_lives_at_once():
