@@ -31,7 +31,7 @@ def test_agreement_is_spearmans():
 
 
 class Data(L.LightningDataModule):
-    """15 images in batches of 6, the last one padded."""
+    """15 validation images in batches of 6, the last one padded."""
 
     def __init__(self, model) -> None:
         super().__init__()
@@ -39,6 +39,7 @@ class Data(L.LightningDataModule):
         self.sizes, self.num_classes, self.source = {"val": 15}, 5, SimpleNamespace(name="pictures")
 
     def batches(self, split, device="cpu", images=None):
+        assert split == "val"
         for start in range(0, 15, 6):
             index = torch.arange(start, start + 6)
             valid = index < 15

@@ -104,7 +104,7 @@ def test_a_seed_draws_what_a_method_draws_and_its_images(trained, tmp_path, monk
     assert (first, second) == (3, 4) and not torch.equal(one, other) and images != others
 
 
-def test_the_ranking_tests_pairs_on_the_same_images_and_corrects_over_all_of_them():
+def test_the_ranking_tests_pairs_on_the_same_images_and_corrects_over_all_of_them(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     hard_N = torch.randn(2000, generator=generator)
     skill = {"good": 1.0, "equal": 1.0, "bad": 0.2}
@@ -123,6 +123,10 @@ def test_the_ranking_tests_pairs_on_the_same_images_and_corrects_over_all_of_the
     # a seed that one method lacks counts for none
     partly = ranking([cell._asdict() for cell in run[:-1]], right)
     assert {row["seeds"] for row in partly} == {2}
+    # .03 is no difference among three pairs
+    crossed = bench.crossed
+    monkeypatch.setattr(bench, "crossed", lambda difference: crossed(difference)._replace(p=0.03))
+    assert [row["real"] for row in ranking([cell._asdict() for cell in run], right)[1:]] == [False, False]
 
 
 @pytest.mark.peer
