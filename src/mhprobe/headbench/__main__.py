@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    """The task itself. UserError for a family, a measure or a number that there is not."""
+    """Run the benchmark. UserError for an unknown family or measure, and for numbers that are too small."""
     from mhprobe.headbench.bench import bench, entries
     from mhprobe.headbench.sensitivity import check, sensitivities
     from mhprobe.report.figures import headbench as figure

@@ -1,10 +1,8 @@
 """Measures against plants: how well each measure tells the heads of each plant from all others.
 
-A model's measures are found in one pass on images that its weights were not calibrated on. A detector is a measure's
-value or another of its columns that a plant names. Its AUROC over the heads of a model (over pairs of heads of one
-layer, for measures of pairs and plants of two) is averaged over seeds; the interval is by bootstrap over seeds.
-
-A detector without a number for a planted head, or for any other head, has not found it: NaN counts as a coin, 0.5.
+A detector is a measure's value, or another of its columns that a plant names. Its AUROC over the heads of a model (over
+pairs of heads of one layer for measures of pairs) is averaged over seeds, with a bootstrap interval over seeds. NaN for
+a planted head, or for all others, counts 0.5. Images are others than the weights were calibrated on.
 """
 
 import importlib
@@ -33,10 +31,10 @@ Make = Callable[[HeadLayout], Measure]
 
 
 class Row(NamedTuple):
-    """One detector of one plant. direction: +1 if large values are expected of it, -1 small ones, 0 if nothing was.
+    """One detector of one plant. direction: +1 for large values expected, -1 for small ones, 0 for no expectation.
 
-    auroc, low, high: for that direction (+1 for 0), with its 95 % interval over seeds. seeds: in which the plant was
-    verified. numbers: in how many of them the measure had a number for the planted heads; elsewhere 0.5 counts.
+    auroc, low, high: in that direction (+1 for 0), with the 95 % interval over seeds. seeds: number of those in which
+    the plant was verified. numbers: of these, those in which the detector had a number for the planted heads.
     """
 
     family: str
@@ -51,9 +49,9 @@ class Row(NamedTuple):
 
 
 class Told(NamedTuple):
-    """The AUROC of one detector for one plant against the other heads of its model, for large values.
+    """AUROC of one detector for one plant against the other heads of its model, for large values.
 
-    known: whether it had a number for every planted head, and for another head to compare it with.
+    known: whether it had a number for every planted head, and for another head.
     """
 
     auroc: float
@@ -67,49 +65,41 @@ def bench(
     images: int = 64,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
-    """Every measure on every plant. makes: measure's name -> what makes it of a layout.
+    """Score every measure on every plant. makes: by name, makers of a measure for a layout.
 
-    images: that are measured; as many others for measures that have to choose first.
+    images: that are measured; as many others for measures that choose first. UserError for a column that no measure
+    has, though a plant names it.
     """
-    found: dict[tuple[str, str, str], list[Told]] = defaultdict(list)
+    scores: dict[tuple[str, str, str], list[Told]] = defaultdict(list)
+    plants = known()
+    named = sorted({tuple(sign.split(".", 1)) for plant in plants.values() for sign in plant.signs if "." in sign})
     for family, seed in itertools.product(families, seeds):
         canvas, planted = grow(family, seed)
-        values, refused = _values(canvas.layout, gated(canvas), makes, seed, images)
-        for plant in (each for each in planted if each.verified):
-            alike = [each.heads for each in planted if each.name in plant.plant.like]
+        look, choose = (draw(images, first + seed).batch() for first in (1000, 2000))
+        columns, refused = measured(gated(canvas), canvas.layout, makes, look, choose)
+        values: dict[str, Tensor] = {}  # (A,) or (A, A) per detector
+        for name, of_measure in columns.items():
+            values[name] = of_measure["value"]
+            for column in (column for owner, column in named if owner == name):
+                if column not in of_measure:
+                    has = list(of_measure)
+                    raise UserError(f"headbench: {name} has no column {column}, which a plant names; it has {has}.")
+                values[f"{name}.{column}"] = of_measure[column]
+        for plant in (plant for plant in planted if plant.verified):
+            alike = [other.heads for other in planted if other.name in plant.plant.like]
             for name, value in values.items():
                 if (score := told_of(canvas.layout, value, plant.heads, alike)) is not None:
-                    found[family, plant.name, name].append(score)
-        failed = ", ".join(each.name for each in planted if not each.verified) or "none"
+                    scores[family, plant.name, name].append(score)
+        failed = ", ".join(plant.name for plant in planted if not plant.verified) or "none"
         left_out = ", ".join(sorted(refused)) or "none"
         say(f"{family} seed {seed}: not verified: {failed}; measures that refused: {left_out}")
-    plants = known()
-    return [_row(plants[key[1]].signs.get(key[2], 0), *key, all_told) for key, all_told in found.items()]
-
-
-def _values(
-    layout: HeadLayout, model: torch.nn.Module, makes: Mapping[str, Make], seed: int, images: int
-) -> tuple[dict[str, Tensor], list[str]]:
-    """(A,) or (A, A) per detector, and the names of measures that refused."""
-    # others than the canvas was calibrated on, and other ones to choose on than to measure on
-    look, choose = (draw(images, first + seed).batch() for first in (1000, 2000))
-    columns, refused = measured(model, layout, makes, look, choose)
-    named = sorted({detector for plant in known().values() for detector in plant.signs})
-    found = {}
-    for name, each in columns.items():
-        found[name] = each["value"]
-        for detector in (detector for detector in named if detector.startswith(f"{name}.")):
-            column = detector.partition(".")[2]
-            if column not in each:
-                raise UserError(f"headbench: {name} has no column {column}, which a plant names; it has {list(each)}.")
-            found[detector] = each[column]
-    return found, list(refused)
+    return [_row(plants[key[1]].signs.get(key[2], 0), *key, of_seeds) for key, of_seeds in scores.items()]
 
 
 def measured(
     model: torch.nn.Module, layout: HeadLayout, makes: Mapping[str, Make], look: Batch, choose: Batch
 ) -> tuple[dict[str, Columns], dict[str, UserError]]:
-    """Columns by measure, of ``look``, and why others refused; ``choose``: for measures that have to choose first."""
+    """Columns by measure on the images ``look``, and the refusals; ``choose``: images for measures that choose."""
     made = {name: make(layout) for name, make in makes.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # heads that are alike, as planted ones, are what some measures warn of
@@ -121,8 +111,8 @@ def told_of(
 ) -> Told | None:
     """AUROC of planted heads among all other heads, or of a planted pair among all pairs within layers.
 
-    value: (A,) numbers of heads, or (A, A) of pairs; None where the numbers are of neither. left_out: heads, or pairs,
-    that are not compared with. 0.5 counts for each planted head without a number.
+    value: (A,) of heads or (A, A) of pairs; None for another shape. left_out: heads, or pairs, that are not compared
+    with. A planted head without a number counts 0.5.
     """
     if value.shape == (layout.num_heads,):
         outside = torch.ones(len(value), dtype=torch.bool)
@@ -143,31 +133,28 @@ def told_of(
     return Told(share * auroc(numbers, others) + (1 - share) / 2, share == 1)
 
 
-def _row(direction: int, family: str, plant: str, name: str, all_told: Sequence[Told]) -> Row:
-    values = torch.tensor([each.auroc for each in all_told], dtype=torch.float64)
+def _row(direction: int, family: str, plant: str, name: str, scores: Sequence[Told]) -> Row:
+    values = torch.tensor([score.auroc for score in scores], dtype=torch.float64)
     values = 1 - values if direction < 0 else values
     low, high = (float(end) for end in bootstrap(values[None]))
-    known = sum(each.known for each in all_told)
-    return Row(family, plant, name, direction, float(values.mean()), low, high, len(values), known)
+    numbers = sum(score.known for score in scores)
+    return Row(family, plant, name, direction, float(values.mean()), low, high, len(values), numbers)
 
 
 def entries(names: Sequence[str] | None, entered: Sequence[str] = ()) -> dict[str, Make]:
-    """Measure's name -> what makes it, with its own defaults. UserError for a name or a class that there is not."""
+    """Makers of measures by name, with their defaults. UserError for an unknown name or class."""
     kinds = (getattr(all_measures, name) for name in dir(all_measures))
     shipped = {_name(kind): kind for kind in kinds if not inspect.isabstract(kind)}
     if unknown := sorted(set(names or ()) - set(shipped)):
         raise UserError(f"headbench: no measures {', '.join(unknown)}; there are {', '.join(sorted(shipped))}.")
     chosen = {name: shipped[name] for name in (shipped if names is None else names)}
-    for path in entered:
-        kind = _imported(path)
-        chosen[_name(kind)] = kind
-    return chosen
+    return chosen | {_name(kind): kind for kind in map(_imported, entered)}
 
 
 def _name(kind: Any) -> str:
-    """Read an attribute of a measure's class, without a layout."""
-    said = kind.__dict__.get("name")
-    return said if isinstance(said, str) else Measure.name.fget(kind.__new__(kind))  # type: ignore[attr-defined]
+    """Return the name of a measure's class, without a layout."""
+    name = kind.__dict__.get("name")
+    return name if isinstance(name, str) else Measure.name.fget(kind.__new__(kind))  # type: ignore[attr-defined]
 
 
 def _imported(path: str) -> Any:

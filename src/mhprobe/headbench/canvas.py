@@ -1,14 +1,12 @@
-"""The images of HeadBench, and a blank ViT or Swin (backbones/parts/opened.py) into which heads for them are written.
+"""Images of HeadBench, and a blank ViT or Swin (backbones/parts/opened.py) into which heads for them are written.
 
-Every patch of an image is a few features of its pixels, so that weights can be written by hand. Every patch has noise.
-A square of 4 x 4 patches, the object, has the texture of its class, and, weaker, that of another. The first patch has
-the mark of a class, mostly the right one: a shortcut. Of every 4 x 4 patches one is bright: the landmark that Swin's
-sinks look at, for there is no class token.
+A patch is a sum of features of its pixels, so that weights can be written by hand. All patches have noise. A square of
+4 x 4 patches, the object, has the texture of its class and, weaker, that of another. The first patch has the mark of a
+class, mostly the right one: a shortcut. Of every 4 x 4 patches one is the landmark, a sink for Swins.
 
-The residual stream is given a random orthonormal basis. Each of its directions stands for one feature: a texture, a
-mark, a row of the grid, evidence for a class. A head that shall read a feature gets that direction in its W_Q, W_K or
-W_V, one that shall write it gets it in W_O. All directions are at right angles to (1, ..., 1), so that LayerNorm
-divides them by one number and does no more.
+The residual stream has a random orthonormal basis, with a direction for each feature: a texture, a mark, a row of the
+grid, evidence for a class. A head reads a feature by that direction in W_Q, W_K or W_V and writes it by W_O. All
+directions are orthogonal to (1, ..., 1), so that LayerNorm only divides by one number.
 
 Shapes: B images, F pixel features, C channels of the stream, D head width, T tokens, K classes.
 """
@@ -47,10 +45,7 @@ _CALIBRATION = 40
 
 
 class World(NamedTuple):
-    """Images of the planted world.
-
-    images: (B, 3, 32, 32). labels, marks: (B,). objects: (B, 32, 32), 1 on the object.
-    """
+    """Images (B, 3, 32, 32), their labels and marks (B,), and objects (B, 32, 32), 1 on the object."""
 
     images: Tensor
     labels: Tensor
@@ -62,13 +57,13 @@ class World(NamedTuple):
 
 
 def pixels_of_features() -> Tensor:
-    """(3 * 4 * 4, F) orthonormal columns: how a feature looks. The same in every world."""
+    """(3 * 4 * 4, F) orthonormal pixel patterns of the features, the same in every world."""
     generator = torch.Generator().manual_seed(20)
     return torch.linalg.qr(torch.randn(3 * PATCH * PATCH, FEATURES, generator=generator)).Q
 
 
 def draw(count: int, seed: int, shown: Tensor | None = None, marked: Tensor | None = None) -> World:
-    """Draw ``count`` images. shown, marked: (B,) other classes for object and mark, all else as it was."""
+    """Draw ``count`` images. shown, marked: (B,) other classes for object and mark; all else stays."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % CLASSES
     wrong = torch.randint(CLASSES, (count,), generator=generator)
@@ -101,7 +96,7 @@ def draw(count: int, seed: int, shown: Tensor | None = None, marked: Tensor | No
 
 
 class Canvas(Blank):
-    """seen: the images that amplitudes are set on; no measure is shown them."""
+    """A blank model to write heads into. seen: images on which amplitudes are set; no measure sees them."""
 
     def __init__(self, family: str, seed: int) -> None:
         super().__init__(family, GRID, PATCH, CLASSES)
@@ -117,7 +112,7 @@ class Canvas(Blank):
     # directions
 
     def rows(self, site: int, names: Sequence[str]) -> Tensor:
-        """(names, C) the directions of these features where the site stands."""
+        """(names, C) directions of these features at a site."""
         return _directions(self.bases[self.site(site).stage], names)
 
     def mixed(self, site: int, names: Sequence[str], count: int) -> Tensor:
@@ -131,14 +126,14 @@ class Canvas(Blank):
     # writing heads
 
     def look_for(self, site: int, head: int, names: Sequence[str], sharpness: float) -> None:
-        """Every query looks at tokens that have much of these features. sharpness: logits from none to the most."""
+        """Let all queries attend to tokens with much of these features. sharpness: logits from none to the most."""
         key = self.rows(site, names).sum(0, keepdim=True)
         amount = (self.normalised(site) @ key[0]).flatten()
         scale = sharpness / float(amount.quantile(0.99) - amount.median()) * self.site(site).head_dim ** 0.5
         self.write(site, head, query=key * 0, query_bias=torch.ones(1), key=key * scale, key_bias=torch.zeros(1))
 
     def look_at_offset(self, site: int, head: int, down: int, across: int, sharpness: float) -> None:
-        """Every query looks at the token so many rows and columns away, where there is one."""
+        """Let every query attend to the token at an offset, where there is one."""
         zero = torch.zeros(1)
         if self.family == "swin":
             offsets = torch.zeros_like(self.parts(site, head)["offsets"])
@@ -156,12 +151,12 @@ class Canvas(Blank):
         self.write(site, head, query=query * scale, key=key * scale, query_bias=zero, key_bias=zero)
 
     def scale_write(self, site: int, head: int, share: float) -> None:
-        """Scale W_O so that the head's write is, in the mean, this share of the stream."""
+        """Scale W_O so that the head's mean write is this share of the stream."""
         ratio = self.writes(site, head).norm(dim=-1).mean() / self.stream(site)[0].norm(dim=-1).mean()
         self.write(site, head, output=self.parts(site, head)["output"] * (share / float(ratio)))
 
     def scale_evidence(self, site: int, head: int, nats: float) -> None:
-        """Scale W_O so that the head moves the label's logit, above the mean logit, by this much in the mean."""
+        """Scale W_O so that the head moves the mean margin (see ``margin``) by this much."""
         for _ in range(3):  # the last norm bends it
             output = self.parts(site, head)["output"]
             moved = float(self.margin() - self.margin(without=[(site, head)]))
@@ -170,9 +165,9 @@ class Canvas(Blank):
     # looking
 
     def stream(self, site: int) -> tuple[Tensor, Tensor]:
-        """The stream in front of the site's block, and what the block's first norm makes of it; (B, T, C) each.
+        """The stream in front of the site's block, before and after the block's first norm; (B, T, C) each.
 
-        Found once: when a site is written, all blocks before it are finished.
+        Kept: all earlier blocks are finished.
         """
         if site not in self._streams:
             self._streams[site] = self.around_norm(site, self.seen.images)
@@ -182,21 +177,21 @@ class Canvas(Blank):
         return self.stream(site)[1]
 
     def writes(self, site: int, head: int) -> Tensor:
-        """(B, T, C) what this head alone adds to the stream, in raster order."""
+        """(B, T, C) contribution of this head alone to the stream, in raster order."""
         return self.write_of(site, head, self.stream(site)[0])
 
     def entering_mlp(self, site: int, without: Sequence[int] = ()) -> Tensor:
-        """(B, T, C) what the block's MLP is given, with some heads of the site silent."""
+        """(B, T, C) input of the block's MLP, with some heads of the site silent."""
         before = {head: self.parts(site, head) for head in without}
         for head, parts in before.items():
             self.write(site, head, output=parts["output"] * 0)
-        found = self.around_norm(site, self.seen.images, "norm2")[1]
+        entering = self.around_norm(site, self.seen.images, "norm2")[1]
         for head, parts in before.items():
             self.write(site, head, **parts)
-        return found
+        return entering
 
     def margin(self, without: Sequence[tuple[int, int]] = ()) -> Tensor:
-        """() mean of the label's logit above the mean logit."""
+        """() mean over images of the label's logit above the mean logit."""
         logits = self.logits(self.seen.images, without)
         return (logits.gather(1, self.seen.labels[:, None])[:, 0] - logits.mean(1)).mean()
 
@@ -212,23 +207,23 @@ class Canvas(Blank):
         return torch.linalg.qr(drawn).Q[:, 1:]
 
     def _embed(self) -> None:
-        """Pixels to their features, and where a token stands (a ViT's)."""
+        """Write the patch embedding, a ViT's positions, and a Swin's merging of patches."""
         first = self.bases[0]
         self.embed(first[:, :FEATURES] @ pixels_of_features().T)
         if self.family == "vit":
-            where = _directions(first, ROWS)[:, None] + _directions(first, COLUMNS)
-            self.place(4 * first[:, NAMES.index("class_token")], 2 * where.flatten(0, 1))
+            positions = _directions(first, ROWS)[:, None] + _directions(first, COLUMNS)
+            self.place(4 * first[:, NAMES.index("class_token")], 2 * positions.flatten(0, 1))
             return
         for stage in range(1, len(self.bases)):
             self.merge(stage, self.bases[stage] @ self.bases[stage - 1].T)  # a merged token has the mean of four
 
 
 def _directions(basis: Tensor, names: Sequence[str]) -> Tensor:
-    """(names, C) the directions of these features."""
+    """(names, C) directions of these features."""
     return basis[:, [NAMES.index(name) for name in names]].T
 
 
 def gated(canvas: Canvas) -> nn.Module:
-    """The finished model with gates on its heads, for measures."""
+    """Return the finished model with gates on its heads, for measures."""
     attach(canvas.model)
     return canvas.model

@@ -1,8 +1,6 @@
 """Grafts: trained heads that are changed, grade by grade, until they have a known function.
 
-Written plants are easy: they are clean, and all or nothing. A graft begins as a head that training made, among others
-that training made, and becomes more of what it shall be with every grade. The grade from which on a measure finds it
-says how much of it the measure needs.
+The grade from which on a measure finds a graft tells how sensitive the measure is; plants are all or nothing.
 """
 
 import abc
@@ -25,8 +23,8 @@ GRADES = 5
 class Graft(Made):
     """A kind of graft.
 
-    signs: measures that are not named do not take part. amounts: of the five grades, the weakest first.
-    low, high: ``shown`` is below ``low`` of heads that are no graft and above ``high`` of the strongest grade.
+    signs: measures that are not named take no part. amounts: by grade, the weakest first. low, high: ``shown`` is
+    below ``low`` in heads that are no graft and above ``high`` at the strongest grade.
     """
 
     amounts: ClassVar[tuple[float, ...]]
@@ -53,7 +51,7 @@ class Graft(Made):
 
 
 class Faded(Graft):
-    """A head that writes less and less: its columns of W_O are scaled down, at last to zero."""
+    """A head whose columns of W_O are scaled down, at last to zero."""
 
     question = "does it hardly write anything?"
     signs = SILENT
@@ -66,18 +64,14 @@ class Faded(Graft):
         return (network.changed(site, heads[0], output=self.sign * amount * output) for amount in self.amounts)
 
     def shown(self, network: Network, before: Network, site: int, heads: Sequence[int]) -> float:
-        """1 less how far the logits move without the head, over how far they moved when it was whole."""
-        now, whole = (_moved(each, site, heads[0]) for each in (network, before))
+        """1 - (movement of the logits without the head, now) / (the same before)."""
+        images, without = digits().verify.images, [(site, heads[0])]
+        now, whole = (float((n.logits(images) - n.logits(images, without)).abs().mean()) for n in (network, before))
         return 1 - now / whole if whole > 1e-4 else 0.0  # a head that was silent cannot fade
 
 
-def _moved(network: Network, site: int, head: int) -> float:
-    images = digits().verify.images
-    return float((network.logits(images) - network.logits(images, [(site, head)])).abs().mean())
-
-
 class Against(Faded):
-    """A head that is turned against the class: it writes its own output with the opposite sign, more at every grade."""
+    """A head that writes its own output with the opposite sign, more at every grade."""
 
     question = "does it hurt?"
     signs: ClassVar[Mapping[str, int]] = {
@@ -95,7 +89,7 @@ class Against(Faded):
 
 
 class Copied(Graft):
-    """A head that another one's circuit is written over, with noise in all its weights, less at every grade."""
+    """A head that becomes a noisy copy of another, with less noise at every grade."""
 
     question = "are the two nearly the same?"
     heads = 2
@@ -105,24 +99,20 @@ class Copied(Graft):
 
     def grown(self, network: Network, site: int, heads: Sequence[int]) -> Iterator[Network]:
         one, other = heads
-        generator = torch.Generator().manual_seed(network.seed)
-        parts = network.parts(site, one)
-        noise = {
-            name: part.square().mean().sqrt() * torch.randn(part.shape, generator=generator)
-            for name, part in parts.items()
-        }
+        random, parts = torch.Generator().manual_seed(network.seed), network.parts(site, one)
+        noise = {key: p.square().mean().sqrt() * torch.randn(p.shape, generator=random) for key, p in parts.items()}
         for amount in self.amounts:
-            yield network.changed(site, other, **{name: part + amount * noise[name] for name, part in parts.items()})
+            yield network.changed(site, other, **{key: part + amount * noise[key] for key, part in parts.items()})
 
     def shown(self, network: Network, before: Network, site: int, heads: Sequence[int]) -> float:
-        """Cosine between what the two add to the stream, each less its mean over tokens."""
+        """Cosine of the writes of the two, each less its mean over tokens."""
         one, other = (network.writes(site, head).flatten(0, 1) for head in heads)
         one, other = one - one.mean(0), other - other.mean(0)
         return float((one * other).sum() / (one.norm() * other.norm()).clamp(min=1e-12))
 
 
 class Neighbour(Graft):
-    """A head whose tokens come to look at their left neighbour: queries and keys are tuned, longer at every grade."""
+    """A head whose queries and keys are tuned to attend to the left neighbour, longer at every grade."""
 
     question = "does it look at the previous patch?"
     signs: ClassVar = {
@@ -133,7 +123,7 @@ class Neighbour(Graft):
         "entropy": -1,
     }
     amounts = (2, 5, 20, 80, 320)  # steps of tuning
-    low, high = 0.25, 0.45  # an even look gives one token in 17
+    low, high = 0.25, 0.45  # even attention gives 1 / 17
 
     def grown(self, network: Network, site: int, heads: Sequence[int]) -> Iterator[Network]:
         _, x = network.around_norm(site, digits().train.images[:128])
@@ -152,17 +142,14 @@ class Neighbour(Graft):
             yield network.changed(site, heads[0], **{name: part.detach() for name, part in tuned.items()})
 
     def shown(self, network: Network, before: Network, site: int, heads: Sequence[int]) -> float:
-        """Share of the movement of its write that noise on the left neighbour makes, of noise on all tokens."""
+        """Share of the write's movement by noise that is due to noise on the left neighbour."""
         stream, _ = network.around_norm(site, digits().verify.images[:8])
         moved = moved_by(network, site, heads[0], stream, torch.eye(stream.shape[-1]))
         return share_at(network.site(site), moved, 0, -1)
 
 
 class StandIn(Graft):
-    """Two heads that come to stand in for each other: the network is tuned to do without either, and not without both.
-
-    Tuned are the two heads, and the MLP of their block, which learns to write what it should where one of them speaks.
-    """
+    """Two heads that replace each other: they and the MLP of their block are tuned to need one, but not both."""
 
     question = "do the two stand in for each other?"
     heads = 2
@@ -205,7 +192,7 @@ class StandIn(Graft):
         gate.remove()
 
     def shown(self, network: Network, before: Network, site: int, heads: Sequence[int]) -> float:
-        """1 less the larger cost of one head over the cost of both, where both cost 0.05 nats or more; else 0."""
+        """1 - (larger cost of one head) / (cost of both), where both cost 0.05 nats or more; else 0."""
         whole = network.loss()
         alone = max(abs(network.loss([(site, head)]) - whole) for head in heads)
         both = network.loss([(site, head) for head in heads]) - whole

@@ -1,7 +1,6 @@
-"""Small ViT trained on handwritten digits, whose heads become grafts.
+"""Small ViT trained on handwritten digits (data/digits.py), whose heads become grafts.
 
-Digits of the UCI set (data/digits.py): no download. The images that it is trained on also tune grafts. The test images
-are cut in three, so that what verifies a graft, what measures choose on and what they measure are different images.
+Training images also tune grafts. Test images are cut in three: to verify grafts, to choose on, and to measure.
 """
 
 import copy
@@ -25,10 +24,7 @@ EPOCHS, AT_ONCE, RATE, DECAY = 12, 64, 3e-3, 0.05
 
 
 class Splits(NamedTuple):
-    """Splits of the digits, (B, 3, 8, 8) normalised.
-
-    train: tunes the network and its grafts. verify, choose, look: a third of the test images each.
-    """
+    """Splits of the digits, (B, 3, 8, 8) normalised; all but ``train`` are a third of the test images each."""
 
     train: Batch
     verify: Batch
@@ -52,10 +48,7 @@ def digits() -> Splits:
 
 
 class Network(Opened):
-    """A trained network.
-
-    seed: of the first weights and of the order of the images. right: share of all test images that are right.
-    """
+    """A trained network. seed: of its weights and the order of images. right: accuracy on all test images."""
 
     def __init__(self, seed: int, epochs: int = EPOCHS) -> None:
         self.seed = seed
@@ -64,38 +57,36 @@ class Network(Opened):
             model = timm.create_model("vit_tiny_patch16_224", num_classes=10, **SIZES)
             _train(model, digits().train, epochs)
         super().__init__("vit", model.eval())
-        test = digits()[1:]
         with torch.no_grad():
-            found = [outcomes(self.model(part.images), part.labels)[0] for part in test]
-        self.right = float(torch.cat(found).double().mean())
+            right = [outcomes(self.model(part.images), part.labels)[0] for part in digits()[1:]]
+        self.right = float(torch.cat(right).double().mean())
 
     def copied(self) -> "Network":
-        """A network to change, with weights of its own."""
+        """Return a copy with weights of its own."""
         other = copy.copy(self)
         other.model = copy.deepcopy(self.model)
         return other
 
     def changed(self, site: int, head: int, **parts: Tensor) -> "Network":
-        """Return a copy of the network with these parts of a head written anew; see ``write``."""
+        """Return a copy with these parts of a head written anew; see ``write``."""
         other = self.copied()
         other.write(site, head, **parts)
         return other
 
     def gated(self) -> nn.Module:
-        """Its model with gates on its heads, for measures: a copy, so that this one stays bare."""
+        """Return a copy of the model, with gates on its heads, for measures."""
         model: nn.Module = copy.deepcopy(self.model)
         attach(model)
         return model
 
     def loss(self, without: Sequence[tuple[int, int]] = ()) -> float:
-        """Mean over the images that verify, in nats."""
+        """Mean loss of the ``verify`` images, in nats, without some heads (site, head)."""
         seen = digits().verify
         return float(outcomes(self.logits(seen.images, without), seen.labels)[1].double().mean())
 
     def writes(self, site: int, head: int) -> Tensor:
-        """(B, T, C) what this head alone adds to the stream, on the images that verify."""
-        before, _ = self.around_norm(site, digits().verify.images)
-        return self.write_of(site, head, before)
+        """(B, T, C) contribution of this head alone to the stream, on the ``verify`` images."""
+        return self.write_of(site, head, self.around_norm(site, digits().verify.images)[0])
 
 
 def _train(model: nn.Module, seen: Batch, epochs: int) -> None:

@@ -1,4 +1,4 @@
-"""Heads whose function is known because their weights were made for it: what plants and grafts have in common."""
+"""Base of plants and grafts: heads whose function is known because their weights were made for it."""
 
 import abc
 import re
@@ -13,7 +13,7 @@ from mhprobe.backbones.parts.opened import Opened
 from mhprobe.headbench.canvas import EVIDENCE, NOISES, SCRATCH, TEXTURES, Canvas
 from mhprobe.heads import HeadSite
 
-# what is expected of measures where a head writes nothing, and where two heads do the same
+# signs expected of a head that writes nothing, and of two heads that do the same
 SILENT: Mapping[str, int] = dict.fromkeys(
     ("write_norm", "ablation_delta", "gate_importance", "fisher", "lrp_relevance", "logit_attribution.size"), -1
 )
@@ -26,11 +26,10 @@ Kind = TypeVar("Kind")
 
 
 class Made(abc.ABC):
-    """Base of plants and grafts. A subclass is called as its class is: StandIn is the graft stand_in.
+    """Base of plants and grafts. A class's name gives the plant's: StandIn is stand_in.
 
-    question: what a user would ask, e.g. "is it dead?". heads: how many make one, all of one layer.
-    signs: what each measure, or a column of it, is expected to say: +1 if these heads have large values, -1 small.
-        Written down beforehand, from what the measure's docstring says.
+    question: a user's, e.g. "is it dead?". heads: number of heads, all of one layer. signs: expected of each measure,
+    or of a column of it, by the measure's docstring: +1 for large values, -1 for small ones.
     """
 
     question: ClassVar[str]
@@ -39,11 +38,10 @@ class Made(abc.ABC):
 
 
 class Plant(Made):
-    """A head, or a pair of heads, written by hand; the subclasses stand in plants.py.
+    """A head, or a pair of heads, written by hand.
 
-    signs: measures that are not named are read as +1.
-    like: plants that have the property too: they count neither for nor against a measure.
-    first: placed before others because few sites will do.
+    signs: +1 for measures that are not named. like: plants that have the property too, which are left out of the
+    comparison. first: placed before others, because it fits in few sites.
     """
 
     like: ClassVar[Sequence[str]] = ()
@@ -55,24 +53,23 @@ class Plant(Made):
 
     @abc.abstractmethod
     def plant(self, canvas: Canvas, site: int, heads: Sequence[int]) -> None:
-        """Write it into these heads of a site. All blocks before it are finished, none behind it is."""
+        """Write the plant into these heads of a site; all earlier blocks are finished."""
 
     @abc.abstractmethod
     def verified(self, canvas: Canvas, site: int, heads: Sequence[int]) -> bool:
-        """Return True if an intervention on the finished model shows it: on weights, the stream, or images."""
+        """Return True if an intervention on the finished model shows the plant in these heads."""
 
 
 def by_name(module: ModuleType, base: type[Kind]) -> dict[str, Kind]:
-    """One of each class below ``base`` that a module holds, by its name in small letters, in the order of names."""
+    """Make one of each class below ``base`` in a module, by its name in small letters, in the order of names."""
     kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, base)]
     named = {re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower(): kind for kind in kinds if kind is not base}
     return {name: named[name]() for name in sorted(named)}
 
 
 def filler(canvas: Canvas, site: int, head: int) -> None:
-    """A head that is nothing in particular: it compares some features, carries some, and writes more or less."""
-    width, random = canvas.site(site).head_dim, canvas.random
-    some = (*NOISES, *TEXTURES)
+    """Write a head without a known function: random features are compared, carried and written."""
+    width, random, some = canvas.site(site).head_dim, canvas.random, (*NOISES, *TEXTURES)
     sharp = canvas.uniform(0.2, 2.0)
     parts = dict(
         query=sharp * canvas.mixed(site, some, width),
@@ -91,7 +88,7 @@ def filler(canvas: Canvas, site: int, head: int) -> None:
 
 
 def carry(canvas: Canvas, site: int, head: int) -> None:
-    """Values and writes of a filler, under attention that was written before."""
+    """Write random values and outputs, below attention that was written before."""
     width, some = canvas.site(site).head_dim, (*NOISES, *TEXTURES)
     value, output = canvas.mixed(site, some, width), canvas.mixed(site, NOISES, width)
     canvas.write(site, head, value=value, value_bias=torch.zeros(width), output=output)
@@ -99,17 +96,15 @@ def carry(canvas: Canvas, site: int, head: int) -> None:
 
 
 def moved_by(model: Opened, site: int, head: int, before: Tensor, directions: Tensor) -> Tensor:
-    """(T, T) how much the head's write at each token moves when noise is added to each token in front of the block.
+    """(T, T) movement of the head's write at each token by noise on each token in front of the block; rows sum to 1.
 
-    before: (B, T, C) the stream there. directions: (N, C) that the noise is drawn from. Rows sum to 1. Nothing of
-    attention weights is looked at.
+    before: (B, T, C) the stream there. directions: (N, C) that the noise is drawn from.
     """
     tokens, generator = before.shape[1], torch.Generator().manual_seed(5)
     nudge = torch.randn(len(before), len(directions), generator=generator) @ directions
     nudge = 0.02 * before.norm(dim=-1).mean() * torch.nn.functional.normalize(nudge, dim=-1)
     still = model.write_of(site, head, before)
-    # all tokens' nudges side by side, as so many images: (T, B, T, C)
-    nudged = before + torch.eye(tokens)[:, None, :, None] * nudge[:, None]
+    nudged = before + torch.eye(tokens)[:, None, :, None] * nudge[:, None]  # (T, B, T, C): a token in each copy
     written = model.write_of(site, head, nudged.flatten(0, 1)).unflatten(0, (tokens, -1))
     moved = (written - still).norm(dim=-1).mean(1).T
     return moved / moved.sum(-1, keepdim=True).clamp(min=1e-12)

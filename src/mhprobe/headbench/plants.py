@@ -1,7 +1,7 @@
 """Plants: heads of known function, a class each, and a model with every plant in it."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -11,9 +11,11 @@ from mhprobe.headbench.canvas import CLASSES, EVIDENCE, MARKS, NOISES, SCRATCH, 
 from mhprobe.headbench.plant import SAME, SILENT, Plant, by_name, carry, filler, moved_by, share_at
 from mhprobe.heads import HeadSite
 
+TURNED = ("query", "query_bias", "key", "key_bias", "value", "value_bias", "output")  # parts that a rotation turns
+
 
 class Dead(Plant):
-    """A head that looks and computes, and writes nothing: its columns of W_O are zero."""
+    """A head that writes nothing: its columns of W_O are zero."""
 
     question = "is it dead?"
     signs = SILENT
@@ -23,7 +25,7 @@ class Dead(Plant):
         canvas.write(site, heads[0], output=torch.zeros_like(canvas.parts(site, heads[0])["output"]))
 
     def verified(self, canvas: Canvas, site: int, heads: Sequence[int]) -> bool:
-        """Other values, and no logit moves."""
+        """Change its values: no logit moves."""
         before, parts = canvas.logits(canvas.seen.images), canvas.parts(site, heads[0])
         canvas.write(site, heads[0], value=parts["value"].flip(0) * 3, value_bias=parts["value_bias"] + 1)
         after = canvas.logits(canvas.seen.images)
@@ -45,13 +47,13 @@ class Duplicate(Plant):
         canvas.write(site, other, **canvas.parts(site, one))
 
     def verified(self, canvas: Canvas, site: int, heads: Sequence[int]) -> bool:
-        """The same write, on images that it was not made on."""
+        """Compare what the two write."""
         one, other = (canvas.writes(site, head) for head in heads)
         return bool((one - other).abs().max() < 1e-4 * one.abs().max()) and bool(one.abs().max() > 0)
 
 
 class Rotated(Duplicate):
-    """Two heads that do the same in other coordinates: queries and keys are rotated alike, values and W_O too."""
+    """Two heads that are the same up to a rotation of queries with keys, and of values with W_O."""
 
     question = "are the two the same, up to a rotation?"
     like = ("duplicate",)
@@ -60,56 +62,47 @@ class Rotated(Duplicate):
         super().plant(canvas, site, heads)
         parts, width = canvas.parts(site, heads[1]), canvas.site(site).head_dim
         look, carry = (torch.linalg.qr(torch.randn(width, width, generator=canvas.random)).Q for _ in range(2))
-        for name in ("query", "key"):
-            parts |= {name: look @ parts[name], f"{name}_bias": look @ parts[f"{name}_bias"]}
-        parts |= {"value": carry @ parts["value"], "value_bias": carry @ parts["value_bias"]}
-        canvas.write(site, heads[1], **{**parts, "output": carry @ parts["output"]})
+        turned = {name: (look if name.startswith(("query", "key")) else carry) @ parts[name] for name in TURNED}
+        canvas.write(site, heads[1], **{**parts, **turned})
 
 
 class Itself(Plant):
-    """A head whose tokens look at themselves."""
+    """A head whose tokens attend to themselves. offset: (down, across) of the token attended to, by family."""
 
     question = "does it look at itself?"
     signs: ClassVar = {"token_kinds.self": 1, "attention_distance": -1, "attention_range": -1, "entropy": -1}
-
-    def offset(self, canvas: Canvas, site: int) -> tuple[int, int]:
-        """(down, across), in tokens."""
-        return 0, 0
+    offset: ClassVar = {"vit": (0, 0), "swin": (0, 0)}
 
     def plant(self, canvas: Canvas, site: int, heads: Sequence[int]) -> None:
-        canvas.look_at_offset(site, heads[0], *self.offset(canvas, site), 9.0)
+        canvas.look_at_offset(site, heads[0], *self.offset[canvas.family], 9.0)
         carry(canvas, site, heads[0])
 
     def verified(self, canvas: Canvas, site: int, heads: Sequence[int]) -> bool:
-        """Noise on that token, and on no other, moves the write."""
+        """Add noise to each token: that at the offset moves the write most."""
         stream, directions = canvas.stream(site)[0][:2], canvas.rows(site, (*NOISES, *TEXTURES))
         moved = moved_by(canvas, site, heads[0], stream, directions)
-        return share_at(canvas.site(site), moved, *self.offset(canvas, site)) > 0.7
+        return share_at(canvas.site(site), moved, *self.offset[canvas.family]) > 0.7
 
 
 class Previous(Itself):
-    """A head whose tokens look at their left neighbour."""
+    """A head whose tokens attend to their left neighbour."""
 
     question = "does it look at the previous patch?"
     signs: ClassVar = {"token_kinds.neighbours": 1, "attention_distance": -1, "position": 1, "entropy": -1}
     like = ("itself", "positional")  # of a fixed offset, too
-
-    def offset(self, canvas: Canvas, site: int) -> tuple[int, int]:
-        return 0, -1
+    offset: ClassVar = {"vit": (0, -1), "swin": (0, -1)}
 
 
 class Positional(Itself):
-    """A head whose tokens look at a fixed place relative to them, some way off."""
+    """A head whose tokens attend to a fixed offset that is no neighbour."""
 
     question = "does it look at a fixed offset?"
     signs: ClassVar = {"position": 1, "entropy": -1, "confidence": 1}
     like = ("itself", "previous")
-
-    def offset(self, canvas: Canvas, site: int) -> tuple[int, int]:
-        return (2, 1) if canvas.family == "vit" else (1, 2)
+    offset: ClassVar = {"vit": (2, 1), "swin": (1, 2)}
 
 
-DRAWN: dict[str, int] = {  # what tells that all attention goes to one token, whatever the head makes of it
+DRAWN: dict[str, int] = {  # signs of a head whose attention goes to one token
     "token_kinds.cls": 1,
     "sinks": 1,
     "sinks.sink": 1,
@@ -120,9 +113,9 @@ DRAWN: dict[str, int] = {  # what tells that all attention goes to one token, wh
 
 
 class SinkNoOp(Plant):
-    """A head that does nothing most of the time: its queries look at one token, whose value it does not pass on.
+    """A head that attends to one token and writes almost nothing of its value.
 
-    A ViT's rests on the class token, a Swin's on the landmark of each window.
+    The token is the class token of a ViT, the landmark of each window of a Swin.
     """
 
     question = "does it rest on a sink?"
@@ -139,7 +132,7 @@ class SinkNoOp(Plant):
         value = canvas.mixed(site, NOISES, width)
         canvas.write(site, heads[0], value=value, value_bias=torch.zeros(width))
         canvas.write(site, heads[0], output=canvas.mixed(site, NOISES, width))
-        # what the sink itself carries is taken out, as a learned no-op has small values there
+        # a learned no-op has small values at the sink: remove the sink's own direction
         tokens = canvas.normalised(site)[self._sinks(canvas, site)]
         mean = torch.nn.functional.normalize(tokens.mean(0), dim=0)
         values = canvas.parts(site, heads[0])["value"]
@@ -150,19 +143,16 @@ class SinkNoOp(Plant):
         return ("class_token",) if canvas.family == "vit" else ("landmark",)
 
     def drawn(self, canvas: Canvas, site: int, heads: Sequence[int]) -> float:
-        """Share of the attention, by weights written anew: the share of the write that sink tokens decide."""
-        tokens = self._sinks(canvas, site)
-        parts = canvas.parts(site, heads[0])
-        row = canvas.rows(site, self.sink(canvas))
-        # carry nothing but whether a token is the sink: the write is then the attention that goes there
+        """Share of the attention that goes to sink tokens, read off the write of a head that carries them alone."""
+        parts, row = canvas.parts(site, heads[0]), canvas.rows(site, self.sink(canvas))
         canvas.write(site, heads[0], value=row, value_bias=torch.zeros(1), output=row)
         written = canvas.writes(site, heads[0]) @ row[0]
         canvas.write(site, heads[0], **parts)
-        most = (canvas.normalised(site) @ row[0])[tokens].mean()
+        most = (canvas.normalised(site) @ row[0])[self._sinks(canvas, site)].mean()
         return float((written / most).mean())
 
     def verified(self, canvas: Canvas, site: int, heads: Sequence[int]) -> bool:
-        """Values that say where they come from arrive from the sink, and without the head nothing much changes."""
+        """Mark the sink's values: they arrive. Remove the head: logits hardly move."""
         moved = (canvas.logits(canvas.seen.images) - canvas.logits(canvas.seen.images, [(site, heads[0])])).abs().mean()
         return self.drawn(canvas, site, heads) > 0.7 and bool(moved < 0.1)
 
@@ -172,7 +162,7 @@ class SinkNoOp(Plant):
 
 
 class SinkBroadcast(SinkNoOp):
-    """A head that broadcasts one token: all queries look at that token, and its content is written to all."""
+    """A head that writes the content of one token, to which all queries attend, to all tokens."""
 
     question = "does it hand out what a sink knows?"
     signs: ClassVar = {**DRAWN, "write_norm": 1, "sinks.common": 1, "sinks.role": 1}
@@ -186,14 +176,14 @@ class SinkBroadcast(SinkNoOp):
         canvas.scale_write(site, heads[0], 0.15)
 
     def verified(self, canvas: Canvas, site: int, heads: Sequence[int]) -> bool:
-        """Values that say where they come from arrive from the sink, and all tokens are given nearly the same."""
+        """Mark the sink's values: they arrive, nearly the same at all tokens."""
         writes = canvas.writes(site, heads[0]).flatten(0, 1)
         common = writes.mean(0).norm() / writes.norm(dim=-1).mean()
         return self.drawn(canvas, site, heads) > 0.7 and bool(common > 0.5)
 
 
 class Object(Plant):
-    """A head that looks at the object and says of which class it is."""
+    """A head that attends to the object and writes evidence for its class."""
 
     question = "does it look at the object?"
     signs: ClassVar = {"object_attention": 1, "ablation_delta": 1, "logit_attribution": 1, "gate_importance": 1}
@@ -207,21 +197,20 @@ class Object(Plant):
         canvas.scale_evidence(site, heads[0], 1.5)
 
     def verified(self, canvas: Canvas, site: int, heads: Sequence[int]) -> bool:
-        """Other textures on the same objects: what the head says about the classes follows them."""
-        seen = canvas.seen
-        shown = (seen.labels + 1) % CLASSES
+        """Change the textures of objects: the head's evidence follows."""
+        shown = (canvas.seen.labels + 1) % CLASSES
         return follows(canvas, site, heads, draw(len(shown), canvas.seed_of_seen, shown=shown), shown)
 
 
 def follows(canvas: Canvas, site: int, heads: Sequence[int], changed: World, to: torch.Tensor) -> bool:
-    """The class that the heads speak for is, mostly, the one that the images were changed to."""
+    """Return True if the heads' evidence is mostly for the classes ``to``, on the changed images."""
     without = canvas.logits(changed.images, [(site, head) for head in heads])
-    said = (canvas.logits(changed.images) - without).argmax(1)
-    return bool((said == to).double().mean() > 0.7)
+    classes = (canvas.logits(changed.images) - without).argmax(1)
+    return bool((classes == to).double().mean() > 0.7)
 
 
 class Shortcut(Object):
-    """A head that looks at the mark in the corner and says of which class it is."""
+    """A head that attends to the mark in the corner and writes evidence for its class."""
 
     question = "does it carry a shortcut?"
     signs: ClassVar = {"ablation_delta": 1, "logit_attribution": 1, "object_attention": -1, "token_kinds.border": 1}
@@ -233,13 +222,13 @@ class Shortcut(Object):
         return site.stage == 0
 
     def verified(self, canvas: Canvas, site: int, heads: Sequence[int]) -> bool:
-        """Other marks in the same images: what the head says about the classes follows them."""
+        """Change the marks: the head's evidence follows."""
         marked = (canvas.seen.marks + 1) % CLASSES
         return follows(canvas, site, heads, draw(len(marked), canvas.seed_of_seen, marked=marked), marked)
 
 
 class Against(Object):
-    """A head that looks at the object and writes evidence against its class."""
+    """A head that attends to the object and writes evidence against its class."""
 
     question = "does it hurt?"
     signs: ClassVar = {"ablation_delta": -1, "logit_attribution": -1, "logit_attribution.against": 1}
@@ -251,7 +240,7 @@ class Against(Object):
         canvas.scale_evidence(site, heads[0], -0.7)
 
     def verified(self, canvas: Canvas, site: int, heads: Sequence[int]) -> bool:
-        """Without its columns of W_O the loss falls."""
+        """Remove the head: the loss falls."""
         return canvas.loss([(site, heads[0])]) < canvas.loss() - 0.02
 
 
@@ -292,7 +281,7 @@ class Together(Plant):
             writes.weight[:, units] *= min(max(1.5 / moved, 0.1), 10.0)
 
     def verified(self, canvas: Canvas, site: int, heads: Sequence[int]) -> bool:
-        """One may go for little, both may not."""
+        """Remove one, then both: only both cost much."""
         alone = [canvas.loss([(site, head)]) - canvas.loss() for head in heads]
         both = canvas.loss([(site, head) for head in heads]) - canvas.loss()
         return both > 0.05 and max(map(abs, alone)) < both / 3
@@ -301,8 +290,7 @@ class Together(Plant):
 class Planted(NamedTuple):
     """A planted head or group. heads: flat indices.
 
-    verified: whether an intervention on the finished model shows it of these heads, and not of as many others of the
-    same layer that are nothing in particular: a check that all heads pass would say nothing.
+    verified: whether the plant's intervention shows it of these heads, and not of as many other heads of the layer.
     """
 
     name: str
@@ -317,36 +305,13 @@ def known() -> dict[str, Plant]:
 
 
 def grow(family: str, seed: int) -> tuple[Canvas, list[Planted]]:
-    """A finished model of a family with every plant at a random place, among heads that do nothing in particular.
+    """Write a model of a family with every plant at a random place, among fillers. One seed gives one model.
 
-    The same seed gives the same model.
+    UserError where a plant has no room.
     """
     canvas, plants = Canvas(family, seed), known()
-    where = _places(canvas, plants)
-    taken = {(site, head) for site, heads in where.values() for head in heads}
-    for site, about in enumerate(canvas.layout.sites):
-        for head in range(about.num_heads):
-            if (site, head) not in taken:
-                filler(canvas, site, head)
-        for name, (there, heads) in where.items():
-            if there == site:
-                plants[name].plant(canvas, site, heads)
-        _fill_mlp(canvas, site)
-
-    planted = []
-    for name, (site, heads) in where.items():
-        plant, flat = plants[name], tuple(canvas.layout.flat(site, head) for head in heads)
-        free = [head for head in range(canvas.site(site).num_heads) if (site, head) not in taken]
-        others = tuple([*free, *heads][: len(heads)])  # where too few are free, one with the plant
-        shown = plant.verified(canvas, site, heads) and not plant.verified(canvas, site, others)
-        planted.append(Planted(name, plant, flat, shown))
-    return canvas, planted
-
-
-def _places(canvas: Canvas, plants: Mapping[str, Plant]) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """Plant -> its site, and its heads there; those that fit in few places first."""
     free = {site: list(range(about.num_heads)) for site, about in enumerate(canvas.layout.sites)}
-    found = {}
+    places: dict[str, tuple[int, tuple[int, ...]]] = {}  # plant -> its site, and its heads there
     for name, plant in sorted(plants.items(), key=lambda item: not item[1].first):
         # a head is left to compare with
         fit = [site for site in free if plant.fits(canvas, canvas.site(site)) and len(free[site]) > plant.heads]
@@ -356,13 +321,27 @@ def _places(canvas: Canvas, plants: Mapping[str, Plant]) -> dict[str, tuple[int,
         chosen = torch.randperm(len(free[site]), generator=canvas.random)[: plant.heads]
         heads = tuple(free[site][i] for i in chosen.tolist())
         free[site] = [head for head in free[site] if head not in heads]
-        found[name] = (site, heads)
-    return found
+        places[name] = (site, heads)
+    for site, fillers in free.items():
+        for head in fillers:
+            filler(canvas, site, head)
+        for name, (place, heads) in places.items():
+            if place == site:
+                plants[name].plant(canvas, site, heads)
+        _fill_mlp(canvas, site)
+
+    planted = []
+    for name, (site, heads) in places.items():
+        plant, flat = plants[name], tuple(canvas.layout.flat(site, head) for head in heads)
+        others = tuple([*free[site], *heads][: len(heads)])  # where too few are free, one with the plant
+        shown = plant.verified(canvas, site, heads) and not plant.verified(canvas, site, others)
+        planted.append(Planted(name, plant, flat, shown))
+    return canvas, planted
 
 
 @torch.no_grad()
 def _fill_mlp(canvas: Canvas, site: int) -> None:
-    """The hidden units that no plant took read and write noise."""
+    """Let the hidden units that no plant took read and write noise."""
     (reads, writes), rows = canvas.mlp(site), canvas.rows(site, NOISES)
     (free,) = (reads.weight.abs().sum(1) == 0).nonzero(as_tuple=True)
     random = canvas.random

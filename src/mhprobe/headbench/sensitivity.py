@@ -1,13 +1,11 @@
 """Sensitivity of measures to grafts, grade by grade, in trained networks.
 
-A measure finds a graft if hardly any other head of the network looks more like it: its AUROC, in the direction that is
-expected, is 0.95 or more. Of 24 heads at most one other is then ahead; of the 60 pairs within layers, at most two. A
-measure without a number for the graft has not found it. Grade 0 is the same heads before anything was done to them:
-what is found there is chance.
+A measure finds a graft if its AUROC in the expected direction is 0.95 or more: of 24 heads at most one other is ahead,
+of the 60 pairs within layers at most two. Without a number for the graft it has not found it. Grade 0 is the heads
+before they were changed: what is found there is chance.
 
-The sensitivity is the grade from which on half of the grafts are found: the share that is found, made to rise with the
-grade (isotonic regression: Ayer et al., 1955), is followed along straight lines to one half. Networks, not grafts, are
-resampled for the intervals: the grafts of one network share its other heads.
+The sensitivity is the grade from which on half of the grafts are found, by isotonic regression of the share found
+(Ayer et al., 1955) and linear interpolation. Intervals resample networks, since grafts of one share its other heads.
 
 Shapes: N networks, G grades and grade 0, D grafts of a kind per network.
 """
@@ -34,9 +32,8 @@ RESAMPLES = 1000
 class Grade(NamedTuple):
     """One detector of one graft at one grade. direction: as in ``Graft.signs``.
 
-    amount: of the graft, NaN at grade 0. shown: mean of ``Graft.shown``. found: share of the grafts that are found;
-    low, high: 95 % by bootstrap over networks. auroc: mean, in the direction. grafts: how many, in how many networks;
-    numbers: of how many the detector had a number.
+    amount: of the graft, NaN at grade 0. shown: mean of ``Graft.shown``. found: share of the grafts found, with low and
+    high (95 % by bootstrap over networks). auroc: mean, in the direction. numbers: grafts with a number.
     """
 
     graft: str
@@ -55,9 +52,9 @@ class Grade(NamedTuple):
 
 
 class Sensitivity(NamedTuple):
-    """The grade from which on a detector finds half of the grafts; smaller is more sensitive, inf: at none.
+    """Grade from which on a detector finds half of the grafts; smaller is more sensitive, inf: at none.
 
-    low, high: 95 % by bootstrap over networks. chance: the share that it finds before anything was done.
+    low, high: 95 % by bootstrap over networks. chance: share found at grade 0.
     """
 
     graft: str
@@ -72,7 +69,7 @@ class Sensitivity(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """One graft in one network: ``shown`` and what each detector told, at grade 0 and every grade behind it."""
+    """One graft in one network: ``shown`` and each detector's AUROC, at grade 0 and every later grade."""
 
     network: int
     graft: str
@@ -87,34 +84,34 @@ def sensitivities(
     draws: int = DRAWS,
     say: Callable[[str], None] = lambda line: None,
 ) -> tuple[list[Grade], list[Sensitivity]]:
-    """Every measure that a graft names, and those ``entered``, on every graft; large values are expected of the latter.
+    """Test each measure that a graft names on that graft, and the ``entered`` ones, of large values, on all.
 
-    makes: measure's name -> what makes it of a layout. seeds: of the networks, which are trained here. draws: grafts of
-    a kind in each. UserError as in ``check``.
+    makes: by name, makers of a measure for a layout. seeds: of the networks, which are trained here. draws: grafts of a
+    kind in each. UserError as in ``check``.
     """
     check(makes, entered)
     kinds = known_grafts()
     trials: list[Trial] = []
     for seed in seeds:
         network = Network(seed)
-        mine = [trial for name in kinds for trial in _trials(network, name, kinds[name], makes, entered, draws)]
-        counts = ", ".join(f"{name} {sum(trial.graft == name for trial in mine)}" for name in kinds)
+        verified = [trial for name in kinds for trial in _trials(network, name, kinds[name], makes, entered, draws)]
+        counts = ", ".join(f"{name} {sum(trial.graft == name for trial in verified)}" for name in kinds)
         say(f"network {seed}: {100 * network.right:.1f} % right; verified of {draws} each: {counts}")
-        trials += mine
+        trials += verified
     grades: list[Grade] = []
-    found: list[Sensitivity] = []
+    over_grades: list[Sensitivity] = []
     for name, graft in kinds.items():
         of_kind = [trial for trial in trials if trial.graft == name]
         for detector, direction in _signs(graft, makes, entered).items():
             if of_kind and all(detector in told for trial in of_kind for told in trial.told):
-                of_grades, over_all = _rows(graft, name, detector, direction, of_kind)
+                of_grades, sensitivity = _rows(graft, name, detector, direction, of_kind)
                 grades += of_grades
-                found.append(over_all)
-    return grades, found
+                over_grades.append(sensitivity)
+    return grades, over_grades
 
 
 def check(makes: Mapping[str, Make], entered: Sequence[str] = ()) -> None:
-    """Raise UserError where no graft names any of these measures: there would be nothing to ask."""
+    """Raise UserError where no graft names any of these measures."""
     if not any(_signs(graft, makes, entered) for graft in known_grafts().values()):
         raise UserError(
             f"headbench: no graft names {', '.join(makes)}. Give --heads written, or --enter a measure of your own."
@@ -122,7 +119,7 @@ def check(makes: Mapping[str, Make], entered: Sequence[str] = ()) -> None:
 
 
 def _signs(graft: Graft, makes: Mapping[str, Make], entered: Sequence[str]) -> dict[str, int]:
-    """Detectors that take part, with their directions."""
+    """Detectors that take part in a graft, with their directions."""
     named = {name: sign for name, sign in graft.signs.items() if name.partition(".")[0] in makes}
     return {**dict.fromkeys(entered, 1), **named}
 
@@ -132,7 +129,7 @@ def _trials(
 ) -> Iterator[Trial]:
     """The verified ones of ``draws`` grafts of a kind."""
     detectors = _signs(graft, makes, entered)
-    mine = {name: makes[name] for name in dict.fromkeys(each.partition(".")[0] for each in detectors)}
+    used = {name: makes[name] for name in (detector.partition(".")[0] for detector in detectors)}
     for site, heads, others in itertools.islice(places(network, name, graft), draws):
         copies = [network, *graft.grown(network, site, heads)]
         assert len(copies) == 1 + GRADES
@@ -140,11 +137,11 @@ def _trials(
             continue
         flat = [network.layout.flat(site, head) for head in heads]
         shown = [graft.shown(copy, network, site, heads) for copy in copies]
-        yield Trial(network.seed, name, shown, [_told(copy, mine, detectors, flat) for copy in copies])
+        yield Trial(network.seed, name, shown, [_told(copy, used, detectors, flat) for copy in copies])
 
 
 def places(network: Network, name: str, graft: Graft) -> Iterator[tuple[int, list[int], list[int]]]:
-    """Sites, heads to graft there, and as many other heads of the layer; drawn without end, by the network's seed."""
+    """Draw sites without end, each with heads to graft and as many other heads of the layer."""
     generator = torch.Generator().manual_seed(1000 * network.seed + len(name))
     while True:
         site = int(torch.randint(len(network.layout.sites), (), generator=generator))
@@ -156,37 +153,35 @@ def _told(
     network: Network, makes: Mapping[str, Make], detectors: Mapping[str, int], heads: Sequence[int]
 ) -> dict[str, Told]:
     """Return the scores of each detector for these heads, in its direction."""
-    layout, splits = network.layout, digits()
+    layout, splits, scores = network.layout, digits(), {}
     columns, _ = measured(network.gated(), layout, makes, splits.look, splits.choose)
-    found = {}
     for detector, direction in detectors.items():
         name, _, column = detector.partition(".")
         value = columns.get(name, {}).get(column or "value")
-        refused = Told(0.5, False)  # no number
-        if (score := refused if value is None else told_of(layout, direction * value, heads)) is not None:
-            found[detector] = score
-    return found
+        score = Told(0.5, False) if value is None else told_of(layout, direction * value, heads)
+        if score is not None:
+            scores[detector] = score
+    return scores
 
 
 def _rows(
     graft: Graft, name: str, detector: str, direction: int, trials: Sequence[Trial]
 ) -> tuple[list[Grade], Sensitivity]:
-    """One detector of one kind of graft, at every grade and over all of them."""
+    """Rows of one detector of one kind of graft, at every grade and over all of them."""
     found_TG = _found(detector, trials)
     shares_RG = _resampled(found_TG, trials)
-    low_G, high_G = (ends.tolist() for ends in percentiles(shares_RG))
+    found_G, (low_G, high_G) = found_TG.mean(0), percentiles(shares_RG)
     about, counts = (name, detector, direction), (len(trials), len({trial.network for trial in trials}))
     grades = []
     for grade, amount in enumerate((math.nan, *graft.amounts)):
-        told = [trial.told[grade][detector] for trial in trials]
+        scores = [trial.told[grade][detector] for trial in trials]
         shown = sum(trial.shown[grade] for trial in trials) / len(trials)
-        ends = (float(found_TG[:, grade].mean()), low_G[grade], high_G[grade])
-        auroc, numbers = sum(each.auroc for each in told) / len(told), sum(each.known for each in told)
-        grades.append(Grade(*about, grade, float(amount), shown, *ends, auroc, *counts, numbers))
+        found = (float(of_grades[grade]) for of_grades in (found_G, low_G, high_G))
+        auroc, numbers = sum(score.auroc for score in scores) / len(scores), sum(score.known for score in scores)
+        grades.append(Grade(*about, grade, float(amount), shown, *found, auroc, *counts, numbers))
     halves = sorted(half_reached(shares) for shares in shares_RG)
     low, high = halves[int(0.025 * len(halves))], halves[int(0.975 * len(halves))]
-    chance = float(found_TG[:, 0].mean())
-    return grades, Sensitivity(*about, half_reached(found_TG.mean(0)), low, high, chance, *counts)
+    return grades, Sensitivity(*about, half_reached(found_G), low, high, float(found_G[0]), *counts)
 
 
 def _found(detector: str, trials: Sequence[Trial]) -> Tensor:
@@ -206,7 +201,7 @@ def _resampled(found_TG: Tensor, trials: Sequence[Trial]) -> Tensor:
 
 
 def half_reached(shares: Tensor) -> float:
-    """The grade at which shares (1 + GRADES,), made to rise, reach one half; 0 if they do at once, inf if never.
+    """Grade at which shares (1 + GRADES,), made to rise, reach one half; 0 if they do at once, inf if never.
 
     >>> half_reached(torch.tensor([0.0, 0.0, 0.25, 0.75, 1.0, 1.0]))
     2.5
