@@ -1,6 +1,6 @@
-"""The parts of a run, made from the checked configuration by pure functions. The commands put them together.
+"""Parts of a run, made from the checked configuration; commands put them together.
 
-A part that a command's configuration has no section for is left out: what a command does is what its file in conf/ has.
+A part whose section the command's configuration lacks is left out.
 """
 
 import logging
@@ -55,24 +55,12 @@ from mhprobe.weights.teacher import Recalled, Teacher
 
 log = logging.getLogger(__name__)
 
-Description = dict[str, Any]  # of a network, see mhprobe.weights.checkpoint
-
 
 def data(cfg: Config) -> ImageData:
-    """The images, decoded and split. The first part of every run: from here on it is quiet."""
+    """Return the images, decoded and split. UserError for a file that the configuration names and that is missing."""
     quiet()
-    _refuse_missing(cfg)
-    if cfg.data.get("batch_size") != "auto":
-        return prepared(cfg.data, "data")
-    if cfg.command != "train":
-        raise UserError(f"data.batch_size=auto: is for mhprobe.train; give mhprobe.{cfg.command} a number.")
-    return prepared({**cfg.data, "batch_size": 1}, "data")  # until run.batch_size has found it
-
-
-def _refuse_missing(cfg: Config) -> None:
-    """Files that are read after the images, which may have to be downloaded and decoded first."""
     saved = "a .safetensors with its .json, or a .ckpt of mhprobe.train"
-    named = {
+    named = {  # files read after the images, which may have to be downloaded first
         "weights": (weights_file(cfg), saved),
         "backbone.checkpoint": (cfg.backbone.get("checkpoint"), "weights of any training"),
         "optim.teacher": (cfg.optim and cfg.optim.teacher, saved),
@@ -81,10 +69,15 @@ def _refuse_missing(cfg: Config) -> None:
     for key, (file, what) in named.items():
         if file is not None and not Path(str(file)).is_file():
             raise UserError(f"{key}: no file {file}. Give {what}.")
+    if cfg.data.get("batch_size") != "auto":
+        return prepared(cfg.data, "data")
+    if cfg.command != "train":
+        raise UserError(f"data.batch_size=auto: is for mhprobe.train; give mhprobe.{cfg.command} a number.")
+    return prepared({**cfg.data, "batch_size": 1}, "data")  # until run.batch_size has found it
 
 
 def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
-    """The network of ``weights``, or a new one, with its gates. From now on ``data`` comes in the size it expects."""
+    """Return the network of ``weights``, or a new one, with gates. Sets the input size of ``data``."""
     L.seed_everything(cfg.seed, workers=True, verbose=False)  # new weights are drawn here
     backbone, description = _loaded(cfg, weights, data) if (weights := weights_file(cfg)) else _fresh(cfg, data)
     spec = input_spec(backbone)
@@ -92,14 +85,14 @@ def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
     features = gives_features(backbone)
     if features:
         refuse_without_classifier(cfg.command)
-    if cfg.score:  # said before anything is done
+    if cfg.score:  # refused before anything is computed
         score_for(score(cfg), "score", not data.unlabelled, features)
     if data.unlabelled and not features:
         _label(cfg, data, backbone, description["class_names"])
     description = {**description, "input": {key: list(value) for key, value in spec.items()}}
     gates = cfg.gates
     with keyed({"gates": gates.model_dump(), "optim": cfg.optim.model_dump() if cfg.optim else {}}):
-        made = GatedClassifier(
+        model = GatedClassifier(
             backbone,
             description,
             make_gates=explained(construct(gates.relaxation, "gates.relaxation"), "gates.relaxation"),
@@ -111,14 +104,14 @@ def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
         )
     if is_first() and any(images.startswith("test:") for images in description.get("chosen_by", ())):
         log.warning("weights: test images chose the heads of this network: its numbers on test images are too good.")
-    if cfg.command == "train" and learns_gates(made) and "neuron" in made.gates.layout.kinds:
+    if cfg.command == "train" and learns_gates(model) and "neuron" in model.gates.layout.kinds:
         raise UserError("gates.units: the history of learned gates is of heads, expected gates.units=[head].")
     if gates.mask:
         with keyed(gates.model_dump(), "gates"):
-            made.gates.close(~read_kept(gates.mask, made.gates.layout))
+            model.gates.close(~read_kept(gates.mask, model.gates.layout))
     if cfg.compile:
         backbone.compile()
-    return made
+    return model
 
 
 def score(cfg: Config) -> type[Score] | None:
@@ -127,7 +120,7 @@ def score(cfg: Config) -> type[Score] | None:
 
 
 def _label(cfg: Config, data: ImageData, backbone: nn.Module, class_names: Sequence[str]) -> None:
-    """The classes that the whole network gives the images stand for labels."""
+    """Label the images by the predictions of the whole network."""
     if cfg.command == "train":
         data.refuse_unlabelled("training")
     device = _lightning(cfg, logger=False, enable_checkpointing=False).strategy.root_device  # each rank has its own
@@ -144,94 +137,83 @@ def optim(cfg: Config, data: ImageData) -> dict[str, Any]:
     if cfg.optim is None:
         return {}
     settings = cfg.optim.model_dump(exclude={"ema", "teacher_sees"})
-    if cfg.optim.teacher is not None:
-        settings["teacher"] = _teacher(cfg.optim.teacher, cfg.optim.teacher_sees, data)
-    return settings
-
-
-def _teacher(path: str, sees: str, data: ImageData) -> Teacher:
-    spec = data.spec or InputSpec(data.stored_size)
-    blended = [name for name in ("mixup", "cutmix") if getattr(data.augment, name)]
-    if sees == "whole" and blended:
+    if (path := cfg.optim.teacher) is None:
+        return settings
+    whole, spec = cfg.optim.teacher_sees == "whole", data.spec or InputSpec(data.stored_size)
+    if whole and (blended := [name for name in ("mixup", "cutmix") if getattr(data.augment, name)]):
         raise UserError(
             f"optim.teacher_sees=whole: the teacher has not seen the images that data.augment.{blended[0]} blends. Set "
             f"it to 0, or give optim.teacher_sees=view."
         )
     try:
-        if sees == "whole":
-            return Recalled(path, data.class_names, spec, data.cache_dir)
-        return Teacher(path, data.class_names, spec)
+        if whole:
+            return {**settings, "teacher": Recalled(path, data.class_names, spec, data.cache_dir)}
+        return {**settings, "teacher": Teacher(path, data.class_names, spec)}
     except UserError as error:
         raise UserError(f"optim.teacher: {str(error).removeprefix('teacher: ')}") from None
 
 
 def weights_file(cfg: Config) -> str | None:
-    """The file that the network comes from. ``weights=random`` asks for a network that has learned nothing."""
+    """Return the file of the network's weights; None for a new network."""
     return None if cfg.weights == "random" else cfg.weights
 
 
 def report(cfg: Config, folder: Path, layout: HeadLayout) -> Report:
-    """Writes into ``folder`` and tells the loggers."""
+    """Return a report that writes into ``folder`` and to the loggers."""
     rank_zero_only.rank = rank()  # type: ignore[attr-defined]  # loggers ask for it, and there is no trainer yet
     loggers = []
     for name, part in cfg.logger.items():
-        if part.get("job_type", "") is None:  # it files runs by what they did
+        if part.get("job_type", "") is None:  # W&B groups runs by it
             part = {**part, "job_type": cfg.command}
         loggers.append(construct(part, f"logger.{name}", folder=folder))
         loggers[-1].log_hyperparams(cfg.plain())
-    made = Report(folder, layout, loggers, cfg.style)
-    made.network = _network(cfg)
-    if is_first():
-        made.origin = origin(cfg.command, folder)
-    return made
-
-
-def _network(cfg: Config) -> str:
-    """Return the network's name for the small print of figures: the run that trains it, or the file of its weights."""
-    if cfg.resume is not None:
-        return cfg.name
+    report = Report(folder, layout, loggers, cfg.style)
     backbone = cfg.backbone
-    if weights_file(cfg):
-        return network(cfg.weights)
-    if backbone.get("checkpoint") is not None:
-        return Path(backbone["checkpoint"]).stem
-    return f"{'' if backbone.get('pretrained') else 'untrained '}{backbone.get('name', 'network')}"
+    if cfg.resume is not None:  # a training
+        report.network = cfg.name
+    elif weights_file(cfg):
+        report.network = network(cfg.weights)
+    elif backbone.get("checkpoint") is not None:
+        report.network = Path(backbone["checkpoint"]).stem
+    else:
+        untrained = "" if backbone.get("pretrained") else "untrained "
+        report.network = f"{untrained}{backbone.get('name', 'network')}"
+    if is_first():
+        report.origin = origin(cfg.command, folder)
+    return report
 
 
 def callbacks(
     cfg: Config, model: GatedClassifier, data: ImageData, report: Report, checkpoints: Path | None = None
 ) -> list[L.Callback]:
-    """Everything that watches a run, in the order in which Lightning calls it. checkpoints: where they go."""
-    # before whoever saves a checkpoint: what they noted after a step or an epoch is to be in it
-    made: list[L.Callback] = []
+    """Return the callbacks of a run, in the order in which Lightning calls them. checkpoints: their folder."""
+    watching: list[L.Callback] = []  # callbacks before those that save checkpoints are in the checkpoint
     probe = cfg.probe
     if cfg.optim and cfg.measure and probe and (probe.every_n_epochs or probe.every_n_steps):
         built = measures(cfg.measure, model.gates.layout, "measure")
-        fit = {name: each for name, each in built.items() if isinstance(each, Measure)}
-        made.append(History(fit, report, probe.every_n_epochs, probe.every_n_steps, probe.target))
+        fit = {name: measure for name, measure in built.items() if isinstance(measure, Measure)}
+        watching.append(History(fit, report, probe.every_n_epochs, probe.every_n_steps, probe.target))
     for name, part in cfg.callback.items():
-        made.append(explained(construct(part, f"callback.{name}"), f"callback.{name}")(report))
-    made.append(ShowsTraining())
+        watching.append(explained(construct(part, f"callback.{name}"), f"callback.{name}")(report))
+    watching.append(ShowsTraining())
     if cfg.optim is None:
-        return made
-    made += [
+        return watching
+    checkpoints = checkpoints or report.folder / "checkpoints"
+    return [
+        *watching,
         LearningRateMonitor(logging_interval="step"),
         SeedEachStep(cfg.seed),
         SameRun(facts(cfg.plain(), model.description, data.training_fingerprint)),
         StopAtNonFinite(),
+        *([] if cfg.optim.ema is None else [EMAWeightAveraging(decay=cfg.optim.ema)]),  # checkpoints hold the average
+        *best_and_last(checkpoints, cfg.checkpoint.every_n_steps if cfg.checkpoint else None),
+        SaveOnTerminate(checkpoints),
+        *([GateHistory(report, cfg.gates.keep, cfg.gates.threshold)] if learns_gates(model) else []),
     ]
-    if cfg.optim.ema is not None:  # before whoever saves a checkpoint: it holds the average
-        made.append(EMAWeightAveraging(decay=cfg.optim.ema))
-    checkpoints = checkpoints or report.folder / "checkpoints"
-    made += best_and_last(checkpoints, cfg.checkpoint.every_n_steps if cfg.checkpoint else None)
-    made.append(SaveOnTerminate(checkpoints))
-    if learns_gates(model):
-        made.append(GateHistory(report, cfg.gates.keep, cfg.gates.threshold))
-    return made
 
 
 def trainer(cfg: Config, callbacks: list[L.Callback], report: Report) -> L.Trainer:
-    """Lightning's, with whole checkpoints and our samplers."""
+    """Return Lightning's trainer, with atomic checkpoints and without its samplers."""
     return _lightning(
         cfg,
         callbacks=[*callbacks, StopAtOnce()],
@@ -254,10 +236,15 @@ def one_process(trainer: L.Trainer) -> torch.device:
 
 
 def _lightning(cfg: Config, **more: Any) -> L.Trainer:
-    """Return the options of ``trainer`` for Lightning."""
+    """Return a trainer with the settings of ``trainer``; bf16 where the hardware multiplies it faster than float32."""
     settings = cfg.trainer.model_dump()
     if settings["precision"] == "auto":
-        settings["precision"] = _best_precision(settings["accelerator"])
+        accelerator, faster = settings["accelerator"], False
+        if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
+            faster = torch.cuda.is_bf16_supported(including_emulation=False)
+        elif accelerator in ("auto", "cpu"):
+            faster = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        settings["precision"] = "bf16-mixed" if faster else "32-true"
     try:
         return L.Trainer(**settings, **more, enable_model_summary=False)
     except (MisconfigurationException, FabricMisconfiguration, TypeError, ValueError, RuntimeError) as error:
@@ -265,30 +252,27 @@ def _lightning(cfg: Config, **more: Any) -> L.Trainer:
 
 
 def best(model: GatedClassifier, checkpoints: Path) -> None:
-    """Take the weights of the epoch that was best on validation.
-
-    Where open heads have a price, that is the first, with all heads open: the last is meant, and kept.
-    """
+    """Load the weights of the epoch that was best on validation; with a penalty on open heads the last ones stay."""
     if model.penalty is None:
         model.load_state_dict(load_checkpoint(checkpoints / "best.ckpt")["state_dict"])
 
 
 def test(trainer: L.Trainer, model: GatedClassifier, data: ImageData, report: Report) -> None:
     """Test the weights as they are, and answer the questions of the run at the end of the test."""
-    own = ", labelled by the whole network" if data.unlabelled and not model.features_only else ""
+    by_network = ", labelled by the whole network" if data.unlabelled and not model.features_only else ""
     images = Sample(data.sizes["test"], "test")
-    report.data, report.images = data.source.name, images._replace(words=f"{images}{own}")
+    report.data, report.images = data.source.name, images._replace(words=f"{images}{by_network}")
     trainer.test(model, datamodule=data, verbose=False)
     if trainer.is_global_zero:
-        # "test/accuracy" is by labels, wherever it is read
-        named = {key.replace("accuracy", "agreement") if own else key: value for key, value in model.results.items()}
-        report.add_metrics({**named, "test/images": data.sizes["test"]})
+        # "test/accuracy" is always by labels
+        metrics = {key.replace("accuracy", "agreement") if by_network else key: n for key, n in model.results.items()}
+        report.add_metrics({**metrics, "test/images": data.sizes["test"]})
         keep_outcomes(report.folder, model.right, data)
 
 
 def keep_outcomes(folder: Path, right: torch.Tensor, data: ImageData) -> None:
-    """Write the right test images, (N,) bool, for ``mhprobe.compare``; nothing where nobody knows their labels."""
-    if len(right) and not data.unlabelled:  # a network that labels the images itself is right about all of them
+    """Write the right test images, (N,) bool, for ``mhprobe.compare``; nothing for images without labels."""
+    if len(right) and not data.unlabelled:
         write_outcomes(folder, right, torch.from_numpy(data.splits["test"].positions), data.images_of("test"))
 
 
@@ -296,24 +280,17 @@ def save(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageDat
     """Write the weights as plain timm keys: ``model.safetensors`` and the JSON that rebuilds the model."""
     if not trainer.is_global_zero:
         return
-    made = {
-        "by": f"mhprobe.{cfg.command}",
-        "name": cfg.name,
-        "data": data.fingerprint,
-        "epochs": trainer.current_epoch,
-        "seed": cfg.seed,
-        **({} if data.set_aside is None else {"set_aside": data.set_aside}),
-        **model.results,
-    }
-    description = {**model.description, "made": made}
+    made = {"by": f"mhprobe.{cfg.command}", "name": cfg.name, "data": data.fingerprint}
+    made |= {"epochs": trainer.current_epoch, "seed": cfg.seed}
+    made |= {} if data.set_aside is None else {"set_aside": data.set_aside}
+    description = {**model.description, "made": {**made, **model.results}}
     if learns_gates(model):
-        rule = cfg.gates
-        description["gates_kept"] = model.gates.kept(rule.keep, rule.threshold).long().tolist()
+        description["gates_kept"] = model.gates.kept(cfg.gates.keep, cfg.gates.threshold).long().tolist()
     save_weights(model.backbone, folder / "model.safetensors", description)
 
 
 def save_backbone(cfg: Config, folder: Path) -> Path:
-    """Write the pretrained backbone with its own classifier, as timm's ``local-dir:`` reads it; returns the folder."""
+    """Write the pretrained backbone with its own classifier for timm's ``local-dir:``; return the folder."""
     from timm.models import save_for_hf
 
     part = {key: value for key, value in cfg.backbone.items() if key not in ("_target_", "checkpoint")}
@@ -326,7 +303,7 @@ def save_backbone(cfg: Config, folder: Path) -> Path:
 
 
 def finish(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageData, report: Report) -> None:
-    """Finish the report and say where it is."""
+    """Finish the report and print where it is."""
     if not trainer.is_global_zero:
         return
     keep_attention(report.folder, model.backbone, data)
@@ -338,7 +315,7 @@ def finish(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageD
 
 
 def store(cfg: Config) -> Path:
-    """Return the folder of what runs have measured, for runs that ask the same."""
+    """Return the folder of kept measurements, shared by runs."""
     return Path(cfg.cache_dir).expanduser() / "measured"
 
 
@@ -351,10 +328,8 @@ def learns_gates(model: GatedClassifier) -> bool:
     return any(gate.requires_grad for gate in model.gates.parameters())
 
 
-# the network
-
-
-def _loaded(cfg: Config, weights: str, data: ImageData) -> tuple[nn.Module, Description]:
+def _loaded(cfg: Config, weights: str, data: ImageData) -> tuple[nn.Module, dict[str, Any]]:
+    """Return the network of the file ``weights`` and its description (mhprobe.weights.checkpoint)."""
     if cfg.backbone.get("checkpoint") is not None:
         raise UserError(f"backbone.checkpoint: weights={weights} are given as well; give one of the two.")
     backbone, loaded = load_weights(weights)
@@ -370,7 +345,8 @@ def _loaded(cfg: Config, weights: str, data: ImageData) -> tuple[nn.Module, Desc
     return backbone, {**described, "data": data.source.name} if cfg.command == "train" else described
 
 
-def _fresh(cfg: Config, data: ImageData) -> tuple[nn.Module, Description]:
+def _fresh(cfg: Config, data: ImageData) -> tuple[nn.Module, dict[str, Any]]:
+    """Return the network of ``backbone`` and its description."""
     part = {key: value for key, value in cfg.backbone.items() if key not in ("checkpoint", "num_classes")}
     trains, checkpoint = cfg.optim is not None, cfg.backbone.get("checkpoint")
     if checkpoint is not None and part.get("pretrained"):
@@ -385,20 +361,19 @@ def _fresh(cfg: Config, data: ImageData) -> tuple[nn.Module, Description]:
     if checkpoint is not None:
         load_foreign(backbone, str(checkpoint), "backbone.checkpoint", new_classifier=trains)
     elif part.get("pretrained") and not trains:
-        known = backbone.pretrained_cfg["num_classes"]
-        if classes and known != classes:
+        pretrained = backbone.pretrained_cfg["num_classes"]
+        if classes and pretrained != classes:
             raise UserError(
-                f"backbone.pretrained: {part['name']} was trained on {known} classes, the data has "
+                f"backbone.pretrained: {part['name']} was trained on {pretrained} classes, the data has "
                 f"{classes}: its classifier would be a random one. Train it first (mhprobe.train)."
             )
-    described = portable({**part, **registered(part["name"])})
-    own = data.unlabelled or features
-    names = [str(number) for number in range(backbone.num_classes)] if own else list(data.class_names)
+    described, numbered = portable({**part, **registered(part["name"])}), data.unlabelled or features
+    names = [str(number) for number in range(backbone.num_classes)] if numbered else list(data.class_names)
     return backbone, {"backbone": described, "class_names": names, "data": data.source.name}
 
 
 def measures(parts: Mapping[str, Any], layout: HeadLayout, where: str) -> dict[str, Measure | UserError]:
-    """Each measure by its name; for one that does not fit the model, why. where: the parts' key."""
+    """Return each measure by its name, or the UserError of one that does not fit the model. where: the parts' key."""
     built: dict[str, Measure | UserError] = {}
     for name, part in parts.items():
         try:
@@ -408,23 +383,13 @@ def measures(parts: Mapping[str, Any], layout: HeadLayout, where: str) -> dict[s
     return built
 
 
-# data and hardware
-
-
 def prepared(part: dict[str, Any], where: str) -> ImageData:
-    for key in [key for key in ("source", "augment") if part.get(key) is not None or key == "source"]:
-        refuse_plain(part.get(key), f"{where}.{key}")
+    """Return a data set of the configuration, decoded and split. where: the part's key."""
+    refuse_plain(part.get("source"), f"{where}.source")
+    if part.get("augment") is not None:
+        refuse_plain(part["augment"], f"{where}.augment")
     with keyed(part, where):
-        made: ImageData = construct(part, where)
-        made.prepare_data()
-        made.setup()
-    return made
-
-
-def _best_precision(accelerator: str) -> str:
-    """bf16-mixed where the hardware multiplies bfloat16 faster than float32."""
-    if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
-        return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
-    if accelerator in ("auto", "cpu") and torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return "bf16-mixed"
-    return "32-true"
+        images: ImageData = construct(part, where)
+        images.prepare_data()
+        images.setup()
+    return images

@@ -1,13 +1,9 @@
 """Probing classifiers on the attention of all heads: relations between patches.
 
-Clark et al., 2019, arXiv 1906.04341, section 5. A probe gives each key j of a query i a score, and the largest is its
-answer. Attention-only: sum over heads of w_h a_h(i, j) + u_h a_h(j, i), with a_h the attention of head h.
-Attention-and-embedding: the weights w_h and u_h depend on what the two patches show; for their word vectors stand the
-mean colour and the contrast of the patches, and products of the two. Baselines: the same probe on the attention of an
-untrained network, the best fixed offset, the key whose pixels are most like the query's, and an even draw. All is
-fitted on validation images and scored on test images.
-
-All heads have to look at the same patches, so windows are refused. Attention is in units of even attention.
+Clark et al., 2019, arXiv 1906.04341, section 5. A probe scores each key j of a query i; the largest score is its
+answer. Attention-only: sum over heads of w_h a_h(i, j) + u_h a_h(j, i), with a_h the attention of head h in units of
+even attention. Attention-and-embedding: w_h and u_h depend on mean colour and contrast of the two patches and on their
+products, in place of word vectors. Fitted on validation images, scored on test images, beside baselines.
 
 Shapes: n queries, K keys (all patches), F = 2 A features, V facts about a pair of patches, R relations.
 """
@@ -25,7 +21,7 @@ from mhprobe.recording.measuring import recorded
 from mhprobe.report import tables
 from mhprobe.report.figures import attention as figure
 from mhprobe.report.result import Result
-from mhprobe.studies.panels.relations import RELATIONS, colours, palette, patch_pixels, right_keys, summary
+from mhprobe.studies.panels.relations import RELATIONS, colours, joined, palette_of, patch_pixels, right_keys, summary
 
 
 class Queries(NamedTuple):
@@ -45,20 +41,19 @@ class Queries(NamedTuple):
 def probing(
     material: Material, images: int = 200, queries: int = 8, steps: int = 150, clusters: int = 8
 ) -> dict[str, Result]:
-    """A row per relation and way to answer, scored on test images.
+    """Score each relation and way to answer on test images.
 
     images: of each split, at most. queries: drawn from each image. steps: of the fit. clusters: of colours. UserError
     for a model whose heads do not all look at the same patches. Table: relation, way, score, low, high, images.
     """
-    layout, data, first = material.layout, material.data, material.layout.sites[0]
-    for site in layout.sites:
+    first = material.layout.sites[0]
+    for site in material.layout.sites:
         if site.windows is not None or site.token_grid != first.token_grid:
             why = "looks at windows" if site.windows is not None else f"has another grid of patches than {first.name}"
             raise UserError(
                 f"probing: {site.name} {why}; a probe over all heads needs the same patches for each, as in a ViT."
             )
-    pictures = [batch.images[batch.valid].cpu() for batch in data.batches("val", images=images)]
-    centres = ranks.from_rank_zero(lambda: palette(pictures, first.token_grid, clusters, material.seed))
+    centres = palette_of(material, images, clusters)
     (fit, test), (dull_fit, dull_test) = (
         tuple(collect(material, model, split, images, centres, queries) for split in ("val", "test"))
         for model in (material.model, material.untrained())
@@ -84,15 +79,15 @@ def probing(
 
 def collect(material: Material, model: nn.Module, split: str, images: int, centres: Tensor, queries: int) -> Queries:
     """Return the features of a split for probes, on the CPU, the same on every rank."""
-    site, layout = material.layout.sites[0], material.layout
+    site = material.layout.sites[0]
     grid, prefix = site.token_grid, site.prefix_tokens
     patches = grid[0] * grid[1]
     across = torch.arange(patches) % grid[1]
     offsets = (torch.arange(patches) - torch.arange(patches)[:, None]) * 2 * grid[1] + across - across[:, None]
     parts: list[Queries] = []
     for batch, heads in recorded(model, material.walk(images, split)(), {"attn"}):
-        attn = heads.need("attn", "probing")
-        every = torch.cat([each[:, 0, :, prefix:, prefix:] for each in attn], 1).float().cpu() * patches
+        attn = [weights[:, 0, :, prefix:, prefix:] for weights in heads.need("attn", "probing")]
+        every = torch.cat(attn, 1).float().cpu() * patches
         shown = batch.images.cpu()
         facts, right = pair_facts(shown, grid), right_keys(shown, grid, centres)
         for row in torch.nonzero(batch.valid).flatten().tolist():
@@ -101,11 +96,9 @@ def collect(material: Material, model: nn.Module, split: str, images: int, centr
             both = torch.cat([every[row][:, at], every[row].transpose(1, 2)[:, at]])  # to and from the keys
             itself = at[:, None] == torch.arange(patches)
             image = torch.full((len(at),), int(batch.index[row]))
-            told = right[row][:, at].permute(1, 2, 0)
-            parts.append(Queries(both.permute(1, 2, 0), facts[row][at].float(), told, offsets[at], image, itself))
-    mine = Queries(*(torch.cat(each) for each in zip(*parts, strict=True)))
-    assert mine.features.shape[-1] == 2 * layout.num_heads
-    return Queries(*(torch.cat(each) for each in zip(*ranks.gather(mine), strict=True)))
+            keys = right[row][:, at].permute(1, 2, 0)
+            parts.append(Queries(both.permute(1, 2, 0), facts[row][at].float(), keys, offsets[at], image, itself))
+    return joined(ranks.gather(joined(parts)))
 
 
 def pair_facts(pictures: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -121,9 +114,9 @@ def pair_facts(pictures: Tensor, grid: tuple[int, int]) -> Tensor:
 
 
 def probe(fit: Queries, test: Queries, relation: int, steps: int, embedded: bool = False) -> Tensor:
-    """(n, K) scores on the test queries of a probe fitted to the others. embedded: with the facts about the pair.
+    """(n, K) scores of the test queries by a probe fitted to ``fit``: -ln of the softmax over keys at the right ones.
 
-    The loss is -ln of the probability that a softmax over keys gives to the right ones.
+    embedded: with the facts about the pair.
     """
     wide = fit.facts.shape[-1] if embedded else 1
 
@@ -147,14 +140,14 @@ def probe(fit: Queries, test: Queries, relation: int, steps: int, embedded: bool
 
 
 def _by_offset(fit: Queries, test: Queries, relation: int) -> Tensor:
-    """(n, K) 1 at the key of the offset that is right most often."""
+    """(n, K) scores, 1 at the key of the offset that is right most often."""
     numbers, place = fit.offset.unique(return_inverse=True)
     counts = torch.zeros(len(numbers)).index_add_(0, place.flatten(), fit.right[..., relation].float().flatten())
     return (test.offset == numbers[counts.argmax()]).float() - 2 * test.itself
 
 
 def _judge(score: Tensor, test: Queries, relation: int) -> dict[str, float]:
-    """Return the hit rate of the key with the largest score; where several keys share it, their share."""
+    """Hit rate of the key with the largest score; where several keys share it, their share."""
     score = score.masked_fill(test.itself, -torch.inf)
     best = score == score.amax(1, keepdim=True)
     # an offset that leaves the image names no key: wrong

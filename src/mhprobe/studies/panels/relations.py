@@ -1,17 +1,16 @@
-"""Relations between the patches of any image, without masks: the best head beside the best fixed offset.
+"""Relations between patches of an image: the best head beside the best fixed offset.
 
-Clark et al., 2019, arXiv 1906.04341, section 4 and Table 1, score heads on syntactic relations. Pictures have no
-syntax, so these stand in for it; each says which keys are right for a query, and the query itself never is:
+After Clark et al., 2019, arXiv 1906.04341, section 4 and Table 1, with relations of pictures in place of syntax. A key
+other than the query is right for:
 
-    same colour     the key's mean colour is of the same k-means cluster as the query's
-    mirror image    the key is at the query's place in the image flipped left to right
-    opposite        the key is at the query's place in the image turned by 180 degrees
-    along an edge   the key is the next patch, either way, along the edge that runs through the query; only queries
-                    with more edge than the median patch of the image count
+    same colour     a mean colour of the query's k-means cluster
+    mirror image    the query's place in the image flipped left to right
+    opposite        the query's place in the image turned by 180 degrees
+    along an edge   the next patch, either way, along the edge through the query (structure tensor, Bigun & Granlund
+                    1987); only queries with more edge than the median patch count
 
-The edge is that of the structure tensor (Bigun & Granlund 1987): across the direction in which brightness changes most.
-A head's answer is the patch it attends to most, the query itself left out. The head and the offset are chosen on
-validation images and scored on test images; in windows, only keys of the window count, for all of them alike.
+A head's answer is the patch it attends to most. The head and the offset are chosen on validation images and scored on
+test images. In windows only keys of the window count.
 
 Shapes: b images, T = h w patches, W windows, H heads of one site, Q queries, K keys, R relations, A heads of all sites,
 S sites, O offsets (down, right) within the window or the grid, N images of a split.
@@ -19,8 +18,8 @@ S sites, O offsets (down, right) within the window or the grid, N images of a sp
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -40,10 +39,11 @@ from mhprobe.stats.significance import t_interval
 RELATIONS = ("same colour", "mirror image", "opposite", "along an edge")
 _ALONG = ((0, 1), (1, 1), (1, 0), (1, -1))  # (down, right) of an edge at 0, 45, 90, 135 degrees
 Ways = dict[str, tuple[str, Tensor]]
+Columns = TypeVar("Columns", bound=tuple[Any, ...])
 
 
 class Scores(NamedTuple):
-    """Share of an image's queries that were answered rightly; NaN where it asks none."""
+    """Share of an image's queries that are answered rightly; NaN for an image without queries."""
 
     heads: Tensor  # (N, A, R)
     offsets: Tensor  # (N, S, O, R)
@@ -51,7 +51,7 @@ class Scores(NamedTuple):
 
 
 def relations(material: Material, images: int = 1000, clusters: int = 8) -> dict[str, Result]:
-    """A row per relation and way to answer: the best head, the best fixed offset of its block, an even draw.
+    """Score each relation and way to answer: the best head, the best fixed offset of its block, an even draw.
 
     images: of each split, at most. clusters: of colours. Table: relation, way, who (block and head, or the offset),
     head, score (mean over test images), low, high (95 % over images), images.
@@ -65,11 +65,8 @@ def relations(material: Material, images: int = 1000, clusters: int = 8) -> dict
 
 
 def best_of_each(material: Material, images: int, clusters: int = 8) -> Iterator[tuple[str, int, Ways]]:
-    """Per relation its name, and the best head and the ways of ``best``."""
-    layout, device = material.layout, material.model.device
-    seen = (batch.images[batch.valid] for batch in material.data.batches("val", images=min(500, images)))
-    grid = layout.sites[0].token_grid
-    centres = ranks.from_rank_zero(lambda: palette(list(seen), grid, clusters, material.seed)).to(device)
+    """Yield the name of each relation, with the best head and the ways of ``best``."""
+    layout, centres = material.layout, palette_of(material, min(500, images), clusters).to(material.model.device)
 
     def right(batch: Batch, piece: Piece) -> tuple[Tensor, None]:
         return right_keys(batch.images[piece.images], piece.site.token_grid, centres), None
@@ -84,12 +81,12 @@ def best_of_each(material: Material, images: int, clusters: int = 8) -> Iterator
 
 
 def best(layout: HeadLayout, chosen: Scores, judged: Scores, r: int = 0) -> tuple[int, Ways]:
-    """The best head for a relation, and ways to answer: that head, the best fixed offset of its block, an even draw.
+    """Return the best head, and by way to answer (head, fixed offset of its block, even draw) a name and (N,) scores.
 
-    chosen, judged: scores of validation and of test images. A way has who it is and its (N,) scores.
+    chosen, judged: scores of validation and of test images.
     """
     site_of = torch.tensor([number for number, _, _ in layout])
-    # late blocks have few keys: what counts is how far a head is above an even draw in its block
+    # late blocks have few keys, so heads are compared by their lead over an even draw
     above = chosen.heads[..., r].nanmean(0) - chosen.even[..., r].nanmean(0)[site_of]
     head = int(above.nan_to_num(-1).argmax())
     number, place, site = list(layout)[head]
@@ -110,38 +107,42 @@ def scored(
     relations: int = 1,
     dtype: torch.dtype = torch.float64,
 ) -> Scores:
-    """Scores of all images, the same on every rank. name: of who asks.
+    """Scores of all images, the same on every rank. name: of the panel, for errors.
 
-    right: gives of a piece of attention the right keys and the candidates of ``answers``. dtype: of the scores.
+    right: returns the right keys and the candidates of ``answers`` for a piece of attention. dtype: of the scores.
     """
     most = max((2 * extent(site)[0] - 1) * (2 * extent(site)[1] - 1) for site in layout.sites)
     sizes = ((layout.num_heads,), (len(layout.sites), most), (len(layout.sites),))
     parts: list[Scores] = []
     for batch, heads in recorded(model, batches, {"attn"}):
-        found = Scores(*(torch.full((len(batch.images), *of, relations), torch.nan, dtype=dtype) for of in sizes))
+        scores = Scores(*(torch.full((len(batch.images), *of, relations), torch.nan, dtype=dtype) for of in sizes))
         for piece in attention(name, layout, heads):
             images = piece.images.cpu()
             for r, (of_heads, of_offsets, even) in enumerate(answers(piece, *right(batch, piece))):
-                found.heads[images, layout.span(piece.number), r] = of_heads.to("cpu", dtype)
-                found.offsets[images, piece.number, : of_offsets.shape[1], r] = of_offsets.to("cpu", dtype)
-                found.even[images, piece.number, r] = even.to("cpu", dtype)
-        parts.append(Scores(*(each[batch.valid.cpu()] for each in found)))
-    mine = Scores(*(torch.cat(each) for each in zip(*parts, strict=True)))
-    return Scores(*(torch.cat(each) for each in zip(*ranks.gather(mine), strict=True)))
+                scores.heads[images, layout.span(piece.number), r] = of_heads.to("cpu", dtype)
+                scores.offsets[images, piece.number, : of_offsets.shape[1], r] = of_offsets.to("cpu", dtype)
+                scores.even[images, piece.number, r] = even.to("cpu", dtype)
+        parts.append(Scores(*(column[batch.valid.cpu()] for column in scores)))
+    return joined(ranks.gather(joined(parts)))
+
+
+def joined(parts: Sequence[Columns]) -> Columns:
+    """Concatenate named tuples of tensors, column by column."""
+    return type(parts[0])(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def summary(values: Tensor) -> dict[str, float]:
-    """(N,) scores of images, NaN left out -> their mean with its 95 % interval, in [0, 1]."""
-    known = values[~values.isnan()].double()
-    mean, low, high = t_interval(known)
-    return {"score": float(mean), "low": max(0.0, float(low)), "high": min(1.0, float(high)), "images": len(known)}
+    """Mean of (N,) scores with its 95 % interval, in [0, 1]; NaN is left out."""
+    scores = values[~values.isnan()].double()
+    mean, low, high = t_interval(scores)
+    return {"score": float(mean), "low": max(0.0, float(low)), "high": min(1.0, float(high)), "images": len(scores)}
 
 
 def answers(piece: Piece, right: Tensor, candidates: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Per relation the shares (b, H) of each head, (b, O) of each offset, (b,) of an even draw.
+    """Yield for each relation the scores (b, H) of each head, (b, O) of each offset, (b,) of an even draw.
 
     right: (b, R, T, T) of ``right_keys``. candidates: (T, T) bool, keys that may be answered; None for all but the
-    query itself. Queries without a right key among those in their window ask nothing.
+    query itself. Queries without a right key in their window do not count.
     """
     places, token = piece.places, tokens_of(piece.places, piece.site)
     others = places.patch_pairs & ~torch.eye(places.patch_pairs.shape[-1], dtype=torch.bool, device=right.device)
@@ -165,13 +166,13 @@ def answers(piece: Piece, right: Tensor, candidates: Tensor | None = None) -> It
 
 
 def tokens_of(places: Places, site: HeadSite) -> Tensor:
-    """(W, K) the patch at each place of a window, 0 where there is none."""
+    """(W, K) number of the patch at each place of a window, 0 where there is none."""
     return (places.token - site.prefix_tokens).clamp(min=0)
 
 
 @functools.lru_cache(maxsize=256)
 def extent(site: HeadSite) -> tuple[int, int]:
-    """Rows and columns of what a query can see: its window, or the grid. A padded window that wraps around is wider."""
+    """Rows and columns of a query's window, or of the grid. A padded window that wraps around is wider."""
     places = places_of(site, torch.device("cpu"))
     apart = (places.cell[:, :, None] - places.cell[:, None, :]) * places.patch_pairs[..., None]
     down, right = apart.flatten(0, 2).amax(0).tolist()
@@ -179,20 +180,17 @@ def extent(site: HeadSite) -> tuple[int, int]:
 
 
 def offset_words(offset: int, site: HeadSite) -> str:
-    """The number of an offset -> "1 up, 2 left"."""
+    """Words for the number of an offset: "1 up, 2 left"."""
     height, width = extent(site)
     down, right = offset // (2 * width - 1) - height + 1, offset % (2 * width - 1) - width + 1
     ways = (abs(down), "down" if down > 0 else "up"), (abs(right), "right" if right > 0 else "left")
     return ", ".join(f"{steps} {way}" for steps, way in ways if steps) or "itself"
 
 
-# which keys are right
-
-
 def right_keys(pictures: Tensor, grid: tuple[int, int], centres: Tensor) -> Tensor:
-    """(B, R, T, T) bool, whether the key is right for the query, in the order of RELATIONS.
+    """(B, R, T, T) bool, True where the key is right for the query, in the order of RELATIONS.
 
-    pictures: (B, 3, height, width). centres: (clusters, 3) mean colours of ``palette``.
+    pictures: (B, 3, height, width). centres: (clusters, 3) mean colours of ``palette_of``.
     """
     height, width = grid
     cell = torch.arange(height * width, device=pictures.device).view(grid)
@@ -216,16 +214,21 @@ def patch_pixels(pictures: Tensor, grid: tuple[int, int]) -> Tensor:
     return F.unfold(whole, size, stride=size).transpose(1, 2)
 
 
-def palette(pictures: Iterable[Tensor], grid: tuple[int, int], clusters: int, seed: int) -> Tensor:
-    """(clusters, 3) the mean colours of patches, by k-means over all patches of ``pictures``."""
+def palette_of(material: Material, images: int, clusters: int) -> Tensor:
+    """(clusters, 3) mean colours of patches, by k-means over validation images; the same on every rank."""
     from sklearn.cluster import KMeans
 
-    patches = torch.cat([colours(each, grid).flatten(0, 1).cpu() for each in pictures])
-    return torch.from_numpy(KMeans(clusters, n_init=1, random_state=seed).fit(patches.numpy()).cluster_centers_)
+    def centres() -> Tensor:
+        grid, batches = material.layout.sites[0].token_grid, material.data.batches("val", images=images)
+        patches = torch.cat([colours(batch.images[batch.valid], grid).flatten(0, 1).cpu() for batch in batches])
+        means = KMeans(clusters, n_init=1, random_state=material.seed).fit(patches.numpy()).cluster_centers_
+        return torch.from_numpy(means)
+
+    return ranks.from_rank_zero(centres)
 
 
 def _along_edges(pictures: Tensor, grid: tuple[int, int]) -> Tensor:
-    """(B, T, T) bool."""
+    """(B, T, T) bool, True where the key is the next patch along the query's edge."""
     light = pictures.double().mean(1)
     down, right = torch.gradient(light, dim=(1, 2))
     # the structure tensor of each patch

@@ -1,12 +1,10 @@
-"""Does a head find a patch again in another view of it? (Clark et al. 2019, Table 2: does it find the antecedent?).
+"""Patches found again in another view: for Clark et al. 2019, Table 2, where heads find an antecedent.
 
-Two views stand side by side in one picture: the middle half of an image, and the same moved down by some rows of
-patches, which come in again at the top; on request also flipped left to right. Every patch is a query, its candidates
-are the patches of the other view, and one of them shows the same: that is the right one. A head's answer is the
-candidate that it attends to most. How far the second view is moved is drawn for each image, or an offset would know
-the answer. The head, and the offset, are chosen on validation images and scored on test images.
-
-Where attention is in windows only candidates of the window count, and most queries have no right one there.
+One picture has two views side by side: the middle half of an image, and the same moved down in a circle by some rows of
+patches, drawn for each image; on request also flipped left to right. Every patch is a query, and its candidates are the
+patches of the other view, of which the one that shows the same is right. A head's answer is the candidate that it
+attends to most. The head and the offset are chosen on validation images and scored on test images. In windows only
+candidates of the window count, and most queries have no right one.
 
 Shapes: b images, T = h w patches of a site, N images of a split.
 """
@@ -35,12 +33,11 @@ AT_ONCE = 16  # images whose patches are compared with each other
 
 
 def two_views(material: Material, images: int = 500, mirror: bool = False) -> dict[str, Result]:
-    """A row per way to answer: the best head, that of an untrained network, the best offset, and no head at all.
+    """Score ways to answer: the best head, that of an untrained network, the best offset, and baselines.
 
-    images: of each split, at most. mirror: whether the second view is also flipped left to right. Without it the most
-    similar pixels are right by themselves, up to what a patch has in common with others.
-    Table: relation, way, who, head (flat index), score (mean over test images), low, high (95 % over images), images.
-    UserError for a grid that has no two equal halves.
+    images: of each split, at most. mirror: True flips the second view left to right, too; else the most similar pixels
+    are nearly always right. UserError for a grid that has no two equal halves. Table: relation, way, who, head (flat
+    index), score (mean over test images), low, high (95 % over images), images.
     """
     layout, views = material.layout, {split: Views(material, split, images, mirror) for split in ("val", "test")}
 
@@ -50,25 +47,19 @@ def two_views(material: Material, images: int = 500, mirror: bool = False) -> di
 
     (head, ways), (other, untrained) = best_of(material.model), best_of(material.untrained())
     plain = views["test"].plain(list(layout)[head][2])
-    found: list[tuple[str, int | str, str, Tensor]] = [
+    scores: list[tuple[str, int | str, str, Tensor]] = [
         ("best head", head, *ways["best head"]),
         ("best head, untrained", other, *untrained["best head"]),
         ("best fixed offset", "", *ways["best fixed offset"]),
         *((way, "", "", values) for way, values in zip(WITHOUT_HEADS, plain.T, strict=True)),
         ("even draw", "", *ways["even draw"]),
     ]
-    rows = [
-        {"relation": RELATION, "way": way, "who": who, "head": head, **summary(values)}
-        for way, head, who, values in found
-    ]
+    rows = [{"relation": RELATION, "way": w, "who": who, "head": h, **summary(of)} for w, h, who, of in scores]
     return {"views": Result(tables.from_rows(rows), figure.relation_scores(rows), of=material.of(images))}
 
 
 class Views:
-    """Images of a split, each as two views side by side: a walk over them when called.
-
-    UserError for a grid that has no two equal halves.
-    """
+    """Walk over images of a split, each as two views side by side. UserError as of ``two_views``."""
 
     def __init__(self, material: Material, split: str, images: int, mirror: bool) -> None:
         sites = material.layout.sites
@@ -89,18 +80,18 @@ class Views:
             yield batch._replace(images=side_by_side(batch.images, self.rows, moved, self.mirror))
 
     def true(self, index: Tensor, site: HeadSite) -> Tensor:
-        """(b, T) the right patch for each patch of these images."""
+        """(b, T) number of the right patch for each patch of these images."""
         moved = self.moved_N[index.cpu()] * (site.token_grid[0] // self.rows)
         return other_view(site.token_grid, moved, self.mirror).to(index.device)
 
     def right(self, batch: Batch, piece: Piece) -> tuple[Tensor, Tensor]:
-        """(b, 1, T, T) bool right keys and (T, T) candidates of a piece of attention, for ``relations.answers``."""
+        """(b, 1, T, T) bool right keys and (T, T) candidates, for ``relations.answers``."""
         true_bT = self.true(batch.index[piece.images], piece.site)
         right_b1TT = F.one_hot(true_bT, math.prod(piece.site.token_grid)).bool()[:, None]
         return right_b1TT, other_half(piece.site, true_bT.device)
 
     def plain(self, site: HeadSite) -> Tensor:
-        """(N, 3) share of an image's queries that each of WITHOUT_HEADS answers rightly; NaN where it asks none."""
+        """(N, 3) scores of images for each of WITHOUT_HEADS; NaN for an image without queries."""
         parts: list[Tensor] = []
         for batch in self():
             places, opposite = places_of(site, batch.images.device), other_half(site, batch.images.device)
@@ -117,16 +108,13 @@ class Views:
 
 
 def other_half(site: HeadSite, device: torch.device) -> Tensor:
-    """(T, T) bool, whether the key is in the other view than the query: the candidates."""
+    """(T, T) bool, True for candidates: keys of the other view than the query's."""
     second = torch.arange(math.prod(site.token_grid), device=device) % site.token_grid[1] >= site.token_grid[1] // 2
     return second[:, None] != second
 
 
 def side_by_side(pictures: Tensor, rows: int, moved: Tensor, mirror: bool = False) -> Tensor:
-    """(b, 3, height, width) -> the same shape: the middle half of each picture twice, the second moved down.
-
-    rows: of patches, of which the second view is moved by ``moved`` (b,).
-    """
+    """(b, 3, height, width) the middle half of each picture twice, the second moved down by ``moved`` (b,) of rows."""
     height, width = pictures.shape[-2:]
     view = pictures[..., width // 4 : width // 4 + width // 2]
     shifts = [by * (height // rows) for by in moved.tolist()]
@@ -135,7 +123,7 @@ def side_by_side(pictures: Tensor, rows: int, moved: Tensor, mirror: bool = Fals
 
 
 def other_view(grid: tuple[int, int], moved: Tensor, mirror: bool = False) -> Tensor:
-    """(b, T) the patch of the other view that shows what this one shows. moved: (b,) rows of this grid."""
+    """(b, T) number of the patch that shows the same in the other view. moved: (b,) rows of this grid."""
     height, width = grid
     row, column = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     second = column >= width // 2
@@ -145,7 +133,7 @@ def other_view(grid: tuple[int, int], moved: Tensor, mirror: bool = False) -> Te
 
 
 def without_heads(pictures: Tensor, site: HeadSite, candidates: Tensor) -> Iterator[Tensor]:
-    """Yield (b, T) the answers that need no network, in the order of WITHOUT_HEADS.
+    """Yield (b, T) the answers without a network, in the order of WITHOUT_HEADS.
 
     pictures: (b, 3, height, width), both views. candidates: (T, T) bool.
     """
