@@ -71,6 +71,17 @@ def agreement(material: Material, top_k: int) -> dict[str, Result]:
     return {"agreement": agreement_of(values, beside, top_k)}
 
 
+def second_to(first: ImageData, other: ImageData, where: str) -> ImageData:
+    """Return ``other``, prepared, in the input size of ``first``. UserError, below ``where``, for other classes."""
+    if other.class_names != first.class_names:
+        raise UserError(
+            f"{where}: {other.source.name} has the classes {', '.join(other.class_names[:3])} ..., expected "
+            f"those of {first.source.name}: {', '.join(first.class_names[:3])} ..."
+        )
+    other.spec = first.spec
+    return other
+
+
 def on_another_data_set(material: Material, data: ImageData) -> dict[str, Result]:
     """The same measures on the test images of a second data set, and how the two correlate over heads.
 

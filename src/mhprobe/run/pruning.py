@@ -1,4 +1,4 @@
-"""The pruning of a run as a question of it: surgery.pruning, files, tables and figures."""
+"""Pruning as a question of a run: checks of its settings, surgery.pruning, files, tables and figures."""
 
 import functools
 import math
@@ -47,13 +47,13 @@ from mhprobe.weights.checkpoint import gates_kept, load_weights, weights_files
 from mhprobe.weights.description import pruned_description
 
 LIMITS = ("remove", "exclude_layers", "min_heads_per_layer", "rescale")  # of paths
-MINE = "this mask"  # in the table of speeds: the heads that were removed, beside the evenly spread ones
+MINE = "this mask"  # in the table of speeds: the removed heads, beside evenly spread ones
 
 
 class Pruning:
     """The question of mhprobe.prune: the network without some heads. UserError for settings that do not go together.
 
-    folder: of the run. promise: what is promised of the network, once the question was asked.
+    folder: of the run. promise: the guarantee of the pruned network, once the question was asked.
     """
 
     def __init__(self, cfg: Config, folder: Path) -> None:
@@ -69,16 +69,16 @@ class Pruning:
     def ask(self, material: Material, report: Report) -> dict[str, Result]:
         """Save the network without these heads, and put it in the place of the whole one.
 
-        Where nothing can be promised there are the tables alone. report: whose loggers are told of the tuning.
+        Tables alone where nothing can be promised. report: its loggers record the tuning.
         """
         model: Any = material.model
         order = construct(self.settings.order, "prune.order")
         with keyed(self.settings.model_dump(), "prune"):
-            found, results = self._pruned(material, report, source_of(self.settings, order, self.cfg.seed))
-        self.promise, model.backbone = found.promise, found.model
-        if found.scored == LABELS and not found.optimistic:  # two runs are compared on images that neither looked at
-            builders.keep_outcomes(self.folder, found.right[-1], material.data)
-        attach(found.model, units={"head"})  # what looks at heads finds them by their gates
+            pruned, results = self._pruned(material, report, source_of(self.settings, order, self.cfg.seed))
+        self.promise, model.backbone = pruned.promise, pruned.model
+        if pruned.scored == LABELS and not pruned.optimistic:  # runs are compared on images that chose nothing
+            builders.keep_outcomes(self.folder, pruned.right[-1], material.data)
+        attach(pruned.model, units={"head"})  # heads are found by their gates
         return results
 
     def _pruned(self, material: Material, report: Report, source: Source) -> tuple[Pruned, dict[str, Result]]:
@@ -87,12 +87,11 @@ class Pruning:
         weights = load_weights(file)[1] if (file := builders.weights_file(cfg)) else {}
         if settings.onnx:
             export.needs_onnx()
-        # what masks score is kept for a run that goes on
-        kept = {"cache": Path(cfg.cache_dir).expanduser() / "orders", "facts": material.identity}
-        look = images(cfg, settings, material, **kept)
+        cache = {"cache": Path(cfg.cache_dir).expanduser() / "orders", "facts": material.identity}
+        look = images(cfg, settings, material, **cache)
         made = made_from(cfg, settings, material.data, weights)
         looked_up = measured_on(getattr(source, "order", None))  # no images of ours: "test", whichever they were
-        found = prune(
+        pruned = prune(
             dense,
             look,
             source,
@@ -102,36 +101,35 @@ class Pruning:
             chosen_by=[*description.get("chosen_by", ()), *([f"{looked_up}:"] if looked_up else ())],
             **settings.model_dump(include={"rounds", "proj_bias", "fold"}),
         )
-        results = of_pruned(found, material.layout)
-        if found.promise is None or found.promise.steps:
-            saved = write_all(self._files(found, dense, source, look, {**description, "made": made}))
-            speeds = _speeds(dense, found, settings.speed_rounds) if settings.speed else []
-            if speeds:
-                timed, figure = tables.from_rows(speeds, "speed"), speed_figure(speeds)
-                results["speed"] = Result(timed, figure, label="times as fast", of=Sample(), drawn="speed")
-            gone = kept_heads(layout_of(dense), found.gone)
-            emptied = [site.name for site in layout_of(dense).of("neuron").sites if not gone[site.name]]
-            print(*lines(found, speeds), *(f"{name}: no neuron is left, so a bias alone" for name in emptied), sep="\n")
-            print(f"saved: {', '.join(path.name for path in saved)}")
-        return found, results
+        results = of_pruned(pruned, material.layout)
+        if pruned.promise is not None and not pruned.promise.steps:
+            return pruned, results
+        saved = write_all(self._files(pruned, dense, source, look, {**description, "made": made}))
+        speeds: list[Row] = []
+        layout = layout_of(dense)
+        if settings.speed:
+            masks = {MINE: pruned.gone}
+            masks |= {f"{100 * share:.0f} % removed": evenly(layout, share) for share in SHARES}
+            with progress("timing", len(BATCHES), "batch sizes") as done:
+                speeds = speed_table(dense, masks, rounds=settings.speed_rounds, show=done)
+            timed, figure = tables.from_rows(speeds, "speed"), speed_figure(speeds)
+            results["speed"] = Result(timed, figure, label="times as fast", of=Sample(), drawn="speed")
+        kept = kept_heads(layout, pruned.gone)
+        emptied = [site.name for site in layout.of("neuron").sites if not kept[site.name]]
+        print(*lines(pruned, speeds), *(f"{name}: no neuron is left, so a bias alone" for name in emptied), sep="\n")
+        print(f"saved: {', '.join(path.name for path in saved)}")
+        return pruned, results
 
     def _files(
         self, found: Pruned, dense: nn.Module, source: Source, look: Images, description: dict[str, Any]
     ) -> dict[Path, bytes]:
-        """``pruned.safetensors`` and its JSON, and what was asked for besides."""
-        settings, folder, gone = self.settings, self.folder, kept_heads(layout_of(dense), found.gone)
-        made = {
-            **description["made"],
-            "rescaled": found.rescaled,
-            "fold": settings.fold,
-            f"test/{found.scored.metric}": found.stages[-1].accuracy,
-            **({} if found.promise is None else {"guarantee": _promised(found.promise)}),
-        }
-        about = {
-            **pruned_description(description, gone, settings.proj_bias, folded_gates(dense)),
-            "chosen_by": list(dict.fromkeys(found.chosen_by)),
-            "made": made,
-        }
+        """Return ``pruned.safetensors`` and its JSON, and the exports asked for."""
+        settings, folder, kept = self.settings, self.folder, kept_heads(layout_of(dense), found.gone)
+        made = {**description["made"], "rescaled": found.rescaled, "fold": settings.fold}
+        made[f"test/{found.scored.metric}"] = found.stages[-1].accuracy
+        made |= {} if found.promise is None else {"guarantee": _promised(found.promise)}
+        about = pruned_description(description, kept, settings.proj_bias, folded_gates(dense))
+        about = {**about, "chosen_by": list(dict.fromkeys(found.chosen_by)), "made": made}
         files = weights_files(found.model, folder / "pruned.safetensors", about)
         example = next(look.test(8)).images.cpu()
         example = example.repeat(2, 1, 1, 1) if len(example) == 1 else example
@@ -146,7 +144,7 @@ class Pruning:
     def _elastic(
         self, found: Pruned, dense: nn.Module, source: Source, look: Images, description: dict[str, Any]
     ) -> dict[Path, bytes]:
-        """``elastic.safetensors`` and its JSON: the loaded network, and how to prune it to any budget."""
+        """Return ``elastic.safetensors`` and its JSON: the loaded network, and how to prune it to any budget."""
         target = self.settings.target
         assert isinstance(source, OnPath) and found.scores is not None and target is not None
         layout, chosen_by = layout_of(dense), found.chosen_by
@@ -167,7 +165,7 @@ class Pruning:
         return weights_files(whole, self.folder / "elastic.safetensors", about)
 
     def complain(self) -> None:
-        """UserError where no step can be promised."""
+        """Raise UserError where no step can be promised."""
         if (promise := self.promise) is None or promise.steps:
             return
         which = "without these heads it cannot" if promise.curve.name == "given" else "at no step of the path it can"
@@ -178,7 +176,7 @@ class Pruning:
 
 
 def refuse(cfg: Config, settings: Prune) -> None:
-    """UserError for what can be seen before anything is loaded."""
+    """Raise UserError for settings that are wrong before anything is loaded."""
     if cfg.weights is None and not comes_with_weights(cfg.backbone):
         raise UserError("prune: which trained network? Give weights=<.safetensors or .ckpt>.")
     if settings.heads is None and settings.order is None:
@@ -191,60 +189,48 @@ def refuse(cfg: Config, settings: Prune) -> None:
             "prune.fold: heads leave their mean in the projection's bias, and nothing is to be made up for; expected "
             "prune.proj_bias=keep and prune.rescale=false beside it."
         )
-    if settings.elastic:
-        _refuse_with_elastic(settings)
-    if promise_asked(settings):
-        _refuse_with_promise(settings, cfg.data)
-
-
-def promise_asked(settings: Prune) -> Guarantee | None:
-    """Return the promise that was asked for."""
-    asked = settings.guarantee
-    return None if asked is None or asked.points is None else Guarantee(**asked.model_dump())
-
-
-def _refuse_with_elastic(settings: Prune) -> None:
-    """An elastic file has scores of units, which a budget in FLOPs or parameters turns into a mask."""
-    wrong = {
-        "prune.order": not (settings.order or {}).get("_target_", "").endswith(".Knapsack"),
-        "prune.target": not {*(settings.target or {})} & {"flops", "params"},
-        "prune.rounds": settings.rounds > 1,
-        "prune.fold": settings.fold != "zero",
-        "prune.rescale": settings.rescale,
-        "prune.proj_bias": settings.proj_bias != "keep",
+    rounds, proj_bias = settings.rounds > 1, settings.proj_bias != "keep"
+    with_elastic = {
+        "order": not (settings.order or {}).get("_target_", "").endswith(".Knapsack"),
+        "target": not {*(settings.target or {})} & {"flops", "params"},
+        **{"rounds": rounds, "fold": settings.fold != "zero", "rescale": settings.rescale, "proj_bias": proj_bias},
     }
-    for key in [key for key, given in wrong.items() if given][:1]:
+    if settings.elastic and (wrong := [key for key, refused in with_elastic.items() if refused]):
         raise UserError(
-            f"{key}: prune.elastic=true takes scores once and masks by them; expected prune/order=knapsack with "
-            f"prune.target={{flops: <share left>}} or {{params: <share left>}}, one round, nothing folded or rescaled."
+            f"prune.{wrong[0]}: prune.elastic=true takes scores once and masks by them; expected prune/order=knapsack "
+            f"with prune.target={{flops: <share left>}} or {{params: <share left>}}, one round, nothing folded or "
+            f"rescaled."
         )
-
-
-def _refuse_with_promise(settings: Prune, data: dict[str, Any]) -> None:
-    """The promise is of a path that is found once, and of the masked network."""
-    changes = {
-        "prune.target": settings.target is not None and not settings.elastic,  # whose budgets are promised
-        "prune.rounds": settings.rounds > 1,
-        "prune.repair": settings.repair.per != "none",
-        "prune.tune_epochs": settings.tune_epochs > 0,
-        "prune.proj_bias": settings.proj_bias != "keep",
+    if promise_asked(settings) is None:
+        return
+    with_promise = {
+        "target": settings.target is not None and not settings.elastic,  # whose budgets are promised
+        **{"rounds": rounds, "repair": settings.repair.per != "none"},
+        **{"tune_epochs": settings.tune_epochs > 0, "proj_bias": proj_bias},
     }
-    if wrong := [key for key, given in changes.items() if given]:
+    if wrong := [key for key, refused in with_promise.items() if refused]:
         raise UserError(
-            f"{wrong[0]}: a guarantee is of the heads that go in one round and of nothing else; leave it out, or prune "
-            f"the pruned file again (weights=<pruned.safetensors>). Of an order, prune.remove=<heads> is the most."
+            f"prune.{wrong[0]}: a guarantee is of the heads that go in one round and of nothing else; leave it out, or "
+            f"prune the pruned file again (weights=<pruned.safetensors>). Of an order, prune.remove=<heads> is the "
+            f"most."
         )
-    if not data["calibration_fraction"]:
+    if not cfg.data["calibration_fraction"]:
         raise UserError(
             "prune.guarantee: stands on images that chose neither weights nor path; expected "
             "data.calibration_fraction above 0, a share of the validation images (best given to mhprobe.train, too)."
         )
 
 
-def made_from(cfg: Config, settings: Prune, data: ImageData, weights: dict[str, Any]) -> dict[str, Any]:
-    """Return the origin for the JSON of a pruned file. weights: the description of the loaded weights.
+def promise_asked(settings: Prune) -> Guarantee | None:
+    """Return the guarantee that the settings ask for."""
+    guarantee = settings.guarantee
+    return None if guarantee is None or guarantee.points is None else Guarantee(**guarantee.model_dump())
 
-    UserError for too few images to promise on; a line where the training may have looked at them.
+
+def made_from(cfg: Config, settings: Prune, data: ImageData, weights: dict[str, Any]) -> dict[str, Any]:
+    """Return the origin for the JSON of a pruned file. weights: description of the loaded weights.
+
+    UserError for too few images to promise on; prints a line where the training may have used them.
     """
     made = {"by": "mhprobe.prune", "from": cfg.weights, "data": data.fingerprint, "seed": cfg.seed}
     if (promise := promise_asked(settings)) is None:
@@ -263,15 +249,18 @@ def made_from(cfg: Config, settings: Prune, data: ImageData, weights: dict[str, 
 
 
 def images(cfg: Config, settings: Prune, material: Material, **kept: Any) -> Images:
-    """The images of a pruning. kept: where what masks score on them is kept, and what decides it."""
-    told = (settings.select_on, settings.images, cfg.seed, builders.score(cfg))
-    return Images(material.data, material.model.device, *told, **kept)
+    """Return the images of a pruning. kept: the cache of scores, and the facts that decide them."""
+    chosen = (settings.select_on, settings.images, cfg.seed, builders.score(cfg))
+    return Images(material.data, material.model.device, *chosen, **kept)
 
 
 def retraining(
     cfg: Config, settings: Prune, dense: nn.Module, description: dict[str, Any], data: ImageData, report: Report
 ) -> Train | None:
-    """Recovery: ``prune.tune_epochs`` of training with ``optim`` and ``trainer``, of which the best epoch is taken."""
+    """Return a training of ``prune.tune_epochs`` with ``optim`` and ``trainer``, which keeps the best epoch.
+
+    UserError for images without labels and for a network without a classifier.
+    """
     if not settings.tune_epochs:
         return None
     data.refuse_unlabelled("prune.tune_epochs")
@@ -294,7 +283,7 @@ def retraining(
             trainer.fit(model, datamodule=data)
             builders.best(model, checkpoints)
             stored.write(builders.store(cfg), key, model.backbone.state_dict())
-        else:  # by a run that was killed behind this round
+        else:  # by a run that was killed after this round
             print(f"round {number}: was tuned before with the same settings; those weights are taken")
             model.backbone.load_state_dict(tuned.columns)
         return model.backbone
@@ -303,7 +292,7 @@ def retraining(
 
 
 def source_of(settings: Prune, order: Order | Chooses | None, seed: int = 0) -> Source:
-    """Return the choice of heads in the section ``prune`` of the configuration. order: of prune=order."""
+    """Return the choice of heads of the section ``prune``. order: of prune=order. UserError for wrong limits."""
     guarantee = promise_asked(settings)
     if order is None:
         named = settings.model_dump(include={"heads", "curve", "step", "remove", "threshold"})
@@ -328,7 +317,7 @@ def repair(settings: Prune) -> dict[str, Any] | None:
 
 
 def folded_gates(model: nn.Module) -> list[float] | None:
-    """The gates that a removal multiplies into the weights, None where all are 1."""
+    """Return the gates that a removal multiplies into the weights; None where all are 1."""
     gates = gates_of(model).effective()
     return None if bool((gates == 1).all()) else gates.tolist()
 
@@ -338,12 +327,10 @@ def lines(found: Pruned, speeds: Sequence[Row]) -> list[str]:
     first, last = found.stages[0], found.stages[-1]
     what, lost = found.scored.right, found.scored.lost
     tested = "too good: test images chose the heads" if found.optimistic else f"p = {last.p:.2g} (McNemar)"
+    of_stages = [f"round {row.round} {row.stage:>8}: {row.counted}, {what} {_accuracy(row)}" for row in found.stages]
+    losses = [f", {lost} {row.loss:.3g}" if lost else "" for row in found.stages]
     return [
-        *(
-            f"round {row.round} {row.stage:>8}: {row.counted}, {what} {_accuracy(row)}"
-            + (f", {lost} {row.loss:.3g}" if lost else "")
-            for row in found.stages
-        ),
+        *map("".join, zip(of_stages, losses, strict=True)),
         f"masked and pruned logits differ by at most {found.difference:.2g}",
         f"parameters {first.parameters:,} -> {last.parameters:,}, FLOPs per image {first.flops:,} -> {last.flops:,}",
         *(
@@ -368,13 +355,13 @@ def _between(row: Row) -> str:
 
 
 def _promised(promise: Promise) -> dict[str, Any]:
-    """The promise in plain values."""
+    """Return the promise in plain values."""
     numbers = {"heads": promise.heads, "steps": promise.steps, "images": promise.images}
     return {"points": promise.guarantee.points, "confidence": promise.guarantee.confidence, **numbers}
 
 
 def of_pruned(found: Pruned, layout: HeadLayout) -> dict[str, Result]:
-    """The tables of stages and of heads that are left, and where one was asked for, the promise."""
+    """Return the tables of stages and of heads that are left, and the promise, if any."""
     results = {}
     if found.promise is not None:  # the path's curve on the images that were set aside, and how far it holds
         curves = [found.promise.curve]
@@ -400,10 +387,3 @@ def of_pruned(found: Pruned, layout: HeadLayout) -> dict[str, Result]:
     kept = kept._replace(rows=[[*row, " ".join(found.chosen_by)] for row in kept.rows])
     results["kept_heads"] = Result(kept, figure, label=label, decides="removed", drawn="per_head")
     return results
-
-
-def _speeds(dense: nn.Module, found: Pruned, rounds: int) -> list[Row]:
-    masks = {MINE: found.gone}
-    masks |= {f"{100 * share:.0f} % removed": evenly(layout_of(dense), share) for share in SHARES}
-    with progress("timing", len(BATCHES), "batch sizes") as done:
-        return speed_table(dense, masks, rounds=rounds, show=done)

@@ -1,4 +1,4 @@
-"""The questions of a run, made from the checked configuration, and the one way to answer them."""
+"""Questions of a run, made from the checked configuration, and the one way to answer them."""
 
 import functools
 import logging
@@ -15,7 +15,15 @@ from mhprobe.masking.parts.units import make_units
 from mhprobe.questions.ask import Answers
 from mhprobe.questions.masking import Masking
 from mhprobe.questions.material import Material
-from mhprobe.questions.measured import agreement, cost, learned_gates, masking_curves, measured, on_another_data_set
+from mhprobe.questions.measured import (
+    agreement,
+    cost,
+    learned_gates,
+    masking_curves,
+    measured,
+    on_another_data_set,
+    second_to,
+)
 from mhprobe.questions.plan import Question
 from mhprobe.report.report import Report
 from mhprobe.run import builders
@@ -36,8 +44,8 @@ def answer(
 ) -> Answers:
     """Test the weights as they are and answer the questions of the configuration.
 
-    more: further questions. estimate: whether a plan with times is shown first. tested: False for questions that test
-    the network themselves, in one process; one that has no answer then ends the run.
+    more: further questions. estimate: True shows a plan with times first. tested: False for questions that test the
+    network themselves, in one process; a question without an answer then ends the run.
     """
     data = builders.data(cfg)
     model = builders.classifier(cfg, data)
@@ -62,22 +70,23 @@ def of_run(
     more: Asks = lambda material, report: (),
     estimate: bool = False,
 ) -> Answers:
-    """Return the questions that the configuration has sections for, and further ones, to be answered."""
-    made = material(cfg, model, data)
-    return Answers([*_usual(cfg, made), *more(made, report)], made, report, estimate)
+    """Return the questions of the configuration's sections, and further ones, to be answered."""
+    subject = material(cfg, model, data)
+    return Answers([*_usual(cfg, subject), *more(subject, report)], subject, report, estimate)
 
 
 def material(cfg: Config, model: GatedClassifier, data: ImageData) -> Material:
-    """The model and its images, with the measures and the masking curves of the run, its paper, or its claims."""
+    """Return the model and its images, with the measures and masking curves of the run, its paper, or its claims.
+
+    UserError before a training for a measure that does not fit the model.
+    """
     own = cfg.paper or cfg.evidence  # measures and masking curves of their own
     where = "paper.measure" if cfg.paper else "evidence.measure" if own else "measure"
     section, probe = own or cfg, cfg.probe
     parts = (section.measure or {}) if own or probe else {}
     built = builders.measures(parts, model.gates.layout, where)
-    if cfg.optim is not None:  # found before the training, not after it
-        for each in built.values():
-            if isinstance(each, UserError):
-                raise each
+    if cfg.optim and (unfit := [measure for measure in built.values() if isinstance(measure, UserError)]):
+        raise unfit[0]
     curves, control = section.masking, bool(parts) and (cfg.control if own else probe and probe.control)
     return Material(
         model.gates.layout,
@@ -95,33 +104,32 @@ def material(cfg: Config, model: GatedClassifier, data: ImageData) -> Material:
 
 
 def _usual(cfg: Config, material: Material) -> list[Question]:
-    """The questions of probe, mask and train: each measure, what measures say together, a user's, gates, curves."""
+    """Return the questions of probe, mask and train: measures, their agreement, a user's, gates, masking curves."""
     if cfg.paper or cfg.evidence or cfg.prune:
         return []
-    names, asked = tuple(material.measures), []
+    names, questions, control = tuple(material.measures), list[Question](), material.twin is not None
     if names and cfg.probe:
-        control = material.twin is not None
-        asked += [Question("cost", functools.partial(cost, names=names))]
-        asked += [Question(name, measured, (name,), control=control) for name in names]
+        questions += [Question("cost", functools.partial(cost, names=names))]
+        questions += [Question(name, measured, (name,), control=control) for name in names]
         if (top_k := cfg.probe.top_k) is not None:
-            asked.append(Question("agreement", functools.partial(agreement, top_k=top_k), names, control=control))
+            questions.append(Question("agreement", functools.partial(agreement, top_k=top_k), names, control=control))
         if (also_on := cfg.probe.also_on) is not None:
             second = functools.partial(on_another_data_set, data=_second_data(also_on, material.data))
-            asked.append(Question("second data set", second, names))
+            questions.append(Question("second data set", second, names))
     for name, part in cfg.question.items():
         where = f"question.{name}"
         ask = explained(construct({**part, "_partial_": True}, where), where)
-        asked.append(Question(name, ask, names, control=material.twin is not None))
+        questions.append(Question(name, ask, names, control=control))
     if cfg.optim is not None and builders.learns_gates(cast(Any, material.model)):
         rule = functools.partial(learned_gates, keep=cfg.gates.keep, threshold=cfg.gates.threshold)
-        asked.append(Question("gates", explained(rule, "gates")))
+        questions.append(Question("gates", explained(rule, "gates")))
     if material.masking is not None:
-        asked.append(Question("masking_curves", masking_curves, curves=tuple(material.masking.specs)))
-    return asked
+        questions.append(Question("masking_curves", masking_curves, curves=tuple(material.masking.specs)))
+    return questions
 
 
 def _control(model: GatedClassifier, seed: int, wanted: bool) -> RandomTwin | None:
-    """The random twin; for pruned weights, which have none, a line instead, or the UserError if it was asked for."""
+    """Return the random twin; pruned weights have none: UserError if it is wanted, else a line in the log."""
     try:
         return RandomTwin(cast(nn.Module, model.backbone), model.gates.layout, model.description, seed)
     except UserError as error:
@@ -132,13 +140,13 @@ def _control(model: GatedClassifier, seed: int, wanted: bool) -> RandomTwin | No
 
 
 def panels(about: Paper) -> dict[str, Callable[..., Any]]:
-    """Panels of a paper's figures, by figure, for figures that name one."""
-    named = {f"paper.figures.{key}.panel": (key, part.panel) for key, part in about.figures.items() if part.panel}
-    return {key: explained(construct(panel, where), where) for where, (key, panel) in named.items()}
+    """Return the panels of a paper's figures, by figure, for figures that name one."""
+    named = {key: (figure.panel, f"paper.figures.{key}.panel") for key, figure in about.figures.items() if figure.panel}
+    return {key: explained(construct(panel, where), where) for key, (panel, where) in named.items()}
 
 
 def _masking(cfg: Config, settings: Curves, model: GatedClassifier) -> Masking:
-    """The masking curves of ``settings``, checked before anything runs; of a paper, each when its figure is made."""
+    """Return the masking curves of ``settings``. UserError for one that does not fit, unless it is of a paper."""
     layout = model.gates.layout
     specs: dict[str, CurveSpec | UserError] = {}
     for name, part in settings.curves.items():
@@ -162,14 +170,8 @@ def _masking(cfg: Config, settings: Curves, model: GatedClassifier) -> Masking:
 
 
 def _second_data(part: dict[str, Any], first: ImageData) -> ImageData:
-    """The data set of ``probe.also_on``, prepared like the first."""
-    second = builders.prepared(part, "probe.also_on")
-    if second.class_names != first.class_names:
-        raise UserError(
-            f"probe.also_on: {second.source.name} has the classes {', '.join(second.class_names[:3])} ..., expected "
-            f"those of {first.source.name}: {', '.join(first.class_names[:3])} ..."
-        )
+    """Return the data set of ``probe.also_on``, prepared like the first. UserError for the same set twice."""
+    second = second_to(first, builders.prepared(part, "probe.also_on"), "probe.also_on")
     if second.source.name == first.source.name:
         raise UserError(f"probe.also_on: expected another data set than data, got {second.source.name} twice.")
-    second.spec = first.spec
     return second

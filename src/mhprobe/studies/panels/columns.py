@@ -11,8 +11,8 @@ from torch import Tensor
 
 from mhprobe.data.base import ImageData
 from mhprobe.data.corrupted import Corrupted
-from mhprobe.errors import UserError
 from mhprobe.questions.material import Material
+from mhprobe.questions.measured import second_to
 from mhprobe.recording.measuring import measured
 from mhprobe.report import tables
 from mhprobe.report.figures import heads, pairs
@@ -158,14 +158,9 @@ def two_sets(material: Material, second: ImageData | None = None, severity: int 
 
 
 def second_set(first: ImageData, other: ImageData | None = None, severity: int = 3) -> ImageData:
-    """Another data set, ready for the network of the first; None for damaged test images. UserError: other classes."""
+    """Return a second data set for the network of the first; None for damaged test images. UserError: other classes."""
     other = other or first.of_source(Corrupted(first.source, severity=severity))
     other.prepare_data()
     other.setup()
-    if other.class_names != first.class_names:
-        raise UserError(
-            f"second data set: {other.source.name} has the classes {', '.join(other.class_names[:3])} ..., expected "
-            f"those of {first.source.name}: {', '.join(first.class_names[:3])} ..."
-        )
-    other.spec, other.trainer = first.spec, first.trainer
-    return other
+    other.trainer = first.trainer
+    return second_to(first, other, "second data set")
