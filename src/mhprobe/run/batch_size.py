@@ -1,4 +1,4 @@
-"""data.batch_size=auto: the largest training batch that the device takes."""
+"""Search for data.batch_size=auto: the largest training batch that fits into the device's memory."""
 
 import copy
 import gc
@@ -19,7 +19,10 @@ AUTO = "auto"
 
 
 def settled(cfg: Config, model: GatedClassifier, data: ImageData, report: Report) -> Config:
-    """Return ``cfg`` with a number for ``data.batch_size``, also set in ``data`` and written to metrics.json."""
+    """Return ``cfg`` with a number for ``data.batch_size``, also set in ``data`` and written to metrics.json.
+
+    UserError where the number cannot be found: in a resumed run, on a CPU, in several processes.
+    """
     if cfg.data["batch_size"] != AUTO:
         return cfg
     if cfg.ckpt_path is not None:
@@ -33,27 +36,23 @@ def settled(cfg: Config, model: GatedClassifier, data: ImageData, report: Report
             "data.batch_size=auto: fills the memory of one GPU, in one process (on a CPU the system would end the run "
             "instead). Give a number; for several processes, the one that a single one finds."
         )
-    found = largest(cfg, model, data)
-    report.add_metrics({"train/batch_size": found})
-    print(f"data.batch_size=auto: {found} images fit; optim.lr is still {cfg.optim and cfg.optim.lr}")
-    return cfg.but(data={**cfg.data, "batch_size": found})
+    size = largest(cfg, model, data)
+    report.add_metrics({"train/batch_size": size})
+    print(f"data.batch_size=auto: {size} images fit; optim.lr is still {cfg.optim and cfg.optim.lr}")
+    return cfg.but(data={**cfg.data, "batch_size": size})
 
 
 def largest(cfg: Config, model: GatedClassifier, data: ImageData) -> int:
-    """The largest batch, at most all training images, that a training step of this run fits with. ``data`` has it then.
+    """Set and return the largest batch, at most all training images, that a training step of this run fits with.
 
-    Doubled until memory ends, then halved in between. A step is the run's own: precision, optimizer, accumulation.
-    Lightning's tuner also tries batches with more images than there are, and ends at one where not even one fits.
+    Doubled until memory ends, then by bisection. Lightning's tuner also tries batches with more images than there are,
+    and returns 1 where not even one fits. UserError there.
     """
     most = data.sizes["train"]
     fits, fails = 0, most + 1
     while fails - fits > 1:
-        size = min(2 * fits or 1, most) if fails > most else (fits + fails) // 2
-        data.batch_size = size
-        if _step_fits(cfg, copy.deepcopy(model), data):
-            fits = size
-        else:
-            fails = size
+        data.batch_size = size = min(2 * fits or 1, most) if fails > most else (fits + fails) // 2
+        fits, fails = (size, fails) if _step_fits(cfg, copy.deepcopy(model), data) else (fits, size)
     if not fits:
         raise UserError("data.batch_size=auto: out of memory with a single image. Use a smaller model or image size.")
     data.batch_size = fits
@@ -61,7 +60,7 @@ def largest(cfg: Config, model: GatedClassifier, data: ImageData) -> int:
 
 
 def _step_fits(cfg: Config, model: GatedClassifier, data: ImageData) -> bool:
-    """Return True if two training steps fit: the optimizer has its memory from the second on."""
+    """Return True if two training steps fit; the optimizer takes its memory in the first."""
     short = {"max_steps": 2, "limit_val_batches": 0, "enable_progress_bar": False, "enable_checkpointing": False}
     with tempfile.TemporaryDirectory(prefix="mhprobe_") as folder:
         trainer = builders.trainer(cfg.but(trainer=short), [], Report(Path(folder)))

@@ -1,4 +1,4 @@
-"""The cells of PruneBench: which are to be run, their files, and the tables and the figure made of them."""
+"""Cells of PruneBench: which to run, their files, and the tables and the figure of all."""
 
 import hashlib
 import itertools
@@ -30,19 +30,19 @@ from mhprobe.surgery.bench import Cell, ranking, run_cell
 
 log = logging.getLogger(__name__)
 
-# what mhprobe.prune can do and a bench does in one way
+# options of mhprobe.prune that a bench fixes
 ONE_WAY = {"rounds": 1, "fold": "zero", "proj_bias": "keep", "elastic": False, "torch_export": False}
 
 
 class Kept(NamedTuple):
-    """A cell that was run. row: of the table, or why it "failed". right: (N,) bool per stage, right test images."""
+    """A cell that was run. row: of the table, or the reason "failed". right: (N,) bool right test images, by stage."""
 
     row: dict[str, Any]
     right: dict[str, Tensor]
 
 
 def refuse(cfg: Config) -> None:
-    """UserError for a budget out of range, a method that there is not, and a setting that no cell follows."""
+    """Raise UserError for a budget out of range, an unknown method, and an option that a bench fixes."""
     for key in ("budgets", "methods", "seeds"):
         if getattr(cfg, key) == []:
             raise UserError(f"{key}: expected one at the least, got an empty list.")
@@ -51,8 +51,8 @@ def refuse(cfg: Config) -> None:
     if unknown := [name for name in cfg.methods or () if name not in cfg.method]:
         raise UserError(f"methods: expected some of {', '.join(cfg.method)}, got {unknown[0]}.")
     for key, usual in ONE_WAY.items():
-        if (given := getattr(cfg.prune, key)) != usual:
-            raise UserError(f"prune.{key}: all cells have {str(usual).lower()}, got {given}; use mhprobe.prune.")
+        if (value := getattr(cfg.prune, key)) != usual:
+            raise UserError(f"prune.{key}: all cells have {str(usual).lower()}, got {value}; use mhprobe.prune.")
     if cfg.prune and cfg.prune.onnx and not cfg.prune.speed:
         raise UserError("prune.onnx: cells are timed with ONNX Runtime, expected prune.speed=true beside it.")
 
@@ -80,8 +80,8 @@ class Cells:
         assert cfg.prune is not None, "a section of mhprobe.prunebench"
         self.settings: Prune = cfg.prune
         shared = facts(cfg.plain(), self.description, material.data.fingerprint)
-        told = {"images", "select_on", "repair", "tune_epochs", "speed", "speed_rounds", "onnx"}
-        shared |= {**cfg.prune.model_dump(include=told), "score": cfg.score, "source": our_digest()}
+        options = {"images", "select_on", "repair", "tune_epochs", "speed", "speed_rounds", "onnx"}
+        shared |= {**cfg.prune.model_dump(include=options), "score": cfg.score, "source": our_digest()}
         self.made_from: dict[Cell, str] = {}
         for seed, budget, name in itertools.product(cfg.seeds, cfg.budgets, cfg.method):
             part = cfg.method[name]
@@ -90,11 +90,17 @@ class Cells:
             self.made_from[Cell(name, budget, seed)] = hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def there(self) -> dict[Cell, Kept | None]:
-        """All cells; None for those that were not run with these settings."""
-        return {cell: self._kept(cell) for cell in self.made_from}
+        """Return all cells; None for those that were not run with these settings."""
+        cells: dict[Cell, Kept | None] = dict.fromkeys(self.made_from)
+        for cell, digest in self.made_from.items():
+            stored = unpacked(self._file(cell))
+            if stored is not None and stored[1].get("made_from") == digest:
+                right = {stage: flags.bool() for stage, flags in stored[0].items()}
+                cells[cell] = Kept(json.loads(stored[1]["row"]), right)
+        return cells
 
     def run(self) -> None:
-        """Run what is asked for and is not there, or failed before."""
+        """Run the chosen cells that were not run, or failed before."""
         for cell, kept in self.there().items():
             if cell.method in (self.cfg.methods or self.cfg.method) and (kept is None or "failed" in kept.row):
                 log.info("%s ...", cell)
@@ -130,31 +136,25 @@ class Cells:
     def _file(self, cell: Cell) -> Path:
         return Path(self.cfg.cells) / f"{cell}.safetensors"
 
-    def _kept(self, cell: Cell) -> Kept | None:
-        found = unpacked(self._file(cell))
-        if found is None or found[1].get("made_from") != self.made_from[cell]:
-            return None
-        return Kept(json.loads(found[1]["row"]), {stage: flags.bool() for stage, flags in found[0].items()})
-
 
 def results(command: str, cells: Mapping[Cell, Kept | None]) -> dict[str, Result]:
-    """The table of cells, the ranking, and accuracy against FLOPs and against measured time.
+    """Return the table of cells, the ranking, and accuracy against FLOPs and against measured time.
 
-    command: of this run; a cell that was not run has it in the table, with what asks for that cell alone.
+    command: of this run; the table has a command for each cell that was not run.
     """
     rows = []
     for cell, kept in cells.items():
         missing = f"not run: {command} methods=[{cell.method}] budgets=[{cell.budget:g}] seeds=[{cell.seed}]"
         note = missing if kept is None else kept.row.get("failed", "")
         rows.append({**cell._asdict(), **(kept.row if kept is not None and not note else {}), "note": note})
-    found = {"prunebench": Result(_table(rows), about="One row per method, budget (share of FLOPs) and seed.")}
+    tables = {"prunebench": Result(_table(rows), about="One row per method, budget (share of FLOPs) and seed.")}
     if done := [row for row in rows if not row["note"]]:
         ranked = _table(ranking(done, {cell: kept.right for cell, kept in cells.items() if kept is not None}))
-        found["prunebench_ranking"] = Result(ranked, pareto(done), label="accuracy", drawn="pareto")
-    return found
+        tables["prunebench_ranking"] = Result(ranked, pareto(done), label="accuracy", drawn="pareto")
+    return tables
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Table of all that a row says; "" where another does not."""
+    """Return a table with the columns of all rows; "" where a row has none."""
     columns = list(dict.fromkeys(key for row in sorted(rows, key=len, reverse=True) for key in row))
     return Table(columns, [[row.get(key, "") for key in columns] for row in rows])

@@ -1,4 +1,4 @@
-"""Noise that a user can do nothing about is left out, each line of it with its reason."""
+"""Warnings and logs of libraries that a user can do nothing about, left out, each with its reason."""
 
 import logging
 import warnings
@@ -19,7 +19,7 @@ LOGS = ("lightning.pytorch", "lightning.fabric", "fontTools", "matplotlib")  # d
 
 
 def quiet() -> None:
-    """Silence these; call it before anything imports Lightning, which warns on import and sets its own levels."""
+    """Silence them; call it before anything imports Lightning, which warns on import and sets its own levels."""
     for message, _ in WARNINGS:
         warnings.filterwarnings("ignore", message=f".*{message}")
     import lightning  # noqa: F401

@@ -1,7 +1,4 @@
-"""Schema of the configuration: types and cross-field rules that yaml itself cannot state.
-
-Groups with a ``_target_`` (backbone, data, measures, orders) are checked by the thing they construct.
-"""
+"""Schema of the configuration: types and rules across fields; parts with a ``_target_`` check themselves."""
 
 import math
 from typing import Annotated, Any, Literal, Self, cast, get_args
@@ -21,7 +18,7 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)  # strict: else ``true`` would be taken for 1
 
     def but(self, **changes: Any) -> Self:
-        """A copy with other values; of a section, with other values inside it where ``changes`` has a dict for it."""
+        """Return a copy with other values; a dict for a section changes values inside it."""
         for key, change in changes.items():
             if isinstance(part := getattr(self, key, None), _Section) and isinstance(change, dict):
                 changes[key] = part.but(**change)
@@ -44,7 +41,7 @@ class Optim(_Section):
 
 
 def _parts(frozen: Any) -> Any:
-    """Check ``frozen`` by hand: of a union pydantic would say what each of its types misses."""
+    """Check ``frozen`` in one message: for a union pydantic has one per type."""
     words, parts = get_args(Scope), get_args(Part)
     if frozen in words or (isinstance(frozen, list) and frozen and all(part in parts for part in frozen)):
         return frozen
@@ -190,7 +187,7 @@ class Prune(_Section):
 
 
 class TrainerSettings(_Section):
-    """The keys mhprobe reads; the rest goes to lightning.Trainer, which checks it."""
+    """Keys that mhprobe reads; lightning.Trainer checks the others."""
 
     model_config = ConfigDict(extra="allow")
     max_epochs: Annotated[int, Field(ge=1)]
@@ -208,10 +205,7 @@ class ReportSettings(_Section):
 
 
 class Config(_Section):
-    """All sections; a command has some of them, and None stands for the others.
-
-    command: the name of the module behind mhprobe.
-    """
+    """All sections; None for those that a command has not. command: the module below mhprobe."""
 
     command: str
     name: str
@@ -259,12 +253,12 @@ class Config(_Section):
     method: dict[str, dict[str, Any]] = {}
 
     def plain(self) -> dict[str, Any]:
-        """The sections that the command has, in plain values."""
+        """Return the sections that the command has, in plain values."""
         return self.model_dump(include=self.model_fields_set)
 
 
 def check(command: str, cfg: DictConfig) -> Config:
-    """The composed configuration, checked; UserError names the key, the rule and what was given."""
+    """Return the composed configuration, checked. UserError names the key, the rule and the value."""
     if OmegaConf.is_missing(cfg, "weights") and comes_with_weights(cfg.backbone):
         cfg = cast(DictConfig, OmegaConf.merge(cfg, {"weights": None}))
     try:
@@ -280,12 +274,15 @@ def check(command: str, cfg: DictConfig) -> Config:
         raise UserError(_gone(gone[0]))
     if checked.voita is not None:
         _valid(Optim, {**plain["optim"], **checked.voita.scratch_optim}, "voita.scratch_optim.")
-    _refuse_parts(plain["trainer"])
-    masking = checked.masking
-    if masking is not None and masking.step is not None and masking.steps is not None:
-        raise UserError("masking: give step (one point) or steps (the curve up to there), not both.")
-    if masking is not None and not masking.curves and command == "mask":
-        raise UserError("masking.curves: expected a curve, got {}; take masking=six_curves or masking=orders.")
+    for key, instead in INSTEAD.items():
+        value, whole = plain["trainer"].get(key), 0.0 if key == "overfit_batches" else 1.0
+        if not (value is None or value is False or (isinstance(value, float) and value == whole)):
+            raise UserError(f"trainer.{key}: a number of part of the images is no result, got {value}. Use {instead}.")
+    if (masking := checked.masking) is not None:
+        if masking.step is not None and masking.steps is not None:
+            raise UserError("masking: give step (one point) or steps (the curve up to there), not both.")
+        if not masking.curves and command == "mask":
+            raise UserError("masking.curves: expected a curve, got {}; take masking=six_curves or masking=orders.")
     untrained = checked.weights is None and checked.optim is None and not comes_with_weights(checked.backbone)
     if untrained and command not in NO_WEIGHTS:
         raise UserError(_missing("weights"))
@@ -300,7 +297,7 @@ def check(command: str, cfg: DictConfig) -> Config:
 
 
 def _valid(section: type[_Section], values: dict[str, Any], where: str = "") -> Any:
-    """The section with these values; UserError names the key, below ``where``."""
+    """Return the section with these values. UserError names the key, below ``where``."""
     try:
         return section.model_validate(values)
     except ValidationError as error:
@@ -312,7 +309,7 @@ def _valid(section: type[_Section], values: dict[str, Any], where: str = "") -> 
 
 
 def _refuse_no_numbers(value: Any, key: str = "") -> None:
-    """UserError for nan and inf, in any option: no limit stops the first, and no result follows from either."""
+    """Raise UserError for nan and inf in any option: nan passes every limit."""
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{key}: expected a finite number, got {value}.")
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -320,12 +317,12 @@ def _refuse_no_numbers(value: Any, key: str = "") -> None:
         _refuse_no_numbers(part, f"{key}.{name}" if key else str(name))
 
 
-NO_WEIGHTS = ("fetch", "prune")  # the first needs none, the second says so itself
+NO_WEIGHTS = ("fetch", "prune")  # prune refuses by a message of its own
 WITH_FEATURES = ("fetch", "claims", "maps", "mask", "probe", "prune")  # commands that need no classifier
 
 
 def refuse_without_classifier(command: str) -> None:
-    """UserError if ``command`` needs a classifier."""
+    """Raise UserError if ``command`` needs a classifier."""
     if command not in WITH_FEATURES:
         raise UserError(
             f"backbone.num_classes: 0 leaves the classifier out, and mhprobe.{command} needs one; leave it null. "
@@ -338,21 +335,13 @@ def comes_with_weights(backbone: Any) -> bool:
     return bool(backbone.get("checkpoint") is not None or backbone.get("pretrained"))
 
 
-# what Lightning would cut short -> how to ask for less and still get an answer
+# options of Lightning that cut a validation or a test short -> settings for fewer images
 INSTEAD = {
     "fast_dev_run": "data.limit_train=<images> data.limit_val=<images> data.limit_test=<images> trainer.max_epochs=1",
     "overfit_batches": "data.limit_train=<images>",
     "limit_val_batches": "data.limit_val=<images>",
     "limit_test_batches": "data.limit_test=<images>",
 }
-
-
-def _refuse_parts(trainer: dict[str, Any]) -> None:
-    """Parts of a validation or a test: every number here is of all the images it names, so none could be given."""
-    for key, instead in INSTEAD.items():
-        value, whole = trainer.get(key), 0.0 if key == "overfit_batches" else 1.0
-        if not (value is None or value is False or (isinstance(value, float) and value == whole)):
-            raise UserError(f"trainer.{key}: a number of part of the images is no result, got {value}. Use {instead}.")
 
 
 def _gone(key: str) -> str:

@@ -1,4 +1,4 @@
-"""Shortage of memory or of room on a disk: one line names the setting to change."""
+"""Errors for want of memory or of room on a disk, as one line that names the setting to change."""
 
 import contextlib
 import errno
@@ -12,20 +12,20 @@ from mhprobe.io.files import reason
 if TYPE_CHECKING:
     from mhprobe.run.schema import Config
 
-# of a disk, whoever was writing or reading: full, over quota, read-only, broken, or no longer there
+# a disk that is full, over quota, read-only, broken, or gone
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ENODEV}
 
 
 def no_memory(error: BaseException) -> bool:
     """Return True if memory ran out: torch's OutOfMemoryError, or that of a CPU, which has no type."""
     words = ("out of memory", "can't allocate memory")
-    told = isinstance(error, RuntimeError) and any(part in str(error) for part in words)
-    return told or isinstance(error, MemoryError)
+    short = isinstance(error, RuntimeError) and any(part in str(error) for part in words)
+    return short or isinstance(error, MemoryError)
 
 
 @contextlib.contextmanager
 def explained(cfg: "Config") -> Iterator[None]:
-    """A shortage as one line that names settings of ``cfg``."""
+    """Raise UserError, naming settings of ``cfg``, for a shortage inside."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -34,8 +34,8 @@ def explained(cfg: "Config") -> Iterator[None]:
         words = (str(error).splitlines() or ["MemoryError"])[0][:120].rstrip(".")
         sizes = [f"data.{key}={cfg.data.get(key)}" for key in ("batch_size", "eval_batch_size")]
         raise UserError(
-            f"out of memory ({words}). Lower {sizes[0]} (training) or "
-            f"{sizes[1]} (tests and probes); trainer.accumulate_grad_batches keeps the size of a step."
+            f"out of memory ({words}). Lower {sizes[0]} (training) or {sizes[1]} (tests and probes); "
+            f"trainer.accumulate_grad_batches keeps the size of a step."
         ) from error
     except OSError as error:
         if error.errno not in DISK:
