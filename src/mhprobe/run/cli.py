@@ -1,7 +1,7 @@
-"""The command line: Hydra composes, one of the tasks runs, and the user's mistakes are answered in one line.
+"""Command line: Hydra composes, a command runs, and a user's mistakes are answered in one line.
 
 Exit codes: 0 done, 2 bad input, 130 interrupted, 143 stopped by SIGTERM (training saves first, see io.stopping);
-anything else is a bug and keeps its traceback. A sweep goes on after a job that failed, and says at its end which did.
+anything else is a bug with a traceback. A sweep goes on after a failed job and lists those at its end.
 """
 
 import atexit
@@ -56,16 +56,15 @@ def main(command: str) -> None:
         fail(str(error))
     except (HydraException, OmegaConfBaseException) as error:
         fail(explain(command, error))
-    except (ValueError, TypeError) as error:  # so Hydra answers data=3 and data=[3]
+    except (ValueError, TypeError) as error:  # Hydra's answer to data=3 and data=[3]
         if started:
             raise
         fail(f"{' '.join(sys.argv[1:])}: a group is chosen by the name of an option ({error}). --help lists them.")
     except OSError as error:
-        if started:  # the parts answer for their own files
+        if started:  # parts answer for their own files
             raise
-        where = error.filename or "the run's folder"
-        why = reason(error, Path(error.filename or "."))
-        fail(f"out: {where} cannot be written ({why}). Make room, or choose another folder with out=<folder>.")
+        place, why = error.filename or "the run's folder", reason(error, Path(error.filename or "."))
+        fail(f"out: {place} cannot be written ({why}). Make room, or choose another folder with out=<folder>.")
     except BrokenExecutor:  # joblib gave up
         sys.exit(
             "mhprobe: a process of the sweep was killed, e.g. for want of memory, and joblib ended the others with it. "
@@ -79,27 +78,22 @@ def main(command: str) -> None:
         sys.exit(130)
     if mistakes:
         sys.exit(2)
-    if _is_command():
-        _leave()
+    if _is_command():  # end as Python does, but without deallocating torch's objects, which takes two seconds
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def _is_command() -> bool:
-    """Return True if this process is ours, and no program of somebody else that goes on."""
+    """Return True if this process runs a command of ours, and no other program."""
     spec = sys.modules["__main__"].__spec__
     return spec is not None and spec.name.startswith("mhprobe.")
 
 
-def _leave() -> NoReturn:
-    """End as Python does, but do not take a million objects apart first: of torch that takes two seconds."""
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
-
-
 def flags_first(words: list[str]) -> list[str]:
-    """Overrides behind the flags: Hydra takes them on one side of ``-m`` only. Exit code 2 for an unknown flag."""
+    """Put overrides behind the flags: Hydra takes them on one side of ``-m`` only. Exit code 2 for an unknown flag."""
     parser = get_args_parser()
     parser.error = lambda message: fail(f"{message}. --help says what there is.")  # type: ignore[method-assign]
     overrides: list[str] = parser.parse_intermixed_args(words).overrides
@@ -107,7 +101,7 @@ def flags_first(words: list[str]) -> list[str]:
 
 
 def _job(command: str, cfg: DictConfig, started: list[Path], mistakes: list[UserError]) -> None:
-    """Run a command, or one job of a sweep: a job that fails leaves a note in its folder, and the others go on."""
+    """Run a command, or one job of a sweep; a job that fails leaves a note in its folder."""
     from mhprobe.run.launch import run
 
     job = HydraConfig.get()
@@ -130,24 +124,23 @@ def _job(command: str, cfg: DictConfig, started: list[Path], mistakes: list[User
         traceback.print_exc()
         jobs.note(folder, 1, f"{type(error).__name__}: {error}")
     except SystemExit as stop:
-        if not sweeping or stop.code in (130, 143):  # somebody wants all of it to end
+        if not sweeping or stop.code in (130, 143):  # a signal ends the whole sweep
             raise
         jobs.note(folder, 1, f"exit code {stop.code}")
 
 
 def refuse_empty(cfg: DictConfig, overrides: Iterable[str]) -> None:
-    """UserError for ``key={}``, which empties nothing: Hydra merges it with what is there."""
-    for key in (said.removesuffix("={}").lstrip("+") for said in overrides if said.endswith("={}")):
-        there = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
-        if there:
+    """Raise UserError for ``key={}``, which empties nothing: Hydra merges it with the section."""
+    for key in (word.removesuffix("={}").lstrip("+") for word in overrides if word.endswith("={}")):
+        if section := OmegaConf.select(cfg, key, throw_on_resolution_failure=False):
             raise UserError(
-                f"{key}={{}}: adds nothing to what is there ({', '.join(map(str, there))}) and takes nothing away; "
-                f"take parts away by name (~{key}.{next(iter(there))}), or choose another option of the group."
+                f"{key}={{}}: adds nothing to what is there ({', '.join(map(str, section))}) and takes nothing away; "
+                f"take parts away by name (~{key}.{next(iter(section))}), or choose another option of the group."
             )
 
 
 def _stopped(command: str, number: int) -> None:
-    """Write which signal came and how to go on; rank 0 alone, since srun and torchrun tell all ranks."""
+    """Write which signal came and how to go on; on rank 0 alone, since srun and torchrun signal all ranks."""
     if jobs.rank():
         return
     what = "interrupted" if number == signal.SIGINT else f"stopped ({signal.Signals(number).name})"
@@ -169,20 +162,19 @@ def fail(message: str) -> NoReturn:
 
 
 def explain(command: str, error: Exception) -> str:
-    """Hydra's and OmegaConf's complaints in one line that lists the valid choices."""
+    """Return an error of Hydra or OmegaConf as one line that lists the valid choices."""
     for inner in causes(error):
         if isinstance(inner, UserError):
             return str(inner)
-    text = str(error).partition("Config search path:")[0]  # where Hydra looked is not the user's concern
-    reasons = [str(error.__cause__)] if error.__cause__ is not None else []
-    for line in [text, *reasons]:
-        if "is not in struct" in line or "Could not override" in line:
-            return _unknown_key(command, text)
+    text = str(error).partition("Config search path:")[0]
+    reasons = text if error.__cause__ is None else f"{text}\n{error.__cause__}"
+    if "is not in struct" in reasons or "Could not override" in reasons:
+        return _unknown_key(command, text)
     override = getattr(error, "override", None)  # a parser quotes only the end of what it could not read
     if "LexerNoViableAlt" in text:
-        said = override or text.split("'")[-2]
-        key, _, value = said.partition("=")
-        return f"{said}: Hydra's grammar takes such a value in quotes only: '{key}=\"{value}\"'."
+        word = override or text.split("'")[-2]
+        key, _, value = word.partition("=")
+        return f"{word}: Hydra's grammar takes such a value in quotes only: '{key}=\"{value}\"'."
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if override is not None and override not in text:
         lines[0] = f"{override}: {lines[0]}"
@@ -195,7 +187,7 @@ def explain(command: str, error: Exception) -> str:
 
 
 def _unknown_key(command: str, text: str) -> str:
-    """``Could not override 'trainer.max_epoch'`` plus the keys that are there."""
+    """Return a line for an unknown key, with the keys and options that exist."""
     key = text.split("'")[1] if "'" in text else ""
     parent, _, leaf = key.rpartition(".")
     experiment = [arg for arg in sys.argv[1:] if arg.startswith("+experiment=") and "," not in arg]
@@ -215,11 +207,11 @@ def _unknown_key(command: str, text: str) -> str:
     keys = [str(k) for k in node]
     close = difflib.get_close_matches(leaf, keys, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
-    where = parent or f"mhprobe.{command}"
+    section = parent or f"mhprobe.{command}"
     new = f" Use +{key}=... to add a key that the target takes." if "_target_" in keys or parent == "trainer" else ""
     if new and any(arg.startswith("+experiment=") and "," in arg for arg in sys.argv[1:]):
         # the experiments may have the key; Hydra asks for it before it reads them
         new = f" In a sweep over experiments write ++{key}=..."
-    known = ", ".join(k for k in keys if k != "_target_") or "no settings"
-    told = f"{' and '.join(having)} {'has' if len(having) == 1 else 'have'} it. " if having else ""
-    return f"unknown key {key!r}: {told}{hint}{where} has {known}.{new}"
+    settings = ", ".join(k for k in keys if k != "_target_") or "no settings"
+    options_with = f"{' and '.join(having)} {'has' if len(having) == 1 else 'have'} it. " if having else ""
+    return f"unknown key {key!r}: {options_with}{hint}{section} has {settings}.{new}"

@@ -1,8 +1,8 @@
 """Folders of jobs, and the end of a sweep whose jobs failed.
 
-A job of a sweep may run in another process (joblib) or on another machine (submitit). A job that fails writes so into
-its folder, where whoever started the sweep reads it. A job whose process or machine is gone is found by the launcher:
-ours for Ray names each, submitit's raises for the first of them, joblib's for all.
+A job of a sweep may run in another process (joblib) or on another machine (submitit), so a failed job leaves a note in
+its folder. The launcher finds jobs whose process or machine is gone: ours for Ray names each, submitit's raises for the
+first, joblib's for all.
 """
 
 import contextlib
@@ -22,19 +22,16 @@ from mhprobe.errors import UserError
 from mhprobe.report.runs.folder import Folder
 
 FAILED = "failed.json"
-_claimed: dict[str, str] = {}  # what was asked for -> what this process has got
+_claimed: dict[str, str] = {}  # wanted folder -> folder of this process
 
 
 def rank() -> int:
-    """Number of this process among the ranks of its run, started by torchrun, SLURM or mhprobe itself; 0 if alone."""
+    """Return the number of this process among the ranks of its run; 0 if alone."""
     return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
 
 
 def claim(wanted: str) -> str:
-    """A new folder of that name, or the next free one (_2, _3 ...): two runs never share one.
-
-    Ranks that a launcher started share what they are told; they come one by one, so nobody can claim for the others.
-    """
+    """Make a new folder of that name, or the next free one (_2, _3 ...). Ranks of a launcher share ``wanted``."""
     if "RANK" in os.environ or "SLURM_PROCID" in os.environ:
         return wanted
     if wanted in _claimed:
@@ -56,14 +53,21 @@ def claim(wanted: str) -> str:
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Keep ``folder`` for this process; UserError if another run is writing there. One rank keeps it for all.
+    """Lock ``folder`` for this run, by its first rank.
 
-    UserError at the end if the folder is no longer the one that was kept: what was written before is gone.
+    UserError if another run is writing there, or if the folder was removed or replaced meanwhile.
     """
     handle = os.open(folder, os.O_RDONLY)
     try:
-        if rank() == 0:
-            _lock(handle, folder)
+        with contextlib.suppress(ImportError, OSError):  # a system without such locks
+            import fcntl
+
+            try:
+                if rank() == 0:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                wait = "Wait, or give another hydra.run.dir."
+                raise UserError(f"{folder}: another run is writing there. {wait}") from None
         yield
         if not folder.exists() or not os.path.samestat(os.fstat(handle), folder.stat()):
             raise UserError(f"{folder} was removed or replaced while the run wrote there: its results are not whole.")
@@ -71,31 +75,21 @@ def held(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _lock(handle: int, folder: Path) -> None:
-    with contextlib.suppress(ImportError, OSError):  # of a system without such locks
-        import fcntl
-
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{folder}: another run is writing there. Wait, or give another hydra.run.dir.") from None
-
-
 def note(folder: Path, code: int, message: str) -> None:
-    """Leave word of a job that failed for the end of its sweep."""
-    with contextlib.suppress(OSError):  # a full disk may be what it is about
+    """Leave a note of a failed job for the end of its sweep."""
+    with contextlib.suppress(OSError):  # the disk may be full
         (folder / FAILED).write_text(json.dumps({"code": code, "message": message}))
 
 
 def lost(folder: Path, overrides: Sequence[str], message: str) -> None:
-    """Leave word of a job that could not do so itself: its process or its machine is gone."""
+    """Leave a note of a job whose process or machine is gone."""
     (folder / "config").mkdir(parents=True, exist_ok=True)
     OmegaConf.save(OmegaConf.create(list(overrides)), folder / "config" / "overrides.yaml")
     note(folder, 1, message)
 
 
 def submitit_names_lost_jobs(folder: Path) -> None:
-    """Make submitit note a job that left no result in its folder, and wait for the other jobs."""
+    """Make submitit leave a note of a job without a result, and wait for the other jobs."""
     import submitit
 
     whole = submitit.Job.results
@@ -104,15 +98,15 @@ def submitit_names_lost_jobs(folder: Path) -> None:
         try:
             return whole(job)
         except submitit.core.utils.UncompletedJobError as error:
-            told, _, number, *_ = job.submission().args
-            lost(folder / str(number), told, str(error).splitlines()[0])
-            return [JobReturn(overrides=told, status=JobStatus.COMPLETED)]
+            overrides, _, number, *_ = job.submission().args
+            lost(folder / str(number), overrides, str(error).splitlines()[0])
+            return [JobReturn(overrides=overrides, status=JobStatus.COMPLETED)]
 
     submitit.Job.results = results  # type: ignore[method-assign, assignment]
 
 
 class SaysWhatFailed(Callback):
-    """At the end of a sweep: its jobs side by side, one line for each that failed, and its exit code."""
+    """End of a sweep: a page of its jobs side by side, a line for each failed one, and the exit code."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         # claimed once: a job in another process would claim a folder of its own

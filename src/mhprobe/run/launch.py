@@ -1,9 +1,8 @@
-"""One process, or one per device: how a composed task gets its processes.
+"""Processes of a composed task: one, or one per device.
 
-Lightning starts its helpers by running the command line again. Under a Hydra sweep that runs the whole sweep again.
-Here torch's own elastic agent starts each job's helpers, with the composed configuration in their environment. One rank
-that fails ends the others, a parent that dies ends them all, and nothing of one job is left for the next. Under
-torchrun or SLURM the processes are there already.
+Lightning starts further processes by running the command line again, which under a Hydra sweep runs the whole sweep.
+Here torch's elastic agent starts them, with the composed configuration in their environment. A rank that fails ends the
+others, and a parent that dies ends them all. Under torchrun or SLURM the processes are there already.
 """
 
 import contextlib
@@ -35,8 +34,8 @@ from mhprobe.run.shortage import explained
 if TYPE_CHECKING:
     from mhprobe.run.schema import TrainerSettings
 
-JOB, NOTES = "MHPROBE_JOB", "MHPROBE_NOTES"  # ranks find there the configuration, and the folder for last words
-MISTAKE = "mistake.txt"  # what the first rank that found one has to say
+JOB, NOTES = "MHPROBE_JOB", "MHPROBE_NOTES"  # environment of ranks: the configuration, and the folder for errors
+MISTAKE = "mistake.txt"  # the first UserError of a rank
 
 
 def run(task: str, cfg: DictConfig, folder: Path) -> None:
@@ -47,9 +46,8 @@ def run(task: str, cfg: DictConfig, folder: Path) -> None:
     checked = check(task, cfg)
     launched = "RANK" in os.environ or "SLURM_PROCID" in os.environ
     if "SLURM_PROCID" in os.environ:
-        # srun's own way to say that the time is over; Lightning would save inside the handler, where ranks deadlock
+        # srun's signal for the end of the time; Lightning would save inside the handler, where ranks deadlock
         signal.signal(signal.SIGUSR1, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-    _refuse_strategy(checked.trainer.strategy)
     processes = _processes(checked.trainer)
     if checked.trainer.num_nodes > 1 and not launched:
         raise UserError(
@@ -68,7 +66,7 @@ def run(task: str, cfg: DictConfig, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _importing() -> Iterator[None]:
-    """Imports make a million objects, and all of them stay: looking for waste takes a fifth of the time."""
+    """Switch garbage collection off: imports make a million objects that all stay."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -79,25 +77,21 @@ def _importing() -> Iterator[None]:
 
 
 def module(task: str) -> Any:
-    """The module behind a command: mhprobe.train, mhprobe.studies.voita; where that is a room, its door."""
+    """Return the module of a command: mhprobe.train, mhprobe.studies.voita; of a package its __main__."""
     quiet()
-    importlib.import_module("mhprobe.run.builders")  # nearly all there is: a command asks for it when it runs
-    found = importlib.import_module(f"mhprobe.{task}")
-    return importlib.import_module(f"{found.__name__}.__main__") if hasattr(found, "__path__") else found
-
-
-def _refuse_strategy(strategy: Any) -> None:
-    """Raise UserError for any strategy but auto and ddp."""
-    if re.fullmatch(r"auto|single_device|ddp(_find_unused_parameters_(true|false))?", str(strategy)):
-        return
-    raise UserError(
-        f"trainer.strategy: expected auto or ddp, got {strategy}. Every process holds the whole network: heads are "
-        f"recorded and masked in whole layers, on images of its own. For one that does not fit: a smaller "
-        f"data.eval_batch_size."
-    )
+    importlib.import_module("mhprobe.run.builders")  # imports nearly everything that a command imports when it runs
+    command = importlib.import_module(f"mhprobe.{task}")
+    return importlib.import_module(f"{command.__name__}.__main__") if hasattr(command, "__path__") else command
 
 
 def _processes(trainer: "TrainerSettings") -> int:
+    """Return the number of processes. UserError for a wrong number, and for any strategy but auto and ddp."""
+    if not re.fullmatch(r"auto|single_device|ddp(_find_unused_parameters_(true|false))?", str(trainer.strategy)):
+        raise UserError(
+            f"trainer.strategy: expected auto or ddp, got {trainer.strategy}. Every process holds the whole network: "
+            f"heads are recorded and masked in whole layers, on images of its own. For one that does not fit: a "
+            f"smaller data.eval_batch_size."
+        )
     devices = trainer.devices
     wrong = UserError(
         f"trainer.devices: expected a number from 1 on, a list of different device numbers, or auto, got "
@@ -112,9 +106,8 @@ def _processes(trainer: "TrainerSettings") -> int:
             return 1
         import torch
 
-        # two processes on a CPU: enough to prove that the numbers do not depend on how many there are
         gpus = torch.cuda.device_count() if trainer.accelerator in ("auto", "gpu", "cuda") else 0
-        return gpus or 2
+        return gpus or 2  # on a CPU enough to test that numbers do not depend on the processes
     if not str(devices).isdecimal() or int(devices) < 1:
         raise wrong
     return int(devices)
@@ -127,31 +120,21 @@ def _start(task: str, cfg: DictConfig, folder: Path, processes: int) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # what failed is said below; the one of the agent has a level of its own
+    # failures are reported below; the agent's logger has a level of its own
     for name in ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     job = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True))
     if job.trainer.devices in ("auto", -1, "-1"):
         job.trainer.devices = processes
+    here: dict[str, Any] = dict(min_nodes=1, max_nodes=1, rdzv_backend="c10d", rdzv_endpoint="localhost:0")
     config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=processes,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=0,
-        monitor_interval=0.2,
+        **here, nproc_per_node=processes, run_id=uuid.uuid4().hex, max_restarts=0, monitor_interval=0.2
     )
-    threads = str(max(1, (os.cpu_count() or 1) // processes))
+    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     with tempfile.TemporaryDirectory(prefix="mhprobe_") as notes:
-        told = {
-            JOB: OmegaConf.to_yaml(job),
-            NOTES: notes,
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads),
-        }
+        environment = {JOB: OmegaConf.to_yaml(job), NOTES: notes, "OMP_NUM_THREADS": threads}
         try:
-            with mock.patch.dict(os.environ, told):
+            with mock.patch.dict(os.environ, environment):
                 elastic_launch(config, sys.executable)("-m", "mhprobe.run.launch", task, str(folder))
         except SignalException as stopped:  # the ranks had their time to save
             stop(stopped.sigval)
@@ -161,7 +144,7 @@ def _start(task: str, cfg: DictConfig, folder: Path, processes: int) -> None:
 
 
 def _failed(codes: Mapping[int, int], notes: Path) -> int:
-    """The exit code of a run whose ranks ended with ``codes``; says why on stderr. A user's mistake is raised."""
+    """Return the exit code of a run whose ranks ended with ``codes``, after a line on stderr; raise a UserError."""
     if (notes / MISTAKE).exists():
         raise UserError((notes / MISTAKE).read_text())
     for number, code in codes.items():
@@ -173,18 +156,18 @@ def _failed(codes: Mapping[int, int], notes: Path) -> int:
                 file=sys.stderr,
             )
             return 128 - code
-    last_words = sorted(notes.glob("rank_*.txt"), key=lambda path: path.stat().st_mtime_ns)
-    if last_words:  # the first to fail is the one that matters: it broke the collectives of the others
-        said = last_words[0].read_text()
-        if said.isdecimal():  # it did not fail, it was told to stop
-            stop(int(said))
-        print(said, file=sys.stderr)
+    # the first rank to fail broke the collectives of the others
+    if last_words := sorted(notes.glob("rank_*.txt"), key=lambda path: path.stat().st_mtime_ns):
+        text = last_words[0].read_text()
+        if text.isdecimal():  # a signal: it was stopped and did not fail
+            stop(int(text))
+        print(text, file=sys.stderr)
     code = next(iter(codes.values()))
     return code if code > 0 else 128 - code
 
 
 def _rank(task: str, folder: Path) -> None:
-    """Run the task as one of several ranks. A user's mistake is printed once, by the process that started them."""
+    """Run the task as one of several ranks. The process that started them prints a UserError once."""
     from mhprobe.ranks import LeftAlone
 
     notes = Path(os.environ[NOTES])
@@ -197,7 +180,7 @@ def _rank(task: str, folder: Path) -> None:
             os._exit(2)  # the collective that it left behind would hold up an orderly end
         sys.exit(2)
     except Exception:
-        handle(signal.SIG_IGN)  # whoever started this rank tells all others to stop, too: it has last words to say
+        handle(signal.SIG_IGN)  # the agent stops all ranks, and this one has to write first
         if (notes / MISTAKE).exists():  # a rank that left has broken this one's collective
             sys.exit(2)
         _last_words(traceback.format_exc())
@@ -205,14 +188,14 @@ def _rank(task: str, folder: Path) -> None:
 
 
 def _last_words(text: object) -> None:
-    """Return the last words of this rank: a traceback, or the number of the signal that it got."""
+    """Write a traceback, or the number of the signal that this rank got, for the process that started it."""
     path = Path(os.environ[NOTES]) / f"rank_{rank()}.txt"
     with contextlib.suppress(FileExistsError, FileNotFoundError), path.open("x") as file:
         file.write(str(text))
 
 
 def _end_with(parent: int) -> None:
-    """Stop when whoever started this rank is gone, even by kill -9: first as by SIGTERM, which saves, then at once."""
+    """Stop when the process that started this rank is gone: by SIGTERM, which saves, then at once."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGTERM)

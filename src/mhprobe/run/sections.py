@@ -1,8 +1,7 @@
 """Sections of the configuration that a command has: those of its own file in conf/.
 
-An experiment speaks to all commands: it names a backbone, data, how to train, what to measure and what to mask. Each
-command takes the sections it has, and leaves the others out. A section that a command does not have is a mistake on its
-command line, and the answer names the commands that have it.
+An experiment has sections for all commands, of which a command takes its own. On the command line, a section that the
+command lacks is a UserError that names the commands that have it.
 """
 
 import functools
@@ -29,34 +28,33 @@ from mhprobe.run.jobs import claim
 
 PACKAGE = Path(__file__).parents[1]
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parents[1] / "conf"
-ENGINES = ("launcher", "sweeper")  # of Hydra: who runs the jobs of a sweep, and who chooses them
-NAMES = ("name", "experiment", "backbone", "backbone.name")  # what names a run, the first that is swept
-ADDS = ("experiment", "callback", "paper")  # groups that add something to a command instead of choosing a part of it
+ENGINES = ("launcher", "sweeper")  # of Hydra: they run the jobs of a sweep, and choose them
+NAMES = ("name", "experiment", "backbone", "backbone.name")  # keys that name a sweep, the first that is swept
+ADDS = ("experiment", "callback", "paper")  # groups that add to a command instead of choosing a part of it
 
 
 def commands() -> list[str]:
-    """The names of the commands' files, which are those of their modules below mhprobe: train, ..., studies.voita."""
+    """Return the commands, by their files in conf/ and modules below mhprobe: train, ..., studies.voita."""
     return [path.stem for path in sorted(CONF.glob("*.yaml")) if path.stem != "base"]
 
 
 def sections(command: str) -> set[str]:
-    """The keys of a command's configuration: its settings and its groups."""
+    """Return the keys of a command's configuration: its settings and its groups."""
     return settings(command) | set(_chosen(command))
 
 
 def settings(command: str) -> set[str]:
-    """Return the settings of a command's file and of its base files: always there, unlike the choice of a group."""
+    """Return the settings of a command's file and of its base files, without groups."""
     file = _file(command)
-    found = {str(key) for key in file if key not in ("defaults", "hydra")}
-    return found.union(*(settings(base) for base in begins_with(file)))
+    keys = {str(key) for key in file if key not in ("defaults", "hydra")}
+    return keys.union(*(settings(base) for base in begins_with(file)))
 
 
 class OwnSections(ConfigLoaderImpl):
     """Hydra's loader, for one command's sections; ``install`` puts it in the place of Hydra's private class.
 
-    Nothing public of Hydra can leave out a section that an experiment names and a command has not, or add defaults of
-    constructors to ``--cfg job``: both have to happen before the command line is merged in, and before Hydra prints.
-    tests/run/test_hydra.py sees when Hydra changes what is overridden here.
+    Nothing public of Hydra leaves out sections of an experiment, or adds defaults of constructors to ``--cfg job``:
+    both happen before the command line is merged in. tests/run/test_hydra.py fails when Hydra changes these methods.
     """
 
     _filled: Sequence[Filled] = ()
@@ -70,7 +68,13 @@ class OwnSections(ConfigLoaderImpl):
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
         own = sections(str(config_name))
-        _refuse_others(str(config_name), own, overrides)
+        for override in overrides:
+            if (section := _key(override).split(".")[0]) in {*own, "experiment", "hydra"}:
+                continue
+            if homes := [f"mhprobe.{other}" for other in commands() if section in sections(other)]:
+                raise UserError(
+                    f"{override}: mhprobe.{config_name} has no {section}; it is a part of {', '.join(homes)}."
+                )
         data = [] if run_mode == RunMode.MULTIRUN else data_of_weights(overrides)
         cfg = super().load_configuration(
             config_name, [*data, *overrides], run_mode, from_shell, validate_sweep_overrides
@@ -82,7 +86,7 @@ class OwnSections(ConfigLoaderImpl):
         fill(cfg)
         _check_installed(cfg)
         if cfg.hydra.mode is None and any(".core_plugins." not in cfg.hydra[part]["_target_"] for part in ENGINES):
-            cfg.hydra.mode = RunMode.MULTIRUN  # who names a launcher or a sweeper means a sweep, also without -m
+            cfg.hydra.mode = RunMode.MULTIRUN  # a launcher or a sweeper means a sweep, also without -m
         return cfg
 
     def _compose_config_from_defaults_list(self, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
@@ -105,30 +109,22 @@ class OwnSections(ConfigLoaderImpl):
     ) -> list[str]:
         if config_name or overrides:
             return super().get_group_options(group_name, results_filter, config_name, overrides)
-        # Hydra reads from a copy of all it knows, one for each of a hundred groups: most of the time of --help
+        # Hydra copies its repository for each of a hundred groups, which is most of the time of --help
         return self.repository.get_group_options(group_name, results_filter)
 
 
 def _check_installed(cfg: DictConfig) -> None:
+    """Raise UserError for a launcher or a sweeper whose package is not installed."""
     for part in ENGINES:
         module = cfg.hydra[part]["_target_"].rpartition(".")[0]
         try:
-            found = importlib.util.find_spec(module)
+            spec = importlib.util.find_spec(module)
         except ModuleNotFoundError:
-            found = None
-        if found is None:
+            spec = None
+        if spec is None:
             choice = cfg.hydra.runtime.choices[f"hydra/{part}"]
             extra = re.sub(r"hydra_plugins\.hydra_(\w+?)_.*", r"\1", module)
             raise UserError(f'hydra/{part}={choice}: not installed; pip install "mhprobe[{extra}]".')
-
-
-def _refuse_others(command: str, own: set[str], overrides: Sequence[str]) -> None:
-    for override in overrides:
-        section = _key(override).split(".")[0]
-        if section in {*own, "experiment", "hydra"}:
-            continue
-        if homes := [f"mhprobe.{other}" for other in commands() if section in sections(other)]:
-            raise UserError(f"{override}: mhprobe.{command} has no {section}; it is a part of {', '.join(homes)}.")
 
 
 def install() -> None:
@@ -140,19 +136,19 @@ def install() -> None:
 
 
 def data_of_weights(overrides: Sequence[str]) -> list[str]:
-    """``data=<name>`` where weights are given that say what they were trained on, and neither data nor experiment."""
+    """Return ``data=<name>`` of the given weights' description, unless data or an experiment is given."""
     keys = {_key(override): override.partition("=")[2] for override in overrides}
     if "weights" not in keys or {"data", "experiment"} & set(keys):
         return []
     try:
         name = json.loads(Path(keys["weights"].strip("'\"")).with_suffix(".json").read_text())["data"]
     except (OSError, ValueError, KeyError, TypeError):
-        return []  # whoever loads the weights says what is wrong with them
+        return []  # loading the weights raises
     return [f"data={name}"] if isinstance(name, str) and (CONF / "data" / f"{name}.yaml").is_file() else []
 
 
 def _key(override: str) -> str:
-    """The key or group that an override sets: '++masking.steps=3' -> 'masking.steps', '+data@second=x' -> 'data'."""
+    """Return the key or group of an override: '++masking.steps=3' -> 'masking.steps', '+data@second=x' -> 'data'."""
     return re.split(r"[=@]", override.lstrip("+~"), maxsplit=1)[0]
 
 
@@ -161,16 +157,16 @@ def _network(*, _root_: DictConfig) -> str:
 
 
 def network(weights: str | None) -> str:
-    """A name for the weights that are looked into: their file's, or that of the run that wrote them."""
+    """Return a name for weights: that of their file, with the folders of the run for a file that mhprobe names."""
     if weights in (None, "random"):
         return "untrained"
     path = Path(weights)
-    own = path.stem not in ("model", "pruned", "best", "last")
-    return path.stem if own else "_".join([*path.absolute().parts[-3:-1], path.stem])
+    of_run = path.stem in ("model", "pruned", "best", "last")
+    return "_".join([*path.absolute().parts[-3:-1], path.stem]) if of_run else path.stem
 
 
 def _swept(name: str, *, _root_: DictConfig) -> str:
-    """A folder's name for a sweep: its jobs' name; where that is swept, the first one's and how many there are more."""
+    """Return a sweep's folder: the name of its jobs, or the first of several names and how many more there are."""
     parser = OverridesParser.create()
     for override in map(parser.parse_override, _root_.hydra.overrides.task):
         if override.key_or_group in NAMES and override.is_choice_sweep():
@@ -180,18 +176,18 @@ def _swept(name: str, *, _root_: DictConfig) -> str:
 
 
 def _groups(command: str) -> str:
-    """The groups that a command chooses from, a line each, with their options."""
+    """Return the groups of a command, a line each, with their options."""
     groups = {*_chosen(command), *(group for group in ADDS if group == "experiment" or group in sections(command))}
     return "\n".join(f"{group}: {', '.join(options(group))}" for group in sorted(groups))
 
 
 def options(group: str) -> list[str]:
-    """The options of a group that can be chosen."""
+    """Return the options of a group."""
     return sorted({path.stem for path in (CONF / group).glob("*.yaml")} - {"base"} | set(members.members(group)))
 
 
 def _chosen(command: str) -> Iterator[str]:
-    """Groups in the defaults of a command's file, and of those that it begins with."""
+    """Yield the groups in the defaults of a command's file and of its base files."""
     file = _file(command)
     for base in begins_with(file):
         yield from _chosen(base)
@@ -204,10 +200,10 @@ def _chosen(command: str) -> Iterator[str]:
 
 @functools.cache
 def _file(command: str) -> DictConfig:
-    """Read a command's file, once per process; the result is not to be changed."""
+    """Read a command's file, once per process; do not change the result."""
     return cast(DictConfig, OmegaConf.load(CONF / f"{command}.yaml"))
 
 
 def begins_with(file: DictConfig) -> list[str]:
-    """The files that another one begins with: plain names in its defaults."""
+    """Return the base files of a file: plain names in its defaults."""
     return [entry.strip("/") for entry in file.get("defaults", []) if isinstance(entry, str) and entry != "_self_"]
