@@ -1,10 +1,8 @@
-"""hydra/sweeper=optuna: settings are searched for by Optuna, for one aim or several at once.
+"""hydra/sweeper=optuna: a search for settings by Optuna, for one metric or several at once.
 
-Thin, and on Optuna's ask and tell: hydra-optuna-sweeper needs Optuna 2. What a job is worth is read from its
-metrics.json, so any launcher will do. At the end ``tables/trials.csv`` has every job, its settings and its metrics;
-``best`` is 1 for those that no other job beats in every aim (of one aim: the best).
-
-Hydra imports every plugin at each start, so nothing heavy is imported here.
+On Optuna's ask and tell, since hydra-optuna-sweeper needs Optuna 2. Metrics are read from each job's metrics.json, so
+any launcher will do. ``tables/trials.csv`` has every job, its settings and metrics; ``best`` is 1 for jobs that no
+other beats in every metric. Hydra imports plugins at each start, so heavy imports stand inside functions.
 """
 
 import json
@@ -21,10 +19,10 @@ from omegaconf import DictConfig, OmegaConf
 
 
 class OptunaSweeper(Sweeper):
-    """directions: metric -> maximize or minimize. n_trials: jobs in all; n_jobs: asked for at once, for a launcher.
+    """Sweeper by Optuna. directions: metric -> maximize or minimize. n_trials: jobs in all; n_jobs: at once.
 
-    sampler: the name of one of optuna.samplers. seed: of the sampler. storage, study_name: where Optuna keeps the
-    trials, e.g. sqlite:///sweep.db: a sweep with the same ones goes on from what they know. None for memory.
+    sampler: the name of one of optuna.samplers. seed: of the sampler. storage, study_name: Optuna's place of the
+    trials, e.g. sqlite:///sweep.db, from which a later sweep goes on; None for memory.
     """
 
     def __init__(
@@ -48,14 +46,13 @@ class OptunaSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> None:
-        """Ask for settings, run them, tell what they were worth; ``n_trials`` times."""
+        """Ask for settings, run them, and report their metrics, ``n_trials`` times."""
         study = self._study()
         from optuna.trial import TrialState
 
-        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
-        told = parser.parse_overrides(arguments)
-        fixed = [each.input_line for each in told if not each.is_sweep_override()]
-        space = {each.get_key_element(): _distribution(each) for each in told if each.is_sweep_override()}
+        overrides = OverridesParser.create(self.hydra_context.config_loader).parse_overrides(arguments)
+        fixed = [override.input_line for override in overrides if not override.is_sweep_override()]
+        space = {o.get_key_element(): _distribution(o) for o in overrides if o.is_sweep_override()}
         folder = Path(self.config.hydra.sweep.dir)
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self.config, folder / "multirun.yaml")
@@ -94,7 +91,7 @@ class OptunaSweeper(Sweeper):
         )
 
     def _values(self, job: Path) -> list[float] | None:
-        """What a job is worth; None if it failed. UserError if its metrics are others."""
+        """Return the metrics of a job; None if it failed. UserError for a metric that it has not."""
         from mhprobe.errors import UserError
 
         if not (job / "metrics.json").is_file():
@@ -119,18 +116,17 @@ class OptunaSweeper(Sweeper):
         print(f"all trials: {folder / 'tables' / 'trials.csv'}")
 
 
-def _distribution(told: Override) -> Any:
-    """interval(a, b), with the tags log or int; range(a, b, step) and lists are choices."""
+def _distribution(override: Override) -> Any:
+    """Return the distribution of interval(a, b), with the tags log or int; range(a, b, step) and lists are choices."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     from mhprobe.errors import UserError
 
-    value = told.value()
+    value = override.value()
     if not isinstance(value, IntervalSweep):
-        return CategoricalDistribution(list(told.sweep_string_iterator()))
+        return CategoricalDistribution(list(override.sweep_string_iterator()))
     try:
-        if "int" in value.tags:
-            return IntDistribution(int(value.start), int(value.end), log="log" in value.tags)
-        return FloatDistribution(float(value.start), float(value.end), log="log" in value.tags)
+        kind, number = (IntDistribution, int) if "int" in value.tags else (FloatDistribution, float)
+        return kind(number(value.start), number(value.end), log="log" in value.tags)
     except ValueError as error:
-        raise UserError(f"{told.input_line}: {error}") from None
+        raise UserError(f"{override.input_line}: {error}") from None

@@ -1,9 +1,7 @@
 """hydra/launcher=ray: run the jobs of a sweep as tasks of a Ray cluster; without an address, on this machine.
 
-Thin, and on Ray's own interface: hydra-ray-launcher asks for an older cloudpickle and for a cloud's command line. Jobs
-share what machines share: folders. So images, orders and scores in ``cache_dir`` are found by every job.
-
-Hydra imports every plugin at each start, so nothing heavy is imported here.
+On Ray's own interface, since hydra-ray-launcher needs an older cloudpickle and a cloud's command line. Jobs share
+images, orders and scores in ``cache_dir``. Hydra imports plugins at each start: heavy imports stand inside functions.
 """
 
 import os
@@ -19,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 
 class RayLauncher(Launcher):
-    """init: of ``ray.init``, e.g. address. remote: of ``ray.remote``, what a job needs: num_cpus, num_gpus ..."""
+    """Launcher by Ray. init: of ``ray.init``, e.g. address. remote: of ``ray.remote``: num_cpus, num_gpus ..."""
 
     def __init__(self, init: Mapping[str, Any], remote: Mapping[str, Any]) -> None:
         self.init, self.remote = dict(init), dict(remote)
@@ -28,7 +26,7 @@ class RayLauncher(Launcher):
         self.context, self.task, self.config = hydra_context, task_function, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[JobReturn]:
-        """What each job returns. One whose process or machine was lost leaves word in its folder; the others go on."""
+        """Return the result of each job; a job whose process or machine was lost leaves a note in its folder."""
         from mhprobe.errors import UserError
         from mhprobe.run.jobs import lost
 
@@ -43,36 +41,31 @@ class RayLauncher(Launcher):
             ray.init(**self.init)
         task = ray.remote(**self.remote)(_job)
         common = (self.context, self.config, self.task, Singleton.get_state(), os.getcwd())
-        jobs = [(initial_job_idx + number, list(told)) for number, told in enumerate(job_overrides)]
-        futures = [task.remote(number, told, *common) for number, told in jobs]
-        for number, told in jobs:
-            print(f"  #{number} : {' '.join(filter_overrides(told))}", flush=True)
+        jobs = list(enumerate(map(list, job_overrides), initial_job_idx))
+        futures = [task.remote(number, overrides, *common) for number, overrides in jobs]
+        for number, overrides in jobs:
+            print(f"  #{number} : {' '.join(filter_overrides(overrides))}", flush=True)
         results = []
-        for future, (number, told) in zip(futures, jobs, strict=True):
+        for future, (number, overrides) in zip(futures, jobs, strict=True):
             try:
                 results.append(ray.get(future))
             except ray.exceptions.RayError as error:
-                lost(Path(self.config.hydra.sweep.dir) / str(number), told, " ".join(str(error).split()))
-                results.append(JobReturn(overrides=told, status=JobStatus.COMPLETED))
+                lost(Path(self.config.hydra.sweep.dir) / str(number), overrides, " ".join(str(error).split()))
+                results.append(JobReturn(overrides=overrides, status=JobStatus.COMPLETED))
         return results
 
 
 def _job(
-    number: int,
-    overrides: list[str],
-    context: HydraContext,
-    config: DictConfig,
-    task: TaskFunction,
-    state: Any,
+    number: int, overrides: list[str], context: HydraContext, config: DictConfig, task: TaskFunction, state: Any,
     folder: str,
-) -> JobReturn:
-    """One job, wherever Ray runs it; paths are meant from the folder that the sweep was started in."""
+) -> JobReturn:  # fmt: skip
+    """Run a job, wherever Ray puts it. folder: that the sweep was started in, for relative paths."""
     os.chdir(folder)
     setup_globals()
     Singleton.set_state(state)
     job = context.config_loader.load_sweep_config(config, overrides)
     with open_dict(job):
         job.hydra.job.id = job.hydra.job.num = number
-    found = run_job(task, job, "hydra.sweep.dir", "hydra.sweep.subdir", context)
-    found.cfg = found.hydra_cfg = OmegaConf.create()  # large, and nobody asks
-    return found
+    result = run_job(task, job, "hydra.sweep.dir", "hydra.sweep.subdir", context)
+    result.cfg = result.hydra_cfg = OmegaConf.create()  # large, and unused
+    return result

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def run(cfg: "Config", folder: Path) -> None:
-    """Images are decoded to ``cache_dir``, the pretrained weights written beside them; ``cfg`` is checked."""
+    """Decode the images into ``cache_dir``, and write the pretrained weights there."""
     from mhprobe.io.files import write
     from mhprobe.run import builders
 

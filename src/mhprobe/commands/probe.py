@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def run(cfg: "Config", folder: Path) -> None:
-    """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
+    """Answer the questions of the checked configuration, in one process or in every rank."""
     from mhprobe.run.construct import keyed
     from mhprobe.run.questions import answer
 

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def run(cfg: "Config", folder: Path) -> None:
-    """The task itself; ``cfg`` is composed and checked."""
+    """Prune as the checked configuration says, in one process."""
     from mhprobe.run.pruning import Pruning
     from mhprobe.run.questions import answer
 

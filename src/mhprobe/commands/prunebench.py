@@ -1,8 +1,7 @@
 """python -m mhprobe.prunebench: methods of pruning beside each other on one network, at equal FLOPs, over seeds.
 
-One cell is a method at a budget with a seed. Each is a small file below ``cells``, so that a bench goes on where it
-stopped, and jobs of a sweep share what they did. A cell that fails costs itself, and the table says why. A cell that
-was not run has its command there.
+A cell, a method at a budget with a seed, is a small file below ``cells``: a bench goes on where it stopped, and jobs of
+a sweep share cells. The table has the error of a cell that failed, and a command for each that was not run.
 """
 
 from pathlib import Path
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def run(cfg: "Config", folder: Path) -> None:
-    """The task itself; ``cfg`` is composed and checked."""
+    """Run the cells that the checked configuration asks for, in one process."""
     from mhprobe.run.cells import questions
     from mhprobe.run.questions import answer
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def run(cfg: Config, folder: Path) -> None:
-    """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
+    """Make the figures that the checked configuration asks for, in one process or in every rank."""
     from mhprobe.claims.parts.asking import quoted
     from mhprobe.run.questions import answer, panels
     from mhprobe.run.sections import options

@@ -1,11 +1,8 @@
-"""Answers of the word ``mhprobe``: the meaning of a choice (``mhprobe measure=svcca``), and bash that completes a line.
+"""Help of the word ``mhprobe``: the meaning of a choice (``mhprobe measure=svcca``), and completion in bash.
 
-A choice is explained by the first lines of its yaml or its module, its options with their defaults as they are typed,
-and what the docstrings of the classes behind it say of them. Nothing is imported.
-
-Completion: a command, then what Hydra knows of the command's configuration. Hydra's own completion
-(``-sc install=bash``) is of a program that is one command, with every group of conf/. Here it is asked for one of
-several commands, and answers with what this command has. Where it knows nothing, bash offers files.
+A choice is explained by the first lines of its yaml or module, its options with defaults as they are typed, and the
+docstrings of its classes, without imports. Completion offers commands, then what Hydra knows of a command's sections;
+Hydra's own (``-sc install=bash``) is for a program that is one command. Otherwise bash offers files.
 """
 
 import itertools
@@ -26,7 +23,7 @@ from mhprobe.run import members, sections
 from mhprobe.run.constructors import docstrings, fill
 from mhprobe.run.sections import CONF, begins_with, options
 
-# bash gives the line and asks "mhprobe --complete"; it replaces only what stands behind the last "=" of a word
+# bash replaces only what follows the last "=" of a word
 SCRIPT = """\
 _mhprobe() {
     local line=${COMP_LINE:0:COMP_POINT}
@@ -40,7 +37,7 @@ complete -o default -o nospace -F _mhprobe mhprobe"""
 
 
 def about(word: str) -> str:
-    """The answer to ``group=option``. UserError for a group or an option that there is not."""
+    """Return the help of ``group=option``. UserError for an unknown group or option."""
     group, _, option = word.partition("=")
     files = {str(path.parent.relative_to(CONF)) for path in CONF.rglob("*.yaml")} - {".", "shared"}
     groups = sorted({*files, *members.FOLDERS})
@@ -61,17 +58,17 @@ def about(word: str) -> str:
     fill(chosen)
     plain = OmegaConf.to_container(chosen, resolve=False)
     typed = [f"  {key}={value}" for key, value in _typed(place, plain)]
-    # the docstrings of all that it is made of, each once, up to their examples
-    made_of = dict.fromkeys(pair for target in _targets(plain) for pair in docstrings(target))
+    # docstrings of all its parts, each once, up to their examples
+    parts = dict.fromkeys(pair for target in _targets(plain) for pair in docstrings(target))
     explained = [
         "\n".join([name, *(f"    {line}".rstrip() for line in text.partition("\n>>>")[0].rstrip().splitlines())])
-        for name, text in made_of
+        for name, text in parts
     ]
     return "\n\n".join([meaning, *(["\n".join(typed)] if typed else []), *explained])
 
 
 def _whole(file: Path) -> DictConfig:
-    """A file on top of those that it begins with, of its group or by their whole names."""
+    """Return a file merged into its base files, of its group or of conf/."""
     own = OmegaConf.load(file)
     assert isinstance(own, DictConfig)
     places = [[folder / f"{name}.yaml" for folder in (file.parent, CONF)] for name in begins_with(own)]
@@ -99,32 +96,28 @@ def _targets(part: Any) -> Iterator[str]:
 
 
 def offers(line: str, commands: Iterable[str], demo: tuple[str, ...]) -> list[str]:
-    """Return the words that can stand where ``line`` ends: ``mhprobe train data=d`` -> ``data=digits``.
+    """Return the words that complete ``line``: ``mhprobe train data=d`` -> ``data=digits``.
 
-    Empty for a command without a configuration, and where what was typed does not compose. demo: what the word ``demo``
-    stands for.
+    Empty for a command without a configuration, and where the line does not compose. demo: words for ``demo``.
     """
-    said = line.split()[1:]
-    if not said or (len(said) == 1 and not line.endswith(" ")):
-        before = said[0] if said else ""
-        return [name for name in sorted({*commands, "demo"}) if name.startswith(before)]
-    command, *rest = [*demo, *said[1:]] if said[0] == "demo" else said
+    typed = line.split()[1:]
+    if not typed or (len(typed) == 1 and not line.endswith(" ")):
+        return [name for name in sorted({*commands, "demo"}) if name.startswith("".join(typed))]
+    command, *rest = [*demo, *typed[1:]] if typed[0] == "demo" else typed
     if command not in sections.commands():
         return []
     own = {*sections.sections(command), "experiment", "hydra"}
-    words = []
-    for word in _hydra_offers(command, " ".join(rest) + " " * line.endswith(" ")):
-        group, _, option = word.lstrip("+~").partition("=")
-        # Hydra offers all groups of conf/, and the file that the others of a group begin with
-        if re.split(r"[./]", group)[0] in own and (option != "base" or "." in group):
-            words.append(f"+{word}" if word.rstrip("=") in sections.ADDS else word)
-    return words
-
-
-def _hydra_offers(command: str, line: str) -> list[str]:
     sections.install()
     try:
         with initialize_config_dir(str(sections.CONF), version_base="1.3"):
-            return BashCompletion(GlobalHydra.instance().config_loader())._query(command, line)
-    except (UserError, ValueError, HydraException, OmegaConfBaseException):  # what was typed before does not compose
+            completion = BashCompletion(GlobalHydra.instance().config_loader())
+            offered = completion._query(command, " ".join(rest) + " " * line.endswith(" "))
+    except (UserError, ValueError, HydraException, OmegaConfBaseException):  # the words before do not compose
         return []
+    words = []
+    for word in offered:
+        group, _, option = word.lstrip("+~").partition("=")
+        # Hydra offers all groups of conf/, and base files of groups
+        if re.split(r"[./]", group)[0] in own and (option != "base" or "." in group):
+            words.append(f"+{word}" if word.rstrip("=") in sections.ADDS else word)
+    return words

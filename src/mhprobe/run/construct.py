@@ -1,4 +1,4 @@
-"""Build a part of the configuration with a ``_target_``; a wrong key or value is named in one line."""
+"""Build a part of the configuration with a ``_target_``; one line names a wrong key or value."""
 
 import contextlib
 import functools
@@ -12,12 +12,12 @@ from hydra.utils import get_object, instantiate
 from mhprobe.errors import UserError, refuse_misfits, short
 from mhprobe.run.constructors import OURS
 
-# what constructors say to a key or value they don't know, where they do not look at it themselves
+# errors of constructors for a wrong key or value
 WRONG = (TypeError, ImportError, ValueError, ArithmeticError, AttributeError, LookupError, AssertionError)
 
 
 def construct(part: Any, where: str, **extra: Any) -> Any:
-    """hydra's instantiate. where: the part's key, for the error's line. None, for what may be left out, stays None."""
+    """Return what Hydra's instantiate makes of a part; None for None. where: the part's key, for a UserError."""
     if part is not None:
         refuse_plain(part, where)
         refuse_types(part, where)
@@ -30,14 +30,14 @@ def construct(part: Any, where: str, **extra: Any) -> Any:
         if isinstance(cause, UserError):
             raise with_key(cause, part, where) from None
         if isinstance(cause, WRONG):
-            raise UserError(f"{where}: {_said(cause)} (given {short(' '.join(_given(part)), 300)})") from error
+            raise UserError(f"{where}: {_line(cause)} (given {short(' '.join(_given(part)), 300)})") from error
         raise
-    except TypeError as error:  # what Hydra itself says of a key like _partial_
-        raise UserError(f"{where}: {_said(error)}") from error
+    except TypeError as error:  # Hydra's own, about a key like _partial_
+        raise UserError(f"{where}: {_line(error)}") from error
 
 
 def refuse_plain(part: Any, where: str) -> None:
-    """UserError for a value where a part belongs."""
+    """Raise UserError for a value where a part belongs."""
     if not (isinstance(part, Mapping) and "_target_" in part):
         raise UserError(
             f"{where}: expected a part with a _target_, as the options of conf/ are, got {short(str(part), 300)}."
@@ -45,26 +45,26 @@ def refuse_plain(part: Any, where: str) -> None:
 
 
 def refuse_types(part: Any, where: str) -> None:
-    """UserError for an option of another type than the constructor of a part, or of a part in it, names."""
+    """Raise UserError for an option of another type than the constructor names, in the part or a part inside."""
     for key, value in part.items() if isinstance(part, Mapping) else ():
         refuse_types(value, f"{where}.{key}")
     if isinstance(part, Mapping) and str(part.get("_target_")).startswith(OURS):
         try:
             make = get_object(part["_target_"])
-        except Exception:  # instantiate says what is wrong with it
+        except Exception:  # instantiate raises
             return
         refuse_misfits(make, {key: value for key, value in part.items() if not _holds_part(value)}, where)
 
 
 def _holds_part(value: Any) -> bool:
-    """Return True for a part, or a list or mapping of parts: its type is that of what they make."""
+    """Return True for a part, or a list or mapping of parts."""
     if isinstance(value, Mapping):
         return "_target_" in value or any(map(_holds_part, value.values()))
     return isinstance(value, list) and any(map(_holds_part, value))
 
 
 def _given(part: Any, before: str = "") -> Iterator[str]:
-    """``key=value`` of everything in a part: the complaint of somebody's constructor need not name what it is about."""
+    """Yield ``key=value`` of all options in a part, for errors of constructors that name none."""
     for key, value in part.items() if isinstance(part, Mapping) else ():
         if isinstance(value, Mapping):
             yield from _given(value, f"{before}{key}.")
@@ -73,23 +73,23 @@ def _given(part: Any, before: str = "") -> Iterator[str]:
 
 
 def explained(make: Callable[..., Any], where: str) -> Callable[..., Any]:
-    """A partial that was constructed, with a wrong key or value named in one line when it is called."""
+    """Return a partial that raises UserError, naming a wrong key or value, when it is called."""
 
     @functools.wraps(make)
-    def made(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return make(*args, **kwargs)
         except UserError as error:
             raise with_key(error, getattr(make, "keywords", {}), where) from error.__cause__
         except WRONG as error:
-            raise UserError(f"{where}: {_said(error)}") from error
+            raise UserError(f"{where}: {_line(error)}") from error
 
-    return made
+    return call
 
 
 @contextlib.contextmanager
 def keyed(part: Mapping[str, Any], where: str = "") -> Iterator[None]:
-    """Put its key in front of the option of ``part`` that an error begins with, and in its advice (``option=...``)."""
+    """Give a UserError inside the keys of ``part``; see ``with_key``."""
     try:
         yield
     except UserError as error:
@@ -97,7 +97,7 @@ def keyed(part: Mapping[str, Any], where: str = "") -> Iterator[None]:
 
 
 def with_key(error: UserError, part: Any, where: str) -> UserError:
-    """The error with keys of the configuration for options of a part: the one it begins with, those that it advises."""
+    """Return the error with keys of the configuration for options: the one it begins with, and those it advises."""
     text = str(error)
     option = re.match(r"\w+(?=[:.])", text)
     if place := option and next((place for place in _places(part) if place[-1] == option[0]), None):
@@ -109,12 +109,12 @@ def with_key(error: UserError, part: Any, where: str) -> UserError:
 
 
 def _places(part: Any) -> list[tuple[str, ...]]:
-    """Keys of all options in a part, those nearest to its top first."""
+    """Return the keys of all options in a part, the outer ones first."""
     if not isinstance(part, Mapping):
         return []
     inside = [(str(key), *place) for key, value in part.items() for place in _places(value)]
     return [*((str(key),) for key in part), *sorted(inside, key=len)]
 
 
-def _said(error: BaseException) -> str:
+def _line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__

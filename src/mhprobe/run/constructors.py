@@ -1,8 +1,7 @@
-"""Options and docstrings of our constructors, read from their files: importing them would take seconds (torch).
+"""Options and docstrings of our constructors, parsed from their files: importing them would take seconds (torch).
 
-A default is written once, in the constructor: ``fill`` adds it to what a yaml leaves out, so that ``--cfg job`` shows
-it and an override needs no ``+``. It is a literal, or a name for one. One that is made (``default_factory``) is left to
-the constructor.
+A default stands once, in the constructor. ``fill`` adds it where a yaml leaves it out, so that ``--cfg job`` shows it
+and an override needs no ``+``. Only literals, and names for literals, are filled in.
 """
 
 import ast
@@ -21,26 +20,24 @@ Place = tuple[str | int, ...]  # of keys
 
 @functools.cache
 def options(target: str) -> Options:
-    """Option -> default, of the class or function that ``target`` names; those of a base class that it passes on, too.
+    """Return the options and defaults of a class or function, with those that it passes on to a base class.
 
-    Nothing where it is not ours, or there is no such thing: whoever builds it says so.
+    Empty for a target that is not ours, or does not exist: building it raises.
     """
     module, _, name = target.rpartition(".")
     return _of(module, name) if _is_ours(module) else {}
 
 
 def docstrings(target: str) -> list[tuple[str, str]]:
-    """(name, text) of what ``target`` names, and of the base classes whose options it passes on."""
+    """Return (name, docstring) of a target, and of the base classes to which it passes options on."""
     module, _, name = target.rpartition(".")
-    if not _is_ours(module):
+    node = _named(module, name) if _is_ours(module) else None
+    if isinstance(node, tuple):
+        return docstrings(".".join(node))
+    if not isinstance(node, (ast.ClassDef, ast.FunctionDef)):
         return []
-    found = _named(module, name)
-    if isinstance(found, tuple):
-        return docstrings(".".join(found))
-    if not isinstance(found, (ast.ClassDef, ast.FunctionDef)):
-        return []
-    bases = [base.id for base in getattr(found, "bases", []) if isinstance(base, ast.Name) and _of(module, base.id)]
-    own = [(target, text)] if (text := ast.get_docstring(found)) else []
+    bases = [base.id for base in getattr(node, "bases", []) if isinstance(base, ast.Name) and _of(module, base.id)]
+    own = [(target, text)] if (text := ast.get_docstring(node)) else []
     return own + [pair for base in bases for pair in docstrings(f"{module}.{base}")]
 
 
@@ -59,12 +56,12 @@ def _tree(module: str) -> ast.Module:
 
 
 def _of(module: str, name: str) -> Options:
-    found = _named(module, name)
-    if isinstance(found, tuple):
-        return _of(*found)
-    if isinstance(found, ast.FunctionDef):
-        return dict(_defaults(module, found))
-    return _of_class(module, found) if isinstance(found, ast.ClassDef) else {}
+    node = _named(module, name)
+    if isinstance(node, tuple):
+        return _of(*node)
+    if isinstance(node, ast.FunctionDef):
+        return dict(_defaults(module, node))
+    return _of_class(module, node) if isinstance(node, ast.ClassDef) else {}
 
 
 def _named(module: str, name: str) -> ast.stmt | ast.expr | tuple[str, str] | None:
@@ -81,35 +78,32 @@ def _named(module: str, name: str) -> ast.stmt | ast.expr | tuple[str, str] | No
     return None
 
 
-def _of_class(module: str, found: ast.ClassDef) -> Options:
+def _of_class(module: str, node: ast.ClassDef) -> Options:
     inherited: Options = {}
-    for base in found.bases:
+    for base in node.bases:
         if isinstance(base, ast.Name):
-            inherited = {**inherited, **_of(module, base.id)}
-    if any("dataclass" in ast.unparse(decorator) for decorator in found.decorator_list):
-        return inherited | dict(_fields(module, found))
-    made = next((node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"), None)
-    if made is None:
+            inherited |= _of(module, base.id)
+    if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+        fields = [part for part in node.body if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)]
+        for field in (field for field in fields if "ClassVar" not in ast.unparse(field.annotation)):
+            if isinstance(field.target, ast.Name) and field.value is not None:
+                inherited |= _literal(module, field.target.id, field.value)
         return inherited
-    # a constructor has for itself its own options, and those that it passes on by name
-    decided = {argument.arg for argument in [*made.args.args, *made.args.kwonlyargs]}
-    calls = [node for node in ast.walk(made) if isinstance(node, ast.Call)]
+    init = next((part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"), None)
+    if init is None:
+        return inherited
+    # options that the constructor sets itself, or passes on by name, are not inherited
+    decided = {argument.arg for argument in [*init.args.args, *init.args.kwonlyargs]}
+    calls = [part for part in ast.walk(init) if isinstance(part, ast.Call)]
     supers = [call for call in calls if ast.unparse(call.func) == "super().__init__"]
     decided |= {word.arg for call in supers for word in call.keywords if word.arg}
-    passed_on = {key: value for key, value in inherited.items() if made.args.kwarg and key not in decided}
-    return dict(_defaults(module, made)) | passed_on
+    passed_on = {key: value for key, value in inherited.items() if init.args.kwarg and key not in decided}
+    return dict(_defaults(module, init)) | passed_on
 
 
-def _fields(module: str, found: ast.ClassDef) -> Iterator[tuple[str, Any]]:
-    for node in found.body:
-        if not isinstance(node, ast.AnnAssign) or "ClassVar" in ast.unparse(node.annotation):
-            continue
-        if isinstance(node.target, ast.Name) and node.value is not None:
-            yield from _literal(module, node.target.id, node.value)
-
-
-def _defaults(module: str, made: ast.FunctionDef) -> Iterator[tuple[str, Any]]:
-    arguments, defaults = made.args.args + made.args.kwonlyargs, made.args.defaults + made.args.kw_defaults
+def _defaults(module: str, function: ast.FunctionDef) -> Iterator[tuple[str, Any]]:
+    args = function.args
+    arguments, defaults = args.args + args.kwonlyargs, args.defaults + args.kw_defaults
     for argument, default in zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True):
         if default is not None:
             yield from _literal(module, argument.arg, default)
@@ -119,15 +113,15 @@ def _literal(module: str, name: str, default: ast.expr) -> Iterator[tuple[str, A
     try:
         value = ast.literal_eval(_meant(module, default))
     except ValueError:
-        return  # made when it is needed
+        return  # no literal
     yield name, list(value) if isinstance(value, tuple) else value
 
 
 def _meant(module: str, default: ast.expr) -> ast.expr:
     """Resolve a constant (``LIMIT``) or another class's default (``Rule.gamma``), else return the default itself."""
     if isinstance(default, ast.Attribute) and isinstance(default.value, ast.Name):
-        known = _of(module, default.value.id)
-        return ast.Constant(known[default.attr]) if default.attr in known else default
+        fields = _of(module, default.value.id)
+        return ast.Constant(fields[default.attr]) if default.attr in fields else default
     if not isinstance(default, ast.Name):
         return default
     named = _named(module, default.id)
@@ -137,7 +131,7 @@ def _meant(module: str, default: ast.expr) -> ast.expr:
 
 
 class Filled(NamedTuple):
-    """Defaults that one part was given: its place, its target, its options."""
+    """Defaults added to a part: its place, its target, and the options."""
 
     path: Place
     target: str
@@ -145,17 +139,17 @@ class Filled(NamedTuple):
 
 
 def fill(cfg: DictConfig) -> list[Filled]:
-    """Add to each part of ``cfg`` with a ``_target_`` of ours the options that it does not state, in place."""
-    found = list(_left_out((), OmegaConf.to_container(cfg, resolve=False)))
-    for path, _, added in found:
+    """Add to each part of ``cfg`` with a ``_target_`` of ours the defaults of its missing options, in place."""
+    filled = list(_left_out((), OmegaConf.to_container(cfg, resolve=False)))
+    for path, _, added in filled:
         part = _part(cfg, path)
         with open_dict(part):
             part.update(added)
-    return found
+    return filled
 
 
 def take_back(cfg: DictConfig, filled: Iterable[Filled], typed: Iterable[str]) -> None:
-    """Remove the defaults that ``fill`` added to a part which is another one now; keep the keys that were ``typed``."""
+    """Remove defaults that ``fill`` added to a part whose target was replaced, but for keys that were ``typed``."""
     kept = set(typed)
     for path, target, added in filled:
         part = _part(cfg, path)
@@ -167,11 +161,11 @@ def take_back(cfg: DictConfig, filled: Iterable[Filled], typed: Iterable[str]) -
 
 
 def _part(cfg: DictConfig, path: Place) -> Any:
-    """The part of a configuration at a path; None where it was removed."""
+    """Return the part of a configuration at a path; None where it was removed."""
     part: Any = cfg
     for key in path:
-        there = range(len(part)) if isinstance(part, ListConfig) else part if isinstance(part, DictConfig) else ()
-        part = part[key] if key in there else None
+        keys = range(len(part)) if isinstance(part, ListConfig) else part if isinstance(part, DictConfig) else ()
+        part = part[key] if key in keys else None
     return part
 
 

@@ -1,7 +1,6 @@
 """Options without a yaml: the members of a folder, each by the name of its file, for Hydra's ConfigStore.
 
-A measure, a kind of map, a score, an order and a search say in their own file what they are, and their constructors
-have the options. A yaml could only repeat that; one that is in conf/ says more, and wins.
+Measures, kinds of maps, scores, orders and searches have their options in their constructors. A yaml in conf/ wins.
 """
 
 import ast
@@ -16,7 +15,7 @@ from mhprobe.run.constructors import OURS, PACKAGE
 
 
 class Folder(NamedTuple):
-    """A folder of members. partial: they are made later, of a model. several: a run takes some, each under its name."""
+    """A folder of members. partial: they are built later, for a model. several: a run takes some, by name."""
 
     name: str
     partial: bool
@@ -34,26 +33,26 @@ FOLDERS = {
 
 @functools.cache
 def members(group: str) -> dict[str, dict[str, Any]]:
-    """Parts, by name, that a group of conf/ offers without a yaml; none for most groups.
+    """Return the parts, by name, that a group of conf/ has without a yaml; none for most groups.
 
-    A member is a class that is called as its file is, and derives from another of ours.
+    A member is a class with the name of its file, derived from another class of ours.
     """
     if group not in FOLDERS:
         return {}
     folder, partial, _ = FOLDERS[group]
-    found = {}
+    parts = {}
     for path in sorted((PACKAGE / folder).glob("*.py")):
         text = path.read_text(encoding="utf-8")
         for name, base in re.findall(r"^class (\w+)\((\w+)", text, re.M):
             ours = re.search(rf"^from {OURS}\S+ import (?:\([^)]*|.*)\b{base}\b", text, re.M)
             if ours and name.lower() == path.stem.replace("_", ""):
-                made = {"_target_": f"{OURS}{folder.replace('/', '.')}.{path.stem}.{name}"}
-                found[path.stem] = {**made, "_partial_": True} if partial else made
-    return found
+                target = {"_target_": f"{OURS}{folder.replace('/', '.')}.{path.stem}.{name}"}
+                parts[path.stem] = {**target, "_partial_": True} if partial else target
+    return parts
 
 
 def place(group: str, name: str) -> str:
-    """Return the key that an option is the value of: measure.svcca, score."""
+    """Return the key of an option: measure.svcca, score."""
     return f"{group}.{name}" if group in FOLDERS and FOLDERS[group].several else group.replace("/", ".")
 
 
@@ -64,7 +63,7 @@ def meaning(group: str, name: str) -> str:
 
 
 def register(conf: Path) -> None:
-    """Tell Hydra of all members that have no yaml in ``conf``."""
+    """Register with Hydra all members that have no yaml in ``conf``."""
     for group in FOLDERS:
         for name, part in members(group).items():
             if not (conf / group / f"{name}.yaml").is_file():
