@@ -1,9 +1,9 @@
-"""Frequencies: which of them a network needs in its images, and what attention does to those of its feature maps.
+"""Frequencies that a network needs in its images, and those of its feature maps before and after attention.
 
-After Park & Kim, 2022, arXiv 2202.06709, section 2, and Byun & Kim, Figure 6. Frequencies from 0 to pi are parted into
+After Park & Kim, 2022, arXiv 2202.06709, section 2, and Byun & Kim, Figure 6. Frequencies from 0 to pi are cut into
 equal rings, of which one at a time is changed in all images.
 
-Shapes: B images, F rings, C ways to show an image (whole, and one for each change), h x w patches.
+Shapes: B images, C versions of an image (whole, and one for each change), h x w patches.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,9 +30,9 @@ _FLOOR = 1e-6  # of an amplitude; Park & Kim's
 
 
 class Accuracies(NamedTuple):
-    """Accuracy of several ways to show the same images.
+    """Accuracy on versions of the same images.
 
-    rows: of a table, one for each way. joint: (C, C) images that two of them both get right; of images: ().
+    rows: of a table, one per version. joint: (C, C) number of images right in both of two versions, of images: ().
     """
 
     rows: list[dict[str, Any]]
@@ -40,15 +40,14 @@ class Accuracies(NamedTuple):
     images: Tensor
 
     def drop(self, before: Tensor, after: Tensor) -> dict[str, Tensor]:
-        """Accuracy before - after, of ways whose numbers in ``rows`` these are.
+        """Accuracy before - after, of versions by their places in ``rows``; positive: accuracy is lost.
 
-        drop with drop_low and drop_high (95 %, Newcombe), p (exact McNemar), p_holm: over those that are asked for.
+        drop with drop_low and drop_high (95 %, Newcombe), p (exact McNemar), p_holm: over the given versions.
         """
         both = self.joint[before, after]
         lost, won = self.joint.diagonal()[before] - both, self.joint.diagonal()[after] - both
         low, high = paired_difference(both, lost, won, self.images)
-        p = mcnemar(lost, won)
-        drop = (lost - won).double() / self.images
+        p, drop = mcnemar(lost, won), (lost - won).double() / self.images
         return {"drop": drop, "drop_low": low, "drop_high": high, "p": p, "p_holm": holm(p)}
 
 
@@ -57,9 +56,9 @@ def accuracies(
 ) -> Accuracies:
     """Measure accuracy on ``images`` test images, evenly from all, as they are and after each change.
 
-    ways: columns that name each way, the whole images first. change: gives a batch's images in the way of a number.
-    Further columns: accuracy, accuracy_low, accuracy_high (95 %, Wilson), images; and against the whole images, "" for
-    these, drop, drop_low, drop_high, p, p_holm as in ``Accuracies.drop``, Holm over all changes.
+    ways: columns that name each version, the whole images first. change: returns a batch's images in a version.
+    Further columns: accuracy, accuracy_low, accuracy_high (95 %, Wilson), images; and the columns of
+    ``Accuracies.drop`` against the whole images, "" for these.
     """
     changes = torch.arange(1, len(ways))
     joint = torch.zeros(len(ways), len(ways), dtype=torch.long, device=material.model.device)
@@ -101,12 +100,11 @@ def band_noise(material: Material, rings: int = 6, strength: float = 0.5, images
 def phase_and_amplitude(material: Material, rings: int = 6, images: int = 1000) -> dict[str, Result]:
     """Accuracy without the phases, or without the amplitudes, of each of ``rings`` rings.
 
-    A coefficient has an amplitude (how much there is) and a phase (where it is). "phase" gives those of a ring the
-    phase of noise; "amplitude" gives them that of noise, scaled to the same energy in the ring. Frequency 0 is kept.
+    "phase" replaces the phases of a ring by those of noise, "amplitude" its amplitudes, at equal energy in the ring.
+    Frequency 0 stays.
 
     images: test images, at most. Table: damage, low, high (the ring's ends, in units of pi), and the columns of
-    ``accuracies``. Table ``difference``, a row per ring: how much accuracy the phases cost beyond the amplitudes, as
-    ``Accuracies.drop``, Holm over rings.
+    ``accuracies``. Table ``difference``: per ring the ``Accuracies.drop`` of the phases beyond the amplitudes.
     """
     ways = [(damage, ring) for damage in DAMAGES for ring in range(rings)]
 
@@ -114,24 +112,19 @@ def phase_and_amplitude(material: Material, rings: int = 6, images: int = 1000) 
         return without(batch.images, batch.index, *ways[number - 1], rings, material.seed)
 
     named = [{"damage": "none", **WHOLE}, *({"damage": damage, **ends(ring, rings)} for damage, ring in ways)]
-    found = accuracies(material, named, change, images)
+    damaged = accuracies(material, named, change, images)
     phase = torch.arange(1, 1 + rings)
-    beyond = found.drop(before=phase + rings, after=phase)  # a drop from one to the other: both damage the same images
+    beyond = damaged.drop(before=phase + rings, after=phase)
     difference = [
         {**ends(ring, rings), **{name: column[ring].item() for name, column in beyond.items()}} for ring in range(rings)
     ]
-    drawn = figure.phase(found.rows, [row["p_holm"] < 0.05 for row in difference], material.chance)
-    return {
-        "phase": Result(from_rows(found.rows), drawn, of=material.of(images)),
-        "difference": Result(from_rows(difference)),
-    }
+    drawn = figure.phase(damaged.rows, [row["p_holm"] < 0.05 for row in difference], material.chance)
+    of_phase = Result(from_rows(damaged.rows), drawn, of=material.of(images))
+    return {"phase": of_phase, "difference": Result(from_rows(difference))}
 
 
 def ring_noise(images: Tensor, index: Tensor, ring: int, rings: int, seed: int) -> Tensor:
-    """(B, 3, height, width) noise whose frequencies lie in the ring, of standard deviation 1 in every image.
-
-    index: (B,) positions of the images: an image gets the same noise whatever batch it is in.
-    """
+    """(B, 3, height, width) noise in the ring, of standard deviation 1 in every image; index: (B,) its seed."""
     wave = torch.fft.fft2(drawn(images, index, ring, seed))
     noise = torch.fft.ifft2(wave * inside(ring, rings, *images.shape[-2:])).real
     noise = noise / noise.flatten(1).std(1, correction=0).clamp(min=1e-12)[:, None, None, None]
@@ -140,39 +133,39 @@ def ring_noise(images: Tensor, index: Tensor, ring: int, rings: int, seed: int) 
 
 def without(images: Tensor, index: Tensor, damage: str, ring: int, rings: int, seed: int) -> Tensor:
     """(B, 3, height, width) images without the phases or the amplitudes of a ring. index: as in ``ring_noise``."""
-    wave, noise = (torch.fft.fft2(each) for each in (images.double().cpu(), drawn(images, index, ring, seed)))
+    wave, noise = (torch.fft.fft2(pixels) for pixels in (images.double().cpu(), drawn(images, index, ring, seed)))
     here = inside(ring, rings, *images.shape[-2:])
     amplitude, phase = (wave.abs(), noise.angle()) if damage == "phase" else (noise.abs(), wave.angle())
-    energy, drawn_energy = ((each.abs() * here).square().sum((-2, -1), keepdim=True) for each in (wave, amplitude))
+    energy, drawn_energy = ((part.abs() * here).square().sum((-2, -1), keepdim=True) for part in (wave, amplitude))
     scaled = amplitude * (energy / drawn_energy.clamp(min=1e-12)).sqrt()
     return torch.fft.ifft2(torch.where(here, torch.polar(scaled, phase), wave)).real.to(images)
 
 
 def ends(ring: int, rings: int) -> dict[str, Any]:
-    """Columns low and high: where a ring begins and ends, in units of pi."""
+    """Columns low and high: ends of a ring, in units of pi."""
     return {"low": ring / rings, "high": (ring + 1) / rings}
 
 
 def inside(ring: int, rings: int, height: int, width: int) -> Tensor:
-    """(height, width) bool, whether a frequency of ``torch.fft.fft2`` lies in the ring; frequency 0 lies in none."""
+    """(height, width) bool, True for frequencies of ``torch.fft.fft2`` in the ring; frequency 0 is in none."""
     down, across = torch.fft.fftfreq(height).double() * 2, torch.fft.fftfreq(width).double() * 2
     radius = torch.hypot(down[:, None], across[None])  # in units of pi
     return (radius > ring / rings) & (radius <= (ring + 1) / rings)
 
 
 def drawn(images: Tensor, index: Tensor, ring: int, seed: int) -> Tensor:
-    """Gaussian noise of the images' shape, float64, on the CPU. index: as in ``ring_noise``."""
+    """Gaussian noise of the images' shape, float64, on the CPU; the same for an image in every batch."""
     seeds = [(seed * 1_000_003 + position) * 101 + ring for position in index.tolist()]
-    generators = [torch.Generator().manual_seed(each) for each in seeds]
-    return torch.stack([torch.randn(images.shape[1:], generator=each, dtype=torch.float64) for each in generators])
+    random = [torch.Generator().manual_seed(of_image) for of_image in seeds]
+    return torch.stack([torch.randn(images.shape[1:], generator=g, dtype=torch.float64) for g in random])
 
 
 def fft_images(material: Material, images: int = 2000) -> dict[str, Result]:
-    """Feature maps of one test image before and after each block's attention, and Fourier images over ``images``.
+    """Draw feature maps of one test image before and after each block's attention, and Fourier images of ``images``.
 
-    The map is the mean over channels. The Fourier image is ln |2-D transform|, per image and channel, averaged over
-    both AFTER the logarithm. Table: block, place (before or after attention), images, and the mean ln amplitude of the
-    low and the high half of the frequencies, relative to frequency 0.
+    The map is the mean over channels. The Fourier image is the mean of ln |2-D transform| over images and channels.
+    Table: block, place (before or after attention), images, and the mean ln amplitude of the low and the high half of
+    the frequencies, relative to frequency 0.
     """
     sites = list({site.block: site for site in material.layout.sites}.values())
     sums = [torch.zeros(2, *site.token_grid, dtype=torch.float64, device=material.model.device) for site in sites]
@@ -204,17 +197,17 @@ def fft_images(material: Material, images: int = 2000) -> dict[str, Result]:
 
 
 def grid_of(stream: Tensor, site: HeadSite) -> Tensor:
-    """(B, T, channels) -> (B, channels, h, w) float64, without prefix tokens."""
+    """(B, channels, h, w) float64 of a stream (B, T, channels), without prefix tokens."""
     return stream[:, site.prefix_tokens :].double().mT.unflatten(2, site.token_grid)
 
 
 def log_amplitude(grids: Tensor) -> Tensor:
-    """(..., h, w) -> the same shape: ln amplitude, frequency 0 in the middle."""
+    """(..., h, w) ln amplitude, with frequency 0 in the middle."""
     return torch.fft.fftshift((torch.fft.fft2(grids).abs() + _FLOOR).log(), dim=(-2, -1))
 
 
 def halves(image: Tensor) -> dict[str, float]:
-    """Of one Fourier image (h, w): mean ln amplitude of low and of high frequencies, minus that of frequency 0."""
+    """Mean ln amplitude of low and of high frequencies of a Fourier image (h, w), less that of frequency 0."""
     height, width = image.shape
     down, across = ((torch.arange(side) - side // 2).double() / (side / 2) for side in (height, width))
     radius = torch.hypot(down[:, None], across[None])  # 1 at the highest frequency along an axis

@@ -1,4 +1,4 @@
-"""Maps of images: laid over single ones, and judged over many by deletion, by objects and by right answers.
+"""Maps of images: laid over single images, and judged over many by deletion, by objects and by right answers.
 
 Shapes: B images of a batch, n images, K maps, P parts of a score, h x w patches, L blocks of one stage, C channels.
 """
@@ -34,7 +34,7 @@ BLIND = ("centre", "random")  # maps that have seen no image
 
 
 def overlays(material: Material, kinds: Kinds, images: Sequence[int] | int, **options: Any) -> dict[str, Result]:
-    """Maps of single images laid over them, as python -m mhprobe.maps draws them.
+    """Draw maps over single images, as python -m mhprobe.maps does.
 
     images: positions in the test split, or a number, evenly from all of it. options: of ``maps.faithfulness``.
     """
@@ -43,36 +43,30 @@ def overlays(material: Material, kinds: Kinds, images: Sequence[int] | int, **op
 
 
 def judged(material: Material, kinds: Kinds, images: int = 200, **options: Any) -> dict[str, Result]:
-    """Each kind's areas under deletion and insertion over many images, against random orders of the same images.
+    """Compare each kind's areas under deletion and insertion with those of random orders of the same images.
 
     images: of the test split, at most. options: of ``maps.faithfulness``. Table: map, area, score (mean), random,
-    better (how much better than random, paired image by image; positive is better for both areas), low, high (its 95 %
-    interval over images), images.
+    better (gain over random, paired by image; larger is better for both areas), low, high (its 95 % interval over
+    images), images.
     """
     areas_nK4 = areas_of(material, kinds, images, seed=material.seed, **options)
     rows: list[dict[str, Any]] = []
     for name, areas in zip(kinds, areas_nK4.unbind(1), strict=True):
-        of = Faithfulness(*areas.T)
-        for area, score, random, better in (
-            ("deletion", of.deletion, of.random_deletion, -1),
-            ("insertion", of.insertion, of.random_insertion, 1),
-        ):
-            gain = better * (score - random)
-            of_gain = dict(zip(("better", "low", "high"), map(float, t_interval(gain)), strict=True))
+        of = Faithfulness(*areas.T)._asdict()
+        for area, sign in (("deletion", -1), ("insertion", 1)):
+            score, random = of[area], of[f"random_{area}"]
+            gain = dict(zip(("better", "low", "high"), map(float, t_interval(sign * (score - random))), strict=True))
             means = {"score": score.mean().item(), "random": random.mean().item()}
-            rows.append({"map": name, "area": area, **means, **of_gain, "images": len(gain)})
+            rows.append({"map": name, "area": area, **means, **gain, "images": len(score)})
     return {"areas": Result(from_rows(rows))}
 
 
 def segmentation(material: Material, kinds: Kinds, images: int = 200, number: int | None = None) -> dict[str, Result]:
-    """Do maps lie on objects? Each kind's scores (maps/segmentation.py) over many images.
+    """Score how well maps lie on objects (maps/segmentation.py), beside a map of the centre and a random one.
 
-    Beside them two maps that have seen no image: one that is hottest in the centre, where photographers put things, and
-    one of random patches.
-
-    images: of the test split, at most; those without the object are left out. number: of the object that counts, None
-    for all objects. Table: map, score, value, low, high (95 %, bootstrap over images), over_centre (value less that of
-    the centre, paired), over_centre_low, over_centre_high, images. UserError where the data have no masks.
+    images: of the test split, at most; those without the object are left out. number: of the object, None for all.
+    Table: map, score, value, low, high (95 %, bootstrap over images), over_centre (value less that of the centre,
+    paired), over_centre_low, over_centre_high, images. UserError where the data have no masks.
     """
 
     def of_batch(batch: Batch) -> Tensor:
@@ -106,7 +100,7 @@ def segmentation(material: Material, kinds: Kinds, images: int = 200, number: in
 
 
 def _blind(maps: Sequence[Tensor], index: Tensor) -> tuple[Tensor, Tensor]:
-    """The centre and random patches, (B, h, w) each, as fine as the finest of ``maps``."""
+    """Return maps of the centre and of random patches, (B, h, w) each, as fine as the finest of ``maps``."""
     rows, columns = max((each.shape[-2:] for each in maps), key=lambda size: size[0] * size[1])
     down, right = (torch.arange(n, dtype=torch.float64) - (n - 1) / 2 for n in (rows, columns))
     centre = -torch.hypot(down[:, None] / rows, right / columns).expand(len(index), -1, -1)
@@ -115,13 +109,13 @@ def _blind(maps: Sequence[Tensor], index: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def heat(material: Material, images: int = 1000, kind: MapKind | None = None) -> dict[str, Result]:
-    """Do hotter maps go with right answers? The heat of an image's map against whether it is classified rightly.
+    """Compare the heat of maps between rightly and wrongly classified images.
 
     AUC: the chance that a rightly classified image is hotter than a wrongly classified one, 0.5 for no relation, with
     Hanley & McNeil's 95 % interval and the Mann-Whitney p.
 
     images: test images, at most. kind: of the maps; None for rollout. Table: images, right, wrong, median_right,
-    median_wrong, auc, low, high, p. UserError where all are right, or all wrong: there is nothing to compare.
+    median_wrong, auc, low, high, p. UserError where all are right, or all wrong.
     """
     from scipy.stats import mannwhitneyu
 
@@ -132,38 +126,35 @@ def heat(material: Material, images: int = 1000, kind: MapKind | None = None) ->
     test = mannwhitneyu(hot, cold)
     auc = float(test.statistic) / (len(hot) * len(cold))
     low, high = auc_interval(auc, len(hot), len(cold))
-    numbers = {
-        **{"images": len(heats), "right": len(hot), "wrong": len(cold)},
-        **{"median_right": heats[right > 0].median().item(), "median_wrong": heats[right == 0].median().item()},
-        **{"auc": auc, "low": low, "high": high, "p": float(test.pvalue)},
-    }
+    numbers = {"images": len(heats), "right": len(hot), "wrong": len(cold)}
+    medians = {"median_right": heats[right > 0].median().item(), "median_wrong": heats[right == 0].median().item()}
+    numbers |= {**medians, "auc": auc, "low": low, "high": high, "p": float(test.pvalue)}
     title = f"a right one is hotter in {auc:.2f} of pairs\n({low:.2f} to {high:.2f}), p = {test.pvalue:.2g}"
     drawn = figure.heat(hot, cold, title, "share of the map's mass on its hottest tenth")
     return {"rightness": Result(from_rows([numbers]), drawn, of=material.of(images))}
 
 
 def auc_interval(auc: float, first: int, second: int) -> tuple[float, float]:
-    """95 % interval of the chance that one of ``first`` values is larger than one of ``second``."""
+    """95 % interval of an AUC of ``first`` against ``second`` values (Hanley & McNeil)."""
     half = Z95 * auroc_error(auc, first, second)
     return max(0.0, auc - half), min(1.0, auc + half)
 
 
 def hottest(maps: Tensor, share: float = 0.1) -> Tensor:
-    """(B, h, w) maps that are nowhere negative -> (B,) the share of their mass on the hottest patches; 1 at most."""
+    """(B,) share of the mass of maps (B, h, w), nowhere negative, on their hottest patches; 1 at most."""
     flat = maps.flatten(1).double()
     top = flat.topk(max(1, round(share * flat.shape[1])), dim=1).values
     return top.sum(1) / flat.sum(1).clamp(min=1e-12)
 
 
 def surfaces(material: Material, image: int = 0) -> dict[str, Result]:
-    """One image's rollout over space, and the size of its residual stream over channels and blocks, as surfaces.
+    """Draw one image's rollout over space, and its residual stream over channels and blocks, as surfaces.
 
     image: position in the test split. Table: block, channel, size (mean over patches of the absolute value).
     """
-    layout, data, device = material.layout, material.data, material.model.device
-    chosen = torch.tensor([min(image, data.sizes["test"] - 1)])
-    # every rank looks at the same image: the share of a rank may be padded
-    (batch,) = data.batches("test", device, images=chosen)
+    layout, data = material.layout, material.data
+    chosen = torch.tensor([min(image, data.sizes["test"] - 1)])  # the same for every rank
+    (batch,) = data.batches("test", material.model.device, images=chosen)
     (rollout,) = Rollout()(material.backbone, batch.images).values()
     streams = record(material.model, batch.images, needs={"stream"}).need("stream", "surfaces")
     last = [number for number, block in enumerate(layout.blocks) if block.stage == layout.blocks[-1].stage]
@@ -175,11 +166,8 @@ def surfaces(material: Material, image: int = 0) -> dict[str, Result]:
     return {"surfaces": Result(Table(["block", "channel", "size"], rows), drawn, of=material.of(1))}
 
 
-# numbers of single images
-
-
 def areas_of(material: Material, kinds: Kinds, images: int, **options: Any) -> Tensor:
-    """(n, K, 4) the areas of ``Faithfulness`` of each kind's maps of test images. options: of ``faithfulness``."""
+    """(n, K, 4) areas of ``Faithfulness`` of each kind's maps of test images. options: of ``faithfulness``."""
 
     def of_batch(batch: Batch) -> Tensor:
         areas = faithfulness(material.backbone, batch.images, maps_of(kinds, material, batch), **options)
@@ -189,7 +177,7 @@ def areas_of(material: Material, kinds: Kinds, images: int, **options: Any) -> T
 
 
 def heats_of(material: Material, kind: MapKind, images: int) -> Tensor:
-    """(n, 2) the ``hottest`` share of each test image's map, and 1 where the image is classified rightly."""
+    """(n, 2) ``hottest`` share of each test image's map, and 1 where the image is classified rightly."""
 
     def of_batch(batch: Batch) -> Tensor:
         (maps,) = maps_of({"": kind}, material, batch)
@@ -201,16 +189,13 @@ def heats_of(material: Material, kind: MapKind, images: int) -> Tensor:
 
 
 def maps_of(kinds: Kinds, material: Material, batch: Batch) -> list[Tensor]:
-    """(B, h, w) of each kind; of a kind with a map per head the mean of the maps."""
-    made = [kind(material.backbone, batch.images, batch.labels) for kind in kinds.values()]
-    return [torch.stack(list(maps.values())).mean(0) for maps in made]
+    """(B, h, w) maps of each kind; the mean over heads for a kind with a map per head."""
+    maps = (kind(material.backbone, batch.images, batch.labels) for kind in kinds.values())
+    return [torch.stack(list(of_kind.values())).mean(0) for of_kind in maps]
 
 
 def of_images(material: Material, images: int, of_batch: Callable[[Batch], Tensor]) -> Tensor:
-    """(n, ...) what ``of_batch`` gives of a batch's images, of so many test images, evenly from all. A collective.
-
-    A walk of its own: a kind of map records its images itself.
-    """
+    """(n, ...) rows of ``of_batch`` for so many test images, evenly from all. A collective."""
     rows: list[Any] = []
     with progress("maps of test images", material.of(images).images, show=material.first) as done:
         for batch in material.walk(images)():

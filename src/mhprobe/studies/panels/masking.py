@@ -1,4 +1,4 @@
-"""Heads that masking curves switch off, and the cost: similarity among the masked, kinds of layers, classes.
+"""Heads that masking curves switch off: their similarity, accuracy by kind of layer, and accuracy by class.
 
 Shapes: A heads, K steps of a curve, M masks, P pairs, D draws, n images, C classes.
 """
@@ -30,7 +30,7 @@ SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 def reported(material: Material) -> list[Curve]:
-    """The curves on the split to report, those of one path: each name once."""
+    """Return the curves of one path on the split to report, each name once."""
     last = {curve.name: curve for curve in material.curves()}
     return [curve for curve in last.values() if len(curve.traces) == 1]
 
@@ -78,7 +78,7 @@ def among_masked(material: Material, draws: int = 2000) -> dict[str, Result]:
 
 
 def phases(curve: Curve) -> dict[str, Tensor]:
-    """(A,) bool each: heads masked before the drop, at it, and those that are still there after it."""
+    """(A,) bool each: heads masked before the drop of accuracy, at it, and kept after it."""
     (trace,) = curve.traces
     drop = first(curve.falls if curve.worse is None else curve.worse)
     before = trace.mask[min(drop, len(trace.mask)) - 1]
@@ -89,10 +89,10 @@ def phases(curve: Curve) -> dict[str, Tensor]:
 def likeness(
     value: Tensor, null: Tensor | None, groups: dict[str, Tensor], site: Tensor, draws: int, seed: int
 ) -> list[dict[str, Any]]:
-    """Rows for every two groups that have compared pairs; ``among_masked`` says what is in them.
+    """Return rows of ``among_masked`` for every two groups with compared pairs.
 
-    value, null: (A, A), NaN where two heads were not compared. groups: (A,) bool each, a head in one of them.
-    site: (A,) the layer of each head, ascending.
+    value, null: (A, A), NaN for pairs that were not compared. groups: (A,) bool each, disjoint. site: (A,) layer of
+    each head, ascending.
     """
     first_P, second_P = value.isfinite().triu(1).nonzero().unbind(1)
     if not len(first_P):
@@ -127,10 +127,9 @@ def likeness(
 
 
 def kinds_of_layers(material: Material, shares: Sequence[float] = SHARES) -> dict[str, Result]:
-    """Accuracy on test images as the heads of one kind of layer are masked, least important first.
+    """Measure accuracy on test images as the heads of one kind of layer are masked, least important first.
 
-    Michel, Levy & Neubig, 2019, Figure 4, for the attention of encoder, decoder and between them. Importance
-    (l2-normalised per layer) is measured on validation images.
+    After Michel, Levy & Neubig, 2019, Figure 4. Importance (l2-normalised per layer) is of validation images.
 
     shares: of the kind's heads that are masked. Table: kind, share, heads_masked, heads, accuracy, low, high, loss.
     """
@@ -153,11 +152,7 @@ def kinds_of_layers(material: Material, shares: Sequence[float] = SHARES) -> dic
 
 
 def kinds(layout: HeadLayout) -> dict[str, Tensor]:
-    """By kind of layer the (A,) mask of its heads; a kind without heads is left out.
-
-    Early, middle and late blocks, or the stages of a network that has several, and blocks whose windows are plain or
-    shifted.
-    """
+    """(A,) masks of heads by kind of layer: early, middle, late or stages; plain and shifted windows."""
     sites = layout.sites
     if layout.num_stages > 1:
         kind_of = {f"stage {stage}": [s.stage == stage for s in sites] for stage in range(layout.num_stages)}
@@ -180,10 +175,10 @@ class Cells(NamedTuple):
 
 
 def classes_at_steps(material: Material) -> dict[str, Result]:
-    """Accuracy within each class along a masking curve, step by step; a result per curve of one path.
+    """Measure accuracy within each class at each step of a masking curve; a result per curve of one path.
 
-    Every cell is compared with the unmasked model on the same images of the class (McNemar's exact test, Holm's
-    correction over all cells of the curve). Table: curve, step, heads_masked, class, accuracy, images, drop, p, p_holm.
+    Every cell is compared with the unmasked model on the same images (McNemar's exact test, Holm's correction over the
+    cells of a curve). Table: curve, step, heads_masked, class, accuracy, images, drop, p, p_holm.
     """
     data = material.data
     score = _evaluator(material, "test", "classes along curves")
@@ -192,26 +187,23 @@ def classes_at_steps(material: Material) -> dict[str, Result]:
     results = {}
     for curve in reported(material):
         (trace,) = curve.traces
-        found = cells(score(trace.mask).right.cpu(), labels, data.num_classes)
+        accuracy, p, p_holm = cells(score(trace.mask).right.cpu(), labels, data.num_classes)
         off = trace.mask.sum(1).tolist()
-        drop = found.accuracy[:1] - found.accuracy
+        columns = {"accuracy": accuracy, "images": images.expand_as(accuracy), "drop": accuracy[:1] - accuracy}
+        columns |= {"p": p, "p_holm": p_holm}
         rows: list[dict[str, Any]] = [
-            {"curve": curve.name, "step": trace.step[k], "heads_masked": off[k], "class": data.class_names[c]}
-            | {"accuracy": found.accuracy[k, c].item(), "images": images[c].item(), "drop": drop[k, c].item()}
-            | {"p": found.p[k, c].item(), "p_holm": found.p_holm[k, c].item()}
+            {"curve": curve.name, "step": trace.step[k], "heads_masked": off[k], "class": name}
+            | {column: values[k, c].item() for column, values in columns.items()}
             for k in range(len(off))
-            for c in range(data.num_classes)
+            for c, name in enumerate(data.class_names)
         ]
-        drawn = classes.classes_at_steps(found.accuracy, found.p_holm < 0.05, off, data.class_names)
+        drawn = classes.classes_at_steps(accuracy, p_holm < 0.05, off, data.class_names)
         results[curve.name] = Result(from_rows(rows), drawn)
     return results
 
 
 def cells(right: Tensor, labels: Tensor, classes: int) -> Cells:
-    """Test the classes of a curve.
-
-    right: (K, n) bool, step 0 unmasked. labels: (n,).
-    """
+    """Test the classes of a curve. right: (K, n) bool, step 0 unmasked. labels: (n,)."""
     of_class = torch.nn.functional.one_hot(labels, classes).double()
     count = of_class.sum(0)
     before = right[:1]
