@@ -1,12 +1,10 @@
 """Attention over the grid of patches (Byun & Kim, "What does the multi-head do?").
 
-Masks, their Figure 5: which patches a block reads, and the image with the others darkened. The mask is the weight on
-each patch, from the class token where the logits are read off it, otherwise the mean over queries; here the mean, or
-the maximum, over the heads of a block.
+Masks, their Figure 5: the weight on each patch, from the class token where the logits are read off it, else the mean
+over queries; the mean or the maximum over the heads of a block. The image has the other patches darkened.
 
-The covering range, in two dimensions: how much attention falls at each offset from the key that a head likes best. For
-every query the key of the largest weight is put in the middle; the mean over queries and images is taken at each
-offset, over the queries for which there is a key. Prefix tokens and padding are left out, and rows renormalised.
+The covering range, in two dimensions: the mean attention at each offset from a query's favourite key, the one of
+largest weight, over queries that have a key there. Prefix tokens and padding are left out, and rows renormalised.
 
 Shapes: B images (b in a batch), W windows, H heads of one site, Q queries, K keys, h x w patches, Y, X offsets, A heads
 of all sites.
@@ -36,8 +34,8 @@ OverHeads = Literal["mean", "max"]
 def attention_masks(material: Material, images: int = 2, over_heads: OverHeads = "mean") -> dict[str, Result]:
     """Draw masks and maps of test images, evenly from all, block by block.
 
-    over_heads: how the heads of a block are made one; UserError for another. Table: image (position in the test split),
-    label, site, block, least and greatest weight of a patch, as multiples of even attention to all tokens.
+    over_heads: "mean" or "max" over the heads of a block; UserError for another. Table: image (position in the test
+    split), label, site, block, least and greatest weight of a patch, as multiples of even attention to all tokens.
     """
     one_of("attention_masks", "over_heads", over_heads, OverHeads)
     layout, data = material.layout, material.data
@@ -62,7 +60,7 @@ def attention_masks(material: Material, images: int = 2, over_heads: OverHeads =
 
 
 def covering(material: Material, images: int = 500) -> dict[str, Result]:
-    """A map per head. images: test images, at most. Table: head, block, down, right, attention (its mean)."""
+    """Draw a covering range per head. images: test images, at most. Table: head, block, down, right, attention."""
     layout = material.layout
     tall, wide = (max(site.token_grid[axis] for site in layout.sites) for axis in (0, 1))
     size = 2 * tall - 1, 2 * wide - 1  # offsets down and across, the middle one being 0
@@ -89,7 +87,7 @@ def covering(material: Material, images: int = 500) -> dict[str, Result]:
 
 
 def around_the_favourite(piece: Piece, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """(H, Y, X) attention summed at each offset from the favourite key, and how many queries have a key there."""
+    """(H, Y, X) sum of attention at each offset from the favourite key, and number of queries with a key there."""
     places = piece.places
     rows_bWHQK = shares(piece.attn, places.patch_pairs)
     favourite = rows_bWHQK.argmax(-1)

@@ -1,9 +1,8 @@
-"""Heads that fine-tuning changed: each head before it and after it, on the same images.
+"""Heads before and after fine-tuning, on the same images.
 
-Both networks are measured on the same folds of images, and a change is the mean over folds of (after - before) with
-Student's interval: an image that is hard for both networks widens nothing. The likeness of a head to itself before is
-SVCCA of its outputs in both networks (Raghu et al. 2017, arXiv 1706.05806): both networks are taken as one, whose sites
-have the heads of the one and of the other.
+A change is the mean over folds of images of (after - before), with Student's interval over folds. A head's likeness to
+itself before is the SVCCA of its outputs in the two networks (Raghu et al. 2017, arXiv 1706.05806), measured in a
+layout whose sites have the heads of both networks.
 
 Shapes: A heads of all sites, F folds.
 """
@@ -37,13 +36,13 @@ FOLDS = 10
 
 
 def before_tuning(material: Material, before: str | Path, images: int = 500) -> dict[str, Result]:
-    """Numbers of every head before and after tuning, and how alike its outputs are to what they were.
+    """Measure every head before and after tuning, and the likeness of its outputs in the two networks.
 
     before: file of the weights that tuning began with. images: test images, at most.
 
     Table: ``itself`` in [0, 1], the SVCCA of a head with itself before (larger: less changed), with ``itself_low``,
-    ``itself_high`` and ``itself_null``, what chance gives; per measure ``<name>_before``, ``_after``, ``_change``, the
-    second less the first, with ``_low``, ``_high`` and ``_p`` (of no change, Holm over heads and measures).
+    ``itself_high`` and ``itself_null`` (by chance); per measure ``<name>_before``, ``_after`` and ``_change`` (after -
+    before), with ``_low``, ``_high`` and ``_p`` (of no change, Holm over heads and measures).
 
     UserError for a network with a classifier, weights of another architecture, and a measure of pairs or labels.
     """
@@ -75,28 +74,27 @@ def before_tuning(material: Material, before: str | Path, images: int = 500) -> 
 
 def _itself(layout: HeadLayout, older: nn.Module, network: nn.Module, walk: Walk) -> dict[str, Tensor]:
     """Columns ``itself``: SVCCA of each head of one network with the same head of the other."""
-    sites = tuple(dataclasses.replace(site, num_heads=2 * site.num_heads) for site in layout.sites)
-    both = HeadLayout(sites)
+    both = HeadLayout(tuple(dataclasses.replace(site, num_heads=2 * site.num_heads) for site in layout.sites))
     measure = SVCCA(both)
     for (_, before), (_, after) in zip(recorded(older, walk()), recorded(network, walk()), strict=True):
         beside = (torch.cat(pair, 2) for pair in zip(before.z, after.z, strict=True))  # the heads of both in every site
         measure.update(dataclasses.replace(after, z=tuple(beside)))
-    found = measure.columns()
+    columns = measure.columns()
     halves = [part.chunk(2) for part in both.split(torch.arange(both.num_heads))]
     first, second = (torch.cat(half) for half in zip(*halves, strict=True))
     ends = {"": "value", "_low": "low", "_high": "high", "_null": "null"}
-    return {f"itself{end}": found[name][first, second].double().cpu() for end, name in ends.items()}
+    return {f"itself{end}": columns[name][first, second].double().cpu() for end, name in ends.items()}
 
 
 def _changes(
     measures: Mapping[str, Measure], older: nn.Module, network: nn.Module, folds: Sequence[Walk]
 ) -> dict[str, Any]:
     """Columns of each measure before and after, and of the change."""
-    found = [[measured(each, measures, fold, of="norm") for each in (older, network)] for fold in folds]
+    pairs = [[measured(model, measures, fold, of="norm") for model in (older, network)] for fold in folds]
     columns: dict[str, Any] = {}
     for name in measures:
-        both = torch.stack([torch.stack([one[name]["value"].double().cpu() for one in pair]) for pair in found])
-        before, after = both.unbind(1)  # (F, A)
+        values = [torch.stack([of_fold[name]["value"].double().cpu() for of_fold in pair]) for pair in pairs]
+        before, after = torch.stack(values).unbind(1)  # (F, A)
         change = after - before
         low, high = interval(change.mean(0), change.std(0) / len(folds) ** 0.5, len(folds) - 1)
         p = p_of_interval(change.mean(0), high - change.mean(0), len(folds) - 1)

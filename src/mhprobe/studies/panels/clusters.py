@@ -1,12 +1,9 @@
-"""Do heads fall into clusters by where they attend, and do clusters go with what heads do? (Clark et al. 2019, Fig. 6).
+"""Clusters of heads by attention, and their agreement with functions of heads (Clark et al. 2019, Fig. 6).
 
-Distances are Jensen-Shannon divergences. Heads become points by classical scaling, all its positive dimensions kept;
-Ward's linkage cuts them into as many clusters as have the largest mean silhouette (average linkage cuts off single
-outliers). Ward finds clusters in any cloud: p is the share of draws of one Gaussian cloud of the same extents, treated
-alike, whose silhouette is as large (after Liu, Hayes, Nobel & Marron 2008, JASA 103:1281).
-
-Whether heads that do the same lie together is a permutation test: the silhouette of the functions as if they were
-clusters, against relabellings of the heads.
+Distances are Jensen-Shannon divergences. Classical scaling gives points, and Ward's linkage the clusters of largest
+mean silhouette (average linkage cuts off single outliers). p is the share of Gaussian clouds of the same extents with
+as large a silhouette (after Liu, Hayes, Nobel & Marron 2008, JASA 103:1281). Functions are tested by permutations: the
+silhouette of the functions as clusters, against relabellings of the heads.
 
 Shapes: N heads of one group.
 """
@@ -32,7 +29,7 @@ MOST = 8  # clusters
 
 
 class Clusters(NamedTuple):
-    """Clusters (N,) of heads, their mean silhouette, and p, the share of single clouds that reach it."""
+    """Clusters (N,) of heads, their mean silhouette, and p, the share of Gaussian clouds that reach it."""
 
     cluster: Tensor
     silhouette: float
@@ -40,11 +37,11 @@ class Clusters(NamedTuple):
 
 
 def clusters(material: Material, images: int = 500, draws: int = 200) -> dict[str, Result]:
-    """Heads that attend to the same tokens (a ViT's, or those of a stage), clustered and coloured by function.
+    """Cluster the heads of a ViT, or of each stage, and colour them by function.
 
-    images: test images for the distances, at most. draws: behind each p. Tables: clusters (group, heads, clusters,
-    silhouette, p, functions, silhouette_functions, p_functions) and heads (function, cluster). UserError where no
-    group has enough heads.
+    images: test images for the distances, at most. draws: of each p. Tables: clusters (group, heads, clusters,
+    silhouette, p, functions, silhouette_functions, p_functions) and heads (function, cluster). UserError where no group
+    has enough heads.
     """
     layout = material.layout
     about = JSDistance(layout, pairs="stage", permutations=1, null_images=0)
@@ -78,20 +75,16 @@ def clusters(material: Material, images: int = 500, draws: int = 200) -> dict[st
 
 
 def cluster(distance: Tensor, draws: int, seed: int) -> Clusters:
-    """(N, N) distances -> the cut of largest silhouette, and its p."""
+    """Return the clusters of largest silhouette, by distances (N, N), and their p."""
     points = scaled(distance)
     number, observed = _cut(points)
-    generator = torch.Generator().manual_seed(seed)
-    spread = points.std(0, correction=0)
-    as_large = 1
-    for _ in range(draws):
-        drawn = torch.randn(points.shape, generator=generator, dtype=torch.float64) * spread
-        as_large += int(_cut(drawn)[1] >= observed)
-    return Clusters(number, observed, as_large / (draws + 1))
+    generator, spread = torch.Generator().manual_seed(seed), points.std(0, correction=0)
+    clouds = (torch.randn(points.shape, generator=generator, dtype=torch.float64) * spread for _ in range(draws))
+    return Clusters(number, observed, (1 + sum(_cut(cloud)[1] >= observed for cloud in clouds)) / (draws + 1))
 
 
 def scaled(distance: Tensor) -> Tensor:
-    """(N, N) -> (N, dimensions) points with nearly these distances: classical scaling, its positive dimensions."""
+    """(N, dimensions) points with nearly these distances (N, N): the positive dimensions of classical scaling."""
     count = len(distance)
     centre = torch.eye(count, dtype=distance.dtype) - 1 / count
     strength, direction = torch.linalg.eigh(-0.5 * centre @ distance.square() @ centre)
@@ -100,7 +93,7 @@ def scaled(distance: Tensor) -> Tensor:
 
 
 def _cut(points: Tensor) -> tuple[Tensor, float]:
-    """The clusters (N,) of largest silhouette among 2 to MOST, and it."""
+    """Return the clusters (N,) of largest silhouette among 2 to MOST clusters, and the silhouette."""
     from sklearn.cluster import AgglomerativeClustering
     from sklearn.metrics import silhouette_score
 
@@ -115,7 +108,7 @@ def _cut(points: Tensor) -> tuple[Tensor, float]:
 
 
 def alike(distance: Tensor, functions: list[str], permutations: int, seed: int) -> tuple[float, float]:
-    """Mean silhouette of the functions as clusters, and its permutation p; NaN with one function, or one head each."""
+    """Mean silhouette of functions as clusters, and its permutation p; NaN with one function, or one head each."""
     from sklearn.metrics import silhouette_score
 
     distance = distance.clone().fill_diagonal_(0)  # not a rounding error away from it

@@ -1,4 +1,4 @@
-"""Columns of measures, beside each other, beside those of an untrained network, and beside those of another data set.
+"""Columns of measures, compared with each other, with an untrained network, and with another data set.
 
 Shapes: A heads of all sites.
 """
@@ -23,7 +23,7 @@ from mhprobe.stats.survival import THRESHOLDS, holds
 
 
 def by_block(material: Material) -> dict[str, Result]:
-    """Pairs of heads summed up per block; a result per pairwise measure of the figure."""
+    """Sum up pairs of heads per block; a result per pairwise measure of the figure."""
     layout = material.layout
     results = {}
     for name in material.names:
@@ -34,7 +34,7 @@ def by_block(material: Material) -> dict[str, Result]:
 
 
 def relevance_and_confidence(material: Material) -> dict[str, Result]:
-    """The figure's two measures of the same heads, sorted within each layer (Voita et al. 2019, Figure 1).
+    """Draw two measures of the same heads, sorted within each layer (Voita et al. 2019, Figure 1).
 
     Table: both, and their rank correlation over all heads.
     """
@@ -46,15 +46,14 @@ def relevance_and_confidence(material: Material) -> dict[str, Result]:
 
 
 def functions(material: Material, rare: float | None = None, on_object: float | None = None) -> dict[str, Result]:
-    """Functions of heads, several for a head where they apply (after Voita et al. 2019, section 5).
+    """Mark the functions of heads by the rules of stats/survival.py (after Voita et al. 2019, section 5).
 
-    The rules of stats/survival.py; "object" needs images with masks of objects. Table: a column of 0 and 1 per
-    function, and the thresholds; figure: marks in a grid of blocks by heads.
-
-    rare, on_object: from how many times chance a head attends to rare patches, to the object; None for THRESHOLDS.
+    A head may have several; "object" needs images with masks of objects. Table: a column of 0 and 1 per function, and
+    the thresholds. rare, on_object: thresholds, in times chance, of attention to rare patches and to the object; None
+    for THRESHOLDS.
     """
-    layout, given = material.layout, {"rare": rare, "object": on_object}
-    cuts = {**THRESHOLDS, **{name: cut for name, cut in given.items() if cut is not None}}
+    layout, thresholds = material.layout, {"rare": rare, "object": on_object}
+    cuts = {**THRESHOLDS, **{name: cut for name, cut in thresholds.items() if cut is not None}}
     cut = {name: f"{100 * value:g} %" for name, value in cuts.items()}
     words = {
         "positional": "90 % of queries at one offset",
@@ -67,17 +66,17 @@ def functions(material: Material, rare: float | None = None, on_object: float | 
         "rare": f"rarest patch {cuts['rare']:g} times as often as chance",
         "object": f"on an object {cuts['object']:g} times as often as chance",
     }
-    found = {name: torch.tensor(on) for name, on in holds(of_heads(material), layout.num_heads, cuts).items()}
+    marks = {name: torch.tensor(on) for name, on in holds(of_heads(material), layout.num_heads, cuts).items()}
     for name, measure in (("rare", "rarity"), ("object", "object_attention")):
         if measure not in material.names:
-            del found[name], cuts[name]
-    columns = {name: on.long() for name, on in found.items()}
+            del marks[name], cuts[name]
+    columns = {name: on.long() for name, on in marks.items()}
     columns |= {f"threshold_{name}": torch.tensor(cut, dtype=torch.float64) for name, cut in cuts.items()}
-    return {"functions": Result(tables.per_head(layout, columns), heads.functions(layout, found, words))}
+    return {"functions": Result(tables.per_head(layout, columns), heads.functions(layout, marks, words))}
 
 
 def of_heads(material: Material) -> dict[str, list[float]]:
-    """``<measure>.<column>`` of the figure's measures, (A,) each, as stats/survival.py takes them."""
+    """Return ``<measure>.<column>`` of the figure's measures, (A,) each, for stats/survival.py."""
     return {
         f"{name}.{column}": values.double().tolist()
         for name in material.names
@@ -87,9 +86,9 @@ def of_heads(material: Material) -> dict[str, list[float]]:
 
 
 def entropy(material: Material, images: int = 500) -> dict[str, Result]:
-    """Entropy of attention by block, beside an untrained network: of all queries, and of a class token that is read.
+    """Draw the entropy of attention by block, beside an untrained network: of all queries, and of a class token.
 
-    Clark et al., 2019, arXiv 1906.04341, Figure 4. images: test images that the untrained network is shown, at most.
+    Clark et al., 2019, arXiv 1906.04341, Figure 4. images: test images for the untrained network, at most.
     Table: value, class_query, uniform and the first two of the untrained network, in nats.
     """
     layout = material.layout
@@ -109,12 +108,11 @@ def entropy(material: Material, images: int = 500) -> dict[str, Result]:
 
 
 def before_training(material: Material, images: int = 500) -> dict[str, Result]:
-    """Similarity of the heads of each block, in this network and in an untrained one: the share that training added.
+    """Compare the similarity of the heads of each block with that in an untrained network.
 
-    images: test images that the untrained network is shown, at most; measures of weights need one. Table: measure,
-    network, block, pairs, min, mean, max.
+    images: test images for the untrained network, at most. Table: measure, network, block, pairs, min, mean, max.
     """
-    layout, size = material.layout, material.data.sizes["test"]
+    layout = material.layout
     measures = {name: material.about(name) for name in material.names}
     networks = {"trained": {name: material.columns(name) for name in measures}}
     networks["untrained"] = measured(material.untrained(), measures, material.walk(images))
@@ -127,23 +125,23 @@ def before_training(material: Material, images: int = 500) -> dict[str, Result]:
         if len(values := pairs_of(columns[name]["value"], layout.span(number)))
     ]
     drawn = pairs.before_training(rows, {name: measure.label for name, measure in measures.items()})
-    of = material.of(size)
+    of = material.of(material.data.sizes["test"])
     words = f"{of}, untrained: {material.of(images).images}"
     return {"blocks": Result(tables.from_rows(rows), drawn, of=of._replace(words=words))}
 
 
 def pairs_of(value: Tensor, span: slice) -> Tensor:
-    """(N,) the values of the pairs of one block, each once; a head and itself are no pair."""
+    """(N,) finite values of the pairs of one block, each once."""
     inside = value[span, span].double()
     values = inside[torch.triu(torch.ones_like(inside, dtype=torch.bool), 1)]
     return values[values.isfinite()]
 
 
 def two_sets(material: Material, second: ImageData | None = None, severity: int = 3) -> dict[str, Result]:
-    """The drop of accuracy without each head on the test images of two data sets, and how the two correlate over heads.
+    """Compare the drop of accuracy without each head on the test images of two data sets (Michel et al. 2019, Fig. 2).
 
-    Michel et al. 2019, Figure 2. second: another data set with the same classes; None for the same one with damaged
-    test images (data/corrupted.py) of this severity. UserError where its classes are others.
+    second: another data set with the same classes; None for the same one with damaged test images (data/corrupted.py)
+    of this severity. UserError for other classes.
     """
     first, other = material.data, second_set(material.data, second, severity)
     (name,) = material.names

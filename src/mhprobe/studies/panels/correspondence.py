@@ -1,9 +1,8 @@
-"""Is a head the same head on another view of an image? Heads matched across two views by what they compute.
+"""Heads matched across two views of an image by their outputs.
 
-The second view is the image flipped left to right; tokens are put back in their places, so that the same row of both
-is the same patch. Heads are compared by linear centred kernel alignment (Kornblith et al. 2019, arXiv 1905.00414) of
-their outputs over the patches of all images. A head corresponds to itself if no other head of its block, seen on the
-other view, is more like it; by chance one of H does.
+The second view is the image flipped left to right, with patches put back in their places. Heads are compared by linear
+centred kernel alignment (Kornblith et al. 2019, arXiv 1905.00414) of their outputs over the patches of all images. A
+head corresponds to itself if no other head of its block on the other view is more like it; by chance one of H does.
 
 Shapes: B images, T patches, H heads of one site, D head width.
 """
@@ -24,7 +23,7 @@ from mhprobe.report.result import Result
 
 
 def correspondence(material: Material, images: int = 500) -> dict[str, Result]:
-    """Every head against itself and the others of its block, across two views. images: test images, at most.
+    """Compare every head with itself and the others of its block, across two views. images: test images, at most.
 
     Table: itself (likeness on the other view), best_other (that of the most alike other head of its block),
     best_other_index, corresponds (1 where itself is larger), chance.
@@ -60,7 +59,7 @@ def correspondence(material: Material, images: int = 500) -> dict[str, Result]:
 
 
 def other_way(rows: Tensor, site: HeadSite) -> Tensor:
-    """(B, T, channels) of a flipped image, each patch back in its place."""
+    """(B, T, channels) outputs of a flipped image, each patch back in its place."""
     return rows.unflatten(1, site.token_grid).flip(2).flatten(1, 2)
 
 

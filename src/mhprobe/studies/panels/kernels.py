@@ -1,12 +1,11 @@
 """Kernels over the pixels of a patch that the heads of the first block read.
 
-The first block sees embedded patches, so the value map of a head, after the embedding's convolution, is a linear map
-from pixels to the head's outputs. Its right singular vectors of largest singular value are the pixel patterns that a
-head passes on most. The norm before the block is left out: it centres and scales, for all heads alike.
+The embedding's convolution and a head's value map are one linear map from pixels to the head's outputs. Its right
+singular vectors of largest singular value are the pixel patterns that a head passes on most. The norm before the block
+centres and scales for all heads alike, and is left out.
 
-A stem of several convolutions is not linear: it has a linear map for each image, its slope at that image. What is drawn
-is the mean of these maps over images, at the patch in the middle, over all pixels that reach it; how much of the maps
-that mean holds is the column ``linear``, 1 for a single convolution.
+A stem of several convolutions has a linear map for each image: its slope there. Drawn is the mean over images at the
+middle patch; the column ``linear`` is the share of the maps that the mean holds, 1 for a single convolution.
 
 Shapes: B images, H heads, D head width, C channels, k x k pixels that reach a patch, N kernels.
 """
@@ -26,14 +25,14 @@ from mhprobe.report.result import Result
 
 
 class Slopes(NamedTuple):
-    """Slopes of an embedding at a patch, over images. mean: (C, 3, k, k). second: (C, C), mean of slope times slope."""
+    """Slopes of an embedding over images. mean: (C, 3, k, k). second: (C, C), mean of slope times slope."""
 
     mean: Tensor
     second: Tensor
 
 
 def kernels(material: Material, count: int = 6, images: int = 200) -> dict[str, Result]:
-    """The ``count`` strongest kernels of each head of the first block.
+    """Draw the ``count`` strongest kernels of each head of the first block.
 
     images: test images over which a stem's slopes are averaged, at most. UserError for an embedding that is neither a
     convolution nor a stem of some. Table: head, kernel, strength (its singular value), share (of the squared strengths
@@ -57,7 +56,7 @@ def kernels(material: Material, count: int = 6, images: int = 200) -> dict[str, 
 
 
 def slopes_of(embedding: nn.Module, images: Tensor, at_once: int = 10) -> Slopes:
-    """(B, 3, height, width) -> the slopes of all channels at the middle patch along the pixels that reach it."""
+    """Slopes of all channels at the middle patch along the pixels that reach it. images: (B, 3, height, width)."""
     total, second = torch.zeros(()), torch.zeros(())
     with inspecting(embedding, gradients=True):
         for part in usable(images).split(at_once):
@@ -74,7 +73,7 @@ def slopes_of(embedding: nn.Module, images: Tensor, at_once: int = 10) -> Slopes
 
 
 def reach(embedding: nn.Module, place: int) -> slice:
-    """The rows of pixels that reach this row of patches, through convolutions one after the other; columns alike."""
+    """Rows of pixels that reach a row of patches through a chain of convolutions; columns alike."""
     start, size = place, 1
     for one in reversed([module for module in embedding.modules() if isinstance(module, nn.Conv2d)]):
         start, size = start * one.stride[0] - int(one.padding[0]), (size - 1) * one.stride[0] + one.kernel_size[0]
@@ -82,9 +81,9 @@ def reach(embedding: nn.Module, place: int) -> slice:
 
 
 def strongest(value: Tensor, pixels: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(H, D, C) value maps and (C, 3, h, w) embedding -> (H, N) singular values and (H, N, 3, h, w) patterns.
+    """(H, N) singular values and (H, N, 3, h, w) patterns, with positive largest entries.
 
-    A pattern has no sign of its own: its largest entry is positive.
+    value: (H, D, C) value maps. pixels: (C, 3, h, w) embedding.
     """
     maps = value @ pixels.flatten(1)  # (H, D, P)
     _, strength, patterns = torch.linalg.svd(maps, full_matrices=False)

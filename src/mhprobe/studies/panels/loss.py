@@ -1,6 +1,6 @@
-"""The loss around the weights: its sharpest directions, and its landscape along random ones.
+"""Loss around the weights: its sharpest directions, and its landscape along random ones.
 
-Both are of a batch of training images. Every rank looks at the same few: there is nothing to share.
+Both are of a few training images, the same on every rank.
 
 Shapes: S steps along each direction.
 """
@@ -26,23 +26,21 @@ from mhprobe.report.tables import Table, from_rows
 def sharpness(
     material: Material, images: int = 128, top: int = 1, iterations: int = 20, blocks: bool = True
 ) -> dict[str, Result]:
-    """The largest eigenvalues of the loss's Hessian, for all weights together and for those of each block.
+    """Find the largest eigenvalues of the loss's Hessian, of all weights and of the weights of each block.
 
-    After Park & Kim, 2022, arXiv 2202.06709, section 2. A block's Hessian is the part of the whole one that belongs to
-    its weights.
+    After Park & Kim, 2022, arXiv 2202.06709, section 2.
 
-    images: of the batch. top: eigenvalues of each part. iterations: of the power iteration. blocks: each block too.
-    Table: part (all, or the block's name), rank, eigenvalue (nats), change (of the last step, relative: large means
-    that more iterations are needed), iterations, images.
+    images: of the batch. top: eigenvalues of each part. iterations: of the power iteration. blocks: False for all
+    weights alone. Table: part (all, or the block's name), rank, eigenvalue (nats), change (relative, of the last step;
+    large means that more iterations are needed), iterations, images.
     """
     batch, backbone = material.data.some("train", images, material.model.device), material.backbone
     parts: dict[str, nn.Module] = {"all": backbone}
     parts |= {block.name: backbone.get_submodule(block.name) for block in material.layout.blocks if blocks}
     rows: list[dict[str, Any]] = []
     for name, part in parts.items():
-        weights = list(part.parameters())
-        found = eigenvalues(backbone, batch.images, batch.labels, weights, top, iterations, material.seed)
-        for rank, (value, change) in enumerate(found, start=1):
+        of_part = backbone, batch.images, batch.labels, list(part.parameters())
+        for rank, (value, change) in enumerate(eigenvalues(*of_part, top, iterations, material.seed), start=1):
             numbers = {"eigenvalue": value, "change": change, "iterations": iterations, "images": len(batch.images)}
             rows.append({"part": name, "rank": rank, **numbers})
     return {"eigenvalues": Result(from_rows(rows), figure.sharpness(rows), of=material.of(images, "train"))}
@@ -57,10 +55,10 @@ def eigenvalues(
     iterations: int = 20,
     seed: int = 0,
 ) -> list[tuple[float, float]]:
-    """The ``top`` eigenvalues of largest size of the mean loss's Hessian, each with its last relative change.
+    """Return the ``top`` eigenvalues of largest size of the mean loss's Hessian, each with its last relative change.
 
-    They are found one by one, by power iteration on vectors that are orthogonal to those found before. weights: of
-    ``model``, those that the Hessian is taken over. The model is left as it was.
+    By power iteration, one by one, orthogonally to the earlier ones. weights: of ``model``, for the Hessian. The model
+    stays as it is.
     """
     generator = torch.Generator().manual_seed(seed)
     learnable = [weight.requires_grad for weight in weights]
@@ -71,34 +69,28 @@ def eigenvalues(
         try:
             loss = objective(model(images), labels, "loss").mean()
             slopes = torch.autograd.grad(loss, list(weights), create_graph=True, allow_unused=True)
-            known = [(w, s) for w, s in zip(weights, slopes, strict=True) if s is not None]
-            used, slope = [w for w, _ in known], torch.cat([s.flatten() for _, s in known])
-            found: list[tuple[float, float]] = []
+            used, used_slopes = zip(
+                *((w, s) for w, s in zip(weights, slopes, strict=True) if s is not None), strict=True
+            )
+            slope = torch.cat([part.flatten() for part in used_slopes])
+            values: list[tuple[float, float]] = []
             basis: list[Tensor] = []
             for _ in range(top):
-                value, change, vector = _largest(slope, used, basis, iterations, generator)
-                found.append((value, change))
-                basis.append(vector)
+                vector = _orthogonal(torch.randn(len(slope), generator=generator).to(slope), basis)
+                value = change = 0.0
+                for _ in range(iterations):
+                    vector = vector / vector.norm().clamp(min=1e-30)
+                    product = torch.autograd.grad(slope @ vector, used, retain_graph=True, materialize_grads=True)
+                    image = torch.cat([part.flatten() for part in product]).detach()
+                    before, value = value, float(vector @ image)
+                    change = abs(value - before) / max(abs(value), 1e-12)
+                    vector = _orthogonal(image, basis)
+                values.append((value, change))
+                basis.append(vector / vector.norm().clamp(min=1e-30))
         finally:
             for weight, was in zip(weights, learnable, strict=True):
                 weight.requires_grad_(was)
-    return found
-
-
-def _largest(
-    slope: Tensor, weights: Sequence[Tensor], basis: Sequence[Tensor], iterations: int, generator: torch.Generator
-) -> tuple[float, float, Tensor]:
-    """One eigenvalue, how much it changed in the last step, and its vector; orthogonal to ``basis``."""
-    vector = _orthogonal(torch.randn(len(slope), generator=generator).to(slope), basis)
-    value = change = 0.0
-    for _ in range(iterations):
-        vector = vector / vector.norm().clamp(min=1e-30)
-        product = torch.autograd.grad(slope @ vector, list(weights), retain_graph=True, materialize_grads=True)
-        image = torch.cat([part.flatten() for part in product]).detach()
-        before, value = value, float(vector @ image)
-        change = abs(value - before) / max(abs(value), 1e-12)
-        vector = _orthogonal(image, basis)
-    return value, change, vector / vector.norm().clamp(min=1e-30)
+    return values
 
 
 def _orthogonal(vector: Tensor, basis: Sequence[Tensor]) -> Tensor:
@@ -110,13 +102,13 @@ def _orthogonal(vector: Tensor, basis: Sequence[Tensor]) -> Tensor:
 def landscape(
     material: Material, images: int = 256, steps: int = 11, reach: float = 1.0, directions: int = 2
 ) -> dict[str, Result]:
-    """Mean loss over a grid of steps along two random directions.
+    """Draw the mean loss over a grid of steps along two random directions.
 
     Li, Xu, Taylor, Studer & Goldstein, 2018, arXiv 1712.09913: every row of a direction has the norm of the weight's
-    own row, so that networks of different scales can be compared. Park & Kim draw such landscapes of ViTs.
+    row, so that networks of different scales can be compared.
 
-    images: of the batch. steps: along each, odd, so that the weights themselves are in the middle. reach: how far, in
-    norms of the rows. directions: draws of the pair, each a panel. Table: draw, along_a, along_b, loss.
+    images: of the batch. steps: along each; odd, for the weights in the middle. reach: the longest step, in norms of
+    the rows. directions: draws of the pair, each a panel. Table: draw, along_a, along_b, loss.
     """
     batch, backbone = material.data.some("train", images, material.model.device), material.backbone
     places = torch.linspace(-reach, reach, steps, dtype=torch.float64).tolist()
@@ -129,7 +121,7 @@ def landscape(
 
 
 def direction(model: nn.Module, seed: int) -> list[Tensor]:
-    """A step for each weight: rows of the norm of the weight's own rows, 0 for weights of one dimension."""
+    """Draw a step for each weight: rows with the norms of the weight's rows, 0 for weights of one dimension."""
     generator = torch.Generator().manual_seed(seed)
     steps = []
     for weight in model.parameters():
@@ -145,12 +137,11 @@ def losses(
     model: nn.Module, images: Tensor, labels: Tensor, places: Sequence[float], along: Sequence[Sequence[Tensor]]
 ) -> Tensor:
     """(S, S) float64 mean loss with the weights moved by ``places`` along the first and the second of ``along``."""
-    weights = dict(model.named_parameters())
-    found: list[float] = []
+    weights, means = dict(model.named_parameters()), list[float]()
     with inspecting(model, gradients=False), torch.no_grad():
         images, labels = usable(images), usable(labels)
         for a, b in itertools.product(places, repeat=2):
             steps = zip(weights.items(), *along, strict=True)
             moved = {name: weight + a * first + b * second for (name, weight), first, second in steps}
-            found.append(outcomes(functional_call(model, moved, (images,)), labels)[1].mean().item())
-    return torch.tensor(found, dtype=torch.float64).view(len(places), -1)
+            means.append(outcomes(functional_call(model, moved, (images,)), labels)[1].mean().item())
+    return torch.tensor(means, dtype=torch.float64).view(len(places), -1)

@@ -41,11 +41,7 @@ def _evaluator(material: Material, split: str, label: str) -> Evaluator:
 
 
 def masked_at_each_step(material: Material, heads_per_step: int = 1) -> dict[str, Result]:
-    """A small grid of heads per step and curve, and of heads drawn at random.
-
-    heads_per_step: k; so many random heads of each layer go at a step, as in the first of the ``random`` curves, which
-    need not be scored for this.
-    """
+    """Draw a small grid of masked heads per step and curve, and of ``heads_per_step`` random heads of each layer."""
     masks = {curve.name: curve.traces[0].mask for curve in reported(material)}
     order = Random(repeats=1, per_layer=True, heads_per_step=heads_per_step)
     (drawn,) = order.paths(make_units("head", material.layout), material.layout)
@@ -54,14 +50,12 @@ def masked_at_each_step(material: Material, heads_per_step: int = 1) -> dict[str
 
 
 def among_masked(material: Material, draws: int = 2000) -> dict[str, Result]:
-    """Similarity of the heads masked before the drop: among themselves, to those at the drop, and to those kept.
+    """Compare heads masked before the drop among themselves, with those at the drop, and with those kept.
 
     The drop is the first step at which accuracy is significantly lower, as in masking/redundant_or_inert.py. Only
-    pairs that the measure compared count (by default heads of one block).
-
-    Layers differ in how alike their heads are, and in when their heads go. So what is tested is how far pairs stand
-    above the mean of all pairs of their own two layers. Chance deals the same numbers of heads out anew within each
-    layer, ``draws`` times.
+    pairs that the measure compared count (by default heads of one block). Since layers differ in similarity and in
+    order, the statistic is a pair's similarity above the mean of its two layers. Chance deals the same numbers of heads
+    out anew within each layer, ``draws`` times.
 
     Table: curve, measure, group_a, group_b, pairs, mean, null (of the measure), above, chance_low, chance_high (95 %
     of the draws), p (two-sided), p_holm (over the rows of a curve and a measure).

@@ -19,10 +19,10 @@ from mhprobe.surgery.speed import BATCHES, speed_table
 def densities(
     material: Material, log_alphas: Sequence[float] = (-2.0, 0.0, 2.0), gates: str | None = None
 ) -> dict[str, Result]:
-    """The hard-concrete distribution at a few log alphas, and where learned gates are on it (Voita et al., Figure 6).
+    """Draw the hard-concrete distribution at a few log alphas, with learned gates (Voita et al., Figure 6).
 
-    log_alphas: where it is drawn. gates: tables/gates.csv of a run that learned them, None for none.
-    Table: log_alpha, zero, one (the probabilities of the ends). UserError for a table of another model's heads.
+    gates: tables/gates.csv of a run that learned them, None for none. Table: log_alpha, zero, one (the probabilities of
+    the ends). UserError for a table of another model's heads.
     """
     distribution = HardConcrete()
     log_alpha = torch.tensor(list(log_alphas), dtype=torch.float64)
@@ -41,11 +41,11 @@ def densities(
 def speed(
     material: Material, batches: Sequence[int] = BATCHES, rounds: int = 15, seconds: float = 0.05
 ) -> dict[str, Result]:
-    """Images per second by batch size, dense, masked, and pruned evenly in every layer (Michel et al., Table 4).
+    """Measure images per second by batch size: dense, masked, and pruned evenly (Michel et al., Table 4).
 
-    batches: sizes. rounds: timings of each; seconds: about how long one takes; see ``speed_table``.
+    batches: sizes. rounds: timings of each. seconds: of one timing, about; see ``speed_table``.
     """
-    if not material.first:  # other processes of the same machine would be timed with it
+    if not material.first:  # processes would disturb each other's timing
         return {}
     rows = speed_table(material.backbone, batches=batches, rounds=rounds, seconds=seconds)
     return {"speed": Result(tables.from_rows(rows, "speed"), pruned.speed(rows), of=Sample())}
