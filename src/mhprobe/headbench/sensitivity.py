@@ -176,9 +176,9 @@ def _rows(
     for grade, amount in enumerate((math.nan, *graft.amounts)):
         scores = [trial.told[grade][detector] for trial in trials]
         shown = sum(trial.shown[grade] for trial in trials) / len(trials)
-        found = (float(of_grades[grade]) for of_grades in (found_G, low_G, high_G))
+        found, low, high = (float(of_grades[grade]) for of_grades in (found_G, low_G, high_G))
         auroc, numbers = sum(score.auroc for score in scores) / len(scores), sum(score.known for score in scores)
-        grades.append(Grade(*about, grade, float(amount), shown, *found, auroc, *counts, numbers))
+        grades.append(Grade(*about, grade, float(amount), shown, found, low, high, auroc, *counts, numbers))
     halves = sorted(half_reached(shares) for shares in shares_RG)
     low, high = halves[int(0.025 * len(halves))], halves[int(0.975 * len(halves))]
     return grades, Sensitivity(*about, half_reached(found_G), low, high, float(found_G[0]), *counts)

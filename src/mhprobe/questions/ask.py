@@ -1,4 +1,4 @@
-"""One way from questions to a report: each is asked as soon as what it needs is measured, and written at once."""
+"""Answers to questions: each is asked as soon as its measures are taken, and written at once."""
 
 import json
 import logging
@@ -20,14 +20,13 @@ from mhprobe.report.result import Result
 
 log = logging.getLogger(__name__)
 
-FINISHED = "finished.json"  # question -> what it was made from, and its files
+FINISHED = "finished.json"  # question -> the digest of what decides it, and its files
 
 
 class Answers(L.Callback):
-    """The questions of a run, and what became of them. The one callback of ours that works at the end of a test.
+    """Questions of a run, answered at the end of its test. estimate: True shows a plan with times first.
 
-    estimate: whether a plan with times is shown first. refused: by question, why it has no answer; no question holds up
-    the others.
+    refused: errors of questions without an answer, which do not stop the others.
     """
 
     def __init__(
@@ -37,13 +36,10 @@ class Answers(L.Callback):
         self.refused: dict[str, UserError] = {}
 
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.find()  # while the model is on its device: Lightning takes it to the CPU behind the test
+        self.find()  # Lightning moves the model to the CPU after the test
 
     def find(self) -> None:
-        """Answer all questions; the model is where it is to be measured. A collective.
-
-        UserError for a network of which nothing at all can be recorded.
-        """
+        """Answer all questions with the model on its device. UserError if nothing can be recorded. A collective."""
         done, pending = ranks.from_rank_zero(self.read), []
         for question in self.questions:
             if question.made_from and done.get(question.name, {}).get("made_from") == question.made_from:
@@ -87,12 +83,12 @@ class Answers(L.Callback):
             write(self.report.folder / FINISHED, (json.dumps(done, indent=2) + "\n").encode())
 
     def complain(self) -> None:
-        """UserError for the first question that has no answer."""
+        """Raise the UserError of the first question without an answer."""
         for error in self.refused.values():
             raise error
 
     def read(self) -> dict[str, Any]:
-        """Read finished.json on this rank: by question what it was made from, and its files."""
+        """Read finished.json on this rank. UserError if it is damaged."""
         file = self.report.folder / FINISHED
         try:
             return json.loads(file.read_text()) if file.exists() else {}

@@ -1,7 +1,6 @@
-"""Keep beside a run's results what its pages show: attention of every head, and the network with test images.
+"""Keep attention of every head, and the network with test images, beside a run's results, for its pages.
 
-Attention is for the head atlas of report.html, the network for a page in which heads are switched live. Neither fails
-the run, whose results are there.
+Attention is for the head atlas of report.html, the network for a page that switches heads live. Neither fails the run.
 
 Shapes: B images, T tokens, h x w token grid.
 """
@@ -40,13 +39,13 @@ log = logging.getLogger(__name__)
 
 
 def keep_attention(folder: Path, model: nn.Module, data: ImageData) -> Path | None:
-    """``folder/attention.safetensors``: a map per head, image and query. None after a line where that fails.
+    """Write ``folder/attention.safetensors``: a map per head, image and query. None, with a warning, where that fails.
 
-    model: with gates, on any device; left in eval mode. The images are taken evenly from the test split.
+    model: with gates, on any device; left in eval mode. Images are taken evenly from the test split.
     """
     try:
         return _keep(folder, model.eval(), data)
-    except Exception as error:  # the results are there: pictures for the atlas are no reason to lose the run
+    except Exception as error:  # no reason to lose the run
         log.warning("report.html is without attention maps: %s", error)
         return None
 
@@ -54,11 +53,10 @@ def keep_attention(folder: Path, model: nn.Module, data: ImageData) -> Path | No
 def queries(site: HeadSite) -> dict[str, Query]:
     """Return queries by name: the class token and registers where there are any, or all patches; and one patch."""
     height, width = site.token_grid
-    registers = site.prefix_tokens > site.class_token
-    found: dict[str, Query] = {"the class token": "class"} if site.class_token else {"all patches (mean)": "mean"}
-    if registers:
-        found["the registers (mean)"] = "registers"
-    return {**found, "the patch in the middle": (height // 2, width // 2)}
+    by_name: dict[str, Query] = {"the class token": "class"} if site.class_token else {"all patches (mean)": "mean"}
+    if site.prefix_tokens > site.class_token:
+        by_name["the registers (mean)"] = "registers"
+    return {**by_name, "the patch in the middle": (height // 2, width // 2)}
 
 
 @torch.no_grad()
@@ -76,16 +74,16 @@ def _keep(folder: Path, model: nn.Module, data: ImageData) -> Path:
         taken = recorded.logits.argmax(1).tolist()
         titles = [f"{title}, taken for {names[label]}" for title, label in zip(titles, taken, strict=True)]
     arrays = {"pictures": _small(data.stored("test", chosen).images)}
-    asked: dict[str, list[str]] = {}  # by query, the tensors of the sites
+    by_query: dict[str, list[str]] = {}  # names of sites
     for number, site in enumerate(gates_of(model).layout.of("head").sites):
         for name, query in queries(site).items():
             arrays[f"{name}/{site.name}"] = levels(looked_at(attn[number], site, who_looks(site, query)))
-            asked.setdefault(name, []).append(site.name)
-    return write(folder / ATTENTION, save(arrays, {"titles": json.dumps(titles), "queries": json.dumps(asked)}))
+            by_query.setdefault(name, []).append(site.name)
+    return write(folder / ATTENTION, save(arrays, {"titles": json.dumps(titles), "queries": json.dumps(by_query)}))
 
 
 def _small(images: Tensor) -> Tensor:
-    """(B, 3, height, width) uint8, no longer than _PICTURE."""
+    """(B, 3, height, width) uint8 images, no larger than _PICTURE."""
     longest = max(images.shape[2:])
     if longest <= _PICTURE:
         return images.contiguous()
@@ -94,14 +92,14 @@ def _small(images: Tensor) -> Tensor:
 
 
 def keep_live(folder: Path, model: nn.Module, data: ImageData) -> str:
-    """Write ``folder/live.safetensors``, of a run's test images. Return why it could not."""
+    """Write ``folder/live.safetensors`` for a run's test images. Return the error; "" for none."""
     try:
         chosen = evenly(IMAGES_LIVE, data.sizes["test"])
         batch = data.stored("test", chosen)
         names = [f"image {number}" for number in chosen]
         spec = dataclasses.asdict(data.spec or InputSpec(data.stored_size))
         keep(folder, model, batch.images, batch.labels, data.class_names, names, spec)
-    except Exception as error:  # the results are there: a live page is no reason to lose the run
+    except Exception as error:  # no reason to lose the run
         return str(error) or type(error).__name__
     return ""
 
@@ -110,15 +108,15 @@ def keep(
     folder: Path, model: nn.Module, images: Tensor, labels: Tensor, classes: Sequence[str], titles: Sequence[str],
     spec: dict[str, Any], beside: bool = True,
 ) -> Path:  # fmt: skip
-    """Write the network as ONNX, the images as the network sees them, and what torch says of them.
+    """Write the network as ONNX, the images in its input size, and torch's logits.
 
-    Weights are float32, or float16 or int8 where they have room in a page only so; where they have not even then,
-    float16, and the page asks for this file. model: with gates. images: (N, 3, height, width) uint8. labels: (N,)
-    int64. classes: names; their numbers if empty. spec: size, mean and std. beside: whether the page can ask. UserError
-    for a network that gives features, has no room, or cannot be exported.
+    Weights are float32, or the first of float16 and int8 that fits into a page; else float16, and the page asks for
+    this file. model: with gates. images: (N, 3, height, width) uint8. labels: (N,) int64. classes: names; numbers if
+    empty. spec: size, mean and std. beside: True if the page can ask. UserError for a network that gives features, is
+    too large, or cannot be exported.
     """
     pixels = images.cpu()
-    if tuple(pixels.shape[-2:]) != tuple(spec["size"]):  # whole numbers: the page has exactly what torch is asked about
+    if tuple(pixels.shape[-2:]) != tuple(spec["size"]):  # rounded, for page and torch alike
         pixels = interpolate(pixels.float(), size=tuple(spec["size"]), mode="bicubic", antialias=True)
         pixels = pixels.clamp(0, 255).round().byte()
     seen = normalise(pixels, spec["size"], spec["mean"], spec["std"])

@@ -1,8 +1,8 @@
-"""Masking curves: how accuracy falls as heads are switched off, in the orders that the configuration names.
+"""Masking curves: accuracy as heads are switched off, in the orders that the configuration names.
 
-Orders that look at scores are searched on the validation images and reported on the test images (``select_on="test"``
-reproduces papers that did not separate them). Answers about masks are kept in ``cache``, under a key of weights, data
-and split. Curves and the jobs of a sweep share them, and a run that was killed finds its own.
+Orders are searched on validation images and reported on test images (``select_on="test"`` reproduces papers that did
+not separate them). Scores of masks are kept in ``cache``, under a key of weights, data and split, and shared by curves,
+jobs of a sweep and later runs.
 """
 
 import functools
@@ -47,11 +47,7 @@ SPLITS = {"validation": "val", "test": "test"}
 
 @dataclass
 class Subject:
-    """A model and its images.
-
-    seed: of whatever a question draws. first: whether this rank shows progress. facts: what decides an answer about
-    the model on these images, for a key, once it was asked for.
-    """
+    """A model and its images. seed: of random draws. first: True if this rank shows progress. facts: a cache."""
 
     layout: HeadLayout
     model: L.LightningModule
@@ -62,7 +58,7 @@ class Subject:
 
     @property
     def backbone(self) -> nn.Module:
-        """The network itself, without what trains it."""
+        """The network, without its training."""
         return self.model.backbone  # type: ignore[return-value]
 
     @property
@@ -72,30 +68,29 @@ class Subject:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Everything but the question that decides an answer about the model on these images, for a key."""
+        """Facts that decide an answer about the model on these images, for a key, without the question."""
         if not self.facts:
             self.facts.update(identity_of(self.model, self.data))
         return self.facts
 
     def untrained(self) -> nn.Module:
-        """A network of the same shape that has learned nothing, on the model's device."""
+        """Return an untrained network of the same shape, on the model's device."""
         model: Any = self.model
         return RandomTwin(model.backbone, self.layout, model.description, self.seed)()
 
     def of(self, images: int, split: str = "test") -> Sample:
-        """Images for ``Result.of``: at most so many of a split."""
+        """Return the images for ``Result.of``: at most so many of a split."""
         return Sample(min(images, self.data.sizes[split]), {"train": "training"}.get(split, split))
 
     def walk(self, images: int | None = None, split: str = "test") -> Walk:
-        """Over the images of a split, or so many of them, evenly from all."""
+        """Return a walk over the images of a split, or so many of them, evenly from all."""
         return functools.partial(self.data.batches, split, self.model.device, images=images)
 
 
 def identity_of(module: Any, data: ImageData) -> dict[str, Any]:
-    """Cache key of answers without the question: weights alone fix neither the number of heads nor the norm.
+    """Return the cache key of answers without the question: code, weights, layout, images, normalisation.
 
-    module: a GatedClassifier. Nor do the pixels of ``data`` say how they are normalised, nor a model's name what code
-    it has.
+    module: a GatedClassifier.
     """
     weights = module.state_dict()
     return {
@@ -138,14 +133,14 @@ class Masking:
         return SPLITS[self.select_on], "test"
 
     def named(self, name: str) -> CurveSpec:
-        """The description of a curve. UserError for one that is not there, or does not fit the model."""
-        found = self.specs.get(name, UserError(f"curves: expected some of {', '.join(self.specs)}, got {name}."))
-        if isinstance(found, UserError):
-            raise found
-        return found
+        """Return the description of a curve. UserError for an unknown one, or one that does not fit the model."""
+        spec = self.specs.get(name, UserError(f"curves: expected some of {', '.join(self.specs)}, got {name}."))
+        if isinstance(spec, UserError):
+            raise spec
+        return spec
 
     def curve(self, material: Subject, name: str) -> list[Curve]:
-        """One curve as numbers, on each split, the same on every rank. A collective."""
+        """Compute one curve on each split, the same on every rank. UserError if it is impossible. A collective."""
         spec = self.named(name)
         if material.first:
             stage(f"masking curve {list(self.specs).index(name) + 1} of {len(self.specs)}: {name}")
@@ -164,10 +159,7 @@ class Masking:
             raise UserError(f"{where}: {reason} To go on without it: ~{where}.") from error
 
     def masked_heads(self, material: Subject, curves: Sequence[Curve]) -> list[MaskedHead]:
-        """Measure the heads that the searched curves mask, on the images that the paths were chosen on.
-
-        What a measure chooses first (Interaction its pairs) it chooses on validation images, as everywhere.
-        """
+        """Measure the heads that the searched curves mask, on the images that the paths were chosen on."""
         whole = [c for c in curves if c.split == "test" and c.chosen_on is not None and len(c.step) > 1]
         if self.join is None or not whole:
             return []
@@ -180,11 +172,11 @@ class Masking:
         return self.join.answer(whole, columns)
 
     def evaluate(self, material: Subject, split: str, spec: CurveSpec) -> Evaluate:
-        """A function from masks to their scores on a split, for the fill and the scale of a curve."""
+        """Return a function from masks to their scores on a split, with the fill and scale of a curve."""
         model: Any = material.model
         score, fill = self._score(material, split), self._fill(material, spec.fill)
         beside: dict[str, Any] = {} if fill is None else {"fill": spec.fill, "fill_from": self.select_on}
-        if type(score) is not Labels:  # a user's may judge by the labels, too, and give other numbers
+        if type(score) is not Labels:
             beside["score"] = [score.scored.name, describe(type(score))]
             beside |= {"bank": material.data.images_of("train")} if score.banked else {}
         name, batches = SPLITS[split], _walk(material, split)
@@ -203,7 +195,7 @@ class Masking:
         )
 
     def _score(self, material: Subject, split: str) -> Score:
-        """The score on a split."""
+        """Return the score on a split."""
         if split not in self._scores:
             model, data = cast(Any, material.model), material.data
             kind = score_for(self.score, "score", not data.unlabelled, bool(model.features_only))
@@ -212,13 +204,13 @@ class Masking:
         return self._scores[split]
 
     def _fill(self, material: Subject, name: Any) -> Fill | None:
-        """Fill of the places of masked heads, found on the images that paths are chosen on."""
+        """Return the fill for masked heads, found on the images that paths are chosen on."""
         if name not in self._fills:
             self._fills[name] = find_fill(material.model, name, _walk(material, self.select_on))
         return self._fills[name]
 
     def _costs(self, material: Subject) -> dict[str, Cost]:
-        """Costs that masks leave of the dense model's FLOPs, parameters and time, for the targets that ask."""
+        """Return the FLOPs, parameters and time that masks leave of the dense model, for the targets of curves."""
         from mhprobe.surgery.costs import costs, head_shares
 
         if self._shares is None:
@@ -228,7 +220,7 @@ class Masking:
             if units:
                 images = next(iter(material.walk(split="val")())).images
                 shares = head_shares(cast(nn.Module, material.model.backbone), material.layout, images, units)
-                # times differ from process to process, and all have to stop at the same step
+                # times differ between processes, and all have to stop at the same step
                 self._shares = costs(ranks.from_rank_zero(lambda: shares))
         return self._shares
 

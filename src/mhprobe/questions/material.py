@@ -1,8 +1,7 @@
-"""Material of questions: a model, its images, and what is measured of them: columns, their control, masking curves.
+"""Material of questions: a model, its images, and their columns, controls and masking curves.
 
-Columns are measured when first asked for, with all others that the same recorded pass gives, and kept on disk under the
-digest of everything that decides them. A run that was killed goes on behind the last pass that it finished, and whoever
-asks the same of the same model and images gets the same numbers.
+Columns are measured when first asked for, with all others of the same recorded pass, and kept on disk under the digest
+of everything that decides them. A killed run goes on after its last finished pass.
 """
 
 import contextlib
@@ -38,10 +37,10 @@ CONTROL = "random initialisation"
 
 @dataclass
 class Known:
-    """Everything that was measured of one model on one data set.
+    """Measurements of one model on one data set.
 
-    columns, refused: by a measure's name and whether it is of the control. curves: by name. broken: why nothing at all
-    can be recorded of the network on these images. told: measures whose control is missing, as was said.
+    columns, refused: by a measure's name and whether it is of the control. curves: by name. broken: the error, if
+    nothing at all can be recorded. told: measures whose missing control was logged.
     """
 
     columns: dict[tuple[str, bool], Columns] = field(default_factory=dict)
@@ -55,12 +54,11 @@ class Known:
 class Material(Subject):
     """A model, its images, and what is measured of them.
 
-    measures: by name; for one that does not fit the model, why. options: what made each measure, in plain values.
-    masking: how masking curves are drawn; None for none. twin: makes the control, a freshly initialised network with
-    gates; None for no control. target: what slopes are taken of; None for the loss, of features their norm.
-    store: the folder of kept columns; None to keep none. names: the measures that the present question asks for;
-    curve_names: its masking curves. passes: measures that look at images together, of the network (False) and of its
-    control (True).
+    measures: by name; a UserError for one that does not fit the model. options: of each measure, in plain values.
+    masking: describes masking curves; None for none. twin: makes the control, a freshly initialised network with gates;
+    None for none. target: of slopes; None for the loss, of features their norm. store: folder of kept columns; None to
+    keep none. names, curve_names: measures and masking curves of the present question. passes: measures of one pass
+    together, of the network (False) and of its control (True).
     """
 
     measures: Mapping[str, Measure | UserError] = field(default_factory=dict)
@@ -74,38 +72,36 @@ class Material(Subject):
     passes: Mapping[bool, Iterable[Sequence[str]]] = field(default_factory=dict)
     known: Known = field(default_factory=Known)
 
-    # what is measured
-
     def columns(self, name: str) -> Columns:
-        """Columns of a measure, by name, "value" first; the same on every rank. A collective.
+        """Return the columns of a measure, by name, "value" first; the same on every rank. A collective.
 
         UserError for a measure that does not fit the model or these images.
         """
         return self._columns(name, control=False)
 
     def control(self, name: str) -> Columns | None:
-        """Columns of a measure of a freshly initialised network; None where there is no control. A collective."""
+        """Return the columns of a freshly initialised network; None where there is no control. A collective."""
         try:
             return None if self.twin is None else self._columns(name, control=True)
         except UserError as error:
-            if self.first and name not in self.known.told:  # several questions ask for it
+            if self.first and name not in self.known.told:
                 log.warning("%s: no control. %s", name, error)
             self.known.told.add(name)
             return None
 
     def missing(self, names: Sequence[str], control: bool) -> dict[str, Measure]:
-        """Measures of a pass that are wanted of the network, or of its control, and not known. A collective."""
+        """Return the measures of a pass that are not kept yet, of the network or of its control. A collective."""
         if control and self.twin is None:
             return {}
         passes = {name for group in self.passes.get(control, ()) for name in group}
         group = {name: each for name in names if isinstance(each := self.measures[name], Measure) and name in passes}
         kept = self._stored(group, control)
-        return {name: each for name, each in group.items() if name not in kept}
+        return {name: measure for name, measure in group.items() if name not in kept}
 
     def curves(self, *names: str) -> list[Curve]:
-        """Masking curves by their names, those of the question by default, on each split. A collective.
+        """Return masking curves by name, those of the question by default, on each split. A collective.
 
-        UserError for a curve that is not there, or not possible.
+        UserError for an unknown or impossible curve.
         """
         for name in names or self.curve_names:
             if name not in self.known.curves:
@@ -113,17 +109,16 @@ class Material(Subject):
         return [curve for name in names or self.curve_names for curve in self.known.curves[name]]
 
     def masked_heads(self, curves: Sequence[Curve]) -> list[MaskedHead]:
-        """Heads that the searched curves mask, each redundant or inert; none where that was not asked. A collective."""
+        """Return the heads that the searched curves mask, each redundant or inert, if asked for. A collective."""
         return self._masking.masked_heads(self, curves)
 
     def kept(self, about: Any, find: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Other numbers that take long, kept as columns are: on the CPU, the same on every rank. A collective.
+        """Return other numbers that take long, kept as columns are, on the CPU. A collective.
 
-        about: what is asked of the model and its images. find: finds the answer where it is not known. What ``about``
-        holds has to have a name that stands for it (``masking.cache.describe``): else nothing is kept.
+        about: the question, of parts that ``masking.cache.describe`` can name; else nothing is kept. find: answers it.
         """
         folder, key = self.store, ""
-        with contextlib.suppress(ValueError):  # of what has no name
+        with contextlib.suppress(ValueError):  # a part without a name
             key = self._key({"about": describe(about)}) if folder else ""
         if folder and key and (found := ranks.from_rank_zero(lambda: stored.read(folder, key))) is not None:
             return found.columns
@@ -133,24 +128,19 @@ class Material(Subject):
         return answer
 
     def about(self, name: str) -> Measure:
-        """The measure of this name. UserError for one that does not fit the model."""
-        found = self.measures[name]
-        if isinstance(found, UserError):
-            raise found
-        return found
+        """Return the measure of this name. UserError for one that does not fit the model."""
+        if isinstance(measure := self.measures[name], UserError):
+            raise measure
+        return measure
 
     @property
     def slopes_of(self) -> Of:
         """The quantity that slopes are taken of."""
         return self.target or ("norm" if gives_features(self.model) else "loss")
 
-    # variants of it
-
     def on(self, data: ImageData) -> Self:
-        """The same model and measures on other images, of which nothing is known yet."""
+        """Return the same model and measures on other images."""
         return replace(self, data=data, twin=None, known=Known(), facts={})
-
-    # how it is measured
 
     @property
     def _masking(self) -> Masking:
@@ -161,23 +151,19 @@ class Material(Subject):
     def _columns(self, name: str, control: bool) -> Columns:
         which = name, control
         if which not in self.known.columns and which not in self.known.refused:
-            passes = (list(group) for group in self.passes.get(control, ()) if name in group)
-            self._take(next(passes, [name]), control)
+            names = next((list(group) for group in self.passes.get(control, ()) if name in group), [name])
+            unfit = {name: each for name in names if isinstance(each := self.measures[name], UserError)}
+            group = {name: self.about(name) for name in names if name not in unfit}
+            kept = self._stored(group, control)
+            missing = {name: measure for name, measure in group.items() if name not in kept}
+            if kept and self.first:
+                log.info("measured before: %s%s", ", ".join(kept), f" ({CONTROL})" if control else "")
+            columns, refused = self._measure(missing, control) if missing else ({}, {})
+            self.known.columns |= {(name, control): values for name, values in {**kept, **columns}.items()}
+            self.known.refused |= {(name, control): error for name, error in {**unfit, **refused}.items()}
         if which in self.known.refused:
             raise self.known.refused[which]
         return self.known.columns[which]
-
-    def _take(self, names: Sequence[str], control: bool) -> None:
-        """Measure what is not known of one pass, and keep it."""
-        unfit = {name: each for name in names if isinstance(each := self.measures[name], UserError)}
-        group = {name: self.about(name) for name in names if name not in unfit}
-        kept = self._stored(group, control)
-        missing = {name: each for name, each in group.items() if name not in kept}
-        if kept and self.first:
-            log.info("measured before: %s%s", ", ".join(kept), f" ({CONTROL})" if control else "")
-        columns, refused = self._measure(missing, control) if missing else ({}, {})
-        self.known.columns.update({(name, control): values for name, values in {**kept, **columns}.items()})
-        self.known.refused.update({(name, control): error for name, error in {**unfit, **refused}.items()})
 
     def _measure(
         self, group: Mapping[str, Measure], control: bool
@@ -186,10 +172,10 @@ class Material(Subject):
             model = self.twin() if control and self.twin else self.model
             label = f"{CONTROL}, " if control else ""
             seen = [self.about(known).needs for known, of in self.known.columns if of == control]
-            # a model that shows its attention computes it in another order: so do the passes behind it
+            # a model that records attention computes it in another order: later passes do, too
             beside: frozenset[Need] = frozenset({"attn"} if any({"attn", "attn_grad"} & set(n) for n in seen) else ())
             columns, refused = look(model, group, self.data, "test", label, self.slopes_of, self.first, beside)
-        except UserError as error:  # what the record refuses, it refuses for all of them
+        except UserError as error:  # the record refuses all of them
             if not control and not self.known.columns:
                 self.known.broken = error
             return {}, dict.fromkeys(group, error)
@@ -199,16 +185,16 @@ class Material(Subject):
         return columns, refused
 
     def _stored(self, group: Mapping[str, Measure], control: bool) -> dict[str, Columns]:
-        """Columns that this or an earlier run measured of the same."""
+        """Return kept columns, of this or an earlier run."""
         folder = self.store
         if folder is None:
             return {}
         keys = {name: self._key_of(name, control) for name in group}
-        found = ranks.from_rank_zero(lambda: {name: stored.read(folder, key) for name, key in keys.items()})
-        for name, result in found.items():
-            if result is not None:
-                group[name].axes = result.axes
-        return {name: result.columns for name, result in found.items() if result is not None}
+        results = ranks.from_rank_zero(lambda: {name: stored.read(folder, key) for name, key in keys.items()})
+        kept = {name: result for name, result in results.items() if result is not None}
+        for name, result in kept.items():
+            group[name].axes = result.axes
+        return {name: result.columns for name, result in kept.items()}
 
     def _key_of(self, name: str, control: bool) -> str:
         part = self.options.get(name)
@@ -216,7 +202,7 @@ class Material(Subject):
         return self._key({"measure": part, "stands_on": stands_on(part), "of": self.slopes_of, **more})
 
     def _key(self, question: Mapping[str, Any]) -> str:
-        """The digest of everything that decides an answer: numbers differ in their last digits between devices."""
+        """Return the digest of everything that decides an answer, the device included."""
         return cache_key(**self.identity, source=our_digest(), device=self.model.device.type, **question)
 
 
@@ -230,16 +216,16 @@ def look(
     show: bool = True,
     beside: frozenset[Need] = frozenset(),
 ) -> tuple[dict[str, Columns], dict[str, UserError]]:
-    """Measure ``model`` on a split in one pass, with progress; what a measure chooses first it chooses on validation.
+    """Measure ``model`` on a split in one pass, with progress; measures that choose first do so on validation images.
 
-    Runs outside the precision plugin's autocast, so measures see full precision. Result and errors: as of
-    ``recording.measuring.measure``. A collective.
+    In full precision, outside the trainer's autocast. Result and errors: as of ``recording.measuring.measure``. A
+    collective.
     """
     features, device = gives_features(model), next(model.parameters()).device
 
     def walk(of_split: str) -> Iterator[Batch]:
         for batch in data.batches(of_split, device):
-            yield batch.unlabelled if features else batch  # labels say nothing about features
+            yield batch.unlabelled if features else batch
 
     chooses = any(each.select_needs is not None for each in measures.values())
     total = data.sizes[split] + (data.sizes["val"] if chooses else 0)

@@ -36,11 +36,10 @@ def measured(
     kinds_of: Mapping[str, Sequence[str]] | None = None,
     options_of: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Result]:
-    """Per measure its tables, and a figure per kind, with the freshly initialised network inside where it was measured.
+    """Return the tables of each measure, and a figure per kind, beside the freshly initialised network.
 
-    kinds: of figures (report/figures); none for the measure's own, of which the first has the measure's name.
-    kinds_of: by measure, where measures of one figure are drawn in different ways. options: passed on to the figures,
-    e.g. limits=each. options_of: the same by kind.
+    kinds: of figures (report/figures); none for the measure's own. kinds_of: the same by measure. options: of the
+    figures, e.g. limits=each. options_of: the same by kind.
     """
     results: dict[str, Result] = {}
     for name in material.names:
@@ -61,10 +60,7 @@ def measured(
 
 
 def agreement(material: Material, top_k: int) -> dict[str, Result]:
-    """Every two per-head measures compared over heads, and the same of the control.
-
-    top_k: how many of each measure's best heads are compared with every other's.
-    """
+    """Compare every two per-head measures over heads, and their controls. top_k: number of best heads compared."""
     values = per_head(material)
     controls = {name: material.control(name) for name in values}
     beside = {name: columns["value"] for name, columns in controls.items() if columns is not None}
@@ -83,10 +79,7 @@ def second_to(first: ImageData, other: ImageData, where: str) -> ImageData:
 
 
 def on_another_data_set(material: Material, data: ImageData) -> dict[str, Result]:
-    """The same measures on the test images of a second data set, and how the two correlate over heads.
-
-    data: prepared, with the same classes.
-    """
+    """Compare the measures with those on the test images of a second data set, prepared, with the same classes."""
     data.trainer = material.data.trainer  # it shards by rank
     other, first, second = material.on(data), material.data.source.name, data.source.name
     of = Sample(data.sizes["test"], "test", f"measured on {second}")
@@ -102,7 +95,7 @@ def on_another_data_set(material: Material, data: ImageData) -> dict[str, Result
 
 
 def cost(material: Material, names: Sequence[str]) -> dict[str, Result]:
-    """Operations that the named measures need per image, in forward passes, and those with heads masked or patched."""
+    """Count the operations of the named measures per image, in forward passes, and those with masked heads."""
     measures = [each for name in names if isinstance(each := material.measures[name], Measure)]
     batch, of = next(iter(material.walk()())), material.slopes_of
     needs = needs_of(measures)
@@ -118,21 +111,21 @@ def cost(material: Material, names: Sequence[str]) -> dict[str, Result]:
 
 def per_head(material: Material) -> dict[str, Tensor]:
     """(A,) values of the per-head measures of the question, by name; of those that could be measured."""
-    found, heads = {}, material.layout.of("head").num_heads
+    values, heads = {}, material.layout.of("head").num_heads
     for name in material.names:
         about = material.measures[name]
         if isinstance(about, Measure) and about.kind == "per_head":
-            with contextlib.suppress(UserError):  # its own question says why it could not be measured
-                found[name] = material.columns(name)["value"][:heads]
-    return found
+            with contextlib.suppress(UserError):  # raised by its own question
+                values[name] = material.columns(name)["value"][:heads]
+    return values
 
 
 def learned_gates(material: Material, keep: int | None = None, threshold: float | str = 0.5) -> dict[str, Result]:
-    """The table gates, of hard-concrete gates also the figure gate_density, and metrics.
+    """Return the table gates, metrics, and for hard-concrete gates the figure gate_density.
 
-    keep, threshold: the binary decision, as in ``HeadGates.kept``. Table: gate (in evaluation), open (P(open), or
-    |gate|), kept (0 or 1), shifted (0 or 1) where a model has shifted windows. Metrics: gates/kept,
-    gates/expected_open; test accuracy and loss once more with gates of exactly 0 and 1.
+    keep, threshold: as in ``HeadGates.kept``. Table: gate (in evaluation), open (P(open), or |gate|), kept (0 or 1),
+    shifted (0 or 1) where a model has shifted windows. Metrics: gates/kept, gates/expected_open; test accuracy and loss
+    with gates of exactly 0 and 1.
     """
     gates, data = gates_of(material.model), material.data
     kept = gates.kept(keep, threshold)
@@ -160,7 +153,7 @@ def learned_gates(material: Material, keep: int | None = None, threshold: float 
 
 
 def masking_curves(material: Material, over: Literal["heads", "steps"] = "heads") -> dict[str, Result]:
-    """Accuracy as heads go, the totals, and what the heads were that could go. over: what the x axis counts."""
+    """Return the masking curves, their totals, and the masked heads. over: the x axis."""
     curves, layout = material.curves(), material.layout
     heads = material.masked_heads(curves)
     found = totals(curves)

@@ -1,8 +1,7 @@
-"""The order in which questions are answered, and about how long it will take.
+"""Plan of a run: the order in which questions are answered, with estimated times.
 
-What only looks at images is measured in one pass, and its questions are answered at once. Then come questions that look
-at images themselves, then measures that mask heads, which take long, and masking curves last.
-Times are those of a few images, multiplied; they stand in front of the work, and nothing depends on them.
+Measures that only record come first, in one pass, with their questions; then questions that look at images themselves,
+measures that mask heads, and masking curves. Times are extrapolated from a few images; nothing depends on them.
 """
 
 import dataclasses
@@ -24,17 +23,17 @@ from mhprobe.measures.base import Measure
 from mhprobe.questions.material import Material, Panel
 from mhprobe.recording.measuring import Walk, feed
 
-SHARE = 50  # a fiftieth of the images is looked at for an estimate
-FEWEST = 8  # images; of fewer, most of the time is spent on starting
+SHARE = 50  # an estimate takes a fiftieth of the images
+FEWEST = 8  # images; with fewer the start takes most of the time
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
     """A question: results of a run, and what they are made of.
 
-    ask: gives the results, by name. measures: those whose columns it asks for. curves: its masking curves. control:
-    whether it asks for the control of its measures. made_from: the digest of everything that decides its results, for
-    runs that go on in the same folder; "" to ask in each run.
+    ask: returns the results, by name. measures, curves: those that it asks for. control: whether it asks for the
+    control of its measures. made_from: digest of everything that decides its results, for runs that go on in the same
+    folder; "" to ask in each run.
     """
 
     name: str
@@ -47,21 +46,18 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One step of a run.
-
-    measures: taken in one pass. questions: answered after it.
-    """
+    """One step of a run. measures: of one pass. questions: answered after it."""
 
     measures: tuple[str, ...] = ()
     questions: tuple[Question, ...] = ()
 
     @property
     def curves(self) -> tuple[str, ...]:
-        """Masking curves that the questions draw."""
+        """Masking curves of the questions."""
         return tuple(dict.fromkeys(name for question in self.questions for name in question.curves))
 
     def line(self, number: int, cost: str) -> str:
-        """The step in the plan. cost: in words."""
+        """Return the step's line in the plan. cost: in words."""
         work = [f"measure {', '.join(self.measures)}"] if self.measures else []
         work += [f"masking curves {', '.join(self.curves)}"] if self.curves else []
         return f"  {number}. {'; '.join(work) or 'images that figures look at themselves'}: {cost}; then draw " + (
@@ -70,13 +66,15 @@ class Step:
 
 
 def steps(questions: Sequence[Question], measures: Mapping[str, Any]) -> list[Step]:
-    """The steps that answer these questions, each in the first step after which it has what it needs.
+    """Return the steps that answer these questions, each question in the first step that can answer it.
 
-    measures: by name; a question that needs one that does not fit the model is in the first step of its kind, where it
-    is refused.
+    measures: by name. A question about a measure that does not fit the model is refused in the first step of its kind.
     """
     fit = {name: each for name, each in measures.items() if not isinstance(each, UserError)}
-    passes = _passes({name: fit[name] for question in questions for name in question.measures if name in fit}) or [[]]
+    groups: dict[frozenset[Ablation], list[str]] = {frozenset(): []}  # measures by the masks that they share
+    for name in dict.fromkeys(name for question in questions for name in question.measures if name in fit):
+        groups.setdefault(_masks(fit[name]), []).append(name)
+    passes = [group for group in groups.values() if group] or [[]]
     number = {name: index for index, group in enumerate(passes) for name in group}
     own = [question for question in questions if not question.measures and not question.curves]
     curved = [question for question in questions if question.curves]
@@ -91,7 +89,7 @@ def steps(questions: Sequence[Question], measures: Mapping[str, Any]) -> list[St
 
 
 def lines(planned: Sequence[Step], material: Material) -> list[str]:
-    """The steps in words, with estimated minutes. A collective."""
+    """Return the steps in words, with estimated times. A collective."""
     data, model = material.data, material.model
     few = {split: sample(data.sizes[split], data.eval_batch_size) for split in ("val", "test")}
     walks = {split: material.walk(count, split) for split, count in few.items()}
@@ -124,7 +122,7 @@ def _cost_of_curves(material: Material, names: Sequence[str], forward: float) ->
     assert masking is not None
     try:
         specs = [masking.named(name) for name in names]
-    except UserError:  # said where the figure is refused
+    except UserError:  # the figure raises it
         return "not estimated"
     sizes = [material.data.sizes[split] for split in masking.splits]
     passes = sum(forwards(spec, material.layout, masking.steps, *sizes) for spec in specs)
@@ -132,15 +130,15 @@ def _cost_of_curves(material: Material, names: Sequence[str], forward: float) ->
 
 
 def sample(images: int, batch_size: int) -> int:
-    """The number of images that an estimate looks at, of ``images``."""
+    """Return the number of images that an estimate takes, of ``images``."""
     return min(images, batch_size, max(FEWEST, images // SHARE))
 
 
 def seconds_per_image(model: nn.Module, measures: Mapping[str, Measure], walk: Walk, select: Walk) -> float | None:
-    """Time that measures take per image of ``walk``, in seconds; None where none of them can look at it.
+    """Return the time of measures per image of ``walk``, in seconds; None if all of them refuse it.
 
-    select: over the images that some of them choose on first, which is counted in. What they compute once, at the end,
-    is not. Measures have forgotten the images afterwards. A collective.
+    select: over the images that some choose on first, which counts; the computation at the end does not. Resets the
+    measures. A collective.
     """
     began = time.perf_counter()
     try:
@@ -156,7 +154,7 @@ def seconds_per_image(model: nn.Module, measures: Mapping[str, Measure], walk: W
 
 
 def forward_seconds(model: nn.Module, walk: Walk) -> float:
-    """Time of a forward pass per image, in seconds: of the second walk, since the first sets things up."""
+    """Return the time of a forward pass per image, in seconds, in the second of two walks."""
     took = 0.0
     with torch.inference_mode():
         for _ in range(2):
@@ -169,10 +167,9 @@ def forward_seconds(model: nn.Module, walk: Walk) -> float:
 
 
 def forwards(spec: CurveSpec, layout: HeadLayout, steps: int | None, select: int, test: int) -> int:
-    """Forward passes of an image that a curve takes at most, besides what scores its heads.
+    """Return the forward passes of images that a curve takes at most, without the scores of its heads.
 
-    select, test: images of the two splits. Searches leave candidates out, masks share blocks, and what is known from
-    an earlier run is not asked again, so that it is often much less.
+    select, test: images of the two splits. Pruned searches, shared blocks and caches often make it much less.
     """
     units = make_units(spec.units, layout, spec.exclude_layers)
     length = spec.order.length(units, layout)
@@ -191,14 +188,6 @@ def _wait(model: nn.Module) -> None:
 def _images(batches: Iterable[Batch]) -> int:
     """Return the number of images of this rank."""
     return max(1, sum(int(batch.valid.sum()) for batch in batches))
-
-
-def _passes(measures: Mapping[str, Measure]) -> list[list[str]]:
-    """Measures that look at one recorded pass together; then those that mask heads, by the masks that they share."""
-    groups: dict[frozenset[Ablation], list[str]] = {frozenset(): []}
-    for name, each in measures.items():
-        groups.setdefault(_masks(each), []).append(name)
-    return [group for group in groups.values() if group]
 
 
 def _masks(measure: Measure) -> frozenset[Ablation]:

@@ -1,7 +1,7 @@
-"""Columns of measures in files, so that what was measured once is not measured again.
+"""Columns of measures kept in files, so that nothing is measured twice.
 
-A file is named by the digest of everything that decides its columns, and holds the digest of what it says. A file that
-cannot be read, or is not as it was written, is ignored. Above ``ROOM`` the files that were not used for longest go.
+A file is named by the digest of everything that decides its columns, and has a digest of its content. Damaged files are
+ignored. Above ``ROOM`` the least recently used ones are removed.
 """
 
 import contextlib
@@ -24,10 +24,7 @@ ROOM = 8 << 30  # bytes of all kept files, about 90 tuned networks of the size o
 
 
 class Stored(NamedTuple):
-    """Columns of a measure, kept on disk.
-
-    columns: as the measure gave them. axes: names along further axes of columns.
-    """
+    """Columns of a measure, kept on disk. axes: names along further axes of columns."""
 
     columns: dict[str, Tensor]
     axes: dict[str, list[str]]
@@ -36,36 +33,33 @@ class Stored(NamedTuple):
 def write(
     folder: Path, key: str, columns: Mapping[str, Tensor], axes: Mapping[str, Sequence[str]] | None = None
 ) -> None:
-    """Keep columns as ``folder/<key>.safetensors``; with a warning instead if the disk will not take them."""
+    """Keep columns as ``folder/<key>.safetensors``; log a warning if that fails."""
     about = {"order": json.dumps(list(columns)), "axes": json.dumps(axes or {})}
     tensors = {column: values.contiguous().clone() for column, values in columns.items()}
     try:
         files.write(folder / f"{key}.safetensors", packed(tensors, about))
         _make_room(folder)
-    except UserError as error:  # the columns are there: no reason to lose them
+    except UserError as error:  # no reason to lose the run
         log.warning("what was measured is not kept: %s", error)
 
 
 def read(folder: Path, key: str) -> Stored | None:
-    """Return the columns that were kept under this key; None if there are none, or the file is damaged."""
+    """Return the columns kept under this key; None if there are none, or the file is damaged."""
     path = folder / f"{key}.safetensors"
-    found = unpacked(path)
-    if found is None:
+    if (content := unpacked(path)) is None:
         return None
-    with contextlib.suppress(OSError):  # of a cache that is read-only, or was removed meanwhile
+    with contextlib.suppress(OSError):  # a cache that is read-only, or was removed meanwhile
         os.utime(path)  # used now
-    tensors, about = found
+    tensors, about = content
     return Stored({name: tensors[name] for name in json.loads(about["order"])}, json.loads(about["axes"]))
 
 
 def _make_room(folder: Path) -> None:
-    """Remove what was not used for longest, down to ``ROOM``. Another process may do so at the same time."""
+    """Remove the least recently used files, down to ``ROOM``; other processes may do so at the same time."""
     with contextlib.suppress(OSError):
-        kept = sorted(
-            ((path.stat(), path) for path in folder.glob("*.safetensors")), key=lambda file: -file[0].st_mtime
-        )
+        stats = [(path.stat(), path) for path in folder.glob("*.safetensors")]
         total = 0
-        for about, path in kept:
-            total += about.st_size
+        for stat, path in sorted(stats, key=lambda file: -file[0].st_mtime):
+            total += stat.st_size
             if total > ROOM:
                 path.unlink(missing_ok=True)

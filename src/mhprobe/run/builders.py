@@ -280,7 +280,7 @@ def save(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageDat
     """Write the weights as plain timm keys: ``model.safetensors`` and the JSON that rebuilds the model."""
     if not trainer.is_global_zero:
         return
-    made = {"by": f"mhprobe.{cfg.command}", "name": cfg.name, "data": data.fingerprint}
+    made: dict[str, Any] = {"by": f"mhprobe.{cfg.command}", "name": cfg.name, "data": data.fingerprint}
     made |= {"epochs": trainer.current_epoch, "seed": cfg.seed}
     made |= {} if data.set_aside is None else {"set_aside": data.set_aside}
     description = {**model.description, "made": {**made, **model.results}}

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def run(cfg: Config, folder: Path) -> None:
-    """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
+    """Find the causal roles of heads, in one process or in every rank."""
     from mhprobe.questions.plan import Question
     from mhprobe.run.construct import explained
     from mhprobe.run.questions import answer

@@ -1,20 +1,17 @@
-"""Causal head gating: gates fitted twice on a frozen model, pulled open and shut; what the classes are worth.
+"""Causal head gating: gates fitted twice on a frozen model, pulled open and shut; roles of heads.
 
-Causal head gating: Nam, Conklin, Yang, Griffiths, Cohen & Leslie, 2025, arXiv 2505.13737. From gates that were
-fitted to the loss alone, two fits go on: with a price on every open head (+L1), and with a reward for it (-L1).
+Nam, Conklin, Yang, Griffiths, Cohen & Leslie, 2025, arXiv 2505.13737. After a fit of gates to the loss alone, two fits
+go on: with a price on every open head (+L1), and with a reward for it (-L1).
 
-    necessary     open although it costs (paper: facilitating)
-    irrelevant    open only while it is rewarded: it neither helps nor harms
-    interfering   closed although being open is rewarded
+    necessary     open at a price (paper: facilitating)
+    irrelevant    open only for a reward
+    interfering   closed in spite of a reward
 
-What was learned or closed before stays: the fitted gates multiply the factors that the heads have, and a head that is
-off for good is "closed", in no class and without scores.
+Fitted gates multiply the factors that heads have from before; a head with factor 0 is "closed", without scores.
 
-As in the paper the logits of the gates are trained, and the penalty is weight * sum of logits, clipped to [-4, 4]: the
-nearer a gate is to an end, the harder it is pulled there, so that gates come out near 0 or 1. (A price on the gates
-themselves leaves them in between: shrunken heads, not fewer.) A head resists where its slope is above about 4 weight.
-The paper starts at random gates and its authors' code averages the penalty over heads; here all gates begin open,
-since the model was trained with all heads on, and weight is per head.
+As in the paper the gates' logits are trained, and the penalty is weight * sum of logits, clipped to [-4, 4], which
+drives gates to 0 or 1. A head resists where its slope is above about 4 weight. The paper starts at random gates and its
+code averages the penalty over heads; here all gates begin open, as the model was trained, and weight is per head.
 
 Shapes: A heads of all sites.
 """
@@ -42,13 +39,11 @@ ROLES = ("necessary", "irrelevant", "interfering", "unsettled", "closed")
 
 
 def causal_roles(material: Material, **options: Any) -> dict[str, Result]:
-    """Table and figure causal, and metrics.
+    """Find roles of heads. options: of ``causal_gates``. A killed run goes on after the last fit.
 
-    causal: head, site, stage, block, index, role (its name), and the columns of ``causal_gates``.
-    Metrics: causal/<role>, the number of heads; causal/accuracy_necessary, the test accuracy with the necessary heads
-    alone; causal/accuracy_not_interfering, with all but the interfering ones.
-
-    options: of ``causal_gates``. Each fit is kept: a run that was killed goes on behind the last.
+    Table causal: head, site, stage, block, index, role (its name), and the columns of ``causal_gates``. Metrics:
+    causal/<role>, the number of heads; causal/accuracy_necessary, the test accuracy with the necessary heads alone;
+    causal/accuracy_not_interfering, with all but the interfering ones.
     """
     model, data, gates = material.model, material.data, gates_of(material.model)
 
@@ -92,21 +87,20 @@ def causal_gates(
     step: Callable[[], None] = lambda: None,
     keep: Callable[[str, Callable[[], Tensor]], Tensor] = lambda fit, find: find(),
 ) -> dict[str, Tensor]:
-    """Fit the gates of a frozen model three times. The model, its gates and its mode are left as they were.
+    """Fit the gates of a frozen model three times; model and gates stay as they are. UserError for options too small.
 
-    batches: starts epoch 0, 1, ... of (images, labels), shuffled: heads are judged by what is in a batch. Under several
-    processes each gets its share of every batch, which may be none, and all get the gates of one process.
-    weight: nats per unit of a head's logit. steps: of each of the two fits; start_steps: of the one before them. lr:
-    Adam's, on logits, falling linearly to 0 behind the last step. threshold: a gate above it is open. step: called
-    after each step. keep: called with the name of a fit and what finds its logits (A,), which it may know from before.
+    batches: starts epoch 0, 1, ... of shuffled (images, labels). Each process gets its share of every batch, which may
+    be none, and all get the gates of one process. weight: nats per unit of a head's logit. steps: of each of the two
+    fits; start_steps: of the first one. lr: Adam's, on logits, falling linearly to 0. threshold: open gates are above
+    it. step: called after each step. keep: called with the name of a fit and a function that finds its logits (A,),
+    which it may have from before.
 
-    Columns, each (A,): role, an index into ROLES (unsettled: open at a price but closed for a reward, so the fits have
-    not settled; closed: off before, and NaN in the other columns); plus and minus, the gates under +L1 and -L1; start,
-    those of the first fit; and the paper's scores facilitation = plus, irrelevance = minus (1 - plus),
-    interference = 1 - minus.
+    Columns, each (A,): role, an index into ROLES (unsettled: open at a price but closed for a reward; closed: factor 0,
+    and NaN in the other columns); plus and minus, the gates under +L1 and -L1; start, those of the first fit; and the
+    paper's scores facilitation = plus, irrelevance = minus (1 - plus), interference = 1 - minus.
     """
-    given = {"weight": (weight, 0), "lr": (lr, 0), "steps": (steps, 0), "start_steps": (start_steps, -1)}
-    for name, (value, least) in given.items():
+    limits = {"weight": (weight, 0), "lr": (lr, 0), "steps": (steps, 0), "start_steps": (start_steps, -1)}
+    for name, (value, least) in limits.items():
         if not value > least:
             raise UserError(f"{name}: expected more than {least}, got {value}.")
     gates = gates_of(model)
@@ -115,10 +109,10 @@ def causal_gates(
 
     def fit(name: str, begin: Tensor, price: float, count: int) -> Tensor:
         part = itertools.islice(stream, count)
-        found = keep(name, lambda: _fit(model, gates, factors, begin, part, price, lr, count, step))
-        for _ in part:  # of a fit that was known from before: the next one takes the images behind it
+        logits = keep(name, lambda: _fit(model, gates, factors, begin, part, price, lr, count, step))
+        for _ in part:  # skip the images of a fit that was kept
             step()
-        return found.to(begin)
+        return logits.to(begin)
 
     with inspecting(model, gradients=True), gates.fixed(factors):
         begin = fit("start", torch.full_like(gates.values, BEGIN), 0.0, start_steps)
@@ -151,7 +145,7 @@ def _fit(
     count: int,
     step: Callable[[], None],
 ) -> Tensor:
-    """(A,) logits after ``count`` steps from ``begin``. factors: (A,), what the gates multiply."""
+    """(A,) logits after ``count`` steps from ``begin``. factors: (A,), multiplied by the gates."""
     logits = begin.detach().clone()
     optimizer = torch.optim.Adam([logits], lr=lr)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: 1 - done / max(1, count))

@@ -1,7 +1,7 @@
-"""The figures of one paper: as questions, and on figures.md in the paper's order.
+"""Figures of one paper: as questions, and on figures.md in the paper's order.
 
-A figure is an entry of conf/paper/<paper>.yaml: the measures and masking curves that it needs, by the names that the
-same file gives them, the kinds of figures that draw them or a panel of its own, and what its caption says.
+A figure is an entry of conf/paper/<paper>.yaml: names of its measures and masking curves, kinds of figures or a panel
+of its own, and the words of its caption.
 """
 
 import functools
@@ -20,33 +20,33 @@ from mhprobe.questions.measured import masking_curves, measured
 from mhprobe.questions.plan import Question
 from mhprobe.report.result import Result
 
-WORDS = ("title", "shows", "look", "differs")  # of a figure's entry: they decide no number
+WORDS = ("title", "shows", "look", "differs")  # keys of a figure that decide no number
 
 
 def chosen(paper: Mapping[str, Any], wanted: Sequence[int | str] | None, papers: Sequence[str]) -> list[str]:
-    """The keys of the figures to make, in the paper's order. wanted: keys, or 3 for figure_3; None for all.
+    """Return the keys of the figures to make, in the paper's order. wanted: keys, or 3 for figure_3; None for all.
 
-    UserError for no paper, or a figure that it has not.
+    UserError for no paper, or an unknown figure.
     """
-    known = list(paper["figures"])
-    if not known:
+    figures = list(paper["figures"])
+    if not figures:
         raise UserError(f"paper: which one? Give +paper=<name>, one of {', '.join(papers)}.")
-    keys = known if wanted is None else [f"figure_{key}" if str(key).isdigit() else str(key) for key in wanted]
-    if unknown := [key for key in keys if key not in known]:
-        raise UserError(f"figures: {paper['name']} has {', '.join(known)}, got {unknown[0]}.")
-    return [key for key in known if key in keys]
+    keys = figures if wanted is None else [f"figure_{key}" if str(key).isdigit() else str(key) for key in wanted]
+    if unknown := [key for key in keys if key not in figures]:
+        raise UserError(f"figures: {paper['name']} has {', '.join(figures)}, got {unknown[0]}.")
+    return [key for key in figures if key in keys]
 
 
 def questions(
     paper: Mapping[str, Any], keys: Sequence[str], panels: Mapping[str, Panel], material: Material
 ) -> list[Question]:
-    """A question per figure that this command makes.
+    """Return a question per figure that this command makes.
 
-    paper: as checked by run/schema.py. keys: of the chosen figures. panels: by figure, for those that have one of their
-    own. material: the model and images that they will be asked of. Figures of measures as they are show its control.
+    paper: as checked by run/schema.py. keys: of the chosen figures. panels: by figure. material: the model and images
+    to ask. Figures of measures have its control.
     """
-    made = [key for key in keys if paper["figures"][key]["elsewhere"] is None]
-    return [_question(paper, key, panels.get(key), material) for key in made]
+    here = [key for key in keys if paper["figures"][key]["elsewhere"] is None]
+    return [_question(paper, key, panels.get(key), material) for key in here]
 
 
 def _question(paper: Mapping[str, Any], key: str, panel: Panel | None, material: Material) -> Question:
@@ -72,8 +72,8 @@ def _question(paper: Mapping[str, Any], key: str, panel: Panel | None, material:
 
 
 def _ask(paper: Mapping[str, Any], key: str, panel: Panel, material: Material) -> dict[str, Result]:
-    """The results of a figure as parts of it, whose caption is its own."""
-    for name in material.names:  # a panel may ask for fewer
+    """Return the results of a figure, with its caption."""
+    for name in material.names:  # a panel may take fewer
         material.columns(name)
     about = {"caption": caption(paper, key), "part_of": key}
     return {
@@ -83,7 +83,7 @@ def _ask(paper: Mapping[str, Any], key: str, panel: Panel, material: Material) -
 
 
 def caption(paper: Mapping[str, Any], key: str) -> str:
-    """Return the caption of a figure: its number, content, what to look for, and where ours differs from the paper."""
+    """Return the caption of a figure: its number, content, what to look for, and differences from the paper."""
     figure = paper["figures"][key]
     numbered, more = _number(key)
     which = f"{'Beside ' if more else ''}{numbered} of {paper['source']}" if numbered else f"After {paper['source']}"
@@ -97,13 +97,13 @@ def label(key: str) -> str:
 
 
 def _number(key: str) -> tuple[str, str]:
-    """The paper's own number, and what of ours stands beside it; both empty for a figure that the paper has not."""
-    found = re.match(r"(figure|table)_(\d+)_?(.*)", key)
-    return (f"{found[1].capitalize()} {found[2]}", found[3].replace("_", " ")) if found else ("", "")
+    """Return the paper's number of a figure, and our word beside it; both empty without a number."""
+    match = re.match(r"(figure|table)_(\d+)_?(.*)", key)
+    return (f"{match[1].capitalize()} {match[2]}", match[3].replace("_", " ")) if match else ("", "")
 
 
 def write_page(paper: Mapping[str, Any], answers: Answers, name: str) -> None:
-    """Write ``figures.md`` on rank 0: the paper's figures in their order, with captions. name: of the weights."""
+    """Write ``figures.md`` on rank 0: the paper's figures in order, with captions. name: of the weights."""
     material = answers.material
     model: Any = material.model
     if not material.first:

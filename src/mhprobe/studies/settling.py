@@ -1,8 +1,7 @@
-"""Settling: from which epoch on is it known which heads will matter?
+"""Settling: the epoch from which on the importance of heads no longer changes.
 
 Michel, Levy & Neubig, 2019, arXiv 1905.10650, sec. 6 and fig. 5: after every epoch the heads are scored and the lowest
-10, 20 ... 90 % removed at once, without training on. They show BLEU; here it is validation accuracy, and beside it how
-much the order of the scores still changes (Spearman between epochs).
+10, 20 ... 90 % masked at once. Drawn are validation accuracy and Spearman's correlation of scores between epochs.
 """
 
 import functools
@@ -29,10 +28,10 @@ SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 class Settling(L.Callback):
-    """Scores the heads on the validation images after every n-th training epoch, and masks the lowest of them.
+    """Callback that scores heads on validation images after every n-th epoch, and masks the lowest of them.
 
-    measure: makes a per-head measure, larger meaning more important. every_n_epochs: how often. shares: of all heads,
-    in (0, 1]; rounded to whole heads. What earlier epochs gave is kept in the checkpoint: a resumed run draws all.
+    measure: makes a per-head measure, larger meaning more important. every_n_epochs: of training. shares: of all heads,
+    in (0, 1]; rounded to whole heads; UserError for others. Checkpoints keep earlier epochs: a resumed run draws all.
 
     ``tables/settling.csv``: epoch, share, heads_masked, accuracy, loss, chance; ``tables/settling_agreement.csv``:
     epoch_a, epoch_b, spearman; ``figures/settling.png``. All rewritten each time.
@@ -64,14 +63,14 @@ class Settling(L.Callback):
         masks = torch.stack([lowest(score, round(share * heads)) for share in (0.0, *self.shares)])  # ties by index
         scores = evaluate(masks)
         self.scores[epoch] = score.tolist()
-        found = masks.sum(1).tolist(), scores.accuracy.tolist(), scores.mean_loss.tolist()
-        for share, off, accuracy, loss in zip((0.0, *self.shares), *found, strict=True):
+        columns = masks.sum(1).tolist(), scores.accuracy.tolist(), scores.mean_loss.tolist()
+        for share, off, accuracy, loss in zip((0.0, *self.shares), *columns, strict=True):
             row = {"epoch": epoch, "share": share, "heads_masked": off, "accuracy": accuracy, "loss": loss}
             self.rows.append({**row, "chance": 1 / data.num_classes})
         self._write(trainer)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """A finished run that goes on in another folder validates no epoch: what it brought is written all the same."""
+        """Write the rows of a resumed run that validates no further epoch."""
         self._write(trainer)
 
     def _write(self, trainer: L.Trainer) -> None:

@@ -1,11 +1,10 @@
 """python -m mhprobe.studies.sweep FOLDER [--probe RUN]: the runs of a sweep over gates, side by side.
 
-FOLDER is where ``mhprobe.train -m ... gates.penalty.weight=0.01,0.03,0.1`` wrote its runs. Reads each run's
-metrics.json, tables/gates.csv and config. Writes FOLDER/tables/sweep.csv and FOLDER/figures/sweep.png: accuracy against
-heads kept. Writes tables/survivors.csv and figures/survivors.png too: which heads survive, by stage and block, and on a
-Swin by plain or shifted windows. With RUN also by what they do; RUN is a probed run of the whole model with the
-measures that ``survival`` takes (position, token_kinds, entropy, attention_distance, rarity, and object_attention where
-images have masks). No torch, no training: seconds.
+FOLDER is that of ``mhprobe.train -m ... gates.penalty.weight=0.01,0.03,0.1``. Writes FOLDER/tables/sweep.csv and
+FOLDER/figures/sweep.png: accuracy against heads kept; and tables/survivors.csv and figures/survivors.png: which heads
+survive, by stage and block, on a Swin by plain or shifted windows, with RUN also by function. RUN is a probed run of
+the whole model with the measures that ``survival`` takes (position, token_kinds, entropy, attention_distance, rarity,
+and object_attention where images have masks). No torch, no training: seconds.
 """
 
 import argparse
@@ -27,7 +26,7 @@ Groups = dict[str, list[tuple[str, ...]]]  # by division (A,) the groups of each
 
 
 class Gates(NamedTuple):
-    """The heads of a run, as its tables/gates.csv lists them. digest: of the layout, empty if the table has none."""
+    """Heads of a run, by its tables/gates.csv. digest: of the layout, empty if the table has none."""
 
     path: Path
     digest: str
@@ -40,19 +39,19 @@ class Gates(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One finished run: its folder's name, what tells it from the others, its numbers and its gates."""
+    """One finished run: its folder's name, the settings that differ from other runs, its numbers and its gates."""
 
     name: str
     settings: dict[str, str]
     metrics: dict[str, float]
     gates: Gates
     description: dict[str, Any]
-    whole: float | None  # test accuracy of the weights it began with, if they say so
-    images: str | None  # digest of its test images, if it has kept which of them were right
+    whole: float | None  # test accuracy of the weights it began with, if they have it
+    images: str | None  # digest of its test images, if it kept which were right
 
 
 def collect(folder: Path) -> list[Run]:
-    """The finished runs with learned gates below ``folder``, fewest heads first. UserError if there are none."""
+    """Read the finished runs with learned gates below ``folder``, fewest heads first. UserError if there are none."""
     runs = [run for job in jobs(folder) if (run := _read(job))]
     if not runs:
         raise UserError(
@@ -65,14 +64,13 @@ def collect(folder: Path) -> list[Run]:
 
 
 def table(runs: Sequence[Run]) -> Table:
-    """run, the settings that differ, then the metrics, without their group's name for gates."""
+    """Return a row per run: its name, the settings that differ, and the metrics."""
     settings, metrics = list(dict.fromkeys(key for run in runs for key in run.settings)), (*METRICS, "test/images")
     columns = ["run", *settings, *(name.removeprefix("gates/") for name in metrics)]
-    rows = [
-        [run.name, *(run.settings.get(key, "") for key in settings), *(run.metrics[name] for name in metrics)]
-        for run in runs
+    values = [
+        [*(run.settings.get(key, "") for key in settings), *map(run.metrics.__getitem__, metrics)] for run in runs
     ]
-    return Table(columns, rows)
+    return Table(columns, [[run.name, *row] for run, row in zip(runs, values, strict=True)])
 
 
 def write(
@@ -82,11 +80,10 @@ def write(
     whole: float | None = None,
     origin: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Path]:
-    """Tables and figures of the sweep in ``folder``.
+    """Write tables and figures of the sweep in ``folder``; return their files.
 
-    probe: the run that measured the heads of the whole model. whole: that one's test accuracy, if it was tested here;
-    else what its weights say, or ``probe``, where they are of the same images.
-    origin: what made them, as in ``style.save``.
+    probe: a run that measured the heads of the whole model. whole: test accuracy of that model; None for that of the
+    weights or of ``probe``, if it is of the same images. origin: as in ``style.save``.
     """
     from mhprobe.report.figures import pruned
     from mhprobe.report.report import Report, Result, Sample
@@ -95,7 +92,7 @@ def write(
     first = runs[0]
     chance = 1 / max(1, len(first.description.get("class_names", ())))
     right = None if probe is None else runs_of.read_run(probe).outcomes()
-    same = right is not None and right.images == first.images  # the whole model was tested on the images of the runs
+    same = right is not None and right.images == first.images
     probed = float(right.right.double().mean()) if right is not None and same else None
     whole = next((accuracy for accuracy in (whole, first.whole, probed) if accuracy is not None), None)
     images, heads = int(first.metrics["test/images"]), int(first.metrics["gates/heads"])
@@ -110,7 +107,7 @@ def write(
 
 
 def survivors_of(runs: Sequence[Run], probe: Path | None = None) -> list[Survivors]:
-    """Of each run, how many heads of each stage, block, kind of window and, with ``probe``, function it keeps.
+    """Count the heads that each run keeps, by stage, block, kind of window and, with ``probe``, function.
 
     UserError for runs of two models.
     """
@@ -129,18 +126,18 @@ def survivors_of(runs: Sequence[Run], probe: Path | None = None) -> list[Survivo
 
 
 def probe_columns(folder: Path, heads: Gates) -> dict[str, list[float]]:
-    """``<table>.<column>`` of the tables of a probed run that labels look at. UserError if it probed other heads."""
+    """Return ``<table>.<column>`` of a probed run, for functions of heads. UserError if it probed other heads."""
     asker, run = f"sweep --probe, for the heads of {heads.path}", runs_of.read_run(folder)
-    found = {}
+    columns = {}
     for name in USED:
         table, column = name.split(".")
         path = _table(run, table)
         if path and column in read_rows(path, ("head",), asker)[0]:
-            found[name] = read_column(path, column, heads, asker).tolist()
-    if not found:
+            columns[name] = read_column(path, column, heads, asker).tolist()
+    if not columns:
         tables = ", ".join(sorted({name.split(".")[0] for name in USED}))
         raise UserError(f"probe: {folder} has none of the tables {tables}; run mhprobe.probe with them.")
-    return found
+    return columns
 
 
 def _table(run: runs_of.Run, name: str) -> Path | None:
@@ -148,7 +145,7 @@ def _table(run: runs_of.Run, name: str) -> Path | None:
 
 
 def _read(folder: Path) -> Run | None:
-    """None for a run that is not finished, or has no learned gates."""
+    """Read a run; None for one that is not finished, or has no learned gates."""
     run = runs_of.read_run(folder)
     right = run.outcomes()
     if run.unread:
@@ -173,7 +170,7 @@ def _gates(path: Path) -> Gates:
 
 
 def _whole(weights: str | None, description: dict[str, Any]) -> float | None:
-    """The accuracy that ``weights`` report, where it is of the same images. A run may name any file: that is data."""
+    """Return the test accuracy of ``weights``, if it is of the same images."""
     if not weights:
         return None
     beside = Path(weights).with_suffix(".json")

@@ -1,10 +1,9 @@
 """python -m mhprobe.studies.voita: heads pruned from trained weights, against the same heads trained from scratch.
 
-Voita et al., 2019, Table 2: is it the architecture that remains, or what was learned before pruning? For every number
-of heads, gates are learned from ``weights`` until so many are open (gates=hard_concrete_target). Then a model with
-those heads alone, all its weights new, is trained for as many epochs as weights and gates took together. Both are
-tested after their last epoch: with learned gates the best epoch on validation is the first, when all are open.
-Figures 7 to 10 come along: accuracy against heads kept, and which heads these are (studies/sweep.py).
+Voita et al., 2019, Table 2. For each number of heads, gates are learned from ``weights`` until so many are open
+(gates=hard_concrete_target). Then a model with those heads alone and new weights is trained for as many epochs as
+weights and gates took together. Both are tested after their last epoch: with gates the best on validation is the first,
+when all are open. Figures 7 to 10 are those of studies/sweep.py.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
 class Row(NamedTuple):
     """One number of heads. Accuracies on the test images; pruned: with gates of exactly 0 and 1.
 
-    delta: scratch - pruned, with its 95 % interval, on the same images; p: McNemar's exact test; p_holm: after Holm's
-    correction over the numbers of heads. Empty for the whole model, where the two are one.
+    delta: scratch - pruned, with its 95 % interval, on the same images. p: McNemar's exact test. p_holm: Holm's
+    correction over numbers of heads. Empty for the whole model.
     """
 
     heads: int
@@ -45,20 +44,20 @@ class Row(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """A trained model's metrics, and which test images it has right, with gates of exactly 0 and 1."""
+    """Metrics of a trained model, and its right test images with gates of exactly 0 and 1."""
 
     metrics: dict[str, float]
     right: Tensor  # (N,) bool
 
 
 def run(cfg: Config, folder: Path) -> None:
-    """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
+    """Run the study of the checked configuration, in one process or in every rank. UserError for wrong settings."""
     import torch
 
     from mhprobe.report.html import finish_report
     from mhprobe.report.runs.facts import origin
     from mhprobe.run import builders
-    from mhprobe.stats.significance import holm
+    from mhprobe.stats.significance import holm, paired
     from mhprobe.studies import sweep
     from mhprobe.weights.checkpoint import load_weights
 
@@ -84,11 +83,14 @@ def run(cfg: Config, folder: Path) -> None:
     whole = model.results["test/accuracy"]
     rows = [Row(heads, whole, whole, whole, before or "", before or "")]
     for size in options.heads or [round(heads * share) for share in (0.75, 0.5, 0.25)]:
-        here = folder / _arm(size)
-        pruned = fit(_pruned(cfg, size), here)
-        kept = here / "tables" / "gates.csv"
+        target = {"penalty": {**(cfg.gates.penalty or {}), "heads": size}, "keep": size}
+        pruned = fit(cfg.but(gates=target), folder / _arm(size))
+        kept = folder / _arm(size) / "tables" / "gates.csv"
         scratch = fit(_scratch(cfg, description, kept, epochs), folder / f"heads_{size}_scratch")
-        rows.append(_compared(size, pruned, scratch, learned, epochs))
+        test, binary = paired(pruned.right, scratch.right), pruned.metrics["gates/binary_accuracy"]
+        gates, new = (arm.metrics["test/accuracy"] for arm in (pruned, scratch))
+        row = Row(size, binary, gates, new, learned, epochs, test.difference, test.low, test.high, test.p)
+        rows.append(row)
     adjusted = holm(torch.tensor([row.p for row in rows[1:]], dtype=torch.float64)).tolist()
     rows[1:] = [row._replace(p_holm=p) for row, p in zip(rows[1:], adjusted, strict=True)]
     if builders.is_first():
@@ -96,24 +98,14 @@ def run(cfg: Config, folder: Path) -> None:
         probe = None if options.probe is None else Path(options.probe)
         left = sweep.survivors_of(sweep.collect(folder), probe)
         write(folder, rows, data, cfg.style, made, left)
-        sweep.write(folder, probe, cfg.style, whole, made)  # Figures 7 to 10: accuracy and which heads are left
+        sweep.write(folder, probe, cfg.style, whole, made)
         finish_report(folder, cfg.command, model.gates.layout)
-
-
-def _compared(heads: int, pruned: Fitted, scratch: Fitted, learned: int, epochs: int) -> Row:
-    from mhprobe.stats.significance import paired
-
-    learned_gates, from_scratch = (arm.metrics["test/accuracy"] for arm in (pruned, scratch))
-    test, binary = paired(pruned.right, scratch.right), pruned.metrics["gates/binary_accuracy"]
-    row = Row(heads, binary, learned_gates, from_scratch, learned, epochs)
-    return row._replace(delta=test.difference, delta_low=test.low, delta_high=test.high, p=test.p)
 
 
 def fit(cfg: Config, folder: Path) -> Fitted:
     """Train as ``cfg`` says and test the weights of the last epoch, writing into ``folder``.
 
-    A study that was stopped goes on from the checkpoints of its parts (``ckpt_path=last``); a part that has none yet
-    begins.
+    With ``ckpt_path=last`` a part goes on from its checkpoint, if it has one.
     """
     from mhprobe.run import builders, questions
     from mhprobe.run.resume import begun, resume
@@ -140,9 +132,9 @@ def fit(cfg: Config, folder: Path) -> Fitted:
 def write(
     folder: Path, rows: list[Row], data: ImageData, style: str, made: Mapping[str, str], left: Sequence[Survivors]
 ) -> None:
-    """Table, figure and a line for each number of heads. made: what made them, as in ``style.save``.
+    """Write table and figure, and print a line for each number of heads. made: origin, as in ``style.save``.
 
-    left: which heads each run keeps; the table has a column for each group of them, how many of its heads are left.
+    left: heads that each run keeps; the table counts them in a column per group.
     """
     from mhprobe.report import tables
     from mhprobe.report.figures import pruned
@@ -169,16 +161,12 @@ def write(
 
 
 def _arm(heads: int) -> str:
-    """The folder of the pruned model."""
+    """Return the name of the pruned model's folder."""
     return f"heads_{heads}_pruned"
 
 
-def _pruned(cfg: Config, heads: int) -> Config:
-    return cfg.but(gates={"penalty": {**(cfg.gates.penalty or {}), "heads": heads}, "keep": heads})
-
-
 def _scratch(cfg: Config, description: dict[str, Any], kept: Path, epochs: int) -> Config:
-    """New weights, the same backbone, and the heads that ``kept`` leaves."""
+    """Return the configuration for new weights of the same backbone, with the heads of the table ``kept``."""
     fixed = {"relaxation": {"_target_": "mhprobe.gates.HeadGates", "_partial_": True}, "penalty": None}
     return cfg.but(
         weights=None,

@@ -126,7 +126,7 @@ def heat(material: Material, images: int = 1000, kind: MapKind | None = None) ->
     test = mannwhitneyu(hot, cold)
     auc = float(test.statistic) / (len(hot) * len(cold))
     low, high = auc_interval(auc, len(hot), len(cold))
-    numbers = {"images": len(heats), "right": len(hot), "wrong": len(cold)}
+    numbers: dict[str, float] = {"images": len(heats), "right": len(hot), "wrong": len(cold)}
     medians = {"median_right": heats[right > 0].median().item(), "median_wrong": heats[right == 0].median().item()}
     numbers |= {**medians, "auc": auc, "low": low, "high": high, "p": float(test.pvalue)}
     title = f"a right one is hotter in {auc:.2f} of pairs\n({low:.2f} to {high:.2f}), p = {test.pvalue:.2g}"
