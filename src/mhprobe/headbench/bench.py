@@ -49,10 +49,7 @@ class Row(NamedTuple):
 
 
 class Told(NamedTuple):
-    """AUROC of one detector for one plant against the other heads of its model, for large values.
-
-    known: whether it had a number for every planted head, and for another head.
-    """
+    """AUROC of one detector for one plant, for large values. known: True if there were numbers to compare."""
 
     auroc: float
     known: bool

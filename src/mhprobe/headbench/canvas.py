@@ -165,10 +165,7 @@ class Canvas(Blank):
     # looking
 
     def stream(self, site: int) -> tuple[Tensor, Tensor]:
-        """The stream in front of the site's block, before and after the block's first norm; (B, T, C) each.
-
-        Kept: all earlier blocks are finished.
-        """
+        """The stream in front of the site's block, before and after the block's first norm; (B, T, C) each. Kept."""
         if site not in self._streams:
             self._streams[site] = self.around_norm(site, self.seen.images)
         return self._streams[site]

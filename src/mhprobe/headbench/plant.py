@@ -96,10 +96,7 @@ def carry(canvas: Canvas, site: int, head: int) -> None:
 
 
 def moved_by(model: Opened, site: int, head: int, before: Tensor, directions: Tensor) -> Tensor:
-    """(T, T) movement of the head's write at each token by noise on each token in front of the block; rows sum to 1.
-
-    before: (B, T, C) the stream there. directions: (N, C) that the noise is drawn from.
-    """
+    """(T, T) movement of the head's write per token by noise on each token of ``before`` (B, T, C); rows sum to 1."""
     tokens, generator = before.shape[1], torch.Generator().manual_seed(5)
     nudge = torch.randn(len(before), len(directions), generator=generator) @ directions
     nudge = 0.02 * before.norm(dim=-1).mean() * torch.nn.functional.normalize(nudge, dim=-1)

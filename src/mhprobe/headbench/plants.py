@@ -113,10 +113,7 @@ DRAWN: dict[str, int] = {  # signs of a head whose attention goes to one token
 
 
 class SinkNoOp(Plant):
-    """A head that attends to one token and writes almost nothing of its value.
-
-    The token is the class token of a ViT, the landmark of each window of a Swin.
-    """
+    """A head that attends to the class token, or a Swin window's landmark, and writes almost nothing of its value."""
 
     question = "does it rest on a sink?"
     signs: ClassVar = {**DRAWN, "no_op": -1, "sinks.write": -1, "write_norm": -1}
@@ -245,10 +242,7 @@ class Against(Object):
 
 
 class Together(Plant):
-    """Two heads that write the same evidence into a channel that one of them fills: only removing both costs something.
-
-    An MLP unit per class turns the channel on when it is above a threshold, and clips what comes on top.
-    """
+    """Two heads that write the same evidence: MLP units, one per class, need one of them and clip what comes on top."""
 
     question = "are the two needed only together?"
     heads = 2
@@ -288,10 +282,7 @@ class Together(Plant):
 
 
 class Planted(NamedTuple):
-    """A planted head or group. heads: flat indices.
-
-    verified: whether the plant's intervention shows it of these heads, and not of as many other heads of the layer.
-    """
+    """A planted head or group. heads: flat indices. verified: True if an intervention shows it here alone."""
 
     name: str
     plant: Plant
@@ -305,10 +296,7 @@ def known() -> dict[str, Plant]:
 
 
 def grow(family: str, seed: int) -> tuple[Canvas, list[Planted]]:
-    """Write a model of a family with every plant at a random place, among fillers. One seed gives one model.
-
-    UserError where a plant has no room.
-    """
+    """Write a model with every plant at a random place, among fillers. UserError where a plant has no room."""
     canvas, plants = Canvas(family, seed), known()
     free = {site: list(range(about.num_heads)) for site, about in enumerate(canvas.layout.sites)}
     places: dict[str, tuple[int, tuple[int, ...]]] = {}  # plant -> its site, and its heads there

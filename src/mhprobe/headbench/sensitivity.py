@@ -1,9 +1,6 @@
 """Sensitivity of measures to grafts, grade by grade, in trained networks.
 
-A measure finds a graft if its AUROC in the expected direction is 0.95 or more: of 24 heads at most one other is ahead,
-of the 60 pairs within layers at most two. Without a number for the graft it has not found it. Grade 0 is the heads
-before they were changed: what is found there is chance.
-
+A measure finds a graft if its AUROC in the expected direction is 0.95 or more; grade 0, before any change, is chance.
 The sensitivity is the grade from which on half of the grafts are found, by isotonic regression of the share found
 (Ayer et al., 1955) and linear interpolation. Intervals resample networks, since grafts of one share its other heads.
 
@@ -52,10 +49,7 @@ class Grade(NamedTuple):
 
 
 class Sensitivity(NamedTuple):
-    """Grade from which on a detector finds half of the grafts; smaller is more sensitive, inf: at none.
-
-    low, high: 95 % by bootstrap over networks. chance: share found at grade 0.
-    """
+    """Grade from which on half of the grafts are found, inf for none, with 95 %. chance: share at grade 0."""
 
     graft: str
     measure: str

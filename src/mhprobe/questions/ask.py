@@ -24,10 +24,7 @@ FINISHED = "finished.json"  # question -> the digest of what decides it, and its
 
 
 class Answers(L.Callback):
-    """Questions of a run, answered at the end of its test. estimate: True shows a plan with times first.
-
-    refused: errors of questions without an answer, which do not stop the others.
-    """
+    """Questions of a run, answered at the end of its test. refused: errors of questions that have no answer."""
 
     def __init__(
         self, questions: Sequence[Question], material: Material, report: Report, estimate: bool = False

@@ -39,10 +39,7 @@ log = logging.getLogger(__name__)
 
 
 def keep_attention(folder: Path, model: nn.Module, data: ImageData) -> Path | None:
-    """Write ``folder/attention.safetensors``: a map per head, image and query. None, with a warning, where that fails.
-
-    model: with gates, on any device; left in eval mode. Images are taken evenly from the test split.
-    """
+    """Write ``folder/attention.safetensors``: a map per head, image and query. None, with a warning, if that fails."""
     try:
         return _keep(folder, model.eval(), data)
     except Exception as error:  # no reason to lose the run

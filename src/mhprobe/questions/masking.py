@@ -88,10 +88,7 @@ class Subject:
 
 
 def identity_of(module: Any, data: ImageData) -> dict[str, Any]:
-    """Return the cache key of answers without the question: code, weights, layout, images, normalisation.
-
-    module: a GatedClassifier.
-    """
+    """Return the cache key of answers of a GatedClassifier, without the question: code, weights, layout, images."""
     weights = module.state_dict()
     return {
         "version": __version__,

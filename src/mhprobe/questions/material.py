@@ -37,10 +37,9 @@ CONTROL = "random initialisation"
 
 @dataclass
 class Known:
-    """Measurements of one model on one data set.
+    """Measurements of one model on one data set: columns and errors by measure and control, curves by name.
 
-    columns, refused: by a measure's name and whether it is of the control. curves: by name. broken: the error, if
-    nothing at all can be recorded. told: measures whose missing control was logged.
+    broken: the error, if nothing at all can be recorded. told: measures whose missing control was logged.
     """
 
     columns: dict[tuple[str, bool], Columns] = field(default_factory=dict)
@@ -73,10 +72,7 @@ class Material(Subject):
     known: Known = field(default_factory=Known)
 
     def columns(self, name: str) -> Columns:
-        """Return the columns of a measure, by name, "value" first; the same on every rank. A collective.
-
-        UserError for a measure that does not fit the model or these images.
-        """
+        """Return the columns of a measure, "value" first. UserError for one that does not fit. A collective."""
         return self._columns(name, control=False)
 
     def control(self, name: str) -> Columns | None:
@@ -99,10 +95,7 @@ class Material(Subject):
         return {name: measure for name, measure in group.items() if name not in kept}
 
     def curves(self, *names: str) -> list[Curve]:
-        """Return masking curves by name, those of the question by default, on each split. A collective.
-
-        UserError for an unknown or impossible curve.
-        """
+        """Return masking curves by name, on each split. UserError for an unknown or impossible curve. A collective."""
         for name in names or self.curve_names:
             if name not in self.known.curves:
                 self.known.curves[name] = self._masking.curve(self, name)
@@ -113,10 +106,7 @@ class Material(Subject):
         return self._masking.masked_heads(self, curves)
 
     def kept(self, about: Any, find: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Return other numbers that take long, kept as columns are, on the CPU. A collective.
-
-        about: the question, of parts that ``masking.cache.describe`` can name; else nothing is kept. find: answers it.
-        """
+        """Return other numbers, kept as columns are if ``about`` has names for all its parts. A collective."""
         folder, key = self.store, ""
         with contextlib.suppress(ValueError):  # a part without a name
             key = self._key({"about": describe(about)}) if folder else ""

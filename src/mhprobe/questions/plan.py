@@ -1,7 +1,6 @@
-"""Plan of a run: the order in which questions are answered, with estimated times.
+"""Plan of a run: the order in which questions are answered, with times extrapolated from a few images.
 
-Measures that only record come first, in one pass, with their questions; then questions that look at images themselves,
-measures that mask heads, and masking curves. Times are extrapolated from a few images; nothing depends on them.
+Measures that only record come first, in one pass, then questions that look at images, measures that mask heads, curves.
 """
 
 import dataclasses
@@ -66,10 +65,7 @@ class Step:
 
 
 def steps(questions: Sequence[Question], measures: Mapping[str, Any]) -> list[Step]:
-    """Return the steps that answer these questions, each question in the first step that can answer it.
-
-    measures: by name. A question about a measure that does not fit the model is refused in the first step of its kind.
-    """
+    """Return the steps that answer these questions, each question in the first step that can. measures: by name."""
     fit = {name: each for name, each in measures.items() if not isinstance(each, UserError)}
     groups: dict[frozenset[Ablation], list[str]] = {frozenset(): []}  # measures by the masks that they share
     for name in dict.fromkeys(name for question in questions for name in question.measures if name in fit):
@@ -135,11 +131,7 @@ def sample(images: int, batch_size: int) -> int:
 
 
 def seconds_per_image(model: nn.Module, measures: Mapping[str, Measure], walk: Walk, select: Walk) -> float | None:
-    """Return the time of measures per image of ``walk``, in seconds; None if all of them refuse it.
-
-    select: over the images that some choose on first, which counts; the computation at the end does not. Resets the
-    measures. A collective.
-    """
+    """Return the time of measures per image, in seconds; None if all refuse. Resets the measures. A collective."""
     began = time.perf_counter()
     try:
         refused = feed(model, measures, walk, select)
@@ -167,10 +159,7 @@ def forward_seconds(model: nn.Module, walk: Walk) -> float:
 
 
 def forwards(spec: CurveSpec, layout: HeadLayout, steps: int | None, select: int, test: int) -> int:
-    """Return the forward passes of images that a curve takes at most, without the scores of its heads.
-
-    select, test: images of the two splits. Pruned searches, shared blocks and caches often make it much less.
-    """
+    """Return the forward passes that a curve takes at most, without the scores of its heads. select, test: images."""
     units = make_units(spec.units, layout, spec.exclude_layers)
     length = spec.order.length(units, layout)
     length = length if steps is None else min(steps, length)

@@ -1,8 +1,4 @@
-"""Columns of measures kept in files, so that nothing is measured twice.
-
-A file is named by the digest of everything that decides its columns, and has a digest of its content. Damaged files are
-ignored. Above ``ROOM`` the least recently used ones are removed.
-"""
+"""Columns of measures kept in files, named by the digest of everything that decides them. Damaged files are ignored."""
 
 import contextlib
 import json

@@ -1,8 +1,7 @@
 """Help of the word ``mhprobe``: the meaning of a choice (``mhprobe measure=svcca``), and completion in bash.
 
-A choice is explained by the first lines of its yaml or module, its options with defaults as they are typed, and the
-docstrings of its classes, without imports. Completion offers commands, then what Hydra knows of a command's sections;
-Hydra's own (``-sc install=bash``) is for a program that is one command. Otherwise bash offers files.
+A choice is explained by the first lines of its yaml or module, its options as they are typed, and docstrings, without
+imports. Hydra's own completion (``-sc install=bash``) is for a program that is one command.
 """
 
 import itertools
@@ -96,10 +95,7 @@ def _targets(part: Any) -> Iterator[str]:
 
 
 def offers(line: str, commands: Iterable[str], demo: tuple[str, ...]) -> list[str]:
-    """Return the words that complete ``line``: ``mhprobe train data=d`` -> ``data=digits``.
-
-    Empty for a command without a configuration, and where the line does not compose. demo: words for ``demo``.
-    """
+    """Return the words that complete ``line``: ``mhprobe train data=d`` -> ``data=digits``. demo: its words."""
     typed = line.split()[1:]
     if not typed or (len(typed) == 1 and not line.endswith(" ")):
         return [name for name in sorted({*commands, "demo"}) if name.startswith("".join(typed))]

@@ -19,10 +19,7 @@ AUTO = "auto"
 
 
 def settled(cfg: Config, model: GatedClassifier, data: ImageData, report: Report) -> Config:
-    """Return ``cfg`` with a number for ``data.batch_size``, also set in ``data`` and written to metrics.json.
-
-    UserError where the number cannot be found: in a resumed run, on a CPU, in several processes.
-    """
+    """Return ``cfg`` with a number for ``data.batch_size``. UserError if resumed, on a CPU, or in several processes."""
     if cfg.data["batch_size"] != AUTO:
         return cfg
     if cfg.ckpt_path is not None:

@@ -138,10 +138,7 @@ class Cells:
 
 
 def results(command: str, cells: Mapping[Cell, Kept | None]) -> dict[str, Result]:
-    """Return the table of cells, the ranking, and accuracy against FLOPs and against measured time.
-
-    command: of this run; the table has a command for each cell that was not run.
-    """
+    """Return the table of cells, the ranking, and accuracy against FLOPs and time. command: for missing cells."""
     rows = []
     for cell, kept in cells.items():
         missing = f"not run: {command} methods=[{cell.method}] budgets=[{cell.budget:g}] seeds=[{cell.seed}]"

@@ -1,7 +1,6 @@
 """Command line: Hydra composes, a command runs, and a user's mistakes are answered in one line.
 
-Exit codes: 0 done, 2 bad input, 130 interrupted, 143 stopped by SIGTERM (training saves first, see io.stopping);
-anything else is a bug with a traceback. A sweep goes on after a failed job and lists those at its end.
+Exit codes: 0 done, 2 bad input, 130 interrupted, 143 stopped by SIGTERM (training saves first); others are bugs.
 """
 
 import atexit

@@ -20,10 +20,7 @@ Place = tuple[str | int, ...]  # of keys
 
 @functools.cache
 def options(target: str) -> Options:
-    """Return the options and defaults of a class or function, with those that it passes on to a base class.
-
-    Empty for a target that is not ours, or does not exist: building it raises.
-    """
+    """Return the options and defaults of our class or function, with those passed on to a base class; else nothing."""
     module, _, name = target.rpartition(".")
     return _of(module, name) if _is_ours(module) else {}
 

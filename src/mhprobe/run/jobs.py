@@ -1,8 +1,6 @@
 """Folders of jobs, and the end of a sweep whose jobs failed.
 
-A job of a sweep may run in another process (joblib) or on another machine (submitit), so a failed job leaves a note in
-its folder. The launcher finds jobs whose process or machine is gone: ours for Ray names each, submitit's raises for the
-first, joblib's for all.
+A failed job leaves a note in its folder, since jobs may run elsewhere. Launchers find jobs that were lost.
 """
 
 import contextlib
@@ -53,10 +51,7 @@ def claim(wanted: str) -> str:
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Lock ``folder`` for this run, by its first rank.
-
-    UserError if another run is writing there, or if the folder was removed or replaced meanwhile.
-    """
+    """Lock ``folder`` for this run. UserError if another run is writing there, or if the folder was replaced."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(ImportError, OSError):  # a system without such locks

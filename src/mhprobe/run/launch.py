@@ -1,8 +1,7 @@
-"""Processes of a composed task: one, or one per device.
+"""Processes of a composed task: one, or one per device, by torch's elastic agent; torchrun or SLURM bring their own.
 
-Lightning starts further processes by running the command line again, which under a Hydra sweep runs the whole sweep.
-Here torch's elastic agent starts them, with the composed configuration in their environment. A rank that fails ends the
-others, and a parent that dies ends them all. Under torchrun or SLURM the processes are there already.
+Lightning would run the command line again for each process, and with it a whole Hydra sweep. Here processes get the
+composed configuration in their environment, a rank that fails ends the others, and a parent that dies ends them all.
 """
 
 import contextlib

@@ -33,10 +33,7 @@ FOLDERS = {
 
 @functools.cache
 def members(group: str) -> dict[str, dict[str, Any]]:
-    """Return the parts, by name, that a group of conf/ has without a yaml; none for most groups.
-
-    A member is a class with the name of its file, derived from another class of ours.
-    """
+    """Return the parts of a group without a yaml, by name: classes with their file's name and a base class of ours."""
     if group not in FOLDERS:
         return {}
     folder, partial, _ = FOLDERS[group]

@@ -51,10 +51,7 @@ MINE = "this mask"  # in the table of speeds: the removed heads, beside evenly s
 
 
 class Pruning:
-    """The question of mhprobe.prune: the network without some heads. UserError for settings that do not go together.
-
-    folder: of the run. promise: the guarantee of the pruned network, once the question was asked.
-    """
+    """The question of mhprobe.prune. promise: of the pruned network. UserError for settings that do not go together."""
 
     def __init__(self, cfg: Config, folder: Path) -> None:
         assert cfg.prune is not None, "a section of mhprobe.prune"
@@ -67,10 +64,7 @@ class Pruning:
         return [Question("pruning", functools.partial(self.ask, report=report))]
 
     def ask(self, material: Material, report: Report) -> dict[str, Result]:
-        """Save the network without these heads, and put it in the place of the whole one.
-
-        Tables alone where nothing can be promised. report: its loggers record the tuning.
-        """
+        """Save the pruned network, and put it in the place of the whole one. report: its loggers record the tuning."""
         model: Any = material.model
         order = construct(self.settings.order, "prune.order")
         with keyed(self.settings.model_dump(), "prune"):
@@ -228,10 +222,7 @@ def promise_asked(settings: Prune) -> Guarantee | None:
 
 
 def made_from(cfg: Config, settings: Prune, data: ImageData, weights: dict[str, Any]) -> dict[str, Any]:
-    """Return the origin for the JSON of a pruned file. weights: description of the loaded weights.
-
-    UserError for too few images to promise on; prints a line where the training may have used them.
-    """
+    """Return the origin for the JSON of a pruned file. UserError for too few images to promise on."""
     made = {"by": "mhprobe.prune", "from": cfg.weights, "data": data.fingerprint, "seed": cfg.seed}
     if (promise := promise_asked(settings)) is None:
         return made
@@ -257,10 +248,7 @@ def images(cfg: Config, settings: Prune, material: Material, **kept: Any) -> Ima
 def retraining(
     cfg: Config, settings: Prune, dense: nn.Module, description: dict[str, Any], data: ImageData, report: Report
 ) -> Train | None:
-    """Return a training of ``prune.tune_epochs`` with ``optim`` and ``trainer``, which keeps the best epoch.
-
-    UserError for images without labels and for a network without a classifier.
-    """
+    """Return a training of ``prune.tune_epochs`` that keeps the best epoch. UserError without labels or classifier."""
     if not settings.tune_epochs:
         return None
     data.refuse_unlabelled("prune.tune_epochs")

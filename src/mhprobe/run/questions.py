@@ -76,10 +76,7 @@ def of_run(
 
 
 def material(cfg: Config, model: GatedClassifier, data: ImageData) -> Material:
-    """Return the model and its images, with the measures and masking curves of the run, its paper, or its claims.
-
-    UserError before a training for a measure that does not fit the model.
-    """
+    """Return model, images, measures and curves. UserError before a training for a measure that does not fit."""
     own = cfg.paper or cfg.evidence  # measures and masking curves of their own
     where = "paper.measure" if cfg.paper else "evidence.measure" if own else "measure"
     section, probe = own or cfg, cfg.probe

@@ -69,10 +69,7 @@ def begun(cfg: Config, folder: Path) -> bool:
 
 
 def facts(cfg: Mapping[str, Any], description: Mapping[str, Any], images: str) -> dict[str, Any]:
-    """Return the facts of a run, by key, from a checked configuration; the trainer adds processes and precision.
-
-    description: of the network (mhprobe.weights). images: digest of the training and validation images.
-    """
+    """Return the facts of a run, by key. description: of the network. images: digest of training and validation."""
     import timm
     import torch
 
@@ -89,10 +86,7 @@ def facts(cfg: Mapping[str, Any], description: Mapping[str, Any], images: str) -
 
 
 def differences(theirs: Facts | None, ours: Facts) -> dict[str, tuple[Any, Any]]:
-    """Return the values of the checkpoint's run and of this one, by key, where they differ.
-
-    An option that only one of them names, at its default, is no difference: an older version may lack it.
-    """
+    """Return old and new values by key, where they differ. A missing option at its default does not differ."""
     if theirs is None:
         return {"run": ("unknown", "known")}
 
@@ -106,10 +100,7 @@ def differences(theirs: Facts | None, ours: Facts) -> dict[str, tuple[Any, Any]]
 
 
 def judge(theirs: Facts | None, ours: Facts, allow: Sequence[str], path: Path) -> list[str]:
-    """Return a line for each allowed difference; UserError with every difference that is not allowed.
-
-    allow: keys, or what they begin with (``optim`` allows ``optim.lr``). More epochs are always allowed.
-    """
+    """Return a line for each allowed difference; UserError for others. allow: keys, or their beginnings (``optim``)."""
     if unknown := [name for name in allow if name != "run" and not any(_under(key, [name]) for key in ours)]:
         raise UserError(f"resume.allow: no part of a run is called {', '.join(unknown)}; parts: {', '.join(ours)}.")
     changes = differences(theirs, ours)
@@ -131,10 +122,9 @@ def judge(theirs: Facts | None, ours: Facts, allow: Sequence[str], path: Path) -
 
 
 def earlier(runs: Path, folder: Path) -> list[Path]:
-    """Return the last.ckpt that the run in ``folder`` may go on from, newest first.
+    """Return the last.ckpt of the run in ``folder``; else those of runs beside it in ``runs``, newest first.
 
-    Its own, if it has one. Else those of runs beside it in ``runs``; for a job of a sweep those of the same number in
-    earlier sweeps beside it.
+    For a job of a sweep they are those of the same number in earlier sweeps.
     """
     if (folder / LAST).is_file():
         return [folder / LAST]

@@ -1,7 +1,6 @@
 """Sections of the configuration that a command has: those of its own file in conf/.
 
-An experiment has sections for all commands, of which a command takes its own. On the command line, a section that the
-command lacks is a UserError that names the commands that have it.
+A command takes its own sections of an experiment; on the command line, other sections are a UserError.
 """
 
 import functools

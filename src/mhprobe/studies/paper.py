@@ -1,8 +1,4 @@
-"""Figures of one paper: as questions, and on figures.md in the paper's order.
-
-A figure is an entry of conf/paper/<paper>.yaml: names of its measures and masking curves, kinds of figures or a panel
-of its own, and the words of its caption.
-"""
+"""Figures of one paper (conf/paper): as questions, and on figures.md in the paper's order."""
 
 import functools
 import inspect
@@ -24,10 +20,7 @@ WORDS = ("title", "shows", "look", "differs")  # keys of a figure that decide no
 
 
 def chosen(paper: Mapping[str, Any], wanted: Sequence[int | str] | None, papers: Sequence[str]) -> list[str]:
-    """Return the keys of the figures to make, in the paper's order. wanted: keys, or 3 for figure_3; None for all.
-
-    UserError for no paper, or an unknown figure.
-    """
+    """Return keys of figures in the paper's order. wanted: keys, or 3 for figure_3; None for all. UserError for others."""
     figures = list(paper["figures"])
     if not figures:
         raise UserError(f"paper: which one? Give +paper=<name>, one of {', '.join(papers)}.")
@@ -40,11 +33,7 @@ def chosen(paper: Mapping[str, Any], wanted: Sequence[int | str] | None, papers:
 def questions(
     paper: Mapping[str, Any], keys: Sequence[str], panels: Mapping[str, Panel], material: Material
 ) -> list[Question]:
-    """Return a question per figure that this command makes.
-
-    paper: as checked by run/schema.py. keys: of the chosen figures. panels: by figure. material: the model and images
-    to ask. Figures of measures have its control.
-    """
+    """Return a question per figure that this command makes. paper: as of run/schema.py. panels: by figure."""
     here = [key for key in keys if paper["figures"][key]["elsewhere"] is None]
     return [_question(paper, key, panels.get(key), material) for key in here]
 

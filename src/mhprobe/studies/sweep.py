@@ -107,10 +107,7 @@ def write(
 
 
 def survivors_of(runs: Sequence[Run], probe: Path | None = None) -> list[Survivors]:
-    """Count the heads that each run keeps, by stage, block, kind of window and, with ``probe``, function.
-
-    UserError for runs of two models.
-    """
+    """Count the heads that each run keeps, by group; with ``probe`` also by function. UserError for two models."""
     first = runs[0].gates
     for other in (run.gates for run in runs):
         if (other.num_heads, other.digest) != (first.num_heads, first.digest):

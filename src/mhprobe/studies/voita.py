@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 class Row(NamedTuple):
     """One number of heads. Accuracies on the test images; pruned: with gates of exactly 0 and 1.
 
-    delta: scratch - pruned, with its 95 % interval, on the same images. p: McNemar's exact test. p_holm: Holm's
-    correction over numbers of heads. Empty for the whole model.
+    delta: scratch - pruned, with its 95 % interval. p: McNemar's exact test; p_holm: corrected over numbers of heads.
     """
 
     heads: int
@@ -103,10 +102,7 @@ def run(cfg: Config, folder: Path) -> None:
 
 
 def fit(cfg: Config, folder: Path) -> Fitted:
-    """Train as ``cfg`` says and test the weights of the last epoch, writing into ``folder``.
-
-    With ``ckpt_path=last`` a part goes on from its checkpoint, if it has one.
-    """
+    """Train as ``cfg`` says and test the last weights; with ``ckpt_path=last`` go on from a checkpoint, if any."""
     from mhprobe.run import builders, questions
     from mhprobe.run.resume import begun, resume
     from mhprobe.scoring.parts.tally import tally
@@ -132,10 +128,7 @@ def fit(cfg: Config, folder: Path) -> Fitted:
 def write(
     folder: Path, rows: list[Row], data: ImageData, style: str, made: Mapping[str, str], left: Sequence[Survivors]
 ) -> None:
-    """Write table and figure, and print a line for each number of heads. made: origin, as in ``style.save``.
-
-    left: heads that each run keeps; the table counts them in a column per group.
-    """
+    """Write table and figure, and print a line for each number of heads. left: heads that each run keeps, by group."""
     from mhprobe.report import tables
     from mhprobe.report.figures import pruned
     from mhprobe.report.report import Report, Result, Sample

@@ -34,10 +34,7 @@ def by_block(material: Material) -> dict[str, Result]:
 
 
 def relevance_and_confidence(material: Material) -> dict[str, Result]:
-    """Draw two measures of the same heads, sorted within each layer (Voita et al. 2019, Figure 1).
-
-    Table: both, and their rank correlation over all heads.
-    """
+    """Draw two measures, sorted within each layer (Voita et al. 2019, Figure 1). Table: both, and their Spearman."""
     values = {name: material.columns(name)["value"] for name in material.names}
     first, second = values.values()
     drawn = heads.sorted_heads(material.layout, {name.replace("_", " "): value for name, value in values.items()})

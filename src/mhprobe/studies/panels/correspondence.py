@@ -64,10 +64,7 @@ def other_way(rows: Tensor, site: HeadSite) -> Tensor:
 
 
 def between(product: Tensor, total: Tensor, rows: int, heads: int) -> Tensor:
-    """(H, H) linear CKA of head a on the first view with head b on the second.
-
-    product: (2 H D, 2 H D) sum over rows of both views' outputs with themselves; total: (2 H D,) their sums.
-    """
+    """(H, H) linear CKA of heads across views. product: (2 H D, 2 H D) of both views' rows; total: (2 H D,) sums."""
     centred = product - total[:, None] * total / rows
     blocks = centred.unflatten(0, (2, heads, -1)).unflatten(3, (2, heads, -1))  # (2, H, D, 2, H, D)
     one, other = (torch.stack([blocks[v, h, :, v, h].norm() for h in range(heads)]) for v in (0, 1))

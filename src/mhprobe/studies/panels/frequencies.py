@@ -30,20 +30,14 @@ _FLOOR = 1e-6  # of an amplitude; Park & Kim's
 
 
 class Accuracies(NamedTuple):
-    """Accuracy on versions of the same images.
-
-    rows: of a table, one per version. joint: (C, C) number of images right in both of two versions, of images: ().
-    """
+    """Accuracy on versions of the same images. joint: (C, C) number of images that are right in both of two."""
 
     rows: list[dict[str, Any]]
     joint: Tensor
     images: Tensor
 
     def drop(self, before: Tensor, after: Tensor) -> dict[str, Tensor]:
-        """Accuracy before - after, of versions by their places in ``rows``; positive: accuracy is lost.
-
-        drop with drop_low and drop_high (95 %, Newcombe), p (exact McNemar), p_holm: over the given versions.
-        """
+        """Accuracy before - after by places in ``rows``, with 95 % (Newcombe), p (exact McNemar) and p_holm."""
         both = self.joint[before, after]
         lost, won = self.joint.diagonal()[before] - both, self.joint.diagonal()[after] - both
         low, high = paired_difference(both, lost, won, self.images)

@@ -81,10 +81,7 @@ def reach(embedding: nn.Module, place: int) -> slice:
 
 
 def strongest(value: Tensor, pixels: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(H, N) singular values and (H, N, 3, h, w) patterns, with positive largest entries.
-
-    value: (H, D, C) value maps. pixels: (C, 3, h, w) embedding.
-    """
+    """(H, N) singular values and (H, N, 3, h, w) patterns of value maps (H, D, C) after an embedding (C, 3, h, w)."""
     maps = value @ pixels.flatten(1)  # (H, D, P)
     _, strength, patterns = torch.linalg.svd(maps, full_matrices=False)
     strength, patterns = strength[:, :count], patterns[:, :count]

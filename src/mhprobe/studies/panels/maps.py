@@ -34,10 +34,7 @@ BLIND = ("centre", "random")  # maps that have seen no image
 
 
 def overlays(material: Material, kinds: Kinds, images: Sequence[int] | int, **options: Any) -> dict[str, Result]:
-    """Draw maps over single images, as python -m mhprobe.maps does.
-
-    images: positions in the test split, or a number, evenly from all of it. options: of ``maps.faithfulness``.
-    """
+    """Draw maps over images: positions in the test split, or a number of them. options: of ``maps.faithfulness``."""
     chosen = evenly(images, material.data.sizes["test"]) if isinstance(images, int) else images
     return gallery(material.backbone, material.data, chosen, kinds, seed=material.seed, **options).results
 
@@ -148,9 +145,9 @@ def hottest(maps: Tensor, share: float = 0.1) -> Tensor:
 
 
 def surfaces(material: Material, image: int = 0) -> dict[str, Result]:
-    """Draw one image's rollout over space, and its residual stream over channels and blocks, as surfaces.
+    """Draw one test image's rollout over space, and its residual stream over channels and blocks, as surfaces.
 
-    image: position in the test split. Table: block, channel, size (mean over patches of the absolute value).
+    Table: block, channel, size (mean over patches of the absolute value).
     """
     layout, data = material.layout, material.data
     chosen = torch.tensor([min(image, data.sizes["test"] - 1)])  # the same for every rank

@@ -41,10 +41,7 @@ def densities(
 def speed(
     material: Material, batches: Sequence[int] = BATCHES, rounds: int = 15, seconds: float = 0.05
 ) -> dict[str, Result]:
-    """Measure images per second by batch size: dense, masked, and pruned evenly (Michel et al., Table 4).
-
-    batches: sizes. rounds: timings of each. seconds: of one timing, about; see ``speed_table``.
-    """
+    """Measure images per second by batch size: dense, masked, and pruned evenly (Michel et al., Table 4)."""
     if not material.first:  # processes would disturb each other's timing
         return {}
     rows = speed_table(material.backbone, batches=batches, rounds=rounds, seconds=seconds)

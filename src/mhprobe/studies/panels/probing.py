@@ -25,10 +25,7 @@ from mhprobe.studies.panels.relations import RELATIONS, colours, joined, palette
 
 
 class Queries(NamedTuple):
-    """Material of probes.
-
-    features (n, K, F), facts (n, K, V), right (n, K, R) bool, offset (n, K) number, image (n,), itself (n, K).
-    """
+    """Queries: features (n, K, F), facts (n, K, V), right (n, K, R) bool, offset and itself (n, K), image (n,)."""
 
     features: Tensor
     facts: Tensor
@@ -114,10 +111,7 @@ def pair_facts(pictures: Tensor, grid: tuple[int, int]) -> Tensor:
 
 
 def probe(fit: Queries, test: Queries, relation: int, steps: int, embedded: bool = False) -> Tensor:
-    """(n, K) scores of the test queries by a probe fitted to ``fit``: -ln of the softmax over keys at the right ones.
-
-    embedded: with the facts about the pair.
-    """
+    """(n, K) scores of a probe fitted to ``fit`` by the softmax over keys. embedded: with the facts about the pair."""
     wide = fit.facts.shape[-1] if embedded else 1
 
     def score(features: Tensor, facts: Tensor, itself: Tensor) -> Tensor:

@@ -107,10 +107,7 @@ def scored(
     relations: int = 1,
     dtype: torch.dtype = torch.float64,
 ) -> Scores:
-    """Scores of all images, the same on every rank. name: of the panel, for errors.
-
-    right: returns the right keys and the candidates of ``answers`` for a piece of attention. dtype: of the scores.
-    """
+    """Scores of all images, the same on every rank. right: right keys and candidates of a piece, for ``answers``."""
     most = max((2 * extent(site)[0] - 1) * (2 * extent(site)[1] - 1) for site in layout.sites)
     sizes = ((layout.num_heads,), (len(layout.sites), most), (len(layout.sites),))
     parts: list[Scores] = []
@@ -188,10 +185,7 @@ def offset_words(offset: int, site: HeadSite) -> str:
 
 
 def right_keys(pictures: Tensor, grid: tuple[int, int], centres: Tensor) -> Tensor:
-    """(B, R, T, T) bool, True where the key is right for the query, in the order of RELATIONS.
-
-    pictures: (B, 3, height, width). centres: (clusters, 3) mean colours of ``palette_of``.
-    """
+    """(B, R, T, T) bool, True for right keys. pictures: (B, 3, height, width). centres: of ``palette_of``."""
     height, width = grid
     cell = torch.arange(height * width, device=pictures.device).view(grid)
     colour_BT = torch.cdist(colours(pictures, grid), centres).argmin(-1)

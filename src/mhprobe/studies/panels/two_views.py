@@ -133,10 +133,7 @@ def other_view(grid: tuple[int, int], moved: Tensor, mirror: bool = False) -> Te
 
 
 def without_heads(pictures: Tensor, site: HeadSite, candidates: Tensor) -> Iterator[Tensor]:
-    """Yield (b, T) the answers without a network, in the order of WITHOUT_HEADS.
-
-    pictures: (b, 3, height, width), both views. candidates: (T, T) bool.
-    """
+    """Yield (b, T) answers of WITHOUT_HEADS. pictures: (b, 3, height, width) of both views. candidates: (T, T) bool."""
     (height, width), device = site.token_grid, pictures.device
     number = torch.arange(height * width, device=device)
     row, column = number // width, number % width
