@@ -37,7 +37,6 @@ from mhprobe.studies.panels import maps as maps_panel
 from mhprobe.studies.panels.attention import around_the_favourite
 from mhprobe.studies.panels.clusters import alike, cluster, scaled
 from mhprobe.studies.panels.columns import functions, pairs_of
-from mhprobe.studies.panels.correspondence import between, other_way
 from mhprobe.studies.panels.frequencies import accuracies, halves, log_amplitude, ring_noise, without
 from mhprobe.studies.panels.kernels import reach, slopes_of, strongest
 from mhprobe.studies.panels.loss import direction, eigenvalues, losses
@@ -45,6 +44,7 @@ from mhprobe.studies.panels.maps import auc_interval, hottest, judged
 from mhprobe.studies.panels.masking import cells, kinds, phases
 from mhprobe.studies.panels.probing import Queries, probe
 from mhprobe.studies.panels.relations import RELATIONS, answers, offset_words, right_keys, summary
+from mhprobe.studies.panels.two_views import between, other_way
 from mhprobe.studies.voita import Fitted
 from models import images_for, labels_for, tiny_swin, tiny_vit
 

@@ -14,10 +14,9 @@ from mhprobe.recording import measuring
 from mhprobe.recording.record import record
 from mhprobe.studies.panels import probing
 from mhprobe.studies.panels.attention import covering
-from mhprobe.studies.panels.correspondence import correspondence
 from mhprobe.studies.panels.frequencies import fft_images
 from mhprobe.studies.panels.relations import offset_words, relations
-from mhprobe.studies.panels.two_views import two_views
+from mhprobe.studies.panels.two_views import correspondence, two_views
 from models import tiny_swin, tiny_vit
 
 STUDIES = Path(mhprobe.__file__).parent / "studies"

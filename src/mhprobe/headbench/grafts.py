@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mhprobe.backbones import family_of
 from mhprobe.headbench.network import Network, digits
-from mhprobe.headbench.plant import SAME, SILENT, Made, by_name, moved_by, share_at
+from mhprobe.headbench.plants import SAME, SILENT, Made, by_name, moved_by, share_at
 from mhprobe.recording.outputs import objective
 
 GRADES = 5

@@ -20,7 +20,7 @@ WORDS = ("title", "shows", "look", "differs")  # keys of a figure that decide no
 
 
 def chosen(paper: Mapping[str, Any], wanted: Sequence[int | str] | None, papers: Sequence[str]) -> list[str]:
-    """Return keys of figures in the paper's order. wanted: keys, or 3 for figure_3; None for all. UserError for others."""
+    """Return keys of figures in the paper's order. wanted: keys, or 3 for figure_3; None for all. UserError: others."""
     figures = list(paper["figures"])
     if not figures:
         raise UserError(f"paper: which one? Give +paper=<name>, one of {', '.join(papers)}.")
