@@ -10,7 +10,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 
 from mhprobe.errors import UserError, refuse_misfits, short
-from mhprobe.run.constructors import OURS
+from mhprobe.run.constructors import OURS, leaves
 
 # errors of constructors for a wrong key or value
 WRONG = (TypeError, ImportError, ValueError, ArithmeticError, AttributeError, LookupError, AssertionError)
@@ -30,7 +30,9 @@ def construct(part: Any, where: str, **extra: Any) -> Any:
         if isinstance(cause, UserError):
             raise with_key(cause, part, where) from None
         if isinstance(cause, WRONG):
-            raise UserError(f"{where}: {_line(cause)} (given {short(' '.join(_given(part)), 300)})") from error
+            options = [(".".join(path), value) for path, value in leaves(part) if not path[-1].startswith("_")]
+            given = " ".join(f"{key}={value}" for key, value in options if value != {})
+            raise UserError(f"{where}: {_line(cause)} (given {short(given, 300)})") from error
         raise
     except TypeError as error:  # Hydra's own, about a key like _partial_
         raise UserError(f"{where}: {_line(error)}") from error
@@ -63,15 +65,6 @@ def _holds_part(value: Any) -> bool:
     return isinstance(value, list) and any(map(_holds_part, value))
 
 
-def _given(part: Any, before: str = "") -> Iterator[str]:
-    """Yield ``key=value`` of all options in a part, for errors of constructors that name none."""
-    for key, value in part.items() if isinstance(part, Mapping) else ():
-        if isinstance(value, Mapping):
-            yield from _given(value, f"{before}{key}.")
-        elif not str(key).startswith("_"):
-            yield f"{before}{key}={value}"
-
-
 def explained(make: Callable[..., Any], where: str) -> Callable[..., Any]:
     """Return a partial that raises UserError, naming a wrong key or value, when it is called."""
 
@@ -100,20 +93,13 @@ def with_key(error: UserError, part: Any, where: str) -> UserError:
     """Return the error with keys of the configuration for options: the one it begins with, and those it advises."""
     text = str(error)
     option = re.match(r"\w+(?=[:.])", text)
-    if place := option and next((place for place in _places(part) if place[-1] == option[0]), None):
+    places = [path[:n] for path, _ in leaves(part) for n in range(1, len(path) + 1)]  # keys of options and parts
+    if place := option and next((place for place in sorted(places, key=len) if place[-1] == option[0]), None):
         text = ".".join(filter(None, [where, *place[:-1], text]))
     if where and isinstance(part, Mapping) and part:
         named = "|".join(re.escape(str(key)) for key in part)
         text = re.sub(rf"(?<= )((?:{named})(?:\.\w+)*)(?==)", rf"{where}.\1", text)
     return UserError(text) if text != str(error) else error
-
-
-def _places(part: Any) -> list[tuple[str, ...]]:
-    """Return the keys of all options in a part, the outer ones first."""
-    if not isinstance(part, Mapping):
-        return []
-    inside = [(str(key), *place) for key, value in part.items() for place in _places(value)]
-    return [*((str(key),) for key in part), *sorted(inside, key=len)]
 
 
 def _line(error: BaseException) -> str:

@@ -12,7 +12,7 @@ import lightning as L
 
 from mhprobe.errors import UserError
 from mhprobe.io.code import file_digest
-from mhprobe.run.constructors import options
+from mhprobe.run.constructors import leaves, options
 from mhprobe.run.schema import Config
 from mhprobe.training.checkpoints import SameRun
 from mhprobe.weights.checkpoint import load_checkpoint
@@ -34,10 +34,11 @@ SWEEP = "multirun.yaml"  # what Hydra leaves in the folder of a sweep
 WHY = {"processes": " (they share out the images of a step)"}
 
 
-def resume(cfg: Config, folder: Path, trainer: L.Trainer) -> Path | None:
+def resume(cfg: Config, folder: Path, trainer: L.Trainer, part: bool = False) -> Path | None:
     """Return the checkpoint that ``ckpt_path`` names; None to start anew. UserError if it is missing or of another run.
 
-    folder: of this run. Prints the differences that are allowed.
+    folder: of this run. part: True for a part of a study, which may begin anew with ``last``. Prints the differences
+    that are allowed.
     """
     named = cfg.ckpt_path
     if named is None:
@@ -45,6 +46,8 @@ def resume(cfg: Config, folder: Path, trainer: L.Trainer) -> Path | None:
     ours = next(part for part in trainer.callbacks if isinstance(part, SameRun)).facts(trainer)  # type: ignore[attr-defined]
     paths, runs = [Path(named)], Path(cfg.out) / cfg.name
     if named == "last" and not (paths := earlier(runs, folder)):
+        if part:
+            return None
         raise UserError(f"ckpt_path=last: no last.ckpt of this run under {runs}; leave ckpt_path out to start anew.")
     if "://" in named:
         raise UserError(f"ckpt_path: {named} is remote, where pickled code could hide; download it first.")
@@ -63,11 +66,6 @@ def resume(cfg: Config, folder: Path, trainer: L.Trainer) -> Path | None:
     raise refusals[0]
 
 
-def begun(cfg: Config, folder: Path) -> bool:
-    """Return True if a part of a study has the checkpoint that ``ckpt_path`` names; with ``last`` it need not."""
-    return cfg.ckpt_path is not None and (cfg.ckpt_path != "last" or bool(earlier(Path(cfg.out) / cfg.name, folder)))
-
-
 def facts(cfg: Mapping[str, Any], description: Mapping[str, Any], images: str) -> dict[str, Any]:
     """Return the facts of a run, by key. description: of the network. images: digest of training and validation."""
     import timm
@@ -75,14 +73,16 @@ def facts(cfg: Mapping[str, Any], description: Mapping[str, Any], images: str) -
 
     from mhprobe import __version__
 
-    parts = {name: _without(cfg[name], INDIFFERENT.get(name, set())) for name in ("data", "optim", "gates", "trainer")}
-    parts["gates"]["mask"] = _digest(cfg["gates"].get("mask"))
-    parts["trainer"] = {key: value for key, value in parts["trainer"].items() if not key.startswith("enable_")}
-    parts["optim"] = {**parts["optim"], "teacher": _digest(parts["optim"].get("teacher"))}
+    parts = {name: dict(cfg[name]) for name in ("data", "optim", "gates", "trainer")}
+    for name, key in (("gates", "mask"), ("optim", "teacher")):
+        parts[name][key] = _digest(parts[name].get(key))
     network = {"backbone": description["backbone"], "heads": description.get("kept")}
     versions = {"mhprobe": __version__, "torch": str(torch.__version__), "timm": timm.__version__}
     first = {"seed": cfg["seed"], "compile": cfg.get("compile", False), **parts, "data.images": images}
-    return dict(_flat({**first, **network, "weights": _digest(cfg.get("weights")), "versions": versions}))
+    values = leaves({**first, **network, "weights": _digest(cfg.get("weights")), "versions": versions})
+    differ = {path: value for path, value in values if not INDIFFERENT.get(path[0], set()) & {*path}}
+    named = {".".join(path): list(value) if isinstance(value, tuple) else value for path, value in differ.items()}
+    return {key: value for key, value in named.items() if not key.startswith("trainer.enable_")}
 
 
 def differences(theirs: Facts | None, ours: Facts) -> dict[str, tuple[Any, Any]]:
@@ -141,20 +141,6 @@ def earlier(runs: Path, folder: Path) -> list[Path]:
 
 def _under(key: str, names: Iterable[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
-
-
-def _without(part: Any, keys: set[str]) -> Any:
-    if not isinstance(part, Mapping):
-        return part
-    return {key: _without(value, keys) for key, value in part.items() if key not in keys}
-
-
-def _flat(part: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, Any]]:
-    for key, value in part.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}", list(value) if isinstance(value, (list, tuple)) else value
 
 
 def _digest(file: str | None) -> str | None:

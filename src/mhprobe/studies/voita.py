@@ -104,7 +104,7 @@ def run(cfg: Config, folder: Path) -> None:
 def fit(cfg: Config, folder: Path) -> Fitted:
     """Train as ``cfg`` says and test the last weights; with ``ckpt_path=last`` go on from a checkpoint, if any."""
     from mhprobe.run import builders, questions
-    from mhprobe.run.resume import begun, resume
+    from mhprobe.run.resume import resume
     from mhprobe.scoring.parts.tally import tally
 
     data = builders.data(cfg)
@@ -112,7 +112,7 @@ def fit(cfg: Config, folder: Path) -> Fitted:
     report = builders.report(cfg, folder, model.gates.layout)
     answers = questions.of_run(cfg, model, data, report)
     trainer = builders.trainer(cfg, [*builders.callbacks(cfg, model, data, report), answers], report)
-    trainer.fit(model, datamodule=data, ckpt_path=resume(cfg, folder, trainer) if begun(cfg, folder) else None)
+    trainer.fit(model, datamodule=data, ckpt_path=resume(cfg, folder, trainer, part=True))
     builders.test(trainer, model, data, report)
     builders.save(cfg, trainer, model, data, folder)
     report.close()
