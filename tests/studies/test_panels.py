@@ -42,8 +42,7 @@ from mhprobe.studies.panels.kernels import reach, slopes_of, strongest
 from mhprobe.studies.panels.loss import direction, eigenvalues, losses
 from mhprobe.studies.panels.maps import auc_interval, hottest, judged
 from mhprobe.studies.panels.masking import cells, kinds, phases
-from mhprobe.studies.panels.probing import Queries, probe
-from mhprobe.studies.panels.relations import RELATIONS, answers, offset_words, right_keys, summary
+from mhprobe.studies.panels.relations import RELATIONS, Queries, answers, offset_words, probe, right_keys, summary
 from mhprobe.studies.panels.two_views import between, other_way
 from mhprobe.studies.voita import Fitted
 from models import images_for, labels_for, tiny_swin, tiny_vit

@@ -12,7 +12,7 @@ import torch
 import mhprobe
 from mhprobe.recording import measuring
 from mhprobe.recording.record import record
-from mhprobe.studies.panels import probing
+from mhprobe.studies.panels import relations as probing
 from mhprobe.studies.panels.attention import covering
 from mhprobe.studies.panels.frequencies import fft_images
 from mhprobe.studies.panels.relations import offset_words, relations

@@ -70,22 +70,17 @@ def _keep(folder: Path, model: nn.Module, data: ImageData) -> Path:
     if not gives_features(model):
         taken = recorded.logits.argmax(1).tolist()
         titles = [f"{title}, taken for {names[label]}" for title, label in zip(titles, taken, strict=True)]
-    arrays = {"pictures": _small(data.stored("test", chosen).images)}
+    pictures = data.stored("test", chosen).images.contiguous()
+    if (longest := max(pictures.shape[2:])) > _PICTURE:
+        size = [max(1, round(side * _PICTURE / longest)) for side in pictures.shape[2:]]
+        pictures = interpolate(pictures.float(), size=size, mode="area").round().to(torch.uint8)
+    arrays = {"pictures": pictures}
     by_query: dict[str, list[str]] = {}  # names of sites
     for number, site in enumerate(gates_of(model).layout.of("head").sites):
         for name, query in queries(site).items():
             arrays[f"{name}/{site.name}"] = levels(looked_at(attn[number], site, who_looks(site, query)))
             by_query.setdefault(name, []).append(site.name)
     return write(folder / ATTENTION, save(arrays, {"titles": json.dumps(titles), "queries": json.dumps(by_query)}))
-
-
-def _small(images: Tensor) -> Tensor:
-    """(B, 3, height, width) uint8 images, no larger than _PICTURE."""
-    longest = max(images.shape[2:])
-    if longest <= _PICTURE:
-        return images.contiguous()
-    size = [max(1, round(side * _PICTURE / longest)) for side in images.shape[2:]]
-    return interpolate(images.float(), size=size, mode="area").round().to(torch.uint8)
 
 
 def keep_live(folder: Path, model: nn.Module, data: ImageData) -> str:

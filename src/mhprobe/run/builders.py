@@ -225,16 +225,6 @@ def trainer(cfg: Config, callbacks: list[L.Callback], report: Report) -> L.Train
     )
 
 
-def one_process(trainer: L.Trainer) -> torch.device:
-    """Return the device to prune on; UserError for several processes."""
-    if trainer.world_size > 1:
-        raise UserError(
-            f"prune: runs in one process, got {trainer.world_size}. To tune on several devices, prune with "
-            f"tune_epochs=0 and then train with weights=<pruned.safetensors>."
-        )
-    return trainer.strategy.root_device
-
-
 def _lightning(cfg: Config, **more: Any) -> L.Trainer:
     """Return a trainer with the settings of ``trainer``; bf16 where the hardware multiplies it faster than float32."""
     settings = cfg.trainer.model_dump()

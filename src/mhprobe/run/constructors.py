@@ -8,7 +8,7 @@ import ast
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
@@ -136,12 +136,7 @@ def leaves(part: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
             yield (*path, str(key)), value
 
 
-class Filled(NamedTuple):
-    """Defaults added to a part: its place, its target, and the options."""
-
-    path: Place
-    target: str
-    added: Options
+Filled = tuple[Place, str, Options]  # a part's place and target, and the defaults added to it
 
 
 def fill(cfg: DictConfig) -> list[Filled]:
@@ -179,6 +174,6 @@ def _left_out(path: Place, plain: Any) -> Iterator[Filled]:
     parts = plain.items() if isinstance(plain, dict) else enumerate(plain) if isinstance(plain, list) else ()
     target = str(plain.get("_target_")) if isinstance(plain, dict) else ""
     if added := {option: default for option, default in options(target).items() if option not in plain}:
-        yield Filled(path, target, added)
+        yield path, target, added
     for key, part in parts:
         yield from _left_out((*path, key), part)

@@ -55,7 +55,12 @@ def answer(
     if tested:
         builders.test(trainer, model, data, report)
     else:
-        model.to(builders.one_process(trainer))
+        if trainer.world_size > 1:
+            raise UserError(
+                f"prune: runs in one process, got {trainer.world_size}. To tune on several devices, prune with "
+                f"tune_epochs=0 and then train with weights=<pruned.safetensors>."
+            )
+        model.to(trainer.strategy.root_device)
         answers.find()
         answers.complain()
     builders.finish(cfg, trainer, model, data, report)
