@@ -11,7 +11,6 @@ from mhprobe.errors import one_line
 
 @one_line()
 def main(arguments: list[str] | None = None) -> None:
-    """Print what the views hold, or save them and print their addresses."""
     parser = argparse.ArgumentParser(prog="python -m mhprobe.dashboard", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("project", help="entity/project")
     parser.add_argument("--group", help="only the runs of this sweep or experiment")

@@ -24,7 +24,6 @@ KINDS = ("written", "grafts")
 
 @one_line()
 def main() -> None:
-    """Print where the results are."""
     parser = argparse.ArgumentParser(prog="python -m mhprobe.headbench", description=__doc__.partition(": ")[2])
     parser.add_argument("--out", type=Path, default=Path("outputs/headbench"), help="the folder to write")
     parser.add_argument("--heads", nargs="+", default=KINDS, choices=KINDS, help="written by hand, grafts, or both")
@@ -68,7 +67,6 @@ def run(given: argparse.Namespace) -> None:
 
 
 def _table(rows: Sequence[Any]) -> "Table":
-    """Make a table of named tuples of one kind. UserError where there are none."""
     from mhprobe.report.tables import Table
 
     if not rows:

@@ -149,7 +149,6 @@ def entries(names: Sequence[str] | None, entered: Sequence[str] = ()) -> dict[st
 
 
 def _name(kind: Any) -> str:
-    """Return the name of a measure's class, without a layout."""
     name = kind.__dict__.get("name")
     return name if isinstance(name, str) else Measure.name.fget(kind.__new__(kind))  # type: ignore[attr-defined]
 

@@ -216,7 +216,6 @@ class Canvas(Blank):
 
 
 def _directions(basis: Tensor, names: Sequence[str]) -> Tensor:
-    """(names, C) directions of these features."""
     return basis[:, [NAMES.index(name) for name in names]].T
 
 

@@ -219,5 +219,4 @@ def _steps(
 
 
 def known_grafts() -> dict[str, Graft]:
-    """Every graft, by its name."""
     return by_name(sys.modules[__name__], Graft)  # type: ignore[type-abstract]

@@ -34,7 +34,6 @@ class Splits(NamedTuple):
 
 @functools.cache
 def digits() -> Splits:
-    """The images, the same for every network."""
     contents = Digits().scan()
     images: dict[str, list[Tensor]] = {"train": [], "test": []}
     for split, _, pixels in contents.images():
@@ -62,7 +61,6 @@ class Network(Opened):
         self.right = float(torch.cat(right).double().mean())
 
     def copied(self) -> "Network":
-        """Return a copy with weights of its own."""
         other = copy.copy(self)
         other.model = copy.deepcopy(self.model)
         return other

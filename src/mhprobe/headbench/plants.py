@@ -51,7 +51,6 @@ class Plant(Made):
     first: ClassVar[bool] = False
 
     def fits(self, canvas: Canvas, site: HeadSite) -> bool:
-        """Return True if the plant can stand there."""
         return True
 
     @abc.abstractmethod
@@ -156,7 +155,6 @@ class Duplicate(Plant):
         canvas.write(site, other, **canvas.parts(site, one))
 
     def verified(self, canvas: Canvas, site: int, heads: Sequence[int]) -> bool:
-        """Compare what the two write."""
         one, other = (canvas.writes(site, head) for head in heads)
         return bool((one - other).abs().max() < 1e-4 * one.abs().max()) and bool(one.abs().max() > 0)
 
@@ -400,7 +398,6 @@ class Planted(NamedTuple):
 
 
 def known() -> dict[str, Plant]:
-    """Every plant, by its name."""
     return by_name(sys.modules[__name__], Plant)  # type: ignore[type-abstract]
 
 
@@ -438,7 +435,6 @@ def grow(family: str, seed: int) -> tuple[Canvas, list[Planted]]:
 
 @torch.no_grad()
 def _fill_mlp(canvas: Canvas, site: int) -> None:
-    """Let the hidden units that no plant took read and write noise."""
     (reads, writes), rows = canvas.mlp(site), canvas.rows(site, NOISES)
     (free,) = (reads.weight.abs().sum(1) == 0).nonzero(as_tuple=True)
     random = canvas.random

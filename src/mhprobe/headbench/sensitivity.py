@@ -113,7 +113,6 @@ def check(makes: Mapping[str, Make], entered: Sequence[str] = ()) -> None:
 
 
 def _signs(graft: Graft, makes: Mapping[str, Make], entered: Sequence[str]) -> dict[str, int]:
-    """Detectors that take part in a graft, with their directions."""
     named = {name: sign for name, sign in graft.signs.items() if name.partition(".")[0] in makes}
     return {**dict.fromkeys(entered, 1), **named}
 
@@ -146,7 +145,6 @@ def places(network: Network, name: str, graft: Graft) -> Iterator[tuple[int, lis
 def _told(
     network: Network, makes: Mapping[str, Make], detectors: Mapping[str, int], heads: Sequence[int]
 ) -> dict[str, Told]:
-    """Return the scores of each detector for these heads, in its direction."""
     layout, splits, scores = network.layout, digits(), {}
     columns, _ = measured(network.gated(), layout, makes, splits.look, splits.choose)
     for detector, direction in detectors.items():
@@ -161,7 +159,6 @@ def _told(
 def _rows(
     graft: Graft, name: str, detector: str, direction: int, trials: Sequence[Trial]
 ) -> tuple[list[Grade], Sensitivity]:
-    """Rows of one detector of one kind of graft, at every grade and over all of them."""
     found_TG = _found(detector, trials)
     shares_RG = _resampled(found_TG, trials)
     found_G, (low_G, high_G) = found_TG.mean(0), percentiles(shares_RG)

@@ -58,12 +58,10 @@ class Subject:
 
     @property
     def backbone(self) -> nn.Module:
-        """The network, without its training."""
         return self.model.backbone  # type: ignore[return-value]
 
     @property
     def chance(self) -> float:
-        """The accuracy of guessing."""
         return 1 / self.data.num_classes
 
     @property
@@ -192,7 +190,6 @@ class Masking:
         )
 
     def _score(self, material: Subject, split: str) -> Score:
-        """Return the score on a split."""
         if split not in self._scores:
             model, data = cast(Any, material.model), material.data
             kind = score_for(self.score, "score", not data.unlabelled, bool(model.features_only))

@@ -125,7 +125,6 @@ class Material(Subject):
 
     @property
     def slopes_of(self) -> Of:
-        """The quantity that slopes are taken of."""
         return self.target or ("norm" if gives_features(self.model) else "loss")
 
     def on(self, data: ImageData) -> Self:
@@ -175,7 +174,6 @@ class Material(Subject):
         return columns, refused
 
     def _stored(self, group: Mapping[str, Measure], control: bool) -> dict[str, Columns]:
-        """Return kept columns, of this or an earlier run."""
         folder = self.store
         if folder is None:
             return {}

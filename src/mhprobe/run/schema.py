@@ -331,7 +331,6 @@ def refuse_without_classifier(command: str) -> None:
 
 
 def comes_with_weights(backbone: Any) -> bool:
-    """Return True if the backbone itself names its weights."""
     return bool(backbone.get("checkpoint") is not None or backbone.get("pretrained"))
 
 

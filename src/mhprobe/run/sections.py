@@ -113,7 +113,6 @@ class OwnSections(ConfigLoaderImpl):
 
 
 def _check_installed(cfg: DictConfig) -> None:
-    """Raise UserError for a launcher or a sweeper whose package is not installed."""
     for part in ENGINES:
         module = cfg.hydra[part]["_target_"].rpartition(".")[0]
         try:
@@ -181,7 +180,6 @@ def _groups(command: str) -> str:
 
 
 def options(group: str) -> list[str]:
-    """Return the options of a group."""
     return sorted({path.stem for path in (CONF / group).glob("*.yaml")} - {"base"} | set(members.members(group)))
 
 
@@ -199,7 +197,6 @@ def _chosen(command: str) -> Iterator[str]:
 
 @functools.cache
 def _file(command: str) -> DictConfig:
-    """Read a command's file, once per process; do not change the result."""
     return cast(DictConfig, OmegaConf.load(CONF / f"{command}.yaml"))
 
 

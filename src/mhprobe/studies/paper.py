@@ -61,7 +61,6 @@ def _question(paper: Mapping[str, Any], key: str, panel: Panel | None, material:
 
 
 def _ask(paper: Mapping[str, Any], key: str, panel: Panel, material: Material) -> dict[str, Result]:
-    """Return the results of a figure, with its caption."""
     for name in material.names:  # a panel may take fewer
         material.columns(name)
     about = {"caption": caption(paper, key), "part_of": key}
@@ -86,7 +85,6 @@ def label(key: str) -> str:
 
 
 def _number(key: str) -> tuple[str, str]:
-    """Return the paper's number of a figure, and our word beside it; both empty without a number."""
     match = re.match(r"(figure|table)_(\d+)_?(.*)", key)
     return (f"{match[1].capitalize()} {match[2]}", match[3].replace("_", " ")) if match else ("", "")
 

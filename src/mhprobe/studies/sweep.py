@@ -64,7 +64,6 @@ def collect(folder: Path) -> list[Run]:
 
 
 def table(runs: Sequence[Run]) -> Table:
-    """Return a row per run: its name, the settings that differ, and the metrics."""
     settings, metrics = list(dict.fromkeys(key for run in runs for key in run.settings)), (*METRICS, "test/images")
     columns = ["run", *settings, *(name.removeprefix("gates/") for name in metrics)]
     values = [
@@ -167,7 +166,6 @@ def _gates(path: Path) -> Gates:
 
 
 def _whole(weights: str | None, description: dict[str, Any]) -> float | None:
-    """Return the test accuracy of ``weights``, if it is of the same images."""
     if not weights:
         return None
     beside = Path(weights).with_suffix(".json")

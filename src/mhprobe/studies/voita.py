@@ -154,7 +154,6 @@ def write(
 
 
 def _arm(heads: int) -> str:
-    """Return the name of the pruned model's folder."""
     return f"heads_{heads}_pruned"
 
 

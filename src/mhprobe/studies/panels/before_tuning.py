@@ -73,7 +73,6 @@ def before_tuning(material: Material, before: str | Path, images: int = 500) -> 
 
 
 def _itself(layout: HeadLayout, older: nn.Module, network: nn.Module, walk: Walk) -> dict[str, Tensor]:
-    """Columns ``itself``: SVCCA of each head of one network with the same head of the other."""
     both = HeadLayout(tuple(dataclasses.replace(site, num_heads=2 * site.num_heads) for site in layout.sites))
     measure = SVCCA(both)
     for (_, before), (_, after) in zip(recorded(older, walk()), recorded(network, walk()), strict=True):
@@ -89,7 +88,6 @@ def _itself(layout: HeadLayout, older: nn.Module, network: nn.Module, walk: Walk
 def _changes(
     measures: Mapping[str, Measure], older: nn.Module, network: nn.Module, folds: Sequence[Walk]
 ) -> dict[str, Any]:
-    """Columns of each measure before and after, and of the change."""
     pairs = [[measured(model, measures, fold, of="norm") for model in (older, network)] for fold in folds]
     columns: dict[str, Any] = {}
     for name in measures:

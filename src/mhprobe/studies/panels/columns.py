@@ -23,7 +23,6 @@ from mhprobe.stats.survival import THRESHOLDS, holds
 
 
 def by_block(material: Material) -> dict[str, Result]:
-    """Sum up pairs of heads per block; a result per pairwise measure of the figure."""
     layout = material.layout
     results = {}
     for name in material.names:

@@ -136,7 +136,6 @@ def without(images: Tensor, index: Tensor, damage: str, ring: int, rings: int, s
 
 
 def ends(ring: int, rings: int) -> dict[str, Any]:
-    """Columns low and high: ends of a ring, in units of pi."""
     return {"low": ring / rings, "high": (ring + 1) / rings}
 
 

@@ -131,7 +131,6 @@ def scored(
 
 
 def joined(parts: Sequence[Columns]) -> Columns:
-    """Concatenate named tuples of tensors, column by column."""
     return type(parts[0])(*map(torch.cat, zip(*parts, strict=True)))
 
 
@@ -204,7 +203,6 @@ def right_keys(pictures: Tensor, grid: tuple[int, int], centres: Tensor) -> Tens
 
 
 def colours(pictures: Tensor, grid: tuple[int, int]) -> Tensor:
-    """(B, T, 3) float64 mean colour of each patch."""
     return F.adaptive_avg_pool2d(pictures.double(), grid).flatten(2).transpose(1, 2)
 
 
@@ -355,7 +353,6 @@ def probe(fit: Queries, test: Queries, relation: int, steps: int, embedded: bool
 
 
 def _by_offset(fit: Queries, test: Queries, relation: int) -> Tensor:
-    """(n, K) scores, 1 at the key of the offset that is right most often."""
     numbers, place = fit.offset.unique(return_inverse=True)
     counts = torch.zeros(len(numbers)).index_add_(0, place.flatten(), fit.right[..., relation].float().flatten())
     return (test.offset == numbers[counts.argmax()]).float() - 2 * test.itself
@@ -372,7 +369,6 @@ def _judge(score: Tensor, test: Queries, relation: int) -> dict[str, float]:
 
 
 def _mean(hit: Tensor, asked: Tensor, image: Tensor) -> dict[str, float]:
-    """Mean hit rate over images, each the mean over its asked queries."""
     _, place = image[asked].unique(return_inverse=True)
     count = torch.zeros(int(place.max()) + 1, dtype=torch.float64)
     total = count.clone().index_add_(0, place, hit[asked])
