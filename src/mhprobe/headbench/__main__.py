@@ -59,8 +59,8 @@ def run(given: argparse.Namespace) -> None:
             rows = bench(makes, given.families, seeds, given.images, say=say)
             results = {"headbench": Result(_table(rows), figure.headbench(rows), drawn="headbench")}
         else:
-            grades, found = sensitivities(makes, entered, seeds, say=say)
-            drawn = Result(_table(found), figure.sensitivity(grades, found), drawn="sensitivity")
+            grades, over_grades = sensitivities(makes, entered, seeds, say=say)
+            drawn = Result(_table(over_grades), figure.sensitivity(grades, over_grades), drawn="sensitivity")
             results = {"headbench_grades": Result(_table(grades)), "headbench_sensitivity": drawn}
         for name, result in results.items():
             print(*report.add(name, result), sep="\n")

@@ -11,6 +11,7 @@ directions are orthogonal to (1, ..., 1), so that LayerNorm only divides by one 
 Shapes: B images, F pixel features, C channels of the stream, D head width, T tokens, K classes.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -85,10 +86,9 @@ def draw(count: int, seed: int, shown: Tensor | None = None, marked: Tensor | No
         features[*square, int(texture[image])] += 2.0
         objects[square] = 1
         features[image, 0, 0, CLASSES + int(mark[image])] = 3.0
-        for v in range(2):
-            for h in range(2):
-                down, across = bright[image, v, h].tolist()
-                features[image, 4 * v + down, 4 * h + across, NAMES.index("landmark")] = 3.0
+        for v, h in itertools.product(range(2), repeat=2):
+            down, across = bright[image, v, h].tolist()
+            features[image, 4 * v + down, 4 * h + across, NAMES.index("landmark")] = 3.0
     patches = (features @ pixels_of_features().T).unflatten(-1, (3, PATCH, PATCH))
     images = patches.permute(0, 3, 1, 4, 2, 5).reshape(count, 3, GRID * PATCH, GRID * PATCH)
     objects = objects.repeat_interleave(PATCH, 1).repeat_interleave(PATCH, 2)

@@ -6,6 +6,7 @@ imports. Hydra's own completion (``-sc install=bash``) is for a program that is 
 
 import itertools
 import re
+import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -58,11 +59,8 @@ def about(word: str) -> str:
     plain = OmegaConf.to_container(chosen, resolve=False)
     typed = [f"  {key}={value}" for key, value in _typed(place, plain)]
     # docstrings of all its parts, each once, up to their examples
-    parts = dict.fromkeys(pair for target in _targets(plain) for pair in docstrings(target))
-    explained = [
-        "\n".join([name, *(f"    {line}".rstrip() for line in text.partition("\n>>>")[0].rstrip().splitlines())])
-        for name, text in parts
-    ]
+    texts = {name: text.partition("\n>>>")[0] for target in _targets(plain) for name, text in docstrings(target)}
+    explained = [f"{name}\n{textwrap.indent(text.rstrip(), '    ')}" for name, text in texts.items()]
     return "\n\n".join([meaning, *(["\n".join(typed)] if typed else []), *explained])
 
 

@@ -146,23 +146,21 @@ def _read(folder: Path) -> Run | None:
     right = run.outcomes()
     if run.unread:
         raise UserError(f"sweep: {folder} is damaged ({run.unread[0]}). Take it out of the sweep's folder.")
-    gates = _gates(path) if (path := _table(run, "gates")) else None
-    settings = dict(line.split("=", 1) for line in run.overrides if "=" in line)
+    path, settings = _table(run, "gates"), dict(line.split("=", 1) for line in run.overrides if "=" in line)
     metrics = {name: value for name, value in run.metrics.items() if value is not None}
-    if not gates or not set(METRICS) <= set(metrics):
+    if path is None:
         return None
-    whole, images = _whole(settings.get("weights"), run.model), None if right is None else right.images
-    return Run(folder.name, settings, metrics, gates, run.model, whole, images)
-
-
-def _gates(path: Path) -> Gates:
     listed = read_rows(path, ("head", "stage", "block", "kept"), "sweep")
     gates = Gates(path, listed[0].get(DIGEST, ""), [False] * len(listed), {})
     rows = read_heads(path, ("stage", "block", "kept"), gates, "sweep")
     groups: Groups = {name: [(f"{name} {row[name]}",) for row in rows] for name in ("stage", "block")}
     if "shifted" in rows[0]:
         groups["windows"] = [("shifted windows" if row["shifted"] == "1" else "plain windows",) for row in rows]
-    return gates._replace(kept=read_kept(path, gates, "sweep").tolist(), groups=groups)
+    gates = gates._replace(kept=read_kept(path, gates, "sweep").tolist(), groups=groups)
+    if not set(METRICS) <= set(metrics):
+        return None
+    whole, images = _whole(settings.get("weights"), run.model), None if right is None else right.images
+    return Run(folder.name, settings, metrics, gates, run.model, whole, images)
 
 
 def _whole(weights: str | None, description: dict[str, Any]) -> float | None:
