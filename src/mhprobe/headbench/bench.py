@@ -62,11 +62,7 @@ def bench(
     images: int = 64,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
-    """Score every measure on every plant. makes: by name, makers of a measure for a layout.
-
-    images: that are measured; as many others for measures that choose first. UserError for a column that no measure
-    has, though a plant names it.
-    """
+    """Score every measure on every plant. images: to measure, and as many to choose on. UserError: a missing column."""
     scores: dict[tuple[str, str, str], list[Told]] = defaultdict(list)
     plants = known()
     named = sorted({tuple(sign.split(".", 1)) for plant in plants.values() for sign in plant.signs if "." in sign})

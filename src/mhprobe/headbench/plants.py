@@ -29,10 +29,9 @@ Kind = TypeVar("Kind")
 
 
 class Made(abc.ABC):
-    """Base of plants and grafts. A class's name gives the plant's: StandIn is stand_in.
+    """Base of plants and grafts, named by their class: StandIn is stand_in. question: a user's. heads: their number.
 
-    question: a user's, e.g. "is it dead?". heads: number of heads, all of one layer. signs: expected of each measure,
-    or of a column of it, by the measure's docstring: +1 for large values, -1 for small ones.
+    signs: by measure or column of one, +1 for expected large values, -1 for small ones.
     """
 
     question: ClassVar[str]
@@ -41,10 +40,9 @@ class Made(abc.ABC):
 
 
 class Plant(Made):
-    """A head, or a pair of heads, written by hand.
+    """A head, or a pair of heads, written by hand. signs: +1 for measures that are not named.
 
-    signs: +1 for measures that are not named. like: plants that have the property too, which are left out of the
-    comparison. first: placed before others, because it fits in few sites.
+    like: plants with the same property, left out of the comparison. first: placed first, because few sites fit.
     """
 
     like: ClassVar[Sequence[str]] = ()

@@ -80,8 +80,7 @@ def sensitivities(
 ) -> tuple[list[Grade], list[Sensitivity]]:
     """Test each measure that a graft names on that graft, and the ``entered`` ones, of large values, on all.
 
-    makes: by name, makers of a measure for a layout. seeds: of the networks, which are trained here. draws: grafts of a
-    kind in each. UserError as in ``check``.
+    seeds: of networks, which are trained here. draws: grafts of a kind in each. UserError as in ``check``.
     """
     check(makes, entered)
     kinds = known_grafts()

@@ -204,10 +204,9 @@ def look(
     show: bool = True,
     beside: frozenset[Need] = frozenset(),
 ) -> tuple[dict[str, Columns], dict[str, UserError]]:
-    """Measure ``model`` on a split in one pass, with progress; measures that choose first do so on validation images.
+    """Measure ``model`` on a split in one pass, in full precision. Measures that choose do so on validation images.
 
-    In full precision, outside the trainer's autocast. Result and errors: as of ``recording.measuring.measure``. A
-    collective.
+    Result and errors: as of ``recording.measuring.measure``. A collective.
     """
     features, device = gives_features(model), next(model.parameters()).device
 

@@ -36,10 +36,9 @@ def measured(
     kinds_of: Mapping[str, Sequence[str]] | None = None,
     options_of: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Result]:
-    """Return the tables of each measure, and a figure per kind, beside the freshly initialised network.
+    """Return tables of each measure, and a figure per kind, beside the freshly initialised network.
 
-    kinds: of figures (report/figures); none for the measure's own. kinds_of: the same by measure. options: of the
-    figures, e.g. limits=each. options_of: the same by kind.
+    kinds: of figures; none for the measure's own. options: of the figures. kinds_of, options_of: by measure, by kind.
     """
     results: dict[str, Result] = {}
     for name in material.names:

@@ -40,11 +40,7 @@ def settled(cfg: Config, model: GatedClassifier, data: ImageData, report: Report
 
 
 def largest(cfg: Config, model: GatedClassifier, data: ImageData) -> int:
-    """Set and return the largest batch, at most all training images, that a training step of this run fits with.
-
-    Doubled until memory ends, then by bisection. Lightning's tuner also tries batches with more images than there are,
-    and returns 1 where not even one fits. UserError there.
-    """
+    """Find and set the largest batch that a step fits with, by doubling and bisection. UserError if none."""
     most = data.sizes["train"]
     fits, fails = 0, most + 1
     while fails - fits > 1:

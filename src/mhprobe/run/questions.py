@@ -42,10 +42,9 @@ Asks = Callable[[Material, Report], Sequence[Question]]
 def answer(
     cfg: Config, folder: Path, more: Asks = lambda material, report: (), estimate: bool = False, tested: bool = True
 ) -> Answers:
-    """Test the weights as they are and answer the questions of the configuration.
+    """Test the weights and answer the questions of the configuration. more: further questions. estimate: show a plan.
 
-    more: further questions. estimate: True shows a plan with times first. tested: False for questions that test the
-    network themselves, in one process; a question without an answer then ends the run.
+    tested: False for questions that test the network themselves, in one process, and end the run without an answer.
     """
     data = builders.data(cfg)
     model = builders.classifier(cfg, data)

@@ -52,8 +52,7 @@ def settings(command: str) -> set[str]:
 class OwnSections(ConfigLoaderImpl):
     """Hydra's loader, for one command's sections; ``install`` puts it in the place of Hydra's private class.
 
-    Nothing public of Hydra leaves out sections of an experiment, or adds defaults of constructors to ``--cfg job``:
-    both happen before the command line is merged in. tests/run/test_hydra.py fails when Hydra changes these methods.
+    Nothing public of Hydra leaves out sections, or adds defaults of constructors, before the command line is merged in.
     """
 
     _filled: Sequence[Filled] = ()

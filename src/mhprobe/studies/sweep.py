@@ -79,10 +79,9 @@ def write(
     whole: float | None = None,
     origin: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Path]:
-    """Write tables and figures of the sweep in ``folder``; return their files.
+    """Write tables and figures of the sweep in ``folder``; return their files. origin: as in ``style.save``.
 
-    probe: a run that measured the heads of the whole model. whole: test accuracy of that model; None for that of the
-    weights or of ``probe``, if it is of the same images. origin: as in ``style.save``.
+    probe: a probed run of the whole model. whole: its test accuracy; None for that of the weights or of ``probe``.
     """
     from mhprobe.report.figures import pruned
     from mhprobe.report.report import Report, Result, Sample

@@ -82,10 +82,9 @@ def of_heads(material: Material) -> dict[str, list[float]]:
 
 
 def entropy(material: Material, images: int = 500) -> dict[str, Result]:
-    """Draw the entropy of attention by block, beside an untrained network: of all queries, and of a class token.
+    """Draw the entropy of attention by block, beside an untrained network (Clark et al., 2019, Figure 4).
 
-    Clark et al., 2019, arXiv 1906.04341, Figure 4. images: test images for the untrained network, at most.
-    Table: value, class_query, uniform and the first two of the untrained network, in nats.
+    images: for the untrained network. Table: value, class_query, uniform, and the first two untrained, in nats.
     """
     layout = material.layout
     (name,) = material.names
@@ -104,9 +103,9 @@ def entropy(material: Material, images: int = 500) -> dict[str, Result]:
 
 
 def before_training(material: Material, images: int = 500) -> dict[str, Result]:
-    """Compare the similarity of the heads of each block with that in an untrained network.
+    """Compare the similarity of heads of a block with an untrained network's. images: for that, at most.
 
-    images: test images for the untrained network, at most. Table: measure, network, block, pairs, min, mean, max.
+    Table: measure, network, block, pairs, min, mean, max.
     """
     layout = material.layout
     measures = {name: material.about(name) for name in material.names}

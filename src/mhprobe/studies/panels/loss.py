@@ -55,10 +55,9 @@ def eigenvalues(
     iterations: int = 20,
     seed: int = 0,
 ) -> list[tuple[float, float]]:
-    """Return the ``top`` eigenvalues of largest size of the mean loss's Hessian, each with its last relative change.
+    """Return the ``top`` eigenvalues of the mean loss's Hessian over ``weights``, each with its last relative change.
 
-    By power iteration, one by one, orthogonally to the earlier ones. weights: of ``model``, for the Hessian. The model
-    stays as it is.
+    By power iteration, one by one, orthogonally to the earlier ones. The model stays as it is.
     """
     generator = torch.Generator().manual_seed(seed)
     learnable = [weight.requires_grad for weight in weights]

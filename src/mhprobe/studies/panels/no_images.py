@@ -19,10 +19,9 @@ from mhprobe.surgery.speed import BATCHES, speed_table
 def densities(
     material: Material, log_alphas: Sequence[float] = (-2.0, 0.0, 2.0), gates: str | None = None
 ) -> dict[str, Result]:
-    """Draw the hard-concrete distribution at a few log alphas, with learned gates (Voita et al., Figure 6).
+    """Draw the hard-concrete distribution at a few log alphas (Voita et al., Figure 6). gates: tables/gates.csv.
 
-    gates: tables/gates.csv of a run that learned them, None for none. Table: log_alpha, zero, one (the probabilities of
-    the ends). UserError for a table of another model's heads.
+    Table: log_alpha, zero, one (the probabilities of the ends). UserError for a table of another model's heads.
     """
     distribution = HardConcrete()
     log_alpha = torch.tensor(list(log_alphas), dtype=torch.float64)

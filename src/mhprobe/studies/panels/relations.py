@@ -144,8 +144,7 @@ def summary(values: Tensor) -> dict[str, float]:
 def answers(piece: Piece, right: Tensor, candidates: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield for each relation the scores (b, H) of each head, (b, O) of each offset, (b,) of an even draw.
 
-    right: (b, R, T, T) of ``right_keys``. candidates: (T, T) bool, keys that may be answered; None for all but the
-    query itself. Queries without a right key in their window do not count.
+    right: (b, R, T, T). candidates: (T, T) bool, None for all but the query; queries without a right key do not count.
     """
     places, token = piece.places, tokens_of(piece.places, piece.site)
     others = places.patch_pairs & ~torch.eye(places.patch_pairs.shape[-1], dtype=torch.bool, device=right.device)
