@@ -30,7 +30,7 @@ def test_options_are_shown_as_they_are_typed_with_their_defaults_and_explained()
     for option, value in constructors.options("mhprobe.measures.svcca.SVCCA").items():
         shown = "null" if value is None else value
         assert f"\n  measure.svcca.{option}={shown}\n" in said
-    assert "permutations" in said  # of the base class, whose options these are too
+    assert "number of draws of the null" in said  # of the base class, whose options these are too
     assert ">>>" not in said and "_target_" not in said
 
 
