@@ -39,7 +39,7 @@ from mhprobe.report.tables import curve_rows
 from mhprobe.report.values import Found, Values
 from mhprobe.scoring.base import Score, score_for
 from mhprobe.scoring.parts.evaluate import Evaluator
-from mhprobe.surgery.costs import costs, head_shares
+from mhprobe.surgery.costs import costs
 
 NO_IMAGES = "loader: expected at least one image, got none. A generator can be read only once: give a list."
 
@@ -141,8 +141,8 @@ def masking_curve(
     steps: largest number of units to mask; None for all.
     exclude_layers: layers whose heads are never masked. min_heads_per_layer: number of heads that every layer keeps.
     rescale: multiply the kept heads of a layer by H / kept.
-    target: where to stop: {"heads": number left} | {"flops": share of the dense model's} | {"latency": share of its
-        time on a batch of the loader}.
+    target: where to stop: {"heads": number left} | {"flops", "params" or "memory": share of the dense model's} |
+        {"latency": share of its time on a batch of the loader}.
     score: meaning of "accuracy" and "loss": the "labels", or agreement with the unmasked model: "top1", "kl", "cosine",
         "knn" (mhprobe.scoring), or a class. Default: labels if there are any, else top1; cosine for features.
     batch: as for ``measure``.
@@ -170,7 +170,7 @@ def masking_curve(
     walks = [_walked(model, each, score, batch) for each in (loader, select_loader) if each is not None]
     instead = find_fill(model, fill, walks[-1][0])
     score_on = [evaluator(rescale=rescale, fill=instead) for _, evaluator in walks]
-    left = costs(head_shares(model, layout, next(walks[0][0]()).images, set(target or ())))
+    left = costs(model, layout, next(walks[0][0]()).images, target or ())
     splits = ("test", "test") if select_loader is None else ("validation", "test")
     curves = trace_curve(layout, spec, score_on[-1], score_on[0], splits=splits, steps=steps, costs=left)
     return CurveRows(curve_rows(curves), curves, layout)

@@ -22,7 +22,7 @@ from mhprobe.masking.random import Random
 from mhprobe.masking.search.exact import Exact
 from mhprobe.masking.turns import Turns
 from mhprobe.measures import Entropy, Fisher
-from mhprobe.surgery.costs import costs, count_flops, count_parameters, head_flops, head_parameters, head_shares
+from mhprobe.surgery.costs import costs, count_flops, count_parameters, head_flops, head_parameters
 from mhprobe.surgery.on_path import OnPath
 from models import images_for, tiny_eva, tiny_swin, tiny_vit
 
@@ -212,9 +212,9 @@ def test_costs_of_neurons_are_what_their_removal_spares(build):
     assert count_flops(model, image) - count_flops(small, image) == int(head_flops(model, layout)[mask].sum())
     spared = count_parameters(model) - count_parameters(small)
     assert spared == int(head_parameters(model, layout)[mask].sum()) > 0
-    left = costs(head_shares(model, layout, image, {"params"}))["params"](mask[None])
+    left = costs(model, layout, image, {"params"})["params"](mask[None])
     assert float(left) == pytest.approx(count_parameters(small) / count_parameters(model))
-    target = Target("params", 0.5, costs(head_shares(model, layout, image, {"params"}))["params"])
+    target = Target("params", 0.5, costs(model, layout, image, {"params"})["params"])
     expected = head_parameters(model, layout).double() / count_parameters(model)
     torch.testing.assert_close(savings(Limits(layout, 0, target), layout), expected)
 

@@ -22,7 +22,7 @@ from pruned import COUNT, shown
 def test_the_expected_flops_and_those_that_are_left_are_within_a_percent_of_the_budget():
     model, layout, images = shown(KINDS)
     before = copy.deepcopy(model.state_dict())
-    cost_A = head_shares(model, layout, images.first(), {"flops"})["flops"]
+    cost_A = head_shares(model, layout, images.first())
     for share in (0.8, 0.6):
         open_A = LearnedGates(batch=16).fit(model, images, share, cost_A)
         assert float(1 - (cost_A * (1 - open_A)).sum()) == pytest.approx(share, abs=0.01)
@@ -40,7 +40,7 @@ def test_the_expected_flops_and_those_that_are_left_are_within_a_percent_of_the_
 def test_few_sets_of_as_many_heads_lose_less():
     """Against all 84 sets of three heads."""
     model, layout, images = shown({"head"})
-    cost = float(head_shares(model, layout, images.first(), {"flops"})["flops"][0])
+    cost = float(head_shares(model, layout, images.first())[0])
     mask = LearnedGates(batch=24).choose(model, images, 1 - 3 * cost)
     assert int(mask.sum()) == 3
     sets = list(itertools.combinations(range(layout.num_heads), 3))

@@ -11,16 +11,20 @@ import mhprobe
 import mhprobe.prune
 import runs
 from mhprobe.backbones import layout_of
+from mhprobe.heads import KINDS
 from mhprobe.masking.base import Evaluate, Order, Scores
 from mhprobe.masking.by_score import ByScore
+from mhprobe.masking.knapsack import Knapsack
 from mhprobe.masking.parts.curve import CurveSpec, masking_curve
 from mhprobe.report import tables
 from mhprobe.report.report import Report, Result, Sample
 from mhprobe.report.runs.run import measured_on
 from mhprobe.run import builders
 from mhprobe.stats.promise import Guarantee, kept_promise
+from mhprobe.surgery.costs import costs
 from mhprobe.surgery.given import Choice
-from mhprobe.surgery.on_path import Promised, promise_of
+from mhprobe.surgery.on_path import OnPath, promise_of
+from models import images_for
 from pruned import network
 
 IMAGES = 600
@@ -49,8 +53,8 @@ class InOrder(Order):
 def promised(lost=(0, 0, 0, 60, 60, 60), points=1.0, **options):
     model = network("vit")
     mhprobe.attach(model)
-    source = Promised(InOrder(), Guarantee(points), **options)
-    return source.choose(model, Calibration(lost), Calibration(lost))
+    source = OnPath(InOrder(), guarantee=Guarantee(points), **options)
+    return source.promise(model, Calibration(lost), Calibration(lost), lambda: images_for(model, 1))
 
 
 def test_the_longest_prefix_that_keeps_the_promise_goes():
@@ -69,6 +73,57 @@ def test_no_more_than_asked_for_goes():
     assert (promise.steps, promise.heads) == (1, 3) and choice.mask[:3].all() and not choice.mask[3:].any()
     with pytest.raises(mhprobe.UserError, match=r"takes 3 heads, got 2.*units=head"):
         promised(units="layer", remove=2)
+
+
+class Scored(Calibration):
+    """Units of low score cost nothing, the others 60 images each."""
+
+    def __init__(self, score_A):
+        super().__init__((60 * (score_A > 0.6)).int().tolist())
+        self.score_A = score_A
+
+    def measure(self, make, mask, column="value"):
+        return self.score_A
+
+
+@pytest.mark.parametrize("target", [None, {"flops": 0.7}, {"memory": 0.8}])
+def test_heads_and_neurons_go_as_far_as_can_be_promised(target):
+    model = network("vit")
+    layout, image = mhprobe.attach(model, units=KINDS).layout, images_for(model, 1)
+    images = Scored(torch.rand(layout.num_heads, generator=torch.Generator().manual_seed(0)))
+    source = OnPath(Knapsack(measure=lambda layout: None), target=target, guarantee=Guarantee(1.0))
+    source.check(layout, rounds=1)
+    choice, promise = source.promise(model, images, images, lambda: image)
+    masks = promise.curve.traces[0].mask
+    assert promise.heads + promise.neurons == choice.mask.sum() and promise.heads > 0
+    assert 2 < len(masks) <= 33 and torch.equal(masks.int().cummax(0).values > 0, masks)
+    right = images(masks).right
+    assert promise.steps == kept_promise(right[0], right[1:]) > 0
+    if target is None:  # all the way, but for the last unit
+        assert masks[-1].sum() > 0.9 * layout.num_heads and promise.steps < len(masks) - 1
+        assert promise.neurons > 0 and not (masks[promise.steps] & (images.score_A > 0.6)).any()
+    else:
+        ((unit, share),) = target.items()
+        left = costs(model, layout, image, target)[unit](masks)
+        assert left[-1] <= share < left[-2]
+    with pytest.raises(mhprobe.UserError, match="it counts heads; for heads and neurons"):
+        OnPath(source.order, remove=3, guarantee=Guarantee(1.0)).check(layout, rounds=1)
+    with pytest.raises(mhprobe.UserError, match="order: expected gates on heads alone"):
+        OnPath(InOrder(), guarantee=Guarantee(1.0)).check(layout, rounds=1)
+
+
+@pytest.mark.slow
+def test_the_command_promises_a_mix(trained, tmp_path):
+    folder, mix = tmp_path / "run", ("gates.units=[head,neuron]", "prune/order=knapsack", "prune.target={flops:0.6}")
+    mhprobe.prune.run(config(tmp_path, trained, "prune.guarantee.points=40", *mix), folder)
+    asked = json.loads((folder / "pruned.json").read_text())["made"]["guarantee"]
+    last = runs.rows(folder / "tables" / "pruning.csv")
+    assert int(last[0]["neurons"]) - int(last[-1]["neurons"]) == asked["neurons"] > 0
+    assert int(last[0]["heads"]) - int(last[-1]["heads"]) == asked["heads"]
+    rows = runs.rows(folder / "tables" / "masking_curves.csv")
+    assert sum(int(row["promised"]) for row in rows) == asked["steps"] + 1
+    assert int(rows[asked["steps"]]["heads_masked"]) == asked["heads"] + asked["neurons"]
+    assert "can go with the promise, of 95 % confidence" in (folder / "report.html").read_text().replace("\xa0", " ")
 
 
 def test_where_the_first_step_costs_too_much_nothing_goes():
@@ -231,7 +286,7 @@ def test_an_order_by_a_table_of_test_images_is_chosen_on_them(tmp_path):
         (("prune=given", "prune.heads=[1]", "prune.rounds=2"), "prune.rounds: a guarantee"),
         (("prune=given", "prune.heads=[1]", "prune.guarantee.points=0.01"), "are too few to promise"),
         (("data.calibration_fraction=0",), "expected data.calibration_fraction above 0"),
-        (("prune.target={heads:3}",), "prune.target: a guarantee is of the heads that go in one round"),
+        (("prune.target={heads:3}", "prune.remove=3"), "remove: say how far to go"),
         (("prune.rounds=2", "prune.remove=4"), "prune.rounds: a guarantee"),
         (("prune.tune_epochs=1",), "prune.tune_epochs: a guarantee"),
         (("prune.guarantee.points=0.01",), "are too few to promise"),

@@ -120,7 +120,7 @@ def test_the_budget_is_met_by_a_mix_and_the_network_stays_as_it_was():
 def test_no_set_of_as_many_heads_looks_more_like_the_whole_network():
     """Against all 84 sets of three heads, by the cosine of outputs; factors of 1 alone do not find the best of them."""
     model, layout, images = shown({"head"})
-    cost = float(head_shares(model, layout, images.first(), {"flops"})["flops"][0])
+    cost = float(head_shares(model, layout, images.first())[0])
     sets = list(itertools.combinations(range(layout.num_heads), 3))
     score = looked(Cosine, model, images.selection, COUNT)
     evaluate = Evaluator(model, images.selection, COUNT, score=score)

@@ -154,10 +154,13 @@ def kinds_of(model: nn.Module, units: Collection[Kind] | None = None) -> frozens
 
 
 def slice_sites(model: nn.Module, layout: HeadLayout, kept: Mapping[str, Sequence[int]]) -> None:
-    """Remove, in place, the units that ``kept`` does not name; sites that keep all are not touched."""
+    """Remove, in place, the units that ``kept`` does not name; sites that keep all are not touched.
+
+    A unit that is named twice is there twice.
+    """
     family = family_of(model)
     for site in layout.sites:
-        if len(kept[site.name]) < site.num_heads:
+        if len(kept[site.name]) != site.num_heads:
             slice_site = slice_heads if site.kind == "neuron" else family.slice_heads
             slice_site(model, site, kept[site.name])
 

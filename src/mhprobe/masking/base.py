@@ -18,6 +18,7 @@ from mhprobe.errors import UserError, refuse_misfits
 from mhprobe.heads import HeadLayout
 
 ROUNDING = 1e-9  # of shares that are sums over heads
+SHARES = ("flops", "params", "latency", "memory")  # units of targets that are a share of the whole network's
 
 Cost = Callable[[Tensor], Tensor]
 """(M, A) bool masks -> (M,) float64, what is left. It never grows as heads are masked."""
@@ -112,7 +113,7 @@ class Evaluate(Protocol):
 
 @dataclass(frozen=True)
 class Target:
-    """A target at which a curve stops: at most ``value`` is left by ``cost``. unit: heads, flops or latency."""
+    """A target at which a curve stops: at most ``value`` is left by ``cost``. unit: heads, or one of SHARES."""
 
     unit: str
     value: float

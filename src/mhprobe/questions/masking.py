@@ -15,7 +15,7 @@ from typing import Any, cast
 import lightning as L
 from torch import nn
 
-from mhprobe import __version__, ranks
+from mhprobe import __version__
 from mhprobe.data.base import ImageData
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
@@ -25,7 +25,7 @@ from mhprobe.heads import HeadLayout
 from mhprobe.io.code import code_digests
 from mhprobe.io.progress import stage
 from mhprobe.io.tensors import digest
-from mhprobe.masking.base import Cost, Evaluate
+from mhprobe.masking.base import SHARES, Cost, Evaluate
 from mhprobe.masking.parts.cache import MaskCache, cache_key, describe
 from mhprobe.masking.parts.curve import CurveSpec, masking_curve
 from mhprobe.masking.parts.trace import Curve
@@ -204,18 +204,16 @@ class Masking:
         return self._fills[name]
 
     def _costs(self, material: Subject) -> dict[str, Cost]:
-        """Return the FLOPs, parameters and time that masks leave of the dense model, for the targets of curves."""
-        from mhprobe.surgery.costs import costs, head_shares
+        """Return the FLOPs, parameters, time and memory that masks leave of the dense model, for the targets of curves."""
+        from mhprobe.surgery.costs import costs
 
         if self._shares is None:
             specs = [spec for spec in self.specs.values() if isinstance(spec, CurveSpec)]
-            units = {unit for spec in specs for unit in spec.target or {}} & {"flops", "params", "latency"}
+            units = {unit for spec in specs for unit in spec.target or {}} & {*SHARES}
             self._shares = {}
             if units:
                 images = next(iter(material.walk(split="val")())).images
-                shares = head_shares(cast(nn.Module, material.model.backbone), material.layout, images, units)
-                # times differ between processes, and all have to stop at the same step
-                self._shares = costs(ranks.from_rank_zero(lambda: shares))
+                self._shares = costs(cast(nn.Module, material.model.backbone), material.layout, images, units)
         return self._shares
 
 

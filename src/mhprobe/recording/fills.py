@@ -4,6 +4,7 @@ zero: nothing, as in a removal. mean: the head's mean output over images and pos
 images, by position. resample: its output on one of 32 other images, which its pixels choose (Chan et al., 2022, causal
 scrubbing). optimal: the constant of least loss while this head alone is off (Li & Janson, 2024, arXiv 2409.09951): by
 gradient descent from the mean on up to 256 images; each head keeps its best step, so no head costs more than its mean.
+Of an MLP every 16th neuron is off together and keeps the best step of its sixteenth.
 
 Outputs are those before the gates, of the whole model. Every rank finds the same, whatever the batches.
 """
@@ -34,6 +35,7 @@ DONORS = 32  # images of which one stands in
 FITTED = 256  # images that constants are fitted on
 STEPS, RATE = 16, 0.3  # of the fit; the rate is in deviations of a head's output, and falls to 0
 ABREAST = 256  # rows of a forward pass of the fit
+PARTS = 16  # sets of neurons of an MLP that are off together in the fit
 
 Walk = Callable[[], Iterable[Batch]]
 
@@ -92,13 +94,14 @@ def optimal(model: nn.Module, batches: Walk) -> Fill:
     with inspecting(model, gradients=True):
         constants = [site.clone().requires_grad_() for site in best]
         descent = torch.optim.Adam([{"params": [c], "scale": s} for c, s in zip(constants, spread, strict=True)], lr=1)
-        least_A = torch.full((layout.num_heads,), math.inf, dtype=torch.float64, device=best[0].device)
+        set_A = _switched_together(layout).to(best[0].device)
+        least_G = torch.full((int(set_A.max()) + 1,), math.inf, dtype=torch.float64, device=best[0].device)
         for step in range(STEPS):
-            loss_A = _descend(model, images[mine], labels[mine], constants)
-            better_A = loss_A < least_A
-            least_A = torch.where(better_A, loss_A, least_A)
+            loss_G = _descend(model, images[mine], labels[mine], constants, set_A)
+            better_G = loss_G < least_G
+            least_G = torch.where(better_G, loss_G, least_G)
             for number, site in enumerate(layout.sites):
-                better_C = better_A[layout.span(number)].repeat_interleave(site.head_dim)
+                better_C = better_G[set_A][layout.span(number)].repeat_interleave(site.head_dim)
                 best[number] = torch.where(better_C, constants[number].detach(), best[number])
             for group in descent.param_groups:
                 group["lr"] = RATE * (1 - step / STEPS) * group["scale"]
@@ -178,28 +181,38 @@ def _drawn(batches: Walk, count: int) -> tuple[Tensor, Tensor, Tensor | None]:
     return images, numbers, labels if all(ranks.gather(labelled)) else None
 
 
-def _descend(model: nn.Module, images_n: Tensor, labels_n: Tensor, constants: list[Tensor]) -> Tensor:
-    """(A,) mean loss with one head at its constant, and the constants' slopes along it; the same on all ranks.
+def _switched_together(layout: HeadLayout) -> Tensor:
+    """(A,) int64, the set of each unit: a head alone, of an MLP's neurons every 16th."""
+    sets, count = [], 0
+    for site in layout.sites:
+        size = min(site.num_heads, PARTS) if site.kind == "neuron" else site.num_heads
+        sets.append(count + torch.arange(site.num_heads) % size)
+        count += size
+    return torch.cat(sets)
+
+
+def _descend(model: nn.Module, images_n: Tensor, labels_n: Tensor, constants: list[Tensor], set_A: Tensor) -> Tensor:
+    """(G,) mean loss with one set of units at its constants, and the constants' slopes along it; the same on all ranks.
 
     images, labels: of this rank.
     """
     gates = gates_of(model)
     present_A, device = gates.effective().detach(), gates.values.device
-    loss_A = torch.zeros(len(present_A), dtype=torch.float64, device=device)
+    sets = torch.arange(int(set_A.max()) + 1, device=device)
+    loss_G = torch.zeros(len(sets), dtype=torch.float64, device=device)
     slopes = [torch.zeros_like(constant) for constant in constants]
-    heads, size = torch.arange(len(present_A), device=device), 16
+    size = 16
     for start in range(0, len(images_n), size):
         images, labels = (part[start : start + size].to(device) for part in (images_n, labels_n))
-        for off in heads.split(max(1, ABREAST // len(images))):
-            values = present_A.repeat(len(off), 1)
-            values[torch.arange(len(off)), off] = 0
+        for off in sets.split(max(1, ABREAST // len(images))):
+            values = present_A.repeat(len(off), 1).masked_fill(set_A == off[:, None], 0)
             with gates.side_by_side(values, fill=Fill(tuple(constants))):
                 logits = logits_of(model(torch.cat([usable(images)] * len(off))))
             _, losses = outcomes(logits.unflatten(0, (len(off), -1)), labels)
             for slope, gradient in zip(slopes, torch.autograd.grad(losses.sum(), constants), strict=True):
                 slope += gradient
-            loss_A[off] += losses.detach().sum(1)
+            loss_G[off] += losses.detach().sum(1)
     images_seen = ranks.total(torch.tensor(float(len(images_n)), dtype=torch.float64, device=device))
     for constant, slope in zip(constants, slopes, strict=True):
         constant.grad = ranks.total(slope) / images_seen.to(slope)
-    return ranks.total(loss_A) / images_seen
+    return ranks.total(loss_G) / images_seen

@@ -38,7 +38,7 @@ from mhprobe.stats.promise import Guarantee
 from mhprobe.surgery import elastic, export
 from mhprobe.surgery.costs import evenly
 from mhprobe.surgery.given import Given
-from mhprobe.surgery.on_path import OnPath, Promise, Promised, check_images, check_unseen
+from mhprobe.surgery.on_path import OnPath, Promise, check_images, check_unseen
 from mhprobe.surgery.pruning import Chooses, Images, Pruned, Shown, Source, Stage, Train, prune
 from mhprobe.surgery.removal import kept_heads, prune_heads
 from mhprobe.surgery.speed import BATCHES, SHARES, Row, speed_table
@@ -198,15 +198,13 @@ def refuse(cfg: Config, settings: Prune) -> None:
     if promise_asked(settings) is None:
         return
     with_promise = {
-        "target": settings.target is not None and not settings.elastic,  # whose budgets are promised
         **{"rounds": rounds, "repair": settings.repair.per != "none"},
         **{"tune_epochs": settings.tune_epochs > 0, "proj_bias": proj_bias},
     }
     if wrong := [key for key, refused in with_promise.items() if refused]:
         raise UserError(
             f"prune.{wrong[0]}: a guarantee is of the heads that go in one round and of nothing else; leave it out, or "
-            f"prune the pruned file again (weights=<pruned.safetensors>). Of an order, prune.remove=<heads> is the "
-            f"most."
+            f"prune the pruned file again (weights=<pruned.safetensors>)."
         )
     if not cfg.data["calibration_fraction"]:
         raise UserError(
@@ -293,10 +291,10 @@ def source_of(settings: Prune, order: Order | Chooses | None, seed: int = 0) -> 
             )
         assert settings.target is not None
         return Shown(order, settings.target["flops"])
-    if guarantee is not None and not settings.elastic:
-        options = settings.model_dump(include={*LIMITS, "units"})
-        return Promised(order, guarantee, **options, chosen_on=settings.select_on, seed=seed)
-    return OnPath(order, **settings.model_dump(include={*LIMITS, "units", "target", "latency_table"}))
+    options = settings.model_dump(include={*LIMITS, "units", "target", "latency_table"})
+    if settings.elastic:  # whose budgets are promised, one by one
+        guarantee = None
+    return OnPath(order, **options, guarantee=guarantee, chosen_on=settings.select_on, seed=seed)
 
 
 def repair(settings: Prune) -> dict[str, Any] | None:
@@ -345,6 +343,7 @@ def _between(row: Row) -> str:
 def _promised(promise: Promise) -> dict[str, Any]:
     """Return the promise in plain values."""
     numbers = {"heads": promise.heads, "steps": promise.steps, "images": promise.images}
+    numbers |= {} if promise.neurons is None else {"neurons": promise.neurons}
     return {"points": promise.guarantee.points, "confidence": promise.guarantee.confidence, **numbers}
 
 

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mhprobe import ranks
 from mhprobe.backbones import family_of, slice_sites
 from mhprobe.errors import UserError, quoted
 from mhprobe.gates import remove_gates
@@ -33,6 +34,7 @@ from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
 from mhprobe.masking.base import Cost
 from mhprobe.recording.record import operations
+from mhprobe.surgery.memory import memory_cost
 from mhprobe.surgery.removal import prune_heads
 
 TABLE_SHARES = (0.0, 0.25, 0.5, 0.75, 0.9)  # of each layer's units that are removed, but for one
@@ -138,31 +140,30 @@ def _clocked(model: nn.Module, names: Sequence[str], images: Tensor) -> list[flo
     return [now[name] for name in ("", *names)]
 
 
-def head_shares(model: nn.Module, layout: HeadLayout, images: Tensor, units: Collection[str]) -> dict[str, Tensor]:
-    """(A,) float64 for each of ``units`` ("flops", "params", "latency"): the share of the whole that a head costs.
-
-    images: (B, 3, height, width), as many as the time is asked for.
-    """
-    shares = {}
-    if "flops" in units:
-        shares["flops"] = head_flops(model, layout).double() / count_flops(model, images[:1])
-    if "params" in units:
-        shares["params"] = head_parameters(model, layout).double() / count_parameters(model)
-    if "latency" in units:
-        shares["latency"] = head_latency(model, layout, images)
-    return shares
+def head_shares(model: nn.Module, layout: HeadLayout, images: Tensor) -> Tensor:
+    """(A,) float64, the share of the FLOPs of a forward pass that a head is. images: (B, 3, height, width)."""
+    return head_flops(model, layout).double() / count_flops(model, images[:1])
 
 
-def costs(shares: dict[str, Tensor]) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Cost functions made of shares of heads: (M, A) masks, True = off, -> (M,) share of the whole that is left.
+def costs(model: nn.Module, layout: HeadLayout, images: Tensor, units: Collection[str]) -> dict[str, Cost]:
+    """Return for each of ``units`` that is one of SHARES: (M, A) masks, True = off, -> (M,) share of it that is left.
 
-    They are what a target of a masking path asks (masking/parts/units.py).
+    images: (B, 3, height, width), as many as the time is asked for; memory is of one image.
     """
 
-    def left(share_A: Tensor) -> Callable[[Tensor], Tensor]:
+    def left(share_A: Tensor) -> Cost:
         return lambda masks: 1 - masks.to(torch.float64) @ share_A
 
-    return {unit: left(share) for unit, share in shares.items()}
+    functions: dict[str, Cost] = {}
+    if "flops" in units:
+        functions["flops"] = left(head_shares(model, layout, images))
+    if "params" in units:
+        functions["params"] = left(head_parameters(model, layout).double() / count_parameters(model))
+    if "latency" in units:  # times differ from process to process, and all have to stop at the same step
+        functions["latency"] = left(ranks.from_rank_zero(lambda: head_latency(model, layout, images)))
+    if "memory" in units:
+        functions["memory"] = memory_cost(model, layout, images[:1])
+    return functions
 
 
 def interleaved(works: Sequence[Callable[[], object]], rounds: int, seconds: float = 0.05) -> list[list[float]]:

@@ -50,7 +50,7 @@ class LearnedGates:
 
     def choose(self, model: nn.Module, images: Images, share: float) -> Tensor:
         """(A,) bool, the units that go so that at most ``share`` of the FLOPs is left. ``model`` carries gates."""
-        cost_A = head_shares(model, layout_of(model), images.first(), {"flops"})["flops"]
+        cost_A = head_shares(model, layout_of(model), images.first())
         open_A = self.fit(model, images, share, cost_A)
         return mask_by(open_A * cost_A, model, share)  # which is divided by the cost again
 

@@ -1,11 +1,11 @@
-"""Heads to remove by any masking order: its path is followed as far as was asked for, or as can be promised.
+"""Heads to remove by any masking order, as far along its path as a budget or a guarantee says.
 
-``OnPath`` follows it until so many heads are off, or a target is met. With several rounds each removes an equal part,
-and finds its path anew on the network that the round before left. ``Promised`` promises that new images lose at most so
-many points of accuracy: the path is chosen on some images, and how far it may be followed is decided on others, which
-chose neither the path nor the weights (``stats.promise``). Where no step can be promised, no head goes.
+With several rounds each removes an equal part, and searches its path anew on the network that the round before left.
+A guarantee says how many points of accuracy new images lose at most. Some images choose the path; others, which chose
+neither the path nor the weights, decide how far to follow it (``stats.promise``). Where no step can be promised, no
+head goes.
 
-Shapes: A heads of all sites of the present network.
+Shapes: A heads (units) of all sites of the present network.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ from mhprobe.backbones import input_spec, layout_of
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
-from mhprobe.masking.base import Cost, Evaluate, Limits, Order, Path, Units
+from mhprobe.masking.base import SHARES, Cost, Evaluate, Limits, Order, Path, Units
 from mhprobe.masking.knapsack import Knapsack
 from mhprobe.masking.parts.trace import Curve, trace
 from mhprobe.masking.parts.units import check_reached, constrain, make_units, refuse_neurons, target_of
 from mhprobe.stats.promise import Guarantee
-from mhprobe.surgery.costs import costs, head_shares, latency_cost
+from mhprobe.surgery.costs import costs, latency_cost
 from mhprobe.surgery.given import Choice
 
 WHERE = "prune"  # the options, for messages
@@ -37,13 +37,16 @@ class OnPath:
     """Heads at a point of a masking path.
 
     order: of the path. units: head, index, layer or stage, the heads of one step.
-    remove: how many heads go in all. target: or, instead, what shall be left of the loaded network: {heads: how many} |
-        {flops: share} | {params: share} | {latency: share}; where the model has gates on neurons, too, one of the last
-        three, with an order of neurons (knapsack).
+    remove: the number of heads to remove. target: or what to leave of the loaded network: {heads: how many} or
+        {flops | params | latency | memory: share}. For heads and neurons give a share, and an order of neurons.
     exclude_layers: never touched. min_heads_per_layer: of every layer so many stay. rescale: the heads that a layer
         keeps are multiplied by H / kept, while the path is searched and in what is left.
     latency_table: the file of a table of times by width (surgery/costs.py), made if it is missing; None to take two
         points of each layer now.
+    guarantee: to follow the path only as far as can be promised; remove or target is then the farthest.
+    chosen_on: the split that chooses the path. seed: of the order in which calibration images are looked at.
+
+    Raises UserError unless one of remove and target is given; with a guarantee, if both are.
     """
 
     order: Order
@@ -54,16 +57,22 @@ class OnPath:
     min_heads_per_layer: int = 0
     rescale: bool = False
     latency_table: str | None = None
+    guarantee: Guarantee | None = None
+    chosen_on: str = "train"
+    seed: int = 0
 
     def __post_init__(self) -> None:
-        if (self.remove is None) == (self.target is None):
+        limits = [limit for limit in (self.remove, self.target) if limit is not None]
+        if len(limits) == 2 or not (limits or self.guarantee):
             raise UserError(
                 "remove: say how far to go with remove=<how many heads>, or with target={heads: <left>}, "
-                "{flops: <share left>}, {params: <share left>} or {latency: <share left>}."
+                "{flops: <share left>}, or params, latency or memory instead of flops."
             )
 
     def check(self, layout: HeadLayout, rounds: int) -> None:
         """UserError for what can be seen to be impossible before the model has run."""
+        if self.guarantee is not None and rounds > 1:
+            raise UserError(f"rounds: a guarantee is of one round, got {rounds}.")
         if self.latency_table is not None and (rounds > 1 or "latency" not in (self.target or {})):
             raise UserError(
                 "latency_table: prices target={latency: <share left>} in one round. Give that target, or no table."
@@ -75,7 +84,7 @@ class OnPath:
                 raise UserError("remove: it counts heads; for heads and neurons give target={flops: <share left>}.")
         num_heads = layout.num_heads
         remove = self._in_all(num_heads)
-        if remove is None:
+        if remove is None or self.guarantee is not None:
             return
         if not 0 < remove < num_heads:
             option = "remove" if self.target is None else "target.heads"
@@ -108,10 +117,7 @@ class OnPath:
             goal = {"heads": min(float(loaded.num_heads - round(part * remove)), layout.num_heads)}
         else:
             assert self.target is not None
-            if self.latency_table is None:
-                costs_left = costs(head_shares(model, layout, images(), self.target))
-            else:
-                costs_left = {"latency": latency_cost(self.latency_table, model, layout, images())}
+            costs_left = self._costs(self.target, model, layout, images)
             # the round before may have gone farther than it had to: a unit goes whole or not at all
             goal = {unit: min(max(1.0, share), (1 - part * (1 - share)) / left) for unit, share in self.target.items()}
         units = self._units(layout, loaded, goal, costs_left)
@@ -124,6 +130,35 @@ class OnPath:
         left *= units.limits.target.left(mask) if costs_left else 1.0
         return Choice(mask, self.rescale, scores=path.scores), left
 
+    def promise(
+        self, model: nn.Module, evaluate: Evaluate, calibrate: Evaluate, images: Callable[[], Tensor]
+    ) -> tuple[Choice, "Promise"]:
+        """The units that go, none where nothing can be promised, and how far the guarantee holds.
+
+        evaluate: scores masks on the images that choose the path. calibrate: on those that are set aside. images: as
+        for ``choose``. Heads and neurons without a target go by their cost in FLOPs.
+        """
+        assert self.guarantee is not None
+        check_images(self.guarantee, calibrate.images)
+        layout = layout_of(model)
+        goal = self.target or ({"flops": 0.0} if "neuron" in layout.kinds else None)
+        units = self._units(layout, layout, goal, self._costs(goal or {}, model, layout, images))
+        steps = self.remove if self.units == "head" else None
+        path = self._short(self.order.paths(units, layout, evaluate, steps)[0])
+        name = f"{self.units}_{type(self.order).__module__.rpartition('.')[2]}"
+        about = {"name": name, "search": self.order.search_name(units), "chosen_on": self.chosen_on}
+        promise = _promise(path, calibrate, self.guarantee, self.seed, layout, rescale=self.rescale, **about)
+        return Choice(promise.curve.traces[0].mask[promise.steps], self.rescale), promise
+
+    def _costs(
+        self, target: Mapping[str, float], model: nn.Module, layout: HeadLayout, images: Callable[[], Tensor]
+    ) -> dict[str, Cost]:
+        if not {*target} & {*SHARES}:
+            return {}
+        if self.latency_table is None:
+            return costs(model, layout, images(), target)
+        return {"latency": latency_cost(self.latency_table, model, layout, images())}
+
     def _in_all(self, num_heads: int) -> int | None:
         """Return the number of heads to remove, where the options name a number."""
         if self.target is None or "heads" not in self.target:
@@ -134,16 +169,29 @@ class OnPath:
         return num_heads - int(heads)
 
     def _units(
-        self, layout: HeadLayout, loaded: HeadLayout, goal: Mapping[str, float], costs_left: Mapping[str, Cost]
+        self, layout: HeadLayout, loaded: HeadLayout, goal: Mapping[str, float] | None, costs_left: Mapping[str, Cost]
     ) -> Units:
         mixed = "neuron" in layout.kinds
         # of thousands of neurons the order makes the units itself: it is told the layers
         make_units(name := "layer" if mixed else self.units, loaded, self.exclude_layers)  # refuses unknown layers
         excluded = {loaded.sites[number].name for number in self.exclude_layers}
-        there = [number for number, site in enumerate(layout.sites) if site.name in excluded]  # without emptied ones
-        limits = Limits(layout, self.min_heads_per_layer, target_of(goal, layout, costs_left))
-        units = make_units(name, layout, there)
+        numbers = [number for number, site in enumerate(layout.sites) if site.name in excluded]  # without emptied ones
+        limits = Limits(layout, self.min_heads_per_layer, None if goal is None else target_of(goal, layout, costs_left))
+        units = make_units(name, layout, numbers)
         return dataclasses.replace(units, limits=limits) if mixed else constrain(units, limits, WHERE)
+
+    def _short(self, path: Path) -> Path:
+        """The path up to where ``remove`` heads are gone, and before the last head goes."""
+        gone = path.masks().sum(1)
+        most = path.added.shape[1] - 1
+        steps = int((gone[1:] <= min(most, self.remove or most)).sum())
+        if not steps:
+            raise UserError(
+                f"remove: the first step of the path takes {int(gone[1])} heads, got {self.remove}; ask for as "
+                f"many, or take units=head."
+            )
+        columns = ("added", "names", "spent", "exhaustive")
+        return dataclasses.replace(path, **{column: getattr(path, column)[:steps] for column in columns})
 
 
 def _exactly(units: Units, masks_SA: Tensor, exact: bool) -> None:
@@ -179,9 +227,9 @@ def removed_after(gone: Tensor, mask: Tensor) -> Tensor:
 
 
 class Promise(NamedTuple):
-    """A promise: the steps of the path, the heads that go with them, and the number of images that it stands on.
+    """A promise: the steps of the path, the units that go with them, and the number of images that it stands on.
 
-    curve: of the whole path on these images.
+    curve: of the whole path on these images. neurons: None where heads alone can go.
     """
 
     guarantee: Guarantee
@@ -189,57 +237,7 @@ class Promise(NamedTuple):
     heads: int
     images: int
     curve: Curve
-
-
-@dataclass(frozen=True)
-class Promised:
-    """Heads of a path as far as can be promised.
-
-    order: of the path. units: head, index, layer or stage, the heads of one step.
-    guarantee: what is to be kept. remove: at most so many heads go; None for all but what has to stay.
-    exclude_layers, min_heads_per_layer, rescale: as for ``OnPath``. chosen_on: the split that chooses the path.
-    seed: of the order in which images are looked at.
-    """
-
-    order: Order
-    guarantee: Guarantee
-    units: str = "head"
-    remove: int | None = None
-    exclude_layers: Sequence[int] = ()
-    min_heads_per_layer: int = 0
-    rescale: bool = False
-    chosen_on: str = "train"
-    seed: int = 0
-
-    def choose(self, model: nn.Module, evaluate: Evaluate, calibrate: Evaluate) -> tuple[Choice, Promise]:
-        """The heads that go, none where nothing can be promised, and how far the promise holds.
-
-        evaluate: scores masks on the images that choose the path. calibrate: on those that are set aside.
-        """
-        check_images(self.guarantee, calibrate.images)
-        layout = layout_of(model)
-        refuse_neurons(layout, "guarantee")
-        units = make_units(self.units, layout, self.exclude_layers)
-        units = constrain(units, Limits(layout, self.min_heads_per_layer), WHERE)
-        steps = self.remove if self.units == "head" else None
-        path = self._short(self.order.paths(units, layout, evaluate, steps)[0])
-        name = f"{self.units}_{type(self.order).__module__.rpartition('.')[2]}"
-        about = {"name": name, "search": self.order.search_name(units), "chosen_on": self.chosen_on}
-        promise = _promise(path, calibrate, self.guarantee, self.seed, layout, rescale=self.rescale, **about)
-        return Choice(promise.curve.traces[0].mask[promise.steps], self.rescale), promise
-
-    def _short(self, path: Path) -> Path:
-        """The path up to where ``remove`` heads are gone, and before the last head goes."""
-        gone = path.masks().sum(1)
-        most = path.added.shape[1] - 1
-        steps = int((gone[1:] <= min(most, self.remove or most)).sum())
-        if not steps:
-            raise UserError(
-                f"remove: the first step of the path takes {int(gone[1])} heads, got {self.remove}; ask for as "
-                f"many, or take units=head."
-            )
-        columns = ("added", "names", "spent", "exhaustive")
-        return dataclasses.replace(path, **{column: getattr(path, column)[:steps] for column in columns})
+    neurons: int | None = None
 
 
 def promise_of(choice: Choice, calibrate: Evaluate, guarantee: Guarantee, layout: HeadLayout, seed: int = 0) -> Promise:
@@ -284,5 +282,7 @@ def _promise(
     traces = trace([path], calibrate, guarantee=guarantee, seed=seed)
     about |= {"split": "calibration", "scored": calibrate.scored, "layout": layout.digest}
     steps = traces[0].promised or 0
-    heads, curve = int(traces[0].mask[steps].sum()), Curve(traces=traces, guarantee=guarantee, **about)
-    return Promise(guarantee, steps, heads, calibrate.images, curve)
+    heads_A, neurons_A = traces[0].mask[steps].tensor_split([layout.of("head").num_heads])
+    curve = Curve(traces=traces, guarantee=guarantee, **about)
+    neurons = int(neurons_A.sum()) if "neuron" in layout.kinds else None
+    return Promise(guarantee, steps, int(heads_A.sum()), calibrate.images, curve, neurons)

@@ -20,7 +20,7 @@ from mhprobe.backbones import family_of, layout_of
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.recording.outputs import objective
-from mhprobe.surgery.costs import costs, head_shares
+from mhprobe.surgery.costs import costs
 from mhprobe.surgery.pruning import Images
 from mhprobe.surgery.removal import prune_heads
 
@@ -53,7 +53,7 @@ class TorchPruning:
         layout = layout_of(model)
         bare = prune_heads(model, torch.zeros(layout.num_heads, dtype=torch.bool)).eval()
         batch = images.first()[:1]
-        left = costs(head_shares(bare, layout, batch, {"flops"}))["flops"]
+        left = costs(bare, layout, batch, {"flops"})["flops"]
         score = self._scored(bare, images)
         low, high, best = 0.0, 1.0, None
         for _ in range(HALVINGS):

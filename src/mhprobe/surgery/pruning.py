@@ -38,7 +38,7 @@ from mhprobe.scoring.parts.tally import tally
 from mhprobe.stats.significance import paired, wilson
 from mhprobe.surgery.costs import count_flops, count_parameters
 from mhprobe.surgery.given import Choice, Given
-from mhprobe.surgery.on_path import OnPath, Promise, Promised, check_unseen, promise_of, removed_after
+from mhprobe.surgery.on_path import OnPath, Promise, check_unseen, promise_of, removed_after
 from mhprobe.surgery.removal import (
     ProjBias,
     drop_bias,
@@ -194,8 +194,6 @@ class Images:
         """Find the fill for the heads that go, on the images that choose."""
         if fold != "zero":
             refuse_unfoldable(model)
-        if fold == "optimal" and "neuron" in layout_of(model).kinds:
-            raise UserError("fold: optimal switches off unit by unit, and neurons are too many; expected mean.")
         return find_fill(model, fold, self.selection)
 
     def evaluate(self, model: nn.Module, rescale: bool, fill: Fill | None = None) -> Evaluate:
@@ -250,7 +248,7 @@ class Shown:
         return Choice(self.method.choose(model, images, self.share))
 
 
-Source = Given | OnPath | Promised | Shown
+Source = Given | OnPath | Shown
 
 
 def prune(
@@ -294,13 +292,13 @@ def prune(
         score("dense", 0, model)
     for number in range(1, rounds + 1):
         fill, choice = images.stands_in(now, fold), given
-        if isinstance(source, OnPath):
-            evaluate = images.evaluate(now, source.rescale, fill)
-            choice, left = source.choose(now, evaluate, images.first, layout, left, number / rounds)
-        elif isinstance(source, Promised) or source.guarantee is not None:
+        if source.guarantee is not None:
             choice, found.promise = _promised(source, given, now, images, fill)
             if not found.promise.steps:
                 return found
+        elif isinstance(source, OnPath):
+            evaluate = images.evaluate(now, source.rescale, fill)
+            choice, left = source.choose(now, evaluate, images.first, layout, left, number / rounds)
         assert choice is not None
         found.gone, found.rescaled, found.scores = removed_after(found.gone, choice.mask), choice.rescale, choice.scores
         smaller = _remove(now, choice, proj_bias, images, found, number, fill, whole is None)
@@ -321,20 +319,20 @@ def _looked_at(source: Source, given: Choice | None, images: Images, before: Seq
         chosen_by = (*before, *(given.chosen_by if given else ()))
     else:
         chosen_by = (*before, images.name) if isinstance(source, Shown) or source.order.searches else tuple(before)
-    if isinstance(source, OnPath) or source.guarantee is None:
+    if source.guarantee is None:
         return chosen_by
     check_unseen(chosen_by, images.data)
     return (*chosen_by, f"calibration:{images.data.set_aside}")
 
 
 def _promised(
-    source: Given | Promised, choice: Choice | None, model: nn.Module, images: Images, fill: Fill | None
+    source: Source, choice: Choice | None, model: nn.Module, images: Images, fill: Fill | None
 ) -> tuple[Choice, Promise]:
     """The heads that go if the promise is kept, and how far it is."""
-    if isinstance(source, Promised):
+    if isinstance(source, OnPath):
         evaluate, calibrate = (make(model, source.rescale, fill) for make in (images.evaluate, images.calibrate))
-        return source.choose(model, evaluate, calibrate)
-    assert source.guarantee is not None and choice is not None
+        return source.promise(model, evaluate, calibrate, images.first)
+    assert isinstance(source, Given) and source.guarantee is not None and choice is not None
     calibrate = images.calibrate(model, choice.rescale, fill)
     return choice, promise_of(choice, calibrate, source.guarantee, layout_of(model), source.seed)
 

@@ -67,7 +67,7 @@ class SnapViT:
         """(A,) bool, the units that go so that at most ``share`` of the FLOPs is left. ``model`` carries gates."""
         layout = layout_of(model)
         site_A = torch.tensor([number for number, _, _ in layout])
-        cost_A = head_shares(model, layout, images.first(), {"flops"})["flops"]
+        cost_A = head_shares(model, layout, images.first())
         mask_by(cost_A, model, share)  # refuses a budget that cannot be met, before the work
         within_A = self.within_layers(model, images)
         count = len(images.chosen)

@@ -14,7 +14,7 @@ import mhprobe.masking
 from mhprobe.errors import UserError, quoted, whole_number
 from mhprobe.heads import FillName, HeadLayout
 from mhprobe.io.code import classes_in
-from mhprobe.masking.base import Cost, Evaluate, Limits, Order, Units
+from mhprobe.masking.base import SHARES, Cost, Evaluate, Limits, Order, Units
 from mhprobe.masking.parts.trace import Curve, trace
 from mhprobe.masking.parts.units import check_reached, constrain, make_units, refuse_neurons, target_of
 
@@ -25,8 +25,8 @@ class CurveSpec:
 
     units: index, layer, head or stage. exclude_layers: never masked. min_heads_per_layer: of every layer so many heads
     stay. rescale: multiply the heads that a layer keeps by H / kept. target: where to stop, {heads: at most so many are
-    left} or the share of the dense model's {flops: share} | {params: share} | {latency: share}. fill: name of the
-    replacement for masked heads, for reports; the evaluate functions apply it.
+    left} or {one of SHARES: share of the dense model's}. fill: name of the replacement for masked heads, for reports;
+    the evaluate functions apply it.
     """
 
     name: str
@@ -39,7 +39,7 @@ class CurveSpec:
     fill: FillName = "zero"
 
     def limited_units(self, layout: HeadLayout, costs: Mapping[str, Cost]) -> Units:
-        """The units with the curve's limits. costs: what masks leave of flops, parameters and latency."""
+        """The units with the curve's limits. costs: what masks leave of SHARES."""
         refuse_neurons(layout, f"curve {self.name}")
         target = None if self.target is None else target_of(self.target, layout, costs)
         units = make_units(self.units, layout, self.exclude_layers)
@@ -47,7 +47,7 @@ class CurveSpec:
 
     def check(self, layout: HeadLayout) -> None:
         """UserError for options that are impossible in this layout, before the model has run."""
-        costs = dict.fromkeys(("flops", "params", "latency"), lambda masks: torch.zeros(len(masks)).double())
+        costs = dict.fromkeys(SHARES, lambda masks: torch.zeros(len(masks)).double())
         self.limited_units(layout, costs)
 
 
@@ -82,7 +82,7 @@ def masking_curve(
     splits: names of the selection and the report split. If they are equal, ``evaluate_select`` is used for both, as in
         papers that choose and report on the same images.
     steps: the path stops there. step: only this point of the curve is scored; no curve if the path is shorter.
-    costs: what masks leave of "flops", "params" and "latency", as shares; for targets in these units.
+    costs: what masks leave of SHARES, by unit; for targets in these units.
     chosen_on: the split that the order's scores were measured on before; by default splits[0]. chosen_by: its digest.
     """
     for name, value in (("steps", steps), ("step", step)):

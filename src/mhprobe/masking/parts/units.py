@@ -4,7 +4,7 @@ A unit is the same index in every layer, one layer (a site), one head, or one st
 stages, negative numbers from the end. Excluded layers are never masked (layer_max2 of Byun & Kim, "What does the
 multi-head do?", leaves out the last one). A unit that would take a layer below ``min_heads_per_layer`` is skipped.
 A path ends with the first step that reaches the target: a number of heads, or a share of the dense model's FLOPs,
-parameters or time.
+parameters, time or memory.
 
 Shapes: U units, A heads, L layers, M masks, G sets of units that go together. In every mask True means: head off.
 """
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError, fits, quoted
 from mhprobe.heads import HeadLayout
-from mhprobe.masking.base import ROUNDING, Cost, Limits, Path, Target, Units
+from mhprobe.masking.base import ROUNDING, SHARES, Cost, Limits, Path, Target, Units
 
 
 def index(layout: HeadLayout, layers: Sequence[int]) -> Units:
@@ -86,16 +86,15 @@ def _units(layout: HeadLayout, heads: Mapping[str, Sequence[int]], per_stage: bo
 
 
 def target_of(setting: Mapping[str, float], layout: HeadLayout, costs: Mapping[str, Cost]) -> Target:
-    """The target that ``{heads: 36}``, ``{flops: 0.8}`` or ``{latency: 0.8}`` asks for; no heads beside neurons.
+    """The target that ``{heads: 36}`` or ``{flops: 0.8}`` (one of SHARES) asks for; no heads beside neurons.
 
     costs: what masks leave, by unit but for heads. UserError for another unit, and a value out of range.
     """
     heads: dict[str, Cost] = {"heads": lambda masks: (~masks).sum(-1).double()}
     targets = {**(heads if layout.kinds <= {"head"} else {}), **costs}
     if len(setting) != 1 or not set(setting) <= set(targets):
-        raise UserError(
-            f"masking target: expected one of {', '.join(targets)} with its value, got {quoted(dict(setting))}."
-        )
+        names = ", ".join(dict.fromkeys((*targets, *SHARES)))
+        raise UserError(f"masking target: expected one of {names} with its value, got {quoted(dict(setting))}.")
     ((unit, value),) = setting.items()
     most = layout.num_heads if unit == "heads" else 1
     if not fits(value, float) or not 0 <= value <= most:
