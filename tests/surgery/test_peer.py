@@ -8,8 +8,9 @@ import torch
 import mhprobe
 import mhprobe.prune
 from mhprobe.backbones import layout_of
-from models import images_for, tiny_vit
-from pruned import logits
+from mhprobe.heads import KINDS
+from models import images_for, tiny_swin, tiny_vit
+from pruned import logits, shown
 
 
 @pytest.mark.peer
@@ -30,3 +31,20 @@ def test_torch_pruning_removing_the_same_heads_gives_the_same_logits():
     assert torch.equal(logits(theirs, images), logits(ours, images))
     assert not torch.allclose(logits(ours, images), logits(model, images), atol=1e-4)
     assert all(torch.equal(value, theirs.state_dict()[key]) for key, value in ours.state_dict().items())
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("build", [tiny_vit, tiny_swin])
+def test_torch_pruning_takes_heads_of_a_swin_too_and_says_how_far_it_goes(build):
+    """Its graph held a head's channels for columns of the table of position biases, and took no head of a Swin."""
+    pytest.importorskip("torch_pruning")
+    from mhprobe.surgery.peer import TorchPruning
+
+    model, layout, images = shown(KINDS, build(num_heads=(4, 4) if build is tiny_swin else 4))
+    method = TorchPruning("magnitude")
+    mask = method.choose(model, images, 0.7)
+    assert mask[: layout.of("head").num_heads].any() and mask[layout.of("head").num_heads :].any()
+    with pytest.raises(
+        mhprobe.UserError, match=r"takes no layer whole and leaves 0\.\d+ of the FLOPs or more.*at most 0.1"
+    ):
+        method.choose(model, images, 0.1)
