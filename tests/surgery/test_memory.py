@@ -16,7 +16,7 @@ from models import images_for, tiny_eva, tiny_swin, tiny_vit
 
 
 def allocated(model, image) -> int:
-    """Bytes of the parameters, and the most that torch's allocator held during a forward pass."""
+    """Bytes of parameters and buffers, and the most that torch's allocator held during a forward pass."""
     with torch.no_grad():
         model(image)
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
@@ -26,7 +26,7 @@ def allocated(model, image) -> int:
         if event.name() == "[memory]":
             now += event.nbytes()
             peak = max(peak, now)
-    return peak + sum(parameter.nbytes for parameter in model.parameters())
+    return peak + sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
 @pytest.mark.parametrize("build", [tiny_vit, tiny_swin, tiny_eva])

@@ -25,8 +25,7 @@ LARGEST = 2**30  # bytes of one file: an image is smaller, a bomb is not
 MOST = 2**24  # files: more than any set of images in use
 DEPTH, WAYS = 64, 16  # of folders: how deep, and how often one may be reached over links
 SAMPLES, BLOCK = 64, 2**12  # of contents, in a key: how many blocks of how many bytes
-# what the standard library raises for damage: RuntimeError for what a broken header calls encrypted or compressed
-# in another way, ValueError and KeyError for its numbers and names
+# errors of the standard library for damage; RuntimeError, ValueError and KeyError come from broken headers
 _DAMAGE = (
     *(tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError),
     *(OSError, RuntimeError, ValueError, KeyError),
@@ -56,7 +55,7 @@ class Folder:
 
     def names(self) -> list[str]:
         """Name of every file below the root, with / between parts."""
-        found: list[str] = []
+        names: list[str] = []
         ways: Counter[tuple[int, int]] = Counter()  # by the folder itself, whatever path led there
         # class folders are often links to somewhere else
         for folder, _, files in os.walk(self.path, onerror=_unreadable, followlinks=True):
@@ -67,10 +66,10 @@ class Folder:
                     f"root: {folder} is a link back to a folder it lies in, or too deep (over {DEPTH}) or too "
                     f"often (over {WAYS} times) linked to. Remove such links."
                 )
-            found += [(place / file).as_posix() for file in files]
-            if len(found) > MOST:
+            names += [(place / file).as_posix() for file in files]
+            if len(names) > MOST:
                 raise UserError(f"root: {self.path} has more than {MOST:,} files. Is it the folder you mean?")
-        return found
+        return names
 
     def read(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
         """Contents of the wanted files, in the order that streams best."""
@@ -104,8 +103,8 @@ def _unreadable(error: OSError) -> None:
 def _state(path: Path) -> str:
     """Return facts of a file, or of a link's target, that change with its contents.
 
-    Size and modification time alone are not: copying tools set the time (``cp -p``, ``rsync -t``, ``tar``), and files
-    that exchange their names keep both. Nobody sets the inode or the time of the last change.
+    Size and modification time are not enough: copying tools set the time (``cp -p``, ``rsync -t``, ``tar``), and files
+    that exchange their names keep both.
     """
     try:
         file = path.stat()

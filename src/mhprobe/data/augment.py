@@ -1,7 +1,7 @@
 """Augmentation and normalisation of whole batches, on the device the batch is on.
 
-Crop and flip are one gather on uint8. What is random about an image is a hash of (seed, epoch, its index), see
-mhprobe.data.draws. So it is the same in any batch, on any rank, before and after a resume.
+Crop and flip are one gather on uint8. Random numbers of an image are a hash of (seed, epoch, index) (data.draws): the
+same in any batch, on any rank, after a resume.
 """
 
 from collections.abc import Sequence
@@ -91,9 +91,8 @@ class Augment:
     def mix(self, batch: Batch, num_classes: int, seed: int, epoch: int) -> Batch:
         """Each image but the first blended with the one before it, with (B - 1, C) soft targets; float images.
 
-        The one augmentation that depends on which images share a batch. So the batch begins with the image before it in
-        the batch of all ranks, and the draw is that of ``batch.first`` (``TrainOrder`` with ``mixed``): any number of
-        ranks trains on the same images.
+        The batch begins with the image before it in the batch of all ranks, and ``batch.first`` seeds the draw
+        (``TrainOrder`` with ``mixed``), so that any number of ranks trains on the same images.
         """
         if not (chosen := self.mixes):
             return batch

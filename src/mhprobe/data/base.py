@@ -42,18 +42,14 @@ class InputSpec:
 class ImageData(L.LightningDataModule):
     """Use with ``Trainer(use_distributed_sampler=False)``: the loaders shard by rank themselves.
 
-    source: where the images come from. root: what the source reads; only kept here, so that it is ``data.root`` for
-        the user (the yaml hands it on to the source).
+    source: where the images come from. root: what the source reads (the yaml hands it on).
     batch_size, eval_batch_size: images per process; the latter defaults to the former.
-    val_fraction: share of the source's train images, of every class alike, that is kept for validation.
-    calibration_fraction: share of the validation images, of every class alike, that is set aside, also from
-        training, for promises: the split "calibration", which there is only then.
+    val_fraction: share of the source's train images, stratified, for validation. calibration_fraction: share of the
+        validation images, stratified, that is set aside for promises, as the split "calibration".
     num_workers: processes that load; a batch is one gather from a memory map: workers cost more than they hide.
-    seed: of the split, the order and the augmentation. augment: what training does to images, None for nothing.
-    cache_dir: where decoded images are kept.
-    limit_train, limit_val, limit_test, limit_calibration: keep only so many images of a split (stratified), for quick
-        runs.
-    spec: set before use to what the model expects; by default the stored size, scaled to [-1, 1].
+    seed: of the split, the order and the augmentation. augment: of training images; None for none.
+    cache_dir: folder of decoded images. limit_<split>: keep only so many images of it (stratified), for quick runs.
+    spec: input that the model expects, set before use; by default the stored size, scaled to [-1, 1].
     """
 
     spec: InputSpec | None = None
@@ -162,7 +158,7 @@ class ImageData(L.LightningDataModule):
         """
         self._classes, splits = tuple(class_names), {}
         for split, images in self.splits.items():
-            found = np.zeros(len(images), dtype=np.int64)
+            classes = np.zeros(len(images), dtype=np.int64)
             for batch in self.batches(split, device):
                 logits = model(batch.images)
                 if not bool(logits.isfinite().all()):
@@ -170,8 +166,8 @@ class ImageData(L.LightningDataModule):
                         f"data: the network gives NaN or infinite logits to images of {split}, so it cannot say their "
                         f"classes. Check its weights and the precision."
                     )
-                found[batch.index.cpu().numpy()] = logits.argmax(1).cpu().numpy()
-            splits[split] = Images(images.cached, images.positions, found)
+                classes[batch.index.cpu().numpy()] = logits.argmax(1).cpu().numpy()
+            splits[split] = Images(images.cached, images.positions, classes)
         self.splits = splits
 
     @property
@@ -258,8 +254,7 @@ class ImageData(L.LightningDataModule):
     ) -> Iterator[Batch]:
         """This rank's evaluation batches of a split, on ``device``.
 
-        images: positions in the split; or a number, for so many at most, evenly from all of it: a split that is in
-        the order of its classes begins with images of one; or None for all.
+        images: positions in the split; or a number, for so many at most, evenly from all of it; or None for all.
         """
         if isinstance(images, torch.Tensor) and images.dtype == torch.bool:
             raise UserError("batches: images: expected positions in the split or a number of images, got a mask.")

@@ -1,9 +1,8 @@
 """Images decoded once: uint8 arrays on disk, memory-mapped, so that a batch is one gather.
 
 A cache is a folder of .npy files and a meta.json that lists their sizes and checksums. One array holds a digest per
-image: a later decoding of the same files is checked against it. The cache is built in a temporary folder, under a lock,
-and renamed when it is complete. So a process that is killed, or a second one, does no harm. A damaged cache is built
-again.
+image, against which a later decoding of the same files is checked. The cache is built under a lock in a temporary
+folder, which is renamed when it is complete. A damaged cache is built again.
 """
 
 import errno
@@ -52,8 +51,8 @@ class CachedSplit:
 
     @functools.cached_property
     def objects(self) -> np.ndarray | None:
-        there = (self.folder / f"{self.split}-objects.npy").exists()
-        return self._array("objects", mmap_mode="r") if there else None
+        exists = (self.folder / f"{self.split}-objects.npy").exists()
+        return self._array("objects", mmap_mode="r") if exists else None
 
     def _array(self, name: str, **how: Any) -> np.ndarray:
         try:
@@ -187,9 +186,9 @@ class _Decoded:
     def __init__(self, folder: Path, split: str, count: int, size: tuple[int, int], objects: bool) -> None:
         self.digests = np.zeros(count, dtype="<u8")
         shapes = {"images": (count, 3, *size), **({"objects": (count, *size)} if objects else {})}
-        made = {folder / f"{split}-{name}.npy": shape for name, shape in shapes.items()}
-        self.arrays = [np.lib.format.open_memmap(path, "w+", np.uint8, shape) for path, shape in made.items()]
-        self.digest_path, self.paths = folder / f"{split}{DIGESTS}", list(made)
+        files = {folder / f"{split}-{name}.npy": shape for name, shape in shapes.items()}
+        self.arrays = [np.lib.format.open_memmap(path, "w+", np.uint8, shape) for path, shape in files.items()]
+        self.digest_path, self.paths = folder / f"{split}{DIGESTS}", list(files)
 
     def put(self, position: int, image: np.ndarray, mask: np.ndarray | None = None) -> None:
         digest = hashlib.blake2b(image.tobytes(), digest_size=8)

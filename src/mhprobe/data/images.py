@@ -57,8 +57,8 @@ class ImageFolder:
 
 def scan(archive: Archive, size: int, resize: bool = True) -> Contents:
     """List the class folders of ``archive``; images become ``size`` px square, or must be so if not ``resize``."""
-    found = _class_folders(archive)
-    classes = {split: {name for s, name, _ in found if s == split} for split in SPLITS}
+    images = _class_folders(archive)
+    classes = {split: {name for s, name, _ in images if s == split} for split in SPLITS}
     where = f"root: {archive.path}"
     for split in SPLITS:
         if not classes[split]:
@@ -78,7 +78,7 @@ def scan(archive: Archive, size: int, resize: bool = True) -> Contents:
 
     number = {name: i for i, name in enumerate(names)}
     # sorted, so that a folder and an archive of the same files are the same data set
-    members = {split: sorted((name, file) for s, name, file in found if s == split) for split in SPLITS}
+    members = {split: sorted((name, file) for s, name, file in images if s == split) for split in SPLITS}
     labels = {s: np.array([number[name] for name, _ in members[s]], dtype=np.int64) for s in SPLITS}
     places = {file: (split, i) for split in SPLITS for i, (_, file) in enumerate(members[split])}
     return Contents(names, labels, (size, size), functools.partial(decode_all, archive, places, size, resize))
@@ -86,7 +86,7 @@ def scan(archive: Archive, size: int, resize: bool = True) -> Contents:
 
 def _class_folders(archive: Archive) -> list[tuple[str, str, str]]:
     """(split, class, file name in the archive) for every image; the three may lie in folders of any depth."""
-    found, roots = [], set()
+    images, roots = [], set()
     for file in archive.names():
         *root, split, name, leaf = ("", "", *file.split("/"))
         if split not in SPLITS or hidden(file):
@@ -94,13 +94,13 @@ def _class_folders(archive: Archive) -> list[tuple[str, str, str]]:
         if not leaf.lower().endswith(SUFFIXES):
             raise UserError(f"root: {archive.path}: {file} is not an image; expected {', '.join(SUFFIXES)}.")
         roots.add("/".join(part for part in root if part))
-        found.append((split, name, file))
+        images.append((split, name, file))
     if len(roots) > 1:
         raise UserError(
             f"root: {archive.path} holds {len(roots)} data sets, in {', '.join(sorted(roots)[:3])}. "
             f"Choose one of these folders."
         )
-    return found
+    return images
 
 
 def hidden(file: str) -> bool:

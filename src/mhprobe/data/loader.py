@@ -2,8 +2,8 @@
 
 A batch is one gather from the memory map: the samplers yield index arrays, not single images.
 
-Lightning asks a loader for its state after every batch it took. On resume it hands the state back before it calls
-iter() and before it sets the epoch. So both are looked at only when the first batch is asked for.
+On resume Lightning hands the loader its state back before it calls iter() and sets the epoch, so both are read only
+when the first batch is asked for.
 """
 
 import logging
@@ -92,8 +92,8 @@ class EvalOrder(Sampler[Picks]):
 class TrainOrder(Sampler[Picks]):
     """A new permutation each epoch; batch k of all ranks together is the k-th slice of it. The remainder is dropped.
 
-    mixed: every batch begins with one image more, flagged as not valid: the one before it in the batch of all ranks,
-        before the first the last. An image is blended with the one before it, whatever rank has that.
+    mixed: every batch begins with one image more, not valid: the one before it in the batch of all ranks (before the
+        first the last), which its first image is blended with.
     epoch, start: set before iterating; ``start`` batches are skipped.
     """
 

@@ -1,8 +1,7 @@
 """Images that nobody has labelled: all that lie in a folder, a tar or a zip, at any depth.
 
-Their classes are those that the examined network gives them (``ImageData.label_by``): accuracy is then agreement with
-the whole network. Images are decoded as those of class folders are. ``Photos`` is a data set with splits, for the
-command line; ``PhotoLoader`` yields batches, for a notebook.
+The examined network gives them their classes (``ImageData.label_by``): accuracy is then agreement with the whole
+network. ``Photos`` is a data set with splits, for the command line; ``PhotoLoader`` yields batches, for a notebook.
 """
 
 import functools
@@ -53,9 +52,9 @@ class Photos(ImageFolder):
         alike = np.zeros(len(files), dtype=np.int64)
         test = stratified(alike, min(max(1, round(self.test_fraction * len(files))), len(files) - 1), seed=0)
         numbers = {"train": np.setdiff1d(np.arange(len(files)), test), "test": test}
-        places = {files[number]: (split, i) for split, those in numbers.items() for i, number in enumerate(those)}
+        places = {files[number]: (split, i) for split, chosen in numbers.items() for i, number in enumerate(chosen)}
         images = functools.partial(decode_all, archive, places, self.stored_size, resize=True)
-        labels = {split: alike[those] for split, those in numbers.items()}
+        labels = {split: alike[chosen] for split, chosen in numbers.items()}
         return Contents((), labels, (self.stored_size, self.stored_size), images)
 
 

@@ -22,9 +22,8 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 def code_digests(*things: Any) -> dict[str, str]:
-    """Module of a user -> SHA-256 of its file, and installed package -> version: where ``things`` come from.
+    """SHA-256 of each user module, and version of each installed package, that ``things`` come from or import.
 
-    What these modules import is added; of our own modules, the packages that they import.
     things: classes, functions, instances, partials, names of modules.
     """
     digests: dict[str, str] = {}
@@ -66,12 +65,12 @@ def our_digest() -> str:
 
 def classes_in(package: Any, base: type) -> list[Any]:
     """The classes derived from ``base`` that modules of a package define, but for abstract ones; imports them all."""
-    found = []
+    classes = []
     for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         for item in vars(importlib.import_module(info.name)).values():
             if isinstance(item, type) and item.__module__ == info.name and issubclass(item, base):
-                found += [] if inspect.isabstract(item) else [item]
-    return found
+                classes += [] if inspect.isabstract(item) else [item]
+    return classes
 
 
 def is_file(text: str) -> bool:

@@ -1,8 +1,8 @@
 """Read tables with one row per head, as measures, gates and prunings write them.
 
-The column ``head`` holds the flat index; every head of the model has one row. A table that also has the column
-``layout`` says which heads those are (``HeadLayout.digest``): one that was made for another model with as many heads is
-refused. Every complaint is one line with the file, the row (1 is the first below the header) and the column.
+The column ``head`` holds the flat index; every head of the model has one row. The column ``layout``
+(``HeadLayout.digest``) names the model's heads: a table of another model is refused. Errors name the file, the row (1
+is the first below the header) and the column.
 
 Shapes: A heads of all sites.
 """
@@ -72,27 +72,27 @@ def read_heads(path: str | Path, columns: Sequence[str], layout: Heads, asker: s
 
 def read_column(path: str | Path, column: str, layout: Heads, asker: str) -> Tensor:
     """(A,) float64, the numbers of one column, by flat index; NaN where the table says nan."""
-    found = torch.full((layout.num_heads,), torch.nan, dtype=torch.float64)
+    column_A = torch.full((layout.num_heads,), torch.nan, dtype=torch.float64)
     for number, head, row in _heads(path, (column,), layout, asker):
         try:
-            found[head] = float(row[column])
+            column_A[head] = float(row[column])
         except ValueError:
             raise UserError(
                 f"{asker}: {path}, row {number}, column {column}: expected a number, got {quoted(row[column])}."
             ) from None
-    return found
+    return column_A
 
 
 def read_kept(path: str | Path, layout: Heads, asker: str = "mask") -> Tensor:
     """(A,) bool, the column ``kept``; UserError if the table keeps none."""
-    found = torch.zeros(layout.num_heads, dtype=torch.bool)
+    kept_A = torch.zeros(layout.num_heads, dtype=torch.bool)
     for number, head, row in _heads(path, ("kept",), layout, asker):
         if row["kept"] not in ("0", "1"):
             raise UserError(f"{asker}: {path}, row {number}, column kept: expected 0 or 1, got {quoted(row['kept'])}.")
-        found[head] = row["kept"] == "1"
-    if not found.any():
+        kept_A[head] = row["kept"] == "1"
+    if not kept_A.any():
         raise UserError(f"{asker}: {path} keeps no head, expected at least one.")
-    return found
+    return kept_A
 
 
 def check_layout(path: str | Path, rows: Sequence[dict[str, str]], layout: Heads, asker: str) -> None:

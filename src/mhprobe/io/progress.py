@@ -1,8 +1,7 @@
 """Progress of a command: on a terminal one live view, elsewhere a line per event, or nothing.
 
-A command opens a ``screen``; whatever works inside says what it does (``stage``), how far it is (``progress``) and what
-is best so far (``best``). Events go through standard logging, below the logger ``mhprobe``: the live view has them in
-it, a log file gets them as lines. Without a screen, as in a notebook, ``progress`` is a bar of its own.
+A command opens a ``screen``; work inside tells its ``stage``, ``progress`` and ``best`` result. Events go through
+standard logging, below the logger ``mhprobe``. Without a screen, as in a notebook, ``progress`` is a bar of its own.
 """
 
 import contextlib

@@ -1,8 +1,7 @@
 """Ctrl-C and SIGTERM: the process says one line, keeps what is finished, and ends within ten seconds.
 
-The handler says the line and raises. Every file is written whole or not at all, so a run may be left at any point. Only
-training waits: it finishes its step and saves it (training/checkpoints.py). A reader of standard output that goes away
-does not end a run: what is printed after ``| head`` has left is dropped.
+Every file is written whole or not at all, so a run may be left at any point. Only training waits, to finish its step
+and save it (training/checkpoints.py). A closed standard output (``| head``) does not end a run.
 """
 
 import os

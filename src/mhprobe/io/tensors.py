@@ -46,11 +46,11 @@ def unpacked(path: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None:
 
 def digest(tensors: Mapping[str, Any], about: Mapping[str, str] | None = None) -> str:
     """SHA-256 of the names, types, shapes and values of all tensors among these. about: texts that are part of it."""
-    found = hashlib.sha256(json.dumps(dict(sorted((about or {}).items()))).encode())
+    content = hashlib.sha256(json.dumps(dict(sorted((about or {}).items()))).encode())
     for name, values in sorted((name, part) for name, part in tensors.items() if isinstance(part, Tensor)):
-        found.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
-        found.update(values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+        content.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
+        content.update(values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return content.hexdigest()
 
 
 class Outcomes(NamedTuple):

@@ -1,7 +1,7 @@
 """PruneBench: methods of pruning on one network at equal FLOPs. One cell is a method at a budget with a seed.
 
-A method chooses units, as a mask. What follows is the same for all: removal, repair, tuning, timing. A seed draws the
-images that choose and repair, and whatever the method draws.
+A method chooses a mask; removal, repair, tuning and timing are the same for all. A seed draws the images that choose
+and repair, and the method's own random numbers.
 
 Shapes: A units of all sites, N test images, R seeds.
 """
@@ -71,9 +71,9 @@ def run_cell(
 ) -> tuple[dict[str, Any], dict[str, Tensor], tuple[Stage, Tensor]]:
     """Return the row of a cell, by stage (dense, pruned ...) (N,) bool which test images are right, and ``whole``.
 
-    model: carries gates on all units that may go. mend: options of ``repair``; None for none. train: tuning. rounds: of
-    timings at each batch size, 0 for none. onnx: also times ONNX Runtime, in float32 and with dynamic int8.
-    whole: as for ``prune``, from another cell on the same test images.
+    model: with gates on all units that may go. mend: options of ``repair``; None for none. train: tuning. rounds: of
+    timings at each batch size, 0 for none. onnx: also time ONNX Runtime, float32 and dynamic int8. whole: as for
+    ``prune``, from another cell on the same test images.
 
     Columns: flops and parameters (shares left), heads and neurons (left); minutes (to choose); accuracy of every stage,
     with its difference to dense (of the last stage, paired, Newcombe's 95 % interval); speedup_<batch> with its

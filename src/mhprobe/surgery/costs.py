@@ -1,14 +1,12 @@
 """Costs of a model, of each of its heads, and under masks: parameters, operations, time.
 
-Operations: of matrix products; softmax, norms and biases are left out, and a multiplication with its addition counts
-as two. Time: a layer is timed as it is and with half of its units removed, inside a forward pass; the line through both
-points is what a removed unit saves. Both sides are plain models without gates' hooks, and take turns, so that a machine
-that slows down slows both, and the whole pass as much as its layers.
+Operations: of matrix products; a multiplication with its addition counts as two. Time: a layer is timed whole and with
+half of its units removed, inside a forward pass of models without gates; the line through both points prices a unit.
+Both models take turns, so that a machine that slows down slows both.
 
-A table of latency has the time of each layer at several widths, measured once on a machine and kept in a file. A
-knapsack is priced by it (Shen et al. 2022, arXiv 2110.10811, use such a table). More units never take less time: the
-measured times are fitted by the nearest ones that do not fall with the width (isotonic regression), with straight lines
-between the widths that were measured. Below the narrowest of them nothing more is saved.
+A table of latency (as in Shen et al. 2022, arXiv 2110.10811) has the time of each layer at several widths, measured
+once on a machine and kept in a file. Isotonic regression makes times rise with the width, with straight lines between
+the measured widths; below the narrowest nothing more is saved.
 
 Shapes: A heads (units) of all sites, M masks, B images, H units of one site.
 """

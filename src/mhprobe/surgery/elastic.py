@@ -1,10 +1,7 @@
 """Elastic files: the dense weights, and beside them the score of every unit, from which any budget follows at once.
 
-A knapsack (masking/knapsack.py) asks its measure once, with everything on. What goes under a budget is then
-arithmetic: the same scores and the same options give the mask that ``prune`` finds, to the bit.
-
-Promises (stats/promise.py) are of a list of budgets that is fixed beforehand, from the largest to the smallest, each
-tested behind the one before.
+A knapsack (masking/knapsack.py) scores once, with everything on; the same scores and options give the mask that
+``prune`` finds, to the bit. Promises (stats/promise.py) test a fixed list of budgets, from the largest down.
 
 Shapes: A units of all sites.
 """

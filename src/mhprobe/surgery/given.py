@@ -1,11 +1,10 @@
-"""Heads that somebody has chosen: a list, a file, a table of a run, or what learned gates decided.
+"""Heads that the user names: a list, a file, a table of a run, or the decision of learned gates.
 
-One value names them:
     [3, 17]                 flat indices
     heads.json, heads.txt   a JSON list of them, or numbers separated by white space
-    gates.csv               a table with the columns head and kept: those that are not kept
-    masking_curves.csv      those that are off at one point of a masking curve
-    gates                   those that the run which learned the gates does not keep
+    gates.csv               a table with the columns head and kept: the heads that are not kept
+    masking_curves.csv      the heads that are off at one point of a masking curve
+    gates                   the heads that the run which learned the gates does not keep
 
 Shapes: A heads of all sites.
 """
@@ -43,8 +42,8 @@ class Given:
     """Read the heads that a user names.
 
     heads: see above. Of a masking curve also its name (where the table has several), and step or remove.
-    threshold: with heads=gates, those whose |gate| is at or below it, whatever was decided. guarantee: they go only if
-    it is kept without all of them; None to promise nothing. seed: of the order in which images are looked at for it.
+    threshold: with heads=gates, remove heads with |gate| at or below it. guarantee: remove all of them if it holds
+    without them, else none. seed: of the order of its images.
     """
 
     heads: Any
@@ -115,11 +114,11 @@ class Given:
         assert wanted is not None
         if wrong := [row[column] for row in points if not _whole(row[column])]:
             raise UserError(f"heads: {path}, column {column}: expected whole numbers, got {quoted(wrong[0])}.")
-        there = [int(row[column]) for row in points]
-        if wanted not in there:
-            nearest = min(there, key=lambda number: abs(number - wanted), default="none")
+        numbers = [int(row[column]) for row in points]
+        if wanted not in numbers:
+            nearest = min(numbers, key=lambda number: abs(number - wanted), default="none")
             raise UserError(f"{option}: {name} in {path} has no point with {wanted}; the nearest is {nearest}.")
-        return points[there.index(wanted)]
+        return points[numbers.index(wanted)]
 
 
 def _listed(layout: HeadLayout, heads: list[Any], where: str) -> Tensor:

@@ -5,7 +5,7 @@ and CoFi, Xia et al. 2022, arXiv 2204.00408 (the price, an augmented Lagrangian,
 of FLOPs is 1 - sum over units of P(closed) times what the unit costs. Then the units of least P(open) go, until the
 budget is met.
 
-Where we differ: the weights stay as they are, so that a method only chooses, and all are repaired and tuned alike.
+Where we differ: the weights stay as they are; repair and tuning follow.
 
 Shapes: A units of all sites, B images of a step.
 """

@@ -1,17 +1,17 @@
 """Memory of a network under masks: the bytes of its weights, and of the activations that are alive at once.
 
-Counted is one image at inference in eager PyTorch: after each operation the storages that something still refers to.
-The image itself and scratch space inside a kernel are left out. Sizes are affine in a site's number of units, so two
-copies of the network, with one and with two units more in each site, tell what a unit adds at each operation. A site
-without units counts what does not hang on them, which is an upper bound.
-
-The peak is that of the largest operation: removing units elsewhere spares their weights alone.
+Weights are parameters and buffers. Activations are those of inference in eager PyTorch: after each operation the
+storages that something still refers to, without the images themselves and scratch space inside a kernel. Sizes are
+affine in a site's number of units, so two copies of the network, with one and with two units more in each site, tell
+what a unit adds at each operation. A site without units counts what does not hang on them, which is an upper bound.
+Removing units elsewhere than at the peak spares their weights alone.
 
 Shapes: A units of all sites, S sites, M masks, T operations of a forward pass.
 """
 
 import copy
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,17 +27,18 @@ from mhprobe.masking.base import Cost
 
 
 def memory_cost(model: nn.Module, layout: HeadLayout, image: Tensor) -> Cost:
-    """Return (M, A) masks -> (M,) float64, the share of the bytes that is left.
+    """Return (M, A) masks -> (M,) float64, the share of the bytes for one image that is left.
 
     model: with or without gates. image: (1, 3, height, width).
     """
     weights, moments = zip(*(_traced(model, layout, image, more) for more in (1, 2)), strict=True)
-    weight_S = weights[1] - weights[0]
+    weight_S = (weights[1] - weights[0])[:-1]
     unit_TS = (moments[1] - moments[0]).clamp(min=0)[:, :-1]
     width_S = torch.tensor([site.num_heads for site in layout.sites], dtype=torch.float64)
     fixed_T = moments[0].sum(1) - unit_TS @ (width_S + 1)
-    fixed_T, unit_TS = (lines := torch.cat([fixed_T[:, None], unit_TS], 1).unique(dim=0))[:, 0], lines[:, 1:]
-    of_weights = sum(parameter.nbytes for parameter in model.parameters())
+    lines = torch.cat([fixed_T[:, None], unit_TS], 1).unique(dim=0)
+    fixed_T, unit_TS = lines[:, 0], lines[:, 1:]
+    of_weights = weights[0][-1] - weight_S.sum()
 
     def bytes_left(masks: Tensor) -> Tensor:
         kept_MS = torch.stack([(~part).sum(1).double().cpu() for part in layout.split(masks)], 1)
@@ -48,11 +49,11 @@ def memory_cost(model: nn.Module, layout: HeadLayout, image: Tensor) -> Cost:
 
 
 def _traced(model: nn.Module, layout: HeadLayout, image: Tensor, more: int) -> tuple[Tensor, Tensor]:
-    """(S,) bytes of each site's weights, and (T, S + 1) of activations alive by site, with ``more`` units per site."""
+    """(S + 1,) bytes of weights by site and in all, (T, S + 1) of activations by site, with ``more`` units per site."""
     model = copy.deepcopy(model).eval()
     remove_gates(model)
     slice_sites(model, layout, {site.name: [*range(site.num_heads), *[0] * more] for site in layout.sites})
-    trace = _Alive(model, len(layout.sites))
+    trace = _Alive(_held(model), len(layout.sites))
     parts = [model.get_submodule(site.name) for site in layout.sites]
     for number, part in enumerate(parts):
         part.register_forward_pre_hook(functools.partial(trace.enter, number))
@@ -61,19 +62,41 @@ def _traced(model: nn.Module, layout: HeadLayout, image: Tensor, more: int) -> t
         image = image.clone()  # not one of inference mode's
         with trace:
             model(image)
-    weights = [sum(parameter.nbytes for parameter in part.parameters()) for part in parts]
+    weights = [sum(tensor.nbytes for tensor in _held(part)) for part in (*parts, model)]
     return torch.tensor(weights, dtype=torch.float64), torch.tensor(trace.rows, dtype=torch.float64)
+
+
+def peak_memory(model: nn.Module, images: Tensor) -> int:
+    """Bytes of parameters and buffers, and the most that the tensors of one forward pass take at once.
+
+    On CUDA as the allocator counts them; on the CPU outputs of operators are followed, scratch space inside one is not.
+    """
+    held = _held(model)
+    with torch.inference_mode():
+        if images.is_cuda:
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            model(images)
+            most = torch.cuda.max_memory_allocated() - before
+        else:
+            with _Alive([*held, images]) as alive:
+                model(images)
+            most = max(map(sum, alive.rows), default=0)
+    return sum(tensor.nbytes for tensor in held) + most
+
+
+def _held(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]
 
 
 class _Alive(TorchDispatchMode):
     """Bytes alive after each operation, by the site that was running when they were allocated; the last is outside."""
 
-    def __init__(self, model: nn.Module, sites: int) -> None:
+    def __init__(self, known: Sequence[Tensor], sites: int = 0) -> None:
         super().__init__()
         self.rows: list[list[int]] = []
         self.site, self.sites = sites, sites
-        held = [*model.parameters(), *model.buffers()]
-        self.weights = {StorageWeakRef(tensor.untyped_storage()) for tensor in held}
+        self.known = {StorageWeakRef(tensor.untyped_storage()) for tensor in known}
         self.alive: dict[StorageWeakRef, tuple[int, int]] = {}
 
     def enter(self, site: int, *_: Any) -> None:
@@ -82,7 +105,7 @@ class _Alive(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
-            if isinstance(leaf, Tensor) and (ref := StorageWeakRef(leaf.untyped_storage())) not in self.weights:
+            if isinstance(leaf, Tensor) and (ref := StorageWeakRef(leaf.untyped_storage())) not in self.known:
                 self.alive.setdefault(ref, (self.site, leaf.untyped_storage().nbytes()))
         self.alive = {ref: about for ref, about in self.alive.items() if not ref.expired()}
         row = [0] * (self.sites + 1)

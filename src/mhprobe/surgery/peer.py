@@ -1,9 +1,7 @@
 """Units that Torch-Pruning would remove (Fang et al. 2023, "DepGraph", CVPR, arXiv 2301.12900), by its own code.
 
-Its global pruner scores groups of weights that go together: heads, and neurons of MLPs. Everything else is told to
-stay, so that it chooses among the same units as mhprobe. Heads and neurons get the same ratio, which is searched for
-until the FLOPs are met. Nothing is removed here: its choice is a mask, and every method's mask is removed, repaired
-and tuned by the same code.
+Its global pruner scores heads and neurons of MLPs; everything else has to stay. Heads and neurons get the same ratio,
+which is searched for until the FLOPs are met. Its choice is a mask, removed and repaired by mhprobe's own code.
 
 Shapes: A units of all sites.
 """

@@ -1,4 +1,4 @@
-"""The whole of a pruning: choose heads -> remove them -> check against the mask -> repair, tune -> the next round.
+"""Prune a network: choose heads, remove them, check against the mask, repair, tune, and go on with the next round.
 
 Shapes: A heads of all sites of the network that was loaded, N test images.
 """
@@ -88,14 +88,13 @@ class Stage(NamedTuple):
 
 @dataclass
 class Pruned:
-    """Result of a pruning. model: a plain timm model without gates. gone: (A,) bool, the heads that were removed.
+    """Result of a pruning. model: a plain timm model without gates. gone: (A,) bool, the removed heads.
 
-    stages: in their order; the last is of ``model``. right: (N,) bool per stage, which test images it has right.
-    difference: the largest between masked and pruned logits.
-    rescaled: whether the heads that layers kept were multiplied by H / kept. scored: what accuracy is.
-    promise: where one was asked for; where it is of no step, ``model`` is the loaded one.
-    chosen_by: the images that chose which heads are left, "split:digest" each, as far as anybody knows.
-    kinds: of its units. scores: (A,) of the last round's path, where it went by them.
+    stages: in their order; the last is of ``model``. right: (N,) bool per stage, the test images that it has right.
+    difference: the largest between masked and pruned logits. rescaled: True if kept heads were multiplied by H / kept.
+    scored: name of the score. promise: None without a guarantee; of no step, ``model`` is the loaded one.
+    chosen_by: the images that chose the heads, "split:digest" each, as far as known. kinds: of its units.
+    scores: (A,) of the last round's path, if it had scores.
     """
 
     model: nn.Module
@@ -117,14 +116,12 @@ class Pruned:
 
 
 class Images:
-    """The images of a pruning, as batches on ``device``: some to choose and repair with, the test's to report.
+    """Batches of a pruning on ``device``: images that choose and repair, test images that report.
 
-    Images that were set aside (split "calibration") are used for the guarantee only.
-
-    look_at: so many images of the split ``select_on``, of every class alike; not augmented. score: what is right and
-        what is lost of an image; None for the labels, or what the model and the images allow without. cache: a folder
-        where what masks scored is kept, so that a run that was killed goes on; None to keep nothing. facts: plain
-        values that decide scores, beside the weights and the images at hand.
+    The split "calibration" is used for the guarantee only. look_at: number of images of the split ``select_on``,
+        stratified, not augmented. score: None for the labels, or without them what the model allows. cache: folder for
+        the scores of masks, so that a killed run goes on; None for none. facts: plain values that decide scores, beside
+        the weights and the images.
     """
 
     def __init__(
@@ -151,7 +148,7 @@ class Images:
         return f"{self.split}:{self.data.images_of(self.split)}"
 
     def selection(self, positions: Tensor | None = None) -> Iterator[Batch]:
-        """Batches of the images that choose, or of those at ``positions`` among them; ``index`` counts them from 0."""
+        """Batches of the images that choose, or of some at ``positions``; ``index`` counts from 0."""
         images = self.chosen if positions is None else self.chosen[positions]
         place = torch.full((self.data.sizes[self.split],), 0, device=self.device)
         place[self.chosen] = torch.arange(len(self.chosen), device=self.device)
@@ -159,10 +156,7 @@ class Images:
             yield batch._replace(index=place[batch.index])
 
     def sloped(self, positions: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """(images, labels) of ``selection``: those whose loss slopes are of, without labels the network's own classes.
-
-        Known once it was shown the images.
-        """
+        """(images, labels) of ``selection`` for slopes, after ``show``; without labels the network's own classes."""
         for batch in self.selection(positions):
             labels = batch.labels if self.of == "norm" else self.scores["chosen"].sloped(batch).labels
             yield batch.images[batch.valid], labels[batch.valid]
@@ -176,7 +170,7 @@ class Images:
         return self.data.batches("test", self.device, None if count is None else self._some("test", count))
 
     def show(self, dense: nn.Module) -> None:
-        """The whole network looks at all images: what is left of it may be compared with that."""
+        """Run the whole network on all images, for scores that compare with it."""
         features = gives_features(dense)
         kind = score_for(self.score, "score", not self.data.unlabelled, features)
         self.of = "norm" if features else "loss"
@@ -267,10 +261,11 @@ def prune(
 ) -> Pruned:
     """Return a copy of ``model`` without the heads that ``source`` chooses; ``model`` itself keeps its gates.
 
-    kept: what learned gates decided, for ``Given``. rounds: choose anew so many times, with ``OnPath``. Where nothing
-    can be promised, nothing is removed. proj_bias: as for ``prune_heads``. fold: what each head leaves behind in its
-    projection's bias. mend: options of ``repair``, None for none. train: called after each round. chosen_by: images
-    that chose heads before. whole: the dense network's row and right images, if known: the masked is not scored either.
+    kept: decision of learned gates, for ``Given``. rounds: of choosing and removing, with ``OnPath``. proj_bias: as
+    for ``prune_heads``. fold: constant that a removed head leaves in its projection's bias. mend: options of
+    ``repair``, None for none. train: called after each round. chosen_by: images that chose heads before. whole: the
+    dense network's row and right images, if known; then the masked network is not scored either. Where nothing can be
+    promised, nothing is removed.
 
     UserError for a model that cannot lose heads, RuntimeError if masked and pruned logits differ by more than rounding.
     """

@@ -1,13 +1,11 @@
 """Remove heads from the weights: prune_heads() makes a smaller timm model with the masked model's logits.
 
-Removing a head removes its rows of W_Q, W_K, W_V and its columns of W_O (Swin: also its column of relative position
-biases). timm's own forward runs on the result: it reshapes to ``num_heads`` (ViT: also ``attn_dim``), which
-change, too. Norms of queries and keys are shared by all heads and stay. Removing a neuron removes its row of the
-MLP's first linear layer (gated MLP: one row in each half) and its column of the last.
+Removing a head removes its rows of W_Q, W_K, W_V and its columns of W_O (Swin: also its column of position biases).
+timm's own forward runs on the result. Norms of queries and keys are shared by all heads and stay. Removing a neuron
+removes its row of the MLP's first linear layer (gated MLP: one row in each half) and its column of the last.
 
-A layer may lose all its heads. The masked model still adds that layer's ``proj.bias`` to every token, so it is kept
-unless ``proj_bias="drop"``. Of an MLP without neurons the last bias is left. backbones/parts/narrow.py has the modules
-that stand where timm's cannot hold fewer heads, or none.
+A layer may lose all its heads; its ``proj.bias`` is kept, as under the mask, unless ``proj_bias="drop"``.
+backbones/parts/narrow.py has the modules that stand where timm's cannot hold fewer heads, or none.
 
 Shapes: A heads of all sites, H heads of one site, D head width, B images, C classes.
 """

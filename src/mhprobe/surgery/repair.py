@@ -41,10 +41,10 @@ def repair(
 ) -> None:
     """Change, in place, the output projections of ``pruned`` so that its layers write what those of ``dense`` do.
 
-    dense: the model before pruning, with its gates if it has any. Only layers that lost heads are changed; of a layer
-        without heads the bias becomes the mean of what it wrote.
-    batches: starts a walk over batches of images, without padding images. Both models go through them block by block,
-        side by side, so that the residual streams of all images are held, and each block runs a few times.
+    dense: the model before pruning, with its gates if it has any. Only layers that lost heads change; in a layer
+        without heads the bias becomes the mean of its output.
+    batches: starts a walk over batches of images, without padding images. Both models run block by block, so the
+        residual streams of all images are held.
     per: "head" scales each kept head, "weights" solves for all columns of the projection and its bias.
     ridge: pull towards the present weights, relative to the mean square of the layer's inputs; 0 for none.
     proj_bias: as it was for ``prune_heads``; with "drop" a layer without heads goes on writing nothing.

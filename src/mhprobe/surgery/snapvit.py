@@ -6,10 +6,9 @@ order of what a removal costs has two parts. Within a layer: mean over images of
 layers: a factor per layer, found by exponential natural evolution (xNES; Glasmachers et al. 2010, GECCO). Factors are
 fit by the mean cosine of the pruned and the dense network's outputs, at several budgets.
 
-Where we differ: slopes are along gates, not weights. Outputs are what the network puts out, of a classifier its logits
-(the paper: features, the cosine after PCA). All heads of a layer share a factor, which is exp of what evolves (the
-authors' code: a factor per head, and its absolute value). Heads and neurons go by one list, by score per FLOP (the
-paper: two ratios).
+Where we differ: slopes are along gates, not weights. Outputs are the network's, e.g. logits (the paper: features, the
+cosine after PCA). A factor is exp of what evolves, one a layer (the authors' code: the absolute value, one a head).
+Heads and neurons go by one list, by score per FLOP (the paper: two ratios).
 
 Shapes: A units of all sites, S sites, B images of a batch, K points of a generation, L budgets, C outputs.
 """
@@ -47,9 +46,9 @@ STEPS = 1 << 24  # of a random number
 class SnapViT:
     """Choose units by squared slopes of a label-free objective, times a factor per layer that evolves.
 
-    crops: of each image. generations: of networks that are tried, each at ``levels`` budgets on the way to the one that
-    is asked for; 4 are about 50 networks for 12 blocks with neurons, 0 leaves all factors at 1. shown: so many of the
-    images judge them. seed: of crops and of points. UserError for numbers below 1 (generations: 0).
+    crops: of each image. generations: of networks, each at ``levels`` budgets on the way to the budget; 4 are about 50
+    networks for 12 blocks with neurons, 0 leaves all factors at 1. shown: number of images that judge them. seed: of
+    crops and of points. UserError for numbers below 1 (generations: 0).
     """
 
     crops: int = 4

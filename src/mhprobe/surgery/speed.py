@@ -10,18 +10,16 @@ Shapes: B images of a batch.
 import functools
 import math
 import statistics
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from mhprobe.backbones import attach, input_spec, layout_of
 from mhprobe.gates import remove_gates
 from mhprobe.surgery.costs import count_flops, count_parameters, device_name, evenly, interleaved
+from mhprobe.surgery.memory import peak_memory
 from mhprobe.surgery.removal import prune_heads
 
 BATCHES = (1, 4, 16, 64)
@@ -97,46 +95,3 @@ def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
         return statistics.median(values), -math.inf, math.inf
     low, high = quantile_test(list(values), p=0.5).confidence_interval()
     return statistics.median(values), float(low), float(high)
-
-
-def peak_memory(model: nn.Module, images: Tensor) -> int:
-    """Bytes of parameters and buffers, and the most that the tensors of one forward pass take at once.
-
-    On CUDA as the allocator counts them; on the CPU outputs of operators are followed, scratch space inside one is not.
-    """
-    own = [*model.parameters(), *model.buffers()]
-    weights = sum(tensor.nbytes for tensor in own)
-    with torch.inference_mode():
-        if images.is_cuda:
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-            model(images)
-            return weights + torch.cuda.max_memory_allocated() - before
-        with _Alive([*own, images]) as alive:
-            model(images)
-    return weights + alive.most
-
-
-class _Alive(TorchDispatchMode):
-    """Follows the memory of tensors from the operator that makes them until they are collected."""
-
-    def __init__(self, known: Sequence[Tensor]) -> None:
-        super().__init__()
-        self.now = self.most = 0
-        self.known = {tensor.untyped_storage()._cdata for tensor in known}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor):
-                storage = tensor.untyped_storage()
-                if storage._cdata not in self.known:
-                    self.known.add(storage._cdata)
-                    self.now += storage.nbytes()
-                    weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
-        self.most = max(self.most, self.now)
-        return out
-
-    def _gone(self, key: int, size: int) -> None:
-        self.known.discard(key)
-        self.now -= size

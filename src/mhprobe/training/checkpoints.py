@@ -1,7 +1,4 @@
-"""Checkpoints that are whole or absent, hold plain data, and outlive a SIGTERM; a run that goes on is the same run.
-
-Checkpoints say which run they are of, and each step draws as it would have.
-"""
+"""Checkpoints that are whole or absent, hold plain data, and outlive a SIGTERM; a run that goes on is the same run."""
 
 import hashlib
 import math
@@ -44,13 +41,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 def best_and_last(folder: Path, every_n_steps: int | None) -> list[L.Callback]:
     """``best.ckpt`` by validation accuracy; ``last.ckpt`` after every epoch, and every n steps where asked."""
     common: dict[str, Any] = {"dirpath": folder, "auto_insert_metric_name": False, "enable_version_counter": False}
-    made: list[L.Callback] = [
+    callbacks: list[L.Callback] = [
         Best(filename="best", monitor="val/accuracy", mode="max", save_top_k=1, **common),
         ModelCheckpoint(filename="last", save_on_train_epoch_end=True, **common),
     ]
     if every_n_steps is not None:
-        made.append(WithinEpoch(filename="last", every_n_train_steps=every_n_steps, **common))
-    return made
+        callbacks.append(WithinEpoch(filename="last", every_n_train_steps=every_n_steps, **common))
+    return callbacks
 
 
 class WithinEpoch(ModelCheckpoint):
@@ -64,7 +61,7 @@ class WithinEpoch(ModelCheckpoint):
 class Best(ModelCheckpoint):
     """Brings the best epoch so far along when a run goes on in another folder; Lightning would forget it.
 
-    A run that never validates has no best epoch: that is said before the training, not after it.
+    UserError, before the training, for a run that never validates.
     """
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -136,10 +133,7 @@ class SaveOnTerminate(L.Callback):
 
 
 class StopAtOnce(L.Callback):
-    """On SIGTERM or Ctrl-C end a test: there is nothing to save.
-
-    Lightning's own handler would only take a note, which nobody reads in a test, and wait for the other ranks.
-    """
+    """On SIGTERM or Ctrl-C end a test, which has nothing to save; Lightning's own handler would go on."""
 
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         handle(stop)
@@ -178,7 +172,7 @@ class SameRun(L.Callback):
 class SeedEachStep(L.Callback):
     """Dropout and stochastic depth as a function of (seed, epoch, step, rank), never of the past.
 
-    A resumed run then draws what the uninterrupted one would have drawn, at every step, with nothing to store.
+    A resumed run draws what the uninterrupted one would have drawn.
     """
 
     def __init__(self, seed: int) -> None:

@@ -22,19 +22,18 @@ from mhprobe.weights.teacher import Recalled, distillation
 class GatedClassifier(L.LightningModule):
     """Backbone, gates, loss and optimizer.
 
-    description: what rebuilds the backbone (see mhprobe.weights.checkpoint), kept in every checkpoint beside plain timm
-        keys (``backbone.*``) and the gates (``gates.*``).
+    description: settings that rebuild the backbone (mhprobe.weights.checkpoint), kept in every checkpoint.
     algorithm: "adamw", or timm's "muon": orthogonalised momentum for matrices and convolutions, AdamW for the rest, at
         the same learning rate (Jordan et al., 2024; Liu et al., 2025, arXiv 2502.16982).
     lr, weight_decay: of the optimizer. layer_decay: factor on the learning rate per layer below the head (fine-tuning),
         None for the same rate everywhere. warmup_epochs: linear from 0; then a cosine down to ``min_lr`` * lr.
-    units: what has gates, as for ``attach``. make_gates: makes the gates from (model, layout); fixed ones by default.
-        Those that are learned are trained at ``gate_lr``. penalty: what open heads cost, (amount (A,), share of the run
-        done) -> () in nats; parameters of its own are multipliers, which are maximised.
-    teacher: batch -> (B, C) logits to learn from, see mhprobe.weights.teacher; the loss is then teacher_weight of the
-        distance to them at ``temperature``, and the rest of it that to the labels.
-    frozen: what is not trained: "nothing", the "backbone" (all but its classifier and the gates), all "weights", or
-        parts of the backbone, see mhprobe.backbones.parts.freezing.
+    units: as for ``attach``. make_gates: (model, layout) -> gates, by default fixed; learned ones train at ``gate_lr``.
+        penalty: price of open heads, (amount (A,), share of the run done) -> () in nats; its own parameters are
+        multipliers, which are maximised.
+    teacher: batch -> (B, C) logits (mhprobe.weights.teacher). The loss is teacher_weight of the distance to them at
+        ``temperature``, and 1 - teacher_weight of the loss on labels.
+    frozen: "nothing", the "backbone" (all but its classifier and the gates), all "weights", or parts of the backbone
+        (mhprobe.backbones.parts.freezing).
     """
 
     def __init__(

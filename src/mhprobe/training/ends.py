@@ -1,7 +1,4 @@
-"""Ends of a training before its last epoch: at the first NaN or infinity, or where validation accuracy rises no more.
-
-What is not finite stops it before it reaches the weights, and the error says where it came from.
-"""
+"""Ends of a training before its last epoch: at the first NaN or infinity, or where accuracy rises no more."""
 
 import contextlib
 import functools
@@ -23,8 +20,8 @@ log = logging.getLogger(__name__)
 class StopAtNonFinite(L.Callback):
     """UserError when the loss or a gradient is nan or infinite; the checkpoints before it are good.
 
-    Looked at once a step, when its gradients are there: to look is to wait for a GPU. In float16 infinite gradients are
-    part of the search for a scale, and the scaler skips such steps itself; there the loss is looked at.
+    Checked once a step, before the weights change: a check waits for the GPU. In float16 the scaler itself skips steps
+    with infinite gradients, so only the loss is checked.
     """
 
     batch: Any = None
@@ -67,18 +64,18 @@ def first_non_finite(model: nn.Module, images: Tensor) -> str:
     """The first weight that is not finite, else the first module whose output on ``images`` is not."""
     if bad := [name for name, weight in model.named_parameters() if not weight.isfinite().all()]:
         return bad[0]
-    found: list[str] = []
+    names: list[str] = []
 
     def look(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
         if isinstance(output, Tensor) and not output.isfinite().all():
-            found.append(name)
+            names.append(name)
 
     with contextlib.ExitStack() as hooks, torch.compiler.set_stance("force_eager"):  # compiled code sees no new hooks
         for name, module in model.named_modules():
             if name:
                 hooks.callback(module.register_forward_hook(functools.partial(look, name)).remove)
         model(images)
-    return found[0] if found else "the loss itself"
+    return names[0] if names else "the loss itself"
 
 
 class EarlyStopping(callbacks.EarlyStopping):

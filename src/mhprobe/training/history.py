@@ -64,7 +64,7 @@ class History(L.Callback):
             self._point(trainer, pl_module, f"_epoch_{epoch:03d}", f"epoch {epoch}")
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Not on_train_end: that is not for a run that goes on from its very last step."""
+        """Lightning skips on_train_end for a run that goes on from its very last step."""
         if trainer.is_global_zero:
             for name in self.points:
                 self._write_history(trainer, name, drawn=True)
@@ -73,12 +73,12 @@ class History(L.Callback):
         """A head's history gets a point; what is no value per head gets a table and figure of its own."""
         data: ImageData = trainer.datamodule  # type: ignore[attr-defined]
         self.last_step = trainer.global_step
-        found, refused = look(module, self.measures, data, "val", of=self.target, show=trainer.is_global_zero)
+        measured, refused = look(module, self.measures, data, "val", of=self.target, show=trainer.is_global_zero)
         for name, error in refused.items():
             del self.measures[name]
             if trainer.is_global_zero:
                 log.warning("%s along training: left out. %s", name, error)
-        for name, columns in found.items():
+        for name, columns in measured.items():
             if self.measures[name].kind == "per_head":
                 point = Point(trainer.current_epoch, trainer.global_step, columns["value"].tolist())
                 self.points.setdefault(name, []).append(point)
@@ -95,15 +95,15 @@ class History(L.Callback):
         return {"history": points, "last_step": self.last_step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        known = {name: points for name, points in state_dict["history"].items() if name in self.measures}
-        self.points = {name: [Point(*point) for point in points] for name, points in known.items()}
+        kept = {name: points for name, points in state_dict["history"].items() if name in self.measures}
+        self.points = {name: [Point(*point) for point in points] for name, points in kept.items()}
         self.last_step = state_dict["last_step"]
 
     def _write_history(self, trainer: L.Trainer, name: str, drawn: bool) -> None:
         about, data = self.measures[name], trainer.datamodule  # type: ignore[attr-defined]
-        found = history(self.report.layout, about.label, self.points[name], drawn)
+        result = history(self.report.layout, about.label, self.points[name], drawn)
         of = Sample(data.sizes["val"], "validation")
-        self.report.add(f"{name}_history", found._replace(unit=about.unit, larger=about.larger, part_of=name, of=of))
+        self.report.add(f"{name}_history", result._replace(unit=about.unit, larger=about.larger, part_of=name, of=of))
 
 
 class GateHistory(L.Callback):

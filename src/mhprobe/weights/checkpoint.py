@@ -2,16 +2,14 @@
 
 A description is a dict of plain values: ``backbone`` (what ``backbones.build`` takes), ``class_names``, ``data`` (the
 source's name), ``input`` (size, mean, std), ``gates`` (A values, absent when all are one), ``gates_kept`` (A times
-0 or 1, which heads learned gates keep, absent without), ``made`` (how the weights came to be), ``sha256`` (of the
-tensors' file) and ``digest`` (of the description itself). That of a pruned model has more:
-    timm: what ``timm.create_model`` takes to build the model before pruning;
-    kept: site name -> the heads (of an MLP the neurons) that stayed, by their number in that model; an empty list is an
-        emptied layer;
-    stands_in: site name -> the class of backbones/parts/narrow.py that stands there, where timm's own cannot hold the
-        heads; a copy of that file lies beside the weights;
+0 or 1, which heads learned gates keep, absent without), ``made`` (origin of the weights), ``sha256`` (of the tensors'
+file) and ``digest`` (of the description itself). A pruned model has no ``gates`` (they are in the weights;
+``gates_folded`` lists them), and:
+    timm: arguments of ``timm.create_model`` for the model before pruning;
+    kept: site name -> numbers, in that model, of the heads or neurons that stayed; empty for an emptied layer;
+    stands_in: site name -> class of narrow.py (a copy lies beside the weights) where timm's own cannot hold the heads;
     chosen_by: the images that chose them, "split:digest" each; promises and tests on these images are refused;
-    proj_bias: whether an emptied layer still adds its projection's bias, "keep" or "drop";
-    gates: absent: they are multiplied into the weights (``gates_folded`` lists what they were).
+    proj_bias: "keep" if an emptied layer still adds its projection's bias, or "drop".
 """
 
 import hashlib
@@ -116,8 +114,8 @@ def load_pruned(path: str | Path) -> nn.Module:
 
 def gates_kept(description: dict[str, Any]) -> torch.Tensor | None:
     """(A,) bool, True for heads that the run with learned gates decided to keep; None without learned gates."""
-    found = description.get("gates_kept")
-    return None if found is None else torch.tensor(found, dtype=torch.bool)
+    kept = description.get("gates_kept")
+    return None if kept is None else torch.tensor(kept, dtype=torch.bool)
 
 
 def _built(description: dict[str, Any], path: Path) -> nn.Module:
@@ -242,10 +240,5 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
 
 def _wrong_digest(path: Path, comment: bytes) -> str | None:
     """Return a clause on the damage, if the file is not the one that its comment was made for."""
-    digest, left = hashlib.sha256(), path.stat().st_size - len(comment) - len(_NO_COMMENT)
-    with path.open("rb") as file:
-        while left > 0 and (block := file.read(min(left, 1 << 20))):
-            digest.update(block)
-            left -= len(block)
-    digest.update(_NO_COMMENT)
-    return None if comment == _COMMENT + digest.hexdigest().encode() else "the file"
+    before = path.read_bytes()[: -len(comment) - len(_NO_COMMENT)] + _NO_COMMENT
+    return None if comment == _COMMENT + hashlib.sha256(before).hexdigest().encode() else "the file"

@@ -1,9 +1,8 @@
 """Check the JSON of weights, or of a checkpoint. A stranger may have written it.
 
-timm's constructors take more than numbers: paths and addresses that they open (``checkpoint_path``,
-``pretrained_cfg``), and what they open may be a pickle. So a setting of the backbone passes only if the model's own
-class takes it, if timm's loading code does not, and if its value is a number, a flag, a list of numbers or a plain
-word.
+timm's constructors also take paths and addresses that they open (``checkpoint_path``, ``pretrained_cfg``), maybe of a
+pickle. So a setting passes only if the model's own class takes it, if timm's loading code does not, and if its value is
+a number, a flag, a list of numbers or a plain word.
 """
 
 import difflib

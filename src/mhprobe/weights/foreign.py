@@ -1,9 +1,7 @@
 """Load weights trained elsewhere into a model: a state dict under any usual key and prefix.
 
-.safetensors hold tensors and nothing else. A .pth, .pt, .bin or .ckpt is unpickled with torch's ``weights_only``: what
-is more than tensors, plain values and the arguments of a command line (argparse's Namespace, which holds values) is
-refused, and no code runs. What timm knows of other people's names (``checkpoint_filter_fn``: the original DeiT, DINO,
-EVA ...) it translates.
+A .pth, .pt, .bin or .ckpt is unpickled with torch's ``weights_only``: tensors, plain values and argparse's Namespace;
+no code runs. timm translates the names that it knows (``checkpoint_filter_fn``: the original DeiT, DINO, EVA ...).
 """
 
 import argparse

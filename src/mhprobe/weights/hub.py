@@ -126,8 +126,8 @@ def card(description: dict[str, Any], folder: Path | None) -> str:
     with contextlib.suppress(UserError):  # of weights that lie alone
         run = folder and read_run(folder)
     accuracy = None
-    if run and (known := words.accuracy(run)) is not None:
-        share, low, high, images = known
+    if run and (numbers := words.accuracy(run)) is not None:
+        share, low, high, images = numbers
         interval = f"95 % interval {100 * low:.1f} to {100 * high:.1f}, {images} test images"
         accuracy = f"{words.percent(share)} ({interval})"
     environment = jinja2.Environment(

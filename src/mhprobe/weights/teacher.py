@@ -89,9 +89,9 @@ class Recalled(Teacher):
         about = {"teacher": self.file, "images": data.images_of("train"), "precision": precision}
         about["code"] = hashlib.sha256(json.dumps(code).encode()).hexdigest()[:16]
         path = self.folder / f"teacher-{'-'.join(about.values())}-{ranks.rank()}.safetensors"
-        before, known = unpacked(path) or ({}, {})
+        before, about_before = unpacked(path) or ({}, {})
         unasked = torch.full((data.sizes["train"], self.logits.shape[1]), torch.nan)
-        answers = before["logits"] if known == about else unasked
+        answers = before["logits"] if about_before == about else unasked
         missing = (ranks.total((~answers.isnan().any(1)).long()) == 0).nonzero().flatten()
 
         def keep() -> None:
