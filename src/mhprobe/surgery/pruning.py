@@ -264,8 +264,7 @@ def prune(
     kept: decision of learned gates, for ``Given``. rounds: of choosing and removing, with ``OnPath``. proj_bias: as
     for ``prune_heads``. fold: constant that a removed head leaves in its projection's bias. mend: options of
     ``repair``, None for none. train: called after each round. chosen_by: images that chose heads before. whole: the
-    dense network's row and right images, if known; then the masked network is not scored either. Where nothing can be
-    promised, nothing is removed.
+    dense network's row and right images, if known: the masked is not scored. Without a promise nothing is removed.
 
     UserError for a model that cannot lose heads, RuntimeError if masked and pruned logits differ by more than rounding.
     """
