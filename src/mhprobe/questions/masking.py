@@ -204,7 +204,7 @@ class Masking:
         return self._fills[name]
 
     def _costs(self, material: Subject) -> dict[str, Cost]:
-        """Return the FLOPs, parameters, time and memory that masks leave of the dense model, for the targets of curves."""
+        """Return the functions from masks to the FLOPs, parameters, time or memory left, for targets of curves."""
         from mhprobe.surgery.costs import costs
 
         if self._shares is None:
