@@ -1,7 +1,7 @@
 """PruneBench: methods of pruning on one network at equal FLOPs. One cell is a method at a budget with a seed.
 
-A method chooses a mask; removal, repair, tuning and timing are the same for all. A seed draws the images that choose
-and repair, and the method's own random numbers.
+A method chooses a mask; all else is the same for all. A seed draws the images that choose and repair, and the method's
+own random numbers.
 
 Shapes: A units of all sites, N test images, R seeds.
 """
@@ -39,11 +39,7 @@ class Cell(NamedTuple):
     seed: int
 
     def __str__(self) -> str:
-        """Name of its file.
-
-        >>> str(Cell("fisher", 0.5, 0))
-        'fisher_0.5_0'
-        """
+        """Name of its file, e.g. fisher_0.5_0."""
         return f"{self.method}_{self.budget:g}_{self.seed}"
 
 
@@ -71,9 +67,8 @@ def run_cell(
 ) -> tuple[dict[str, Any], dict[str, Tensor], tuple[Stage, Tensor]]:
     """Return the row of a cell, by stage (dense, pruned ...) (N,) bool which test images are right, and ``whole``.
 
-    model: with gates on all units that may go. mend: options of ``repair``; None for none. train: tuning. rounds: of
-    timings at each batch size, 0 for none. onnx: also time ONNX Runtime, float32 and dynamic int8. whole: as for
-    ``prune``, from another cell on the same test images.
+    model: with gates on all units that may go. mend, train, whole: as for ``prune``, ``whole`` from another cell on the
+    same test images. rounds: of timings at each batch size, 0 for none. onnx: also time ONNX Runtime.
 
     Columns: flops and parameters (shares left), heads and neurons (left); minutes (to choose); accuracy of every stage,
     with its difference to dense (of the last stage, paired, Newcombe's 95 % interval); speedup_<batch> with its
@@ -89,19 +84,10 @@ def run_cell(
     found = prune(model, images, going, mend=mend, train=train, chosen_by=[images.name], whole=whole)
     dense, last = found.stages[0], found.stages[-1]
     right = {row.stage: flags for row, flags in zip(found.stages, found.right, strict=True)}
-    row = {
-        "flops": last.flops / dense.flops,
-        "parameters": last.parameters / dense.parameters,
-        "heads": last.heads,
-        "neurons": last.neurons,
-        "minutes": minutes,
-        "dense": dense.accuracy,
-        **{stage.stage: stage.accuracy for stage in found.stages if stage.stage in STAGES},
-        "difference": last.difference,
-        "difference_low": last.difference_low,
-        "difference_high": last.difference_high,
-        "images": last.images,
-    }
+    row: dict[str, Any] = {"flops": last.flops / dense.flops, "parameters": last.parameters / dense.parameters}
+    row |= {"heads": last.heads, "neurons": last.neurons, "minutes": minutes, "dense": dense.accuracy}
+    row |= {stage.stage: stage.accuracy for stage in found.stages if stage.stage in STAGES}
+    row |= {name: getattr(last, name) for name in ("difference", "difference_low", "difference_high", "images")}
     for timed in speed_table(model, {"cell": mask}, BATCHES, rounds) if rounds else ():
         row |= {f"speedup{end}_{timed['batch']}": timed[f"speedup{end}"] for end in ("", "_low", "_high")}
     if rounds and onnx:
@@ -111,8 +97,7 @@ def run_cell(
 
 def _in_onnx(dense: nn.Module, pruned: nn.Module, rounds: int) -> dict[str, float]:
     """Speed of ONNX Runtime on the pruned network, float32 and dynamic int8, over the dense one's in float32."""
-    size = input_spec(dense)["size"]
-    example = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))
+    example = torch.randn(2, 3, *input_spec(dense)["size"], generator=torch.Generator().manual_seed(0))
     whole, smaller = onnx_sessions(dense, example), onnx_sessions(pruned, example)
     row = {}
     for batch in BATCHES:
@@ -127,11 +112,9 @@ def _in_onnx(dense: nn.Module, pruned: nn.Module, rounds: int) -> dict[str, floa
 def ranking(rows: Sequence[Mapping[str, Any]], right: Mapping[Cell, Mapping[str, Tensor]]) -> list[dict[str, Any]]:
     """One row per budget and method, best first: mean accuracy over seeds, and the paired difference to the best.
 
-    rows: of ``run_cell``, with method, budget and seed. right: (N,) per cell and stage. The last stage that all
-    cells have counts. Only seeds that all methods of a budget have are compared.
-
-    p tests the difference to the best for new images and new seeds (``crossed``). p_holm is corrected over all pairs of
-    methods of the budget, since the same images say which is the best. real: p_holm is below .05.
+    rows: of ``run_cell``, with method, budget and seed. right: (N,) per cell and stage. The last stage that all cells
+    have counts, and only seeds that all methods of a budget have. p is for new images and new seeds (``crossed``),
+    p_holm over all pairs of methods, since the same images say which is the best. real: p_holm is below .05.
     """
     found: list[dict[str, Any]] = []
     for budget in sorted({row["budget"] for row in rows}, reverse=True):

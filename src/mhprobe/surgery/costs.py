@@ -1,12 +1,11 @@
 """Costs of a model, of each of its heads, and under masks: parameters, operations, time.
 
 Operations: of matrix products; a multiplication with its addition counts as two. Time: a layer is timed whole and with
-half of its units removed, inside a forward pass of models without gates; the line through both points prices a unit.
-Both models take turns, so that a machine that slows down slows both.
+half of its units removed, in forward passes without gates that take turns; the line through both prices a unit.
 
-A table of latency (as in Shen et al. 2022, arXiv 2110.10811) has the time of each layer at several widths, measured
-once on a machine and kept in a file. Isotonic regression makes times rise with the width, with straight lines between
-the measured widths; below the narrowest nothing more is saved.
+A table of latency (as in Shen et al. 2022, arXiv 2110.10811) is a file with the time of each layer at several widths.
+Isotonic regression makes times rise with the width, with straight lines between the measured widths; below the
+narrowest nothing more is saved.
 
 Shapes: A heads (units) of all sites, M masks, B images, H units of one site.
 """
@@ -51,10 +50,10 @@ def count_flops(model: nn.Module, image: Tensor) -> int:
 
 
 def head_flops(model: nn.Module, layout: HeadLayout) -> Tensor:
-    """(A,) int64, what a forward pass of one image is spared when this head is removed.
+    """(A,) int64, what a forward pass of one image is spared when this head is removed; windows with their padding.
 
-    Rows of q, k and v, the products of queries and keys and of weights and values, and the columns of the projection;
-    windows are counted with their padding, which is computed too. Of a neuron its rows and its column.
+    Rows of q, k and v, products of queries and keys and of weights and values, and columns of the projection. Of a
+    neuron its rows and its column.
     """
     flops = []
     for site in layout.sites:
@@ -81,8 +80,7 @@ def head_parameters(model: nn.Module, layout: HeadLayout) -> Tensor:
 def head_latency(model: nn.Module, layout: HeadLayout, images: Tensor, repeats: int = 15) -> Tensor:
     """(A,) float64, the share of the whole forward pass's time that is saved when this head is removed.
 
-    model: a timm model, with or without gates; it is not changed. images: (B, 3, height, width), as many as will be
-    asked of it at once.
+    model: with or without gates. images: (B, 3, height, width), as many as will be asked of it at once.
     """
     half = torch.cat([torch.arange(site.num_heads) >= max(1, site.num_heads // 2) for site in layout.sites])
     whole, times = layer_times(model, layout, [half & False, half], images, repeats)
@@ -115,7 +113,6 @@ def layer_times(
 
 
 def _clocked(model: nn.Module, names: Sequence[str], images: Tensor) -> list[float]:
-    """Seconds of a forward pass, and in it of each named module."""
     synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     now: dict[str, float] = {}
 
@@ -177,8 +174,7 @@ def interleaved(works: Sequence[Callable[[], object]], rounds: int, seconds: flo
         calls = max(1, math.ceil(seconds / (time.perf_counter() - start)))
         taken: list[list[float]] = [[] for _ in works]
         for number in range(rounds):
-            for place in range(len(works)):
-                which = (place + number) % len(works)
+            for which in [(place + number) % len(works) for place in range(len(works))]:
                 start = time.perf_counter()
                 for _ in range(calls):
                     works[which]()
@@ -235,11 +231,8 @@ def _fitted(count: int, widths: list[int], seconds: list[float]) -> Tensor:
 
 def evenly(layout: HeadLayout, share: float) -> Tensor:
     """(A,) bool mask of the last heads of every site, a ``share`` of them, rounded; one head of a site always stays."""
-    mask = torch.zeros(layout.num_heads, dtype=torch.bool)
-    for number, site in enumerate(layout.sites):
-        span = layout.span(number)
-        mask[span.stop - min(round(share * site.num_heads), site.num_heads - 1) : span.stop] = True
-    return mask
+    counts = [site.num_heads for site in layout.sites]
+    return torch.cat([torch.arange(count) >= count - min(round(share * count), count - 1) for count in counts])
 
 
 def device_name(device: torch.device) -> str:

@@ -25,16 +25,12 @@ from mhprobe.stats.promise import Guarantee
 
 
 class Choice(NamedTuple):
-    """Heads that a user names.
+    """Heads that a user names."""
 
-    mask: (A,) bool, True = goes. rescale: the heads that a layer keeps are multiplied by H / kept. chosen_by: the
-    images that chose them, "split:digest" each, as far as the file says. scores: (A,) of a path that went by them.
-    """
-
-    mask: Tensor
-    rescale: bool = False
-    chosen_by: tuple[str, ...] = ()
-    scores: Tensor | None = None
+    mask: Tensor  # (A,) bool, True = goes
+    rescale: bool = False  # the heads that a layer keeps are multiplied by H / kept
+    chosen_by: tuple[str, ...] = ()  # the images that chose them, "split:digest" each, as far as the file says
+    scores: Tensor | None = None  # (A,) of a path that went by them
 
 
 @dataclass(frozen=True)
@@ -55,10 +51,7 @@ class Given:
     seed: int = 0
 
     def choose(self, model: nn.Module, kept: Tensor | None = None) -> Choice:
-        """Choose heads by learned gates.
-
-        kept: (A,) bool, the binary decision of the run that learned the gates; None if the weights have none.
-        """
+        """Choose heads. kept: (A,) bool, decision of the run that learned the gates; None if the weights have none."""
         layout = layout_of(model)
         if isinstance(self.heads, list | tuple):
             choice = Choice(_listed(layout, list(self.heads), "heads"))
@@ -93,12 +86,11 @@ class Given:
                 f"heads: {path}: the column masked names {int(masked.sum())} heads at this point, heads_masked "
                 f"says {quoted(row['heads_masked'])}. Was the file edited?"
             )
-        split, images = row.get("chosen_on", ""), row.get("chosen_by", "")
-        chosen_by = (f"{split}:{images}",) if split else ()
+        split = row.get("chosen_on", "")
+        chosen_by = (f"{split}:{row.get('chosen_by', '')}",) if split else ()
         return Choice(masked, row.get("rescale", "") in ("1", "True"), chosen_by)
 
     def _point(self, path: str, rows: list[dict[str, str]]) -> dict[str, str]:
-        """The row of the curve's point."""
         if (self.step is None) == (self.remove is None):
             raise UserError(
                 "step: give either step (a point of the curve) or remove (the number of heads that are off)."
@@ -109,8 +101,8 @@ class Given:
             raise UserError(f"curve: {path} has {', '.join(names)}, got {name}. Give curve=<one of them>.")
         # a mean over random repeats names no heads; of several repeats the first is taken
         points = [row for row in rows if row["curve"] == name and (row["masked"] or row["step"] == "0")]
-        option, column = ("remove", "heads_masked") if self.step is None else ("step", "step")
-        wanted = self.remove if self.step is None else self.step
+        by_step = self.step is not None
+        option, column, wanted = ("step", "step", self.step) if by_step else ("remove", "heads_masked", self.remove)
         assert wanted is not None
         if wrong := [row[column] for row in points if not _whole(row[column])]:
             raise UserError(f"heads: {path}, column {column}: expected whole numbers, got {quoted(wrong[0])}.")
@@ -122,7 +114,6 @@ class Given:
 
 
 def _listed(layout: HeadLayout, heads: list[Any], where: str) -> Tensor:
-    """The (A,) mask of flat indices, which may be texts."""
     numbers = [int(head) if isinstance(head, str) and _whole(head) else head for head in heads]
     wrong = [head for head in numbers if type(head) is not int or not 0 <= head < layout.num_heads]
     if wrong:
@@ -154,7 +145,6 @@ def _numbers(path: str) -> list[Any]:
 
 
 def _closed(model: nn.Module, kept: Tensor | None, threshold: float | None) -> Tensor:
-    """(A,) bool, the heads that learned gates close."""
     if kept is not None and threshold is None:
         if bool(kept.all()):
             raise UserError(

@@ -1,7 +1,7 @@
 """Export a model as ONNX pieces with its gates as inputs, so that a web page can switch heads without Python.
 
-A piece for the stem, one for each residual block, and one for the tail: whoever changes a gate of block 5 keeps what
-blocks 0 to 4 gave. A model that cannot be taken apart is one piece.
+One piece is the stem, one each residual block, and one the tail: a change in block 5 keeps what blocks 0 to 4 gave. A
+model that cannot be taken apart is one piece.
 
 Shapes: B images, H heads of a site, W windows, K places of a window, A heads of all sites.
 """
@@ -33,15 +33,11 @@ _LARGE = 1024  # numbers of a tensor that is worth storing as something smaller
 
 
 class Piece(NamedTuple):
-    """A part of a model.
+    """A part of a model."""
 
-    onnx: takes "stream" (B, ...) and, if ``heads``, "gates" (heads,), of the heads ``first`` and following; gives
-    "out", and "attention<site>" (B * W, H, K, K) of each of ``sites``.
-    """
-
-    onnx: bytes
-    first: int
-    heads: int
+    onnx: bytes  # "stream" (B, ...), "gates" (heads,) -> "out", and "attention<site>" (B * W, H, K, K) of its sites
+    first: int  # of the heads that "gates" has
+    heads: int  # 0: "gates" is no input
     sites: list[int]
 
 
@@ -60,9 +56,8 @@ def pieces(model: nn.Module, images: Tensor) -> list[Piece]:
     every = list(range(len(layout.sites)))
     parts: list[tuple[str, Callable[[Tensor], Any], list[int]]] = [("", whole, every)]
     if segments is not None:
-        of_block = [
-            [site for site in every if layout.sites[site].block == block] for block in range(len(segments.blocks))
-        ]
+        count = len(segments.blocks)
+        of_block = [[site for site in every if layout.sites[site].block == block] for block in range(count)]
         blocks = zip([block.name for block in layout.blocks], segments.blocks, of_block, strict=True)
         parts = [("the stem", segments.stem, []), *blocks, ("the classifier", segments.tail, [])]
     with inspecting(whole, gradients=False):
@@ -87,7 +82,6 @@ class _Gated(nn.Module):
         self.eval()  # the exporter puts back the mode that it found, in all that is inside
 
     def forward(self, stream: Tensor, gates: Tensor) -> tuple[Tensor, ...]:
-        """Return what the part gives, then the attention of its sites where there is any to see."""
         seen: dict[int, Tensor] = {}
 
         def close(wide: Tensor, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -109,7 +103,6 @@ class _Gated(nn.Module):
 
 
 def _exported(part: _Gated, name: str, stream: Tensor) -> Piece:
-    """Export one piece. UserError names the part and the operator that ONNX lacks."""
     gates = torch.ones(part.count)
     data: Any = io.BytesIO()  # the exporter takes a file, too, and does not say so
     given = part(stream, gates)
@@ -153,9 +146,8 @@ def stored(piece: Piece, kind: Stored) -> Piece:
     import onnx
     from onnx import helper, numpy_helper
 
-    graph = (model := onnx.load_from_string(piece.onnx)).graph
+    graph, back = (model := onnx.load_from_string(piece.onnx)).graph, []
     wide = [each for each in graph.initializer if each.data_type == onnx.TensorProto.FLOAT]
-    back = []
     for kept in [each for each in wide if len(each.dims) > 1 and math.prod(each.dims) >= _LARGE]:
         name, small = kept.name, f"{kept.name}/{kind}"
         weights = numpy_helper.to_array(kept)

@@ -1,9 +1,8 @@
 """Heads to remove by any masking order, as far along its path as a budget or a guarantee says.
 
-With several rounds each removes an equal part, and searches its path anew on the network that the round before left.
-A guarantee says how many points of accuracy new images lose at most. Some images choose the path; others, which chose
-neither the path nor the weights, decide how far to follow it (``stats.promise``). Where no step can be promised, no
-head goes.
+Of several rounds each removes an equal part, and searches its path anew on the network that the round before left.
+With a guarantee, images that chose neither path nor weights decide how far to follow it (``stats.promise``). Where no
+step can be promised, no head goes.
 
 Shapes: A heads (units) of all sites of the present network.
 """
@@ -36,15 +35,13 @@ WHERE = "prune"  # the options, for messages
 class OnPath:
     """Heads at a point of a masking path.
 
-    order: of the path. units: head, index, layer or stage, the heads of one step.
-    remove: the number of heads to remove. target: or what to leave of the loaded network: {heads: how many} or
-        {flops | params | latency | memory: share}. For heads and neurons give a share, and an order of neurons.
-    exclude_layers: never touched. min_heads_per_layer: of every layer so many stay. rescale: the heads that a layer
-        keeps are multiplied by H / kept, while the path is searched and in what is left.
-    latency_table: the file of a table of times by width (surgery/costs.py), made if it is missing; None to take two
-        points of each layer now.
-    guarantee: to follow the path only as far as can be promised; remove or target is then the farthest.
-    chosen_on: the split that chooses the path. seed: of the order in which calibration images are looked at.
+    order: of the path. units: head, index, layer or stage, the heads of one step. remove: the number of heads to go.
+    target: or what stays of the loaded network, {heads: how many} or {flops | params | latency | memory: share}; of
+    heads and neurons a share, with an order of neurons. exclude_layers: never touched. min_heads_per_layer: of every
+    layer so many stay. rescale: the heads that a layer keeps are multiplied by H / kept, in the search and in what is
+    left. latency_table: the file of a table of times by width (surgery/costs.py), made if it is missing; None to take
+    two points of each layer now. guarantee: to follow the path only as far as can be promised; remove or target is
+    then the farthest. chosen_on: the split that chooses the path. seed: of the order of calibration images.
 
     Raises UserError unless one of remove and target is given; with a guarantee, if both are.
     """
@@ -82,8 +79,7 @@ class OnPath:
                 refuse_neurons(layout, "order" if self.units == "head" else "units")
             if self.remove is not None or "heads" in (self.target or {}):
                 raise UserError("remove: it counts heads; for heads and neurons give target={flops: <share left>}.")
-        num_heads = layout.num_heads
-        remove = self._in_all(num_heads)
+        remove = self._in_all(num_heads := layout.num_heads)
         if remove is None or self.guarantee is not None:
             return
         if not 0 < remove < num_heads:
@@ -107,9 +103,8 @@ class OnPath:
     ) -> tuple[Choice, float]:
         """The heads that go in this round, and the share of the loaded network's cost that will be left.
 
-        evaluate: scores masks of the present ``model`` on the images that choose. images: a batch, to time it.
-        loaded: the heads of the loaded network. left: what the present one has of its cost. part: how much
-        of the way is to be done after this round, from 0 to 1.
+        evaluate: scores masks of ``model``, the present one, on the images that choose. images: a batch, to time it.
+        left: the share of the ``loaded`` network's cost that ``model`` has. part: of the way after this round, 0 to 1.
         """
         layout = layout_of(model)
         remove, costs_left = self._in_all(loaded.num_heads), {}
@@ -135,8 +130,8 @@ class OnPath:
     ) -> tuple[Choice, "Promise"]:
         """The units that go, none where nothing can be promised, and how far the guarantee holds.
 
-        evaluate: scores masks on the images that choose the path. calibrate: on those that are set aside. images: as
-        for ``choose``. Heads and neurons without a target go by their cost in FLOPs.
+        evaluate, images: as for ``choose``. calibrate: scores masks on the images that are set aside. Heads and neurons
+        without a target go by their cost in FLOPs.
         """
         assert self.guarantee is not None
         check_images(self.guarantee, calibrate.images)
@@ -160,7 +155,6 @@ class OnPath:
         return {"latency": latency_cost(self.latency_table, model, layout, images())}
 
     def _in_all(self, num_heads: int) -> int | None:
-        """Return the number of heads to remove, where the options name a number."""
         if self.target is None or "heads" not in self.target:
             return self.remove
         heads = self.target["heads"]
@@ -182,8 +176,7 @@ class OnPath:
 
     def _short(self, path: Path) -> Path:
         """The path up to where ``remove`` heads are gone, and before the last head goes."""
-        gone = path.masks().sum(1)
-        most = path.added.shape[1] - 1
+        gone, most = path.masks().sum(1), path.added.shape[1] - 1
         steps = int((gone[1:] <= min(most, self.remove or most)).sum())
         if not steps:
             raise UserError(
@@ -227,17 +220,14 @@ def removed_after(gone: Tensor, mask: Tensor) -> Tensor:
 
 
 class Promise(NamedTuple):
-    """A promise: the steps of the path, the units that go with them, and the number of images that it stands on.
-
-    curve: of the whole path on these images. neurons: None where heads alone can go.
-    """
+    """A promise: the steps of the path, the units that go with them, and the number of images that it stands on."""
 
     guarantee: Guarantee
     steps: int
     heads: int
     images: int
-    curve: Curve
-    neurons: int | None = None
+    curve: Curve  # of the whole path on these images
+    neurons: int | None = None  # where they can go, too
 
 
 def promise_of(choice: Choice, calibrate: Evaluate, guarantee: Guarantee, layout: HeadLayout, seed: int = 0) -> Promise:
@@ -278,7 +268,6 @@ def check_images(guarantee: Guarantee, images: int) -> None:
 def _promise(
     path: Path, calibrate: Evaluate, guarantee: Guarantee, seed: int, layout: HeadLayout, **about: Any
 ) -> Promise:
-    """about: further fields of the curve."""
     traces = trace([path], calibrate, guarantee=guarantee, seed=seed)
     about |= {"split": "calibration", "scored": calibrate.scored, "layout": layout.digest}
     steps = traces[0].promised or 0

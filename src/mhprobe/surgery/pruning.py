@@ -53,15 +53,13 @@ from mhprobe.surgery.repair import repair
 CHECKED = 256  # test images on which masked and pruned logits are compared
 TOLERANCE = 1e-5  # relative to the largest logit, in whole float32: the same sums in another order
 
-Fold = Literal["zero", "mean", "optimal"]
-"""What stands in the place of a head that goes, as a constant in its projection's bias."""
-
+Fold = Literal["zero", "mean", "optimal"]  # the constant that a removed head leaves in its projection's bias
 Train = Callable[[nn.Module, dict[str, list[int]], int], nn.Module]
 """(network, the loaded network's heads that it has by site, round) -> the network after some training."""
 
 
 class Stage(NamedTuple):
-    """One row of the table: what the network can do on the test images, and what it costs, after one piece of work."""
+    """One row of the table: what the network can do on the test images, and its costs, after one piece of work."""
 
     round: int
     stage: str  # dense, masked, pruned, repaired, tuned
@@ -116,12 +114,11 @@ class Pruned:
 
 
 class Images:
-    """Batches of a pruning on ``device``: images that choose and repair, test images that report.
+    """Batches of a pruning on ``device``: images that choose and repair, test images, calibration for a guarantee.
 
-    The split "calibration" is used for the guarantee only. look_at: number of images of the split ``select_on``,
-        stratified, not augmented. score: None for the labels, or without them what the model allows. cache: folder for
-        the scores of masks, so that a killed run goes on; None for none. facts: plain values that decide scores, beside
-        the weights and the images.
+    look_at: number of images of the split ``select_on``, stratified, not augmented. score: None for the labels, or
+    without them what the model allows. cache: folder for the scores of masks, so that a killed run goes on; None for
+    none. facts: plain values that decide scores, beside the weights and the images.
     """
 
     def __init__(
@@ -171,14 +168,11 @@ class Images:
 
     def show(self, dense: nn.Module) -> None:
         """Run the whole network on all images, for scores that compare with it."""
-        features = gives_features(dense)
+        features, sizes = gives_features(dense), self.data.sizes
         kind = score_for(self.score, "score", not self.data.unlabelled, features)
         self.of = "norm" if features else "loss"
-        sizes = self.data.sizes
-        walks: dict[str, tuple[Walk, int]] = {
-            "chosen": (self.selection, len(self.chosen)),
-            "test": (self.test, sizes["test"]),
-        }
+        walks: dict[str, tuple[Walk, int]] = {"chosen": (self.selection, len(self.chosen))}
+        walks["test"] = self.test, sizes["test"]
         if "calibration" in sizes:
             walks["calibration"] = self._calibration, sizes["calibration"]
         bank = (lambda: self.data.batches("train", self.device)), sizes["train"]
@@ -227,7 +221,6 @@ class Chooses(Protocol):
 
     def choose(self, model: nn.Module, images: Images, share: float) -> Tensor:
         """(A,) bool, the units that go so that at most ``share`` of the FLOPs is left. model: carries gates."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -322,7 +315,6 @@ def _looked_at(source: Source, given: Choice | None, images: Images, before: Seq
 def _promised(
     source: Source, choice: Choice | None, model: nn.Module, images: Images, fill: Fill | None
 ) -> tuple[Choice, Promise]:
-    """The heads that go if the promise is kept, and how far it is."""
     if isinstance(source, OnPath):
         evaluate, calibrate = (make(model, source.rescale, fill) for make in (images.evaluate, images.calibrate))
         return source.promise(model, evaluate, calibrate, images.first)
@@ -341,7 +333,6 @@ def _remove(
     fill: Fill | None,
     score_masked: bool,
 ) -> nn.Module:
-    """The smaller network, whose logits were seen to be those of the masked one."""
     layout = layout_of(model)
     kept = kept_heads(layout, choice.mask)
     emptied = [site for site in layout.sites if not kept[site.name]]
@@ -365,7 +356,6 @@ def _remove(
 
 
 def _check(images: Images, masked: nn.Module, pruned: nn.Module) -> float:
-    """The largest difference of masked and pruned logits on real images; more than rounding is a bug of mhprobe."""
     difference, size = largest_difference(masked, pruned, (batch.images for batch in images.test(CHECKED)))
     if not difference <= TOLERANCE * max(1.0, size):
         raise RuntimeError(
@@ -383,8 +373,7 @@ def _score(
     model = moved(model, images.device).eval()
     count = images.data.sizes["test"]
     with progress(f"{stage} on test", count) as done:
-        walk, score = images.test(), images.scores["test"]
-        result = tally(model, walk, count, lambda batch: done(int(batch.valid.sum())), score)
+        result = tally(model, images.test(), count, lambda batch: done(int(batch.valid.sum())), images.scores["test"])
     low, high = (float(bound) for bound in wilson(result["correct"].cpu(), torch.tensor(count)))
     found.right.append(result["right"].cpu().reshape(-1))  # of one image torchmetrics makes a number
     change = paired(found.right[0], found.right[-1])
@@ -406,7 +395,7 @@ def _score(
         images=count,
         parameters=count_parameters(model),
         flops=count_flops(model, torch.zeros(1, 3, *input_spec(model)["size"], device=images.device)),
-        score=score.scored.name,
+        score=images.scores["test"].scored.name,
         neurons=int(left_A[heads:].sum()) if "neuron" in found.kinds else None,
     )
     found.stages.append(row)

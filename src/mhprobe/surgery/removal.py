@@ -1,11 +1,9 @@
 """Remove heads from the weights: prune_heads() makes a smaller timm model with the masked model's logits.
 
-Removing a head removes its rows of W_Q, W_K, W_V and its columns of W_O (Swin: also its column of position biases).
-timm's own forward runs on the result. Norms of queries and keys are shared by all heads and stay. Removing a neuron
-removes its row of the MLP's first linear layer (gated MLP: one row in each half) and its column of the last.
-
-A layer may lose all its heads; its ``proj.bias`` is kept, as under the mask, unless ``proj_bias="drop"``.
-backbones/parts/narrow.py has the modules that stand where timm's cannot hold fewer heads, or none.
+A head goes with its rows of W_Q, W_K, W_V and its columns of W_O (Swin: also its column of position biases). Norms of
+queries and keys are shared by all heads and stay. A neuron goes with its row of the MLP's first linear layer (gated
+MLP: one row in each half) and its column of the last. timm's own forward runs on the result; backbones/parts/narrow.py
+has the modules that stand where timm's cannot hold fewer heads, or none.
 
 Shapes: A heads of all sites, H heads of one site, D head width, B images, C classes.
 """
@@ -39,15 +37,13 @@ def prune_heads(
 
     model: a model of a supported family, with or without gates, dense or already pruned. It does not change.
     mask: (A,) bool, True = off; or heads to remove, as flat indices or (site, head) pairs (see ``HeadLayout.mask``).
-    proj_bias: bias of the projection in a layer that loses all heads: "keep" equals the mask, "drop" sets it to zero,
-        which changes the logits.
+    proj_bias: of a layer that loses all heads: "keep" equals the mask, "drop" sets it to zero and changes the logits.
     fold: a constant per removed head (``recording.fills``: mean, optimal), added to the projection's bias. The logits
         are those of the mask with this fill.
     units: kinds that the mask counts, e.g. {"head", "neuron"}. None: the kinds that have gates on ``model``, or heads.
 
     The copy has no gates: gates of kept heads are multiplied into W_O. ``attach`` works on it as on any model.
-    Raises UserError for an unsupported family, a mask of another shape, a mask of all heads, and a ``fold`` without a
-    bias to add it to.
+    Raises UserError for an unsupported family, a mask of another shape or of all heads, and a ``fold`` without a bias.
 
     >>> import mhprobe, timm
     >>> size = dict(img_size=16, patch_size=8, embed_dim=12, depth=2, num_heads=3)
@@ -55,9 +51,6 @@ def prune_heads(
     >>> small = prune_heads(model, [(0, 0), (1, 1)])
     >>> [block.attn.num_heads for block in small.blocks]
     [2, 2]
-    >>> def parameters(model): return sum(each.numel() for each in model.parameters())
-    >>> parameters(model) - parameters(small)  # 2 heads, each 4 wide: 3 x 4 rows of 12 and a bias, 4 columns of 12
-    408
     >>> images, gates = torch.randn(2, 3, 16, 16), mhprobe.attach(model)
     >>> with torch.no_grad(), gates.masked(gates.layout.mask([0, 4])):
     ...     masked = model(images)
@@ -116,10 +109,8 @@ def refuse_unprunable(model: nn.Module, units: Collection[Kind] | None = None) -
 
 def kept_heads(layout: HeadLayout, mask: Tensor) -> dict[str, list[int]]:
     """Return the kept heads of each site (numbered within the site), by the site's name."""
-    return {
-        site.name: torch.nonzero(~mask[layout.span(number)]).flatten().tolist()
-        for number, site in enumerate(layout.sites)
-    }
+    parts = zip(layout.sites, layout.split(~mask), strict=True)
+    return {site.name: kept_H.nonzero().flatten().tolist() for site, kept_H in parts}
 
 
 def refuse_unfoldable(model: nn.Module) -> None:
@@ -146,8 +137,7 @@ def drop_bias(model: Any, sites: Iterable[HeadSite]) -> None:
 def largest_difference(one: nn.Module, other: nn.Module, images: Iterable[Tensor]) -> tuple[float, float]:
     """(largest |difference| of two models' logits over batches of images, largest |logit| of the first).
 
-    In whole float32, whatever precision of products the program has chosen: TF32 rounds a thousand times as coarsely.
-    UserError for logits that are NaN or infinite.
+    In whole float32: TF32 rounds a thousand times as coarsely. UserError for logits that are NaN or infinite.
     """
     difference, size = 0.0, 0.0
     with torch.inference_mode(), _whole_float32():
@@ -183,12 +173,10 @@ def _fold_constants(model: nn.Module, layout: HeadLayout, mask: Tensor, fill: Fi
                 raise UserError(f"prune_heads: fold takes a constant per head, got {tuple(constant.shape)} numbers.")
             projection = family.seam(model, site).output
             instead = constant.flatten().double() * off_H.to(constant.device).repeat_interleave(site.head_dim)
-            bias = projection.bias.double() + projection.weight.double() @ instead
-            projection.bias.copy_(bias)
+            projection.bias.copy_(projection.bias.double() + projection.weight.double() @ instead)
 
 
 def _fold(model: nn.Module, layout: HeadLayout, gates: Tensor) -> None:
-    """Multiply each head's gate into its columns of W_O."""
     if bool((gates == 1).all()):
         return
     family = family_of(model)

@@ -1,10 +1,9 @@
 """SnapViT: without labels, squared slopes within a layer, and a factor per layer that an evolution strategy finds.
 
-Simoncini et al. 2025, "Elastic ViTs from Pretrained Models without Retraining", NeurIPS, arXiv 2510.17700. The second
-order of what a removal costs has two parts. Within a layer: mean over images of squared slopes of DINO's objective
-(Caron et al. 2021, arXiv 2104.14294), by which a crop is to look to the network as its whole image does. Between
-layers: a factor per layer, found by exponential natural evolution (xNES; Glasmachers et al. 2010, GECCO). Factors are
-fit by the mean cosine of the pruned and the dense network's outputs, at several budgets.
+Simoncini et al. 2025, "Elastic ViTs from Pretrained Models without Retraining", NeurIPS, arXiv 2510.17700. Within a
+layer: mean over images of squared slopes of DINO's objective (Caron et al. 2021, arXiv 2104.14294), by which a crop is
+to look to the network as its whole image does. Between layers: a factor each, found by exponential natural evolution
+(xNES; Glasmachers et al. 2010, GECCO), fit by the mean cosine of pruned and dense outputs at several budgets.
 
 Where we differ: slopes are along gates, not weights. Outputs are the network's, e.g. logits (the paper: features, the
 cosine after PCA). A factor is exp of what evolves, one a layer (the authors' code: the absolute value, one a head).
