@@ -24,15 +24,13 @@ class Score(abc.ABC):
     """Judges outputs, of masks or of a smaller model. Its class is the score; an instance knows a split's images.
 
     outputs: (N, C) of the unmasked model, in the order of the split; UserError for NaN. labels: (N,), where needed.
-    scored: names of its numbers. unmasked: compares with the unmasked model. labelled: needs labels. of_features: can
-    judge features, which are no logits. banked: compares with training images of the judged model, see ``beside``.
     """
 
-    scored: ClassVar[Scored]
-    unmasked: ClassVar[bool] = True
-    labelled: ClassVar[bool] = False
-    of_features: ClassVar[bool] = False
-    banked: ClassVar[bool] = False
+    scored: ClassVar[Scored]  # names of its numbers
+    unmasked: ClassVar[bool] = True  # compares with the unmasked model
+    labelled: ClassVar[bool] = False  # needs labels
+    of_features: ClassVar[bool] = False  # can judge features, which are no logits
+    banked: ClassVar[bool] = False  # compares with training images of the judged model, see ``beside``
     bank: "tuple[Walk, int] | None" = None
 
     def __init__(self, outputs: Tensor | None = None, labels: Tensor | None = None) -> None:
@@ -61,10 +59,9 @@ def known_scores() -> dict[str, type[Score]]:
 
 
 def score_for(asked: str | type[Score] | None, where: str, labelled: bool, features: bool) -> type[Score]:
-    """The score by name or class; None: labels where there are any, else top1, or cosine of features.
+    """The score by name or class; None: labels where there are any, else top1; cosine of a model of features.
 
-    where: the option, for errors. labelled, features: whether there are labels, and whether the model gives features.
-    UserError for an unknown score, or one that these images or this model do not allow.
+    where: the option, for errors. UserError for an unknown score, or one that images or model do not allow.
     """
     scores = known_scores()
     usual = "cosine" if features else "labels" if labelled else "top1"

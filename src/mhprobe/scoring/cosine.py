@@ -24,13 +24,11 @@ class Cosine(Score):
 
     def __call__(self, outputs: Tensor, index: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         # mask by mask: the cosines of all masks to all images would be M * B * N numbers
-        right, loss = zip(
-            *(self.judge(F.normalize(of_mask.double(), dim=1), index) for of_mask in outputs), strict=True
-        )
+        judged = [self.judge(F.normalize(of_mask.double(), dim=1), index) for of_mask in outputs]
+        right, loss = zip(*judged, strict=True)
         return torch.stack(right), torch.stack(loss)
 
     def judge(self, units_BC: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """Of one mask: outputs of length 1 -> right (B,) and loss (B,)."""
-        # not from the product with all images: its last bit depends on the number of images
-        itself_B = (units_BC * self.units[index]).sum(1)
+        itself_B = (units_BC * self.units[index]).sum(1)  # of the product with all images the last bit depends on N
         return (units_BC @ self.units.mT).argmax(1) == index, 1 - itself_B

@@ -14,9 +14,9 @@ NEIGHBOURS = 5
 
 
 class KNN(Cosine):
-    """Right: most of the 5 other images whose unmasked outputs are nearest, by cosine, have its label.
+    """Right: most of the 5 nearest other unmasked outputs, by cosine, have its label. Loss: the share that have not.
 
-    Of equals the smaller label. Loss: the share of them that have not.
+    Of equals the smaller label counts.
     """
 
     scored = Scored("knn", "knn_accuracy", "5-nearest-neighbour accuracy", "share of 5 neighbours of another class")

@@ -21,10 +21,8 @@ NEIGHBOURS, TEMPERATURE = 20, 0.07
 class KNNTrain(Score):
     """Right: the 20 training images of nearest outputs, by cosine, vote for its label with weights exp(cosine / .07).
 
-    Of equal votes the smaller label. Loss: the share of the votes for other labels. Training images go through the
-    same masked or pruned model: each mask costs a walk over all of them.
-
-    outputs: (T, C) of the training images, labels: (T,); None for both until ``beside``.
+    Of equal votes the smaller label. Loss: the share of votes for others. Each mask costs a walk over all training
+    images. outputs: (T, C) of them, labels: (T,); None for both until ``beside``.
     """
 
     scored = Scored(

@@ -23,18 +23,14 @@ class Pearson(NamedTuple):
 
 
 class Agreement(NamedTuple):
-    """Agreement of M measures on the same heads, (M, M) each.
-
-    spearman: rank correlations, with 95 % interval low, high. overlap: shared part of the k heads of largest value.
-    chance: expected overlap of two random rankings.
-    """
+    """Agreement of M measures on the same heads, (M, M) each."""
 
     names: tuple[str, ...]
     k: int
-    spearman: Tensor
-    overlap: Tensor
-    chance: Tensor
-    low: Tensor
+    spearman: Tensor  # rank correlations
+    overlap: Tensor  # shared part of the k heads of largest value
+    chance: Tensor  # expected overlap of two random rankings
+    low: Tensor  # 95 % interval of spearman
     high: Tensor
 
 
@@ -98,7 +94,6 @@ def auroc(inside: Tensor, outside: Tensor) -> float:
 
     The area under the ROC curve (Hanley & McNeil, 1982, Radiology 143:29). NaN are left out; NaN for an empty group.
 
-    >>> import torch
     >>> auroc(torch.tensor([3.0, 2.0]), torch.tensor([1.0, 2.0]))  # of 4 pairs 3 larger, 1 equal
     0.875
     """

@@ -1,13 +1,12 @@
 """Learn-then-Test: the steps of a path that can be promised, at a given confidence, for new images.
 
 Angelopoulos, Bates, Candes, Jordan & Lei, 2021, arXiv 2110.01052, with a fixed sequence: step 1 is tested, then step 2,
-up to the first that fails, each at the full level. The promise is broken only if the first step that loses too much
-passes its own test. The images must have chosen neither the weights nor the path.
+up to the first that fails, each at the full level: only the first step that loses too much can break the promise. The
+images must have chosen neither the weights nor the path.
 
-A step's loss on an image is (right before) - (right after): -1, 0 or 1, mostly 0. The test is a bet whose capital grows
-if the mean is below the limit; else its expectation does not (Waudby-Smith & Ramdas, 2024, "Estimating means of bounded
-random variables by betting", arXiv 2010.09686). By Ville's inequality 1 / (the largest capital so far) is a p-value,
-exact for any number of images. Their stake for a known number of images is sqrt(2 ln(1 / level) / (n variance)).
+A step's loss on an image is (right before) - (right after). The test is a bet whose capital is expected to grow only if
+the mean is below the limit (Waudby-Smith & Ramdas, 2024, arXiv 2010.09686). By Ville's inequality 1 / (the largest
+capital so far) is a p-value, for any number of images. Their stake is sqrt(2 ln(1 / level) / (n variance)).
 
 Shapes: S steps, n images.
 """
@@ -42,11 +41,7 @@ class Guarantee:
 
     @property
     def images_needed(self) -> int:
-        """The fewest images that can show it if a step changes none of them.
-
-        >>> Guarantee(points=1.0, confidence=0.95).images_needed
-        332
-        """
+        """The fewest images that can show it if a step changes none of them: 332 for 1 point at 95 %."""
         level = 1 - self.confidence
 
         def shown(images: int) -> bool:
@@ -75,11 +70,6 @@ def loses_more(loss_Sn: Tensor, limit: float, level: float = 0.05) -> Tensor:
     """(S,) p that the mean of losses in [-1, 1] is above ``limit``; the order of the images must not depend on losses.
 
     level: of the test; p holds at any other, too, and is smallest there.
-
-    >>> loses_more(torch.zeros(1, 1000), 0.01).item() < 0.001  # nothing of a thousand was lost
-    True
-    >>> loses_more(torch.zeros(1, 100), 0.01).item() > 0.05  # a hundred cannot show it
-    True
     """
     loss_Sn = loss_Sn.double()
     steps, images = loss_Sn.shape

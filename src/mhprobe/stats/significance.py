@@ -1,8 +1,7 @@
 """Tests of differences: two predictions on the same images, and many heads at once.
 
-Exact McNemar: McNemar, 1947, with the binomial tail instead of chi-squared. Holm, 1979, "A simple sequentially
-rejective multiple test procedure". Benjamini & Hochberg, 1995, JRSS B 57:289. Interval of a paired difference:
-Newcombe, 1998, Statistics in Medicine 17:2635, method 10; it stays in [-1, 1] and has a width where nothing differs.
+Exact McNemar, 1947: the binomial tail, not chi-squared. Holm, 1979. Benjamini & Hochberg, 1995, JRSS B 57:289. Interval
+of a paired difference: Newcombe, 1998, Statistics in Medicine 17:2635, method 10; in [-1, 1], never of width 0.
 
 Shapes: A tests, all arguments broadcast; N images.
 """
@@ -44,8 +43,7 @@ def t_quantile(freedom: Tensor) -> Tensor:
 
 def t_interval(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and Student's 95 % interval of the mean over (R, K) independent repeats, R >= 2; each (K,)."""
-    repeats = len(values)
-    mean = values.mean(0)
+    repeats, mean = len(values), values.mean(0)
     half = t_quantile(torch.tensor(repeats - 1)) * values.std(0) / math.sqrt(repeats)
     return mean, mean - half, mean + half
 
@@ -75,8 +73,8 @@ def benjamini_hochberg(p_A: Tensor) -> Tensor:
 def beyond(value_A: Tensor, draws_AN: Tensor) -> Tensor:
     """(A,) one-sided p that each value is one more of its own N draws; NaN with fewer than three draws.
 
-    All rows are assumed to have one law up to place and scale: the standardised distances of each draw from the others
-    of its row are pooled over rows. So p is at least 1 / (A N + 1).
+    All rows are assumed to have one law up to place and scale: each draw's standardised distances from the others of
+    its row are pooled. So p is at least 1 / (A N + 1).
     """
     count = draws_AN.shape[1]
     if count < 3 or not len(value_A):
@@ -105,10 +103,7 @@ def wilson(count_A: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def paired_difference(both_A: Tensor, lost_A: Tensor, won_A: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
-    """95 % interval of (share right before) - (share right after), from counts of images.
-
-    both: right before and after; lost: right before only; won: right after only; images: all.
-    """
+    """95 % interval of (share right before) - (share right after), from counts: right both times, lost, won, all."""
     both, lost, won, total = both_A.double(), lost_A.double(), won_A.double(), images.double()
     neither = total - both - lost - won
     before, after = (both + lost) / total, (both + won) / total
@@ -126,18 +121,14 @@ def paired_difference(both_A: Tensor, lost_A: Tensor, won_A: Tensor, images: Ten
 
 
 class Paired(NamedTuple):
-    """Two networks on the same images.
+    """Two networks on the same images."""
 
-    difference: share right after - share right before; low, high: its 95 % interval (Newcombe). lost, won: images right
-    before only, after only. p: exact McNemar.
-    """
-
-    difference: float
-    low: float
+    difference: float  # share right after - share right before
+    low: float  # its 95 % interval (Newcombe)
     high: float
-    lost: int
-    won: int
-    p: float
+    lost: int  # images right before only
+    won: int  # after only
+    p: float  # exact McNemar
 
 
 def paired(before_N: Tensor, after_N: Tensor) -> Paired:
@@ -161,8 +152,8 @@ class Crossed(NamedTuple):
 def crossed(difference_RN: Tensor) -> Crossed:
     """Test a mean difference, of (R, N) values per repeat (a seed) and image, for new images and new repeats at once.
 
-    The variance adds that of the mean over images and that of the mean over repeats, which is conservative; Student's
-    law with Satterthwaite's degrees of freedom (1946). One repeat says nothing of new ones.
+    The variances of the means over images and over repeats are added, which is conservative; Student's law with
+    Satterthwaite's degrees of freedom (1946). One repeat says nothing of new ones.
     """
     repeats, images = difference_RN.shape
     difference_RN = difference_RN.double()

@@ -1,7 +1,7 @@
 """Elastic files: the dense weights, and beside them the score of every unit, from which any budget follows at once.
 
-A knapsack (masking/knapsack.py) scores once, with everything on; the same scores and options give the mask that
-``prune`` finds, to the bit. Promises (stats/promise.py) test a fixed list of budgets, from the largest down.
+A knapsack (masking/knapsack.py) scores once; the same scores and options give the mask that ``prune`` finds, to the
+bit. Promises (stats/promise.py) test a fixed list of budgets, from the largest down.
 
 Shapes: A units of all sites.
 """
@@ -30,13 +30,8 @@ LIMITS = ("exclude_layers", "min_heads_per_layer")
 def described(source: OnPath, scores_A: Tensor, layout: HeadLayout) -> dict[str, Any]:
     """Return the part of the file's JSON that budgets are made of. scores: (A,) as the path went by them."""
     assert isinstance(source.order, Knapsack)
-    return {
-        "units": sorted(layout.kinds),
-        "step": source.units,
-        "scores": scores_A.tolist(),
-        **{name: getattr(source.order, name) for name in OPTIONS},
-        **{name: getattr(source, name) for name in LIMITS},
-    }
+    options = {name: getattr(source.order, name) for name in OPTIONS} | {name: getattr(source, name) for name in LIMITS}
+    return {"units": sorted(layout.kinds), "step": source.units, "scores": scores_A.tolist(), **options}
 
 
 def mask_at(model: nn.Module, elastic: Mapping[str, Any], target: Mapping[str, float]) -> Tensor:
@@ -55,8 +50,8 @@ def mask_at(model: nn.Module, elastic: Mapping[str, Any], target: Mapping[str, f
 def at_budget(model: nn.Module, description: Mapping[str, Any], target: Mapping[str, float]) -> nn.Module:
     """The network of an elastic file without the units that ``prune`` removes for ``target``.
 
-    Its ``promise`` is what was promised of this budget (points, confidence, images), None where nothing was.
-    UserError for a file that is not elastic, and for a budget out of range or reach.
+    Its ``promise``: points, confidence and images promised of this budget, or None. UserError for a file that is not
+    elastic, and for a budget out of range or reach.
     """
     if (elastic := description.get("made", {}).get("elastic")) is None:
         raise UserError(
@@ -78,20 +73,12 @@ def promise_budgets(
     model: nn.Module, elastic: Mapping[str, Any], target: Mapping[str, float], calibrate: Evaluate,
     guarantee: Guarantee, seed: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the budgets from the whole to ``target``, in steps of 5 % of it all, that can be promised together.
-
-    calibrate: scores masks on images that chose neither weights nor scores.
-    """
+    """The budgets down to ``target``, in steps of 5 %, promised together. calibrate: on images that chose nothing."""
     ((unit, least),) = target.items()
     steps = range(1, round((1 - least) / STEP + 0.5))
     budgets = [round(1 - STEP * step, 4) for step in steps if 1 - STEP * step > least + 1e-9] + [least]
     masks = torch.stack([mask_at(model, elastic, {unit: budget}) for budget in budgets])
     right = calibrate(torch.cat([torch.zeros_like(masks[:1]), masks])).right
     count = kept_promise(right[0], right[1:], guarantee.points, guarantee.confidence, seed)
-    return {
-        "unit": unit,
-        "kept": budgets[:count],
-        "points": guarantee.points,
-        "confidence": guarantee.confidence,
-        "images": calibrate.images,
-    }
+    about = {"points": guarantee.points, "confidence": guarantee.confidence, "images": calibrate.images}
+    return {"unit": unit, "kept": budgets[:count], **about}

@@ -65,10 +65,7 @@ def onnx_bytes(model: nn.Module, images: Tensor, tolerance: float = 1e-4) -> byt
 
 
 def onnx_sessions(model: nn.Module, images: Tensor) -> dict[str, Any]:
-    """ONNX Runtime on the CPU with as many threads as torch: "onnx" in float32, "int8" with dynamic quantisation.
-
-    images: as for ``onnx_bytes``, which says what is missing.
-    """
+    """ONNX Runtime on the CPU with as many threads as torch: "onnx" in float32, "int8" with dynamic quantisation."""
     data = onnx_bytes(model, images)
     from onnxruntime.quantization import quantize_dynamic
 

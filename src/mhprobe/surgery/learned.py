@@ -1,9 +1,8 @@
 """Pruning by learned gates: hard-concrete gates on frozen weights, trained to an expected share of the FLOPs.
 
 Louizos et al. 2018, arXiv 1712.01312 (the gates, gates/hard_concrete.py); Wang, Wohlwend & Lei 2020, arXiv 1910.04732,
-and CoFi, Xia et al. 2022, arXiv 2204.00408 (the price, an augmented Lagrangian, gates/target.py). The expected share
-of FLOPs is 1 - sum over units of P(closed) times what the unit costs. Then the units of least P(open) go, until the
-budget is met.
+and CoFi, Xia et al. 2022, arXiv 2204.00408 (the price, gates/target.py). The expected share of FLOPs is 1 - sum over
+units of P(closed) times cost. Then the units of least P(open) go, until the budget is met.
 
 Where we differ: the weights stay as they are; repair and tuning follow.
 
@@ -51,8 +50,9 @@ class LearnedGates:
     def choose(self, model: nn.Module, images: Images, share: float) -> Tensor:
         """(A,) bool, the units that go so that at most ``share`` of the FLOPs is left. ``model`` carries gates."""
         cost_A = head_shares(model, layout_of(model), images.first())
-        open_A = self.fit(model, images, share, cost_A)
-        return mask_by(open_A * cost_A, model, share)  # which is divided by the cost again
+        return mask_by(
+            self.fit(model, images, share, cost_A) * cost_A, model, share
+        )  # which is divided by the cost again
 
     def fit(self, model: nn.Module, images: Images, share: float, cost_A: Tensor) -> Tensor:
         """(A,) float64, P(open) after the last step; ``cost_A`` is the share of all FLOPs that a unit is."""

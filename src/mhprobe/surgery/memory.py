@@ -1,10 +1,9 @@
 """Memory of a network under masks: the bytes of its weights, and of the activations that are alive at once.
 
-Weights are parameters and buffers. Activations are those of inference in eager PyTorch: after each operation the
-storages that something still refers to, without the images themselves and scratch space inside a kernel. Sizes are
-affine in a site's number of units, so two copies of the network, with one and with two units more in each site, tell
-what a unit adds at each operation. A site without units counts what does not hang on them, which is an upper bound.
-Removing units elsewhere than at the peak spares their weights alone.
+Weights are parameters and buffers. Activations are the storages that are referred to after each operation of eager
+inference, without the images and scratch space inside a kernel. Sizes are affine in a site's number of units: two
+copies of the network, with one and with two units more in each site, tell what a unit adds at each operation. A site
+without units counts what does not hang on them, an upper bound.
 
 Shapes: A units of all sites, S sites, M masks, T operations of a forward pass.
 """
@@ -27,10 +26,7 @@ from mhprobe.masking.base import Cost
 
 
 def memory_cost(model: nn.Module, layout: HeadLayout, image: Tensor) -> Cost:
-    """Return (M, A) masks -> (M,) float64, the share of the bytes for one image that is left.
-
-    model: with or without gates. image: (1, 3, height, width).
-    """
+    """(M, A) masks -> (M,) float64, the share of the bytes that is left, for one image (1, 3, height, width)."""
     weights, moments = zip(*(_traced(model, layout, image, more) for more in (1, 2)), strict=True)
     weight_S = (weights[1] - weights[0])[:-1]
     unit_TS = (moments[1] - moments[0]).clamp(min=0)[:, :-1]

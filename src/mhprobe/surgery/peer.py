@@ -1,7 +1,7 @@
 """Units that Torch-Pruning would remove (Fang et al. 2023, "DepGraph", CVPR, arXiv 2301.12900), by its own code.
 
-Its global pruner scores heads and neurons of MLPs; everything else has to stay. Heads and neurons get the same ratio,
-which is searched for until the FLOPs are met. Its choice is a mask, removed and repaired by mhprobe's own code.
+Its global pruner scores heads and neurons of MLPs, at one ratio, which is searched for until the FLOPs are met. Its
+choice is a mask, removed and repaired by mhprobe's own code.
 
 Shapes: A units of all sites.
 """
@@ -48,10 +48,9 @@ class TorchPruning:
 
         UserError if it leaves more at each ratio that is tried: it never takes a whole layer.
         """
-        layout = layout_of(model)
+        layout, batch = layout_of(model), images.first()[:1]
         bare = prune_heads(model, torch.zeros(layout.num_heads, dtype=torch.bool)).eval()
         _fix_position_biases(bare)
-        batch = images.first()[:1]
         left = costs(bare, layout, batch, {"flops"})["flops"]
         score = self._scored(bare, images)
         low, high, least, best = 0.0, 1.0, 1.0, None
@@ -94,10 +93,7 @@ class TorchPruning:
 
 
 def _fix_position_biases(model: nn.Module) -> None:
-    """Make tables of relative positions plain tensors, in place, so that its graph does not follow them.
-
-    Torch-Pruning 1.6.1 counts the channels of a head against the table's columns, one a head, and refuses every group.
-    """
+    """Make tables of relative positions plain tensors, in place: Torch-Pruning 1.6.1 refuses a column a head."""
     for part in model.modules():
         if isinstance(table := getattr(part, "relative_position_bias_table", None), nn.Parameter):
             del part.relative_position_bias_table

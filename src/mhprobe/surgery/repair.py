@@ -1,13 +1,12 @@
 """Least-squares repair: the kept heads' output weights are changed so that each layer writes what it wrote before.
 
 Kwon et al. 2022, "A Fast Post-Training Pruning Framework for Transformers", arXiv 2204.09656, section 4.3 (mask
-tuning). Layer by layer, from the first on, || pruned layer - whole layer ||^2 is minimised over unlabelled training
-images. The pruned layer is fed by what the pruned layers before it give. They solve for one factor per kept head
-(``per="head"`` here); ``per="weights"`` solves for the whole projection and its bias.
+tuning). Layer by layer, || pruned layer - whole layer ||^2 is minimised over unlabelled training images; the pruned
+layer is fed by the pruned layers before it. They solve for one factor per kept head (``per="head"`` here).
 
-Where we differ: the residual stream is left out of both sides (their target also makes up for errors of earlier
-layers). The solution comes from second moments summed in float64 instead of LSMR. A ridge keeps it near the present
-weights, where they clamp the factors to [-10, 10] and give up on layers that reach it.
+Where we differ: ``per="weights"`` solves for the whole projection and its bias. The residual stream is left out of both
+sides (their target also makes up for errors of earlier layers). The solution comes from second moments in float64, not
+LSMR. A ridge keeps it near the present weights, where they clamp factors to [-10, 10] and give up on such layers.
 
 Shapes: N rows (tokens of all images), K kept channels of a site, H kept heads, D head width, C output channels.
 """
@@ -43,8 +42,7 @@ def repair(
 
     dense: the model before pruning, with its gates if it has any. Only layers that lost heads change; in a layer
         without heads the bias becomes the mean of its output.
-    batches: starts a walk over batches of images, without padding images. Both models run block by block, so the
-        residual streams of all images are held.
+    batches: starts a walk over batches of images, without padding images; their residual streams are all held.
     per: "head" scales each kept head, "weights" solves for all columns of the projection and its bias.
     ridge: pull towards the present weights, relative to the mean square of the layer's inputs; 0 for none.
     proj_bias: as it was for ``prune_heads``; with "drop" a layer without heads goes on writing nothing.
@@ -78,7 +76,6 @@ def repair(
 
 
 def _pieces(model: nn.Module) -> Segments:
-    """Take the model's forward apart; where its family cannot, all of it is one block."""
     return family_of(model).segments(model) or Segments(nn.Identity(), (model,), nn.Identity())
 
 
@@ -120,9 +117,7 @@ def _rows(site: HeadSite, x: Tensor, images: int) -> Tensor:
 
 def _solve_weights(projection: Any, moments: _Moments, ridge: float) -> None:
     """argmin over W, b of |W x + b - y|^2 / N + ridge |W - W_0|^2: on centred moments, for the change W - W_0."""
-    weight_CK = projection.weight.double()
-    n = moments.rows
-    has_bias = projection.bias is not None
+    weight_CK, n, has_bias = projection.weight.double(), moments.rows, projection.bias is not None
     x, y = (moments.x / n, moments.y / n) if has_bias else (moments.x * 0, moments.y * 0)
     xx = moments.xx / n - torch.outer(x, x)
     yx = moments.yx / n - torch.outer(y, x)
@@ -134,26 +129,21 @@ def _solve_weights(projection: Any, moments: _Moments, ridge: float) -> None:
 
 def _solve_factors(projection: Any, moments: _Moments, head_dim: int, ridge: float) -> None:
     """argmin over s of |sum_h s_h W_h x_h + b - y|^2 / N + ridge |s - 1|^2; the factors s go into W."""
-    weight_CK = projection.weight.double()
-    n = moments.rows
-    per_head = (-1, head_dim)
+    weight_CK, n, per_head = projection.weight.double(), moments.rows, (-1, head_dim)
     # <W_g x_g, W_h x_h> summed over rows, from the moments of x alone
     products = (weight_CK.mT @ weight_CK) * (moments.xx / n)
     gram_HH = products.unflatten(0, per_head).unflatten(2, per_head).sum((1, 3))
     yx = moments.yx / n
     if projection.bias is not None:
         yx = yx - torch.outer(projection.bias.double(), moments.x / n)
-    target = (weight_CK * yx).sum(0)
-    target_H = target.unflatten(0, per_head).sum(1)
+    target_H = (weight_CK * yx).sum(0).unflatten(0, per_head).sum(1)
     factor_H = 1 + _solved(gram_HH, (target_H - gram_HH.sum(1))[None], ridge)[0]
     projection.weight.copy_(weight_CK * factor_H.repeat_interleave(head_dim))
 
 
 def _solved(gram: Tensor, right: Tensor, ridge: float) -> Tensor:
     """X in X (gram + ridge * mean diagonal) = right, the smallest one where the Gram matrix is singular."""
-    size = len(gram)
-    if not size:
+    if not len(gram):
         return right
-    eye = torch.eye(size, dtype=gram.dtype, device=gram.device)
-    regular = gram + ridge * gram.diagonal().mean() * eye
+    regular = gram + ridge * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
     return right @ torch.linalg.pinv(regular, hermitian=True)

@@ -45,9 +45,9 @@ STEPS = 1 << 24  # of a random number
 class SnapViT:
     """Choose units by squared slopes of a label-free objective, times a factor per layer that evolves.
 
-    crops: of each image. generations: of networks, each at ``levels`` budgets on the way to the budget; 4 are about 50
-    networks for 12 blocks with neurons, 0 leaves all factors at 1. shown: number of images that judge them. seed: of
-    crops and of points. UserError for numbers below 1 (generations: 0).
+    crops: of each image. generations: of networks, each at ``levels`` budgets on the way to the budget; 0 leaves all
+    factors at 1. shown: number of images that judge them. seed: of crops and points. UserError for numbers below 1
+    (generations: 0).
     """
 
     crops: int = 4
@@ -135,10 +135,7 @@ def cheapest(score_KA: Tensor, cost_A: Tensor, saved_L: Tensor) -> Tensor:
 
 
 def evolved(fitness: Callable[[Tensor], Tensor], size: int, generations: int, seed: int) -> Tensor:
-    """(S,) float64, of all points that were tried the fittest: larger is fitter. The first is 0.
-
-    fitness: of (K, S) points. xNES from a standard normal distribution, with its authors' rates and sizes.
-    """
+    """(S,) float64, the fittest of all points that xNES tries, 0 first. fitness: of (K, S) points; larger is fitter."""
     count = 4 + int(3 * math.log(size))
     weight_K = (math.log(count / 2 + 1) - torch.arange(1, count + 1).double().log()).clamp(min=0)
     weight_K = weight_K / weight_K.sum() - 1 / count
@@ -151,8 +148,8 @@ def evolved(fitness: Callable[[Tensor], Tensor], size: int, generations: int, se
         points_KS = mean_S + normal_KS @ spread_SS.mT
         fitness_K = fitness(points_KS)
         ranked_K = fitness_K.argsort(descending=True, stable=True)
-        if fitness_K[ranked_K[0]] > most:
-            best_S, most = points_KS[ranked_K[0]], fitness_K[ranked_K[0]]
+        if fitness_K[first := ranked_K[0]] > most:
+            best_S, most = points_KS[first], fitness_K[first]
         normal_KS = normal_KS[ranked_K]
         mean_S = mean_S + spread_SS @ (weight_K @ normal_KS)
         spread_SS = spread_SS @ torch.linalg.matrix_exp(rate / 2 * (normal_KS.mT * weight_K) @ normal_KS)

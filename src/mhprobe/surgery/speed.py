@@ -1,8 +1,7 @@
 """Speed of removal: images per second, dense against masked against pruned, beside the prediction from FLOPs.
 
-All variants are timed in turn, round after round, so that whatever else the machine does hits them alike; a speed-up is
-the median over rounds of the ratio within a round. Intervals are of medians, from order statistics: no distribution is
-assumed (David & Nagaraja, Order Statistics, 7.1).
+All variants are timed in turn, so that whatever else the machine does hits them alike; a speed-up is the median over
+rounds of the ratio within one. Intervals are of medians, from order statistics (David & Nagaraja, 7.1).
 
 Shapes: B images of a batch.
 """
@@ -37,9 +36,9 @@ def speed_table(
 ) -> list[Row]:
     """One row per mask and batch size, on the device and in the dtype of ``dense``.
 
-    masks: name -> (A,) bool, True = removed; by default "25 % removed", 50 and 75, of every layer's heads.
-    rounds: timings of each variant; below 6 the intervals are infinite. seconds: a timing repeats the forward pass
-        until it takes about so long. show: is called after every batch size.
+    masks: name -> (A,) bool, True = removed; by default "25 % removed", 50 and 75, of every layer's heads. rounds:
+    timings of each variant; below 6 the intervals are infinite. seconds: of a timing, about. show: is called after
+    every batch size.
 
     Columns: removed (the mask's name), heads (left), device, batch; dense_, masked_, pruned_images_per_s with _low and
     _high (median and 95 % interval); speedup (pruned / dense; larger is faster) with speedup_low, speedup_high;
@@ -65,8 +64,8 @@ def speed_table(
         taken = dict(zip(variants, times, strict=True))
         memory = {key: peak_memory(model, images) for key, model in variants.items()}
         for name, model in pruned.items():
-            row: Row = {"removed": name, "heads": layout_of(model).num_heads}
-            row |= {"device": device_name(first.device), "batch": batch}
+            row: Row = {"removed": name, "heads": layout_of(model).num_heads, "device": device_name(first.device)}
+            row["batch"] = batch
             clocked = {"dense": taken["dense", ""], "masked": taken["masked", ""], "pruned": taken["pruned", name]}
             for kind, each in clocked.items():
                 rate, low, high = median_interval([batch / t for t in each])
@@ -74,8 +73,7 @@ def speed_table(
             pairs = list(zip(*clocked.values(), strict=True))
             row["speedup"], row["speedup_low"], row["speedup_high"] = median_interval([d / p for d, _, p in pairs])
             row["over_masked"] = statistics.median(m / p for _, m, p in pairs)
-            row["predicted"] = flops[""] / flops[name]
-            row |= {"flops": flops[name], "dense_flops": flops[""]}
+            row |= {"predicted": flops[""] / flops[name], "flops": flops[name], "dense_flops": flops[""]}
             row |= {"parameters": count_parameters(model), "dense_parameters": count_parameters(bare)}
             row |= {"peak_memory": memory["pruned", name], "dense_peak_memory": memory["dense", ""]}
             rows.append(row)
@@ -85,10 +83,7 @@ def speed_table(
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """(median, low, high): between two order statistics the true median lies with at least 95 % probability.
-
-    With fewer than 6 values there is no such pair: (-inf, inf).
-    """
+    """(median, low, high), the order statistics of its 95 % interval; -inf, inf for fewer than 6 values."""
     from scipy.stats import quantile_test  # slow to import
 
     if len(values) < 6:

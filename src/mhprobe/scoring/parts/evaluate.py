@@ -1,7 +1,4 @@
-"""Scores of many head masks on one split, walking the data once. Masking searches and curves use nothing else.
-
-Numbers are per image: masks can be compared in pairs, and sums over ranks are exact. All ranks get the same numbers.
-"""
+"""Scores of many head masks on one split, per image, walking the data once. All ranks get the same numbers."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
@@ -33,12 +30,11 @@ from mhprobe.scoring.parts.tally import refuse_missed
 class Evaluator(Evaluate):
     """A function from masks (M, A) bool, True = off, to their Scores on the split.
 
-    batches: starts a new walk over the split's transformed batches; under DDP each rank walks its share.
-    label, show: the progress bar's text, and whether to draw one. pick: starts a walk over the images at these
-    positions; without it all batches are walked, and the others are dropped. rescale: multiply the heads that a layer
-    keeps by its number of open heads over how many it keeps. cache: of scores, slopes and measured columns; its key
-    must name ``score``, by default the labels, and ``fill``, the replacement for masked heads (``recording.fills``).
-    of: slopes are of the loss, or of the norm of features, as for ``record``.
+    batches: starts a new walk over the split's transformed batches; under DDP each rank walks its share. label, show:
+    the progress bar's text, and whether to draw one. pick: starts a walk over the images at these positions; None to
+    walk all and drop the others. rescale: multiply the heads that a layer keeps by open heads over kept ones. cache: of
+    all answers; its key must name ``score``, by default the labels, and ``fill``, in the place of masked heads. of:
+    slopes are of the loss, or of the norm of features, as for ``record``.
     """
 
     def __init__(
@@ -129,7 +125,6 @@ class Evaluator(Evaluate):
         return [block.view(size, size) for block, size in zip(blocks, sizes, strict=True)]
 
     def _mean(self, name: str, mask: Tensor, summed: Callable[[Tensor], Tensor]) -> Tensor:
-        """Mean over images of ``summed`` of slopes (B, A)."""
         self.spent += 2 * self.images
 
         def find() -> Tensor:
@@ -188,7 +183,6 @@ class Evaluator(Evaluate):
                 self.advance = None
 
     def _sloped(self) -> Iterator[Batch]:
-        """The walk over all images for slopes and measures, with labels for the loss."""
         for batch in self.batches():
             yield batch.unlabelled if self.of == "norm" else self.score.sloped(batch)
 

@@ -34,7 +34,6 @@ class Tally(Metric):
             self.add_state(name, torch.zeros(num_images, dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, batch: Batch, logits: Tensor) -> None:
-        """Count one batch's (B, C) logits."""
         index = batch.index[batch.valid]
         right, loss = self.score(logits[None, batch.valid], index, batch.labels[batch.valid])
         self.right.index_add_(0, index, right[0].long())
@@ -58,7 +57,6 @@ class Tally(Metric):
 
 
 def refuse_missed(seen_N: Tensor) -> None:
-    """RuntimeError unless each image was seen exactly once."""
     if not bool((seen_N == 1).all()):
         raise RuntimeError(
             f"evaluation saw {int((seen_N > 0).sum())} of {len(seen_N)} images, {int((seen_N > 1).sum())} of them more "
