@@ -27,8 +27,6 @@ USED = (
     *("rarity.value", "rarity.chance", "object_attention.value", "object_attention.chance"),
     *("attention_distance.value", "attention_distance.uniform", "attention_distance.whole"),
 )
-
-
 THRESHOLDS = {"prefix": 0.3, "rare": 2.0, "object": 1.5, "diffuse": 0.95, "local": 0.5, "global": 0.9}
 
 

@@ -195,9 +195,8 @@ def latency_cost(file: str | Path, model: nn.Module, layout: HeadLayout, images:
         masks = [evenly(layout, share) for share in TABLE_SHARES]
         whole, seconds = layer_times(model, layout, masks, images, repeats)
         widths = [[int((~part).sum()) for part in layout.split(mask)] for mask in masks]
-        table: dict[str, Any] = {**wanted, "whole": whole, "seconds": seconds}
-        table["widths"] = list(zip(*widths, strict=True))
-        write(file, (json.dumps(table) + "\n").encode())
+        taken = {"whole": whole, "seconds": seconds, "widths": list(zip(*widths, strict=True))}
+        write(file, (json.dumps({**wanted, **taken}) + "\n").encode())
     try:
         table = json.loads(file.read_text())
     except (OSError, ValueError):

@@ -21,9 +21,8 @@ from mhprobe.errors import UserError
 def torch_export_bytes(model: nn.Module, images: Tensor, tolerance: float = 1e-5) -> bytes:
     """``torch.export.save`` of ``model``: what ``torch.export.load`` reads. images: (B >= 2, 3, height, width)."""
     model = copy.deepcopy(model).cpu().eval()
-    dynamic = ({0: torch.export.Dim.DYNAMIC},)
     with torch.no_grad():
-        program = torch.export.export(model, (images,), dynamic_shapes=dynamic)
+        program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
     data = io.BytesIO()
     torch.export.save(program, data)
     data.seek(0)

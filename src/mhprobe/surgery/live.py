@@ -71,11 +71,9 @@ def pieces(model: nn.Module, images: Tensor) -> list[Piece]:
 class _Gated(nn.Module):
     """A part of a model as a function of its input and its gates."""
 
-    def __init__(
-        self, model: nn.Module, layout: HeadLayout, part: Callable[[Tensor], Any], sites: Sequence[int]
-    ) -> None:
+    def __init__(self, model: nn.Module, layout: HeadLayout, part: Callable[[Tensor], Any], sites: list[int]) -> None:
         super().__init__()
-        self.model, self.layout, self.part, self.sites = model, layout, part, list(sites)
+        self.model, self.layout, self.part, self.sites = model, layout, part, sites
         spans = [layout.span(site) for site in sites]
         self.first = spans[0].start if spans else 0
         self.count = spans[-1].stop - self.first if spans else 0

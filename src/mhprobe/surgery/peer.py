@@ -70,14 +70,12 @@ class TorchPruning:
         return best
 
     def _scored(self, model: nn.Module, images: Images) -> Any:
-        """Importance object of Torch-Pruning, with the gradients of the images that choose."""
         from torch_pruning import importance
 
         if self.importance == "magnitude":
             return importance.GroupMagnitudeImportance()
-        kinds = {"taylor": importance.GroupTaylorImportance, "hessian": importance.GroupHessianImportance}
-        score = kinds[self.importance]()
         single = self.importance == "hessian"
+        score = importance.GroupHessianImportance() if single else importance.GroupTaylorImportance()
         squares = {parameter: torch.zeros_like(parameter) for parameter in model.parameters()} if single else {}
         for shown, labels in images.sloped():
             for part, right in zip(*(x.split(1 if single else len(x)) for x in (shown, labels)), strict=True):

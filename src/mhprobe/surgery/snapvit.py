@@ -118,8 +118,7 @@ def slopes(model: nn.Module, whole: Tensor, crops: list[Tensor]) -> Tensor:
         with inspecting(model, gradients=True), Taps(model, gates.layout, {"grad"}) as taps:
             said_BC = F.normalize(wide(logits_of(model(crop))), dim=1).log_softmax(1)
             grads, _ = taps.slopes(-(wanted_BC * said_BC).sum())
-        for number, (z, grad) in enumerate(zip(taps.heads, grads, strict=True)):
-            site = gates.layout.sites[number]
+        for number, (site, z, grad) in enumerate(zip(gates.layout.sites, taps.heads, grads, strict=True)):
             share = (wide(z) * wide(grad)).reshape(len(whole), -1, site.num_heads, site.head_dim)
             slope_BA[:, gates.layout.span(number)] += share.sum((1, 3), dtype=torch.float64)
     return slope_BA * gates.effective()

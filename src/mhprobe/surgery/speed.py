@@ -60,8 +60,7 @@ def speed_table(
         variants = {("dense", ""): bare, ("masked", ""): plain} | {("pruned", name): m for name, m in pruned.items()}
         with gates.masked(next(iter(masks.values()))):  # which heads are off makes no difference to the time
             works = [functools.partial(model, images) for model in variants.values()]
-            times = interleaved(works, rounds, seconds)
-        taken = dict(zip(variants, times, strict=True))
+            taken = dict(zip(variants, interleaved(works, rounds, seconds), strict=True))
         memory = {key: peak_memory(model, images) for key, model in variants.items()}
         for name, model in pruned.items():
             row: Row = {"removed": name, "heads": layout_of(model).num_heads, "device": device_name(first.device)}

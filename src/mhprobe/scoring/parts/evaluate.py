@@ -22,7 +22,7 @@ from mhprobe.recording.measuring import score_heads
 from mhprobe.recording.outputs import Of, broken, refuse_broken
 from mhprobe.recording.record import record
 from mhprobe.recording.replay import Replay, forwards, gate_values
-from mhprobe.scoring.base import Score
+from mhprobe.scoring.base import Score, Walk
 from mhprobe.scoring.labels import Labels
 from mhprobe.scoring.parts.tally import refuse_missed
 
@@ -40,7 +40,7 @@ class Evaluator(Evaluate):
     def __init__(
         self,
         model: nn.Module,
-        batches: Callable[[], Iterable[Batch]],
+        batches: Walk,
         num_images: int,
         label: str = "",
         show: bool = False,

@@ -47,13 +47,8 @@ class Tally(Metric):
             refuse_missed(self.seen)
         refuse_broken(self.broken > 0, "evaluation: the output of the model")
         images, correct = self.seen.sum(), self.right.sum()
-        return {
-            "accuracy": correct.double() / images,
-            "loss": self.loss / images,
-            "correct": correct,
-            "images": images,
-            "right": self.right > 0,
-        }
+        means = {"accuracy": correct.double() / images, "loss": self.loss / images}
+        return {**means, "correct": correct, "images": images, "right": self.right > 0}
 
 
 def refuse_missed(seen_N: Tensor) -> None:
