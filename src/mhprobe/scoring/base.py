@@ -54,7 +54,7 @@ class Score(abc.ABC):
 
 
 def known_scores() -> dict[str, type[Score]]:
-    """The class of every file of scoring/ that holds a score, by its name."""
+    """Scores of all files of scoring/, by name."""
     return {score.scored.name: score for score in classes_in(mhprobe.scoring, Score)}
 
 

@@ -1,7 +1,6 @@
 """Nearest training images: k-NN evaluation of features, of masked and of pruned networks.
 
-Wu et al. 2018, "Unsupervised feature learning via non-parametric instance discrimination", section 3.4; with the 20
-neighbours of DINO (Caron et al. 2021).
+Wu et al. 2018, "Unsupervised feature learning via non-parametric instance discrimination", 3.4; DINO's 20 neighbours.
 """
 
 from collections.abc import Callable

@@ -16,6 +16,7 @@ from mhprobe.stats.significance import standard_error, t_quantile, two_sided
 REAL = (-math.inf, math.inf)
 SHARE = (0.0, 1.0)
 SIZE = (0.0, math.inf)
+_CHUNK = 50  # resamples at a time: their counts are a (chunk, N) float64 matrix
 
 Range = tuple[float, float]
 
@@ -58,9 +59,6 @@ def p_of_interval(gap: Tensor, half: Tensor, freedom: int) -> Tensor:
     if freedom < 1:
         return torch.full_like(gap, torch.nan)
     return two_sided(gap, half / t_quantile(torch.tensor(freedom)).item(), torch.tensor(freedom))
-
-
-_CHUNK = 50  # resamples at a time: their counts are a (chunk, N) float64 matrix
 
 
 def bootstrap(values_KN: Tensor, resamples: int = 1000, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -20,8 +20,7 @@ def mcnemar(lost_A: Tensor, won_A: Tensor) -> Tensor:
     from scipy.stats import binom  # slow to import, and only paired tests need it
 
     fewer, discordant = torch.minimum(lost_A, won_A).cpu().numpy(), (lost_A + won_A).cpu().numpy()
-    p = torch.from_numpy(2 * binom.cdf(fewer, discordant, 0.5))
-    return p.clamp(max=1).to(lost_A.device)
+    return torch.from_numpy(2 * binom.cdf(fewer, discordant, 0.5)).clamp(max=1).to(lost_A.device)
 
 
 def two_sided(mean_A: Tensor, error_A: Tensor, freedom: Tensor | None = None) -> Tensor:
@@ -87,8 +86,7 @@ def beyond(value_A: Tensor, draws_AN: Tensor) -> Tensor:
 
 def _standing(value_A: Tensor, draws_AN: Tensor) -> Tensor:
     """(A,) distance above the mean of the draws, in the standard deviation of a further draw from it."""
-    count = draws_AN.shape[1]
-    spread_A = draws_AN.std(1) * (1 + 1 / count) ** 0.5
+    spread_A = draws_AN.std(1) * (1 + 1 / draws_AN.shape[1]) ** 0.5
     return (value_A - draws_AN.mean(1)) / spread_A.clamp(min=torch.finfo(draws_AN.dtype).tiny)
 
 
@@ -133,8 +131,7 @@ class Paired(NamedTuple):
 
 def paired(before_N: Tensor, after_N: Tensor) -> Paired:
     """Compare accuracy ``before`` and ``after`` on the same N images, each (N,) bool, True where an image is right."""
-    counts = [(x & y).sum()[None] for x, y in ((before_N, after_N), (before_N, ~after_N), (~before_N, after_N))]
-    both, lost, won = counts
+    both, lost, won = (n.sum()[None] for n in (before_N & after_N, before_N & ~after_N, ~before_N & after_N))
     low, high = paired_difference(both, lost, won, torch.tensor([len(before_N)], device=both.device))  # of the loss
     gained = int(won) - int(lost)
     return Paired(gained / len(before_N), -float(high), -float(low), int(lost), int(won), float(mcnemar(lost, won)))

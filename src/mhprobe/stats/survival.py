@@ -50,8 +50,7 @@ def holds(
     """(A,) bool by rule: True for heads for which it holds, of which a head may have several."""
     at_least = {"positional": 1.0, **thresholds, "CLS": thresholds["prefix"], "registers": thresholds["prefix"]}
     at_least["window"] = thresholds["global"]
-    # comparisons with NaN are False: a rule without its table never holds
-    rules = {
+    rules = {  # comparisons with NaN are False: a rule without its table never holds
         rule: [value <= thresholds["local"] if rule == "local" else value >= at_least[rule] for value in numbers]
         for rule, numbers in _judged(columns, num_heads).items()
     }

@@ -209,8 +209,12 @@ def latency_cost(file: str | Path, model: nn.Module, layout: HeadLayout, images:
                 f"latency_table: {file} has {key} {quoted(table.get(key))}, expected {quoted(value)}. Name a "
                 f"file that is not there yet: it is measured here."
             )
-    rows = zip(layout.sites, table["widths"], table["seconds"], strict=True)
-    fitted = [_fitted(site.num_heads, widths, seconds) for site, widths, seconds in rows]
+    from sklearn.isotonic import IsotonicRegression
+
+    fitted = []  # of each site (H + 1,) float64 seconds at every width from 0 on
+    for site, widths, seconds in zip(layout.sites, table["widths"], table["seconds"], strict=True):
+        fit = IsotonicRegression(out_of_bounds="clip").fit(widths, seconds)
+        fitted.append(torch.from_numpy(fit.predict(range(site.num_heads + 1))).double())
 
     def left(masks: Tensor) -> Tensor:
         kept = [(~part).sum(1).cpu() for part in layout.split(masks)]
@@ -218,14 +222,6 @@ def latency_cost(file: str | Path, model: nn.Module, layout: HeadLayout, images:
         return 1 - sum(saved, torch.zeros(())) / table["whole"]
 
     return left
-
-
-def _fitted(count: int, widths: list[int], seconds: list[float]) -> Tensor:
-    """(H + 1,) float64 seconds at every width from 0 on."""
-    from sklearn.isotonic import IsotonicRegression
-
-    fit = IsotonicRegression(out_of_bounds="clip").fit(widths, seconds)
-    return torch.from_numpy(fit.predict(range(count + 1))).double()
 
 
 def evenly(layout: HeadLayout, share: float) -> Tensor:

@@ -37,8 +37,8 @@ class Choice(NamedTuple):
 class Given:
     """Read the heads that a user names.
 
-    heads: see above. Of a masking curve also its name (where the table has several), and step or remove.
-    threshold: with heads=gates, remove heads with |gate| at or below it. guarantee: remove all of them if it holds
+    heads: see above. Of a masking curve also its name, ``curve``, if the table has several, and step or remove.
+    threshold: with heads=gates, remove heads with |gate| at or below it. guarantee: remove all heads if it holds
     without them, else none. seed: of the order of its images.
     """
 

@@ -50,7 +50,10 @@ class TorchPruning:
         """
         layout, batch = layout_of(model), images.first()[:1]
         bare = prune_heads(model, torch.zeros(layout.num_heads, dtype=torch.bool)).eval()
-        _fix_position_biases(bare)
+        for part in bare.modules():  # Torch-Pruning 1.6.1 refuses parameters with one column a head
+            if isinstance(table := getattr(part, "relative_position_bias_table", None), nn.Parameter):
+                del part.relative_position_bias_table
+                part.relative_position_bias_table = table.detach()
         left = costs(bare, layout, batch, {"flops"})["flops"]
         score = self._scored(bare, images)
         low, high, least, best = 0.0, 1.0, 1.0, None
@@ -88,14 +91,6 @@ class TorchPruning:
         for parameter, square in squares.items():  # where it reads them: its accumulate_grad keeps the last image alone
             parameter.grad = square / len(images.chosen)
         return score
-
-
-def _fix_position_biases(model: nn.Module) -> None:
-    """Make tables of relative positions plain tensors, in place: Torch-Pruning 1.6.1 refuses a column a head."""
-    for part in model.modules():
-        if isinstance(table := getattr(part, "relative_position_bias_table", None), nn.Parameter):
-            del part.relative_position_bias_table
-            part.relative_position_bias_table = table.detach()
 
 
 def _chosen(model: nn.Module, layout: HeadLayout, image: Tensor, score: Any, ratio: float, isomorphic: bool) -> Tensor:

@@ -86,26 +86,19 @@ class Stage(NamedTuple):
 
 @dataclass
 class Pruned:
-    """Result of a pruning. model: a plain timm model without gates. gone: (A,) bool, the removed heads.
+    """Result of a pruning."""
 
-    stages: in their order; the last is of ``model``. right: (N,) bool per stage, the test images that it has right.
-    difference: the largest between masked and pruned logits. rescaled: True if kept heads were multiplied by H / kept.
-    scored: name of the score. promise: None without a guarantee; of no step, ``model`` is the loaded one.
-    chosen_by: the images that chose the heads, "split:digest" each, as far as known. kinds: of its units.
-    scores: (A,) of the last round's path, if it had scores.
-    """
-
-    model: nn.Module
-    gone: Tensor
-    stages: list[Stage] = field(default_factory=list)
-    right: list[Tensor] = field(default_factory=list)
-    difference: float = 0.0
-    rescaled: bool = False
+    model: nn.Module  # a plain timm model without gates
+    gone: Tensor  # (A,) bool, the removed heads
+    stages: list[Stage] = field(default_factory=list)  # in their order; the last is of ``model``
+    right: list[Tensor] = field(default_factory=list)  # (N,) bool per stage, the test images that it has right
+    difference: float = 0.0  # the largest between masked and pruned logits
+    rescaled: bool = False  # True if kept heads were multiplied by H / kept
     scored: Scored = LABELS
-    promise: Promise | None = None
-    chosen_by: tuple[str, ...] = ()
-    kinds: frozenset[Kind] = frozenset({"head"})
-    scores: Tensor | None = None
+    promise: Promise | None = None  # None without a guarantee; of no step, ``model`` is the loaded one
+    chosen_by: tuple[str, ...] = ()  # the images that chose the heads, "split:digest" each, as far as known
+    kinds: frozenset[Kind] = frozenset({"head"})  # of its units
+    scores: Tensor | None = None  # (A,) of the last round's path, if it had scores
 
     @property
     def optimistic(self) -> bool:
@@ -254,10 +247,9 @@ def prune(
 ) -> Pruned:
     """Return a copy of ``model`` without the heads that ``source`` chooses; ``model`` itself keeps its gates.
 
-    kept: decision of learned gates, for ``Given``. rounds: of choosing and removing, with ``OnPath``. proj_bias: as
-    for ``prune_heads``. fold: constant that a removed head leaves in its projection's bias. mend: options of
-    ``repair``, None for none. train: called after each round. chosen_by: images that chose heads before. whole: the
-    dense network's row and right images, if known: the masked is not scored. Without a promise nothing is removed.
+    kept: decision of learned gates, for ``Given``. rounds: of choosing and removing, with ``OnPath``. proj_bias: as for
+    ``prune_heads``. fold: see ``Fold``. mend: options of ``repair``. train: called after each round. chosen_by: images
+    that chose heads before. whole: the dense network's row and right images, if known: the masked is not scored.
 
     UserError for a model that cannot lose heads, RuntimeError if masked and pruned logits differ by more than rounding.
     """
@@ -345,7 +337,14 @@ def _remove(
             reference = copy.deepcopy(model)
             drop_bias(reference, emptied)
         with gates_of(reference).fixed(values):
-            found.difference = max(found.difference, _check(images, reference, pruned))
+            shown = (batch.images for batch in images.test(CHECKED))
+            difference, size = largest_difference(reference, pruned, shown)
+            if not difference <= TOLERANCE * max(1.0, size):
+                raise RuntimeError(
+                    f"prune: masked and pruned logits differ by up to {difference:.3g} (logits up to {size:.3g}); "
+                    f"nothing was saved. This should never happen: please report it."
+                )
+            found.difference = max(found.difference, difference)
             if score_masked:
                 _score(images, found, "masked", number, reference, choice.mask)
     _score(images, found, "pruned", number, pruned)
@@ -353,16 +352,6 @@ def _remove(
         if (bias := family_of(pruned).seam(pruned, site).output.bias) is not None:
             bias.requires_grad_(False)
     return pruned
-
-
-def _check(images: Images, masked: nn.Module, pruned: nn.Module) -> float:
-    difference, size = largest_difference(masked, pruned, (batch.images for batch in images.test(CHECKED)))
-    if not difference <= TOLERANCE * max(1.0, size):
-        raise RuntimeError(
-            f"prune: masked and pruned logits differ by up to {difference:.3g} (logits up to {size:.3g}); nothing "
-            f"was saved. This should never happen: please report it."
-        )
-    return difference
 
 
 @torch.inference_mode()

@@ -86,8 +86,7 @@ class SnapViT:
     def within_layers(self, model: nn.Module, images: Images) -> Tensor:
         """(A,) float64, mean over images of the squared slope along the share of a unit that is let through.
 
-        Of the sum over crops of the cross-entropy between softmax of the whole image's output and of the crop's, both
-        of length 1. Larger is more important.
+        Of the cross-entropy of a crop's output from the whole image's, summed over crops. Larger is more important.
         """
         total_A = torch.zeros(layout_of(model).num_heads, dtype=torch.float64, device=images.device)
         for batch in images.selection():

@@ -84,7 +84,6 @@ class Evaluator(Evaluate):
         broken_n = torch.zeros_like(seen_n)
         place = torch.full((self.images,), -1, device=device)
         place[chosen.to(device)] = torch.arange(len(chosen), device=device)
-
         replay = Replay(self.model, masks, self.rescale, smaller=True, fill=self.fill)
         show = contextlib.nullcontext() if self.advance else self.watched(len(masks) * len(chosen))
         with torch.inference_mode(), show:
