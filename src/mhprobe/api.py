@@ -133,11 +133,12 @@ def masking_curve(
     """Mask heads unit by unit and return the accuracy: a row per point (``mhprobe.report.tables.curve_rows``).
 
     model: a timm model; gates are attached if it has none.
-    loader: test images, on which the curve is reported: (images, labels), normalised as the model expects.
+    loader: test images, on which the curve is reported: (images, labels), normalised as the model expects. Every step
+        reads it: a DataLoader or a list, not a generator, without shuffling or random augmentation.
     units: index (the same head of every layer), layer, head or stage.
     order: keep_best or another order of masking/; its options are keywords.
-    select_loader: images that choose the order. Without it the images of ``loader`` choose: then the curve lies too
-        high, and nothing is tested (p is empty).
+    select_loader: images that choose the order, read as ``loader``. Without it the images of ``loader`` choose: then
+        the curve lies too high, and nothing is tested (p is empty).
     steps: largest number of units to mask; None for all.
     exclude_layers: layers whose heads are never masked. min_heads_per_layer: number of heads that every layer keeps.
     rescale: multiply the kept heads of a layer by H / kept.
@@ -145,11 +146,9 @@ def masking_curve(
         {"latency": share of its time on a batch of the loader}.
     score: meaning of "accuracy" and "loss": the "labels", or agreement with the unmasked model: "top1", "kl", "cosine",
         "knn" (mhprobe.scoring), or a class. Default: labels if there are any, else top1; cosine for features.
-    batch: as for ``measure``.
-    fill: replacement of a masked head's output, found on the images that choose (``mhprobe.recording.fills``).
+    batch: as for ``measure``. fill: replacement of a masked head's output, found on the images that choose
+        (``mhprobe.recording.fills``).
 
-    Each loader is read once per step or more. So it must be readable again (a DataLoader, a list; not a generator) and
-    give the same images in the same order (no shuffling, no random augmentation).
     Raises UserError for an iterator, a loader that shuffles or augments, a loader without images, an unknown order,
     unit or target, and for an argument of another type.
 

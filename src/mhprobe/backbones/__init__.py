@@ -197,13 +197,12 @@ def attach(
 
     model: of a supported family, or a module that holds one such model (a LightningModule, your own class).
     learnable: whether an optimizer may train the gates' values.
-    make: makes the gates from (model, layout), e.g. ``HardConcreteGates``, in the place of present gates. Values stay:
-        a head that was off stays off.
-    units: {"head", "neuron"} also puts gates on the neurons of every MLP, in front of its last linear layer. None
-        keeps the present units, or takes heads.
+    make: makes the gates from (model, layout), e.g. ``HardConcreteGates``. A head that was off stays off.
+    units: {"head", "neuron"} also puts gates on the neurons of every MLP, in front of its last linear layer. None keeps
+        the present units, or takes heads.
 
-    Returns HeadGates: ``.layout``, ``.values`` (A,) all ones, which leave the model's output bit-identical.
-    Raises UserError for an unsupported model, with the reason.
+    Returns HeadGates: ``.layout``, ``.values`` (A,) all ones, which leave the model's output bit-identical. Raises
+    UserError for an unsupported model, with the reason.
 
     >>> import timm
     >>> size = dict(img_size=16, patch_size=8, embed_dim=12, depth=2, num_heads=3)

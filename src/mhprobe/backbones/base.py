@@ -80,10 +80,9 @@ class Seam:
 
 
 class Family(ABC):
-    """A group of models whose heads are found in the same way.
+    """A group of models whose heads are found in the same way; one that cannot be pruned has no ``slice_heads``.
 
-    tests/contracts/test_backbones.py zeroes one head's rows of W_V in every family: that head's channels, and no
-    others, become zero. A family that cannot be pruned leaves ``slice_heads`` as it is.
+    tests/contracts/test_backbones.py zeroes a head's rows of W_V in every family: its channels alone become zero.
     """
 
     title: ClassVar[str]

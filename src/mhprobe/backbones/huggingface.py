@@ -1,8 +1,7 @@
 """Hugging Face transformers (from 5.19): ViT, DeiT, DINOv2, DINOv3, CLIP, SigLIP, BEiT, Swin; BERT, RoBERTa.
 
 The configuration names the function that computes attention (eager, sdpa ...). While attention weights are recorded it
-names a function of this file; transformers is imported only then. A model with a classifier holds one of these models,
-which ``mhprobe.attach`` finds. The tokens of a text stand in a line.
+names one of this file. A model with a classifier holds one of these models, which ``mhprobe.attach`` finds.
 """
 
 import contextlib
@@ -124,10 +123,7 @@ class HuggingFace(Family):
 
 
 class HuggingFaceSwin(HuggingFace):
-    """Attention in windows that are padded before they are shifted; a window as large as its grid is not shifted.
-
-    The grid is that of the image size in the configuration.
-    """
+    """Windows are padded before they are shifted; one as large as its grid is not shifted."""
 
     title = "Hugging Face transformers' Swin"
     names = ("SwinModel",)

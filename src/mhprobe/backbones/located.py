@@ -1,7 +1,6 @@
 """Table of timm families, a row each: the attention class and its parts.
 
-First tokens in a line, then windows, then networks of convolutions some of whose blocks attend; last families with a
-method.
+First tokens in a line, then windows, then networks of convolutions; last families with a method.
 """
 
 import dataclasses

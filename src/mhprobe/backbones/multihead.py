@@ -1,8 +1,7 @@
 """torch's nn.MultiheadAttention with places for gates and taps: torchvision's ViT, and any nn.TransformerEncoder.
 
 Its own forward multiplies by W_O without calling ``out_proj``, so no hook sees the heads. ``Open`` computes the same in
-the same order. A module becomes one by its class alone: parameters, state dict, copies and pickles stay as they were.
-torch's inference kernels of a whole layer are not used.
+the same order. Only the class of a module changes: its parameters and state dict stay as they were.
 
 Shapes: B images, T tokens, H heads, D head width, E = H * D.
 """

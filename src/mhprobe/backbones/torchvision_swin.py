@@ -1,8 +1,7 @@
 """torchvision's SwinTransformer, v1 and v2: swin_t, swin_v2_t and their like.
 
-Their attention is one function that multiplies by W_O without calling ``proj``: its softmax and its last product are
-intercepted while it runs (torch.overrides). The size of images is ``model.image_size``, or else that of torchvision's
-weights.
+Attention is one function that multiplies by W_O without calling ``proj``: its softmax and its last product are
+intercepted while it runs (torch.overrides).
 """
 
 import math

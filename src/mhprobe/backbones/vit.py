@@ -1,9 +1,7 @@
 """timm's token models: ``blocks`` one after the other, all patches attending to each other.
 
-VisionTransformer (ViT, DeiT, DeiT3, DINOv2 and others with registers, CLIP and SigLIP towers, hybrids), Eva (EVA,
-EVA-02, DINOv3, Perception Encoder, ViTs with rotary positions), Beit, VisionTransformerRelPos.
-
-Prefix tokens stand before the grid. Attention pooling behind the blocks gets no gates.
+VisionTransformer (ViT, DeiT, DeiT3, DINOv2, CLIP and SigLIP towers, hybrids), Eva (EVA, EVA-02, DINOv3, Perception
+Encoder, rotary positions), Beit, VisionTransformerRelPos. Attention pooling behind the blocks gets no gates.
 """
 
 import functools

@@ -1,7 +1,6 @@
 """Parts of a network that can be frozen while the rest, or its gates, is trained.
 
-Attention comes from seams, classifier and embedding from the family; MLPs are the rest of the blocks. (Voita et al.,
-2019, train all parts.)
+Attention comes from seams; MLPs are the rest of the blocks. (Voita et al., 2019, train all parts.)
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,9 +33,8 @@ def freeze(model: nn.Module, frozen: Frozen) -> None:
 def part_of(model: nn.Module, part: Part) -> list[nn.Parameter]:
     """Parameters of a part of a model with gates; parts do not overlap. UserError for a part without any.
 
-    attention: of all sites, with projections. mlp: other matrices of blocks, with biases. embedding: of patches, the
-    class token and positions. classifier: from features to logits. Norms, layer scales and the merging of patches are
-    in no part.
+    attention: with projections. mlp: other matrices of blocks, with biases. embedding: of patches, the class token and
+    positions. classifier: from features to logits. Norms, layer scales and the merging of patches are in no part.
     """
     parameters = list(_PARTS[part](model))
     if not parameters:

@@ -1,9 +1,8 @@
 """timm's models of stages, mixed with convolutions: attention modules are found by class, their grids by a trial.
 
-Their tokens lie in a line, a grid or channels first, in windows, beside class tokens, on grids that shrink. The heads
-always enter an output projection side by side. So a family is a table: its classes of attention, and names of their
-parts. One trial run on torch's meta device gives the grids, and the order of the sites. The models can be gated,
-measured and masked; their residual stream is not read, since convolutions stand between blocks.
+The heads always enter an output projection side by side. So a family is a table: its classes of attention, and names of
+their parts. One trial run on torch's meta device gives the grids, and the order of the sites. Residual streams are not
+read, since convolutions stand between blocks.
 
 Shapes: H heads, D head width, N tokens of a row (an image or a window), C channels.
 """
@@ -248,10 +247,7 @@ def grid_of(entered: tuple[int, ...], prefix: int, image: tuple[int, int], first
 
 
 def _trials(model: nn.Module, points: Mapping[str, str], size: tuple[int, int]) -> list[Trial]:
-    """Attention modules in the order in which they run; points: by attention, the module that heads enter.
-
-    UserError if the model does not take images of ``size``.
-    """
+    """Attention modules in the order in which they run; UserError if the model does not take images of ``size``."""
     ghost, entered, outer = _ghost(model), {}, {}
     for name, point in points.items():
 

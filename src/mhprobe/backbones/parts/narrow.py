@@ -6,8 +6,7 @@ Where timm's own forward needs all heads, ``narrowed`` gives a module of this fi
     BEiT, relative positions, Swin V2      ``Biased``: timm's Attention, which takes biases of positions as a mask
     attention without heads                ``NoHeads``
 
-Keys that had no bias get one of zero. A pruned file's JSON names these modules (``stands_in``), and a copy of this file
-lies beside it: docs/pruning.md loads it with that alone.
+Keys that had no bias get one of zero. A copy of this file lies beside a pruned file, whose JSON names these modules.
 
 Shapes: B images (or windows), T tokens, H heads, D head width, C channels of the residual stream.
 """
@@ -44,19 +43,13 @@ class NoHeads(nn.Module):
 
 
 class Biased(Attention):
-    """Attention with biases of positions, of its own or of all blocks.
-
-    rel_pos: timm's RelPosBias or RelPosMlp, or None. heads: which of the biases of all blocks are of its heads.
-    """
+    """Attention with biases of positions: ``rel_pos``, or those of all blocks, of which ``heads`` are its own."""
 
     rel_pos: Any
     heads: list[int]
 
     def forward(self, x: Tensor, mask: Tensor | None = None, **shared: Tensor | None) -> Tensor:  # type: ignore[override]
-        """Attend with position biases.
-
-        mask: (windows of an image, T, T). shared: biases (..., H of the whole network, T, T).
-        """
+        """Attend; mask: (windows of an image, T, T). shared: biases (..., H of the whole network, T, T)."""
         biases = [] if self.rel_pos is None else [self.rel_pos.get_bias()]
         biases += [bias[..., self.heads, :, :] for bias in shared.values() if bias is not None]
         if mask is not None:

@@ -137,10 +137,9 @@ def _refuse_cut_images(name: str, model: Any) -> None:
 
 
 def input_spec(model: Any) -> dict[str, Any]:
-    """Return the input of a model: ``size`` (height, width) in pixels, ``mean`` and ``std`` per channel.
+    """Return the input of a model: ``size`` (height, width) in pixels, ``mean`` and ``std`` per channel (or 0.5).
 
-    The size is the one that the model was built for, or that of its ``pretrained_cfg``; mean and deviation are 0.5
-    where that has none. UserError for an unknown size.
+    The size is the one that the model was built for, or that of its ``pretrained_cfg``. UserError for an unknown size.
     """
     config = getattr(model, "pretrained_cfg", None) or {}
     size = _noted_size(model) or config.get("input_size", ())[1:]
@@ -176,11 +175,10 @@ def _first_line(error: BaseException) -> str:
 def stem_of(channels: Sequence[int]) -> Callable[..., HybridEmbed]:
     """Return a stem of 3 x 3 convolutions for timm's ``embed_layer``: a small network from scratch learns faster.
 
-    Xiao et al., Early Convolutions Help Transformers See Better, 2021, arXiv 2106.14881. Tokens are as many, and stand
-    for the same pixels, as without it.
+    Xiao et al., Early Convolutions Help Transformers See Better, 2021, arXiv 2106.14881. Tokens stay as they are.
 
-    channels: of the convolutions before the last, each with batch norm and ReLU; the last gives the tokens' width. The
-        later ones halve the image, until a token stands for ``patch_size`` pixels.
+    channels: of the convolutions before the last, each with batch norm and ReLU. The later ones halve the image, until
+        a token stands for ``patch_size`` pixels.
     """
 
     def embed(*, img_size: Any, patch_size: Any, in_chans: int, embed_dim: int, **options: Any) -> HybridEmbed:
