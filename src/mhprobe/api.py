@@ -148,7 +148,6 @@ def masking_curve(
         "knn" (mhprobe.scoring), or a class. Default: labels if there are any, else top1; cosine for features.
     batch: as for ``measure``. fill: replacement of a masked head's output, found on the images that choose
         (``mhprobe.recording.fills``).
-
     Raises UserError for an iterator, a loader that shuffles or augments, a loader without images, an unknown order,
     unit or target, and for an argument of another type.
 
@@ -199,7 +198,6 @@ def load(
         and prefix). settings: sizes of that model, as for ``timm.create_model``; the file gives the number of classes.
     flops, params: share of FLOPs or parameters to keep, for an elastic file (``prune.elastic=true``). The result is
         the network that ``prune`` makes at this budget; its ``promise`` is the guarantee for this budget, or None.
-
     Raises UserError if a file is missing, damaged, holds code, or is not what its JSON or ``name`` says.
     """
     from mhprobe.surgery.elastic import at_budget

@@ -2,7 +2,6 @@
 
 Its own forward multiplies by W_O without calling ``out_proj``, so no hook sees the heads. ``Open`` computes the same in
 the same order. Only the class of a module changes: its parameters and state dict stay as they were.
-
 Shapes: B images, T tokens, H heads, D head width, E = H * D.
 """
 

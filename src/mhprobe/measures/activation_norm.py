@@ -1,8 +1,7 @@
 """Activation norm: the size of a head's, or a neuron's, activations times the weights that read them.
 
-Sun et al., 2023 (Wanda), arXiv 2306.11695, score a weight by |W_ij| * ||X_j||_2, where X_j is channel j of the layer's
-input over all tokens. Here a unit gets the L2 norm of the scores of its weights in W_O (a neuron: in the MLP's last
-layer), with the mean over tokens instead of the sum. No labels or gradients are needed.
+Sun et al., 2023 (Wanda), arXiv 2306.11695, score a weight by |W_ij| * ||X_j||_2, X_j channel j of the layer's input.
+Here a unit gets the L2 norm over its weights in W_O (a neuron: in the MLP's last layer), with the mean over tokens.
 """
 
 from torch import Tensor

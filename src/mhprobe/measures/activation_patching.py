@@ -1,16 +1,13 @@
 """Activation patching: the share of the clean result that each head alone restores on a corrupted image.
 
 Every image (clean) has a corrupted twin. In the run on the twin one head's output is replaced by that of the clean run
-(Heimersheim & Nanda, 2024, arXiv 2404.15255): 0 leaves the metric where the corrupted run is, 1 brings it to the clean
-run. Twins, patching and estimates: recording/patching.py. The value is the mean effect over the mean of (clean -
-corrupted): pairs that hardly differ would rule the mean of a ratio per pair.
+(Heimersheim & Nanda, 2024, arXiv 2404.15255). Twins, patching and estimates: recording/patching.py. The value is the
+mean effect over the mean of (clean - corrupted): pairs that hardly differ would rule the mean of a ratio per pair.
 
 Pairs that share a donor are not independent, so errors are clustered by donor (Liang & Zeger, 1986, Biometrika 73:13).
 Donors of n_k pairs count as (sum n_k^2)^2 / sum n_k^4 equal ones (Carter, Schnepel & Steigerwald, 2017, Review of
-Economics and Statistics 99:698); Student's law has one degree of freedom less. If donors are of the same batch, every
-image is a cluster, and a pair is in two: its own and its donor's (Aronow, Samii & Assenova, 2015, Political Analysis
-23:564).
-
+Economics and Statistics 99:698). If donors are of the same batch, a pair is in two clusters: its own image's and its
+donor's (Aronow, Samii & Assenova, 2015, Political Analysis 23:564).
 Shapes: E estimates, N donors, P pairs of images.
 """
 
@@ -38,21 +35,17 @@ class ActivationPatching(Measure):
     """Share of the way from the corrupted run to the clean one that a head's output alone brings the metric.
 
     corrupt, direction, metric, noise, seed: as for ``Patching``. donors: number of images of the selection split to
-        draw donors from (corrupt="class"); without a selection split donors are of the same batch.
-    estimates: some of "exact", "atp", "graddrop". value is of the first, which is "exact" or "atp"; the others are
-        compared with it.
+    draw donors from (corrupt="class"); without a selection split donors are of the same batch.
+    estimates: some of "exact", "atp", "graddrop". value is of the first, "exact" or "atp"; others are compared with it.
 
-    Columns, (A,) unless said otherwise:
-        value: the share, larger: the head matters more; 0: alone it does nothing, below 0: it leads away; low, high: 95
-        % interval over images and donors; p_holm: two-sided test of a mean effect of 0, Holm over heads;
-        effect: mean effect in units of the metric; size: mean of |effect| over pairs, divided as value is;
-        atp, atp_size, graddrop: estimates of value, size and size; difference: atp - value;
-        places: places by which atp ranks the head lower than value does;
-        spearman_atp, spearman_size, spearman_graddrop: () rank correlation over heads of atp with value, of atp_size
-        and of graddrop with size, each with _low and _high (95 %);
-        clean, corrupted: () mean metric of either run; pairs: () number of pairs; donors: () number of their donors,
-        equal to pairs if no donor serves two images; images: ().
-
+    Columns, (A,) unless said otherwise: value: the share, larger: the head matters more; 0: alone it does nothing,
+    below 0: it leads away; low, high: 95 % interval over images and donors; p_holm: two-sided test of a mean effect of
+    0, Holm over heads; effect: mean effect in units of the metric; size: mean of |effect| over pairs, divided as value
+    is; atp, atp_size, graddrop: estimates of value, size and size; difference: atp - value; places: places by which atp
+    ranks the head lower than value does; spearman_atp, spearman_size, spearman_graddrop: () rank correlation over heads
+    of atp with value, of atp_size and of graddrop with size, each with _low and _high (95 %); clean, corrupted: () mean
+    metric of either run; pairs: () number of pairs; donors: () number of their donors, equal to pairs if no donor
+    serves two images; images: ().
     NothingToRestore warns if the metric does not fall. Raises UserError without any pair.
     """
 

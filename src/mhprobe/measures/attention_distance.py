@@ -1,8 +1,7 @@
 """Attention distance: the attention-weighted distance between a query and its keys, in pixels of the input image.
 
 Dosovitskiy et al., 2021, arXiv 2010.11929, appendix D.7; Raghu et al., 2021, arXiv 2108.08810, section 4. Distances are
-Euclidean, between centres of patches. Rows and columns of prefix tokens are dropped. Raghu et al. do not renormalise
-the rest of a row ("raw" here), so looking at the class token counts as looking near; here it is renormalised.
+Euclidean, between centres of patches. Raghu et al. do not renormalise rows without prefix tokens ("raw" here).
 """
 
 import torch

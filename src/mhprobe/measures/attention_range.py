@@ -1,10 +1,8 @@
 """Attention range: the radius around the favourite key that holds 50 or 90 % of the other attention (r50, r90).
 
-Distances are from a query's own argmax key (attention_distance: from the query). The mass on that key is left out, or
-r50 would be 0 for most heads of small windows; column ``peak`` has it. Prefix rows and columns are dropped and the rest
-is renormalised. The profile of mass is kept over the exact distances of the grid; the radius is read from the mean
-profile, linearly between those distances.
-
+Distances are from a query's own argmax key. The mass on that key is left out, or r50 would be 0 for most heads of small
+windows; column ``peak`` has it. Prefix rows and columns are dropped and the rest is renormalised. The radius is read
+from the mean profile of mass over the distances of the grid, linearly between them.
 Shapes: R distinct distances of the site that has most.
 """
 
@@ -127,8 +125,7 @@ def radius(distances: Tensor, mass: Tensor, share: float) -> Tensor:
 def _rings(site: HeadSite, device: torch.device) -> tuple[Tensor, Tensor]:
     """(R,) rising distances on the grid up to the farthest key, and (W, K, K) index of each pair's distance in it.
 
-    All distances of the grid, since a window that wraps around the image has near and far keys and none between. Pairs
-    that may not attend to each other get index 0; their mass is 0.
+    Pairs that may not attend to each other get index 0; their mass is 0.
     """
     with torch.inference_mode(False):
         # roots of equal squares may differ in the last bit: a millionth of a pixel tells distances apart

@@ -58,12 +58,11 @@ class Measure(Metric):
     label: name and unit of "value", for a figure's axis. unit: the unit alone, "" for none.
     larger: meaning of a larger "value". alike: for pairs, "largest" or "smallest": the "value" of the most alike heads.
     masks: True if "value" is the rise of the loss, in nats, without the head.
-    also: further kinds of report/figures that draw the columns.
-    axes: for columns of shape (A, K) or (A, A, K) that get a table, the K names along it.
-    select_needs: records of validation images, which go to ``select`` and ``end_select`` before the others, for a
-        measure that first chooses something. Both kinds of needs may depend on options, ``needs`` also on the choice.
-    fooled_by: heads or models for which the number misleads, in a few words after "seen: " (in HeadBench) or "by
-        definition: "; the page of measures shows it.
+    also: further kinds of report/figures that draw the columns. axes: for columns (A, K) or (A, A, K) in tables, K
+        names.
+    select_needs: records of validation images, which go to ``select`` and ``end_select`` first, for a measure that
+        chooses something. Both kinds of needs may depend on options, ``needs`` also on the choice.
+    fooled_by: heads or models for which the number misleads, after "seen: " (in HeadBench) or "by definition: ".
     within: range of "value": REAL, SHARE or SIZE of ``stats.intervals``. no_interval: reason for no columns "low" and
         "high" (95 % interval over images), else "". of_images: False if it depends on no image.
     of_units: kinds that it can measure. class_names: names of the classes, if the caller sets them.
@@ -120,10 +119,7 @@ class Measure(Metric):
 
     @property
     def name(self) -> str:
-        """Name of the measure, its option and its table: the class's name, e.g. ``gate_importance``.
-
-        A class may set ``name = "..."`` instead.
-        """
+        """Name of the measure, its option and its table: the class's name in snake case, unless it sets ``name``."""
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(self).__name__).lower()
 
     @property
@@ -246,10 +242,7 @@ def all_reduce(state: Tensor, group: Any | None = None) -> list[Tensor]:
 
 
 class OfWeights(Measure):
-    """Base of measures of the weights alone, which no image changes.
-
-    Each rank fills the states once, by ``look``: summed over ranks they are ``models`` times what one rank saw.
-    """
+    """Base of measures of weights alone. Each rank fills the states once: their sums are ``models`` times too large."""
 
     needs: frozenset[Need] = frozenset({"weights"})
     no_interval = "weights alone, which no image changes"

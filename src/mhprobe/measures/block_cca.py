@@ -1,9 +1,8 @@
 """Canonical correlations between the residual streams behind two blocks, direction by direction.
 
-Raghu et al., 2017, arXiv 1706.05806, between layers; Byun & Kim, "What does the multi-head do?", draw correlations
-against their index, for blocks of a stage and for the last blocks of stages. Rows are the patches of all images. The
-last blocks of a Swin's stages have different grids: the finer maps are averaged over the cells of the coarsest.
-
+Raghu et al., 2017, arXiv 1706.05806, between layers; Byun & Kim, "What does the multi-head do?", for blocks of a stage
+and for the last blocks of stages. Rows are the patches of all images, in Swin averaged over the cells of the coarsest
+grid.
 Shapes: G blocks of a group, R correlations.
 """
 

@@ -2,14 +2,12 @@
 
 A head scores query token x and key token y by x W_QK y, W_QK = W_Q^T W_K (over sqrt(D)), and writes x W_OV of what it
 looks at, W_OV = W_V^T W_O (Elhage et al., 2021). In the singular value decomposition W = sum_n s_n u_n v_n^T tokens
-along u_n look at tokens along v_n: at like ones if u_n and v_n are the same direction, at unlike ones if they are
-opposite or orthogonal (Pan, Philip, Xie & Schwartz, 2024, arXiv 2405.14880). Signs of u_n and v_n flip together, so
-their cosine is defined. The mean of cosines weighted by s_n is trace(W) / (sum of s_n). If one side is turned at
+along u_n look at tokens along v_n: at like ones if u_n and v_n are the same direction (Pan, Philip, Xie & Schwartz,
+2024, arXiv 2405.14880). The mean of their cosines weighted by s_n is trace(W) / (sum of s_n). If one side is turned at
 random its mean is 0, its standard deviation sqrt(sum s_n^2) / (sqrt(C) sum s_n).
 
-W is C x C of rank D: with W_Q^T = Q_a R_a and W_K^T = Q_b R_b its modes are those of R_a R_b^T, D x D. Tokens are those
-behind the block's norm. Biases, rotations and norms of queries and keys are left out.
-
+With W_Q^T = Q_a R_a and W_K^T = Q_b R_b the modes of W are those of R_a R_b^T, D x D. Tokens are those behind the
+block's norm. Biases, rotations and norms of queries and keys are left out.
 Shapes: C channels of the residual stream, K modes.
 """
 
@@ -34,15 +32,12 @@ class CircuitSpectrum(OfWeights):
 
     of: circuit of value: "qk", from query to key, or "ov", from what is read to what is written.
 
-    Columns, (A,):
-        value, in [-1, 1]: larger, like looks at like ("ov": the head writes what it reads), below 0 at the opposite; 0
-        for a head without weights. null: 0, of unrelated directions, with null_low and null_high, between which 95 % of
-        random ones lie (normal approximation). qk, ov: value of either circuit.
-        rank_qk, rank_ov: effective number of modes, exp(entropy of the shares of s_n), 1 to D.
-        copying: sum of W_OV's eigenvalues over the sum of their sizes, in [-1, 1]; 1: every direction that the head
-        reads comes out with its sign (Elhage et al.).
-        singular, cosine: (A, K) of the circuit ``of``, largest first, NaN behind the last mode.
-
+    Columns, (A,): value, in [-1, 1]: larger, like looks at like ("ov": the head writes what it reads), below 0 at the
+    opposite; 0 for a head without weights. null: 0, of unrelated directions, with null_low and null_high, between which
+    95 % of random ones lie (normal approximation). qk, ov: value of either circuit. rank_qk, rank_ov: effective number
+    of modes, exp(entropy of the shares of s_n), 1 to D. copying: sum of W_OV's eigenvalues over the sum of their sizes,
+    in [-1, 1]; 1: what the head reads comes out with its sign (Elhage et al.). singular, cosine: (A, K) of the circuit
+    ``of``, largest first, NaN behind the last mode.
     Raises UserError if a head writes into a stream of another width than it reads.
     """
 
@@ -108,10 +103,7 @@ class CircuitSpectrum(OfWeights):
 
 
 def modes_of(read: Tensor, write: Tensor) -> tuple[Tensor, Tensor]:
-    """(H, D) singular values of read^T write, falling, and cosines of its left with its right vectors.
-
-    read, write: (H, D, C).
-    """
+    """(H, D) singular values of read^T write, (H, D, C) each, falling; cosines of its left with its right vectors."""
     left, inside = torch.linalg.qr(read.mT)
     right, outside = torch.linalg.qr(write.mT)
     u, singular, v = torch.linalg.svd(inside @ outside.mT)

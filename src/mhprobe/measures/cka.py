@@ -1,17 +1,14 @@
 """Do two heads see the same images and tokens as alike? Linear centred kernel alignment.
 
-Kornblith, Norouzi, Lee & Hinton, 2019, arXiv 1905.00414: ||C_ab||_F^2 / (||C_aa||_F ||C_bb||_F) with the covariances
-C. Rotations and one scale per head do not change it, other linear maps do: large directions count most.
-
-Debiased: HSIC is replaced by its unbiased estimate (Song et al., 2012, JMLR 13:1393, equation 4), which needs the
-n x n kernel K_ij = <x_i, x_j> without its diagonal. For linear kernels sums over centred rows suffice: with S = X^T Y,
-k = sum |x_i|^2, l = sum |y_i|^2 and D = sum |x_i|^2 |y_i|^2,
+Kornblith, Norouzi, Lee & Hinton, 2019, arXiv 1905.00414: ||C_ab||_F^2 / (||C_aa||_F ||C_bb||_F) with the covariances C.
+Rotations and one scale per head do not change it. Debiased: HSIC is replaced by its unbiased estimate (Song et al.,
+2012, JMLR 13:1393, equation 4). For linear kernels sums over centred rows suffice: with S = X^T Y, k = sum |x_i|^2, l =
+sum |y_i|^2 and D = sum |x_i|^2 |y_i|^2,
 
     n (n - 3) HSIC = ||S||_F^2 - n / (n - 2) D + k l / ((n - 1) (n - 2)).
 
-D, a fourth moment, is summed without centring, with sum x |y|^2, and centred at the end. That loses digits of
-float64's 16: 4 where a head's mean is 10 times its spread, 12 where it is 1,000 times as large.
-
+D is summed without centring, with sum x |y|^2, and centred at the end. That loses digits of float64's 16: 4 where a
+head's mean is 10 times its spread, 12 where it is 1,000 times as large.
 Shapes: N rows, C channels of a group.
 """
 
@@ -106,10 +103,7 @@ class CKA(PairMeasure):
 
 @dataclass(frozen=True)
 class _Debiased(Parts):
-    """Higher moments for the debiased CKA.
-
-    cubic: (C, H) sum of x |y|^2. quartic: (H, H) sum of |x|^2 |y|^2. Both uncentred.
-    """
+    """Higher moments, uncentred. cubic: (C, H) sum of x |y|^2. quartic: (H, H) sum of |x|^2 |y|^2."""
 
     cubic: Tensor
     quartic: Tensor

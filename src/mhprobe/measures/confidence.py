@@ -1,9 +1,8 @@
 """Confidence: the largest attention weight of a query's row, on average.
 
-Voita, Talbot, Moiseev, Sennrich & Titov, 2019, arXiv 1905.09418, section 4. They leave the end-of-sentence token out of
-the maximum; here class, distillation and register tokens are left out, and rows are not renormalised: a head that looks
-at the class token alone is not confident. Of texts, only the padding is left out. A neuron's confidence is its rate:
-the share of tokens that it fires on.
+Voita, Talbot, Moiseev, Sennrich & Titov, 2019, arXiv 1905.09418, section 4. Class, distillation and register tokens,
+and padding, are left out of the maximum, but rows are not renormalised: a head that looks at the class token alone is
+not confident. A neuron's confidence is its rate: the share of tokens that it fires on.
 """
 
 from torch import Tensor

@@ -1,8 +1,7 @@
 """Attention entropy: the entropy of a query's row of weights; larger means that a head spreads wider.
 
 Clark, Khandelwal, Levy & Manning, 2019, arXiv 1906.04341, section 3.3. Rows are distributions over all keys that a
-query may attend to, prefix tokens included; padding is neither query nor key, and Swin's rows are renormalised over
-their shift region. Of texts the mean is over all words.
+query may attend to, prefix tokens included, padding not; Swin's rows are renormalised over their shift region.
 """
 
 import torch

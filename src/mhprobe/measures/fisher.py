@@ -1,8 +1,7 @@
 """Fisher information of a head's gate: the mean over images of the squared slope.
 
 Kwon et al., 2022, arXiv 2204.09656: the diagonal of the mask's empirical Fisher information, from labels. Half of it
-estimates the loss of masking at a converged model, where the mean slope is 0. Gate importance takes an absolute value
-where this takes a square, so images that the head decides count more here.
+estimates the loss of masking at a converged model. Unlike in gate importance, images that the head decides count more.
 """
 
 from typing import Any

@@ -2,7 +2,6 @@
 
 interaction(a, b) = L(without both) - L(without a) - L(without b) + L(with all), image by image. Above 0 the heads are
 redundant: masking both hurts more than the sum. Below 0 they work in series: without the first the second costs less.
-
 Shapes: K heads looked at.
 """
 
@@ -29,15 +28,13 @@ class Interaction(Measure):
     """Mean over images of the interaction on the loss, for pairs of heads, with paired intervals.
 
     heads: flat indices; all pairs among them. pairs: [a, b] pairs of flat indices, exactly these. Without both: all
-        pairs among the ``top_k`` heads that are ``which`` ("most" or "least") important by gate importance on the
-        selection images; without these images, among the first ``top_k`` heads. Takes top_k (top_k + 1) / 2 masked
-        forward passes.
+    pairs among the ``top_k`` heads that are ``which`` ("most" or "least") important by gate importance on the selection
+    images; without these images, among the first ``top_k`` heads.
     Raises UserError for both, for fewer than two heads, and for a malformed pair.
 
-    Columns, (A, A), NaN for other pairs, in nats:
-        value, larger: masking both hurts more than the sum of each; standard_error; low, high: Student's 95 % interval
-        over images; p_holm: two-sided, Holm over the pairs; both: rise of the loss when both are masked;
-        alone (A,): rise when the head alone is masked.
+    Columns, (A, A), NaN for other pairs, in nats: value, larger: masking both hurts more than the sum of each;
+    standard_error; low, high: Student's 95 % interval over images; p_holm: two-sided, Holm over the pairs; both: rise
+    of the loss when both are masked; alone (A,): rise when the head alone is masked.
     """
 
     fooled_by = "by definition: a pair that was not looked at; and a loss that saturates makes unrelated heads interact"

@@ -1,17 +1,15 @@
 """Jensen-Shannon divergence between the attention of two heads.
 
 Clark, Khandelwal, Levy & Manning, 2019, arXiv 1906.04341, section 6. JS(p, q) = H((p + q) / 2) - (H(p) + H(q)) / 2, so
-entropies of single heads are computed once, and pairs need the mixtures only. Here it is divided by ln 2, which puts it
-in [0, 1], and averaged over queries and images; Clark et al. smooth the rows and add up (``clark``).
+pairs need entropies of mixtures only. Here it is divided by ln 2, which puts it in [0, 1], and averaged over queries
+and images; Clark et al. smooth the rows and add up (``clark``).
 
 The null is the divergence between head a on one image and head b on another, query by query, over all ordered pairs of
-the few images with the smallest hash (hashing.py): its expectation does not depend on their number. Its error is that
-of the jackknife over images (Efron & Stein, 1981, Annals of Statistics 9:586).
+the few images with the smallest hash (hashing.py). Its error is that of the jackknife over images (Efron & Stein, 1981,
+Annals of Statistics 9:586).
 
 Swin's rows are renormalised over the shift region. If two blocks cut their windows differently, a row is compared with
-the other's row of the same query; keys outside the window have no weight. Of texts the mean is over all words, without
-padding; the null compares two texts place by place, over queries that both have.
-
+the other's row of the same query; keys outside the window have no weight. Padding of texts does not count.
 Shapes: G heads of a group.
 """
 
@@ -36,8 +34,7 @@ from mhprobe.stats.intervals import SHARE, SIZE
 class JSDistance(MeanOverImages):
     """Mean Jensen-Shannon divergence between the attention of two heads, an embedding and clusters of heads.
 
-    pairs: compare the heads of one "layer", of one "stage", or "all", which needs the same tokens everywhere (ViT). The
-        cost grows with the number of pairs: 66 per layer of 12 heads, 10,296 for 144 heads.
+    pairs: compare the heads of one "layer", of one "stage", or "all", which needs the same tokens everywhere (ViT).
     clark: mix rows with 0.1 % even attention, and sum divergences (nats) over queries and images.
     clusters: largest number of clusters of each group of compared heads. permutations, seed: relabellings behind p.
     null_images: number of images that are paired for the null, whose attention is kept; 0 for no null.
@@ -45,12 +42,11 @@ class JSDistance(MeanOverImages):
 
     Columns: value (A, A), larger is more different: in [0, 1], 0 equal, 1 no key in common; NaN outside the groups.
     low, high (A, A): its 95 % interval over images. null (A, A): the same two heads on different images; heads below it
-    are more alike. null_draws (A, A, N): one per null image, around null (all equal to it with two images), spread so
-    that the value of unrelated heads is one more of them. NaN with one image; absent with clark. cluster (A,), by
-    Ward's linkage, numbered within a group. embedding (A, 2): points of each group whose distances resemble value;
-    stress (A,): of the embedding, 0 is perfect, above 0.2 poor. ratio (): mean distance within layers over that between
-    layers, below 1 if heads of a layer are alike; p (): share of random assignments of heads to layers with as small a
-    ratio; both NaN with pairs=layer.
+    are more alike. null_draws (A, A, N): one per null image, around null, spread so that the value of unrelated heads
+    is one more of them. NaN with one image; absent with clark. cluster (A,), by Ward's linkage, numbered within a
+    group. embedding (A, 2): points of each group whose distances resemble value; stress (A,): of the embedding, 0 is
+    perfect, above 0.2 poor. ratio (): mean distance within layers over that between layers, below 1 if heads of a layer
+    are alike; p (): share of random assignments of heads to layers with as small a ratio; both NaN with pairs=layer.
     """
 
     fooled_by = "by definition: two heads that look alike and write different things"

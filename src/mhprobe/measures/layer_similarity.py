@@ -1,9 +1,7 @@
 """Do two layers compute the same thing? CKA or SVCCA between whole layers instead of heads.
 
 Kornblith, Norouzi, Lee & Hinton, 2019, arXiv 1905.00414, and Raghu et al., 2021, arXiv 2108.08810, who find ViT's
-layers uniform. Both take images as rows; the second paper averages CKA over batches, which depends on the batch size.
-Here rows are the tokens of all images, so only layers with equally many tokens are compared: in Swin those of a stage.
-
+layers uniform. Here rows are the tokens of all images, so only layers with equally many tokens are compared.
 Shapes: C channels of a layer, G sites of a group.
 """
 
@@ -32,8 +30,7 @@ class LayerSimilarity(Similarity):
         stream behind the site's block.
     method: "cka" (rotations and one scale do not matter, large directions count most) or "svcca" (linear maps do not
         matter, all directions that make up ``variance`` count alike).
-    null, null_draws, seed, folds, interval: as in Similarity. In ViT-B a fold of the null takes 13 MB (tokens x
-        channels of all layers) and one of the interval 680 MB (their channels squared), hence interval=true there.
+    null, null_draws, seed, folds, interval: as in Similarity. In ViT-B a fold of the interval takes 680 MB.
 
     Columns: value (S, S) in [0, 1], larger is more alike; low, high, null (S, S); images (), rows (S,). NaN where the
     numbers of tokens differ. Raises UserError for unknown options; of svcca also UserError and FewImages as in

@@ -21,16 +21,13 @@ FACTS = ("logit", "heads", "mlps", "embedding", "biases")
 class LogitAttribution(PerClass):
     """Mean over images of what a head writes into the label's logit, above its mean over all classes.
 
-    Columns, (A,) unless said otherwise, in units of the logits; larger speaks for the label, negative against:
-        value, with standard_error, low and high (95 %);
-        size: mean over images and classes of |contribution|;
-        worst, worst_class: mean over the images of the class that the head speaks against most, and its number;
-        against: number of classes that it speaks against, on images of the class (Student's tests, Holm over heads and
-        classes, 5 %);
-        own (A, C): mean contribution to a class's logit on images of that class, NaN without any; own_p (A, C): its p
-        after Holm, two-sided; everywhere (A, C): the mean over all images;
-        logit: () mean of the label's logit above the mean logit, the sum of heads, mlps, embedding, biases: (); images:
-        ().
+    Columns, (A,) unless said otherwise, in units of the logits; larger speaks for the label, negative against: value,
+    with standard_error, low and high (95 %); size: mean over images and classes of |contribution|; worst, worst_class:
+    mean over the images of the class that the head speaks against most, and its number; against: number of classes that
+    it speaks against on their images (Student's tests, Holm over heads and classes, 5 %); own (A, C): mean contribution
+    to a class's logit on its images, NaN without any; own_p (A, C): its p after Holm, two-sided; everywhere (A, C): the
+    mean over all images; logit: () mean of the label's logit above the mean logit, the sum of heads, mlps, embedding,
+    biases: (); images: ().
 
     >>> import torch
     >>> from mhprobe.heads import Direct, HeadBatch, HeadLayout, HeadSite

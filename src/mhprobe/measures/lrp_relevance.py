@@ -1,9 +1,8 @@
 """Relevance of a head: its share of a prediction in its layer, by layer-wise relevance propagation.
 
 Voita et al. 2019, arXiv 1905.09418, Appendix A, after Ding et al. 2017; the rules are those of Achtibat et al. 2024
-(recording/lrp.py). R_h is the sum of the relevance of head h's output over tokens and width. Voita divides by the sum
-of R over the layer's heads. In vision transformers heads of both signs cancel, and images where they nearly cancel
-would decide the mean, so here R_h and |R_h| are divided by the sum of |R|. Voita's ratio is a column.
+(recording/lrp.py). R_h is the sum of the relevance of head h's output over tokens and width. In vision transformers
+heads of both signs cancel, so here R_h and |R_h| are divided by the sum of |R|. Voita divides by the sum of R.
 """
 
 from typing import Any, Literal
@@ -30,14 +29,12 @@ class LRPRelevance(MeanOverImages):
         explodes in deep networks. epsilon: keeps denominators away from 0.
     Raises UserError for other options, and for a batch without this relevance.
 
-    Columns, (A,), the last four equal for all heads of a layer, and NaN for neurons:
-        value: share of the layer's relevance, in [0, 1], sums to 1 over a layer; larger is more relevant; low, high:
-        its 95 % interval over images, NaN with a single one. null: 1 / H, the share of a head like all others.
-        signed: mean R_h / sum |R|, in [-1, 1]; negative heads spoke against the explained class.
-        voita: mean R_h / sum R; unbounded where heads cancel.
-        attention, residual: mean share of the logit that crossed the layer in its heads, and beside them.
-        conservation_error: mean |heads + residual - logit| / |logit|: what biases, softmax remainders and epsilon kept
-        between this layer and the logit. mass: mean sum over neurons of |R| / |logit|: 1e3 means explosion.
+    Columns, (A,), the last four equal for all heads of a layer, and NaN for neurons: value: share of the layer's
+    relevance, in [0, 1]; larger is more relevant; low, high: its 95 % interval over images, NaN with a single one.
+    null: 1 / H, the share of a head like all others. signed: mean R_h / sum |R|, in [-1, 1]; negative heads spoke
+    against the explained class. voita: mean R_h / sum R; unbounded. attention, residual: mean share of the logit that
+    crossed the layer in its heads, and beside them. conservation_error: mean |heads + residual - logit| / |logit|: what
+    biases and epsilon kept behind the layer. mass: mean sum over neurons of |R| / |logit|: 1e3 means explosion.
     """
 
     fooled_by = "by definition: a head that passes on what others would bring: relevance is not what is lost"

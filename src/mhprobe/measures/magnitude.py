@@ -1,8 +1,7 @@
 """Magnitude: how large the weights are that go with a head or a neuron.
 
-Li et al., 2017, "Pruning Filters for Efficient ConvNets", arXiv 1608.08710, take the L1 norm of a filter. Here it is
-the L2 norm of all weights that a removal takes: a head's rows of W_Q, W_K and W_V and its columns of W_O, a neuron's
-rows and column, as the groups of Fang et al., 2023, "DepGraph", arXiv 2301.12900. Layer scale counts, biases do not.
+Li et al., 2017, arXiv 1608.08710, take the L1 norm of a filter. Here it is the L2 norm of all weights that a removal
+takes, biases left out, as the groups of Fang et al., 2023, "DepGraph", arXiv 2301.12900. Layer scale counts.
 """
 
 from collections.abc import Sequence

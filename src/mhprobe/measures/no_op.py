@@ -1,8 +1,7 @@
 """The no-op test: does it matter how much a head looks at special tokens?
 
 Clark, Khandelwal, Levy & Manning, 2019, arXiv 1906.04341, section 3.2: a head with nothing to do attends to [SEP], so
-the gradient of the loss with respect to that attention should be small. Special keys here are the class token,
-registers and tokens of outlying norm (kinds.py); dL/dA, of the image's own loss, is compared with all other keys.
+the gradient of the loss with respect to that attention should be small. Here dL/dA is compared with all other keys.
 """
 
 from collections.abc import Sequence
@@ -25,15 +24,13 @@ class NoOp(OfKinds):
     """Mean |dL/dA| on special keys, relative to that on all others.
 
     special: kinds of special keys; default: the class token, without it registers, without these tokens of high norm.
-        Pool few: ordinary patches above 2 standard deviations are many, and hide what the class token does. threshold:
-        standard deviations above the image's mean norm from which a token is of high norm.
+    threshold: standard deviations above the image's mean norm from which a token is of high norm.
     Raises UserError for an unknown kind, and a threshold that is not above 0.
 
     Columns, (A,): value = gradient_special / gradient_other, below 1 if looking at special keys matters less (a no-op),
     NaN without special keys, with low and high; null: 1, no difference; attention: mean share of attention to special
     keys, over all queries, uniform_attention: of even attention; gradient_special, gradient_other and gradient_<kind>:
-    mean over queries, their keys of that kind, and images of |dL/dA|, in nats of the image's loss per unit of
-    attention.
+    mean over queries, keys of that kind and images of |dL/dA|, in nats per unit of attention.
     """
 
     fooled_by = "seen: a head that looks at a special token and writes nothing: its slope there need not be small"

@@ -3,10 +3,8 @@
 For language, Clark et al. 2019, arXiv 1906.04341, section 4: a head predicts the word it attends to most; per relation,
 the best head is compared with the best fixed offset. Here words are patches, and a relation says on which object the
 patch attended to most must lie. A patch shows what most of its pixels show (among equals the lowest number; 0 is the
-ground). Prefix tokens are left out, but for the queries of column ``cls``. In a windowed site only pairs of the same
-window and shift region count. The best of many heads is best by luck too, so images are dealt into two halves by a hash
-of their pixels: a head (and an offset) is chosen on the first and scored on the second.
-
+ground). Only pairs of the same window and shift region count. The best of many heads is best by luck too, so images are
+dealt into two halves: a head (and an offset) is chosen on the first and scored on the second.
 Shapes: R relations, O offsets. Sums have the half of the images in front.
 """
 
@@ -41,16 +39,15 @@ _CHUNK = 2**25  # pairs of patches looked at together
 class ObjectAttention(Measure):
     """Share of patches whose most attended patch lies on an object. Raises UserError for a batch without object masks.
 
-    Columns, (A,) shares in [0, 1], larger means more often:
-        value: mean over images of the share of query patches whose argmax key is on an object; low, high: its 95 %
-        interval over images; chance: of a key drawn evenly; mass: mean attention of a patch to patches on objects; cls:
-        share of images whose class token has its argmax on an object, NaN without one;
-        relations (A, R): accuracy of the argmax key, the query itself left out, over queries that can meet the
-        relation; offset (A, R): of the best fixed offset at the head's site; even (A, R): of an even draw. best_down,
-        best_right (A, R): the best offset, in patches.
-        held_out, held_out_low, held_out_high (A,): value and its 95 % interval on the second half of the images, of the
-        one head that is best on the first half; NaN elsewhere. relations_held_out, relations_low, relations_high (A,
-        R): the same for relations; offset_held_out (A, R): the best offset of the first half on the second.
+    Columns, (A,) shares in [0, 1], larger means more often: value: mean over images of the share of query patches whose
+    argmax key is on an object; low, high: its 95 % interval over images; chance: of a key drawn evenly; mass: mean
+    attention of a patch to patches on objects; cls: share of images whose class token has its argmax on an object, NaN
+    without one; relations (A, R): accuracy of the argmax key, the query itself left out, over queries that can meet the
+    relation; offset (A, R): of the best fixed offset at the head's site; even (A, R): of an even draw; best_down,
+    best_right (A, R): the best offset, in patches.
+    On the second half of the images: held_out, held_out_low, held_out_high (A,): value and its 95 % interval of the one
+    head that is best on the first half, NaN elsewhere; relations_held_out, relations_low, relations_high (A, R): the
+    same for relations; offset_held_out (A, R): the best offset of the first half.
     """
 
     fooled_by = "by definition: one large object in the middle: a head that looks at the middle looks at the object"
@@ -173,10 +170,7 @@ class ObjectAttention(Measure):
         return self._held_out(("held_out", "held_out_low", "held_out_high"), score, error)
 
     def _chosen_by_relation(self, site_of_head: Tensor) -> dict[str, Tensor]:
-        """The same for relations. Queries of one image are no independent draws: the interval is over images.
-
-        Its error is that of a ratio of sums over images, linearised: the square of followed - ratio * possible.
-        """
+        """The same for relations, with the error over images of a ratio of sums, linearised."""
         possible, square = self.possible[:, site_of_head].double(), self.possible_square[1][site_of_head].double()
         score = mean_of(self.followed, possible)
         left = self.followed_square[1] - 2 * score[1] * self.followed_possible[1] + score[1].square() * square
@@ -185,10 +179,7 @@ class ObjectAttention(Measure):
         return self._held_out(("relations_held_out", "relations_low", "relations_high"), score, error)
 
     def _held_out(self, names: tuple[str, str, str], score: Tensor, error: Tensor) -> dict[str, Tensor]:
-        """The second half's score (2, A, ...) and its 95 % interval, of the head that is best on the first; NaN else.
-
-        Also where nothing could be chosen.
-        """
+        """Second half's score (2, A, ...) and 95 % interval, of the head that is best on the first; else NaN."""
         best = score[0].nan_to_num(nan=-1.0).argmax(0, keepdim=True)
         chosen = torch.zeros_like(score[1], dtype=torch.bool).scatter(0, best, True) & ~score[0].isnan()
         ends = (score[1], *interval(score[1], error, int(self.dealt[1]) - 1, self.within))

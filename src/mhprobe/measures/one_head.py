@@ -18,16 +18,14 @@ from mhprobe.stats.significance import mcnemar, wilson
 class OneHead(Paired):
     """Sufficiency of a head: the model with this head as its layer's only one, the other layers whole.
 
-    Columns, (A,) unless said otherwise:
-        value: mean log-likelihood of the label with the head alone - with the whole layer, in nats; larger: it suffices
-        better, 0: as well as the layer; standard_error; low, high: 95 % interval by bootstrap over images, paired;
-        accuracy: with the head alone, in [0, 1]; accuracy_low, accuracy_high: Wilson's 95 % interval;
-        validation: accuracy on the selection images, NaN without any;
-        chosen: 1 for the head of its layer that was best on them (ties: the lowest loss, then the first), else 0;
-        test_best: 1 for the best of its layer on the test images, which flatters;
-        drop: whole - accuracy; drop_low, drop_high: its paired 95 % interval; p: exact McNemar of the head alone
-        against the whole layer, not corrected: one head per layer is chosen before the test;
-        whole: () accuracy of the whole model.
+    Columns, (A,) unless said otherwise: value: mean log-likelihood of the label with the head alone - with the whole
+    layer, in nats; larger: it suffices better, 0: as well as the layer; standard_error; low, high: 95 % interval by
+    bootstrap over images, paired; accuracy: with the head alone, in [0, 1]; accuracy_low, accuracy_high: Wilson's 95 %
+    interval; validation: accuracy on the selection images, NaN without any; chosen: 1 for the head of its layer that
+    was best on them (ties: the lowest loss, then the first), else 0; test_best: 1 for the best of its layer on the test
+    images, which flatters; drop: whole - accuracy; drop_low, drop_high: its paired 95 % interval; p: exact McNemar of
+    the head alone against the whole layer, not corrected: one head per layer is chosen before; whole: () accuracy of
+    the whole model.
     """
 
     fooled_by = "by definition: a layer that can do without any head: all of its heads suffice"

@@ -2,9 +2,7 @@
 
 Park & Kim 2022, arXiv 2202.06709 (Figures 2, 8 and 9): ln(|2-D Fourier transform| + 1e-6) of every channel's map over
 the token grid, averaged over images and channels AFTER the logarithm, along the diagonal from the centre, minus its
-value at frequency 0; of blocks, and here of what each head writes, z_h W_O,h. The transform is linear, so z_h is
-transformed and then multiplied by W_O,h. An even grid of n has its last diagonal sample at (n/2 - 1) / (n/2) pi.
-
+value at frequency 0; of blocks, and here of what each head writes, z_h W_O,h: the transform of z_h, times W_O,h.
 Shapes: T tokens of the grid, F frequencies of one grid, K frequencies of all grids; 3 places: block input, after
 attention, after MLP.
 """
@@ -28,15 +26,14 @@ _FLOOR = 1e-6  # Park & Kim's, in units of the transform: a silent channel has l
 class OutputFrequency(MeanOverImages):
     """Mean over images and channels of ln amplitude at the highest diagonal frequency, minus that at frequency 0.
 
-    Columns, (A,) in nats (ln of a ratio of amplitudes), larger means more high frequency:
-        value: of what the head writes; low, high: its 95 % interval over images. null: of white noise, ln(2) / 2.
-        frequency: highest diagonal frequency of the head's grid, in units of pi.
-        block_input, after_attention, after_mlp: value of the residual stream of the head's block.
-        variance_input, variance_attention, variance_mlp: the stream's variance over the grid (unbiased), mean over
-        images and channels, in squared units of the stream.
-        spectrum: (A, K) value along all frequencies; NaN where the head's grid has no such frequency.
-        stream: (L, 3, K), variance: (L, 3) by block, and frequencies: (1, K), for figures.
-    A grid that is not square has the frequencies its two sides share; one with none but 0 (2 x 2) has NaN.
+    Columns, (A,) in nats (ln of a ratio of amplitudes), larger means more high frequency: value: of what the head
+    writes; low, high: its 95 % interval over images. null: of white noise, ln(2) / 2. frequency: highest diagonal
+    frequency of the head's grid, in units of pi. block_input, after_attention, after_mlp: value of the residual stream
+    of the head's block. variance_input, variance_attention, variance_mlp: the stream's variance over the grid
+    (unbiased), mean over images and channels, in squared units of the stream. spectrum: (A, K) value along all
+    frequencies; NaN where the head's grid has no such frequency. For figures stream: (L, 3, K), variance: (L, 3) by
+    block, and frequencies: (1, K). A grid that is not square has the frequencies its two sides share; one with none but
+    0 (2 x 2) has NaN.
     """
 
     fooled_by = "by definition: a map whose mean over the grid is near 0 counts as sharp, however smooth it is"
@@ -121,10 +118,7 @@ class OutputFrequency(MeanOverImages):
 
 
 def diagonal(grid: tuple[int, int]) -> list[Fraction]:
-    """Frequencies, in units of pi per token, on the diagonal of the transform of a grid, rising from 0.
-
-    Those sampled along both sides: multiples of 2 / gcd(height, width), below pi.
-    """
+    """Frequencies, in pi per token, that both sides of a grid have: multiples of 2 / gcd(height, width), below 1."""
     common = math.gcd(*grid)
     return [Fraction(2 * k, common) for k in range((common + 1) // 2)]
 

@@ -4,7 +4,6 @@ Voita et al., 2019, arXiv 1905.09418, section 4: a positional head has its large
 of queries. Here an offset is (rows, columns) of the token grid. From many queries it points out of the image, or of the
 Swin window: on an 8 x 8 grid "one to the left" exists for 7/8 of them. So column ``reaching`` is the share among
 queries for which the key exists, and only offsets that exist for ``reach`` of the queries are candidates.
-
 Shapes: Y, X offsets along the grid's axes, from -max to max.
 """
 
@@ -27,13 +26,12 @@ class Position(OfAttention):
     threshold: share from which a head is positional. reach: smallest share of queries for which a candidate's key
     exists. Raises UserError for shares outside (0, 1].
 
-    Columns, (A,): value in [0, 1], larger is more positional; low, high: its 95 % interval over images, at this offset
-    (too wide for a head without a favourite, whose offset is the largest of many counts); dy, dx the offset in tokens,
-    key minus query (dx = -1: the left neighbour; 0, 0: itself); positional 1 where value >= threshold, else 0;
-    reaching: the share among the queries for which the key exists; reach: the share of these queries, the largest
-    possible value; chance: value of a random key. counts (A, Y, X): mean queries of an image at each offset, the middle
-    one being 0, 0; exists (A, Y, X): queries from which it can be reached. Among equals the shortest offset wins, then
-    the upper, then the left one.
+    Columns, (A,): value in [0, 1], larger is more positional; low, high: its 95 % interval over images, at this offset;
+    dy, dx the offset in tokens, key minus query (dx = -1: the left neighbour; 0, 0: itself); positional 1 where value
+    >= threshold, else 0; reaching: the share among the queries for which the key exists; reach: the share of these
+    queries, the largest possible value; chance: value of a random key. counts (A, Y, X): mean queries of an image at
+    each offset, the middle one being 0, 0; exists (A, Y, X): queries from which it can be reached. Among equals the
+    shortest offset wins, then the upper, then the left one.
 
     >>> import torch
     >>> from mhprobe.heads import HeadBatch, HeadLayout, HeadSite

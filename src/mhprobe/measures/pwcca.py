@@ -3,10 +3,8 @@
 Morcos, Raghu & Bengio, 2018, arXiv 1806.05759. Head a's canonical variate h_i gets the weight alpha_i = sum over a's
 channels j of |<h_i, x_j>|, normalised to sum 1; the value is sum of alpha_i rho_i. With a's covariance S = Q L Q^T and
 whitening W = Q L^(-1/2), the variates are X W U (U: left singular vectors of the whitened cross-covariance), so that
-<h_i, x_j> = (Q L^(1/2) U)_ji up to one factor: second moments suffice.
-
-The released code (google/svcca, pwcca.py) differs: it multiplies the activations by U without the whitening, adds the
-means back, and does not centre what it projects, so its weights are not those of the paper.
+<h_i, x_j> = (Q L^(1/2) U)_ji up to one factor. The released code (google/svcca, pwcca.py) leaves out the whitening and
+does not centre what it projects, so its weights are not those of the paper.
 """
 
 import torch

@@ -1,13 +1,11 @@
 """Do heads look at what is rare? How often the key with the largest weight is the rarest patch of the image.
 
 A patch is described by its pixels, averaged over ``cells`` x ``cells`` fields. Its density is the share of patches of
-the validation images with the same k-means code. All patches of the lowest density count as rarest, and chance is
-their share among the keys. In Swin the query sees its shift region only.
+the validation images with the same k-means code. All patches of the lowest density count as rarest, and chance is their
+share among the keys. In Swin the query sees its shift region only.
 
-Codes are fitted to the patches with the smallest hash of image and place (hashing.py), whatever order, batch size or
-ranks. Lloyd's iteration starts from the patch nearest to the mean and then, again and again, the patch farthest from
-those chosen (Gonzalez 1985). A code that loses all its patches stays where it was.
-
+Codes are fitted to the patches with the smallest hash of image and place (hashing.py). Lloyd's iteration starts from
+patches each farthest from those chosen (Gonzalez 1985). A code that loses all its patches stays where it was.
 Shapes: T grid tokens, F numbers that describe a patch, P patches of the sample, C codes.
 """
 
@@ -32,13 +30,12 @@ class Rarity(OfAttention, MeanOverImages):
     """Share of patch queries whose argmax key is (one of) the rarest patches they can see.
 
     codes: number of codes of k-means, fitted on the selection images. patches: largest number of patches to fit them
-    on. cells: a patch is described by its mean colours in cells x cells fields.
+    on. cells: a patch is described by its mean colours in cells x cells fields. Raises UserError with fewer patches
+    than codes.
 
     Columns, (A,) in [0, 1], larger looks more at what is rare: value, with low and high; top2: the argmax key is no
     denser than the second rarest patch; class_query, class_query_top2: of the class token's own row, NaN without one.
     chance, chance_top2, class_chance, class_chance_top2: the same for a random argmax key.
-
-    Raises UserError with fewer different patches than codes.
     """
 
     fooled_by = "seen: a head that looks at the border or at bright patches, where these happen to be rare"
@@ -163,10 +160,7 @@ def numbers_of(patches: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Codes:
-    """Codes of patches.
-
-    centre: (C, F) float64. density: (C,) float64 share of the sample's patches that have the code.
-    """
+    """Codes of patches. centre: (C, F) float64. density: (C,) share of the sample's patches that have the code."""
 
     centre: Tensor
     density: Tensor

@@ -2,9 +2,7 @@
 
 Raghu, Gilmer, Yosinski & Sohl-Dickstein, 2017, arXiv 1706.05806. Rows are the tokens of all images, channels a head's
 output before its gate. Centre; keep per head the principal directions that explain 99 % of the variance; whiten; the
-singular values of the whitened cross-covariance are the canonical correlations rho. The authors' code (google/svcca)
-needs the rows and works pair by pair; here second moments serve all pairs of a group.
-
+singular values of the whitened cross-covariance are the canonical correlations rho. Second moments suffice.
 Shapes: R the largest head width.
 """
 
@@ -53,10 +51,7 @@ def leading(heads: Parts, variance: float) -> Tensor:
 
 
 def whitening(heads: Parts, used_HD: Tensor) -> Tensor:
-    """(H, D, D) maps W with W^T covariance W = 1 on the used directions.
-
-    Unused directions become zero columns, which add zero singular values, so that all pairs fit one batch.
-    """
+    """(H, D, D) maps W with W^T covariance W = 1 on the used directions; zero columns for the others."""
     return heads.direction * torch.where(used_HD, heads.spectrum, torch.inf).rsqrt()[:, None]
 
 
@@ -67,10 +62,7 @@ def behind(used_HD: Tensor) -> Tensor:
 
 
 def correlated(heads: Parts, variance: float) -> dict[str, Tensor]:
-    """value (H, H) mean correlation, 0 without any; dims (H,) used directions; rho (H, H, D) correlations.
-
-    Correlations fall along D, and are NaN behind the last.
-    """
+    """value (H, H) mean correlation, 0 without any; dims (H,) used directions; rho (H, H, D), falling, then NaN."""
     used_HD = leading(heads, variance)
     whiten_HDD = whitening(heads, used_HD)
     rho_HHD = heads.between(lambda a, row: torch.linalg.svdvals(whiten_HDD[a].mT @ row @ whiten_HDD[a:]))

@@ -1,12 +1,10 @@
 """Are two heads made alike? Cosine and subspace overlap of their weights: what makes the learning in each head unique?
 
 A head enters the model only through two circuits (Elhage et al., 2021, A Mathematical Framework for Transformer
-Circuits): W_QK = W_Q^T W_K scores pairs of tokens, W_OV = W_V^T W_O is what an attended token writes. A change of basis
-inside the head leaves them as they are, unlike the single matrices. Their inner products come from D x D products,
-<W_QK,a, W_QK,b> = sum of (W_Q,a W_Q,b^T) * (W_K,a W_K,b^T).
-
-Overlap of two row spaces: the mean squared cosine of their principal angles, ||Q_a Q_b^T||_F^2 / min(ranks) with
-orthonormal rows Q; of two circuits the product of both overlaps. Biases and the norm before the block are left out.
+Circuits): W_QK = W_Q^T W_K scores pairs of tokens, W_OV = W_V^T W_O is what an attended token writes. Their inner
+products come from D x D products, <W_QK,a, W_QK,b> = sum of (W_Q,a W_Q,b^T) * (W_K,a W_K,b^T). Overlap of two row
+spaces: the mean squared cosine of their principal angles, ||Q_a Q_b^T||_F^2 / min(ranks) with orthonormal rows Q; of
+two circuits the product of both overlaps. Biases and the norm before the block are left out.
 """
 
 from collections.abc import Sequence
@@ -38,9 +36,8 @@ class WeightSimilarity(OfWeights):
         "overlap" of the subspaces, in [0, 1], which does not.
 
     Columns, (A, A): value, larger is more alike, 0 for a head without weights; null, its mean for randomly rotated
-    weights, with null_low and null_high, between which 95 % of them lie (normal approximation): 0 for cosines, about
-    D/C for overlaps, (D/C)^2 for those of circuits. cosine_<of> and overlap_<of> for all six. NaN outside the groups.
-
+    weights, with null_low and null_high, between which 95 % of them lie (normal approximation). cosine_<of> and
+    overlap_<of> for all six. NaN outside the groups.
     Raises UserError if weights of a group differ in width. DuplicateHead names pairs above 0.99999.
     """
 
@@ -97,8 +94,7 @@ class WeightSimilarity(OfWeights):
 def compare(weights: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """(6, H, H) cosines and (6, H, H) overlaps in the order of KINDS; (2, 12, H, H) mean and variance by chance.
 
-    weights: query, key, value, output, each (H, D, C). Chance turns the stream, in which b's rows live, at random:
-    then means and variances are exact, whatever the weights' own structure.
+    weights: query, key, value, output, each (H, D, C). Chance turns the stream of b's rows at random, so it is exact.
     """
     own_4HDD = torch.stack([w @ w.mT for w in weights])
     eigenvalue, direction = torch.linalg.eigh(own_4HDD)

@@ -1,8 +1,7 @@
 """Write norm: the length of a head's write into the residual stream, beside the length of the stream.
 
-Attention is x + sum_h z_h W_O,h (Elhage et al., 2021, "A Mathematical Framework for Transformer Circuits"), so a head
-writes z_h W_O,h: layer scale included, biases left out. A head that writes little is inert, whatever it attends to
-(Kobayashi et al., 2020, arXiv 2004.10102, on norms before weights).
+Attention is x + sum_h z_h W_O,h (Elhage et al., 2021, "A Mathematical Framework for Transformer Circuits"): layer scale
+included, biases left out. A head that writes little is inert (Kobayashi et al., 2020, arXiv 2004.10102).
 """
 
 import torch

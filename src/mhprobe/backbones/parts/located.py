@@ -3,7 +3,6 @@
 The heads always enter an output projection side by side. So a family is a table: its classes of attention, and names of
 their parts. One trial run on torch's meta device gives the grids, and the order of the sites. Residual streams are not
 read, since convolutions stand between blocks.
-
 Shapes: H heads, D head width, N tokens of a row (an image or a window), C channels.
 """
 

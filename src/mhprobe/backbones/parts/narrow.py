@@ -7,7 +7,6 @@ Where timm's own forward needs all heads, ``narrowed`` gives a module of this fi
     attention without heads                ``NoHeads``
 
 Keys that had no bias get one of zero. A copy of this file lies beside a pruned file, whose JSON names these modules.
-
 Shapes: B images (or windows), T tokens, H heads, D head width, C channels of the residual stream.
 """
 

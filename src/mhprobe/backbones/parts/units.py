@@ -2,7 +2,6 @@
 
 Neurons are input channels of ``fc2``, each a unit of width 1. In a gated MLP (GLU, SwiGLU) a neuron is a row in each
 half of ``fc1``. MLPs with a norm in front of ``fc2`` (scale_mlp) and MLPs of other classes are refused.
-
 Shapes: N neurons of one MLP, C channels of the residual stream, R rows of the first linear layers per neuron (1 or 2).
 """
 

@@ -1,9 +1,7 @@
 """A matrix of distances between heads as points in a plane, as clusters, and as one number: do layers differ?
 
 The plane is metric multidimensional scaling (SMACOF), as in Clark et al., 2019, arXiv 1906.04341, figure 6, started
-from classical scaling, so the same distances give the same picture.
-
-Shapes: N heads of one group.
+from classical scaling, so the same distances give the same picture. Shapes: N heads of one group.
 """
 
 import torch
@@ -36,11 +34,10 @@ def embed(distance: Tensor) -> tuple[Tensor, float]:
 
 
 def cluster(distance: Tensor, clusters: int) -> Tensor:
-    """(N,) int64 cluster of each head, numbered in the order of their first heads.
+    """(N,) int64 cluster of each head, numbered in the order of their first heads, by Ward's linkage.
 
     distance: (N, N) divergences that are squared distances, as mean Jensen-Shannon divergences are (Endres &
-    Schindelin, 2003, IEEE Transactions on Information Theory 49:1858), so Ward's linkage applies; average linkage would
-    cut single odd heads off.
+    Schindelin, 2003, IEEE Transactions on Information Theory 49:1858).
     """
     from scipy.cluster.hierarchy import cut_tree, ward
     from scipy.spatial.distance import squareform

@@ -1,23 +1,20 @@
 """The null of a similarity from unrelated images: head a on one image against head b on another, position by position.
 
-Images are swapped in pairs: token t of image i meets token t of its partner, and the partner's meets that of i.
-(Permuted rows would be a null that is far too low, since tokens of an image resemble each other.) That needs two images
-at a time, and sums have one. So images are dealt into F folds by a hash of their pixels, and the sum is kept per fold,
-token and channel: F x T x C numbers, whatever the order, batch or rank. With N images, a_it the deviation of head a
+Images are swapped in pairs: token t of image i meets token t of its partner. (Permuted rows would be a null that is far
+too low, since tokens of an image resemble each other.) A sum has one image at a time. So images are dealt into F folds
+by a hash of their pixels, and the sum is kept per fold, token and channel. With N images, a_it the deviation of head a
 from its mean at token t, the cross-covariance of swapped images is
 
     sum_t (what the means at t share)  +  1/N sum_i a_it b_pi(i)t.
 
-The second term has mean 0 and is nearly Gaussian. The variance of an entry is the sum over tokens t and s of
-cov(a_t, a_s) cov(b_t, b_s) / N. The sum of a fold's n_f deviations, over sqrt(n_f (1 - n_f / N)), has the same
-covariances as one image's, so that variance is the mean over pairs of folds i, j of (sum_t a_it b_jt)^2. It is taken
-along each head's principal directions, in which entries hardly covary, and the second term is drawn from it. (Swapped
-folds would span as few directions as there are folds; correlations of wide heads would come out too low.)
+The second term has mean 0 and is nearly Gaussian. The sum of a fold's n_f deviations, over sqrt(n_f (1 - n_f / N)), has
+the same covariances as one image's, so the variance of an entry is the mean over pairs of folds i, j of (sum_t a_it
+b_jt)^2. It is taken along each head's principal directions, in which entries hardly covary, and the second term is
+drawn from it. (Swapped folds would span as few directions as there are folds.)
 
-Over permutations sum_i a_i b_pi(i) has the variance N - 1, not N, times those of a and b, because deviations sum to 0.
-Folds of each head are scaled so that their variance is the one of all images. A pair of heads has one number per draw:
-the mean of two (a on b's images, b on a's) would spread less than the value does.
-
+Over permutations the variance has the factor N - 1, not N, because deviations sum to 0. Folds of each head are scaled
+so that their variance is the one of all images. A pair of heads has one number per draw: the mean of two (a on b's
+images, b on a's) would spread less than the value does.
 Shapes: C channels of a group, F folds, P folds that a batch has images of, G folds that hold images.
 """
 
@@ -43,10 +40,7 @@ AT_ONCE = 2**20  # numbers of products of folds that are multiplied together
 
 @dataclass(frozen=True)
 class Folds:
-    """Sums of images by fold, updated in place.
-
-    count: (F,) int64 images of each fold. total: (F, T, C) float64 their sum.
-    """
+    """Sums of images by fold, updated in place. count: (F,) int64 images. total: (F, T, C) float64 their sum."""
 
     count: Tensor
     total: Tensor
@@ -94,8 +88,7 @@ class Folds:
 class _Drawn:
     """The covariances of one draw, by runs of channels of whole heads.
 
-    known: standard deviations, and what the means at the tokens share, by where their run begins; the same for all
-    draws. place: tokens of the other images.
+    known: standard deviations, and what the means share, by the runs' beginnings. place: tokens of the other images.
     """
 
     heads: Parts
@@ -162,10 +155,7 @@ Rows = tuple[Any, ...]  # a function of a batch that gives (B, T, C) rows, and i
 
 
 def sums_of(batch: HeadBatch, rows: Rows, folds: int, jackknife: int) -> tuple[Moments, Dealt]:
-    """Moments of rows and sums of folds over the valid images of one batch.
-
-    folds: of the null. jackknife: folds of the moments, each of them several of the null's.
-    """
+    """Moments of rows, in ``jackknife`` folds, and sums of ``folds`` of the null over the valid images of one batch."""
     make, *arguments = rows
     features = make(batch, *arguments)
     tokens, channels = features.shape[1:]

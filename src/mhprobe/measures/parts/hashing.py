@@ -1,8 +1,6 @@
 """Numbers that look random and depend on an image alone: draws of images that no order, batch or rank changes.
 
-Pixels are rounded to bfloat16 before they are hashed, so a model in bfloat16 gets the same numbers as one in float32:
-the same donors, folds and halves.
-
+Pixels are rounded to bfloat16 before they are hashed, so a model in bfloat16 gets the same numbers as one in float32.
 Shapes: P places of the pool.
 """
 
@@ -27,10 +25,7 @@ def numbers_in(batch: HeadBatch) -> Tensor:
 
 
 def image_numbers(x: Tensor) -> Tensor:
-    """(B,) int64 of (B, ...) numbers: equal images get equal numbers, others nearly never.
-
-    Floating-point numbers are rounded to bfloat16, whole numbers, as of tokens, are not.
-    """
+    """(B,) int64 of (B, ...) numbers, floats rounded to bfloat16: equal images get equal ones, others nearly never."""
     flat = x.flatten(1)
     bits = flat.bfloat16().contiguous().view(torch.int16).long() if x.is_floating_point() else flat.long()
     return mixed((bits * _odd(bits.shape[1], bits.device)).sum(1))  # wraps around, in any order to the same number
@@ -57,8 +52,7 @@ _NOBODY = torch.iinfo(torch.int64).max
 class Pool:
     """The ``size`` images (or patches) with the smallest numbers; room for all is taken with the first.
 
-    number: (P,) int64, rising; the largest int64 marks a free place. parts: tensors (P, ...), by place. Texts of
-    different length are padded with zeros to the longest.
+    number: (P,) int64, rising; the largest int64 marks a free place. parts: tensors (P, ...), padded with zeros.
     """
 
     def __init__(self, size: int) -> None:

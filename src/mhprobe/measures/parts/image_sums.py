@@ -6,9 +6,7 @@ ratio of the first to the second. Linearised (Cochran, 1977, Sampling Techniques
 
     sqrt(n / (n - 1) g^T (P - S S^T / n) g),  with g = df / dS, and P the sum over images of s s^T.
 
-So images are the unit, however many queries they have. P - S S^T / n is a difference of sums: a spread below a
-hundred-thousandth of the numbers is lost in rounding, and called 0.
-
+P - S S^T / n is a difference of sums: a spread below a hundred-thousandth of the numbers is rounding, and called 0.
 Shapes: R rows, K numbers.
 """
 
@@ -52,10 +50,7 @@ class MeanOverImages(Measure):
             self.image_products[(k, slice(None), *at)] += (number * of_image).sum(1)
 
     def over_images(self, function: Callable[[Tensor], Tensor] = lambda sums: sums[0] / sums[1]) -> dict[str, Tensor]:
-        """Columns "value", "low" and "high" (95 % over images, NaN with a single one), each (*rows).
-
-        function: of (K, *rows) sums, row by row.
-        """
+        """Columns "value", "low" and "high" (95 % over images, NaN with one), by a function of (K, *rows) sums."""
         images = int(self.images)
         with torch.inference_mode(False), torch.enable_grad():
             sums = self.image_sums.clone().requires_grad_()

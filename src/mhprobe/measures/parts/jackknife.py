@@ -3,8 +3,7 @@
 The delete-a-group jackknife for groups of unequal sizes (Busing, Meijer & van der Leeden, 1999, Statistics and
 Computing 9:3), over folds by a hash of the images' pixels. With n images, m_j of them in fold j, h_j = n / m_j, the
 value v of all folds and v_j of all but j, the pseudo-values are h_j v - (h_j - 1) v_j. Their spread gives the standard
-error, with one degree of freedom less than there are folds with images. The interval is of the mean over image sets of
-this size; the column null tells how far few images raise a similarity.
+error, with one degree of freedom less than there are folds. The interval is over image sets of this size.
 """
 
 from collections.abc import Callable
@@ -53,10 +52,7 @@ def affordable(name: str, folds: int, interval: bool | None, floats: int) -> int
 def jackknife(
     value: Tensor, without: Callable[[int], Tensor], images_J: Tensor, within: Range = REAL
 ) -> dict[str, Tensor]:
-    """Columns "value", "low" and "high", the 95 % interval; NaN if fewer than five folds have images.
-
-    without: function from a fold to the value of all other images. images: (J,) int64 images of each fold.
-    """
+    """Columns "value", "low", "high" (95 %), NaN with fewer than five folds. without: value but for a fold."""
     images = int(images_J.sum())
     held = [(fold, images / m) for fold, m in enumerate(images_J.tolist()) if 0 < m < images]
     if len(held) < FEWEST:

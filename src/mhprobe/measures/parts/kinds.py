@@ -32,10 +32,7 @@ class OfKinds(OfAttention, MeanOverImages):
 
 
 def weight_on(weights_bWHQK: Tensor, whole_1WHQK: Tensor, keys: Tensor) -> Tensor:
-    """(b, W, H, Q) sum of weights on ``keys`` (b, W, Q, K); (1, W, H, Q), over images too, for keys (1, W, Q, K).
-
-    whole: sum of the weights over images.
-    """
+    """(b, W, H, Q) sum of weights on ``keys`` (b, W, Q, K); for keys (1, W, Q, K) of ``whole``, summed over images."""
     source = weights_bWHQK if len(keys) == len(weights_bWHQK) else whole_1WHQK
     return (source * keys[:, :, None]).sum(-1)
 

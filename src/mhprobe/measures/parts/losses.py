@@ -1,12 +1,10 @@
 """Loss of each image, by one function for all, its slope along each head's gate, sums per class, and paired tests.
 
 The slopes are what importance and Fisher information are made of: dL/dxi_h = sum over tokens and width of z * dL/dz.
-
 Losses with heads off are compared with those with all heads, image by image, by a streamed bootstrap: each image draws
-for itself how often each resample has it. These numbers are nearly independent Poisson variables of mean 1 (the online
-bootstrap: Oza & Russell, 2001, AISTATS; Chamandy, Muralidharan, Najmi & Naidu, 2012, Google technical report). Each
-comes from a hash of the image and of the resample's number, so all heads see the same resamples, whatever the order,
-batch or rank.
+for itself how often each resample has it, nearly independent Poisson variables of mean 1 (the online bootstrap: Oza &
+Russell, 2001, AISTATS; Chamandy, Muralidharan, Najmi & Naidu, 2012, Google technical report). Each comes from a hash of
+the image and of the resample's number, so all heads see the same resamples, whatever the order, batch or rank.
 """
 
 import math
@@ -66,8 +64,7 @@ def token_slopes(batch: HeadBatch, name: str) -> Iterator[Tensor]:
 class PerClass(Measure):
     """Base of measures with sums (..., C). tables: columns that have a number per class, which ``axes`` names.
 
-    Logits tell the number of classes, so the sums grow at the first batch, or, on a rank without any, before ranks add
-    up.
+    Logits tell the number of classes: the sums grow at the first batch, or, on a rank without any, before ranks add up.
     """
 
     tables: ClassVar[tuple[str, ...]]

@@ -1,8 +1,6 @@
 """Second moments of a group of channels, streamed: all that CCA and its relatives need to know about the data.
 
-float64 throughout: in float32 the covariance, a small difference of large sums, is wrong by several per cent. Only the
-sums are as large as C x C: covariances are computed for two parts at a time.
-
+float64 throughout: in float32 the covariance, a small difference of large sums, is wrong by several per cent.
 Shapes: N rows, C channels, H parts (heads, or layers) of D channels each.
 """
 

@@ -1,9 +1,7 @@
 """Similarities between heads, layers or blocks: pairs, second moments, and warnings of doubtful numbers.
 
 A row is a token of an image, a channel is e.g. one of a head's outputs before its gate. Two kinds of sums suffice: mean
-and covariance of a group's channels, and sums per fold of images for the null (folds.py). All similarities of a run
-share those of a batch.
-
+and covariance of a group's channels, and sums per fold of images for the null (folds.py). All similarities share them.
 Shapes: C channels of a group, H parts of a group (heads, layers or blocks), D their width, A parts of all groups, R the
 largest width, N draws of the null.
 """
@@ -49,9 +47,8 @@ class FewImages(MeasureWarning):
 class Similarity(Measure):
     """Base of the similarities between parts of a network. A subclass says what the parts are and compares them.
 
-    null: what counts as unrelated. "images": the same two parts on different images, position by position; what
-        position alone shares counts as chance. "rolled": also rolls one part's grid by a random offset; images - rolled
-        is what position shares.
+    null: what counts as unrelated. "images": the same two parts on different images, position by position. "rolled":
+        also rolls one part's grid by a random offset; images - rolled is what position shares.
     null_draws, seed: number of draws of the null, and their seed.
     folds: number of folds of images that the null keeps sums of (folds.py); memory grows with it.
     interval: whether to keep sums by eight folds for low and high (jackknife.py), which takes eight times the memory.
@@ -59,10 +56,9 @@ class Similarity(Measure):
     groups: site numbers that are compared with each other, row by row.
 
     Columns: value (A, A), larger is more alike, 1 for a part with itself, 0 for a dead one; low, high (A, A) 95 %
-    interval of the mean over image sets of this size, NaN with images in fewer than five folds; null (A, A) mean over
-    draws, what to read the value against, NaN if all images are in one fold; null_sd (A, A) standard deviation over
-    draws; null_draws (A, A, N) the draws; images (); rows (A,) of the part's group. NaN outside the groups.
-
+    interval over image sets of this size, NaN with images in fewer than five folds; null (A, A) mean over draws, to
+    read the value against, NaN if all images are in one fold; null_sd (A, A) their standard deviation; null_draws (A,
+    A, N) the draws; images (); rows (A,) of the part's group. NaN outside the groups.
     Raises UserError with fewer rows than channels of a part. FewImages warns with fewer images than channels, DeadHead
     names parts that do not vary.
     """
@@ -118,20 +114,14 @@ class Similarity(Measure):
 
     @abstractmethod
     def compare(self, heads: Parts) -> dict[str, Tensor]:
-        """Columns of one group, "value" first: (H,), (H, H), or (H, H, D).
-
-        The caller replaces the values of dead parts and of a part with itself.
-        """
+        """Columns of one group, "value" first: (H,), (H, H), or (H, H, D); dead parts are replaced later."""
 
     def permuted(self, heads: Parts, deranged: Parts) -> dict[str, Tensor]:
         """Columns that have a null, from ``deranged``: the same parts with covariances of swapped images."""
         return {name: part for name, part in self.compare(deranged).items() if name in ("value", "rho")}
 
     def check_rows(self) -> None:
-        """Refuse a group with fewer rows than channels; warn of fewer images than channels.
-
-        The warning counts images, since the tokens of one image resemble each other.
-        """
+        """Refuse a group with fewer rows than channels; warn of fewer images, as tokens of an image are alike."""
         rows = [int(declared(self, number, Moments).rows.sum()) for number in range(len(self.groups))]
         widths = [width for _, width in self.shapes]
         sites = [self.layout.sites[group[0]] for group in self.groups]
@@ -244,10 +234,8 @@ class Similarity(Measure):
 class PairMeasure(Similarity):
     """Base of the similarities between heads. A subclass writes ``compare`` for one group's heads.
 
-    pairs: heads that are compared: those of one "layer", of one "stage", or "all". Rows are compared token by token, so
-        the sites of a group need the same number of tokens.
+    pairs: heads that are compared: those of one "layer", of one "stage", or "all", token by token.
     tokens: rows are "all" tokens, or the "patches" without class token and registers, which many heads treat alike.
-
     Raises UserError if the heads of a group differ in tokens or width. DuplicateHead names pairs above 0.99999 whose
     null is below 0.9.
     """

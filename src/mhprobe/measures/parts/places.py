@@ -1,14 +1,12 @@
 """Places of tokens in an attention matrix, and the matrix itself, a few images at a time.
 
-Attention weights come per window. In a shifted Swin window places from opposite sides of the image stand next to each
-other and may not attend to each other; some places are padding. Here that becomes, once per site, a few boolean tables
-over (window, query, key): every statistic of attention is a product with a table and a sum.
+In a shifted Swin window places from opposite sides of the image stand next to each other and may not attend to each
+other; some places are padding. Here that becomes, once per site, a few boolean tables over (window, query, key): every
+statistic of attention is a product with a table and a sum. timm's Swin does not mask its padding keys, so the rest of a
+row sums to less than 1. ``shares`` divides by that sum; columns called "raw" do not.
 
-Padding is no query and no key. But timm's Swin does not mask its padding keys, which get some of the attention, so the
-rest of a row sums to less than 1. ``shares`` divides by that sum; columns called "raw" do not.
-
-A text has no grid, and texts of a batch are padded to one length. Measures that need no grid see each text as a window
-of its own: W = b texts of one "image". Padding is what gets exactly no attention from any query of any head.
+Texts of a batch are padded to one length. Measures that need no grid see each text as a window of its own: W = b texts
+of one "image". Padding is what gets exactly no attention from any query of any head.
 """
 
 import functools
@@ -109,10 +107,7 @@ class Piece(NamedTuple):
 
 
 class OfAttention(Measure):
-    """Base of measures of attention weights, which they see a site and a few images at a time.
-
-    texts: True if the measure needs no grid, and counts queries as it goes; otherwise texts are refused.
-    """
+    """Base of measures of attention. texts: True if it needs no grid and counts queries; others refuse texts."""
 
     needs: frozenset[Need] = frozenset({"attn"})
     texts: ClassVar[bool] = False
