@@ -381,7 +381,5 @@ class CurveRows(list[dict[str, Any]]):
     @property
     def masks(self) -> list[Tensor | None]:
         """Masks for ``prune_heads``: per row (A,) bool, True for heads that are off; None for a mean over paths."""
-        return [
-            None if row["seed"] == "mean" else self.layout.mask([int(head) for head in row["masked"].split()])
-            for row in self
-        ]
+        heads = [None if row["seed"] == "mean" else [*map(int, row["masked"].split())] for row in self]
+        return [None if some is None else self.layout.mask(some) for some in heads]

@@ -140,14 +140,9 @@ class Family(ABC):
         if site.kind == "neuron":
             hidden = f"{site.name} is an MLP: a neuron attends to nothing."
             return Seam(attention, point=attention.fc2, output=attention.fc2, hidden=hidden)
-        return Seam(
-            attention,
-            point=attention.proj,
-            output=attention.proj,
-            weights=getattr(attention, "attn_drop", None),
-            hidden=f"{site.name} ({type(attention).__name__}) has no attention weights to look at.",
-            visible=lambda: unfused([attention]),
-        )
+        weights = getattr(attention, "attn_drop", None)
+        hidden = f"{site.name} ({type(attention).__name__}) has no attention weights to look at."
+        return Seam(attention, attention.proj, attention.proj, weights, hidden, visible=lambda: unfused([attention]))
 
     @classmethod
     def head_weights(cls, model: Any, site: HeadSite) -> HeadWeights:

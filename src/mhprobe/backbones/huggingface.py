@@ -90,10 +90,7 @@ class HuggingFace(Family):
         attention: Any = submodule(model, site)
         point = _output(attention, model, site.name)
         return Seam(
-            attention=attention,
-            point=point,
-            output=point,
-            weights=attention.softmaxed,
+            *(attention, point, point, attention.softmaxed),
             visible=lambda: _implementation(attention.config),
             # attention also returns its weights; of a text it returns the heads: W_O is in the next module
             behind=lambda heads: (heads if site.line else point(heads), None),
@@ -137,12 +134,9 @@ class HuggingFaceSwin(HuggingFace):
             rows, columns = (side * 2**about.stage for side in patch)
             grid = (-(-image[0] // rows), -(-image[1] // columns))
             side, shift = (min(grid), 0) if min(grid) <= size else (size, block.shift_size)
+            heads, width = block.attention.num_attention_heads, block.attention.head_dim
             yield HeadSite(
-                name=f"{about.name}.attention",
-                stage=about.stage,
-                block=number,
-                num_heads=block.attention.num_attention_heads,
-                head_dim=block.attention.head_dim,
+                *(f"{about.name}.attention", about.stage, number, heads, width),
                 windows=Windows(grid=grid, size=to_2tuple(side), shift=to_2tuple(shift), pad_first=True),
                 grid=grid,
                 pixels=(float(rows), float(columns)),

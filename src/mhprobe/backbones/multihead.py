@@ -96,10 +96,7 @@ class MultiHead(Family):
     def seam(cls, model: Any, site: HeadSite) -> Seam:
         attention: Any = submodule(model, site)
         return Seam(
-            attention=attention,
-            point=attention.joined,
-            output=attention.out_proj,
-            weights=attention.softmaxed,
+            *(attention, attention.joined, attention.out_proj, attention.softmaxed),
             visible=lambda: unfused([attention]),
             behind=lambda heads: (attention.after(attention.joined(heads)), None),
         )

@@ -95,10 +95,9 @@ class ActivationPatching(Measure):
 
     def end_select(self) -> None:
         self.pool.gather()
-        if not len(self.pool):
-            return
-        number, images, labels = self.pool.held
-        self.needs = frozenset({dataclasses.replace(self.patching, donors=Donors(images, labels, number))})
+        if len(self.pool):
+            number, images, labels = self.pool.held
+            self.needs = frozenset({dataclasses.replace(self.patching, donors=Donors(images, labels, number))})
 
     def reset(self) -> None:
         super().reset()

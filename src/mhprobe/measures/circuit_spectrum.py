@@ -23,7 +23,6 @@ from mhprobe.measures.base import OfWeights, sums
 from mhprobe.stats.significance import Z95
 
 Circuit = Literal["qk", "ov"]
-
 CIRCUITS = get_args(Circuit)
 
 

@@ -62,8 +62,5 @@ class Confidence(OfAttention, MeanOverImages):
             "class_query": self.of_class(self.class_total),
             "uniform": self.even / queries,
         }
-
-        def known(values: Tensor) -> Tensor:
-            return where_site(self.layout, values, lambda site: site.kind == "head")
-
-        return {**self.over_images(), **{name: known(values) for name, values in of_heads.items()}}
+        known = {n: where_site(self.layout, values, lambda site: site.kind == "head") for n, values in of_heads.items()}
+        return {**self.over_images(), **known}

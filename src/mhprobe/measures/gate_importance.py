@@ -18,7 +18,6 @@ from mhprobe.stats.significance import standard_error
 
 AbsAt = Literal["image", "token", "batch"]
 Normalize = Literal["none", "layer_l2", "layer_l2_sqrtH"]
-
 _TINY = 1e-20  # Michel's guard in the layer norm: a layer without slopes scores 0
 
 

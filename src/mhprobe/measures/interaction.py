@@ -64,19 +64,14 @@ class Interaction(Measure):
             raise UserError("interaction: give heads (all pairs among them) or pairs (exactly these), not both.")
         if heads is None and pairs is None:
             whole_number("interaction: top_k", top_k, 2)
+            self.select_needs = frozenset({"grad"})
         self.which = which
-        if pairs is not None:
-            named = _checked_pairs(pairs)
-        else:
-            chosen = list(range(min(top_k, layout.num_heads)))
-            if heads is not None:
-                chosen = sorted(layout.indices(heads, "interaction: heads"))
-            named = list(itertools.combinations(chosen, 2))
+        first = range(min(top_k, layout.num_heads))
+        chosen = first if heads is None else sorted(layout.indices(heads, "interaction: heads"))
+        named = list(itertools.combinations(chosen, 2)) if pairs is None else _checked_pairs(pairs)
         if not named:
             raise UserError(f"interaction: expected at least two heads to pair, got heads={heads}, pairs={pairs}.")
         layout.indices(sorted({head for pair in named for head in pair}), "interaction: pairs")
-        if heads is None and pairs is None:
-            self.select_needs = frozenset({"grad"})
         self._look_at(named)
         for name, size in (("total", self.pairs), ("square", self.pairs), ("both", self.pairs), ("alone", self.heads)):
             self.add_state(name, torch.zeros(len(size), dtype=torch.float64))

@@ -200,9 +200,7 @@ class JSDistance(MeanOverImages):
         site = self.layout.sites[number]
         pairs = places_in(site, attn).pairs
         row_bWHQK = shares(attn.transpose(0, 1) if site.line else attn, pairs)
-        if not self.clark:
-            return row_bWHQK
-        return 0.999 * row_bWHQK + 0.001 * even_over(pairs)[:, None]
+        return 0.999 * row_bWHQK + 0.001 * even_over(pairs)[:, None] if self.clark else row_bWHQK
 
     def _fill(self, js_bHH: Tensor, a: int, row_a: Tensor, b: int, row_b: Tensor) -> None:
         """The divergences between the heads of two sites; of one site with itself, above the diagonal."""

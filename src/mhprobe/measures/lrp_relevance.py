@@ -17,7 +17,6 @@ from mhprobe.measures.parts.image_sums import MeanOverImages
 from mhprobe.stats.intervals import SHARE
 
 Target = Literal["top1", "label", "norm"]
-
 _TINY = 1e-300  # a layer without relevance: shares of 0
 
 
@@ -77,11 +76,8 @@ class LRPRelevance(MeanOverImages):
             sum_B1 = heads_BH.sum(1, keepdim=True)
             self.voita[span] += torch.where(total_B1 > _TINY, heads_BH / sum_B1, heads_BH).sum(0)
             # a block of parallel attentions has several sites, and its relevance crosses in all of them
-            block = [
-                h.sum(1)
-                for s, h in zip(self.layout.sites, heads, strict=True)
-                if (s.block, s.kind) == (site.block, site.kind)
-            ]
+            pairs = zip(self.layout.sites, heads, strict=True)
+            block = [h.sum(1) for s, h in pairs if (s.block, s.kind) == (site.block, site.kind)]
             attention_B, residual_B = torch.stack(block).sum(0), skipped[:, site.block]
             error_B = (attention_B + residual_B - logit_B).abs()
             crossing = torch.stack([attention_B, residual_B, error_B * logit_B.sign(), masses[number] * logit_B.sign()])

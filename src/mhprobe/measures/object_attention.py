@@ -145,9 +145,8 @@ class ObjectAttention(Measure):
         value = of_mean(self.share.sum(0), self.square.sum(0), self.images, self.within)
         site_of_head = torch.tensor([number for number, _, _ in self.layout], device=self.device)
         possible_SR = self.possible.sum(0).double()
-        offset, held, down, right = (
-            torch.stack(parts)[site_of_head] for parts in zip(*self._best_offsets(), strict=True)
-        )
+        best = zip(*self._best_offsets(), strict=True)
+        offset, held, down, right = (torch.stack(parts)[site_of_head] for parts in best)
         return {
             **{name: value[name] for name in ("value", "low", "high")},
             "chance": self.chance / self.images,

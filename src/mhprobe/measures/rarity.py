@@ -89,11 +89,8 @@ class Rarity(OfAttention, MeanOverImages):
         rows_bWHQK = piece.attn * keys[:, None]
         density_bWK = density_bT[:, (places.token - site.prefix_tokens).clamp(min=0)]
         seen_bWQK = density_bWK[:, :, None].masked_fill(~keys, torch.inf)
-        found_bWHQ = (
-            density_bWK[:, :, None, None]
-            .expand(rows_bWHQK.shape)
-            .gather(-1, rows_bWHQK.argmax(-1, keepdim=True))[..., 0]
-        )
+        density_bWHQK = density_bWK[:, :, None, None].expand(rows_bWHQK.shape)
+        found_bWHQ = density_bWHQK.gather(-1, rows_bWHQK.argmax(-1, keepdim=True))[..., 0]
         lowest_bWQ2 = seen_bWQK.sort(-1).values[..., :2]
         # NaN where the row is not finite, which is an error at the end
         fine_bWHQ = torch.where(rows_bWHQK.sum(-1).isfinite(), 1.0, torch.nan).to(rows_bWHQK.dtype)

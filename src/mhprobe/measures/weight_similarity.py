@@ -21,9 +21,7 @@ from mhprobe.stats.significance import Z95
 
 Of = Literal["query", "key", "value", "output", "qk", "ov"]
 By = Literal["cosine", "overlap"]
-
 KINDS = get_args(Of)
-
 _RANK = 1e-12  # share of a matrix' squared norm below which a direction is rounding noise
 
 
@@ -126,13 +124,9 @@ def compare(weights: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
     variance_4HH = 2 * p * q * (c - p) * (c - q) / (c**2 * (c - 1) * (c + 2)) / fewer**2
     square_4HH = variance_4HH + mean_4HH**2
     mean_6HH = _with_circuits(mean_4HH)
-    chance = torch.stack(
-        [
-            torch.cat([torch.zeros_like(inner), mean_6HH]),
-            torch.cat([turned_4HH, turned_2HH, _with_circuits(square_4HH) - mean_6HH**2]),
-        ]
-    )
-    return inner * scale_6HH, _with_circuits(overlap_4HH), chance
+    mean = torch.cat([torch.zeros_like(inner), mean_6HH])
+    variance = torch.cat([turned_4HH, turned_2HH, _with_circuits(square_4HH) - mean_6HH**2])
+    return inner * scale_6HH, _with_circuits(overlap_4HH), torch.stack([mean, variance])
 
 
 def _with_circuits(of_matrices: Tensor) -> Tensor:

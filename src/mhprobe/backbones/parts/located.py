@@ -25,7 +25,6 @@ from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite, Windows
 
 Parts = tuple[Tensor, Tensor, Tensor]
-
 CHANNELS = "its attention is between channels, not between tokens"
 COARSER = "its keys are on a coarser grid than its queries, or are no tokens of the image"
 NO_MODULE = "timm passes its attention weights through no module"
@@ -197,14 +196,10 @@ class Located(Family):
         attention: Any = submodule(model, site)
         kind = cls.kind(attention)
         output = kind.output(attention)
-        return Seam(
-            attention=attention,
-            point=output.joined if isinstance(output, ChannelsFirst) else attention.get_submodule(kind.point),
-            output=output,
-            weights=kind.weights(attention) if kind.weights else None,
-            hidden=f"{site.name} ({type(attention).__name__}): no attention weights to look at, {kind.hidden}.",
-            visible=lambda: unfused([attention]),
-        )
+        point = output.joined if isinstance(output, ChannelsFirst) else attention.get_submodule(kind.point)
+        weights = kind.weights(attention) if kind.weights else None
+        hidden = f"{site.name} ({type(attention).__name__}): no attention weights to look at, {kind.hidden}."
+        return Seam(attention, point, output, weights, hidden, visible=lambda: unfused([attention]))
 
     @classmethod
     def query_key_value(cls, attention: Any, site: HeadSite) -> Parts:

@@ -145,9 +145,8 @@ def input_spec(model: Any) -> dict[str, Any]:
     size = _noted_size(model) or config.get("input_size", ())[1:]
     if not size:
         raise UserError(
-            f"{type(model).__name__}: the size of its images is unknown. Set "
-            f"model.pretrained_cfg = {{'input_size': (3, height, width)}}, with 'mean' and 'std' of pixels in [0, 1] "
-            f"where they are not 0.5."
+            f"{type(model).__name__}: the size of its images is unknown. Set model.pretrained_cfg = "
+            f"{{'input_size': (3, height, width)}}, with 'mean' and 'std' of pixels in [0, 1] where they are not 0.5."
         )
     return {"size": tuple(size), **{key: tuple(config.get(key, (0.5, 0.5, 0.5))) for key in ("mean", "std")}}
 

@@ -33,7 +33,6 @@ from mhprobe.measures.parts.jackknife import fold_of
 from mhprobe.measures.parts.moments import CHUNK, Moments, Parts
 
 Null = Literal["images", "rolled"]
-
 SHIFTS = 2  # each fold meets so many others
 AT_ONCE = 2**20  # numbers of products of folds that are multiplied together
 
@@ -47,10 +46,8 @@ class Folds:
 
     @classmethod
     def zeros(cls, folds: int, tokens: int, channels: int, device: torch.device | None = None) -> "Folds":
-        return cls(
-            torch.zeros(folds, dtype=torch.long, device=device),
-            torch.zeros(folds, tokens, channels, dtype=torch.float64, device=device),
-        )
+        total = torch.zeros(folds, tokens, channels, dtype=torch.float64, device=device)
+        return cls(torch.zeros(folds, dtype=torch.long, device=device), total)
 
     def merge(self, dealt: "Dealt") -> None:
         """Add the images of a batch."""

@@ -21,7 +21,6 @@ from mhprobe.measures.base import Measure
 from mhprobe.stats.intervals import interval
 
 _RESOLUTION = 1e-10
-
 Place = slice | tuple[slice | Tensor, ...]
 
 

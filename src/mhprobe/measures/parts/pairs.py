@@ -28,7 +28,6 @@ from mhprobe.stats.intervals import SHARE
 
 Pairs = Literal["layer", "stage", "all"]
 Tokens = Literal["all", "patches"]
-
 _DUPLICATE = 0.99999
 
 
