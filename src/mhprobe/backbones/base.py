@@ -80,7 +80,7 @@ class Seam:
 
 
 class Family(ABC):
-    """A group of models whose heads are found in the same way; one that cannot be pruned has no ``slice_heads``.
+    """A group of models whose heads are found in the same way; unprunable ones have no ``slice_heads`` of their own.
 
     tests/contracts/test_backbones.py zeroes a head's rows of W_V in every family: its channels alone become zero.
     """

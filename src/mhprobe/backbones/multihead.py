@@ -47,10 +47,8 @@ class Open(nn.MultiheadAttention):
         tokens, batch, _ = x.shape
         packed = F.linear(x, self.in_proj_weight, self.in_proj_bias).unflatten(-1, (3, self.embed_dim))
         packed = packed.unsqueeze(0).transpose(0, -2).squeeze(-2).contiguous()
-        q, k, v = (
-            part.view(tokens, batch * self.num_heads, self.head_dim).transpose(0, 1).unflatten(0, (batch, -1))
-            for part in packed
-        )
+        parts = (part.view(tokens, batch * self.num_heads, self.head_dim) for part in packed)
+        q, k, v = (part.transpose(0, 1).unflatten(0, (batch, -1)) for part in parts)
         mask = self._mask(attn_mask, key_padding_mask, batch, q)
         dropout = self.dropout if self.training else 0.0
         if self.fused_attn and not need_weights:

@@ -66,8 +66,7 @@ class Windowed(Family):
     def segments(cls, model: Any) -> Segments | None:
         if cls._other_forward(model):
             return None
-        # patch merging is before a stage's first block
-        blocks = (
+        blocks = (  # patch merging is before a stage's first block
             nn.Sequential(layer.downsample, block) if i == 0 else block
             for layer in model.layers
             for i, block in enumerate(layer.blocks)

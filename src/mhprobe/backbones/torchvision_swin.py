@@ -109,8 +109,7 @@ class TorchvisionSwin(Family):
     def segments(model: Any) -> Segments | None:
         if type(model).forward is not SwinTransformer.forward:
             return None
-        # patch merging stands before a later stage's first block
-        blocks = [
+        blocks = [  # patch merging stands before a later stage's first block
             nn.Sequential(model.features[place - 1], block) if i == 0 < place - 1 else block
             for place in range(1, len(model.features), 2)
             for i, block in enumerate(model.features[place])

@@ -22,8 +22,8 @@ class AblationDelta(PerClass, Paired):
     fill: replacement of the head's output: zero (as in a removal), its mean, its mean_per_position, its output on
     another image (resample), or the optimal constant; found on the selection images. Raises UserError for another.
 
-    Columns, (A,) unless said otherwise, larger is more important, negative where masking helps: value: mean loss masked
-    - unmasked, in nats, with standard_error, low and high (95 %); drop: accuracy unmasked - masked, in [-1, 1], with
+    Columns, (A,) unless said otherwise, larger is more important, negative where masking helps: value: mean rise of the
+    loss, in nats, with standard_error, low and high (95 %); drop: accuracy unmasked - masked, in [-1, 1], with
     drop_low and drop_high (95 %); lost, won: number of images that only the unmasked, only the masked model gets right;
     p: exact McNemar of the two; p_holm: over all heads; accuracy: () of the unmasked model; by_class (A, C): drop
     within each class, NaN without images; class_p_holm (A, C): of McNemar within it, Holm over heads and classes;

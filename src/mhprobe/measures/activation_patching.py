@@ -166,7 +166,6 @@ class ActivationPatching(Measure):
         size = self._size(self.estimates[0])
         if "atp" in self.estimates[1:]:
             atp, atp_size = self._share("atp"), self._size("atp")
-            # 0 for the largest
             place, atp_place = (x.argsort(descending=True, stable=True).argsort() for x in (value, atp))
             columns = {"atp": atp, "atp_size": atp_size, "difference": atp - value, "places": atp_place - place}
             columns |= _agreement("atp", atp, value) | _agreement("size", atp_size, size)

@@ -58,8 +58,8 @@ class Measure(Metric):
     label: name and unit of "value", for a figure's axis. unit: the unit alone, "" for none.
     larger: meaning of a larger "value". alike: for pairs, "largest" or "smallest": the "value" of the most alike heads.
     masks: True if "value" is the rise of the loss, in nats, without the head.
-    also: further kinds of report/figures that draw the columns. axes: for columns (A, K) or (A, A, K) in tables, K
-        names.
+    also: further kinds of report/figures that draw the columns.
+    axes: for columns of shape (A, K) or (A, A, K) that get a table, the K names along it.
     select_needs: records of validation images, which go to ``select`` and ``end_select`` first, for a measure that
         chooses something. Both kinds of needs may depend on options, ``needs`` also on the choice.
     fooled_by: heads or models for which the number misleads, after "seen: " (in HeadBench) or "by definition: ".

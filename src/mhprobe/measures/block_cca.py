@@ -1,8 +1,7 @@
 """Canonical correlations between the residual streams behind two blocks, direction by direction.
 
 Raghu et al., 2017, arXiv 1706.05806, between layers; Byun & Kim, "What does the multi-head do?", for blocks of a stage
-and for the last blocks of stages. Rows are the patches of all images, in Swin averaged over the cells of the coarsest
-grid.
+and for the last blocks of stages. Rows are the patches of all images, averaged over the cells of the coarsest grid.
 Shapes: G blocks of a group, R correlations.
 """
 

@@ -55,8 +55,7 @@ class CircuitSpectrum(OfWeights):
         self.label = f"{of.upper()}: like with like, mean cosine"
         widest = max(site.head_dim for site in layout.sites)
         self.add_state("modes", torch.zeros(2, 2, layout.num_heads, widest, dtype=torch.float64))
-        names = [f"mode {number}" for number in range(widest)]
-        self.axes = {"singular": names, "cosine": names}
+        self.axes = {key: [f"mode {number}" for number in range(widest)] for key in ("singular", "cosine")}
 
     def look(self, weights: Sequence[HeadWeights]) -> None:
         for number, (site, of_site) in enumerate(zip(self.layout.sites, weights, strict=True)):

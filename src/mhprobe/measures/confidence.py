@@ -46,8 +46,7 @@ class Confidence(OfAttention, MeanOverImages):
     def look(self, piece: Piece, batch: HeadBatch) -> None:
         places, span = piece.places, piece.span
         patch_keys = places.pairs & places.patch[:, None]
-        # products, so that NaN is not masked away
-        patch_bWHQ = (piece.attn * patch_keys[:, None]).amax(-1)
+        patch_bWHQ = (piece.attn * patch_keys[:, None]).amax(-1)  # a product: NaN is not masked away
         all_bWHQ = (piece.attn * places.pairs[:, None]).amax(-1)
         self.even[span] += len(patch_bWHQ) * (1 / places.pairs.sum(-1).double())[places.patch].sum()
         self.prefix_total[span] += piece.of_images(all_bWHQ, places.patch).sum(0)

@@ -91,8 +91,7 @@ class Position(OfAttention):
         down, across = (torch.arange(-most, most + 1, device=self.device) for most in self.farthest)
         order = (down[:, None] ** 2 + across**2).flatten().argsort(stable=True)  # from the shortest to the longest
         ranked = self.counts.masked_fill(~candidates, -1).flatten(1)[:, order]
-        # the first of the largest
-        best = order[(ranked == ranked.amax(1, keepdim=True)).int().argmax(1)]
+        best = order[(ranked == ranked.amax(1, keepdim=True)).int().argmax(1)]  # the first of the largest
 
         def at(values: Tensor) -> Tensor:
             return values.flatten(1).gather(1, best[:, None])[:, 0]

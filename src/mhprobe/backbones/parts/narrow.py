@@ -48,7 +48,7 @@ class Biased(Attention):
     heads: list[int]
 
     def forward(self, x: Tensor, mask: Tensor | None = None, **shared: Tensor | None) -> Tensor:  # type: ignore[override]
-        """Attend; mask: (windows of an image, T, T). shared: biases (..., H of the whole network, T, T)."""
+        """Attend. mask: (windows of an image, T, T). shared: biases (..., H of the whole network, T, T)."""
         biases = [] if self.rel_pos is None else [self.rel_pos.get_bias()]
         biases += [bias[..., self.heads, :, :] for bias in shared.values() if bias is not None]
         if mask is not None:

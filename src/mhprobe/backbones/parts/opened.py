@@ -49,7 +49,7 @@ class Opened:
     def write(self, site: int, head: int, **parts: Tensor) -> None:
         """Set parameters of a head. query, key, value: (up to D, C). query_bias, key_bias, value_bias: (up to D,).
 
-        output: (up to D, C), the writes of its channels. offsets: of a Swin, the logits of attention by ``offset``.
+        output: (up to D, C), the writes of its channels. offsets: of a Swin, added to logits, by ``offset``.
         """
         views = self._views(site, head)
         for name, part in parts.items():

@@ -174,7 +174,7 @@ def _first_line(error: BaseException) -> str:
 def stem_of(channels: Sequence[int]) -> Callable[..., HybridEmbed]:
     """Return a stem of 3 x 3 convolutions for timm's ``embed_layer``: a small network from scratch learns faster.
 
-    Xiao et al., Early Convolutions Help Transformers See Better, 2021, arXiv 2106.14881. Tokens stay as they are.
+    Xiao et al., Early Convolutions Help Transformers See Better, 2021, arXiv 2106.14881. As many tokens as without it.
 
     channels: of the convolutions before the last, each with batch norm and ReLU. The later ones halve the image, until
         a token stands for ``patch_size`` pixels.

@@ -33,6 +33,8 @@ from mhprobe.measures.parts.jackknife import fold_of
 from mhprobe.measures.parts.moments import CHUNK, Moments, Parts
 
 Null = Literal["images", "rolled"]
+Rows = tuple[Any, ...]  # a function of a batch that gives (B, T, C) rows, and its further arguments
+
 SHIFTS = 2  # each fold meets so many others
 AT_ONCE = 2**20  # numbers of products of folds that are multiplied together
 
@@ -70,8 +72,7 @@ class Folds:
         factor_C = _spread_of_all(heads, apart_GTC, placed_TC, images)
         apart_GTC *= factor_C * ((images - 1) ** 0.5 / (images * tokens - 1)) ** 0.5
         apart_GTHD = apart_GTC.unflatten(2, heads.direction.shape[:2])
-        # along the principal directions of each head
-        turned_GTC = torch.einsum("gthd,hde->gthe", apart_GTHD, heads.direction).flatten(2)
+        turned_GTC = torch.einsum("gthd,hde->gthe", apart_GTHD, heads.direction).flatten(2)  # in principal directions
         placed_TC *= (images / (images * tokens - 1)) ** 0.5
         generator = torch.Generator().manual_seed(seed)
         known: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
@@ -146,9 +147,6 @@ class Dealt(NamedTuple):
     fold: Tensor
     images: Tensor
     total: Tensor
-
-
-Rows = tuple[Any, ...]  # a function of a batch that gives (B, T, C) rows, and its further arguments
 
 
 def sums_of(batch: HeadBatch, rows: Rows, folds: int, jackknife: int) -> tuple[Moments, Dealt]:

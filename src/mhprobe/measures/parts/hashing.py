@@ -13,6 +13,7 @@ from torch import Tensor
 from mhprobe import ranks
 from mhprobe.heads import HeadBatch
 
+_NOBODY = torch.iinfo(torch.int64).max
 _ENOUGH = 4096  # numbers of a head's output, which differ everywhere as pixels do not
 
 
@@ -44,9 +45,6 @@ def _odd(count: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):  # cached: must be usable outside too
         generator = torch.Generator().manual_seed(0)
         return (2 * torch.randint(2**62, (count,), generator=generator) + 1).to(device)
-
-
-_NOBODY = torch.iinfo(torch.int64).max
 
 
 class Pool:

@@ -27,8 +27,7 @@ _LAW = torch.tensor([math.exp(-1) / math.factorial(k) for k in range(18)], dtype
 
 def outcomes(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """(..., B, C) logits and (B,) labels -> right (..., B) bool, and loss (..., B) float64, cross-entropy in nats."""
-    # float64, because differences between masks are small against the loss itself
-    exact = logits.double()
+    exact = logits.double()  # differences between masks are small against the loss itself
     at_label = exact.gather(-1, labels.expand(exact.shape[:-1])[..., None]).squeeze(-1)
     # argmax would call NaN the largest; a loss that is NaN says so in the sums
     return logits.argmax(-1) == labels, exact.logsumexp(-1) - at_label

@@ -15,8 +15,10 @@ from torch import Tensor
 CHUNK = 1024  # rows cast to float64 at a time: they stay in the cache, and a large batch is never copied whole
 _BLOCK = 96  # channels multiplied at a time; blocks left of the diagonal are skipped, which saves nearly half
 _NUMBERS, _WIDE = 2**25, 768  # elsewhere than on a CPU: numbers cast, and channels multiplied, at a time
-# a direction with less than this share of its part's mean square is rounding noise of the float64 sums
-_RESOLUTION = 1e-12
+_RESOLUTION = 1e-12  # a direction with less of its part's mean square is rounding noise of the float64 sums
+
+Seen = Callable[[int | None], "Parts"]
+Block = Callable[[slice, slice], Tensor]
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,6 @@ class Moments:
             return Parts.of(rows - self.rows[without], total - self.total[without], left, width)
 
         return seen
-
-
-Seen = Callable[[int | None], "Parts"]
-Block = Callable[[slice, slice], Tensor]
 
 
 @dataclass(frozen=True)
