@@ -86,7 +86,7 @@ class Folder:
             yield name, data
 
     def key(self) -> dict[str, Any]:
-        """Return facts that change when the contents change, without reading all of them."""
+        """Return facts that change with the contents, without reading all of them."""
         digest = hashlib.sha256()
         names = sorted(self.names())
         for name in names:
@@ -101,11 +101,7 @@ def _unreadable(error: OSError) -> None:
 
 
 def _state(path: Path) -> str:
-    """Return facts of a file, or of a link's target, that change with its contents.
-
-    Size and modification time are not enough: copying tools set the time (``cp -p``, ``rsync -t``, ``tar``), and files
-    that exchange their names keep both.
-    """
+    """Return facts of a file or a link's target: ``cp -p`` and a swap of two names keep size and modification time."""
     try:
         file = path.stat()
     except OSError:  # a link that leads nowhere; reading says so
@@ -114,7 +110,7 @@ def _state(path: Path) -> str:
 
 
 def _sample(path: Path, parts: int) -> bytes:
-    """Blocks evenly from all of a file, for file systems that invent inodes and times; empty of what is no file."""
+    """Blocks evenly from all of a file, as some file systems invent inodes and times; empty of what is no file."""
     try:
         size = path.stat().st_size if path.is_file() else 0
         with path.open("rb") if size else io.BytesIO() as file:

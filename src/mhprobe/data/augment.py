@@ -1,7 +1,6 @@
 """Augmentation and normalisation of whole batches, on the device the batch is on.
 
-Crop and flip are one gather on uint8. Random numbers of an image are a hash of (seed, epoch, index) (data.draws): the
-same in any batch, on any rank, after a resume.
+Crop and flip are one gather on uint8. An image's random numbers are a hash of (seed, epoch, index) (data.draws).
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """ImageData: a source's images, split, loaded and transformed for a model, as Lightning wants them.
 
-Train and validation are a stratified, seeded split of the source's train images; test is the source's own. A share of
-the validation images may be set aside for promises (``calibration``): no training, choice of an epoch or choice of
-heads looks at them.
+Train and validation are a stratified, seeded split of the source's train images; test is the source's own.
 """
 
 import copy
@@ -45,8 +43,8 @@ class ImageData(L.LightningDataModule):
     source: where the images come from. root: what the source reads (the yaml hands it on).
     batch_size, eval_batch_size: images per process; the latter defaults to the former.
     val_fraction: share of the source's train images, stratified, for validation. calibration_fraction: share of the
-        validation images, stratified, that is set aside for promises, as the split "calibration".
-    num_workers: processes that load; a batch is one gather from a memory map: workers cost more than they hide.
+        validation images, stratified, that only promises look at: the split "calibration".
+    num_workers: processes that load. A batch is one gather from a memory map, so they cost more than they hide.
     seed: of the split, the order and the augmentation. augment: of training images; None for none.
     cache_dir: folder of decoded images. limit_<split>: keep only so many images of it (stratified), for quick runs.
     spec: input that the model expects, set before use; by default the stored size, scaled to [-1, 1].
@@ -95,11 +93,9 @@ class ImageData(L.LightningDataModule):
         if not isinstance(share := calibration_fraction, int | float) or not 0 <= share < 1:
             raise UserError(f"calibration_fraction: expected a share from 0 to below 1, got {quoted(share)}.")
 
-    # what it holds
-
     @functools.cached_property
     def _cache(self) -> Cache:
-        # rank 0 of each machine has checked the sums in prepare_data; the others need not read every byte again
+        # rank 0 of each machine has checked the sums in prepare_data
         return open_cache(self.source, self.cache_dir, verify=False)
 
     @functools.cached_property
@@ -143,7 +139,7 @@ class ImageData(L.LightningDataModule):
         return not self._cache.class_names
 
     def refuse_unlabelled(self, what: str) -> None:
-        """UserError where there are no labels. what: needs them."""
+        """UserError where there are no labels, which ``what`` needs."""
         if self.unlabelled:
             raise UserError(
                 f"data: {self.source.name} has no labels, and {what} needs them; expected images in class folders "
@@ -152,10 +148,7 @@ class ImageData(L.LightningDataModule):
 
     @torch.no_grad()  # and not inference mode: some models put biases by, which are asked for slopes later
     def label_by(self, model: torch.nn.Module, class_names: Sequence[str], device: torch.device | str = "cpu") -> None:
-        """Give every image the class to which ``model``, in eval mode on ``device``, gives the largest logit.
-
-        UserError where a logit is NaN or infinite: of NaN class 0 would be the largest.
-        """
+        """Give every image the class of ``model``'s largest logit. UserError where a logit is NaN or infinite."""
         self._classes, splits = tuple(class_names), {}
         for split, images in self.splits.items():
             classes = np.zeros(len(images), dtype=np.int64)
@@ -211,8 +204,6 @@ class ImageData(L.LightningDataModule):
                 vars(other).pop(name, None)
         return other
 
-    # Lightning's hooks
-
     def prepare_data(self) -> None:
         """Decode the images, or check the ones that were decoded before."""
         open_cache(self.source, self.cache_dir)
@@ -238,8 +229,6 @@ class ImageData(L.LightningDataModule):
         assert self.trainer is not None
         return self.transform(batch, train=self.trainer.training, epoch=self.trainer.current_epoch)
 
-    # the same outside Lightning's loops
-
     def transform(self, batch: Batch, train: bool, epoch: int = 0) -> Batch:
         """uint8 images -> what the model eats, on the batch's device; augmented if ``train``."""
         spec = self.spec or InputSpec(self.stored_size)
@@ -259,9 +248,8 @@ class ImageData(L.LightningDataModule):
         if isinstance(images, torch.Tensor) and images.dtype == torch.bool:
             raise UserError("batches: images: expected positions in the split or a number of images, got a mask.")
         chosen = evenly(images, len(self.splits[split])) if isinstance(images, int) else images
-        # no workers: starting them for every walk costs more than the gathers they would hide
-        pin = torch.device(device).type == "cuda"
-        for batch in self._eval_loader(split, num_workers=0, pin=pin, chosen=chosen):
+        # starting workers for every walk would cost more than the gathers they hide
+        for batch in self._eval_loader(split, 0, pin=torch.device(device).type == "cuda", chosen=chosen):
             yield self.transform(batch.to(device), train=False)
 
     def stored(self, split: str, positions: Sequence[int]) -> Batch:
@@ -279,7 +267,7 @@ class ImageData(L.LightningDataModule):
 
     @property
     def _on_cuda(self) -> bool:
-        """Return True if Lightning's loops take the batches to a GPU: there may be one that this run does not use."""
+        """True if Lightning's loops take the batches to a GPU."""
         return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
 
     def _rank_and_world(self) -> tuple[int, int]:

@@ -1,7 +1,6 @@
 """Batch: what a loader yields and a model is trained and tested on; images and labels of what other loaders yield.
 
-Those yield tuples, dicts, lists and tensors: Hugging Face's datasets dicts of tensors, or of lists of one part per
-image (``iter``); WebDataset tuples, or dicts after its files' endings, with labels as numpy arrays or lists.
+Hugging Face's datasets yield dicts of tensors or lists; WebDataset tuples, or dicts by the endings of its files.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +45,6 @@ class Batch(NamedTuple):
         return cls(images, labels, index, torch.ones(len(index), dtype=torch.bool), objects=objects)  # type: ignore[arg-type]
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The same batch on ``device``."""
         return Batch._make(part if part is None else part.to(device) for part in self)
 
     def part(self, these: slice | Tensor) -> "Batch":
@@ -55,7 +53,6 @@ class Batch(NamedTuple):
 
     @property
     def unlabelled(self) -> "Batch":
-        """The same batch without labels."""
         return self._replace(labels=None)  # type: ignore[arg-type]  # as in a notebook
 
 

@@ -1,8 +1,7 @@
 """Images decoded once: uint8 arrays on disk, memory-mapped, so that a batch is one gather.
 
-A cache is a folder of .npy files and a meta.json that lists their sizes and checksums. One array holds a digest per
-image, against which a later decoding of the same files is checked. The cache is built under a lock in a temporary
-folder, which is renamed when it is complete. A damaged cache is built again.
+A cache is a folder of .npy files and a meta.json with their sizes and checksums. One array has a digest per image, to
+check a later decoding of the same files. The folder is renamed when it is complete. A damaged cache is built again.
 """
 
 import errno
@@ -19,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from mhprobe.data.source import Source
+from mhprobe.data.source import Contents, Source
 from mhprobe.errors import UserError
 from mhprobe.io.code import code_digests, file_digest
 from mhprobe.io.files import reason
@@ -33,10 +32,7 @@ AT_ONCE = 256  # images between two movements of the progress bar
 
 @dataclass(frozen=True)
 class CachedSplit:
-    """One split's images (N, 3, height, width) uint8, memory-mapped, and labels (N,) int64.
-
-    objects: (N, height, width) uint8, memory-mapped, where the source tells what each pixel shows.
-    """
+    """One split: images (N, 3, height, width) uint8, labels (N,) int64, objects (N, height, width) uint8 or None."""
 
     folder: Path
     split: str
@@ -64,16 +60,13 @@ class CachedSplit:
             ) from error
 
     def __reduce__(self) -> Any:
-        # a worker process maps the file itself; pickling the map would copy every image
+        # a worker maps the file itself: pickling the map would copy every image
         return CachedSplit, (self.folder, self.split)
 
 
 @dataclass(frozen=True)
 class Cache:
-    """Decoded images.
-
-    ``splits``: "train" and "test". ``checksum``: of all pixels, labels and class names, wherever they came from.
-    """
+    """Decoded images: the splits "train" and "test", and a checksum of all pixels, labels and class names."""
 
     class_names: tuple[str, ...]
     size: tuple[int, int]
@@ -141,10 +134,7 @@ def _build(source: Source, key: dict[str, Any], folder: Path, show: bool) -> Cac
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
-        arrays = {
-            split: _Decoded(temporary, split, len(labels), contents.size, contents.objects)
-            for split, labels in contents.labels.items()
-        }
+        arrays = {split: _Decoded(temporary, split, contents) for split in contents.labels}
         _make_room(temporary, [path for decoded in arrays.values() for path in decoded.paths])
         total, written = sum(len(labels) for labels in contents.labels.values()), 0
         with progress(f"decoding {source.name}", total, show=show) as done:
@@ -159,14 +149,10 @@ def _build(source: Source, key: dict[str, Any], folder: Path, show: bool) -> Cac
             _save(temporary / f"{split}-labels.npy", labels)
             _compare(folder, split, arrays[split].digests, source.name)
         del arrays
-        files = {
-            path.name: {"bytes": path.stat().st_size, "sha256": file_digest(path)}
-            for path in sorted(temporary.glob("*.npy"))
-        }
-        body = {
-            **{"key": key, "class_names": contents.class_names, "size": contents.size},
-            **{"splits": sorted(contents.labels), "files": files},
-        }
+        paths = sorted(temporary.glob("*.npy"))
+        files = {path.name: {"bytes": path.stat().st_size, "sha256": file_digest(path)} for path in paths}
+        facts = {"class_names": contents.class_names, "size": contents.size, "splits": sorted(contents.labels)}
+        body = {"key": key, **facts, "files": files}
         (temporary / "meta.json").write_text(json.dumps({"sha256": _digest(body), "body": body}, indent=1))
         for path in temporary.iterdir():
             with path.open("rb") as file:
@@ -183,9 +169,10 @@ def _build(source: Source, key: dict[str, Any], folder: Path, show: bool) -> Cac
 class _Decoded:
     """The arrays of one split while they are filled. digests: (N,) uint64, one of each image's pixels."""
 
-    def __init__(self, folder: Path, split: str, count: int, size: tuple[int, int], objects: bool) -> None:
+    def __init__(self, folder: Path, split: str, contents: Contents) -> None:
+        count, size = len(contents.labels[split]), contents.size
         self.digests = np.zeros(count, dtype="<u8")
-        shapes = {"images": (count, 3, *size), **({"objects": (count, *size)} if objects else {})}
+        shapes = {"images": (count, 3, *size), **({"objects": (count, *size)} if contents.objects else {})}
         files = {folder / f"{split}-{name}.npy": shape for name, shape in shapes.items()}
         self.arrays = [np.lib.format.open_memmap(path, "w+", np.uint8, shape) for path, shape in files.items()]
         self.digest_path, self.paths = folder / f"{split}{DIGESTS}", list(files)

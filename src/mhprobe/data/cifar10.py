@@ -1,7 +1,7 @@
 """CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 images of 32 x 32 pixels in ten classes.
 
-Three ways to have it: torchvision's download, the original python batches (as a folder or still in their archive),
-or class folders of image files (a folder, tar or zip). Classes are numbered alike in all three.
+It comes as torchvision's download, as the original python batches, or as class folders of image files; the latter two
+also in an archive. Classes are numbered alike in all three.
 """
 
 import io

@@ -1,8 +1,7 @@
 """Damaged copies of the test images: does a head do the same where the pixels are worse?
 
-After Hendrycks & Dietterich, 2019, arXiv 1903.12261 (CIFAR-10-C), with torchvision's transforms instead of their code:
-blur, noise, contrast and JPEG at five severities with their parameters for 32 pixels. Only the test split is damaged.
-An image's damage depends on the seed and its position alone.
+Hendrycks & Dietterich, 2019, arXiv 1903.12261 (CIFAR-10-C): their severities for 32 pixels, by torchvision's
+transforms. An image's damage depends on the seed and its position alone.
 """
 
 import dataclasses
@@ -45,8 +44,7 @@ class Corrupted:
 
     def __init__(self, source: Source, kinds: Sequence[str] | None = None, severity: int = 3, seed: int = 0) -> None:
         kinds = list(KINDS) if kinds is None else kinds
-        unknown = sorted(set(kinds) - set(KINDS))
-        if unknown or not kinds:
+        if not kinds or not set(kinds) <= set(KINDS):
             raise UserError(f"kinds: expected some of {', '.join(KINDS)}, got {list(kinds)}.")
         if severity not in range(1, 6):
             raise UserError(f"severity: expected 1 (slight) to 5, got {quoted(severity)}.")

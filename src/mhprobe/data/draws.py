@@ -1,8 +1,7 @@
 """Random numbers as a pure function of (seed, epoch, image index, stream): no state, so nothing to store or resume.
 
-An image's draw does not depend on the batch, the order, the rank or the device it is met in.
-The mixer is splitmix64 (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators") in wrapping
-int64 arithmetic; the same bits on CPU and CUDA. Splits are drawn by it, too.
+The mixer is splitmix64 (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators") in wrapping int64
+arithmetic; the same bits on CPU and CUDA.
 """
 
 import functools
@@ -51,26 +50,18 @@ def generator(*numbers: int) -> torch.Generator:
 
 
 def reseed(number: int, device: torch.device | None = None) -> None:
-    """Seed the generators that a computation on ``device`` draws from; the CPU's alone by default.
-
-    ``torch.manual_seed`` prepares every kind of device, also those that are never used: milliseconds, in every step.
-    """
+    """Seed the generators that a computation on ``device`` draws from; the CPU's alone by default."""
     if device is None or device.type == "cpu":
-        torch.default_generator.manual_seed(number)
+        torch.default_generator.manual_seed(number)  # torch.manual_seed takes milliseconds: it prepares every device
     else:
         torch.manual_seed(number)
 
 
 def stratified(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """Positions, ascending, of ``count`` of the (N,) labels; class shares by the largest remainder.
-
-    Images are ranked within their class by a hash of (seed, position), so no library's generator can change a split.
-    """
-    total = len(labels)
-    sizes = np.bincount(labels)
-    share, remainder = np.divmod(sizes.astype(np.int64) * count, total)
+    """Positions, ascending, of ``count`` of the (N,) labels; class shares by the largest remainder."""
+    share, remainder = np.divmod(np.bincount(labels).astype(np.int64) * count, len(labels))
     share[np.argsort(-remainder, kind="stable")[: count - share.sum()]] += 1
-    rank = mix(torch.arange(total) ^ fold(seed)).numpy()
+    rank = mix(torch.arange(len(labels)) ^ fold(seed)).numpy()  # no library's generator can change a split
     chosen = []
     for label, size in enumerate(share):
         members = np.flatnonzero(labels == label)

@@ -34,8 +34,7 @@ _CHUNK = 64  # images per task of the pool: small ones cost less to decode than 
 class ImageFolder:
     """Any data set of class folders.
 
-    root: folder or archive. stored_size: pixels of the square that is kept of each image; the device resizes it to what
-    the model expects.
+    root: folder or archive. stored_size: pixels of the square that is kept of each image.
     """
 
     name = "image_folder"
@@ -75,7 +74,6 @@ def scan(archive: Archive, size: int, resize: bool = True) -> Contents:
     names = tuple(sorted(classes["train"]))
     if len(names) < 2:
         raise UserError(f"{where} has one class, {names[0]}; telling classes apart needs at least two.")
-
     number = {name: i for i, name in enumerate(names)}
     # sorted, so that a folder and an archive of the same files are the same data set
     members = {split: sorted((name, file) for s, name, file in images if s == split) for split in SPLITS}
@@ -145,10 +143,7 @@ def refuse_bombs() -> None:
 
 
 def decode(data: bytes, size: int, resize: bool, where: str) -> np.ndarray:
-    """An encoded image -> (size, size, 3) uint8 RGB, upright; ``where`` names it when it cannot be decoded.
-
-    16-bit grey keeps its upper 8 bits, as Pillow does with 16-bit colours.
-    """
+    """An encoded image -> (size, size, 3) uint8 RGB, upright; 16-bit grey keeps its upper 8 bits. where: for errors."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:

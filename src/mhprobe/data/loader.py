@@ -1,9 +1,6 @@
 """Batches in an order that is a pure function of (seed, epoch), sharded by rank, resumable at every step.
 
 A batch is one gather from the memory map: the samplers yield index arrays, not single images.
-
-On resume Lightning hands the loader its state back before it calls iter() and sets the epoch, so both are read only
-when the first batch is asked for.
 """
 
 import logging
@@ -32,10 +29,7 @@ class Picks(NamedTuple):
 
 
 class Images(Dataset[Batch]):
-    """Some images of a cached split; ``positions[i]`` is where image ``i`` is in the cache.
-
-    given: (N,) int64 labels in the place of the cached ones.
-    """
+    """Images at ``positions`` of a cached split. given: (N,) int64 labels in the place of the cached ones."""
 
     def __init__(self, cached: CachedSplit, positions: np.ndarray, given: np.ndarray | None = None) -> None:
         self.cached, self.positions, self.given = cached, positions, given
@@ -70,8 +64,7 @@ class Images(Dataset[Batch]):
 class EvalOrder(Sampler[Picks]):
     """Images in order, dealt to the ranks in turn: 0 ... N - 1, or the positions ``chosen`` if that is no number.
 
-    Every rank gets equally many, equally large batches; where N does not divide, images are repeated with
-    ``valid`` False, so that collectives stay in step and every image counts once.
+    Every rank gets equally many, equally large batches. Where N does not divide, images are repeated, not valid.
     """
 
     def __init__(self, chosen: int | np.ndarray, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
@@ -131,10 +124,7 @@ class TrainOrder(Sampler[Picks]):
 
 
 class Loader(DataLoader[Batch]):
-    """A DataLoader of whole batches. Lightning leaves it as it is under ``use_distributed_sampler=False``.
-
-    pin: whether batches lie in page-locked memory, from which a GPU of NVIDIA copies faster.
-    """
+    """A DataLoader of whole batches. pin: keep them in page-locked memory, from which a GPU copies faster."""
 
     def __init__(self, images: Images, order: EvalOrder | TrainOrder, num_workers: int = 0, pin: bool = False) -> None:
         self.order = order
@@ -157,7 +147,7 @@ class TrainLoader(Loader):
     _resuming = False
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        # a generator: nothing here runs before the first batch is asked for, when the epoch is known
+        # a generator: it runs when the first batch is asked for; before that Lightning sets the state and the epoch
         if not (self._resuming and self._epoch == self.order.epoch):
             # a new epoch, also where the state was saved on the last batch of the one before
             self._epoch, self._taken = self.order.epoch, 0

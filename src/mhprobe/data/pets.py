@@ -1,7 +1,6 @@
 """Oxford-IIIT Pet (Parkhi et al. 2012): 37 breeds of cats and dogs, with a trimap of every animal, by torchvision.
 
-Object 1 is the animal; the trimap's ground and its narrow unclassified border are 0. Images and masks are resized
-by the short side and centre-cropped alike, the masks without blending.
+Object 1 is the animal; the trimap's ground and its narrow unclassified border are 0.
 """
 
 from typing import Any, ClassVar

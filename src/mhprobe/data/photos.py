@@ -26,9 +26,9 @@ LEAST = 8  # so that half of them can be cut again
 class Photos(ImageFolder):
     """Photographs without labels.
 
-    root: folder or archive; files that are hidden, or no images by their names, are left out.
+    root: folder or archive; hidden files, and those that are no images by their names, are left out.
     stored_size: pixels of the square that is kept of each image. test_fraction: share of them that heads are judged on;
-    the others choose. Which is which follows from the names alone.
+    the others choose.
     """
 
     name, expected = "photos", "images"
@@ -61,12 +61,9 @@ class Photos(ImageFolder):
 class PhotoLoader:
     """Batches (B, 3, height, width) float32 of the photos in a folder or archive, by name, without labels.
 
-    Of each photo the square in its middle is taken, scaled to ``size`` (height, width) in pixels, and normalised by
-    ``mean`` and ``std`` per channel of pixels in [0, 1]. Photos are decoded when they are first walked over and kept:
-    a square of 224 pixels takes 150 kB.
-
-    limit: at most so many, evenly from all. ``files`` has their names, in the order of the images.
-    UserError for a folder without images.
+    The square in the middle of each photo is scaled to ``size`` (height, width) in pixels, and normalised by ``mean``
+    and ``std`` per channel of pixels in [0, 1]. It is decoded at the first walk and kept. ``files``: names, in order.
+    limit: at most so many photos, evenly from all. UserError for a folder without images.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """Generated scenes: a few shapes on a textured ground, with an exact mask of every object. No download.
 
-The class of a scene is the shape of its largest object. Made to test what needs object masks, and small enough to
-train on a CPU. A scene depends on (seed, split, its number) alone.
+The class of a scene is the shape of its largest object. A scene depends on (seed, split, its number) alone.
 
 Shapes: S pixels of a side.
 """

@@ -1,7 +1,4 @@
-"""A source knows where images are and how to decode them; the cache keeps what it decodes.
-
-A new data set is one class with this protocol in its own file, and one yaml in conf/data.
-"""
+"""A source knows where images are and how to decode them. A new one is a class in its own file and a conf/data yaml."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

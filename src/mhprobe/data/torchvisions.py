@@ -65,15 +65,9 @@ class Downloaded(ABC):
                         raise UserError(f"root: {self.file(part, i)} cannot be read ({error}).") from None
                     yield split, position, *self.decoded(item)
 
-        return Contents(
-            class_names=tuple(parts["train"][0].classes),
-            labels={
-                s: np.concatenate([np.array(p._labels, np.int64) for p in of_split]) for s, of_split in parts.items()
-            },
-            size=(self.stored_size, self.stored_size),
-            images=pictures,
-            objects=self.objects,
-        )
+        labels = {s: np.concatenate([np.array(p._labels, np.int64) for p in ps]) for s, ps in parts.items()}
+        size = (self.stored_size, self.stored_size)
+        return Contents(tuple(parts["train"][0].classes), labels, size, pictures, self.objects)
 
     @abstractmethod
     def decoded(self, item: Any) -> tuple[np.ndarray, ...]:
