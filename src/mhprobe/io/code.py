@@ -1,7 +1,4 @@
-"""Digest of other people's code and files for keys of caches: a name stays the same when its contents change.
-
-A user's modules are known by their contents, installed packages by their versions. Our version stands for our code.
-"""
+"""Digest of other people's code and files for keys of caches: modules by contents, installed packages by versions."""
 
 import ast
 import functools
@@ -57,10 +54,7 @@ def stands_on(config: Any) -> dict[str, dict[str, str]]:
 @functools.cache
 def our_digest() -> str:
     """SHA-256 of this package's code: a checkout may be edited under one version."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(_OURS.rglob("*.py")))).hexdigest()
 
 
 def classes_in(package: Any, base: type) -> list[Any]:

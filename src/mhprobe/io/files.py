@@ -16,8 +16,7 @@ from mhprobe.errors import UserError
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file to write to under a temporary name in the same folder; synced and renamed to ``path`` at the end.
 
-    If anything fails, what was at ``path`` before is untouched and nothing else is left. A folder that cannot be
-    written, or a full disk, is a UserError.
+    A failure leaves ``path`` as it was and nothing else; one of the folder or the disk is a UserError.
     """
     temporary = None
     try:

@@ -1,8 +1,7 @@
 """Read tables with one row per head, as measures, gates and prunings write them.
 
 The column ``head`` holds the flat index; every head of the model has one row. The column ``layout``
-(``HeadLayout.digest``) names the model's heads: a table of another model is refused. Errors name the file, the row (1
-is the first below the header) and the column.
+(``HeadLayout.digest``) names the model's heads: a table of another model is refused. Rows count from 1 in errors.
 
 Shapes: A heads of all sites.
 """

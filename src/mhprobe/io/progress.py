@@ -1,7 +1,7 @@
 """Progress of a command: on a terminal one live view, elsewhere a line per event, or nothing.
 
-A command opens a ``screen``; work inside tells its ``stage``, ``progress`` and ``best`` result. Events go through
-standard logging, below the logger ``mhprobe``. Without a screen, as in a notebook, ``progress`` is a bar of its own.
+A command opens a ``screen``; work inside tells its ``stage``, ``progress`` and ``best`` result. Without a screen, as in
+a notebook, ``progress`` is a bar of its own.
 """
 
 import contextlib
@@ -18,15 +18,12 @@ log = logging.getLogger("mhprobe")
 EVERY = 60  # seconds between two lines about the same piece of work
 WORTH_A_LINE = 5  # seconds that work has to take for a line at its end
 
-
 Advance = Callable[..., None]
 """(pieces, text=None, done=None) counts ``pieces`` as finished. text: a new description. done: so many are finished."""
 
 
 class _Screen:
-    """The one of this process. bars: the live view, None where there is no terminal to show it on."""
-
-    bars: "Progress | None" = None
+    bars: "Progress | None" = None  # the live view, None where there is no terminal to show it on
     mode: str | None = None  # None: no command has opened one
     title = ""
     stage = ""
@@ -132,8 +129,8 @@ def _lines(description: str, total: int, unit: str) -> Iterator[Advance]:
         finished = finished + pieces if done is None else done
         now = time.monotonic()
         if now - said > EVERY and finished:
-            said, left = now, (now - began) * (total - finished) / finished
-            rate = finished / (now - began)
+            said, rate = now, finished / (now - began)
+            left = (total - finished) / rate
             text = "%s: %s of %s %s, %s, about %s left"
             log.info(text, description, f"{finished:,}", f"{total:,}", unit, pace(rate), duration(max(left, 0)))
 

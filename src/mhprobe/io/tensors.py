@@ -1,8 +1,6 @@
 """Tensors in a file with a digest of its contents, so that a damaged or edited file is refused.
 
-One such file holds a run's outcomes, which test images are right, so that runs are compared image by image.
-
-Shapes: N test images.
+Shapes: N test images, in the file of a run's outcomes.
 """
 
 import hashlib
@@ -54,20 +52,14 @@ def digest(tensors: Mapping[str, Any], about: Mapping[str, str] | None = None) -
 
 
 class Outcomes(NamedTuple):
-    """Outcomes of N test images.
-
-    right: (N,) bool. images: a digest of their pixels, labels and places; equal for the same images.
-    """
+    """Outcomes: right (N,) bool; images, a digest of their pixels, labels and places, equal for the same images."""
 
     right: Tensor
     images: str
 
 
 def write_outcomes(folder: Path, right: Tensor, positions: Tensor, images: str) -> Path:
-    """``folder/outcomes.safetensors``: ``right`` and ``positions``, (N,) each.
-
-    positions: of the images in the whole test set, as the data set orders it.
-    """
+    """``folder/outcomes.safetensors``: ``right`` and ``positions`` in the data set's whole test set, (N,) each."""
     tensors = {"right": right.to("cpu", torch.uint8), "positions": positions.to("cpu", torch.int32)}
     return files.write(folder / OUTCOMES, packed(tensors, {"images": images}))
 

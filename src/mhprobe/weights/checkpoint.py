@@ -36,7 +36,7 @@ DESCRIBES = ("backbone", "class_names", "data", "timm", "kept", "proj_bias", "ch
 
 
 def save_weights(model: nn.Module, path: Path, description: dict[str, Any], dtype: torch.dtype = torch.float32) -> None:
-    """Write ``path`` (.safetensors) and its JSON. dtype float16 halves the file; loading gives float32 again."""
+    """Write ``path`` (.safetensors) and its JSON. dtype: float16 halves the file; loading gives float32 again."""
     write_all(weights_files(model, path, description, dtype))
 
 
@@ -46,13 +46,10 @@ def weights_files(
     """Return the files that ``save_weights`` writes."""
     from safetensors.torch import save
 
-    state = {
-        key: value.detach().cpu().to(dtype if value.is_floating_point() else value.dtype).contiguous()
-        for key, value in model.state_dict().items()
-    }
+    tensors = {key: value.detach().cpu() for key, value in model.state_dict().items()}
+    state = {key: (x.to(dtype) if x.is_floating_point() else x).contiguous() for key, x in tensors.items()}
     data = save(state, metadata={"format": "pt"})
-    gates = find_gates(model)
-    if gates is not None and not bool((gates.effective() == 1).all()):
+    if (gates := find_gates(model)) is not None and not (gates.effective() == 1).all():
         description = {**description, "gates": gates.effective().tolist()}
     description = {**description, "sha256": hashlib.sha256(data).hexdigest()}
     files = {path: data}
@@ -70,8 +67,8 @@ def as_json(description: dict[str, Any]) -> bytes:
 def load_weights(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
     """Load a model and its description from a .safetensors + .json pair or a training checkpoint (.ckpt).
 
-    The returned model is a plain timm model in eval mode, with gates attached only if they differ from one.
-    Nothing in the file is executed. Raises UserError for missing, damaged or foreign files.
+    The model is timm's, in eval mode, with gates only if they differ from one. No code in the file runs.
+    Raises UserError for missing, damaged or foreign files.
     """
     path = Path(path)
     if not path.is_file():
@@ -85,7 +82,7 @@ def load_weights(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"weights: {path} does not fit the backbone it names ({reason}).") from error
-    if gate_values is not None and not bool((gate_values == 1).all()):
+    if gate_values is not None and not (gate_values == 1).all():
         gates = attach(model)
         heads = gates.layout.num_heads
         if gate_values.numel() > heads:  # neurons have some, too
@@ -102,10 +99,7 @@ def load_weights(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
 
 
 def load_pruned(path: str | Path) -> nn.Module:
-    """Load the pruned model that ``python -m mhprobe.prune`` saved as ``path`` (.safetensors), in eval mode.
-
-    Raises UserError as ``load_weights`` does, and if nothing was pruned. docs/pruning.md rebuilds it in plain timm.
-    """
+    """Load a pruned model (.safetensors) in eval mode. UserError as of ``load_weights``, and if nothing was pruned."""
     model, description = load_weights(path)
     if "kept" not in description:
         raise UserError(f"load_pruned: {path} is a model with all its heads; load it with mhprobe.load.")
@@ -220,7 +214,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
         raise UserError(f"checkpoint: no file {path}.")
     try:
         with zipfile.ZipFile(path) as archive:
-            # torch gives memory that nobody has written where a header names the wrong size: no sum of parts sees that
+            # the sum of the whole: where a header names a wrong size torch gives unwritten memory, which no part shows
             damaged = _wrong_digest(path, archive.comment) if archive.comment else archive.testzip()
     except Exception as error:  # a damaged header can also claim a compression or an encryption
         raise UserError(f"checkpoint: {path} is truncated or not a checkpoint. Use an earlier one.") from error

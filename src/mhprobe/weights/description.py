@@ -1,8 +1,7 @@
 """Check the JSON of weights, or of a checkpoint. A stranger may have written it.
 
-timm's constructors also take paths and addresses that they open (``checkpoint_path``, ``pretrained_cfg``), maybe of a
-pickle. So a setting passes only if the model's own class takes it, if timm's loading code does not, and if its value is
-a number, a flag, a list of numbers or a plain word.
+timm's constructors also open paths and addresses, maybe of a pickle. So a setting passes only if the model's own class
+takes it, timm's loading code does not, and it is a number, a flag, a list of numbers or a plain word.
 """
 
 import difflib
@@ -101,8 +100,7 @@ def pruned_description(
 ) -> dict[str, Any]:
     """Turn the ``description`` of a loaded model into that of the model without the heads missing from ``kept``.
 
-    kept: by site of the loaded model, heads numbered within it. If that model was pruned before, its own ``kept`` says
-    which heads those are in the first one.
+    kept: by site of the loaded model, heads numbered within it, also if that model was pruned before.
     """
     before = {site: range(max(heads, default=0) + 1) for site, heads in kept.items()} | description.get("kept", {})
     described = {

@@ -37,9 +37,7 @@ def load_foreign(model: nn.Module, path: str | Path, where: str, new_classifier:
 
     where: the key that the user gave, for errors. new_classifier: keep the model's own classifier where the file has
     none, or one for another number of classes; a warning says so.
-
-    Raises UserError for a file that is missing, damaged or holds code, weights of another architecture, and keys or
-    shapes that do not fit: all of them in one line.
+    Raises UserError for a file that is missing, damaged or holds code, and for keys or shapes that do not fit.
     """
     path = Path(path)
     found, own = read_state(path, where), model.state_dict()
@@ -89,7 +87,7 @@ def in_float32(state: Mapping[str, Tensor]) -> State:
 def model_from(path: str | Path, name: str, **settings: Any) -> nn.Module:
     """The backbone ``name`` with the weights in ``path``, in eval mode; its number of classes is the file's.
 
-    settings: as for ``mhprobe.backbones.build``. Raises UserError as ``load_foreign`` does.
+    settings: as for ``build``. Raises UserError as ``load_foreign`` does.
     """
     where = "load"
     if "num_classes" not in settings:
@@ -169,7 +167,7 @@ def _changed(found: State, state: State, own: State) -> list[str]:
 
 
 def _without_prefix(state: State, names: set[str]) -> State:
-    """Strip the prefix (``module.``, ``model.``, ``teacher.backbone.`` ...) that most names are behind."""
+    """Strip the prefix (``module.``, ``teacher.backbone.`` ...) that most names are behind."""
     behind: Counter[str] = Counter()
     for key in state:
         parts = key.split(".")

@@ -1,7 +1,6 @@
 """Share weights through the Hugging Face Hub: the pair of files, and a model card made from the run.
 
-Nothing is uploaded but by ``push_to_hub``. What comes from the Hub is loaded as any other pair of files: checked, and
-never executed.
+Files from the Hub are loaded as any other pair: checked, and never executed.
 """
 
 import contextlib
@@ -51,10 +50,7 @@ def push_to_hub(
 
 
 def save_for_hub(path_or_model: str | Path | nn.Module, folder: Path, **about: Any) -> Path:
-    """Write the files for ``push_to_hub`` into ``folder``: model.safetensors, model.json and README.md, the card.
-
-    Raises UserError as ``push_to_hub`` does.
-    """
+    """Write the files for ``push_to_hub`` and the card, README.md, into ``folder``. UserError as of ``push_to_hub``."""
     pair, run = Path(folder) / NAMES[-1], None
     if isinstance(path_or_model, nn.Module):
         save_weights(path_or_model, pair, _described(path_or_model, about))
@@ -72,10 +68,7 @@ def save_for_hub(path_or_model: str | Path | nn.Module, folder: Path, **about: A
 
 
 def found(path: str | Path) -> Path:
-    """Find the .safetensors of ``hf-hub:owner/name[@revision]``, of a run's folder, or the file itself.
-
-    Raises UserError for a folder without weights, or if the Hub refuses.
-    """
+    """Find the .safetensors of ``hf-hub:owner/name[@revision]``, a run's folder or a file. UserError without any."""
     from huggingface_hub import hf_hub_download
 
     if str(path).startswith(PREFIX):
@@ -118,18 +111,14 @@ def _described(model: nn.Module, about: dict[str, Any]) -> dict[str, Any]:
 
 
 def card(description: dict[str, Any], folder: Path | None) -> str:
-    """The model card, markdown: what the network is, what was measured of it, how to load it with and without mhprobe.
-
-    folder: of the run that made the weights; what it does not hold is left out.
-    """
+    """The model card, markdown, with numbers from the ``folder`` of the run that made the weights if it has them."""
     kept, run = description.get("kept"), None
     with contextlib.suppress(UserError):  # of weights that lie alone
         run = folder and read_run(folder)
     accuracy = None
     if run and (numbers := words.accuracy(run)) is not None:
         share, low, high, images = numbers
-        interval = f"95 % interval {100 * low:.1f} to {100 * high:.1f}, {images} test images"
-        accuracy = f"{words.percent(share)} ({interval})"
+        accuracy = f"{words.percent(share)} (95 % interval {100 * low:.1f} to {100 * high:.1f}, {images} test images)"
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         undefined=jinja2.StrictUndefined,

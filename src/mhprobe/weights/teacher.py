@@ -60,10 +60,9 @@ class Teacher:
 class Recalled(Teacher):
     """The teacher's answers to every whole training image, kept on disk: it never runs during an epoch.
 
-    An answer is the mean of the logits of an image and of its mirror image. The student may see the image cropped,
-    mirrored or in other colours. An image blended with another one (mixup, cutmix) would want an answer of its own.
-    path: as for Teacher. folder: where the answers are kept. A copy of the kept file beside the teacher's weights, with
-    the suffix ``.answers``, is used in place of asking, for the images that it was made from.
+    An answer is the mean of the logits of an image and of its mirror image. It does not fit images that are blended
+    (mixup, cutmix). path, class_names, spec: as for Teacher. folder: where the answers are kept. A copy beside the
+    weights, with the suffix ``.answers``, is used instead of asking, for the images that it was made from.
     """
 
     def __init__(self, path: str | Path, class_names: Sequence[str], spec: InputSpec, folder: str | Path) -> None:
@@ -73,10 +72,9 @@ class Recalled(Teacher):
         self.logits = torch.zeros(0, len(class_names))
 
     def prepare(self, data: ImageData, device: torch.device) -> None:
-        """Ask for all training images of ``data``, but for those that were answered before; a collective.
+        """Ask for all training images of ``data`` that were not answered before; a collective.
 
-        Each process asks for its share, in the precision that is active, and keeps it every minute. UserError where
-        the teacher has no finite answer.
+        Each process keeps its share every minute. UserError where the teacher has no finite answer.
         """
         shipped, of = unpacked(self.shipped) or ({}, {})
         if of.get("teacher") == self.file and of.get("images") == data.images_of("train"):
@@ -144,7 +142,6 @@ def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor
     """() how far the student's probabilities are from the teacher's: temperature^2 KL(teacher || student), in nats.
 
     student, teacher: (B, C) logits, which are divided by ``temperature`` first. 0 where they agree; larger is further.
-    The square keeps the gradients' size as the temperature changes (Hinton et al., section 2).
     """
     log_p, log_q = ((logits / temperature).log_softmax(dim=1) for logits in (teacher, student))
     return temperature**2 * functional.kl_div(log_q, log_p, reduction="batchmean", log_target=True)

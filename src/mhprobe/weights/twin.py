@@ -1,9 +1,8 @@
 """The random twin of a network: the control of every measure.
 
-Networks deeper than their training could bear otherwise begin with residual branches that are nearly shut: LayerScale
-starts at 1e-5 in DINOv2, DINOv3, DeiT III and BEiT, the norms behind Swin V2's branches start at 0. A twin that is
-only freshly initialised is then the identity. Its heads have an importance of 1e-8, every trained head lies above it,
-and the comparison says nothing. So the twin takes these scales, and nothing else, from the network itself.
+Deep networks begin with residual branches that are nearly shut: LayerScale starts at 1e-5 in DINOv2, DINOv3, DeiT III
+and BEiT, the norms behind Swin V2's branches at 0. A fresh twin is then the identity, below every trained head. So the
+twin takes these scales, and nothing else, from the network itself.
 """
 
 import logging
@@ -28,8 +27,8 @@ class RandomTwin:
     """The architecture of a network with gates, freshly initialised, but for the scales that start shut.
 
     model: what the twin is of; its scales are read when the twin is asked for, so after a training. layout: its heads.
-    description: what rebuilds it (mhprobe.weights.checkpoint). seed: of the run; the twin is drawn with the next one,
-    so that it is not what an untrained run itself started from. UserError for pruned weights.
+    description: what rebuilds it. seed: of the run; the twin is drawn with the next one, so that it is not what the run
+    started from. UserError for pruned weights.
     """
 
     def __init__(self, model: nn.Module, layout: HeadLayout, description: Mapping[str, Any], seed: int) -> None:
