@@ -151,8 +151,8 @@ def _build(source: Source, key: dict[str, Any], folder: Path, show: bool) -> Cac
         del arrays
         paths = sorted(temporary.glob("*.npy"))
         files = {path.name: {"bytes": path.stat().st_size, "sha256": file_digest(path)} for path in paths}
-        facts = {"class_names": contents.class_names, "size": contents.size, "splits": sorted(contents.labels)}
-        body = {"key": key, **facts, "files": files}
+        body: dict[str, Any] = {"key": key, "class_names": contents.class_names, "size": contents.size, "files": files}
+        body["splits"] = sorted(contents.labels)
         (temporary / "meta.json").write_text(json.dumps({"sha256": _digest(body), "body": body}, indent=1))
         for path in temporary.iterdir():
             with path.open("rb") as file:

@@ -9,8 +9,6 @@ import numpy as np
 
 from mhprobe.data.torchvisions import Downloaded, square
 
-ANIMAL = 1  # in a trimap; 2 is the ground, 3 not classified
-
 
 class Pets(Downloaded):
     """root: the folder that holds torchvision's oxford-iiit-pet."""
@@ -23,7 +21,7 @@ class Pets(Downloaded):
 
     def decoded(self, item: Any) -> tuple[np.ndarray, ...]:
         image, (_, trimap) = item
-        shown = square(trimap, self.stored_size) == ANIMAL
+        shown = square(trimap, self.stored_size) == 1  # 2 is the ground, 3 not classified
         return square(image, self.stored_size, blend=True), shown.astype(np.uint8)
 
     def file(self, part: Any, number: int) -> str:

@@ -36,9 +36,8 @@ def read_rows(path: str | Path, columns: Sequence[str], asker: str) -> list[dict
     if missing or not rows:
         got = f"no column {', '.join(missing)}; it has {', '.join(header) or 'none'}" if missing else "no rows"
         raise UserError(f"{asker}: {path} has {got}. Expected a .csv with {', '.join(columns)}.")
-    if len(set(header)) < len(header):
-        twice = next(name for name in header if header.count(name) > 1)
-        raise UserError(f"{asker}: {path} has the column {twice} twice, expected each once.")
+    if twice := [name for name in header if header.count(name) > 1]:
+        raise UserError(f"{asker}: {path} has the column {twice[0]} twice, expected each once.")
     return [dict(zip(header, line, strict=True)) for line in rows]
 
 

@@ -167,17 +167,9 @@ def _view() -> "Progress":
                 yield Text(_screen.header, style="bold", overflow="ellipsis", no_wrap=True)
             yield self.make_tasks_table(self.tasks)
 
-    return View(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=28),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[unit]}"),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-        console=Console(),
-        transient=True,
-        refresh_per_second=4,
-    )
+    count = TextColumn("{task.description}"), BarColumn(bar_width=28), MofNCompleteColumn()
+    speed = TextColumn("{task.fields[unit]}"), TextColumn("{task.fields[rate]}"), TimeRemainingColumn()
+    return View(*count, *speed, console=Console(), transient=True, refresh_per_second=4)
 
 
 class _Terminal(logging.Handler):

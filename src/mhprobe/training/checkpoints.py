@@ -41,13 +41,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 def best_and_last(folder: Path, every_n_steps: int | None) -> list[L.Callback]:
     """``best.ckpt`` by validation accuracy; ``last.ckpt`` after every epoch, and every n steps where asked."""
     common: dict[str, Any] = {"dirpath": folder, "auto_insert_metric_name": False, "enable_version_counter": False}
-    callbacks: list[L.Callback] = [
-        Best(filename="best", monitor="val/accuracy", mode="max", save_top_k=1, **common),
-        ModelCheckpoint(filename="last", save_on_train_epoch_end=True, **common),
-    ]
-    if every_n_steps is not None:
-        callbacks.append(WithinEpoch(filename="last", every_n_train_steps=every_n_steps, **common))
-    return callbacks
+    best = Best(filename="best", monitor="val/accuracy", mode="max", save_top_k=1, **common)
+    last = ModelCheckpoint(filename="last", save_on_train_epoch_end=True, **common)
+    if every_n_steps is None:
+        return [best, last]
+    return [best, last, WithinEpoch(filename="last", every_n_train_steps=every_n_steps, **common)]
 
 
 class WithinEpoch(ModelCheckpoint):
@@ -82,13 +80,8 @@ class Best(ModelCheckpoint):
         if theirs.is_file():
             if theirs != ours and rank_zero_only.rank == 0:  # type: ignore[attr-defined]
                 write(ours, theirs.read_bytes())
-            state_dict = {
-                **state_dict,
-                "dirpath": self.dirpath,
-                "best_model_path": str(ours),
-                "kth_best_model_path": str(ours),
-                "best_k_models": {str(ours): state_dict["best_model_score"]},
-            }
+            paths = {"dirpath": self.dirpath, "best_model_path": str(ours), "kth_best_model_path": str(ours)}
+            state_dict = {**state_dict, **paths, "best_k_models": {str(ours): state_dict["best_model_score"]}}
         super().load_state_dict(state_dict)
 
 
@@ -96,7 +89,7 @@ class SaveOnTerminate(L.Callback):
     """On SIGTERM or Ctrl-C finish the step, save ``last.ckpt`` on all ranks together, and stop.
 
     The handler only sets a flag: saving inside it deadlocks while a peer is in its backward pass. After an epoch's
-    last step the validation comes first, and the checkpoint is the epoch's own. A second signal does not wait.
+    last step its validation and own checkpoint come first. A second signal does not wait.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -111,9 +104,7 @@ class SaveOnTerminate(L.Callback):
 
         handle(handler)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         if not trainer.is_last_batch and (number := self._told_to_any_rank(trainer)):
             trainer.save_checkpoint(self.path)
             stop(number)
@@ -170,10 +161,7 @@ class SameRun(L.Callback):
 
 
 class SeedEachStep(L.Callback):
-    """Dropout and stochastic depth as a function of (seed, epoch, step, rank), never of the past.
-
-    A resumed run draws what the uninterrupted one would have drawn.
-    """
+    """Dropout and stochastic depth as a function of (seed, epoch, step, rank): a resumed run draws the same."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed

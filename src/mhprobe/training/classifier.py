@@ -99,7 +99,7 @@ class GatedClassifier(L.LightningModule):
         return loss if self.penalty is None else loss + self._price()
 
     def _price(self) -> Tensor:
-        """Return the price of the open heads, in nats."""
+        """() the price of the open heads, in nats."""
         assert self.penalty is not None
         amount = self.gates.amount()
         price = self.penalty(amount, min(1.0, self.global_step / self.total_steps))
@@ -158,7 +158,6 @@ class GatedClassifier(L.LightningModule):
             groups.append({"params": multipliers, "lr": self.penalty.lr, "weight_decay": 0.0, "maximize": True})
         make: Any = torch.optim.AdamW if self.algorithm == "adamw" else Muon
         optimizer = make([group for group in groups if group["params"]], lr=self.lr)
-
         steps = self.total_steps = self._steps()
         warmup = round(self.warmup_epochs * steps / self.trainer.max_epochs) if self.trainer.max_epochs else 0
 
@@ -174,8 +173,7 @@ class GatedClassifier(L.LightningModule):
     def _steps(self) -> int:
         """Optimizer steps of the whole run.
 
-        Not trainer.estimated_stepping_batches: asked for here, it makes the training loader before a checkpoint's
-        loader state is there, and a resumed run would begin its epoch anew.
+        trainer.estimated_stepping_batches would make the loader before its state is restored from a checkpoint.
         """
         trainer: Any = self.trainer
         data, limit = trainer.datamodule, trainer.limit_train_batches
@@ -203,10 +201,8 @@ class GatedClassifier(L.LightningModule):
             raise UserError(
                 "checkpoint: its network keeps other heads. Use the weights=<file> that its run began with."
             )
-        theirs, ours = (
-            sorted(key for key in state if key.startswith(("gates.", "penalty.")))
-            for state in (checkpoint["state_dict"], self.state_dict())
-        )
+        states = checkpoint["state_dict"], self.state_dict()
+        theirs, ours = (sorted(key for key in state if key.startswith(("gates.", "penalty."))) for state in states)
         if theirs != ours:
             raise UserError(
                 f"checkpoint: expected the gates of this run ({', '.join(ours)}), got {', '.join(theirs)}. Use the "

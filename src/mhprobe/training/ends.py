@@ -18,18 +18,15 @@ log = logging.getLogger(__name__)
 
 
 class StopAtNonFinite(L.Callback):
-    """UserError when the loss or a gradient is nan or infinite; the checkpoints before it are good.
+    """UserError when the loss or a gradient is nan or infinite, checked once a step, before the weights change.
 
-    Checked once a step, before the weights change: a check waits for the GPU. In float16 the scaler itself skips steps
-    with infinite gradients, so only the loss is checked.
+    In float16 the scaler itself skips steps with infinite gradients, so only the loss is checked.
     """
 
     batch: Any = None
     loss: Tensor | None = None  # the sum over what the step accumulates: not finite if one of them is not
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, *_: Any) -> None:
         self.batch = batch
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
@@ -79,11 +76,9 @@ def first_non_finite(model: nn.Module, images: Tensor) -> str:
 
 
 class EarlyStopping(callbacks.EarlyStopping):
-    """Lightning's, on validation accuracy; the weights that are tested are those of the best epoch as ever.
+    """Lightning's, on validation accuracy. The learning rate is still planned for all epochs.
 
-    patience: validations in a row without a new best accuracy after which the training ends. The learning rate is still
-        planned for all epochs.
-
+    patience: validations in a row without a new best accuracy after which the training ends.
     UserError for a patience below 1, and where open heads have a price: accuracy is meant to fall there.
     """
 

@@ -49,9 +49,7 @@ class History(L.Callback):
         if trainer.global_step == 0:
             self._point(trainer, pl_module, "_start", "before the first step")
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         step = trainer.global_step
         # with accumulated gradients several batches end in the same step
         if self.every_n_steps and step % self.every_n_steps == 0 and step > self.last_step:
@@ -60,8 +58,7 @@ class History(L.Callback):
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         due = self.every_n_epochs and (trainer.current_epoch + 1) % self.every_n_epochs == 0
         if due and not trainer.sanity_checking and trainer.state.fn == "fit" and trainer.global_step > self.last_step:
-            epoch = trainer.current_epoch
-            self._point(trainer, pl_module, f"_epoch_{epoch:03d}", f"epoch {epoch}")
+            self._point(trainer, pl_module, f"_epoch_{trainer.current_epoch:03d}", f"epoch {trainer.current_epoch}")
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Lightning skips on_train_end for a run that goes on from its very last step."""
@@ -113,8 +110,7 @@ class GateHistory(L.Callback):
     """
 
     def __init__(self, report: Report, keep: int | None = None, threshold: float | str = 0.5) -> None:
-        self.report = report
-        self.keep, self.threshold = keep, threshold
+        self.report, self.keep, self.threshold = report, keep, threshold
         self.steps: list[int] = []
         self.amounts: list[list[float]] = []
 
@@ -128,9 +124,7 @@ class GateHistory(L.Callback):
         gates_of(pl_module).kept(self.keep, self.threshold)  # a number that cannot be kept is said now, not at the end
         self._note(trainer, pl_module)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         total: int = pl_module.total_steps  # type: ignore[assignment]
         if trainer.global_step % max(1, total // ROWS) == 0 or trainer.global_step == total:
             self._note(trainer, pl_module)
@@ -141,13 +135,12 @@ class GateHistory(L.Callback):
             self.amounts.append(gates_of(module).amount().detach().tolist())
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Not on_train_end: that is not for a run that goes on from its very last step."""
         if not trainer.is_global_zero:
             return
         layout = gates_of(pl_module).layout
-        names = [f"{site.name}.{head}" for _, head, site in layout]
+        header = ["step", "open", *(f"{site.name}.{head}" for _, head, site in layout)]
         rows = [[step, sum(amounts), *amounts] for step, amounts in zip(self.steps, self.amounts, strict=True)]
-        table = tables.Table(["step", "open", *names], rows, "gate_history")
+        table = tables.Table(header, rows, "gate_history")
         threshold = gates_of(pl_module).threshold(self.threshold)
         figure = gate_history(layout, self.steps, torch.tensor(self.amounts), threshold)
         label = "how open the learned gate is"

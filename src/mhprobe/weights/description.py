@@ -103,15 +103,13 @@ def pruned_description(
     kept: by site of the loaded model, heads numbered within it, also if that model was pruned before.
     """
     before = {site: range(max(heads, default=0) + 1) for site, heads in kept.items()} | description.get("kept", {})
-    described = {
+    return {
         **description,
         "timm": for_timm(description),
         "kept": {site: [heads[n] for n in kept.get(site, range(len(heads)))] for site, heads in before.items()},
         "proj_bias": proj_bias,
+        **({} if gates is None else {"gates_folded": list(gates)}),
     }
-    if gates is not None:
-        described["gates_folded"] = list(gates)
-    return described
 
 
 def portable(settings: Mapping[str, Any]) -> dict[str, Any]:

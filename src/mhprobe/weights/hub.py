@@ -119,12 +119,8 @@ def card(description: dict[str, Any], folder: Path | None) -> str:
     if run and (numbers := words.accuracy(run)) is not None:
         share, low, high, images = numbers
         accuracy = f"{words.percent(share)} (95 % interval {100 * low:.1f} to {100 * high:.1f}, {images} test images)"
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    loader, strict = jinja2.FileSystemLoader(Path(__file__).parent), jinja2.StrictUndefined
+    environment = jinja2.Environment(loader=loader, undefined=strict, trim_blocks=True, lstrip_blocks=True)
     environment.filters["plain"] = _plain
     speeds = run.rows("speed") if run else []
     return environment.get_template("card.md.jinja").render(

@@ -129,9 +129,8 @@ def renormalised(images: Tensor, was: InputSpec, now: InputSpec) -> Tensor:
     """(B, 3, h, w) of one mean, deviation and size -> (B, 3, *now.size) of another."""
     if was == now:
         return images
-    std, mean, new_std, new_mean = (
-        images.new_tensor(values).view(-1, 1, 1) for values in (was.std, was.mean, now.std, now.mean)
-    )
+    numbers = was.std, was.mean, now.std, now.mean
+    std, mean, new_std, new_mean = (images.new_tensor(values).view(-1, 1, 1) for values in numbers)
     pixels = images * std + mean
     if tuple(pixels.shape[-2:]) != tuple(now.size):
         pixels = functional.interpolate(pixels, size=now.size, mode="bicubic", antialias=True).clamp_(0, 1)

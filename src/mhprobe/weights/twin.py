@@ -1,8 +1,8 @@
 """The random twin of a network: the control of every measure.
 
 Deep networks begin with residual branches that are nearly shut: LayerScale starts at 1e-5 in DINOv2, DINOv3, DeiT III
-and BEiT, the norms behind Swin V2's branches at 0. A fresh twin is then the identity, below every trained head. So the
-twin takes these scales, and nothing else, from the network itself.
+and BEiT, the norms behind Swin V2's branches at 0. A fresh twin is then the identity, and any trained head lies above
+its heads. So the twin takes these scales, and nothing else, from the network itself.
 """
 
 import logging
