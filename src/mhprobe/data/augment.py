@@ -1,7 +1,4 @@
-"""Augmentation and normalisation of whole batches, on the device the batch is on.
-
-Crop and flip are one gather on uint8. An image's random numbers are a hash of (seed, epoch, index) (data.draws).
-"""
+"""Augmentation and normalisation of whole batches, on the device the batch is on, with numbers from data.draws."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,7 +47,7 @@ class Augment:
         return [name for name in ("mixup", "cutmix") if getattr(self, name)]
 
     def crop_flip(self, batch: Batch, seed: int, epoch: int) -> Batch:
-        """Randomly shifted and mirrored images, same shape, uint8."""
+        """Randomly shifted and mirrored images, same shape, uint8, by one gather."""
         images, index = batch.images, batch.index
         if not self.crop_padding and not self.flip:
             return batch
@@ -63,7 +60,6 @@ class Augment:
         down = draw(fold(seed, epoch, _DOWN), index, shifts) - self.crop_padding
         right = draw(fold(seed, epoch, _RIGHT), index, shifts) - self.crop_padding
         mirrored = draw(fold(seed, epoch, _FLIP), index, 2).bool() if self.flip else torch.zeros_like(index).bool()
-
         # for every output pixel the row and column it comes from; reflection does not repeat the edge pixel
         x = torch.arange(width, device=index.device)
         x = torch.where(mirrored[:, None], width - 1 - x, x)

@@ -1,7 +1,4 @@
-"""ImageData: a source's images, split, loaded and transformed for a model, as Lightning wants them.
-
-Train and validation are a stratified, seeded split of the source's train images; test is the source's own.
-"""
+"""ImageData: a source's images, split, loaded and transformed for a model, as Lightning wants them."""
 
 import copy
 import functools
@@ -135,7 +132,6 @@ class ImageData(L.LightningDataModule):
 
     @property
     def unlabelled(self) -> bool:
-        """True if the source has no labels."""
         return not self._cache.class_names
 
     def refuse_unlabelled(self, what: str) -> None:
@@ -148,7 +144,7 @@ class ImageData(L.LightningDataModule):
 
     @torch.no_grad()  # and not inference mode: some models put biases by, which are asked for slopes later
     def label_by(self, model: torch.nn.Module, class_names: Sequence[str], device: torch.device | str = "cpu") -> None:
-        """Give every image the class of ``model``'s largest logit. UserError where a logit is NaN or infinite."""
+        """Give every image the class of the largest logit of ``model``, in eval mode. UserError for one not finite."""
         self._classes, splits = tuple(class_names), {}
         for split, images in self.splits.items():
             classes = np.zeros(len(images), dtype=np.int64)
@@ -241,10 +237,7 @@ class ImageData(L.LightningDataModule):
     def batches(
         self, split: str, device: torch.device | str = "cpu", images: torch.Tensor | int | None = None
     ) -> Iterator[Batch]:
-        """This rank's evaluation batches of a split, on ``device``.
-
-        images: positions in the split; or a number, for so many at most, evenly from all of it; or None for all.
-        """
+        """This rank's evaluation batches. images: positions in the split, a number taken evenly, or None for all."""
         if isinstance(images, torch.Tensor) and images.dtype == torch.bool:
             raise UserError("batches: images: expected positions in the split or a number of images, got a mask.")
         chosen = evenly(images, len(self.splits[split])) if isinstance(images, int) else images

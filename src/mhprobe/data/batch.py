@@ -1,7 +1,4 @@
-"""Batch: what a loader yields and a model is trained and tested on; images and labels of what other loaders yield.
-
-Hugging Face's datasets yield dicts of tensors or lists; WebDataset tuples, or dicts by the endings of its files.
-"""
+"""Batch: what a loader yields and a model is trained and tested on; images and labels of what other loaders yield."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +9,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError, short
 
-# Hugging Face's and WebDataset's names among them
+# in dicts of Hugging Face's datasets, and of WebDataset, which names parts by the endings of files
 IMAGES = ("images", "image", "pixel_values", "img", "input_ids", "jpg", "jpeg", "png", "webp", "x")
 LABELS = ("labels", "label", "targets", "target", "cls", "y")
 Split = Callable[[Any], tuple[Tensor, Tensor | None]]

@@ -1,7 +1,6 @@
 """Images decoded once: uint8 arrays on disk, memory-mapped, so that a batch is one gather.
 
-A cache is a folder of .npy files and a meta.json with their sizes and checksums. One array has a digest per image, to
-check a later decoding of the same files. The folder is renamed when it is complete. A damaged cache is built again.
+A cache is a folder of .npy files and a meta.json with their sizes and checksums. A damaged one is built again.
 """
 
 import errno
@@ -77,8 +76,7 @@ class Cache:
 def open_cache(source: Source, cache_dir: str | Path, verify: bool = True, show: bool = True) -> Cache:
     """The decoded images of ``source``, built if absent or damaged.
 
-    verify: recompute the checksums (about half a second per GB); otherwise only the files' sizes are compared.
-    show: draw a progress bar while decoding.
+    verify: recompute the checksums (half a second per GB), not only compare sizes. show: a bar while decoding.
     """
     import filelock
 

@@ -1,7 +1,6 @@
 """CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 images of 32 x 32 pixels in ten classes.
 
-It comes as torchvision's download, as the original python batches, or as class folders of image files; the latter two
-also in an archive. Classes are numbered alike in all three.
+It comes as torchvision's download, as the original python batches or as class folders; these two also in an archive.
 """
 
 import io

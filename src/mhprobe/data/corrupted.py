@@ -1,7 +1,6 @@
 """Damaged copies of the test images: does a head do the same where the pixels are worse?
 
-Hendrycks & Dietterich, 2019, arXiv 1903.12261 (CIFAR-10-C): their severities for 32 pixels, by torchvision's
-transforms. An image's damage depends on the seed and its position alone.
+Hendrycks & Dietterich, 2019, arXiv 1903.12261: the severities of CIFAR-10-C, for 32 pixels, with torchvision.
 """
 
 import dataclasses

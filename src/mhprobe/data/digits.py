@@ -1,7 +1,4 @@
-"""Handwritten digits: 1,797 grey 8 x 8 images of the UCI set that scikit-learn carries. No download.
-
-The grey level 0 ... 16 becomes 0 ... 255 in three equal channels. A fixed, stratified fifth is the test split.
-"""
+"""Handwritten digits: 1,797 grey 8 x 8 images of the UCI set that scikit-learn carries. No download."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,10 +11,7 @@ from mhprobe.errors import UserError, quoted
 
 
 class Digits:
-    """Scikit-learn's 1,797 digits of 8 x 8 pixels.
-
-    test_fraction: share of the images in the test split; which ones depends on ``split_seed`` alone.
-    """
+    """Scikit-learn's digits. test_fraction: share of images in the test split. split_seed: of which ones these are."""
 
     name = "digits"
 

@@ -1,8 +1,4 @@
-"""Random numbers as a pure function of (seed, epoch, image index, stream): no state, so nothing to store or resume.
-
-The mixer is splitmix64 (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators") in wrapping int64
-arithmetic; the same bits on CPU and CUDA.
-"""
+"""Random numbers as a pure function of (seed, epoch, image index, stream): no state, so nothing to store or resume."""
 
 import functools
 
@@ -21,7 +17,7 @@ def _signed(x: int) -> int:
 
 
 def mix(x: Tensor) -> Tensor:
-    """int64 (any shape) -> int64, each bit of the result depending on every bit of x."""
+    """splitmix64 (Steele, Lea & Flood 2014) of int64 of any shape: each bit of the result depends on every bit of x."""
     x = x + _signed(_GOLDEN)
     # >> keeps the sign; the mask makes it the logical shift of the original
     x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _signed(0xBF58476D1CE4E5B9)
@@ -62,11 +58,9 @@ def stratified(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
     share, remainder = np.divmod(np.bincount(labels).astype(np.int64) * count, len(labels))
     share[np.argsort(-remainder, kind="stable")[: count - share.sum()]] += 1
     rank = mix(torch.arange(len(labels)) ^ fold(seed)).numpy()  # no library's generator can change a split
-    chosen = []
-    for label, size in enumerate(share):
-        members = np.flatnonzero(labels == label)
-        chosen.append(members[np.argsort(rank[members], kind="stable")[:size]])
-    return np.sort(np.concatenate(chosen))
+    members = [np.flatnonzero(labels == label) for label in range(len(share))]
+    ranked = [of_class[np.argsort(rank[of_class], kind="stable")] for of_class in members]
+    return np.sort(np.concatenate([of_class[:size] for of_class, size in zip(ranked, share, strict=True)]))
 
 
 def evenly(count: int, size: int) -> list[int]:

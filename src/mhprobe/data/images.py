@@ -1,7 +1,4 @@
-"""Images in class folders: ``train/<class>/<file>`` and ``test/<class>/<file>`` in a folder, a tar or a zip.
-
-Images are decoded once, to ``stored_size`` pixels square: short side resized (bicubic), centre cropped.
-"""
+"""Images in class folders: ``train/<class>/<file>`` and ``test/<class>/<file>`` in a folder, a tar or a zip."""
 
 import contextlib
 import functools
@@ -34,7 +31,7 @@ _CHUNK = 64  # images per task of the pool: small ones cost less to decode than 
 class ImageFolder:
     """Any data set of class folders.
 
-    root: folder or archive. stored_size: pixels of the square that is kept of each image.
+    root: folder or archive. stored_size: pixels of the square kept of each image: resized (bicubic), centre-cropped.
     """
 
     name = "image_folder"
@@ -102,12 +99,10 @@ def _class_folders(archive: Archive) -> list[tuple[str, str, str]]:
 
 
 def hidden(file: str) -> bool:
-    """Return True if a file is one that people do not see."""
     return any(part.startswith((".", "__MACOSX")) or part.lower() in _IGNORED for part in file.split("/"))
 
 
 def is_image(file: str) -> bool:
-    """Return True if a file is an image by its name, and not hidden."""
     return not hidden(file) and file.lower().endswith(SUFFIXES)
 
 

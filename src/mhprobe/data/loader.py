@@ -1,7 +1,4 @@
-"""Batches in an order that is a pure function of (seed, epoch), sharded by rank, resumable at every step.
-
-A batch is one gather from the memory map: the samplers yield index arrays, not single images.
-"""
+"""Batches in an order that is a pure function of (seed, epoch), sharded by rank, resumable at every step."""
 
 import logging
 from collections.abc import Iterator
@@ -62,10 +59,7 @@ class Images(Dataset[Batch]):
 
 
 class EvalOrder(Sampler[Picks]):
-    """Images in order, dealt to the ranks in turn: 0 ... N - 1, or the positions ``chosen`` if that is no number.
-
-    Every rank gets equally many, equally large batches. Where N does not divide, images are repeated, not valid.
-    """
+    """Images 0 ... N - 1, or those ``chosen``, dealt to the ranks in turn. Repeated ones, not valid, even them out."""
 
     def __init__(self, chosen: int | np.ndarray, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
         self.chosen = np.arange(chosen) if isinstance(chosen, int) else chosen
@@ -85,8 +79,7 @@ class EvalOrder(Sampler[Picks]):
 class TrainOrder(Sampler[Picks]):
     """A new permutation each epoch; batch k of all ranks together is the k-th slice of it. The remainder is dropped.
 
-    mixed: every batch begins with one image more, not valid: the one before it in the batch of all ranks (before the
-        first the last), which its first image is blended with.
+    mixed: every batch begins with one image more, not valid: the one before it, cyclically, in the batch of all ranks.
     epoch, start: set before iterating; ``start`` batches are skipped.
     """
 
@@ -98,10 +91,8 @@ class TrainOrder(Sampler[Picks]):
         if batch_size * world_size > num_images:
             fits = num_images // world_size
             if rank == 0:
-                log.warning(
-                    "batch_size: %d images on each of %d processes exceed the %d training images: using %d.",
-                    batch_size, world_size, num_images, fits,
-                )  # fmt: skip
+                text = "batch_size: %d images on each of %d processes exceed the %d training images: using %d."
+                log.warning(text, batch_size, world_size, num_images, fits)
             batch_size = fits
         self.num_images, self.batch_size, self.seed = num_images, batch_size, seed
         self.rank, self.world_size, self.mixed = rank, world_size, mixed

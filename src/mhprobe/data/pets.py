@@ -1,7 +1,4 @@
-"""Oxford-IIIT Pet (Parkhi et al. 2012): 37 breeds of cats and dogs, with a trimap of every animal, by torchvision.
-
-Object 1 is the animal; the trimap's ground and its narrow unclassified border are 0.
-"""
+"""Oxford-IIIT Pet (Parkhi et al. 2012): 37 breeds of cats and dogs, with a trimap of every animal, by torchvision."""
 
 from typing import Any, ClassVar
 
@@ -21,7 +18,7 @@ class Pets(Downloaded):
 
     def decoded(self, item: Any) -> tuple[np.ndarray, ...]:
         image, (_, trimap) = item
-        shown = square(trimap, self.stored_size) == 1  # 2 is the ground, 3 not classified
+        shown = square(trimap, self.stored_size) == 1  # the animal; 2 is the ground, 3 a narrow border
         return square(image, self.stored_size, blend=True), shown.astype(np.uint8)
 
     def file(self, part: Any, number: int) -> str:

@@ -1,7 +1,6 @@
 """Images that nobody has labelled: all that lie in a folder, a tar or a zip, at any depth.
 
-The examined network gives them their classes (``ImageData.label_by``): accuracy is then agreement with the whole
-network. ``Photos`` is a data set with splits, for the command line; ``PhotoLoader`` yields batches, for a notebook.
+The examined network gives them their classes, so that accuracy is agreement with it (``ImageData.label_by``).
 """
 
 import functools
@@ -26,9 +25,8 @@ LEAST = 8  # so that half of them can be cut again
 class Photos(ImageFolder):
     """Photographs without labels.
 
-    root: folder or archive; hidden files, and those that are no images by their names, are left out.
-    stored_size: pixels of the square that is kept of each image. test_fraction: share of them that heads are judged on;
-    the others choose.
+    root: folder or archive; files that are hidden or no images are left out. stored_size: pixels of the square that is
+    kept of each image. test_fraction: share of them that heads are judged on; the others choose.
     """
 
     name, expected = "photos", "images"

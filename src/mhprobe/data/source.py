@@ -14,8 +14,8 @@ class Contents:
     class_names: empty where nobody has labelled the images.
     labels: split ("train", "test") -> (N,) int64 class numbers; the order is the images' order in the split.
     size: (height, width) of every decoded image.
-    images: starts a walk over all images, in any order: (split, position in it, (height, width, 3) uint8), and with
-        ``objects`` a fourth part, (height, width) uint8: what each pixel shows, 0 for background.
+    images: starts a walk over all images, in any order: (split, position in it, (height, width, 3) uint8).
+    objects: each has a fourth part, (height, width) uint8: what each pixel shows, 0 for background.
     """
 
     class_names: tuple[str, ...]

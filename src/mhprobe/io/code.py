@@ -76,7 +76,6 @@ def is_file(text: str) -> bool:
 
 
 def file_digest(path: str | Path) -> str:
-    """SHA-256 of a file's contents."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

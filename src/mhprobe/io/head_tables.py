@@ -1,7 +1,6 @@
 """Read tables with one row per head, as measures, gates and prunings write them.
 
-The column ``head`` holds the flat index; every head of the model has one row. The column ``layout``
-(``HeadLayout.digest``) names the model's heads: a table of another model is refused. Rows count from 1 in errors.
+The column ``head`` holds the flat index, ``layout`` the digest of the heads: a table of other heads is refused.
 
 Shapes: A heads of all sites.
 """

@@ -1,7 +1,6 @@
 """Progress of a command: on a terminal one live view, elsewhere a line per event, or nothing.
 
-A command opens a ``screen``; work inside tells its ``stage``, ``progress`` and ``best`` result. Without a screen, as in
-a notebook, ``progress`` is a bar of its own.
+A command opens a ``screen``; without one, as in a notebook, ``progress`` is a bar of its own.
 """
 
 import contextlib
@@ -25,9 +24,7 @@ Advance = Callable[..., None]
 class _Screen:
     bars: "Progress | None" = None  # the live view, None where there is no terminal to show it on
     mode: str | None = None  # None: no command has opened one
-    title = ""
-    stage = ""
-    best = ""
+    title = stage = best = ""
 
     @property
     def header(self) -> str:

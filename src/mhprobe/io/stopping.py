@@ -1,8 +1,4 @@
-"""Ctrl-C and SIGTERM: the process says one line, keeps what is finished, and ends within ten seconds.
-
-Every file is written whole or not at all, so a run may be left at any point. Only training waits, to finish its step
-and save it (training/checkpoints.py).
-"""
+"""Ctrl-C and SIGTERM: the process says one line, keeps what is finished, and ends within ten seconds."""
 
 import os
 import signal

@@ -1,7 +1,4 @@
-"""Tensors in a file with a digest of its contents, so that a damaged or edited file is refused.
-
-Shapes: N test images, in the file of a run's outcomes.
-"""
+"""Tensors in a file with a digest of its contents, so that a damaged or edited file is refused."""
 
 import hashlib
 import json
@@ -52,7 +49,7 @@ def digest(tensors: Mapping[str, Any], about: Mapping[str, str] | None = None) -
 
 
 class Outcomes(NamedTuple):
-    """Outcomes: right (N,) bool; images, a digest of their pixels, labels and places, equal for the same images."""
+    """Outcomes of N test images: right (N,) bool; images, a digest that is equal for the same pixels and labels."""
 
     right: Tensor
     images: str

@@ -57,10 +57,7 @@ class WithinEpoch(ModelCheckpoint):
 
 
 class Best(ModelCheckpoint):
-    """Brings the best epoch so far along when a run goes on in another folder; Lightning would forget it.
-
-    UserError, before the training, for a run that never validates.
-    """
+    """Brings the best epoch along when a run goes on in another folder. UserError for a run that never validates."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
@@ -131,10 +128,7 @@ class StopAtOnce(L.Callback):
 
 
 class SameRun(L.Callback):
-    """Refuse a checkpoint of another run. A setting that was changed before the run goes on takes effect.
-
-    facts: of this run besides its trainer, plain values by key (mhprobe.run.resume).
-    """
+    """Makes settings that changed before a run goes on take effect. facts: of this run, by key (mhprobe.run.resume)."""
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
         self._facts, self.changed = dict(facts), False

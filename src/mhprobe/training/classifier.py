@@ -22,18 +22,16 @@ from mhprobe.weights.teacher import Recalled, distillation
 class GatedClassifier(L.LightningModule):
     """Backbone, gates, loss and optimizer.
 
-    description: settings that rebuild the backbone (mhprobe.weights.checkpoint), kept in every checkpoint.
+    description: settings that rebuild the backbone (weights.checkpoint), kept in every checkpoint.
     algorithm: "adamw", or timm's "muon": orthogonalised momentum for matrices and convolutions, AdamW for the rest, at
         the same learning rate (Jordan et al., 2024; Liu et al., 2025, arXiv 2502.16982).
     lr, weight_decay: of the optimizer. layer_decay: factor on the learning rate per layer below the head (fine-tuning),
         None for the same rate everywhere. warmup_epochs: linear from 0; then a cosine down to ``min_lr`` * lr.
     units: as for ``attach``. make_gates: (model, layout) -> gates, by default fixed; learned ones train at ``gate_lr``.
-        penalty: price of open heads, (amount (A,), share of the run done) -> () in nats; its own parameters are
-        multipliers, which are maximised.
+        penalty: price of open heads, (amount (A,), share of the run done) -> () in nats; its parameters are maximised.
     teacher: batch -> (B, C) logits (mhprobe.weights.teacher). The loss is teacher_weight of the distance to them at
         ``temperature``, and 1 - teacher_weight of the loss on labels.
-    frozen: "nothing", the "backbone" (all but its classifier and the gates), all "weights", or parts of the backbone
-        (mhprobe.backbones.parts.freezing).
+    frozen: "nothing", the "backbone" (all but classifier and gates), all "weights", or some parts (parts.freezing).
     """
 
     def __init__(
@@ -171,11 +169,8 @@ class GatedClassifier(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _steps(self) -> int:
-        """Optimizer steps of the whole run.
-
-        trainer.estimated_stepping_batches would make the loader before its state is restored from a checkpoint.
-        """
-        trainer: Any = self.trainer
+        """Optimizer steps of the whole run."""
+        trainer: Any = self.trainer  # its estimated_stepping_batches would make the loader before its state is restored
         data, limit = trainer.datamodule, trainer.limit_train_batches
         # the loader drops the remainder, and makes one batch of a set that is smaller than a batch
         batches = max(1, data.sizes["train"] // (data.batch_size * trainer.world_size))

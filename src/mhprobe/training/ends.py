@@ -18,10 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class StopAtNonFinite(L.Callback):
-    """UserError when the loss or a gradient is nan or infinite, checked once a step, before the weights change.
-
-    In float16 the scaler itself skips steps with infinite gradients, so only the loss is checked.
-    """
+    """UserError when the loss or a gradient is nan or infinite, checked once a step, before the weights change."""
 
     batch: Any = None
     loss: Tensor | None = None  # the sum over what the step accumulates: not finite if one of them is not
@@ -38,7 +35,7 @@ class StopAtNonFinite(L.Callback):
         named = {name: p.grad for name, p in pl_module.named_parameters() if p.grad is not None}
         fine = loss.isfinite()
         if getattr(trainer.precision_plugin, "scaler", None) is None:
-            # the largest, not the root of the sum of squares, which overflows before its parts do
+            # a scaler skips steps of infinite gradients itself; the sum of squares overflows before its parts do
             largest = torch.nn.utils.get_total_norm([g for g in named.values() if g.numel()], norm_type=math.inf)
             fine = fine & largest.isfinite()
         if fine:
@@ -96,10 +93,8 @@ class EarlyStopping(callbacks.EarlyStopping):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.wait_count >= self.patience:
-            log.info(
-                "validation accuracy has not risen for %d validations: the training ends after epoch %d of %s",
-                *(self.wait_count, trainer.current_epoch, trainer.max_epochs),
-            )
+            text = "validation accuracy has not risen for %d validations: the training ends after epoch %d of %s"
+            log.info(text, self.wait_count, trainer.current_epoch, trainer.max_epochs)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict({**state_dict, "patience": self.patience})  # as it is asked for now

@@ -104,10 +104,7 @@ class History(L.Callback):
 
 
 class GateHistory(L.Callback):
-    """Writes gate_history (table and figure) after training.
-
-    keep, threshold: the binary decision, as in ``HeadGates.kept``.
-    """
+    """Writes gate_history (table and figure) after training. keep, threshold: as in ``HeadGates.kept``."""
 
     def __init__(self, report: Report, keep: int | None = None, threshold: float | str = 0.5) -> None:
         self.report, self.keep, self.threshold = report, keep, threshold

@@ -92,7 +92,6 @@ class ShowsTraining(ProgressBar):
         if self._best is None or accuracy > self._best[0]:
             self._best = accuracy, epoch
         best(f"{100 * self._best[0]:.1f} % on validation, epoch {self._best[1]}")
-        log.info(
-            "epoch %d of %s: validation accuracy %.2f %%, loss %.4f, best epoch %d, %.1f s",
-            *(epoch, trainer.max_epochs, 100 * accuracy, loss, self._best[1], time.monotonic() - self._began),
-        )
+        text = "epoch %d of %s: validation accuracy %.2f %%, loss %.4f, best epoch %d, %.1f s"
+        seconds = time.monotonic() - self._began
+        log.info(text, epoch, trainer.max_epochs, 100 * accuracy, loss, self._best[1], seconds)

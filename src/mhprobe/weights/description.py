@@ -98,10 +98,7 @@ def for_timm(description: Mapping[str, Any]) -> dict[str, Any]:
 def pruned_description(
     description: Mapping[str, Any], kept: Mapping[str, Sequence[int]], proj_bias: str, gates: Sequence[float] | None
 ) -> dict[str, Any]:
-    """Turn the ``description`` of a loaded model into that of the model without the heads missing from ``kept``.
-
-    kept: by site of the loaded model, heads numbered within it, also if that model was pruned before.
-    """
+    """Describe a loaded model without the heads missing from ``kept``: by its sites, numbered as it numbers them."""
     before = {site: range(max(heads, default=0) + 1) for site, heads in kept.items()} | description.get("kept", {})
     return {
         **description,

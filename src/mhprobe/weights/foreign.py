@@ -85,10 +85,7 @@ def in_float32(state: Mapping[str, Tensor]) -> State:
 
 
 def model_from(path: str | Path, name: str, **settings: Any) -> nn.Module:
-    """The backbone ``name`` with the weights in ``path``, in eval mode; its number of classes is the file's.
-
-    settings: as for ``build``. Raises UserError as ``load_foreign`` does.
-    """
+    """The backbone ``name`` in eval mode, with the weights and classes in ``path``. UserError as ``load_foreign``."""
     where = "load"
     if "num_classes" not in settings:
         model = build(name, **settings)

@@ -1,7 +1,4 @@
-"""Share weights through the Hugging Face Hub: the pair of files, and a model card made from the run.
-
-Files from the Hub are loaded as any other pair: checked, and never executed.
-"""
+"""Share weights through the Hugging Face Hub: the pair of files, checked as any other, and a card made from the run."""
 
 import contextlib
 import tempfile
@@ -35,7 +32,6 @@ def push_to_hub(
         gates). private: whether a new repository is private. revision: the branch to write to.
     about: description of a model in memory: ``backbone`` (the arguments of ``timm.create_model``, with ``name``),
         ``class_names``, ``data``, ``input`` (size, mean, std), ``made`` (a dict for readers of the card).
-
     Raises UserError if the files or the model cannot be described, or if the Hub refuses.
     """
     from huggingface_hub import HfApi

@@ -1,7 +1,6 @@
 """A trained network that another one learns from: its probabilities are the targets.
 
-Hinton, Vinyals & Dean, Distilling the Knowledge in a Neural Network, 2015, arXiv 1503.02531. The teacher sees the very
-images that the student sees, cropped, flipped and mixed alike (Beyer et al., 2022, arXiv 2106.05237).
+Hinton, Vinyals & Dean, 2015, arXiv 1503.02531; on the student's very images, as Beyer et al., 2022, arXiv 2106.05237.
 """
 
 import copy

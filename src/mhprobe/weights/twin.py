@@ -1,8 +1,7 @@
 """The random twin of a network: the control of every measure.
 
-Deep networks begin with residual branches that are nearly shut: LayerScale starts at 1e-5 in DINOv2, DINOv3, DeiT III
-and BEiT, the norms behind Swin V2's branches at 0. A fresh twin is then the identity, and any trained head lies above
-its heads. So the twin takes these scales, and nothing else, from the network itself.
+Deep networks begin with residual branches that are nearly shut (LayerScale of 1e-5, norms of Swin V2 at 0). A fresh
+twin would be the identity, below any trained head. So the twin takes these scales, alone, from the network itself.
 """
 
 import logging
