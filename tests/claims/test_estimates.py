@@ -217,6 +217,8 @@ def test_chance_stands_on_the_same_scale_as_an_effect_beyond_a_half():
 def test_a_rank_correlation_has_the_interval_of_the_other_pages():
     found, expected = rank_correlation(0.6, 72), spearman_interval(0.6, 72)
     assert (found.low, found.high) == pytest.approx(expected, abs=5e-3)  # t for z
+    few, half = rank_correlation(0.6, 13), stats.t.ppf(0.975, 10) * math.sqrt((1 + 0.6**2 / 2) / 10)  # 13 - 3 = 10
+    assert (few.low, few.high) == pytest.approx([math.tanh(math.atanh(0.6) + end) for end in (-half, half)], rel=1e-9)
     with pytest.raises(UserError, match="too few to correlate"):
         rank_correlation(0.6, 6)
 

@@ -106,6 +106,7 @@ def test_heat_is_the_mass_of_the_hottest_tenth():
     even, spot = torch.ones(10, 10), torch.zeros(10, 10)
     spot[3, 4] = 2.0
     assert hottest(torch.stack([even, spot])).tolist() == pytest.approx([0.1, 1.0])
+    assert hottest(torch.ones(1, 1, 17)).tolist() == pytest.approx([2 / 17])  # a tenth of 17 patches is nearer to two
 
 
 def test_the_interval_of_an_auc_is_hanley_and_mcneils():
