@@ -62,7 +62,7 @@ def run(tmp_path):
 
 
 def test_accuracy_is_that_of_the_model_without_its_lowest_heads(run):
-    callback = Settling(run.report, GateImportance, shares=[0.5, 1.0])
+    callback = Settling(run.report, GateImportance, shares=[0.45, 1.0])  # 0.45 of 6 heads is nearest to 3
     callback.on_validation_end(run.trainer, run.model)
     import mhprobe
 
