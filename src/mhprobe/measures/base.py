@@ -100,6 +100,9 @@ class Measure(Metric):
         refuse_misfits(cls, kwargs, measure.name, args)
         return measure
 
+    def __getnewargs__(self) -> tuple[()]:
+        return ()  # torchmetrics would hand the letters of the class's name to ``__new__`` of a copy
+
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
         """Declare the sums. kwargs go to torchmetrics.Metric, e.g. ``process_group``.
 

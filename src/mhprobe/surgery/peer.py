@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import family_of, layout_of
+from mhprobe.backbones.parts.narrow import fix_position_biases
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.recording.outputs import objective
@@ -50,10 +51,7 @@ class TorchPruning:
         """
         layout, batch = layout_of(model), images.first()[:1]
         bare = prune_heads(model, torch.zeros(layout.num_heads, dtype=torch.bool)).eval()
-        for part in bare.modules():  # Torch-Pruning 1.6.1 refuses parameters with one column a head
-            if isinstance(table := getattr(part, "relative_position_bias_table", None), nn.Parameter):
-                del part.relative_position_bias_table
-                part.relative_position_bias_table = table.detach()
+        fix_position_biases(bare)
         left = costs(bare, layout, batch, {"flops"})["flops"]
         score = self._scored(bare, images)
         low, high, least, best = 0.0, 1.0, 1.0, None

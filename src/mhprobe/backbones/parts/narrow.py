@@ -187,3 +187,14 @@ def keep_columns(linear: nn.Linear, columns: Tensor) -> None:
 def _selected(parameter: Tensor, axis: int, index: Tensor) -> nn.Parameter:
     index = index.to(parameter.device)
     return nn.Parameter(parameter.detach().index_select(axis, index), requires_grad=parameter.requires_grad)
+
+
+def fix_position_biases(model: nn.Module) -> None:
+    """Make tables of relative positions plain tensors, in place, so that graphs of parameters leave them out.
+
+    Torch-Pruning 1.6.1 counts the channels of a head against the table's columns, one a head, and refuses every group.
+    """
+    for part in model.modules():
+        if isinstance(table := getattr(part, "relative_position_bias_table", None), nn.Parameter):
+            del part.relative_position_bias_table
+            part.relative_position_bias_table = table.detach()
