@@ -43,7 +43,8 @@ class ImageData(L.LightningDataModule):
         validation images, stratified, that only promises look at: the split "calibration".
     num_workers: processes that load. A batch is one gather from a memory map, so they cost more than they hide.
     seed: of the split, the order and the augmentation. augment: of training images; None for none.
-    cache_dir: folder of decoded images. limit_<split>: keep only so many images of it (stratified), for quick runs.
+    cache_dir: folder of decoded images.
+    limit_train, limit_val, limit_test, limit_calibration: keep only so many images (stratified), for quick runs.
     spec: input that the model expects, set before use; by default the stored size, scaled to [-1, 1].
     """
 

@@ -321,21 +321,21 @@ def patching(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
     "95 % interval; the dash is chance. Below, each measure before (ring) and after (dot): filled where the change "
     "differs from 0 (p < .05 after Holm over all heads and measures)."
 )
-def before_tuning(layout: HeadLayout, columns: Mapping[str, Tensor], labels: Mapping[str, str]) -> Figure:
-    """Heads before and after tuning. columns: of the panel before_tuning. labels: of its measures, by name."""
+def before_tuning(layout: HeadLayout, compared: Mapping[str, Tensor], labels: Mapping[str, str]) -> Figure:
+    """Heads before and after tuning. compared: of the panel before_tuning. labels: of its measures, by name."""
     blocks = [site.block for site in layout.sites]
     step = min(0.55, 6.0 / len(blocks))
     wide, tall, at = max(2.2, step * len(blocks)), 1.1, style.side_by_side(layout, 0.8)
     with style.grid(1 + len(labels), (wide, tall), (0, 0.18), (0.85, 0.45, 1.8, 0.23), per_row=1) as (figure, places):
         itself, *rows = (axes for axes, _, _ in places)
-        itself.vlines(at, columns["itself_low"], columns["itself_high"], color=COLOURS[0], lw=1, alpha=0.5)
-        itself.plot(at, columns["itself"], ".", color=COLOURS[0], label="like itself before")
-        itself.plot(at, columns["itself_null"], "_", color="black", ms=4, label="chance")
+        itself.vlines(at, compared["itself_low"], compared["itself_high"], color=COLOURS[0], lw=1, alpha=0.5)
+        itself.plot(at, compared["itself"], ".", color=COLOURS[0], label="like itself before")
+        itself.plot(at, compared["itself_null"], "_", color="black", ms=4, label="chance")
         itself.set_ylim(0, 1.03)
         itself.set_ylabel(style.wrapped("SVCCA with itself before", tall))
         for axes, (name, label) in zip(rows, labels.items(), strict=True):
-            before, after = columns[f"{name}_before"], columns[f"{name}_after"]
-            sure = columns[f"{name}_p"] < 0.05
+            before, after = compared[f"{name}_before"], compared[f"{name}_after"]
+            sure = compared[f"{name}_p"] < 0.05
             axes.vlines(at, before, after, color="0.6", lw=0.8)
             axes.plot(at, before, "o", mfc="white", mec=COLOURS[1], ms=3.2, mew=0.8, label="before")
             for chosen, face, text in ((sure, COLOURS[0], "p < .05"), (~sure, "white", "no change shown")):

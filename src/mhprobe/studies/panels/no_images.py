@@ -19,7 +19,7 @@ from mhprobe.surgery.speed import BATCHES, speed_table
 def densities(
     material: Material, log_alphas: Sequence[float] = (-2.0, 0.0, 2.0), gates: str | None = None
 ) -> dict[str, Result]:
-    """Draw the hard-concrete distribution at a few log alphas (Voita et al., Figure 6). gates: tables/gates.csv.
+    """Draw the hard-concrete distribution at a few ``log_alphas`` (Voita et al., Figure 6). gates: tables/gates.csv.
 
     Table: log_alpha, zero, one (the probabilities of the ends). UserError for a table of another model's heads.
     """
@@ -40,7 +40,10 @@ def densities(
 def speed(
     material: Material, batches: Sequence[int] = BATCHES, rounds: int = 15, seconds: float = 0.05
 ) -> dict[str, Result]:
-    """Measure images per second by batch size: dense, masked, and pruned evenly (Michel et al., Table 4)."""
+    """Measure images per second: dense, masked, and pruned evenly (Michel et al., Table 4).
+
+    batches: sizes of a batch. rounds: timings of each, of ``seconds`` at least.
+    """
     if not material.first:  # processes would disturb each other's timing
         return {}
     rows = speed_table(material.backbone, batches=batches, rounds=rounds, seconds=seconds)
