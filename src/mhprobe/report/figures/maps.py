@@ -295,14 +295,14 @@ def heat(right: Sequence[float], wrong: Sequence[float], title: str, label: str)
     "alike other head of its block is on the other view (squares). A head corresponds to itself where the point is "
     "above its square; the title counts them, beside what chance would give."
 )
-def correspondence(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Figure:
-    """Heads on two views of an image. columns: itself, best_other (in [0, 1]), corresponds, chance, each (A,)."""
+def correspondence(layout: HeadLayout, compared: Mapping[str, Tensor]) -> Figure:
+    """Heads on two views of an image. compared: itself, best_other (in [0, 1]), corresponds, chance, each (A,)."""
     step, at = min(0.6, 5.5 / len(layout.sites)), style.side_by_side(layout, 0.7)
-    same, expected = int(columns["corresponds"].sum()), columns["chance"].sum().item()
+    same, expected = int(compared["corresponds"].sum()), compared["chance"].sum().item()
     with style.panel((max(2.2, step * len(layout.sites)), 2.15), (0.6, 0.5, 1.75, 0.35)) as (figure, axes):
         for number, (name, text) in enumerate((("itself", "itself"), ("best_other", "most alike other"))):
             shade, marker = style.colour(number)
-            axes.plot(at, columns[name].tolist(), marker, color=shade, markersize=3, alpha=0.8, label=text)
+            axes.plot(at, compared[name].tolist(), marker, color=shade, markersize=3, alpha=0.8, label=text)
         style.block_ticks(axes, layout, step)
         axes.set(ylim=(0, 1.03), xlabel="block (heads side by side)", ylabel="alignment (CKA) across views")
         title = f"{same} of {layout.num_heads} heads correspond to themselves (chance {expected:.1f})"
