@@ -9,7 +9,7 @@ found["gate_importance"].columns    # with its intervals; .to_frame() for pandas
 
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, Literal
 
@@ -109,7 +109,7 @@ def measure(
 def _length(loader: Iterable[Any]) -> int:
     """Return the number of batches; 0 if unknown (len() of a DataLoader over a stream raises TypeError)."""
     try:
-        return len(loader)  # type: ignore[arg-type]
+        return len(loader) if isinstance(loader, Sized) else 0
     except TypeError:
         return 0
 

@@ -101,7 +101,10 @@ def _unreadable(error: OSError) -> None:
 
 
 def _state(path: Path) -> str:
-    """Return facts of a file or a link's target: ``cp -p`` and a swap of two names keep size and modification time."""
+    """Return facts of a file, or of a link's target, that change with its contents.
+
+    Size and modification time are not enough: ``cp -p`` sets the time, and files that exchange their names keep both.
+    """
     try:
         file = path.stat()
     except OSError:  # a link that leads nowhere; reading says so

@@ -238,7 +238,10 @@ class ImageData(L.LightningDataModule):
     def batches(
         self, split: str, device: torch.device | str = "cpu", images: torch.Tensor | int | None = None
     ) -> Iterator[Batch]:
-        """This rank's evaluation batches. images: positions in the split, a number taken evenly, or None for all."""
+        """This rank's evaluation batches of a split, on ``device``.
+
+        images: positions in the split; or a number, for so many at most, evenly from all of it; or None for all.
+        """
         if isinstance(images, torch.Tensor) and images.dtype == torch.bool:
             raise UserError("batches: images: expected positions in the split or a number of images, got a mask.")
         chosen = evenly(images, len(self.splits[split])) if isinstance(images, int) else images

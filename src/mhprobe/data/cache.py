@@ -1,6 +1,7 @@
 """Images decoded once: uint8 arrays on disk, memory-mapped, so that a batch is one gather.
 
-A cache is a folder of .npy files and a meta.json with their sizes and checksums. A damaged one is built again.
+A cache is a folder of .npy files and a meta.json with their sizes and checksums. It is built under a lock in a
+temporary folder, which is renamed when it is complete. A damaged cache is built again.
 """
 
 import errno

@@ -1,6 +1,7 @@
 """Damaged copies of the test images: does a head do the same where the pixels are worse?
 
-Hendrycks & Dietterich, 2019, arXiv 1903.12261: the severities of CIFAR-10-C, for 32 pixels, with torchvision.
+Hendrycks & Dietterich, 2019, arXiv 1903.12261: the severities of CIFAR-10-C, for 32 pixels, with torchvision. Only the
+test split is damaged. An image's damage depends on the seed and its position alone.
 """
 
 import dataclasses

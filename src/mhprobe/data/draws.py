@@ -1,4 +1,7 @@
-"""Random numbers as a pure function of (seed, epoch, image index, stream): no state, so nothing to store or resume."""
+"""Random numbers as a pure function of (seed, epoch, image index, stream): no state, so nothing to store or resume.
+
+An image's draw depends on no batch, order, rank or device: int64 arithmetic gives the same bits on CPU and CUDA.
+"""
 
 import functools
 

@@ -1,4 +1,8 @@
-"""Batches in an order that is a pure function of (seed, epoch), sharded by rank, resumable at every step."""
+"""Batches in an order that is a pure function of (seed, epoch), sharded by rank, resumable at every step.
+
+On resume Lightning hands the loader its state back before it calls iter() and sets the epoch, so both are read only
+when the first batch is asked for.
+"""
 
 import logging
 from collections.abc import Iterator
@@ -59,7 +63,11 @@ class Images(Dataset[Batch]):
 
 
 class EvalOrder(Sampler[Picks]):
-    """Images 0 ... N - 1, or those ``chosen``, dealt to the ranks in turn. Repeated ones, not valid, even them out."""
+    """Images 0 ... N - 1, or the positions ``chosen``, dealt to the ranks in turn.
+
+    Every rank gets equally many, equally large batches, so that collectives stay in step. Where N does not divide,
+    images are repeated with ``valid`` False: every image counts once.
+    """
 
     def __init__(self, chosen: int | np.ndarray, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
         self.chosen = np.arange(chosen) if isinstance(chosen, int) else chosen

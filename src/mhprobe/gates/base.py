@@ -70,15 +70,19 @@ class HeadGates(nn.Module):
         self.layout, self.low, self.high = layout, low, high
         first = next(model.parameters())
         self.values = nn.Parameter(torch.ones(layout.num_heads, device=first.device), requires_grad=learnable)
-        self.__setstate__({})
+        self._unshared()
+
+    def _unshared(self) -> None:
+        """Set what no copy and no pickle takes along: the lock, and the model that the gates were last seen in."""
+        self.lock = threading.RLock()  # held while gates are changed for a while, and while a model is recorded
+        self._model: weakref.ref[nn.Module] | None = None  # the model holds the gates, not they it
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("lock", "_model")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.lock = threading.RLock()  # held while gates are changed for a while, and while a model is recorded
-        self._model: weakref.ref[nn.Module] | None = None  # the model holds the gates, not they it
+        self._unshared()
 
     def missing(self, model: nn.Module) -> list[str]:
         """Return the names of the sites in ``model`` whose projection has none of these gates."""
@@ -87,7 +91,10 @@ class HeadGates(nn.Module):
         return [site.name for number, site in enumerate(self.layout.sites) if number not in gated]
 
     def check(self, model: nn.Module | None = None) -> None:
-        """Raise UserError if a block or projection was replaced since ``attach``. model: None: the last one."""
+        """Raise UserError if a block or a projection was replaced since ``attach``: masks would have no effect there.
+
+        model: with these gates; None for the model of the last check, if it still exists.
+        """
         if model is not None:
             self._model = weakref.ref(model)
         elif self._model is None or (model := self._model()) is None:
@@ -230,7 +237,10 @@ class HeadGates(nn.Module):
 
     @contextlib.contextmanager
     def side_by_side(self, values: Tensor, instead: Instead | None = None, fill: Fill | None = None) -> Iterator[None]:
-        """Use ``values`` (R, A), inside a with block, for R equal parts of a batch; fill: as for ``filled``."""
+        """Use ``values`` (R, A) inside a with block as the gates of a batch of R equal parts, a row for each part.
+
+        instead: replacements for some heads of each part. fill: as for ``filled``.
+        """
         with self.filled(fill, values), self._during(beside=values, instead=instead):
             yield
 

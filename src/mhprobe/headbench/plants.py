@@ -153,6 +153,7 @@ class Duplicate(Plant):
         canvas.write(site, other, **canvas.parts(site, one))
 
     def verified(self, canvas: Canvas, site: int, heads: Sequence[int]) -> bool:
+        """Compare the two writes on images that the copy was not made on."""
         one, other = (canvas.writes(site, head) for head in heads)
         return bool((one - other).abs().max() < 1e-4 * one.abs().max()) and bool(one.abs().max() > 0)
 

@@ -1,4 +1,7 @@
-"""Tensors in a file with a digest of its contents, so that a damaged or edited file is refused."""
+"""Tensors in a file with a digest of its contents, so that a damaged or edited file is refused.
+
+One such file holds a run's outcomes (which test images are right): runs are compared image by image.
+"""
 
 import hashlib
 import json

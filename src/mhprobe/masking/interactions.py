@@ -31,6 +31,7 @@ class Interactions(Order):
         whole_number("masking order interactions: among", self.among)
 
     def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
+        """Return the path of least predicted loss; ties go to the lowest unit index."""
         length = units.steps(steps)
         order: list[int] = []
         if length and units.candidates(order):

@@ -84,10 +84,19 @@ def run_cell(
     found = prune(model, images, going, mend=mend, train=train, chosen_by=[images.name], whole=whole)
     dense, last = found.stages[0], found.stages[-1]
     right = {row.stage: flags for row, flags in zip(found.stages, found.right, strict=True)}
-    row: dict[str, Any] = {"flops": last.flops / dense.flops, "parameters": last.parameters / dense.parameters}
-    row |= {"heads": last.heads, "neurons": last.neurons, "minutes": minutes, "dense": dense.accuracy}
-    row |= {stage.stage: stage.accuracy for stage in found.stages if stage.stage in STAGES}
-    row |= {name: getattr(last, name) for name in ("difference", "difference_low", "difference_high", "images")}
+    row: dict[str, Any] = {
+        "flops": last.flops / dense.flops,
+        "parameters": last.parameters / dense.parameters,
+        "heads": last.heads,
+        "neurons": last.neurons,
+        "minutes": minutes,
+        "dense": dense.accuracy,
+        **{stage.stage: stage.accuracy for stage in found.stages if stage.stage in STAGES},
+        "difference": last.difference,
+        "difference_low": last.difference_low,
+        "difference_high": last.difference_high,
+        "images": last.images,
+    }
     for timed in speed_table(model, {"cell": mask}, BATCHES, rounds) if rounds else ():
         row |= {f"speedup{end}_{timed['batch']}": timed[f"speedup{end}"] for end in ("", "_low", "_high")}
     if rounds and onnx:

@@ -174,7 +174,8 @@ def interleaved(works: Sequence[Callable[[], object]], rounds: int, seconds: flo
         calls = max(1, math.ceil(seconds / (time.perf_counter() - start)))
         taken: list[list[float]] = [[] for _ in works]
         for number in range(rounds):
-            for which in [(place + number) % len(works) for place in range(len(works))]:
+            for place in range(len(works)):
+                which = (place + number) % len(works)
                 start = time.perf_counter()
                 for _ in range(calls):
                     works[which]()

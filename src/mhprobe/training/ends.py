@@ -18,7 +18,10 @@ log = logging.getLogger(__name__)
 
 
 class StopAtNonFinite(L.Callback):
-    """UserError when the loss or a gradient is nan or infinite, checked once a step, before the weights change."""
+    """UserError when the loss or a gradient is nan or infinite, checked once a step, before the weights change.
+
+    The checkpoints before it are good.
+    """
 
     batch: Any = None
     loss: Tensor | None = None  # the sum over what the step accumulates: not finite if one of them is not

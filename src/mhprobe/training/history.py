@@ -132,6 +132,7 @@ class GateHistory(L.Callback):
             self.amounts.append(gates_of(module).amount().detach().tolist())
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write at the end; Lightning skips on_train_end for a run that goes on from its very last step."""
         if not trainer.is_global_zero:
             return
         layout = gates_of(pl_module).layout

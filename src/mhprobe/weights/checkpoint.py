@@ -46,8 +46,10 @@ def weights_files(
     """Return the files that ``save_weights`` writes."""
     from safetensors.torch import save
 
-    tensors = {key: value.detach().cpu() for key, value in model.state_dict().items()}
-    state = {key: (x.to(dtype) if x.is_floating_point() else x).contiguous() for key, x in tensors.items()}
+    state = {
+        key: value.detach().cpu().to(dtype if value.is_floating_point() else value.dtype).contiguous()
+        for key, value in model.state_dict().items()
+    }
     data = save(state, metadata={"format": "pt"})
     if (gates := find_gates(model)) is not None and not (gates.effective() == 1).all():
         description = {**description, "gates": gates.effective().tolist()}
@@ -234,5 +236,10 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
 
 def _wrong_digest(path: Path, comment: bytes) -> str | None:
     """Return a clause on the damage, if the file is not the one that its comment was made for."""
-    before = path.read_bytes()[: -len(comment) - len(_NO_COMMENT)] + _NO_COMMENT
-    return None if comment == _COMMENT + hashlib.sha256(before).hexdigest().encode() else "the file"
+    digest, left = hashlib.sha256(), path.stat().st_size - len(comment) - len(_NO_COMMENT)
+    with path.open("rb") as file:  # block by block: a checkpoint may be larger than memory
+        while left > 0 and (block := file.read(min(left, 1 << 20))):
+            digest.update(block)
+            left -= len(block)
+    digest.update(_NO_COMMENT)
+    return None if comment == _COMMENT + digest.hexdigest().encode() else "the file"

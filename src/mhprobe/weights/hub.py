@@ -1,4 +1,7 @@
-"""Share weights through the Hugging Face Hub: the pair of files, checked as any other, and a card made from the run."""
+"""Share weights through the Hugging Face Hub: the pair of files, and a model card made from the run.
+
+Only ``push_to_hub`` uploads. Files from the Hub are checked as any other pair of files, and never executed.
+"""
 
 import contextlib
 import tempfile

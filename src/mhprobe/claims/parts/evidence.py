@@ -97,8 +97,8 @@ class Evidence:
         heat, right: of a rollout, and 1 for a right class. best_head, best_offset: share of right answers to queries.
         high_norm_error, other_error: see ``place_errors``.
         """
-        walks = {("heat", "right"): _heat, ("best_head", "best_offset"): _answers, PLACES: _places}
-        walk = next((walk for names, walk in walks.items() if name in names), _areas)
+        walks = {"heat": _heat, "right": _heat, "best_head": _answers, "best_offset": _answers}
+        walk = (walks | dict.fromkeys(PLACES, _places)).get(name, _areas)
         find = functools.partial(walk, self.material, self.maps, self.of_maps)
         about = {"walk": walk.__name__, "maps": {kind: vars(of) for kind, of in self.maps.items()}, "of": self.of_maps}
         return self.material.kept(about, lambda: ranks.together(find))[name]

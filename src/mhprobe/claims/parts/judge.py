@@ -82,8 +82,12 @@ def _power(claim: Claim, estimate: Estimate) -> float:
 def _needed(claim: Claim, estimate: Estimate, asked: int) -> int | None:
     """Fewest heads or images that would decide the same effect at Holm's first step, the hardest."""
     counts = range(estimate.count, MOST * estimate.count)
-    decides = lambda count: p_of(claim, estimate, count / estimate.count) < LEVEL / asked  # noqa: E731
-    return next(iter(counts[bisect.bisect_left(counts, True, key=decides) :]), None)
+
+    def decides(count: int) -> bool:
+        return p_of(claim, estimate, count / estimate.count) < LEVEL / asked
+
+    place = bisect.bisect_left(counts, True, key=decides)
+    return None if place == len(counts) else counts[place]
 
 
 def _piece(claim: Claim, estimate: Estimate) -> Word:

@@ -52,6 +52,7 @@ class Tally(Metric):
 
 
 def refuse_missed(seen_N: Tensor) -> None:
+    """Raise RuntimeError unless each image was seen exactly once."""
     if not bool((seen_N == 1).all()):
         raise RuntimeError(
             f"evaluation saw {int((seen_N > 0).sum())} of {len(seen_N)} images, {int((seen_N > 1).sum())} of them more "

@@ -136,6 +136,7 @@ def without(images: Tensor, index: Tensor, damage: str, ring: int, rings: int, s
 
 
 def ends(ring: int, rings: int) -> dict[str, Any]:
+    """Return both ends of a ring of frequencies, in units of pi."""
     return {"low": ring / rings, "high": (ring + 1) / rings}
 
 

@@ -202,6 +202,7 @@ def right_keys(pictures: Tensor, grid: tuple[int, int], centres: Tensor) -> Tens
 
 
 def colours(pictures: Tensor, grid: tuple[int, int]) -> Tensor:
+    """(B, T, 3) float64 mean colour of each patch."""
     return F.adaptive_avg_pool2d(pictures.double(), grid).flatten(2).transpose(1, 2)
 
 
