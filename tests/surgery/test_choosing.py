@@ -253,6 +253,12 @@ def test_what_cannot_be_is_refused_in_a_line(model, evaluate, options, words):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("target", [{"wings": 1}, {"flops": 1.5}, {"memory": -0.1}])
+def test_a_target_that_is_none_is_refused_before_the_network_runs(model, target):
+    with pytest.raises(mhprobe.UserError, match="masking target: "):
+        OnPath(ORDERS["importance"], target=target).check(layout_of(model), 1)
+
+
 def test_rounds_go_equal_parts_of_the_way(model, evaluate):
     source, image, layout = OnPath(ORDERS["importance"], remove=4), images_for(model, 1), layout_of(model)
     first, _ = source.choose(model, evaluate, lambda: image, layout, 1.0, 1 / 2)

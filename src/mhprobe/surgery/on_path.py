@@ -79,6 +79,8 @@ class OnPath:
                 refuse_neurons(layout, "order" if self.units == "head" else "units")
             if self.remove is not None or "heads" in (self.target or {}):
                 raise UserError("remove: it counts heads; for heads and neurons give target={flops: <share left>}.")
+        if self.target is not None and "heads" not in self.target:
+            target_of(self.target, layout, dict.fromkeys(SHARES, lambda masks: masks))  # before anything is measured
         remove = self._in_all(num_heads := layout.num_heads)
         if remove is None or self.guarantee is not None:
             return
