@@ -49,6 +49,26 @@ def test_long_work_is_a_line_at_times_and_at_its_end(capsys, monkeypatch):
     ]
 
 
+def test_the_rate_of_resumed_work_leaves_out_what_an_earlier_run_finished(capsys, monkeypatch):
+    now = iter([0.0, 0.0, 70.0, 80.0])
+    monkeypatch.setattr(shown.time, "monotonic", lambda: next(now))
+    with screen("", "lines"), progress("training", 6000, "batches") as done:
+        done(0, done=5000)
+        done(140)
+    lines = [line[9:] for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == "training: 5,140 of 6,000 batches, 2.0/s, about 7 min left"
+
+
+def test_a_bar_of_resumed_work_does_too(monkeypatch):
+    with screen("", "lines"), shown._view() as bars, shown._bar(bars, "training", 6000, "batches") as done:
+        done(0, done=5000)
+        task = bars.tasks[0]
+        assert (task.completed, task.total) == (5000, 6000) and not task.speed
+        task.start_time -= 70
+        done(140)
+        assert task.completed == 5140 and sum(sample.completed for sample in task._progress) == 140
+
+
 def test_verbose_says_details_and_who_says_them(capsys):
     with screen("", "auto", verbose=True):
         work()

@@ -18,7 +18,7 @@ from mhprobe.heads import Ablation
 from mhprobe.measures.gate_importance import GateImportance
 from mhprobe.recording.record import forward_equivalents
 from mhprobe.run import builders
-from mhprobe.run.questions import of_run
+from mhprobe.run.questions import answer, of_run
 from mhprobe.run.resume import resume
 from mhprobe.training.history import History
 from mhprobe.weights.checkpoint import load_checkpoint
@@ -144,15 +144,23 @@ def test_cost_counts_passes(build):
     assert 2 < masked <= 3  # two more passes at most: what lies before a mask may be shared
 
 
-@pytest.mark.slow
-def test_a_measure_that_cannot_be_built_holds_up_a_training_but_no_probe(tmp_path):
-    wrong = ("measure=[gate_importance,fisher]", "measure.fisher.normalize=l3")
-    with pytest.raises(mhprobe.UserError, match="normalize is one of"):
-        mhprobe.probe.run(config(tmp_path, *wrong), tmp_path / "run")
-    assert (tmp_path / "run" / "tables" / "gate_importance.csv").is_file()
-    assert not (tmp_path / "run" / "tables" / "fisher.csv").exists()
-    with pytest.raises(mhprobe.UserError, match="normalize is one of"):
-        fitted(config(tmp_path, *wrong, command="train"), tmp_path / "train")
+@pytest.mark.parametrize("command", ["probe", "train"])
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("measure.fisher.normalize=l3", "normalize is one of"),
+        ("measure.svcca.null=rows", "null is one of"),
+        ("measure.svcca.variance=abc", "variance: expected a finite number, got 'abc'"),
+        ("measure.svcca.variance=2", "variance is a share above 0 and at most 1, got 2"),
+    ],
+)
+def test_a_measure_that_cannot_be_built_is_refused_before_the_work(tmp_path, command, option, words):
+    name = option.split(".")[1]
+    cfg = config(tmp_path, f"measure=[gate_importance,{name}]", option, command=command)
+    with pytest.raises(mhprobe.UserError, match=rf"{words}.*~measure\.{name}\.$") as error:
+        answer(cfg, tmp_path / "run")
+    assert str(error.value).startswith(f"measure.{name}")
+    assert not (tmp_path / "run" / "tables").exists()
 
 
 @pytest.mark.slow

@@ -18,7 +18,8 @@ EVERY = 60  # seconds between two lines about the same piece of work
 WORTH_A_LINE = 5  # seconds that work has to take for a line at its end
 
 Advance = Callable[..., None]
-"""(pieces, text=None, done=None) counts ``pieces`` as finished. text: a new description. done: so many are finished."""
+"""(pieces, text=None, done=None) counts ``pieces`` as finished. text: a new description. done: pieces that an earlier
+run finished; the rate leaves them out."""
 
 
 class _Screen:
@@ -93,9 +94,11 @@ def _bar(bars: "Progress", description: str, total: int, unit: str) -> Iterator[
     task = bars.add_task(description, total=total, unit=unit, rate="")
 
     def advance(pieces: int, text: str | None = None, done: int | None = None) -> None:
+        if done is not None:
+            bars.reset(task, completed=done)
         bars.advance(task, pieces)
         speed = bars.tasks[bars.task_ids.index(task)].speed
-        bars.update(task, description=text, completed=done, rate="" if speed is None else pace(speed))
+        bars.update(task, description=text, rate="" if speed is None else pace(speed))
 
     try:
         yield advance
@@ -118,15 +121,17 @@ def pace(rate: float) -> str:
 def _lines(description: str, total: int, unit: str) -> Iterator[Advance]:
     """Log a line a minute, and one at the end of work that took a while."""
     began = said = time.monotonic()
-    finished, whole = 0, description
+    finished, earlier, whole = 0, 0, description
 
     def advance(pieces: int, text: str | None = None, done: int | None = None) -> None:
-        nonlocal said, finished, description
+        nonlocal said, finished, earlier, description
         description = text or description
-        finished = finished + pieces if done is None else done
+        if done is not None:
+            finished = earlier = done
+        finished += pieces
         now = time.monotonic()
-        if now - said > EVERY and finished:
-            said, rate = now, finished / (now - began)
+        if now - said > EVERY and finished > earlier:
+            said, rate = now, (finished - earlier) / (now - began)
             left = (total - finished) / rate
             text = "%s: %s of %s %s, %s, about %s left"
             log.info(text, description, f"{finished:,}", f"{total:,}", unit, pace(rate), duration(max(left, 0)))

@@ -90,12 +90,14 @@ def keyed(part: Mapping[str, Any], where: str = "") -> Iterator[None]:
 
 
 def with_key(error: UserError, part: Any, where: str) -> UserError:
-    """Return the error with keys of the configuration for options: the one it begins with, and those it advises."""
+    """Return the error with keys of the configuration: of the option or part it begins with, and of options it advises."""
     text = str(error)
     option = re.match(r"\w+(?=[:.])", text)
     places = [path[:n] for path, _ in leaves(part) for n in range(1, len(path) + 1)]  # keys of options and parts
     if place := option and next((place for place in sorted(places, key=len) if place[-1] == option[0]), None):
         text = ".".join(filter(None, [where, *place[:-1], text]))
+    elif option and where.endswith(f".{option[0]}"):  # it begins with the part's name
+        text = where.removesuffix(option[0]) + text
     if where and isinstance(part, Mapping) and part:
         named = "|".join(re.escape(str(key)) for key in part)
         text = re.sub(rf"(?<= )((?:{named})(?:\.\w+)*)(?==)", rf"{where}.\1", text)

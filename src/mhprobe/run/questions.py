@@ -80,14 +80,16 @@ def of_run(
 
 
 def material(cfg: Config, model: GatedClassifier, data: ImageData) -> Material:
-    """Return model, images, measures and curves. UserError before a training for a measure that does not fit."""
+    """Return model, images, measures and curves. UserError for a measure that does not fit, unless a paper names it."""
     own = cfg.paper or cfg.evidence  # measures and masking curves of their own
     where = "paper.measure" if cfg.paper else "evidence.measure" if own else "measure"
     section, probe = own or cfg, cfg.probe
     parts = (section.measure or {}) if own or probe else {}
     built = builders.measures(parts, model.gates.layout, where)
-    if cfg.optim and (unfit := [measure for measure in built.values() if isinstance(measure, UserError)]):
-        raise unfit[0]
+    unfit = {name: error for name, error in built.items() if isinstance(error, UserError)}
+    if unfit and not own:
+        without = " ".join(f"~{where}.{name}" for name in unfit)
+        raise UserError(f"{next(iter(unfit.values()))} To go on without: {without}.")
     curves, control = section.masking, bool(parts) and (cfg.control if own else probe and probe.control)
     return Material(
         model.gates.layout,
