@@ -134,3 +134,22 @@ def test_padding_that_is_no_number_is_left_aside():
     tally = Tally(1)
     tally.update(part, torch.tensor([[2.0, 1.0], [torch.nan, 0.0]]))
     assert tally.compute()["accuracy"] == 1
+
+
+@pytest.mark.parametrize("place", [0, 2, 4])
+def test_padding_counts_nowhere_and_breaks_nothing_wherever_it_is(logits, labels, place):
+    """Outputs of padding may be NaN; those of an image may not, and the image is named by its own number."""
+    index, valid = torch.tensor([3, 1, 4, 0, 2]), torch.ones(5, dtype=torch.bool)
+    index[place], valid[place] = int(index[(place + 1) % 5]), False
+    counted = sorted(index[valid].tolist())
+    one = Batch(torch.empty(5, 3, 1, 1), labels[index], index, valid)
+    outputs = logits[index].clone()
+    outputs[place] = torch.nan
+    tally = Tally(5, check_images=False)
+    tally.update(one, outputs)
+    assert tally.seen.nonzero().flatten().tolist() == counted
+    assert int(tally.compute()["correct"]) == int((logits[counted].argmax(1) == labels[counted]).sum())
+    outputs[(place + 2) % 5] = torch.inf
+    tally.update(one, outputs)
+    with pytest.raises(UserError, match=f"1 of 5 images, the first is image {index[(place + 2) % 5]}:"):
+        tally.compute()
