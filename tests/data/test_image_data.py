@@ -141,10 +141,23 @@ def test_lightning_gets_augmented_training_and_plain_evaluation_batches(tmp_path
 
 
 @pytest.mark.parametrize(
+    ("size", "most"), [((8, 8), 500), ((32, 32), 500), ((112, 112), 79), ((224, 112), 39), ((1400, 1000), 1)]
+)
+def test_batches_of_tests_hold_a_million_pixels_unless_a_number_is_given(tmp_path, size, most):
+    data, asked = noise(tmp_path), noise(tmp_path, eval_batch_size=40)
+    data.spec = asked.spec = InputSpec(size)
+    assert data.eval_batch_size == most and (most == 1 or most * size[0] * size[1] <= 1e6)
+    assert asked.eval_batch_size == 40
+
+
+@pytest.mark.parametrize(
     "options, line",
     [
         ({"batch_size": 0}, "batch_size: expected a whole number of at least 1, got 0"),
-        ({"eval_batch_size": 0}, "eval_batch_size: expected a whole number of at least 1, got 0"),
+        (
+            {"eval_batch_size": 0},
+            "eval_batch_size: expected a whole number of at least 1, or None for a million pixels, got 0",
+        ),
         ({"batch_size": "many"}, "batch_size: expected a whole number of at least 1, got 'many'"),
         ({"limit_train": 0}, "limit_train: expected a whole number of at least 1, got 0"),
         ({"num_workers": -1}, "num_workers: expected a whole number of at least 0, got -1"),
