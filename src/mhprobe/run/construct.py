@@ -90,7 +90,7 @@ def keyed(part: Mapping[str, Any], where: str = "") -> Iterator[None]:
 
 
 def with_key(error: UserError, part: Any, where: str) -> UserError:
-    """Return the error with keys of the configuration: of the option or part it begins with, and of options it advises."""
+    """Return the error with keys: of the option or part that it begins with, and of options that it advises."""
     text = str(error)
     option = re.match(r"\w+(?=[:.])", text)
     places = [path[:n] for path, _ in leaves(part) for n in range(1, len(path) + 1)]  # keys of options and parts
