@@ -20,7 +20,11 @@ AIM = "<= 1.2"
 
 def run(size: Size) -> Iterator[Ratio]:
     names = size.pick((), ("deit_small_patch16_224", "swin_tiny_patch4_window7_224"))
-    models = [("small ViT", small_vit()), ("small Swin", small_swin()), *((n, timm.create_model(n)) for n in names)]
+    models = [
+        ("small ViT", small_vit(size.pick(2, 6))),
+        ("small Swin", small_swin(size.pick((1, 1), (2, 2, 4)))),
+        *((n, timm.create_model(n)) for n in names),
+    ]
     for name, model in models:
         images = torch.randn(size.pick(2, 8 if name in names else 32), 3, *input_spec(model)["size"])
         yield _of(name, model.eval(), images, size)

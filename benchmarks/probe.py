@@ -21,7 +21,7 @@ from mhprobe.recording.record import forward_equivalents
 
 
 def run(size: Size) -> Iterator[Ratio]:
-    model = small_vit().eval()
+    model = small_vit(size.pick(2, 6)).eval()
     layout = mhprobe.attach(model).layout
     needs = needs_of(build(name, layout) for name in MEASURES)
     batch = Batch(torch.randn(4, 3, 32, 32), torch.arange(4), torch.arange(4), torch.ones(4, dtype=torch.bool))

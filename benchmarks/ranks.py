@@ -105,7 +105,7 @@ def run(size: Size) -> Iterator[Ratio]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with Helpers(*of) as helpers:
+        with Helpers(size.pick("fork", "spawn"), *of) as helpers:
             yield _memory(helpers, size.pick(8, 256))
             work = Work(*of)
             for job in JOBS:
@@ -125,10 +125,10 @@ def _memory(helpers: Helpers, megabytes: int) -> Ratio:
 
 
 class Helpers:
-    """Processes that do a job together, as often as they are told to. of: what ``Work`` is given."""
+    """Processes that do a job together, as often as they are told to. start: how; of: what ``Work`` is given."""
 
-    def __init__(self, *of: Any) -> None:
-        context = mp.get_context("spawn")
+    def __init__(self, start: str, *of: Any) -> None:
+        context = mp.get_context(start)
         self.folder = tempfile.TemporaryDirectory(prefix="mhprobe_ranks_")
         pipes = [context.Pipe() for _ in range(RANKS)]
         self.pipes = [ours for ours, _ in pipes]

@@ -94,6 +94,25 @@ def _start(folder: Path) -> None:
         time.sleep(0.05)
 
 
+def executable() -> Path:
+    """A Python that runs ``-m module`` and ``-c code`` in forks, for what starts ``sys.executable``."""
+    path = Path(os.environ[PLACE].partition(":")[2]) / "python"
+    if not path.exists():
+        words = f"#!{sys.executable} -S\nimport sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        written = path.with_name(f"python_{os.getpid()}")
+        written.write_text(words + "import forks\nforks.start()\n")
+        written.chmod(0o755)
+        written.rename(path)  # another process may write it, too
+    return path
+
+
+def start() -> None:
+    """Of that Python: what its command line says, to the end."""
+    end = ask("runs.started", Path.cwd(), dict(os.environ), sys.argv[1:])
+    sys.stdout.write(end.out), sys.stderr.write(end.err)
+    sys.exit(end.code if end.code >= 0 else 128 - end.code)
+
+
 # the server
 
 

@@ -23,6 +23,8 @@ FEW = ("data=scenes", "data.source.size=16", "data.source.train=100", "data.sour
 FEW += ("backbone.img_size=16", "backbone.patch_size=4", "backbone.num_heads=2", "trainer.max_epochs=1")
 FEW += ("data.limit_train=32", "data.limit_val=20", "data.limit_test=20")
 
+SHORTER = {"snapvit": ("prune.order.generations=1",), "learned": ("prune.order.steps=20",)}
+
 
 def names(group: str) -> list[str]:
     """The members of a group of conf/."""
@@ -46,10 +48,13 @@ def pieces() -> Iterator[tuple[str, tuple[str, ...]]]:
         target = runs.composed("prune", "prune=order", f"prune/order={order}").prune.order._target_
         ordered = issubclass(get_class(target), Order)
         table = ("prune.order.table=scores.csv",) if order == "by_table" else ("prune.repair.per=weights",)
-        table += ("prune.order.generations=1",) if order == "snapvit" else ()
+        table += SHORTER.get(order, ())
         budget = "prune.remove=1" if ordered else "prune.target={flops: .8}"
         yield "prune", ("prune=order", f"prune/order={order}", budget, *table, *few)
-    yield "prunebench", ("budgets=[.8]", "methods=[fisher]", "seeds=[0]", "prune.tune_epochs=1", *few)
+    yield (
+        "prunebench",
+        ("budgets=[.8]", "methods=[fisher]", "seeds=[0]", "prune.tune_epochs=1", "prune.speed_rounds=1", *few),
+    )
     for paper in names("paper"):
         yield "study", (f"+paper={paper}",)
     yield "claims", ("evidence.maps_of=4", "evidence.control_of=20")
@@ -73,8 +78,13 @@ def run_piece(name: str, accelerator: str, kept: str, folder: str) -> None:
     for settings in (cfg, cfg.paper or cfg):
         if "rarity" in (settings.measure or {}):
             settings.measure["rarity"]["codes"] = 8  # so few images have few different patches
+        for measure in (settings.measure or {}).values():
+            if "null_draws" in measure:
+                measure["null_draws"] = 2  # each draw asks the same of the device
     if cfg.paper and "table_4" in cfg.paper.figures:
         cfg.paper.figures["table_4"].panel |= {"rounds": 2, "seconds": 1e-3, "batches": [1]}
+    if cfg.paper and "figure_6_landscape" in cfg.paper.figures:
+        cfg.paper.figures["figure_6_landscape"].panel |= {"steps": 3}  # 9 losses of 121
     # a network that has learned nothing is asked for the accuracy of masks, too
     with patch.object(Evidence, "_refuse_guessing", lambda self: None):
         launch.module(command).run(cfg, Path(folder))

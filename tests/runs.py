@@ -131,10 +131,22 @@ def module(name: str, *arguments: str, cwd: Path) -> Result:
 
 
 def as_main(name: str, arguments: Sequence[str]) -> None:
-    """In a fork: the module, found where ``python -m`` looks for it."""
+    """In a fork: the module, found where ``python -m`` looks for it. What it starts by its Python are forks, too."""
     sys.path.insert(0, os.getcwd())
+    sys.executable = str(forks.executable())
     sys.argv = [name, *arguments]
     runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def started(arguments: Sequence[str]) -> None:
+    """In a fork: ``python <arguments>``, a module with -m or code with -c."""
+    kind, what, *words = arguments
+    if kind == "-c":
+        as_code(what)
+    elif what.startswith("mhprobe."):
+        obey(what.removeprefix("mhprobe."), words)
+    else:
+        as_main(what, words)
 
 
 def python(code: str, cwd: Path) -> Result:
@@ -188,7 +200,9 @@ def answers(commands: Sequence[Command], cwd: Path) -> list[Result]:
     return [Result(end.code, end.out, end.err, cpu=end.cpu) for end in ends]
 
 
-def obey(task: str, overrides: Sequence[str], number: int, save: int, batch: int, cpu: float, rank: str) -> None:
+def obey(
+    task: str, overrides: Sequence[str], number: int = 0, save: int = 0, batch: int = 0, cpu: float = 0, rank: str = ""
+) -> None:
     """In a fork: the command, with the signal at its moment."""
     from mhprobe.data.base import ImageData
     from mhprobe.run import cli
