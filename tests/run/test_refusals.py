@@ -7,13 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 import runs
+from mhprobe.backbones import build
 from mhprobe.errors import UserError, refuse_misfits
 from mhprobe.run import builders, cli, launch
 from mhprobe.run.construct import construct
 from mhprobe.run.questions import of_run
 from mhprobe.run.schema import TrainerSettings
+from mhprobe.weights.checkpoint import save_weights
 
 SETTINGS = {  # of the configuration alone
     "trainer.accumulate_grad_batches=0": "accumulate_grad_batches",
@@ -177,6 +180,37 @@ def test_an_empty_mapping_that_empties_nothing_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"masking\.curves=\{\}: adds nothing to what is there .*or choose another"):
         cli.refuse_empty(cfg, ["seed=1", "masking.curves={}"])
     cli.refuse_empty(cfg, ["seed=1", "masking=orders", "+nothing={}"])
+
+
+@pytest.mark.parametrize("word", ["backbone.depth=4", "+backbone.qk_norm=true", "backbone.img_size=64"])
+def test_settings_of_a_backbone_that_weights_bring_are_refused_where_they_are_typed(word):
+    key = word.lstrip("+").partition("=")[0]
+    with pytest.raises(UserError, match=rf"{key}: weights=a.safetensors bring their own backbone.*Leave {key} out"):
+        cli.refuse_unread({"weights": "a.safetensors"}, ["seed=1", word])
+    for weights in (None, "random"):  # a new network takes them
+        cli.refuse_unread({"weights": weights}, [word])
+    taken = ["backbone.num_classes=0", "+backbone.patch_drop_rate=0", "backbone=vit", "backbone.checkpoint=b.pth"]
+    cli.refuse_unread({"weights": "a.safetensors"}, taken)
+
+
+def test_rates_of_dropping_are_those_of_the_command_and_else_those_of_the_file(tmp_path):
+    """They hold no weights: a network trained on half of the patches can be tuned on all of them."""
+    file = tmp_path / "half.safetensors"
+    backbone = {"name": "vit_tiny_patch16_224", "img_size": 8, "patch_size": 4, "embed_dim": 12, "depth": 2}
+    backbone |= {"num_heads": 3, "patch_drop_rate": 0.5}
+    names = [str(number) for number in range(10)]
+    save_weights(
+        build(**backbone, num_classes=10), file, {"backbone": backbone, "class_names": names, "data": "digits"}
+    )
+    networks = []
+    for more, rate in (([], 0.5), (["backbone.patch_drop_rate=0.25"], 0.25), (["backbone.patch_drop_rate=0"], 0)):
+        cfg = runs.config("train", tmp_path, f"weights={file}", "data=digits", *more)
+        model = builders.classifier(cfg, builders.data(cfg))
+        assert getattr(model.backbone.patch_drop, "prob", 0) == rate
+        assert model.description["backbone"]["patch_drop_rate"] == rate
+        networks.append(model.backbone.eval())
+    images = torch.rand(4, 3, 8, 8)
+    assert all(torch.equal(network(images), networks[0](images)) for network in networks)
 
 
 def test_options_of_the_right_types_are_taken():

@@ -32,6 +32,7 @@ from mhprobe.io.files import reason
 from mhprobe.io.stopping import Stopped, listen, outlive_readers, stop
 from mhprobe.run import jobs, sections
 from mhprobe.run.sections import CONF, options
+from mhprobe.weights.description import RATES
 
 
 def main(command: str) -> None:
@@ -109,6 +110,7 @@ def _job(command: str, cfg: DictConfig, started: list[Path], mistakes: list[User
     started.append(folder)
     try:
         refuse_empty(cfg, job.overrides.task)
+        refuse_unread(cfg, job.overrides.task)
         with jobs.held(folder):
             run(command, cfg, folder)
     except (UserError, OmegaConfBaseException) as error:  # not through Hydra, which adds lines of its own
@@ -135,6 +137,19 @@ def refuse_empty(cfg: DictConfig, overrides: Iterable[str]) -> None:
             raise UserError(
                 f"{key}={{}}: adds nothing to what is there ({', '.join(map(str, section))}) and takes nothing away; "
                 f"take parts away by name (~{key}.{next(iter(section))}), or choose another option of the group."
+            )
+
+
+def refuse_unread(cfg: DictConfig, overrides: Iterable[str]) -> None:
+    """Raise UserError for a typed setting of ``backbone`` that ``weights`` bring themselves."""
+    if (weights := cfg.get("weights")) in (None, "random"):
+        return
+    for word in overrides:
+        key = word.lstrip("+").partition("=")[0]
+        if key.startswith("backbone.") and key.removeprefix("backbone.") not in (*RATES, "num_classes", "checkpoint"):
+            raise UserError(
+                f"{key}: weights={weights} bring their own backbone. Leave {key} out; of backbone only num_classes=0 "
+                f"and rates ({', '.join(RATES)}) change."
             )
 
 

@@ -66,16 +66,18 @@ def as_json(description: dict[str, Any]) -> bytes:
     return (json.dumps({**description, "digest": digest(description)}, indent=2) + "\n").encode()
 
 
-def load_weights(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
+def load_weights(path: str | Path, **rates: float) -> tuple[nn.Module, dict[str, Any]]:
     """Load a model and its description from a .safetensors + .json pair or a training checkpoint (.ckpt).
 
     The model is timm's, in eval mode, with gates only if they differ from one. No code in the file runs.
+    rates: settings of the backbone in place of the file's that hold no weights, as ``patch_drop_rate``.
     Raises UserError for missing, damaged or foreign files.
     """
     path = Path(path)
     if not path.is_file():
         raise UserError(f"weights: no file {path}. Give a .safetensors with its .json, or a .ckpt of mhprobe.train.")
     state, description, gate_values = (_from_checkpoint if path.suffix == ".ckpt" else _from_pair)(path)
+    description["backbone"] = {**description["backbone"], **rates}
     if description.get("gates") is not None:  # in a checkpoint: learned in another form than their values
         gate_values = torch.tensor(description["gates"])
     model = _built(description, path)

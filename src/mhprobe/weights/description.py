@@ -25,6 +25,9 @@ OURS = ("name", "pretrained", "fused_attn")  # read by mhprobe.backbones.build i
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Size = Annotated[int, Field(ge=1, le=LARGEST)]
 
+RATES = ("patch_drop_rate", "drop_path_rate", "drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate")
+"""Settings of a backbone that hold no weights: what is left out in training."""
+
 
 class Input(BaseModel):
     """Input that the model expects: size (height, width) in pixels, mean and std per channel."""
