@@ -182,19 +182,9 @@ def test_an_empty_mapping_that_empties_nothing_is_refused(tmp_path):
     cli.refuse_empty(cfg, ["seed=1", "masking=orders", "+nothing={}"])
 
 
-@pytest.mark.parametrize("word", ["backbone.depth=4", "+backbone.qk_norm=true", "backbone.img_size=64"])
-def test_settings_of_a_backbone_that_weights_bring_are_refused_where_they_are_typed(word):
-    key = word.lstrip("+").partition("=")[0]
-    with pytest.raises(UserError, match=rf"{key}: weights=a.safetensors bring their own backbone.*Leave {key} out"):
-        cli.refuse_unread({"weights": "a.safetensors"}, ["seed=1", word])
-    for weights in (None, "random"):  # a new network takes them
-        cli.refuse_unread({"weights": weights}, [word])
-    taken = ["backbone.num_classes=0", "+backbone.patch_drop_rate=0", "backbone=vit", "backbone.checkpoint=b.pth"]
-    cli.refuse_unread({"weights": "a.safetensors"}, taken)
-
-
-def test_rates_of_dropping_are_those_of_the_command_and_else_those_of_the_file(tmp_path):
-    """They hold no weights: a network trained on half of the patches can be tuned on all of them."""
+@pytest.fixture
+def half(tmp_path):
+    """A network that was trained on half of the patches."""
     file = tmp_path / "half.safetensors"
     backbone = {"name": "vit_tiny_patch16_224", "img_size": 8, "patch_size": 4, "embed_dim": 12, "depth": 2}
     backbone |= {"num_heads": 3, "patch_drop_rate": 0.5}
@@ -202,9 +192,28 @@ def test_rates_of_dropping_are_those_of_the_command_and_else_those_of_the_file(t
     save_weights(
         build(**backbone, num_classes=10), file, {"backbone": backbone, "class_names": names, "data": "digits"}
     )
+    return file
+
+
+@pytest.mark.parametrize(
+    ("key", "asked", "theirs"), [("depth", 4, "2"), ("qk_norm", True, "none"), ("img_size", 16, "8")]
+)
+def test_a_typed_setting_of_a_backbone_that_weights_bring_otherwise_is_refused(half, key, asked, theirs):
+    words, cfg = ["seed=1", f"+backbone.{key}={asked}"], {"backbone": {key: asked}, "weights": str(half)}
+    with pytest.raises(UserError, match=rf"backbone.{key}: .*half.safetensors has {theirs}, got {asked}. Leave .* out"):
+        cli.refuse_unread(cfg, words)
+    cli.refuse_unread(cfg, ["seed=1", "+experiment=somebody's"])  # an experiment may be of another network
+    for weights in (None, "random"):  # a new network takes them
+        cli.refuse_unread({**cfg, "weights": weights}, words)
+    same = {"depth": 2, "patch_drop_rate": 0, "num_classes": 0, "embed_dim": None}
+    cli.refuse_unread({"backbone": same, "weights": str(half)}, [f"backbone.{name}={same[name]}" for name in same])
+
+
+def test_rates_of_dropping_are_those_of_the_command_and_else_those_of_the_file(tmp_path, half):
+    """They hold no weights: a network trained on half of the patches can be tuned on all of them."""
     networks = []
     for more, rate in (([], 0.5), (["backbone.patch_drop_rate=0.25"], 0.25), (["backbone.patch_drop_rate=0"], 0)):
-        cfg = runs.config("train", tmp_path, f"weights={file}", "data=digits", *more)
+        cfg = runs.config("train", tmp_path, f"weights={half}", "data=digits", *more)
         model = builders.classifier(cfg, builders.data(cfg))
         assert getattr(model.backbone.patch_drop, "prob", 0) == rate
         assert model.description["backbone"]["patch_drop_rate"] == rate

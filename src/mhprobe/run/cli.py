@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Iterable
 from concurrent.futures import BrokenExecutor
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import hydra
 from hydra import compose, initialize_config_dir
@@ -32,7 +32,6 @@ from mhprobe.io.files import reason
 from mhprobe.io.stopping import Stopped, listen, outlive_readers, stop
 from mhprobe.run import jobs, sections
 from mhprobe.run.sections import CONF, options
-from mhprobe.weights.description import RATES
 
 
 def main(command: str) -> None:
@@ -140,16 +139,21 @@ def refuse_empty(cfg: DictConfig, overrides: Iterable[str]) -> None:
             )
 
 
-def refuse_unread(cfg: DictConfig, overrides: Iterable[str]) -> None:
-    """Raise UserError for a typed setting of ``backbone`` that ``weights`` bring themselves."""
-    if (weights := cfg.get("weights")) in (None, "random"):
+def refuse_unread(cfg: Any, overrides: Iterable[str]) -> None:
+    """Raise UserError for a typed setting of ``backbone`` that differs from that of the file ``weights``."""
+    typed = [word.lstrip("+").partition("=")[0] for word in overrides if word.lstrip("+").startswith("backbone.")]
+    about = Path(str(cfg.get("weights"))).with_suffix(".json")
+    if not typed or not about.is_file():
         return
-    for word in overrides:
-        key = word.lstrip("+").partition("=")[0]
-        if key.startswith("backbone.") and key.removeprefix("backbone.") not in (*RATES, "num_classes", "checkpoint"):
+    from mhprobe.weights.checkpoint import read_description
+    from mhprobe.weights.description import RATES
+
+    theirs, taken = read_description(about)["backbone"], (*RATES, "num_classes", "checkpoint")
+    for key, name in ((key, key.removeprefix("backbone.")) for key in typed):
+        if name not in taken and (asked := cfg["backbone"].get(name)) not in (None, theirs.get(name)):
             raise UserError(
-                f"{key}: weights={weights} bring their own backbone. Leave {key} out; of backbone only num_classes=0 "
-                f"and rates ({', '.join(RATES)}) change."
+                f"{key}: the network of weights={cfg['weights']} has {theirs.get(name, 'none')}, got {asked}. Leave "
+                f"{key} out; of backbone only num_classes=0 and rates ({', '.join(RATES)}) change."
             )
 
 
