@@ -16,7 +16,7 @@ from mhprobe.run import builders, cli, launch
 from mhprobe.run.construct import construct
 from mhprobe.run.questions import of_run
 from mhprobe.run.schema import TrainerSettings
-from mhprobe.weights.checkpoint import save_weights
+from mhprobe.weights.checkpoint import load_weights, save_weights
 
 SETTINGS = {  # of the configuration alone
     "trainer.accumulate_grad_batches=0": "accumulate_grad_batches",
@@ -203,7 +203,7 @@ def test_a_typed_setting_of_a_backbone_that_weights_bring_otherwise_is_refused(h
     with pytest.raises(UserError, match=rf"backbone.{key}: .*half.safetensors has {theirs}, got {asked}. Leave .* out"):
         cli.refuse_unread(cfg, words)
     cli.refuse_unread(cfg, ["seed=1", "+experiment=somebody's"])  # an experiment may be of another network
-    for weights in (None, "random"):  # a new network takes them
+    for weights in (None, "random", "", ".", "/"):  # a new network takes them; what is no file is refused elsewhere
         cli.refuse_unread({**cfg, "weights": weights}, words)
     same = {"depth": 2, "patch_drop_rate": 0, "num_classes": 0, "embed_dim": None}
     cli.refuse_unread({"backbone": same, "weights": str(half)}, [f"backbone.{name}={same[name]}" for name in same])
@@ -218,6 +218,13 @@ def test_rates_of_dropping_are_those_of_the_command_and_else_those_of_the_file(t
         assert getattr(model.backbone.patch_drop, "prob", 0) == rate
         assert model.description["backbone"]["patch_drop_rate"] == rate
         networks.append(model.backbone.eval())
+    for key, rate, words in (
+        ("pos_drop_rate", 2, "expected a share"),
+        ("drop_rate", "much", "expected a share"),
+        ("window", 1, "is no size or switch"),
+    ):
+        with pytest.raises(UserError, match=words):
+            load_weights(half, **{key: rate})
     images = torch.rand(4, 3, 8, 8)
     assert all(torch.equal(network(images), networks[0](images)) for network in networks)
 

@@ -125,10 +125,14 @@ class ImageData(L.LightningDataModule):
         return {split: images.limited(self.limits[split], self.seed) for split, images in whole.items()}
 
     @property
+    def input_spec(self) -> InputSpec:
+        """Input that batches are made for: ``spec``, or the stored size scaled to [-1, 1]."""
+        return self.spec or InputSpec(self.stored_size)
+
+    @property
     def eval_batch_size(self) -> int:
         """Images of a batch in tests and probes."""
-        pixels = math.prod((self.spec or InputSpec(self.stored_size)).size)
-        return self._eval_batch_size or max(1, min(500, 1_000_000 // pixels))
+        return self._eval_batch_size or max(1, min(500, 1_000_000 // math.prod(self.input_spec.size)))
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -236,7 +240,7 @@ class ImageData(L.LightningDataModule):
 
     def transform(self, batch: Batch, train: bool, epoch: int = 0) -> Batch:
         """uint8 images -> what the model eats, on the batch's device; augmented if ``train``."""
-        spec = self.spec or InputSpec(self.stored_size)
+        spec = self.input_spec
         if train:
             batch = self.augment.distort(self.augment.crop_flip(batch, self.seed, epoch), self.seed, epoch)
         objects = None if train or batch.objects is None else resized(batch.objects, spec.size)

@@ -18,7 +18,7 @@ from torch.nn.functional import interpolate
 
 from mhprobe.backbones import attach, gives_features, puts_out_features
 from mhprobe.data.augment import normalise
-from mhprobe.data.base import ImageData, InputSpec
+from mhprobe.data.base import ImageData
 from mhprobe.data.draws import evenly
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
@@ -89,7 +89,7 @@ def keep_live(folder: Path, model: nn.Module, data: ImageData) -> str:
         chosen = evenly(IMAGES_LIVE, data.sizes["test"])
         batch = data.stored("test", chosen)
         names = [f"image {number}" for number in chosen]
-        spec = dataclasses.asdict(data.spec or InputSpec(data.stored_size))
+        spec = dataclasses.asdict(data.input_spec)
         keep(folder, model, batch.images, batch.labels, data.class_names, names, spec)
     except Exception as error:  # no reason to lose the run
         return str(error) or type(error).__name__

@@ -139,7 +139,7 @@ def optim(cfg: Config, data: ImageData) -> dict[str, Any]:
     settings = cfg.optim.model_dump(exclude={"ema", "teacher_sees"})
     if (path := cfg.optim.teacher) is None:
         return settings
-    whole, spec = cfg.optim.teacher_sees == "whole", data.spec or InputSpec(data.stored_size)
+    whole, spec = cfg.optim.teacher_sees == "whole", data.input_spec
     if whole and (blended := [name for name in ("mixup", "cutmix") if getattr(data.augment, name)]):
         raise UserError(
             f"optim.teacher_sees=whole: the teacher has not seen the images that data.augment.{blended[0]} blends. Set "

@@ -142,14 +142,15 @@ def refuse_empty(cfg: DictConfig, overrides: Iterable[str]) -> None:
 def refuse_unread(cfg: Any, overrides: Iterable[str]) -> None:
     """Raise UserError for a typed setting of ``backbone`` that differs from that of the file ``weights``."""
     typed = [word.lstrip("+").partition("=")[0] for word in overrides if word.lstrip("+").startswith("backbone.")]
-    about = Path(str(cfg.get("weights"))).with_suffix(".json")
-    if not typed or not about.is_file():
+    weights = Path(str(cfg.get("weights")))
+    if not typed or not weights.is_file() or not (about := weights.with_suffix(".json")).is_file():
         return
     from mhprobe.weights.checkpoint import read_description
     from mhprobe.weights.description import RATES
 
     theirs, taken = read_description(about)["backbone"], (*RATES, "num_classes", "checkpoint")
-    for key, name in ((key, key.removeprefix("backbone.")) for key in typed):
+    for key in typed:
+        name = key.removeprefix("backbone.")
         if name not in taken and (asked := cfg["backbone"].get(name)) not in (None, theirs.get(name)):
             raise UserError(
                 f"{key}: the network of weights={cfg['weights']} has {theirs.get(name, 'none')}, got {asked}. Leave "

@@ -80,7 +80,7 @@ def of_run(
 
 
 def material(cfg: Config, model: GatedClassifier, data: ImageData) -> Material:
-    """Return model, images, measures and curves. UserError for a measure that does not fit, unless a paper names it."""
+    """Return model, images, measures and curves. UserError for an unfit measure, unless of a paper or claim."""
     own = cfg.paper or cfg.evidence  # measures and masking curves of their own
     where = "paper.measure" if cfg.paper else "evidence.measure" if own else "measure"
     section, probe = own or cfg, cfg.probe

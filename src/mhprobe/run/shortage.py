@@ -32,7 +32,9 @@ def explained(cfg: "Config") -> Iterator[None]:
         if not no_memory(error):
             raise
         words = (str(error).splitlines() or ["MemoryError"])[0][:120].rstrip(".")
-        sizes = [f"data.{key}={cfg.data.get(key) or 'null'}" for key in ("batch_size", "eval_batch_size")]
+        sizes = [
+            f"data.{key}={cfg.data.get(key) or 'null (a million pixels)'}" for key in ("batch_size", "eval_batch_size")
+        ]
         raise UserError(
             f"out of memory ({words}). Lower {sizes[0]} (training) or {sizes[1]} (tests and probes); "
             f"trainer.accumulate_grad_batches keeps the size of a step."

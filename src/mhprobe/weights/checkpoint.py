@@ -28,7 +28,7 @@ from mhprobe.errors import UserError
 from mhprobe.gates import find_gates
 from mhprobe.heads import KINDS
 from mhprobe.io.files import replacing, write_all
-from mhprobe.weights.description import checked, digest
+from mhprobe.weights.description import check_setting, checked, digest
 from mhprobe.weights.foreign import in_float32
 
 # the parts of a description that belong to the model, not to the file it came in
@@ -70,13 +70,17 @@ def load_weights(path: str | Path, **rates: float) -> tuple[nn.Module, dict[str,
     """Load a model and its description from a .safetensors + .json pair or a training checkpoint (.ckpt).
 
     The model is timm's, in eval mode, with gates only if they differ from one. No code in the file runs.
-    rates: settings of the backbone in place of the file's that hold no weights, as ``patch_drop_rate``.
-    Raises UserError for missing, damaged or foreign files.
+    rates: rates of dropping (``patch_drop_rate=0``) in place of the file's; they hold no weights.
+    Raises UserError for missing, damaged or foreign files, and for a rate that the model has not.
     """
     path = Path(path)
     if not path.is_file():
         raise UserError(f"weights: no file {path}. Give a .safetensors with its .json, or a .ckpt of mhprobe.train.")
     state, description, gate_values = (_from_checkpoint if path.suffix == ".ckpt" else _from_pair)(path)
+    for key, rate in rates.items():
+        check_setting(description["backbone"]["name"], key, rate, path)
+        if not isinstance(rate, int | float) or not 0 <= rate < 1:
+            raise UserError(f"{key}: expected a share from 0 to below 1, got {rate}.")
     description["backbone"] = {**description["backbone"], **rates}
     if description.get("gates") is not None:  # in a checkpoint: learned in another form than their values
         gate_values = torch.tensor(description["gates"])
