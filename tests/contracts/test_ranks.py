@@ -147,7 +147,7 @@ def one_rank(rank: int, world: int, folder: Path, weights: str, curves: list[Cur
 
 
 TASKS: dict[str, tuple[str, ...]] = {
-    "studies.causal": ("causal.steps=3", "causal.start_steps=2", "data.eval_batch_size=16"),
+    "studies.causal": ("causal.steps=3", "causal.start_steps=2", "causal.batch_size=16"),
     "studies.voita": ("+experiment=digits_voita", "voita.heads=[3]", "voita.scratch_epochs=1"),
     "maps": ("images=[0,5]",),
     "prune": ("prune=given", "prune.heads=[1]"),

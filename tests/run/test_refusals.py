@@ -202,6 +202,8 @@ def test_a_typed_setting_of_a_backbone_that_weights_bring_otherwise_is_refused(h
     words, cfg = ["seed=1", f"+backbone.{key}={asked}"], {"backbone": {key: asked}, "weights": str(half)}
     with pytest.raises(UserError, match=rf"backbone.{key}: .*half.safetensors has {theirs}, got {asked}. Leave .* out"):
         cli.refuse_unread(cfg, words)
+    with pytest.raises(UserError, match=r"backbone: .*half.safetensors has vit_tiny_patch16_224, got swin_tiny"):
+        cli.refuse_unread({"backbone": {"name": "swin_tiny"}, "weights": str(half)}, ["backbone=swin"])
     cli.refuse_unread(cfg, ["seed=1", "+experiment=somebody's"])  # an experiment may be of another network
     for weights in (None, "random", "", ".", "/"):  # a new network takes them; what is no file is refused elsewhere
         cli.refuse_unread({**cfg, "weights": weights}, words)

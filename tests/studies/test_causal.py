@@ -69,29 +69,45 @@ def test_heads_that_are_off_stay_off_and_learned_factors_stay():
     assert torch.equal(toy.gates[0].values, factors)
 
 
+def material_of(toy: nn.Module, train: Batch, test: Batch, at_once: int) -> SimpleNamespace:
+    """What ``causal_roles`` looks at; data give so many images at once."""
+
+    def batches(split, device, images):
+        whole = {"train": train, "test": test}[split]
+        for part in images.split(at_once):
+            yield Batch(whole.images[part], whole.labels[part], part, whole.valid[part])
+
+    toy.device = torch.device("cpu")
+    data = SimpleNamespace(sizes={"train": len(train.images), "test": len(test.images)}, batches=batches)
+    kept = dict(walk=lambda: lambda: [test], kept=lambda about, find: find(), seed=0, first=False)
+    return SimpleNamespace(model=toy, data=data, **kept)
+
+
 def test_roles_are_of_training_images_and_accuracies_without_the_other_heads():
     """Padding says the opposite of every image, and would leave no head with a role."""
     toy = Toy([0.6, 0.0, -0.6, 0.6, 0.0, -0.6])
-    toy.device = torch.device("cpu")
     images, index, wrong = images_for(toy.vit, 8), torch.arange(8), torch.arange(8) % 2
     train = Batch(images, wrong, index, wrong == 0)
     test = Batch(images[:4], torch.zeros(4, dtype=torch.long), index[:4], torch.ones(4, dtype=torch.bool))
-    splits = {"train": train, "test": test}
-    material = SimpleNamespace(
-        model=toy,
-        data=SimpleNamespace(
-            sizes={"train": 8, "test": 4},
-            eval_batch_size=8,
-            batches=lambda split, device, images: [splits[split]],
-        ),
-        walk=lambda: lambda: [test],
-        kept=lambda about, find: find(),
-        seed=0,
-        first=False,
-    )
-    found = causal_roles(material, weight=0.01, steps=120, start_steps=20, lr=0.2, threshold=0.5)["causal"]
+    options = dict(weight=0.01, steps=120, start_steps=20, lr=0.2, threshold=0.5)
+    found = causal_roles(material_of(toy, train, test, 8), **options)["causal"]
     assert [row["role"] for row in found.table.dicts()] == ["necessary", "irrelevant", "interfering"] * 2
     assert found.metrics["causal/accuracy_necessary"] == found.metrics["causal/accuracy_not_interfering"] == 1
+
+
+def test_a_step_sees_its_images_however_many_of_them_data_give_at_once():
+    images, index, on = images_for(Toy([0.6] * 6).vit, 12), torch.arange(12), torch.ones(12, dtype=torch.bool)
+    batch = Batch(images, index % 2, index, on)
+
+    def gates(batch_size: int, at_once: int) -> list:
+        toy = Toy([0.6, 0.0, -0.6, 0.6, 0.0, -0.6])
+        options = dict(batch_size=batch_size, steps=5, start_steps=2, weight=0.01, lr=0.2, threshold=0.5)
+        rows = causal_roles(material_of(toy, batch, batch, at_once), **options)["causal"].table.dicts()
+        return [row["start"] for row in rows]
+
+    assert gates(8, 8) == gates(8, 3) != gates(4, 3)  # the control: steps of other images have other gates
+    with pytest.raises(mhprobe.UserError, match="^batch_size: expected a whole number of at least 1, got 0"):
+        gates(0, 3)
 
 
 def test_roles_from_the_two_gates():

@@ -140,8 +140,8 @@ def refuse_empty(cfg: DictConfig, overrides: Iterable[str]) -> None:
 
 
 def refuse_unread(cfg: Any, overrides: Iterable[str]) -> None:
-    """Raise UserError for a typed setting of ``backbone`` that differs from that of the file ``weights``."""
-    typed = [word.lstrip("+").partition("=")[0] for word in overrides if word.lstrip("+").startswith("backbone.")]
+    """Raise UserError for a typed ``backbone``, or setting of one, that differs from that of the file ``weights``."""
+    typed = [word.lstrip("+").partition("=")[0] for word in overrides if word.lstrip("+").startswith("backbone")]
     weights = Path(str(cfg.get("weights")))
     if not typed or not weights.is_file() or not (about := weights.with_suffix(".json")).is_file():
         return
@@ -150,7 +150,7 @@ def refuse_unread(cfg: Any, overrides: Iterable[str]) -> None:
 
     theirs, taken = read_description(about)["backbone"], (*RATES, "num_classes", "checkpoint")
     for key in typed:
-        name = key.removeprefix("backbone.")
+        name = key.partition(".")[2] or "name"
         if name not in taken and (asked := cfg["backbone"].get(name)) not in (None, theirs.get(name)):
             raise UserError(
                 f"{key}: the network of weights={cfg['weights']} has {theirs.get(name, 'none')}, got {asked}. Leave "

@@ -71,6 +71,7 @@ class Causal(_Section):
     steps: Annotated[int, Field(ge=1)]
     start_steps: Annotated[int, Field(ge=0)]
     lr: Annotated[float, Field(gt=0)]
+    batch_size: Annotated[int, Field(ge=1)]
     threshold: Annotated[float, Field(gt=0, lt=1)]
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, whole_number
 from mhprobe.gates.base import HeadGates, gates_of
 from mhprobe.io.progress import progress
 from mhprobe.questions.material import Material
@@ -38,23 +38,26 @@ BEGIN, CLIP = 2.0, 4.0  # logits: gates of 0.88 and 0.98
 ROLES = ("necessary", "irrelevant", "interfering", "unsettled", "closed")
 
 
-def causal_roles(material: Material, **options: Any) -> dict[str, Result]:
-    """Find roles of heads. options: of ``causal_gates``. A killed run goes on after the last fit.
+def causal_roles(material: Material, batch_size: int = 500, **options: Any) -> dict[str, Result]:
+    """Find roles of heads. A killed run goes on after the last fit. UserError for options too small.
+
+    batch_size: training images of a step, on all ranks together. options: of ``causal_gates``.
 
     Table causal: head, site, stage, block, index, role (its name), and the columns of ``causal_gates``. Metrics:
     causal/<role>, the number of heads; causal/accuracy_necessary, the test accuracy with the necessary heads alone;
     causal/accuracy_not_interfering, with all but the interfering ones.
     """
+    whole_number("batch_size", batch_size, 1)
     model, data, gates = material.model, material.data, gates_of(material.model)
 
     def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         order = torch.randperm(data.sizes["train"], generator=torch.Generator().manual_seed(material.seed + epoch))
-        for images in order.split(data.eval_batch_size):  # a step sees the same images however many ranks share them
-            for batch in data.batches("train", model.device, images=images):
-                yield batch.images[batch.valid], batch.labels[batch.valid]
+        for images in order.split(batch_size):  # the same images however many ranks and batches of data share them
+            parts = [(b.images[b.valid], b.labels[b.valid]) for b in data.batches("train", model.device, images=images)]
+            yield torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
     def keep(fit: str, find: Callable[[], Tensor]) -> Tensor:
-        about = {"causal": fit, "seed": material.seed, "batch": data.eval_batch_size, **options}
+        about = {"causal": fit, "seed": material.seed, "batch": batch_size, **options}
         return material.kept(about, lambda: {"logits": find()})["logits"]
 
     steps = options["start_steps"] + 2 * options["steps"]
