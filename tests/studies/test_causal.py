@@ -69,7 +69,7 @@ def test_heads_that_are_off_stay_off_and_learned_factors_stay():
     assert torch.equal(toy.gates[0].values, factors)
 
 
-def material_of(toy: nn.Module, train: Batch, test: Batch, at_once: int) -> SimpleNamespace:
+def material_of(toy: Toy, train: Batch, test: Batch, at_once: int) -> SimpleNamespace:
     """What ``causal_roles`` looks at; data give so many images at once."""
 
     def batches(split, device, images):
@@ -106,7 +106,7 @@ def test_a_step_sees_its_images_however_many_of_them_data_give_at_once():
         return [row["start"] for row in rows]
 
     assert gates(8, 8) == gates(8, 3) != gates(4, 3)  # the control: steps of other images have other gates
-    with pytest.raises(mhprobe.UserError, match="^batch_size: expected a whole number of at least 1, got 0"):
+    with pytest.raises(mhprobe.UserError, match=r"^batch_size: expected a whole number of at least 1, got 0"):
         gates(0, 3)
 
 

@@ -173,8 +173,9 @@ def test_what_a_teacher_answered_is_not_asked_again_and_an_interrupted_walk_goes
     assert sum(asked) == 4 * 24
 
 
-def test_answers_that_lie_beside_a_teachers_file_are_taken_for_its_own_images_alone(file, tmp_path, monkeypatch):
-    options = (f"cache_dir={tmp_path}",)
+@pytest.mark.parametrize("limit", [None, 60])
+def test_answers_that_lie_beside_a_teachers_file_are_taken_for_its_own_images_alone(file, tmp_path, monkeypatch, limit):
+    options = (f"cache_dir={tmp_path}", f"data.limit_train={limit or 'null'}")
     model, data = recalled(tmp_path, file, *options)
     model.teacher.prepare(data, torch.device("cpu"))
     asked = model.teacher.logits
@@ -189,6 +190,13 @@ def test_answers_that_lie_beside_a_teachers_file_are_taken_for_its_own_images_al
 
     assert torch.equal(answers(), asked)
     assert torch.equal(answers("data.limit_val=3"), asked)  # nobody learns from these
+    if limit is None:  # a part of the images has a part of the answers
+        places = {position: row for row, position in enumerate(data.splits["train"].positions.tolist())}
+        part = recalled(tmp_path, teacher, "data.limit_train=24")[1].splits["train"].positions.tolist()
+        assert torch.equal(answers("data.limit_train=24"), asked[[places[position] for position in part]])
+    else:
+        with pytest.raises(pytest.fail.Exception, match="asked"):
+            answers("data.limit_train=24")
     with pytest.raises(pytest.fail.Exception, match="asked"):  # other training images
         answers("data.seed=5")
 

@@ -213,6 +213,12 @@ class ImageData(L.LightningDataModule):
                 vars(other).pop(name, None)
         return other
 
+    def unlimited(self) -> Self:
+        """The same settings without limits: all images of every split."""
+        other = self.of_source(self.source)
+        other.limits = dict.fromkeys(self.limits)
+        return other
+
     def prepare_data(self) -> None:
         """Decode the images, or check the ones that were decoded before."""
         open_cache(self.source, self.cache_dir)

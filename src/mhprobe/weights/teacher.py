@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -61,7 +62,8 @@ class Recalled(Teacher):
 
     An answer is the mean of the logits of an image and of its mirror image. It does not fit images that are blended
     (mixup, cutmix). path, class_names, spec: as for Teacher. folder: where the answers are kept. A copy beside the
-    weights, with the suffix ``.answers``, is used instead of asking, for the images that it was made from.
+    weights, with the suffix ``.answers``, is used instead of asking, for the images that it was made from and for parts
+    of them (``limit_train``).
     """
 
     def __init__(self, path: str | Path, class_names: Sequence[str], spec: InputSpec, folder: str | Path) -> None:
@@ -76,9 +78,11 @@ class Recalled(Teacher):
         Each process keeps its share every minute. UserError where the teacher has no finite answer.
         """
         shipped, of = unpacked(self.shipped) or ({}, {})
-        if of.get("teacher") == self.file and of.get("images") == data.images_of("train"):
-            self.logits = shipped["logits"].float().to(device)
-            return
+        for answered in (data, data.unlimited()):
+            if (of.get("teacher"), of.get("images")) == (self.file, answered.images_of("train")):
+                rows = np.searchsorted(answered.splits["train"].positions, data.splits["train"].positions)
+                self.logits = shipped["logits"][torch.from_numpy(rows)].float().to(device)
+                return
         data = copy.copy(data)
         data.spec = self.theirs
         precision = str(torch.get_autocast_dtype(device.type)) if torch.is_autocast_enabled(device.type) else "float32"
