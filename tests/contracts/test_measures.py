@@ -115,6 +115,14 @@ def feed(measure, case: Case, batches: list[list[int]], padding: int = 0):
     return measure
 
 
+@functools.cache
+def whole(name: str, case: Case):
+    """The measure behind all images in one batch, for tests that only read it; its columns are found once."""
+    measure = feed(build(name, case.layout), case, batches(IMAGES))
+    measure.columns = functools.cache(measure.columns)
+    return measure
+
+
 @functools.lru_cache(maxsize=512)
 def recorded(case: Case, index: tuple[int, ...], needs: frozenset[Need], padding: int = 0) -> HeadBatch:
     """Once for all measures that need the same: recording is most of the work here."""
@@ -207,7 +215,7 @@ def test_a_half_model_gives_nearly_what_its_weights_give_in_full_precision(name,
 
 
 def test_columns_have_the_shapes_of_their_kind(name, case):
-    measure = feed(build(name, case.layout), case, batches(IMAGES))
+    measure = whole(name, case)
     columns = measure.columns()
     heads = case.layout.num_heads
     assert measure.name == name
@@ -230,7 +238,7 @@ def test_columns_have_the_shapes_of_their_kind(name, case):
 
 
 def test_every_value_has_an_interval_over_images_that_holds_it_or_says_why_not(name, case):
-    measure = feed(build(name, case.layout), case, batches(IMAGES))
+    measure = whole(name, case)
     columns = measure.columns()
     if measure.no_interval:
         assert not {"low", "high"} & set(columns) and not measure.of_images
@@ -275,20 +283,19 @@ def test_it_says_what_fools_it(name):
 
 
 def test_batch_size_does_not_matter(name, case):
-    whole = feed(build(name, case.layout), case, batches(IMAGES)).columns()
-    assert_same_columns(feed(build(name, case.layout), case, batches(1)).columns(), whole)
-    assert_same_columns(feed(build(name, case.layout), case, batches(4)).columns(), whole)
+    columns = whole(name, case).columns()
+    assert_same_columns(feed(build(name, case.layout), case, batches(1)).columns(), columns)
+    assert_same_columns(feed(build(name, case.layout), case, batches(4)).columns(), columns)
 
 
 def test_image_order_does_not_matter(name, case):
     shuffled = torch.randperm(IMAGES, generator=torch.Generator().manual_seed(1)).tolist()
-    a = feed(build(name, case.layout), case, batches(5))
     b = feed(build(name, case.layout), case, [shuffled[:6], shuffled[6:]])
-    assert_same_columns(a.columns(), b.columns())
+    assert_same_columns(whole(name, case).columns(), b.columns())
 
 
 def test_padding_does_not_matter_but_images_do(name, case):
-    plain = feed(build(name, case.layout), case, batches(IMAGES)).columns()
+    plain = whole(name, case).columns()
     padded = feed(build(name, case.layout), case, [*batches(4), []], padding=3).columns()
     assert_same_columns(padded, plain)
     fewer = feed(build(name, case.layout), case, [list(range(IMAGES - 1))]).columns()
@@ -298,11 +305,10 @@ def test_padding_does_not_matter_but_images_do(name, case):
 
 
 def test_states_of_two_ranks_add_up(name, case):
-    whole = feed(build(name, case.layout), case, batches(IMAGES))
     first = feed(build(name, case.layout), case, [list(range(9))])
     second = feed(build(name, case.layout), case, [list(range(9, IMAGES))])
     first.merge_state(second)
-    assert_same_columns(first.columns(), whole.columns())
+    assert_same_columns(first.columns(), whole(name, case).columns())
 
 
 def test_memory_does_not_grow_with_the_images(name, case):
@@ -329,7 +335,7 @@ def test_reset_forgets(name, case):
     measure = feed(build(name, case.layout), case, [[0, 1, 2]])
     measure.reset()
     again = feed(measure, case, batches(IMAGES))
-    assert_same_columns(again.columns(), feed(build(name, case.layout), case, batches(IMAGES)).columns())
+    assert_same_columns(again.columns(), whole(name, case).columns())
 
 
 def test_without_a_valid_image_it_says_so(name, case):
