@@ -126,7 +126,7 @@ def _serve(folder: Path, owner: int) -> None:
     (folder / "early").rename(folder / "socket")  # who connects before all is imported waits for the first answer only
     import warm
 
-    for name in ("pytest", "runs", "spawned"):
+    for name in ("pytest", "runs", "spawned", "pieces"):
         importlib.import_module(name)
     warm.up()
     while _is_there(owner):

@@ -6,6 +6,7 @@ import base64
 import os
 import pickle
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 
 import forks
+from mhprobe import ranks as ranks_of_run
+from mhprobe.errors import UserError
 
 
 def ranks(one_rank: Callable[..., None], world: int, folder: Path, *args: Any) -> None:
@@ -36,3 +39,12 @@ def _in_a_group(rank: int, world: int, folder: Path, one_rank: Callable[..., Non
     torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
     one_rank(rank, world, folder, *args)
     torch.distributed.destroy_process_group()
+
+
+def one_sided(material: Any, folder: str) -> dict[str, Any]:
+    """A panel of a study that rank 1 refuses while rank 0 waits for it in a sum."""
+    if ranks_of_run.rank() == 1:
+        Path(folder, "refused").write_text(str(time.time()))
+        raise UserError("planted: rank 1 alone refuses this figure")
+    ranks_of_run.total(torch.zeros(1))
+    return {}

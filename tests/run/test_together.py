@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,24 +13,6 @@ import runs
 import spawned
 from mhprobe import ranks
 from mhprobe.errors import UserError
-
-PANEL = '''
-import time
-from pathlib import Path
-
-from mhprobe import ranks
-from mhprobe.errors import UserError
-import torch
-
-
-def one_sided(material, folder):
-    """Rank 1 refuses; rank 0 waits for it in a sum."""
-    if ranks.rank() == 1:
-        Path(folder, "refused").write_text(str(time.time()))
-        raise UserError("planted: rank 1 alone refuses this figure")
-    ranks.total(torch.zeros(1))
-    return {}
-'''
 
 
 def afterwards(rank: int, world: int, folder: Path) -> None:
@@ -97,17 +77,12 @@ def test_alone_it_is_the_work_itself():
 
 @pytest.mark.slow
 def test_a_figure_that_one_of_two_ranks_refuses_ends_the_study_in_its_line(tmp_path):
-    (tmp_path / "one_sided_panel.py").write_text(PANEL)
-    places = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    panel = f"{{_target_: one_sided_panel.one_sided, _partial_: true, folder: {tmp_path}}}"
+    panel = f"{{_target_: spawned.one_sided, _partial_: true, folder: {tmp_path}}}"
     tiny = [word for word in runs.TINY if not word.startswith(("optim.", "trainer.max"))]
     words = [*tiny, "weights=random", "+paper=clark", "control=null", "trainer=ddp", "trainer.devices=2"]
     words += ["trainer.accelerator=cpu", "figures=[4]", f"++paper.figures.figure_4.panel={panel}"]
-    command = [sys.executable, "-m", "mhprobe.study", *words]
-    env = {**runs.environment(), "PYTHONPATH": places}
-    result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=runs.TIMEOUT)
-    said = result.stderr.strip()
-    assert result.returncode == 2 and "planted: rank 1 alone refuses this figure" in said, said
+    result = runs.run("study", *words, cwd=tmp_path)
+    assert result.code == 2 and "planted: rank 1 alone refuses this figure" in result.err, result.err
     took = time.time() - float((tmp_path / "refused").read_text())
-    assert said.splitlines()[-1].startswith("mhprobe: ") and "Traceback" not in said
+    assert result.err.strip().splitlines()[-1].startswith("mhprobe: ") and "Traceback" not in result.err
     assert took < 120  # ten seconds of patience, and the end of three processes; it was for ever
