@@ -111,5 +111,5 @@ def test_claims_that_are_not_here_count_in_the_correction():
     estimate = LAWS[name].draw(3 * claim.margin.size, torch.Generator().manual_seed(0))
     found = {name: claim.estimate(estimate), "other": UserError("no.")}
     claims = {name: claim, "other": claim}
-    alone, many = judge(claims, found)[name], judge(claims, found, asked=12)[name]
+    alone, many = judge(claims, found)[name], judge(claims, found, tests=12)[name]
     assert many.p_holm == pytest.approx(min(1.0, 12 * alone.p)) and alone.p_holm == alone.p

@@ -17,10 +17,10 @@ def effect(of: Evidence, js_distance: Columns) -> Estimate:
     compared = between | (inside & value.isfinite())
 
     def beyond(kept: Tensor) -> float:
-        among, own = compared[kept][:, kept], inside[kept][:, kept]
+        among, same_block = compared[kept][:, kept], inside[kept][:, kept]
         nearest = value[kept][:, kept].masked_fill(~among, torch.inf).argmin(1)
-        hits = own.gather(1, nearest[:, None]).double().mean()
-        return float(hits - ((own & among).sum(1) / among.sum(1)).mean())
+        hits = same_block.gather(1, nearest[:, None]).double().mean()
+        return float(hits - ((same_block & among).sum(1) / among.sum(1)).mean())
 
     chance = float(((inside & compared).sum(1) / compared.sum(1).clamp(min=1)).mean())
     return over_heads(of.layout, beyond, between.any(1), chance=chance)

@@ -16,7 +16,7 @@ from mhprobe.errors import UserError
 def effect(of: Evidence) -> Estimate:
     alone = in_blocks(of.layout)  # (A, A): the others of each head's block
     accuracy = of.right(alone, "validation").double().mean(1)
-    spans = [of.layout.span(site) for site, each in enumerate(of.layout.sites) if each.num_heads > 1]
+    spans = [of.layout.span(number) for number, site in enumerate(of.layout.sites) if site.num_heads > 1]
     if not spans:
         raise UserError("every block has one head.")
     best = sorted((span.start + int(accuracy[span].argmax()) for span in spans), key=lambda head: float(accuracy[head]))

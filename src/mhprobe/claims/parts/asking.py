@@ -69,7 +69,7 @@ def quoted(question: Question, paper: str) -> Question:
         here = {name: claim for name, claim in claims.items() if claim.measures or searched}
         sizes = material.data.sizes  # of all images, as the figure is
         evidence = Evidence(material, maps={}, of_maps=0, of_control=sizes["test"], of_choice=sizes["val"])
-        verdicts = judge(here, estimates(here, evidence), asked=len(of_paper))
+        verdicts = judge(here, estimates(here, evidence), tests=len(of_paper))
         text = " ".join(quote(here[name], verdict) for name, verdict in verdicts.items())
         text += f" (Holm's correction is over the {len(of_paper)} claims of this paper's figures.)"
         quotes = {name: part._replace(caption=f"{part.how_to_read}\n\n{text}") for name, part in results.items()}

@@ -275,8 +275,8 @@ def mean_of(
     mean is subtracted. absent: message of the UserError where all values are NaN.
     """
     above = values if chance is None else values - chance
-    known, of_pairs = above.isfinite(), above.dim() == 2
-    over, table = (in_blocks(layout) & known, above) if of_pairs else (torch.diag(known), torch.diag(above))
+    finite, of_pairs = above.isfinite(), above.dim() == 2
+    over, table = (in_blocks(layout) & finite, above) if of_pairs else (torch.diag(finite), torch.diag(above))
     if not over.any():
         raise UserError(absent)
     groups = [over if heads is None else over & heads[:, None]]
@@ -287,7 +287,7 @@ def mean_of(
         means = [float(inner[group[kept][:, kept]].mean()) for group in groups]
         return means[0] - sum(means[1:])
 
-    by_chance = math.nan if chance is None or minus is not None else float(chance[over if of_pairs else known].mean())
+    by_chance = math.nan if chance is None or minus is not None else float(chance[over if of_pairs else finite].mean())
     return over_heads(layout, mean, torch.stack(groups).any(0).any(1), chance=by_chance)
 
 
@@ -305,8 +305,8 @@ def go_together(layout: HeadLayout, first: Tensor, second: Tensor) -> Estimate:
     from scipy.stats import rankdata
 
     block = block_of(layout)
-    known = first.isfinite() & second.isfinite()
-    pairs = (in_blocks(layout) & known).triu() if first.dim() == 2 else torch.diag(known)
+    finite = first.isfinite() & second.isfinite()
+    pairs = (in_blocks(layout) & finite).triu() if first.dim() == 2 else torch.diag(finite)
     row, column = pairs.nonzero(as_tuple=True)  # of a head the pair with itself
     both = torch.stack([part if part.dim() == 2 else torch.diag(part) for part in (first.double(), second.double())])
     values = torch.from_numpy(rankdata(both[:, pairs].numpy(), axis=1))  # equal ones share theirs

@@ -49,19 +49,21 @@ def p_of(claim: Claim, estimate: Estimate, times: float = 1.0) -> float:
     return estimate.p(low, times) if estimate.effect <= low else max(estimate.p(low, times), estimate.p(high, times))
 
 
-def judge(claims: Mapping[str, Claim], found: Mapping[str, Estimate | UserError], asked: int = 0) -> dict[str, Verdict]:
+def judge(
+    claims: Mapping[str, Claim], estimates: Mapping[str, Estimate | UserError], tests: int = 0
+) -> dict[str, Verdict]:
     """A verdict on each claim, by its name.
 
-    found: the estimate of each claim, or the error instead. asked: number of claims of Holm's correction, if larger.
+    estimates: of each claim, or the error instead. tests: number of claims of Holm's correction, if larger.
     """
-    p = {name: p_of(claims[name], effect) for name, effect in found.items() if isinstance(effect, Estimate)}
-    asked = max(asked, len(p))
-    corrected = holm(torch.tensor([*p.values(), *[1.0] * (asked - len(p))], dtype=torch.float64)).tolist()
+    p = {name: p_of(claims[name], effect) for name, effect in estimates.items() if isinstance(effect, Estimate)}
+    tests = max(tests, len(p))
+    corrected = holm(torch.tensor([*p.values(), *[1.0] * (tests - len(p))], dtype=torch.float64)).tolist()
     p_holm = dict(zip(p, corrected, strict=False))
-    return {name: _verdict(claim, found[name], p_holm.get(name, math.nan), asked) for name, claim in claims.items()}
+    return {name: _verdict(claim, estimates[name], p_holm.get(name, math.nan), tests) for name, claim in claims.items()}
 
 
-def _verdict(claim: Claim, estimate: Estimate | UserError, p_holm: float, asked: int) -> Verdict:
+def _verdict(claim: Claim, estimate: Estimate | UserError, p_holm: float, tests: int) -> Verdict:
     if isinstance(estimate, TooFewError):
         return Verdict("cannot be told", needed=estimate.needed, reason=str(estimate))
     if isinstance(estimate, UserError):
@@ -69,7 +71,7 @@ def _verdict(claim: Claim, estimate: Estimate | UserError, p_holm: float, asked:
     p, power = p_of(claim, estimate), _power(claim, estimate)
     if p_holm < LEVEL:
         return Verdict(_piece(claim, estimate), estimate, p, p_holm, power)
-    return Verdict("cannot be told", estimate, p, p_holm, power, estimate.needed or _needed(claim, estimate, asked))
+    return Verdict("cannot be told", estimate, p, p_holm, power, estimate.needed or _needed(claim, estimate, tests))
 
 
 def _power(claim: Claim, estimate: Estimate) -> float:
@@ -79,12 +81,12 @@ def _power(claim: Claim, estimate: Estimate) -> float:
     return estimate.power(high, 2 * high if claim.shape == "more" else 0.0)
 
 
-def _needed(claim: Claim, estimate: Estimate, asked: int) -> int | None:
+def _needed(claim: Claim, estimate: Estimate, tests: int) -> int | None:
     """Fewest heads or images that would decide the same effect at Holm's first step, the hardest."""
     counts = range(estimate.count, MOST * estimate.count)
 
     def decides(count: int) -> bool:
-        return p_of(claim, estimate, count / estimate.count) < LEVEL / asked
+        return p_of(claim, estimate, count / estimate.count) < LEVEL / tests
 
     place = bisect.bisect_left(counts, True, key=decides)
     return None if place == len(counts) else counts[place]
