@@ -95,15 +95,15 @@ def measure(
         def walk(over: Iterable[Any]) -> Callable[[], Iterator[Batch]]:
             return lambda: _batches(over, next(model.parameters()).device, batch)
 
-        found, refused = watch(model, named, walk(loader), walk(selection), done=count, of=of)
+        columns, refused = watch(model, named, walk(loader), walk(selection), done=count, of=of)
     if not images:
         raise UserError(NO_IMAGES)
     for name, error in refused.items():
-        if not found:
+        if not columns:
             raise error
         warnings.warn(f"{error} ({name} is left out, the others were measured)", MeasureWarning, stacklevel=2)
-    labels = {n: label_of(named[n], of) for n in found}
-    return Found({n: Values.of(n, labels[n], named[n].kind, named[n].layout, found[n]) for n in found}, refused)
+    labels = {n: label_of(named[n], of) for n in columns}
+    return Found({n: Values.of(n, labels[n], named[n].kind, named[n].layout, columns[n]) for n in columns}, refused)
 
 
 def _length(loader: Iterable[Any]) -> int:
@@ -165,7 +165,7 @@ def masking_curve(
     limits = {"exclude_layers": exclude_layers, "min_heads_per_layer": min_heads_per_layer, "target": target}
     spec = _spec(order, order_options, units=units, rescale=rescale, fill=fill, **limits)
     layout = attach(model).layout
-    walks = [_walked(model, each, score, batch) for each in (loader, select_loader) if each is not None]
+    walks = [_walked(model, batches, score, batch) for batches in (loader, select_loader) if batches is not None]
     instead = find_fill(model, fill, walks[-1][0])
     score_on = [evaluator(rescale=rescale, fill=instead) for _, evaluator in walks]
     left = costs(model, layout, next(walks[0][0]()).images, target or ())
@@ -174,17 +174,17 @@ def masking_curve(
     return CurveRows(curve_rows(curves), curves, layout)
 
 
-def _spec(order: Any, order_options: Mapping[str, Any], **given: Any) -> CurveSpec:
+def _spec(order: Any, order_options: Mapping[str, Any], **settings: Any) -> CurveSpec:
     """The description of one curve; UserError for an argument of another type than ``masking_curve`` says."""
-    if isinstance(layers := given["exclude_layers"], Iterable) and not isinstance(layers, str):
-        given["exclude_layers"] = list(layers)
-    refuse_misfits(masking_curve, {**given, "order": order}, "masking_curve")
-    one_of("masking_curve", "fill", given["fill"], FillName)
+    if isinstance(layers := settings["exclude_layers"], Iterable) and not isinstance(layers, str):
+        settings["exclude_layers"] = list(layers)
+    refuse_misfits(masking_curve, {**settings, "order": order}, "masking_curve")
+    one_of("masking_curve", "fill", settings["fill"], FillName)
     try:
         chosen = order_named(order, **order_options)
     except TypeError as error:  # an option that the order has not, or of another type than it can compare
         raise UserError(f"masking_curve: order={order}: {error}.") from error
-    return CurveSpec(f"{given['units']}_{order}", order=chosen, **given)
+    return CurveSpec(f"{settings['units']}_{order}", order=chosen, **settings)
 
 
 def load(
@@ -242,7 +242,7 @@ def _refuse_no_loader(where: str, loader: Any, select_loader: Any) -> None:
 
 
 def _walked(
-    model: nn.Module, loader: Iterable[Any], asked: str | type[Score] | None, split: Split
+    model: nn.Module, loader: Iterable[Any], choice: str | type[Score] | None, split: Split
 ) -> tuple[Callable[[], Iterator[Batch]], Callable[..., Evaluate]]:
     """Walk a loader once; return a function that walks it again, and a maker of its evaluate function."""
     if iter(loader) is loader:
@@ -252,9 +252,9 @@ def _walked(
         )
     device = next(model.parameters()).device
     features = puts_out_features(model)
-    compared = features or asked not in (None, "labels")
+    compared = features or choice not in (None, "labels")
     labels, outputs, marks = _first_walk(model, loader, device, split, compared)
-    kind = score_for(asked, "masking_curve: score", labels is not None, features)
+    kind = score_for(choice, "masking_curve: score", labels is not None, features)
     score = kind() if kind.banked else kind(outputs, labels)
     changed = (
         "masking_curve: loader: expected the same images and labels in the same order in every pass, got others. Use "
@@ -333,8 +333,8 @@ def _built(item: Any, layout: HeadLayout) -> Measure:
     makes = issubclass(item, Measure) if isinstance(item, type) else callable(item) and not isinstance(item, nn.Module)
     measure = fitted(item, layout) if makes else item
     if not isinstance(measure, Measure):
-        known = [name for name in dir(all_measures) if isinstance(item, str) and name.lower() == item.replace("_", "")]
-        example = known[0] if known else "GateImportance"
+        names = [name for name in dir(all_measures) if isinstance(item, str) and name.lower() == item.replace("_", "")]
+        example = names[0] if names else "GateImportance"
         raise UserError(
             f"measure: measures: {_called(item)} is no measure; expected measures or their classes, e.g. "
             f"mhprobe.measures.{example}."

@@ -41,10 +41,10 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def one_of(where: str, option: str, got: object, known: Any) -> None:
+def one_of(where: str, option: str, got: object, choices: Any) -> None:
     """Raise UserError unless an option's value is one of those of its type, a ``Literal``."""
-    if not any(type(got) is type(value) and got == value for value in get_args(known)):
-        raise UserError(f"{where}: {option} is one of {', '.join(map(str, get_args(known)))}, got {quoted(got)}.")
+    if not any(type(got) is type(value) and got == value for value in get_args(choices)):
+        raise UserError(f"{where}: {option} is one of {', '.join(map(str, get_args(choices)))}, got {quoted(got)}.")
 
 
 def whole_number(where: str, got: object, least: int = 0, most: int | None = None, none: str = "") -> None:

@@ -120,14 +120,14 @@ def backbone_of(model: nn.Module) -> nn.Module:
     return next(iter(chosen.values()))
 
 
-def _claiming(model: nn.Module, known: Sequence[type[Family]] | None = None) -> type[Family] | None:
-    return next((family for family in known or families() if family.claims(model)), None)
+def _claiming(model: nn.Module, classes: Sequence[type[Family]] | None = None) -> type[Family] | None:
+    return next((family for family in classes or families() if family.claims(model)), None)
 
 
 def _inside(model: nn.Module) -> dict[str, nn.Module]:
     """The outermost modules in ``model`` that a family claims, by name."""
-    known = families()  # gathered once: a model has hundreds of modules
-    claimed = {name: module for name, module in model.named_modules() if _claiming(module, known) is not None}
+    classes = families()  # gathered once: a model has hundreds of modules
+    claimed = {name: module for name, module in model.named_modules() if _claiming(module, classes) is not None}
     return {name: part for name, part in claimed.items() if not any(name.startswith(f"{other}.") for other in claimed)}
 
 

@@ -78,8 +78,8 @@ def images_and_labels(item: Any) -> tuple[Tensor, Tensor | None]:
 def _stacked(part: Any) -> Tensor | None:
     """(B, ...) of a tensor, an array, or a list of one number, array or tensor per image; None of anything else."""
     if isinstance(part, tuple | list) and part:
-        each = [tensor for one in part if (tensor := _tensor(one)) is not None]
-        return torch.stack(each) if len(each) == len(part) and len({one.shape for one in each}) == 1 else None
+        tensors = [tensor for one in part if (tensor := _tensor(one)) is not None]
+        return torch.stack(tensors) if len(tensors) == len(part) and len({one.shape for one in tensors}) == 1 else None
     return _tensor(part) if isinstance(part, Tensor | np.ndarray) else None
 
 

@@ -30,17 +30,17 @@ class Picks(NamedTuple):
 
 
 class Images(Dataset[Batch]):
-    """Images at ``positions`` of a cached split. given: (N,) int64 labels in the place of the cached ones."""
+    """Images at ``positions`` of a cached split. new_labels: (N,) int64 labels in the place of the cached ones."""
 
-    def __init__(self, cached: CachedSplit, positions: np.ndarray, given: np.ndarray | None = None) -> None:
-        self.cached, self.positions, self.given = cached, positions, given
+    def __init__(self, cached: CachedSplit, positions: np.ndarray, new_labels: np.ndarray | None = None) -> None:
+        self.cached, self.positions, self.new_labels = cached, positions, new_labels
 
     def __len__(self) -> int:
         return len(self.positions)
 
     @property
     def labels(self) -> np.ndarray:
-        return self.cached.labels[self.positions] if self.given is None else self.given
+        return self.cached.labels[self.positions] if self.new_labels is None else self.new_labels
 
     def limited(self, limit: int | None, seed: int) -> "Images":
         """At most ``limit`` of the images, of every class alike."""
@@ -50,7 +50,7 @@ class Images(Dataset[Batch]):
 
     def __getitem__(self, picks: Picks) -> Batch:
         where = self.positions[picks.index]
-        labels = self.cached.labels[where] if self.given is None else self.given[picks.index]
+        labels = self.cached.labels[where] if self.new_labels is None else self.new_labels[picks.index]
         objects = self.cached.objects
         return Batch(
             images=torch.from_numpy(np.asarray(self.cached.images[where])),

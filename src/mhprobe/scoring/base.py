@@ -58,16 +58,16 @@ def known_scores() -> dict[str, type[Score]]:
     return {score.scored.name: score for score in classes_in(mhprobe.scoring, Score)}
 
 
-def score_for(asked: str | type[Score] | None, where: str, labelled: bool, features: bool) -> type[Score]:
+def score_for(choice: str | type[Score] | None, where: str, labelled: bool, features: bool) -> type[Score]:
     """The score by name or class; None: labels where there are any, else top1; cosine of a model of features.
 
     where: the option, for errors. UserError for an unknown score, or one that images or model do not allow.
     """
     scores = known_scores()
     usual = "cosine" if features else "labels" if labelled else "top1"
-    score = scores.get(asked or usual) if asked is None or isinstance(asked, str) else asked
+    score = scores.get(choice or usual) if choice is None or isinstance(choice, str) else choice
     if not (inspect.isclass(score) and issubclass(score, Score)):
-        raise UserError(f"{where}: expected one of {', '.join(sorted(scores))}, got {quoted(asked)}.")
+        raise UserError(f"{where}: expected one of {', '.join(sorted(scores))}, got {quoted(choice)}.")
     name = score.scored.name
     if score.labelled and not labelled:
         raise UserError(f"{where}={name}: needs labels, and the images have none; without labels there is {usual}.")

@@ -38,10 +38,10 @@ def part_of(model: nn.Module, part: Part) -> list[nn.Parameter]:
     """
     parameters = list(_PARTS[part](model))
     if not parameters:
-        known = ", ".join(other for other in get_args(Part) if any(True for _ in _PARTS[other](model)))
+        parts = ", ".join(other for other in get_args(Part) if any(True for _ in _PARTS[other](model)))
         raise UserError(
             f"frozen: mhprobe cannot tell the {part} of this {type(model).__name__} ({family_of(model).title}) "
-            f"from the rest. It can freeze {known}; frozen=weights freezes all but the gates."
+            f"from the rest. It can freeze {parts}; frozen=weights freezes all but the gates."
         )
     return parameters
 
@@ -56,9 +56,9 @@ def _mlp(model: nn.Module) -> Iterator[nn.Parameter]:
     attention = {*_attention(model)}
     for block in family_of(model).blocks(model):
         for module in model.get_submodule(block.name).modules():
-            own = {*module.parameters(recurse=False)}
-            if any(parameter.ndim > 1 for parameter in own):
-                yield from own - attention
+            parameters = {*module.parameters(recurse=False)}
+            if any(parameter.ndim > 1 for parameter in parameters):
+                yield from parameters - attention
 
 
 def _embedding(model: nn.Module) -> Iterator[nn.Parameter]:

@@ -157,8 +157,8 @@ class Located(Family):
         for name, module in model.named_modules():
             kind = type(module).__name__
             heads = hasattr(module, "num_heads") and re.search("Att|MHSA|XCA", kind)
-            known = kind in cls.aside or any(f"{other}.".startswith(f"{name}.") for other in names)
-            if heads and not known:
+            supported = kind in cls.aside or any(f"{other}.".startswith(f"{name}.") for other in names)
+            if heads and not supported:
                 raise UserError(
                     f"{name} is a {kind}: mhprobe does not know where its heads are. Supported in {cls.title}: "
                     f"{', '.join(sorted(cls.kinds))}."

@@ -65,9 +65,9 @@ def other_forward(model: nn.Module, base: Any) -> bool:
 def neurons(mlp: Any, site: HeadSite) -> Iterator[HeadSite]:
     """The site of an MLP's neurons, unless it has none left; UserError for an unknown MLP. site: its name and place."""
     if type(mlp) not in FIRST or not isinstance(mlp.fc2, nn.Linear):
-        known = ", ".join(kind.__name__ for kind in FIRST)
+        names = ", ".join(kind.__name__ for kind in FIRST)
         raise HeadsMixed(
-            f"{site.name} is a {type(mlp).__name__}, expected one of timm's {known} of linear layers: nobody has "
+            f"{site.name} is a {type(mlp).__name__}, expected one of timm's {names} of linear layers: nobody has "
             f"looked where its neurons are. Its heads can be taken alone: units={{'head'}}."
         )
     if not isinstance(mlp.norm, nn.Identity):
