@@ -17,18 +17,18 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--measures", nargs="+", default=["gate_importance", "svcca"], help="whose maps are shown")
     parser.add_argument("--curves", nargs="+", default=None, help="masking curves; those of masking=six_curves")
     parser.add_argument("--save", action="store_true", help="send both to W&B (needs a key)")
-    told = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     from omegaconf import OmegaConf
 
     from mhprobe.report.workspace import specification, views
     from mhprobe.run.sections import CONF
 
-    curves = told.curves or list(map(str, OmegaConf.load(CONF / "masking" / "six_curves.yaml").curves))
-    made = views(told.project, told.group, told.measures, curves)
-    if told.save:
-        print(*(view.save().url for view in made), sep="\n")
+    curves = options.curves or list(map(str, OmegaConf.load(CONF / "masking" / "six_curves.yaml").curves))
+    pages = views(options.project, options.group, options.measures, curves)
+    if options.save:
+        print(*(view.save().url for view in pages), sep="\n")
     else:
-        print(json.dumps([specification(view) for view in made], indent=2))
+        print(json.dumps([specification(view) for view in pages], indent=2))
 
 
 if __name__ == "__main__":

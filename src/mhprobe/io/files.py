@@ -41,11 +41,11 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 def reason(error: OSError, path: Path) -> str:
     """Why ``path`` cannot be written: in the system's words, and where room is short how much there is."""
-    said = error.strerror or str(error)
+    message = error.strerror or str(error)
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return said
+        return message
     there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-    return f"{said}: {shutil.disk_usage(there).free:,} bytes are free there"
+    return f"{message}: {shutil.disk_usage(there).free:,} bytes are free there"
 
 
 def write(path: Path, data: bytes) -> Path:

@@ -64,7 +64,7 @@ def read_cells(path: str | Path, asker: str) -> tuple[list[str], list[list[str]]
 
 def read_heads(path: str | Path, columns: Sequence[str], layout: Heads, asker: str) -> list[dict[str, str]]:
     """The rows of all heads by flat index, in whatever order they are in the file."""
-    return [row for _, _, row in sorted(_heads(path, columns, layout, asker), key=lambda each: each[1])]
+    return [row for _, _, row in sorted(_heads(path, columns, layout, asker), key=lambda entry: entry[1])]
 
 
 def read_column(path: str | Path, column: str, layout: Heads, asker: str) -> Tensor:

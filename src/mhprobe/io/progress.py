@@ -120,18 +120,18 @@ def pace(rate: float) -> str:
 @contextlib.contextmanager
 def _lines(description: str, total: int, unit: str) -> Iterator[Advance]:
     """Log a line a minute, and one at the end of work that took a while."""
-    began = said = time.monotonic()
+    began = last_line = time.monotonic()
     finished, earlier, whole = 0, 0, description
 
     def advance(pieces: int, text: str | None = None, done: int | None = None) -> None:
-        nonlocal said, finished, earlier, description
+        nonlocal last_line, finished, earlier, description
         description = text or description
         if done is not None:
             finished = earlier = done
         finished += pieces
         now = time.monotonic()
-        if now - said > EVERY and finished > earlier:
-            said, rate = now, (finished - earlier) / (now - began)
+        if now - last_line > EVERY and finished > earlier:
+            last_line, rate = now, (finished - earlier) / (now - began)
             left = (total - finished) / rate
             text = "%s: %s of %s %s, %s, about %s left"
             log.info(text, description, f"{finished:,}", f"{total:,}", unit, pace(rate), duration(max(left, 0)))

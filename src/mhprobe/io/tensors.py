@@ -66,7 +66,7 @@ def write_outcomes(folder: Path, right: Tensor, positions: Tensor, images: str) 
 
 def read_outcomes(folder: Path) -> Outcomes | None:
     """Read the outcomes of a run; None if there are none that can be read."""
-    found = unpacked(folder / OUTCOMES)
-    if found is None or "right" not in found[0] or "images" not in found[1]:
+    contents = unpacked(folder / OUTCOMES)
+    if contents is None or "right" not in contents[0] or "images" not in contents[1]:
         return None
-    return Outcomes(found[0]["right"].bool(), found[1]["images"])
+    return Outcomes(contents[0]["right"].bool(), contents[1]["images"])
