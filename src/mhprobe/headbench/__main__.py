@@ -36,7 +36,7 @@ def main() -> None:
     run(parser.parse_args())
 
 
-def run(given: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
     """Run the benchmark. UserError for an unknown family or measure, and for numbers that are too small."""
     from mhprobe.headbench.bench import bench, entries
     from mhprobe.headbench.sensitivity import check, sensitivities
@@ -44,19 +44,19 @@ def run(given: argparse.Namespace) -> None:
     from mhprobe.report.report import Report, Result
     from mhprobe.report.runs.facts import origin_of_script
 
-    whole_number("headbench: --seeds", given.seeds, 1)
-    whole_number("headbench: --images", given.images, 2)
-    if unknown := [family for family in given.families if family not in FAMILIES]:
+    whole_number("headbench: --seeds", options.seeds, 1)
+    whole_number("headbench: --images", options.images, 2)
+    if unknown := [family for family in options.families if family not in FAMILIES]:
         raise UserError(f"headbench: --families: expected some of {', '.join(FAMILIES)}, got {unknown[0]}.")
-    makes, entered = entries(given.measures, given.enter), list(entries([], given.enter))
-    if "grafts" in given.heads:
+    makes, entered = entries(options.measures, options.enter), list(entries([], options.enter))
+    if "grafts" in options.heads:
         check(makes, entered)
-    report = Report(given.out, style=given.style)
+    report = Report(options.out, style=options.style)
     report.origin = origin_of_script("headbench")
-    say, seeds = functools.partial(print, flush=True), range(given.seeds)
-    for kind in dict.fromkeys(given.heads):
+    say, seeds = functools.partial(print, flush=True), range(options.seeds)
+    for kind in dict.fromkeys(options.heads):
         if kind == "written":
-            rows = bench(makes, given.families, seeds, given.images, say=say)
+            rows = bench(makes, options.families, seeds, options.images, say=say)
             results = {"headbench": Result(_table(rows), figure.headbench(rows), drawn="headbench")}
         else:
             grades, over_grades = sensitivities(makes, entered, seeds, say=say)

@@ -49,10 +49,10 @@ class Row(NamedTuple):
 
 
 class Told(NamedTuple):
-    """AUROC of one detector for one plant, for large values. known: True if there were numbers to compare."""
+    """AUROC of one detector for one plant, for large values. complete: True if every planted head has a number."""
 
     auroc: float
-    known: bool
+    complete: bool
 
 
 def bench(
@@ -93,10 +93,10 @@ def measured(
     model: torch.nn.Module, layout: HeadLayout, makes: Mapping[str, Make], look: Batch, choose: Batch
 ) -> tuple[dict[str, Columns], dict[str, UserError]]:
     """Columns by measure on the images ``look``, and the refusals; ``choose``: images for measures that choose."""
-    made = {name: make(layout) for name, make in makes.items()}
+    measures = {name: make(layout) for name, make in makes.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # heads that are alike, as planted ones, are what some measures warn of
-        return measure(model, made, lambda: [look], lambda: [choose])
+        return measure(model, measures, lambda: [look], lambda: [choose])
 
 
 def told_of(
@@ -130,7 +130,7 @@ def _row(direction: int, family: str, plant: str, name: str, scores: Sequence[To
     values = torch.tensor([score.auroc for score in scores], dtype=torch.float64)
     values = 1 - values if direction < 0 else values
     low, high = (float(end) for end in bootstrap(values[None]))
-    numbers = sum(score.known for score in scores)
+    numbers = sum(score.complete for score in scores)
     return Row(family, plant, name, direction, float(values.mean()), low, high, len(values), numbers)
 
 

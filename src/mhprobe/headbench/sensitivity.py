@@ -68,7 +68,7 @@ class Trial(NamedTuple):
     network: int
     graft: str
     shown: list[float]
-    told: list[dict[str, Told]]
+    scores: list[dict[str, Told]]
 
 
 def sensitivities(
@@ -96,7 +96,7 @@ def sensitivities(
     for name, graft in kinds.items():
         of_kind = [trial for trial in trials if trial.graft == name]
         for detector, direction in _signs(graft, makes, entered).items():
-            if of_kind and all(detector in told for trial in of_kind for told in trial.told):
+            if of_kind and all(detector in scores for trial in of_kind for scores in trial.scores):
                 of_grades, sensitivity = _rows(graft, name, detector, direction, of_kind)
                 grades += of_grades
                 over_grades.append(sensitivity)
@@ -164,11 +164,11 @@ def _rows(
     about, counts = (name, detector, direction), (len(trials), len({trial.network for trial in trials}))
     grades = []
     for grade, amount in enumerate((math.nan, *graft.amounts)):
-        scores = [trial.told[grade][detector] for trial in trials]
+        scores = [trial.scores[grade][detector] for trial in trials]
         shown = sum(trial.shown[grade] for trial in trials) / len(trials)
-        found, low, high = (float(of_grades[grade]) for of_grades in (found_G, low_G, high_G))
-        auroc, numbers = sum(score.auroc for score in scores) / len(scores), sum(score.known for score in scores)
-        grades.append(Grade(*about, grade, float(amount), shown, found, low, high, auroc, *counts, numbers))
+        share, low, high = (float(of_grades[grade]) for of_grades in (found_G, low_G, high_G))
+        auroc, numbers = sum(score.auroc for score in scores) / len(scores), sum(score.complete for score in scores)
+        grades.append(Grade(*about, grade, float(amount), shown, share, low, high, auroc, *counts, numbers))
     halves = sorted(half_reached(shares) for shares in shares_RG)
     low, high = halves[int(0.025 * len(halves))], halves[int(0.975 * len(halves))]
     return grades, Sensitivity(*about, half_reached(found_G), low, high, float(found_G[0]), *counts)
@@ -176,7 +176,7 @@ def _rows(
 
 def _found(detector: str, trials: Sequence[Trial]) -> Tensor:
     """(T, 1 + GRADES) float64: 1 where the graft is found."""
-    rows = [[float(told[detector].auroc >= FOUND) for told in trial.told] for trial in trials]
+    rows = [[float(scores[detector].auroc >= FOUND) for scores in trial.scores] for trial in trials]
     return torch.tensor(rows, dtype=torch.float64)
 
 
