@@ -94,7 +94,7 @@ def test_heads_that_training_changed_most_are_told_with_the_range_of_untrained_o
 
 def test_a_sink_that_writes_nothing_is_called_a_no_op_and_one_that_writes_is_not():
     known, heads = planted()
-    role = known.found["sinks"]["role"]
+    role = known.measures["sinks"]["role"]
     assert role[list(heads["sink_no_op"])].tolist() == [1] and role[list(heads["sink_broadcast"])].tolist() == [2]
     told = tell("sinks", known)
     silent = int((role[list(told.heads)] == 1).sum())

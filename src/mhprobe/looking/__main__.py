@@ -48,8 +48,8 @@ def main(arguments: list[str] | None = None) -> int:
         from mhprobe.looking.page import look  # torch takes seconds, --help none
 
         warnings.filterwarnings("ignore", category=UserWarning, module="timm|torch")
-        found = look(**options, first=first)
-        print(*found.notes, found, f"\nthe page: {found.save(page).resolve().as_uri()}", sep="\n")
+        result = look(**options, first=first)
+        print(*result.notes, result, f"\nthe page: {result.save(page).resolve().as_uri()}", sep="\n")
     except UserError as error:
         print(f"mhprobe look: {str(error).removeprefix('look: ')}", file=sys.stderr)
         return 2

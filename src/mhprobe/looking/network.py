@@ -130,15 +130,15 @@ def _of_timm(name: str, weights: str | Path | None, size: int | None) -> Network
     notes = ["It is untrained: its weights are random."] if weights == "random" else []
     sizes = {} if size is None else {"img_size": size}
     model = make(**sizes)
-    own, attention = input_spec(model)["size"][0], sum(site.attention_size for site in layout_of(model).sites)
+    side, attention = input_spec(model)["size"][0], sum(site.attention_size for site in layout_of(model).sites)
     if size is None and attention > min(MOST, _memory() / (4 * COPIES)):
-        notes.append(f"Its images cannot be made smaller than {own} pixels: this will take a while.")
-        for pixels in [pixels for pixels in SMALL if pixels < own]:
+        notes.append(f"Its images cannot be made smaller than {side} pixels: this will take a while.")
+        for pixels in [pixels for pixels in SMALL if pixels < side]:
             with contextlib.suppress(UserError):
                 model, sizes = make(img_size=pixels), {"img_size": pixels}
                 notes[-1] = (
-                    f"Images are {pixels} pixels wide and not {own}: at {own} a photograph has {attention / 1e6:.0f} "
-                    f"million attention weights, and takes minutes (--size {own} asks for them)."
+                    f"Images are {pixels} pixels wide and not {side}: at {side} a photograph has {attention / 1e6:.0f} "
+                    f"million attention weights, and takes minutes (--size {side} asks for them)."
                 )
                 break
     recipe = None if ":" in name else {"backbone": {"name": name, **sizes}, "class_names": ()}

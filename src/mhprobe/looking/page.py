@@ -98,8 +98,8 @@ def look(
     twin = network.twin if untrained else None
     total = len(images) + (min(TWIN, len(images)) if untrained else 0)
     with progress("measuring", total, "photographs", show_progress) as done:
-        known = facts(network.model, images, objects, twin, done)
-    return _page(network, photos, form, packs, reason, sentences(known), known.shown(), waiting=False)
+        findings = facts(network.model, images, objects, twin, done)
+    return _page(network, photos, form, packs, reason, sentences(findings), findings.shown(), waiting=False)
 
 
 def _page(
@@ -108,13 +108,13 @@ def _page(
     form: Form | None,
     packs: Sequence[str],
     reason: str = "",
-    told: Sequence[Sentence] = (),
+    sentences: Sequence[Sentence] = (),
     measures: Sequence[dict[str, Any]] = (),
     waiting: bool = True,
 ) -> Look:
     """Render the page. form: of the attention; None without attention, for ``reason``. packs: per image.
 
-    told, measures: sentences, and columns to sort heads by. waiting: these, and more images, follow.
+    measures: columns to sort heads by. waiting: these, sentences and more images follow.
     """
     layout = network.layout
     data = {
@@ -126,7 +126,7 @@ def _page(
         "levels": form and form.levels,
         "photos": [{"name": name, "picture": of} for name, of in zip(photos.names, photos.pictures, strict=True)],
         "measures": measures,
-        "sentences": [{"text": sentence.text, "heads": sentence.heads} for sentence in told],
+        "sentences": [{"text": sentence.text, "heads": sentence.heads} for sentence in sentences],
     }
     page = render(
         "look.html.jinja",
@@ -135,11 +135,11 @@ def _page(
         styles=("page.css", "look.css"),
         title=f"{network.name} looks at {counted(len(photos.names), 'photograph')}",
         packs={f"attention-{number}": pack for number, pack in enumerate(packs)},
-        shown={"network": network, "photos": photos, "form": form, "reason": reason, "told": told, "waiting": waiting},
+        shown=dict(network=network, photos=photos, form=form, reason=reason, sentences=sentences, waiting=waiting),
         blocks=counted(len(layout.sites), "block"),
         millions=rounded(sum(weight.numel() for weight in network.model.parameters()) / 1e6, 3),
     )
-    return Look(page, told, network.notes)
+    return Look(page, sentences, network.notes)
 
 
 def live(model: nn.Module, images: Tensor, labels: Tensor, class_names: Sequence[str] | None = None) -> Look:

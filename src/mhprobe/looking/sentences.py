@@ -58,13 +58,13 @@ class Facts(NamedTuple):
 
     layout: HeadLayout
     images: int
-    found: Mapping[str, Columns]
+    measures: Mapping[str, Columns]
     twin: Mapping[str, Columns]
     refused: Mapping[str, str]
 
     def columns(self, name: str, of_twin: bool = False) -> Columns:
         """Return a measure's columns. Raises UserError with the reason if there are none."""
-        columns = self.twin if of_twin else self.found
+        columns = self.twin if of_twin else self.measures
         if name not in columns:
             raise UserError(self.refused.get("untrained" if of_twin else name, "it was not measured"))
         return columns[name]
@@ -74,7 +74,7 @@ class Facts(NamedTuple):
         return [
             {"name": SINGLE[name].label}
             | {end: [None if x != x else float(f"{x:.4g}") for x in of[end].tolist()] for end in ENDS}
-            for name, of in self.found.items()
+            for name, of in self.measures.items()
             if name in SINGLE
         ]
 
@@ -93,7 +93,7 @@ def facts(
     """
     kinds: Kinds = {**SINGLE, "js_distance": functools.partial(JSDistance, null_images=NULL), "cka": CKA}
     kinds = kinds if objects is None else {**kinds, "object_attention": ObjectAttention}
-    found, refused = _measured(model, kinds, Batch.whole(images, objects=objects), done)
+    measures, refused = _measured(model, kinds, Batch.whole(images, objects=objects), done)
     reasons = {"object_attention": "no masks were given; see --masks", **{k: str(v) for k, v in refused.items()}}
     others: Mapping[str, Columns] = {}
     try:
@@ -102,7 +102,7 @@ def facts(
         others, _ = _measured(twin(), SINGLE, Batch.whole(images[:TWIN]), done)
     except UserError as error:
         reasons["untrained"] = str(error)
-    return Facts(attach(model).layout.of("head"), len(images), found, others, reasons)
+    return Facts(attach(model).layout.of("head"), len(images), measures, others, reasons)
 
 
 def _measured(
@@ -155,15 +155,15 @@ def answers(question: str) -> Callable[[Callable[[Facts], Sentence | None]], Rul
 
 def sentences(facts: Facts) -> list[Sentence]:
     """Return the sentences of all rules, and a last one on undecided heads and missing facts."""
-    told: list[Sentence] = []
+    replies: list[Sentence] = []
     silent: list[str] = []
     for rule in [value for value in globals().values() if isinstance(value, Rule)]:
         try:
-            told += filter(None, [rule.tell(facts)])
+            replies += filter(None, [rule.tell(facts)])
         except UserError as error:
             silent.append(f"{rule.question} ({str(error).rstrip('.')})")
-    claims = [sentence.claim for sentence in told if sentence.claim]
-    return [*(sentence for sentence in told if sentence.text), *_untold(claims, silent, facts)]
+    claims = [sentence.claim for sentence in replies if sentence.claim]
+    return [*(sentence for sentence in replies if sentence.text), *_untold(claims, silent, facts)]
 
 
 # ---- rules
@@ -172,55 +172,55 @@ def sentences(facts: Facts) -> list[Sentence]:
 @answers("which heads look at one fixed offset")
 def offset(facts: Facts) -> Sentence:
     """Heads whose favourite offset, other than the patch itself, holds for most patches."""
-    found = facts.columns("position")
+    table = facts.columns("position")
 
     def words(best: int, name: str) -> str:
-        chance = f"by chance {percent(found['chance'][best])}", f"the place exists for {percent(found['reach'][best])}"
-        where = offset_name(int(found["dy"][best]), int(found["dx"][best]))
+        chance = f"by chance {percent(table['chance'][best])}", f"the place exists for {percent(table['reach'][best])}"
+        where = offset_name(int(table["dy"][best]), int(table["dx"][best]))
         return (
             f"look at one fixed place beside the patch, whatever is there. Surest is {name}: the most attended patch "
-            f"is {where}, for {measured(found, best, percent, *chance)} of all patches."
+            f"is {where}, for {measured(table, best, percent, *chance)} of all patches."
         )
 
-    away = (found["dy"] != 0) | (found["dx"] != 0)
-    return _on(facts, claim("look at one offset", found, MOST, facts.images).of(away), found["value"], words)
+    away = (table["dy"] != 0) | (table["dx"] != 0)
+    return _on(facts, claim("look at one offset", table, MOST, facts.images).of(away), table["value"], words)
 
 
 @answers("which heads look at the patch itself")
 def itself(facts: Facts) -> Sentence:
     """Heads whose favourite offset is the patch itself, for most patches."""
-    found = facts.columns("position")
+    table = facts.columns("position")
 
     def words(best: int, name: str) -> str:
-        number = measured(found, best, percent, f"by chance {percent(found['chance'][best])}")
+        number = measured(table, best, percent, f"by chance {percent(table['chance'][best])}")
         return f"look at the patch itself most of the time, {name} from {number} of patches."
 
-    home = (found["dy"] == 0) & (found["dx"] == 0)
-    return _on(facts, claim("look at the patch itself", found, MOST, facts.images).of(home), found["value"], words)
+    home = (table["dy"] == 0) & (table["dx"] == 0)
+    return _on(facts, claim("look at the patch itself", table, MOST, facts.images).of(home), table["value"], words)
 
 
 @answers("which heads rest on a sink")
 def sinks(facts: Facts) -> Sentence:
     """Heads of which one token gets most of all attention; no-ops write less than a quarter of the median head."""
-    found = facts.columns("sinks")
-    made = claim("rest on one token", found, MOST, facts.images)
-    made = made._replace(sure=made.sure & (found["role"] > 0))
+    table = facts.columns("sinks")
+    statement = claim("rest on one token", table, MOST, facts.images)
+    statement = statement._replace(sure=statement.sure & (table["role"] > 0))
 
     def words(best: int, name: str) -> str:
-        silent = int((found["role"][made.sure] == 1).sum())
-        loud = int(made.sure.sum()) - silent
-        at_class = found["class_token"][best].item()
+        silent = int((table["role"][statement.sure] == 1).sum())
+        loud = int(statement.sure.sum()) - silent
+        at_class = table["class_token"][best].item()
         on = " (the class token)" if at_class >= 0.5 else "" if at_class != at_class else " (a patch or a register)"
-        number = measured(found, best, percent, f"even attention would give {percent(found['uniform'][best])}")
+        number = measured(table, best, percent, f"even attention would give {percent(table['uniform'][best])}")
         no_ops = f"{silent} {'is a no-op that writes' if silent == 1 else 'are no-ops that write'} next to nothing"
         others = f"{loud} {'hands' if loud == 1 else 'hand'} out what is there to all patches"
         return (
             f"rest on one token, a sink. {name.capitalize()} gives it{on} {number} of all attention, and writes "
-            f"{rounded(found['write'][best])} of the stream's length. "
+            f"{rounded(table['write'][best])} of the stream's length. "
             f"{'; '.join([no_ops] * (silent > 0) + [others] * (loud > 0))}."
         )
 
-    return _on(facts, made, found["value"], words)
+    return _on(facts, statement, table["value"], words)
 
 
 @answers("which heads are twins")
@@ -252,14 +252,14 @@ def twins(facts: Facts) -> Sentence | None:
 @answers("which heads are local and which global")
 def reach(facts: Facts) -> Sentence:
     """Heads whose mean attention distance is at most half that of even attention; of the others those that reach it."""
-    found = facts.columns("attention_distance")
-    value, low, high, even = (found[name] for name in ("value", "low", "high", "uniform"))
+    table = facts.columns("attention_distance")
+    value, low, high, even = (table[name] for name in ("value", "low", "high", "uniform"))
     near = claim("be local", {"value": -value, "low": -high, "high": -low}, -LOCAL * even, facts.images)
 
     def words(best: int, name: str) -> str:
         return (
             f"are local: they look less than half as far as even attention. {name.capitalize()} looks nearest, "
-            f"{measured(found, best, rounded, f'even attention {rounded(even[best])}')} pixels away on average. "
+            f"{measured(table, best, rounded, f'even attention {rounded(even[best])}')} pixels away on average. "
             f"{int((high >= even).sum())} are global: they look as far as even attention, or farther."
         )
 
@@ -269,8 +269,8 @@ def reach(facts: Facts) -> Sentence:
 @answers("how distance changes with depth")
 def depth(facts: Facts) -> Sentence | None:
     """The rank correlation of depth with the mean distance of a block's heads, as a share of even attention's."""
-    found = facts.columns("attention_distance")
-    distance = torch.stack([part.mean() for part in facts.layout.split(found["value"] / found["uniform"])])
+    table = facts.columns("attention_distance")
+    distance = torch.stack([part.mean() for part in facts.layout.split(table["value"] / table["uniform"])])
     if len(distance) < LEAST:
         raise UserError(f"it has {len(distance)} blocks, expected at least {LEAST}")
     place = torch.arange(len(distance), dtype=distance.dtype)
@@ -294,36 +294,36 @@ def depth(facts: Facts) -> Sentence | None:
 @answers("which heads look at what is salient")
 def salient(facts: Facts) -> Sentence:
     """Heads whose most attended patch is on the object more often than chance; held out for the best of them."""
-    found = facts.columns("object_attention")
-    made = claim("look at what is salient", found, found["chance"], facts.images)
-    chosen = torch.nonzero(~found["held_out"].isnan()).flatten().tolist()
+    table = facts.columns("object_attention")
+    statement = claim("look at what is salient", table, table["chance"], facts.images)
+    chosen = torch.nonzero(~table["held_out"].isnan()).flatten().tolist()
     if not chosen:
         raise UserError("one half of the photographs is empty; give more of them")
-    best, chance = chosen[0], found["chance"][chosen[0]]
-    held = {name: found[f"held_out{end}"] for name, end in (("value", ""), ("low", "_low"), ("high", "_high"))}
+    best, chance = chosen[0], table["chance"][chosen[0]]
+    held = {name: table[f"held_out{end}"] for name, end in (("value", ""), ("low", "_low"), ("high", "_high"))}
     if not held["low"][best] > chance:
-        return Sentence("", (), made)
-    heads = tuple(dict.fromkeys([best, *strongest(made.sure, found["value"])]))
+        return Sentence("", (), statement)
+    heads = tuple(dict.fromkeys([best, *strongest(statement.sure, table["value"])]))
     return Sentence(
         f"{share_of(heads, facts.layout)} look at what is salient more often than chance. "
         f"{head_name(facts.layout, best).capitalize()}, the best on one half of the photographs, does so on the "
         f"other half for {measured(held, best, percent, f'by chance {percent(chance)}')} of patches.",
         heads,
-        made,
+        statement,
     )
 
 
 @answers("which heads look everywhere alike")
 def even(facts: Facts) -> Sentence:
     """Heads whose entropy is at least .97 of the largest that there can be."""
-    found = facts.columns("entropy")
-    value, most = found["value"], found["uniform"]
+    table = facts.columns("entropy")
+    value, most = table["value"], table["uniform"]
 
     def words(best: int, name: str) -> str:
-        number = measured(found, best, three, f"even attention {three(most[best])}")
+        number = measured(table, best, three, f"even attention {three(most[best])}")
         return f"look nearly everywhere alike. Most even is {name}, with an entropy of {number} nats."
 
-    return _on(facts, claim("look nearly everywhere alike", found, NEARLY * most, facts.images), value / most, words)
+    return _on(facts, claim("look nearly everywhere alike", table, NEARLY * most, facts.images), value / most, words)
 
 
 @answers("what makes the network unlike an untrained one")
@@ -361,9 +361,9 @@ def _beyond(facts: Facts, name: str) -> Tensor:
 
     It is a share of even attention's value if the measure has a unit; other measures are shares.
     """
-    found, twin = facts.columns(name), facts.columns(name, of_twin=True)["value"]
-    far = torch.maximum(found["low"] - twin.max(), twin.min() - found["high"]).clamp(min=0).nan_to_num(0)
-    return far / found["uniform"] if SINGLE[name].unit else far
+    table, twin = facts.columns(name), facts.columns(name, of_twin=True)["value"]
+    far = torch.maximum(table["low"] - twin.max(), twin.min() - table["high"]).clamp(min=0).nan_to_num(0)
+    return far / table["uniform"] if SINGLE[name].unit else far
 
 
 # ---- words
@@ -411,16 +411,16 @@ def offset_name(dy: int, dx: int) -> str:
     return " and ".join(f"{abs(step)} {ways[step > 0]}" for step, ways in zip((dy, dx), WAYS, strict=True) if step)
 
 
-def _on(facts: Facts, made: Claim, by: Tensor, words: Callable[[int, str], str]) -> Sentence:
+def _on(facts: Facts, statement: Claim, by: Tensor, words: Callable[[int, str], str]) -> Sentence:
     """Return the sentence on the heads that are sure, the largest first; without text if there is none.
 
     words: makes the text from the first head and its name.
     """
-    heads = strongest(made.sure, by)
+    heads = strongest(statement.sure, by)
     if not heads:
-        return Sentence("", (), made)
+        return Sentence("", (), statement)
     text = words(heads[0], head_name(facts.layout, heads[0]))
-    return Sentence(f"{share_of(heads, facts.layout)} {text}", heads, made)
+    return Sentence(f"{share_of(heads, facts.layout)} {text}", heads, statement)
 
 
 def _untold(claims: Sequence[Claim], silent: Sequence[str], facts: Facts) -> list[Sentence]:
@@ -429,8 +429,8 @@ def _untold(claims: Sequence[Claim], silent: Sequence[str], facts: Facts) -> lis
     for claim in claims if facts.images > 1 else ():
         if len(undecided := claim.needed[~claim.needed.isnan()]):
             half = "" if len(undecided) == 1 else " for half of them"
-            told = f"about {int(min(undecided.median().item(), 10_000)):,} photographs would tell{half}"
-            parts.append(f"{counted(len(undecided), 'more head')} may or may not {claim.what} ({told})")
+            hint = f"about {int(min(undecided.median().item(), 10_000)):,} photographs would tell{half}"
+            parts.append(f"{counted(len(undecided), 'more head')} may or may not {claim.what} ({hint})")
     parts += silent
     photographs = counted(facts.images, "photograph")
     return [Sentence(f"Could not be told from {photographs}: {'; '.join(parts)}.")] if parts else []
