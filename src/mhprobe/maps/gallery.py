@@ -97,12 +97,12 @@ def gallery(
     if not kinds:
         raise UserError("maps: no kind is chosen, expected at least one, e.g. maps=[rollout,relevance_map].")
     stored = opened(data, chosen)
-    own = (stored.labels < 0).any()
-    if own and (asking := [name for name, kind in kinds.items() if getattr(kind, "target", None) == "label"]):
+    unlabelled = (stored.labels < 0).any()
+    if unlabelled and (asking := [name for name, kind in kinds.items() if getattr(kind, "target", None) == "label"]):
         raise UserError(f"images: a file has no label, which {', '.join(asking)} explains; give target=top1.")
     pictures, batch = stored.images.float() / 255, data.transform(stored, train=False)
     batch = batch.to(next(model.parameters()).device)
-    features, labels = puts_out_features(model.eval()), None if own else batch.labels
+    features, labels = puts_out_features(model.eval()), None if unlabelled else batch.labels
     scoring = {"features": features, **options}
     every = {name: _kept(keep, model, batch.images, labels, kind, **scoring) for name, kind in kinds.items()}
 
@@ -112,7 +112,7 @@ def gallery(
         [image, names[label], *best]
         for image, label, best in zip(_called(chosen), batch.labels.tolist(), taken, strict=True)
     ]
-    given = "given" if any(isinstance(image, str) for image in chosen) else "test"
+    split = "given" if any(isinstance(image, str) for image in chosen) else "test"
     arrow = [
         f"image {image}: {label}" + (f"\n→ {best[0]} {best[1]:.2f}" if best else "") for image, label, *best in about
     ]
@@ -126,10 +126,10 @@ def gallery(
             rows += [[*image, kind, name, *beside] for image, beside in zip(about, numbers, strict=True)]
         for number, (image, *_) in enumerate(about if make.per_head else ()):
             drawn = figures.draw_heads(pictures[number], arrow[number], every[kind], number, looking)
-            results[f"{kind}_{image}"] = Result(figure=drawn, of=Sample(1, given), drawn="maps")
+            results[f"{kind}_{image}"] = Result(figure=drawn, of=Sample(1, split), drawn="maps")
     areas = AREAS if options.get("score", True) else ()
     columns = ["image", "label", *([] if features else ["predicted", "probability"]), "kind", "map", *areas]
-    whole, of = _whole(kinds, every), Sample(len(chosen), given)
+    whole, of = _whole(kinds, every), Sample(len(chosen), split)
     overview = functools.partial(figures.maps, pictures, arrow, whole, asking=framed)
     if smooth and whole:
         results["maps_smooth"] = Result(figure=overview(smooth=True), of=of, drawn="maps")
@@ -164,19 +164,19 @@ def _kept(
     return {name: Judged(tensors[f"maps/{name}"], tensors.get(f"areas/{name}")) for name in names}
 
 
-def _looking(key: str, kind: MapKind, found: Mapping[str, Judged]) -> dict[str, tuple[int, int]]:
+def _looking(key: str, kind: MapKind, maps: Mapping[str, Judged]) -> dict[str, tuple[int, int]]:
     """Query patch, by name of a map and of its kind, of maps with one."""
-    at = {name: kind.asking((one.maps.shape[-2], one.maps.shape[-1])) for name, one in found.items()}
+    at = {name: kind.asking((one.maps.shape[-2], one.maps.shape[-1])) for name, one in maps.items()}
     return {title: patch for name, patch in at.items() if patch for title in (name, key.replace("_", " "))}
 
 
-def _heads(found: Mapping[str, Mapping[str, Judged]], layout: HeadLayout) -> dict[str, list[Any]]:
+def _heads(all_maps: Mapping[str, Mapping[str, Judged]], layout: HeadLayout) -> dict[str, list[Any]]:
     """Kind of map and flat index of the head, by name of a tensor."""
     named = [(flat, head, site) for flat, (_, head, site) in enumerate(layout)]
     heads = {f"{of} head {head}": flat for flat, head, site in named for of in (site.name, f"block {site.block}")}
     return {
         f"{kind}/{name}": [f"{kind.replace('_', ' ')} maps", heads[name]]
-        for kind, maps in found.items()
+        for kind, maps in all_maps.items()
         for name in maps
         if name in heads
     }
@@ -223,10 +223,10 @@ def _called(chosen: Sequence[int | str]) -> list[int | str]:
     return [Path(image).stem if isinstance(image, str) else image for image in chosen]
 
 
-def _whole(kinds: Mapping[str, MapKind], found: Mapping[str, dict[str, Judged]]) -> dict[str, Judged]:
+def _whole(kinds: Mapping[str, MapKind], all_maps: Mapping[str, dict[str, Judged]]) -> dict[str, Judged]:
     """Columns of the overview, by name; if two kinds have maps of one name, by key."""
     columns = [
-        (kind, name, one) for kind, maps in found.items() if not kinds[kind].per_head for name, one in maps.items()
+        (kind, name, one) for kind, maps in all_maps.items() if not kinds[kind].per_head for name, one in maps.items()
     ]
     names = [name for _, name, _ in columns]
     return {(name if names.count(name) == 1 else kind.replace("_", " ")): one for kind, name, one in columns}

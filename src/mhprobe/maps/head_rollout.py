@@ -43,10 +43,10 @@ class HeadRollout(MapKind):
         length_BTH = written(batch.z[chosen], weights_of[chosen]) if self.weight == "written" else None
         maps = {}
         for head in range(site.num_heads):
-            own = transition(attn[chosen][:, :, head], site, self.discard)
+            row = transition(attn[chosen][:, :, head], site, self.discard)
             if length_BTH is not None:
-                own = own * length_BTH[:, places, head, None]
-            rolled = chain(layout, [own, *rows[chosen + 1 :]], chosen, before)
+                row = row * length_BTH[:, places, head, None]
+            rolled = chain(layout, [row, *rows[chosen + 1 :]], chosen, before)
             maps[f"block {site.block} head {head}"] = as_grid(readout(rolled, layout.sites[-1]), layout.sites[0])
         return maps
 

@@ -56,7 +56,7 @@ class MaskCache:
         """(M,) bool, masks that are known on ``images`` (n,), None for all N; their (M, n) right and losses."""
         self._scan()
         n = num_images if images is None else len(images)
-        known = torch.zeros(len(masks), dtype=torch.bool)
+        hits = torch.zeros(len(masks), dtype=torch.bool)
         right = torch.zeros(len(masks), n, dtype=torch.bool)
         losses = torch.zeros(len(masks), n, dtype=torch.float64)
         for number, mask in enumerate(masks):
@@ -65,9 +65,9 @@ class MaskCache:
                 place, columns = self.known.get(_name(mask, None)), images
             if place is not None:
                 rows = _unpack(self._read(place))
-                known[number] = True
+                hits[number] = True
                 right[number], losses[number] = rows if columns is None else (row[columns] for row in rows)
-        return known, right, losses
+        return hits, right, losses
 
     def save(self, masks: Tensor, images: Tensor | None, scores: Scores) -> None:
         """Keep the scores of ``masks`` on ``images``; warn if the disk is full or read-only."""

@@ -65,12 +65,12 @@ class Evaluator(Evaluate):
         if self.cache is None:
             return self._score(masks, images)
         # rank 0 reads for all: they may see the file in different states
-        known, right, losses = ranks.from_rank_zero(lambda: self.cache.load(masks, images, self.images))  # type: ignore[union-attr]
-        if not known.all():
-            fresh = self._score(masks[~known], images)
-            right[~known], losses[~known] = fresh
+        hits, right, losses = ranks.from_rank_zero(lambda: self.cache.load(masks, images, self.images))  # type: ignore[union-attr]
+        if not hits.all():
+            fresh = self._score(masks[~hits], images)
+            right[~hits], losses[~hits] = fresh
             if ranks.rank() == 0:
-                self.cache.save(masks[~known], images, fresh)
+                self.cache.save(masks[~hits], images, fresh)
         return Scores(right, losses)
 
     def _score(self, masks: Tensor, images: Tensor | None) -> Scores:
