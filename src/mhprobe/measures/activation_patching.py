@@ -57,7 +57,7 @@ class ActivationPatching(Measure):
     effects: Tensor  # (E, 2, A) sums over pairs of x and |x|
     ends: Tensor = sums(2)  # over pairs of the clean metric and of the corrupted one
     pairs: Tensor = counts()
-    given: Tensor  # (N, A + 2) per donor of the selection split the sums over its pairs of x, clean - corrupted and 1
+    of_donors: Tensor  # (N, A + 2) per donor of the selection, sums over its pairs of x, clean - corrupted and 1
     squares: Tensor  # (3, A + 2) of other pairs, see _squares
     clusters: Tensor = counts()  # how many of those
 
@@ -85,7 +85,7 @@ class ActivationPatching(Measure):
         self.needs: frozenset[Need] = frozenset({self.patching})
         heads = layout.num_heads
         self.add_state("effects", torch.zeros(len(self.estimates), 2, heads, dtype=torch.float64))
-        self.add_state("given", torch.zeros(self.pool.size, heads + 2, dtype=torch.float64))
+        self.add_state("of_donors", torch.zeros(self.pool.size, heads + 2, dtype=torch.float64))
         self.add_state("squares", torch.zeros(3, heads + 2, dtype=torch.float64))
 
     def select(self, batch: HeadBatch) -> None:
@@ -127,7 +127,7 @@ class ActivationPatching(Measure):
             self.squares += _squares(pairs_PV)
             self.clusters += len(pairs_PV)
         elif need.donors is not None:  # type: ignore[union-attr]
-            self.given.index_add_(0, donor[counted], pairs_PV)
+            self.of_donors.index_add_(0, donor[counted], pairs_PV)
         else:
             images_BV = pairs_PV.new_zeros(len(counted), pairs_PV.shape[1])
             images_BV[counted] = pairs_PV
@@ -182,12 +182,12 @@ class ActivationPatching(Measure):
     @property
     def _clusters(self) -> Tensor:
         """() number of clusters."""
-        return (self.given[:, -1] > 0).sum() + self.clusters
+        return (self.of_donors[:, -1] > 0).sum() + self.clusters
 
     @property
     def _freedom(self) -> Tensor:
         """() degrees of freedom of the errors; 0 with a single cluster."""
-        square_N = self.given[:, -1].square()
+        square_N = self.of_donors[:, -1].square()
         served = square_N.sum() ** 2 / square_N.square().sum().clamp(min=1)
         return (served + self.clusters - 1).clamp(min=(self._clusters > 1).double())
 
@@ -195,7 +195,7 @@ class ActivationPatching(Measure):
     def _sums_of_squares(self) -> Tensor:
         """(3, A + 2) over all clusters, widened for their number; NaN with a single one."""
         count = self._clusters.double()
-        return (self.squares + _squares(self.given)) * count / (count - 1)
+        return (self.squares + _squares(self.of_donors)) * count / (count - 1)
 
     def _error(self) -> Tensor:
         """(A,) standard error of the share, a ratio of two means, by the delta method."""

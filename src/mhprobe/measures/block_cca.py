@@ -35,7 +35,7 @@ class BlockCCA(LayerSimilarity):
     larger = "the two blocks share more"
     also = ("block_coefficients",)
     noun = "blocks"
-    given = (*LayerSimilarity.given, "rho", "null_rho")
+    column_names = (*LayerSimilarity.column_names, "rho", "null_rho")
 
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
         super().__init__(layout, of="blocks", method="svcca", null="images", **kwargs)

@@ -80,23 +80,23 @@ class CircuitSpectrum(OfWeights):
     def finish(self) -> dict[str, Tensor]:
         singular, cosine = (self.modes / self.models).unbind(1)  # each (2, A, K)
         channels, copied, size = self.channels / self.models, *(self.eigenvalues / self.models)
-        total, own = singular.sum(-1), CIRCUITS.index(self.of)
+        total, circuit = singular.sum(-1), CIRCUITS.index(self.of)
         value = _ratio((singular * cosine).sum(-1), total)
-        spread = Z95 * _ratio(singular[own].norm(dim=-1), total[own]) / channels.sqrt()
+        spread = Z95 * _ratio(singular[circuit].norm(dim=-1), total[circuit]) / channels.sqrt()
         share = _ratio(singular, total[..., None])
         rank = torch.where(total > 0, torch.special.entr(share).sum(-1).exp(), 0)
         width_A = torch.tensor([site.head_dim for _, _, site in self.layout], device=self.device)
         missing = torch.arange(singular.shape[-1], device=self.device) >= width_A[:, None]  # (A, K) bool, of modes
         return {
-            "value": value[own].clone(),
-            "null": torch.zeros_like(value[own]),
+            "value": value[circuit].clone(),
+            "null": torch.zeros_like(value[circuit]),
             "null_low": -spread,
             "null_high": spread,
             **dict(zip(CIRCUITS, value, strict=True)),
             **{f"rank_{name}": modes for name, modes in zip(CIRCUITS, rank, strict=True)},
             "copying": _ratio(copied, size),
-            "singular": singular[own].masked_fill(missing, torch.nan),
-            "cosine": cosine[own].masked_fill(missing, torch.nan),
+            "singular": singular[circuit].masked_fill(missing, torch.nan),
+            "cosine": cosine[circuit].masked_fill(missing, torch.nan),
         }
 
 

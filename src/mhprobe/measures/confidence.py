@@ -61,5 +61,5 @@ class Confidence(OfAttention, MeanOverImages):
             "class_query": self.of_class(self.class_total),
             "uniform": self.even / queries,
         }
-        known = {n: where_site(self.layout, values, lambda site: site.kind == "head") for n, values in of_heads.items()}
-        return {**self.over_images(), **known}
+        means = {n: where_site(self.layout, values, lambda site: site.kind == "head") for n, values in of_heads.items()}
+        return {**self.over_images(), **means}

@@ -41,7 +41,7 @@ class LayerSimilarity(Similarity):
     kind = "pairwise_layers"
     larger = "the two layers are more alike"
     noun = "layers"
-    given: ClassVar[tuple[str, ...]] = ("value", "low", "high", "null", "rows")  # columns, of those of a Similarity
+    column_names: ClassVar[tuple[str, ...]] = ("value", "low", "high", "null", "rows")  # of a Similarity's
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class LayerSimilarity(Similarity):
 
     def finish(self) -> dict[str, Tensor]:
         columns = super().finish()
-        return {name: columns[name] for name in self.given}
+        return {name: columns[name] for name in self.column_names}
 
 
 def _features(batch: HeadBatch, of: str, layout: HeadLayout, number: int) -> Tensor:

@@ -78,15 +78,15 @@ class LogitAttribution(PerClass):
 
     def finish(self) -> dict[str, Tensor]:
         images = self.images
-        own, p = mean_of(self.class_total, self.class_images), self._p()
-        worst, number = own.nan_to_num(torch.inf).min(1)
+        by_class, p = mean_of(self.class_total, self.class_images), self._p()
+        worst, number = by_class.nan_to_num(torch.inf).min(1)
         return {
             **of_mean(self.total, self.square, images, self.within),
             "size": self.size / images,
             "worst": worst,
             "worst_class": number,
-            "against": ((own < 0) & (p < LEVEL)).sum(1),
-            "own": own,
+            "against": ((by_class < 0) & (p < LEVEL)).sum(1),
+            "own": by_class,
             "own_p": p,
             "everywhere": self.all_total / images,
             **dict(zip(FACTS, self.facts / images, strict=True)),

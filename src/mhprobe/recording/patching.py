@@ -122,8 +122,8 @@ def _from_slopes(
     layout, images = gates.layout.of("head"), len(base.logits)
     shares, heads = layout.split(gates.effective()[: layout.num_heads]), base.run.heads[: len(layout.sites)]
     change = [
-        sign * (theirs - own) * share.to(own).repeat_interleave(site.head_dim)
-        for site, theirs, own, share in zip(layout.sites, source.heads, heads, shares, strict=False)
+        sign * (theirs - output) * share.to(output).repeat_interleave(site.head_dim)
+        for site, theirs, output, share in zip(layout.sites, source.heads, heads, shares, strict=False)
     ]
     with torch.enable_grad():
         score = metric(base.logits).sum()
@@ -140,9 +140,9 @@ def _along(images: int, change: Sequence[Tensor], slopes: Sequence[Tensor], layo
     """(B, A) float64: sum over windows, tokens and width of slope times change."""
     return torch.cat(
         [
-            (wide(slope) * wide(each)).unflatten(0, (images, -1)).unflatten(-1, (site.num_heads, site.head_dim))
+            (wide(slope) * wide(delta)).unflatten(0, (images, -1)).unflatten(-1, (site.num_heads, site.head_dim))
             .sum((1, 2, 4), dtype=torch.float64)
-            for site, each, slope in zip(layout.sites, change, slopes, strict=False)  # neurons have slopes, too
+            for site, delta, slope in zip(layout.sites, change, slopes, strict=False)  # neurons have slopes, too
         ],
         1,
     )  # fmt: skip

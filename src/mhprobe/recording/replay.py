@@ -220,7 +220,7 @@ class _Tree:
             for block in range(len(segments.blocks))
         ]
         marks = versions.marks.cpu()
-        self.keys = [[bytes(row[each].view(torch.uint8).tolist()) for each in units] for row in marks]
+        self.keys = [[bytes(row[of_block].view(torch.uint8).tolist()) for of_block in units] for row in marks]
 
     def logits(self, images: Tensor) -> list[Tensor]:
         """Per mask, (B, C)."""

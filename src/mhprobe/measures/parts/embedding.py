@@ -24,10 +24,10 @@ def embed(distance: Tensor) -> tuple[Tensor, float]:
     # an eigenvector has no sign of its own: its largest entry is positive
     sign = direction.gather(0, direction.abs().argmax(0, keepdim=True)).sign()
     start = direction * sign * strength[-2:].flip(0).clamp(min=0).sqrt()
-    found, _ = smacof(
+    solution, _ = smacof(
         distance.numpy(), init=start.numpy(), n_init=1, max_iter=1000, eps=1e-9, random_state=0, normalized_stress=False
     )
-    points = torch.from_numpy(found)
+    points = torch.from_numpy(solution)
     points = points - points.mean(0)
     error = (torch.cdist(points, points) - distance).square().sum()
     return points, float((error / size).sqrt())

@@ -75,10 +75,10 @@ class Folds:
         turned_GTC = torch.einsum("gthd,hde->gthe", apart_GTHD, heads.direction).flatten(2)  # in principal directions
         placed_TC *= (images / (images * tokens - 1)) ** 0.5
         generator = torch.Generator().manual_seed(seed)
-        known: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        cache: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         for draw in range(draws):
             place = slice(None) if site is None else _rolled(site, generator).to(held.device)
-            drawn = _Drawn(heads, turned_GTC, placed_TC, (seed, draw), known if site is None else {}, place)
+            drawn = _Drawn(heads, turned_GTC, placed_TC, (seed, draw), cache if site is None else {}, place)
             yield dataclasses.replace(heads, covariance=drawn)
 
 
@@ -86,22 +86,22 @@ class Folds:
 class _Drawn:
     """The covariances of one draw, by runs of channels of whole heads.
 
-    known: standard deviations, and what the means share, by the runs' beginnings. place: tokens of the other images.
+    cache: standard deviations, and what the means share, by the runs' beginnings. place: tokens of the other images.
     """
 
     heads: Parts
     turned_GTC: Tensor
     placed_TC: Tensor
     seed: tuple[int, int]
-    known: dict[tuple[int, int], tuple[Tensor, Tensor]]
+    cache: dict[tuple[int, int], tuple[Tensor, Tensor]]
     place: slice | Tensor
 
     def __call__(self, one: slice, others: slice) -> Tensor:
         where = (one.start, others.start)
-        if where not in self.known:
+        if where not in self.cache:
             shared = self.placed_TC[:, one].mT @ self.placed_TC[self.place][:, others]
-            self.known[where] = self._deviations(one, others), shared
-        deviation, shared = self.known[where]
+            self.cache[where] = self._deviations(one, others), shared
+        deviation, shared = self.cache[where]
         noise = np.random.default_rng([*self.seed, *where]).standard_normal(deviation.shape)
         width = self.heads.spectrum.shape[1]
         left, right = (self.heads.direction[run.start // width : run.stop // width] for run in (one, others))
