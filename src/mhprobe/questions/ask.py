@@ -53,8 +53,8 @@ class Answers(L.Callback):
                 announce(lines)
         for question in [question for step in steps for question in step.questions]:
             self._ask(question)
-            if self.material.known.broken is not None:
-                raise self.material.known.broken
+            if self.material.measurements.broken is not None:
+                raise self.material.measurements.broken
 
     def _ask(self, question: Question) -> None:
         material = replace(self.material, names=question.measures, curve_names=question.curves)

@@ -118,20 +118,20 @@ def keep(
     classes = classes or [str(number) for number in range(0 if puts_out_features(model) else logits.shape[-1])]
     if logits.dim() != 2 or logits.shape[1] != len(classes):
         raise UserError("live: expected a network with logits of the classes, got one that gives features.")
-    made, sites = pieces(model, seen[:2]), attach(model).layout.of("head").sites
+    exports, sites = pieces(model, seen[:2]), attach(model).layout.of("head").sites
     kinds: tuple[Stored, ...] = ("float32", "float16", "int8")
     for kind in kinds:
-        small = [stored(piece, kind) for piece in made]
+        small = [stored(piece, kind) for piece in exports]
         if (size := sum(len(piece.onnx) for piece in small)) <= MOST:
             break
     else:
         if not beside:
             raise UserError(f"live: the network has {size / 1e6:.0f} MB as int8, expected at most {MOST / 1e6:.0f}.")
         kind = "float16"
-        small = [stored(piece, kind) for piece in made]
+        small = [stored(piece, kind) for piece in exports]
     about = {
         "stored": kind,
-        "pieces": [[piece.first, piece.heads, piece.sites] for piece in made],
+        "pieces": [[piece.first, piece.heads, piece.sites] for piece in exports],
         "spec": {key: list(value) for key, value in spec.items()},
         "sites": [None if site.windows else [*site.token_grid, site.prefix_tokens, site.class_token] for site in sites],
         "classes": list(classes),

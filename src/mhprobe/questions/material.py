@@ -36,17 +36,17 @@ CONTROL = "random initialisation"
 
 
 @dataclass
-class Known:
+class Measurements:
     """Measurements of one model on one data set: columns and errors by measure and control, curves by name.
 
-    broken: the error, if nothing at all can be recorded. told: measures whose missing control was logged.
+    broken: the error, if nothing at all can be recorded. without_control: measures whose missing control was logged.
     """
 
     columns: dict[tuple[str, bool], Columns] = field(default_factory=dict)
     refused: dict[tuple[str, bool], UserError] = field(default_factory=dict)
     curves: dict[str, list[Curve]] = field(default_factory=dict)
     broken: UserError | None = None
-    told: set[str] = field(default_factory=set)
+    without_control: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Material(Subject):
     names: Sequence[str] = ()
     curve_names: Sequence[str] = ()
     passes: Mapping[bool, Iterable[Sequence[str]]] = field(default_factory=dict)
-    known: Known = field(default_factory=Known)
+    measurements: Measurements = field(default_factory=Measurements)
 
     def columns(self, name: str) -> Columns:
         """Return the columns of a measure, "value" first. UserError for one that does not fit. A collective."""
@@ -80,9 +80,9 @@ class Material(Subject):
         try:
             return None if self.twin is None else self._columns(name, control=True)
         except UserError as error:
-            if self.first and name not in self.known.told:
+            if self.first and name not in self.measurements.without_control:
                 log.warning("%s: no control. %s", name, error)
-            self.known.told.add(name)
+            self.measurements.without_control.add(name)
             return None
 
     def missing(self, names: Sequence[str], control: bool) -> dict[str, Measure]:
@@ -90,16 +90,16 @@ class Material(Subject):
         if control and self.twin is None:
             return {}
         passes = {name for group in self.passes.get(control, ()) for name in group}
-        group = {name: each for name in names if isinstance(each := self.measures[name], Measure) and name in passes}
+        group = {name: item for name in names if isinstance(item := self.measures[name], Measure) and name in passes}
         kept = self._stored(group, control)
         return {name: measure for name, measure in group.items() if name not in kept}
 
     def curves(self, *names: str) -> list[Curve]:
         """Return masking curves by name, on each split. UserError for an unknown or impossible curve. A collective."""
         for name in names or self.curve_names:
-            if name not in self.known.curves:
-                self.known.curves[name] = self._masking.curve(self, name)
-        return [curve for name in names or self.curve_names for curve in self.known.curves[name]]
+            if name not in self.measurements.curves:
+                self.measurements.curves[name] = self._masking.curve(self, name)
+        return [curve for name in names or self.curve_names for curve in self.measurements.curves[name]]
 
     def masked_heads(self, curves: Sequence[Curve]) -> list[MaskedHead]:
         """Return the heads that the searched curves mask, each redundant or inert, if asked for. A collective."""
@@ -110,8 +110,8 @@ class Material(Subject):
         folder, key = self.store, ""
         with contextlib.suppress(ValueError):  # a part without a name
             key = self._key({"about": describe(about)}) if folder else ""
-        if folder and key and (found := ranks.from_rank_zero(lambda: stored.read(folder, key))) is not None:
-            return found.columns
+        if folder and key and (entry := ranks.from_rank_zero(lambda: stored.read(folder, key))) is not None:
+            return entry.columns
         answer = {name: values.cpu() for name, values in find().items()}
         if folder and key and self.first:
             stored.write(folder, key, answer)
@@ -129,7 +129,7 @@ class Material(Subject):
 
     def on(self, data: ImageData) -> Self:
         """Return the same model and measures on other images."""
-        return replace(self, data=data, twin=None, known=Known(), facts={})
+        return replace(self, data=data, twin=None, measurements=Measurements(), facts={})
 
     @property
     def _masking(self) -> Masking:
@@ -139,20 +139,20 @@ class Material(Subject):
 
     def _columns(self, name: str, control: bool) -> Columns:
         which = name, control
-        if which not in self.known.columns and which not in self.known.refused:
+        if which not in self.measurements.columns and which not in self.measurements.refused:
             names = next((list(group) for group in self.passes.get(control, ()) if name in group), [name])
-            unfit = {name: each for name in names if isinstance(each := self.measures[name], UserError)}
+            unfit = {name: error for name in names if isinstance(error := self.measures[name], UserError)}
             group = {name: self.about(name) for name in names if name not in unfit}
             kept = self._stored(group, control)
             missing = {name: measure for name, measure in group.items() if name not in kept}
             if kept and self.first:
                 log.info("measured before: %s%s", ", ".join(kept), f" ({CONTROL})" if control else "")
             columns, refused = self._measure(missing, control) if missing else ({}, {})
-            self.known.columns |= {(name, control): values for name, values in {**kept, **columns}.items()}
-            self.known.refused |= {(name, control): error for name, error in {**unfit, **refused}.items()}
-        if which in self.known.refused:
-            raise self.known.refused[which]
-        return self.known.columns[which]
+            self.measurements.columns |= {(name, control): values for name, values in {**kept, **columns}.items()}
+            self.measurements.refused |= {(name, control): error for name, error in {**unfit, **refused}.items()}
+        if which in self.measurements.refused:
+            raise self.measurements.refused[which]
+        return self.measurements.columns[which]
 
     def _measure(
         self, group: Mapping[str, Measure], control: bool
@@ -160,13 +160,13 @@ class Material(Subject):
         try:
             model = self.twin() if control and self.twin else self.model
             label = f"{CONTROL}, " if control else ""
-            seen = [self.about(known).needs for known, of in self.known.columns if of == control]
+            seen = [self.about(name).needs for name, of in self.measurements.columns if of == control]
             # a model that records attention computes it in another order: later passes do, too
             beside: frozenset[Need] = frozenset({"attn"} if any({"attn", "attn_grad"} & set(n) for n in seen) else ())
             columns, refused = look(model, group, self.data, "test", label, self.slopes_of, self.first, beside)
         except UserError as error:  # the record refuses all of them
-            if not control and not self.known.columns:
-                self.known.broken = error
+            if not control and not self.measurements.columns:
+                self.measurements.broken = error
             return {}, dict.fromkeys(group, error)
         if self.first and self.store is not None:
             for name, values in columns.items():
@@ -214,7 +214,7 @@ def look(
         for batch in data.batches(of_split, device):
             yield batch.unlabelled if features else batch
 
-    chooses = any(each.select_needs is not None for each in measures.values())
+    chooses = any(item.select_needs is not None for item in measures.values())
     total = data.sizes[split] + (data.sizes["val"] if chooses else 0)
     names = ", ".join(measures) if len(measures) <= 4 else f"{len(measures)} measures"
     with progress(f"{label}measuring {names} on {split}", total, show=show) as done:

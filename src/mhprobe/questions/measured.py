@@ -95,7 +95,7 @@ def on_another_data_set(material: Material, data: ImageData) -> dict[str, Result
 
 def cost(material: Material, names: Sequence[str]) -> dict[str, Result]:
     """Count the operations of the named measures per image, in forward passes, and those with masked heads."""
-    measures = [each for name in names if isinstance(each := material.measures[name], Measure)]
+    measures = [item for name in names if isinstance(item := material.measures[name], Measure)]
     batch, of = next(iter(material.walk()())), material.slopes_of
     needs = needs_of(measures)
     passes = {need for need in needs if not isinstance(need, Ablation | Patching)}
@@ -155,15 +155,15 @@ def masking_curves(material: Material, over: Literal["heads", "steps"] = "heads"
     """Return the masking curves, their totals, and the masked heads. over: the x axis."""
     curves, layout = material.curves(), material.layout
     heads = material.masked_heads(curves)
-    found = totals(curves)
+    curve_totals = totals(curves)
     chance = material.chance if curves and curves[0].scored == Labels.scored else None
-    results = of_curves(curves, found, layout, chance)
+    results = of_curves(curves, curve_totals, layout, chance)
     if over == "steps" and curves:
         drawn = draw_curves(curves, layout.num_heads, chance, over)
         results["masking_curves"] = results["masking_curves"]._replace(figure=drawn)
     if material.masking is not None and material.masking.join is not None:
         results |= of_masked_heads(heads, material.masking.join)
     if material.first:
-        for line in answer(found, heads, curves, chance):
+        for line in answer(curve_totals, heads, curves, chance):
             log.info("%s", line)
     return results

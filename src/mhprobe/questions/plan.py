@@ -66,13 +66,13 @@ class Step:
 
 def steps(questions: Sequence[Question], measures: Mapping[str, Any]) -> list[Step]:
     """Return the steps that answer these questions, each question in the first step that can. measures: by name."""
-    fit = {name: each for name, each in measures.items() if not isinstance(each, UserError)}
+    fit = {name: measure for name, measure in measures.items() if not isinstance(measure, UserError)}
     groups: dict[frozenset[Ablation], list[str]] = {frozenset(): []}  # measures by the masks that they share
     for name in dict.fromkeys(name for question in questions for name in question.measures if name in fit):
         groups.setdefault(_masks(fit[name]), []).append(name)
     passes = [group for group in groups.values() if group] or [[]]
     number = {name: index for index, group in enumerate(passes) for name in group}
-    own = [question for question in questions if not question.measures and not question.curves]
+    plain = [question for question in questions if not question.measures and not question.curves]
     curved = [question for question in questions if question.curves]
     waiting: list[list[Question]] = [[] for _ in passes]
     for question in questions:
@@ -80,7 +80,7 @@ def steps(questions: Sequence[Question], measures: Mapping[str, Any]) -> list[St
             waiting[max((number.get(name, 0) for name in question.measures), default=0)].append(question)
     measuring = [Step(tuple(group), tuple(of)) for group, of in zip(passes, waiting, strict=True)]
     looking = 0 if passes[0] and _masks(fit[passes[0][0]]) else 1
-    planned = [*measuring[:looking], Step((), tuple(own)), *measuring[looking:], Step((), tuple(curved))]
+    planned = [*measuring[:looking], Step((), tuple(plain)), *measuring[looking:], Step((), tuple(curved))]
     return [step for step in planned if step.measures or step.questions]
 
 
@@ -103,14 +103,14 @@ def lines(planned: Sequence[Step], material: Material) -> list[str]:
 
 
 def _cost_of_measures(material: Material, names: Sequence[str], walks: Mapping[str, Walk]) -> str:
-    parts, known = [], True
+    parts, stored = [], True
     for control, whose in ((False, ""), (True, " for the freshly initialised network")):
         if group := material.missing(names, control):
             model = material.twin() if control and material.twin else material.model
-            one, known = seconds_per_image(model, group, walks["test"], walks["val"]), False
+            one, stored = seconds_per_image(model, group, walks["test"], walks["val"]), False
             if one is not None:
                 parts.append(f"about {duration(one * material.data.sizes['test'] / ranks.size())}{whose}")
-    return "measured before" if known else " and ".join(parts) or "not estimated"
+    return "measured before" if stored else " and ".join(parts) or "not estimated"
 
 
 def _cost_of_curves(material: Material, names: Sequence[str], forward: float) -> str:
@@ -140,8 +140,8 @@ def seconds_per_image(model: nn.Module, measures: Mapping[str, Measure], walk: W
         return None
     finally:
         took = time.perf_counter() - began
-        for each in measures.values():
-            each.reset()
+        for measure in measures.values():
+            measure.reset()
     return None if len(refused) == len(measures) else took / _images(walk())
 
 

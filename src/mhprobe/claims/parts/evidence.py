@@ -24,7 +24,7 @@ from mhprobe.masking.parts.units import make_units
 from mhprobe.measures.base import Measure
 from mhprobe.measures.parts.kinds import high_norm
 from mhprobe.questions.masking import Masking
-from mhprobe.questions.material import Known, Material
+from mhprobe.questions.material import Material, Measurements
 from mhprobe.recording.measuring import recorded
 from mhprobe.report.runs.run import Run, read_run
 from mhprobe.stats.significance import wilson
@@ -154,7 +154,7 @@ class Untrained(Evidence):
     def control(self, name: str) -> Columns:
         raise UserError("it compares a network with an untrained one.")
 
-    def _refused(self, *asked: Any, **options: Any) -> NoReturn:
+    def _refused(self, *arguments: Any, **options: Any) -> NoReturn:
         raise UserError(NOTHING_LEARNED)
 
     second = path = right = of_images = run = _refused
@@ -167,7 +167,7 @@ def _of_fewer(material: Material, split: str, images: int) -> Material:
         return material
     fewer = data.of_source(data.source)
     fewer.limits = {**copy.copy(data.limits), split: images}
-    return dataclasses.replace(material, data=fewer, known=Known(), facts={})
+    return dataclasses.replace(material, data=fewer, measurements=Measurements(), facts={})
 
 
 def _refuse_features(material: Material) -> None:
