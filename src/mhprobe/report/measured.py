@@ -84,7 +84,7 @@ def of_measure(
 def _of_heads(columns: Mapping[str, Tensor], layout: HeadLayout) -> Mapping[str, Tensor]:
     """Remove the numbers of neurons, which figures leave out."""
     count, heads = layout.num_heads, layout.of("head").num_heads
-    return {name: each[:heads] if each.shape[:1] == (count,) else each for name, each in columns.items()}
+    return {name: values[:heads] if values.shape[:1] == (count,) else values for name, values in columns.items()}
 
 
 def _described(measure: Described, label: str, result: Result) -> Result:
@@ -116,18 +116,18 @@ def agreement_of(values: Mapping[str, Tensor], control: Mapping[str, Tensor], k:
     """Compare every two measures' (A,) values. control: of a random initialisation, or {}."""
     if len(values) < 2:
         return Result()
-    found = agreement(values, k)
-    other = agreement({name: control[name] for name in found.names}, k) if set(values) <= set(control) else None
+    ranking = agreement(values, k)
+    other = agreement({name: control[name] for name in ranking.names}, k) if set(values) <= set(control) else None
     columns = ["measure_a", "measure_b", "spearman", "spearman_low", "spearman_high", "overlap", "chance", "k"]
     columns += ["spearman_random_init", "overlap_random_init"] if other is not None else []
     rows = []
-    for i, a in enumerate(found.names):
-        for j, b in enumerate(found.names[:i]):
-            matrices = [found.spearman, found.low, found.high, found.overlap, found.chance]
-            row = [b, a, *(matrix[i, j].item() for matrix in matrices), found.k]
+    for i, a in enumerate(ranking.names):
+        for j, b in enumerate(ranking.names[:i]):
+            matrices = [ranking.spearman, ranking.low, ranking.high, ranking.overlap, ranking.chance]
+            row = [b, a, *(matrix[i, j].item() for matrix in matrices), ranking.k]
             rows.append(row + ([] if other is None else [other.spearman[i, j].item(), other.overlap[i, j].item()]))
     label = "rank correlation of two measures over heads"
-    return Result(Table(columns, rows), runs.agreement(found, other), label=label, drawn="agreement")
+    return Result(Table(columns, rows), runs.agreement(ranking, other), label=label, drawn="agreement")
 
 
 def two_data_sets(
@@ -139,8 +139,8 @@ def two_data_sets(
         return Result()
     rows = []
     for name, x, y, r in panels:
-        known = x.isfinite() & y.isfinite()
-        rows.append([name, r.r, r.low, r.high, spearman(x[known], y[known]), r.heads])
+        finite = x.isfinite() & y.isfinite()
+        rows.append([name, r.r, r.low, r.high, spearman(x[finite], y[finite]), r.heads])
     table = Table(["measure", "pearson", "low", "high", "spearman", "heads"], rows)
     return Result(table, runs.scatter(layout, panels, first, second), drawn="scatter")
 
@@ -162,9 +162,9 @@ def history(layout: HeadLayout, label: str, points: Sequence[Point], drawn: bool
 
 
 def of_curves(
-    curves: Sequence[Curve], found: Sequence[Totals], layout: HeadLayout, chance: float | None
+    curves: Sequence[Curve], totals: Sequence[Totals], layout: HeadLayout, chance: float | None
 ) -> dict[str, Result]:
-    """Return all results of masking curves. found: their totals. chance: accuracy of guessing, if any."""
+    """Return all results of masking curves. totals: one per curve and split. chance: accuracy of guessing, if any."""
     results = {}
     if curves:
         figure = masking.curves(curves, layout.num_heads, chance)
@@ -176,8 +176,8 @@ def of_curves(
         if scored.lost:
             drawn = masking.distances(curves, layout.num_heads)
             results["masking_distances"] = Result(figure=drawn, label=scored.lost, drawn="distances")
-    if found:
-        results["masking_totals"] = Result(tables.totals(found), metrics=summary(found))
+    if totals:
+        results["masking_totals"] = Result(tables.totals(totals), metrics=summary(totals))
     return results
 
 
@@ -193,7 +193,7 @@ def of_masked_heads(heads: Sequence[MaskedHead], question: RedundantOrInert) -> 
 
 
 def answer(
-    found: Sequence[Totals], heads: Sequence[MaskedHead], curves: Sequence[Curve] = (), chance: float | None = None
+    totals: Sequence[Totals], heads: Sequence[MaskedHead], curves: Sequence[Curve] = (), chance: float | None = None
 ) -> list[str]:
     """Return a line per tested curve: the number of heads that could go, and their verdicts.
 
@@ -203,7 +203,7 @@ def answer(
     if chance is not None and any(float(curve.points.low[0]) <= chance for curve in whole):
         return [f"the whole network is not told apart from guessing ({chance:.1%}): no curve says which heads can go"]
     lines = []
-    for row in found:
+    for row in totals:
         if row.heads_before_worse is None:
             continue
         line = f"{row.curve} on {row.split}: {row.heads_before_worse:g} heads go before {row.of} is significantly lower"

@@ -36,13 +36,13 @@ ACCURACY = ("accuracy", "low", "high", "images")
 class One(NamedTuple):
     """A run among others.
 
-    own: its values of all settings that differ between the runs. group: the name of the runs that differ only in
-    ``over``. by: up to three settings that distinguish the groups. accuracy: of ``words.accuracy``.
+    values: of all settings that differ between the runs. group: the name of the runs that differ only in ``over``.
+    by: up to three settings that distinguish the groups. accuracy: of ``words.accuracy``.
     """
 
     name: str
     run: Run
-    own: dict[str, str]
+    values: dict[str, str]
     group: str
     by: dict[str, str]
     accuracy: tuple[float, float, float, int] | None
@@ -60,7 +60,7 @@ def several(folders: Sequence[Path], over: Sequence[str] = ("seed",)) -> dict[st
     ones = _ones(runs, over)
     groups = from_rows(_groups(ones))
     accuracies = [
-        {"run": one.name, "group": one.group, **one.own, **dict(zip(ACCURACY, one.accuracy, strict=True))}
+        {"run": one.name, "group": one.group, **one.values, **dict(zip(ACCURACY, one.accuracy, strict=True))}
         for one in ones
         if one.accuracy is not None
     ]
@@ -133,23 +133,23 @@ def about(folders: Sequence[Path]) -> tuple[str, Sample]:
 
 def _ones(runs: Sequence[Run], over: Sequence[str]) -> list[One]:
     """Name and group the runs. Raises UserError for an ``over`` that no run has set."""
-    known = {part for run in runs for key in settings(run) for part in (key, key.split(".")[-1])} | {"seed"}
-    if unknown := [key for key in over if key not in known]:
-        close = get_close_matches(unknown[0], known, n=1)
-        hint = f"; did you mean {close[0]}?" if close else f", expected one such as {', '.join(sorted(known)[:3])}."
+    keys = {part for run in runs for key in settings(run) for part in (key, key.split(".")[-1])} | {"seed"}
+    if unknown := [key for key in over if key not in keys]:
+        close = get_close_matches(unknown[0], keys, n=1)
+        hint = f"; did you mean {close[0]}?" if close else f", expected one such as {', '.join(sorted(keys)[:3])}."
         raise UserError(f"compare: over: no run has a setting {unknown[0]}{hint}")
     apart = {key: of for key, of in differing(runs).items() if not key.startswith(("hydra", "out", "cache_dir"))}
-    own = [{key: of[number] for key, of in apart.items()} for number in range(len(runs))]
+    values = [{key: of[number] for key, of in apart.items()} for number in range(len(runs))]
     summed = {*over, STEP}
-    groups = [{key: row[key] for key in row if not {key, key.split(".")[-1]} & summed} for row in own]
+    groups = [{key: row[key] for key in row if not {key, key.split(".")[-1]} & summed} for row in values]
     typed = typed_apart(runs, without=summed)
     by = typed if any(map(said, typed)) else [dict(list(group.items())[:MOST]) for group in groups]
-    return list(map(One, names(runs), runs, own, _group_names(groups, by), by, map(words.accuracy, runs)))
+    return list(map(One, names(runs), runs, values, _group_names(groups, by), by, map(words.accuracy, runs)))
 
 
 def _group_names(groups: Sequence[dict[str, str]], by: Sequence[dict[str, str]]) -> list[str]:
     """Name each run's group by the settings that distinguish it; groups that share a name are numbered."""
-    texts = [(said(own) or "as it is") if group else "all runs" for group, own in zip(groups, by, strict=True)]
+    texts = [(said(values) or "as it is") if group else "all runs" for group, values in zip(groups, by, strict=True)]
     alike: dict[str, list[dict[str, str]]] = {text: [] for text in texts}
     for text, group in zip(texts, groups, strict=True):
         alike[text] += [group] if group not in alike[text] else []
@@ -205,7 +205,7 @@ def _curves(ones: Sequence[One]) -> list[dict[str, Any]]:
     groups = list(dict.fromkeys(one.group for one in ones))
     seen: dict[tuple[int, str, str, float, str], dict[str, tuple[float, float, float]]] = {}
     for one in ones:
-        series = said({key: value for key, value in one.own.items() if key != STEP})
+        series = said({key: value for key, value in one.values.items() if key != STEP})
         of = atlas.scored(one.run)
         for line in atlas.lines(one.run):
             for point in line["points"]:

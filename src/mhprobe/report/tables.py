@@ -240,9 +240,9 @@ def _point(curve: Curve, step: Sequence[int], points: Points, k: int) -> dict[st
     }
 
 
-def totals(found: Sequence[Totals]) -> Table:
+def totals(rows: Sequence[Totals]) -> Table:
     """A row per curve and split: the fields of ``Totals``."""
-    return Table(list(Totals._fields), [["" if value is None else value for value in row] for row in found], "totals")
+    return Table(list(Totals._fields), [["" if value is None else value for value in row] for row in rows], "totals")
 
 
 def masked_heads(heads: Sequence[MaskedHead]) -> Table:

@@ -52,13 +52,13 @@ def draw(
     return figure
 
 
-def _one_scale(own: SubFigure, control: SubFigure) -> None:
+def _one_scale(figure: SubFigure, control: SubFigure) -> None:
     """Set the same limits of colours and axes, panel by panel; not if the two have different panels."""
-    if len(own.axes) != len(control.axes):
+    if len(figure.axes) != len(control.axes):
         return
-    bars = [axes._colorbar for axes in (*own.axes, *control.axes) if hasattr(axes, "_colorbar")]
+    bars = [axes._colorbar for axes in (*figure.axes, *control.axes) if hasattr(axes, "_colorbar")]
     marks = [(bar.locator, bar.formatter) for bar in bars]
-    for a, b in zip(own.axes, control.axes, strict=True):
+    for a, b in zip(figure.axes, control.axes, strict=True):
         if hasattr(a, "_colorbar"):
             continue  # follows its picture
         for both in zip(_coloured(a), _coloured(b), strict=False):
@@ -88,16 +88,16 @@ def _one_frame(a: Axes, b: Axes) -> None:
     """Set limits that hold both panels; if they leave ``a`` no room, of ``b`` alone, with a box for ``a``."""
     from matplotlib.patches import Rectangle
 
-    own, control = ((axes.get_xlim(), axes.get_ylim()) for axes in (a, b))
+    frame, control = ((axes.get_xlim(), axes.get_ylim()) for axes in (a, b))
     room, shared = True, dict[str, Any]()  # without an axis of names, which runs downwards and stays as it is
-    for name, one, other in zip(("xlim", "ylim"), own, control, strict=True):
+    for name, one, other in zip(("xlim", "ylim"), frame, control, strict=True):
         if one[0] < one[1] and other[0] < other[1]:
             low, high = min(one[0], other[0]), max(one[1], other[1])
             shared[name], room = (low, high), room and one[1] - one[0] >= _ROOM * (high - low)
     for axes in (a, b) if room else (b,):
         axes.set(**shared)
     if not room:
-        (left, right), (bottom, top) = own
+        (left, right), (bottom, top) = frame
         look: Any = {"fill": False, "edgecolor": "C3", "linewidth": 0.8, "zorder": 9, "clip_on": False}
         b.add_patch(Rectangle((left, bottom), right - left, top - bottom, **look))
         b.set_title("box: the frame above", loc="right", fontsize=6, color="C3", pad=14)

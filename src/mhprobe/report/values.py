@@ -103,8 +103,8 @@ def _pandas() -> Any:
 class Found(dict[str, Values]):
     """Results of measures by name. refused: errors of measures without a result, raised by ``[name]``."""
 
-    def __init__(self, found: Mapping[str, Values], refused: Mapping[str, UserError]) -> None:
-        super().__init__(found)
+    def __init__(self, values: Mapping[str, Values], refused: Mapping[str, UserError]) -> None:
+        super().__init__(values)
         self.refused = dict(refused)
 
     def to_frame(self) -> Any:

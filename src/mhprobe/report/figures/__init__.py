@@ -38,4 +38,4 @@ def captioned(caption: str, draws_control: bool = False) -> Callable[[Callable[P
 def kinds() -> dict[str, Kind[Any]]:
     """Every kind of figure by its name, in the order of modules."""
     modules = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
-    return {name: each for module in modules for name, each in vars(module).items() if isinstance(each, Kind)}
+    return {name: kind for module in modules for name, kind in vars(module).items() if isinstance(kind, Kind)}

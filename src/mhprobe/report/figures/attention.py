@@ -104,10 +104,10 @@ def range_profile(layout: HeadLayout, columns: Mapping[str, Tensor], label: str,
     with style.grid(len(layout.sites), (1.25, 1.15), (0.4, 0.62), edges, 4.0) as (figure, places):
         for number, (axes, first, last) in enumerate(places):
             span = layout.span(number)
-            known = columns["distances"][span][0].isfinite()
-            radius = columns["distances"][span][0][known].tolist()
-            lines = axes.plot(radius, inside[span][:, known].T.numpy(), color=COLOURS[0], linewidth=0.8, alpha=0.7)
-            (level,) = axes.plot(radius, even[span].mean(0)[known].tolist(), "--", color=COLOURS[1], linewidth=1)
+            finite = columns["distances"][span][0].isfinite()
+            radius = columns["distances"][span][0][finite].tolist()
+            lines = axes.plot(radius, inside[span][:, finite].T.numpy(), color=COLOURS[0], linewidth=0.8, alpha=0.7)
+            (level,) = axes.plot(radius, even[span].mean(0)[finite].tolist(), "--", color=COLOURS[1], linewidth=1)
             for share in (0.5, 0.9):
                 axes.axhline(share, color="0.6", linewidth=0.5, linestyle=":", zorder=0)
             axes.set(ylim=(0, 1.02), xlim=(0, max(radius[-1], 1e-9)))

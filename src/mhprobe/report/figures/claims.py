@@ -43,7 +43,7 @@ def claims(rows: Sequence[Mapping[str, Any]]) -> Figure:
         for y, row in enumerate(order):
             colour = WORDS[row["verdict"]]
             effect, low, high = (row[name] / row["matters"] for name in ("effect", "low", "high"))
-            middle, left_end, right_end = (max(-FARTHEST, min(each, FARTHEST)) for each in (effect, low, high))
+            middle, left_end, right_end = (max(-FARTHEST, min(value, FARTHEST)) for value in (effect, low, high))
             axes.hlines(y, left_end, right_end, color=colour, linewidth=1.4)
             mark = MARKS[row["shape"]] if middle == effect else ">" if effect > 0 else "<"
             axes.plot(middle, y, mark, color=colour, markersize=3.5, clip_on=False)
@@ -78,11 +78,11 @@ def claims_matrix(rows: Sequence[Mapping[str, Any]], networks: Sequence[str]) ->
     with style.panel((wide, tall), (left, bottom, right, 0.4)) as (figure, axes):
         for y, row in enumerate(order):
             for x, name in enumerate(networks):
-                verdict, told = row[name], row[name] in list(WORDS)[:3]
-                if told:
+                verdict, sure = row[name], row[name] in list(WORDS)[:3]
+                if sure:
                     axes.add_patch(Rectangle((x - 0.46, y - 0.42), 0.92, 0.84, color=WORDS[verdict], linewidth=0))
                 sign = SIGNS.get(verdict, "/" if verdict else "")
-                axes.text(x, y, sign, ha="center", va="center", fontsize=7, color="white" if told else "0.4")
+                axes.text(x, y, sign, ha="center", va="center", fontsize=7, color="white" if sure else "0.4")
         for word in list(WORDS)[:3]:
             axes.plot([], [], "s", color=WORDS[word], label=f"{SIGNS[word]} {word}")
         axes.set_xlim(-0.5, len(networks) - 0.5)

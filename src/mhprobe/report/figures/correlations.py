@@ -147,8 +147,8 @@ def modes(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: 
             low, high = columns["null_low"][span].mean().item(), columns["null_high"][span].mean().item()
             band = axes.axhspan(low, high, color="0.85", linewidth=0, zorder=0)
             x, y = share[span].flatten(), columns["cosine"][span].flatten()
-            known = x.isfinite() & y.isfinite()
-            dots = axes.scatter(x[known], y[known], s=4, linewidths=0, alpha=0.6, color=COLOURS[0])
+            finite = x.isfinite() & y.isfinite()
+            dots = axes.scatter(x[finite], y[finite], s=4, linewidths=0, alpha=0.6, color=COLOURS[0])
             heads = columns["value"][span]
             marks = axes.scatter(torch.full_like(heads, 1.06), heads, s=14, marker="_", color=COLOURS[1], linewidths=1)
             axes.set(xlim=(-0.02, 1.12), ylim=(-1.05, 1.05), yticks=[-1, 0, 1])

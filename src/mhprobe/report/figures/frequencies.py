@@ -33,16 +33,16 @@ def spectrum(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
     with style.canvas((heads_at + wide + 0.15, bottom + tall + top)) as figure:
         axes = style.place(figure, left, bottom, 1.9, tall)
         for block, row in enumerate(stream):
-            shade, known = style.shade_at(0.1 + 0.9 * block / max(1, len(stream) - 1), "viridis_r"), row.isfinite()
-            axes.plot(frequencies[known], row[known], color=shade, linewidth=1.3)
+            shade, finite = style.shade_at(0.1 + 0.9 * block / max(1, len(stream) - 1), "viridis_r"), row.isfinite()
+            axes.plot(frequencies[finite], row[finite], color=shade, linewidth=1.3)
         _frequency_frame(axes, limits)
         axes.set_title(f"stream after block 0 (light) to {len(stream) - 1} (dark)", pad=4)
         axes.set(ylabel="Δ ln amplitude (nats)", xlabel="frequency (π per token)")
         corner = heads_at, bottom + tall - deep
         for number, (axes, beside, below) in enumerate(style.panels(figure, len(layout.sites), corner, size, gap)):
             for spectrum in spectra[layout.span(number)]:
-                known = spectrum.isfinite()
-                axes.plot(frequencies[known], spectrum[known], color=COLOURS[0], linewidth=0.8, alpha=0.7)
+                finite = spectrum.isfinite()
+                axes.plot(frequencies[finite], spectrum[finite], color=COLOURS[0], linewidth=0.8, alpha=0.7)
             _frequency_frame(axes, limits)
             axes.set_title(style.site_title(layout, number), pad=3)
             axes.tick_params(labelleft=beside, labelbottom=below)

@@ -61,15 +61,15 @@ def sensitivity(grades: Sequence[Any], sensitivities: Sequence[Any]) -> Figure:
     edges = (0.5, 1.75, 0.45, 0.3)
     with style.grid(len(kinds), (2.1, 1.5), (0.45, 2.05), edges, per_row=ACROSS) as (figure, places):
         for (axes, first, _), kind in zip(places, kinds, strict=True):
-            mine = sorted((each for each in sensitivities if each.graft == kind), key=lambda each: each.grade)
-            for order, each in enumerate(mine):
-                points = [point for point in grades if (point.graft, point.measure) == (kind, each.measure)]
+            mine = sorted((row for row in sensitivities if row.graft == kind), key=lambda row: row.grade)
+            for order, row in enumerate(mine):
+                points = [point for point in grades if (point.graft, point.measure) == (kind, row.measure)]
                 aside = 0.04 * (order - len(mine) / 2)
                 x, y = [point.grade + aside for point in points], [100 * point.found for point in points]
                 shade, marker = style.colour(order)
-                low, high = (f"{end:.1f}" if math.isfinite(end) else "never" for end in (each.low, each.high))
-                half = f"{each.grade:.1f} ({low} to {high})" if math.isfinite(each.grade) else "never"
-                axes.plot(x, y, color=shade, marker=marker, markersize=3.5, linewidth=1, label=f"{each.measure} {half}")
+                low, high = (f"{end:.1f}" if math.isfinite(end) else "never" for end in (row.low, row.high))
+                half = f"{row.grade:.1f} ({low} to {high})" if math.isfinite(row.grade) else "never"
+                axes.plot(x, y, color=shade, marker=marker, markersize=3.5, linewidth=1, label=f"{row.measure} {half}")
             amounts = {point.grade: point.amount for point in grades if point.graft == kind}
             names = [f"{grade}\n{amounts[grade]:g}" if grade else "0\nnone" for grade in sorted(amounts)]
             style.level(axes, 50, dashes=":", zorder=0)

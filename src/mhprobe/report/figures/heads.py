@@ -83,9 +83,9 @@ def _ranked(axes: Axes, layout: HeadLayout, columns: Mapping[str, Tensor], label
         axes.axhline(0, color="0.6", linewidth=0.6, zorder=0)
     axes.set_xlim(0, len(rank) + 1)
     names = [f"{site.block}.{head}" for _, head, site in layout]
-    known = [names[flat] for flat in order.tolist() if value[flat].isfinite()]
-    if some := min(NAMED, len(known) // 2):
-        text += f"\nhighest {', '.join(known[:some])}; lowest {', '.join(known[::-1][:some])}"
+    ranked = [names[flat] for flat in order.tolist() if value[flat].isfinite()]
+    if some := min(NAMED, len(ranked) // 2):
+        text += f"\nhighest {', '.join(ranked[:some])}; lowest {', '.join(ranked[::-1][:some])}"
     axes.set(xlabel=text, ylabel=label)
 
 

@@ -91,13 +91,11 @@ def _promise(axes: Axes, curve: Curve, over: Over) -> None:
     if curve.guarantee is None or curve.traces[0].promised is None:
         return
     steps = curve.traces[0].promised
-    asked = (
-        f"at most {curve.guarantee.points:g} points lost\non new images, {100 * curve.guarantee.confidence:g} % sure"
-    )
+    text = f"at most {curve.guarantee.points:g} points lost\non new images, {100 * curve.guarantee.confidence:g} % sure"
     if steps:
         axes.axvline(_across(curve, over)[steps], color="0.3", linestyle="-.", linewidth=0.8, zorder=1)
     line = "-." if steps else ""
-    axes.plot([], [], color="0.3", linestyle=line, linewidth=0.8, label=f"{'to here' if steps else 'nowhere'}: {asked}")
+    axes.plot([], [], color="0.3", linestyle=line, linewidth=0.8, label=f"{'to here' if steps else 'nowhere'}: {text}")
 
 
 def _curve_names(shown: Sequence[Curve], over: Over) -> dict[str, str]:
@@ -163,9 +161,9 @@ def kinds_of_layers(rows: Sequence[Mapping[str, Any]], chance: float) -> Figure:
     with style.panel((3.0, 2.3), (0.55, 0.5, 1.85, 0.2)) as (figure, axes):
         for number, kind in enumerate(kinds):
             shade, marker = style.colour(number)
-            own = [row for row in rows if row["kind"] == kind]
-            share, *ends = style.percent(own, "share", "accuracy", "low", "high")
-            style.band(axes, share, ends, shade, 0.12, marker=marker, markersize=3, label=f"{kind} ({own[0]['heads']})")
+            points = [row for row in rows if row["kind"] == kind]
+            x, *ends = style.percent(points, "share", "accuracy", "low", "high")
+            style.band(axes, x, ends, shade, 0.12, marker=marker, markersize=3, label=f"{kind} ({points[0]['heads']})")
         if 100 * chance > axes.get_ylim()[0]:
             style.level(axes, 100 * chance, "chance", ":")
         axes.set(xlabel="heads of the kind masked (%)", ylabel="test accuracy (%)")

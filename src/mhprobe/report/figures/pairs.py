@@ -50,7 +50,7 @@ def pairwise(
     nulls = [columns[name] for name in ("null_low", "null", "null_high") if name in columns]
     chance = torch.cat([null[value.isfinite()].double() for null in nulls]) if nulls else value.new_empty(0)
     control = style.control_of(columns)
-    own = limits == "each" and not across  # a matrix alone has its own limits anyway
+    per_matrix = limits == "each" and not across  # a matrix alone has its own limits anyway
     bar_at = 0.55 + wide + (0.95 if len(chance) or len(control) else 0.2)  # they are written beside the bar
     bar_tall = min(tall, 3.0)
     label = style.wrapped(f"{label}{style.typical_width(columns)}", bar_tall)
@@ -61,10 +61,10 @@ def pairwise(
             norm.vmin, norm.vmax = limits
         noun = "block" if across else "head"
         for (axes, first, last), matrix, title in zip(places, matrices, titles, strict=True):
-            image = axes.imshow(matrix.numpy(), cmap=cmap, norm=style.scale(matrix)[1] if own else norm)
-            known, count = matrix[matrix.isfinite()], len(matrix)
-            limited = own and len(known)
-            axes.set_title(f"{title}\n{rounded(known.min())} to {rounded(known.max())}" if limited else title, pad=3)
+            image = axes.imshow(matrix.numpy(), cmap=cmap, norm=style.scale(matrix)[1] if per_matrix else norm)
+            finite, count = matrix[matrix.isfinite()], len(matrix)
+            limited = per_matrix and len(finite)
+            axes.set_title(f"{title}\n{rounded(finite.min())} to {rounded(finite.max())}" if limited else title, pad=3)
             if across:
                 _mark_blocks(axes, layout)
             else:
@@ -75,7 +75,7 @@ def pairwise(
             if len({len(matrix) for matrix in matrices}) == 1:  # all have the same heads
                 axes.tick_params(labelbottom=last, labelleft=first)
         bar = style.colour_bar(figure, image, bar_at, 0.5 + (tall - bar_tall) / 2, bar_tall, label)
-        if own:  # every matrix's limits stand above it
+        if per_matrix:  # every matrix's limits stand above it
             bar.set_ticks(list(bar.ax.get_ylim()), labels=["lowest", "highest"])
         else:
             style.mark(bar.ax, chance, control)

@@ -35,9 +35,9 @@ def runs(rows: Sequence[Mapping[str, Any]], groups: Table | None) -> Figure:
     left = 0.3 + 0.066 * max(len(line) for label in labels for line in label.split("\n"))
     spread = {} if groups is None else {row["group"]: row for row in groups.dicts()}
     with style.panel((3.2, tall), (left, 0.5, 0.2, 0.35)) as (figure, axes):
-        for number, (name, own) in enumerate(zip(names, members, strict=True)):
-            at = [number - 0.3 + 0.45 * (place + 0.5) / len(own) for place in range(len(own))]
-            shares, low, high = style.percent(own, "accuracy", "low", "high")
+        for number, (name, dots) in enumerate(zip(names, members, strict=True)):
+            at = [number - 0.3 + 0.45 * (place + 0.5) / len(dots) for place in range(len(dots))]
+            shares, low, high = style.percent(dots, "accuracy", "low", "high")
             axes.hlines(at, low, high, color=COLOURS[4], linewidth=1.2)
             label = "" if number else "a run, 95 % over images"
             axes.plot(shares, at, "o", color=COLOURS[0], markersize=3, label=label)
@@ -69,11 +69,11 @@ def run_curves(rows: Sequence[Mapping[str, Any]]) -> Figure:
     with style.grid(len(curves), (1.6, 1.6), gap, edges, 3.6) as (figure, places):
         for (axes, first, _), curve in zip(places, curves, strict=True):
             for index, group in enumerate(groups):
-                own = [row for row in shown if (row["curve"], row["group"]) == (curve, group)]
+                points = [row for row in shown if (row["curve"], row["group"]) == (curve, group)]
                 shade, marker = style.colour(index)
-                (accuracy,) = style.percent(own, "accuracy")
-                axes.plot([row["heads_masked"] for row in own], accuracy, marker, ls="-", ms=2, color=shade)
-                band = [row for row in own if row["low"] not in ("", None) and row["runs"] != 2]
+                (accuracy,) = style.percent(points, "accuracy")
+                axes.plot([row["heads_masked"] for row in points], accuracy, marker, ls="-", ms=2, color=shade)
+                band = [row for row in points if row["low"] not in ("", None) and row["runs"] != 2]
                 low, high = style.percent(band, "low", "high")
                 axes.fill_between([row["heads_masked"] for row in band], low, high, color=shade, alpha=0.2, linewidth=0)
             axes.set_title(curve, pad=3)
@@ -105,8 +105,8 @@ def run_agreement(rows: Sequence[Mapping[str, Any]]) -> Figure:
     edges = (0.35 + 0.065 * max(map(len, measures)), 0.5, 0.2, 0.15)
     with style.panel((3.1, 0.24 * len(measures) + 0.15), edges) as (figure, axes):
         for number, measure in enumerate(measures):
-            found = [row["spearman"] for row in rows if row["measure"] == measure]
-            axes.plot(found, [number] * len(found), "o", color=COLOURS[0], markersize=4, alpha=0.7)
+            correlations = [row["spearman"] for row in rows if row["measure"] == measure]
+            axes.plot(correlations, [number] * len(correlations), "o", color=COLOURS[0], markersize=4, alpha=0.7)
         axes.axvline(0, color="0.4", linestyle="--", linewidth=0.8)
         axes.set_xlim(-1.04, 1.04)
         style.rows_of(axes, [name.replace("_", " ") for name in measures])
@@ -127,10 +127,10 @@ def scatter(
     block, shades = torch.tensor([site.block for _, _, site in layout]), style.block_shades(layout)
     with style.grid(len(measures), size, gap, edges) as (figure, places):
         for (axes, leftmost, last), (name, x, y, r) in zip(places, measures, strict=True):
-            known = x.isfinite() & y.isfinite()
-            if known.any():
-                style.diagonal(axes, x[known], y[known])
-            axes.scatter(x[known], y[known], c=block[known], norm=shades.norm, s=7, linewidths=0)
+            finite = x.isfinite() & y.isfinite()
+            if finite.any():
+                style.diagonal(axes, x[finite], y[finite])
+            axes.scatter(x[finite], y[finite], c=block[finite], norm=shades.norm, s=7, linewidths=0)
             spread = "" if math.isnan(r.low) else f" [{r.low:.2f}, {r.high:.2f}]"
             axes.set_title(f"{name}\nr = {r.r:.2f}{spread}", fontsize=7, loc="left", pad=3)
             axes.locator_params(nbins=4)
@@ -147,10 +147,10 @@ def scatter(
     "about 0), and how many of their highest heads they share (right; the line on the colour bar is what random "
     "rankings share)."
 )
-def agreement(found: Agreement, control: Agreement | None = None) -> Figure:
+def agreement(ranking: Agreement, control: Agreement | None = None) -> Figure:
     """Spearman's rho, and overlap of the k best heads; below them a control's, if there is one."""
-    rows = [(found, "")] + ([(control, ", random initialisation")] if control is not None else [])
-    count, edge = len(found.names), 0.2 + 0.065 * max(map(len, found.names))
+    rows = [(ranking, "")] + ([(control, ", random initialisation")] if control is not None else [])
+    count, edge = len(ranking.names), 0.2 + 0.065 * max(map(len, ranking.names))
     side = max(2.1, 0.3 * count)
     edges = (edge, edge, 1.05, 0.3)  # right: a colour bar, as in the gap
     with style.grid(2 * len(rows), (side, side), (1.05, 0.45), edges, per_row=2) as (figure, places):

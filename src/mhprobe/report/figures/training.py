@@ -22,9 +22,9 @@ def history(layout: HeadLayout, steps: Sequence[int], values: Tensor, label: str
     shades = style.block_shades(layout)
     with style.panel((3.6, 2.35), (0.65, 0.5, 0.95, 0.15)) as (figure, axes):
         for number, site in enumerate(layout.sites):
-            own, shade = values[:, layout.span(number)].double(), shades.to_rgba(site.block)
-            axes.plot(steps, own.numpy(), color=shade, linewidth=0.5, alpha=0.5, marker="." if len(steps) == 1 else "")
-            mean = own.nanmean(1)
+            heads, shade = values[:, layout.span(number)].double(), shades.to_rgba(site.block)
+            axes.plot(steps, heads.numpy(), color=shade, lw=0.5, alpha=0.5, marker="." if len(steps) == 1 else "")
+            mean = heads.nanmean(1)
             if bool(mean.isfinite().any()):
                 axes.plot(steps, mean.numpy(), color=shade, linewidth=1.8)
         if bool((values < 0).any()) and bool((values > 0).any()):

@@ -177,8 +177,8 @@ def _numbers_only(runs: Sequence[Run], names: Sequence[str], measures: Sequence[
     weights = [run.config.get("weights") for run in runs]
     others = [
         name
-        for run, name, own in zip(runs[1:], names[1:], weights[1:], strict=True)
-        if run.folder != runs[0].folder and (own is None or own != weights[0])
+        for run, name, file in zip(runs[1:], names[1:], weights[1:], strict=True)
+        if run.folder != runs[0].folder and (file is None or file != weights[0])
     ]
     if not others or not measures:
         return []

@@ -147,17 +147,17 @@ def as_script(data: Any) -> str:
 
 def facts(run: Run) -> list[tuple[str, str]]:
     """Return the facts of a run, as pairs of a name and its text, "not recorded" if missing."""
-    known = run.facts
-    hardware = known.get("hardware", {})
+    record = run.facts
+    hardware = record.get("hardware", {})
     parts = [hardware.get("processor"), f"{hardware.get('cores')} cores", *hardware.get("gpus", [])]
-    versions = ", ".join(f"{name} {version}" for name, version in known.get("versions", {}).items())
+    versions = ", ".join(f"{name} {version}" for name, version in record.get("versions", {}).items())
     settings = f"; its settings: {shlex.join(run.overrides)}" if run.overrides else ""
     return [
-        ("Command", known.get("command") or f"not recorded{settings}"),
-        ("Commit", known.get("commit") or "not recorded"),
+        ("Command", record.get("command") or f"not recorded{settings}"),
+        ("Commit", record.get("commit") or "not recorded"),
         ("Versions", versions or "not recorded"),
         ("Hardware", ", ".join(str(part) for part in parts if part) if hardware else "not recorded"),
-        ("Time", _time(known["finished"], known.get("seconds")) if "finished" in known else "not recorded"),
+        ("Time", _time(record["finished"], record.get("seconds")) if "finished" in record else "not recorded"),
         ("Seed", str(run.config.get("seed", "not recorded"))),
         ("Folder", str(run.folder)),
     ]
@@ -174,15 +174,15 @@ def _time(finished: str, seconds: int | None) -> str:
 
 def prune_command(run: Run) -> dict[str, str]:
     """Return the command that removes chosen heads: the text before their numbers and after them."""
-    own = run.folder / "model.safetensors"
-    weights = str(own) if own.exists() else run.config.get("weights")
+    file = run.folder / "model.safetensors"
+    weights = str(file) if file.exists() else run.config.get("weights")
     same = ["+experiment=", "experiment=", "data=", "data.", "+data", "trainer=", "trainer.", "cache_dir=", "score="]
     backbone = run.config.get("backbone") or {}
     by_name = weights is None and bool(backbone.get("checkpoint") or backbone.get("pretrained"))
     same += ["backbone=", "backbone.", "+backbone."] if by_name else ["backbone.num_classes="]
-    given = [text for text in run.overrides if text.startswith(tuple(same))]
-    given += [] if by_name else [f"weights={weights or 'FILE'}"]
-    before = shlex.join(["python", "-m", "mhprobe.prune", *given, "prune=given"])
+    overrides = [text for text in run.overrides if text.startswith(tuple(same))]
+    overrides += [] if by_name else [f"weights={weights or 'FILE'}"]
+    before = shlex.join(["python", "-m", "mhprobe.prune", *overrides, "prune=given"])
     return {"before": f"{before} 'prune.heads=[", "after": "]'"}
 
 
@@ -206,4 +206,4 @@ def _figures(run: Run) -> list[dict[str, Any]]:
     drawn = {entry.figure: entry for _, entry in results if entry.figure is not None}
     pngs = ((file, run.files.tried(run.files.bytes, file, FIGURE)) for file in drawn)
     pictures = embed((file, png) for file, png in pngs if png is not None)
-    return [{"name": drawn[f].title, "own": own, "caption": drawn[f].caption} for f, own in pictures.items()]
+    return [{"name": drawn[f].title, "own": picture, "caption": drawn[f].caption} for f, picture in pictures.items()]

@@ -146,7 +146,7 @@ def history(run: Run) -> list[dict[str, Any]]:
 
 def lines(run: Run) -> list[dict[str, Any]]:
     """Return a line per curve and split, of repeats the mean. points: ``NUMBERS``, and the flat indices ``masked``."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    table: dict[tuple[str, str], dict[str, Any]] = {}
     rows = run.rows("curves")
     first = {row["curve"]: row["split"] for row in reversed(rows)}
     averaged = {(row["curve"], row["split"]) for row in rows if row["seed"] == "mean"}
@@ -156,8 +156,8 @@ def lines(run: Run) -> list[dict[str, Any]]:
             continue
         line = {"curve": row["curve"], "split": row["split"], "averaged": key in averaged, "points": []}
         line |= {"search": row.get("search") or "", "chosen_on": row.get("chosen_on") or first[row["curve"]]}
-        found.setdefault(key, line)["points"].append(_point(row))
-    return list(found.values())
+        table.setdefault(key, line)["points"].append(_point(row))
+    return list(table.values())
 
 
 def scored(run: Run, kind: str = "curves") -> str:

@@ -237,7 +237,7 @@ def typed_apart(runs: Sequence[Run], without: Collection[str] = ()) -> list[dict
         chosen.append(max(keys, key=lambda key: _different(typed, [*chosen, key])))
     chosen.sort(key=keys.index)
     named = [[key for key in chosen if key in of] or [key for key in keys if key in of] for of in typed]
-    return [{short[key]: of[key] for key in own[:MOST]} for own, of in zip(named, typed, strict=True)]
+    return [{short[key]: of[key] for key in run_keys[:MOST]} for run_keys, of in zip(named, typed, strict=True)]
 
 
 def _different(typed: Sequence[dict[str, str]], keys: Sequence[str]) -> int:
