@@ -66,10 +66,10 @@ def about(word: str) -> str:
 
 def _whole(file: Path) -> DictConfig:
     """Return a file merged into its base files, of its group or of conf/."""
-    own = OmegaConf.load(file)
-    assert isinstance(own, DictConfig)
-    places = [[folder / f"{name}.yaml" for folder in (file.parent, CONF)] for name in begins_with(own)]
-    whole = OmegaConf.merge(*(_whole(next(filter(Path.is_file, paths))) for paths in places), own)
+    settings = OmegaConf.load(file)
+    assert isinstance(settings, DictConfig)
+    places = [[folder / f"{name}.yaml" for folder in (file.parent, CONF)] for name in begins_with(settings)]
+    whole = OmegaConf.merge(*(_whole(next(filter(Path.is_file, paths))) for paths in places), settings)
     assert isinstance(whole, DictConfig)
     whole.pop("defaults", None)
     return whole
@@ -100,7 +100,7 @@ def offers(line: str, commands: Iterable[str], demo: tuple[str, ...]) -> list[st
     command, *rest = [*demo, *typed[1:]] if typed[0] == "demo" else typed
     if command not in sections.commands():
         return []
-    own = {*sections.sections(command), "experiment", "hydra"}
+    groups = {*sections.sections(command), "experiment", "hydra"}
     sections.install()
     try:
         with initialize_config_dir(str(sections.CONF), version_base="1.3"):
@@ -112,6 +112,6 @@ def offers(line: str, commands: Iterable[str], demo: tuple[str, ...]) -> list[st
     for word in offered:
         group, _, option = word.lstrip("+~").partition("=")
         # Hydra offers all groups of conf/, and base files of groups
-        if re.split(r"[./]", group)[0] in own and (option != "base" or "." in group):
+        if re.split(r"[./]", group)[0] in groups and (option != "base" or "." in group):
             words.append(f"+{word}" if word.rstrip("=") in sections.ADDS else word)
     return words

@@ -270,10 +270,10 @@ def save(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageDat
     """Write the weights as plain timm keys: ``model.safetensors`` and the JSON that rebuilds the model."""
     if not trainer.is_global_zero:
         return
-    made: dict[str, Any] = {"by": f"mhprobe.{cfg.command}", "name": cfg.name, "data": data.fingerprint}
-    made |= {"epochs": trainer.current_epoch, "seed": cfg.seed}
-    made |= {} if data.set_aside is None else {"set_aside": data.set_aside}
-    description = {**model.description, "made": {**made, **model.results}}
+    about: dict[str, Any] = {"by": f"mhprobe.{cfg.command}", "name": cfg.name, "data": data.fingerprint}
+    about |= {"epochs": trainer.current_epoch, "seed": cfg.seed}
+    about |= {} if data.set_aside is None else {"set_aside": data.set_aside}
+    description = {**model.description, "made": {**about, **model.results}}
     if learns_gates(model):
         description["gates_kept"] = model.gates.kept(cfg.gates.keep, cfg.gates.threshold).long().tolist()
     save_weights(model.backbone, folder / "model.safetensors", description)

@@ -151,9 +151,9 @@ def refuse_unread(cfg: Any, overrides: Iterable[str]) -> None:
     theirs, taken = read_description(about)["backbone"], (*RATES, "num_classes", "checkpoint")
     for key in typed:
         name = key.partition(".")[2] or "name"
-        if name not in taken and (asked := cfg["backbone"].get(name)) not in (None, theirs.get(name)):
+        if name not in taken and (value := cfg["backbone"].get(name)) not in (None, theirs.get(name)):
             raise UserError(
-                f"{key}: the network of weights={cfg['weights']} has {theirs.get(name, 'none')}, got {asked}. Leave "
+                f"{key}: the network of weights={cfg['weights']} has {theirs.get(name, 'none')}, got {value}. Leave "
                 f"{key} out; of backbone only num_classes=0 and rates ({', '.join(RATES)}) change."
             )
 

@@ -31,8 +31,8 @@ def construct(part: Any, where: str, **extra: Any) -> Any:
             raise with_key(cause, part, where) from None
         if isinstance(cause, WRONG):
             options = [(".".join(path), value) for path, value in leaves(part) if not path[-1].startswith("_")]
-            given = " ".join(f"{key}={value}" for key, value in options if value != {})
-            raise UserError(f"{where}: {_line(cause)} (given {short(given, 300)})") from error
+            settings = " ".join(f"{key}={value}" for key, value in options if value != {})
+            raise UserError(f"{where}: {_line(cause)} (given {short(settings, 300)})") from error
         raise
     except TypeError as error:  # Hydra's own, about a key like _partial_
         raise UserError(f"{where}: {_line(error)}") from error

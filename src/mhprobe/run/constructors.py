@@ -34,8 +34,8 @@ def docstrings(target: str) -> list[tuple[str, str]]:
     if not isinstance(node, (ast.ClassDef, ast.FunctionDef)):
         return []
     bases = [base.id for base in getattr(node, "bases", []) if isinstance(base, ast.Name) and _of(module, base.id)]
-    own = [(target, text)] if (text := ast.get_docstring(node)) else []
-    return own + [pair for base in bases for pair in docstrings(f"{module}.{base}")]
+    pairs = [(target, text)] if (text := ast.get_docstring(node)) else []
+    return pairs + [pair for base in bases for pair in docstrings(f"{module}.{base}")]
 
 
 def _is_ours(module: str) -> bool:

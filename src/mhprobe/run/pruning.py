@@ -83,7 +83,7 @@ class Pruning:
             export.needs_onnx()
         cache = {"cache": Path(cfg.cache_dir).expanduser() / "orders", "facts": material.identity}
         look = images(cfg, settings, material, **cache)
-        made = made_from(cfg, settings, material.data, weights)
+        origin = made_from(cfg, settings, material.data, weights)
         looked_up = measured_on(getattr(source, "order", None))  # no images of ours: "test", whichever they were
         pruned = prune(
             dense,
@@ -98,7 +98,7 @@ class Pruning:
         results = of_pruned(pruned, material.layout)
         if pruned.promise is not None and not pruned.promise.steps:
             return pruned, results
-        saved = write_all(self._files(pruned, dense, source, look, {**description, "made": made}))
+        saved = write_all(self._files(pruned, dense, source, look, {**description, "made": origin}))
         speeds: list[Row] = []
         layout = layout_of(dense)
         if settings.speed:
@@ -115,34 +115,34 @@ class Pruning:
         return pruned, results
 
     def _files(
-        self, found: Pruned, dense: nn.Module, source: Source, look: Images, description: dict[str, Any]
+        self, pruned: Pruned, dense: nn.Module, source: Source, look: Images, description: dict[str, Any]
     ) -> dict[Path, bytes]:
         """Return ``pruned.safetensors`` and its JSON, and the exports asked for."""
-        settings, folder, kept = self.settings, self.folder, kept_heads(layout_of(dense), found.gone)
-        made = {**description["made"], "rescaled": found.rescaled, "fold": settings.fold}
-        made[f"test/{found.scored.metric}"] = found.stages[-1].accuracy
-        made |= {} if found.promise is None else {"guarantee": _promised(found.promise)}
+        settings, folder, kept = self.settings, self.folder, kept_heads(layout_of(dense), pruned.gone)
+        origin = {**description["made"], "rescaled": pruned.rescaled, "fold": settings.fold}
+        origin[f"test/{pruned.scored.metric}"] = pruned.stages[-1].accuracy
+        origin |= {} if pruned.promise is None else {"guarantee": _promised(pruned.promise)}
         about = pruned_description(description, kept, settings.proj_bias, folded_gates(dense))
-        about = {**about, "chosen_by": list(dict.fromkeys(found.chosen_by)), "made": made}
-        files = weights_files(found.model, folder / "pruned.safetensors", about)
+        about = {**about, "chosen_by": list(dict.fromkeys(pruned.chosen_by)), "made": origin}
+        files = weights_files(pruned.model, folder / "pruned.safetensors", about)
         example = next(look.test(8)).images.cpu()
         example = example.repeat(2, 1, 1, 1) if len(example) == 1 else example
         if settings.onnx:
-            files[folder / "pruned.onnx"] = export.onnx_bytes(found.model, example)
+            files[folder / "pruned.onnx"] = export.onnx_bytes(pruned.model, example)
         if settings.torch_export:
-            files[folder / "pruned.pt2"] = export.torch_export_bytes(found.model, example)
+            files[folder / "pruned.pt2"] = export.torch_export_bytes(pruned.model, example)
         if settings.elastic:
-            files |= self._elastic(found, dense, source, look, description)
+            files |= self._elastic(pruned, dense, source, look, description)
         return files
 
     def _elastic(
-        self, found: Pruned, dense: nn.Module, source: Source, look: Images, description: dict[str, Any]
+        self, pruned: Pruned, dense: nn.Module, source: Source, look: Images, description: dict[str, Any]
     ) -> dict[Path, bytes]:
         """Return ``elastic.safetensors`` and its JSON: the loaded network, and how to prune it to any budget."""
         target = self.settings.target
-        assert isinstance(source, OnPath) and found.scores is not None and target is not None
-        layout, chosen_by = layout_of(dense), found.chosen_by
-        budgets = elastic.described(source, found.scores, layout)
+        assert isinstance(source, OnPath) and pruned.scores is not None and target is not None
+        layout, chosen_by = layout_of(dense), pruned.chosen_by
+        budgets = elastic.described(source, pruned.scores, layout)
         if promise := promise_asked(self.settings):
             calibrate = look.calibrate(dense, False)
             budgets["promise"] = elastic.promise_budgets(dense, budgets, target, calibrate, promise, look.seed)
@@ -221,9 +221,9 @@ def promise_asked(settings: Prune) -> Guarantee | None:
 
 def made_from(cfg: Config, settings: Prune, data: ImageData, weights: dict[str, Any]) -> dict[str, Any]:
     """Return the origin for the JSON of a pruned file. UserError for too few images to promise on."""
-    made = {"by": "mhprobe.prune", "from": cfg.weights, "data": data.fingerprint, "seed": cfg.seed}
+    origin = {"by": "mhprobe.prune", "from": cfg.weights, "data": data.fingerprint, "seed": cfg.seed}
     if (promise := promise_asked(settings)) is None:
-        return made
+        return origin
     check_images(promise, data.sizes["calibration"])
     if settings.elastic:
         split = {"validation": "val"}.get(settings.select_on, settings.select_on)
@@ -234,7 +234,7 @@ def made_from(cfg: Config, settings: Prune, data: ImageData, weights: dict[str, 
             "prune.guarantee: the weights do not say that their training set these images aside, so their epoch may "
             "have been chosen on them: train with the same data.calibration_fraction."
         )
-    return {**made, "set_aside_in_training": set_aside}
+    return {**origin, "set_aside_in_training": set_aside}
 
 
 def images(cfg: Config, settings: Prune, material: Material, **kept: Any) -> Images:
@@ -308,16 +308,16 @@ def folded_gates(model: nn.Module) -> list[float] | None:
     return None if bool((gates == 1).all()) else gates.tolist()
 
 
-def lines(found: Pruned, speeds: Sequence[Row]) -> list[str]:
+def lines(pruned: Pruned, speeds: Sequence[Row]) -> list[str]:
     """Return the lines for the terminal: every stage, then dense against pruned."""
-    first, last = found.stages[0], found.stages[-1]
-    what, lost = found.scored.right, found.scored.lost
-    tested = "too good: test images chose the heads" if found.optimistic else f"p = {last.p:.2g} (McNemar)"
-    of_stages = [f"round {row.round} {row.stage:>8}: {row.counted}, {what} {_accuracy(row)}" for row in found.stages]
-    losses = [f", {lost} {row.loss:.3g}" if lost else "" for row in found.stages]
+    first, last = pruned.stages[0], pruned.stages[-1]
+    what, lost = pruned.scored.right, pruned.scored.lost
+    tested = "too good: test images chose the heads" if pruned.optimistic else f"p = {last.p:.2g} (McNemar)"
+    of_stages = [f"round {row.round} {row.stage:>8}: {row.counted}, {what} {_accuracy(row)}" for row in pruned.stages]
+    losses = [f", {lost} {row.loss:.3g}" if lost else "" for row in pruned.stages]
     return [
         *map("".join, zip(of_stages, losses, strict=True)),
-        f"masked and pruned logits differ by at most {found.difference:.2g}",
+        f"masked and pruned logits differ by at most {pruned.difference:.2g}",
         f"parameters {first.parameters:,} -> {last.parameters:,}, FLOPs per image {first.flops:,} -> {last.flops:,}",
         *(
             f"speed-up at batch {row['batch']}: {row['speedup']:.2f} x ({_between(row)}), "
@@ -347,30 +347,30 @@ def _promised(promise: Promise) -> dict[str, Any]:
     return {"points": promise.guarantee.points, "confidence": promise.guarantee.confidence, **numbers}
 
 
-def of_pruned(found: Pruned, layout: HeadLayout) -> dict[str, Result]:
+def of_pruned(pruned: Pruned, layout: HeadLayout) -> dict[str, Result]:
     """Return the tables of stages and of heads that are left, and the promise, if any."""
     results = {}
-    if found.promise is not None:  # the path's curve on the images that were set aside, and how far it holds
-        curves = [found.promise.curve]
-        numbers = {f"prune/promise/{name}": number for name, number in _promised(found.promise).items()}
+    if pruned.promise is not None:  # the path's curve on the images that were set aside, and how far it holds
+        curves = [pruned.promise.curve]
+        numbers = {f"prune/promise/{name}": number for name, number in _promised(pruned.promise).items()}
         figure, right = curves_figure.curves(curves, layout.num_heads), curves[0].scored.right
         results["masking_curves"] = Result(tables.curves(curves), figure, numbers, curves, right, drawn="curves")
-    last, names = found.stages[-1], list(Stage._fields) if "neuron" in found.kinds else list(Stage._fields)[:-1]
-    stages = Table(names, [list(row[: len(names)]) for row in found.stages], "stages")
-    seen = "Test images chose the heads: these numbers are too good." if found.optimistic else ""
+    last, names = pruned.stages[-1], list(Stage._fields) if "neuron" in pruned.kinds else list(Stage._fields)[:-1]
+    stages = Table(names, [list(row[: len(names)]) for row in pruned.stages], "stages")
+    seen = "Test images chose the heads: these numbers are too good." if pruned.optimistic else ""
     metrics = {
-        **{f"prune/{row.stage}/accuracy": row.accuracy for row in found.stages},  # of the last round
+        **{f"prune/{row.stage}/accuracy": row.accuracy for row in pruned.stages},  # of the last round
         **{f"prune/{name}": getattr(last, name) for name in ("heads", "parameters", "flops")},
-        "prune/largest_difference": found.difference,
-        f"test/{found.scored.metric}": last.accuracy,
+        "prune/largest_difference": pruned.difference,
+        f"test/{pruned.scored.metric}": last.accuracy,
         "test/loss": last.loss,
         "test/images": last.images,
     }
-    results["pruning"] = Result(stages, metrics=metrics, label=found.scored.right, about=seen)
-    heads, left, label = layout.of("head"), (~found.gone).long(), "kept (1), removed (0)"
+    results["pruning"] = Result(stages, metrics=metrics, label=pruned.scored.right, about=seen)
+    heads, left, label = layout.of("head"), (~pruned.gone).long(), "kept (1), removed (0)"
     figure = per_head(heads, dict.fromkeys(("value", "kept"), left[: heads.num_heads]), label)
     kept = tables.per_head(layout, dict.fromkeys(("value", "kept"), left))
     kept.columns.append("chosen_by")
-    kept = kept._replace(rows=[[*row, " ".join(found.chosen_by)] for row in kept.rows])
+    kept = kept._replace(rows=[[*row, " ".join(pruned.chosen_by)] for row in kept.rows])
     results["kept_heads"] = Result(kept, figure, label=label, decides="removed", drawn="per_head")
     return results

@@ -81,16 +81,16 @@ def of_run(
 
 def material(cfg: Config, model: GatedClassifier, data: ImageData) -> Material:
     """Return model, images, measures and curves. UserError for an unfit measure, unless of a paper or claim."""
-    own = cfg.paper or cfg.evidence  # measures and masking curves of their own
-    where = "paper.measure" if cfg.paper else "evidence.measure" if own else "measure"
-    section, probe = own or cfg, cfg.probe
-    parts = (section.measure or {}) if own or probe else {}
+    study = cfg.paper or cfg.evidence  # measures and masking curves of their own
+    where = "paper.measure" if cfg.paper else "evidence.measure" if study else "measure"
+    section, probe = study or cfg, cfg.probe
+    parts = (section.measure or {}) if study or probe else {}
     built = builders.measures(parts, model.gates.layout, where)
     unfit = {name: error for name, error in built.items() if isinstance(error, UserError)}
-    if unfit and not own:
+    if unfit and not study:
         without = " ".join(f"~{where}.{name}" for name in unfit)
         raise UserError(f"{next(iter(unfit.values()))} To go on without: {without}.")
-    curves, control = section.masking, bool(parts) and (cfg.control if own else probe and probe.control)
+    curves, control = section.masking, bool(parts) and (cfg.control if study else probe and probe.control)
     return Material(
         model.gates.layout,
         model,
@@ -98,7 +98,7 @@ def material(cfg: Config, model: GatedClassifier, data: ImageData) -> Material:
         measures=built,
         options=parts,
         masking=_masking(cfg, curves, model) if curves and curves.curves else None,
-        twin=_control(model, cfg.seed, wanted=not own) if control else None,
+        twin=_control(model, cfg.seed, wanted=not study) if control else None,
         target=probe.target if probe else None,
         seed=cfg.seed,
         first=builders.is_first(),

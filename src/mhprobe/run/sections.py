@@ -65,9 +65,9 @@ class OwnSections(ConfigLoaderImpl):
         from_shell: bool = True,
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
-        own = sections(str(config_name))
+        names = sections(str(config_name))
         for override in overrides:
-            if (section := _key(override).split(".")[0]) in {*own, "experiment", "hydra"}:
+            if (section := _key(override).split(".")[0]) in {*names, "experiment", "hydra"}:
                 continue
             if homes := [f"mhprobe.{other}" for other in commands() if section in sections(other)]:
                 raise UserError(
@@ -78,7 +78,7 @@ class OwnSections(ConfigLoaderImpl):
             config_name, [*data, *overrides], run_mode, from_shell, validate_sweep_overrides
         )
         with open_dict(cfg):
-            for section in set(cfg) - own - {"hydra"}:
+            for section in set(cfg) - names - {"hydra"}:
                 del cfg[section]
         take_back(cfg, self._filled, map(_key, overrides))  # the command line replaced parts, and added some
         fill(cfg)

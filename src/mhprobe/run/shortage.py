@@ -43,8 +43,8 @@ def explained(cfg: "Config") -> Iterator[None]:
         if error.errno not in DISK:
             raise
         folders = {key: Path(folder).expanduser() for key, folder in (("out", cfg.out), ("cache_dir", cfg.cache_dir))}
-        said = " and ".join(f"{key}={folder} ({reason(error, folder)})" for key, folder in folders.items())
+        places = " and ".join(f"{key}={folder} ({reason(error, folder)})" for key, folder in folders.items())
         raise UserError(
             f"{error.filename or 'a file of the run'} cannot be written ({error.strerror}). Make room or choose other "
-            f"folders: now {said}."
+            f"folders: now {places}."
         ) from error

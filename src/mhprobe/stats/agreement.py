@@ -85,8 +85,8 @@ def _vary(x: Tensor, y: Tensor) -> bool:
 
 
 def _both(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    known = a.isfinite() & b.isfinite()
-    return a[known], b[known]
+    finite = a.isfinite() & b.isfinite()
+    return a[finite], b[finite]
 
 
 def auroc(inside: Tensor, outside: Tensor) -> float:
