@@ -68,8 +68,8 @@ def causal_roles(material: Material, batch_size: int = 500, **options: Any) -> d
     metrics: dict[str, float] = {f"causal/{name}": int((role == i).sum()) for i, name in enumerate(ROLES)}
     for name, on in chosen.items():
         with gates.masked(~on):
-            found = tally(model, material.walk()(), data.sizes["test"])
-        metrics[f"causal/accuracy_{name}"] = float(found["accuracy"])
+            result = tally(model, material.walk()(), data.sizes["test"])
+        metrics[f"causal/accuracy_{name}"] = float(result["accuracy"])
     on_cpu = {name: values.cpu() for name, values in columns.items()}
     table = tables.per_head(gates.layout, on_cpu)
     place = table.columns.index("role")

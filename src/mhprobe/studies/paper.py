@@ -96,7 +96,7 @@ def write_page(paper: Mapping[str, Any], answers: Answers, name: str) -> None:
     if not material.first:
         return
     captions = {entry.part_of: entry.caption for entry in answers.report.results.results.values() if entry.caption}
-    made = answers.read()
+    results = answers.read()
     parts = [
         f"# {paper['source']}",
         f"{name} ({model.description['backbone']['name']}), test accuracy {100 * model.results['test/accuracy']:.2f} % "
@@ -106,8 +106,8 @@ def write_page(paper: Mapping[str, Any], answers: Answers, name: str) -> None:
         parts += [f"## {label(key)}: {figure['title']}", captions.get(key) or caption(paper, key)]
         if figure["elsewhere"] is not None:
             parts.append(f"Not made by this command: {figure['elsewhere']}")
-        elif key in made:
-            inside = made[key]["files"]
+        elif key in results:
+            inside = results[key]["files"]
             parts += [f"![{label(key)}]({file})" for file in inside if file.endswith(".png")]
             tables = [f"[{file}]({file})" for file in inside if file.endswith(".csv")]
             parts += [f"Tables: {', '.join(tables)}"] if tables else []

@@ -168,9 +168,9 @@ def _whole(weights: str | None, description: dict[str, Any]) -> float | None:
     beside = Path(weights).with_suffix(".json")
     try:
         with reading(beside.parent):
-            made = Folder(beside.parent).json(beside.name).get("made", {})
-            same = made.get("data") is not None and made["data"] == description.get("made", {}).get("data")
-            return float(made["test/accuracy"]) if same and "test/accuracy" in made else None
+            origin = Folder(beside.parent).json(beside.name).get("made", {})
+            same = origin.get("data") is not None and origin["data"] == description.get("made", {}).get("data")
+            return float(origin["test/accuracy"]) if same and "test/accuracy" in origin else None
     except UserError:
         return None
 
@@ -184,8 +184,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="the sweep's folder, with one run in each folder below it")
     parser.add_argument("--probe", type=Path, help="a probed run of the whole model: its heads, and its accuracy")
     parser.add_argument("--style", choices=["screen", "paper"], default="screen", help="of figures: paper fits columns")
-    given = parser.parse_args()
-    print(*write(given.folder, given.probe, given.style, origin=origin_of_script("studies.sweep")), sep="\n")
+    options = parser.parse_args()
+    print(*write(options.folder, options.probe, options.style, origin=origin_of_script("studies.sweep")), sep="\n")
 
 
 if __name__ == "__main__":

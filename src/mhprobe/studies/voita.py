@@ -90,11 +90,10 @@ def run(cfg: Config, folder: Path) -> None:
     adjusted = holm(torch.tensor([row.p for row in rows[1:]], dtype=torch.float64)).tolist()
     rows[1:] = [row._replace(p_holm=p) for row, p in zip(rows[1:], adjusted, strict=True)]
     if builders.is_first():
-        made = origin(cfg.command, folder)
-        probe = None if options.probe is None else Path(options.probe)
+        facts, probe = origin(cfg.command, folder), None if options.probe is None else Path(options.probe)
         left = sweep.survivors_of(sweep.collect(folder), probe)
-        write(folder, rows, data, cfg.style, made, left)
-        sweep.write(folder, probe, cfg.style, whole, made)
+        write(folder, rows, data, cfg.style, facts, left)
+        sweep.write(folder, probe, cfg.style, whole, facts)
         finish_report(folder, cfg.command, model.gates.layout)
 
 
@@ -131,7 +130,7 @@ def fit(cfg: Config, folder: Path) -> Fitted:
 
 
 def write(
-    folder: Path, rows: list[Row], data: ImageData, style: str, made: Mapping[str, str], left: Sequence[Survivors]
+    folder: Path, rows: list[Row], data: ImageData, style: str, origin: Mapping[str, str], left: Sequence[Survivors]
 ) -> None:
     """Write table and figure, and print a line for each number of heads. left: heads that each run keeps, by group."""
     from mhprobe.report import tables
@@ -149,7 +148,7 @@ def write(
     sure = [isinstance(row.p_holm, float) and row.p_holm < 0.05 for row in rows]
     figure = pruned.voita(points, images, 1 / data.num_classes, sure)
     report = Report(folder, style=style)
-    report.origin, report.data, report.images = made, data.source.name, Sample(images, "test")
+    report.origin, report.data, report.images = origin, data.source.name, Sample(images, "test")
     report.add("voita", Result(table, figure, drawn="voita"))
     for row in rows:
         accuracies = f"pruned {100 * row.pruned:.2f} %, from scratch {100 * row.scratch:.2f} %"

@@ -53,7 +53,7 @@ def before_tuning(material: Material, before: str | Path, images: int = 500) -> 
             "before_tuning: weights before tuning have no classifier, this network has one. Leave it out "
             "(num_classes=0 of the backbone)."
         )
-    if unfit := [name for name, each in measures.items() if each.kind != "per_head" or "labels" in each.needs]:
+    if unfit := [name for name, measure in measures.items() if measure.kind != "per_head" or "labels" in measure.needs]:
         raise UserError(f"before_tuning: {unfit[0]} is of pairs or labels, expected measures of single heads.")
     older = material.untrained()
     load_foreign(backbone_of(older), before, "before_tuning.before")
@@ -66,7 +66,7 @@ def before_tuning(material: Material, before: str | Path, images: int = 500) -> 
         columns = _itself(layout, older, network, functools.partial(walk, images=chosen))
         folds = [functools.partial(walk, images=chosen[fold::FOLDS]) for fold in range(FOLDS)]
         columns |= _changes(measures, older, network, folds)
-    labels = {name: label_of(each, "norm") for name, each in measures.items()}
+    labels = {name: label_of(measure, "norm") for name, measure in measures.items()}
     drawn = figure.before_tuning(layout, columns, labels)
     table = tables.per_head(layout, columns)
     return {"before_tuning": Result(table, drawn, drawn="before_tuning", of=material.of(images))}

@@ -45,7 +45,7 @@ def clusters(material: Material, images: int = 500, draws: int = 200) -> dict[st
     """
     layout = material.layout
     about = JSDistance(layout, pairs="stage", permutations=1, null_images=0)
-    found = measured(material.model, {"js": about}, material.walk(images))
+    columns = measured(material.model, {"js": about}, material.walk(images))
     functions = labels(of_heads(material), layout.num_heads)
     groups, rows = [], list[list[Any]]()
     number_A = torch.full((layout.num_heads,), -1)
@@ -53,7 +53,7 @@ def clusters(material: Material, images: int = 500, draws: int = 200) -> dict[st
         heads = torch.tensor([flat for flat, (_, _, site) in enumerate(layout) if site.stage == stage])
         if len(heads) < LEAST:
             continue
-        distance = found["js"]["value"][heads][:, heads].double().fill_diagonal_(0)
+        distance = columns["js"]["value"][heads][:, heads].double().fill_diagonal_(0)
         of = cluster(distance, draws, material.seed)
         does = [functions[head] for head in heads.tolist()]
         together, p = alike(distance, does, 5 * draws, material.seed)

@@ -141,8 +141,8 @@ def two_sets(material: Material, second: ImageData | None = None, severity: int 
     first, other = material.data, second_set(material.data, second, severity)
     (name,) = material.names
     walk = functools.partial(other.batches, "test", material.model.device)
-    found = measured(material.model, {name: material.about(name)}, walk, class_names=other.class_names)
-    drops = {first.source.name: material.columns(name)["drop"], other.source.name: found[name]["drop"]}
+    columns = measured(material.model, {name: material.about(name)}, walk, class_names=other.class_names)
+    drops = {first.source.name: material.columns(name)["drop"], other.source.name: columns[name]["drop"]}
     (one, x), (two, y) = drops.items()
     label = "accuracy lost (points)"
     drawn = two_data_sets(material.layout, one, two, {label: 100 * x}, {label: 100 * y})

@@ -60,7 +60,7 @@ def accuracies(
     with torch.inference_mode():
         for batch in material.walk(images)():
             shown = [batch.images, *(change(batch, number) for number in changes.tolist())]
-            right = torch.stack([outcomes(material.model(each), batch.labels)[0][batch.valid] for each in shown])
+            right = torch.stack([outcomes(material.model(version), batch.labels)[0][batch.valid] for version in shown])
             joint += (right.double() @ right.double().mT).long()  # whole numbers far below 2^53
             total += batch.valid.sum()
     joint, seen = ranks.total(joint).cpu(), ranks.total(total).cpu()

@@ -66,7 +66,7 @@ def slopes_of(embedding: nn.Module, images: Tensor, at_once: int = 10) -> Slopes
             rows, columns = reach(embedding, row), reach(embedding, column)
             channels = maps[:, :, row, column].sum(0)  # images do not see each other
             whole = [torch.autograd.grad(channel, pixels, retain_graph=True)[0] for channel in channels]
-            slope = torch.stack([each[:, :, rows, columns] for each in whole], 1)
+            slope = torch.stack([grad[:, :, rows, columns] for grad in whole], 1)
             flat = slope.double().cpu().flatten(2)  # (B, C, P)
             total, second = total + flat.sum(0), second + (flat @ flat.mT).sum(0)
     return Slopes((total / len(images)).unflatten(1, slope.shape[2:]), second / len(images))

@@ -126,8 +126,8 @@ def direction(model: nn.Module, seed: int) -> list[Tensor]:
     for weight in model.parameters():
         drawn = torch.randn(weight.shape, generator=generator).to(weight)
         if weight.dim() > 1:
-            own, theirs = (rows.detach().flatten(1).norm(dim=1) for rows in (weight, drawn))
-            drawn *= (own / theirs.clamp(min=1e-12)).view(-1, *[1] * (weight.dim() - 1))
+            norms, drawn_norms = (rows.detach().flatten(1).norm(dim=1) for rows in (weight, drawn))
+            drawn *= (norms / drawn_norms.clamp(min=1e-12)).view(-1, *[1] * (weight.dim() - 1))
         steps.append(drawn if weight.dim() > 1 else torch.zeros_like(drawn))
     return steps
 

@@ -75,7 +75,7 @@ def segmentation(material: Material, kinds: Kinds, images: int = 200, number: in
         mask = batch.objects > 0 if number is None else batch.objects == number
         there = batch.valid & mask.flatten(1).any(1)
         maps = maps_of(kinds, material, batch)
-        parts = [torch.stack(overlap(each[there], mask[there]), -1) for each in (*maps, *_blind(maps, batch.index))]
+        parts = [torch.stack(overlap(grid[there], mask[there]), -1) for grid in (*maps, *_blind(maps, batch.index))]
         return torch.stack(parts, 1)
 
     every_nKP = of_images(material, images, of_batch)
@@ -85,7 +85,7 @@ def segmentation(material: Material, kinds: Kinds, images: int = 200, number: in
     value_KS = scores(every_nKP.mean(0))
     drawn_RKS = scores(resampled_means(every_nKP.flatten(1).T, seed=material.seed).unflatten(1, every_nKP.shape[1:]))
     centre = len(kinds)
-    over_KS, over_RKS = (each - each[..., centre, None, :] for each in (value_KS, drawn_RKS))
+    over_KS, over_RKS = (score - score[..., centre, None, :] for score in (value_KS, drawn_RKS))
     names = ("value", "low", "high", "over_centre", "over_centre_low", "over_centre_high")
     columns = dict(zip(names, (value_KS, *percentiles(drawn_RKS), over_KS, *percentiles(over_RKS)), strict=True))
     rows = [
@@ -98,7 +98,7 @@ def segmentation(material: Material, kinds: Kinds, images: int = 200, number: in
 
 def _blind(maps: Sequence[Tensor], index: Tensor) -> tuple[Tensor, Tensor]:
     """Return maps of the centre and of random patches, (B, h, w) each, as fine as the finest of ``maps``."""
-    rows, columns = max((each.shape[-2:] for each in maps), key=lambda size: size[0] * size[1])
+    rows, columns = max((grid.shape[-2:] for grid in maps), key=lambda size: size[0] * size[1])
     down, right = (torch.arange(n, dtype=torch.float64) - (n - 1) / 2 for n in (rows, columns))
     centre = -torch.hypot(down[:, None] / rows, right / columns).expand(len(index), -1, -1)
     draws = [torch.rand(rows, columns, generator=torch.Generator().manual_seed(i)) for i in index.tolist()]
@@ -168,7 +168,7 @@ def areas_of(material: Material, kinds: Kinds, images: int, **options: Any) -> T
 
     def of_batch(batch: Batch) -> Tensor:
         areas = faithfulness(material.backbone, batch.images, maps_of(kinds, material, batch), **options)
-        return torch.stack([torch.stack(each, -1) for each in areas], 1)[batch.valid]
+        return torch.stack([torch.stack(of_kind, -1) for of_kind in areas], 1)[batch.valid]
 
     return of_images(material, images, of_batch)
 

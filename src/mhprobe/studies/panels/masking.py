@@ -130,9 +130,9 @@ def kinds_of_layers(material: Material, shares: Sequence[float] = SHARES) -> dic
     select, test = (_evaluator(material, split, f"kinds of layers on {split}") for split in ("val", "test"))
     make = functools.partial(GateImportance, normalize="layer_l2")
     score_A = select.measure(make, torch.zeros(material.layout.num_heads, dtype=torch.bool)).double()
-    asked = [(name, kind_A, share) for name, kind_A in kinds(material.layout).items() for share in shares]
+    cases = [(name, kind_A, share) for name, kind_A in kinds(material.layout).items() for share in shares]
     masks = [
-        lowest(torch.where(kind_A, score_A, torch.inf), round(share * int(kind_A.sum()))) for _, kind_A, share in asked
+        lowest(torch.where(kind_A, score_A, torch.inf), round(share * int(kind_A.sum()))) for _, kind_A, share in cases
     ]
     scores = test(torch.stack(masks))
     low, high = wilson(scores.correct, torch.tensor(scores.images))
@@ -140,7 +140,7 @@ def kinds_of_layers(material: Material, shares: Sequence[float] = SHARES) -> dic
     rows: list[dict[str, Any]] = [
         {"kind": name, "share": share, "heads_masked": int(masks[m].sum()), "heads": int(kind_A.sum())}
         | {column: values[m].item() for column, values in numbers.items()}
-        for m, (name, kind_A, share) in enumerate(asked)
+        for m, (name, kind_A, share) in enumerate(cases)
     ]
     return {"curves": Result(from_rows(rows), drawing.kinds_of_layers(rows, material.chance))}
 
@@ -201,7 +201,7 @@ def cells(right: Tensor, labels: Tensor, classes: int) -> Cells:
     of_class = torch.nn.functional.one_hot(labels, classes).double()
     count = of_class.sum(0)
     before = right[:1]
-    hit, lost, won = (each.double() @ of_class for each in (right, before & ~right, right & ~before))
+    hit, lost, won = (flags.double() @ of_class for flags in (right, before & ~right, right & ~before))
     accuracy = torch.where(count > 0, hit / count.clamp(min=1), torch.nan)
     p = mcnemar(lost.long().flatten(), won.long().flatten()).view_as(hit).double()
     p[:, count == 0] = torch.nan

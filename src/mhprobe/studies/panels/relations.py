@@ -276,8 +276,8 @@ def probing(
     )
     rows: list[dict[str, Any]] = []
     for r, relation in enumerate(RELATIONS):
-        asked = test.right[..., r].any(1)
-        if not fit.right[..., r].any() or not asked.any():
+        answerable = test.right[..., r].any(1)
+        if not fit.right[..., r].any() or not answerable.any():
             continue
         scores = {
             "attention and embedding": probe(fit, test, r, steps, embedded=True),
@@ -289,7 +289,7 @@ def probing(
         for way, score in scores.items():
             rows.append({"relation": relation, "way": way, "who": "", **_judge(score, test, r)})
         even = test.right[..., r].double().sum(1) / (~test.itself).sum(1)
-        rows.append({"relation": relation, "way": "even draw", "who": "", **_mean(even, asked, test.image)})
+        rows.append({"relation": relation, "way": "even draw", "who": "", **_mean(even, answerable, test.image)})
     return {"probes": Result(tables.from_rows(rows), figure.relation_scores(rows), of=material.of(images))}
 
 
@@ -337,9 +337,9 @@ def probe(fit: Queries, test: Queries, relation: int, steps: int, embedded: bool
         return ((features @ weight) * facts[..., :wide]).sum(-1).masked_fill(itself, -torch.inf)
 
     with torch.inference_mode(False), torch.enable_grad():
-        fit, test = (Queries(*(part.clone() for part in each)) for each in (fit, test))  # not of inference mode
-        asked = fit.right[..., relation].any(1)
-        features, facts, right, _, _, itself = (part[asked] for part in fit)
+        fit, test = (Queries(*(part.clone() for part in split)) for split in (fit, test))  # not of inference mode
+        answerable = fit.right[..., relation].any(1)
+        features, facts, right, _, _, itself = (part[answerable] for part in fit)
         right = right[..., relation]
         weight = torch.zeros(features.shape[-1], wide, requires_grad=True)
         optimizer = torch.optim.Adam([weight], lr=0.05)
@@ -368,8 +368,8 @@ def _judge(score: Tensor, test: Queries, relation: int) -> dict[str, float]:
     return _mean(hit, test.right[..., relation].any(1), test.image)
 
 
-def _mean(hit: Tensor, asked: Tensor, image: Tensor) -> dict[str, float]:
-    _, place = image[asked].unique(return_inverse=True)
+def _mean(hit: Tensor, answerable: Tensor, image: Tensor) -> dict[str, float]:
+    _, place = image[answerable].unique(return_inverse=True)
     count = torch.zeros(int(place.max()) + 1, dtype=torch.float64)
-    total = count.clone().index_add_(0, place, hit[asked])
+    total = count.clone().index_add_(0, place, hit[answerable])
     return summary(total / count.index_add_(0, place, torch.ones(len(place), dtype=torch.float64)))

@@ -107,10 +107,10 @@ class Views:
                 true_bT = self.true(batch.index[images], site)
                 # the right one is in the window
                 here = (places.patch_pairs & (true_bT[:, token][..., None] == token[:, None, :])).any(-1)
-                asked = here.sum((1, 2)).double()
+                total = here.sum((1, 2)).double()
                 answers = torch.stack(list(without_heads(batch.images[images], site, opposite)), 1)
                 hits = ((answers == true_bT[:, None])[..., token] & here[:, None]).sum((2, 3))
-                parts.append((hits / asked.where(asked > 0, torch.nan)[:, None]).cpu())
+                parts.append((hits / total.where(total > 0, torch.nan)[:, None]).cpu())
         return torch.cat(ranks.gather(torch.cat(parts)))
 
 
@@ -164,7 +164,7 @@ def correspondence(material: Material, images: int = 500) -> dict[str, Result]:
     totals = [zero.new_zeros(2 * site.channels) for site in layout.sites]
     batches, again = itertools.tee(material.walk(images)())
     flipped = (batch._replace(images=batch.images.flip(-1)) for batch in again)  # left to right
-    walks = (recorded(material.model, each) for each in (batches, flipped))
+    walks = (recorded(material.model, view) for view in (batches, flipped))
     for (batch, heads), (_, mirrored) in zip(*walks, strict=True):
         for number, site in enumerate(layout.sites):
             one, other = (view.z[number][batch.valid, site.prefix_tokens :].flatten(2) for view in (heads, mirrored))
@@ -176,12 +176,12 @@ def correspondence(material: Material, images: int = 500) -> dict[str, Result]:
         between(ranks.total(product), ranks.total(total), of.images * math.prod(site.token_grid), site.num_heads).cpu()
         for product, total, site in zip(products, totals, layout.sites, strict=True)
     ]
-    others = [values.clone().fill_diagonal_(-torch.inf) for values in alike]
-    itself, best = torch.cat([each.diagonal() for each in alike]), torch.cat([each.amax(1) for each in others])
+    others = [cka.clone().fill_diagonal_(-torch.inf) for cka in alike]
+    itself, best = torch.cat([cka.diagonal() for cka in alike]), torch.cat([cka.amax(1) for cka in others])
     columns = {
         "itself": itself,
         "best_other": best.where(best.isfinite(), torch.nan),  # of a block's only head
-        "best_other_index": torch.cat([each.argmax(1) for each in others]),
+        "best_other_index": torch.cat([cka.argmax(1) for cka in others]),
         "corresponds": (itself > best.clamp(min=-1)).long(),
         "chance": torch.tensor([1 / site.num_heads for _, _, site in layout]).double(),
     }
