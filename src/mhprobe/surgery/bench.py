@@ -81,9 +81,9 @@ def run_cell(
     mask = choose(method, model, images, cell.budget)
     minutes = (time.perf_counter() - start) / 60
     going = Given(mask.nonzero().flatten().tolist())
-    found = prune(model, images, going, mend=mend, train=train, chosen_by=[images.name], whole=whole)
-    dense, last = found.stages[0], found.stages[-1]
-    right = {row.stage: flags for row, flags in zip(found.stages, found.right, strict=True)}
+    pruned = prune(model, images, going, mend=mend, train=train, chosen_by=[images.name], whole=whole)
+    dense, last = pruned.stages[0], pruned.stages[-1]
+    right = {row.stage: flags for row, flags in zip(pruned.stages, pruned.right, strict=True)}
     row: dict[str, Any] = {
         "flops": last.flops / dense.flops,
         "parameters": last.parameters / dense.parameters,
@@ -91,7 +91,7 @@ def run_cell(
         "neurons": last.neurons,
         "minutes": minutes,
         "dense": dense.accuracy,
-        **{stage.stage: stage.accuracy for stage in found.stages if stage.stage in STAGES},
+        **{stage.stage: stage.accuracy for stage in pruned.stages if stage.stage in STAGES},
         "difference": last.difference,
         "difference_low": last.difference_low,
         "difference_high": last.difference_high,
@@ -100,8 +100,8 @@ def run_cell(
     for timed in speed_table(model, {"cell": mask}, BATCHES, rounds) if rounds else ():
         row |= {f"speedup{end}_{timed['batch']}": timed[f"speedup{end}"] for end in ("", "_low", "_high")}
     if rounds and onnx:
-        row |= _in_onnx(prune_heads(model, mask & False), found.model, rounds)
-    return row, right, (dense, found.right[0])
+        row |= _in_onnx(prune_heads(model, mask & False), pruned.model, rounds)
+    return row, right, (dense, pruned.right[0])
 
 
 def _in_onnx(dense: nn.Module, pruned: nn.Module, rounds: int) -> dict[str, float]:
@@ -125,7 +125,7 @@ def ranking(rows: Sequence[Mapping[str, Any]], right: Mapping[Cell, Mapping[str,
     have counts, and only seeds that all methods of a budget have. p is for new images and new seeds (``crossed``),
     p_holm over all pairs of methods, since the same images say which is the best. real: p_holm is below .05.
     """
-    found: list[dict[str, Any]] = []
+    table: list[dict[str, Any]] = []
     for budget in sorted({row["budget"] for row in rows}, reverse=True):
         here = [Cell(row["method"], row["budget"], row["seed"]) for row in rows if row["budget"] == budget]
         names = list(dict.fromkeys(cell.method for cell in here))
@@ -148,5 +148,5 @@ def ranking(rows: Sequence[Mapping[str, Any]], right: Mapping[Cell, Mapping[str,
                 test, p = tests[number], adjusted[number]
                 row |= {"to_best": test.difference, "low": test.low, "high": test.high, "p": test.p}
                 row |= {"p_holm": p, "real": p < 0.05}
-            found.append(row)
-    return found
+            table.append(row)
+    return table

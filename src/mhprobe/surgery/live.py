@@ -51,7 +51,7 @@ def pieces(model: nn.Module, images: Tensor) -> list[Piece]:
         raise UserError("live: needs the package onnx: pip install 'mhprobe[live]'.")
     whole = copy.deepcopy(model).cpu().eval()
     layout, backbone = attach(whole).layout.of("head"), backbone_of(whole)
-    family, found, stream = family_of(backbone), [], images.cpu()
+    family, exports, stream = family_of(backbone), [], images.cpu()
     segments = None if backbone is not whole else family.segments(backbone)
     every = list(range(len(layout.sites)))
     parts: list[tuple[str, Callable[[Tensor], Any], list[int]]] = [("", whole, every)]
@@ -62,10 +62,10 @@ def pieces(model: nn.Module, images: Tensor) -> list[Piece]:
         parts = [("the stem", segments.stem, []), *blocks, ("the classifier", segments.tail, [])]
     with inspecting(whole, gradients=False):
         for name, part, sites in parts:
-            made = _Gated(backbone, layout, part, sites)
-            found.append(_exported(made, name, stream))
-            stream = made(stream, torch.ones(made.count))[0]
-    return found
+            module = _Gated(backbone, layout, part, sites)
+            exports.append(_exported(module, name, stream))
+            stream = module(stream, torch.ones(module.count))[0]
+    return exports
 
 
 class _Gated(nn.Module):
@@ -103,8 +103,8 @@ class _Gated(nn.Module):
 def _exported(part: _Gated, name: str, stream: Tensor) -> Piece:
     gates = torch.ones(part.count)
     data: Any = io.BytesIO()  # the exporter takes a file, too, and does not say so
-    given = part(stream, gates)
-    outputs = ["out", *(f"attention{site}" for site in part.sites)][: len(given)]
+    tensors = part(stream, gates)
+    outputs = ["out", *(f"attention{site}" for site in part.sites)][: len(tensors)]
     moving = {name: {0: "images"} for name in ("stream", *outputs)}
     graphs: list[Any] = []  # the exporter's, where it fails: it would write them to the standard output
     log: dict[str, Any] = {"_jit_onnx_log": lambda *parts: graphs.extend(parts), "_jit_is_onnx_log_enabled": None}
@@ -145,8 +145,8 @@ def stored(piece: Piece, kind: Stored) -> Piece:
     from onnx import helper, numpy_helper
 
     graph, back = (model := onnx.load_from_string(piece.onnx)).graph, []
-    wide = [each for each in graph.initializer if each.data_type == onnx.TensorProto.FLOAT]
-    for kept in [each for each in wide if len(each.dims) > 1 and math.prod(each.dims) >= _LARGE]:
+    wide = [tensor for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT]
+    for kept in [tensor for tensor in wide if len(tensor.dims) > 1 and math.prod(tensor.dims) >= _LARGE]:
         name, small = kept.name, f"{kept.name}/{kind}"
         weights = numpy_helper.to_array(kept)
         graph.initializer.remove(kept)
@@ -168,7 +168,7 @@ def _whole_numbers(weights: Tensor) -> tuple[Tensor, Tensor]:
     """int8 numbers, and the scale that they are multiplied by: along the rows or the columns, whichever errs less."""
     tried = []
     for axis in (0, weights.dim() - 1):
-        others = [each for each in range(weights.dim()) if each != axis]
+        others = [dim for dim in range(weights.dim()) if dim != axis]
         scale = weights.abs().amax(others, keepdim=True).clamp(min=1e-12) / 127
         whole = (weights / scale).round()
         tried.append((float((whole * scale - weights).square().sum()), whole.to(torch.int8), scale))

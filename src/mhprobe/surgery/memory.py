@@ -88,11 +88,11 @@ def _held(model: nn.Module) -> list[Tensor]:
 class _Alive(TorchDispatchMode):
     """Bytes alive after each operation, by the site that was running when they were allocated; the last is outside."""
 
-    def __init__(self, known: Sequence[Tensor], sites: int = 0) -> None:
+    def __init__(self, tensors: Sequence[Tensor], sites: int = 0) -> None:
         super().__init__()
         self.rows: list[list[int]] = []
         self.site, self.sites = sites, sites
-        self.known = {StorageWeakRef(tensor.untyped_storage()) for tensor in known}
+        self.storages = {StorageWeakRef(tensor.untyped_storage()) for tensor in tensors}
         self.alive: dict[StorageWeakRef, tuple[int, int]] = {}
 
     def enter(self, site: int, *_: Any) -> None:
@@ -101,7 +101,7 @@ class _Alive(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
-            if isinstance(leaf, Tensor) and (ref := StorageWeakRef(leaf.untyped_storage())) not in self.known:
+            if isinstance(leaf, Tensor) and (ref := StorageWeakRef(leaf.untyped_storage())) not in self.storages:
                 self.alive.setdefault(ref, (self.site, leaf.untyped_storage().nbytes()))
         self.alive = {ref: about for ref, about in self.alive.items() if not ref.expired()}
         row = [0] * (self.sites + 1)

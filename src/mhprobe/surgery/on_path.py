@@ -210,8 +210,8 @@ def mask_by(scores_A: Tensor, model: nn.Module, source: OnPath | float) -> Tenso
     if not isinstance(source, OnPath):
         source = OnPath(Knapsack(measure=lambda layout: None), target={"flops": source})
     image = torch.zeros(1, 3, *input_spec(model)["size"], device=next(model.parameters()).device)
-    known: Any = SimpleNamespace(measure=lambda make, mask, column: scores_A)  # an Evaluate that scores no masks
-    return source.choose(model, known, lambda: image, layout_of(model), 1.0, 1.0)[0].mask
+    evaluate: Any = SimpleNamespace(measure=lambda make, mask, column: scores_A)  # an Evaluate that scores no masks
+    return source.choose(model, evaluate, lambda: image, layout_of(model), 1.0, 1.0)[0].mask
 
 
 def removed_after(gone: Tensor, mask: Tensor) -> Tensor:

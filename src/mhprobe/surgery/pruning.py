@@ -259,43 +259,44 @@ def prune(
         source.check(layout, rounds)
     elif rounds > 1:
         raise UserError(f"rounds: {rounds} rounds need heads that are chosen anew in each: prune=order.")
-    given = source.choose(model, kept) if isinstance(source, Given) else None
-    looked_at = _looked_at(source, given, images, chosen_by)
+    preset = source.choose(model, kept) if isinstance(source, Given) else None
+    looked_at = _looked_at(source, preset, images, chosen_by)
     images.show(model.to(images.device).eval())
-    given = source.choose(model, images) if isinstance(source, Shown) else given
+    preset = source.choose(model, images) if isinstance(source, Shown) else preset
     now, left, nothing = model, 1.0, torch.zeros(layout.num_heads, dtype=torch.bool)
-    found = Pruned(model, nothing, scored=images.scores["test"].scored, chosen_by=looked_at, kinds=layout.kinds)
-    found.stages, found.right = ([whole[0]], [whole[1]]) if whole else ([], [])
-    score = functools.partial(_score, images, found)
+    record = Pruned(model, nothing, scored=images.scores["test"].scored, chosen_by=looked_at, kinds=layout.kinds)
+    record.stages, record.right = ([whole[0]], [whole[1]]) if whole else ([], [])
+    score = functools.partial(_score, images, record)
     if not whole:
         score("dense", 0, model)
     for number in range(1, rounds + 1):
-        fill, choice = images.stands_in(now, fold), given
+        fill, choice = images.stands_in(now, fold), preset
         if source.guarantee is not None:
-            choice, found.promise = _promised(source, given, now, images, fill)
-            if not found.promise.steps:
-                return found
+            choice, record.promise = _promised(source, preset, now, images, fill)
+            if not record.promise.steps:
+                return record
         elif isinstance(source, OnPath):
             evaluate = images.evaluate(now, source.rescale, fill)
             choice, left = source.choose(now, evaluate, images.first, layout, left, number / rounds)
         assert choice is not None
-        found.gone, found.rescaled, found.scores = removed_after(found.gone, choice.mask), choice.rescale, choice.scores
-        smaller = _remove(now, choice, proj_bias, images, found, number, fill, whole is None)
+        record.gone, record.rescaled = removed_after(record.gone, choice.mask), choice.rescale
+        record.scores = choice.scores
+        smaller = _remove(now, choice, proj_bias, images, record, number, fill, whole is None)
         if mend is not None:
             repair(smaller, now, lambda: (batch.images for batch in images.selection()), **mend, proj_bias=proj_bias)
             score("repaired", number, smaller)
         if train is not None:
-            smaller = train(smaller, kept_heads(layout, found.gone), number)
+            smaller = train(smaller, kept_heads(layout, record.gone), number)
             score("tuned", number, smaller)
         attach(now := smaller, units=layout.kinds)
     remove_gates(now)
-    return dataclasses.replace(found, model=now.eval())
+    return dataclasses.replace(record, model=now.eval())
 
 
-def _looked_at(source: Source, given: Choice | None, images: Images, before: Sequence[str]) -> tuple[str, ...]:
+def _looked_at(source: Source, choice: Choice | None, images: Images, before: Sequence[str]) -> tuple[str, ...]:
     """The images that choose, with those of ``before``; UserError if a promise is asked for on some of them."""
     if isinstance(source, Given):
-        chosen_by = (*before, *(given.chosen_by if given else ()))
+        chosen_by = (*before, *(choice.chosen_by if choice else ()))
     else:
         chosen_by = (*before, images.name) if isinstance(source, Shown) or source.order.searches else tuple(before)
     if source.guarantee is None:
@@ -320,7 +321,7 @@ def _remove(
     choice: Choice,
     proj_bias: ProjBias,
     images: Images,
-    found: Pruned,
+    record: Pruned,
     number: int,
     fill: Fill | None,
     score_masked: bool,
@@ -344,10 +345,10 @@ def _remove(
                     f"prune: masked and pruned logits differ by up to {difference:.3g} (logits up to {size:.3g}); "
                     f"nothing was saved. This should never happen: please report it."
                 )
-            found.difference = max(found.difference, difference)
+            record.difference = max(record.difference, difference)
             if score_masked:
-                _score(images, found, "masked", number, reference, choice.mask)
-    _score(images, found, "pruned", number, pruned)
+                _score(images, record, "masked", number, reference, choice.mask)
+    _score(images, record, "pruned", number, pruned)
     for site in emptied if proj_bias == "drop" else ():  # training is not to bring back what was dropped
         if (bias := family_of(pruned).seam(pruned, site).output.bias) is not None:
             bias.requires_grad_(False)
@@ -356,17 +357,17 @@ def _remove(
 
 @torch.inference_mode()
 def _score(
-    images: Images, found: Pruned, stage: str, number: int, model: nn.Module, mask: Tensor | None = None
+    images: Images, record: Pruned, stage: str, number: int, model: nn.Module, mask: Tensor | None = None
 ) -> None:
-    """Another row of ``found``: ``model`` on the test images. mask: (A,) bool, its units that are off."""
+    """Another row of ``record``: ``model`` on the test images. mask: (A,) bool, its units that are off."""
     model = moved(model, images.device).eval()
     count = images.data.sizes["test"]
     with progress(f"{stage} on test", count) as done:
         result = tally(model, images.test(), count, lambda batch: done(int(batch.valid.sum())), images.scores["test"])
     low, high = (float(bound) for bound in wilson(result["correct"].cpu(), torch.tensor(count)))
-    found.right.append(result["right"].cpu().reshape(-1))  # of one image torchmetrics makes a number
-    change = paired(found.right[0], found.right[-1])
-    layout = layout_of(model, found.kinds)
+    record.right.append(result["right"].cpu().reshape(-1))  # of one image torchmetrics makes a number
+    change = paired(record.right[0], record.right[-1])
+    layout = layout_of(model, record.kinds)
     left_A = torch.ones(layout.num_heads, dtype=torch.bool) if mask is None else ~mask
     heads = layout.of("head").num_heads
     row = Stage(
@@ -380,11 +381,11 @@ def _score(
         difference=change.difference,
         difference_low=change.low,
         difference_high=change.high,
-        p=math.nan if found.optimistic else change.p,
+        p=math.nan if record.optimistic else change.p,
         images=count,
         parameters=count_parameters(model),
         flops=count_flops(model, torch.zeros(1, 3, *input_spec(model)["size"], device=images.device)),
         score=images.scores["test"].scored.name,
-        neurons=int(left_A[heads:].sum()) if "neuron" in found.kinds else None,
+        neurons=int(left_A[heads:].sum()) if "neuron" in record.kinds else None,
     )
-    found.stages.append(row)
+    record.stages.append(row)

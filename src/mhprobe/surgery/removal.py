@@ -95,8 +95,8 @@ def refuse_unprunable(model: nn.Module, units: Collection[Kind] | None = None) -
             inside = backbone_of(model)
         except UserError:
             more = "Once a family says where its heads are they can be gated and masked; removing takes slice_heads."
-            known = str(error).endswith("Not supported.")  # why no family can know it
-            raise UserError(f"prune_heads: {error}{'' if known else ' ' + more}") from None
+            explained = str(error).endswith("Not supported.")  # why no family can know it
+            raise UserError(f"prune_heads: {error}{'' if explained else ' ' + more}") from None
         refuse_unprunable(inside, units)
         raise UserError(f"prune_heads: {error}") from None
     if "head" in kinds_of(model, units) and (reason := family.unprunable(model)) is not None:

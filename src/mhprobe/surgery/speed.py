@@ -66,8 +66,8 @@ def speed_table(
             row: Row = {"removed": name, "heads": layout_of(model).num_heads, "device": device_name(first.device)}
             row["batch"] = batch
             clocked = {"dense": taken["dense", ""], "masked": taken["masked", ""], "pruned": taken["pruned", name]}
-            for kind, each in clocked.items():
-                rate, low, high = median_interval([batch / t for t in each])
+            for kind, times in clocked.items():
+                rate, low, high = median_interval([batch / t for t in times])
                 row |= {f"{kind}_images_per_s": rate, f"{kind}_low": low, f"{kind}_high": high}
             pairs = list(zip(*clocked.values(), strict=True))
             row["speedup"], row["speedup_low"], row["speedup_high"] = median_interval([d / p for d, _, p in pairs])
