@@ -61,15 +61,15 @@ class Best(ModelCheckpoint):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        each = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+        per_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
         every = trainer.check_val_every_n_epoch or 1
-        steps = each * (trainer.max_epochs or 0)
+        steps = per_epoch * (trainer.max_epochs or 0)
         steps = steps if trainer.max_steps < 0 else min(steps, trainer.max_steps)
-        if steps < each * every:
+        if steps < per_epoch * every:
             raise UserError(
-                f"trainer: the training ends after {steps} steps and the first validation comes after {each * every} "
-                f"({every} epochs of {each}), so no weights would be chosen. Raise the trainer's "
-                f"max_epochs or max_steps, or validate more often (its check_val_every_n_epoch)."
+                f"trainer: the training ends after {steps} steps and the first validation comes after "
+                f"{per_epoch * every} ({every} epochs of {per_epoch}), so no weights would be chosen. Raise the "
+                f"trainer's max_epochs or max_steps, or validate more often (its check_val_every_n_epoch)."
             )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -85,7 +85,7 @@ class History(L.Callback):
                 about, of = self.measures[name], Sample(data.sizes["val"], "validation")
                 label = label_of(about, self.target)
                 results = of_measure(name, about, about.layout, columns, None, label, suffix, during)
-                self.report.add_all({key: each._replace(of=each.of or of) for key, each in results.items()})
+                self.report.add_all({key: result._replace(of=result.of or of) for key, result in results.items()})
 
     def state_dict(self) -> dict[str, Any]:
         points = {name: [list(point) for point in points] for name, points in self.points.items()}

@@ -64,12 +64,12 @@ class Description(BaseModel):
     timm: dict[str, Any] | None = None
 
 
-def checked(found: Any, where: Path) -> dict[str, Any]:
-    """Return ``found`` if it describes a model and nothing else; UserError names the key in ``where`` that does not."""
+def checked(description: Any, where: Path) -> dict[str, Any]:
+    """Return ``description`` if it is of a model and nothing else; UserError names the key in ``where`` that is not."""
     from timm import is_model
 
     try:
-        Description.model_validate(found)
+        Description.model_validate(description)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "the whole"
@@ -77,15 +77,15 @@ def checked(found: Any, where: Path) -> dict[str, Any]:
             f"weights: {where}: {key}: {first['msg']}, got {quoted(first['input'])}. It is damaged, or was not made by "
             f"mhprobe."
         ) from None
-    name = found["backbone"]["name"]
+    name = description["backbone"]["name"]
     if not is_model(name):
         raise UserError(f"weights: {where}: backbone.name: expected the name of a timm model, got {quoted(name)}.")
-    for key, value in found["backbone"].items():
+    for key, value in description["backbone"].items():
         if key not in (*OURS, *Backbone.model_fields):
             check_setting(name, key, value, where)
-    if found.get("timm") not in (None, for_timm(found)):
+    if description.get("timm") not in (None, for_timm(description)):
         raise UserError(f"weights: {where}: `timm` and `backbone` describe different models. It is damaged or forged.")
-    return found
+    return description
 
 
 def for_timm(description: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,9 +125,9 @@ def digest(description: Mapping[str, Any]) -> str:
 
 def check_setting(name: str, key: str, value: Any, where: Path) -> None:
     """UserError if a model of timm must not be given ``key=value`` on a stranger's word."""
-    known = _settings(name)
-    if key not in known:
-        close = difflib.get_close_matches(key, known, n=1)
+    settings = _settings(name)
+    if key not in settings:
+        close = difflib.get_close_matches(key, settings, n=1)
         raise UserError(
             f"weights: {where}: backbone.{quoted(key)} is refused: it is no size or switch of {name} (it may name a "
             f"file or an address).{f' Was it {close[0]}?' if close else ''}"

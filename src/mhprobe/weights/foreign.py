@@ -40,30 +40,30 @@ def load_foreign(model: nn.Module, path: str | Path, where: str, new_classifier:
     Raises UserError for a file that is missing, damaged or holds code, and for keys or shapes that do not fit.
     """
     path = Path(path)
-    found, own = read_state(path, where), model.state_dict()
+    weights, tensors = read_state(path, where), model.state_dict()
     with untold("timm.layers", logging.WARNING):  # load_foreign says in its own line what was resampled
-        state = _fitting(found, model)
-    shapes = {key: (tuple(state[key].shape), tuple(own[key].shape)) for key in own if key in state}
+        state = _fitting(weights, model)
+    shapes = {key: (tuple(state[key].shape), tuple(tensors[key].shape)) for key in tensors if key in state}
     wrong = {key: pair for key, pair in shapes.items() if pair[0] != pair[1]}
-    missing, extra = [key for key in own if key not in state], [key for key in state if key not in own]
-    if (fits := len(own) - len(wrong) - len(missing)) < len(own) / 2:
+    missing, extra = [key for key in tensors if key not in state], [key for key in state if key not in tensors]
+    if (fits := len(tensors) - len(wrong) - len(missing)) < len(tensors) / 2:
         raise UserError(
-            f"{where}: {path} is of another architecture: {fits} of the {len(own)} tensors of this "
-            f"{type(model).__name__} are in it. It has {_some(list(found))}. Give the backbone's name and sizes that "
+            f"{where}: {path} is of another architecture: {fits} of the {len(tensors)} tensors of this "
+            f"{type(model).__name__} are in it. It has {_some(list(weights))}. Give the backbone's name and sizes that "
             f"it was trained with."
         )
-    changes = _changed(found, state, own)
+    changes = _changed(weights, state, tensors)
     layer = f"{_classifier_name(model)}."
-    classifier = {key for key in own if key.startswith(layer)}
+    classifier = {key for key in tensors if key.startswith(layer)}
     if not classifier:
         extra = [key for key in extra if not key.startswith(layer)]  # a feature extractor needs none
     if {*wrong, *missing} <= classifier and not extra and {*wrong, *missing}:
         theirs = f"{next(iter(wrong.values()))[0][0]} classes" if wrong else ""
         if not new_classifier:
             raise UserError(
-                f"{where}: {path} fits but for its classifier: the data has {len(own[min(classifier)])} classes, the "
-                f"file {f'one for {theirs}' if wrong else 'none'}. Train a new one (mhprobe.train), or use the data "
-                f"that it was trained on."
+                f"{where}: {path} fits but for its classifier: the data has {len(tensors[min(classifier)])} classes, "
+                f"the file {f'one for {theirs}' if wrong else 'none'}. Train a new one (mhprobe.train), or use the "
+                f"data that it was trained on."
             )
         lost = f"the classifier for {theirs} does not fit this data" if wrong else "it has no classifier"
         changes.append(f"{lost}, a new one begins")
@@ -75,8 +75,8 @@ def load_foreign(model: nn.Module, path: str | Path, where: str, new_classifier:
         raise UserError(f"{where}: {path} does not fit: {differences}.")
     if changes:
         log.warning("%s: %s: %s.", where, path, "; ".join(changes))
-    fitting = {key: value for key, value in state.items() if key in own and value.shape == own[key].shape}
-    model.load_state_dict(own | in_float32(fitting))
+    fitting = {key: value for key, value in state.items() if key in tensors and value.shape == tensors[key].shape}
+    model.load_state_dict(tensors | in_float32(fitting))
 
 
 def in_float32(state: Mapping[str, Tensor]) -> State:
@@ -100,19 +100,19 @@ def read_state(path: Path, where: str) -> State:
     """The state dict in a file, whatever key it is under. UserError as in ``load_foreign``."""
     if not path.is_file():
         raise UserError(f"{where}: no file {path}.")
-    found = _read(path, where)
+    state = _read(path, where)
     # of a state dict most values are tensors: Lightning's gates and metrics keep other things beside them
-    while isinstance(found, Mapping) and sum(isinstance(part, Tensor) for part in found.values()) <= len(found) / 2:
-        key = next((key for key in HOLDERS if isinstance(found.get(key), Mapping)), None)
+    while isinstance(state, Mapping) and sum(isinstance(part, Tensor) for part in state.values()) <= len(state) / 2:
+        key = next((key for key in HOLDERS if isinstance(state.get(key), Mapping)), None)
         if key is None:
             raise UserError(
-                f"{where}: {path} holds no state dict: it has {_some([str(key) for key in found])}, expected tensors "
+                f"{where}: {path} holds no state dict: it has {_some([str(key) for key in state])}, expected tensors "
                 f"by name, or such a dict under {', '.join(HOLDERS)}."
             )
-        found = found[key]
-    if not isinstance(found, Mapping):
-        raise UserError(f"{where}: {path} holds a {type(found).__name__}, expected tensors by name (a state dict).")
-    return {str(key): value for key, value in found.items() if isinstance(value, Tensor)}
+        state = state[key]
+    if not isinstance(state, Mapping):
+        raise UserError(f"{where}: {path} holds a {type(state).__name__}, expected tensors by name (a state dict).")
+    return {str(key): value for key, value in state.items() if isinstance(value, Tensor)}
 
 
 def _read(path: Path, where: str) -> Any:
@@ -133,32 +133,32 @@ def _read(path: Path, where: str) -> Any:
 
 def _fitting(state: State, model: nn.Module) -> State:
     """Return ``state`` under the model's own names, if need be in timm's translation."""
-    own = model.state_dict()
-    plain = _without_prefix(state, set(own))
+    tensors = model.state_dict()
+    plain = _without_prefix(state, set(tensors))
     translate = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
-    if translate is None or (plain.keys() == own.keys() and _hits(plain, own) == len(own)):
+    if translate is None or (plain.keys() == tensors.keys() and _hits(plain, tensors) == len(tensors)):
         return plain
     try:
         translated = translate(dict(plain), model)
     except Exception:  # it looks for names of other projects' files; whatever it misses is reported as it is
         return plain
-    return translated if _hits(translated, own) >= _hits(plain, own) else plain
+    return translated if _hits(translated, tensors) >= _hits(plain, tensors) else plain
 
 
-def _hits(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> int:
-    return sum(key in state and state[key].shape == value.shape for key, value in own.items())
+def _hits(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> int:
+    return sum(key in state and state[key].shape == value.shape for key, value in tensors.items())
 
 
-def _changed(found: State, state: State, own: State) -> list[str]:
+def _changed(weights: State, state: State, tensors: State) -> list[str]:
     """Sentences on what was done to the weights of a file to fit the model: another precision, another grid."""
     changes = []
     floats = [value.dtype for value in state.values() if value.is_floating_point()]
     if narrow := {str(kind).removeprefix("torch.") for kind in floats if kind.itemsize < 4}:
         changes.append(f"its {' and '.join(sorted(narrow))} weights become float32")
-    before = {key.rpartition(".")[2]: tuple(value.shape) for key, value in found.items()}
+    before = {key.rpartition(".")[2]: tuple(value.shape) for key, value in weights.items()}
     for key, value in state.items():
         old = before.get(key.rpartition(".")[2])
-        if "." not in key and key in own and old not in (None, tuple(value.shape)):  # the model's own: positions
+        if "." not in key and key in tensors and old not in (None, tuple(value.shape)):  # the model's own: positions
             changes.append(f"{key} {old} is resampled to {tuple(value.shape)}")
     return changes
 
@@ -176,8 +176,8 @@ def _without_prefix(state: State, names: set[str]) -> State:
 
 
 def _classifier_name(model: nn.Module) -> str | None:
-    found = family_of(model).classifier(model)
-    return next((name for name, module in model.named_modules() if module is found), None)
+    classifier = family_of(model).classifier(model)
+    return next((name for name, module in model.named_modules() if module is classifier), None)
 
 
 def _some(keys: list[str]) -> str:

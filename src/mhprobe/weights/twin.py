@@ -44,8 +44,8 @@ class RandomTwin:
             )
         self.model, self.twin = model, twin.eval()
         # vectors that multiply, of one number that lets nearly nothing through
-        vectors = [(n, each) for n, each in twin.named_parameters() if each.dim() == 1 and not n.endswith("bias")]
-        self.shut = [name for name, each in vectors if (each == each[0]).all() and abs(each[0].item()) < SHUT]
+        vectors = [(n, weight) for n, weight in twin.named_parameters() if weight.dim() == 1 and not n.endswith("bias")]
+        self.shut = [name for name, weight in vectors if (weight == weight[0]).all() and abs(weight[0].item()) < SHUT]
 
     def __call__(self) -> nn.Module:
         """The twin where the network is now, with its scales; a line says so where it takes any."""
@@ -54,6 +54,6 @@ class RandomTwin:
             for name in self.shut:
                 self.twin.get_parameter(name).copy_(self.model.get_parameter(name))
         if self.shut:
-            said = "control: the random network has this network's scales of residual branches, which start at about 0"
-            log.info("%s (%s and %d more)", said, self.shut[0], len(self.shut) - 1)
+            note = "control: the random network has this network's scales of residual branches, which start at about 0"
+            log.info("%s (%s and %d more)", note, self.shut[0], len(self.shut) - 1)
         return self.twin
