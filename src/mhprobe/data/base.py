@@ -213,10 +213,10 @@ class ImageData(L.LightningDataModule):
                 vars(other).pop(name, None)
         return other
 
-    def unlimited(self) -> Self:
-        """The same settings without limits: all images of every split."""
+    def limited(self, **limits: int | None) -> Self:
+        """The same settings with other limits, by split; None: all of its images."""
         other = self.of_source(self.source)
-        other.limits = dict.fromkeys(self.limits)
+        other.limits = {**self.limits, **limits}
         return other
 
     def prepare_data(self) -> None:

@@ -3,7 +3,6 @@
 Shapes: A heads of all sites, M masks, n images, R paths of S steps.
 """
 
-import copy
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
@@ -162,11 +161,9 @@ class Untrained(Evidence):
 
 def _of_fewer(material: Material, split: str, images: int) -> Material:
     """The same with at most so many images of a split, equally many of every class."""
-    data = material.data
-    if images >= data.sizes[split]:
+    if images >= material.data.sizes[split]:
         return material
-    fewer = data.of_source(data.source)
-    fewer.limits = {**copy.copy(data.limits), split: images}
+    fewer = material.data.limited(**{split: images})
     return dataclasses.replace(material, data=fewer, measurements=Measurements(), facts={})
 
 
