@@ -78,7 +78,8 @@ def material_of(toy: Toy, train: Batch, test: Batch, at_once: int) -> SimpleName
             yield Batch(whole.images[part], whole.labels[part], part, whole.valid[part])
 
     toy.device = torch.device("cpu")
-    data = SimpleNamespace(sizes={"train": len(train.images), "test": len(test.images)}, batches=batches)
+    sizes = {"train": len(train.images), "test": len(test.images)}
+    data = SimpleNamespace(sizes=sizes, batches=batches, eval_batch_size=len(train.images))
     kept = dict(walk=lambda: lambda: [test], kept=lambda about, find: find(), seed=0, first=False)
     return SimpleNamespace(model=toy, data=data, **kept)
 
@@ -108,6 +109,28 @@ def test_a_step_sees_its_images_however_many_of_them_data_give_at_once():
     assert gates(8, 8) == gates(8, 3) != gates(4, 3)  # the control: steps of other images have other gates
     with pytest.raises(mhprobe.UserError, match=r"^batch_size: expected a whole number of at least 1, got 0"):
         gates(0, 3)
+
+
+def test_a_step_of_many_images_takes_the_memory_of_a_few_and_has_the_slope_of_all():
+    images, labels, most = images_for(tiny_vit(), 8), torch.arange(8) % 2, []
+
+    class Counting(Toy):
+        def forward(self, images):
+            most.append(len(images))
+            return super().forward(images)
+
+    def starts(labels, **more) -> torch.Tensor:
+        most.clear()
+        options = dict(weight=0.01, steps=5, start_steps=2, **more)
+        return causal_gates(Counting([0.6, 0.0, -0.6] * 2), lambda epoch: [(images, labels)], **options)["start"]
+
+    whole = starts(labels)
+    assert max(most) == 8
+    torch.testing.assert_close(starts(labels, at_once=3), whole, rtol=0, atol=1e-6)  # float32 sums in another order
+    assert max(most) == 3
+    uneven = torch.tensor([0, 0, 0, 0, 0, 0, 1, 1])  # its last part weighs less: a mean of means would tell
+    torch.testing.assert_close(starts(uneven, at_once=6), starts(uneven), rtol=0, atol=1e-6)
+    assert (starts(uneven, at_once=6) - whole).abs().max() > 1e-3
 
 
 def test_roles_from_the_two_gates():

@@ -128,8 +128,8 @@ class ViT(Tokens):
     def direct_path(cls, model: Any) -> DirectPath:
         odd = next((type(block).__name__ for block in model.blocks if type(block) is ResPostBlock), None)
         if odd is not None or units.other_forward(model, VisionTransformer):
-            norm = odd and f"a norm stands behind the heads of a {odd}"
-            reason = norm or f"{type(model).__name__} has its own forward"
+            apart = f"{type(model).__name__} has its own forward"
+            reason = f"a norm stands behind the heads of a {odd}" if odd else apart
             raise UserError(f"logit_attribution: the write of a head cannot be traced to the logits: {reason}.")
         units.linear_pool(model.global_pool)
         return DirectPath(

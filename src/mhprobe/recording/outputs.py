@@ -1,5 +1,6 @@
 """The output of a model as one tensor, and the scalar that gradients are of: loss, a logit, or features' length."""
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
@@ -87,23 +88,29 @@ def objective(logits: Tensor, labels: Tensor | None, of: str) -> Tensor:
 
 
 def gate_slope(
-    model: nn.Module, gates: HeadGates, values: Tensor, images: Tensor, labels: Tensor | None, of: Of = "loss"
+    model: nn.Module,
+    gates: HeadGates,
+    values: Tensor,
+    parts: Iterable[tuple[Tensor, Tensor | None]],
+    of: Of = "loss",
 ) -> Tensor:
     """(A,) float64 slope of the mean objective along the gates at ``values`` (A,), which they keep.
 
-    images: B of them, or none; the mean is over those of all ranks. ``model`` is being inspected.
+    parts: images and labels of one forward pass each, or none; the mean is over all images of all ranks. ``model`` is
+    being inspected.
     """
     leaf, learnable = gates.values, gates.values.requires_grad
     sums = torch.zeros(len(leaf) + 1, dtype=torch.float64, device=leaf.device)
     with torch.no_grad():
         leaf.copy_(values)
-    if len(images):
-        leaf.requires_grad_(True)
-        try:
-            total = objective(logits_of(model(images)), labels, of).sum()
-            sums[:-1] = torch.autograd.grad(total, [leaf])[0]
-        finally:
-            leaf.requires_grad_(learnable)
-        sums[-1] = len(images)
+    leaf.requires_grad_(True)
+    try:
+        for images, labels in parts:
+            if len(images):
+                total = objective(logits_of(model(images)), labels, of).sum()
+                sums[:-1] += torch.autograd.grad(total, [leaf])[0]
+                sums[-1] += len(images)
+    finally:
+        leaf.requires_grad_(learnable)
     ranks.total(sums)
     return sums[:-1] / sums[-1]

@@ -62,7 +62,9 @@ def causal_roles(material: Material, batch_size: int = 500, **options: Any) -> d
 
     steps = options["start_steps"] + 2 * options["steps"]
     with progress("fitting gates", steps, "steps", material.first) as done:
-        columns = causal_gates(model, batches, **options, step=lambda: done(1), keep=keep)
+        columns = causal_gates(
+            model, batches, **options, at_once=data.eval_batch_size, step=lambda: done(1), keep=keep
+        )
     role = columns["role"]
     chosen = {"necessary": role == 0, "not_interfering": role != ROLES.index("interfering")}
     metrics: dict[str, float] = {f"causal/{name}": int((role == i).sum()) for i, name in enumerate(ROLES)}
@@ -87,6 +89,7 @@ def causal_gates(
     start_steps: int = 50,
     lr: float = 0.2,
     threshold: float = 0.5,
+    at_once: int | None = None,
     step: Callable[[], None] = lambda: None,
     keep: Callable[[str, Callable[[], Tensor]], Tensor] = lambda fit, find: find(),
 ) -> dict[str, Tensor]:
@@ -95,8 +98,8 @@ def causal_gates(
     batches: starts epoch 0, 1, ... of shuffled (images, labels). Each process gets its share of every batch, which may
     be none, and all get the gates of one process. weight: nats per unit of a head's logit. steps: of each of the two
     fits; start_steps: of the first one. lr: Adam's, on logits, falling linearly to 0. threshold: open gates are above
-    it. step: called after each step. keep: called with the name of a fit and a function that finds its logits (A,),
-    which it may have from before.
+    it. at_once: images of one forward pass; None: all of a step. step: called after each step. keep: called with the
+    name of a fit and a function that finds its logits (A,), which it may have from before.
 
     Columns, each (A,): role, an index into ROLES (unsettled: open at a price but closed for a reward; closed: factor 0,
     and NaN in the other columns); plus and minus, the gates under +L1 and -L1; start, those of the first fit; and the
@@ -112,7 +115,7 @@ def causal_gates(
 
     def fit(name: str, begin: Tensor, price: float, count: int) -> Tensor:
         part = itertools.islice(stream, count)
-        logits = keep(name, lambda: _fit(model, gates, factors, begin, part, price, lr, count, step))
+        logits = keep(name, lambda: _fit(model, gates, factors, begin, part, price, lr, count, at_once, step))
         for _ in part:  # skip the images of a fit that was kept
             step()
         return logits.to(begin)
@@ -146,6 +149,7 @@ def _fit(
     price: float,
     lr: float,
     count: int,
+    at_once: int | None,
     step: Callable[[], None],
 ) -> Tensor:
     """(A,) logits after ``count`` steps from ``begin``. factors: (A,), multiplied by the gates."""
@@ -154,7 +158,8 @@ def _fit(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: 1 - done / max(1, count))
     for images, labels in batches:
         gate = logits.sigmoid()
-        slope = gate_slope(model, gates, factors * gate, images, labels).to(logits)
+        parts = zip(*(part.split(at_once or max(1, len(images))) for part in (images, labels)), strict=True)
+        slope = gate_slope(model, gates, factors * gate, parts).to(logits)
         logits.grad = slope * factors * gate * (1 - gate) + price * (logits.abs() < CLIP)
         optimizer.step()
         schedule.step()

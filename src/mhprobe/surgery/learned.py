@@ -68,11 +68,7 @@ class LearnedGates:
                 noise = torch.rand(len(factors), generator=draw, dtype=torch.float64).clamp(EPS, 1 - EPS).logit()
                 gate = relaxed.sample(log_alpha, noise)
                 shown = torch.randperm(len(images.chosen), generator=draw)[: self.batch]
-                slopes = [
-                    gate_slope(model, gates, factors * gate.detach(), part, labels, images.of) * len(part)
-                    for part, labels in images.sloped(shown)
-                ]
-                slope = torch.stack(slopes).sum(0).cpu() / len(shown)
+                slope = gate_slope(model, gates, factors * gate.detach(), images.sloped(shown), images.of).cpu()
                 left = 1 - (cost_A * (1 - relaxed.p_open(log_alpha))).sum()
                 loss = (slope * factors * gate).sum() + price.price(left, share, step / self.steps)
                 optimizer.zero_grad()
