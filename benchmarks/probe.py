@@ -15,7 +15,8 @@ from benchmarks.harness.models import small_vit
 from benchmarks.harness.size import Size
 from benchmarks.harness.timing import Ratio, single
 from mhprobe.data.batch import Batch
-from mhprobe.heads import Ablation, Patching
+from mhprobe.heads import KINDS, Ablation, Patching
+from mhprobe.measures.fisher import Fisher
 from mhprobe.recording.measuring import needs_of
 from mhprobe.recording.record import forward_equivalents
 
@@ -29,6 +30,10 @@ def run(size: Size) -> Iterator[Ratio]:
     masked = forward_equivalents(model, batch, needs) - passes
     yield single("all measures, without ablation: operations / forward", passes, "<= 6", f"{len(MEASURES)} measures")
     yield single("  beside it: masked passes of ablation / forward", masked)
+    both = small_vit(size.pick(2, 6)).eval()
+    needs = Fisher(mhprobe.attach(both, units=KINDS).layout).needs
+    whole = forward_equivalents(both, batch, needs) / 3  # a training step's pass: one forward, two backward
+    yield single("choosing among heads and neurons, Fisher information: forward-backward passes", whole, "<= 3")
     names = size.pick(MEASURES[:2], MEASURES)
     yield from _memory(names, size.pick(20, 500, 1_000), size.pick(40, 2_500, 10_000), size.pick(20, 100))
 
