@@ -178,8 +178,8 @@ def test_one_photograph_says_nothing_beyond_itself():
 
 
 def test_a_function_that_is_marked_is_a_rule(monkeypatch):
+    monkeypatch.setattr(module, "_rules", {**module._rules})
     known = by_hand(torch.tensor([3.0, 9.0]), 10.0)
-    more = answers("how many heads there are")(lambda facts: Sentence(f"There are {facts.layout.num_heads} heads."))
     assert not any("There are" in each.text for each in sentences(known))
-    monkeypatch.setattr(module, "more", more, raising=False)
+    answers("how many heads there are")(lambda facts: Sentence(f"There are {facts.layout.num_heads} heads."))
     assert "There are 2 heads." in [each.text for each in sentences(known)]

@@ -564,3 +564,19 @@ def test_numbers_are_rounded_as_people_write_them(tmp_path):
     run = read_run(tmp_path)
     (line,) = words.glance(atlas.heads(run), atlas.measures(run))
     assert line["high"].endswith("120 (120 to 120)") and line["low"].endswith("100 (100 to 100)")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "reason"),
+    [("heads_masked", "7", "column masked names 2, heads_masked says 7"), ("accuracy", "1.798", "accuracy is 1.798")],
+)
+def test_a_curve_that_contradicts_itself_is_not_shown(tmp_path, column, value, reason):
+    """The same run unchanged is read whole."""
+    path = make_run(tmp_path / "run") / "tables" / "masking_curves.csv"
+    assert not read_run(tmp_path / "run").unread
+    header, *rows = [line.split(",") for line in path.read_text().splitlines()]
+    at, masked = header.index(column), header.index("masked")
+    next(cells for cells in rows if len(cells[masked].split()) == 2)[at] = value
+    path.write_text("\n".join(",".join(cells) for cells in [header, *rows]) + "\n")
+    run = read_run(tmp_path / "run")
+    assert not run.rows("curves") and any(reason in problem for problem in run.unread)

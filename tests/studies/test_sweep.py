@@ -87,7 +87,6 @@ def swept(tmp_path) -> Path:
 
 
 def test_runs_come_side_by_side_with_what_tells_them_apart(swept):
-    assert [run.whole for run in sweep.collect(swept)] == [0.93, 0.93]
     paths = sweep.write(swept)
     assert {path.name for path in paths} >= {"sweep.csv", "sweep.png", "survivors.csv", "survivors.png"}
     rows = runs.rows(swept / "tables" / "sweep.csv")
@@ -207,19 +206,24 @@ def test_a_folder_without_such_runs_and_a_damaged_one_are_refused(swept, tmp_pat
         sweep.write(swept)
 
 
-def test_a_strangers_runs_are_read_as_data(swept, tmp_path):
-    """No link is followed, no pipe is waited for, and whatever the weights' JSON is, it gives a number or nothing."""
+def test_a_strangers_runs_are_read_as_data(swept, tmp_path, monkeypatch):
+    """No link is followed, and no path that a run names: the weights of the whole network are the caller's to name."""
     gates = swept / "0" / "tables" / "gates.csv"
     elsewhere = gates.rename(tmp_path / "elsewhere.csv")
     gates.symlink_to(elsewhere)
     with pytest.raises(UserError, match=r"sweep: .*0 is damaged \(tables/gates\.csv: a link, which is not followed\)"):
         sweep.write(swept)
     gates.unlink(), elsewhere.rename(gates)
-    beside = tmp_path / "whole.json"
-    for text in ("[1]", '{"made": 3}', '{"made": {"data": "x", "test/accuracy": "a"}}', "{"):
+    beside, drawn = tmp_path / "whole.json", []
+    monkeypatch.setattr(pruned, "retained", lambda *given: drawn.append(given[3]))
+    sweep.write(swept), sweep.write(swept, whole=beside.with_suffix(".safetensors"))
+    assert drawn == [None, 0.93]
+    for text in ("[1]", '{"made": 3}', '{"made": {"data": "x", "test/accuracy": "a"}}', '{"made": {"data": "y"}}', "{"):
         beside.write_text(text)
-        assert [run.whole for run in sweep.collect(swept)] == [None, None]
+        with pytest.raises(UserError):
+            sweep.write(swept, whole=beside.with_suffix(".safetensors"))
     beside.unlink(), os.mkfifo(beside)
-    assert [run.whole for run in sweep.collect(swept)] == [None, None]
+    with pytest.raises(UserError, match=r"not an ordinary file"):
+        sweep.write(swept, whole=beside.with_suffix(".safetensors"))
     (swept / "3").symlink_to(swept / "1")
     assert [run.name for run in sweep.collect(swept)] == ["1", "0"]

@@ -15,6 +15,6 @@ def effect(of: Evidence) -> Estimate:
     last = max((int(row["epoch_b"]) for row in rows), default=0)
     early = [row for row in rows if row["epoch_b"] == last and 4 * (row["epoch_a"] + 1) <= last + 1]
     if not early:
-        raise UserError("the training scored no heads in its first quarter; give one with +callback=settling.")
+        raise UserError("the training scored no heads in its first quarter; give one with the callback settling.")
     latest = max(early, key=lambda row: row["epoch_a"])
     return rank_correlation(float(latest["spearman"]), of.layout.num_heads).beyond(0.5)

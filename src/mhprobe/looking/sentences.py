@@ -148,16 +148,19 @@ class Rule(NamedTuple):
     question: str
 
 
+_rules: dict[str, Rule] = {}  # by question, in the order of this file
+
+
 def answers(question: str) -> Callable[[Callable[[Facts], Sentence | None]], Rule]:
     """Make a rule of a function."""
-    return lambda tell: Rule(tell, question)
+    return lambda tell: _rules.setdefault(question, Rule(tell, question))
 
 
 def sentences(facts: Facts) -> list[Sentence]:
     """Return the sentences of all rules, and a last one on undecided heads and missing facts."""
     replies: list[Sentence] = []
     silent: list[str] = []
-    for rule in [value for value in globals().values() if isinstance(value, Rule)]:
+    for rule in _rules.values():
         try:
             replies += filter(None, [rule.tell(facts)])
         except UserError as error:

@@ -39,8 +39,8 @@ Metric = Literal["logit_difference", "log_likelihood"]
 Estimate = Literal["exact", "atp", "graddrop"]
 
 
-class Run(NamedTuple):
-    """One of the two runs of a patching.
+class Pass(NamedTuple):
+    """One of the two forward passes of a patching.
 
     images: (B, ...). heads: per site (B or windows, T, H * D), before the gates. logits: (B, C).
     """
@@ -51,7 +51,7 @@ class Run(NamedTuple):
 
 
 @torch.inference_mode(False)  # Lightning evaluates inside, where nothing has slopes
-def patched(model: nn.Module, clean: Run, labels: Tensor | None, objects: Tensor | None, need: Patching) -> Patched:
+def patched(model: nn.Module, clean: Pass, labels: Tensor | None, objects: Tensor | None, need: Patching) -> Patched:
     """Effects of one batch. clean: the run on the images themselves.
 
     Raises UserError without labels, for unknown options, and for pairs that cannot be made (see ``twins``).
@@ -100,7 +100,7 @@ class _Metric(NamedTuple):
 class _Ran(NamedTuple):
     """A run; its logits in a graph, if it has one; taps and drop for its slopes."""
 
-    run: Run
+    run: Pass
     logits: Tensor
     taps: Taps
     drop: "_Drop"
@@ -112,11 +112,11 @@ def _run(model: nn.Module, images: Tensor, sloped: bool) -> _Ran:
         if sloped:
             drop.watch(taps.backbone, layout)
         logits = logits_of(model(images))
-    return _Ran(Run(images, taps.heads, logits.detach()), logits, taps, drop)
+    return _Ran(Pass(images, taps.heads, logits.detach()), logits, taps, drop)
 
 
 def _from_slopes(
-    gates: HeadGates, base: _Ran, source: Run, metric: _Metric, sign: int, graddrop: bool
+    gates: HeadGates, base: _Ran, source: Pass, metric: _Metric, sign: int, graddrop: bool
 ) -> dict[str, Tensor]:
     """(B, A) each: "atp", and "graddrop" if it is wanted."""
     layout, images = gates.layout.of("head"), len(base.logits)

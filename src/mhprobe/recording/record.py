@@ -24,7 +24,7 @@ from mhprobe.recording.checks import check_batch, check_labels, check_model, siz
 from mhprobe.recording.direct import direct_logits
 from mhprobe.recording.lrp import relevances
 from mhprobe.recording.outputs import UNLABELLED, Of, logits_of, objective, refuse_features
-from mhprobe.recording.patching import Run, patched
+from mhprobe.recording.patching import Pass, patched
 from mhprobe.recording.replay import masked_logits
 from mhprobe.recording.state import inspecting, usable
 from mhprobe.recording.taps import Taps
@@ -74,7 +74,7 @@ def record(
             refuse_features(model, of)
             grad, attn_grad = taps.slopes(objective(logits, labels, of).sum())
     count, z, family = len(images), _per_head(layout, taps.heads, len(images)), family_of(taps.backbone)
-    clean = Run(images, taps.heads, logits.detach())
+    clean = Pass(images, taps.heads, logits.detach())
     relevant = {need: relevances(model, images, labels, need) for need in needs if isinstance(need, Relevance)}
     return HeadBatch(
         z=z,

@@ -45,7 +45,7 @@ class Settling(L.Callback):
         shares: Sequence[float] = SHARES,
     ) -> None:
         if not shares or not all(0 < share <= 1 for share in shares):
-            raise UserError(f"settling.shares: expected shares of the heads above 0 and up to 1, got {list(shares)}.")
+            raise UserError(f"shares: expected shares of the heads above 0 and up to 1, got {list(shares)}.")
         self.report, self.measure = report, measure
         self.every_n_epochs, self.shares = every_n_epochs, tuple(shares)
         self.rows: list[dict[str, Any]] = []

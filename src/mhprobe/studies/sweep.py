@@ -38,7 +38,7 @@ class Gates(NamedTuple):
         return len(self.kept)
 
 
-class Run(NamedTuple):
+class GatedRun(NamedTuple):
     """One finished run: its folder's name, the settings that differ from other runs, its numbers and its gates."""
 
     name: str
@@ -46,11 +46,10 @@ class Run(NamedTuple):
     metrics: dict[str, float]
     gates: Gates
     description: dict[str, Any]
-    whole: float | None  # test accuracy of the weights it began with, if they have it
     images: str | None  # digest of its test images, if it kept which were right
 
 
-def collect(folder: Path) -> list[Run]:
+def collect(folder: Path) -> list[GatedRun]:
     """Read the finished runs with learned gates below ``folder``, fewest heads first. UserError if there are none."""
     runs = [run for job in jobs(folder) if (run := _read(job))]
     if not runs:
@@ -63,7 +62,7 @@ def collect(folder: Path) -> list[Run]:
     return sorted(runs, key=lambda run: run.metrics["gates/kept"])
 
 
-def table(runs: Sequence[Run]) -> Table:
+def table(runs: Sequence[GatedRun]) -> Table:
     settings, metrics = list(dict.fromkeys(key for run in runs for key in run.settings)), (*METRICS, "test/images")
     columns = ["run", *settings, *(name.removeprefix("gates/") for name in metrics)]
     values = [
@@ -76,12 +75,12 @@ def write(
     folder: Path,
     probe: Path | None = None,
     style: str = "screen",
-    whole: float | None = None,
+    whole: float | Path | None = None,
     origin: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Path]:
     """Write tables and figures of the sweep in ``folder``; return their files. origin: as in ``style.save``.
 
-    probe: a probed run of the whole model. whole: its test accuracy; None for that of the weights or of ``probe``.
+    probe: a probed run of the whole model. whole: its test accuracy, or its weights; None for that of ``probe``.
     """
     from mhprobe.report.figures import pruned
     from mhprobe.report.report import Report, Result, Sample
@@ -90,9 +89,9 @@ def write(
     first = runs[0]
     chance = 1 / max(1, len(first.description.get("class_names", ())))
     right = None if probe is None else runs_of.read_run(probe).outcomes()
-    same = right is not None and right.images == first.images
-    probed = float(right.right.double().mean()) if right is not None and same else None
-    whole = next((accuracy for accuracy in (whole, first.whole, probed) if accuracy is not None), None)
+    if whole is None and right is not None and right.images == first.images:
+        whole = float(right.right.double().mean())
+    whole = _whole(whole, first.description) if isinstance(whole, Path) else whole
     images, heads = int(first.metrics["test/images"]), int(first.metrics["gates/heads"])
     report = Report(folder, style=style)
     report.origin, report.data, report.images = origin, first.description.get("data", ""), Sample(images, "test")
@@ -104,7 +103,7 @@ def write(
     return report.add("sweep", retained) + report.add("survivors", kept)
 
 
-def survivors_of(runs: Sequence[Run], probe: Path | None = None) -> list[Survivors]:
+def survivors_of(runs: Sequence[GatedRun], probe: Path | None = None) -> list[Survivors]:
     """Count the heads that each run keeps, by group; with ``probe`` also by function. UserError for two models."""
     first = runs[0].gates
     for other in (run.gates for run in runs):
@@ -139,7 +138,7 @@ def _table(run: runs_of.Run, name: str) -> Path | None:
     return run.files.path(f"tables/{name}.csv", 100 * MB) if name in run.tables else None
 
 
-def _read(folder: Path) -> Run | None:
+def _read(folder: Path) -> GatedRun | None:
     """Read a run; None for one that is not finished, or has no learned gates."""
     run = runs_of.read_run(folder)
     right = run.outcomes()
@@ -158,21 +157,16 @@ def _read(folder: Path) -> Run | None:
     gates = gates._replace(kept=read_kept(path, gates, "sweep").tolist(), groups=groups)
     if not set(METRICS) <= set(metrics):
         return None
-    whole, images = _whole(settings.get("weights"), run.model), None if right is None else right.images
-    return Run(folder.name, settings, metrics, gates, run.model, whole, images)
+    return GatedRun(folder.name, settings, metrics, gates, run.model, None if right is None else right.images)
 
 
-def _whole(weights: str | None, description: dict[str, Any]) -> float | None:
-    if not weights:
-        return None
-    beside = Path(weights).with_suffix(".json")
-    try:
-        with reading(beside.parent):
-            origin = Folder(beside.parent).json(beside.name).get("made", {})
-            same = origin.get("data") is not None and origin["data"] == description.get("made", {}).get("data")
-            return float(origin["test/accuracy"]) if same and "test/accuracy" in origin else None
-    except UserError:
-        return None
+def _whole(weights: Path, description: Mapping[str, Any]) -> float:
+    """Return the test accuracy beside weights of the whole network. UserError if there is none on the same images."""
+    with reading(weights.parent):
+        made = Folder(weights.parent).json(weights.with_suffix(".json").name).get("made", {})
+        if "test/accuracy" in made and made.get("data") == description.get("made", {}).get("data"):
+            return float(made["test/accuracy"])
+    raise UserError(f"weights: the JSON beside {weights} has no test accuracy on the images of these runs.")
 
 
 @one_line()
@@ -183,9 +177,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m mhprobe.studies.sweep", description=about)
     parser.add_argument("folder", type=Path, help="the sweep's folder, with one run in each folder below it")
     parser.add_argument("--probe", type=Path, help="a probed run of the whole model: its heads, and its accuracy")
+    parser.add_argument("--weights", type=Path, help="the whole network, for the accuracy stored beside it")
     parser.add_argument("--style", choices=["screen", "paper"], default="screen", help="of figures: paper fits columns")
     options = parser.parse_args()
-    print(*write(options.folder, options.probe, options.style, origin=origin_of_script("studies.sweep")), sep="\n")
+    origin = origin_of_script("studies.sweep")
+    print(*write(options.folder, options.probe, options.style, options.weights, origin), sep="\n")
 
 
 if __name__ == "__main__":

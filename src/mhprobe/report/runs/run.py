@@ -94,9 +94,9 @@ def _read(files: Folder) -> Run:
     network = facts.get("network")
     described = (about for name in ("model.json", "pruned.json") if (about := files.tried(files.json, name)))
     tables = {
-        name: table._replace(kind=entry.kind)  # type: ignore[arg-type]
+        name: table
         for name, entry in results.items()
-        if entry.table is not None and (table := files.tried(_table, files, entry.table)) is not None
+        if entry.table is not None and (table := files.tried(_table, files, entry.table, entry.kind)) is not None
     }
     return Run(
         files,
@@ -150,11 +150,18 @@ def measured_on(order: Any) -> str | None:
     return "test" if any(entry.table == here and entry.split == "test" for entry in results) else None
 
 
-def _table(files: Folder, name: str) -> Table:
+def _table(files: Folder, name: str, kind: Any) -> Table:
     path = files.path(name, 100 * MB)
     if path is None:
         raise ValueError(f"{name}: no such file")
-    return read_table(path)
+    table = read_table(path)._replace(kind=kind)
+    for row in table.dicts() if kind == "curves" else []:
+        masked = [] if row.get("masked") is None else str(row["masked"]).split()
+        if masked and row.get("heads_masked") != len(masked):
+            raise ValueError(f"{name}: column masked names {len(masked)}, heads_masked says {row.get('heads_masked')}")
+        if not 0 <= (row.get("accuracy") or 0) <= 1:
+            raise ValueError(f"{name}: accuracy is {row['accuracy']}, expected a share from 0 to 1")
+    return table
 
 
 def read_table(path: Path) -> Table:
