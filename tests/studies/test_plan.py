@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import re
@@ -13,7 +14,6 @@ from test_papers import settings
 
 import mhprobe
 import mhprobe.study
-from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.heads import Ablation
 from mhprobe.masking.keep_best import KeepBest
@@ -22,7 +22,7 @@ from mhprobe.masking.random import Random
 from mhprobe.measures.ablation_delta import AblationDelta
 from mhprobe.measures.entropy import Entropy
 from mhprobe.questions import plan
-from models import images_for, labels_for, tiny_vit
+from models import tiny_vit
 
 
 def looks(*needs):
@@ -73,53 +73,123 @@ def test_a_greedy_curve_asks_for_every_unit_at_every_step_and_a_random_one_for_i
     assert plan.forwards(chance, layout, None, 7, 100) == 3 * (heads + 1) * 100
 
 
+def _waits(clock, seconds: float) -> None:
+    clock[0] += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    """It stands still but for ``_waits``."""
+    now = [0.0]
+    monkeypatch.setattr(plan.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def shown(material, measure):
+    return functools.partial(plan._shown, model=material.model, measures={"it": measure})
+
+
+@pytest.mark.parametrize("material", [tiny_vit], indirect=True)
 @pytest.mark.parametrize("make", [Entropy, AblationDelta])
-def test_the_time_of_an_image_is_the_time_of_looking_at_it(make, monkeypatch):
-    """By a clock that only a walk, 0.05 s an image, and the measure, 0.02 s, set forward."""
-    model = tiny_vit()
-    measure = make(mhprobe.attach(model).layout)
-    images, labels = images_for(model, 3), labels_for(3)
-    passed = [0.0]
-    monkeypatch.setattr(plan.time, "perf_counter", lambda: passed[0])
+def test_the_time_of_measures_is_that_of_looking_at_all_images(make, material, clock, monkeypatch):
+    """A second an image: of 21 test images it is shown 8."""
+    measure = make(material.layout)
 
-    def walk():
-        for index in range(3):
-            passed[0] += 0.05
-            valid = torch.ones(1, dtype=torch.bool)
-            yield Batch(images[index : index + 1], labels[index : index + 1], torch.tensor([index]), valid)
+    def update(batch, looked=measure.update):
+        _waits(clock, len(batch.valid))
+        looked(batch)
 
-    def update(*batch, looked=measure.update):
-        passed[0] += 0.02
-        looked(*batch)
-
-    assert plan.seconds_per_image(model, {"it": measure}, walk, walk) == pytest.approx(0.05)
     monkeypatch.setattr(measure, "update", update)
-    assert plan.seconds_per_image(model, {"it": measure}, walk, walk) == pytest.approx(0.07)
+    assert plan._cost(material, shown(material, measure)) == "about 21 s"
+    assert clock == [8]
     assert measure.images == 0 or int(torch.as_tensor(measure.images)) == 0  # it has forgotten them
 
 
-def test_what_no_measure_can_look_at_has_no_estimate():
-    model = tiny_vit()
-    layout = mhprobe.attach(model).layout
+@pytest.mark.parametrize("material", [tiny_vit], indirect=True)
+def test_a_curve_is_timed_by_forward_passes_of_the_second_walk(material, clock, monkeypatch):
+    seconds = iter((100, 4))  # the first walk starts everything
+    monkeypatch.setattr(type(material.model), "forward", lambda self, images: _waits(clock, next(seconds)))
+    assert plan.forward_seconds(material) == pytest.approx(4 / 8)
 
+
+@pytest.mark.parametrize("material", [tiny_vit], indirect=True)
+def test_what_no_measure_can_look_at_has_no_estimate(material):
     class Refuses(Entropy):
         def update(self, batch):
             raise UserError("no")
 
-    one = Batch(images_for(model, 1), labels_for(1), torch.tensor([0]), torch.ones(1, dtype=torch.bool))
-    assert plan.seconds_per_image(model, {"it": Refuses(layout)}, lambda: [one], lambda: [one]) is None
+    assert plan._cost(material, shown(material, Refuses(material.layout))) == "not estimated"
 
 
 def test_the_cost_of_measures_is_said_of_both_networks(monkeypatch):
-    network, twin, sizes = object(), object(), {"test": 100}
-    material = SimpleNamespace(missing=lambda names, control: {"it": names}, model=network, twin=lambda: twin,
-                               data=SimpleNamespace(sizes=sizes))  # fmt: skip
-    for seconds, words in (
-        ({network: 1.2, twin: 0.6}, "about 2 min and about 60 s for the freshly initialised network"),
-        ({network: None, twin: None}, "not estimated"),
-    ):
-        monkeypatch.setattr(plan, "seconds_per_image", lambda model, *_, seconds=seconds: seconds[model])
-        assert plan._cost_of_measures(material, ["it"], {"test": None, "val": None}) == words
+    network, twin = object(), object()
+    costs = {network: "about 2 min", twin: "about 60 s"}
+    material = SimpleNamespace(missing=lambda names, control: {"it": names}, model=network, twin=lambda: twin)
+    monkeypatch.setattr(plan, "_cost", lambda material, ask: costs[ask.keywords["model"]])
+    words = "about 2 min and about 60 s for the freshly initialised network"
+    assert plan._cost_of_measures(material, ["it"]) == words
+    material.missing = lambda names, control: {}
+    assert plan._cost_of_measures(material, ["it"]) == "measured before"
+
+
+def looks_at_all(material, clock):
+    for batch in material.walk()():
+        _waits(clock, len(batch.images))
+    _waits(clock, 3)  # draws
+
+
+def looks_at_two_splits_side_by_side(material, clock):
+    for batch, _ in zip(material.walk(20)(), material.walk(20, "val")(), strict=True):
+        _waits(clock, len(batch.images))
+
+
+def looks_at_one_batch(material, clock):
+    _waits(clock, len(material.data.some("train", 10).images))
+
+
+def looks_at_single_images(material, clock):
+    _waits(clock, 4 * len(material.data.chosen("test", [3, 1, 2])))
+
+
+def looks_at_none(material, clock):
+    _waits(clock, 5)
+
+
+def refuses_at_the_end(material, clock):
+    looks_at_all(material, clock)
+    raise UserError("all are right")
+
+
+def refuses_at_once(material, clock):
+    raise UserError("no")
+
+
+@pytest.mark.parametrize("material", [tiny_vit], indirect=True)
+@pytest.mark.parametrize(("panel", "words", "least"), [
+    (looks_at_all, "about 24 s", 11),
+    (looks_at_two_splits_side_by_side, "about 20 s", 8),
+    (looks_at_one_batch, "about 10 s", 8),
+    (looks_at_single_images, "about 12 s", 4),
+    (looks_at_none, "not estimated", 5),
+    (refuses_at_the_end, "at least 24 s", 11),
+    (refuses_at_once, "not estimated", 0),
+])  # fmt: skip
+def test_a_figure_that_looks_at_images_itself_is_timed_on_few_of_them(material, panel, words, least, clock):
+    """A second an image: of 21 test images it is shown 8."""
+    assert plan._cost(material, lambda few: panel(few, clock) or {}) == words
+    assert clock == [least]
+
+
+def test_every_figure_that_looks_at_images_itself_has_a_time_of_its_own_in_the_plan(tmp_path, caplog):
+    kinds = "~paper.figures.judged.panel.kinds.gradient_rollout"
+    cfg = settings("vit", "rollout", tmp_path, "figures=[judged,segmentation]", kinds)
+    with caplog.at_level(logging.INFO), pytest.raises(UserError, match="no object masks"):  # of digits
+        mhprobe.study.run(cfg, tmp_path / "run")
+    lines = [record.getMessage() for record in caplog.records]
+    (line,) = (line for line in lines if "figures look at themselves" in line)
+    assert re.search(r": judged about \d+ s, segmentation not estimated; then draw", line)
+    table = (tmp_path / "run" / "tables" / "judged_areas.csv").read_text()
+    assert all(row.endswith(",40") for row in table.splitlines()[1:])  # the figure itself is of all images
 
 
 def test_figures_are_on_disk_before_what_they_do_not_need_is_measured(tmp_path, caplog, monkeypatch):
@@ -156,7 +226,8 @@ def test_figures_are_on_disk_before_what_they_do_not_need_is_measured(tmp_path, 
     )
     steps = lines[first + 1 : first + 5]
     assert re.fullmatch(r"  1\. measure svcca: about \d+ s; then draw figure_2, table_1", steps[0])
-    assert steps[1] == "  2. images that figures look at themselves: not estimated; then draw covering_map"
+    own = r"  2. images that figures look at themselves: covering_map about \d+ s; then draw covering_map"
+    assert re.fullmatch(own, steps[1])
     assert re.fullmatch(r"  3\. measure ablation_delta: about \d+ s; then draw single_heads", steps[2])
     assert re.match(r"  4\. masking curves head_max, .*: about \d+ s at most, .*; then draw figure_8", steps[3])
     assert all(lines.index(f"{key}: done") > first for key in ("figure_2", "single_heads", "figure_8"))

@@ -273,7 +273,11 @@ class ImageData(L.LightningDataModule):
 
     def some(self, split: str, count: int, device: torch.device | str = "cpu") -> Batch:
         """Return ``count`` images, evenly from all of a split, or all, as one batch, alike on every rank."""
-        return self.transform(self.stored(split, evenly(count, self.sizes[split])), train=False).to(device)
+        return self.transform(self.stored(split, self.chosen(split, count)), train=False).to(device)
+
+    def chosen(self, split: str, images: int | Sequence[int]) -> Sequence[int]:
+        """Return positions in a split: so many, evenly from all of it, or those given."""
+        return evenly(images, self.sizes[split]) if isinstance(images, int) else images
 
     def _eval_loader(self, split: str, num_workers: int, pin: bool, chosen: Any = None) -> Loader:
         images = self.splits[split]

@@ -4,23 +4,26 @@ Measures that only record come first, in one pass, then questions that look at i
 """
 
 import dataclasses
+import functools
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mhprobe import ranks
+from mhprobe.data.base import ImageData
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.heads import Ablation, HeadLayout
-from mhprobe.io.progress import duration
+from mhprobe.io.progress import duration, progress
 from mhprobe.masking.parts.curve import CurveSpec
 from mhprobe.masking.parts.units import make_units
 from mhprobe.measures.base import Measure
 from mhprobe.questions.material import Material, Panel
-from mhprobe.recording.measuring import Walk, feed
+from mhprobe.recording.measuring import feed
 
 SHARE = 50  # an estimate takes a fiftieth of the images
 FEWEST = 8  # images; with fewer the start takes most of the time
@@ -86,31 +89,56 @@ def steps(questions: Sequence[Question], measures: Mapping[str, Any]) -> list[St
 
 def lines(planned: Sequence[Step], material: Material) -> list[str]:
     """Return the steps in words, with estimated times. A collective."""
-    data, model = material.data, material.model
-    few = {split: sample(data.sizes[split], data.eval_batch_size) for split in ("val", "test")}
-    walks = {split: material.walk(count, split) for split, count in few.items()}
-    forward = forward_seconds(model, walks["test"])
-    shown = [f"plan, with times estimated from {few['test']} of {data.sizes['test']} test images:"]
+    images, forward = material.data.sizes["test"], forward_seconds(material)
+    few = sample(images, material.data.eval_batch_size)
+    shown = [f"plan, with times estimated from {few} of {images} test images:"]
     for number, step in enumerate(planned, 1):
         if step.curves:
             cost = _cost_of_curves(material, step.curves, forward)
         elif step.measures:
-            cost = _cost_of_measures(material, step.measures, walks)
+            cost = _cost_of_measures(material, step.measures)
         else:
-            cost = "not estimated"
+            with progress("estimating their time", len(step.questions), "figures", material.first) as done:
+                costs = [(one.name, _cost(material, one.ask), done(1)) for one in step.questions]
+            cost = ", ".join(f"{name} {cost}" for name, cost, _ in costs)
         shown.append(step.line(number, cost))
     return shown
 
 
-def _cost_of_measures(material: Material, names: Sequence[str], walks: Mapping[str, Walk]) -> str:
-    parts, stored = [], True
+def _cost(material: Material, ask: Callable[[Material], Any]) -> str:
+    """Return in words the time of a question, by few images of those that it asks for."""
+    few, words = Glimpse(material.data), "about"
+    began = time.perf_counter()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of so few images
+            if ranks.together(lambda: ask(dataclasses.replace(material, data=few, first=False))) is None:
+                return "not estimated"
+    except ranks.LeftAlone:
+        raise
+    except UserError:  # perhaps of so few images
+        words = "at least"
+    seconds = few.seconds_of_all(time.perf_counter() - began)
+    return "not estimated" if seconds is None else f"{words} {duration(seconds)}"
+
+
+def _cost_of_measures(material: Material, names: Sequence[str]) -> str:
+    parts = []
     for control, whose in ((False, ""), (True, " for the freshly initialised network")):
         if group := material.missing(names, control):
             model = material.twin() if control and material.twin else material.model
-            one, stored = seconds_per_image(model, group, walks["test"], walks["val"]), False
-            if one is not None:
-                parts.append(f"about {duration(one * material.data.sizes['test'] / ranks.size())}{whose}")
-    return "measured before" if stored else " and ".join(parts) or "not estimated"
+            parts.append(_cost(material, functools.partial(_shown, model=model, measures=group)) + whose)
+    return " and ".join(parts) or "measured before"
+
+
+def _shown(material: Material, model: nn.Module, measures: Mapping[str, Measure]) -> bool | None:
+    """Show the images to the measures, which forget them. None if all refuse."""
+    try:
+        refused = feed(model, measures, material.walk(), material.walk(split="val"))
+    finally:
+        for measure in measures.values():
+            measure.reset()
+    return None if len(refused) == len(measures) else True
 
 
 def _cost_of_curves(material: Material, names: Sequence[str], forward: float) -> str:
@@ -122,7 +150,40 @@ def _cost_of_curves(material: Material, names: Sequence[str], forward: float) ->
         return "not estimated"
     sizes = [material.data.sizes[split] for split in masking.splits]
     passes = sum(forwards(spec, material.layout, masking.steps, *sizes) for spec in specs)
-    return f"about {duration(passes * forward / ranks.size())} at most, less what is known from before"
+    return f"about {duration(passes * forward)} at most, less what is known from before"
+
+
+class Glimpse(ImageData):
+    """Images for an estimate: few of those that a question asks for, and the time of looking at them."""
+
+    def __init__(self, whole: ImageData) -> None:
+        vars(self).update(vars(whole))
+        self.walks: list[tuple[float, float]] = []  # seconds, and images asked for over images shown
+        self.times, self.until = 0.0, 0.0  # of images of one batch, asked for over shown; the end of the last walk
+
+    def batches(self, split: str, device: Any = "cpu", images: Tensor | int | None = None) -> Iterator[Batch]:
+        size, began = self.sizes[split], time.perf_counter()
+        asked = len(images) if isinstance(images, Tensor) else size if images is None else min(images, size)
+        few = sample(asked, self.eval_batch_size)
+        yield from super().batches(split, device, images[:few] if isinstance(images, Tensor) else few)
+        if torch.device(device).type == "cuda":
+            torch.cuda.synchronize()
+        if began >= self.until:  # not beside another walk
+            self.until = time.perf_counter()
+            self.walks.append((self.until - began, asked / max(1, few)))
+
+    def chosen(self, split: str, images: int | Sequence[int]) -> Sequence[int]:
+        positions = super().chosen(split, images)
+        few = sample(len(positions), self.eval_batch_size) if len(positions) > FEWEST else 1
+        self.times = max(self.times, len(positions) / few)
+        return positions[:few]
+
+    def seconds_of_all(self, seconds: float) -> float | None:
+        """Return the time with all images of a question that took so many ``seconds``; None if it looked at none."""
+        if not self.walks and not self.times:
+            return None
+        inside = sum(took for took, _ in self.walks)
+        return sum(took * times for took, times in self.walks) + max(1.0, self.times) * (seconds - inside)
 
 
 def sample(images: int, batch_size: int) -> int:
@@ -130,32 +191,15 @@ def sample(images: int, batch_size: int) -> int:
     return min(images, batch_size, max(FEWEST, images // SHARE))
 
 
-def seconds_per_image(model: nn.Module, measures: Mapping[str, Measure], walk: Walk, select: Walk) -> float | None:
-    """Return the time of measures per image, in seconds; None if all refuse. Resets the measures. A collective."""
-    began = time.perf_counter()
-    try:
-        refused = feed(model, measures, walk, select)
-        _wait(model)
-    except UserError:
-        return None
-    finally:
-        took = time.perf_counter() - began
-        for measure in measures.values():
-            measure.reset()
-    return None if len(refused) == len(measures) else took / _images(walk())
-
-
-def forward_seconds(model: nn.Module, walk: Walk) -> float:
-    """Return the time of a forward pass per image, in seconds, in the second of two walks."""
-    took = 0.0
+def forward_seconds(material: Material) -> float:
+    """Return the time of a forward pass per test image, in seconds, in the second of two walks."""
+    few, model = Glimpse(material.data), material.model
     with torch.inference_mode():
         for _ in range(2):
-            began = time.perf_counter()
-            for batch in walk():
+            for batch in few.batches("test", model.device):
                 model(batch.images)
-            _wait(model)
-            took = time.perf_counter() - began
-    return took / _images(walk())
+    seconds, times = few.walks[-1]
+    return seconds * times / few.sizes["test"]
 
 
 def forwards(spec: CurveSpec, layout: HeadLayout, steps: int | None, select: int, test: int) -> int:
@@ -166,17 +210,6 @@ def forwards(spec: CurveSpec, layout: HeadLayout, steps: int | None, select: int
     tried = sum(len(units) - step for step in range(length)) if hasattr(spec.order, "search") else 0
     reported = (length + 1) * getattr(spec.order, "repeats", 1)
     return tried * select + reported * (test + (select if spec.order.searches else 0))
-
-
-def _wait(model: nn.Module) -> None:
-    """Wait until the device of the model has finished its work."""
-    if next(model.parameters()).is_cuda:
-        torch.cuda.synchronize()
-
-
-def _images(batches: Iterable[Batch]) -> int:
-    """Return the number of images of this rank."""
-    return max(1, sum(int(batch.valid.sum()) for batch in batches))
 
 
 def _masks(measure: Measure) -> frozenset[Ablation]:

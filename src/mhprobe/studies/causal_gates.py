@@ -62,9 +62,7 @@ def causal_roles(material: Material, batch_size: int = 500, **options: Any) -> d
 
     steps = options["start_steps"] + 2 * options["steps"]
     with progress("fitting gates", steps, "steps", material.first) as done:
-        columns = causal_gates(
-            model, batches, **options, at_once=data.eval_batch_size, step=lambda: done(1), keep=keep
-        )
+        columns = causal_gates(model, batches, **options, at_once=data.eval_batch_size, step=lambda: done(1), keep=keep)
     role = columns["role"]
     chosen = {"necessary": role == 0, "not_interfering": role != ROLES.index("interfering")}
     metrics: dict[str, float] = {f"causal/{name}": int((role == i).sum()) for i, name in enumerate(ROLES)}

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from mhprobe import ranks
 from mhprobe.data.batch import Batch
-from mhprobe.data.draws import evenly
 from mhprobe.errors import UserError
 from mhprobe.io.progress import progress
 from mhprobe.maps.base import MapKind
@@ -35,7 +34,7 @@ BLIND = ("centre", "random")  # maps that have seen no image
 
 def overlays(material: Material, kinds: Kinds, images: Sequence[int] | int, **options: Any) -> dict[str, Result]:
     """Draw maps over images: positions in the test split, or a number of them. options: of ``maps.faithfulness``."""
-    chosen = evenly(images, material.data.sizes["test"]) if isinstance(images, int) else images
+    chosen = material.data.chosen("test", images)
     return gallery(material.backbone, material.data, chosen, kinds, seed=material.seed, **options).results
 
 
