@@ -18,9 +18,11 @@ from mhprobe.io.tensors import unpacked
 from mhprobe.maps.attention import Attention
 from mhprobe.maps.rollout import Rollout
 from mhprobe.masking.parts.cache import MaskCache
+from mhprobe.masking.redundant_or_inert import RedundantOrInert
 from mhprobe.measures.fisher import Fisher
 from mhprobe.measures.gate_importance import GateImportance
 from mhprobe.measures.one_head import OneHead
+from mhprobe.measures.svcca import SVCCA
 from mhprobe.studies import causal_gates
 from mhprobe.surgery import pruning
 
@@ -111,6 +113,20 @@ def test_masking_curves_score_no_mask_twice(tmp_path, monkeypatch):
     mhprobe.mask.run(config("mask", tmp_path / "cache", *told), tmp_path / "again")
     assert sum(scored) == whole > scored[0]
     assert tables(tmp_path / "again") == tables(tmp_path / "whole")
+
+
+def test_what_masked_heads_are_is_measured_once(tmp_path, monkeypatch):
+    told = ("masking=six_curves", "masking.steps=2")
+    mhprobe.mask.run(config("mask", tmp_path / "other", *told), tmp_path / "whole")
+    with monkeypatch.context() as dying, pytest.raises(Killed):
+        killed_in(dying, RedundantOrInert, "answer")
+        mhprobe.mask.run(config("mask", tmp_path / "cache", *told), tmp_path / "killed")
+    killed_in(monkeypatch, SVCCA, "update")
+    mhprobe.mask.run(config("mask", tmp_path / "cache", *told), tmp_path / "again")
+    assert tables(tmp_path / "again") == tables(tmp_path / "whole")
+    with pytest.raises(Killed):  # negative control: other options of a measure
+        other = "masking.join.similar.svcca.null_draws=19"
+        mhprobe.mask.run(config("mask", tmp_path / "cache", *told, other), tmp_path / "other_run")
 
 
 def test_a_fit_of_causal_gates_is_made_once(tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from mhprobe.io.files import write
 from mhprobe.maps.base import MapKind
 from mhprobe.maps.faithfulness import faithfulness
 from mhprobe.questions.ask import Answers
+from mhprobe.questions.masking import Keep
 from mhprobe.questions.material import Material
 from mhprobe.questions.plan import Question
 from mhprobe.report.figures import maps as figures
@@ -29,7 +30,6 @@ from mhprobe.report.report import Report
 from mhprobe.report.result import Result, Sample
 from mhprobe.report.tables import Table
 
-Keep = Callable[[Any, Callable[[], dict[str, Tensor]]], dict[str, Tensor]]
 UNKNOWN = "unknown"  # the label of a file
 
 

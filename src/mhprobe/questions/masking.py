@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import lightning as L
-from torch import nn
+from torch import Tensor, nn
 
 from mhprobe import __version__
 from mhprobe.data.base import ImageData
@@ -42,6 +42,7 @@ from mhprobe.weights.twin import RandomTwin
 
 log = logging.getLogger(__name__)
 
+Keep = Callable[[Any, Callable[[], dict[str, Tensor]]], dict[str, Tensor]]
 SPLITS = {"validation": "val", "test": "test"}
 
 
@@ -153,17 +154,27 @@ class Masking:
             where, reason = f"{self.key}.{name}", str(error).removeprefix(f"curve {name}: ")
             raise UserError(f"{where}: {reason} To go on without it: ~{where}.") from error
 
-    def masked_heads(self, material: Subject, curves: Sequence[Curve]) -> list[MaskedHead]:
-        """Measure the heads that the searched curves mask, on the images that the paths were chosen on."""
+    def masked_heads(self, material: Subject, curves: Sequence[Curve], keep: Keep) -> list[MaskedHead]:
+        """Measure the heads that the searched curves mask, on the images that the paths were chosen on.
+
+        keep: called with what decides the columns, and a function that finds them, which it may have from before.
+        """
         whole = [c for c in curves if c.split == "test" and c.chosen_on is not None and len(c.step) > 1]
         if self.join is None or not whole:
             return []
         walk, select = (material.walk(split=split) for split in (SPLITS[self.select_on], "val"))
         makers = self.join.measures(material.layout)
-        columns, refused = measure(material.model, makers, walk, select, class_names=material.data.class_names)
-        if material.first:
-            for name, error in refused.items():
+
+        def find() -> dict[str, Tensor]:
+            columns, refused = measure(material.model, makers, walk, select, class_names=material.data.class_names)
+            for name, error in refused.items() if material.first else ():
                 log.warning("maskable_heads without %s: %s", name, error)
+            return {f"{name}/{key}": values for name, of in columns.items() for key, values in of.items()}
+
+        columns: dict[str, dict[str, Tensor]] = {}
+        for key, values in keep({"masked_heads": self.join, "split": self.select_on}, find).items():
+            name, _, column = key.partition("/")
+            columns.setdefault(name, {})[column] = values
         return self.join.answer(whole, columns)
 
     def evaluate(self, material: Subject, split: str, spec: CurveSpec) -> Evaluate:

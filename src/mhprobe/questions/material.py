@@ -103,7 +103,7 @@ class Material(Subject):
 
     def masked_heads(self, curves: Sequence[Curve]) -> list[MaskedHead]:
         """Return the heads that the searched curves mask, each redundant or inert, if asked for. A collective."""
-        return self._masking.masked_heads(self, curves)
+        return self._masking.masked_heads(self, curves, self.kept)
 
     def kept(self, about: Any, find: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         """Return other numbers, kept as columns are if ``about`` has names for all its parts. A collective."""
