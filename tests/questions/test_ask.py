@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import mhprobe
+import mhprobe.maps.__main__
 import mhprobe.probe
 import runs
 import spawned
@@ -22,6 +24,8 @@ from mhprobe.report.figures.style import canvas
 from mhprobe.report.report import Report
 from mhprobe.report.result import Result
 from mhprobe.report.tables import Table
+from mhprobe.run import builders
+from mhprobe.run import questions as run_questions
 from models import tiny_vit
 
 
@@ -45,6 +49,24 @@ def test_a_question_without_an_answer_holds_up_no_other(tmp_path):
     assert (tmp_path / "tables" / "result_1.csv").is_file() and list(asked.refused) == ["a"]
     with pytest.raises(UserError, match="it cannot be said"):
         asked.complain()
+
+
+def test_maps_are_a_question_like_others_and_go_through_the_one_answer(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(run_questions, "answer", lambda cfg, folder, more, tested: asked.extend(more(None, None)))
+    mhprobe.maps.__main__.run(runs.config("maps", tmp_path, "maps=[rollout]"), tmp_path / "run")
+    (question,) = asked
+    assert isinstance(question, Question) and question.name == "maps"
+
+
+@pytest.mark.parametrize(
+    ("command", "told"), [("prune", ("prune=given", "prune.heads=[1]")), ("prunebench", ("optim.teacher=null",))]
+)
+def test_a_command_of_one_process_is_named_where_it_is_given_two(command, told, tmp_path, monkeypatch):
+    monkeypatch.setattr(builders, "trainer", lambda *_: SimpleNamespace(world_size=2))
+    cfg = runs.config(command, tmp_path, *told)
+    with pytest.raises(UserError, match=f"^{command}: runs in one process, got 2"):
+        run_questions.answer(cfg, tmp_path / "run", tested=False)
 
 
 def test_a_question_whose_results_are_there_is_not_asked_again_and_a_changed_one_is(tmp_path):

@@ -20,13 +20,10 @@ from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
 from mhprobe.maps.base import MapKind
 from mhprobe.maps.faithfulness import faithfulness
-from mhprobe.questions.ask import Answers
 from mhprobe.questions.masking import Keep
 from mhprobe.questions.material import Material
-from mhprobe.questions.plan import Question
 from mhprobe.report.figures import maps as figures
 from mhprobe.report.figures.maps import AREAS, Judged
-from mhprobe.report.report import Report
 from mhprobe.report.result import Result, Sample
 from mhprobe.report.tables import Table
 
@@ -44,38 +41,29 @@ class Gallery(NamedTuple):
     titles: list[str]
 
 
-def write_maps(
-    report: Report, material: Material, chosen: Sequence[int | str], kinds: Mapping[str, MapKind], **options: Any
-) -> None:
-    """Write the table ``maps``, the figures ``maps`` and ``<kind>_<image>``, and the maps as maps.safetensors.
+def kept_maps(
+    material: Material, folder: Path, chosen: Sequence[int | str], kinds: Mapping[str, MapKind], **options: Any
+) -> dict[str, Result]:
+    """Return the table ``maps`` and the figures ``maps`` and ``<kind>_<image>``; write maps.safetensors on rank 0.
 
-    chosen: positions in the test split, or image files. options: of ``_kept``. A collective: rank 0 writes.
+    folder: of the run. chosen: positions in the test split, or image files. options: of ``_kept``.
     """
     from safetensors.torch import save
 
-    galleries: list[Gallery] = []
-
-    def ask(material: Material) -> dict[str, Result]:
-        galleries.append(gallery(material.backbone, material.data, chosen, kinds, keep=material.kept, **options))
-        return galleries[0].results
-
-    answers = Answers([Question("maps", ask)], material, report)
-    answers.find()
-    answers.complain()
+    results, all_maps, titles = gallery(material.backbone, material.data, chosen, kinds, keep=material.kept, **options)
     if not material.first:
-        return
-
-    maps_by_kind = galleries[0].maps
-    raw = {f"{kind}/{name}": one.maps.contiguous() for kind, maps in maps_by_kind.items() for name, one in maps.items()}
-    about = {"heads": json.dumps(_heads(maps_by_kind, report.layout)), "titles": json.dumps(galleries[0].titles)}
-    write(report.folder / "maps.safetensors", save(raw, about))
-    for name, one in _whole(kinds, maps_by_kind).items():
+        return results
+    raw = {f"{kind}/{name}": one.maps.contiguous() for kind, maps in all_maps.items() for name, one in maps.items()}
+    about = {"heads": json.dumps(_heads(all_maps, material.layout)), "titles": json.dumps(titles)}
+    write(folder / "maps.safetensors", save(raw, about))
+    for name, one in _whole(kinds, all_maps).items():
         if one.areas is not None:
             deletion, insertion, by_chance, up_by_chance = one.areas.mean(1).tolist()
             print(
                 f"{name}: deletion {deletion:.3f} (random {by_chance:.3f}, lower is better), "
                 f"insertion {insertion:.3f} (random {up_by_chance:.3f}, higher is better)"
             )
+    return results
 
 
 def gallery(
@@ -87,7 +75,7 @@ def gallery(
     keep: Keep = lambda about, find: find(),
     **options: Any,
 ) -> Gallery:
-    """Every kind of map of the images. Arguments: as of ``write_maps``.
+    """Every kind of map of the images. Arguments: as of ``kept_maps``.
 
     smooth: also the result ``maps_smooth``, the overview without the edges of patches. keep: cache of a kind's maps,
     called with what decides them and a function that finds them.

@@ -296,7 +296,8 @@ def finish(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageD
     """Finish the report and print where it is."""
     if not trainer.is_global_zero:
         return
-    keep_attention(report.folder, model.backbone, data)
+    if cfg.maps is None:  # which are of images of the user's choice
+        keep_attention(report.folder, model.backbone, data)
     if cfg.report.live and (reason := keep_live(report.folder, model.backbone, data)):
         print(f"live.html is left out: {reason}")
     finish_report(report.folder, cfg.command, model.gates.layout.of("head"), model.description)

@@ -44,7 +44,7 @@ def answer(
 ) -> Answers:
     """Test the weights and answer the questions of the configuration. more: further questions. estimate: show a plan.
 
-    tested: False for questions that test the network themselves, in one process, and end the run without an answer.
+    tested: False for questions that test the network themselves, or not at all, and end the run without an answer.
     """
     data = builders.data(cfg)
     model = builders.classifier(cfg, data)
@@ -54,11 +54,12 @@ def answer(
     if tested:
         builders.test(trainer, model, data, report)
     else:
-        if trainer.world_size > 1:
+        if cfg.prune and trainer.world_size > 1:
             raise UserError(
-                f"prune: runs in one process, got {trainer.world_size}. To tune on several devices, prune with "
+                f"{cfg.command}: runs in one process, got {trainer.world_size}. To tune on several devices, prune with "
                 f"tune_epochs=0 and then train with weights=<pruned.safetensors>."
             )
+        report.data = data.source.name
         model.to(trainer.strategy.root_device)
         answers.find()
         answers.complain()
