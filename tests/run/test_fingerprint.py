@@ -11,6 +11,7 @@ import pytest
 from mhprobe.errors import UserError
 from mhprobe.run.constructors import options
 from mhprobe.run.resume import ABSENT, differences, earlier, facts, judge
+from mhprobe.run.schema import Config, Gates, Optim, TrainerSettings
 
 CFG: dict[str, Any] = {
     "seed": 0,
@@ -36,7 +37,9 @@ def of(images: str = "abc", processes: int = 1, precision: str = "32-true", abou
         key: {**CFG[key], **changes[key]} if isinstance(changes.get(key), dict) else changes.get(key, CFG[key])
         for key in CFG
     }
-    return {**facts(cfg, about, images), "processes": processes, "precision": precision}
+    parts = {"optim": Optim, "gates": Gates, "trainer": TrainerSettings}
+    cfg |= {name: section.model_construct(**cfg[name]) for name, section in parts.items()}
+    return {**facts(Config.model_construct(**cfg), about, images), "processes": processes, "precision": precision}
 
 
 def answer(theirs: Any, ours: Any, *allow: str) -> str:

@@ -16,6 +16,7 @@ from data_sets import write_flowers, write_pets
 from mhprobe.errors import UserError
 from mhprobe.report.figures import style
 from mhprobe.run import builders
+from mhprobe.run.schema import Paper, PaperFigure
 from mhprobe.run.sections import CONF
 from mhprobe.studies.paper import caption, chosen, label
 
@@ -63,7 +64,7 @@ def test_nothing_is_drawn_twice(name):
     ("michel", "table_2", "Table 2 of Michel"),
 ])  # fmt: skip
 def test_a_caption_begins_with_the_figure_of_the_paper(name, key, begins, tmp_path):
-    paper = settings("vit", name, tmp_path).paper.model_dump()
+    paper = settings("vit", name, tmp_path).paper
     assert chosen(paper, [key], []) == [key]
     assert caption(paper, key).startswith(begins)
 
@@ -83,10 +84,14 @@ def test_its_figures_name_what_is_there(name, tmp_path):
     assert used["measure"] == set(paper["measure"])  # nothing is measured for nobody
 
 
+def of_figures(*keys):
+    figure = PaperFigure(title="it", shows="This.", look="That.")
+    return Paper(name="p", source="Who (2020)", figures=dict.fromkeys(keys, figure))
+
+
 def test_a_caption_names_the_papers_figure_and_what_of_ours_stands_beside_it():
-    paper = {"source": "Who (2020)", "figures": dict.fromkeys(("figure_6", "figure_6_noise", "table_1", "heat"))}
-    words = {"shows": "This.", "look": "That.", "differs": None}
-    captions = {key: caption({**paper, "figures": {key: words}}, key) for key in paper["figures"]}
+    paper = of_figures("figure_6", "figure_6_noise", "table_1", "heat")
+    captions = {key: caption(paper, key) for key in paper.figures}
     assert [label(key) for key in captions] == ["Figure 6", "Figure 6, noise", "Table 1", "Heat"]
     assert captions["figure_6"] == "Figure 6 of Who (2020): This. Look for: That."
     assert captions["figure_6_noise"].startswith("Beside Figure 6 of Who (2020): ")
@@ -247,13 +252,13 @@ def test_a_figure_that_cannot_be_made_is_an_error_where_it_was_asked_for(tmp_pat
 
 
 def test_figures_are_chosen_by_number_or_name_in_the_papers_order():
-    paper = {"name": "p", "figures": {"figure_1": {}, "table_1": {}, "figure_3": {}}}
+    paper = of_figures("figure_1", "table_1", "figure_3")
     assert chosen(paper, None, []) == ["figure_1", "table_1", "figure_3"]
     assert chosen(paper, [3, "table_1"], []) == ["table_1", "figure_3"]
     with pytest.raises(UserError, match="p has figure_1, table_1, figure_3, got figure_2"):
         chosen(paper, [2], [])
     with pytest.raises(UserError, match=r"\+paper=<name>, one of a, b"):
-        chosen({"name": "none", "figures": {}}, None, ["a", "b"])
+        chosen(of_figures(), None, ["a", "b"])
 
 
 @pytest.mark.slow

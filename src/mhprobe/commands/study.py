@@ -20,11 +20,11 @@ def run(cfg: Config, folder: Path) -> None:
     from mhprobe.studies import paper
 
     assert cfg.paper is not None
-    about, panel_of = cfg.paper.model_dump(), panels(cfg.paper)
+    about, panel_of = cfg.paper, panels(cfg.paper)
     wanted = paper.chosen(about, cfg.figures, options("paper"))
 
     def questions(material: Material, _: Report) -> list[Question]:
-        return [quoted(question, about["name"]) for question in paper.questions(about, wanted, panel_of, material)]
+        return [quoted(question, about.name) for question in paper.questions(about, wanted, panel_of, material)]
 
     answers = answer(cfg, folder, questions, estimate=True)
     paper.write_page(about, answers, cfg.name)

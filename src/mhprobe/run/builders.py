@@ -166,7 +166,7 @@ def report(cfg: Config, folder: Path, layout: HeadLayout) -> Report:
         if part.get("job_type", "") is None:  # W&B groups runs by it
             part = {**part, "job_type": cfg.command}
         loggers.append(construct(part, f"logger.{name}", folder=folder))
-        loggers[-1].log_hyperparams(cfg.plain())
+        loggers[-1].log_hyperparams(cfg.model_dump(include=cfg.model_fields_set))
     report = Report(folder, layout, loggers, cfg.style)
     backbone = cfg.backbone
     if cfg.resume is not None:  # a training
@@ -203,7 +203,7 @@ def callbacks(
         *watching,
         LearningRateMonitor(logging_interval="step"),
         SeedEachStep(cfg.seed),
-        SameRun(facts(cfg.plain(), model.description, data.training_fingerprint)),
+        SameRun(facts(cfg, model.description, data.training_fingerprint)),
         StopAtNonFinite(),
         *([] if cfg.optim.ema is None else [EMAWeightAveraging(decay=cfg.optim.ema)]),  # checkpoints hold the average
         *best_and_last(checkpoints, cfg.checkpoint.every_n_steps if cfg.checkpoint else None),

@@ -79,7 +79,7 @@ class Cells:
         self.whole: Any = None  # of the dense network, once for all
         assert cfg.prune is not None, "a section of mhprobe.prunebench"
         self.settings: Prune = cfg.prune
-        shared = facts(cfg.plain(), self.description, material.data.fingerprint)
+        shared = facts(cfg, self.description, material.data.fingerprint)
         options = {"images", "select_on", "repair", "tune_epochs", "speed", "speed_rounds", "onnx"}
         shared |= {**cfg.prune.model_dump(include=options), "score": cfg.score, "source": our_digest()}
         self.made_from: dict[Cell, str] = {}

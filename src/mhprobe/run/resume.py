@@ -66,20 +66,21 @@ def resume(cfg: Config, folder: Path, trainer: L.Trainer, part: bool = False) ->
     raise refusals[0]
 
 
-def facts(cfg: Mapping[str, Any], description: Mapping[str, Any], images: str) -> dict[str, Any]:
+def facts(cfg: Config, description: Mapping[str, Any], images: str) -> dict[str, Any]:
     """Return the facts of a run, by key. description: of the network. images: digest of training and validation."""
     import timm
     import torch
 
     from mhprobe import __version__
 
-    parts = {name: dict(cfg[name]) for name in ("data", "optim", "gates", "trainer")}
+    assert cfg.optim is not None, "a section of commands that train"
+    parts = {"data": dict(cfg.data), "optim": dict(cfg.optim), "gates": dict(cfg.gates), "trainer": dict(cfg.trainer)}
     for name, key in (("gates", "mask"), ("optim", "teacher")):
         parts[name][key] = _digest(parts[name].get(key))
     network = {"backbone": description["backbone"], "heads": description.get("kept")}
     versions = {"mhprobe": __version__, "torch": str(torch.__version__), "timm": timm.__version__}
-    first = {"seed": cfg["seed"], "compile": cfg.get("compile", False), **parts, "data.images": images}
-    values = leaves({**first, **network, "weights": _digest(cfg.get("weights")), "versions": versions})
+    first = {"seed": cfg.seed, "compile": cfg.compile, **parts, "data.images": images}
+    values = leaves({**first, **network, "weights": _digest(cfg.weights), "versions": versions})
     differ = {path: value for path, value in values if not INDIFFERENT.get(path[0], set()) & {*path}}
     named = {".".join(path): list(value) if isinstance(value, tuple) else value for path, value in differ.items()}
     return {key: value for key, value in named.items() if not key.startswith("trainer.enable_")}

@@ -253,10 +253,6 @@ class Config(_Section):
     cells: str = ""
     method: dict[str, dict[str, Any]] = {}
 
-    def plain(self) -> dict[str, Any]:
-        """Return the sections that the command has, in plain values."""
-        return self.model_dump(include=self.model_fields_set)
-
 
 def check(command: str, cfg: DictConfig) -> Config:
     """Return the composed configuration, checked. UserError names the key, the rule and the value."""
