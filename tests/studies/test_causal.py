@@ -9,7 +9,10 @@ import pytest
 import torch
 
 import mhprobe
+import mhprobe.studies.causal
+import runs
 from mhprobe.data.batch import Batch
+from mhprobe.run import builders
 from mhprobe.studies.causal_gates import ROLES, causal_gates, causal_roles, roles
 from models import BUILDERS, images_for, labels_for, tiny_vit
 
@@ -159,11 +162,25 @@ def test_the_model_is_left_as_it_was_and_the_answer_repeats(build):
 
 
 @pytest.mark.parametrize(
-    "options", [{"weight": 0}, {"weight": math.nan}, {"lr": -1}, {"steps": 0}, {"start_steps": -1}]
+    "options",
+    [{"weight": 0}, {"weight": math.nan}, {"lr": -1}, {"steps": 0}, {"start_steps": -1}, {"threshold": 1.0}],
 )
 def test_options_that_cannot_work_are_refused(options):
     with pytest.raises(mhprobe.UserError, match=rf"^{next(iter(options))}: "):
         causal_gates(Toy([0.0] * 6).vit, lambda epoch: [], **options)
+
+
+@pytest.mark.parametrize(("option", "expected"), [
+    ("weight=0.0", "a number above 0"),
+    ("threshold=1.0", "a number above 0 and below 1"),
+    ("steps=0", "a whole number of at least 1"),
+    ("batch_size=0", "a whole number of at least 1"),
+])  # fmt: skip
+def test_the_command_refuses_the_same_before_images_are_read(option, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(builders, "data", lambda *_: pytest.fail("images were read"))
+    name, value = option.split("=")
+    with pytest.raises(mhprobe.UserError, match=rf"^causal\.{name}: expected {expected}, got {value}\.$"):
+        mhprobe.studies.causal.run(runs.config("studies.causal", tmp_path, f"causal.{option}"), tmp_path / "run")
 
 
 def test_no_images_are_refused():

@@ -67,12 +67,12 @@ class Voita(_Section):
 
 
 class Causal(_Section):
-    weight: Annotated[float, Field(gt=0)]
-    steps: Annotated[int, Field(ge=1)]
-    start_steps: Annotated[int, Field(ge=0)]
-    lr: Annotated[float, Field(gt=0)]
-    batch_size: Annotated[int, Field(ge=1)]
-    threshold: Annotated[float, Field(gt=0, lt=1)]
+    weight: float  # studies/causal_gates.py checks the ranges
+    steps: int
+    start_steps: int
+    lr: float
+    batch_size: int
+    threshold: float
 
 
 class ProbeSettings(_Section):

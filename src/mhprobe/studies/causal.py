@@ -13,12 +13,15 @@ if TYPE_CHECKING:
 def run(cfg: Config, folder: Path) -> None:
     """Find the causal roles of heads, in one process or in every rank."""
     from mhprobe.questions.plan import Question
-    from mhprobe.run.construct import explained
+    from mhprobe.run.construct import explained, keyed
     from mhprobe.run.questions import answer
-    from mhprobe.studies.causal_gates import causal_roles
+    from mhprobe.studies.causal_gates import causal_roles, check
 
     assert cfg.causal is not None
-    roles = Question("causal", explained(functools.partial(causal_roles, **cfg.causal.model_dump()), "causal"))
+    options = cfg.causal.model_dump()
+    with keyed(options, "causal"):
+        check(**options)  # before anything is loaded
+    roles = Question("causal", explained(functools.partial(causal_roles, **options), "causal"))
     answer(cfg, folder, lambda *_: [roles]).complain()
 
 

@@ -17,6 +17,7 @@ Shapes: A heads of all sites.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -35,6 +36,7 @@ from mhprobe.report.result import Result
 from mhprobe.scoring.parts.tally import tally
 
 BEGIN, CLIP = 2.0, 4.0  # logits: gates of 0.88 and 0.98
+LEAST = {"batch_size": 1, "steps": 1, "start_steps": 0}
 ROLES = ("necessary", "irrelevant", "interfering", "unsettled", "closed")
 
 
@@ -47,7 +49,7 @@ def causal_roles(material: Material, batch_size: int = 500, **options: Any) -> d
     causal/<role>, the number of heads; causal/accuracy_necessary, the test accuracy with the necessary heads alone;
     causal/accuracy_not_interfering, with all but the interfering ones.
     """
-    whole_number("batch_size", batch_size, 1)
+    check(batch_size=batch_size)
     model, data, gates = material.model, material.data, gates_of(material.model)
 
     def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -79,6 +81,15 @@ def causal_roles(material: Material, batch_size: int = 500, **options: Any) -> d
     return {"causal": Result(table._replace(rows=rows), figure, metrics, label="role of the head", drawn="causal")}
 
 
+def check(**options: float) -> None:
+    """Raise UserError for an option of ``causal_roles`` or ``causal_gates`` out of its range."""
+    for name, value in options.items():
+        if name in LEAST:
+            whole_number(name, value, LEAST[name])
+        elif not 0 < value < (1 if name == "threshold" else math.inf):
+            raise UserError(f"{name}: expected a number above 0{' and below 1' * (name == 'threshold')}, got {value}.")
+
+
 def causal_gates(
     model: nn.Module,
     batches: Callable[[int], Iterable[tuple[Tensor, Tensor]]],
@@ -103,10 +114,7 @@ def causal_gates(
     and NaN in the other columns); plus and minus, the gates under +L1 and -L1; start, those of the first fit; and the
     paper's scores facilitation = plus, irrelevance = minus (1 - plus), interference = 1 - minus.
     """
-    limits = {"weight": (weight, 0), "lr": (lr, 0), "steps": (steps, 0), "start_steps": (start_steps, -1)}
-    for name, (value, least) in limits.items():
-        if not value > least:
-            raise UserError(f"{name}: expected more than {least}, got {value}.")
+    check(weight=weight, steps=steps, start_steps=start_steps, lr=lr, threshold=threshold)
     gates = gates_of(model)
     factors = gates.effective()
     stream = _endless(batches)
