@@ -112,9 +112,7 @@ def backbone_of(model: nn.Module) -> nn.Module:
     inside = _inside(model)
     chosen = {name: module for name, module in inside.items() if find_gates(module) is not None} or inside
     if len(chosen) > 1:
-        raise UserError(
-            f"{type(model).__name__} holds several models with heads: {', '.join(chosen)}; pass one of them."
-        )
+        raise UserError(f"{type(model).__name__} holds several models with heads: {', '.join(chosen)}; pass one.")
     if not chosen:
         family_of(model)  # refuses it
     return next(iter(chosen.values()))

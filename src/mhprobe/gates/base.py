@@ -276,9 +276,7 @@ class HeadGates(nn.Module):
             pairs = zip(expected, got, strict=False)
             different = (f"[name, heads, head_dim] = {ours}, got {theirs}" for ours, theirs in pairs if ours != theirs)
             where = next(different, f"{len(expected)} sites, got {len(got)}")
-            raise UserError(
-                f"gates: made for another layout: expected {where}. Load them into the model they came from."
-            )
+            raise UserError(f"gates: made for another layout: expected {where}. Load them where they came from.")
 
 
 class GateHook:

@@ -157,9 +157,7 @@ class HardConcreteGates(HeadGates):
         super().set_extra_state(state)
         ours = dataclasses.asdict(self.distribution)
         if state.get("relaxation") != ours:
-            raise UserError(
-                f"gates: the checkpoint has hard-concrete ones of {state.get('relaxation')}, these: {ours}."
-            )
+            raise UserError(f"gates: the checkpoint has hard-concrete ones of {state.get('relaxation')}, here: {ours}.")
 
 
 class Draw(GateHook):

@@ -42,9 +42,7 @@ class Network(NamedTuple):
     def twin(self) -> nn.Module:
         """Build the untrained network. Raises UserError if that is not possible."""
         if self.recipe is None:
-            raise UserError(
-                f"an untrained {type(self.model).__name__} cannot be built: its timm name and sizes are unknown"
-            )
+            raise UserError(f"an untrained {type(self.model).__name__} cannot be built: its name and sizes are unknown")
         return RandomTwin(self.model, self.layout, self.recipe, seed=0)()
 
 

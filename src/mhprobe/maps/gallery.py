@@ -101,9 +101,7 @@ def gallery(
         for image, label, best in zip(_called(chosen), batch.labels.tolist(), taken, strict=True)
     ]
     split = "given" if any(isinstance(image, str) for image in chosen) else "test"
-    arrow = [
-        f"image {image}: {label}" + (f"\n→ {best[0]} {best[1]:.2f}" if best else "") for image, label, *best in about
-    ]
+    arrow = [f"image {image}: {name}" + (f"\n→ {top[0]} {top[1]:.2f}" if top else "") for image, name, *top in about]
     results: dict[str, Result] = {}
     rows, framed = list[list[Any]](), dict[str, tuple[int, int]]()
     for kind, make in kinds.items():
@@ -122,9 +120,7 @@ def gallery(
     if smooth and whole:
         results["maps_smooth"] = Result(figure=overview(smooth=True), of=of, drawn="maps")
     results["maps"] = Result(Table(columns, rows, "maps"), overview() if whole else None, of=of, drawn="maps")
-    titles = [
-        f"image {image}: {label}" + "".join(f", taken for {one}" for one in best[:1]) for image, label, *best in about
-    ]
+    titles = [f"image {n}: {name}" + "".join(f", taken for {one}" for one in top[:1]) for n, name, *top in about]
     return Gallery(results, every, titles)
 
 

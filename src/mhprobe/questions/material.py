@@ -154,9 +154,7 @@ class Material(Subject):
             raise self.measurements.refused[which]
         return self.measurements.columns[which]
 
-    def _measure(
-        self, group: Mapping[str, Measure], control: bool
-    ) -> tuple[Mapping[str, Columns], Mapping[str, UserError]]:
+    def _measure(self, group: Mapping[str, Measure], control: bool) -> tuple[dict[str, Columns], dict[str, UserError]]:
         try:
             model = self.twin() if control and self.twin else self.model
             label = f"{CONTROL}, " if control else ""

@@ -65,10 +65,8 @@ def collect(folder: Path) -> list[GatedRun]:
 def table(runs: Sequence[GatedRun]) -> Table:
     settings, metrics = list(dict.fromkeys(key for run in runs for key in run.settings)), (*METRICS, "test/images")
     columns = ["run", *settings, *(name.removeprefix("gates/") for name in metrics)]
-    values = [
-        [*(run.settings.get(key, "") for key in settings), *map(run.metrics.__getitem__, metrics)] for run in runs
-    ]
-    return Table(columns, [[run.name, *row] for run, row in zip(runs, values, strict=True)])
+    cells = [[*(run.settings.get(key, "") for key in settings), *map(run.metrics.__getitem__, metrics)] for run in runs]
+    return Table(columns, [[run.name, *row] for run, row in zip(runs, cells, strict=True)])
 
 
 def write(

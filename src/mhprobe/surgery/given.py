@@ -92,9 +92,7 @@ class Given:
 
     def _point(self, path: str, rows: list[dict[str, str]]) -> dict[str, str]:
         if (self.step is None) == (self.remove is None):
-            raise UserError(
-                "step: give either step (a point of the curve) or remove (the number of heads that are off)."
-            )
+            raise UserError("step: give either step (a point of the curve) or remove (the number of heads off).")
         names = sorted({row["curve"] for row in rows})
         name = self.curve if self.curve is not None or len(names) > 1 else names[0]
         if name not in names:
@@ -158,7 +156,5 @@ def _closed(model: nn.Module, kept: Tensor | None, threshold: float | None) -> T
     size = gates.effective().abs().cpu()
     mask = size <= (threshold or 0.0)
     if not mask.any():
-        raise UserError(
-            f"threshold: no gate is at or below {threshold or 0.0}; the nearest is {size.min().item():.4g}."
-        )
+        raise UserError(f"threshold: no gate is at or below {threshold or 0.0}; the least is {size.min().item():.4g}.")
     return mask

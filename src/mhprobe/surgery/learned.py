@@ -50,9 +50,7 @@ class LearnedGates:
     def choose(self, model: nn.Module, images: Images, share: float) -> Tensor:
         """(A,) bool, the units that go so that at most ``share`` of the FLOPs is left. ``model`` carries gates."""
         cost_A = head_shares(model, layout_of(model), images.first())
-        return mask_by(
-            self.fit(model, images, share, cost_A) * cost_A, model, share
-        )  # which is divided by the cost again
+        return mask_by(self.fit(model, images, share, cost_A) * cost_A, model, share)  # divided by the cost again
 
     def fit(self, model: nn.Module, images: Images, share: float, cost_A: Tensor) -> Tensor:
         """(A,) float64, P(open) after the last step; ``cost_A`` is the share of all FLOPs that a unit is."""

@@ -193,9 +193,7 @@ class GatedClassifier(L.LightningModule):
                 f"trained with, or weights=<file> to let the file choose."
             )
         if checkpoint["mhprobe"].get("kept") != self.description.get("kept"):
-            raise UserError(
-                "checkpoint: its network keeps other heads. Use the weights=<file> that its run began with."
-            )
+            raise UserError("checkpoint: its network keeps other heads. Use weights=<file> that its run began with.")
         states = checkpoint["state_dict"], self.state_dict()
         theirs, ours = (sorted(key for key in state if key.startswith(("gates.", "penalty."))) for state in states)
         if theirs != ours:

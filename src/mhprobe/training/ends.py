@@ -89,9 +89,7 @@ class EarlyStopping(callbacks.EarlyStopping):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if getattr(pl_module, "penalty", None) is not None:
-            raise UserError(
-                "early_stopping: the gates' penalty closes heads, so accuracy falls; leave one of the two out."
-            )
+            raise UserError("early_stopping: the gates' penalty closes heads, so accuracy falls; leave one out.")
         trainer.should_stop = self.wait_count >= self.patience  # a run that goes on may have ended already
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -68,10 +68,8 @@ def eigenvalues(
         try:
             loss = objective(model(images), labels, "loss").mean()
             slopes = torch.autograd.grad(loss, list(weights), create_graph=True, allow_unused=True)
-            used, used_slopes = zip(
-                *((w, s) for w, s in zip(weights, slopes, strict=True) if s is not None), strict=True
-            )
-            slope = torch.cat([part.flatten() for part in used_slopes])
+            used, along = zip(*((w, s) for w, s in zip(weights, slopes, strict=True) if s is not None), strict=True)
+            slope = torch.cat([part.flatten() for part in along])
             values: list[tuple[float, float]] = []
             basis: list[Tensor] = []
             for _ in range(top):

@@ -130,17 +130,15 @@ def kinds_of_layers(material: Material, shares: Sequence[float] = SHARES) -> dic
     select, test = (_evaluator(material, split, f"kinds of layers on {split}") for split in ("val", "test"))
     make = functools.partial(GateImportance, normalize="layer_l2")
     score_A = select.measure(make, torch.zeros(material.layout.num_heads, dtype=torch.bool)).double()
-    cases = [(name, kind_A, share) for name, kind_A in kinds(material.layout).items() for share in shares]
-    masks = [
-        lowest(torch.where(kind_A, score_A, torch.inf), round(share * int(kind_A.sum()))) for _, kind_A, share in cases
-    ]
+    cases = [(name, on_A, share) for name, on_A in kinds(material.layout).items() for share in shares]
+    masks = [lowest(torch.where(on_A, score_A, torch.inf), round(share * int(on_A.sum()))) for _, on_A, share in cases]
     scores = test(torch.stack(masks))
     low, high = wilson(scores.correct, torch.tensor(scores.images))
     numbers = {"accuracy": scores.accuracy, "low": low, "high": high, "loss": scores.mean_loss}
     rows: list[dict[str, Any]] = [
-        {"kind": name, "share": share, "heads_masked": int(masks[m].sum()), "heads": int(kind_A.sum())}
+        {"kind": name, "share": share, "heads_masked": int(masks[m].sum()), "heads": int(on_A.sum())}
         | {column: values[m].item() for column, values in numbers.items()}
-        for m, (name, kind_A, share) in enumerate(cases)
+        for m, (name, on_A, share) in enumerate(cases)
     ]
     return {"curves": Result(from_rows(rows), drawing.kinds_of_layers(rows, material.chance))}
 
