@@ -38,9 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2
-    made = record.conditions(chosen.size)
-    print(", ".join(f"{key} {value}" for key, value in made.items()), flush=True)
-    if made["load"] is not None and made["load"] > BUSY:
+    conditions = record.conditions(chosen.size)
+    print(", ".join(f"{key} {value}" for key, value in conditions.items()), flush=True)
+    if conditions["load"] is not None and conditions["load"] > BUSY:
         print("the machine is busy: ratios are interleaved, but take no time from this run", flush=True)
     size, rows, failed, seconds = Size(chosen.size, chosen.cifar, chosen.cache), {}, {}, {}
     for part in chosen.parts or parts():
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"  {part} failed: {failed[part]}", flush=True)
         seconds[part] = round(time.monotonic() - start)
         print(f"  {part} took {seconds[part]} s", flush=True)
-        record.save(chosen.out, made, rows, failed, seconds)
+        record.save(chosen.out, conditions, rows, failed, seconds)
     _sum_up(chosen.out, rows, failed, before)
     return 1 if failed else 0
 
@@ -97,7 +97,7 @@ def _line(row, before: Sequence) -> str:
 def _sum_up(out: Path, rows, failed, before) -> None:
     from benchmarks.harness.record import worse
 
-    missed = sum(row.missed for found in rows.values() for row in found)
+    missed = sum(row.missed for of_part in rows.values() for row in of_part)
     print(f"{sum(map(len, rows.values()))} rows, {missed} miss their aim: {out}")
     if before:
         pairs = [(row, old) for part in rows for row in rows[part] for old in before[1].get(part, [])]

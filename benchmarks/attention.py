@@ -25,10 +25,10 @@ def run(size: Size) -> Iterator[Ratio]:
     names = size.pick(("small_vit",), ("deit_small_patch16_224", "swin_tiny_patch4_window7_224"))
     images = size.pick(2, 128)
     for name in names:
-        own, recorded = in_forks("benchmarks.attention", [(name, images, what) for what in ("forward", "measured")])
-        note = f"{images} images: {recorded:.0f} MiB / {own:.0f} MiB"
+        unfused, recorded = in_forks("benchmarks.attention", [(name, images, what) for what in ("forward", "measured")])
+        note = f"{images} images: {recorded:.0f} MiB / {unfused:.0f} MiB"
         what = f"{name}, attention weights of all blocks measured: memory / its own unfused forward"
-        yield single(what, recorded / max(own, 1.0), AIM, note)
+        yield single(what, recorded / max(unfused, 1.0), AIM, note)
 
 
 def in_fork(name: str, count: int, what: str) -> float:

@@ -16,7 +16,7 @@ from benchmarks.harness.measures import MEASURES, build
 from benchmarks.harness.models import small_vit
 from benchmarks.harness.size import Size
 from benchmarks.harness.timing import Ratio, single
-from mhprobe.claims.parts.claim import known
+from mhprobe.claims.parts.claim import all_claims
 from mhprobe.claims.parts.evidence import Columns, Evidence
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
@@ -52,19 +52,19 @@ class Counting(Evidence):
 def run(size: Size) -> Iterator[Ratio]:
     model = small_vit(size.pick(3, 6, 6)).eval()
     layout = mhprobe.attach(model).layout
-    asked = {name for claim in known().values() for name in claim.measures}
-    needs = needs_of(build(name, layout) for name in MEASURES if name in asked)
+    names = {name for claim in all_claims().values() for name in claim.measures}
+    needs = needs_of(build(name, layout) for name in MEASURES if name in names)
     batch = Batch(torch.randn(4, 3, 32, 32), torch.arange(4), torch.arange(4), torch.ones(4, dtype=torch.bool))
     shared = forward_equivalents(model, batch, {need for need in needs if not isinstance(need, Ablation)})
     alone = forward_equivalents(model, batch, needs) - shared
     counting = Counting(layout)
-    for claim in known().values():
+    for claim in all_claims().values():
         try:
             claim.estimate(counting)
         except UserError:
             continue
     masks = len(counting.masks)
-    note = f"{len(known())} claims, {masks} masks beside single heads"
+    note = f"{len(all_claims())} claims, {masks} masks beside single heads"
     yield single(
         "all claims / their shared pass, operations per test image", (shared + alone + masks) / shared, "", note
     )

@@ -74,4 +74,4 @@ def _rows(page: Path, chromium: str, what: str, limit: str, rounds: int) -> Iter
 
 def _busy(thread: Any) -> float:
     """Seconds that the page's thread has computed."""
-    return {each["name"]: each["value"] for each in thread.send("Performance.getMetrics")["metrics"]}["TaskDuration"]
+    return {one["name"]: one["value"] for one in thread.send("Performance.getMetrics")["metrics"]}["TaskDuration"]

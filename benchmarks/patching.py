@@ -55,7 +55,7 @@ def _of(name: str, model: nn.Module, size: Size) -> Iterator[Ratio]:
 
 def by_hooks(model: nn.Module, images: Tensor, heads: tuple[Tensor, ...]) -> Tensor:
     """(A, B, C) logits, a whole run per head."""
-    found = []
+    logits = []
     for site, theirs in zip(mhprobe.attach(model).layout.sites, heads, strict=True):
         proj = model.get_submodule(site.name).proj
         for head in range(site.num_heads):
@@ -70,6 +70,6 @@ def by_hooks(model: nn.Module, images: Tensor, heads: tuple[Tensor, ...]) -> Ten
 
             handle = proj.register_forward_pre_hook(swap)
             with torch.no_grad():
-                found.append(model(images))
+                logits.append(model(images))
             handle.remove()
-    return torch.stack(found)
+    return torch.stack(logits)

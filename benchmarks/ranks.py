@@ -71,13 +71,13 @@ class Work:
         return [evaluate(path.masks()).correct.tolist() for path in paths]
 
     def ablation(self) -> Any:
-        found, _ = measure(self.model, {"delta": AblationDelta(self.layout)}, self.batches)
-        return found["delta"]["value"].argsort().tolist()[:3]
+        values, _ = measure(self.model, {"delta": AblationDelta(self.layout)}, self.batches)
+        return values["delta"]["value"].argsort().tolist()[:3]
 
     def importance_and_svcca(self) -> Any:
         measures: dict[str, Measure] = {"importance": GateImportance(self.layout), "svcca": SVCCA(self.layout)}
-        found, _ = measure(self.model, measures, self.batches)
-        return found["importance"]["value"].argsort().tolist()[:3]
+        values, _ = measure(self.model, measures, self.batches)
+        return values["importance"]["value"].argsort().tolist()[:3]
 
     def causal_gating(self) -> Any:
         def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -109,9 +109,9 @@ def run(size: Size) -> Iterator[Ratio]:
             yield _memory(helpers, size.pick(8, 256))
             work = Work(*of)
             for job in JOBS:
-                if getattr(work, job)() != (found := helpers.do(job))[0]:
+                if getattr(work, job)() != (result := helpers.do(job))[0]:
                     raise RuntimeError(f"{job}: two processes give something else than one")
-                peak = f"{found[1] / 1024:.0f} MiB at most in a rank"
+                peak = f"{result[1] / 1024:.0f} MiB at most in a rank"
                 what = f"{job.replace('_', ' ')}: time of one process / of {RANKS}"
                 yield compare(what, getattr(work, job), lambda job=job: helpers.do(job), size.rounds(5), AIM, peak)  # type: ignore[misc]
     finally:
@@ -153,8 +153,8 @@ class Helpers:
         """What the first rank found, and the largest peak of resident memory of any rank so far, in KiB."""
         for pipe in self.pipes:
             pipe.send(job)
-        found = [pipe.recv() for pipe in self.pipes]
-        return found[0][0], max(peak for _, peak in found)
+        answers = [pipe.recv() for pipe in self.pipes]
+        return answers[0][0], max(peak for _, peak in answers)
 
 
 def _rank(rank: int, pipe: Any, folder: str, *of: Any) -> None:
@@ -163,8 +163,8 @@ def _rank(rank: int, pipe: Any, folder: str, *of: Any) -> None:
     work = Work(*of)
     while (job := pipe.recv()) is not None:
         name, _, number = job.partition(" ")
-        found = _add_up(int(number)) if name == "sums" else getattr(work, job)()
-        pipe.send((found, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
+        result = _add_up(int(number)) if name == "sums" else getattr(work, job)()
+        pipe.send((result, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
     dist.destroy_process_group()
 
 

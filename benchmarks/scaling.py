@@ -68,11 +68,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--report", type=int, default=usual.report, help="images that are measured and reported")
     chosen = vars(parser.parse_args(arguments))
     try:
-        made, rows = load(chosen.pop("bench"))
+        conditions, rows = load(chosen.pop("bench"))
     except UserError as error:
         print(f"benchmarks.scaling: {str(error).removeprefix('--against: ')}", file=sys.stderr)
         return 2
-    print("\n".join(pages(made, rows, Setting(**chosen))))
+    print("\n".join(pages(conditions, rows, Setting(**chosen))))
     return 0
 
 

@@ -70,9 +70,9 @@ class Split:
         pixels, _ = _validation(size, model, Scenes(train=2 * images), images)
         generator = torch.Generator().manual_seed(0)
         with torch.inference_mode():
-            said = torch.cat([model(some).argmax(1) for some in pixels.split(BATCH)])
-        drawn = torch.randint(10, said.shape, generator=generator)
-        return cls("scenes", pixels, torch.where(torch.rand(len(said), generator=generator) < WRONG, drawn, said))
+            classes = torch.cat([model(some).argmax(1) for some in pixels.split(BATCH)])
+        drawn = torch.randint(10, classes.shape, generator=generator)
+        return cls("scenes", pixels, torch.where(torch.rand(len(classes), generator=generator) < WRONG, drawn, classes))
 
     def batches(self, chosen: Tensor | None = None) -> Iterator[Batch]:
         """The images, or those at some positions."""
@@ -89,8 +89,8 @@ def _validation(size: Size, model: nn.Module, source: Cifar10 | Scenes, images: 
     data.prepare_data()
     data.setup()
     data.spec = InputSpec(**input_spec(model))
-    found = list(data.batches("val"))
-    return torch.cat([batch.images for batch in found]), torch.cat([batch.labels for batch in found])
+    batches = list(data.batches("val"))
+    return torch.cat([batch.images for batch in batches]), torch.cat([batch.labels for batch in batches])
 
 
 def _compare(model: nn.Module, split: Split, name: str, steps: int) -> Iterator[Ratio]:

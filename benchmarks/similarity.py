@@ -45,10 +45,10 @@ def batches(count: int, layers: int = 1) -> list[HeadBatch]:
     """Correlated random heads, float32 as a model gives them."""
     generator = torch.Generator().manual_seed(0)
     mixes = torch.randn(layers, HEADS * WIDTH, HEADS * WIDTH, generator=generator)
-    made = []
+    pieces = []
     for _ in range(count):
         z = [torch.randn(BATCH, TOKENS, HEADS * WIDTH, generator=generator) @ mix for mix in mixes]
-        made.append(
+        pieces.append(
             HeadBatch(
                 z=tuple(x.unflatten(-1, (HEADS, WIDTH)) for x in z),
                 logits=torch.zeros(BATCH, 1),
@@ -56,7 +56,7 @@ def batches(count: int, layers: int = 1) -> list[HeadBatch]:
                 images=torch.randn(BATCH, 3, 32, 32, generator=generator),
             )
         )
-    return made
+    return pieces
 
 
 def stream(kinds: list[Callable[[HeadLayout], Measure]], few: list[HeadBatch], images: int) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import pkgutil
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -144,13 +146,45 @@ GRAMMAR = {"asked", "each", "found", "given", "known", "made", "own", "said", "t
 
 
 def mere_words(text: str) -> list[str]:
-    """Locals and arguments that a word of grammar names: it says nothing of the value, and no search finds it."""
+    """Names of values and functions that are words of grammar: they say nothing, and no search finds them."""
     nodes = list(ast.walk(ast.parse(text)))
     names = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
-    return [name for name in [*names, *(node.arg for node in nodes if isinstance(node, ast.arg))] if name in GRAMMAR]
+    names += [node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
+    names += [node.arg for node in nodes if isinstance(node, ast.arg)]
+    names += [node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    return [name for name in names if name.strip("_") in GRAMMAR]
 
 
-def test_locals_and_arguments_are_nouns():
-    words = {str(path.relative_to(PACKAGE)): names for path in FILES if (names := mere_words(path.read_text()))}
-    assert words == {"headbench/sensitivity.py": ["found"]}  # a field: the column of headbench_grades.csv
-    assert mere_words("def f(own):\n    return [each for each in own]") == ["each", "own"]
+def test_names_are_nouns_or_verbs_of_the_field():
+    root = Path(__file__).parents[1]
+    files = [*FILES, *(root / "benchmarks").rglob("*.py"), *(root / "tools").rglob("*.py")]
+    words = {str(path.relative_to(root)): names for path in files if (names := mere_words(path.read_text()))}
+    # a field: the column of headbench_grades.csv
+    assert words == {"src/mhprobe/headbench/sensitivity.py": ["found"]}
+    assert mere_words("def _told(own):\n    self.known = [each for each in own]") == ["each", "known", "own", "_told"]
+
+
+def examples() -> dict[str, str]:
+    """The Python that a reader copies: blocks of pages, cells of notebooks, docstrings."""
+    root, fence = Path(__file__).parents[1], re.compile(r"```python\n(.*?)```", re.S)
+    texts = {path.name: "\n".join(fence.findall(path.read_text())) for path in (root / "docs").rglob("*.md")}
+    texts["README.md"] = "\n".join(fence.findall((root / "README.md").read_text()))
+    for path in (root / "notebooks").glob("*.ipynb"):
+        cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+        texts[path.name] = "\n".join("".join(cell["source"]) for cell in cells)
+    for path in FILES:
+        nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, DOCUMENTED)]
+        texts[str(path.relative_to(PACKAGE))] = "\n".join(ast.get_docstring(node) or "" for node in nodes)
+    return texts
+
+
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
+ASSIGNED = re.compile(
+    rf"^[> ]*(?:\w+, )*({'|'.join(sorted(GRAMMAR))})(?:, \w+)* = |\bfor ({'|'.join(sorted(GRAMMAR))}) in", re.M
+)
+
+
+def test_examples_use_such_names_too():
+    words = {name: match[0] for name, text in examples().items() if (match := ASSIGNED.search(text))}
+    assert words == {}
+    assert ASSIGNED.search(">>> even, own = 1, 2") and ASSIGNED.search("sum(each for each in x)")

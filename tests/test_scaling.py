@@ -38,7 +38,7 @@ def test_image_forwards_of_a_curve_are_its_candidates_and_its_points(large):
     specs = {spec.name: spec for spec in estimate.curves()}
     setting = estimate.Setting(select=1_000, report=7_000)
     for name, units in (("six_curves/head_max", 16), ("six_curves/layer_min", 24)):
-        found, widest = estimate.asked(specs[name], large.layout, setting)
+        found, widest = estimate.image_forwards(specs[name], large.layout, setting)
         assert found == units * (units + 1) / 2 * 1_000 + (units + 1) * 8_000
         assert widest == (units + 1) * 7_000
 

@@ -38,7 +38,7 @@ def _others(lines: Iterable[str], extras: Mapping[str, Mapping[str, list[str]]])
 
 def closure(requirements: Iterable[Requirement]) -> dict[str, str]:
     """Name -> version of everything that is installed for them."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     seen, left = set(), list(requirements)
     while left:
         requirement = left.pop()
@@ -50,12 +50,12 @@ def closure(requirements: Iterable[Requirement]) -> dict[str, str]:
             package = distribution(name)
         except PackageNotFoundError:
             continue  # for another system, or an extra that is not here
-        found[name] = package.version.partition("+")[0]  # without the name of a build
+        versions[name] = package.version.partition("+")[0]  # without the name of a build
         for line in package.requires or ():
             inner = Requirement(line)
             if inner.marker is None or any(inner.marker.evaluate({"extra": extra}) for extra in (*key, "")):
                 left.append(inner)
-    return dict(sorted(found.items()))
+    return dict(sorted(versions.items()))
 
 
 def constraints() -> str:
@@ -94,8 +94,8 @@ def audit() -> int:
 
 def verdict(packages: Sequence[Mapping[str, Any]], reason: str = "") -> tuple[int, list[str]]:
     """packages: as in pip-audit's JSON. reason: why there are none."""
-    holes = [f"{each['name']} {each['version']}: {hole['id']}" for each in packages for hole in each.get("vulns", ())]
-    skipped = [each for each in packages if "skip_reason" in each]
+    holes = [f"{one['name']} {one['version']}: {hole['id']}" for one in packages for hole in one.get("vulns", ())]
+    skipped = [package for package in packages if "skip_reason" in package]
     if skipped or not packages:
         why = skipped[0]["skip_reason"] if skipped else reason
         holes.append(f"NOT AUDITED: {len(skipped)} of {len(packages)} packages could not be looked up ({why})")

@@ -25,8 +25,8 @@ def twice(command: str, folder: Path) -> tuple[set[str], list[str]]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             run(command, folder / name, "weights=random", *COMMANDS[command], base=device)
-        said = [str(each.message) for each in caught if "deterministic" in str(each.message)]
-        operations |= {text.split(" does not have")[0] for text in said}
+        messages = [str(warning.message) for warning in caught if "deterministic" in str(warning.message)]
+        operations |= {text.split(" does not have")[0] for text in messages}
     first, second = (
         {path.name: path.read_bytes() for path in (folder / name / command / "tables").iterdir()}
         for name in ("one", "two")

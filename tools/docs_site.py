@@ -37,17 +37,17 @@ ORDER = {  # sections by what a reader wants, and their pages: a page that is no
 
 def on_files(files: Files, config: Any) -> Files:
     """Pages that are made, not written: the front page, the API, the changelog, pages to click, notebooks."""
-    made = {
+    generated = {
         "index.md": (ROOT / "README.md").read_text().replace("](docs/", "]("),
         "changelog.md": (ROOT / "CHANGELOG.md").read_text(),
         "api.md": api(),
         "example.md": example(files, config),
     }
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        made[f"notebooks/{path.stem}.md"], pictures = notebook(path)
+        generated[f"notebooks/{path.stem}.md"], pictures = notebook(path)
         for name, picture in pictures.items():
             files.append(File.generated(config, f"notebooks/{name}", content=picture))
-    for name, text in made.items():
+    for name, text in generated.items():
         files.append(File.generated(config, name, content=text))
     config["nav"] = navigation([file.src_uri for file in files.documentation_pages()])
     return files
@@ -56,14 +56,14 @@ def on_files(files: Files, config: Any) -> Files:
 def navigation(pages: list[str]) -> list[dict[str, list[str]]]:
     """Sections with their pages; what no section names is under More."""
     left = sorted(pages)
-    found = []
+    sections = []
     for section, names in ORDER.items():
         here = [
             page for name in names for page in left if page == name or (name.endswith("/") and page.startswith(name))
         ]
         left = [page for page in left if page not in here]
-        found += [{section: here}] if here else []
-    return found + ([{"More": left}] if left else [])
+        sections += [{section: here}] if here else []
+    return sections + ([{"More": left}] if left else [])
 
 
 def lists_stand_apart(markdown: str) -> str:

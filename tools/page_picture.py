@@ -27,13 +27,13 @@ def picture(page: Page, home: Path) -> bytes:
 
     home: where the command was typed; neither it nor the cache is shown.
     """
-    many = re.match(r"\d+", said(page)[0])  # in an order of single heads as many steps
+    many = re.match(r"\d+", sentences(page)[0])  # in an order of single heads as many steps
     page.evaluate(
         "([step, many]) => { step.value = many; step.dispatchEvent(new Event('input')); }",
         [page.query_selector("#step"), int(many[0]) if many else 1],
     )
     values = json.loads(page.text_content("#data") or "")["measures"]
-    (importance,) = (each["columns"]["value"] for each in values if each["key"] == "gate_importance")
+    (importance,) = (measure["columns"]["value"] for measure in values if measure["key"] == "gate_importance")
     page.click(f'#grid [data-id="{importance.index(max(importance))}"]')
     page.locator("#chosen-command code, #chosen-command pre").first.evaluate(
         "(code, home) => { code.textContent = code.textContent.replace(home, '')"
@@ -46,7 +46,7 @@ def picture(page: Page, home: Path) -> bytes:
     return page.screenshot(full_page=True, clip={"x": 0, "y": top["y"] - 16, "width": WIDTH, "height": height})
 
 
-def said(page: Page) -> list[str]:
+def sentences(page: Page) -> list[str]:
     """The result in words, a sentence each."""
     return [" ".join(text.split()) for text in page.locator("#result .words li").all_text_contents()]
 
@@ -59,16 +59,16 @@ def main(report: Path, to: Path) -> None:
         page.goto(report.resolve().as_uri())
         home = report.resolve().parents[3]  # of outputs/<experiment>/<run>
         taken = Image.open(io.BytesIO(picture(page, home)))
-        words = said(page)
+        words = sentences(page)
         chromium.close()
-    made = PngInfo()
+    info = PngInfo()
     with Image.open(report.parent / "figures" / "gate_importance.png") as figure:  # of the same run
         for key, value in figure.text.items():
-            made.add_text(key, value)
+            info.add_text(key, value)
         origin = dict(figure.text)
-    taken.convert("RGB").quantize(256).save(to, pnginfo=made, optimize=True)
-    told = {"commit": origin.get("Comment", ""), "said": words}
-    to.with_suffix(".json").write_text(json.dumps(told, indent=2) + "\n")
+    taken.convert("RGB").quantize(256).save(to, pnginfo=info, optimize=True)
+    record = {"commit": origin.get("Comment", ""), "said": words}
+    to.with_suffix(".json").write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":

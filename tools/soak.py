@@ -96,7 +96,7 @@ def soak(minutes: float, do: Callable[[Path], None] = cycle) -> list[Sample]:
 
 def complaints(samples: Sequence[Sample], left: Sequence[str]) -> Iterator[str]:
     """What did not stay as it was. left: in the temporary folder, after the end."""
-    warm = [each for each in samples if each.seconds >= samples[-1].seconds / 5]
+    warm = [cycle for cycle in samples if cycle.seconds >= samples[-1].seconds / 5]
     quarter = max(1, len(warm) // 4)
     first, last = warm[:quarter], warm[-quarter:]
     growth = statistics.median(s.memory for s in last) / statistics.median(s.memory for s in first) - 1
@@ -114,10 +114,10 @@ def complaints(samples: Sequence[Sample], left: Sequence[str]) -> Iterator[str]:
 
 def main(minutes: str, table: Path) -> int:
     """Libraries clear what they have in the temporary folder when the process ends: so it is another one's."""
-    with tempfile.TemporaryDirectory() as own, tempfile.TemporaryDirectory() as torchs:
-        told = {"TMPDIR": own, "TORCHINDUCTOR_CACHE_DIR": torchs}  # a cache, meant to stay
-        subprocess.run([sys.executable, __file__, minutes, str(table), INSIDE], env=os.environ | told, check=True)
-        left = sorted(os.listdir(own))
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as torchs:
+        places = {"TMPDIR": folder, "TORCHINDUCTOR_CACHE_DIR": torchs}  # a cache, meant to stay
+        subprocess.run([sys.executable, __file__, minutes, str(table), INSIDE], env=os.environ | places, check=True)
+        left = sorted(os.listdir(folder))
     with table.open(newline="") as file:
         rows = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
     bad = list(complaints([Sample(**row) for row in rows], left))  # type: ignore[arg-type]

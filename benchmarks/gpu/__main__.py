@@ -27,11 +27,11 @@ def main() -> int:
     _unpack(chosen.folder)
     from benchmarks.gpu.stages import Kit, stages
 
-    known = stages()
-    if unknown := set(chosen.stages) - set(known):
-        raise SystemExit(f"no stage {', '.join(sorted(unknown))}; expected some of {', '.join(known)}")
+    works = stages()
+    if unknown := set(chosen.stages) - set(works):
+        raise SystemExit(f"no stage {', '.join(sorted(unknown))}; expected some of {', '.join(works)}")
     kit = Kit(chosen.folder.resolve(), ROOT, chosen.tiny, chosen.minutes)
-    return 0 if all([_stage(kit, name, known[name]) for name in chosen.stages or known]) else 1
+    return 0 if all([_stage(kit, name, works[name]) for name in chosen.stages or works]) else 1
 
 
 def _stage(kit, name, work) -> bool:
@@ -46,16 +46,16 @@ def _stage(kit, name, work) -> bool:
     print(f"{name} ...", flush=True)
     start = time.monotonic()
     try:
-        found = work(kit)
+        results = work(kit)
     except Exception as error:  # the other stages go on
         print(f"{name} failed: {type(error).__name__}: {error}", flush=True)
         return False
-    if found is None:
+    if results is None:
         print(f"{name}: not finished; run it again", flush=True)
         return False
-    made = {**conditions("tiny" if kit.tiny else "full"), "minutes": round((time.monotonic() - start) / 60, 2)}
-    write(out, (json.dumps({"stage": name, "conditions": made, "found": found}, indent=2) + "\n").encode())
-    print(f"{name}: {made['minutes']} minutes, {out}", flush=True)
+    about = {**conditions("tiny" if kit.tiny else "full"), "minutes": round((time.monotonic() - start) / 60, 2)}
+    write(out, (json.dumps({"stage": name, "conditions": about, "found": results}, indent=2) + "\n").encode())
+    print(f"{name}: {about['minutes']} minutes, {out}", flush=True)
     return True
 
 

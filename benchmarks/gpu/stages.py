@@ -134,8 +134,8 @@ def two_ranks(kit: Kit) -> dict[str, Any]:
 def train(kit: Kit, kind: str) -> dict[str, Any] | None:
     """The wide twin of the shipped network to its end, in as many pieces as it takes; the Swin learns from the ViT."""
     name, out = f"gpu_{kind}", kit.folder / "runs"
-    found = sorted(out.glob(f"{name}/*/metrics.json"))
-    if not found and not _trained(kit, kind, name, out):
+    files = sorted(out.glob(f"{name}/*/metrics.json"))
+    if not files and not _trained(kit, kind, name, out):
         return None
     folder = sorted(out.glob(f"{name}/*/metrics.json"))[-1].parent
     return {"folder": str(folder.relative_to(kit.folder)), **json.loads((folder / "metrics.json").read_text())}
@@ -310,8 +310,8 @@ def pruned_speed(kit: Kit) -> list[dict[str, Any]]:
     rows = []
     for kind in NAMES:
         model = kit.network(kind).eval()
-        found = speed_table(model, batches=(2,), rounds=2, seconds=0) if kit.tiny else speed_table(model)
-        rows += [{"network": NAMES[kind], **row} for row in found]
+        table = speed_table(model, batches=(2,), rounds=2, seconds=0) if kit.tiny else speed_table(model)
+        rows += [{"network": NAMES[kind], **row} for row in table]
     return rows
 
 

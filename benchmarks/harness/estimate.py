@@ -73,18 +73,18 @@ class Large:
         return total
 
 
-def pages(made: Mapping[str, Any], rows: Rows, setting: Setting) -> Iterator[str]:
+def pages(conditions: Mapping[str, Any], rows: Rows, setting: Setting) -> Iterator[str]:
     """The estimate as lines of Markdown."""
     from benchmarks.harness.models import small_vit
 
     large, small = Large.of(setting.model), layout_of(small_vit())
-    share, said = efficiency(rows)
+    share, source = efficiency(rows)
     per_hour = setting.gpus * setting.tflops * 1e12 * share * 3600 / large.flops
     yield (
         f"{setting.model}: {large.layout.num_heads} heads, {large.flops / 1e9:.0f} GFLOP a forward pass. "
-        f"{setting.gpus} GPUs of {setting.tflops:g} TFLOP/s (assumed), efficiency {share:.2f} ({said}): "
-        f"{per_hour / 1e6:,.0f} million image-forwards an hour. Ratios from commit {made.get('commit')}, "
-        f"{made.get('cores')} cores of {made.get('processor')}, load {made.get('load')}."
+        f"{setting.gpus} GPUs of {setting.tflops:g} TFLOP/s (assumed), efficiency {share:.2f} ({source}): "
+        f"{per_hour / 1e6:,.0f} million image-forwards an hour. Ratios from commit {conditions.get('commit')}, "
+        f"{conditions.get('cores')} cores of {conditions.get('processor')}, load {conditions.get('load')}."
     )
     yield ""
     yield from _of_measures(rows, setting, large, small, per_hour)
@@ -112,7 +112,7 @@ def _of_curves(rows: Rows, setting: Setting, large: Large, per_hour: float) -> I
     yield f"| {' | '.join(columns)} |"
     yield f"|{'---|' * len(columns)}"
     for spec in curves():
-        forwards, widest = asked(spec, large.layout, setting)
+        forwards, widest = image_forwards(spec, large.layout, setting)
         cells = [duration(forwards / per_hour)]
         for name in shown:
             ratio = savings.get((spec.units, name))
@@ -132,10 +132,10 @@ def costs(rows: Rows, large: HeadLayout, small: HeadLayout) -> Iterator[tuple[st
 
 def efficiency(rows: Rows) -> tuple[float, str]:
     """Of ranks: the median of what was measured with two, at most 1."""
-    found = [row.ratio / 2 for row in rows.get("ranks", ()) if row.limit.startswith(">=")]
-    if not found:
+    speedups = [row.ratio / 2 for row in rows.get("ranks", ()) if row.limit.startswith(">=")]
+    if not speedups:
         return EFFICIENCY, "assumed: the aim of the bench"
-    return min(1.0, statistics.median(found)), "measured with two ranks"
+    return min(1.0, statistics.median(speedups)), "measured with two ranks"
 
 
 def sums_of(name: str, layout: HeadLayout) -> Measure:
@@ -155,24 +155,24 @@ def curves() -> list[CurveSpec]:
     from hydra.utils import instantiate
     from omegaconf import OmegaConf
 
-    found = []
+    specs = []
     for yaml in sorted((CONF / "masking").glob("*.yaml")):
         part = OmegaConf.load(yaml)
         part.search = {"_target_": "mhprobe.masking.search.exact.Exact", "parts": 1}
         for name, curve in (part.curves or {}).items():
             order = instantiate(curve.order, _convert_="all")
             rest = {key: value for key, value in OmegaConf.to_container(curve).items() if key != "order"}  # type: ignore[union-attr]
-            found.append(CurveSpec(name=f"{yaml.stem}/{name}", order=order, **rest))  # type: ignore[misc]
-    return found
+            specs.append(CurveSpec(name=f"{yaml.stem}/{name}", order=order, **rest))  # type: ignore[misc]
+    return specs
 
 
-def asked(spec: CurveSpec, layout: HeadLayout, setting: Setting) -> tuple[float, float]:
+def image_forwards(spec: CurveSpec, layout: HeadLayout, setting: Setting) -> tuple[float, float]:
     """Image-forwards that a curve asks for on both splits, and the most (mask, image) scores of one question."""
     select, report = Counted(layout), Counted(layout)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         masking_curve(layout, spec, select, report)
-    per_image = [each.spent / STAND_IN for each in (select, report)]
+    per_image = [counted.spent / STAND_IN for counted in (select, report)]
     most = max(select.most * setting.select, report.most * setting.report)
     return per_image[0] * setting.select + per_image[1] * setting.report, most
 

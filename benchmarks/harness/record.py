@@ -52,13 +52,13 @@ def float32() -> dict[str, str]:
 
 def commit() -> str:
     """Of the working tree, "+" where it was changed since; empty outside a repository."""
-    said = subprocess.run(
+    done = subprocess.run(
         ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
         cwd=Path(__file__).parent,
         capture_output=True,
         text=True,
     )
-    return said.stdout.strip()
+    return done.stdout.strip()
 
 
 def processor() -> str:
@@ -73,7 +73,7 @@ def processor() -> str:
 
 def save(
     file: Path,
-    made: Mapping[str, Any],
+    conditions: Mapping[str, Any],
     rows: Mapping[str, Sequence[Ratio]],
     failed: Mapping[str, str],
     seconds: Mapping[str, int],
@@ -82,8 +82,8 @@ def save(
 
     seconds: that each part took.
     """
-    plain = {part: [dataclasses.asdict(row) for row in found] for part, found in rows.items()}
-    document = {"conditions": made, "rows": plain, "failed": dict(failed), "seconds": dict(seconds)}
+    plain = {part: [dataclasses.asdict(row) for row in ratios] for part, ratios in rows.items()}
+    document = {"conditions": conditions, "rows": plain, "failed": dict(failed), "seconds": dict(seconds)}
     write(file, (json.dumps(document, indent=2) + "\n").encode())
 
 
@@ -91,7 +91,7 @@ def load(file: Path) -> tuple[dict[str, Any], dict[str, list[Ratio]]]:
     """The conditions and the rows, part by part."""
     try:
         document = json.loads(file.read_text())
-        rows = {part: [Ratio(**row) for row in found] for part, found in document["rows"].items()}
+        rows = {part: [Ratio(**row) for row in ratios] for part, ratios in document["rows"].items()}
         return document["conditions"], rows
     except FileNotFoundError:
         raise UserError(f"--against: no file {file}; expected the bench.json of an earlier run.") from None

@@ -2,9 +2,9 @@
 
 model = timm.create_model("deit_small_patch16_224", pretrained=True).eval()
 gates = mhprobe.attach(model)
-found = mhprobe.measure(model, loader, [mhprobe.measures.GateImportance])
-found["gate_importance"]            # (A,) tensor, larger means more important; shows itself as a table
-found["gate_importance"].columns    # with its intervals; .to_frame() for pandas
+values = mhprobe.measure(model, loader, [mhprobe.measures.GateImportance])
+values["gate_importance"]           # (A,) tensor, larger means more important; shows itself as a table
+values["gate_importance"].columns   # with its intervals; .to_frame() for pandas
 """
 
 import functools
@@ -203,7 +203,7 @@ def load(
     from mhprobe.surgery.elastic import at_budget
     from mhprobe.weights.checkpoint import load_weights
     from mhprobe.weights.foreign import model_from
-    from mhprobe.weights.hub import found
+    from mhprobe.weights.hub import find_weights
 
     if not isinstance(path, str | Path):
         raise UserError(f"load: path: expected a file, a folder or hf-hub:owner/name, got {quoted(path)}.")
@@ -214,7 +214,7 @@ def load(
     if settings:
         raise UserError(f"load: {', '.join(settings)}: options of a timm model need its name; give name=.")
     refuse_misfits(load, {"flops": flops, "params": params}, "load")
-    model, description = load_weights(found(path))
+    model, description = load_weights(find_weights(path))
     target = {key: share for key, share in (("flops", flops), ("params", params)) if share is not None}
     if len(target) > 1:
         raise UserError("load: flops, params: expected one of them, got both.")

@@ -14,24 +14,24 @@ from scipy.stats import binom
 
 from layouts import layout_of
 from mhprobe.claims.parts.asking import ask
-from mhprobe.claims.parts.claim import chosen, known
+from mhprobe.claims.parts.claim import all_claims, chosen
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 
-CLAIMS = sorted(known())
+CLAIMS = sorted(all_claims())
 DRAWS = 200
 MOST = int(binom.ppf(0.999, DRAWS, 0.05))  # so many of 200 at the most, if each is wrong in 5 %
 
 
 def verdict(name, effect, seed):
     random = torch.Generator().manual_seed(seed)
-    return ask({name: known()[name]}, LAWS[name].draw(effect, random))[name]
+    return ask({name: all_claims()[name]}, LAWS[name].draw(effect, random))[name]
 
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_a_claim_holds_where_it_is_true_and_not_where_it_is_false(name):
-    law, matters = LAWS[name], known()[name].margin.size
-    if known()[name].shape == "none":  # of 36 heads no claim of nothing can be shown
+    law, matters = LAWS[name], all_claims()[name].margin.size
+    if all_claims()[name].shape == "none":  # of 36 heads no claim of nothing can be shown
         assert verdict(name, law.true * matters, seed=1).word == "cannot be told"
     else:
         assert verdict(name, law.true * matters, seed=1).word == "holds"
@@ -40,7 +40,7 @@ def test_a_claim_holds_where_it_is_true_and_not_where_it_is_false(name):
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_at_the_cut_a_claim_hardly_ever_holds(name):
-    claim = known()[name]
+    claim = all_claims()[name]
     words = [verdict(name, claim.bounds[1], seed).word for seed in range(DRAWS)]
     assert words.count("holds") <= MOST
     if claim.shape == "more":
@@ -51,7 +51,7 @@ def test_at_the_cut_a_claim_hardly_ever_holds(name):
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_the_power_that_is_stated_is_how_often_a_claim_holds(name):
-    claim = known()[name]
+    claim = all_claims()[name]
     effect = 2 * claim.margin.size if claim.shape == "more" else 0.0
     seen = [verdict(name, effect, seed) for seed in range(DRAWS // 2)]
     holds = sum(each.word == "holds" for each in seen) / len(seen)
@@ -60,15 +60,15 @@ def test_the_power_that_is_stated_is_how_often_a_claim_holds(name):
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_a_claim_says_what_it_is(name):
-    claim = known()[name]
+    claim = all_claims()[name]
     assert re.fullmatch(r"[A-Z].*\.", claim.says) and claim.margin.because and claim.margin.unit
     assert re.fullmatch(r".+; .+", claim.source)  # where, and of what network
     assert claim.margin.size > 0
 
 
 def test_every_claim_has_a_law_to_be_tried_on():
-    assert set(LAWS) == set(known())
-    assert len(known()) >= 50
+    assert set(LAWS) == set(all_claims())
+    assert len(all_claims()) >= 50
 
 
 def test_contributing_says_what_a_new_claim_touches():
@@ -89,7 +89,7 @@ def test_an_unknown_claim_is_answered_with_the_nearest_name():
 @pytest.mark.parametrize("name", CLAIMS)
 def test_the_page_of_claims_has_a_row_with_what_matters(name):
     page = (Path(__file__).parents[2] / "docs" / "claims.md").read_text()
-    matters = f"{known()[name].margin.size:g}".removeprefix("0")
+    matters = f"{all_claims()[name].margin.size:g}".removeprefix("0")
     assert f"| {name.replace('_', ' ')} | {matters} |" in page
 
 
@@ -101,7 +101,7 @@ def test_narrow_heads_are_compared_within_a_network_that_has_two_widths():
     sites = (layout.sites[0], dataclasses.replace(layout.sites[1], head_dim=16))
     value = torch.full((6, 6), 0.3) + 0.2 * (torch.arange(6) < 3)[:, None]
     evidence = Drawn(RANDOM, {"svcca": {"value": value, "null": torch.zeros(6, 6)}}, layout=HeadLayout(sites))
-    assert known()["narrow_heads_are_more_alike"].estimate(evidence).effect == pytest.approx(0.2)
+    assert all_claims()["narrow_heads_are_more_alike"].estimate(evidence).effect == pytest.approx(0.2)
 
 
 UNKNOWN = {"claim": "heads_of_a_block_are_alike", "effect": None, "low": None, "high": None, "count": 0}
@@ -119,5 +119,5 @@ UNKNOWN = {"claim": "heads_of_a_block_are_alike", "effect": None, "low": None, "
 def test_a_run_that_does_not_say_it_is_no_answer(claim, of_runs, reason):
     tables = {"svcca": {"value": torch.zeros(36, 36), "null": torch.zeros(36, 36)}}
     other = dict.fromkeys(("pruned", "scratch", "training", "wider"), SimpleNamespace(**of_runs))
-    verdict = ask({claim: known()[claim]}, Drawn(RANDOM, tables, runs=other, layout=LAYOUT))[claim]
+    verdict = ask({claim: all_claims()[claim]}, Drawn(RANDOM, tables, runs=other, layout=LAYOUT))[claim]
     assert verdict.word == "not applicable" and reason in verdict.reason

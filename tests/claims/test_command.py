@@ -11,7 +11,7 @@ import mhprobe.claims.__main__ as command
 import runs
 from drawn import assert_nothing_is_clipped
 from mhprobe.claims.parts import asking
-from mhprobe.claims.parts.claim import known
+from mhprobe.claims.parts.claim import all_claims
 from mhprobe.claims.parts.estimates import Estimate, TooFewError
 from mhprobe.claims.parts.evidence import Evidence
 from mhprobe.claims.parts.judge import Verdict
@@ -49,13 +49,13 @@ def test_every_claim_gets_a_verdict_and_none_is_dropped(tmp_path, monkeypatch, t
     (folder := tmp_path / "run").mkdir()
     command.run(settings(tmp_path), folder)
     rows = {row["claim"]: row for row in runs.rows(folder / "tables" / "claims.csv")}
-    assert set(rows) == set(known()) and {row["verdict"] for row in rows.values()} <= WORDS
+    assert set(rows) == set(all_claims()) and {row["verdict"] for row in rows.values()} <= WORDS
     refused = {name: row["reason"] for name, row in rows.items() if row["verdict"] == "not applicable"}
     of_runs = {"narrow_heads_are_more_alike", "pruned_beats_from_scratch", "importance_settles_early"}
     assert {name for name, reason in refused.items() if "evidence.runs." in reason} == of_runs
     of_norms = {"high_norm_tokens_draw_attention", "high_norm_tokens_lose_their_place"}
     assert all(refused.values()) and set(refused) <= of_runs | of_norms | {"specialised_heads_stay"}
-    assert re.match(rf"\d+ of {len(known())} claims hold, \d+ (is|are) contradicted, .* not applicable\.", told[0])
+    assert re.match(rf"\d+ of {len(all_claims())} claims hold, \d+ (is|are) contradicted, .* not applicable\.", told[0])
     assert re.match(r"Of those that hold, \d+ hold for an untrained network as well", told[1])
     page = (folder / "report.html").read_text()
     assert "Findings of the literature, judged on this network" in page and "entropy_falls_with_depth" in page
@@ -116,7 +116,7 @@ def verdict(word, effect=math.nan):
 
 def made(folder, seen):
     """A run's folder with these verdicts."""
-    claims = {name: known()[name] for name in seen}
+    claims = {name: all_claims()[name] for name in seen}
     report = Report(folder)
     rows = asking.rows_of(claims, seen, {name: verdict("holds", 0.3) for name in seen})
     report.add("claims", asking.result(rows))
@@ -159,7 +159,7 @@ def test_runs_without_claims_have_no_matrix():
 
 
 def test_the_forest_draws_each_effect_in_multiples_of_what_matters(folders):
-    claims = {name: known()[name] for name in ("entropy_falls_with_depth", "a_fifth_of_the_heads_goes")}
+    claims = {name: all_claims()[name] for name in ("entropy_falls_with_depth", "a_fifth_of_the_heads_goes")}
     seen = {"entropy_falls_with_depth": verdict("holds", 0.1), "a_fifth_of_the_heads_goes": verdict("holds", 0.9)}
     result = asking.result(asking.rows_of(claims, seen, {"entropy_falls_with_depth": verdict("holds", 0.1)}))
     (axes,) = result.figure.axes
@@ -178,7 +178,7 @@ def test_the_forest_draws_each_effect_in_multiples_of_what_matters(folders):
 
 
 def test_a_line_says_the_number_or_why_there_is_none():
-    claim = known()["entropy_falls_with_depth"]
+    claim = all_claims()["entropy_falls_with_depth"]
     assert asking.number(claim, found(0.0834, 0.0333, 72)) == (
         "0.0834 of maximal entropy (95 % 0.0501 to 0.117; matters from 0.05), of 72 heads"
     )
@@ -187,7 +187,7 @@ def test_a_line_says_the_number_or_why_there_is_none():
 
 
 def test_two_sentences_say_what_was_found():
-    claims = {name: known()[name] for name in ("entropy_falls_with_depth", "a_fifth_of_the_heads_goes")}
+    claims = {name: all_claims()[name] for name in ("entropy_falls_with_depth", "a_fifth_of_the_heads_goes")}
     seen = dict.fromkeys(claims, verdict("holds", 1.0))
     others = "0 are contradicted, 0 are too small to matter, 0 cannot be told and 0 are not applicable."
     first = f"2 of 2 claims hold, {others}"

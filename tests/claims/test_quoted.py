@@ -15,7 +15,7 @@ from laws import LAWS
 import mhprobe.study
 import runs
 from mhprobe.claims.parts.asking import quoted
-from mhprobe.claims.parts.claim import known
+from mhprobe.claims.parts.claim import all_claims
 from mhprobe.claims.parts.evidence import Evidence
 from mhprobe.claims.parts.judge import judge
 from mhprobe.errors import UserError
@@ -24,7 +24,7 @@ from mhprobe.questions.plan import Question
 from mhprobe.report.result import Result
 from mhprobe.report.runs.run import read_run
 
-QUOTED = {name: claim for name, claim in known().items() if claim.figure}
+QUOTED = {name: claim for name, claim in all_claims().items() if claim.figure}
 SMALL = (
     *("+experiment=digits_vit", "backbone.embed_dim=24", "backbone.depth=4", "backbone.num_heads=3", "weights=random"),
     *("data.limit_train=64", "data.limit_val=20", "data.limit_test=40", "trainer.accelerator=cpu"),
@@ -107,7 +107,7 @@ def test_curves_that_are_not_what_the_claim_is_about_are_not_searched_again(sele
 
 
 def test_claims_that_are_not_here_count_in_the_correction():
-    name, claim = next(iter(known().items()))
+    name, claim = next(iter(all_claims().items()))
     estimate = LAWS[name].draw(3 * claim.margin.size, torch.Generator().manual_seed(0))
     found = {name: claim.estimate(estimate), "other": UserError("no.")}
     claims = {name: claim, "other": claim}

@@ -16,7 +16,7 @@ from mhprobe.headbench import __main__ as command
 from mhprobe.headbench import bench as bench_module
 from mhprobe.headbench import canvas
 from mhprobe.headbench.bench import Row, bench, entries
-from mhprobe.headbench.plants import Dead, Duplicate, Planted, grow, known
+from mhprobe.headbench.plants import Dead, Duplicate, Planted, all_plants, grow
 from mhprobe.measures.base import Measure
 from mhprobe.report.figures import headbench
 from mhprobe.stats.agreement import auroc
@@ -193,7 +193,7 @@ def test_a_blank_model_passes_the_stream_on_and_has_nothing_that_was_drawn(famil
 
 
 def test_plants_are_found_by_their_names_and_name_plants_and_signs_that_there_are():
-    plants = known()
+    plants = all_plants()
     assert len(plants) >= 11
     for plant in plants.values():
         assert set(plant.like) <= set(plants) and plant.question.endswith("?")
@@ -224,7 +224,7 @@ def test_unknown_measures_and_classes_are_refused():
 
 
 def test_the_figure_clips_nothing():
-    cells = itertools.product(("vit", "swin"), known(), ("entropy", "no_op"))
+    cells = itertools.product(("vit", "swin"), all_plants(), ("entropy", "no_op"))
     rows = [Row(*cell, 1, 0.97, 0.9, 1.0, 10, 10) for cell in cells]
     assert_nothing_is_clipped(headbench.headbench(rows))
 
@@ -233,7 +233,7 @@ def test_the_figure_clips_nothing():
 @pytest.mark.parametrize("family", ["vit", "swin"])
 def test_interventions_confirm_the_plants(family):
     _, planted = grow(family, 0)
-    assert {each.name for each in planted} == set(known())
+    assert {each.name for each in planted} == set(all_plants())
     assert [each.name for each in planted if not each.verified] == []
     heads = [head for each in planted for head in each.heads]
     assert len(set(heads)) == len(heads)  # no head is two things

@@ -118,14 +118,14 @@ def run(monkeypatch):
     def go(makes=None, entered=(), seeds=range(3), graft=Marked, draws=2):
         monkeypatch.setattr(module, "Network", Stub)
         monkeypatch.setattr(module, "known_grafts", lambda: {"marked": graft()})
-        told = module._told
+        scores = module._scores
 
         def knowing(network, *rest):
             object.__setattr__(network.layout, "marks", network.model.marks)
             object.__setattr__(network.layout, "others", torch.linspace(0, 0.4, 6))
-            return told(network, *rest)
+            return scores(network, *rest)
 
-        monkeypatch.setattr(module, "_told", knowing)
+        monkeypatch.setattr(module, "_scores", knowing)
         return sensitivities(makes or {"weight_of": WeightOf}, entered, seeds, draws)
 
     return go
@@ -182,7 +182,7 @@ def test_networks_are_resampled_not_grafts():
         for network in (0, 1)
         for _ in range(50)
     ]
-    shares = module._resampled(module._found("m", trials), trials)[:, 0]
+    shares = module._resampled(module._detections("m", trials), trials)[:, 0]
     assert {0.0, 0.5, 1.0} == set(shares.tolist())
 
 

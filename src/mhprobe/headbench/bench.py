@@ -20,7 +20,7 @@ from mhprobe import measures as all_measures
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError, quoted
 from mhprobe.headbench.canvas import draw, gated
-from mhprobe.headbench.plants import grow, known
+from mhprobe.headbench.plants import all_plants, grow
 from mhprobe.heads import HeadLayout
 from mhprobe.measures.base import Measure
 from mhprobe.recording.measuring import Columns, measure
@@ -64,7 +64,7 @@ def bench(
 ) -> list[Row]:
     """Score every measure on every plant. images: to measure, and as many to choose on. UserError: a missing column."""
     scores: dict[tuple[str, str, str], list[Told]] = defaultdict(list)
-    plants = known()
+    plants = all_plants()
     named = sorted({tuple(sign.split(".", 1)) for plant in plants.values() for sign in plant.signs if "." in sign})
     for family, seed in itertools.product(families, seeds):
         canvas, planted = grow(family, seed)

@@ -396,13 +396,13 @@ class Planted(NamedTuple):
     verified: bool
 
 
-def known() -> dict[str, Plant]:
+def all_plants() -> dict[str, Plant]:
     return by_name(sys.modules[__name__], Plant)  # type: ignore[type-abstract]
 
 
 def grow(family: str, seed: int) -> tuple[Canvas, list[Planted]]:
     """Write a model with every plant at a random place, among fillers. UserError where a plant has no room."""
-    canvas, plants = Canvas(family, seed), known()
+    canvas, plants = Canvas(family, seed), all_plants()
     free = {site: list(range(about.num_heads)) for site, about in enumerate(canvas.layout.sites)}
     places: dict[str, tuple[int, tuple[int, ...]]] = {}  # plant -> its site, and its heads there
     for name, plant in sorted(plants.items(), key=lambda item: not item[1].first):

@@ -129,7 +129,7 @@ def _trials(
             continue
         flat = [network.layout.flat(site, head) for head in heads]
         shown = [graft.shown(copy, network, site, heads) for copy in copies]
-        yield Trial(network.seed, name, shown, [_told(copy, used, detectors, flat) for copy in copies])
+        yield Trial(network.seed, name, shown, [_scores(copy, used, detectors, flat) for copy in copies])
 
 
 def places(network: Network, name: str, graft: Graft) -> Iterator[tuple[int, list[int], list[int]]]:
@@ -141,7 +141,7 @@ def places(network: Network, name: str, graft: Graft) -> Iterator[tuple[int, lis
         yield site, order[: graft.heads], order[graft.heads : 2 * graft.heads]
 
 
-def _told(
+def _scores(
     network: Network, makes: Mapping[str, Make], detectors: Mapping[str, int], heads: Sequence[int]
 ) -> dict[str, Told]:
     layout, splits, scores = network.layout, digits(), {}
@@ -158,7 +158,7 @@ def _told(
 def _rows(
     graft: Graft, name: str, detector: str, direction: int, trials: Sequence[Trial]
 ) -> tuple[list[Grade], Sensitivity]:
-    found_TG = _found(detector, trials)
+    found_TG = _detections(detector, trials)
     shares_RG = _resampled(found_TG, trials)
     found_G, (low_G, high_G) = found_TG.mean(0), percentiles(shares_RG)
     about, counts = (name, detector, direction), (len(trials), len({trial.network for trial in trials}))
@@ -174,7 +174,7 @@ def _rows(
     return grades, Sensitivity(*about, half_reached(found_G), low, high, float(found_G[0]), *counts)
 
 
-def _found(detector: str, trials: Sequence[Trial]) -> Tensor:
+def _detections(detector: str, trials: Sequence[Trial]) -> Tensor:
     """(T, 1 + GRADES) float64: 1 where the graft is found."""
     rows = [[float(scores[detector].auroc >= FOUND) for scores in trial.scores] for trial in trials]
     return torch.tensor(rows, dtype=torch.float64)

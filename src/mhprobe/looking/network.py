@@ -14,7 +14,7 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.weights.checkpoint import load_weights
 from mhprobe.weights.foreign import model_from
-from mhprobe.weights.hub import PREFIX, found
+from mhprobe.weights.hub import PREFIX, find_weights
 from mhprobe.weights.twin import RandomTwin
 
 MOST = 30_000_000  # attention weights of an image: a ViT-L at 224 pixels has half as many
@@ -65,7 +65,7 @@ def chosen(model: nn.Module | str | Path, weights: str | Path | None = None, siz
         return _saved(Path(model).expanduser())
     if str(model).startswith(PREFIX) and weights is size is None:
         with contextlib.suppress(UserError):  # weights of ours; others' are timm's to find
-            return _described(found(model), str(model))
+            return _described(find_weights(model), str(model))
     return _of_timm(str(model), weights, size)
 
 
@@ -96,7 +96,7 @@ def _saved(place: Path) -> Network:
     if "architecture" in config:
         model = build(f"local-dir:{place}", pretrained=True, num_classes=0).eval()
         return Network(model, place.name, input_spec(model))
-    file = found(place)
+    file = find_weights(place)
     if file.suffix not in (".safetensors", ".ckpt"):
         raise UserError(f"look: {file}: expected a run's folder, a .safetensors with its .json, or a .ckpt.")
     return _described(file, "/".join(file.parts[-2:]) if place.is_dir() else file.stem)

@@ -1,8 +1,8 @@
 """Maps of single images: where attention, its rollouts and relevance point, and how faithful that is.
 
     model = mhprobe.load("model.safetensors")
-    found = mhprobe.maps.rollout.Rollout(fusion="max")(model, images)        # {"rollout": (B, h, w)}
-    mhprobe.maps.faithfulness.faithfulness(model, images, list(found.values()))  # deletion and insertion areas
+    maps = mhprobe.maps.rollout.Rollout(fusion="max")(model, images)         # {"rollout": (B, h, w)}
+    mhprobe.maps.faithfulness.faithfulness(model, images, list(maps.values()))  # deletion and insertion areas
 
 python -m mhprobe.maps weights=FILE images=[0,5,9] draws them for images of the test split.
 """

@@ -49,9 +49,9 @@ class OutputFrequency(MeanOverImages):
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
         grids = {site.block: site.token_grid for site in layout.sites}
-        self._own = {block: diagonal(grid) for block, grid in grids.items()}
-        every = sorted(set[Fraction]().union(*self._own.values()))
-        self._at = {block: [*map(every.index, frequencies)] for block, frequencies in self._own.items()}
+        self._diagonal = {block: diagonal(grid) for block, grid in grids.items()}
+        every = sorted(set[Fraction]().union(*self._diagonal.values()))
+        self._at = {block: [*map(every.index, frequencies)] for block, frequencies in self._diagonal.items()}
         self._frequencies = [float(frequency) for frequency in every]
         self.axes = {"spectrum": [f"{frequency:.4g}π" for frequency in self._frequencies]}
         count, depth = len(every), len(layout.blocks)
@@ -80,7 +80,7 @@ class OutputFrequency(MeanOverImages):
         """(B, T, ...) real -> (B, F, ...) complex, the 2-D discrete Fourier transform at the diagonal frequencies."""
         height, width = next(site.token_grid for site in self.layout.sites if site.block == block)
         down, across = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-        half = torch.tensor([float(frequency) / 2 for frequency in self._own[block]], dtype=torch.float64)
+        half = torch.tensor([float(frequency) / 2 for frequency in self._diagonal[block]], dtype=torch.float64)
         turns_FT = half[:, None] * (down + across).flatten()
         waves_FT = torch.polar(torch.ones_like(turns_FT), -2 * math.pi * turns_FT).to(maps.device)
         real, imaginary = (part.to(maps.dtype) for part in (waves_FT.real, waves_FT.imag))
@@ -97,7 +97,7 @@ class OutputFrequency(MeanOverImages):
             heads[span, absent] = torch.nan
             stream[site.block, :, absent] = torch.nan
             last[span], block[span] = self._at[site.block][-1], site.block
-        frequency = [float(self._own[int(b)][-1]) for b in block]
+        frequency = [float(self._diagonal[int(b)][-1]) for b in block]
 
         def highest(values: Tensor) -> Tensor:
             """(A, K) -> (A,), NaN where the highest frequency is 0."""

@@ -36,8 +36,8 @@ class Position(OfAttention):
     >>> import torch
     >>> from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
     >>> layout = HeadLayout((HeadSite("attn", 0, 0, num_heads=2, head_dim=1, grid=(1, 2), pixels=(16.0, 16.0)),))
-    >>> even, own = [[0.5, 0.5], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]  # two tokens look at both, or at themselves
-    >>> attn = torch.tensor([[[even, own]]])  # (1 image, 1 window, 2 heads, queries, keys)
+    >>> even, self_only = [[0.5, 0.5], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]  # two tokens look at both, or at themselves
+    >>> attn = torch.tensor([[[even, self_only]]])  # (1 image, 1 window, 2 heads, queries, keys)
     >>> batch = HeadBatch(z=(), attn=(attn,), logits=torch.zeros(1, 2), valid=torch.tensor([True]))
     >>> measure = Position(layout)
     >>> measure.update(batch)
@@ -83,8 +83,8 @@ class Position(OfAttention):
         self.squares[span] += counts_bHYX.square_().sum(0)
 
     def finish(self) -> dict[str, Tensor]:
-        exists = self._each(lambda pairs: pairs.double())
-        even = self._each(even_over)
+        exists = self._sums(lambda pairs: pairs.double())
+        even = self._sums(even_over)
         queries = self.patch_queries
         share = self.counts / self.images / exists  # NaN where no query has such a key
         candidates = exists >= self.least * queries[:, None, None]
@@ -118,7 +118,7 @@ class Position(OfAttention):
         offset = _offsets(site, device)
         return (offset[..., 0] + self.farthest[0]) * self.counts.shape[2] + offset[..., 1] + self.farthest[1]
 
-    def _each(self, weigh: Any) -> Tensor:
+    def _sums(self, weigh: Any) -> Tensor:
         """(A, Y, X) sum of ``weigh(patch_pairs)`` over the pairs of each offset."""
         sums = torch.zeros_like(self.counts)
         for number, site in enumerate(self.layout.sites):

@@ -22,7 +22,7 @@ def logits_of(output: Any) -> Tensor:
 
     Of several outputs the first; of tokens (B, T, C) their mean. Raises UserError without such a tensor.
     """
-    tensor = _found(output)
+    tensor = _tensor_in(output)
     if not isinstance(tensor, Tensor) or tensor.dim() not in (2, 3):
         got = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(output).__name__
         raise UserError(
@@ -48,7 +48,7 @@ def refuse_broken(broken_N: Tensor, what: str) -> None:
         )
 
 
-def _found(output: Any) -> Any:
+def _tensor_in(output: Any) -> Any:
     if isinstance(output, Tensor):
         return output
     for name in (*_NAMED, "last_hidden_state"):

@@ -22,7 +22,7 @@ from mhprobe.report.figures import runs as figure
 from mhprobe.report.figures.claims import claims_matrix
 from mhprobe.report.report import Result, Sample
 from mhprobe.report.runs import atlas, words
-from mhprobe.report.runs.run import MOST, Run, differing, expand, names, read_run, said, settings, typed_apart
+from mhprobe.report.runs.run import MOST, Run, as_typed, differing, expand, names, read_run, settings, typed_apart
 from mhprobe.report.tables import Table, from_rows
 from mhprobe.stats.agreement import agreement
 from mhprobe.stats.significance import holm, paired, t_interval
@@ -90,7 +90,7 @@ def lines(results: Mapping[str, Result]) -> list[str]:
         over = f", 95 % over {runs} runs {100 * low:.2f} to {100 * high:.2f}" if runs > 1 else ""
         mean = f"test accuracy {100 * row['accuracy']:.2f} %"
         text.append(f"{row['group']}: {mean}{over}, over images of a run +- {half:.2f}")
-    return text + [told(pair) for pair in tests] if len(tests) <= FEW else text
+    return text + [sentence(pair) for pair in tests] if len(tests) <= FEW else text
 
 
 def inert(result: Result) -> Result:
@@ -143,13 +143,13 @@ def _ones(runs: Sequence[Run], over: Sequence[str]) -> list[One]:
     summed = {*over, STEP}
     groups = [{key: row[key] for key in row if not {key, key.split(".")[-1]} & summed} for row in values]
     typed = typed_apart(runs, without=summed)
-    by = typed if any(map(said, typed)) else [dict(list(group.items())[:MOST]) for group in groups]
+    by = typed if any(map(as_typed, typed)) else [dict(list(group.items())[:MOST]) for group in groups]
     return list(map(One, names(runs), runs, values, _group_names(groups, by), by, map(words.accuracy, runs)))
 
 
 def _group_names(groups: Sequence[dict[str, str]], by: Sequence[dict[str, str]]) -> list[str]:
     """Name each run's group by the settings that distinguish it; groups that share a name are numbered."""
-    texts = [(said(values) or "as it is") if group else "all runs" for group, values in zip(groups, by, strict=True)]
+    texts = [(as_typed(row) or "as it is") if group else "all runs" for group, row in zip(groups, by, strict=True)]
     alike: dict[str, list[dict[str, str]]] = {text: [] for text in texts}
     for text, group in zip(texts, groups, strict=True):
         alike[text] += [group] if group not in alike[text] else []
@@ -205,7 +205,7 @@ def _curves(ones: Sequence[One]) -> list[dict[str, Any]]:
     groups = list(dict.fromkeys(one.group for one in ones))
     seen: dict[tuple[int, str, str, float, str], dict[str, tuple[float, float, float]]] = {}
     for one in ones:
-        series = said({key: value for key, value in one.values.items() if key != STEP})
+        series = as_typed({key: value for key, value in one.values.items() if key != STEP})
         of = atlas.scored(one.run)
         for line in atlas.lines(one.run):
             for point in line["points"]:
@@ -272,7 +272,7 @@ def pairs(outcomes: Sequence[Outcomes | None], names: Sequence[str]) -> list[dic
     return rows
 
 
-def told(row: Mapping[str, Any]) -> str:
+def sentence(row: Mapping[str, Any]) -> str:
     """Return a row of ``pairs`` as a sentence."""
     if row["untested"]:
         return f"{row['run_b']} against {row['run_a']}: {row['untested']}, so there is no paired test."

@@ -38,7 +38,7 @@ class Score(abc.ABC):
         if outputs is not None:
             refuse_broken(broken(outputs), "the output of the unmasked model")
             self.outputs = outputs.double()
-            self.own = self.outputs.argmax(1)
+            self.classes = self.outputs.argmax(1)
 
     @abc.abstractmethod
     def __call__(self, outputs: Tensor, index: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,7 +50,7 @@ class Score(abc.ABC):
 
     def sloped(self, batch: Batch) -> Batch:
         """The batch with labels for slopes of the loss: the classes of the unmasked model, if it compares with that."""
-        return batch._replace(labels=self.own.to(batch.index.device)[batch.index]) if self.unmasked else batch
+        return batch._replace(labels=self.classes.to(batch.index.device)[batch.index]) if self.unmasked else batch
 
 
 def known_scores() -> dict[str, type[Score]]:

@@ -13,4 +13,4 @@ class Top1(Score):
     scored = Scored("top1", "agreement", "top-1 agreement with the unmasked model")
 
     def __call__(self, outputs: Tensor, index: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        return outcomes(outputs, self.own[index])
+        return outcomes(outputs, self.classes[index])

@@ -91,13 +91,13 @@ class SaveOnTerminate(L.Callback):
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "last.ckpt"
-        self.told = 0  # the signal's number
+        self.signal = 0  # its number, 0 before any
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         def handler(number: int, _frame: FrameType | None) -> None:
-            if self.told:
+            if self.signal:
                 stop(number)
-            self.told = number
+            self.signal = number
 
         handle(handler)
 
@@ -115,8 +115,8 @@ class SaveOnTerminate(L.Callback):
 
     def _told_to_any_rank(self, trainer: L.Trainer) -> int:
         if trainer.world_size == 1:
-            return self.told
-        number = torch.tensor(float(self.told), device=trainer.strategy.root_device)
+            return self.signal
+        number = torch.tensor(float(self.signal), device=trainer.strategy.root_device)
         return int(trainer.strategy.reduce(number, reduce_op="max"))
 
 

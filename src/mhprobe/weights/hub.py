@@ -54,7 +54,7 @@ def save_for_hub(path_or_model: str | Path | nn.Module, folder: Path, **about: A
     if isinstance(path_or_model, nn.Module):
         save_weights(path_or_model, pair, _described(path_or_model, about))
     else:
-        weights = found(path_or_model)
+        weights = find_weights(path_or_model)
         if about:
             raise UserError(f"push_to_hub: {', '.join(about)}: leave it out, {weights} already has it.")
         files = {pair.with_suffix(end): weights.with_suffix(end) for end in (".safetensors", ".json")}
@@ -66,7 +66,7 @@ def save_for_hub(path_or_model: str | Path | nn.Module, folder: Path, **about: A
     return pair.parent
 
 
-def found(path: str | Path) -> Path:
+def find_weights(path: str | Path) -> Path:
     """Find the .safetensors of ``hf-hub:owner/name[@revision]``, a run's folder or a file. UserError without any."""
     from huggingface_hub import hf_hub_download
 

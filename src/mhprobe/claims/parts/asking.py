@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from mhprobe import ranks
-from mhprobe.claims.parts.claim import Claim, known
+from mhprobe.claims.parts.claim import Claim, all_claims
 from mhprobe.claims.parts.estimates import Estimate, TooFewError
 from mhprobe.claims.parts.evidence import Evidence
 from mhprobe.claims.parts.judge import Verdict, judge
@@ -60,7 +60,7 @@ def quoted(question: Question, paper: str) -> Question:
 
     Claims about curves need complete ones, chosen on validation images. Holm's correction is over the paper's claims.
     """
-    of_paper = {name: claim for name, claim in known().items() if claim.figure.startswith(f"{paper}/")}
+    of_paper = {name: claim for name, claim in all_claims().items() if claim.figure.startswith(f"{paper}/")}
     claims = {name: claim for name, claim in of_paper.items() if claim.figure == f"{paper}/{question.name}"}
 
     def ask(material: Material) -> Mapping[str, Result]:

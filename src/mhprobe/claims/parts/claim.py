@@ -72,7 +72,7 @@ def claim(
 
 
 @functools.cache
-def known() -> dict[str, Claim]:
+def all_claims() -> dict[str, Claim]:
     """Every claim by its name, which is that of its file."""
     names = [module.name for module in pkgutil.iter_modules(mhprobe.claims.__path__) if not module.ispkg]
     imported = {name: importlib.import_module(f"mhprobe.claims.{name}") for name in names if name != "__main__"}
@@ -82,12 +82,12 @@ def known() -> dict[str, Claim]:
 def chosen(names: Sequence[str] | None) -> dict[str, Claim]:
     """The named claims; all for None. UserError for a name that no claim has, and for none at all."""
     if names is None:
-        return known()
+        return all_claims()
     if not names:
         raise UserError("claims: expected the names of claims, or null for all, got an empty list.")
     for name in names:
-        if name not in known():
-            close = difflib.get_close_matches(str(name), known(), n=1, cutoff=0.4)
+        if name not in all_claims():
+            close = difflib.get_close_matches(str(name), all_claims(), n=1, cutoff=0.4)
             hint = f"did you mean {close[0]}? " if close else ""
-            raise UserError(f"claims: there is no claim {quoted(name)}; {hint}There are {', '.join(known())}.")
-    return {name: claim for name, claim in known().items() if name in names}
+            raise UserError(f"claims: there is no claim {quoted(name)}; {hint}There are {', '.join(all_claims())}.")
+    return {name: claim for name, claim in all_claims().items() if name in names}

@@ -49,8 +49,8 @@ class MaskCache:
 
     def __init__(self, folder: Path | str, key: str) -> None:
         self.file = Path(folder) / f"{key}.scores"
-        self.known: dict[bytes, tuple[int, int]] = {}  # question -> (position, length) of its answer in the file
-        self.read = self.inode = 0  # bytes of the file that are in ``known``, and which file that was
+        self.places: dict[bytes, tuple[int, int]] = {}  # question -> (position, length) of its answer in the file
+        self.read = self.inode = 0  # bytes of the file that are in ``places``, and which file that was
 
     def load(self, masks: Tensor, images: Tensor | None, num_images: int) -> tuple[Tensor, Tensor, Tensor]:
         """(M,) bool, masks that are known on ``images`` (n,), None for all N; their (M, n) right and losses."""
@@ -60,9 +60,9 @@ class MaskCache:
         right = torch.zeros(len(masks), n, dtype=torch.bool)
         losses = torch.zeros(len(masks), n, dtype=torch.float64)
         for number, mask in enumerate(masks):
-            place, columns = self.known.get(_name(mask, images)), None
+            place, columns = self.places.get(_name(mask, images)), None
             if place is None and images is not None:  # a mask that is known on all images is known on some
-                place, columns = self.known.get(_name(mask, None)), images
+                place, columns = self.places.get(_name(mask, None)), images
             if place is not None:
                 rows = _unpack(self._read(place))
                 hits[number] = True
@@ -77,7 +77,7 @@ class MaskCache:
     def numbers(self, *question: Any) -> Tensor | None:
         """The float64 numbers that ``save_numbers`` kept for this question, flat; None for a new question."""
         self._scan()
-        place = self.known.get(_digest(question))
+        place = self.places.get(_digest(question))
         return None if place is None else torch.frombuffer(bytearray(self._read(place)), dtype=torch.float64)
 
     def save_numbers(self, numbers: Tensor, *question: Any) -> None:
@@ -103,11 +103,11 @@ class MaskCache:
             with self.file.open("rb") as file:
                 status = os.fstat(file.fileno())
                 if status.st_ino != self.inode or status.st_size < self.read:  # removed, replaced or cut off meanwhile
-                    self.known, self.read, self.inode = {}, 0, status.st_ino
+                    self.places, self.read, self.inode = {}, 0, status.st_ino
                 file.seek(self.read)
                 data = file.read()
         except OSError:  # no such file yet, or no longer: its masks are evaluated again
-            self.known, self.read = {}, 0
+            self.places, self.read = {}, 0
             return
         at = 0
         while at + _HEAD.size <= len(data):
@@ -116,7 +116,7 @@ class MaskCache:
             if magic == _MAGIC and body + length > len(data) and data.find(_MAGIC, body) < 0:
                 break  # cut off, or still being written: look again next time
             if magic == _MAGIC and zlib.crc32(data[body : body + length]) == checksum:
-                self.known[data[body : body + _NAME]] = self.read + body + _NAME, length - _NAME
+                self.places[data[body : body + _NAME]] = self.read + body + _NAME, length - _NAME
                 at = body + length
                 continue
             self._warn("%s is damaged in part; what is lost of it is evaluated again.", self.file)

@@ -20,7 +20,7 @@ from mhprobe.report.runs import atlas, words
 from mhprobe.report.runs.folder import reading
 from mhprobe.report.runs.run import Run, differing, jobs, read_run
 from mhprobe.report.runs.run import names as names_of
-from mhprobe.report.several import by_network, pairs, told
+from mhprobe.report.several import by_network, pairs, sentence
 from mhprobe.stats.intervals import p_of_interval
 from mhprobe.stats.significance import holm
 
@@ -100,7 +100,7 @@ def _accuracies(runs: Sequence[Run], names: Sequence[str], paired: Sequence[Mapp
     for name, other in accuracies.items():
         if first is None:
             break
-        text.append(told(to_first[name]))
+        text.append(sentence(to_first[name]))
         if to_first[name]["untested"]:
             gap, low, high = (100 * value for value in difference(first[:3], other[:3]))
             more = "" if other[3] == first[3] else " They were tested on different numbers of images."

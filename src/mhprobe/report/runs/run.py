@@ -253,7 +253,7 @@ def _different(typed: Sequence[dict[str, str]], keys: Sequence[str]) -> int:
 
 def names(runs: Sequence[Run]) -> list[str]:
     """Return a unique name for every run: its distinguishing overrides, else its folder's name."""
-    texts = [said(settings) for settings in typed_apart(runs)]
+    texts = [as_typed(settings) for settings in typed_apart(runs)]
     alike = Counter(texts)
     unique = [
         run.name if not text else text if alike[text] == 1 else f"{text} ({run.name})"
@@ -262,7 +262,7 @@ def names(runs: Sequence[Run]) -> list[str]:
     return unique if len(set(unique)) == len(unique) else [f"{i + 1}: {name}" for i, name in enumerate(unique)]
 
 
-def said(settings: dict[str, str]) -> str:
+def as_typed(settings: dict[str, str]) -> str:
     """Write settings as they are typed, e.g. ``lr=0.1, remove=18``."""
     return ", ".join(f"{key}={value}" for key, value in settings.items())
 
