@@ -74,8 +74,8 @@ def test_how_many_heads_can_go_is_one_number_wherever_it_is_said():
     assert (found.heads_within_1_point, found.heads_before_worse) == (0, 3)
     assert list(phases(heads).values()).count("before") == found.heads_before_worse
     (line,) = answer([found], heads)
-    assert line.startswith("c on test: 3 heads go before accuracy is significantly lower (redundant or inert? ")
-    counts = line.partition("inert? ")[2].partition(";")[0].rstrip(")").split(", ")
+    assert line.startswith("c on test: 3 heads go before accuracy is significantly lower (")
+    counts = line.partition(" (")[2].partition(";")[0].rstrip(")").split(", ")
     assert sum(int(count.split()[0]) for count in counts) == 3, "of each of them it is said what it is"
 
 
@@ -201,14 +201,12 @@ def test_the_table_has_a_row_per_head_and_nothing_where_nothing_was_compared():
 def test_the_answer_is_a_line_per_tested_curve():
     heads = masked_heads(CURVE, {"s": similarity({(0, 5): 0.9, (3, 5): 0.3})}, NORM)
     (line,) = answer(totals([CURVE]), heads)
-    start = "c on test: 2 heads go before accuracy is significantly lower (redundant or inert? 1 redundant, 1 inert"
+    start = "c on test: 2 heads go before accuracy is significantly lower (1 redundant, 1 inert"
     assert line.startswith(start)
     heads = masked_heads(CURVE, {"s": similarity({(0, 5): 0.9, (1, 5): 0.25, (3, 5): 0.95, (4, 5): 0.9})}, NORM)
     (line,) = answer(totals([CURVE]), heads)
-    assert (
-        "; of the 3 that can not go 2 share more than chance with a kept head too, and those that can go are not "
-        in line
-    )
+    assert "; of 3 needed heads 2 resemble a kept head more than chance; heads that can go resemble" in line
+    assert "kept heads no more than needed ones, p = " in line
     (line,) = answer(totals([with_p([1.0, 0.001, 0.001, 0.001, 0.001], [0.9, 0.8, 0.7, 0.6, 0.5])]), [])
     assert line == "c on test: already its first step makes accuracy significantly lower"
     assert answer(totals([with_p(None)]), []) == []

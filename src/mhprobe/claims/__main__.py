@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def run(cfg: "Config", folder: Path) -> None:
-    """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
+    """Judge the claims of the checked configuration, in one process or in every rank."""
     from mhprobe.claims.parts.asking import judged
     from mhprobe.claims.parts.claim import chosen
     from mhprobe.questions.plan import Question

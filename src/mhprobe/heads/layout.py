@@ -215,7 +215,7 @@ class HeadLayout:
 
     @property
     def counted(self) -> str:
-        """Its units in words, e.g. "72 heads and 18432 neurons"."""
+        """Numbers of heads and neurons in words, e.g. "72 heads and 18432 neurons"."""
         counts = {kind: self.of(kind).num_heads for kind in KINDS if kind in self.kinds}
         return " and ".join(f"{count} {kind}s" for kind, count in counts.items()) or "0 heads"
 

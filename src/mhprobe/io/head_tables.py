@@ -19,7 +19,7 @@ DIGEST = "layout"  # the column that names the heads
 
 
 class Heads(Protocol):
-    """Whose heads a table must list: a HeadLayout, or another table. digest: empty if nobody knows it."""
+    """The heads that a table must list: a HeadLayout, or another table. digest: empty if nobody knows it."""
 
     @property
     def num_heads(self) -> int: ...

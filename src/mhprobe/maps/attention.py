@@ -1,6 +1,6 @@
 """Attention of each head: the row of a class token that is read, or the mean over queries.
 
-Windowed sites: a token is attended from its own window only, so the mean over all queries of the image is taken.
+Where attention has windows (Swin), a patch attends only within its own, so the map is the mean over all queries.
 """
 
 import functools

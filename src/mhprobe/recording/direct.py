@@ -178,7 +178,7 @@ class _Frozen:
 
     @property
     def deviation(self) -> Tensor:
-        """(B, ...) by which it divides its tokens, as a factor."""
+        """(B, ...) factor of the first norm, 1 over the deviation of its tokens; 1 without a norm."""
         return self.scales[0].squeeze(-1) if self.scales else self.seen.new_ones(())
 
     def affine(self, x: Tensor) -> Tensor:
@@ -186,7 +186,7 @@ class _Frozen:
             return self.step(x)
 
     def linear(self, x: Tensor) -> Tensor:
-        """For (n * B, ...) writes."""
+        """Apply the linear part to n writes of each image, (n * B, ...)."""
         scales = [scale.repeat(len(x) // len(scale), *[1] * (x.dim() - 1)) for scale in self.scales]
         with _Norms(scales, biases=False):
             return self.step(x)

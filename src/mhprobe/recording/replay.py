@@ -114,7 +114,7 @@ class _Versions(NamedTuple):
 
     @property
     def marks(self) -> Tensor:
-        """(M, A) values by which they differ."""
+        """(M, A) values that differ between masks: which outputs are replaced, else the factors."""
         return self.values if self.instead is None else self.instead.mask
 
     def at(self, rows: Sequence[int]) -> tuple[Tensor, Instead | None]:

@@ -215,10 +215,10 @@ def answer(
             counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts)]
             others, p = [head for head in masked if head.phase != "before"], control(masked)
             beside = (
-                f"; of the {len(others)} that can not go {sum(head.alike for head in others)} share more than chance "
-                f"with a kept head too, and those that can go are {'more' if p < 0.05 else 'not more'} like kept heads "
-                f"than these, p = {p:.2g}"
+                f"; of {len(others)} needed heads {sum(head.alike for head in others)} resemble a kept head more than "
+                f"chance; heads that can go resemble kept heads {'more' if p < 0.05 else 'no more'} than needed ones, "
+                f"p = {p:.2g}"
             )
-            line += f" (redundant or inert? {', '.join(counts)}{'' if math.isnan(p) else beside})"
+            line += f" ({', '.join(counts)}{'' if math.isnan(p) else beside})".replace("neither", "for no known reason")
         lines.append(line)
     return lines

@@ -29,6 +29,6 @@ class Cosine(Score):
         return torch.stack(right), torch.stack(loss)
 
     def judge(self, units_BC: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Of one mask: outputs of length 1 -> right (B,) and loss (B,)."""
+        """Score one mask: outputs of length 1 -> right (B,) and loss (B,)."""
         itself_B = (units_BC * self.units[index]).sum(1)  # of the product with all images the last bit depends on N
         return (units_BC @ self.units.mT).argmax(1) == index, 1 - itself_B

@@ -80,7 +80,7 @@ class Stage(NamedTuple):
 
     @property
     def counted(self) -> str:
-        """Its units in words."""
+        """Numbers of heads and neurons in words."""
         return f"{self.heads} heads" + ("" if self.neurons is None else f" and {self.neurons} neurons")
 
 

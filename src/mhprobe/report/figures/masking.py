@@ -207,11 +207,10 @@ def _steps_shown(masks: Tensor, most: int) -> list[int]:
 
 
 @captioned(
-    "Were the heads that could go redundant or inert? Up: likeness to the most similar kept head, from chance "
-    "(dotted, 0: what the likest of as many heads is when images are permuted) to identity (1); filled: redundant, "
-    "more than chance and than all but a twentieth of the heads that can not go. Across: how much the head writes; "
-    "left of the dashed line inert. Compare the phases: if heads that can not go stand as high, likeness does not "
-    "explain why the others can."
+    "Are the heads that can go redundant or inert? Up: similarity to the most similar kept head. 0 (dotted): the "
+    "highest similarity found after shuffling the images; 1: identical. Filled: redundant, which is more similar than "
+    "chance and than 95 % of the heads that are needed. Across: how much the head writes; left of the dashed line: "
+    "inert. If needed heads stand as high, similarity does not explain why the others can go."
 )
 def maskable(heads: Sequence[MaskedHead], similarity: str, inert: float) -> Figure:
     """A panel per curve, a point per head; 0 is the measure's own 0 if it has no chance level."""

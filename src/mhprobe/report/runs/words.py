@@ -27,7 +27,7 @@ def result(run: Run, heads: list[dict[str, Any]], measures: list[dict[str, Any]]
     text += [*findings(run.rows("claims")), *_accuracy(run), *_masking(run), *_promise(run, len(heads))]
     text += [*_kept(run), *_speed(run), *_maps(run)]
     text += _extremes(heads, measures[0]) if measures and extremes else []
-    return text or ["This run wrote figures or tables only."]
+    return text or ["No accuracy was measured: see the figures and tables."]
 
 
 def findings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
