@@ -77,7 +77,8 @@ def test_every_public_file_is_read():
     assert all(path.is_file() for path in FILES)
 
 
-VAGUE = {"What", "Those", "Who", "Whether", "Where", "Which", "How", "As", "Nothing", "So", "It", "Its", "Whose", "Of", "For", "They"}
+VAGUE = {"What", "Those", "Who", "Whether", "Where", "Which", "How", "As", "Nothing", "So", "It", "They"}
+VAGUE |= {"Its", "Whose", "Of", "For"}
 
 
 def documented(path: Path) -> Iterator[tuple[str, int, set[str]]]:

@@ -36,8 +36,8 @@ class Position(OfAttention):
     >>> import torch
     >>> from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
     >>> layout = HeadLayout((HeadSite("attn", 0, 0, num_heads=2, head_dim=1, grid=(1, 2), pixels=(16.0, 16.0)),))
-    >>> even, self_only = [[0.5, 0.5], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]  # two tokens look at both, or at themselves
-    >>> attn = torch.tensor([[[even, self_only]]])  # (1 image, 1 window, 2 heads, queries, keys)
+    >>> even, same = [[0.5, 0.5], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]  # two tokens look at both, or at themselves
+    >>> attn = torch.tensor([[[even, same]]])  # (1 image, 1 window, 2 heads, queries, keys)
     >>> batch = HeadBatch(z=(), attn=(attn,), logits=torch.zeros(1, 2), valid=torch.tensor([True]))
     >>> measure = Position(layout)
     >>> measure.update(batch)
