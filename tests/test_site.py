@@ -39,6 +39,7 @@ def test_every_page_is_in_the_navigation_once(hooks):
     shown = [page for section in hooks.navigation(pages) for here in section.values() for page in here]
     assert sorted(shown) == sorted(pages)
     assert hooks.navigation(pages)[0]["Start"][0] == "index.md"
+    assert [*hooks.navigation(pages)[-1].items()] == [("More", ["a_new_page.md"])]  # ORDER names every page of docs/
 
 
 def test_a_list_behind_a_line_of_text_is_a_list(hooks):

@@ -28,7 +28,7 @@ ORDER = {  # sections by what a reader wants, and their pages: a page that is no
         *("look.md", "tutorials/researcher.md", "which-measure.md", "measures.md", "maps.md", "reading-figures.md"),
         *("headbench.md", "claims.md", "results.md", "before_after.md", "run-folder.md", "papers/"),
     ],
-    "Prune": ["tutorials/engineer.md", "masking.md", "pruning.md", "gates.md", "models.md"],
+    "Prune": ["tutorials/engineer.md", "masking.md", "pruning.md", "prunebench.md", "gates.md", "models.md"],
     "Train and scale": ["training.md", "scaling.md", "dashboards.md"],
     "Teach": ["tutorials/teacher.md"],
     "Contribute": ["extending.md", "api.md", "reliability.md", "levels.md", "changelog.md"],
