@@ -26,8 +26,8 @@ FINISHED = "finished.json"  # question -> the digest of what decides it, and its
 class Answers(L.Callback):
     """Questions of a run, answered at the end of its test. refused: errors of questions that have no answer."""
 
-    def __init__(self, asked: Sequence[Question], material: Material, report: Report, estimate: bool = False) -> None:
-        self.questions, self.material, self.report, self.estimate = list(asked), material, report, estimate
+    def __init__(self, wanted: Sequence[Question], material: Material, report: Report, estimate: bool = False) -> None:
+        self.questions, self.material, self.report, self.estimate = list(wanted), material, report, estimate
         self.refused: dict[str, UserError] = {}
 
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
