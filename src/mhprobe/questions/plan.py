@@ -158,19 +158,19 @@ class Glimpse(ImageData):
 
     def __init__(self, whole: ImageData) -> None:
         vars(self).update(vars(whole))
-        self.walks: list[tuple[float, float]] = []  # seconds, and images asked for over images shown
-        self.times, self.until = 0.0, 0.0  # of images of one batch, asked for over shown; the end of the last walk
+        self.walks: list[tuple[float, float]] = []  # seconds, and images wanted for over images shown
+        self.times, self.until = 0.0, 0.0  # of images of one batch, wanted for over shown; the end of the last walk
 
     def batches(self, split: str, device: Any = "cpu", images: Tensor | int | None = None) -> Iterator[Batch]:
         size, began = self.sizes[split], time.perf_counter()
-        asked = len(images) if isinstance(images, Tensor) else size if images is None else min(images, size)
-        few = sample(asked, self.eval_batch_size)
+        wanted = len(images) if isinstance(images, Tensor) else size if images is None else min(images, size)
+        few = sample(wanted, self.eval_batch_size)
         yield from super().batches(split, device, images[:few] if isinstance(images, Tensor) else few)
         if torch.device(device).type == "cuda":
             torch.cuda.synchronize()
         if began >= self.until:  # not beside another walk
             self.until = time.perf_counter()
-            self.walks.append((self.until - began, asked / max(1, few)))
+            self.walks.append((self.until - began, wanted / max(1, few)))
 
     def chosen(self, split: str, images: int | Sequence[int]) -> Sequence[int]:
         positions = super().chosen(split, images)

@@ -161,9 +161,9 @@ def _read(folder: Path) -> GatedRun | None:
 def _whole(weights: Path, description: Mapping[str, Any]) -> float:
     """Return the test accuracy beside weights of the whole network. UserError if there is none on the same images."""
     with reading(weights.parent):
-        made = Folder(weights.parent).json(weights.with_suffix(".json").name).get("made", {})
-        if "test/accuracy" in made and made.get("data") == description.get("made", {}).get("data"):
-            return float(made["test/accuracy"])
+        origin = Folder(weights.parent).json(weights.with_suffix(".json").name).get("made", {})
+        if "test/accuracy" in origin and origin.get("data") == description.get("made", {}).get("data"):
+            return float(origin["test/accuracy"])
     raise UserError(f"weights: the JSON beside {weights} has no test accuracy on the images of these runs.")
 
 
