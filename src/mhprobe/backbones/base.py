@@ -106,9 +106,7 @@ class Family(ABC):
     @classmethod
     def neurons(cls, model: Any) -> Iterator[HeadSite]:
         """The model's MLPs from input to output, as sites of neurons; UserError where a neuron is not private."""
-        raise UserError(
-            f"units: mhprobe does not know where the neurons of a {cls.title} are, expected units={{'head'}}."
-        )
+        raise UserError(f"units: mhprobe does not know where neurons of a {cls.title} are, expected units={{'head'}}.")
 
     @staticmethod
     @abstractmethod

@@ -12,5 +12,4 @@ from mhprobe.claims.parts import POINT, Estimate, Evidence, claim, gained
 def effect(of: Evidence) -> Estimate:
     by_index, by_layer = (of.path(name)[0] for name in ("head_max", "layer_max"))
     steps = by_layer[1:-1]
-    nearest = (by_index.sum(1)[None] - steps.sum(1)[:, None]).abs().argmin(1)
-    return gained(of, by_index[nearest], steps)
+    return gained(of, by_index[(by_index.sum(1)[None] - steps.sum(1)[:, None]).abs().argmin(1)], steps)

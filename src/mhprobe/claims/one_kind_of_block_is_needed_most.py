@@ -11,5 +11,4 @@ from mhprobe.claims.parts import Estimate, Evidence, Margin, claim, gained, with
 def effect(of: Evidence) -> Estimate:
     masks = without_thirds(of)
     worst = int(of.right(masks, "validation").double().mean(1).argmin())
-    others = [third for third in range(3) if third != worst]
-    return gained(of, masks[others], masks[[worst]])
+    return gained(of, masks[[third for third in range(3) if third != worst]], masks[[worst]])

@@ -19,8 +19,7 @@ def run(cfg: "Config", folder: Path) -> None:
     place = Path(cfg.cache_dir)
     words = [f"cache_dir={place.resolve()}"]
     if cfg.backbone.get("pretrained"):
-        saved = builders.save_backbone(cfg, place).resolve()
-        words += [f"backbone.name=local-dir:{saved}", "backbone.pretrained=true"]
+        words += [f"backbone.name=local-dir:{builders.save_backbone(cfg, place).resolve()}", "backbone.pretrained=true"]
     write(place / "words", (" ".join(words) + "\n").encode())
     print(f"add to your command, or $(cat {place / 'words'}):\n{' '.join(words)}")
 

@@ -122,5 +122,4 @@ def normalise(images: Tensor, size: tuple[int, int], mean: Sequence[float], std:
 
 def resized(objects: Tensor, size: tuple[int, int]) -> Tensor:
     """(B, h, w) uint8 -> (B, *size) int64: what each pixel shows, from the nearest old pixel (ids are not blended)."""
-    near = functional.interpolate(objects[:, None].float(), size=size, mode="nearest-exact")
-    return near[:, 0].long()
+    return functional.interpolate(objects[:, None].float(), size=size, mode="nearest-exact")[:, 0].long()

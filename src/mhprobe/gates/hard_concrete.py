@@ -44,13 +44,11 @@ class HardConcrete:
 
     def below(self, gate: Tensor, log_alpha: Tensor) -> Tensor:
         """P(a draw <= gate), for gates from 0 to below 1; the rest is P(gate = 1)."""
-        s = (gate - self.gamma) / (self.zeta - self.gamma)
-        return torch.sigmoid(self.beta * torch.logit(s) - log_alpha)
+        return torch.sigmoid(self.beta * torch.logit((gate - self.gamma) / (self.zeta - self.gamma)) - log_alpha)
 
     def binned(self, log_alpha: Tensor, bins: int) -> Tensor:
         """(A,) -> (A, bins + 2) float64: P(gate = 0), P of each equal bin between, P(gate = 1). Rows sum to 1."""
-        edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
-        under = self.below(edges, log_alpha.double().cpu()[:, None])
+        under = self.below(torch.linspace(0, 1, bins + 1, dtype=torch.float64), log_alpha.double().cpu()[:, None])
         return torch.cat([under[:, :1], under.diff(dim=1), 1 - under[:, -1:]], 1)
 
     @property

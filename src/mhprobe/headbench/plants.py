@@ -251,8 +251,7 @@ class SinkNoOp(Plant):
         canvas.write(site, heads[0], value=row, value_bias=torch.zeros(1), output=row)
         written = canvas.writes(site, heads[0]) @ row[0]
         canvas.write(site, heads[0], **parts)
-        most = (canvas.normalised(site) @ row[0])[self._sinks(canvas, site)].mean()
-        return float((written / most).mean())
+        return float((written / (canvas.normalised(site) @ row[0])[self._sinks(canvas, site)].mean()).mean())
 
     def verified(self, canvas: Canvas, site: int, heads: Sequence[int]) -> bool:
         """Mark the sink's values: they arrive. Remove the head: logits hardly move."""

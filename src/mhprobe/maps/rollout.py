@@ -111,5 +111,4 @@ def merge(rolled: Tensor, grid: tuple[int, int]) -> Tensor:
 
     On an odd grid padding has no row: the mean is over the others.
     """
-    maps = rolled.transpose(1, 2).unflatten(2, grid)
-    return F.avg_pool2d(maps, 2, ceil_mode=True).flatten(2).transpose(1, 2)
+    return F.avg_pool2d(rolled.transpose(1, 2).unflatten(2, grid), 2, ceil_mode=True).flatten(2).transpose(1, 2)

@@ -200,8 +200,7 @@ class Path:
 
     def masks(self) -> Tensor:
         """(S + 1, A) bool, the heads off after each step; row 0 is the unmasked model."""
-        start = torch.zeros(1, self.added.shape[1], dtype=torch.bool)
-        return torch.cat([start, self.added.int().cumsum(0) > 0])
+        return torch.cat([torch.zeros(1, self.added.shape[1], dtype=torch.bool), self.added.int().cumsum(0) > 0])
 
 
 class Order(abc.ABC):

@@ -58,8 +58,7 @@ class LossInTurn(Measure):
         for number, site in enumerate(self.layout.sites):
             mean_K = getattr(self, f"inputs_{number}") / self.rows[number]
             covariance = getattr(self, f"products_{number}") / self.rows[number] - torch.outer(mean_K, mean_K)
-            slopes = getattr(self, f"slopes_{number}") / self.images
-            of_sites.append(losses_in_turn(covariance, slopes, site.head_dim))
+            of_sites.append(losses_in_turn(covariance, getattr(self, f"slopes_{number}") / self.images, site.head_dim))
         return {"value": torch.cat(of_sites)}
 
 

@@ -89,8 +89,7 @@ def keep_live(folder: Path, model: nn.Module, data: ImageData) -> str:
         chosen = evenly(IMAGES_LIVE, data.sizes["test"])
         batch = data.stored("test", chosen)
         names = [f"image {number}" for number in chosen]
-        spec = dataclasses.asdict(data.input_spec)
-        keep(folder, model, batch.images, batch.labels, data.class_names, names, spec)
+        keep(folder, model, batch.images, batch.labels, data.class_names, names, dataclasses.asdict(data.input_spec))
     except Exception as error:  # no reason to lose the run
         return str(error) or type(error).__name__
     return ""

@@ -88,11 +88,7 @@ def objective(logits: Tensor, labels: Tensor | None, of: str) -> Tensor:
 
 
 def gate_slope(
-    model: nn.Module,
-    gates: HeadGates,
-    values: Tensor,
-    parts: Iterable[tuple[Tensor, Tensor | None]],
-    of: Of = "loss",
+    model: nn.Module, gates: HeadGates, values: Tensor, parts: Iterable[tuple[Tensor, Tensor | None]], of: Of = "loss"
 ) -> Tensor:
     """(A,) float64 slope of the mean objective along the gates at ``values`` (A,), which they keep.
 

@@ -44,9 +44,7 @@ def heads(values: Tensor, layout: HeadLayout | None = None, label: str = "value"
         return _styled(per_head(values.heads, values.columns, values.label), style)
     if layout is None or values.shape != (layout.num_heads,):
         expected = "the layout they belong to" if layout is None else f"({layout.num_heads},) numbers"
-        raise UserError(
-            f"plot.heads: expected {expected}, got {tuple(values.shape)} numbers; give layout=gates.layout."
-        )
+        raise UserError(f"plot.heads: expected {expected}, got {tuple(values.shape)}; give layout=gates.layout.")
     return _styled(per_head(layout, {"value": values.detach().cpu()}, label), style)
 
 
@@ -75,11 +73,7 @@ def curve(rows: Any, chance: float | None = None, style: Style = "screen") -> Fi
 
 
 def maps(
-    images: Tensor,
-    seen: Tensor,
-    titles: Any = None,
-    style: Style = "screen",
-    query: tuple[int, int] | None = None,
+    images: Tensor, seen: Tensor, titles: Any = None, style: Style = "screen", query: tuple[int, int] | None = None
 ) -> Figure:
     """Draw a row per image and a column per map over it, with colour bars, the images themselves first.
 

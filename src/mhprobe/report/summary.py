@@ -31,8 +31,7 @@ def show(folder: Path, console: Console | None = None) -> None:
         console.print(f"\n[bold]{_plain(title)}[/bold]")
         console.print(table)
     console.print()
-    page = run.folder / "report.html"
-    for name, place in (("tables and figures", run.folder), ("report", page)):
+    for name, place in (("tables and figures", run.folder), ("report", run.folder / "report.html")):
         if place.exists():
             console.print(f"{name}: [link={place.as_uri()}]{_plain(place)}[/link]", soft_wrap=True)
 

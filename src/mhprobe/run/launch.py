@@ -126,20 +126,17 @@ def _start(task: str, cfg: DictConfig, folder: Path, processes: int) -> None:
     if job.trainer.devices in ("auto", -1, "-1"):
         job.trainer.devices = processes
     here: dict[str, Any] = dict(min_nodes=1, max_nodes=1, rdzv_backend="c10d", rdzv_endpoint="localhost:0")
-    config = LaunchConfig(
-        **here, nproc_per_node=processes, run_id=uuid.uuid4().hex, max_restarts=0, monitor_interval=0.2
-    )
+    how = LaunchConfig(**here, nproc_per_node=processes, run_id=uuid.uuid4().hex, max_restarts=0, monitor_interval=0.2)
     threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     with tempfile.TemporaryDirectory(prefix="mhprobe_") as notes:
         environment = {JOB: OmegaConf.to_yaml(job), NOTES: notes, "OMP_NUM_THREADS": threads}
         try:
             with mock.patch.dict(os.environ, environment):
-                elastic_launch(config, sys.executable)("-m", "mhprobe.run.launch", task, str(folder))
+                elastic_launch(how, sys.executable)("-m", "mhprobe.run.launch", task, str(folder))
         except SignalException as stopped:  # the ranks had their time to save
             stop(stopped.sigval)
         except ChildFailedError as error:
-            codes = {number: failure.exitcode for number, failure in error.failures.items()}
-            sys.exit(_failed(codes, Path(notes)))
+            sys.exit(_failed({number: failure.exitcode for number, failure in error.failures.items()}, Path(notes)))
 
 
 def _failed(codes: Mapping[int, int], notes: Path) -> int:

@@ -164,8 +164,7 @@ def network(weights: str | None) -> str:
 
 def _swept(name: str, *, _root_: DictConfig) -> str:
     """Return a sweep's folder: the name of its jobs, or the first of several names and how many more there are."""
-    parser = OverridesParser.create()
-    for override in map(parser.parse_override, _root_.hydra.overrides.task):
+    for override in map(OverridesParser.create().parse_override, _root_.hydra.overrides.task):
         if override.key_or_group in NAMES and override.is_choice_sweep():
             first, *others = override.sweep_string_iterator()
             return f"{first}_and_{len(others)}_more"

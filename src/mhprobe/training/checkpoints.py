@@ -160,8 +160,6 @@ class SeedEachStep(L.Callback):
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, _: Any, batch_idx: int) -> None:
         key = f"{self.seed}/{trainer.current_epoch}/{batch_idx}/{trainer.global_rank}"
         reseed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:7]), pl_module.device)

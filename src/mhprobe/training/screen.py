@@ -93,5 +93,4 @@ class ShowsTraining(ProgressBar):
             self._best = accuracy, epoch
         best(f"{100 * self._best[0]:.1f} % on validation, epoch {self._best[1]}")
         text = "epoch %d of %s: validation accuracy %.2f %%, loss %.4f, best epoch %d, %.1f s"
-        seconds = time.monotonic() - self._began
-        log.info(text, epoch, trainer.max_epochs, 100 * accuracy, loss, self._best[1], seconds)
+        log.info(text, epoch, trainer.max_epochs, 100 * accuracy, loss, self._best[1], time.monotonic() - self._began)

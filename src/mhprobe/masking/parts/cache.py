@@ -183,8 +183,7 @@ def _unpack(answer: bytes) -> tuple[Tensor, Tensor]:
     losses_at = _SCORES.size + -(-n // 8)
     bits = np.frombuffer(answer[_SCORES.size : losses_at], dtype=np.uint8)
     losses = np.frombuffer(answer[losses_at:], dtype=_LOSS[width])
-    right = np.unpackbits(bits, count=n).astype(bool)
-    return torch.from_numpy(right), torch.from_numpy(losses.astype(np.float64))
+    return torch.from_numpy(np.unpackbits(bits, count=n).astype(bool)), torch.from_numpy(losses.astype(np.float64))
 
 
 def _name(mask: Tensor, images: Tensor | None) -> bytes:

@@ -124,8 +124,7 @@ def constrain(units: Units, limits: Limits, where: str) -> Units:
             f"below it. Lower it, or mask smaller units (units=head)."
         )
     if target is not None:
-        farthest = units.chosen(len(units), lambda order, left: left[0])
-        check_reached(limits, units.masks[farthest].any(0), where)
+        check_reached(limits, units.masks[units.chosen(len(units), lambda order, left: left[0])].any(0), where)
     return units
 
 

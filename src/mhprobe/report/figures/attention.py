@@ -275,8 +275,7 @@ def relation_scores(rows: Sequence[Mapping[str, Any]]) -> Figure:
     ways = list(dict.fromkeys(row["way"] for row in rows))
     step = max(0.5, 0.16 * len(ways))
     named = any(row["who"] for row in rows)
-    edges = (1.15, 0.5, 3.0 if named else 2.0, 0.25)
-    with style.panel((3.2, step * len(relations)), edges) as (figure, axes):
+    with style.panel((3.2, step * len(relations)), (1.15, 0.5, 3.0 if named else 2.0, 0.25)) as (figure, axes):
         for row in rows:
             number = ways.index(row["way"])
             shade, marker = style.colour(number)

@@ -174,8 +174,7 @@ def functions(layout: HeadLayout, functions: Mapping[str, Tensor], rules: Mappin
     heads, deep = max(site.num_heads for site in layout.sites), len(layout.sites)
     wide_cell = max(0.26, min(0.5, 6.0 / heads))
     left, tall = 0.55, max(0.3 * deep, (0.32 if rules else 0.19) * len(functions))
-    edges = (left, 0.45, 3.0 if rules else 1.75, 0.2)
-    with style.panel((wide_cell * heads, tall), edges) as (figure, axes):
+    with style.panel((wide_cell * heads, tall), (left, 0.45, 3.0 if rules else 1.75, 0.2)) as (figure, axes):
         looks: dict[str, dict[str, Any]] = {}
         for number, name in enumerate(functions):  # more functions than colours are hatched
             hatched, (shade, _) = number >= len(COLOURS), style.colour(number)

@@ -23,12 +23,7 @@ Limits = Literal["shared", "each"] | Sequence[float]
     draws_control=True,  # from the column "random_init"
 )
 def pairwise(
-    layout: HeadLayout,
-    columns: Mapping[str, Tensor],
-    label: str,
-    names: Names = NAMELESS,
-    *,
-    limits: Limits = "shared",
+    layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS, *, limits: Limits = "shared"
 ) -> Figure:
     """One head x head matrix per layer, or one over all heads if layers were compared too.
 
@@ -109,8 +104,7 @@ def few_heads(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, nam
     side = max(1.2, 0.32 * count if count <= 16 else 5.0)
     control = style.control_of(columns)
     beside = 0.8 if len(control) else 0.15  # the control is written there
-    edges = (0.7, 0.65, beside + 1.25, 0.35 + max(0.0, 1.4 - side))
-    with style.panel((side, side), edges) as (figure, axes):
+    with style.panel((side, side), (0.7, 0.65, beside + 1.25, 0.35 + max(0.0, 1.4 - side))) as (figure, axes):
         image = style.picture(axes, shown, aspect="equal")
         if count <= 24:
             style.cells(axes, count, count)

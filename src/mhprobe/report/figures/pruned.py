@@ -23,11 +23,7 @@ ONE_COLUMN = 14  # lines of a legend
     "flatters."
 )
 def retained(
-    points: Sequence[Sequence[float]],
-    images: int,
-    heads: int,
-    before: float | None = None,
-    chance: float | None = None,
+    points: Sequence[Sequence[float]], images: int, heads: int, before: float | None = None, chance: float | None = None
 ) -> Figure:
     """Accuracy of the runs of a sweep over learned gates.
 

@@ -67,11 +67,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def save(
-    figure: Figure,
-    stem: Path,
-    about: str = "",
-    paper: bool = False,
-    origin: Mapping[str, str] = MappingProxyType({}),
+    figure: Figure, stem: Path, about: str = "", paper: bool = False, origin: Mapping[str, str] = MappingProxyType({})
 ) -> list[Path]:
     """Write ``<stem>.png`` (150 dpi) and ``<stem>.pdf``; the same figure gives the same bytes.
 
@@ -478,8 +474,7 @@ def head_matrix(
         heads = layout.sites[sites[0]].num_heads
         top -= cell * len(sites)
         axes = place(figure, left, top, cell * heads, cell * len(sites))
-        rows = torch.stack([value_A[layout.span(i)] for i in sites])
-        image = axes.imshow(rows.numpy(), aspect="auto", **colours)
+        image = axes.imshow(torch.stack([value_A[layout.span(i)] for i in sites]).numpy(), aspect="auto", **colours)
         cells(axes, len(sites), heads)
         axes.set_xticks(ticks(heads, cell))
         axes.set_yticks(range(len(sites)), [str(layout.sites[i].block) for i in sites])
