@@ -401,7 +401,7 @@ def test_a_large_run_stays_under_8_megabytes(tmp_path):
         report.add(name, Result(tables.pairwise(heads, {"value": value + value.T, **columns})))
     for name in range(20):
         table = tables.per_head(heads, {"value": value[0], "low": value[1], "high": value[2]})
-        report.add(f"m{name}", Result(table, interval=("low", "high")))
+        report.add(f"m{name}", Result(table))
     order = list(range(144))
     rows = [row("c", s, k, order[:k], 0.5) for s in ("validation", "test") for k in order]
     add_rows(report, "masking_curves", rows, "curves")

@@ -97,7 +97,7 @@ def test_a_blurred_map_has_less_high_frequency_than_a_sharp_one():
     sharp = torch.randn(8, 8, dtype=torch.float64)
     smooth = (sharp + sharp.roll(1, 0) + sharp.roll(1, 1) + sharp.roll((1, 1), (0, 1))) / 4
     a, b = (halves(log_amplitude(x)) for x in (sharp, smooth))
-    assert b["high"] - b["low"] < a["high"] - a["low"]
+    assert b["high_half"] - b["low_half"] < a["high_half"] - a["low_half"]
     expected = np.fft.fftshift(np.log(np.abs(np.fft.fft2(sharp.numpy())) + 1e-6))
     np.testing.assert_allclose(log_amplitude(sharp).numpy(), expected, rtol=1e-9)
 
@@ -310,7 +310,7 @@ def test_options_reach_the_kind_that_they_are_of(monkeypatch):
 
 
 def test_the_legend_of_noise_hides_no_point():
-    bands = [{"low": k / 6, "high": (k + 1) / 6, "accuracy": 0.4} for k in range(6)]
+    bands = [{"from": k / 6, "to": (k + 1) / 6, "accuracy": 0.4} for k in range(6)]
     rows = [{**band, "accuracy_low": 0.3, "accuracy_high": 0.5} for band in bands]
     figure = noise_figure([rows[0], *rows], 0.5, 0.1)
     figure.canvas.draw()

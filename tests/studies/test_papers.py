@@ -12,6 +12,7 @@ import torchvision
 
 import mhprobe.study
 import runs
+from contracts.test_results import unsaid
 from data_sets import write_flowers, write_pets
 from mhprobe.errors import UserError
 from mhprobe.report.figures import style
@@ -146,6 +147,7 @@ def test_it_makes_its_figures(name, family, tmp_path):
     assert set(refused) == set(expected), refused
     for key, why in expected.items():
         assert re.match(rf".*\n\n.*\n\nNot made: .*{why}", refused[key]), refused[key]
+    assert unsaid(folder) == []
     for entry in made.values():
         assert any(file.endswith((".png", ".csv")) for file in entry["files"])
         for file in entry["files"]:

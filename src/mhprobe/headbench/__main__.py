@@ -54,14 +54,16 @@ def run(options: argparse.Namespace) -> None:
     report = Report(options.out, style=options.style)
     report.origin = origin_of_script("headbench")
     say, seeds = functools.partial(print, flush=True), range(options.seeds)
+    about = "how well a measure finds planted heads", "it finds more of them"
     for kind in dict.fromkeys(options.heads):
         if kind == "written":
             rows = bench(makes, options.families, seeds, options.images, say=say)
-            results = {"headbench": Result(_table(rows), figure.headbench(rows), drawn="headbench")}
+            results = {"headbench": Result(_table(rows), figure.headbench(rows), drawn="headbench").saying(*about)}
         else:
             grades, over_grades = sensitivities(makes, entered, seeds, say=say)
             drawn = Result(_table(over_grades), figure.sensitivity(grades, over_grades), drawn="sensitivity")
-            results = {"headbench_grades": Result(_table(grades)), "headbench_sensitivity": drawn}
+            graded = Result(_table(grades)).saying(*about)
+            results = {"headbench_grades": graded, "headbench_sensitivity": drawn.saying(*about)}
         for name, result in results.items():
             print(*report.add(name, result), sep="\n")
 

@@ -119,7 +119,9 @@ def gallery(
     overview = functools.partial(figures.maps, pictures, arrow, whole, asking=framed)
     if smooth and whole:
         results["maps_smooth"] = Result(figure=overview(smooth=True), of=of, drawn="maps")
-    results["maps"] = Result(Table(columns, rows, "maps"), overview() if whole else None, of=of, drawn="maps")
+    results["maps"] = Result(Table(columns, rows, "maps"), overview() if whole else None, of=of, drawn="maps").saying(
+        "area under insertion, or deletion", "insertion: a better map, deletion: a worse one"
+    )
     titles = [f"image {n}: {name}" + "".join(f", taken for {one}" for one in top[:1]) for n, name, *top in about]
     return Gallery(results, every, titles)
 

@@ -143,11 +143,12 @@ def learned_gates(material: Material, keep: int | None = None, threshold: float 
     if any(shifted):
         columns["shifted"] = torch.tensor(shifted).long()
     table = tables.per_head(gates.layout, {name: values.cpu() for name, values in columns.items()})
-    results = {"gates": Result(table, metrics=metrics, label="learned gate", decides="closed", of=Sample())}
+    drawn = Result(table, metrics=metrics, decides="closed", of=Sample())
+    results = {"gates": drawn.saying("learned gate", "the gate is more open")}
     if isinstance(gates, HardConcreteGates):
         spread = gates.distribution.binned(gates.log_alpha.detach(), BINS)
-        drawn = gate_density({}, (gates.effective().cpu(), spread.mean(0)))
-        results["gate_density"] = Result(figure=drawn, of=Sample(), drawn="gate_density")
+        figure = gate_density({}, (gates.effective().cpu(), spread.mean(0)))
+        results["gate_density"] = Result(figure=figure, of=Sample(), drawn="gate_density")
     return results
 
 

@@ -4,15 +4,22 @@ docs/results.schema.json is made of the classes in this file.
 """
 
 import json
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from mhprobe.report.result import Decision, Extreme, Result
-from mhprobe.report.tables import Kind
+from mhprobe.report.tables import Kind, Table
 
 FILE = "results.json"
+COLUMNS = re.compile(  # how columns are called that are no values, by their role
+    r"(?P<error>standard_error|null_sd|null_error.*)|(?P<images>images)|(?P<folds>folds)|(?P<draws>null_draws)"
+    r"|(?P<control>(?:.+_)?(?:random_init|untrained))|(?P<chance>(?:null|chance|uniform|random)(?:_.+)?|.+_(?:null|chance))"
+    r"|(?P<low>(?:.+_)?low)|(?P<high>(?:.+_)?high)"
+)
 
+Role = Literal["low", "high", "chance", "control", "error", "images", "folds", "draws"]
 Text = Annotated[str, Field(max_length=20_000)]
 File = Annotated[str, Field(pattern=r"^(tables|figures)/[^/\x00]+$", max_length=300)]
 
@@ -29,12 +36,13 @@ class Entry(_Plain):
     about: Text = Field("", description="what was measured, a sentence")
     label: Text = Field("", description="what its values are, with their unit")
     unit: Text = Field("", description="of its values; empty for a share, a correlation, a count")
-    larger: Text = Field("", description="what a larger value means")
+    larger: Text = Field("", description='what a larger value means; "nothing: ..." where it means nothing')
     alike: Extreme | None = Field(None, description="of pairs: which value the two have that are most alike")
     columns: dict[str, Text] = Field({}, description="what further columns of the table are")
     interval: Annotated[list[Text], Field(max_length=2)] = Field([], description="columns: the ends of 95 % intervals")
     chance: Text = Field("", description="the column that says what chance gives")
     control: Text = Field("", description="the column that says what a freshly initialised network gives")
+    roles: dict[str, Role] = Field({}, description="further columns that are no values: what they are")
     decides: Decision | None = Field(None, description="heads with kept = 0 were removed, or their gates are closed")
     masks: bool = Field(False, description="the value is what masking the head alone does to the loss")
     split: Text = Field("", description="the images that it is of")
@@ -52,27 +60,40 @@ class Entry(_Plain):
 class Ledger(_Plain):
     """Every result of a run, in the order in which they were written first."""
 
-    version: Literal[1] = 1
+    version: Literal[1, 2] = 1  # 2: entries have roles
     results: Annotated[dict[Annotated[str, Field(max_length=300)], Entry], Field(max_length=20_000)] = {}
 
 
 def entry(name: str, result: Result) -> Entry:
     """Return the entry of a result whose files are called ``name``. of: as the report has filled it in."""
-    plain = ("about", "label", "unit", "larger", "alike", "chance", "control", "decides", "masks", "during", "part_of")
     table, figure, of = result.table, result.figure, result.of
-    return Entry(
+    beside = {} if table is None else roles(table)
+    # of several that of the value itself: "low" rather than "delta_low"
+    first = {role: column for column, role in sorted(reversed(beside.items()), key=lambda item: "_" not in item[0])}
+    main = {role: first.get(role, "") for role in ("low", "high", "chance", "control")}
+    same = {key: getattr(result, key) for key in Result._fields if key in Entry.model_fields}
+    own = dict(
         kind="figure" if table is None and figure is not None else "metrics" if table is None else table.kind,
         title=name.replace("_", " "),
-        **{key: getattr(result, key) for key in (*plain, "control_of", "drawn")},
         columns=dict(result.columns),
-        interval=list(result.interval or ()),
+        interval=[end for end in (main["low"], main["high"]) if end],
+        chance=main["chance"],
+        control=main["control"],
+        roles={column: role for column, role in beside.items() if column != main.get(role)},
         split=of.split if of else "",
-        images=of.images if of and of.split else None,
+        images=(of.images or None) if of and of.split else None,
         caption=result.how_to_read if figure is not None else "",
         metrics=list(result.metrics),
         table=None if table is None else f"tables/{name}.csv",
         figure=None if figure is None else f"figures/{name}.png",
     )
+    return Entry(**{**same, **own})
+
+
+def roles(table: Table) -> dict[str, Any]:
+    """Return the columns of a table that are no values, with what they are; {} if data have named its columns."""
+    found = {} if table.kind.endswith("_along") else {name: COLUMNS.fullmatch(name) for name in table.columns}
+    return {name: match.lastgroup for name, match in found.items() if match}
 
 
 def schema() -> str:

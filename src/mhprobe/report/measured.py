@@ -19,9 +19,7 @@ from mhprobe.report.result import Extreme, Result, Sample
 from mhprobe.report.tables import MeasureKind, Table
 from mhprobe.stats.agreement import agreement, pearson, spearman
 
-CHANCE = ("null", "chance", "uniform")  # columns that say what a value would be by chance
 TWIN = "random_init"  # a column, and the end of the names of a control's tables
-INTERVAL = ("low", "high")
 
 
 class Described(Protocol):
@@ -88,19 +86,12 @@ def _of_heads(columns: Mapping[str, Tensor], layout: HeadLayout) -> Mapping[str,
 
 
 def _described(measure: Described, label: str, result: Result) -> Result:
-    """Add the measure's facts, and the roles of the table's columns."""
-    names = [] if result.table is None else result.table.columns
-    return result._replace(
-        label=label,
-        unit=measure.unit if label == measure.label else "",
-        larger=measure.larger,
+    """Add the measure's facts."""
+    return result.saying(label, measure.larger, measure.unit if label == measure.label else "")._replace(
         alike=measure.alike if measure.kind == "pairwise" else None,
         masks=measure.masks,
         about=measure.about,
         of=None if measure.of_images else Sample(),
-        interval=INTERVAL if set(INTERVAL) <= set(names) else None,
-        chance=next((column for column in CHANCE if column in names), ""),
-        control=TWIN if TWIN in names else "",
     )
 
 
@@ -126,8 +117,8 @@ def agreement_of(values: Mapping[str, Tensor], control: Mapping[str, Tensor], k:
             matrices = [ranking.spearman, ranking.low, ranking.high, ranking.overlap, ranking.chance]
             row = [b, a, *(matrix[i, j].item() for matrix in matrices), ranking.k]
             rows.append(row + ([] if other is None else [other.spearman[i, j].item(), other.overlap[i, j].item()]))
-    label = "rank correlation of two measures over heads"
-    return Result(Table(columns, rows), runs.agreement(ranking, other), label=label, drawn="agreement")
+    about = "rank correlation of two measures over heads", "they rank the heads more alike"
+    return Result(Table(columns, rows), runs.agreement(ranking, other), drawn="agreement").saying(*about)
 
 
 def two_data_sets(
@@ -142,10 +133,11 @@ def two_data_sets(
         finite = x.isfinite() & y.isfinite()
         rows.append([name, r.r, r.low, r.high, spearman(x[finite], y[finite]), r.heads])
     table = Table(["measure", "pearson", "low", "high", "spearman", "heads"], rows)
-    return Result(table, runs.scatter(layout, panels, first, second), drawn="scatter")
+    about = "correlation over heads of a measure on two data sets", "the data sets agree more about the heads"
+    return Result(table, runs.scatter(layout, panels, first, second), drawn="scatter").saying(*about)
 
 
-def history(layout: HeadLayout, label: str, points: Sequence[Point], drawn: bool) -> Result:
+def history(layout: HeadLayout, label: str, points: Sequence[Point], drawn: bool, larger: str = "") -> Result:
     """Return a measure along training: a row per point and head, and if ``drawn`` the figure."""
     heads = tables.per_head(layout, {})
     rows = [
@@ -153,12 +145,12 @@ def history(layout: HeadLayout, label: str, points: Sequence[Point], drawn: bool
         for point in points
         for head, value in zip(heads.rows, point.values, strict=True)
     ]
-    table = Table(["epoch", "step", *heads.columns, "value"], rows, "history")
+    result = Result(Table(["epoch", "step", *heads.columns, "value"], rows, "history")).saying(label, larger)
     if not drawn:
-        return Result(table, label=label)
+        return result
     values = torch.tensor([point.values for point in points], dtype=torch.float64)
     figure = training.history(layout, [point.step for point in points], values, label)
-    return Result(table, figure, label=label, drawn="history")
+    return result._replace(figure=figure, drawn="history")
 
 
 def of_curves(
@@ -170,14 +162,15 @@ def of_curves(
         figure = masking.curves(curves, layout.num_heads, chance)
         scored = curves[0].scored
         columns = {"loss": scored.lost} if scored.lost else {}
-        results["masking_curves"] = Result(
-            tables.curves(curves), figure, curves=curves, label=scored.right, columns=columns, drawn="curves"
-        )
+        drawn = Result(tables.curves(curves), figure, curves=curves, columns=columns, drawn="curves")
+        results["masking_curves"] = drawn.saying(scored.right, "the masked heads are needed less")
         if scored.lost:
-            drawn = masking.distances(curves, layout.num_heads)
-            results["masking_distances"] = Result(figure=drawn, label=scored.lost, drawn="distances")
+            drawn = Result(figure=masking.distances(curves, layout.num_heads), drawn="distances")
+            results["masking_distances"] = drawn.saying(scored.lost, "the masked heads are needed more")
     if totals:
-        results["masking_totals"] = Result(tables.totals(totals), metrics=summary(totals))
+        of = Sample(split=" and ".join(dict.fromkeys(row.split for row in totals)))
+        whole = Result(tables.totals(totals), metrics=summary(totals), of=of)
+        results["masking_totals"] = whole.saying("heads that can go", "the order spares what the network needs")
     return results
 
 
@@ -185,10 +178,11 @@ def of_masked_heads(heads: Sequence[MaskedHead], question: RedundantOrInert) -> 
     """Return a table of redundant and inert heads, and a figure per similarity."""
     if not heads:
         return {}
-    results = {"maskable_heads": Result(tables.masked_heads(heads))}
+    about = "likeness to a kept head, from chance (0) to identity (1)", "a kept head does more of the same"
+    results = {"maskable_heads": Result(tables.masked_heads(heads)).saying(*about)}
     for name in heads[0].likeness:
-        figure = masking.maskable(heads, name, question.inert)
-        results[f"maskable_heads_{name}"] = Result(figure=figure, drawn="maskable", part_of="maskable_heads")
+        drawn = Result(figure=masking.maskable(heads, name, question.inert), drawn="maskable", part_of="maskable_heads")
+        results[f"maskable_heads_{name}"] = drawn.saying(*about)
     return results
 
 

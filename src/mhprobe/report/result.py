@@ -39,9 +39,8 @@ class Result(NamedTuple):
     """A table, a figure, metrics, and their description.
 
     curves: for dashboards that draw them themselves. drawn: the kind of figure (report/figures), which has a caption.
-    caption: in place of that one. interval, chance, control: columns of the table: low and high ends of an interval,
-    chance level, value of a freshly initialised network. decides: what happens to heads with 0 in the column "kept".
-    of: its images, if not the report's; ``Sample()`` for none. The others are as in ``ledger.Entry``.
+    caption: in place of that one. decides: what happens to heads with 0 in the column "kept". of: its images, if not
+    the report's; ``Sample()`` for none. The others are as in ``ledger.Entry``, which finds roles by columns' names.
     """
 
     table: Table | None = None
@@ -56,9 +55,6 @@ class Result(NamedTuple):
     larger: str = ""
     alike: Extreme | None = None
     columns: Mapping[str, str] = NOTHING
-    interval: tuple[str, str] | None = None
-    chance: str = ""
-    control: str = ""
     decides: Decision | None = None
     masks: bool = False
     about: str = ""
@@ -70,6 +66,10 @@ class Result(NamedTuple):
     def empty(self) -> bool:
         """True if there is nothing to write."""
         return self.table is None and self.figure is None and not self.metrics
+
+    def saying(self, label: str, larger: str, unit: str = "") -> Result:
+        """Say what its values are, and what a larger one means, or "nothing: ..." where it means nothing."""
+        return self._replace(label=label, larger=larger, unit=unit)
 
     @property
     def how_to_read(self) -> str:

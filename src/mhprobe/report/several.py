@@ -27,6 +27,7 @@ from mhprobe.report.tables import Table, from_rows
 from mhprobe.stats.agreement import agreement
 from mhprobe.stats.significance import holm, paired, t_interval
 
+RIGHT = "test accuracy", "a better network"
 FEW = 6  # pairs of runs: four runs have as many
 UNTESTED = dict.fromkeys(("difference", "low", "high", "lost", "won", "p", "p_holm", "images"), "")
 STEP = "masking.step"  # runs that differ in it hold points of the same curve
@@ -68,13 +69,17 @@ def several(folders: Sequence[Path], over: Sequence[str] = ("seed",)) -> dict[st
     networks = [str(run.config.get("name")) for run in runs]
     if len(set(networks)) < len(networks):
         networks = [one.name for one in ones]
+    tested = pairs([run.outcomes() for run in runs], [one.name for one in ones])
+    of_runs = Result(from_rows(accuracies), figure.runs(accuracies, groups) if accuracies else None, drawn="runs")
+    lines = Result(from_rows(points), figure.run_curves(points) if points else None, drawn="run_curves")
+    ranks = Result(from_rows(alike), figure.run_agreement(alike) if alike else None, drawn="run_agreement")
     results = {
-        "runs": Result(from_rows(accuracies), figure.runs(accuracies, groups) if accuracies else None, drawn="runs"),
-        "groups": Result(groups),
-        "grid": Result(from_rows(_grid(ones))),
-        "paired": Result(from_rows(pairs([run.outcomes() for run in runs], [one.name for one in ones]))),
-        "curves": Result(from_rows(points), figure.run_curves(points) if points else None, drawn="run_curves"),
-        "agreement": Result(from_rows(alike), figure.run_agreement(alike) if alike else None, drawn="run_agreement"),
+        "runs": of_runs.saying(*RIGHT),
+        "groups": Result(groups).saying(*RIGHT),
+        "grid": Result(from_rows(_grid(ones))).saying(*RIGHT),
+        "paired": Result(from_rows(tested)).saying("test accuracy, of run_b less that of run_a", "run_b is better"),
+        "curves": lines.saying("accuracy, or what the column of says", "the masked heads are needed less"),
+        "agreement": ranks.saying("rank correlation over heads", "the runs rank the heads more alike"),
         "claims": matrix({name: run.rows("claims") for name, run in zip(networks, runs, strict=True)}),
     }
     return {name: result for name, result in results.items() if result.table is not None and result.table.rows}
@@ -242,8 +247,7 @@ def _spread(shares: Sequence[float]) -> dict[str, Any]:
     if len(shares) < 2:
         return {"accuracy": shares[0], "deviation": "", "low": "", "high": ""}
     mean, low, high = (end.item() for end in t_interval(torch.tensor(shares, dtype=torch.float64)[:, None]))
-    ends = {"low": max(0.0, low), "high": min(1.0, high)}
-    return {"accuracy": mean, "deviation": statistics.stdev(shares), **ends}
+    return {"accuracy": mean, "deviation": statistics.stdev(shares), **{"low": max(0.0, low), "high": min(1.0, high)}}
 
 
 def pairs(outcomes: Sequence[Outcomes | None], names: Sequence[str]) -> list[dict[str, Any]]:
@@ -306,6 +310,8 @@ def matrix(judged: Mapping[str, Sequence[Mapping[str, Any]]]) -> Result:
     return Result(
         from_rows(rows),
         claims_matrix(rows, [name for name in judged if name in rows[0]]),
+        label="in how many networks a claim holds",
+        larger="it holds more generally",
         drawn="claims_matrix",
         about="Which findings of the literature hold for which network?",
         columns={"holds_in": "in how many networks it holds"},

@@ -110,8 +110,7 @@ class Cells:
                     row, right = {"failed": f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]}, {}
                 log.info("%s: %s", cell, row.get("failed") or f"{100 * row[list(right)[-1]]:.2f} %")
                 flags = {stage: flags.to("cpu", torch.uint8) for stage, flags in right.items()}
-                about = {"made_from": self.made_from[cell], "row": json.dumps(row)}
-                write(self._file(cell), packed(flags, about))
+                write(self._file(cell), packed(flags, {"made_from": self.made_from[cell], "row": json.dumps(row)}))
 
     def _run(self, cell: Cell) -> tuple[dict[str, Any], dict[str, Tensor]]:
         cfg, settings = self.cfg.model_copy(update={"seed": cell.seed}), self.settings
@@ -144,10 +143,12 @@ def results(command: str, cells: Mapping[Cell, Kept | None]) -> dict[str, Result
         missing = f"not run: {command} methods=[{cell.method}] budgets=[{cell.budget:g}] seeds=[{cell.seed}]"
         note = missing if kept is None else kept.row.get("failed", "")
         rows.append({**cell._asdict(), **(kept.row if kept is not None and not note else {}), "note": note})
-    tables = {"prunebench": Result(_table(rows), about="One row per method, budget (share of FLOPs) and seed.")}
+    whole = Result(_table(rows), about="One row per method, budget (share of FLOPs) and seed.")
+    tables = {"prunebench": whole.saying("accuracy", "a better network")}
     if done := [row for row in rows if not row["note"]]:
         ranked = _table(ranking(done, {cell: kept.right for cell, kept in cells.items() if kept is not None}))
-        tables["prunebench_ranking"] = Result(ranked, pareto(done), label="accuracy", drawn="pareto")
+        drawn = Result(ranked, pareto(done), drawn="pareto")
+        tables["prunebench_ranking"] = drawn.saying("accuracy", "a better network")
     return tables
 
 

@@ -107,7 +107,8 @@ class Pruning:
             with progress("timing", len(BATCHES), "batch sizes") as done:
                 speeds = speed_table(dense, masks, rounds=settings.speed_rounds, show=done)
             timed, figure = tables.from_rows(speeds, "speed"), speed_figure(speeds)
-            results["speed"] = Result(timed, figure, label="times as fast", of=Sample(), drawn="speed")
+            drawn = Result(timed, figure, of=Sample(), drawn="speed")
+            results["speed"] = drawn.saying("times as fast", "the network is faster")
         kept = kept_heads(layout, pruned.gone)
         emptied = [site.name for site in layout.of("neuron").sites if not kept[site.name]]
         print(*lines(pruned, speeds), *(f"{name}: no neuron is left, so a bias alone" for name in emptied), sep="\n")
@@ -354,7 +355,8 @@ def of_pruned(pruned: Pruned, layout: HeadLayout) -> dict[str, Result]:
         curves = [pruned.promise.curve]
         numbers = {f"prune/promise/{name}": number for name, number in _promised(pruned.promise).items()}
         figure, right = curves_figure.curves(curves, layout.num_heads), curves[0].scored.right
-        results["masking_curves"] = Result(tables.curves(curves), figure, numbers, curves, right, drawn="curves")
+        drawn = Result(tables.curves(curves), figure, numbers, curves, drawn="curves")
+        results["masking_curves"] = drawn.saying(right, "the masked heads are needed less")
     last, names = pruned.stages[-1], list(Stage._fields) if "neuron" in pruned.kinds else list(Stage._fields)[:-1]
     stages = Table(names, [list(row[: len(names)]) for row in pruned.stages], "stages")
     seen = "Test images chose the heads: these numbers are too good." if pruned.optimistic else ""
@@ -366,11 +368,11 @@ def of_pruned(pruned: Pruned, layout: HeadLayout) -> dict[str, Result]:
         "test/loss": last.loss,
         "test/images": last.images,
     }
-    results["pruning"] = Result(stages, metrics=metrics, label=pruned.scored.right, about=seen)
+    results["pruning"] = Result(stages, metrics=metrics, about=seen).saying(pruned.scored.right, "a better network")
     heads, left, label = layout.of("head"), (~pruned.gone).long(), "kept (1), removed (0)"
     figure = per_head(heads, dict.fromkeys(("value", "kept"), left[: heads.num_heads]), label)
     kept = tables.per_head(layout, dict.fromkeys(("value", "kept"), left))
     kept.columns.append("chosen_by")
     kept = kept._replace(rows=[[*row, " ".join(pruned.chosen_by)] for row in kept.rows])
-    results["kept_heads"] = Result(kept, figure, label=label, decides="removed", drawn="per_head")
+    results["kept_heads"] = Result(kept, figure, decides="removed", drawn="per_head").saying(label, "the head was kept")
     return results

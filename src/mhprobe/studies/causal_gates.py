@@ -77,8 +77,8 @@ def causal_roles(material: Material, batch_size: int = 500, **options: Any) -> d
     place = table.columns.index("role")
     rows = [[*row[:place], ROLES[row[place]], *row[place + 1 :]] for row in table.rows]
     drawn = {**on_cpu, "threshold": torch.tensor(options["threshold"])}
-    figure = causal(gates.layout, drawn, "role", {"role": ROLES})
-    return {"causal": Result(table._replace(rows=rows), figure, metrics, label="role of the head", drawn="causal")}
+    figure, about = causal(gates.layout, drawn, "role", {"role": ROLES}), ("role", "nothing: roles have no order")
+    return {"causal": Result(table._replace(rows=rows), figure, metrics, drawn="causal").saying(*about)}
 
 
 def check(**options: float) -> None:

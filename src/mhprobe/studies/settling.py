@@ -79,7 +79,9 @@ class Settling(L.Callback):
             alike, of = agreement(self.scores), Sample(data.sizes["val"], "validation")
             self.report.data, drawn = data.source.name, training.settling(self.rows, alike, of.images)
             settling = Result(tables.from_rows(self.rows), drawn, of=of, drawn="settling")
-            self.report.add_all({"settling": settling, "settling_agreement": Result(tables.from_rows(alike), of=of)})
+            settling = settling.saying("accuracy without the least important heads", "they are needed less")
+            pairs = Result(tables.from_rows(alike), of=of).saying("rank correlation", "epochs rank heads more alike")
+            self.report.add_all({"settling": settling, "settling_agreement": pairs})
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": self.rows, "scores": self.scores}

@@ -96,9 +96,10 @@ def write(
     drawn = ("gates/kept", "test/accuracy", "gates/binary_accuracy")
     points = [tuple(run.metrics[name] for name in drawn) for run in runs]
     retained = Result(table(runs), pruned.retained(points, images, heads, whole, chance), drawn="retained")
-    rows = survivors_of(runs, probe)
+    rows, about = survivors_of(runs, probe), ("heads of the group that are kept", "pruning spares the group")
     kept = Result(from_rows([row._asdict() for row in rows]), pruned.survival(rows), of=Sample(), drawn="survival")
-    return report.add("sweep", retained) + report.add("survivors", kept)
+    files = report.add("sweep", retained.saying("test accuracy", "a better network"))
+    return files + report.add("survivors", kept.saying(*about))
 
 
 def survivors_of(runs: Sequence[GatedRun], probe: Path | None = None) -> list[Survivors]:

@@ -91,8 +91,7 @@ def run(cfg: Config, folder: Path) -> None:
     rows[1:] = [row._replace(p_holm=p) for row, p in zip(rows[1:], adjusted, strict=True)]
     if builders.is_first():
         facts, probe = origin(cfg.command, folder), None if options.probe is None else Path(options.probe)
-        left = sweep.survivors_of(sweep.collect(folder), probe)
-        write(folder, rows, data, cfg.style, facts, left)
+        write(folder, rows, data, cfg.style, facts, sweep.survivors_of(sweep.collect(folder), probe))
         sweep.write(folder, probe, cfg.style, whole, facts)
         finish_report(folder, cfg.command, model.gates.layout)
 
@@ -149,7 +148,7 @@ def write(
     figure = pruned.voita(points, images, 1 / data.num_classes, sure)
     report = Report(folder, style=style)
     report.origin, report.data, report.images = origin, data.source.name, Sample(images, "test")
-    report.add("voita", Result(table, figure, drawn="voita"))
+    report.add("voita", Result(table, figure, drawn="voita").saying("test accuracy", "a better network"))
     for row in rows:
         accuracies = f"pruned {100 * row.pruned:.2f} %, from scratch {100 * row.scratch:.2f} %"
         tested = f", p = {row.p_holm:.2g} (McNemar, Holm)" if isinstance(row.p_holm, float) else ""

@@ -98,9 +98,9 @@ class History(L.Callback):
 
     def _write_history(self, trainer: L.Trainer, name: str, drawn: bool) -> None:
         about, data = self.measures[name], trainer.datamodule  # type: ignore[attr-defined]
-        result = history(self.report.layout, about.label, self.points[name], drawn)
+        result = history(self.report.layout, about.label, self.points[name], drawn, about.larger)
         of = Sample(data.sizes["val"], "validation")
-        self.report.add(f"{name}_history", result._replace(unit=about.unit, larger=about.larger, part_of=name, of=of))
+        self.report.add(f"{name}_history", result._replace(unit=about.unit, part_of=name, of=of))
 
 
 class GateHistory(L.Callback):
@@ -141,5 +141,5 @@ class GateHistory(L.Callback):
         table = tables.Table(header, rows, "gate_history")
         threshold = gates_of(pl_module).threshold(self.threshold)
         figure = gate_history(layout, self.steps, torch.tensor(self.amounts), threshold)
-        label = "how open the learned gate is"
-        self.report.add("gate_history", Result(table, figure, label=label, of=Sample(), drawn="gate_history"))
+        drawn = Result(table, figure, of=Sample(), drawn="gate_history")
+        self.report.add("gate_history", drawn.saying("how open the learned gate is", "it is more open"))

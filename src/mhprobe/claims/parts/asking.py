@@ -28,8 +28,7 @@ def judged(material: Material, claims: Mapping[str, Claim], **parts: Any) -> dic
     """Verdicts on claims, of the network and of its untrained twin. parts: of ``Evidence``. A collective."""
     evidence = Evidence(material, **parts)
     verdicts = ask(claims, evidence, say=material.first)
-    of_twin = {} if evidence.twin is None else ask(claims, evidence.twin)
-    rows = rows_of(claims, verdicts, of_twin)
+    rows = rows_of(claims, verdicts, {} if evidence.twin is None else ask(claims, evidence.twin))
     if material.first:
         announce(findings(rows))
     return {"claims": result(rows)}
@@ -102,8 +101,6 @@ def result(rows: Sequence[Mapping[str, Any]]) -> Result:
         metrics={f"claims/{word.replace(' ', '_')}": float(count) for word, count in counts.items()},
         label="effect, positive in the claimed direction",
         larger="the claim holds more clearly",
-        interval=("low", "high"),
-        chance="chance",
         about="Which findings of the literature hold for this network?",
         drawn="claims",
         columns={

@@ -100,7 +100,7 @@ def _steps(axes: Axes, layout: HeadLayout, values: Tensor) -> None:
     "Where it falls most, the network relies on these frequencies. Dashed: clean images. Dotted: guessing."
 )
 def noise(rows: Sequence[Mapping[str, Any]], strength: float, chance: float) -> Figure:
-    """Accuracy under noise of one band. rows: clean images, then bands: low, high, accuracy, accuracy_low/_high."""
+    """Accuracy under noise of one band. rows: clean images, then bands: from, to, accuracy, accuracy_low/_high."""
     with style.panel((3.45, 2.1), (0.55, 0.5, 1.0, 0.2)) as (figure, axes):
         _over_frequency(axes, {"": rows[1:]}, rows[0], "clean", chance)
         axes.set_xlabel(f"frequency of the noise (units of π; deviation {strength:g})")
@@ -126,7 +126,7 @@ def _over_frequency(
 
 
 def _middle(row: Mapping[str, Any]) -> float:
-    return (row["low"] + row["high"]) / 2
+    return (row["from"] + row["to"]) / 2
 
 
 @captioned(
@@ -138,7 +138,7 @@ def _middle(row: Mapping[str, Any]) -> float:
 def phase(rows: Sequence[Mapping[str, Any]], differ: Sequence[bool], chance: float) -> Figure:
     """Accuracy without the phases, or without the amplitudes, of one band of frequencies at a time.
 
-    rows: the whole images first, then damage, low, high, accuracy, accuracy_low, accuracy_high.
+    rows: the whole images first, then damage, from, to, accuracy, accuracy_low, accuracy_high.
     differ: for each band, from low to high, whether the two damages cost significantly unlike amounts.
     """
     with style.panel((2.75, 2.1), (0.55, 0.5, 1.6, 0.2)) as (figure, axes):

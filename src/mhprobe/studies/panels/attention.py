@@ -56,7 +56,8 @@ def attention_masks(material: Material, images: int = 2, over_heads: OverHeads =
     pictures = data.stored("test", positions).images.float() / 255
     titles = [f"image {position}: {label}" for position, label in zip(positions, labels, strict=True)]
     drawn = figure.attention_masks(pictures, titles, [f"block {site.block}" for site in layout.sites], masks)
-    return {"masks": Result(table, drawn, of=Sample(len(positions), "test"))}
+    about = "attention to a patch, in multiples of even attention", "heads look at it more"
+    return {"masks": Result(table, drawn, of=Sample(len(positions), "test")).saying(*about)}
 
 
 def covering(material: Material, images: int = 500) -> dict[str, Result]:
@@ -83,7 +84,7 @@ def covering(material: Material, images: int = 500) -> dict[str, Result]:
         for head, y, x in (~mean.isnan()).nonzero().tolist()
     ]
     table = tables.Table(["head", "block", "down", "right", "attention"], rows)
-    return {"map": Result(table, drawn, of=material.of(images))}
+    return {"map": Result(table, drawn, of=material.of(images)).saying("mean attention", "the head looks there more")}
 
 
 def around_the_favourite(piece: Piece, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -98,8 +99,7 @@ def around_the_favourite(piece: Piece, size: tuple[int, int]) -> tuple[Tensor, T
     index = number_WKK[None, :, None].expand(len(rows_bWHQK), -1, heads, -1, -1)
     number = index.gather(3, favourite[..., None].expand(*favourite.shape, count))
     there = (places.patch_pairs & places.patch[:, :, None])[None, :, None].expand_as(rows_bWHQK)
-    start = torch.arange(heads, device=number.device)[:, None, None] * (size[0] * size[1])
-    flat = (number + start).flatten()
+    flat = (number + torch.arange(heads, device=number.device)[:, None, None] * (size[0] * size[1])).flatten()
     mass, queries = (rows_bWHQK.new_zeros(heads * size[0] * size[1]) for _ in "ab")
     mass.index_add_(0, flat, (rows_bWHQK * there).flatten())
     queries.index_add_(0, flat, there.flatten().double())

@@ -69,7 +69,8 @@ def before_tuning(material: Material, before: str | Path, images: int = 500) -> 
     labels = {name: label_of(measure, "norm") for name, measure in measures.items()}
     drawn = figure.before_tuning(layout, columns, labels)
     table = tables.per_head(layout, columns)
-    return {"before_tuning": Result(table, drawn, drawn="before_tuning", of=material.of(images))}
+    about = "SVCCA of a head with itself before tuning", "tuning changed the head less"
+    return {"before_tuning": Result(table, drawn, drawn="before_tuning", of=material.of(images)).saying(*about)}
 
 
 def _itself(layout: HeadLayout, older: nn.Module, network: nn.Module, walk: Walk) -> dict[str, Tensor]:

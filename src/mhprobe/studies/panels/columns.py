@@ -28,7 +28,8 @@ def by_block(material: Material) -> dict[str, Result]:
     for name in material.names:
         table = tables.pairwise_blocks(layout, material.columns(name))
         rows = [{"block": row["block_a"], **row} for row in table.dicts() if row["block_a"] == row["block_b"]]
-        results[name] = Result(table, pairs.by_block(layout, rows, material.about(name).label))
+        of = material.about(name)
+        results[name] = Result(table, pairs.by_block(layout, rows, of.label)).saying(of.label, of.larger, of.unit)
     return results
 
 
@@ -38,7 +39,8 @@ def relevance_and_confidence(material: Material) -> dict[str, Result]:
     first, second = values.values()
     drawn = heads.sorted_heads(material.layout, {name.replace("_", " "): value for name, value in values.items()})
     alike = first.new_tensor(spearman(first.double(), second.double())).double()
-    return {"heads": Result(tables.per_head(material.layout, {**values, "spearman": alike}), drawn)}
+    table = tables.per_head(material.layout, {**values, "spearman": alike})
+    return {"heads": Result(table, drawn).saying(*meanings(material))}
 
 
 def functions(material: Material, rare: float | None = None, on_object: float | None = None) -> dict[str, Result]:
@@ -68,7 +70,8 @@ def functions(material: Material, rare: float | None = None, on_object: float | 
             del marks[name], cuts[name]
     columns = {name: on.long() for name, on in marks.items()}
     columns |= {f"threshold_{name}": torch.tensor(cut, dtype=torch.float64) for name, cut in cuts.items()}
-    return {"functions": Result(tables.per_head(layout, columns), heads.functions(layout, marks, words))}
+    drawn = Result(tables.per_head(layout, columns), heads.functions(layout, marks, words))
+    return {"functions": drawn.saying("has the function (1), or not (0)", "the head has the function")}
 
 
 def of_heads(material: Material) -> dict[str, list[float]]:
@@ -99,7 +102,8 @@ def entropy(material: Material, images: int = 500) -> dict[str, Result]:
             results[end] = Result(figure=heads.by_depth(layout, drawn, label))
     values = {column: columns[column] for column in (*shown, "uniform")}
     values |= {f"{column}_untrained": untrained[column] for column in shown}
-    return {**results, "heads": Result(tables.per_head(layout, values))}
+    of = material.about(name)
+    return {**results, "heads": Result(tables.per_head(layout, values)).saying(of.label, of.larger, of.unit)}
 
 
 def before_training(material: Material, images: int = 500) -> dict[str, Result]:
@@ -122,7 +126,13 @@ def before_training(material: Material, images: int = 500) -> dict[str, Result]:
     drawn = pairs.before_training(rows, {name: measure.label for name, measure in measures.items()})
     of = material.of(material.data.sizes["test"])
     words = f"{of}, untrained: {material.of(images).images}"
-    return {"blocks": Result(tables.from_rows(rows), drawn, of=of._replace(words=words))}
+    return {"blocks": Result(tables.from_rows(rows), drawn, of=of._replace(words=words)).saying(*meanings(material))}
+
+
+def meanings(material: Material) -> list[str]:
+    """Return the labels and the directions of the figure's measures, for a result of several."""
+    about = [material.about(name) for name in material.names]
+    return ["; ".join(dict.fromkeys(said)) for said in ([of.label for of in about], [of.larger for of in about])]
 
 
 def pairs_of(value: Tensor, span: slice) -> Tensor:
@@ -147,7 +157,7 @@ def two_sets(material: Material, second: ImageData | None = None, severity: int 
     label = "accuracy lost (points)"
     drawn = two_data_sets(material.layout, one, two, {label: 100 * x}, {label: 100 * y})
     table = tables.per_head(material.layout, {f"drop_{key}": values for key, values in drops.items()})
-    return {"correlation": drawn, "heads": Result(table)}
+    return {"correlation": drawn, "heads": Result(table).saying("accuracy lost without the head", "it is needed more")}
 
 
 def second_set(first: ImageData, other: ImageData | None = None, severity: int = 3) -> ImageData:

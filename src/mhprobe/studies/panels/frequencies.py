@@ -24,7 +24,7 @@ from mhprobe.report.result import Result, Sample
 from mhprobe.report.tables import from_rows
 from mhprobe.stats.significance import holm, mcnemar, paired_difference, wilson
 
-WHOLE = {"low": "", "high": ""}
+WHOLE = {"from": "", "to": ""}
 DAMAGES = ("phase", "amplitude")
 _FLOOR = 1e-6  # of an amplitude; Park & Kim's
 
@@ -80,15 +80,15 @@ def band_noise(material: Material, rings: int = 6, strength: float = 0.5, images
     """Accuracy with Gaussian noise in each of ``rings`` rings, of the same size in each, and without.
 
     strength: standard deviation of the noise, in units of the normalised image. images: test images, at most.
-    Table: low, high (the ring's ends, in units of pi), and the columns of ``accuracies``.
+    Table: from, to (the ring's ends, in units of pi), and the columns of ``accuracies``.
     """
 
     def change(batch: Batch, number: int) -> Tensor:
         return batch.images + strength * ring_noise(batch.images, batch.index, number - 1, rings, material.seed)
 
-    ways = [WHOLE, *(ends(ring, rings) for ring in range(rings))]
-    rows = accuracies(material, ways, change, images).rows
-    return {"noise": Result(from_rows(rows), figure.noise(rows, strength, material.chance), of=material.of(images))}
+    rows = accuracies(material, [WHOLE, *(ends(ring, rings) for ring in range(rings))], change, images).rows
+    drawn = Result(from_rows(rows), figure.noise(rows, strength, material.chance), of=material.of(images))
+    return {"noise": drawn.saying("accuracy under noise", "the network needs the ring less")}
 
 
 def phase_and_amplitude(material: Material, rings: int = 6, images: int = 1000) -> dict[str, Result]:
@@ -97,7 +97,7 @@ def phase_and_amplitude(material: Material, rings: int = 6, images: int = 1000) 
     "phase" replaces the phases of a ring by those of noise, "amplitude" its amplitudes, at equal energy in the ring.
     Frequency 0 stays.
 
-    images: test images, at most. Table: damage, low, high (the ring's ends, in units of pi), and the columns of
+    images: test images, at most. Table: damage, from, to (the ring's ends, in units of pi), and the columns of
     ``accuracies``. Table ``difference``: per ring the ``Accuracies.drop`` of the phases beyond the amplitudes.
     """
     ways = [(damage, ring) for damage in DAMAGES for ring in range(rings)]
@@ -114,7 +114,8 @@ def phase_and_amplitude(material: Material, rings: int = 6, images: int = 1000) 
     ]
     drawn = figure.phase(damaged.rows, [row["p_holm"] < 0.05 for row in difference], material.chance)
     of_phase = Result(from_rows(damaged.rows), drawn, of=material.of(images))
-    return {"phase": of_phase, "difference": Result(from_rows(difference))}
+    beyond_phase = Result(from_rows(difference)).saying("accuracy lost beyond amplitudes", "phases matter more")
+    return {"phase": of_phase.saying("accuracy", "the network needs it less"), "difference": beyond_phase}
 
 
 def ring_noise(images: Tensor, index: Tensor, ring: int, rings: int, seed: int) -> Tensor:
@@ -137,7 +138,7 @@ def without(images: Tensor, index: Tensor, damage: str, ring: int, rings: int, s
 
 def ends(ring: int, rings: int) -> dict[str, Any]:
     """Return both ends of a ring of frequencies, in units of pi."""
-    return {"low": ring / rings, "high": (ring + 1) / rings}
+    return {"from": ring / rings, "to": (ring + 1) / rings}
 
 
 def inside(ring: int, rings: int, height: int, width: int) -> Tensor:
@@ -187,7 +188,8 @@ def fft_images(material: Material, images: int = 2000) -> dict[str, Result]:
     picture = material.data.stored("test", [shown[0]]).images[0].float() / 255
     figure_of_maps = maps.fft_images([site.block for site in sites], shown[1], means, picture)
     of = Sample(count, "test", f"maps of {Sample(1, 'test')}, spectra: {Sample(count, 'test')}")
-    return {"fourier": Result(from_rows(rows), figure_of_maps, of=of)}
+    about = "mean ln amplitude, less that of frequency 0", "the map has more of these frequencies"
+    return {"fourier": Result(from_rows(rows), figure_of_maps, of=of).saying(*about)}
 
 
 def grid_of(stream: Tensor, site: HeadSite) -> Tensor:
@@ -207,4 +209,4 @@ def halves(image: Tensor) -> dict[str, float]:
     radius = torch.hypot(down[:, None], across[None])  # 1 at the highest frequency along an axis
     centre = image[height // 2, width // 2]
     low, high = image[(radius > 0) & (radius <= 0.5)], image[radius > 0.5]
-    return {"low": (low.mean() - centre).item(), "high": (high.mean() - centre).item()}
+    return {"low_half": (low.mean() - centre).item(), "high_half": (high.mean() - centre).item()}

@@ -52,7 +52,8 @@ def kernels(material: Material, count: int = 6, images: int = 200) -> dict[str, 
     ]
     table = tables.Table(["head", "kernel", "strength", "share", "linear"], rows)
     share = strength.square() / whole[:, None]
-    return {"kernels": Result(table, figure.kernels(patterns, share), of=material.of(images))}
+    drawn = Result(table, figure.kernels(patterns, share), of=material.of(images))
+    return {"kernels": drawn.saying("strength of a kernel (its singular value)", "the head passes more of it on")}
 
 
 def slopes_of(embedding: nn.Module, images: Tensor, at_once: int = 10) -> Slopes:

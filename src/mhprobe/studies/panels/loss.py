@@ -43,7 +43,8 @@ def sharpness(
         for rank, (value, change) in enumerate(eigenvalues(*of_part, top, iterations, material.seed), start=1):
             numbers = {"eigenvalue": value, "change": change, "iterations": iterations, "images": len(batch.images)}
             rows.append({"part": name, "rank": rank, **numbers})
-    return {"eigenvalues": Result(from_rows(rows), figure.sharpness(rows), of=material.of(images, "train"))}
+    drawn = Result(from_rows(rows), figure.sharpness(rows), of=material.of(images, "train"))
+    return {"eigenvalues": drawn.saying("curvature of the loss (nats)", "the loss is sharper", "nats")}
 
 
 def eigenvalues(
@@ -114,7 +115,8 @@ def landscape(
     cells = itertools.product(enumerate(surfaces), enumerate(places), enumerate(places))
     rows = [[draw, a, b, surface[i, j].item()] for (draw, surface), (i, a), (j, b) in cells]
     table = Table(["draw", "along_a", "along_b", "loss"], rows)
-    return {"loss": Result(table, figure.landscape(places, surfaces), of=material.of(images, "train"))}
+    drawn = Result(table, figure.landscape(places, surfaces), of=material.of(images, "train"))
+    return {"loss": drawn.saying("mean loss (nats)", "the network is worse there", "nats")}
 
 
 def direction(model: nn.Module, seed: int) -> list[Tensor]:

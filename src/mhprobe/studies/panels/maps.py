@@ -54,7 +54,7 @@ def judged(material: Material, kinds: Kinds, images: int = 200, **options: Any) 
             gain = dict(zip(("better", "low", "high"), map(float, t_interval(sign * (score - random))), strict=True))
             means = {"score": score.mean().item(), "random": random.mean().item()}
             rows.append({"map": name, "area": area, **means, **gain, "images": len(score)})
-    return {"areas": Result(from_rows(rows))}
+    return {"areas": Result(from_rows(rows)).saying("gain over random orders", "the map beats chance by more")}
 
 
 def segmentation(material: Material, kinds: Kinds, images: int = 200, number: int | None = None) -> dict[str, Result]:
@@ -92,7 +92,8 @@ def segmentation(material: Material, kinds: Kinds, images: int = 200, number: in
         for k, name in enumerate((*kinds, *BLIND))
         for s, score in enumerate(SCORES)
     ]
-    return {"scores": Result(from_rows(rows), figure.segmentation(rows), of=material.of(len(every_nKP)))}
+    drawn = Result(from_rows(rows), figure.segmentation(rows), of=material.of(len(every_nKP)))
+    return {"scores": drawn.saying("score of a map against the object's mask", "the map lies on the object more")}
 
 
 def _blind(maps: Sequence[Tensor], index: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,7 +128,8 @@ def heat(material: Material, images: int = 1000, kind: MapKind | None = None) ->
     numbers |= {**medians, "auc": auc, "low": low, "high": high, "p": float(test.pvalue)}
     title = f"a right one is hotter in {auc:.2f} of pairs\n({low:.2f} to {high:.2f}), p = {test.pvalue:.2g}"
     drawn = figure.heat(hot, cold, title, "share of the map's mass on its hottest tenth")
-    return {"rightness": Result(from_rows([numbers]), drawn, of=material.of(images))}
+    about = "chance that a right image is hotter than a wrong one (AUC)", "right images are hotter"
+    return {"rightness": Result(from_rows([numbers]), drawn, of=material.of(images)).saying(*about)}
 
 
 def auc_interval(auc: float, first: int, second: int) -> tuple[float, float]:
@@ -139,8 +141,7 @@ def auc_interval(auc: float, first: int, second: int) -> tuple[float, float]:
 def hottest(maps: Tensor, share: float = 0.1) -> Tensor:
     """(B,) share of the mass of maps (B, h, w), nowhere negative, on their hottest patches; 1 at most."""
     flat = maps.flatten(1).double()
-    top = flat.topk(max(1, round(share * flat.shape[1])), dim=1).values
-    return top.sum(1) / flat.sum(1).clamp(min=1e-12)
+    return flat.topk(max(1, round(share * flat.shape[1])), dim=1).values.sum(1) / flat.sum(1).clamp(min=1e-12)
 
 
 def surfaces(material: Material, image: int = 0) -> dict[str, Result]:
@@ -158,8 +159,8 @@ def surfaces(material: Material, image: int = 0) -> dict[str, Result]:
     size_LC = torch.stack([streams[number].after[0, prefix:].abs().double().mean(0) for number in last]).cpu()
     blocks = zip(last, size_LC.tolist(), strict=True)
     rows = [[block, channel, size] for block, sizes in blocks for channel, size in enumerate(sizes)]
-    drawn = figure.surfaces(rollout[0].cpu(), size_LC, last)
-    return {"surfaces": Result(Table(["block", "channel", "size"], rows), drawn, of=material.of(1))}
+    table, drawn = Table(["block", "channel", "size"], rows), figure.surfaces(rollout[0].cpu(), size_LC, last)
+    return {"surfaces": Result(table, drawn, of=material.of(1)).saying("mean size", "the channel is more active")}
 
 
 def areas_of(material: Material, kinds: Kinds, images: int, **options: Any) -> Tensor:

@@ -25,14 +25,14 @@ from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.stats.agreement import lowest
 from mhprobe.stats.intervals import percentiles
 from mhprobe.stats.significance import holm, mcnemar, wilson
+from mhprobe.studies.panels.columns import meanings
 
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 def reported(material: Material) -> list[Curve]:
     """Return the curves of one path on the split to report, each name once."""
-    last = {curve.name: curve for curve in material.curves()}
-    return [curve for curve in last.values() if len(curve.traces) == 1]
+    return [curve for curve in {curve.name: curve for curve in material.curves()}.values() if len(curve.traces) == 1]
 
 
 def _evaluator(material: Material, split: str, label: str) -> Evaluator:
@@ -68,7 +68,8 @@ def among_masked(material: Material, draws: int = 2000) -> dict[str, Result]:
         for columns in [material.columns(name)]
         for row in likeness(columns["value"], columns.get("null"), phases(curve), site, draws, material.seed)
     ]
-    return {"likeness": Result(from_rows(rows), pairs.groups_of_pairs(rows))} if rows else {}
+    drawn = pairs.groups_of_pairs(rows) if rows else None
+    return {"likeness": Result(from_rows(rows), drawn).saying(*meanings(material))} if rows else {}
 
 
 def phases(curve: Curve) -> dict[str, Tensor]:
@@ -140,7 +141,8 @@ def kinds_of_layers(material: Material, shares: Sequence[float] = SHARES) -> dic
         | {column: values[m].item() for column, values in numbers.items()}
         for m, (name, on_A, share) in enumerate(cases)
     ]
-    return {"curves": Result(from_rows(rows), drawing.kinds_of_layers(rows, material.chance))}
+    drawn = Result(from_rows(rows), drawing.kinds_of_layers(rows, material.chance))
+    return {"curves": drawn.saying("accuracy", "the masked heads are needed less")}
 
 
 def kinds(layout: HeadLayout) -> dict[str, Tensor]:
@@ -190,7 +192,8 @@ def classes_at_steps(material: Material) -> dict[str, Result]:
             for c, name in enumerate(data.class_names)
         ]
         drawn = classes.classes_at_steps(accuracy, p_holm < 0.05, off, data.class_names)
-        results[curve.name] = Result(from_rows(rows), drawn)
+        about = "accuracy within the class", "the class needs the masked heads less"
+        results[curve.name] = Result(from_rows(rows), drawn).saying(*about)
     return results
 
 

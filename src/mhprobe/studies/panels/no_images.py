@@ -34,7 +34,8 @@ def densities(
         value, open_ = (read_column(path, column, material.layout, asker).double() for column in ("gate", "open"))
         start = distribution.beta * math.log(-distribution.gamma / distribution.zeta)
         learned = value, distribution.binned(open_.logit(eps=1e-9) + start, BINS).mean(0)
-    return {"gates": Result(tables.from_rows(rows), gate_density(named, learned), of=Sample())}
+    drawn = Result(tables.from_rows(rows), gate_density(named, learned), of=Sample())
+    return {"gates": drawn.saying("probability of a gate of 0 and of 1", "more gates are at this end")}
 
 
 def speed(
@@ -47,4 +48,5 @@ def speed(
     if not material.first:  # processes would disturb each other's timing
         return {}
     rows = speed_table(material.backbone, batches=batches, rounds=rounds, seconds=seconds)
-    return {"speed": Result(tables.from_rows(rows, "speed"), pruned.speed(rows), of=Sample())}
+    drawn = Result(tables.from_rows(rows, "speed"), pruned.speed(rows), of=Sample())
+    return {"speed": drawn.saying("times as fast", "the network is faster")}

@@ -44,6 +44,7 @@ from mhprobe.report.result import Result
 from mhprobe.stats.significance import t_interval
 
 RELATIONS = ("same colour", "mirror image", "opposite", "along an edge")
+RIGHTLY = "share of queries answered rightly", "the right key is found more often"
 _ALONG = ((0, 1), (1, 1), (1, 0), (1, -1))  # (down, right) of an edge at 0, 45, 90, 135 degrees
 Ways = dict[str, tuple[str, Tensor]]
 Columns = TypeVar("Columns", bound=tuple[Any, ...])
@@ -68,7 +69,8 @@ def relations(material: Material, images: int = 1000, clusters: int = 8) -> dict
         for relation, head, ways in best_of_each(material, images, clusters)
         for way, (who, values) in ways.items()
     ]
-    return {"relations": Result(tables.from_rows(rows), figure.relation_scores(rows), of=material.of(images))}
+    drawn = Result(tables.from_rows(rows), figure.relation_scores(rows), of=material.of(images))
+    return {"relations": drawn.saying(*RIGHTLY)}
 
 
 def best_of_each(material: Material, images: int, clusters: int = 8) -> Iterator[tuple[str, int, Ways]]:
@@ -290,7 +292,8 @@ def probing(
             rows.append({"relation": relation, "way": way, "who": "", **_judge(score, test, r)})
         even = test.right[..., r].double().sum(1) / (~test.itself).sum(1)
         rows.append({"relation": relation, "way": "even draw", "who": "", **_mean(even, answerable, test.image)})
-    return {"probes": Result(tables.from_rows(rows), figure.relation_scores(rows), of=material.of(images))}
+    drawn = Result(tables.from_rows(rows), figure.relation_scores(rows), of=material.of(images))
+    return {"probes": drawn.saying(*RIGHTLY)}
 
 
 def collect(material: Material, model: nn.Module, split: str, images: int, centres: Tensor, queries: int) -> Queries:

@@ -32,7 +32,7 @@ from mhprobe.report import tables
 from mhprobe.report.figures import attention as figure
 from mhprobe.report.figures import maps
 from mhprobe.report.result import Result
-from mhprobe.studies.panels.relations import Ways, best, patch_pixels, scored, summary, tokens_of
+from mhprobe.studies.panels.relations import RIGHTLY, Ways, best, patch_pixels, scored, summary, tokens_of
 
 RELATION = "the patch in the other view"
 WITHOUT_HEADS = ("same place", "nearest patch", "most similar pixels")
@@ -62,7 +62,8 @@ def two_views(material: Material, images: int = 500, mirror: bool = False) -> di
         ("even draw", "", *ways["even draw"]),
     ]
     rows = [{"relation": RELATION, "way": w, "who": who, "head": h, **summary(of)} for w, h, who, of in scores]
-    return {"views": Result(tables.from_rows(rows), figure.relation_scores(rows), of=material.of(images))}
+    drawn = Result(tables.from_rows(rows), figure.relation_scores(rows), of=material.of(images))
+    return {"views": drawn.saying(*RIGHTLY)}
 
 
 class Views:
@@ -185,7 +186,8 @@ def correspondence(material: Material, images: int = 500) -> dict[str, Result]:
         "corresponds": (itself > best.clamp(min=-1)).long(),
         "chance": torch.tensor([1 / site.num_heads for _, _, site in layout]).double(),
     }
-    return {"views": Result(tables.per_head(layout, columns), maps.correspondence(layout, columns), of=of)}
+    drawn = Result(tables.per_head(layout, columns), maps.correspondence(layout, columns), of=of)
+    return {"views": drawn.saying("CKA of a head with itself across two views", "it does the same on both")}
 
 
 def other_way(rows: Tensor, site: HeadSite) -> Tensor:
