@@ -26,15 +26,14 @@ class Listener:
     def __init__(self) -> None:
         self.heard: list[tuple[str, str]] = []
 
-    def add_table(self, name, table) -> None:
-        self.heard.append(("table", f"{name}: {len(table.rows)} rows"))
-
-    def add_figure(self, name, png, caption) -> None:
-        assert png.read_bytes().startswith(b"\x89PNG") and caption.endswith(".")
-        self.heard.append(("figure", name))
-
-    def add_curves(self, curves) -> None:
-        self.heard.append(("curves", ", ".join(curve.name for curve in curves)))
+    def add_result(self, name, entry, result, png) -> None:
+        if result.table is not None:
+            self.heard.append(("table", f"{name}: {len(result.table.rows)} rows"))
+        if result.curves:
+            self.heard.append(("curves", ", ".join(curve.name for curve in result.curves)))
+        if png is not None:
+            assert png.read_bytes().startswith(b"\x89PNG") and entry.reading.endswith(".")
+            self.heard.append(("figure", name))
 
     def add_metrics(self, metrics) -> None:
         self.heard.append(("metrics", ", ".join(metrics)))

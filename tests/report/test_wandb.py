@@ -66,10 +66,13 @@ def said(caplog) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name.startswith("mhprobe")]
 
 
+SAID = {"label": "importance (nats)", "unit": "nats", "larger": "the head matters more"}
+
+
 def log_everything(logger: RunLogger, folder: Path) -> None:
     logger.log_metrics({"train/loss": 0.5}, step=3)
     report = Report(folder, LAYOUT, [logger])
-    add_measure(report, "gate_importance", "per_head", {"value": torch.arange(6.0)})
+    add_measure(report, "gate_importance", "per_head", {"value": torch.arange(6.0)}, **SAID)
     report.add("masking_curves", of_curves(CURVES, [], LAYOUT, chance=0.1)["masking_curves"])
     report.add_metrics({"test/accuracy": 0.875})
     for name in ("report.html", "model.safetensors", "model.json"):
@@ -121,6 +124,16 @@ def test_an_offline_run_holds_metrics_tables_figures_and_curves(tmp_path, monkey
         content = json.loads(media.read_text())
         header, *lines = (folder / "tables" / f"{name}.csv").read_text().splitlines()
         assert content["columns"] == header.split(",") and len(content["data"]) == len(lines) > 0
+
+    (image,) = (step for step in steps if "figures/gate_importance.path" in step)
+    assert "importance (nats). Larger means: the head matters more. A square per head" in json.dumps(image)
+    (table,) = (step for step in steps if "tables/results.path" in step)
+    (media,) = folder.glob(f"wandb/*run-*/files/{table['tables/results.path']}")
+    content = json.loads(media.read_text())
+    told = {row[0]: dict(zip(content["columns"], row, strict=True)) for row in content["data"]}
+    assert [told["gate_importance"][key] for key in ("label", "unit", "larger")] == list(SAID.values())
+    assert told["gate_importance"]["caption"].startswith("A square per head")
+    assert told["masking_curves"]["larger"] == "the masked heads are needed less"
 
 
 def test_curves_share_an_axis_and_random_ones_log_their_mean(tmp_path, monkeypatch):

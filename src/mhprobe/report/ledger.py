@@ -56,6 +56,12 @@ class Entry(_Plain):
     table: File | None = Field(None, description="its table, a .csv")
     figure: File | None = Field(None, description="its figure, a .png")
 
+    @property
+    def reading(self) -> str:
+        """Return how to read it: label, direction and caption."""
+        said = (self.label and f"{self.label}.", self.larger and f"Larger means: {self.larger}.", self.caption)
+        return " ".join(filter(None, said))
+
 
 class Ledger(_Plain):
     """Every result of a run, in the order in which they were written first."""

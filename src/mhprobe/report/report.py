@@ -2,14 +2,13 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
-from mhprobe.masking.parts.trace import Curve
 from mhprobe.report import ledger, tables
 from mhprobe.report.figures import style
 from mhprobe.report.result import Result, Sample
@@ -21,13 +20,9 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Dashboard(Protocol):
-    """A logger that also shows results."""
+    """A logger that also shows results, each with its entry in the ledger. png: its figure, if it has one."""
 
-    def add_table(self, name: str, table: tables.Table) -> None: ...
-
-    def add_figure(self, name: str, png: Path, caption: str) -> None: ...
-
-    def add_curves(self, curves: Sequence[Curve]) -> None: ...
+    def add_result(self, name: str, entry: ledger.Entry, result: Result, png: Path | None) -> None: ...
 
     def add_metrics(self, metrics: Mapping[str, float]) -> None: ...
 
@@ -82,35 +77,29 @@ class Report:
     def add_all(self, results: Mapping[str, Result]) -> list[Path]:
         """Write results by their names, and their entries in results.json."""
         paths: list[Path] = []
+        written: dict[str, ledger.Entry] = {}
         for name, result in results.items():
-            paths += self._write(name, result)
-        written = {
-            name: ledger.entry(name, result._replace(of=self.images) if result.of is None else result)
-            for name, result in results.items()
-            if not result.empty
-        }
+            if not result.empty:
+                of = self.images if result.of is None else result.of
+                written[name] = ledger.entry(name, result._replace(of=of))
+                paths += self._write(name, written[name], result._replace(of=of))
         if not written:
             return paths
-        whole = ledger.Ledger(results={**self.results.results, **written})
+        whole = ledger.Ledger(version=2, results={**self.results.results, **written})
         text = whole.model_dump_json(indent=1, exclude_defaults=True)
         return [*paths, write(self.folder / ledger.FILE, text.encode())]
 
-    def _write(self, name: str, result: Result) -> list[Path]:
-        paths = []
+    def _write(self, name: str, entry: ledger.Entry, result: Result) -> list[Path]:
+        paths, png = [], None
         if result.table is not None:
             paths.append(tables.write_csv(self.folder / "tables" / f"{name}.csv", result.table))
-            for dashboard in self.dashboards:
-                dashboard.add_table(name, result.table)
-        if result.curves:
-            for dashboard in self.dashboards:
-                dashboard.add_curves(result.curves)
         if result.figure is not None:
-            images = str(self.images if result.of is None else result.of)
-            about = ", ".join(part for part in (self.network, self.data, images) if part)
+            about = ", ".join(part for part in (self.network, self.data, str(result.of)) if part)
             files = self.folder / "figures" / name
             paths += (drawn := style.save(result.figure, files, about, self.style == "paper", self.origin))
-            for dashboard in self.dashboards:
-                dashboard.add_figure(name, drawn[0], result.how_to_read)
+            png = drawn[0]
+        for dashboard in self.dashboards:
+            dashboard.add_result(name, entry, result, png)
         return paths + (self.add_metrics(result.metrics) if result.metrics else [])
 
     def add_metrics(self, metrics: Mapping[str, float]) -> list[Path]:

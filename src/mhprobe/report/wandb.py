@@ -18,11 +18,13 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from mhprobe.errors import short
 from mhprobe.masking.parts.trace import Curve
+from mhprobe.report.ledger import Entry
+from mhprobe.report.result import Result
 from mhprobe.report.runs.folder import Folder
-from mhprobe.report.tables import Table
 
 log = logging.getLogger(__name__)
 
+SAID = ("kind", "label", "unit", "larger", "split", "images", "interval", "chance", "control", "caption")
 CURVE_AXIS = "masking/heads_masked"  # shared by all curves and runs, so that W&B overlays them
 
 
@@ -64,6 +66,7 @@ class RunLogger(WandbLogger):
         self.folder, self.model_aliases = Path(folder), model_aliases
         super().__init__(save_dir=str(folder), project=project, experiment=run)
         self._takes_tables, self._complained = True, False
+        self.entries: dict[str, Entry] = {}
 
     def log_hyperparams(self, params: Any) -> None:
         self._send(super().log_hyperparams, params)
@@ -71,17 +74,23 @@ class RunLogger(WandbLogger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         self._send(super().log_metrics, metrics, step)
 
-    def add_table(self, name: str, table: Table) -> None:
+    def add_result(self, name: str, entry: Entry, result: Result, png: Path | None) -> None:
+        """Log table, figure and curves; how to read them is in the caption, and in the table ``results``."""
+        if result.table is not None:
+            self._log_table(name, result.table.columns, result.table.rows)
+        if png is not None:
+            self._send(self.experiment.log, {f"figures/{name}": wandb.Image(str(png), caption=entry.reading or None)})
+        self.add_curves(result.curves, entry.label)
+        self.entries[name] = entry
+
+    def _log_table(self, name: str, columns: Sequence[str], rows: list[list[Any]]) -> None:
         """Log a table, the one call that fails if the server has died."""
         if self._takes_tables:
-            shown = wandb.Table(columns=[*table.columns], data=table.rows, allow_mixed_types=True)
+            shown = wandb.Table(columns=[*columns], data=rows, allow_mixed_types=True)
             self._takes_tables = self._send(self.experiment.log, {f"tables/{name}": shown})
 
-    def add_figure(self, name: str, png: Path, caption: str) -> None:
-        self._send(self.experiment.log, {f"figures/{name}": wandb.Image(str(png), caption=caption or None)})
-
-    def add_curves(self, curves: Sequence[Curve]) -> None:
-        """Log points along the number of heads masked; of random curves the mean over repeats."""
+    def add_curves(self, curves: Sequence[Curve], label: str = "accuracy") -> None:
+        """Log points along the number of heads masked; of random curves the mean over repeats. label: of the score."""
         for curve in curves:
             accuracies, losses = (f"masking/{curve.name}/{curve.split}/{part}" for part in ("accuracy", "loss"))
             for name in (accuracies, losses):  # a summary would hold the last point, where all heads are off
@@ -94,7 +103,7 @@ class RunLogger(WandbLogger):
                 xs=[curve.points.heads.tolist() for curve in shown],
                 ys=[curve.points.accuracy.tolist() for curve in shown],
                 keys=[curve.name for curve in shown],
-                title="accuracy as heads are masked",
+                title=f"{label} as heads are masked",
                 xname="heads masked",
             )
             self._takes_tables = self._send(self.experiment.log, {"charts/masking_curves": chart})
@@ -104,6 +113,9 @@ class RunLogger(WandbLogger):
 
     def finish(self) -> None:
         """Send the rest, for at most ``finish_timeout`` seconds; it stays on disk in any case."""
+        rows = [[name, *(str(getattr(entry, key) or "") for key in SAID)] for name, entry in self.entries.items()]
+        if wandb.run is not None and rows:
+            self._log_table("results", ["result", *SAID], rows)
         page = self.folder / "report.html"
         if wandb.run is not None and page.is_file():  # to look at in the run, and to download
             self._send(self._show, page)

@@ -73,8 +73,9 @@ def _parts(wr: Any, measures: Sequence[str], curves: Sequence[str]) -> list[tupl
         ),
         (
             "What heads do",
-            "A map of heads per measure, and its table.",
-            [
+            "A map of heads per measure, and its table; first how to read each result.",
+            [wr.WeavePanelSummaryTable(table_name="tables/results")]
+            + [
                 panel
                 for name in measures
                 for panel in (
