@@ -309,7 +309,7 @@ def test_a_page_calls_accuracy_what_the_score_measures(name, tmp_path):
     stages = [stage, {**stage, **change, "stage": "pruned", "accuracy": 0.85}]
     add_rows(report, "pruning", stages, "stages", label=scored.right)
     promised = {"points": 2, "confidence": 0.95, "heads": 2, "steps": 2, "images": 50}
-    report.add_metrics({f"prune/promise/{key}": value for key, value in promised.items()})
+    add_rows(report, "promise", [promised], "promise")
     run = read_run(folder)
     said = " ".join(words.result(run, atlas.heads(run), []))
     assert f"Test {scored.right} goes from 90.0 % (80.0 to 95.0) to 85.0 %" in said
@@ -373,7 +373,10 @@ def test_readers_and_pages_look_at_no_name():
     """What a result is, is in its entry: no part of a name, no prefix, no list of names of results."""
     for file in (*READERS.rglob("*.py"), *PAGES.rglob("*.py"), *PAGES.glob("*.js")):
         text = file.read_text()
-        found = re.findall(r"(tables|labels)\.get\(|name\.(ends|starts)with|in name\b|=> key ===", text)
+        found = re.findall(
+            r"(tables|labels)\.get\(|(name|key|column)\.(ends|starts)with|in (name|key)\b|=> key ===", text
+        )
+        found += re.findall(r"[\"'](?:low|high|null|uniform|standard_error|random_init)[\"'] in |NOT_A_VALUE", text)
         assert not found, (file.name, found)
     every = set(members("measure")) - {"position", "confidence"}  # words of other things, too
     assert {"svcca", "entropy"} <= every
@@ -580,3 +583,15 @@ def test_a_curve_that_contradicts_itself_is_not_shown(tmp_path, column, value, r
     path.write_text("\n".join(",".join(cells) for cells in [header, *rows]) + "\n")
     run = read_run(tmp_path / "run")
     assert not run.rows("curves") and any(reason in problem for problem in run.unread)
+
+
+def test_a_ledger_from_before_there_were_roles_is_read_with_them(tmp_path):
+    columns = {"value": torch.rand(12), "low": torch.rand(12), "high": torch.rand(12), "images": torch.tensor(300)}
+    add_measure(Report(tmp_path, layout()), "entropy", "per_head", columns)
+    file = tmp_path / "results.json"
+    whole = json.loads(file.read_text())
+    assert whole["version"] == 2 and whole["results"]["entropy"]["roles"] == {"images": "images"}
+    del whole["version"], whole["results"]["entropy"]["roles"]
+    file.write_text(json.dumps(whole))
+    (measure,) = atlas.measures(read_run(tmp_path))
+    assert list(measure["columns"]) == ["value"] and measure["freedom"] == 299

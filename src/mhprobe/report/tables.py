@@ -39,6 +39,7 @@ Kind = Literal[
     "curves",  # a row per point of a masking curve
     "totals",  # a row per masking curve and split
     "stages",  # a row per stage of a pruning
+    "promise",  # one row: what a pruning promises
     "speed",  # a row per mask and batch size
     "maps",  # a row per image and map
     "claims",  # a row per finding of the literature

@@ -256,7 +256,7 @@ def test(trainer: L.Trainer, model: GatedClassifier, data: ImageData, report: Re
     if trainer.is_global_zero:
         # "test/accuracy" is always by labels
         metrics = {key.replace("accuracy", "agreement") if by_network else key: n for key, n in model.results.items()}
-        report.add_metrics({**metrics, "test/images": data.sizes["test"]})
+        report.add_metrics({**metrics, "test/images": data.sizes["test"], "test/right": int(model.right.sum())})
         keep_outcomes(report.folder, model.right, data)
 
 

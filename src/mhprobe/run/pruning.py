@@ -356,6 +356,10 @@ def of_pruned(pruned: Pruned, layout: HeadLayout) -> dict[str, Result]:
         numbers = {f"prune/promise/{name}": number for name, number in _promised(pruned.promise).items()}
         figure, right = curves_figure.curves(curves, layout.num_heads), curves[0].scored.right
         drawn = Result(tables.curves(curves), figure, numbers, curves, drawn="curves")
+        row = Result(
+            tables.from_rows([_promised(pruned.promise)], "promise"), of=Sample(pruned.promise.images, "calibration")
+        )
+        results["promise"] = row.saying("heads that can go with the promise", "more heads can go")
         results["masking_curves"] = drawn.saying(right, "the masked heads are needed less")
     last, names = pruned.stages[-1], list(Stage._fields) if "neuron" in pruned.kinds else list(Stage._fields)[:-1]
     stages = Table(names, [list(row[: len(names)]) for row in pruned.stages], "stages")
@@ -367,6 +371,7 @@ def of_pruned(pruned: Pruned, layout: HeadLayout) -> dict[str, Result]:
         f"test/{pruned.scored.metric}": last.accuracy,
         "test/loss": last.loss,
         "test/images": last.images,
+        "test/right": round(last.accuracy * last.images),
     }
     results["pruning"] = Result(stages, metrics=metrics, about=seen).saying(pruned.scored.right, "a better network")
     heads, left, label = layout.of("head"), (~pruned.gone).long(), "kept (1), removed (0)"

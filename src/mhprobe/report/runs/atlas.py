@@ -17,7 +17,6 @@ from mhprobe.report.runs.run import Run
 from mhprobe.report.tables import Table
 
 PLACE = ["head", "site", "stage", "block", "index"]  # how a table of heads begins
-NOT_A_VALUE = {"standard_error", "images", "folds"}
 MOST = 20_000  # heads of a model that a page can show
 BINS = 64  # of a block's neurons
 NUMBERS = ["step", "heads_masked", "accuracy", "low", "high", "delta", "delta_low", "delta_high", "p_holm"]
@@ -58,7 +57,7 @@ def measures(run: Run) -> list[dict[str, Any]]:
             "twin": _of(table, entry.control),
             "low": _of(table, entry.interval[0] if entry.interval else ""),
             "high": _of(table, entry.interval[-1] if entry.interval else ""),
-            "freedom": _freedom(table),
+            "freedom": _freedom(entry, table),
             "neurons": strips(run.tables[name]),
         }
         for name, entry, table in _per_head(run, "per_head")
@@ -222,8 +221,9 @@ def _per_head(run: Run, kind: Any) -> list[tuple[str, Entry, Table]]:
 
 
 def _values(entry: Entry, table: Table) -> list[str]:
-    """Return the columns that are values of heads, without intervals, chance and control."""
-    others = {*NOT_A_VALUE, *entry.interval, entry.chance, entry.control}
+    """Return the columns that are values of heads, or chance of further ones, without intervals, errors and counts."""
+    aside = {column for column, role in entry.roles.items() if role not in ("chance", "control")}
+    others = {*aside, *entry.interval, entry.chance, entry.control}
     return [name for name in table.columns[5:] if name not in others and _is_number(table, name)]
 
 
@@ -242,7 +242,8 @@ def _of(table: Table, name: str) -> list[Any] | None:
     return short(table.column(name)) if name in table.columns and _is_number(table, name) else None
 
 
-def _freedom(table: Table) -> int | None:
+def _freedom(entry: Entry, table: Table) -> int | None:
     """Degrees of freedom of the intervals: one less than there are folds of images, or images."""
-    draws = next((table.column(name) for name in ("folds", "images") if name in table.columns), [None])
+    named = sorted((role, name) for name, role in entry.roles.items() if role in ("folds", "images"))
+    draws = table.column(named[0][1]) if named else []
     return draws[0] - 1 if draws and isinstance(draws[0], int) and draws[0] > 1 else None

@@ -88,7 +88,7 @@ def read_run(folder: Path) -> Run:
 
 
 def _read(files: Folder) -> Run:
-    results = _ledger(files)
+    version, results = _ledger(files)
     config = files.tried(files.yaml, "config/config.yaml")
     facts = files.tried(files.json, "run.json") or {}
     network = facts.get("network")
@@ -98,6 +98,9 @@ def _read(files: Folder) -> Run:
         for name, entry in results.items()
         if entry.table is not None and (table := files.tried(_table, files, entry.table, entry.kind)) is not None
     }
+    if version == 1:  # of an earlier version, whose entries have no roles
+        roles = {name: {"roles": ledger.roles(table)} for name, table in tables.items()}
+        results = {name: entry.model_copy(update=roles.get(name)) for name, entry in results.items()}
     return Run(
         files,
         results,
@@ -110,8 +113,8 @@ def _read(files: Folder) -> Run:
     )
 
 
-def _ledger(files: Folder) -> dict[str, Entry]:
-    """Read results.json. Raises UserError for a folder without results, or from before there were ledgers."""
+def _ledger(files: Folder) -> tuple[int, dict[str, Entry]]:
+    """Read version and results of results.json. UserError for a folder without results, or from before ledgers."""
     try:
         data = files.bytes(ledger.FILE, 20 * MB)
     except ValueError as error:
@@ -127,14 +130,14 @@ def _ledger(files: Folder) -> dict[str, Entry]:
                 f"report: {files.root} holds no metrics.json and no {ledger.FILE}. Give the folder of a finished run, "
                 f"e.g. outputs/digits_vit/<time>."
             )
-        return {}
+        return 1, {}
     try:
-        return ledger.Ledger.model_validate_json(data).results
+        return (whole := ledger.Ledger.model_validate_json(data)).version, whole.results
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         files.unread.append(f"{ledger.FILE}: {first['msg']}{f' at {where}' if where else ''}")
-        return {}
+        return 1, {}
 
 
 def measured_on(order: Any) -> str | None:
@@ -143,11 +146,11 @@ def measured_on(order: Any) -> str | None:
         return None
     place = Path(table).absolute()
     try:
-        results = _ledger(Folder(place.parent.parent)).values()
+        _, results = _ledger(Folder(place.parent.parent))
     except UserError:  # a table without a run
         return None
-    here = f"tables/{place.name}"
-    return "test" if any(entry.table == here and entry.split == "test" for entry in results) else None
+    here = f"tables/{place.name}", "test"
+    return "test" if here in [(entry.table, entry.split) for entry in results.values()] else None
 
 
 def _table(files: Folder, name: str, kind: Any) -> Table:
@@ -208,7 +211,9 @@ def _metrics(values: Mapping[str, Any], unread: list[str]) -> dict[str, float | 
     share = numbers.get("test/accuracy")
     if share is not None and not 0 <= share <= 1:
         unread.append(f"metrics.json: test/accuracy is {share}, expected a share from 0 to 1")
-        numbers["test/accuracy"] = None
+        share = numbers["test/accuracy"] = None
+    if share is not None and (images := numbers.get("test/images")) and numbers.get("test/right") is None:
+        numbers["test/right"] = round(share * images)  # an earlier version did not count them
     return numbers
 
 

@@ -95,10 +95,10 @@ def percent(share: float) -> str:
 
 def accuracy(run: Run) -> tuple[float, float, float, int] | None:
     """Return test accuracy, its Wilson 95 % interval, and the number of images; None without."""
-    share, images = run.metrics.get("test/accuracy"), run.metrics.get("test/images")
-    if share is None or not images:
+    share, right, images = (run.metrics.get(f"test/{name}") for name in ("accuracy", "right", "images"))
+    if share is None or right is None or not images:
         return None
-    low, high = wilson(torch.tensor(round(share * images)), torch.tensor(images))
+    low, high = wilson(torch.tensor(int(right)), torch.tensor(images))
     return share, low.item(), high.item(), int(images)
 
 
@@ -214,15 +214,12 @@ def interval(point: dict[str, Any]) -> str:
 
 
 def _promise(run: Run, heads: int) -> list[str]:
-    numbers = {key.rpartition("/")[2]: value for key, value in run.metrics.items() if key.startswith("prune/promise/")}
-    if not numbers or None in numbers.values():
+    if not (rows := run.rows("promise")) or None in rows[0].values():
         return []
-    points, confidence = numbers["points"] or 0, numbers["confidence"] or 0
-    limit, on = (
-        f"{points:g} point{'s' * (points != 1)}",
-        f"({numbers['images']} calibration images, which chose neither",
-    )
-    end = f"new images lose at most {limit} of {atlas.scored(run)} {on} the heads nor how many)."
+    numbers, points, confidence = rows[0], rows[0]["points"], rows[0]["confidence"]
+    limit = f"{points:g} point{'s' * (points != 1)} of {atlas.scored(run)}"
+    on = f"({numbers['images']} calibration images, which chose neither the heads nor how many)"
+    end = f"new images lose at most {limit} {on}."
     if not numbers["steps"]:
         return [f"No head can go with the promise that {end}"]
     return [
