@@ -142,7 +142,7 @@ def test_mix_blends_images_and_targets_alike_and_leaves_the_global_generator_alo
 
 @pytest.mark.parametrize("padding", [10, 11])
 def test_padding_as_wide_as_the_image_is_refused(padding):
-    with pytest.raises(UserError, match="crop_padding: expected less than the images' 10 pixels, got"):
+    with pytest.raises(UserError, match="crop_padding: expected less than 10 pixels, got"):
         Augment(crop_padding=padding).crop_flip(make_batch(), 0, 0)
     with pytest.raises(UserError, match=r"^mixup: expected 0 or more, got -1"):
         Augment(mixup=-1)

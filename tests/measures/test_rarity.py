@@ -102,7 +102,7 @@ def test_codes_are_the_same_whatever_the_batches_and_are_kept_by_a_reset():
 
 def test_without_codes_or_with_too_few_patches_it_says_what_to_do():
     layout, images = vit_layout(**PIXELS), scenes(2)
-    with pytest.raises(UserError, match=r"rarity: it has no codes yet\. Show it the validation images first"):
+    with pytest.raises(UserError, match=r"rarity: no codes yet\. Show the validation images first"):
         run(Rarity(layout), batch_of(*even(layout), images=images))
     measure = Rarity(layout, codes=40)
     measure.select(batch_of(*even(layout), images=images))

@@ -240,16 +240,16 @@ def test_a_command_has_its_own_settings_and_nothing_of_the_others(asked):
 @pytest.mark.parametrize(
     ("command", "override", "words"),
     [
-        ("probe", "ckpt_path=last", "mhprobe.probe has no ckpt_path; it is a part of .*mhprobe.train"),
-        ("train", "causal.weight=1", "it is a part of mhprobe.studies.causal"),
-        ("mask", "measure=[entropy]", "mhprobe.mask has no measure; it is a part of mhprobe.probe"),
-        ("prune", "measure=[entropy]", "mhprobe.prune has no measure; it is a part of mhprobe.probe"),
+        ("probe", "ckpt_path=last", "mhprobe.probe has no ckpt_path, a part of .*mhprobe.train"),
+        ("train", "causal.weight=1", "a part of mhprobe.studies.causal"),
+        ("mask", "measure=[entropy]", "mhprobe.mask has no measure, a part of mhprobe.probe"),
+        ("prune", "measure=[entropy]", "mhprobe.prune has no measure, a part of mhprobe.probe"),
         (
             "prune",
             "+callback=early_stopping",
-            "mhprobe.prune has no callback; it is a part of mhprobe.train",
+            "mhprobe.prune has no callback, a part of mhprobe.train",
         ),
-        ("prune", "ckpt_path=last", "ckpt_path=last: mhprobe.prune has no ckpt_path; it is a part of .*mhprobe.train"),
+        ("prune", "ckpt_path=last", "ckpt_path=last: mhprobe.prune has no ckpt_path, a part of .*mhprobe.train"),
     ],
 )
 def test_a_section_of_another_command_is_refused_with_the_commands_that_have_it(command, override, words):

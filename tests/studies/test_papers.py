@@ -123,7 +123,7 @@ def _refusal(figure, family):
     if "object_attention" in figure.measure or panel == "segmentation":
         return "the data set has no object masks"
     return {
-        ("probing", "swin"): "looks at windows; a probe over all heads needs the same patches for each",
+        ("probing", "swin"): "looks at windows; a probe needs the same patches for all heads",
         ("clusters", "vit"): "no group of heads that attend to the same tokens has 5 heads or more",
     }.get((panel, family))
 

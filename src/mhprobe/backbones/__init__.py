@@ -48,9 +48,7 @@ def family_of(model: nn.Module) -> type[Family]:
     if (family := _claiming(model)) is not None:
         return family
     for name, part in _inside(model).items():
-        raise UserError(
-            f"{type(model).__name__}: it wraps a supported {type(part).__name__}; pass model.{name} instead."
-        )
+        raise UserError(f"{type(model).__name__}: it wraps a supported {type(part).__name__}; pass model.{name}.")
     if type(model).__module__.startswith("transformers."):
         from mhprobe.backbones.huggingface import KINDS as OF_TRANSFORMERS
 
@@ -145,9 +143,7 @@ def kinds_of(model: nn.Module, units: Collection[Kind] | None = None) -> frozens
         gates = find_gates(model)
         return frozenset({"head"}) if gates is None else gates.layout.kinds
     if isinstance(units, str) or not isinstance(units, Collection) or not units or not set(units) <= set(KINDS):
-        raise UserError(
-            f"units: expected some of {', '.join(KINDS)}, as in units={{'head', 'neuron'}}, got {quoted(units)}."
-        )
+        raise UserError(f"units: expected some of {', '.join(KINDS)}, as {{'head', 'neuron'}}, got {quoted(units)}.")
     return frozenset(units)
 
 

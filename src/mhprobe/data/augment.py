@@ -53,9 +53,7 @@ class Augment:
             return batch
         height, width = images.shape[-2:]
         if self.crop_padding >= min(height, width):
-            raise UserError(
-                f"crop_padding: expected less than the images' {min(height, width)} pixels, got {self.crop_padding}."
-            )
+            raise UserError(f"crop_padding: expected less than {min(height, width)} pixels, got {self.crop_padding}.")
         shifts = 2 * self.crop_padding + 1
         down = draw(fold(seed, epoch, _DOWN), index, shifts) - self.crop_padding
         right = draw(fold(seed, epoch, _RIGHT), index, shifts) - self.crop_padding

@@ -106,9 +106,7 @@ def sensitivities(
 def check(makes: Mapping[str, Make], entered: Sequence[str] = ()) -> None:
     """Raise UserError where no graft names any of these measures."""
     if not any(_signs(graft, makes, entered) for graft in known_grafts().values()):
-        raise UserError(
-            f"headbench: no graft names {', '.join(makes)}. Give --heads written, or --enter a measure of your own."
-        )
+        raise UserError(f"headbench: no graft names {', '.join(makes)}. Give --heads written, or --enter yours.")
 
 
 def _signs(graft: Graft, makes: Mapping[str, Make], entered: Sequence[str]) -> dict[str, int]:

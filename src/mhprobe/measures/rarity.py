@@ -110,9 +110,7 @@ class Rarity(OfAttention, MeanOverImages):
 
     def finish(self) -> dict[str, Tensor]:
         if not self.codes:
-            raise UserError(
-                "rarity: it has no codes yet. Show it the validation images first: select(batch), then end_select()."
-            )
+            raise UserError("rarity: no codes yet. Show the validation images first: select(batch), then end_select().")
         queries = self.patch_queries
         tops = {
             "class_query": self.of_class(self.class_hits),

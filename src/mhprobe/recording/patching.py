@@ -208,9 +208,7 @@ def twins(images: Tensor, labels: Tensor, objects: Tensor | None, need: Patching
             drawn.copy_(torch.randn(image.shape, generator=generator).to(image) * image.std() * need.noise)
         return Twins(images + noise, None, torch.ones(len(images), dtype=torch.bool).to(images.device))
     if objects is None:
-        raise UserError(
-            "patching: corrupt=object needs object masks of the images. Use data=scenes, data=pets or corrupt=class."
-        )
+        raise UserError("patching: corrupt=object needs object masks. Use data=scenes, data=pets or corrupt=class.")
     shown = objects.to(images.device) > 0
     ground, flat = ~shown[:, None], shown.flatten(1)
     mean = (images * ground).sum((2, 3), keepdim=True) / ground.sum((2, 3), keepdim=True).clamp(min=1)

@@ -41,9 +41,7 @@ def construct(part: Any, where: str, **extra: Any) -> Any:
 def refuse_plain(part: Any, where: str) -> None:
     """Raise UserError for a value where a part belongs."""
     if not (isinstance(part, Mapping) and "_target_" in part):
-        raise UserError(
-            f"{where}: expected a part with a _target_, as the options of conf/ are, got {short(str(part), 300)}."
-        )
+        raise UserError(f"{where}: expected a part with a _target_, as in conf/, got {short(str(part), 300)}.")
 
 
 def refuse_types(part: Any, where: str) -> None:

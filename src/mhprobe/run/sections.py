@@ -70,9 +70,7 @@ class OwnSections(ConfigLoaderImpl):
             if (section := _key(override).split(".")[0]) in {*names, "experiment", "hydra"}:
                 continue
             if homes := [f"mhprobe.{other}" for other in commands() if section in sections(other)]:
-                raise UserError(
-                    f"{override}: mhprobe.{config_name} has no {section}; it is a part of {', '.join(homes)}."
-                )
+                raise UserError(f"{override}: mhprobe.{config_name} has no {section}, a part of {', '.join(homes)}.")
         data = [] if run_mode == RunMode.MULTIRUN else data_of_weights(overrides)
         cfg = super().load_configuration(
             config_name, [*data, *overrides], run_mode, from_shell, validate_sweep_overrides

@@ -13,9 +13,7 @@ from mhprobe.scoring.base import Score
 class Cosine(Score):
     """Right: of all images' unmasked outputs its own is the nearest. Loss: 1 - cosine to its own, in [0, 2]."""
 
-    scored = Scored(
-        "cosine", "retrieval", "retrieval of the own unmasked output", "1 - cosine to the unmasked model's output"
-    )
+    scored = Scored("cosine", "retrieval", "retrieval of the own unmasked output", "1 - cosine to the unmasked output")
     of_features: ClassVar[bool] = True
 
     def __init__(self, outputs: Tensor, labels: Tensor | None = None) -> None:

@@ -24,9 +24,7 @@ class KNNTrain(Score):
     images. outputs: (T, C) of them, labels: (T,); None for both until ``beside``.
     """
 
-    scored = Scored(
-        "knn_train", "knn_train_accuracy", "20-nearest-neighbour accuracy", "share of votes for other labels"
-    )
+    scored = Scored("knn_train", "knn_train_accuracy", "20-nearest-neighbour accuracy", "share of other votes")
     unmasked: ClassVar[bool] = False
     labelled: ClassVar[bool] = True
     of_features: ClassVar[bool] = True

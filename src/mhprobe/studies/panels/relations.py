@@ -268,9 +268,7 @@ def probing(
     for site in material.layout.sites:
         if site.windows is not None or site.token_grid != first.token_grid:
             why = "looks at windows" if site.windows is not None else f"has another grid of patches than {first.name}"
-            raise UserError(
-                f"probing: {site.name} {why}; a probe over all heads needs the same patches for each, as in a ViT."
-            )
+            raise UserError(f"probing: {site.name} {why}; a probe needs the same patches for all heads, as in a ViT.")
     centres = palette_of(material, images, clusters)
     (fit, test), (dull_fit, dull_test) = (
         tuple(collect(material, model, split, images, centres, queries) for split in ("val", "test"))
