@@ -160,6 +160,11 @@ def refuses_at_the_end(material, clock):
     raise UserError("all are right")
 
 
+def counts_its_images(material, clock):
+    looks_at_all(material, clock)
+    raise RuntimeError("8 of 21 images were seen")
+
+
 def refuses_at_once(material, clock):
     raise UserError("no")
 
@@ -172,6 +177,7 @@ def refuses_at_once(material, clock):
     (looks_at_single_images, "about 12 s", 4),
     (looks_at_none, "not estimated", 5),
     (refuses_at_the_end, "at least 24 s", 11),
+    (counts_its_images, "at least 24 s", 11),
     (refuses_at_once, "not estimated", 0),
 ])  # fmt: skip
 def test_a_figure_that_looks_at_images_itself_is_timed_on_few_of_them(material, panel, words, least, clock):
@@ -187,7 +193,7 @@ def test_every_figure_that_looks_at_images_itself_has_a_time_of_its_own_in_the_p
         mhprobe.study.run(cfg, tmp_path / "run")
     lines = [record.getMessage() for record in caplog.records]
     (line,) = (line for line in lines if "figures look at themselves" in line)
-    assert re.search(r": judged about \d+ s, segmentation not estimated; then draw", line)
+    assert re.search(r": judged about \d+ (s|min), segmentation not estimated; then draw", line)
     table = (tmp_path / "run" / "tables" / "judged_areas.csv").read_text()
     assert all(row.endswith(",40") for row in table.splitlines()[1:])  # the figure itself is of all images
 
@@ -226,7 +232,7 @@ def test_figures_are_on_disk_before_what_they_do_not_need_is_measured(tmp_path, 
     )
     steps = lines[first + 1 : first + 5]
     assert re.fullmatch(r"  1\. measure svcca: about \d+ s; then draw figure_2, table_1", steps[0])
-    own = r"  2. images that figures look at themselves: covering_map about \d+ s; then draw covering_map"
+    own = r"  2. images that figures look at themselves: covering_map about \d+ (s|min); then draw covering_map"
     assert re.fullmatch(own, steps[1])
     assert re.fullmatch(r"  3\. measure ablation_delta: about \d+ s; then draw single_heads", steps[2])
     assert re.match(r"  4\. masking curves head_max, .*: about \d+ s at most, .*; then draw figure_8", steps[3])

@@ -116,7 +116,7 @@ def _cost(material: Material, ask: Callable[[Material], Any]) -> str:
                 return "not estimated"
     except ranks.LeftAlone:
         raise
-    except UserError:  # perhaps of so few images
+    except (UserError, RuntimeError):  # perhaps of so few images
         words = "at least"
     seconds = few.seconds_of_all(time.perf_counter() - began)
     return "not estimated" if seconds is None else f"{words} {duration(seconds)}"
