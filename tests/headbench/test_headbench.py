@@ -96,7 +96,7 @@ def rows_of(monkeypatch):
         grown = SimpleNamespace(layout=mhprobe.attach(model).layout)
         monkeypatch.setattr(bench_module, "gated", lambda grown: model)
         monkeypatch.setattr(bench_module, "grow", lambda family, seed: (grown, list(plants)))
-        monkeypatch.setattr(bench_module, "known", lambda: {each.name: each.plant for each in plants})
+        monkeypatch.setattr(bench_module, "all_plants", lambda: {each.name: each.plant for each in plants})
         return {(row.plant, row.measure): row for row in bench(makes, ["vit"], seeds, images=4)}
 
     return run
