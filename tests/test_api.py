@@ -338,7 +338,7 @@ def test_where_a_head_looks_in_images_of_another_size_is_refused_and_of_many_tak
 
 
 def test_a_wrapper_is_not_pruned_and_says_what_is():
-    with pytest.raises(mhprobe.UserError, match=r"^prune_heads: Sequential: it wraps .*; pass model\.0 instead\.$"):
+    with pytest.raises(mhprobe.UserError, match=r"^prune_heads: Sequential: it wraps .*; pass model\.0\.$"):
         mhprobe.prune_heads(torch.nn.Sequential(tiny_vit()), [0])
     encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(12, 2, 12, batch_first=True), 2)
     with pytest.raises(mhprobe.UserError, match=r"^prune_heads: ") as error:

@@ -16,7 +16,7 @@ PROOF = """
 images = batch[0][0]
 gates = mhprobe.attach(net)
 assert [(site.num_heads, site.head_dim, site.token_grid) for site in gates.layout.sites] == [(3, 8, (4, 4))] * 2
-assert found["gate_importance"].shape == found["entropy"].shape == (6,)
+assert values["gate_importance"].shape == values["entropy"].shape == (6,)
 whole = net(images)
 with gates.masked([4]):  # head 1 of block 1
     closed = net(images)

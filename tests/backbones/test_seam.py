@@ -253,7 +253,7 @@ def test_the_model_in_a_wrapper_is_found():
     assert backbone_of(wrapped) is model
     gates = mhprobe.attach(model)
     assert mhprobe.attach(wrapped) is gates
-    with pytest.raises(mhprobe.UserError, match=r"it wraps a supported VisionTransformer; pass model\.0\.0 instead"):
+    with pytest.raises(mhprobe.UserError, match=r"it wraps a supported VisionTransformer; pass model\.0\.0\."):
         mhprobe.prune_heads(wrapped, [0])
 
 

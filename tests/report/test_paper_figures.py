@@ -136,8 +136,7 @@ def test_the_others_clip_nothing(layout):
     grouped = [{"curve": c, "group_a": "before", "group_b": b, **pairs} for c in ("a", "b") for b in ("before", "at")]
     assert_nothing_is_clipped(pairs_figures.groups_of_pairs(grouped))
     bands = [
-        {"low": k / 3, "high": (k + 1) / 3, "accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.6}
-        for k in range(3)
+        {"from": k / 3, "to": (k + 1) / 3, "accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.6} for k in range(3)
     ]
     made = frequencies.noise([bands[0], *bands], 0.5, 0.1)
     assert_nothing_is_clipped(made)
@@ -163,7 +162,7 @@ def blocks(measure, network, block):
 
 
 def band(damage, low=""):
-    return {"damage": damage, "low": low, "high": low and low + 0.5, "accuracy": 0.7, "accuracy_low": 0.6,
+    return {"damage": damage, "from": low, "to": low and low + 0.5, "accuracy": 0.7, "accuracy_low": 0.6,
             "accuracy_high": 0.8}  # fmt: skip
 
 

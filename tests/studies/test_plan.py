@@ -186,6 +186,21 @@ def test_a_figure_that_looks_at_images_itself_is_timed_on_few_of_them(material, 
     assert clock == [least]
 
 
+@pytest.mark.parametrize("material", [tiny_vit], indirect=True)
+def test_what_an_estimate_learns_of_few_images_is_not_taken_for_what_all_of_them_say(material, tmp_path):
+    """A question that measures by itself is shown 8 images; its columns and files of them are gone afterwards."""
+    material.measures, material.store = {"entropy": Entropy(material.layout)}, tmp_path / "kept"
+    images = []
+
+    def ask(shown):
+        images.append(int(shown.columns("entropy")["images"]))
+        shown.kept("other", lambda: {"images": torch.tensor(8)})
+
+    plan._cost(material, ask)
+    assert images == [8] and not material.measurements.columns and not material.store.exists()
+    assert int(material.columns("entropy")["images"]) == 21
+
+
 def test_every_figure_that_looks_at_images_itself_has_a_time_of_its_own_in_the_plan(tmp_path, caplog):
     kinds = "~paper.figures.judged.panel.kinds.gradient_rollout"
     cfg = settings("vit", "rollout", tmp_path, "figures=[judged,segmentation]", kinds)

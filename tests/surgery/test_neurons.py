@@ -102,7 +102,7 @@ def test_other_units_are_refused(units):
 def test_mlps_that_mix_neurons_or_that_nobody_knows_are_refused_by_name_and_reason():
     for name in ("torchvision_vit", "hf_vit", "encoder"):
         model = TWINS[name]()
-        with pytest.raises(mhprobe.UserError, match="does not know where the neurons of a"):
+        with pytest.raises(mhprobe.UserError, match="does not know where neurons of a"):
             mhprobe.attach(model, units=KINDS)
         mhprobe.attach(model)  # heads as before
     normed = tiny_tokens("eva02_base_patch14_224")

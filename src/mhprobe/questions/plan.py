@@ -22,7 +22,7 @@ from mhprobe.io.progress import duration, progress
 from mhprobe.masking.parts.curve import CurveSpec
 from mhprobe.masking.parts.units import make_units
 from mhprobe.measures.base import Measure
-from mhprobe.questions.material import Material, Panel
+from mhprobe.questions.material import Material, Measurements, Panel
 from mhprobe.recording.measuring import feed
 
 SHARE = 50  # an estimate takes a fiftieth of the images
@@ -108,11 +108,13 @@ def lines(planned: Sequence[Step], material: Material) -> list[str]:
 def _cost(material: Material, ask: Callable[[Material], Any]) -> str:
     """Return in words the time of a question, by few images of those that it asks for."""
     few, words = Glimpse(material.data), "about"
+    # what it learns of few images must not be taken for what all of them say
+    apart = dataclasses.replace(material, data=few, first=False, store=None, measurements=Measurements())
     began = time.perf_counter()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of so few images
-            if ranks.together(lambda: ask(dataclasses.replace(material, data=few, first=False))) is None:
+            if ranks.together(lambda: ask(apart)) is None:
                 return "not estimated"
     except ranks.LeftAlone:
         raise

@@ -59,8 +59,8 @@ class Entry(_Plain):
     @property
     def reading(self) -> str:
         """Return how to read it: label, direction and caption."""
-        said = (self.label and f"{self.label}.", self.larger and f"Larger means: {self.larger}.", self.caption)
-        return " ".join(filter(None, said))
+        words = (self.label and f"{self.label}.", self.larger and f"Larger means: {self.larger}.", self.caption)
+        return " ".join(filter(None, words))
 
 
 class Ledger(_Plain):
@@ -78,7 +78,7 @@ def entry(name: str, result: Result) -> Entry:
     first = {role: column for column, role in sorted(reversed(beside.items()), key=lambda item: "_" not in item[0])}
     main = {role: first.get(role, "") for role in ("low", "high", "chance", "control")}
     same = {key: getattr(result, key) for key in Result._fields if key in Entry.model_fields}
-    own = dict(
+    fields = dict(
         kind="figure" if table is None and figure is not None else "metrics" if table is None else table.kind,
         title=name.replace("_", " "),
         columns=dict(result.columns),
@@ -93,13 +93,13 @@ def entry(name: str, result: Result) -> Entry:
         table=None if table is None else f"tables/{name}.csv",
         figure=None if figure is None else f"figures/{name}.png",
     )
-    return Entry(**{**same, **own})
+    return Entry(**{**same, **fields})
 
 
 def roles(table: Table) -> dict[str, Any]:
     """Return the columns of a table that are no values, with what they are; {} if data have named its columns."""
-    found = {} if table.kind.endswith("_along") else {name: COLUMNS.fullmatch(name) for name in table.columns}
-    return {name: match.lastgroup for name, match in found.items() if match}
+    matches = {} if table.kind.endswith("_along") else {name: COLUMNS.fullmatch(name) for name in table.columns}
+    return {name: match.lastgroup for name, match in matches.items() if match}
 
 
 def schema() -> str:

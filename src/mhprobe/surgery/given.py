@@ -156,5 +156,5 @@ def _closed(model: nn.Module, kept: Tensor | None, threshold: float | None) -> T
     size = gates.effective().abs().cpu()
     mask = size <= (threshold or 0.0)
     if not mask.any():
-        raise UserError(f"threshold: no gate is at or below {threshold or 0.0}; the least is {size.min().item():.4g}.")
+        raise UserError(f"threshold: no gate is at or below {threshold or 0.0}; the nearest is {size.min():.4g}.")
     return mask

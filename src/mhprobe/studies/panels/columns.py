@@ -132,7 +132,7 @@ def before_training(material: Material, images: int = 500) -> dict[str, Result]:
 def meanings(material: Material) -> list[str]:
     """Return the labels and the directions of the figure's measures, for a result of several."""
     about = [material.about(name) for name in material.names]
-    return ["; ".join(dict.fromkeys(said)) for said in ([of.label for of in about], [of.larger for of in about])]
+    return ["; ".join(dict.fromkeys(words)) for words in ([of.label for of in about], [of.larger for of in about])]
 
 
 def pairs_of(value: Tensor, span: slice) -> Tensor:
