@@ -12,8 +12,8 @@ import torch
 import mhprobe
 from mhprobe.backbones import build, layout_of
 from mhprobe.data.batch import Batch
-from mhprobe.surgery.pruning import Images
 from mhprobe.surgery.removal import kept_heads
+from mhprobe.surgery.rounds import Images
 from mhprobe.surgery.speed import speed_table
 from mhprobe.weights.checkpoint import save_weights
 from mhprobe.weights.description import pruned_description

@@ -24,7 +24,7 @@ from mhprobe.measures.gate_importance import GateImportance
 from mhprobe.measures.one_head import OneHead
 from mhprobe.measures.svcca import SVCCA
 from mhprobe.studies import causal_gates
-from mhprobe.surgery import pruning
+from mhprobe.surgery import rounds
 
 FEW = ("data.limit_train=40", "data.limit_val=20", "data.limit_test=20", "data.eval_batch_size=10")
 
@@ -178,7 +178,7 @@ def test_a_pruning_chooses_and_tunes_no_round_twice(tmp_path, monkeypatch, capsy
     mhprobe.prune.run(config("prune", tmp_path / "other", *told), tmp_path / "whole")
     assert asked.count("fit") == 2
     with monkeypatch.context() as dying, pytest.raises(Killed):
-        killed_in(dying, pruning, "_remove", lambda *args: args[5] == 2)  # the second round's heads are chosen
+        killed_in(dying, rounds, "_remove", lambda *args: args[5] == 2)  # the second round's heads are chosen
         mhprobe.prune.run(config("prune", tmp_path / "cache", *told), tmp_path / "killed")
     asked.clear()
     mhprobe.prune.run(config("prune", tmp_path / "cache", *told), tmp_path / "again")

@@ -15,7 +15,7 @@ from mhprobe.heads import KINDS
 from mhprobe.run.pruning import source_of
 from mhprobe.surgery.costs import count_flops, head_shares
 from mhprobe.surgery.learned import LearnedGates
-from mhprobe.surgery.pruning import Shown, prune
+from mhprobe.surgery.rounds import Shown, prune
 from pruned import COUNT, shown
 
 

@@ -22,11 +22,11 @@ from mhprobe.report import tables
 from mhprobe.run.pruning import MINE, Pruning, lines
 from mhprobe.scoring.cosine import Cosine
 from mhprobe.scoring.parts.evaluate import Evaluator
-from mhprobe.surgery import pruning
+from mhprobe.surgery import rounds
 from mhprobe.surgery.given import Given
 from mhprobe.surgery.on_path import OnPath
-from mhprobe.surgery.pruning import Images, prune
 from mhprobe.surgery.repair import repair
+from mhprobe.surgery.rounds import Images, prune
 from models import TWINS, images_for, labels_for
 from pruned import description, logits, network
 
@@ -104,7 +104,7 @@ def test_rounds_choose_anew_on_what_is_left_and_repair_towards_it(model, monkeyp
         repaired.append((layout_of(pruned).num_heads, layout_of(dense).num_heads))
         repair(pruned, dense, *rest, **options)
 
-    monkeypatch.setattr(pruning, "repair", mended)
+    monkeypatch.setattr(rounds, "repair", mended)
 
     def train(smaller, kept, number):
         trained.append((number, sum(len(heads) for heads in kept.values())))

@@ -14,7 +14,7 @@ from mhprobe.scoring.base import looked
 from mhprobe.scoring.cosine import Cosine
 from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.surgery.costs import count_flops, head_shares
-from mhprobe.surgery.pruning import Shown, prune
+from mhprobe.surgery.rounds import Shown, prune
 from mhprobe.surgery.snapvit import AREA, SnapViT, cheapest, cropped, evolved, slopes
 from models import tiny_swin, tiny_vit
 from oracles import snapvit as oracle

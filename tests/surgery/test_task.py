@@ -21,7 +21,7 @@ from mhprobe.report.runs import atlas
 from mhprobe.report.runs.run import read_run
 from mhprobe.report.several import pairs
 from mhprobe.run import builders
-from mhprobe.surgery import pruning
+from mhprobe.surgery import rounds
 from mhprobe.weights.checkpoint import as_json, load_weights
 from models import images_for
 from pruned import logits, time_once
@@ -153,7 +153,7 @@ def test_an_emptied_layer_without_its_bias_is_compared_with_a_mask_without_it(tr
 
 @pytest.mark.slow
 def test_logits_that_differ_stop_the_task_before_anything_is_saved(trained, tmp_path, monkeypatch):
-    whole = pruning.prune_heads
+    whole = rounds.prune_heads
 
     def wrong(model, mask, **options):
         pruned = whole(model, mask, **options)
@@ -161,7 +161,7 @@ def test_logits_that_differ_stop_the_task_before_anything_is_saved(trained, tmp_
             pruned.head.bias += 1e-3
         return pruned
 
-    monkeypatch.setattr(pruning, "prune_heads", wrong)
+    monkeypatch.setattr(rounds, "prune_heads", wrong)
     cfg = config(tmp_path, f"weights={trained.folder / 'model.safetensors'}", "prune=given", "prune.heads=[0]")
     with pytest.raises(RuntimeError, match="nothing was saved"):
         mhprobe.prune.run(cfg, tmp_path / "run")

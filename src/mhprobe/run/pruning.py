@@ -1,4 +1,4 @@
-"""Pruning as a question of a run: checks of its settings, surgery.pruning, files, tables and figures."""
+"""Pruning as a question of a run: checks of its settings, surgery/rounds.py, files, tables and figures."""
 
 import functools
 import math
@@ -39,8 +39,8 @@ from mhprobe.surgery import elastic, export
 from mhprobe.surgery.costs import evenly
 from mhprobe.surgery.given import Given
 from mhprobe.surgery.on_path import OnPath, Promise, check_images, check_unseen
-from mhprobe.surgery.pruning import Chooses, Images, Pruned, Shown, Source, Stage, Train, prune
 from mhprobe.surgery.removal import kept_heads, prune_heads
+from mhprobe.surgery.rounds import Chooses, Images, Pruned, Shown, Source, Stage, Train, prune
 from mhprobe.surgery.speed import BATCHES, SHARES, Row, speed_table
 from mhprobe.training.classifier import GatedClassifier
 from mhprobe.weights.checkpoint import gates_kept, load_weights, weights_files

@@ -23,8 +23,8 @@ from mhprobe.surgery.costs import interleaved
 from mhprobe.surgery.export import onnx_sessions
 from mhprobe.surgery.given import Given
 from mhprobe.surgery.on_path import OnPath
-from mhprobe.surgery.pruning import Chooses, Images, Stage, Train, prune
 from mhprobe.surgery.removal import prune_heads
+from mhprobe.surgery.rounds import Chooses, Images, Stage, Train, prune
 from mhprobe.surgery.speed import median_interval, speed_table
 
 BATCHES = (1, 16, 64)

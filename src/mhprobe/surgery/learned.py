@@ -23,7 +23,7 @@ from mhprobe.recording.outputs import gate_slope
 from mhprobe.recording.state import inspecting
 from mhprobe.surgery.costs import head_shares
 from mhprobe.surgery.on_path import mask_by
-from mhprobe.surgery.pruning import Images
+from mhprobe.surgery.rounds import Images
 
 START, END = 3.0, 4.6  # log_alpha begins, and ends at the most (CoFi's ln 100): nothing closes or opens for good
 

@@ -20,8 +20,8 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.recording.outputs import objective
 from mhprobe.surgery.costs import costs
-from mhprobe.surgery.pruning import Images
 from mhprobe.surgery.removal import prune_heads
+from mhprobe.surgery.rounds import Images
 
 HALVINGS = 12  # of the interval of ratios: to 1 in 4,096
 

@@ -35,7 +35,7 @@ from mhprobe.scoring.cosine import Cosine
 from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.surgery.costs import head_shares
 from mhprobe.surgery.on_path import mask_by
-from mhprobe.surgery.pruning import Images
+from mhprobe.surgery.rounds import Images
 
 AREA = 0.25, 1.0  # of the image that a crop has
 STEPS = 1 << 24  # of a random number
