@@ -33,7 +33,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise UserError(f"cannot write {path} ({reason(error, path)}). Make room or change the folder.") from error
+            raise UserError(f"cannot write {path} ({reason(error, path)}). Make room or choose out=...") from error
         raise
 
 
