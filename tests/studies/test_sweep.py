@@ -222,6 +222,9 @@ def test_a_strangers_runs_are_read_as_data(swept, tmp_path, monkeypatch):
         beside.write_text(text)
         with pytest.raises(UserError):
             sweep.write(swept, whole=beside.with_suffix(".safetensors"))
+    beside.write_text('{"made": {"test/accuracy": 0.93}}')
+    with pytest.raises(UserError, match="no test accuracy on the images"):  # neither says which images
+        sweep._whole(beside.with_suffix(".safetensors"), {})
     beside.unlink(), os.mkfifo(beside)
     with pytest.raises(UserError, match=r"not an ordinary file"):
         sweep.write(swept, whole=beside.with_suffix(".safetensors"))

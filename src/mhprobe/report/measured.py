@@ -204,7 +204,7 @@ def answer(
         if row.heads_before_worse == 0:
             line = f"{row.curve} on {row.split}: already its first step makes {row.of} significantly lower"
         masked = [head for head in heads if (head.curve, head.split) == (row.curve, row.split)]
-        verdicts = [head.verdict for head in masked if head.phase == "before"]
+        verdicts = [head.verdict.replace("neither", "for no known reason") for head in masked if head.phase == "before"]
         if verdicts:
             counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts)]
             others, p = [head for head in masked if head.phase != "before"], control(masked)
@@ -213,6 +213,6 @@ def answer(
                 f"chance; heads that can go resemble kept heads {'more' if p < 0.05 else 'no more'} than needed ones, "
                 f"p = {p:.2g}"
             )
-            line += f" ({', '.join(counts)}{'' if math.isnan(p) else beside})".replace("neither", "for no known reason")
+            line += f" ({', '.join(counts)}{'' if math.isnan(p) else beside})"
         lines.append(line)
     return lines

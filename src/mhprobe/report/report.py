@@ -80,13 +80,13 @@ class Report:
         written: dict[str, ledger.Entry] = {}
         for name, result in results.items():
             if not result.empty:
-                of = self.images if result.of is None else result.of
-                written[name] = ledger.entry(name, result._replace(of=of))
-                paths += self._write(name, written[name], result._replace(of=of))
+                whole = result._replace(of=self.images if result.of is None else result.of)
+                written[name] = ledger.entry(name, whole)
+                paths += self._write(name, written[name], whole)
         if not written:
             return paths
-        whole = ledger.Ledger(version=2, results={**self.results.results, **written})
-        text = whole.model_dump_json(indent=1, exclude_defaults=True)
+        book = ledger.Ledger(version=2, results={**self.results.results, **written})
+        text = book.model_dump_json(indent=1, exclude_defaults=True)
         return [*paths, write(self.folder / ledger.FILE, text.encode())]
 
     def _write(self, name: str, entry: ledger.Entry, result: Result) -> list[Path]:

@@ -24,7 +24,7 @@ from mhprobe.report.runs.folder import Folder
 
 log = logging.getLogger(__name__)
 
-SAID = ("kind", "label", "unit", "larger", "split", "images", "interval", "chance", "control", "caption")
+FIELDS = ("kind", "label", "unit", "larger", "split", "images", "interval", "chance", "control", "caption")
 CURVE_AXIS = "masking/heads_masked"  # shared by all curves and runs, so that W&B overlays them
 
 
@@ -113,9 +113,9 @@ class RunLogger(WandbLogger):
 
     def finish(self) -> None:
         """Send the rest, for at most ``finish_timeout`` seconds; it stays on disk in any case."""
-        rows = [[name, *(str(getattr(entry, key) or "") for key in SAID)] for name, entry in self.entries.items()]
+        rows = [[name, *(str(getattr(entry, key) or "") for key in FIELDS)] for name, entry in self.entries.items()]
         if wandb.run is not None and rows:
-            self._log_table("results", ["result", *SAID], rows)
+            self._log_table("results", ["result", *FIELDS], rows)
         page = self.folder / "report.html"
         if wandb.run is not None and page.is_file():  # to look at in the run, and to download
             self._send(self._show, page)

@@ -353,12 +353,11 @@ def of_pruned(pruned: Pruned, layout: HeadLayout) -> dict[str, Result]:
     results = {}
     if pruned.promise is not None:  # the path's curve on the images that were set aside, and how far it holds
         curves = [pruned.promise.curve]
-        numbers = {f"prune/promise/{name}": number for name, number in _promised(pruned.promise).items()}
+        promised = _promised(pruned.promise)
+        numbers = {f"prune/promise/{name}": number for name, number in promised.items()}
         figure, right = curves_figure.curves(curves, layout.num_heads), curves[0].scored.right
         drawn = Result(tables.curves(curves), figure, numbers, curves, drawn="curves")
-        row = Result(
-            tables.from_rows([_promised(pruned.promise)], "promise"), of=Sample(pruned.promise.images, "calibration")
-        )
+        row = Result(tables.from_rows([promised], "promise"), of=Sample(pruned.promise.images, "calibration"))
         results["promise"] = row.saying("heads that can go with the promise", "more heads can go")
         results["masking_curves"] = drawn.saying(right, "the masked heads are needed less")
     last, names = pruned.stages[-1], list(Stage._fields) if "neuron" in pruned.kinds else list(Stage._fields)[:-1]

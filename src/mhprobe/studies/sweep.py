@@ -163,7 +163,7 @@ def _whole(weights: Path, description: Mapping[str, Any]) -> float:
     """Return the test accuracy beside weights of the whole network. UserError if there is none on the same images."""
     with reading(weights.parent):
         origin = Folder(weights.parent).json(weights.with_suffix(".json").name).get("made", {})
-        if "test/accuracy" in origin and origin.get("data") == description.get("made", {}).get("data"):
+        if {"test/accuracy", "data"} <= set(origin) and origin["data"] == description.get("made", {}).get("data"):
             return float(origin["test/accuracy"])
     raise UserError(f"weights: the JSON beside {weights} has no test accuracy on the images of these runs.")
 
