@@ -15,7 +15,10 @@ ROOT = Path(__file__).parents[1]
 KERNEL = Path(__file__).parent / "kernel.py"
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 FEWER = {"range(0, 316, 63)": "(0, 158)", "range(0, 529, 66)": "(0, 264, 528)"}  # crops: 12 of 108
-SHORTER = {"3_prune": {**FEWER, "range(6)": "range(2)"}}
+SHORTER = {
+    "3_prune": {**FEWER, "range(6)": "range(2)"},
+    "6_your_model": {"images[:84:3]": "images[:84:9]", "images[84::3]": "images[84::9]"},
+}
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
@@ -28,7 +31,7 @@ def pictures(cell: dict) -> list[str]:
 def test_runs_from_the_first_cell_to_the_last(path, tmp_path):
     """In a folder of its own, by the Python that runs the tests, whatever kernels the user has beside it.
 
-    The one that prunes a network of 22 million parameters has fewer photographs here.
+    Those with a network of 22 million parameters have fewer photographs here.
     """
     pytest.importorskip("nbclient", reason="nbclient is not installed: pip install -e .[test]")
     pytest.importorskip("ipykernel", reason="ipykernel is not installed: pip install -e .[test]")
