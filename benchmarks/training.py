@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 import mhprobe
 from benchmarks.harness.size import Size
 from benchmarks.harness.timing import Ratio, compare
+from mhprobe.backbones.parts.freezing import freeze
 
 
 def run(size: Size) -> Iterator[Ratio]:
@@ -26,7 +27,11 @@ def run(size: Size) -> Iterator[Ratio]:
     halved = copy.deepcopy(bare)
     halved.patch_drop = timm.layers.PatchDropout(0.5)
     shallow = copy.deepcopy(bare)
-    _freeze_first(shallow, blocks=len(shallow.blocks) // 3)
+    freeze(shallow, len(shallow.blocks) // 3)
+
+    plain = copy.deepcopy(bare)
+    for block in plain.blocks:
+        block.attn.fused_attn = False
 
     def step_of(model: nn.Module) -> Callable[[], None]:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -50,14 +55,7 @@ def run(size: Size) -> Iterator[Ratio]:
         ">= 0.97",
     )
     yield compare("  the same: all patches / half of the patches left out", whole, step_of(halved), rounds)
+    yield compare("  the same: fused attention / plain", whole, step_of(plain), rounds)
     yield compare(
         "  the same: nothing frozen / embedding and the first third of the blocks", whole, step_of(shallow), rounds
     )
-
-
-def _freeze_first(model: nn.Module, blocks: int) -> None:
-    """Train neither the embedding nor the first blocks: no gradient flows through them either."""
-    for part in (model.patch_embed, *model.blocks[:blocks]):
-        part.requires_grad_(False)
-    for name in ("pos_embed", "cls_token"):
-        getattr(model, name).requires_grad_(False)

@@ -17,7 +17,10 @@ def small_vit(depth: int = 6) -> nn.Module:
 
 
 def small_swin(depths: tuple[int, ...] = (2, 2, 4)) -> nn.Module:
-    """cifar10_swin_stem without the stem, its MLPs twice as wide; not trained. depths: blocks of its stages; fewer are for tests."""
+    """cifar10_swin_stem without the stem, its MLPs twice as wide; not trained.
+
+    depths: blocks of its stages; fewer are for tests.
+    """
     torch.manual_seed(0)
     heads = (3, 6, 12)[: len(depths)]
     sizes = {"patch_size": 2, "window_size": 4, "embed_dim": 48, "depths": depths}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import get_args
 
 import pytest
+import torch
 
 import mhprobe
 from located import LOCATED
@@ -81,6 +82,29 @@ def check_apart(name, model, found):
     for block in blocks:
         inside = {key for key in found["mlp"] if key.startswith(f"{block.name}.")}
         assert len(inside) >= 2, block.name  # an MLP has two layers at the least
+
+
+@pytest.mark.parametrize("build, size", [(tiny_vit, 16), (tiny_swin, 18)])
+def test_no_gradient_flows_through_frozen_first_blocks(build, size):
+    """What goes into the first block that is trained needs none, so nothing in front of it is trained."""
+    for number in range(1, len(layout_of(gated(build)).blocks)):
+        model, needs = gated(build), []
+        freeze(model, number)
+        for block in layout_of(model).blocks:
+            model.get_submodule(block.name).register_forward_hook(_notes(needs))
+        model(torch.randn(2, 3, size, size))
+        assert needs == [False] * number + [True] * (len(needs) - number)
+
+
+def _notes(needs):
+    return lambda module, images, out: needs.append(out.requires_grad)
+
+
+def test_more_blocks_than_there_are_are_not_frozen():
+    model = gated(tiny_vit)
+    blocks = len(layout_of(model).blocks)
+    with pytest.raises(mhprobe.UserError, match=f"at most the {blocks} blocks .* got {blocks + 1}"):
+        freeze(model, blocks + 1)
 
 
 def test_a_classifier_freezes_the_parts_that_it_is_told():

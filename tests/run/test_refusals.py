@@ -207,7 +207,7 @@ def test_a_typed_setting_of_a_backbone_that_weights_bring_otherwise_is_refused(h
     cli.refuse_unread(cfg, ["seed=1", "+experiment=somebody's"])  # an experiment may be of another network
     for weights in (None, "random", "", ".", "/"):  # a new network takes them; what is no file is refused elsewhere
         cli.refuse_unread({**cfg, "weights": weights}, words)
-    same = {"depth": 2, "patch_drop_rate": 0, "num_classes": 0, "embed_dim": None}
+    same = {"depth": 2, "patch_drop_rate": 0, "num_classes": 0, "embed_dim": None, "fused_attn": False}
     cli.refuse_unread({"backbone": same, "weights": str(half)}, [f"backbone.{name}={same[name]}" for name in same])
 
 
@@ -227,6 +227,10 @@ def test_rates_of_dropping_are_those_of_the_command_and_else_those_of_the_file(t
     ):
         with pytest.raises(UserError, match=words):
             load_weights(half, **{key: rate})
+    plain = load_weights(half, fused_attn=False)[0]
+    assert not any(block.attn.fused_attn for block in plain.blocks)
+    with pytest.raises(UserError, match="fused_attn"):
+        load_weights(half, fused_attn="plain")
     images = torch.rand(4, 3, 8, 8)
     assert all(torch.equal(network(images), networks[0](images)) for network in networks)
 

@@ -49,7 +49,7 @@ from mhprobe.training.ends import StopAtNonFinite
 from mhprobe.training.history import GateHistory, History
 from mhprobe.training.screen import ShowsTraining
 from mhprobe.weights.checkpoint import DESCRIBES, load_checkpoint, load_weights, save_weights
-from mhprobe.weights.description import OURS, RATES, portable
+from mhprobe.weights.description import FREE, OURS, portable
 from mhprobe.weights.foreign import load_foreign
 from mhprobe.weights.teacher import Recalled, Teacher
 
@@ -320,12 +320,12 @@ def learns_gates(model: GatedClassifier) -> bool:
 
 
 def _loaded(cfg: Config, weights: str, data: ImageData) -> tuple[nn.Module, dict[str, Any]]:
-    """Return the network of the file ``weights`` and its description, with the rates of dropping of ``backbone``."""
+    """Return the network of the file ``weights`` and its description, with what of ``backbone`` may differ."""
     if cfg.backbone.get("checkpoint") is not None:
         raise UserError(f"backbone.checkpoint: weights={weights} are given as well; give one of the two.")
-    rates = {key: rate for key, rate in cfg.backbone.items() if key in RATES and rate is not None}
-    with keyed(rates, "backbone"):
-        backbone, loaded = load_weights(weights, **rates)
+    changes = {key: value for key, value in cfg.backbone.items() if key in FREE and value is not None}
+    with keyed(changes, "backbone"):
+        backbone, loaded = load_weights(weights, **changes)
     if cfg.backbone.get("num_classes") == 0 and loaded["class_names"]:
         cast(Any, backbone).reset_classifier(0)
         loaded["class_names"] = []

@@ -146,15 +146,15 @@ def refuse_unread(cfg: Any, overrides: Iterable[str]) -> None:
     if not typed or not weights.is_file() or not (about := weights.with_suffix(".json")).is_file():
         return
     from mhprobe.weights.checkpoint import read_description
-    from mhprobe.weights.description import RATES
+    from mhprobe.weights.description import FREE
 
-    theirs, taken = read_description(about)["backbone"], (*RATES, "num_classes", "checkpoint")
+    theirs, taken = read_description(about)["backbone"], (*FREE, "num_classes", "checkpoint")
     for key in typed:
         name = key.partition(".")[2] or "name"
         if name not in taken and (value := cfg["backbone"].get(name)) not in (None, theirs.get(name)):
             raise UserError(
                 f"{key}: the network of weights={cfg['weights']} has {theirs.get(name, 'none')}, got {value}. Leave "
-                f"{key} out; of backbone only num_classes=0 and rates ({', '.join(RATES)}) change."
+                f"{key} out; of backbone only num_classes=0, {', '.join(FREE)} change."
             )
 
 

@@ -45,7 +45,9 @@ def _parts(frozen: Any) -> Any:
     words, parts = get_args(Scope), get_args(Part)
     if frozen in words or (isinstance(frozen, list) and frozen and all(part in parts for part in frozen)):
         return frozen
-    raise PydanticCustomError("frozen", f"Give {', '.join(words)}, or a list of {', '.join(parts)}")
+    if type(frozen) is int and frozen > 0:
+        return frozen
+    raise PydanticCustomError("frozen", f"Give {', '.join(words)}, a number of blocks, or a list of {', '.join(parts)}")
 
 
 class Gates(_Section):
@@ -53,7 +55,7 @@ class Gates(_Section):
     relaxation: dict[str, Any]
     penalty: dict[str, Any] | None
     lr: Annotated[float, Field(gt=0)]
-    frozen: Annotated[Scope | list[Part], BeforeValidator(_parts)]
+    frozen: Annotated[Scope | list[Part] | int, BeforeValidator(_parts)]
     keep: int | None
     threshold: Annotated[float, Field(gt=0, lt=1)] | Literal["likelier"]
     mask: str | None

@@ -66,22 +66,22 @@ def as_json(description: dict[str, Any]) -> bytes:
     return (json.dumps({**description, "digest": digest(description)}, indent=2) + "\n").encode()
 
 
-def load_weights(path: str | Path, **rates: float) -> tuple[nn.Module, dict[str, Any]]:
+def load_weights(path: str | Path, **changes: float) -> tuple[nn.Module, dict[str, Any]]:
     """Load a model and its description from a .safetensors + .json pair or a training checkpoint (.ckpt).
 
     The model is timm's, in eval mode, with gates only if they differ from one. No code in the file runs.
-    rates: rates of dropping (``patch_drop_rate=0``) in place of the file's; they hold no weights.
+    changes: rates of dropping (``patch_drop_rate=0``) and ``fused_attn`` in place of the file's; they hold no weights.
     Raises UserError for missing, damaged or foreign files, and for a rate that the model has not.
     """
     path = Path(path)
     if not path.is_file():
         raise UserError(f"weights: no file {path}. Give a .safetensors with its .json, or a .ckpt of mhprobe.train.")
     state, description, gate_values = (_from_checkpoint if path.suffix == ".ckpt" else _from_pair)(path)
-    for key, rate in rates.items():
+    for key, rate in changes.items() - {("fused_attn", True), ("fused_attn", False)}:
         check_setting(description["backbone"]["name"], key, rate, path)
         if not isinstance(rate, int | float) or not 0 <= rate < 1:
             raise UserError(f"{key}: expected a share from 0 to below 1, got {rate}.")
-    description["backbone"] = {**description["backbone"], **rates}
+    description["backbone"] = {**description["backbone"], **changes}
     if description.get("gates") is not None:  # in a checkpoint: learned in another form than their values
         gate_values = torch.tensor(description["gates"])
     model = _built(description, path)

@@ -25,8 +25,11 @@ OURS = ("name", "pretrained", "fused_attn")  # read by mhprobe.backbones.build i
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Size = Annotated[int, Field(ge=1, le=LARGEST)]
 
-RATES = ("patch_drop_rate", "drop_path_rate", "drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate")
-"""Settings of a backbone that hold no weights: what is left out in training."""
+FREE = (
+    *("patch_drop_rate", "drop_path_rate", "drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate"),
+    "fused_attn",
+)
+"""Settings of a backbone that may differ from those of its weights: they hold none."""
 
 
 class Input(BaseModel):

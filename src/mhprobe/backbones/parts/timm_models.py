@@ -129,10 +129,10 @@ def _refuse_cut_images(name: str, model: Any) -> None:
         return
     image, patch = to_2tuple(image), to_2tuple(patch)  # XCiT keeps one number
     if image[0] % patch[0] or image[1] % patch[1]:
-        fit = next(side for side in range(patch[0], 0, -1) if image[0] % side == 0)
+        fit = patch[0] * max(1, round(image[0] / patch[0]))
         raise UserError(
             f"backbone {name}: patches of {patch[0]} x {patch[1]} do not tile an image of {image[0]} x {image[1]} "
-            f"pixels; the nearest size that does is patch_size={fit}."
+            f"pixels; the nearest size that they tile is img_size={fit}."
         )
 
 
