@@ -16,6 +16,7 @@ KERNEL = Path(__file__).parent / "kernel.py"
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 FEWER = {"range(0, 316, 63)": "(0, 158)", "range(0, 529, 66)": "(0, 264, 528)"}  # crops: 12 of 108
 SHORTER = {
+    "2_objects": {"number = 200": "number = 40"},
     "3_prune": {**FEWER, "range(6)": "range(2)"},
     "6_your_model": {"images[:84:3]": "images[:84:9]", "images[84::3]": "images[84::9]"},
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import mhprobe
 import runs
 from mhprobe.backbones import build
 from mhprobe.errors import UserError, refuse_misfits
@@ -17,6 +18,7 @@ from mhprobe.run.construct import construct
 from mhprobe.run.questions import of_run
 from mhprobe.run.schema import TrainerSettings
 from mhprobe.weights.checkpoint import load_weights, save_weights
+from mhprobe.weights.description import pruned_description
 
 SETTINGS = {  # of the configuration alone
     "trainer.accumulate_grad_batches=0": "accumulate_grad_batches",
@@ -233,6 +235,20 @@ def test_rates_of_dropping_are_those_of_the_command_and_else_those_of_the_file(t
         load_weights(half, fused_attn="plain")
     images = torch.rand(4, 3, 8, 8)
     assert all(torch.equal(network(images), networks[0](images)) for network in networks)
+
+
+def test_a_pruned_network_that_is_tuned_on_all_patches_loads_again(tmp_path, half):
+    """Its description names the model twice, for mhprobe and for timm: both have the rate that changed."""
+    whole, description = load_weights(half)
+    kept = {"blocks.0.attn": [0, 1], "blocks.1.attn": [0, 1, 2]}
+    pruned = pruned_description(description, kept, "keep", None)
+    save_weights(mhprobe.prune_heads(whole, [2]), tmp_path / "pruned.safetensors", pruned)
+    tuned, theirs = load_weights(tmp_path / "pruned.safetensors", patch_drop_rate=0)
+    save_weights(tuned, tmp_path / "tuned.safetensors", theirs)
+    again, description = load_weights(tmp_path / "tuned.safetensors")
+    assert description["timm"]["patch_drop_rate"] == description["backbone"]["patch_drop_rate"] == 0
+    images = torch.rand(4, 3, 8, 8)
+    assert torch.equal(again(images), tuned(images))
 
 
 def test_options_of_the_right_types_are_taken():

@@ -101,7 +101,8 @@ def gallery(
         for image, label, best in zip(_called(chosen), batch.labels.tolist(), taken, strict=True)
     ]
     split = "given" if any(isinstance(image, str) for image in chosen) else "test"
-    arrow = [f"image {image}: {name}" + (f"\n→ {top[0]} {top[1]:.2f}" if top else "") for image, name, *top in about]
+    called = [f"image {image}" + ("" if name == UNKNOWN else f": {name}") for image, name, *_ in about]
+    arrow = [name + (f"\n→ {top[0]} {top[1]:.2f}" if top else "") for name, top in zip(called, taken, strict=True)]
     results: dict[str, Result] = {}
     rows, framed = list[list[Any]](), dict[str, tuple[int, int]]()
     for kind, make in kinds.items():
@@ -122,7 +123,7 @@ def gallery(
     results["maps"] = Result(Table(columns, rows, "maps"), overview() if whole else None, of=of, drawn="maps").saying(
         "area under insertion, or deletion", "insertion: a better map, deletion: a worse one"
     )
-    titles = [f"image {n}: {name}" + "".join(f", taken for {one}" for one in top[:1]) for n, name, *top in about]
+    titles = [name + "".join(f", taken for {one}" for one in top[:1]) for name, top in zip(called, taken, strict=True)]
     return Gallery(results, every, titles)
 
 

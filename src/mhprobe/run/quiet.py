@@ -1,7 +1,8 @@
-"""Warnings and logs of libraries that a user can do nothing about, left out, each with its reason."""
+"""Warnings and logs of libraries that a user can do nothing about, left out, each with its reason; ours in one line."""
 
 import logging
 import warnings
+from typing import Any
 
 WARNINGS = (
     ("LeafSpec", "torch moved a private class that Lightning still imports"),
@@ -19,10 +20,16 @@ LOGS = ("lightning.pytorch", "lightning.fabric", "fontTools", "matplotlib")  # d
 
 
 def quiet() -> None:
-    """Silence them; call it before anything imports Lightning, which warns on import and sets its own levels."""
+    """Silence them, and say ours without file and line, before anything else imports Lightning, which sets its own."""
     for message, _ in WARNINGS:
         warnings.filterwarnings("ignore", message=f".*{message}")
     import lightning  # noqa: F401
 
     for library in LOGS:
         logging.getLogger(library).setLevel(logging.WARNING)
+    with_place = warnings.formatwarning
+
+    def one_line(message: Warning | str, category: type[Warning], *place: Any) -> str:
+        return f"{message}\n" if category.__module__.startswith("mhprobe") else with_place(message, category, *place)
+
+    warnings.formatwarning = one_line

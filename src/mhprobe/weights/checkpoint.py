@@ -28,7 +28,7 @@ from mhprobe.errors import UserError
 from mhprobe.gates import find_gates
 from mhprobe.heads import KINDS
 from mhprobe.io.files import replacing, write_all
-from mhprobe.weights.description import check_setting, checked, digest
+from mhprobe.weights.description import check_setting, checked, digest, for_timm
 from mhprobe.weights.foreign import in_float32
 
 # the parts of a description that belong to the model, not to the file it came in
@@ -82,6 +82,8 @@ def load_weights(path: str | Path, **changes: float) -> tuple[nn.Module, dict[st
         if not isinstance(rate, int | float) or not 0 <= rate < 1:
             raise UserError(f"{key}: expected a share from 0 to below 1, got {rate}.")
     description["backbone"] = {**description["backbone"], **changes}
+    if description.get("timm") is not None:
+        description["timm"] = for_timm(description)  # which has what changed, too
     if description.get("gates") is not None:  # in a checkpoint: learned in another form than their values
         gate_values = torch.tensor(description["gates"])
     model = _built(description, path)
