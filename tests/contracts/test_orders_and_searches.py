@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import itertools
 import pkgutil
 from pathlib import Path
 
@@ -104,6 +105,21 @@ def order(request):
 def test_every_order_of_the_package_has_a_curve_in_conf():
     assert {type(order) for order in ORDERS.values()} == set(known_orders().values())
     assert len(ORDERS) >= len(known_orders()) > 3
+
+
+PRUNES = sorted(path.stem for path in (CONF / "prune/order").glob("*.yaml"))
+
+
+def test_a_name_is_the_same_method_in_prune_and_in_prunebench():
+    """A method is one yaml: a new one of heads and neurons has to be in the bench."""
+    methods = runs.composed("prunebench").method
+    orders = {name: runs.composed("prune", "prune=order", f"prune/order={name}").prune.order for name in PRUNES}
+    kinds = {name: hydra.utils.get_class(order._target_) for name, order in orders.items()}
+    of_both = {name for name, kind in kinds.items() if not issubclass(kind, Order) or kind.of_neurons}
+    assert set(methods) == of_both - {"knapsack"}  # which is fisher until it gets another measure
+    assert {name: methods[name] for name in methods} == {name: orders[name] for name in methods}
+    twins = [pair for pair in itertools.combinations(orders, 2) if orders[pair[0]] == orders[pair[1]]]
+    assert twins == [("fisher", "knapsack")]
 
 
 @pytest.mark.parametrize("name", ["index", "layer", "head"])

@@ -42,7 +42,7 @@ class TorchPruning:
 
     def __post_init__(self) -> None:
         if importlib.util.find_spec("torch_pruning") is None:
-            raise UserError("prunebench: torch_pruning is not installed: pip install torch-pruning.")
+            raise UserError("torch_pruning is not installed: pip install torch-pruning.")
 
     def choose(self, model: nn.Module, images: Images, share: float) -> Tensor:
         """(A,) bool, the units that go so that at most ``share`` of the FLOPs is left. ``model`` carries gates.

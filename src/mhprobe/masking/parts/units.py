@@ -107,7 +107,7 @@ def refuse_neurons(layout: HeadLayout, where: str) -> None:
     if "neuron" in layout.kinds:
         raise UserError(
             f"{where}: expected gates on heads alone, got a model with {layout.counted}. To prune heads and neurons "
-            f"together use prune/order=knapsack with target={{flops: <share left>}}."
+            f"together use prune/order=fisher with target={{flops: <share left>}}."
         )
 
 
