@@ -109,6 +109,17 @@ def test_a_missing_teacher_is_refused(tmp_path):
         network(tmp_path, "optim.teacher=nowhere.safetensors")
 
 
+def test_dense_is_the_network_before_pruning_where_there_is_one(file, tmp_path):
+    tuned = ("optim.teacher=dense", "prune.tune_epochs=1")
+    for command in ("prune", "prunebench"):
+        assert runs.config(command, tmp_path, f"weights={file}", *tuned).optim.teacher == str(file)
+        assert runs.config(command, tmp_path, f"weights={file}", tuned[0]).optim.teacher is None  # nothing is tuned
+        with pytest.raises(UserError, match="optim.teacher=dense: is the network before pruning.* weights="):
+            runs.config(command, tmp_path, "weights=random", *tuned)
+    with pytest.raises(UserError, match="optim.teacher=dense: .* give the teacher's file"):
+        runs.config("train", tmp_path, tuned[0])
+
+
 def test_another_teacher_is_another_run_wherever_the_file_lies(file, tmp_path):
     copy = tmp_path / "copy.safetensors"
     copy.write_bytes(file.read_bytes())

@@ -292,7 +292,18 @@ def check(command: str, cfg: DictConfig) -> Config:
             f"backbone.num_classes: the data says how many there are, expected null, or 0 for a network that gives "
             f"features, got {classes}."
         )
+    if checked.optim is not None and checked.optim.teacher == "dense":
+        checked = checked.but(optim={"teacher": _dense(checked)})
     return checked
+
+
+def _dense(cfg: Config) -> str | None:
+    """Return the file of the network before pruning; None where nothing is tuned. UserError where there is none."""
+    file = None if cfg.weights == "random" else cfg.weights
+    if cfg.prune is None or (cfg.prune.tune_epochs and file is None):
+        what = "give the teacher's file" if cfg.prune is None else "give it by weights=<.safetensors or .ckpt>"
+        raise UserError(f"optim.teacher=dense: is the network before pruning, and here is none; {what}.")
+    return file if cfg.prune.tune_epochs else None
 
 
 def _valid(section: type[_Section], values: dict[str, Any], where: str = "") -> Any:
