@@ -17,7 +17,7 @@ from mhprobe.masking.base import Evaluate, Limits, Target, Units
 from mhprobe.masking.fisher import Fisher as FisherOrder
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.knapsack import Knapsack
-from mhprobe.masking.parts.units import STEPS, make_units, savings
+from mhprobe.masking.parts.units import STEPS, make_units, savings, target_of
 from mhprobe.masking.random import Random
 from mhprobe.masking.search.exact import Exact
 from mhprobe.masking.turns import Turns
@@ -287,3 +287,21 @@ def test_a_budget_is_met_in_rounds():
     whole, half, end = map(count_parameters, (model, smaller, mhprobe.prune_heads(smaller, last.mask)))
     assert 0.75 < half / whole <= 0.8 and 0.55 < end / whole <= 0.6  # a head is a twentieth of this model
     assert left == pytest.approx(end / whole)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_budget_of_each_kind_takes_the_lowest_scores_of_each_kind(seed):
+    layout = mixed(20, 20)
+    score_A = torch.rand(layout.num_heads, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    score_A[:6] *= 100  # heads and neurons do not compete
+    target = target_of({"neuron": 0.72, "head": 0.5}, layout, {})
+    units, _ = limited(layout, 0.5)
+    off = chosen(layout, dataclasses.replace(units, limits=Limits(layout, 0, target)), score_A)
+    lowest = [*score_A[:6].argsort()[:3].tolist(), *(6 + score_A[6:].argsort()[:12]).tolist()]  # 28 of 40 are below .72
+    assert sorted(off.nonzero().flatten().tolist()) == sorted(lowest)
+
+
+@pytest.mark.parametrize("setting", [{"head": 0.5}, {"head": 0.5, "neuron": 1.5}, {"heads": 0.5, "neuron": 0.5}])
+def test_a_budget_of_each_kind_names_all_kinds_with_their_shares(setting):
+    with pytest.raises(mhprobe.UserError, match=r"head and neuron, .* with its value, got"):
+        target_of(setting, mixed(4, 4), {})

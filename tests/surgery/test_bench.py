@@ -15,11 +15,13 @@ from mhprobe.backbones import layout_of
 from mhprobe.heads import KINDS
 from mhprobe.report.figures.pruned import pareto
 from mhprobe.run import cells
+from mhprobe.scoring import knn_train
 from mhprobe.surgery import bench, export, peer
 from mhprobe.surgery.bench import Cell, ranking
 from models import images_for, make_loud, tiny_vit
 from pruned import logits
 
+start = knn_train.KNNTrain.__init__
 FEW = ("prune.images=24", "prune.speed=false", "budgets=[0.6]")
 
 
@@ -88,6 +90,16 @@ def test_a_bench_goes_on_where_it_stopped_and_says_what_is_missing(trained, tmp_
 def test_what_no_cell_can_follow_is_refused(tmp_path, option, match):
     with pytest.raises(mhprobe.UserError, match=match):
         mhprobe.prunebench.run(config(tmp_path, option), tmp_path / "run")
+
+
+def test_features_are_judged_by_neighbours_among_all_images_that_are_not_tested(trained, tmp_path, monkeypatch):
+    banks = []
+    monkeypatch.setattr(knn_train.KNNTrain, "__init__", lambda self, *bank: banks.append(bank) or start(self, *bank))
+    features = ("backbone.num_classes=0", "score=knn_train", "methods=[magnitude]", "seeds=[0]")
+    cfg = config(tmp_path, f"weights={trained.folder / 'model.safetensors'}", *features)
+    (row,) = [row for row in ran(cfg, tmp_path / "run") if row["method"] == "magnitude"]
+    assert row["note"] == "" and 0 <= float(row["repaired"]) <= 1 and row["images"] == "101"
+    assert {len(bank[0]) for bank in banks if bank} == {96 + 51}  # training and validation images
 
 
 def test_a_seed_draws_what_a_method_draws_and_its_images(trained, tmp_path, monkeypatch):

@@ -114,9 +114,9 @@ def test_dense_is_the_network_before_pruning_where_there_is_one(file, tmp_path):
     for command in ("prune", "prunebench"):
         assert runs.config(command, tmp_path, f"weights={file}", *tuned).optim.teacher == str(file)
         assert runs.config(command, tmp_path, f"weights={file}", tuned[0]).optim.teacher is None  # nothing is tuned
-        with pytest.raises(UserError, match="optim.teacher=dense: is the network before pruning.* weights="):
+        with pytest.raises(UserError, match=r"optim\.teacher=dense: is the network before pruning"):
             runs.config(command, tmp_path, "weights=random", *tuned)
-    with pytest.raises(UserError, match="optim.teacher=dense: .* give the teacher's file"):
+    with pytest.raises(UserError, match=r"optim\.teacher=dense: .* here is none"):
         runs.config("train", tmp_path, tuned[0])
 
 

@@ -18,6 +18,7 @@ from mhprobe.errors import UserError, refuse_misfits
 from mhprobe.heads import HeadLayout
 
 ROUNDING = 1e-9  # of shares that are sums over heads
+EACH_KIND = "excess of a kind"  # unit of a target of shares of each kind: the largest share that is left above it
 SHARES = ("flops", "params", "latency", "memory")  # units of targets that are a share of the whole network's
 
 Cost = Callable[[Tensor], Tensor]

@@ -301,8 +301,7 @@ def _dense(cfg: Config) -> str | None:
     """Return the file of the network before pruning; None where nothing is tuned. UserError where there is none."""
     file = None if cfg.weights == "random" else cfg.weights
     if cfg.prune is None or (cfg.prune.tune_epochs and file is None):
-        what = "give the teacher's file" if cfg.prune is None else "give it by weights=<.safetensors or .ckpt>"
-        raise UserError(f"optim.teacher=dense: is the network before pruning, and here is none; {what}.")
+        raise UserError("optim.teacher=dense: is the network before pruning, of weights=<file>; here is none.")
     return file if cfg.prune.tune_epochs else None
 
 
@@ -328,7 +327,7 @@ def _refuse_no_numbers(value: Any, key: str = "") -> None:
 
 
 NO_WEIGHTS = ("fetch", "prune")  # prune refuses by a message of its own
-WITH_FEATURES = ("fetch", "claims", "maps", "mask", "probe", "prune")  # commands that need no classifier
+WITH_FEATURES = ("fetch", "claims", "maps", "mask", "probe", "prune", "prunebench")  # commands that need no classifier
 
 
 def refuse_without_classifier(command: str) -> None:

@@ -72,6 +72,8 @@ class OnPath:
             raise UserError(f"rounds: a guarantee is of one round, got {rounds}.")
         if self.latency_table is not None and (rounds > 1 or "latency" not in (self.target or {})):
             raise UserError("latency_table: prices target={latency: <share left>} in one round. Give it, or no table.")
+        if rounds > 1 and {*(self.target or {})} & layout.kinds:
+            raise UserError(f"rounds: shares of each kind go in one round, got {rounds}.")
         if "neuron" in layout.kinds:
             if not self.order.of_neurons or self.units != "head":
                 refuse_neurons(layout, "order" if self.units == "head" else "units")

@@ -130,6 +130,7 @@ class Images:
         self.scores: dict[str, Score] = {}  # by who is shown the images; until ``show`` the labels alone
         self.of: Of = "loss"
         self.split = {"validation": "val"}.get(select_on, select_on)
+        self.banked = ("train",) if self.split == "val" else ("train", "val")  # whose images chose, its own would vote
         self.chosen = self._some(self.split, look_at)
 
     @property
@@ -168,7 +169,7 @@ class Images:
         walks["test"] = self.test, sizes["test"]
         if "calibration" in sizes:
             walks["calibration"] = self._calibration, sizes["calibration"]
-        bank = (lambda: self.data.batches("train", self.device)), sizes["train"]
+        bank = self._bank, sum(map(sizes.__getitem__, self.banked))
         self.scores = {name: looked(kind, dense, *walk, bank) for name, walk in walks.items()}
 
     def stands_in(self, model: nn.Module, fold: Fold) -> Fill | None:
@@ -196,9 +197,15 @@ class Images:
             images = chosen if shown == "chosen" else [shown, self.data.set_aside]
             fill_from = None if fill is None else chosen
             how = {"images": images, "rescale": rescale, "fill_from": fill_from, "score": describe(type(score))}
-            how |= {"bank": self.data.images_of("train")} if score is not None and score.banked else {}
+            how |= {"bank": [*map(self.data.images_of, self.banked)]} if score is not None and score.banked else {}
             cache = MaskCache(self.cache, cache_key(dense=self.facts, pruned=weights, **how))
         return {"rescale": rescale, "fill": fill, "score": score, "of": self.of, "cache": cache}
+
+    def _bank(self) -> Iterator[Batch]:
+        """Images with labels that a score may compare with; ``index`` counts through their splits."""
+        for number, split in enumerate(self.banked):
+            for batch in self.data.batches(split, self.device):
+                yield batch._replace(index=batch.index + number * self.data.sizes[self.banked[0]])
 
     def _calibration(self) -> Iterator[Batch]:
         return self.data.batches("calibration", self.device)

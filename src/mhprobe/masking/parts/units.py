@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError, fits, quoted
 from mhprobe.heads import HeadLayout
-from mhprobe.masking.base import ROUNDING, SHARES, Cost, Limits, Path, Target, Units
+from mhprobe.masking.base import EACH_KIND, ROUNDING, SHARES, Cost, Limits, Path, Target, Units
 
 
 def index(layout: HeadLayout, layers: Sequence[int]) -> Units:
@@ -88,12 +88,17 @@ def _units(layout: HeadLayout, heads: Mapping[str, Sequence[int]], per_stage: bo
 def target_of(setting: Mapping[str, float], layout: HeadLayout, costs: Mapping[str, Cost]) -> Target:
     """The target that ``{heads: 36}`` or ``{flops: 0.8}`` (one of SHARES) asks for; no heads beside neurons.
 
-    costs: what masks leave, by unit but for heads. UserError for another unit, and a value out of range.
+    ``{head: 0.9, neuron: 0.75}``, for all kinds of the layout, is the share of each that may be left. costs: what masks
+    leave, by unit but for heads. UserError for another unit, and a value out of range.
     """
+    if {*setting} == layout.kinds and all(fits(share, float) and 0 <= share <= 1 for share in setting.values()):
+        of_kind = torch.tensor([[site.kind == kind for _, _, site in layout] for kind in setting]).double()
+        asked = torch.tensor([*setting.values()], dtype=torch.float64)
+        return Target(EACH_KIND, 0.0, lambda masks: ((~masks).double() @ of_kind.mT / of_kind.sum(1) - asked).amax(-1))
     heads: dict[str, Cost] = {"heads": lambda masks: (~masks).sum(-1).double()}
     targets = {**(heads if layout.kinds <= {"head"} else {}), **costs}
     if len(setting) != 1 or not set(setting) <= set(targets):
-        names = ", ".join(dict.fromkeys((*targets, *SHARES)))
+        names = ", ".join((*({*targets} - {*SHARES}), " and ".join(sorted(layout.kinds)), *SHARES))
         raise UserError(f"masking target: expected one of {names} with its value, got {quoted(dict(setting))}.")
     ((unit, value),) = setting.items()
     most = layout.num_heads if unit == "heads" else 1
@@ -142,9 +147,9 @@ def check_reached(limits: Limits, off: Tensor, where: str) -> None:
 
 
 def savings(limits: Limits | None, layout: HeadLayout) -> Tensor:
-    """(A,) float64, share of the target's cost that a unit saves, its site's mean; 1 without a target."""
+    """(A,) float64, share of the target's cost that a unit saves, its site's mean; 1 without a target or by kind."""
     target = None if limits is None else limits.target
-    if target is None:
+    if target is None or target.unit == EACH_KIND:
         return torch.ones(layout.num_heads, dtype=torch.float64)
     site_of = torch.tensor([number for number, _, _ in layout])
     left = target.cost(site_of == torch.arange(-1, len(layout.sites))[:, None])
