@@ -18,7 +18,7 @@ from drawn import assert_nothing_is_clipped
 from mhprobe.errors import UserError
 from mhprobe.report.report import Report
 from mhprobe.report.several import about, expand, several
-from report_html.conftest import CURVES, make_run
+from report_html.conftest import CURVES, layout, make_run
 from results import add_rows
 
 
@@ -196,6 +196,27 @@ def test_a_run_agrees_with_itself_about_every_head(tmp_path):
     shutil.copytree(run, tmp_path / "b")
     found = rows(several([run, tmp_path / "b"])["agreement"])
     assert found and {row["spearman"] for row in found} == {1.0} and {row["overlap"] for row in found} == {1.0}
+
+
+def test_pruned_networks_whose_speed_was_measured_are_drawn_against_time(tmp_path, sweep):
+    assert "speed" not in several([sweep])  # the others were not pruned
+    for number, (left, share) in enumerate([(0.5, 0.91), (0.75, 0.93)]):
+        folder = seeded(tmp_path / "pruned" / str(number), 0, share, left=left)
+        report = Report(folder, layout())
+        stages = [("dense", 0.95, 1000), ("pruned", share, int(1000 * left))]
+        columns = ("stage", "accuracy", "flops")
+        add_rows(report, "pruning", [dict(zip(columns, row, strict=True)) for row in stages], "stages")
+        speeds = [("25 % removed", 64, 1.1), ("this mask", 1, 1.2), ("this mask", 64, 1 / left)]
+        columns = ("removed", "batch", "speedup")
+        add_rows(report, "speed", [dict(zip(columns, row, strict=True)) for row in speeds], "speed")
+    result = several([tmp_path / "pruned", sweep / "0"])["speed"]
+    measured = [(row["flops"], row["pruned"], row["dense"]) for row in rows(result)]
+    assert measured == [(0.5, 0.91, 0.95), (0.75, 0.93, 0.95)]
+    shares, times = result.figure.axes
+    for axes in (shares, times):  # here time is as FLOPs predict
+        points = {tuple(map(float, line.get_xydata()[0])) for line in axes.lines if len(line.get_xydata())}
+        assert points == {(0.5, 91.0), (0.75, 93.0), (1.0, 95.0)}
+    assert "batch 64" in times.get_xlabel()
 
 
 def test_one_run_is_refused_and_a_sweeps_jobs_come_by_number(tmp_path, sweep):

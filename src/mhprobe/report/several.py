@@ -20,6 +20,7 @@ from mhprobe.errors import UserError
 from mhprobe.io.tensors import Outcomes
 from mhprobe.report.figures import runs as figure
 from mhprobe.report.figures.claims import claims_matrix
+from mhprobe.report.figures.pruned import pareto
 from mhprobe.report.report import Result, Sample
 from mhprobe.report.runs import atlas, words
 from mhprobe.report.runs.run import MOST, Run, as_typed, differing, expand, names, read_run, settings, typed_apart
@@ -50,7 +51,7 @@ class One(NamedTuple):
 
 
 def several(folders: Sequence[Path], over: Sequence[str] = ("seed",)) -> dict[str, Result]:
-    """Compare runs: results ``runs``, ``groups``, ``grid``, ``paired``, ``curves``, ``agreement``, ``claims``.
+    """Compare runs: ``runs``, ``groups``, ``grid``, ``paired``, ``curves``, ``agreement``, ``speed``, ``claims``.
 
     folders: of runs, or of sweeps. over: settings by the end of their names. Raises UserError for fewer than two runs,
     for a folder without a run, and for an ``over`` that no run has set.
@@ -66,6 +67,7 @@ def several(folders: Sequence[Path], over: Sequence[str] = ("seed",)) -> dict[st
         if one.accuracy is not None
     ]
     points, alike = _curves(ones), _agreement(ones)
+    timed = [row for one in ones if (row := _timed(one))]
     networks = [str(run.config.get("name")) for run in runs]
     if len(set(networks)) < len(networks):
         networks = [one.name for one in ones]
@@ -80,6 +82,7 @@ def several(folders: Sequence[Path], over: Sequence[str] = ("seed",)) -> dict[st
         "paired": Result(from_rows(tested)).saying("test accuracy, of run_b less that of run_a", "run_b is better"),
         "curves": lines.saying("accuracy, or what the column of says", "the masked heads are needed less"),
         "agreement": ranks.saying("rank correlation over heads", "the runs rank the heads more alike"),
+        "speed": Result(from_rows(timed), pareto(timed) if timed else None, drawn="pareto").saying(*RIGHT),
         "claims": matrix({name: run.rows("claims") for name, run in zip(networks, runs, strict=True)}),
     }
     return {name: result for name, result in results.items() if result.table is not None and result.table.rows}
@@ -226,6 +229,16 @@ def _curves(ones: Sequence[One]) -> list[dict[str, Any]]:
     return rows
 
 
+def _timed(one: One) -> dict[str, Any]:
+    """Return a row of ``pareto`` of a pruned network whose speed was measured; {} of another run."""
+    stages = one.run.rows("stages")
+    mine = {f"speedup_{row['batch']}": row["speedup"] for row in one.run.rows("speed") if row["removed"] == "this mask"}
+    if not stages or not mine:
+        return {}
+    (dense, whole), (pruned, left) = ((stages[end]["accuracy"], stages[end]["flops"]) for end in (0, -1))
+    return {"method": one.group, "budget": "", "flops": left / whole, "dense": dense, "pruned": pruned, **mine}
+
+
 def _agreement(ones: Sequence[One], k: int = 10) -> list[dict[str, Any]]:
     """Return a row per measure and two runs of the same layout: their rank correlation over heads."""
     measures = [{measure["key"]: measure for measure in atlas.measures(one.run)} for one in ones]
@@ -310,9 +323,7 @@ def matrix(judged: Mapping[str, Sequence[Mapping[str, Any]]]) -> Result:
     return Result(
         from_rows(rows),
         claims_matrix(rows, [name for name in judged if name in rows[0]]),
-        label="in how many networks a claim holds",
-        larger="it holds more generally",
         drawn="claims_matrix",
         about="Which findings of the literature hold for which network?",
         columns={"holds_in": "in how many networks it holds"},
-    )
+    ).saying("in how many networks a claim holds", "it holds more generally")
