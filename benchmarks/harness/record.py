@@ -16,6 +16,7 @@ from typing import Any
 from benchmarks.harness.timing import Ratio
 from mhprobe.errors import UserError
 from mhprobe.io.files import write
+from mhprobe.io.machine import processor
 
 PACKAGES = ("torch", "timm", "lightning", "torchmetrics", "numpy", "scipy")
 
@@ -59,16 +60,6 @@ def commit() -> str:
         text=True,
     )
     return done.stdout.strip()
-
-
-def processor() -> str:
-    """As Linux names it, or the kind of machine."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def save(

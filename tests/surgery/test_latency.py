@@ -22,8 +22,8 @@ from models import images_for, tiny_vit
 def written(folder, model, seconds, whole=1.0):
     """A table of this machine with known times by width, per site."""
     layout, images = layout_of(model, KINDS), images_for(model, 2)
-    about = {"machine": f"CPU, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}, torch "
-             f"{torch.__version__}", "images": 2, "layout": layout.digest}  # fmt: skip
+    machine = f"{costs.device_name(torch.device('cpu'))}, torch {torch.__version__}"
+    about = {"machine": machine, "images": 2, "layout": layout.digest}
     widths = [[site.num_heads, site.num_heads // 2, 1] for site in layout.sites]
     times = [seconds(site) for site in layout.sites]
     file = folder / "table.json"
@@ -45,6 +45,10 @@ def test_a_table_is_measured_once_and_another_machine_is_refused(tmp_path, monke
         file.write_text(json.dumps({**table, key: value}))
         with pytest.raises(mhprobe.UserError, match=rf"latency_table: .* has {key} .*, expected"):
             latency_cost(file, model, layout, images)
+    file.write_text(json.dumps(table))
+    monkeypatch.setattr(costs, "processor", lambda: "another processor")  # with as many threads, and the same torch
+    with pytest.raises(mhprobe.UserError, match=r"has machine .*, expected 'another processor, "):
+        latency_cost(file, model, layout, images)
     file.write_text("{}")
     with pytest.raises(mhprobe.UserError, match="is no table of latency"):
         latency_cost(file, model, layout, images)

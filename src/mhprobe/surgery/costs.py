@@ -29,6 +29,7 @@ from mhprobe.errors import UserError, quoted
 from mhprobe.gates import remove_gates
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
+from mhprobe.io.machine import processor
 from mhprobe.masking.base import Cost
 from mhprobe.recording.record import operations
 from mhprobe.surgery.memory import memory_cost
@@ -232,8 +233,8 @@ def evenly(layout: HeadLayout, share: float) -> Tensor:
 
 
 def device_name(device: torch.device) -> str:
-    """Name of the GPU, or how many threads the CPU may use."""
+    """Return the GPU's name, or the processor's with the number of threads it may use."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
-    return f"CPU, {threads} thread{'s' * (threads > 1)}"
+    return f"{processor()}, {threads} thread{'s' * (threads > 1)}"

@@ -17,6 +17,7 @@ from typing import Any
 from mhprobe import __version__
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
+from mhprobe.io.machine import processor
 from mhprobe.report.runs.folder import Folder
 
 PACKAGES = ("torch", "timm", "lightning", "torchmetrics", "numpy")
@@ -84,10 +85,6 @@ def hardware() -> dict[str, Any]:
     """Return the processor, the number of cores of this process, and its GPUs."""
     import torch
 
-    names: list[str] = []
-    with contextlib.suppress(OSError):
-        names = re.findall(r"^model name\s*: *(.*?)\s*$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    processor = names[0] if names else platform.processor() or platform.machine()
-    return {"processor": processor, "cores": cores, "gpus": gpus, "system": platform.system()}
+    return {"processor": processor(), "cores": cores, "gpus": gpus, "system": platform.system()}
