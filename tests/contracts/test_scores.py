@@ -144,7 +144,7 @@ def test_maps_of_features_are_judged_by_the_features_and_take_images_for_nothing
     assert len(areas) == 2 * 3 * 4 and 0.5 < min(areas) < max(areas) < 1 and len(set(areas)) > 10
     assert "taken for" not in (tmp_path / "run" / "report.html").read_text()
     cfg = runs.config("maps", tmp_path, weights, FEATURES, *few, "maps.relevance_map.target=top1")
-    with pytest.raises(UserError, match=r"relevance: .* gives features, no logits, .* target='norm'"):
+    with pytest.raises(UserError, match=r"relevance: .* gives features, no logits, .*target='norm' of .* a map"):
         mhprobe.maps.__main__.run(cfg, tmp_path / "top1")
 
 
@@ -178,3 +178,24 @@ def test_what_has_no_classifier_is_not_trained(tmp_path, weights):
         mhprobe.mask.run(runs.config("mask", tmp_path, "backbone.num_classes=7"), tmp_path / "run")
     with pytest.raises(UserError, match=r"backbone\.num_classes: the data says how many .* got 7"):
         mhprobe.mask.run(runs.config("mask", tmp_path, "backbone.num_classes=7", weights), tmp_path / "run")
+
+
+def test_a_constant_fitted_to_logits_is_refused_to_features_before_any_image_is_seen(weights, tmp_path, monkeypatch):
+    given = ("prune=given", "prune.heads=[0]", "prune.fold=optimal", "prune.proj_bias=keep", FEATURES)
+    cfg = runs.config("prune", tmp_path, weights, *given)
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=r"^prune\.fold: optimal .* expected mean or z"):
+        patch.setattr("mhprobe.surgery.rounds.Images.show", None)
+        mhprobe.prune.run(cfg, tmp_path / "prune")
+    assert not (tmp_path / "prune" / "pruned.safetensors").exists()
+    cfg = runs.config("mask", tmp_path, weights, FEATURES, *SMALL, ORDER, "masking.fill=optimal")
+    with pytest.raises(UserError, match=r"fill: optimal is fitted to the loss of logits"):
+        mhprobe.mask.run(cfg, tmp_path / "mask")
+
+
+def test_a_pruning_by_relevance_of_features_is_told_of_the_measure_s_target_not_of_its_budget(weights, tmp_path):
+    order = ("prune=order", "prune/order=by_score", "prune.remove=2", "prune.images=30", "data.limit_test=40", FEATURES)
+    measure = "prune.order.measure._target_=mhprobe.measures.lrp_relevance.LRPRelevance"
+    cfg = runs.config("prune", tmp_path, weights, *order, measure)
+    with pytest.raises(UserError, match=r"gives features, no logits.*\(target='norm' of") as error:
+        mhprobe.prune.run(cfg, tmp_path / "run")
+    assert "prune.target" not in str(error.value)

@@ -211,7 +211,7 @@ class Masking:
     def _fill(self, material: Subject, name: Any) -> Fill | None:
         """Return the fill for masked heads, found on the images that paths are chosen on."""
         if name not in self._fills:
-            self._fills[name] = find_fill(material.model, name, _walk(material, self.select_on))
+            self._fills[name] = find_fill(material.backbone, name, _walk(material, self.select_on))
         return self._fills[name]
 
     def _costs(self, material: Subject) -> dict[str, Cost]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe import ranks
+from mhprobe.backbones import puts_out_features
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError, one_of
 from mhprobe.gates import gates_of
@@ -50,14 +51,23 @@ class _Moments(NamedTuple):
 def find_fill(model: nn.Module, name: FillName, batches: Walk) -> Fill | None:
     """Find the fill of each head of ``model``; None for zero. A collective.
 
-    batches: starts a walk over the images that choose. Raises UserError for an unknown name, for resampling from a
+    batches: starts a walk over the images that choose. Raises UserError as ``check_fill``, for resampling from a
     single image, and for a fit without labels.
     """
-    one_of("fill", "fill", name, FillName)
+    check_fill(model, name)
     if name == "zero":
         return None
     with torch.inference_mode(False):  # it is used outside too
         return FOUND[name](model, batches)
+
+
+def check_fill(model: nn.Module, name: FillName, where: str = "fill") -> None:
+    """Raise UserError for an unknown fill, and for a fit to the loss of a network that gives features."""
+    one_of(where, "fill", name, FillName)
+    if name == "optimal" and puts_out_features(model):  # unlabelled data has zeros for labels: it would fit to class 0
+        raise UserError(
+            f"{where}: optimal is fitted to the loss of logits, and the network gives features; expected mean or zero."
+        )
 
 
 def mean(model: nn.Module, batches: Walk) -> Fill:

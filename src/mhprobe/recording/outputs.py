@@ -67,7 +67,7 @@ def refuse_features(model: nn.Module, of: str, where: str = "record") -> None:
     if of != "norm" and puts_out_features(model):
         raise UserError(
             f"{where}: {type(model).__name__} gives features, no logits, so its {of} means nothing. Ask for their "
-            f"length: target='norm' (of='norm' in mhprobe.record)."
+            f"length (target='norm' of mhprobe.measure, a measure or a map; of='norm' of mhprobe.record)."
         )
 
 

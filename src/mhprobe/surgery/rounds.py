@@ -28,7 +28,7 @@ from mhprobe.io.progress import progress
 from mhprobe.io.tensors import digest
 from mhprobe.masking.base import LABELS, Evaluate, Scored
 from mhprobe.masking.parts.cache import MaskCache, cache_key, describe
-from mhprobe.recording.fills import find_fill
+from mhprobe.recording.fills import check_fill, find_fill
 from mhprobe.recording.outputs import Of
 from mhprobe.recording.replay import gate_values
 from mhprobe.recording.state import moved
@@ -261,6 +261,7 @@ def prune(
     UserError for a model that cannot lose heads, RuntimeError if masked and pruned logits differ by more than rounding.
     """
     refuse_unprunable(model)  # before anything is evaluated
+    check_fill(model, fold, "fold")
     layout = layout_of(model)
     if isinstance(source, OnPath):
         source.check(layout, rounds)
