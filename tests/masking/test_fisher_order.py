@@ -109,7 +109,7 @@ def test_under_a_flop_target_a_head_that_is_dear_and_of_no_use_goes_first():
 def test_information_that_is_no_number_names_its_head():
     fisher = torch.eye(6)
     fisher[4, 4] = torch.nan
-    with pytest.raises(UserError, match=r"head 1 of blocks\.1\.attn has the Fisher information nan"):
+    with pytest.raises(UserError, match=r"fisher: the score of blocks\.1\.attn head 1 is nan"):
         off(fisher, 2)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from mhprobe.masking.turns import Turns
 from mhprobe.measures import Entropy, Fisher
 from mhprobe.surgery.costs import costs, count_flops, count_parameters, head_flops, head_parameters
 from mhprobe.surgery.on_path import OnPath
+from mhprobe.surgery.rounds import Shown
 from models import images_for, tiny_eva, tiny_swin, tiny_vit
 
 
@@ -250,9 +252,33 @@ def test_what_a_mix_cannot_be_asked_is_refused_in_a_line(order, options, words):
 
     source = OnPath(order, **options)
     with pytest.raises(mhprobe.UserError, match=words) as error:
-        source.check(layout, 1)
+        source.check(model, 1)
         source.choose(model, Table(torch.arange(198.0)), lambda: images_for(model, 1), layout, 1.0, 1.0)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "order", [Knapsack(measure=Fisher), FisherOrder(), Random()], ids=["knapsack", "fisher", "random"]
+)
+def test_a_budget_below_what_is_left_without_any_unit_is_refused_before_anything_is_scored(order):
+    model = tiny_vit()
+    layout, image = mhprobe.attach(model, units=KINDS).layout, images_for(model, 1)
+    least = float(costs(model, layout, image, {"flops"})["flops"](torch.ones(1, layout.num_heads, dtype=torch.bool)))
+    source = OnPath(order, target={"flops": least - 0.01})
+    words = rf"^prune\.target: flops={least - 0.01:g} can't be met: .* (0\.\d+) is left\. Ask for at least that"
+    for refuse in (
+        lambda: source.check(model, 1),
+        lambda: source.choose(model, Scores(None), lambda: image, layout, 1.0, 1.0),
+        lambda: source.choose(model, Scores(None), lambda: image, layout, 1.0, 0.5),  # in the first of two rounds
+        lambda: Shown(None, least - 0.01).check(model, 1),
+    ):
+        with pytest.raises(mhprobe.UserError, match=words) as error:
+            refuse()
+    nearest = float(re.search(r"(\d\.\d+) is left", str(error.value))[1])
+    assert least <= nearest <= least + 1e-4
+    OnPath(order, target={"flops": nearest}).check(model, 1)
+    with pytest.raises(mhprobe.UserError, match=r"min_heads_per_layer=2"):
+        OnPath(order, target={"flops": nearest}, min_heads_per_layer=2).check(model, 1)
 
 
 def test_what_it_refuses_it_refuses_by_its_own_name():

@@ -248,7 +248,7 @@ def test_whole_layers_go_or_are_refused_with_what_fits(model, evaluate):
 )
 def test_what_cannot_be_is_refused_in_a_line(model, evaluate, options, words):
     with pytest.raises(mhprobe.UserError, match=words) as error:
-        OnPath(ORDERS["importance"], **options).check(layout_of(model), 1)
+        OnPath(ORDERS["importance"], **options).check(model, 1)
         chosen(model, evaluate, ORDERS["importance"], **options)
     assert "\n" not in str(error.value)
 
@@ -256,7 +256,7 @@ def test_what_cannot_be_is_refused_in_a_line(model, evaluate, options, words):
 @pytest.mark.parametrize("target", [{"wings": 1}, {"flops": 1.5}, {"memory": -0.1}])
 def test_a_target_that_is_none_is_refused_before_the_network_runs(model, target):
     with pytest.raises(mhprobe.UserError, match="masking target: "):
-        OnPath(ORDERS["importance"], target=target).check(layout_of(model), 1)
+        OnPath(ORDERS["importance"], target=target).check(model, 1)
 
 
 def test_rounds_go_equal_parts_of_the_way(model, evaluate):

@@ -30,7 +30,7 @@ class Clock:
 
 
 @pytest.mark.parametrize("build", [tiny_vit, tiny_swin])
-def test_a_head_costs_the_slope_between_all_heads_and_half_of_them(build, monkeypatch):
+def test_a_head_saves_the_slope_between_the_measured_widths(build, monkeypatch):
     model = build()
     layout = mhprobe.attach(model).layout
     clock = Clock()
@@ -59,7 +59,8 @@ def test_a_head_costs_the_slope_between_all_heads_and_half_of_them(build, monkey
         return multiply(self, *args, **kwargs)
 
     monkeypatch.setattr(gates, "forward", gates_forward)
-    share = costs.head_latency(model, layout, images_for(model, 2), repeats=3)
+    left = costs.latency_cost(None, model, layout, images_for(model, 2), repeats=3)
+    share = 1 - left(torch.eye(layout.num_heads, dtype=torch.bool))
     assert clock.now > 0
     torch.testing.assert_close(share, torch.full((layout.num_heads,), 0.05, dtype=torch.float64), rtol=1e-6, atol=0)
 
@@ -67,7 +68,8 @@ def test_a_head_costs_the_slope_between_all_heads_and_half_of_them(build, monkey
 def test_the_real_clock_gives_shares():
     model = tiny_vit()
     layout = mhprobe.attach(model).layout
-    share = costs.head_latency(model, layout, images_for(model, 4), repeats=3)
+    left = costs.latency_cost(None, model, layout, images_for(model, 4), repeats=3)
+    share = 1 - left(torch.eye(6, dtype=torch.bool))
     assert share.shape == (6,) and (share >= 0).all() and share.sum() < 1
     assert not model.training and not any(m._forward_pre_hooks for n, m in model.named_modules() if n.endswith(".attn"))
 

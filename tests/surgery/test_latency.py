@@ -89,4 +89,4 @@ def test_a_knapsack_is_priced_by_the_table_and_not_by_flops(tmp_path):
             enough.append(sum(gone))
     assert int(mask.sum()) == min(enough)
     with pytest.raises(mhprobe.UserError, match=r"^latency_table: prices target"):
-        OnPath(order, target={"flops": 0.7}, latency_table=str(file)).check(layout, 1)
+        OnPath(order, target={"flops": 0.7}, latency_table=str(file)).check(model, 1)

@@ -9,9 +9,8 @@ from torch.profiler import ProfilerActivity, profile
 import mhprobe
 from mhprobe.backbones import layout_of
 from mhprobe.heads import KINDS
-from mhprobe.masking.knapsack import Knapsack
 from mhprobe.surgery.costs import costs
-from mhprobe.surgery.on_path import OnPath, mask_by
+from mhprobe.surgery.on_path import mask_by, within
 from models import images_for, tiny_eva, tiny_swin, tiny_vit
 
 
@@ -58,8 +57,8 @@ def test_memory_never_grows_as_units_go():
 def test_heads_and_neurons_go_until_a_target_in_memory_is_met():
     model = tiny_vit()
     layout, image = mhprobe.attach(model, units=KINDS).layout, images_for(model, 1)
-    source = OnPath(Knapsack(measure=lambda layout: None), target={"memory": 0.7})
-    mask = mask_by(torch.rand(layout.num_heads, generator=torch.Generator().manual_seed(0)), model, source)
+    scores = torch.rand(layout.num_heads, generator=torch.Generator().manual_seed(0))
+    mask = mask_by(scores, within(model, {"memory": 0.7}))
     small = mhprobe.prune_heads(model, mask)
     bare = mhprobe.prune_heads(model, mask & False)
     assert 0.65 < allocated(small, image) / allocated(bare, image) <= 0.7

@@ -26,7 +26,7 @@ from mhprobe.recording.measuring import needs_of
 from mhprobe.recording.record import forward_equivalents, record
 from mhprobe.recording.replay import masked_logits
 from mhprobe.report import tables
-from mhprobe.surgery.costs import head_latency
+from mhprobe.surgery.costs import evenly, latency_cost
 from mhprobe.surgery.removal import kept_heads, largest_difference
 from mhprobe.surgery.repair import repair
 from mhprobe.weights.checkpoint import load_weights, save_weights
@@ -199,9 +199,9 @@ def test_a_row_of_a_table_says_its_kind_where_there_are_neurons():
 def test_the_time_of_neurons_is_found_as_that_of_heads():
     model = tiny_vit()
     layout = mhprobe.attach(model, units=KINDS).layout
-    shares = head_latency(model, layout, images_for(model, 2), repeats=3)
-    assert shares.shape == (198,) and (shares >= 0).all() and shares.sum() < 1.5
-    assert all(len(part.unique()) == 1 for part in layout.split(shares))
+    left = latency_cost(None, model, layout, images_for(model, 2), repeats=3)
+    masks = torch.stack([evenly(layout, share) for share in (0, 0.3, 0.6, 1)])
+    assert left(masks)[0] == 1 and (left(masks).diff() <= 0).all() and 0 < left(masks)[-1] < 1
 
 
 def test_an_mlp_without_neurons_gives_its_bias():

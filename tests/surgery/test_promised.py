@@ -92,7 +92,7 @@ def test_heads_and_neurons_go_as_far_as_can_be_promised(target):
     layout, image = mhprobe.attach(model, units=KINDS).layout, images_for(model, 1)
     images = Scored(torch.rand(layout.num_heads, generator=torch.Generator().manual_seed(0)))
     source = OnPath(Knapsack(measure=lambda layout: None), target=target, guarantee=Guarantee(1.0))
-    source.check(layout, rounds=1)
+    source.check(model, rounds=1)
     choice, promise = source.promise(model, images, images, lambda: image)
     masks = promise.curve.traces[0].mask
     assert promise.heads + promise.neurons == choice.mask.sum() and promise.heads > 0
@@ -107,9 +107,9 @@ def test_heads_and_neurons_go_as_far_as_can_be_promised(target):
         left = costs(model, layout, image, target)[unit](masks)
         assert left[-1] <= share < left[-2]
     with pytest.raises(mhprobe.UserError, match="it counts heads; for heads and neurons"):
-        OnPath(source.order, remove=3, guarantee=Guarantee(1.0)).check(layout, rounds=1)
+        OnPath(source.order, remove=3, guarantee=Guarantee(1.0)).check(model, rounds=1)
     with pytest.raises(mhprobe.UserError, match="order: expected gates on heads alone"):
-        OnPath(InOrder(), guarantee=Guarantee(1.0)).check(layout, rounds=1)
+        OnPath(InOrder(), guarantee=Guarantee(1.0)).check(model, rounds=1)
 
 
 @pytest.mark.slow

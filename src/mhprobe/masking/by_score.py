@@ -74,11 +74,15 @@ class ByScore(Order):
         else:
             assert self.measure is not None
             score_A = evaluate.measure(self.measure, off, self.column)
-        if bad := (drawable & ~score_A.isfinite()).nonzero().flatten().tolist():
-            _, head, site = list(layout)[bad[0]]
-            raise UserError(
-                f"{self._asker}: the score of {site.name} {site.kind} {head} is {float(score_A[bad[0]])}, "
-                f"expected a number for every {site.kind}. Choose another measure or column, or leave its layer out "
-                f"(exclude_layers)."
-            )
+        refuse_unscored(score_A, drawable, layout, self._asker)
         return score_A.double()
+
+
+def refuse_unscored(score_A: Tensor, drawable: Tensor, layout: HeadLayout, where: str) -> None:
+    """Raise UserError, with ``where``, unless scores are finite for all heads of ``drawable``, (A,) bool."""
+    if bad := (drawable & ~score_A.isfinite()).nonzero().flatten().tolist():
+        _, head, site = list(layout)[bad[0]]
+        raise UserError(
+            f"{where}: the score of {site.name} {site.kind} {head} is {float(score_A[bad[0]])}, expected a number for "
+            f"every {site.kind}. Do the weights hold NaN? Or take another score, or exclude its layer (exclude_layers)."
+        )

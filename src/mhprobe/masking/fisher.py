@@ -22,10 +22,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Order, Path, Units
-from mhprobe.masking.parts.units import bundled, savings, until
+from mhprobe.masking.by_score import refuse_unscored
+from mhprobe.masking.knapsack import packed
+from mhprobe.masking.parts.units import bundled, savings
 
 
 @dataclass(frozen=True)
@@ -43,24 +44,26 @@ class Fisher(Order):
         free, mixed = units.masks.any(0), "neuron" in layout.kinds
         if not mixed and not (units.steps(steps) and units.candidates([])):
             return [units.path([])]
-        sets = list(free.nonzero()) if mixed else [mask.nonzero().flatten() for mask in units.masks]
-        exchange = self.rearranged and all(len(members) == 1 for members in sets)
+        sets = [mask.nonzero().flatten() for mask in units.masks]
+        exchange = self.rearranged and (mixed or all(len(members) == 1 for members in sets))
         nothing = torch.zeros_like(free)
         blocks = evaluate.fisher(nothing) if exchange else []
         diagonal_A = torch.cat([block.diagonal() for block in blocks]) if exchange else evaluate.slopes(nothing)[1]
-        _check(layout, diagonal_A)
+        refuse_unscored(diagonal_A, torch.ones_like(free), layout, "masking order fisher")
         saving_A = savings(units.limits, layout).clamp(min=1e-12)
         price_G = [float(diagonal_A[members].sum() / saving_A[members].sum()) for members in sets]
         if mixed:
-            order = until(sets, sorted(range(len(sets)), key=price_G.__getitem__), layout, units.limits, steps)
+            path = packed(diagonal_A, units, layout, steps)
         else:
             order = units.chosen(units.steps(steps), lambda order, left: min(left, key=price_G.__getitem__))
-        if exchange:
-            off = nothing.clone()
-            off[[int(sets[g]) for g in order]] = True
-            off = rearrange(layout, blocks, off, free)
-            order = sorted((g for g, unit in enumerate(sets) if off[unit]), key=price_G.__getitem__)
-        return [bundled([sets[g] for g in order], layout) if mixed else units.path(order)]
+            path = units.path(order)
+        if not exchange:
+            return [path]
+        off = rearrange(layout, blocks, path.masks()[-1], free)
+        if not mixed:
+            return [units.path(sorted((g for g, unit in enumerate(sets) if off[unit]), key=price_G.__getitem__))]
+        gone = off.nonzero()
+        return [bundled(list(gone[(diagonal_A / saving_A)[off].argsort(stable=True)]), layout)]
 
 
 def rearrange(layout: HeadLayout, blocks: Sequence[Tensor], mask: Tensor, among: Tensor | None = None) -> Tensor:
@@ -71,16 +74,6 @@ def rearrange(layout: HeadLayout, blocks: Sequence[Tensor], mask: Tensor, among:
     free = torch.ones_like(mask) if among is None else among
     parts = zip(blocks, layout.split(mask), layout.split(free), strict=True)
     return torch.cat([_exchanged(block_HH, mask_H.clone(), free_H) for block_HH, mask_H, free_H in parts])
-
-
-def _check(layout: HeadLayout, diagonal_A: Tensor) -> None:
-    if bad := torch.nonzero(~diagonal_A.isfinite()).flatten().tolist():
-        _, unit, site = list(layout)[bad[0]]
-        raise UserError(
-            f"masking order fisher: {site.kind} {unit} of {site.name} has the Fisher information "
-            f"{float(diagonal_A[bad[0]])} (and {len(bad) - 1} more are not finite), expected a number for every one. "
-            f"Do the weights hold NaN?"
-        )
 
 
 def _exchanged(block_HH: Tensor, mask_H: Tensor, free_H: Tensor) -> Tensor:

@@ -56,31 +56,46 @@ class Knapsack(ByScore):
             raise UserError(f"{self._asker}: compete={self.compete} ranks single heads, not sets of them; choose all.")
         drawable = units.masks.any(0)
         score_A = self._of_heads(drawable, layout, evaluate, torch.zeros_like(drawable))
-        plain_A = score_A = (score_A if self.first == "lowest" else -score_A).nan_to_num()
-        if self.normalize == "layer":
-            score_A = torch.cat([part / part.abs().mean().clamp(min=1e-300) for part in layout.split(score_A)])
-        sets = self._sets(drawable, layout, score_A) if mixed else [mask.nonzero().flatten() for mask in units.masks]
-        price_G = [float(score_A[members].sum()) for members in sets]
-        if self.compete == "all":
-            saving_A = savings(units.limits, layout)
-            cost_G = [max(float(saving_A[members].sum()), 1e-12) for members in sets]
-            price_G = [score / cost for score, cost in zip(price_G, cost_G, strict=True)]
-        else:
-            price_G = shares_below(sets, price_G, layout, self.compete)
-        order = until(sets, sorted(range(len(sets)), key=price_G.__getitem__), layout, units.limits, steps)
-        path = bundled([sets[number] for number in order], layout) if mixed else units.path(order)
-        return [dataclasses.replace(path, scores=plain_A)]
+        score_A = (score_A if self.first == "lowest" else -score_A).nan_to_num()
+        path = packed(score_A, units, layout, steps, self.compete, self.normalize, self.multiple)
+        return [dataclasses.replace(path, scores=score_A)]
 
-    def _sets(self, drawable: Tensor, layout: HeadLayout, score_A: Tensor) -> list[Tensor]:
-        """The flat indices that go together: one head, or ``multiple`` neurons that follow each other by score."""
-        sets: list[Tensor] = []
-        for number, site in enumerate(layout.sites):
-            members = drawable[layout.span(number)].nonzero().flatten() + layout.offsets[number]
-            size = self.multiple if site.kind == "neuron" else 1
-            if site.num_heads % size:
-                raise UserError(
-                    f"{self._asker}: {site.name} has {site.num_heads} neurons, which is no multiple of "
-                    f"{size}; choose a divisor of it, or multiple=1."
-                )
-            sets += members[score_A[members].argsort(stable=True)].split(size)
-        return [members for members in sets if len(members)]
+
+def packed(
+    score_A: Tensor, units: Units, layout: HeadLayout, steps: int | None = None,
+    compete: str = "all", normalize: str = "none", multiple: int = 1,
+) -> Path:  # fmt: skip
+    """The path by scores (A,), lowest first, to the target of ``units``. Equal scores: the lower index first.
+
+    compete, normalize, multiple: as for ``Knapsack``; "each" compares scores as they are, whatever a unit costs.
+    UserError for neurons that are no multiple.
+    """
+    mixed = "neuron" in layout.kinds
+    if normalize == "layer":
+        score_A = torch.cat([part / part.abs().mean().clamp(min=1e-300) for part in layout.split(score_A)])
+    drawable = units.masks.any(0)
+    sets = _sets(drawable, layout, score_A, multiple) if mixed else [mask.nonzero().flatten() for mask in units.masks]
+    price_G = [float(score_A[members].sum()) for members in sets]
+    if compete == "all":
+        saving_A = savings(units.limits, layout)
+        cost_G = [max(float(saving_A[members].sum()), 1e-12) for members in sets]
+        price_G = [score / cost for score, cost in zip(price_G, cost_G, strict=True)]
+    elif compete != "each":
+        price_G = shares_below(sets, price_G, layout, compete)
+    order = until(sets, sorted(range(len(sets)), key=price_G.__getitem__), layout, units.limits, steps)
+    return bundled([sets[number] for number in order], layout) if mixed else units.path(order)
+
+
+def _sets(drawable: Tensor, layout: HeadLayout, score_A: Tensor, multiple: int) -> list[Tensor]:
+    """The flat indices that go together: one head, or ``multiple`` neurons that follow each other by score."""
+    sets: list[Tensor] = []
+    for number, site in enumerate(layout.sites):
+        members = drawable[layout.span(number)].nonzero().flatten() + layout.offsets[number]
+        size = multiple if site.kind == "neuron" else 1
+        if site.num_heads % size:
+            raise UserError(
+                f"masking order knapsack: {site.name} has {site.num_heads} neurons, which is no multiple of {size}; "
+                f"choose a divisor of it, or multiple=1."
+            )
+        sets += members[score_A[members].argsort(stable=True)].split(size)
+    return [members for members in sets if len(members)]

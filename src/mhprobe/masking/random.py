@@ -15,7 +15,7 @@ from torch import Tensor
 from mhprobe.errors import UserError, whole_number
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Limits, Order, Path, Units
-from mhprobe.masking.parts.units import bundled, shares_below, until
+from mhprobe.masking.knapsack import packed
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,10 @@ class Random(Order):
         return dataclasses.replace(units.path(order), seed=seed)
 
     def _mixed(self, units: Units, layout: HeadLayout, seed: int) -> Path:
-        sets = list(units.masks.any(0).nonzero())
-        drawn = torch.rand(len(sets), generator=torch.Generator().manual_seed(seed)).tolist()
-        shares = shares_below(sets, drawn, layout, "group")
-        order = until(sets, sorted(range(len(sets)), key=shares.__getitem__), layout, units.limits)
-        return bundled([sets[number] for number in order], layout, seed)
+        drawable, generator = units.masks.any(0), torch.Generator().manual_seed(seed)
+        score_A = torch.zeros(layout.num_heads)
+        score_A[drawable] = torch.rand(int(drawable.sum()), generator=generator)
+        return dataclasses.replace(packed(score_A, units, layout, compete="group"), seed=seed)
 
     def _heads(self, units: Units, layout: HeadLayout, length: int, seed: int) -> Path:
         generator = torch.Generator().manual_seed(seed)

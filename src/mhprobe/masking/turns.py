@@ -1,8 +1,9 @@
 """Greedy in turns: heads by replay, neurons by Fisher information, whichever saves its share for less.
 
-The way to a budget has equal parts. In each, two candidates save it: heads, one by one, whose masking hurts least on
-the images (Michel et al. 2019, arXiv 1905.10650), and neurons, of least Fisher information per cost (Kwon et al. 2022,
-arXiv 2204.09656). The candidate goes whose loss rises less per saving.
+The saving that a budget asks for is divided into equal parts. For each part there are two candidate sets. One has the
+heads whose masking raises the loss least, chosen one by one (Michel et al. 2019, arXiv 1905.10650). The other has the
+neurons of least Fisher information per cost (Kwon et al. 2022, arXiv 2204.09656). The set goes that raises the loss
+less per saving.
 """
 
 from dataclasses import dataclass

@@ -24,7 +24,7 @@ from mhprobe.surgery.export import onnx_sessions
 from mhprobe.surgery.given import Given
 from mhprobe.surgery.on_path import OnPath
 from mhprobe.surgery.removal import prune_heads
-from mhprobe.surgery.rounds import Chooses, Images, Stage, Train, prune
+from mhprobe.surgery.rounds import Chooses, Images, Shown, Stage, Train, prune
 from mhprobe.surgery.speed import median_interval, speed_table
 
 BATCHES = (1, 16, 64)
@@ -45,12 +45,11 @@ class Cell(NamedTuple):
 
 def choose(method: Order | Chooses, model: nn.Module, images: Images, share: float) -> Tensor:
     """(A,) bool, the units that ``method`` takes so that at most ``share`` of the FLOPs is left."""
-    if not isinstance(method, Order):
-        return method.choose(model, images, share)
-    source = OnPath(method, target={"flops": share})
-    layout = layout_of(model)
-    source.check(layout, rounds=1)
-    return source.choose(model, images.evaluate(model, False), images.first, layout, 1.0, 1.0)[0].mask
+    source = OnPath(method, target={"flops": share}) if isinstance(method, Order) else Shown(method, share)
+    source.check(model, rounds=1)
+    if isinstance(source, Shown):
+        return source.choose(model, images).mask
+    return source.choose(model, images.evaluate(model, False), images.first, layout_of(model), 1.0, 1.0)[0].mask
 
 
 def run_cell(

@@ -1,11 +1,10 @@
 """Costs of a model, of each of its heads, and under masks: parameters, operations, time.
 
-Operations: of matrix products; a multiplication with its addition counts as two. Time: a layer is timed whole and with
-half of its units removed, in forward passes without gates that take turns; the line through both prices a unit.
+Operations are those of matrix products; a multiplication with its addition counts as two.
 
-A table of latency (as in Shen et al. 2022, arXiv 2110.10811) is a file with the time of each layer at several widths.
-Isotonic regression makes times rise with the width, with straight lines between the measured widths; below the
-narrowest nothing more is saved.
+Latency follows a table (as in Shen et al. 2022, arXiv 2110.10811) of the time of each layer at several widths. Networks
+of these widths take turns in forward passes without gates. Isotonic regression makes times rise with the width, with
+straight lines between the measured widths; below the narrowest nothing more is saved. A file can keep the table.
 
 Shapes: A heads (units) of all sites, M masks, B images, H units of one site.
 """
@@ -16,7 +15,7 @@ import functools
 import json
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,20 +77,6 @@ def head_parameters(model: nn.Module, layout: HeadLayout) -> Tensor:
     return torch.tensor(gone)
 
 
-def head_latency(model: nn.Module, layout: HeadLayout, images: Tensor, repeats: int = 15) -> Tensor:
-    """(A,) float64, the share of the whole forward pass's time that is saved when this head is removed.
-
-    model: with or without gates. images: (B, 3, height, width), as many as will be asked of it at once.
-    """
-    half = torch.cat([torch.arange(site.num_heads) >= max(1, site.num_heads // 2) for site in layout.sites])
-    whole, times = layer_times(model, layout, [half & False, half], images, repeats)
-    saved = []
-    for site, (before, after) in zip(layout.sites, times, strict=True):
-        removed = site.num_heads - max(1, site.num_heads // 2)
-        saved += [max(0.0, before - after) / removed if removed else before] * site.num_heads
-    return torch.tensor(saved, dtype=torch.float64) / whole
-
-
 def layer_times(
     model: nn.Module, layout: HeadLayout, masks: Sequence[Tensor], images: Tensor, repeats: int = 15
 ) -> tuple[float, list[list[float]]]:
@@ -141,10 +126,13 @@ def head_shares(model: nn.Module, layout: HeadLayout, images: Tensor) -> Tensor:
     return head_flops(model, layout).double() / count_flops(model, images[:1])
 
 
-def costs(model: nn.Module, layout: HeadLayout, images: Tensor, units: Collection[str]) -> dict[str, Cost]:
+def costs(
+    model: nn.Module, layout: HeadLayout, images: Tensor, units: Collection[str], table: str | None = None
+) -> dict[str, Cost]:
     """Return for each of ``units`` that is one of SHARES: (M, A) masks, True = off, -> (M,) share of it that is left.
 
-    images: (B, 3, height, width), as many as the time is asked for; memory is of one image.
+    images: (B, 3, height, width), as many as the time is asked for; memory is of one image. table: a file of times, see
+    ``latency_cost``.
     """
 
     def left(share_A: Tensor) -> Cost:
@@ -155,8 +143,8 @@ def costs(model: nn.Module, layout: HeadLayout, images: Tensor, units: Collectio
         functions["flops"] = left(head_shares(model, layout, images))
     if "params" in units:
         functions["params"] = left(head_parameters(model, layout).double() / count_parameters(model))
-    if "latency" in units:  # times differ from process to process, and all have to stop at the same step
-        functions["latency"] = left(ranks.from_rank_zero(lambda: head_latency(model, layout, images)))
+    if "latency" in units:
+        functions["latency"] = latency_cost(table, model, layout, images)
     if "memory" in units:
         functions["memory"] = memory_cost(model, layout, images[:1])
     return functions
@@ -185,20 +173,43 @@ def interleaved(works: Sequence[Callable[[], object]], rounds: int, seconds: flo
     return taken
 
 
-def latency_cost(file: str | Path, model: nn.Module, layout: HeadLayout, images: Tensor, repeats: int = 15) -> Cost:
+def latency_cost(
+    file: str | Path | None, model: nn.Module, layout: HeadLayout, images: Tensor, repeats: int = 15
+) -> Cost:
     """(M, A) masks -> (M,) the share of the time that is left, by the table in ``file``, made if it is missing.
 
-    model: with or without gates. images: (B, 3, height, width), as many as will be asked of it at once.
-    UserError for a file that is no table, and for one of another machine, number of images, or network.
+    file: None to measure now and keep no file. model: with or without gates. images: (B, 3, height, width), as many as
+    will be asked of it at once. UserError for a file that is no table, and for one of another machine, number of
+    images, or network. A collective.
     """
-    file, here = Path(file), f"{device_name(images.device)}, torch {torch.__version__}"
+    from sklearn.isotonic import IsotonicRegression
+
+    # times differ from process to process, and all have to stop at the same step
+    table = ranks.from_rank_zero(lambda: _table(None if file is None else Path(file), model, layout, images, repeats))
+    fitted = []  # of each site (H + 1,) float64 seconds at every width from 0 on
+    for site, widths, seconds in zip(layout.sites, table["widths"], table["seconds"], strict=True):
+        fit = IsotonicRegression(out_of_bounds="clip").fit(widths, seconds)
+        fitted.append(torch.from_numpy(fit.predict(range(site.num_heads + 1))).double())
+
+    def left(masks: Tensor) -> Tensor:
+        kept = [(~part).sum(1).cpu() for part in layout.split(masks)]
+        saved = (time_H[-1] - time_H[left_M] for time_H, left_M in zip(fitted, kept, strict=True))
+        return 1 - sum(saved, torch.zeros(())) / table["whole"]
+
+    return left
+
+
+def _table(file: Path | None, model: nn.Module, layout: HeadLayout, images: Tensor, repeats: int) -> Mapping[str, Any]:
+    here = f"{device_name(images.device)}, torch {torch.__version__}"
     wanted = {"machine": here, "images": len(images), "layout": layout.digest}
-    if not file.exists():
+    if file is None or not file.exists():
         masks = [evenly(layout, share) for share in TABLE_SHARES]
         whole, seconds = layer_times(model, layout, masks, images, repeats)
         widths = [[int((~part).sum()) for part in layout.split(mask)] for mask in masks]
-        taken = {"whole": whole, "seconds": seconds, "widths": list(zip(*widths, strict=True))}
-        write(file, (json.dumps({**wanted, **taken}) + "\n").encode())
+        table = {**wanted, "whole": whole, "seconds": seconds, "widths": list(zip(*widths, strict=True))}
+        if file is not None:
+            write(file, (json.dumps(table) + "\n").encode())
+        return table
     try:
         table = json.loads(file.read_text())
     except (OSError, ValueError):
@@ -211,19 +222,7 @@ def latency_cost(file: str | Path, model: nn.Module, layout: HeadLayout, images:
                 f"latency_table: {file} has {key} {quoted(table.get(key))}, expected {quoted(value)}. Name a "
                 f"file that is not there yet: it is measured here."
             )
-    from sklearn.isotonic import IsotonicRegression
-
-    fitted = []  # of each site (H + 1,) float64 seconds at every width from 0 on
-    for site, widths, seconds in zip(layout.sites, table["widths"], table["seconds"], strict=True):
-        fit = IsotonicRegression(out_of_bounds="clip").fit(widths, seconds)
-        fitted.append(torch.from_numpy(fit.predict(range(site.num_heads + 1))).double())
-
-    def left(masks: Tensor) -> Tensor:
-        kept = [(~part).sum(1).cpu() for part in layout.split(masks)]
-        saved = (time_H[-1] - time_H[left_M] for time_H, left_M in zip(fitted, kept, strict=True))
-        return 1 - sum(saved, torch.zeros(())) / table["whole"]
-
-    return left
+    return table
 
 
 def evenly(layout: HeadLayout, share: float) -> Tensor:

@@ -19,7 +19,7 @@ from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate
 from mhprobe.masking.knapsack import Knapsack
 from mhprobe.stats.promise import Guarantee, kept_promise
-from mhprobe.surgery.on_path import OnPath, mask_by
+from mhprobe.surgery.on_path import OnPath, mask_by, within
 from mhprobe.surgery.removal import prune_heads
 
 STEP = 0.05  # between the budgets that are promised
@@ -39,12 +39,11 @@ def mask_at(model: nn.Module, elastic: Mapping[str, Any], target: Mapping[str, f
 
     model: the dense network, with gates on the units. UserError for a budget that is out of reach.
     """
-    order = Knapsack(measure=lambda layout: None, **{name: elastic[name] for name in OPTIONS})
-    source = OnPath(order, elastic["step"], target=target, **{name: elastic[name] for name in LIMITS})
     scores, layout = torch.tensor(elastic["scores"], dtype=torch.float64), layout_of(model)
     if len(scores) != layout.num_heads:
         raise UserError(f"elastic: the file has scores of {len(scores)} units, expected {layout.counted}.")
-    return mask_by(scores, model, source)
+    units = within(model, target, elastic["step"], **{name: elastic[name] for name in LIMITS})
+    return mask_by(scores, units, **{name: elastic[name] for name in OPTIONS})
 
 
 def at_budget(model: nn.Module, description: Mapping[str, Any], target: Mapping[str, float]) -> nn.Module:
@@ -61,7 +60,12 @@ def at_budget(model: nn.Module, description: Mapping[str, Any], target: Mapping[
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
         raise UserError(f"load: {unit}: expected a share of the whole, above 0 and at most 1, got {quoted(share)}.")
     attach(model, units=set(elastic["units"]))
-    small = prune_heads(model, mask_at(model, elastic, target)).eval()
+    try:
+        mask = mask_at(model, elastic, target)
+    except UserError as error:  # without what a pruning could do about it
+        reason = str(error).removeprefix("prune.target: ").partition(", or lift")[0].rstrip(".")
+        raise UserError(f"load: {reason}.") from error
+    small = prune_heads(model, mask).eval()
     promise = elastic.get("promise") or {}
     kept = promise.get("unit") == unit and any(abs(share - budget) < 1e-9 for budget in promise["kept"])
     small.promise = {key: promise[key] for key in ("points", "confidence", "images")} if kept else None  # type: ignore

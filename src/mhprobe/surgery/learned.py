@@ -22,7 +22,7 @@ from mhprobe.gates.target import Lagrangian
 from mhprobe.recording.outputs import gate_slope
 from mhprobe.recording.state import inspecting
 from mhprobe.surgery.costs import head_shares
-from mhprobe.surgery.on_path import mask_by
+from mhprobe.surgery.on_path import mask_by, within
 from mhprobe.surgery.rounds import Images
 
 START, END = 3.0, 4.6  # log_alpha begins, and ends at the most (CoFi's ln 100): nothing closes or opens for good
@@ -49,8 +49,8 @@ class LearnedGates:
 
     def choose(self, model: nn.Module, images: Images, share: float) -> Tensor:
         """(A,) bool, the units that go so that at most ``share`` of the FLOPs is left. ``model`` carries gates."""
-        cost_A = head_shares(model, layout_of(model), images.first())
-        return mask_by(self.fit(model, images, share, cost_A) * cost_A, model, share)  # divided by the cost again
+        units, cost_A = within(model, {"flops": share}), head_shares(model, layout_of(model), images.first())
+        return mask_by(self.fit(model, images, share, cost_A), units, compete="each")
 
     def fit(self, model: nn.Module, images: Images, share: float, cost_A: Tensor) -> Tensor:
         """(A,) float64, P(open) after the last step; ``cost_A`` is the share of all FLOPs that a unit is."""

@@ -10,7 +10,6 @@ Shapes: A heads (units) of all sites of the present network.
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -21,11 +20,12 @@ from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import SHARES, Cost, Evaluate, Limits, Order, Path, Units
-from mhprobe.masking.knapsack import Knapsack
+from mhprobe.masking.by_score import refuse_unscored
+from mhprobe.masking.knapsack import packed
 from mhprobe.masking.parts.trace import Curve, trace
 from mhprobe.masking.parts.units import check_reached, constrain, make_units, refuse_neurons, target_of
 from mhprobe.stats.promise import Guarantee
-from mhprobe.surgery.costs import costs, latency_cost
+from mhprobe.surgery.costs import costs
 from mhprobe.surgery.given import Choice
 
 WHERE = "prune"  # the options, for messages
@@ -39,8 +39,8 @@ class OnPath:
     target: or what stays of the loaded network, {heads: how many} or {flops | params | latency | memory: share}; of
     heads and neurons a share, with an order of neurons. exclude_layers: never touched. min_heads_per_layer: of every
     layer so many stay. rescale: the heads that a layer keeps are multiplied by H / kept, in the search and in what is
-    left. latency_table: the file of a table of times by width (surgery/costs.py), made if it is missing; None to take
-    two points of each layer now. guarantee: to follow the path only as far as can be promised; remove or target is
+    left. latency_table: the file of a table of times by width (surgery/costs.py), made if it is missing; None to
+    measure now and keep no file. guarantee: to follow the path only as far as can be promised; remove or target is
     then the farthest. chosen_on: the split that chooses the path. seed: of the order of calibration images.
 
     Raises UserError unless one of remove and target is given; with a guarantee, if both are.
@@ -66,8 +66,9 @@ class OnPath:
                 "{flops: <share left>}, or params, latency or memory instead of flops."
             )
 
-    def check(self, layout: HeadLayout, rounds: int) -> None:
-        """UserError for what can be seen to be impossible before the model has run."""
+    def check(self, model: nn.Module, rounds: int) -> None:
+        """UserError for what can be seen to be impossible before the model has run on images."""
+        layout = layout_of(model)
         if self.guarantee is not None and rounds > 1:
             raise UserError(f"rounds: a guarantee is of one round, got {rounds}.")
         if self.latency_table is not None and (rounds > 1 or "latency" not in (self.target or {})):
@@ -81,6 +82,8 @@ class OnPath:
                 raise UserError("remove: it counts heads; for heads and neurons give target={flops: <share left>}.")
         if self.target is not None and "heads" not in self.target:
             target_of(self.target, layout, dict.fromkeys(SHARES, lambda masks: masks))  # before anything is measured
+            if {*self.target} <= {"flops", "params"}:
+                within(model, self.target, self.units, self.exclude_layers, self.min_heads_per_layer)
         remove = self._in_all(num_heads := layout.num_heads)
         if remove is None or self.guarantee is not None:
             return
@@ -114,9 +117,11 @@ class OnPath:
             goal = {"heads": min(float(loaded.num_heads - round(part * remove)), layout.num_heads)}
         else:
             assert self.target is not None
-            costs_left = self._costs(self.target, model, layout, images)
+            costs_left = costs(model, layout, images(), self.target, self.latency_table)
             # the round before may have gone farther than it had to: a unit goes whole or not at all
             goal = {unit: min(max(1.0, share), (1 - part * (1 - share)) / left) for unit, share in self.target.items()}
+            if part < 1 and left == 1:  # a target that the last round would miss is refused in the first
+                self._units(layout, loaded, self.target, costs_left)
         units = self._units(layout, loaded, goal, costs_left)
         steps = layout.num_heads - int(goal["heads"]) if remove is not None and self.units == "head" else None
         path = self.order.paths(units, layout, evaluate, steps)[0]
@@ -139,22 +144,14 @@ class OnPath:
         check_images(self.guarantee, calibrate.images)
         layout = layout_of(model)
         goal = self.target or ({"flops": 0.0} if "neuron" in layout.kinds else None)
-        units = self._units(layout, layout, goal, self._costs(goal or {}, model, layout, images))
+        costs_left = costs(model, layout, images(), goal or {}, self.latency_table)
+        units = self._units(layout, layout, goal, costs_left)
         steps = self.remove if self.units == "head" else None
         path = self._short(self.order.paths(units, layout, evaluate, steps)[0])
         name = f"{self.units}_{type(self.order).__module__.rpartition('.')[2]}"
         about = {"name": name, "search": self.order.search_name(units), "chosen_on": self.chosen_on}
         promise = _promise(path, calibrate, self.guarantee, self.seed, layout, rescale=self.rescale, **about)
         return Choice(promise.curve.traces[0].mask[promise.steps], self.rescale), promise
-
-    def _costs(
-        self, target: Mapping[str, float], model: nn.Module, layout: HeadLayout, images: Callable[[], Tensor]
-    ) -> dict[str, Cost]:
-        if not {*target} & {*SHARES}:
-            return {}
-        if self.latency_table is None:
-            return costs(model, layout, images(), target)
-        return {"latency": latency_cost(self.latency_table, model, layout, images())}
 
     def _in_all(self, num_heads: int) -> int | None:
         if self.target is None or "heads" not in self.target:
@@ -167,14 +164,14 @@ class OnPath:
     def _units(
         self, layout: HeadLayout, loaded: HeadLayout, goal: Mapping[str, float] | None, costs_left: Mapping[str, Cost]
     ) -> Units:
-        mixed = "neuron" in layout.kinds
-        # of thousands of neurons the order makes the units itself: it is told the layers
-        make_units(name := "layer" if mixed else self.units, loaded, self.exclude_layers)  # refuses unknown layers
+        _steps(self.units, loaded, self.exclude_layers)  # refuses unknown layers
         excluded = {loaded.sites[number].name for number in self.exclude_layers}
         numbers = [number for number, site in enumerate(layout.sites) if site.name in excluded]  # without emptied ones
         limits = Limits(layout, self.min_heads_per_layer, None if goal is None else target_of(goal, layout, costs_left))
-        units = make_units(name, layout, numbers)
-        return dataclasses.replace(units, limits=limits) if mixed else constrain(units, limits, WHERE)
+        units = _steps(self.units, layout, numbers)
+        if "neuron" in layout.kinds and self.target is None:  # as far as can be promised
+            return dataclasses.replace(units, limits=limits)
+        return constrain(units, limits, WHERE)
 
     def _short(self, path: Path) -> Path:
         """The path up to where ``remove`` heads are gone, and before the last head goes."""
@@ -202,16 +199,39 @@ def _exactly(units: Units, masks_SA: Tensor, exact: bool) -> None:
         )
 
 
-def mask_by(scores_A: Tensor, model: nn.Module, source: OnPath | float) -> Tensor:
-    """(A,) bool, the units that go by these scores, lowest first. No image is asked.
+def within(
+    model: nn.Module,
+    target: Mapping[str, float],
+    step: str = "head",
+    exclude_layers: Sequence[int] = (),
+    min_heads_per_layer: int = 0,
+) -> Units:
+    """The units of ``model`` that may go under ``target``, {flops | params | memory: share left}; see ``OnPath``.
 
-    source: a path of a knapsack, or the share of the FLOPs that may be left: then the lowest score per FLOP goes first.
+    UserError for a share below what is left without all of them.
     """
-    if not isinstance(source, OnPath):
-        source = OnPath(Knapsack(measure=lambda layout: None), target={"flops": source})
+    layout = layout_of(model)
     image = torch.zeros(1, 3, *input_spec(model)["size"], device=next(model.parameters()).device)
-    evaluate: Any = SimpleNamespace(measure=lambda make, mask, column: scores_A)  # an Evaluate that scores no masks
-    return source.choose(model, evaluate, lambda: image, layout_of(model), 1.0, 1.0)[0].mask
+    limits = Limits(layout, min_heads_per_layer, target_of(target, layout, costs(model, layout, image, target)))
+    return constrain(_steps(step, layout, exclude_layers), limits, WHERE)
+
+
+def mask_by(score_A: Tensor, units: Units, **options: Any) -> Tensor:
+    """(A,) bool, the units that go to the target of ``units``, lowest score first. options: of ``packed``.
+
+    UserError for a score that is not finite.
+    """
+    assert units.limits is not None
+    layout = units.limits.layout
+    refuse_unscored(score_A, units.masks.any(0), layout, WHERE)
+    mask = packed(score_A.double(), units, layout, **options).masks()[-1]
+    check_reached(units.limits, mask, WHERE)
+    return mask
+
+
+def _steps(name: str, layout: HeadLayout, exclude_layers: Sequence[int]) -> Units:
+    """Units of a step; with neurons, of which an order makes its own, the layers that may lose some."""
+    return make_units("layer" if "neuron" in layout.kinds else name, layout, exclude_layers)
 
 
 def removed_after(gone: Tensor, mask: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ from mhprobe.scoring.parts.tally import tally
 from mhprobe.stats.significance import paired, wilson
 from mhprobe.surgery.costs import count_flops, count_parameters
 from mhprobe.surgery.given import Choice, Given
-from mhprobe.surgery.on_path import OnPath, Promise, check_unseen, promise_of, removed_after
+from mhprobe.surgery.on_path import OnPath, Promise, check_unseen, promise_of, removed_after, within
 from mhprobe.surgery.removal import (
     ProjBias,
     drop_bias,
@@ -231,6 +231,10 @@ class Shown:
     share: float
     guarantee: ClassVar[None] = None
 
+    def check(self, model: nn.Module, rounds: int) -> None:
+        """UserError for a share below what is left without all units."""
+        within(model, {"flops": self.share})
+
     def choose(self, model: nn.Module, images: Images) -> Choice:
         return Choice(self.method.choose(model, images, self.share))
 
@@ -263,10 +267,10 @@ def prune(
     refuse_unprunable(model)  # before anything is evaluated
     check_fill(model, fold, "fold")
     layout = layout_of(model)
-    if isinstance(source, OnPath):
-        source.check(layout, rounds)
-    elif rounds > 1:
+    if not isinstance(source, OnPath) and rounds > 1:
         raise UserError(f"rounds: {rounds} rounds need heads that are chosen anew in each: prune=order.")
+    if not isinstance(source, Given):
+        source.check(model, rounds)
     preset = source.choose(model, kept) if isinstance(source, Given) else None
     looked_at = _looked_at(source, preset, images, chosen_by)
     images.show(model.to(images.device).eval())

@@ -34,7 +34,7 @@ from mhprobe.scoring.base import looked
 from mhprobe.scoring.cosine import Cosine
 from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.surgery.costs import head_shares
-from mhprobe.surgery.on_path import mask_by
+from mhprobe.surgery.on_path import mask_by, within
 from mhprobe.surgery.rounds import Images
 
 AREA = 0.25, 1.0  # of the image that a crop has
@@ -63,10 +63,9 @@ class SnapViT:
 
     def choose(self, model: nn.Module, images: Images, share: float) -> Tensor:
         """(A,) bool, the units that go so that at most ``share`` of the FLOPs is left. ``model`` carries gates."""
-        layout = layout_of(model)
+        layout, units = layout_of(model), within(model, {"flops": share})  # refuses a budget that cannot be met
         site_A = torch.tensor([number for number, _, _ in layout])
         cost_A = head_shares(model, layout, images.first())
-        mask_by(cost_A, model, share)  # refuses a budget that cannot be met, before the work
         within_A = self.within_layers(model, images)
         count = len(images.chosen)
         positions = torch.arange(count)[:: -(-count // self.shown)]  # of every class alike, as all of them
@@ -81,12 +80,13 @@ class SnapViT:
             return -torch.cat(lost).view(len(points_KS), -1).mean(1)
 
         factor_S = evolved(likeness, len(layout.sites), self.generations, self.seed).exp()
-        return mask_by(within_A * factor_S[site_A], model, share)
+        return mask_by(within_A * factor_S[site_A], units)
 
     def within_layers(self, model: nn.Module, images: Images) -> Tensor:
-        """(A,) float64, mean over images of the squared slope along the share of a unit that is let through.
+        """(A,) float64, importance of a unit among those of its layer; larger is more important.
 
-        Of the cross-entropy of a crop's output from the whole image's, summed over crops. Larger is more important.
+        The slope, along the gate, of the cross-entropy between outputs for a crop and for its whole image is summed
+        over crops. Its square is averaged over images.
         """
         total_A = torch.zeros(layout_of(model).num_heads, dtype=torch.float64, device=images.device)
         for batch in images.selection():

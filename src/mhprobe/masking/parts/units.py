@@ -13,7 +13,6 @@ import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -117,11 +116,20 @@ def refuse_neurons(layout: HeadLayout, where: str) -> None:
 
 
 def constrain(units: Units, limits: Limits, where: str) -> Units:
-    """Put ``units`` under ``limits``; UserError, with ``where``, if nothing may be masked or the target is too low."""
+    """Put ``units`` under ``limits``; UserError, with ``where``, if nothing may be masked or the target is too low.
+
+    In a layout with neurons ``units`` only says which may go, one by one.
+    """
     floor, target = limits.min_heads_per_layer, limits.target
     if floor < 0:
         raise UserError(f"{where}.min_heads_per_layer: expected a whole number from 0, got {quoted(floor)}.")
     units = dataclasses.replace(units, limits=limits if floor or target is not None else None)
+    if "neuron" in limits.layout.kinds:
+        most = units.masks.any(0)
+        for part in limits.layout.split(most):  # views; the units of a site cost the same, whichever stay
+            part[:floor] = False
+        check_reached(limits, most, where)
+        return units
     nothing = torch.zeros(limits.layout.num_heads, dtype=torch.bool)
     if not limits.reached(nothing) and not units.candidates([]):
         raise UserError(
@@ -156,10 +164,11 @@ def savings(limits: Limits | None, layout: HeadLayout) -> Tensor:
     return ((left[0] - left[1:]) / site_of.bincount())[site_of]
 
 
-def shares_below(
-    sets: Sequence[Tensor], score_G: Sequence[float], layout: HeadLayout, like: Literal["group", "layer"]
-) -> list[float]:
-    """Share of lower scores among the sets of each one's layer, or of one kind, stage and width ("group")."""
+def shares_below(sets: Sequence[Tensor], score_G: Sequence[float], layout: HeadLayout, like: str) -> list[float]:
+    """(G,) rank of each set among the sets of its "layer", or of its "group": one kind, stage and width; 0 to 1.
+
+    Ranks are shares, (rank + 1/2) / number of sets, so that groups of any size compare.
+    """
     site_of = [(number, site) for number, _, site in layout]
     members: dict[Hashable, list[int]] = defaultdict(list)
     for place, units in enumerate(sets):
@@ -176,7 +185,11 @@ def until(
     sets: Sequence[Tensor], ascending: Sequence[int], layout: HeadLayout, limits: Limits | None,
     steps: int | None = None,
 ) -> list[int]:  # fmt: skip
-    """The sets that go, in their order, until the target is met; those that then need not have gone stay."""
+    """Numbers of the sets to remove: in the order ``ascending`` until the target is met, less those not needed for it.
+
+    A set stays if it would take a layer below the floor. At the target each set but the last is tried again, the
+    latest first: it stays if the target is met without it.
+    """
     limits = limits or Limits(layout)
     site_of, left_of_site = [number for number, _, _ in layout], [site.num_heads for site in layout.sites]
     off, gone = torch.zeros(layout.num_heads, dtype=torch.bool), list[int]()
@@ -201,7 +214,7 @@ def until(
     return gone
 
 
-def bundled(sets: Sequence[Tensor], layout: HeadLayout, seed: int | None = None) -> Path:
+def bundled(sets: Sequence[Tensor], layout: HeadLayout) -> Path:
     """The path through these sets in at most STEPS steps, each of about as many."""
     heads, size = layout.of("head").num_heads, -(-len(sets) // STEPS) or 1
     starts = range(0, len(sets), size)
@@ -209,4 +222,4 @@ def bundled(sets: Sequence[Tensor], layout: HeadLayout, seed: int | None = None)
     for step, start in zip(added, starts, strict=True):
         step[torch.cat(list(sets[start : start + size]))] = True
     counts = ((int(step[:heads].sum()), int(step[heads:].sum())) for step in added)
-    return Path(seed, added, tuple(f"{some} heads, {others} neurons" for some, others in counts))
+    return Path(None, added, tuple(f"{some} heads, {others} neurons" for some, others in counts))
