@@ -23,7 +23,7 @@ from mhprobe.data.photos import PhotoLoader
 from mhprobe.errors import UserError, one_of, quoted, refuse_misfits, whole_number
 from mhprobe.heads import FillName, HeadLayout
 from mhprobe.io.progress import progress
-from mhprobe.masking.base import Evaluate
+from mhprobe.masking.base import SHARES, Evaluate
 from mhprobe.masking.parts.curve import CurveSpec, order_named
 from mhprobe.masking.parts.curve import masking_curve as trace_curve
 from mhprobe.masking.parts.trace import Curve
@@ -211,6 +211,8 @@ def load(
         if not isinstance(name, str):
             raise UserError(f"load: name: expected a name of timm's, got {quoted(name)}.")
         return model_from(path, name, **settings)
+    if budgets := {*settings} & {*SHARES}:
+        raise UserError(f"load: {', '.join(budgets)}: the budget of an elastic file is one of flops and params.")
     if settings:
         raise UserError(f"load: {', '.join(settings)}: options of a timm model need its name; give name=.")
     refuse_misfits(load, {"flops": flops, "params": params}, "load")

@@ -51,6 +51,14 @@ def test_a_question_without_an_answer_holds_up_no_other(tmp_path):
         asked.complain()
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_refusal_that_ends_the_command_is_printed_once(others, tmp_path, caplog):
+    more = [Question("b", lambda material: table(1))] * others
+    with caplog.at_level("INFO"):
+        answers(tmp_path, [Question("a", refuse), *more]).find()
+    assert caplog.text.count("it cannot be said") == others  # the command prints the error at its end
+
+
 def test_maps_are_a_question_like_others_and_go_through_the_one_answer(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(run_questions, "answer", lambda cfg, folder, more, tested: asked.extend(more(None, None)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 
 import pytest
 import torch
@@ -34,11 +35,12 @@ def ran(cfg, folder):
     return runs.rows(folder / "tables" / "prunebench.csv")
 
 
-def test_a_bench_goes_on_where_it_stopped_and_says_what_is_missing(trained, tmp_path, monkeypatch):
+def test_a_bench_goes_on_where_it_stopped_and_says_what_is_missing(trained, tmp_path, monkeypatch, capsys):
     weights = f"weights={trained.folder / 'model.safetensors'}"
     typed = tmp_path / "run" / "config" / "overrides.yaml"
     typed.parent.mkdir(parents=True)
     typed.write_text(f"- {weights}\n- prune.images=24\n")
+    typed.with_name("config.yaml").write_text("prune: {select_on: train}\n")
     rows = ran(config(tmp_path, weights, "methods=[random,fisher]", "seeds=[0,1]"), tmp_path / "run")
     done = [row for row in rows if not row["note"]]
     assert {(row["method"], row["seed"]) for row in done} == {(m, s) for m in ("random", "fisher") for s in "01"}
@@ -51,7 +53,13 @@ def test_a_bench_goes_on_where_it_stopped_and_says_what_is_missing(trained, tmp_
     assert "methods=[magnitude] budgets=[0.6] seeds=[1]" in {row["note"].removeprefix(command) for row in missing}
     ranked = runs.rows(tmp_path / "run" / "tables" / "prunebench_ranking.csv")
     assert {row["method"] for row in ranked} == {"random", "fisher"} and all(row["seeds"] == "2" for row in ranked)
-    assert (tmp_path / "run" / "report.html").is_file()
+    page, (best, other) = (tmp_path / "run" / "report.html").read_text(), ranked
+    worse = other["method"] if float(other["p_holm"]) < 0.05 else "none"
+    sentence = f"At 60 % of the FLOPs {best['method']} is the best of 2 methods, with an accuracy of "
+    ending = f"(repaired, seeds: 2). Significantly worse: {worse}."
+    assert re.search(rf"{sentence}[\d.]+ % {re.escape(ending)}", capsys.readouterr().out)
+    assert ending in page and "No accuracy was measured" not in page
+    assert "was chosen on training images unless it says otherwise" in page
 
     def never(cell, *_, **__):
         asked.append(str(cell))

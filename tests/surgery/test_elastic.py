@@ -95,7 +95,8 @@ def test_budgets_of_other_files_and_out_of_reach_are_refused(trained, tmp_path):
     mhprobe.prune.run(config(tmp_path, trained, "prune.target={flops:0.6}"), tmp_path / "run")
     file = tmp_path / "run" / "elastic.safetensors"
     for target, match in (
-        ({"flops": 0.01}, r"flops=0.01 can't be met"),
+        ({"flops": 0.01}, r"^load: flops=0.01 can't be met: .* is left\. Ask for at least that\.$"),
+        ({"latency": 0.5}, r"^load: latency: the budget of an elastic file is one of flops and params\.$"),
         ({"flops": 1.5}, "flops: expected a share"),
         ({"flops": 0.5, "params": 0.5}, "expected one of them"),
     ):

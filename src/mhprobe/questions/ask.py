@@ -62,7 +62,8 @@ class Answers(L.Callback):
             raise
         except UserError as error:
             self.refused[question.name] = error
-            self._say(f"{question.name}: not made. {error}")
+            if len(self.questions) > 1:  # a lone one's is printed at the end of the command
+                self._say(f"{question.name}: not made. {error}")
             return
         # a rank that cannot write ends the run on all of them
         ranks.together(lambda: self._write(question, results))

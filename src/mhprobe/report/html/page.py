@@ -98,6 +98,7 @@ def _page(run: Run, network: Live | None = None, page_beside: bool = False) -> s
         live_page=page_beside,
         words=words.result(run, heads, measures),
         glance=words.glance(heads, measures),
+        chosen_on=words.chosen_on(run),
         facts=facts(run),
         scored=scored,
         figures=_figures(run),

@@ -25,9 +25,16 @@ def result(run: Run, heads: list[dict[str, Any]], measures: list[dict[str, Any]]
     headline = "; ".join([*_can_go(run, len(heads)), *_missed(heads, measures)])
     text = [f"{headline[0].upper()}{headline[1:]}."] if headline else []
     text += [*findings(run.rows("claims")), *_accuracy(run), *_masking(run), *_promise(run, len(heads))]
-    text += [*_kept(run), *_speed(run), *_maps(run)]
+    text += [*_kept(run), *_speed(run), *_maps(run), *_ranking(run)]
     text += _extremes(heads, measures[0]) if measures and extremes else []
     return text or ["No accuracy was measured: see the figures and tables."]
+
+
+def chosen_on(run: Run) -> str:
+    """Return the images that choose heads: of a pruning or of masking curves, else those of validation."""
+    sections = [run.config.get(name) for name in ("prune", "masking")]
+    split = next((part["select_on"] for part in sections if isinstance(part, dict) and "select_on" in part), "")
+    return {"train": "training", "": "validation"}.get(str(split), str(split))
 
 
 def findings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -271,6 +278,21 @@ def _maps(run: Run) -> list[str]:
         text.append(
             f"{kind}: deletion {down:.2f} (random orders {down_by_chance:.2f}; lower is better), insertion {up:.2f} "
             f"(random orders {up_by_chance:.2f}; higher is better), mean over {len(of)} map{'s' * (len(of) != 1)}."
+        )
+    return text
+
+
+def _ranking(run: Run) -> list[str]:
+    """Name the best method of PruneBench at each budget, and those that are significantly worse."""
+    table, text = run.tables.get("prunebench_ranking"), []
+    rows = table.dicts() if table else []
+    for budget in dict.fromkeys(row["budget"] for row in rows):
+        best, *others = (row for row in rows if row["budget"] == budget)
+        worse = [row["method"] for row in others if row["p_holm"] is not None and row["p_holm"] < 0.05]
+        text.append(
+            f"At {100 * budget:g} % of the FLOPs {best['method']} is the best of {1 + len(others)} methods, with an "
+            f"accuracy of {percent(best['accuracy'])} ({best['stage']}, seeds: {best['seeds']}). Significantly worse: "
+            f"{', '.join(worse) or 'none'}."
         )
     return text
 
