@@ -41,6 +41,7 @@ Kind = Literal[
     "stages",  # a row per stage of a pruning
     "promise",  # one row: what a pruning promises
     "speed",  # a row per mask and batch size
+    "ranking",  # a row per method and budget, the best first
     "maps",  # a row per image and map
     "claims",  # a row per finding of the literature
     "table",  # anything else

@@ -147,7 +147,7 @@ def results(command: str, cells: Mapping[Cell, Kept | None]) -> dict[str, Result
     tables = {"prunebench": whole.saying("accuracy", "a better network")}
     if done := [row for row in rows if not row["note"]]:
         ranked = _table(ranking(done, {cell: kept.right for cell, kept in cells.items() if kept is not None}))
-        drawn = Result(ranked, pareto(done), drawn="pareto")
+        drawn = Result(ranked._replace(kind="ranking"), pareto(done), drawn="pareto")
         tables["prunebench_ranking"] = drawn.saying("accuracy", "a better network")
     return tables
 

@@ -19,7 +19,7 @@ from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate
 from mhprobe.masking.knapsack import Knapsack
 from mhprobe.stats.promise import Guarantee, kept_promise
-from mhprobe.surgery.on_path import OnPath, mask_by, within
+from mhprobe.surgery.on_path import WHERE, OnPath, mask_by, within
 from mhprobe.surgery.removal import prune_heads
 
 STEP = 0.05  # between the budgets that are promised
@@ -63,7 +63,7 @@ def at_budget(model: nn.Module, description: Mapping[str, Any], target: Mapping[
     try:
         mask = mask_at(model, elastic, target)
     except UserError as error:  # without what a pruning could do about it
-        reason = str(error).removeprefix("prune.target: ").partition(", or lift")[0].rstrip(".")
+        reason = str(error).removeprefix(f"{WHERE}.target: ").partition(", or lift")[0].rstrip(".")
         raise UserError(f"load: {reason}.") from error
     small = prune_heads(model, mask).eval()
     promise = elastic.get("promise") or {}

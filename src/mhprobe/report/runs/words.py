@@ -284,11 +284,10 @@ def _maps(run: Run) -> list[str]:
 
 def _ranking(run: Run) -> list[str]:
     """Name the best method of PruneBench at each budget, and those that are significantly worse."""
-    table, text = run.tables.get("prunebench_ranking"), []
-    rows = table.dicts() if table else []
+    rows, text = run.rows("ranking"), []
     for budget in dict.fromkeys(row["budget"] for row in rows):
         best, *others = (row for row in rows if row["budget"] == budget)
-        worse = [row["method"] for row in others if row["p_holm"] is not None and row["p_holm"] < 0.05]
+        worse = [row["method"] for row in others if (p := row.get("p_holm")) is not None and p < 0.05]
         text.append(
             f"At {100 * budget:g} % of the FLOPs {best['method']} is the best of {1 + len(others)} methods, with an "
             f"accuracy of {percent(best['accuracy'])} ({best['stage']}, seeds: {best['seeds']}). Significantly worse: "
