@@ -42,7 +42,7 @@ paper-%: .venv/installed
 
 # about three minutes: every name of timm's, on the meta device
 models: .venv/installed
-	$(BIN)/python -m mhprobe.models > models.tmp && mv models.tmp docs/models.md
+	$(BIN)/python tools/survey.py > models.tmp && mv models.tmp docs/models.md
 
 # the site, in site/; its example is the newest demo of this checkout
 docs: .venv/installed-docs

@@ -1,4 +1,4 @@
-"""python -m mhprobe.models: what it says about a name is what attaching says."""
+"""make models: what the page says about a name is what attaching says."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-
-from mhprobe.backbones.parts.survey import page, survey
+from survey import page, survey
 
 DOCS = Path(__file__).parents[2] / "docs" / "models.md"
 NAMES = [

@@ -92,8 +92,8 @@ def target_of(setting: Mapping[str, float], layout: HeadLayout, costs: Mapping[s
     """
     if {*setting} == layout.kinds and all(fits(share, float) and 0 <= share <= 1 for share in setting.values()):
         of_kind = torch.tensor([[site.kind == kind for _, _, site in layout] for kind in setting]).double()
-        asked = torch.tensor([*setting.values()], dtype=torch.float64)
-        return Target(EACH_KIND, 0.0, lambda masks: ((~masks).double() @ of_kind.mT / of_kind.sum(1) - asked).amax(-1))
+        shares = torch.tensor([*setting.values()], dtype=torch.float64)
+        return Target(EACH_KIND, 0.0, lambda masks: ((~masks).double() @ of_kind.mT / of_kind.sum(1) - shares).amax(-1))
     heads: dict[str, Cost] = {"heads": lambda masks: (~masks).sum(-1).double()}
     targets = {**(heads if layout.kinds <= {"head"} else {}), **costs}
     if len(setting) != 1 or not set(setting) <= set(targets):

@@ -1,4 +1,7 @@
-"""Survey of timm's models on torch's meta device: the supported ones, and the reason for each refused one."""
+"""python tools/survey.py: which of timm's models are supported, and why others are not, as markdown; some minutes.
+
+Models stand on torch's meta device: they have shapes and no weights.
+"""
 
 import re
 from collections import defaultdict
@@ -8,6 +11,7 @@ from dataclasses import dataclass, field
 import timm
 import torch
 
+from mhprobe.backbones import family_of, layout_of
 from mhprobe.errors import HeadsMixed, UserError
 
 
@@ -27,8 +31,6 @@ class Architecture:
 
 def survey(names: Iterable[str]) -> dict[str, Architecture]:
     """Results of these names of timm by architecture class."""
-    from mhprobe.backbones import family_of, layout_of
-
     results: dict[str, Architecture] = defaultdict(Architecture)
     for name in names:
         with torch.device("meta"):
@@ -87,3 +89,7 @@ def page(results: dict[str, Architecture]) -> str:
             *(f"| {', '.join(names)} | {reason} |" for reason, names in reasons.items()),
         ]
     )
+
+
+if __name__ == "__main__":
+    print(page(survey(timm.list_models())))
