@@ -191,9 +191,8 @@ def slopes_by_layer(layout: HeadLayout, columns: Mapping[str, Tensor], label: st
             shade, marker = style.colour(number)
             dashes, x = "-" if number < len(COLOURS) else "--", [site.block for site in layout.sites]
             axes.plot(x, line, dashes, color=shade, marker=marker, markersize=3, label=texts[kinds])
-        axes.set_yscale("log")
+        axes.set(yscale="log", ylabel="|dL/dA|, mean over heads (nats)")
         style.block_ticks(axes, layout, wide / count)
-        axes.set_ylabel("|dL/dA|, mean over heads (nats)")
         style.legend_beside(axes)
     return figure
 
@@ -222,10 +221,9 @@ def special_keys(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, 
         axes.axhline(1, color="0.5", linewidth=0.8, linestyle="--", zorder=0)
         even = columns["uniform_attention"].double().mean().item()
         axes.axvline(even, color=COLOURS[1], linewidth=0.9, linestyle="--", zorder=0)
-        axes.set_xlim(left=0)
         axes.locator_params(axis="x", nbins=5)
-        axes.set_ylim(bottom=0)
-        axes.set(xlabel="share of attention on special keys (dashed: even attention)", ylabel=label)
+        axes.set(xlim=(0, None), ylim=(0, None), ylabel=label)
+        axes.set_xlabel("share of attention on special keys (dashed: even attention)")
         style.block_bar(figure, shades, 3.75, 0.5, 2.3)
     return figure
 
@@ -254,11 +252,9 @@ def relations(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, nam
                 look: Any = {"fmt": "o", "markerfacecolor": "none", "color": COLOURS[2], "markersize": 6}
                 scores = [of[chosen].tolist() for of in (score, low, high)]
                 style.whiskers(axes, sites[chosen], scores, label="best on other images", **look)
-            axes.set_ylim(-3, 103)
+            axes.set(ylim=(-3, 103), xlabel="layer", ylabel="largest weight on target (%)" if leftmost else "")
             axes.set_title(name, pad=3)
-            axes.set_xlabel("layer")
             axes.tick_params(labelleft=leftmost)
-            axes.set_ylabel("largest weight on target (%)" if leftmost else "")
         handles, texts = axes.get_legend_handles_labels()
         figure.legend(handles, texts, loc="upper center", ncols=4)
     return figure
@@ -286,9 +282,8 @@ def relation_scores(rows: Sequence[Mapping[str, Any]]) -> Figure:
             axes.text(1.02, y, row["who"], fontsize=6, color=shade, va="center", transform=axes.get_yaxis_transform())
         for edge in range(1, len(relations)):
             axes.axhline(edge - 0.5, color="0.85", linewidth=0.6)
-        axes.set_xlim(0, 102)
+        axes.set(xlim=(0, 102), xlabel="queries answered rightly (%), 95 % interval over images")
         style.rows_of(axes, relations)
         axes.tick_params(axis="y", length=0)
-        axes.set_xlabel("queries answered rightly (%), 95 % interval over images")
         style.legend_beside(axes, 1.4 if named else 1.03)
     return figure

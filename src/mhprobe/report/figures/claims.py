@@ -52,9 +52,8 @@ def claims(rows: Sequence[Mapping[str, Any]]) -> Figure:
         for word, colour in WORDS.items():
             if any(row["verdict"] == word for row in order):
                 axes.plot([], [], "o", color=colour, markersize=3.5, label=word)
-        axes.set_xlim(-FARTHEST - 0.15, FARTHEST + 0.15)
         style.rows_of(axes, [row["claim"].replace("_", " ") for row in order])
-        axes.set_ylim(len(order) - 0.4, -0.6)
+        axes.set(xlim=(-FARTHEST - 0.15, FARTHEST + 0.15), ylim=(len(order) - 0.4, -0.6))
         axes.set_xlabel("effect, in multiples of the smallest that matters")
         if order:
             style.legend_above(axes, right=True, ncols=4)

@@ -121,9 +121,8 @@ def block_coefficients(
             for (i, a), (j, b) in itertools.combinations(enumerate(numbers), 2):
                 pair_lines(axes, columns, (a, b), shades[j - i - 1], widths=(0.9, 0.7))
             axes.set_title(name, pad=3)
-            axes.set_ylim(0, 1.02)
             axes.set_yticks([0, 0.5, 1], None if first else [""] * 3)
-            axes.set(xlabel="coefficient", ylabel="correlation" if first else "")
+            axes.set(ylim=(0, 1.02), xlabel="coefficient", ylabel="correlation" if first else "")
         if panels:
             for steps in sorted({1, 2, furthest}) if furthest > 1 else [1]:
                 axes.plot([], [], color=shades[steps - 1], label="neighbours" if steps == 1 else f"{steps} apart")

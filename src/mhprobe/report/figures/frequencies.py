@@ -52,8 +52,7 @@ def spectrum(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
 
 def _frequency_frame(axes: Axes, limits: tuple[float, float]) -> None:
     axes.axhline(_WHITE, color="0.4", linestyle=":", linewidth=0.8, zorder=0)
-    axes.set_xlim(0, 1)
-    axes.set_ylim(*limits)
+    axes.set(xlim=(0, 1), ylim=limits)
     axes.set_xticks([0, 0.5, 1], ["0", ".5", "1"])
 
 
@@ -120,9 +119,7 @@ def _over_frequency(
         style.whiskers(axes, x, style.percent(rows, *ends), fmt=marker + "-", **look)
     style.level(axes, 100 * whole["accuracy"], name)
     style.level(axes, 100 * chance, "chance", ":")
-    axes.set_xlim(0, 1)
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel("test accuracy (%)")
+    axes.set(xlim=(0, 1), ylim=(0, None), ylabel="test accuracy (%)")
 
 
 def _middle(row: Mapping[str, Any]) -> float:

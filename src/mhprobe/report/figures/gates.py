@@ -58,9 +58,8 @@ def _stairs(axes: Axes, share: Tensor, shade: str, marker: str, name: str) -> No
     values = share.tolist()
     axes.stairs(values[1:-1], [k / BINS for k in range(BINS + 1)], color=shade, baseline=None, label=name)
     axes.plot([-0.04, 1.04], [values[0], values[-1]], marker, color=shade, markersize=4)
-    axes.set_xlim(-0.09, 1.09)
-    axes.set_ylim(0, 1.35 * max(axes.get_ylim()[1] / 1.35 if axes.lines[:-1] else 0, *values))
-    axes.set_xlabel("gate (points: exactly 0, exactly 1)")
+    top = max(axes.get_ylim()[1] / 1.35 if axes.lines[:-1] else 0, *values)
+    axes.set(xlim=(-0.09, 1.09), ylim=(0, 1.35 * top), xlabel="gate (points: exactly 0, exactly 1)")
 
 
 @captioned(

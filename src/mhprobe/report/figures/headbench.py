@@ -72,9 +72,8 @@ def sensitivity(grades: Sequence[Any], sensitivities: Sequence[Any]) -> Figure:
             amounts = {point.grade: point.amount for point in grades if point.graft == kind}
             names = [f"{grade}\n{amounts[grade]:g}" if grade else "0\nnone" for grade in sorted(amounts)]
             style.level(axes, 50, dashes=":", zorder=0)
-            axes.set_ylim(-4, 104)
             axes.set_xticks(sorted(amounts), names)
-            axes.set(xlabel="grade, and the amount", ylabel="found (% of grafts)" if first else "")
+            axes.set(ylim=(-4, 104), xlabel="grade, and the amount", ylabel="found (% of grafts)" if first else "")
             axes.set_title(kind.replace("_", " "), loc="left")
             axes.legend(loc="upper left", bbox_to_anchor=(-0.06, -0.36), fontsize=6.5, borderaxespad=0)
     return figure

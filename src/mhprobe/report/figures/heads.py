@@ -190,9 +190,8 @@ def functions(layout: HeadLayout, functions: Mapping[str, Tensor], rules: Mappin
             Patch(label=f"{name} ({int(has_A.sum())})" + (f"\n  {rules[name]}" if name in rules else ""), **looks[name])
             for name, has_A in functions.items()
         ]
-        axes.set(xlim=(-0.5, heads - 0.5), ylim=(deep - 0.5, -0.5), xticks=style.ticks(heads, wide_cell))
-        axes.set_yticks(range(deep), [str(site.block) for site in layout.sites])
-        axes.set(xlabel="head", ylabel="block")
+        axes.set(xlim=(-0.5, heads - 0.5), xticks=style.ticks(heads, wide_cell), xlabel="head", ylabel="block")
+        style.rows_of(axes, [str(site.block) for site in layout.sites])
         axes.spines[:].set_visible(False)
         style.legend_beside(axes, handles=handles, title="function (heads)")
     return figure
@@ -274,10 +273,9 @@ def sufficiency(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, n
             ends = [of[chosen].tolist() for of in (value, low, high)]
             style.whiskers(axes, sites[chosen], ends, label="chosen on\nvalidation (95 %)", **dots)
         style.level(axes, 100 * columns["whole"].item(), "all heads")
-        axes.set_xlim(-0.6, len(layout.sites) - 0.4)
         stride = max(1, round(0.2 / step))
         axes.set_xticks(range(0, len(layout.sites), stride), [str(site.block) for site in layout.sites[::stride]])
-        axes.set(xlabel="block that keeps one head", ylabel="accuracy (%)")
+        axes.set(xlim=(-0.6, len(layout.sites) - 0.4), xlabel="block that keeps one head", ylabel="accuracy (%)")
         style.legend_beside(axes)
     return figure
 
@@ -330,8 +328,7 @@ def before_tuning(layout: HeadLayout, compared: Mapping[str, Tensor], labels: Ma
         itself.vlines(at, compared["itself_low"], compared["itself_high"], color=COLOURS[0], lw=1, alpha=0.5)
         itself.plot(at, compared["itself"], ".", color=COLOURS[0], label="like itself before")
         itself.plot(at, compared["itself_null"], "_", color="black", ms=4, label="chance")
-        itself.set_ylim(0, 1.03)
-        itself.set_ylabel(style.wrapped("SVCCA with itself before", tall))
+        itself.set(ylim=(0, 1.03), ylabel=style.wrapped("SVCCA with itself before", tall))
         for axes, (name, label) in zip(rows, labels.items(), strict=True):
             before, after = compared[f"{name}_before"], compared[f"{name}_after"]
             sure = compared[f"{name}_p"] < 0.05

@@ -60,10 +60,9 @@ def curves(curves: Sequence[Curve], num_heads: int, chance: float | None = None,
         bottom, top, right = _range(curves, num_heads, over)
         if chance is not None and 100 * chance > bottom:
             style.level(axes, 100 * chance, "chance", ":", zorder=1)
-        axes.set(xlim=(-0.02 * right, 1.02 * right), ylim=(bottom, top))
+        axes.set(xlim=(-0.02 * right, 1.02 * right), ylim=(bottom, top), ylabel=f"{split} {shown[0].scored.right} (%)")
         style.whole_ticks(axes.xaxis)
         axes.set_xlabel(f"heads masked (of {num_heads})" if over == "heads" else "masking step")
-        axes.set_ylabel(f"{split} {shown[0].scored.right} (%)")
         handles = {str(handle.get_label()): handle for handle in axes.get_legend_handles_labels()[0]}
         order = [*names.values(), *(name for name in handles if name not in names.values())]
         style.legend_beside(axes, handles=[handles[n] for n in order], labels=order)
@@ -143,10 +142,9 @@ def distances(curves: Sequence[Curve], num_heads: int) -> Figure:
             ends = [part.tolist() for part in (points.loss, *(whole + end for end in points[6:]))]
             look: Any = {"marker": marker, "ms": 3, "markevery": -(-len(whole) // 13), "label": curve.name}
             style.band(axes, points.heads.tolist(), ends, shade, **look)
-        axes.set_xlim(-0.02 * most, 1.02 * most)
         style.whole_ticks(axes.xaxis)
-        axes.set_xlabel(f"heads masked (of {num_heads})")
-        axes.set_ylabel(style.wrapped(f"{split}: {shown[0].scored.lost}, smaller is closer", 2.5))
+        text = style.wrapped(f"{split}: {shown[0].scored.lost}, smaller is closer", 2.5)
+        axes.set(xlim=(-0.02 * most, 1.02 * most), xlabel=f"heads masked (of {num_heads})", ylabel=text)
         style.legend_beside(axes)
     return figure
 

@@ -206,9 +206,8 @@ def before_training(rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]
                 of = [row for row in rows if (row["measure"], row["network"]) == (name, network)]
                 _ranges(axes, of, k, f"{network}, mean of pairs", 0.24 * (k - 0.5))
             axes.axhline(0, color="0.8", linewidth=0.6, zorder=0)
-            axes.set_xticks([blocks[i] for i in style.ticks(len(blocks), step)])
-            axes.set_xlabel("block")
-            axes.set_ylabel(style.wrapped(labels[name], size[1]))
+            ticks = [blocks[i] for i in style.ticks(len(blocks), step)]
+            axes.set(xticks=ticks, xlabel="block", ylabel=style.wrapped(labels[name], size[1]))
         axes.vlines([], [], [], color="0.3", alpha=0.4, lw=2, label="least to greatest pair")
         style.legend_beside(axes)
     return figure

@@ -44,8 +44,7 @@ def retained(
         near = chance is not None and least < 100 * chance + 30  # else the axis would be empty down to it
         if chance is not None and near:
             style.level(axes, 100 * chance, "chance", ":", zorder=1)
-        axes.set_xlim(-0.02 * heads, 1.02 * heads)
-        axes.set_ylim(*((-2, 102) if near else (least - 3, 100.5)))
+        axes.set(xlim=(-0.02 * heads, 1.02 * heads), ylim=(-2, 102) if near else (least - 3, 100.5))
         style.whole_ticks(axes.xaxis)
         axes.set(xlabel=f"heads kept (of {heads})", ylabel="test accuracy (%)")
         style.legend_beside(axes)
@@ -84,13 +83,12 @@ def voita(points: Sequence[tuple[int, float, float]], images: int, chance: float
         if 100 * min(min(point[1:]) for point in points) < 100 * chance + 30:
             style.level(axes, 100 * chance, "chance", ":")
         axes.set_xticks(range(len(points)), [f"{point[0]}" + " (all)" * (i == 0) for i, point in enumerate(points)])
-        axes.set_xlim(-0.5, len(points) - 0.5)
         for x in (x for x, on in enumerate(sure) if on):
             axes.annotate("*", (x, 100 * max(points[x][1:])), xytext=(0, 8), textcoords="offset points", ha="center")
         stars = "the two differ, p < .05\n(McNemar, Holm)"
         if any(sure):
             axes.plot([], [], marker="$*$", ls="none", color="black", ms=4, label=stars)
-        axes.set(xlabel="heads", ylabel="test accuracy (%), 95 % interval")
+        axes.set(xlim=(-0.5, len(points) - 0.5), xlabel="heads", ylabel="test accuracy (%), 95 % interval")
         handles = axes.get_legend_handles_labels()[0]
         style.legend_beside(axes, handles=sorted(handles, key=lambda handle: handle.get_label() == stars))
     return figure
@@ -134,10 +132,8 @@ def _groups_kept(axes: Axes, rows: Sequence[Survivors], by: str, heads: int) -> 
         dots = [(x + aside, share) for x in at for share in shares[x]]
         axes.plot(*zip(*dots, strict=True), MARKERS[number % len(MARKERS)], color=shade, ms=3.5,
                   label=f"{group} ({size[group]})")  # fmt: skip
-    axes.set_ylim(-4, 104)
-    axes.set_xlim(-0.02 * heads, 1.03 * heads)
-    axes.set_xlabel("heads kept")
-    axes.set_ylabel("heads of the group kept (%)")
+    axes.set(xlim=(-0.02 * heads, 1.03 * heads), ylim=(-4, 104))
+    axes.set(xlabel="heads kept", ylabel="heads of the group kept (%)")
     axes.set_title(f"by {'function' if by == 'label' else by}", loc="left", pad=4)
     style.legend_beside(axes, 1.0, borderaxespad=0.3, handlelength=1.0, ncols=1 + (len(groups) > ONE_COLUMN))
 

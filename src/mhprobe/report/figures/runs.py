@@ -77,9 +77,8 @@ def run_curves(rows: Sequence[Mapping[str, Any]]) -> Figure:
                 low, high = style.percent(band, "low", "high")
                 axes.fill_between([row["heads_masked"] for row in band], low, high, color=shade, alpha=0.2, linewidth=0)
             axes.set_title(curve, pad=3)
-            axes.set_ylim(-2, 102)
             axes.set_yticks([0, 50, 100], None if first else [""] * 3)
-            axes.set(xlabel="heads masked", ylabel="\n".join(axis) if first else "")
+            axes.set(ylim=(-2, 102), xlabel="heads masked", ylabel="\n".join(axis) if first else "")
         names = [_legend_of(group, {row["runs"] for row in shown if row["group"] == group}) for group in groups]
         figure.legend(figure.axes[0].get_lines(), names, loc="lower left", ncols=1, borderaxespad=0.3)
     return figure
@@ -108,9 +107,8 @@ def run_agreement(rows: Sequence[Mapping[str, Any]]) -> Figure:
             correlations = [row["spearman"] for row in rows if row["measure"] == measure]
             axes.plot(correlations, [number] * len(correlations), "o", color=COLOURS[0], markersize=4, alpha=0.7)
         axes.axvline(0, color="0.4", linestyle="--", linewidth=0.8)
-        axes.set_xlim(-1.04, 1.04)
         style.rows_of(axes, [name.replace("_", " ") for name in measures])
-        axes.set_xlabel("Spearman's correlation over heads, every two runs")
+        axes.set(xlim=(-1.04, 1.04), xlabel="Spearman's correlation over heads, every two runs")
     return figure
 
 

@@ -264,8 +264,7 @@ def block_ticks(axes: Axes, layout: HeadLayout, cell: float, edge: float | None 
     edge: blocks that the axes reach beyond the first and the last; None leaves their limits.
     """
     blocks = [site.block for site in layout.sites]
-    axes.set_xticks([blocks[i] for i in ticks(len(blocks), cell)])
-    axes.set_xlabel("block")
+    axes.set(xticks=[blocks[i] for i in ticks(len(blocks), cell)], xlabel="block")
     if edge is not None:
         axes.set_xlim(blocks[0] - edge, blocks[-1] + edge)
 

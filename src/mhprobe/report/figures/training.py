@@ -55,9 +55,8 @@ def settling(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str,
             values = [100 * accuracy[epoch, share] for epoch in epochs]
             lines.plot(epochs, values, color=colour, marker=".", ms=4, linewidth=1, label=f"{100 * share:.0f} %")
         style.level(lines, 100 * chance, dashes=":", zorder=0)
-        lines.set_ylim(-2, 102)
         style.whole_ticks(lines.xaxis)
-        lines.set(xlabel="epoch (dotted: chance)", ylabel="validation accuracy (%)")
+        lines.set(ylim=(-2, 102), xlabel="epoch (dotted: chance)", ylabel="validation accuracy (%)")
         style.legend_beside(lines, 1.0, borderaxespad=0.5, title="removed", title_fontsize=7, fontsize=6.5)
 
         removed = [share for share in shares if share > 0]
@@ -113,9 +112,9 @@ def landscape(places: Sequence[float], losses: Sequence[Tensor]) -> Figure:
             axes.pcolormesh(places, places, values.T.numpy(), **look)
             axes.contour(places, places, values.T.numpy(), levels=levels, colors="white", linewidths=0.5)
             axes.plot(0, 0, "+", color=COLOURS[1], markersize=8, markeredgewidth=1.4)
-            axes.set(xticks=[places[0], 0, places[-1]], yticks=[places[0], 0, places[-1]], xlabel="first direction")
+            ticks = [places[0], 0, places[-1]]
+            axes.set(xticks=ticks, yticks=ticks, xlabel="first direction", ylabel="second direction" if first else "")
             axes.tick_params(labelleft=first)
-            axes.set_ylabel("second direction" if first else "")
             axes.set_title(f"draw {number}", loc="left", pad=3)
         bar = style.bar_beside(axes, ScalarMappable(norm, "viridis"), "mean loss (nats)")
         style.log_ticks(bar.ax.yaxis, written="{x:.4g}")
