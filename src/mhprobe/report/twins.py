@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures import kinds
-from mhprobe.report.figures.style import NAMELESS, Axes, Figure, Names, SubFigure, canvas, drawn_on, inches, readable
+from mhprobe.report.figures import kinds, style
+from mhprobe.report.figures.style import NAMELESS, Axes, Figure, Names, SubFigure
 
 _STRIP = 0.28  # inches of a line above each of the two
 _ROOM = 0.1  # least share of the common frame for the measure's own
@@ -39,14 +39,14 @@ def draw(
     if control is None or kinds()[kind].draws_control:
         return drawn(columns)
     shown = {"as measured": columns, "the same, freshly initialised": control}
-    sizes = [inches(drawn(of)) for of in shown.values()]
+    sizes = [style.inches(drawn(of)) for of in shown.values()]
     wide, tall = max(size[0] for size in sizes), sum(size[1] + _STRIP for size in sizes)
-    with canvas((wide, tall)) as figure:
+    with style.canvas((wide, tall)) as figure:
         ratios = [part for size in sizes for part in (_STRIP, size[1])]
         rooms = figure.subfigures(4, 1, height_ratios=ratios, hspace=0, squeeze=False)[:, 0]
         for (title, of), above, room in zip(shown.items(), rooms[::2], rooms[1::2], strict=True):
             above.text(0.1 / wide, 0.25, title, fontweight="bold", va="bottom")
-            with drawn_on(room):
+            with style.drawn_on(room):
                 drawn(of)
         _one_scale(rooms[1], rooms[3])
     return figure
@@ -72,7 +72,7 @@ def _one_scale(figure: SubFigure, control: SubFigure) -> None:
             for norm in norms:
                 norm.vmin, norm.vmax = low, high
         for axes in (a, b):
-            readable(axes)
+            style.readable(axes)
         if not a.images:
             _one_frame(a, b)
     for bar, (locator, formatter) in zip(bars, marks, strict=True):  # new limits have reset them
@@ -86,8 +86,6 @@ def _coloured(axes: Axes) -> list[Any]:
 
 def _one_frame(a: Axes, b: Axes) -> None:
     """Set limits that hold both panels; if they leave ``a`` no room, of ``b`` alone, with a box for ``a``."""
-    from matplotlib.patches import Rectangle
-
     frame, control = ((axes.get_xlim(), axes.get_ylim()) for axes in (a, b))
     room, shared = True, dict[str, Any]()  # without an axis of names, which runs downwards and stays as it is
     for name, one, other in zip(("xlim", "ylim"), frame, control, strict=True):
@@ -98,6 +96,6 @@ def _one_frame(a: Axes, b: Axes) -> None:
         axes.set(**shared)
     if not room:
         (left, right), (bottom, top) = frame
-        look: Any = {"fill": False, "edgecolor": "C3", "linewidth": 0.8, "zorder": 9, "clip_on": False}
-        b.add_patch(Rectangle((left, bottom), right - left, top - bottom, **look))
+        look: Any = {"edgecolor": "C3", "linewidth": 0.8, "zorder": 9, "clip_on": False}
+        style.box(b, (left, bottom), right - left, top - bottom, **look)
         b.set_title("box: the frame above", loc="right", fontsize=6, color="C3", pad=14)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mhprobe.heads import HeadLayout
 from mhprobe.report.figures import captioned, style
-from mhprobe.report.figures.style import COLOURS, NAMELESS, NOT_COMPARED, Figure, Names
+from mhprobe.report.figures.style import COLOURS, NAMELESS, Figure, Names
 
 _ENDS = (1, 2, 3, 5)  # powers of two at which colours may end: 32 times at most
 _INSIDE = 0.95  # of the cells: a few that lie farther out would leave the others white
@@ -39,46 +39,35 @@ def offset_maps(
     The centre of a map is the query itself. Offsets that no query reaches are white.
     words: below the maps, and at the colour bar.
     """
-    from matplotlib import colormaps
     from matplotlib.colors import PowerNorm
-    from matplotlib.patches import Rectangle
 
     exists = columns["exists"].double()
     # a share of few queries is noise: divide by a tenth of the most at least
     share = columns["counts"].double() / exists.maximum(0.1 * exists.amax((1, 2), keepdim=True))
     share = share.masked_fill(exists == 0, torch.nan)
-    groups = style.even_groups(layout)
     widest = max(site.num_heads for site in layout.sites)
     side = min(0.55, 6.6 / widest)  # inches per map
-    left, bottom, gap = 0.6, 0.5, 0.4
-    wide, tall = max(1.2, side * widest), side * len(layout.sites) + gap * (len(groups) - 1)
+    left, bottom = 0.6, 0.5
+    wide, tall = max(1.2, side * widest), style.matrix_height(layout, side)
     bar_tall = min(max(tall, 2.0), 3.0)
     top = bottom + max(tall, bar_tall)
     # even attention gives each offset a few per cent only: a square root keeps such patterns visible
     norm = PowerNorm(0.5, 0, max(share.nan_to_num().max().item(), 1e-3))
-    look: Any = {"cmap": colormaps["viridis"].with_extremes(bad="white"), "norm": norm, "interpolation": "none"}
+    look: Any = {"cmap": style.shades("viridis", bad="white"), "norm": norm, "interpolation": "none"}
     with style.canvas((left + wide + 1.1, top + 0.3)) as figure:
-        y = top
-        for sites in groups:
-            heads = layout.sites[sites[0]].num_heads
+        for axes, sites, heads in style.matrix_panels(figure, layout, left, top, side):
             maps = torch.stack([share[layout.span(s)] for s in sites])
             mosaic, (high, across) = _mosaic(maps, exists[layout.span(sites[0])])
-            y -= side * len(sites)
-            axes = style.place(figure, left, y, side * heads, side * len(sites))
             image = axes.imshow(mosaic.numpy(), aspect="auto", **look)
             positional = torch.stack([columns["positional"][layout.span(s)] for s in sites])
             for row, head in positional.nonzero().tolist():
-                corner, size = (head * across - 0.5, row * high - 0.5), (across - 1, high - 1)
-                axes.add_patch(Rectangle(corner, *size, fill=False, edgecolor=COLOURS[1], linewidth=1.2))
+                corner = (head * across - 0.5, row * high - 0.5)
+                style.box(axes, corner, across - 1, high - 1, edgecolor=COLOURS[1], linewidth=1.2)
             shown = style.ticks(heads, side)
             axes.set_xticks([(head + 0.5) * across - 1 for head in shown], [str(head) for head in shown])
             blocks = [str(layout.sites[s].block) for s in sites]
             axes.set_yticks([(row + 0.5) * high - 1 for row in range(len(sites))], blocks)
             style.bare(axes)
-            axes.set_ylabel("block")
-            if len(groups) > 1:
-                axes.set_title(f"stage {layout.sites[sites[0]].stage}", loc="left", pad=3)
-            y -= gap
         axes.set_xlabel(words[0])
         style.colour_bar(figure, image, left + wide + 0.15, top - bar_tall, bar_tall, words[1])
     return figure
@@ -127,8 +116,6 @@ def range_profile(layout: HeadLayout, columns: Mapping[str, Tensor], label: str,
 )
 def kind_ratios(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """log2 of attention over even attention: red above it, blue below; grey where a head has no such key."""
-    from matplotlib import colormaps
-    from matplotlib.colors import Normalize
     from matplotlib.ticker import FixedLocator, FuncFormatter
 
     kinds = [name.removeprefix("uniform_") for name in columns if name.startswith("uniform_")]
@@ -140,8 +127,8 @@ def kind_ratios(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, n
     limit = next((end for end in _ENDS if most <= end), _ENDS[-1])
     wide, tall = min(7.5, max(2.5, 0.12 * layout.num_heads)), 0.2 * len(kinds)
     with style.panel((wide, tall), (0.95, 0.5, 1.25, 0.2)) as (figure, axes):
-        cmap = colormaps["RdBu_r"].with_extremes(bad=NOT_COMPARED)
-        image = style.picture(axes, ratio, cmap=cmap, norm=Normalize(-limit, limit), interpolation="none")
+        look: Any = {"cmap": style.shades("RdBu_r"), "norm": None, "vmin": -limit, "vmax": limit}
+        image = style.picture(axes, ratio, interpolation="none", **look)
         for edge in layout.offsets[1:-1]:
             axes.axvline(edge - 0.5, color="black", linewidth=0.6)
         for row in range(1, len(kinds)):

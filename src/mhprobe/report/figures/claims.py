@@ -68,8 +68,6 @@ def claims(rows: Sequence[Mapping[str, Any]]) -> Figure:
 )
 def claims_matrix(rows: Sequence[Mapping[str, Any]], networks: Sequence[str]) -> Figure:
     """Verdicts of networks on claims, a row each. rows: claim, and under the name of each network its verdict."""
-    from matplotlib.patches import Rectangle
-
     order = sorted(rows, key=lambda row: [sum(row[name] == word for name in networks) for word in WORDS], reverse=True)
     tall, wide = 0.17 * len(order), CELL * len(networks)
     left, bottom = 0.25 + 0.062 * max(len(row["claim"]) for row in order), 0.3 + 0.05 * max(map(len, networks))
@@ -79,7 +77,7 @@ def claims_matrix(rows: Sequence[Mapping[str, Any]], networks: Sequence[str]) ->
             for x, name in enumerate(networks):
                 verdict, sure = row[name], row[name] in list(WORDS)[:3]
                 if sure:
-                    axes.add_patch(Rectangle((x - 0.46, y - 0.42), 0.92, 0.84, color=WORDS[verdict], linewidth=0))
+                    style.box(axes, (x - 0.46, y - 0.42), 0.92, 0.84, color=WORDS[verdict], linewidth=0)
                 sign = SIGNS.get(verdict, "/" if verdict else "")
                 axes.text(x, y, sign, ha="center", va="center", fontsize=7, color="white" if sure else "0.4")
         for word in list(WORDS)[:3]:

@@ -19,16 +19,12 @@ ACROSS = 3
 )
 def headbench(rows: Sequence[Any]) -> Figure:
     """Measures that find planted heads. rows: family, plant, measure, direction, auroc, as in tables/headbench.csv."""
-    from matplotlib import colormaps
-    from matplotlib.colors import Normalize
-    from matplotlib.patches import Rectangle
-
     families = list(dict.fromkeys(row.family for row in rows))
     names = sorted({row.measure for row in rows})
     plants = sorted({row.plant for row in rows})
     cell = 0.33
     size, edges = (cell * len(plants), 0.75 * cell * len(names)), (2.1, 1.15, 1.05, 0.35)
-    cmap = colormaps["RdBu_r"].with_extremes(bad="0.93")
+    look: Any = {"cmap": style.shades("RdBu_r", bad="0.93"), "norm": None, "vmin": 0, "vmax": 1}
     with style.grid(len(families), size, (0.3, 0), edges, per_row=len(families)) as (figure, places):
         for (axes, first, _), family in zip(places, families, strict=True):
             values = torch.full((len(names), len(plants)), torch.nan)
@@ -38,8 +34,8 @@ def headbench(rows: Sequence[Any]) -> Figure:
                 text = f"{row.auroc:.2f}".lstrip("0").replace("1.00", "1")
                 axes.text(x, y, text, ha="center", va="center", size=6)
                 if row.direction:
-                    axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, linewidth=1.2))
-            image = style.picture(axes, values, cmap=cmap, norm=Normalize(0, 1))
+                    style.box(axes, (x - 0.5, y - 0.5), 1, 1, linewidth=1.2)
+            image = style.picture(axes, values, **look)
             style.readable(axes)
             axes.set_xticks(range(len(plants)), [name.replace("_", " ") for name in plants], rotation=45, ha="right")
             axes.set_yticks(range(len(names)), names if first else [""] * len(names))

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from mhprobe.heads import HeadLayout
 from mhprobe.report.figures import captioned, style
@@ -34,8 +35,6 @@ def per_head(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
 
     "low" and "high" are the interval; a column of ``REFERENCES`` is the score of a head without skill.
     """
-    from matplotlib.colors import Normalize
-
     value = columns["value"].double()
     widest = max(site.num_heads for site in layout.sites)
     cell = min(0.3, 5.0 / widest)  # inches
@@ -50,7 +49,7 @@ def per_head(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
     with style.canvas((ranked_at + ranked_wide + 0.15 if ranked else bar_at + bar_wide, bottom + tall + top)) as figure:
         cmap, norm = style.scale(value, log=True)
         if yes_or_no := set(value[value.isfinite()].tolist()) <= {0.0, 1.0}:  # nothing lies between
-            cmap, norm = cmap.resampled(2), Normalize(-0.5, 1.5)
+            cmap, norm.vmin, norm.vmax = cmap.resampled(2), -0.5, 1.5
         top_at = bottom + (tall + grid_tall) / 2
         image = style.head_matrix(figure, layout, value, left, top_at, cell, cmap=cmap, norm=norm)
         bar = style.colour_bar(figure, image, bar_at, bottom, bar_tall, label)
@@ -103,8 +102,6 @@ def accuracy_without(
     level: float = 0.01,
 ) -> Figure:
     """From "accuracy" () of the whole model and "drop" (A,). p: the column that is tested against ``level``."""
-    from matplotlib.patches import Rectangle
-
     drop = 100 * columns["drop"].double()
     whole = 100 * columns["accuracy"].double().flatten()[0]
     cell = max(0.22, min(0.42, 8.0 / max(site.num_heads for site in layout.sites)))
@@ -121,7 +118,7 @@ def accuracy_without(
                     text = f"{whole - lost:.1f}"
                     axes.text(head, row, text, ha="center", va="center", fontsize=min(6.5, 15 * cell))
                     if sure:
-                        axes.add_patch(Rectangle((head - 0.46, row - 0.46), 0.92, 0.92, fill=False, linewidth=1.1))
+                        style.box(axes, (head - 0.46, row - 0.46), 0.92, 0.92, linewidth=1.1)
             style.readable(axes)
         title = f"all heads: {whole:.1f} %. framed: {'p, Holm,' if p == 'p_holm' else 'p'} < {level:g}"
         figure.text(left / style.inches(figure)[0], 1 - 0.12 / (top + 0.45), title, va="top", fontsize=8)
@@ -143,9 +140,8 @@ def sorted_heads(layout: HeadLayout, values: Mapping[str, Tensor]) -> Figure:
     orders = [part.argsort(descending=True, stable=True) for part in parts]
     with style.grid(len(values), size, (0.95, 0), edges, per_row=len(values)) as (figure, places):
         for (axes, first, _), (label, value) in zip(places, values.items(), strict=True):
-            grid = torch.full((deep, heads), torch.nan, dtype=torch.float64)
-            for row, (part, order) in enumerate(zip(layout.split(value), orders, strict=True)):
-                grid[row, : len(order)] = part.double()[order]
+            rows = [part[order] for part, order in zip(layout.split(value.double()), orders, strict=True)]
+            grid = pad_sequence(rows, batch_first=True, padding_value=torch.nan)
             image = style.picture(axes, grid, cmap=style.scale(grid)[0].with_extremes(bad="white"))
             style.cells(axes, deep, heads)
             for row, order in enumerate(orders if cell >= 0.2 else ()):
@@ -169,7 +165,7 @@ def functions(layout: HeadLayout, functions: Mapping[str, Tensor], rules: Mappin
 
     functions: (A,) bool by name; the legend counts the heads of each. rules: the condition of each.
     """
-    from matplotlib.patches import Patch, Rectangle
+    from matplotlib.patches import Patch
 
     heads, deep = max(site.num_heads for site in layout.sites), len(layout.sites)
     wide_cell = max(0.26, min(0.5, 6.0 / heads))
@@ -181,11 +177,10 @@ def functions(layout: HeadLayout, functions: Mapping[str, Tensor], rules: Mappin
             looks[name] = {"facecolor": "white" if hatched else shade, "edgecolor": shade, "hatch": "////" * hatched}
         for flat, (row, head, _) in enumerate(layout):
             has = [name for name, has_A in functions.items() if has_A[flat]]
-            axes.add_patch(Rectangle((head - 0.5, row - 0.5), 1, 1, facecolor="0.93"))
+            style.box(axes, (head - 0.5, row - 0.5), 1, 1, facecolor="0.93")
             for part, name in enumerate(has):  # side by side
-                corner = (head - 0.5 + part / len(has), row - 0.5)
-                axes.add_patch(Rectangle(corner, 1 / len(has), 1, linewidth=0, **looks[name]))
-            axes.add_patch(Rectangle((head - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="white", linewidth=1.5))
+                style.box(axes, (head - 0.5 + part / len(has), row - 0.5), 1 / len(has), 1, linewidth=0, **looks[name])
+            style.box(axes, (head - 0.5, row - 0.5), 1, 1, edgecolor="white", linewidth=1.5)
         handles = [
             Patch(label=f"{name} ({int(has_A.sum())})" + (f"\n  {rules[name]}" if name in rules else ""), **looks[name])
             for name, has_A in functions.items()

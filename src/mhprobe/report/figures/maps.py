@@ -78,14 +78,12 @@ def _image(axes: Axes, picture: Tensor, title: str) -> None:
 
 def frame(axes: Axes, patch: tuple[int, int] | None, grid: Sequence[int], pixels: Sequence[int]) -> None:
     """Frame a patch of a (rows, columns) grid over a picture of (height, width) pixels, black on white."""
-    from matplotlib.patches import Rectangle
-
     if patch is None:
         return
     tall, wide = (size / cells for size, cells in zip(pixels, grid, strict=True))
     corner = patch[1] * wide - 0.5, patch[0] * tall - 0.5
     for shade, width in (("white", 2.4), ("black", 1.0)):
-        axes.add_patch(Rectangle(corner, wide, tall, fill=False, edgecolor=shade, linewidth=width, clip_on=False))
+        style.box(axes, corner, wide, tall, edgecolor=shade, linewidth=width, clip_on=False)
 
 
 def _overlay(

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from mhprobe.heads import HeadLayout
 from mhprobe.io.written import counted
@@ -180,28 +181,21 @@ def masked_at_each_step(layout: HeadLayout, curves: Mapping[str, Tensor], most: 
     deep, heads = len(layout.sites), max(site.num_heads for site in layout.sites)
     wide, tall = 0.85, min(0.85, max(0.35, 0.85 * deep / heads))
     left, gap, down, top = 1.0, 0.14, 0.24, 0.1
-    columns = max(len(_steps_shown(masks, most)) for masks in curves.values())
-    size = (left + columns * (wide + gap), top + len(curves) * (tall + down) + 0.1)
+    shown = {name: [1 + step for step in style.evenly(len(masks) - 1, most)] for name, masks in curves.items()}
+    size = (left + max(map(len, shown.values())) * (wide + gap), top + len(curves) * (tall + down) + 0.1)
     look: Any = {"cmap": ListedColormap([ON, OFF, GONE]), "vmin": 0, "vmax": 2, "aspect": "auto"}
     with style.canvas(size) as figure:
         for row, (name, masks) in enumerate(curves.items()):
             y = size[1] - top - (row + 1) * (tall + down) + 0.05
-            for column, step in enumerate(_steps_shown(masks, most)):
+            for column, step in enumerate(shown[name]):
                 state = masks[step].int() + (masks[step] & ~masks[max(0, step - 1)]).int()
-                grid = torch.full((deep, heads), torch.nan)
-                for number, site in enumerate(layout.sites):
-                    grid[number, : site.num_heads] = state[layout.span(number)].float()
+                grid = pad_sequence(layout.split(state.float()), batch_first=True, padding_value=torch.nan)
                 axes = style.place(figure, left + column * (wide + gap), y, wide, tall)
                 style.tile(axes, grid.numpy(), **look)
                 axes.set_title(f"step {step}", pad=2, fontsize=7)
                 if column == 0:
                     style.name_beside(axes, name)
     return figure
-
-
-def _steps_shown(masks: Tensor, most: int) -> list[int]:
-    """Choose steps evenly, from the first to the last."""
-    return [1 + step for step in style.evenly(len(masks) - 1, most)]
 
 
 @captioned(

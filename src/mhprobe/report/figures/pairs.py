@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from mhprobe.heads import HeadLayout
+from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.io.written import rounded
 from mhprobe.report.figures import captioned, style
 from mhprobe.report.figures.pruned import LABEL_SHADES
@@ -61,7 +61,8 @@ def pairwise(
             limited = per_matrix and len(finite)
             axes.set_title(f"{title}\n{rounded(finite.min())} to {rounded(finite.max())}" if limited else title, pad=3)
             if across:
-                _mark_blocks(axes, layout)
+                _parted(axes, layout.offsets[1:-1], "white", style.middles(layout), layout.sites)
+                axes.tick_params(length=0)
             else:
                 axes.set(xticks=style.ticks(count, side / count), yticks=style.ticks(count, side / count))
             if not across and count <= 16:  # more lines would leave little else
@@ -77,15 +78,13 @@ def pairwise(
     return figure
 
 
-def _mark_blocks(axes: Axes, layout: HeadLayout) -> None:
-    """Draw lines between blocks, and number them at the middle of their heads."""
-    for edge in layout.offsets[1:-1]:
-        axes.axhline(edge - 0.5, color="white", linewidth=0.8)
-        axes.axvline(edge - 0.5, color="white", linewidth=0.8)
-    blocks = [str(site.block) for site in layout.sites]
-    axes.set_xticks(style.middles(layout), blocks)
-    axes.set_yticks(style.middles(layout), blocks)
-    axes.tick_params(length=0)
+def _parted(axes: Axes, edges: Sequence[int], shade: str, at: Sequence[float], sites: Sequence[HeadSite]) -> None:
+    """Draw lines between rows and between columns, and number blocks on both axes."""
+    for edge in edges:
+        axes.axhline(edge - 0.5, color=shade, linewidth=0.8)
+        axes.axvline(edge - 0.5, color=shade, linewidth=0.8)
+    axes.set_xticks(at, [str(site.block) for site in sites])
+    axes.set_yticks(at, [str(site.block) for site in sites])
 
 
 @captioned(
@@ -149,13 +148,9 @@ def pairwise_layers(layout: HeadLayout, columns: Mapping[str, Tensor], label: st
         image = style.picture(axes, value, aspect="equal")
         style.cells(axes, layers, layers)
         stages = [site.stage for site in layout.sites]
-        for edge in (i for i in range(1, layers) if stages[i] != stages[i - 1]):
-            axes.axhline(edge - 0.5, color="0.2", linewidth=0.8)
-            axes.axvline(edge - 0.5, color="0.2", linewidth=0.8)
+        edges_of_stages = [i for i in range(1, layers) if stages[i] != stages[i - 1]]
         shown = style.ticks(layers, side / layers)
-        blocks = [str(layout.sites[i].block) for i in shown]
-        axes.set_xticks(shown, blocks)
-        axes.set_yticks(shown, blocks)
+        _parted(axes, edges_of_stages, "0.2", shown, [layout.sites[i] for i in shown])
         axes.set(xlabel="block", ylabel="block")
         style.mark(style.bar_beside(axes, image, label, 0.85).ax, chance, control)
     return figure

@@ -202,12 +202,12 @@ def pareto(rows: Sequence[Mapping[str, Any]], batch: int = 64) -> Figure:
             for number, method in enumerate(methods):
                 shade, marker = style.colour(number)
                 points = []
-                for budget in sorted({row["budget"] for row in rows}):
-                    cells = [row for row in rows if row["method"] == method and row["budget"] == budget]
-                    if cells:
-                        (accuracy,) = style.percent(cells, stage)
-                        x = sum(map(cost, cells)) / len(cells)
-                        points.append((x, sum(accuracy) / len(cells), min(accuracy), max(accuracy)))
+                of_method = [row for row in rows if row["method"] == method]
+                for budget in {row["budget"] for row in of_method}:
+                    cells = [row for row in of_method if row["budget"] == budget]
+                    (accuracy,) = style.percent(cells, stage)
+                    x = sum(map(cost, cells)) / len(cells)
+                    points.append((x, sum(accuracy) / len(cells), min(accuracy), max(accuracy)))
                 again: Any = {"ls": "--", "mfc": "white"} if number >= len(COLOURS) else {}
                 x, *ends = zip(*sorted(points), strict=True)
                 style.band(axes, x, ends, shade, marker=marker, markersize=3, lw=1, label=method, **again)

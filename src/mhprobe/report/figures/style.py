@@ -238,9 +238,14 @@ def log_ticks(axis: Any, digits: Sequence[int] = (1, 2, 5), written: str = "{x:g
 
 def shade_at(at: float, name: str = "viridis") -> tuple[float, float, float, float]:
     """Return the colour at a place from 0 to 1 of a colour map."""
+    return shades(name)(at)
+
+
+def shades(name: str, bad: str = NOT_COMPARED) -> Any:
+    """Return a colour map. bad: the colour of NaN."""
     from matplotlib import colormaps
 
-    return colormaps[name](at)
+    return colormaps[name].with_extremes(bad=bad)
 
 
 def block_shades(layout: HeadLayout) -> Any:
@@ -415,21 +420,18 @@ def scale(values: Tensor, log: bool = False) -> tuple[Any, Any]:
 
     log: make the norm logarithmic if the largest value is over ``OUTLIER`` medians.
     """
-    from matplotlib import colormaps
     from matplotlib.colors import LogNorm, Normalize
 
     finite = values[values.isfinite()]
     low, high = (finite.min().item(), finite.max().item()) if len(finite) else (0.0, 1.0)
     if low < 0 < high:
         high = max(-low, high)
-        cmap, low = colormaps["RdBu_r"], -high
-    else:
-        cmap = colormaps["viridis"]
+        return shades("RdBu_r"), Normalize(-high, high)
     if log and low > 0 and high > OUTLIER * finite.median().item():
-        return cmap.with_extremes(bad=NOT_COMPARED), LogNorm(max(low, high / 1e4), high)
+        return shades("viridis"), LogNorm(max(low, high / 1e4), high)
     if low == high:  # one value only: show it against 0
         low, high = (min(low, 0), max(high, 0)) if low else (0, 1)
-    return cmap.with_extremes(bad=NOT_COMPARED), Normalize(low, high)
+    return shades("viridis"), Normalize(low, high)
 
 
 def colour(number: int) -> tuple[str, str]:
@@ -439,9 +441,7 @@ def colour(number: int) -> tuple[str, str]:
 
 def ticks(count: int, cell: float) -> list[int]:
     """Return every index if ``cell`` inches hold a number, otherwise every 2nd, 4th, ..."""
-    step = 1
-    while step * cell < 0.17:
-        step *= 2
+    step = next(2**power for power in itertools.count() if 2**power * cell >= 0.17)
     return list(range(0, count, step))
 
 
@@ -465,24 +465,30 @@ def matrix_height(layout: HeadLayout, cell: float) -> float:
 def head_matrix(
     figure: Figure, layout: HeadLayout, value_A: Tensor, left: float, top: float, cell: float, **colours: Any
 ) -> Any:
-    """Draw a row per layer and a column per head, from ``top`` down; a matrix per stage if widths differ.
-
-    colours: for imshow. Returns the image.
-    """
-    for sites in even_groups(layout):
-        heads = layout.sites[sites[0]].num_heads
-        top -= cell * len(sites)
-        axes = place(figure, left, top, cell * heads, cell * len(sites))
+    """Draw a row per layer and a column per head, from ``top`` down. colours: for imshow. Returns the image."""
+    for axes, sites, heads in matrix_panels(figure, layout, left, top, cell):
         image = axes.imshow(torch.stack([value_A[layout.span(i)] for i in sites]).numpy(), aspect="auto", **colours)
         cells(axes, len(sites), heads)
         axes.set_xticks(ticks(heads, cell))
         axes.set_yticks(range(len(sites)), [str(layout.sites[i].block) for i in sites])
-        axes.set_ylabel("block")
-        if len(even_groups(layout)) > 1:
-            axes.set_title(f"stage {layout.sites[sites[0]].stage}", loc="left", pad=3)
-        top -= MATRIX_GAP
     axes.set_xlabel("head")
     return image
+
+
+def matrix_panels(
+    figure: Figure, layout: HeadLayout, left: float, top: float, cell: float
+) -> Iterator[tuple[Axes, list[int], int]]:
+    """Yield axes, sites and heads in a row of each matrix, from ``top`` down; a matrix per stage if widths differ."""
+    groups = even_groups(layout)
+    for sites in groups:
+        site = layout.sites[sites[0]]
+        top -= cell * len(sites)
+        axes = place(figure, left, top, cell * site.num_heads, cell * len(sites))
+        axes.set_ylabel("block")
+        if len(groups) > 1:
+            axes.set_title(f"stage {site.stage}", loc="left", pad=3)
+        yield axes, sites, site.num_heads
+        top -= MATRIX_GAP
 
 
 def readable(axes: Axes) -> None:
@@ -495,6 +501,13 @@ def readable(axes: Axes) -> None:
             if 0 <= row < colours.shape[0] and 0 <= column < colours.shape[1]:
                 red, green, blue, _ = colours[row, column]
                 text.set_color("white" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 else "black")
+
+
+def box(axes: Axes, corner: Pair, wide: float, tall: float, **look: Any) -> None:
+    """Draw a rectangle, of which only the frame if no colour is in ``look``. corner: the left and least one."""
+    from matplotlib.patches import Rectangle
+
+    axes.add_patch(Rectangle(corner, wide, tall, **{"fill": not {"color", "facecolor"}.isdisjoint(look), **look}))
 
 
 def even_groups(layout: HeadLayout) -> list[list[int]]:
