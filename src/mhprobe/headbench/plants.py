@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mhprobe.backbones.parts.opened import Opened
 from mhprobe.errors import UserError
-from mhprobe.headbench.canvas import CLASSES, EVIDENCE, MARKS, NOISES, SCRATCH, TEXTURES, Canvas, World, draw
+from mhprobe.headbench.canvas import CLASSES, EVIDENCE, MARKS, NOISES, SCRATCH, TEXTURES, Canvas, draw
 from mhprobe.heads import HeadSite
 
 TURNED = ("query", "query_bias", "key", "key_bias", "value", "value_bias", "output")  # parts that a rotation turns
@@ -290,6 +290,7 @@ class Object(Plant):
     question = "does it look at the object?"
     signs: ClassVar = {"object_attention": 1, "ablation_delta": 1, "logit_attribution": 1, "gate_importance": 1}
     reads: ClassVar = TEXTURES
+    follows: ClassVar = ("labels", "shown")  # the classes that it writes: in a World, and an argument of ``draw``
     like: ClassVar[Sequence[str]] = ("against", "together")  # they look at it, too
 
     def plant(self, canvas: Canvas, site: int, heads: Sequence[int]) -> None:
@@ -299,16 +300,12 @@ class Object(Plant):
         canvas.scale_evidence(site, heads[0], 1.5)
 
     def verified(self, canvas: Canvas, site: int, heads: Sequence[int]) -> bool:
-        """Change the textures of objects: the head's evidence follows."""
-        shown = (canvas.seen.labels + 1) % CLASSES
-        return follows(canvas, site, heads, draw(len(shown), canvas.seed_of_seen, shown=shown), shown)
-
-
-def follows(canvas: Canvas, site: int, heads: Sequence[int], changed: World, to: Tensor) -> bool:
-    """Return True if the heads' evidence is mostly for the classes ``to``, on the changed images."""
-    without = canvas.logits(changed.images, [(site, head) for head in heads])
-    classes = (canvas.logits(changed.images) - without).argmax(1)
-    return bool((classes == to).double().mean() > 0.7)
+        """Change the textures of objects, or what else it reads: the head's evidence follows."""
+        before, argument = self.follows
+        to = (getattr(canvas.seen, before) + 1) % CLASSES
+        changed = draw(len(to), canvas.seed_of_seen, **{argument: to}).images
+        classes = (canvas.logits(changed) - canvas.logits(changed, [(site, heads[0])])).argmax(1)
+        return bool((classes == to).double().mean() > 0.7)
 
 
 class Shortcut(Object):
@@ -317,16 +314,12 @@ class Shortcut(Object):
     question = "does it carry a shortcut?"
     signs: ClassVar = {"ablation_delta": 1, "logit_attribution": 1, "object_attention": -1, "token_kinds.border": 1}
     reads: ClassVar = MARKS
+    follows: ClassVar = ("marks", "marked")
     like: ClassVar[Sequence[str]] = ()
     first = True
 
     def fits(self, canvas: Canvas, site: HeadSite) -> bool:
         return site.stage == 0
-
-    def verified(self, canvas: Canvas, site: int, heads: Sequence[int]) -> bool:
-        """Change the marks: the head's evidence follows."""
-        marked = (canvas.seen.marks + 1) % CLASSES
-        return follows(canvas, site, heads, draw(len(marked), canvas.seed_of_seen, marked=marked), marked)
 
 
 class Against(Object):
@@ -435,6 +428,5 @@ def grow(family: str, seed: int) -> tuple[Canvas, list[Planted]]:
 def _fill_mlp(canvas: Canvas, site: int) -> None:
     (reads, writes), rows = canvas.mlp(site), canvas.rows(site, NOISES)
     (free,) = (reads.weight.abs().sum(1) == 0).nonzero(as_tuple=True)
-    random = canvas.random
-    reads.weight[free] = torch.randn(len(free), len(rows), generator=random) @ rows / len(rows) ** 0.5
-    writes.weight[:, free] = 0.05 * (torch.randn(len(free), len(rows), generator=random) @ rows).T
+    read, written = (torch.randn(len(free), len(rows), generator=canvas.random) @ rows for _ in range(2))
+    reads.weight[free], writes.weight[:, free] = read / len(rows) ** 0.5, 0.05 * written.T
