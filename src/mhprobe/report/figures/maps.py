@@ -221,8 +221,8 @@ def surfaces(space: Tensor, channels: Tensor, blocks: Sequence[int]) -> Figure:
         views = ((space, "column", "row", "rollout"), (channels, "channel", "block", "mean |activation|"))
         for number, (values, across, down, up) in enumerate(views):
             axes: Any = figure.add_axes((0.02 + 0.5 * number, 0.06, 0.4, 0.86), projection="3d")
-            ys, xs = torch.meshgrid(*(torch.arange(side) for side in _at_least_two(values).shape), indexing="ij")
-            heights = _at_least_two(values).double()
+            heights = values.double().expand(*(max(2, side) for side in values.shape))  # a surface needs two rows
+            ys, xs = torch.meshgrid(*map(torch.arange, heights.shape), indexing="ij")
             axes.plot_surface(xs.numpy(), ys.numpy(), heights.numpy(), cmap="viridis", linewidth=0.15,
                               edgecolor="0.3", rcount=60, ccount=200)  # fmt: skip
             axes.set_xlabel(across, labelpad=-6)
@@ -239,12 +239,6 @@ def surfaces(space: Tensor, channels: Tensor, blocks: Sequence[int]) -> Figure:
                 axes.invert_yaxis()
             axes.set_title(("space-wise", "channel-wise")[number], pad=0)
     return figure
-
-
-def _at_least_two(values: Tensor) -> Tensor:
-    """Repeat a single row or column: a surface needs two."""
-    values = values.expand(2, -1) if len(values) == 1 else values
-    return values.expand(-1, 2) if values.shape[1] == 1 else values
 
 
 @captioned(
