@@ -18,8 +18,7 @@ from mhprobe.heads import HeadSite
 from mhprobe.measures.parts.losses import outcomes
 from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import recorded
-from mhprobe.report.figures import frequencies as figure
-from mhprobe.report.figures import maps
+from mhprobe.report.figures import frequencies, maps
 from mhprobe.report.result import Result, Sample
 from mhprobe.report.tables import from_rows
 from mhprobe.stats.significance import holm, mcnemar, paired_difference, wilson
@@ -87,7 +86,7 @@ def band_noise(material: Material, rings: int = 6, strength: float = 0.5, images
         return batch.images + strength * ring_noise(batch.images, batch.index, number - 1, rings, material.seed)
 
     rows = accuracies(material, [WHOLE, *(ends(ring, rings) for ring in range(rings))], change, images).rows
-    drawn = Result(from_rows(rows), figure.noise(rows, strength, material.chance), of=material.of(images))
+    drawn = Result(from_rows(rows), frequencies.noise(rows, strength, material.chance), of=material.of(images))
     return {"noise": drawn.saying("accuracy under noise", "the network needs the ring less")}
 
 
@@ -112,7 +111,7 @@ def phase_and_amplitude(material: Material, rings: int = 6, images: int = 1000) 
     difference = [
         {**ends(ring, rings), **{name: column[ring].item() for name, column in beyond.items()}} for ring in range(rings)
     ]
-    drawn = figure.phase(damaged.rows, [row["p_holm"] < 0.05 for row in difference], material.chance)
+    drawn = frequencies.phase(damaged.rows, [row["p_holm"] < 0.05 for row in difference], material.chance)
     of_phase = Result(from_rows(damaged.rows), drawn, of=material.of(images))
     beyond_phase = Result(from_rows(difference)).saying("accuracy lost beyond amplitudes", "phases matter more")
     return {"phase": of_phase.saying("accuracy", "the network needs it less"), "difference": beyond_phase}

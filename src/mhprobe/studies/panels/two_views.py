@@ -29,8 +29,7 @@ from mhprobe.measures.parts.places import Piece, places_of
 from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import recorded
 from mhprobe.report import tables
-from mhprobe.report.figures import attention as figure
-from mhprobe.report.figures import maps
+from mhprobe.report.figures import attention, maps
 from mhprobe.report.result import Result
 from mhprobe.studies.panels.relations import RIGHTLY, Ways, best, patch_pixels, scored, summary, tokens_of
 
@@ -62,7 +61,7 @@ def two_views(material: Material, images: int = 500, mirror: bool = False) -> di
         ("even draw", "", *ways["even draw"]),
     ]
     rows = [{"relation": RELATION, "way": w, "who": who, "head": h, **summary(of)} for w, h, who, of in scores]
-    drawn = Result(tables.from_rows(rows), figure.relation_scores(rows), of=material.of(images))
+    drawn = Result(tables.from_rows(rows), attention.relation_scores(rows), of=material.of(images))
     return {"views": drawn.saying(*RIGHTLY)}
 
 
