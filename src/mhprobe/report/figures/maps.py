@@ -117,15 +117,13 @@ def _overlay(
     "is the image seen through the mask. A mask is stretched to its own range, so one that is nearly even (both "
     "numbers near 1) looks as sharp as any."
 )
-def attention_masks(
-    pictures: Tensor, titles: Sequence[str], names: Sequence[str], masks: Sequence[Tensor], most: int = 6
-) -> Figure:
+def attention_masks(pictures: Tensor, titles: Sequence[str], names: Sequence[str], masks: Sequence[Tensor]) -> Figure:
     """Two rows per image, a column per block, the image itself first.
 
     pictures: (B, 3, height, width) in [0, 1]. titles: of the images. names, masks: of each site, (B, h, w), in
-    multiples of even attention. most: largest number of sites, evenly chosen.
+    multiples of even attention. At most six sites are shown, evenly chosen.
     """
-    chosen = style.evenly(len(masks), most)
+    chosen = style.evenly(len(masks), 6)
     side, gap, below, top = 0.95, 0.1, 0.18, 0.25
     tall = 2 * side + gap + below + 0.06
     with style.canvas((gap + (1 + len(chosen)) * (side + gap) + 0.02, top + len(pictures) * tall)) as figure:
@@ -155,15 +153,12 @@ def attention_masks(
     "Fourier images, frequency 0 in the middle. The last row is after minus before, on one scale over all blocks: a "
     "blue rim is high frequencies that attention took away (a low-pass), red what it raised."
 )
-def fft_images(
-    blocks: Sequence[int], maps: Sequence[Tensor], fourier: Sequence[Tensor], picture: Tensor, most: int = 8
-) -> Figure:
-    """Feature maps and their Fourier images before and after each block's attention.
+def fft_images(blocks: Sequence[int], maps: Sequence[Tensor], fourier: Sequence[Tensor], picture: Tensor) -> Figure:
+    """Feature maps and their Fourier images before and after each block's attention, of at most eight, evenly chosen.
 
-    maps, fourier: per block (2, h, w), before and after. picture: (3, height, width) in [0, 1]. most: largest number of
-    blocks, evenly chosen.
+    maps, fourier: per block (2, h, w), before and after. picture: (3, height, width) in [0, 1].
     """
-    chosen = style.evenly(len(blocks), most)
+    chosen = style.evenly(len(blocks), 8)
     relative = [fourier[number] - fourier[number].amax((1, 2), keepdim=True) for number in chosen]
     widest = max([1e-9, *(float((after - before).abs().max()) for before, after in relative)])  # one scale for all
     side, gap, first = 0.8, 0.1, 0.1
