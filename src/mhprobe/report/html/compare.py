@@ -213,10 +213,9 @@ def _curve_rows(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, Any
 
 def _kept_rows(runs: Sequence[Run], names: Sequence[str], heads: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the heads that not all runs keep (pruning, learned gates)."""
-    tables = [next((t for _, e, t in run.of_kind("per_head") if e.decides), None) for run in runs]
-    if any(table is None or len(table.rows) != len(heads) for table in tables):
+    kept = [next((t.column("kept") for _, e, t in run.of_kind("per_head") if e.decides), []) for run in runs]
+    if any(len(column) != len(heads) for column in kept):
         return []
-    kept = [table.column("kept") for table in tables if table is not None]
     return [
         {"head": head["id"], "block": head["block"], "index": head["index"], **dict(zip(names, values, strict=True))}
         for head, *values in zip(heads, *kept, strict=True)
