@@ -11,7 +11,7 @@ Each takes style="paper": as wide as one column of a printed page or two, no tex
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,11 +23,8 @@ from mhprobe.report.figures.heads import per_head
 from mhprobe.report.figures.maps import Judged
 from mhprobe.report.figures.maps import maps as draw_maps
 from mhprobe.report.figures.pairs import pairwise, pairwise_layers
-from mhprobe.report.figures.style import DPI, printed
+from mhprobe.report.figures.style import DPI, Figure, printed
 from mhprobe.report.values import Values
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Style = Literal["screen", "paper"]
 
