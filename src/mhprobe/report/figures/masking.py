@@ -189,7 +189,7 @@ def masked_at_each_step(layout: HeadLayout, curves: Mapping[str, Tensor], most: 
             y = size[1] - top - (row + 1) * (tall + down) + 0.05
             for column, step in enumerate(shown[name]):
                 state = masks[step].int() + (masks[step] & ~masks[max(0, step - 1)]).int()
-                grid = pad_sequence(layout.split(state.float()), batch_first=True, padding_value=torch.nan)
+                grid = pad_sequence([*layout.split(state.float())], batch_first=True, padding_value=torch.nan)
                 axes = style.place(figure, left + column * (wide + gap), y, wide, tall)
                 style.tile(axes, grid.numpy(), **look)
                 axes.set_title(f"step {step}", pad=2, fontsize=7)

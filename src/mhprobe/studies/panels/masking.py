@@ -17,7 +17,8 @@ from mhprobe.masking.parts.units import make_units
 from mhprobe.masking.random import Random
 from mhprobe.measures.gate_importance import GateImportance
 from mhprobe.questions.material import Material
-from mhprobe.report.figures import classes, masking, pairs
+from mhprobe.report.figures import classes, pairs
+from mhprobe.report.figures import masking as drawing
 from mhprobe.report.result import Result
 from mhprobe.report.tables import from_rows
 from mhprobe.scoring.parts.evaluate import Evaluator
@@ -45,7 +46,7 @@ def masked_at_each_step(material: Material, heads_per_step: int = 1) -> dict[str
     order = Random(repeats=1, per_layer=True, heads_per_step=heads_per_step)
     (drawn,) = order.paths(make_units("head", material.layout), material.layout)
     name = f"{heads_per_step} random\nof each layer"
-    return {"masked": Result(figure=masking.masked_at_each_step(material.layout, {**masks, name: drawn.masks()}))}
+    return {"masked": Result(figure=drawing.masked_at_each_step(material.layout, {**masks, name: drawn.masks()}))}
 
 
 def among_masked(material: Material, draws: int = 2000) -> dict[str, Result]:
@@ -140,7 +141,7 @@ def kinds_of_layers(material: Material, shares: Sequence[float] = SHARES) -> dic
         | {column: values[m].item() for column, values in numbers.items()}
         for m, (name, on_A, share) in enumerate(cases)
     ]
-    drawn = Result(from_rows(rows), masking.kinds_of_layers(rows, material.chance))
+    drawn = Result(from_rows(rows), drawing.kinds_of_layers(rows, material.chance))
     return {"curves": drawn.saying("accuracy", "the masked heads are needed less")}
 
 
