@@ -2,7 +2,6 @@
 
 import logging
 import warnings
-from typing import Any
 
 WARNINGS = (
     ("LeafSpec", "torch moved a private class that Lightning still imports"),
@@ -29,7 +28,10 @@ def quiet() -> None:
         logging.getLogger(library).setLevel(logging.WARNING)
     with_place = warnings.formatwarning
 
-    def one_line(message: Warning | str, category: type[Warning], *place: Any) -> str:
-        return f"{message}\n" if category.__module__.startswith("mhprobe") else with_place(message, category, *place)
+    def one_line(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        ours = category.__module__.startswith("mhprobe")
+        return f"{message}\n" if ours else with_place(message, category, filename, lineno, line)
 
     warnings.formatwarning = one_line
