@@ -168,7 +168,7 @@ def test_mistakes_are_answered_in_a_line(weights, tmp_path):
         "keeps no head": [f"gates.mask={empty}"],
         "model's 6 heads": [f"gates.mask={foreign}"],
         "nothing is left to train": ["gates=fixed", "gates.frozen=weights"],
-        "gates.frozen: Give nothing, backbone, weights, or a list": ["gates.frozen=everything"],
+        "gates.frozen: Give nothing, backbone, weights, a number of blocks, or a list": ["gates.frozen=everything"],
         "attention, mlp, embedding, classifier, got ['mlp', 'wings']": ["gates.frozen=[mlp,wings]"],
         "got []": ["gates.frozen=[]"],
         "wings": ["+gates.relaxation.wings=2"],

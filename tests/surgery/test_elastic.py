@@ -78,7 +78,7 @@ def test_each_budget_has_its_promise(trained, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("asked", "match"),
     [
-        (("prune/order=fisher", "prune.remove=1"), "prune.order: prune.elastic=true takes scores once"),
+        (("prune/order=fisher_swaps", "prune.remove=1"), "prune.order: prune.elastic=true takes scores once"),
         (("prune.target={latency:0.6}",), "prune.target: prune.elastic=true"),
         (("prune.target={flops:0.6}", "prune.rounds=2"), "prune.rounds: prune.elastic=true"),
         (("prune.target={flops:0.6}", "prune.fold=mean"), "prune.fold: prune.elastic=true"),

@@ -192,7 +192,7 @@ def refuse(cfg: Config, settings: Prune) -> None:
     }
     if settings.elastic and (wrong := [key for key, refused in with_elastic.items() if refused]):
         raise UserError(
-            f"prune.{wrong[0]}: prune.elastic=true takes scores once and masks by them; expected prune/order=knapsack "
+            f"prune.{wrong[0]}: prune.elastic=true takes scores once and masks by them; expected prune/order=fisher "
             f"with prune.target={{flops: <share left>}} or {{params: <share left>}}, one round, nothing folded or "
             f"rescaled."
         )

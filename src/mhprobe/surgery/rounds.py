@@ -169,7 +169,7 @@ class Images:
         walks["test"] = self.test, sizes["test"]
         if "calibration" in sizes:
             walks["calibration"] = self._calibration, sizes["calibration"]
-        bank = self._bank, sum(map(sizes.__getitem__, self.banked))
+        bank = self._bank, sum(sizes.get(split, 0) for split in self.banked)
         self.scores = {name: looked(kind, dense, *walk, bank) for name, walk in walks.items()}
 
     def stands_in(self, model: nn.Module, fold: Fold) -> Fill | None:
