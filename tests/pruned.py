@@ -72,7 +72,7 @@ class Data:
     unlabelled, batch_size = False, 20
 
     def __init__(self, model):
-        self.sizes = {"train": COUNT, "test": COUNT}
+        self.sizes = dict.fromkeys(("train", "val", "test"), COUNT)
         self.images = images_for(model, COUNT, dtype=next(model.parameters()).dtype)
         self.labels = logits(model, self.images).argmax(1)
         self.splits = dict.fromkeys(self.sizes, SimpleNamespace(labels=np.asarray(self.labels)))

@@ -211,7 +211,7 @@ def load(
         if not isinstance(name, str):
             raise UserError(f"load: name: expected a name of timm's, got {quoted(name)}.")
         return model_from(path, name, **settings)
-    if budgets := {*settings} & {*SHARES}:
+    if budgets := sorted({*settings} & {*SHARES}):
         raise UserError(f"load: {', '.join(budgets)}: the budget of an elastic file is one of flops and params.")
     if settings:
         raise UserError(f"load: {', '.join(settings)}: options of a timm model need its name; give name=.")

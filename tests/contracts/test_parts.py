@@ -100,11 +100,12 @@ def _notes(needs):
     return lambda module, images, out: needs.append(out.requires_grad)
 
 
-def test_more_blocks_than_there_are_are_not_frozen():
+def test_a_number_of_blocks_is_from_one_to_all_of_them():
     model = gated(tiny_vit)
     blocks = len(layout_of(model).blocks)
-    with pytest.raises(mhprobe.UserError, match=f"at most the {blocks} blocks .* got {blocks + 1}"):
-        freeze(model, blocks + 1)
+    for number in (0, blocks + 1):
+        with pytest.raises(mhprobe.UserError, match=f"at most the {blocks} blocks .* got {number}"):
+            freeze(model, number)
 
 
 def test_a_classifier_freezes_the_parts_that_it_is_told():

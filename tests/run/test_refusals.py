@@ -231,8 +231,9 @@ def test_rates_of_dropping_are_those_of_the_command_and_else_those_of_the_file(t
             load_weights(half, **{key: rate})
     plain = load_weights(half, fused_attn=False)[0]
     assert not any(block.attn.fused_attn for block in plain.blocks)
-    with pytest.raises(UserError, match="fused_attn"):
-        load_weights(half, fused_attn="plain")
+    for key, value in {"fused_attn": "plain", "pretrained": True}.items():  # no file may fetch weights
+        with pytest.raises(UserError, match=key):
+            load_weights(half, **{key: value})
     images = torch.rand(4, 3, 8, 8)
     assert all(torch.equal(network(images), networks[0](images)) for network in networks)
 

@@ -290,7 +290,7 @@ class Object(Plant):
     question = "does it look at the object?"
     signs: ClassVar = {"object_attention": 1, "ablation_delta": 1, "logit_attribution": 1, "gate_importance": 1}
     reads: ClassVar = TEXTURES
-    follows: ClassVar = ("labels", "shown")  # the classes that it writes: in a World, and an argument of ``draw``
+    follows: ClassVar = ("labels", "shown")  # the classes it writes: a field of World, and the option of draw for it
     like: ClassVar[Sequence[str]] = ("against", "together")  # they look at it, too
 
     def plant(self, canvas: Canvas, site: int, heads: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Warnings and logs of libraries that a user can do nothing about, left out, each with its reason; ours in one line."""
+"""Warnings and logs of libraries that a user can do nothing about, left out, each with its reason."""
 
 import logging
 import warnings
@@ -19,7 +19,10 @@ LOGS = ("lightning.pytorch", "lightning.fabric", "fontTools", "matplotlib")  # d
 
 
 def quiet() -> None:
-    """Silence them, and say ours without file and line, before anything else imports Lightning, which sets its own."""
+    """Leave them out, and print mhprobe's own warnings as one line without file and number.
+
+    Call it before anything else imports Lightning, which warns on import and sets its own levels and format.
+    """
     for message, _ in WARNINGS:
         warnings.filterwarnings("ignore", message=f".*{message}")
     import lightning  # noqa: F401
@@ -27,6 +30,8 @@ def quiet() -> None:
     for library in LOGS:
         logging.getLogger(library).setLevel(logging.WARNING)
     with_place = warnings.formatwarning
+    if with_place.__module__ == __name__:  # of an earlier call
+        return
 
     def one_line(
         message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None

@@ -130,7 +130,8 @@ class Images:
         self.scores: dict[str, Score] = {}  # by who is shown the images; until ``show`` the labels alone
         self.of: Of = "loss"
         self.split = {"validation": "val"}.get(select_on, select_on)
-        self.banked = ("train",) if self.split == "val" else ("train", "val")  # whose images chose, its own would vote
+        # validation images that choose do not vote for themselves
+        self.banked = ("train",) if self.split == "val" else ("train", "val")
         self.chosen = self._some(self.split, look_at)
 
     @property
@@ -169,7 +170,7 @@ class Images:
         walks["test"] = self.test, sizes["test"]
         if "calibration" in sizes:
             walks["calibration"] = self._calibration, sizes["calibration"]
-        bank = self._bank, sum(sizes.get(split, 0) for split in self.banked)
+        bank = self._bank, sum(map(sizes.__getitem__, self.banked))
         self.scores = {name: looked(kind, dense, *walk, bank) for name, walk in walks.items()}
 
     def stands_in(self, model: nn.Module, fold: Fold) -> Fill | None:

@@ -31,7 +31,7 @@ class GatedClassifier(L.LightningModule):
         penalty: price of open heads, (amount (A,), share of the run done) -> () in nats; its parameters are maximised.
     teacher: batch -> (B, C) logits (mhprobe.weights.teacher). The loss is teacher_weight of the distance to them at
         ``temperature``, and 1 - teacher_weight of the loss on labels.
-    frozen: "nothing", the "backbone" (all but classifier and gates), all "weights", or what parts.freezing has.
+    frozen: what is not trained; "backbone" is all but classifier and gates, other values are those of ``freeze``.
     """
 
     def __init__(

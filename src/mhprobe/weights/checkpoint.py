@@ -28,7 +28,7 @@ from mhprobe.errors import UserError
 from mhprobe.gates import find_gates
 from mhprobe.heads import KINDS
 from mhprobe.io.files import replacing, write_all
-from mhprobe.weights.description import OURS, check_setting, checked, digest, for_timm
+from mhprobe.weights.description import SWITCHES, check_setting, checked, digest, for_timm
 from mhprobe.weights.foreign import in_float32
 
 # the parts of a description that belong to the model, not to the file it came in
@@ -78,7 +78,7 @@ def load_weights(path: str | Path, **changes: float) -> tuple[nn.Module, dict[st
         raise UserError(f"weights: no file {path}. Give a .safetensors with its .json, or a .ckpt of mhprobe.train.")
     state, description, gate_values = (_from_checkpoint if path.suffix == ".ckpt" else _from_pair)(path)
     for key, rate in changes.items():
-        if key in OURS and isinstance(rate, bool):
+        if key in SWITCHES and isinstance(rate, bool):
             continue
         check_setting(description["backbone"]["name"], key, rate, path)
         if not isinstance(rate, int | float) or not 0 <= rate < 1:

@@ -25,10 +25,9 @@ OURS = ("name", "pretrained", "fused_attn")  # read by mhprobe.backbones.build i
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Size = Annotated[int, Field(ge=1, le=LARGEST)]
 
-FREE = (
-    *("patch_drop_rate", "drop_path_rate", "drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate"),
-    "fused_attn",
-)
+RATES = ("patch_drop_rate", "drop_path_rate", "drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate")
+SWITCHES = ("fused_attn",)
+FREE = (*RATES, *SWITCHES)
 """Settings of a backbone that may differ from those of its weights: they hold none."""
 
 

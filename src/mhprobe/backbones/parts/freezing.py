@@ -21,10 +21,11 @@ def freeze(model: nn.Module, frozen: Frozen) -> None:
     frozen: "nothing", the "backbone" (all but its classifier), all "weights", parts (see ``part_of``), or a number: the
         embedding and so many of the first blocks, where no gradient has to be computed then.
     """
-    if not isinstance(frozen, str):
-        parts: Sequence[Part] = ["embedding"] if isinstance(frozen, int) else frozen
-        parameters = [parameter for part in parts for parameter in part_of(model, part)]  # all, or an error
-        for parameter in (*parameters, *(_first_blocks(model, frozen) if isinstance(frozen, int) else ())):
+    if isinstance(frozen, int):
+        for parameter in (*part_of(model, "embedding"), *_first_blocks(model, frozen)):
+            parameter.requires_grad_(False)
+    elif not isinstance(frozen, str):
+        for parameter in [parameter for part in frozen for parameter in part_of(model, part)]:  # all, or an error
             parameter.requires_grad_(False)
     elif frozen != "nothing":
         model.requires_grad_(False)
@@ -49,14 +50,14 @@ def part_of(model: nn.Module, part: Part) -> list[nn.Parameter]:
     return parameters
 
 
-def _first_blocks(model: nn.Module, number: int) -> Iterator[nn.Parameter]:
+def _first_blocks(model: nn.Module, number: int) -> list[nn.Parameter]:
     blocks = [*family_of(model).blocks(model)]
-    if number > len(blocks):
-        raise UserError(f"frozen: expected at most the {len(blocks)} blocks of this network, got {number}.")
+    if not 1 <= number <= len(blocks):
+        raise UserError(f"frozen: expected 1 to at most the {len(blocks)} blocks of this network, got {number}.")
     named = [*model.named_parameters()]  # in forward order, so what merges patches between two blocks stands there
     first, last = f"{blocks[0].name}.", f"{blocks[number - 1].name}."
     inside = [index for index, (name, _) in enumerate(named) if name.startswith((first, last))]
-    yield from (parameter for _, parameter in named[inside[0] : inside[-1] + 1])
+    return [parameter for _, parameter in named[inside[0] : inside[-1] + 1]]
 
 
 def _attention(model: nn.Module) -> Iterator[nn.Parameter]:
