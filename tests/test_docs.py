@@ -59,12 +59,15 @@ def commands() -> list[tuple[str, str]]:
 @pytest.mark.filterwarnings("ignore::mhprobe.measures.base.MeasureWarning")  # two images are few
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
 def test_python_in_the_docs_runs(page, tmp_path, monkeypatch):
-    """With random weights in the place of pretrained ones, and two images."""
+    """With random weights in the place of pretrained ones, two images, and a folder of three photographs."""
     monkeypatch.chdir(tmp_path)
     make = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained=False, **kwargs: make(name, **kwargs))
     images, labels = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 2])
     given = {"images": images, "labels": labels, "loader": [(images, labels)]}
+    (tmp_path / "holiday").mkdir()
+    for number in range(3):
+        Image.new("RGB", (300, 200), (80 * number, 90, 120)).save(tmp_path / "holiday" / f"{number}.png")
     for block in blocks(page, "python"):
         exec(compile(block, f"{page.name}", "exec"), given)  # a block goes on from the one before
 
