@@ -18,7 +18,7 @@ from mhprobe.masking.base import Evaluate, Limits, Target, Units
 from mhprobe.masking.fisher import Fisher as FisherOrder
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.knapsack import Knapsack
-from mhprobe.masking.parts.units import STEPS, make_units, savings, target_of
+from mhprobe.masking.parts.units import STEPS, Unreached, make_units, savings, target_of
 from mhprobe.masking.random import Random
 from mhprobe.masking.search.exact import Exact
 from mhprobe.masking.turns import Turns
@@ -274,6 +274,8 @@ def test_a_budget_below_what_is_left_without_any_unit_is_refused_before_anything
     ):
         with pytest.raises(mhprobe.UserError, match=words) as error:
             refuse()
+    lift = "or lift the limits (exclude_layers, min_heads_per_layer)"  # a budget of a finished file cannot
+    assert error.type is Unreached and str(error.value) == f"prune.target: {error.value.reason}, {lift}."
     nearest = float(re.search(r"(\d\.\d+) is left", str(error.value))[1])
     assert least <= nearest <= least + 1e-4
     OnPath(order, target={"flops": nearest}).check(model, 1)

@@ -18,8 +18,9 @@ from mhprobe.gates import remove_gates
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate
 from mhprobe.masking.knapsack import Knapsack
+from mhprobe.masking.parts.units import Unreached
 from mhprobe.stats.promise import Guarantee, kept_promise
-from mhprobe.surgery.on_path import WHERE, OnPath, mask_by, within
+from mhprobe.surgery.on_path import OnPath, mask_by, within
 from mhprobe.surgery.removal import prune_heads
 
 STEP = 0.05  # between the budgets that are promised
@@ -62,9 +63,8 @@ def at_budget(model: nn.Module, description: Mapping[str, Any], target: Mapping[
     attach(model, units=set(elastic["units"]))
     try:
         mask = mask_at(model, elastic, target)
-    except UserError as error:  # without what a pruning could do about it
-        reason = str(error).removeprefix(f"{WHERE}.target: ").partition(", or lift")[0].rstrip(".")
-        raise UserError(f"load: {reason}.") from error
+    except Unreached as error:  # without what a pruning could do about it
+        raise UserError(f"load: {error.reason}.") from error
     small = prune_heads(model, mask).eval()
     promise = elastic.get("promise") or {}
     kept = promise.get("unit") == unit and any(abs(share - budget) < 1e-9 for budget in promise["kept"])

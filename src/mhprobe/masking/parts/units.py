@@ -141,17 +141,26 @@ def constrain(units: Units, limits: Limits, where: str) -> Units:
     return units
 
 
+class Unreached(UserError):
+    """A target below what limits let go. reason: the message without its place and what lifting the limits would do."""
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 def check_reached(limits: Limits, off: Tensor, where: str) -> None:
-    """UserError with the nearest value if the (A,) mask at the end of a path misses the target."""
+    """UserError (``Unreached``) with the nearest value if the (A,) mask at the end of a path misses the target."""
     target = limits.target
     if target is None or limits.reached(off):
         return
     nearest = math.ceil((target.left(off) - ROUNDING) * 1e4) / 1e4  # rounded up, so that asking for it works
-    raise UserError(
-        f"{where}.target: {target.unit}={target.value:g} can't be met: with every unit masked that may "
-        f"be (min_heads_per_layer={limits.min_heads_per_layer}) {nearest:g} is left. Ask for at least "
-        f"that, or lift the limits (exclude_layers, min_heads_per_layer)."
+    reason = (
+        f"{target.unit}={target.value:g} can't be met: with every unit masked that may be "
+        f"(min_heads_per_layer={limits.min_heads_per_layer}) {nearest:g} is left. Ask for at least that"
     )
+    lift = "or lift the limits (exclude_layers, min_heads_per_layer)"
+    raise Unreached(f"{where}.target: {reason}, {lift}.", reason)
 
 
 def savings(limits: Limits | None, layout: HeadLayout) -> Tensor:
