@@ -44,36 +44,17 @@ _HOME = {
     "push_to_hub": "weights.hub",
     "record": "recording.record",
 }
-__all__ = [
-    "UserError",
-    "attach",
-    "attention",
-    "detach",
-    "live",
-    "load",
-    "load_pruned",
-    "look",
-    "maps",
-    "masking_curve",
-    "measure",
-    "measures",
-    "photos",
-    "plot",
-    "prune_heads",
-    "push_to_hub",
-    "record",
-]
+_MODULES = {"maps": "maps", "measures": "measures", "plot": "report.plot"}
+__all__ = sorted([*_HOME, *_MODULES])
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("maps", "measures"):
-        return importlib.import_module(f"mhprobe.{name}")
-    if name == "plot":
-        return importlib.import_module("mhprobe.report.plot")
+    if name in _MODULES:
+        return importlib.import_module(f"mhprobe.{_MODULES[name]}")
     if name in _HOME:
         return getattr(importlib.import_module(f"mhprobe.{_HOME[name]}"), name)
     raise AttributeError(f"module 'mhprobe' has no attribute {name!r}; it has {', '.join(__all__)}")
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__
