@@ -59,7 +59,7 @@ def test_a_measure_and_a_masking_curve_take_the_loader(folder, model):
 
 
 def test_what_holds_no_photographs_is_refused(tmp_path, model):
-    with pytest.raises(mhprobe.UserError, match=r"photos: .* has no images \(\.jpg"):
+    with pytest.raises(mhprobe.UserError, match=r"photos: .* has no photographs that can be read \(\.jpg"):
         mhprobe.photos(tmp_path, model)
     with pytest.raises(mhprobe.UserError, match=r"photos: .*nowhere does not exist"):
         mhprobe.photos(tmp_path / "nowhere", model)

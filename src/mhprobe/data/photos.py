@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mhprobe.data.archive import open_archive
+from mhprobe.data.archive import Archive, open_archive
 from mhprobe.data.augment import normalise
 from mhprobe.data.draws import evenly, stratified
 from mhprobe.data.images import SUFFIXES, ImageFolder, decode_all, is_image
@@ -20,6 +20,17 @@ from mhprobe.data.source import Contents
 from mhprobe.errors import UserError
 
 LEAST = 8  # so that half of them can be cut again
+
+
+def listed(root: str | Path, asker: str) -> tuple[Archive, list[str]]:
+    """Open a folder or archive and list its images by name. Raises UserError, for ``asker``, if there are none."""
+    place = Path(root).expanduser()
+    if not place.exists():
+        raise UserError(f"{asker}: {place} does not exist. Give a folder of photographs, or a .tar or .zip of them.")
+    archive = open_archive(place)
+    if not (files := sorted(file for file in archive.names() if is_image(file))):
+        raise UserError(f"{asker}: {archive.path} has no photographs that can be read ({', '.join(SUFFIXES)}).")
+    return archive, files
 
 
 class Photos(ImageFolder):
@@ -75,12 +86,7 @@ class PhotoLoader:
     ) -> None:
         if min(batch_size, 1 if limit is None else limit) < 1:
             raise UserError(f"photos: batch_size and limit are at least 1, got {batch_size} and {limit}.")
-        if not Path(root).expanduser().exists():
-            raise UserError(f"photos: {root} does not exist. Give a folder of images, or a .tar or .zip of them.")
-        self.archive = open_archive(root)
-        every = sorted(file for file in self.archive.names() if is_image(file))
-        if not every:
-            raise UserError(f"photos: {self.archive.path} has no images ({', '.join(SUFFIXES)}).")
+        self.archive, every = listed(root, "photos")
         self.files = [every[number] for number in evenly(limit or len(every), len(every))]
         self.size, self.mean, self.std, self.batch_size = size, tuple(mean), tuple(std), batch_size
 

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from mhprobe.backbones import attach, backbone_of, input_spec
 from mhprobe.data.augment import normalise
+from mhprobe.data.photos import listed
 from mhprobe.errors import UserError, whole_number
 from mhprobe.io.files import write
 from mhprobe.io.progress import progress
 from mhprobe.io.written import counted, rounded
 from mhprobe.looking.network import Network, chosen
-from mhprobe.looking.photographs import Photographs, listed, masks, photographs
+from mhprobe.looking.photographs import Photographs, masks, photographs
 from mhprobe.looking.seen import Form, all_packed, described
 from mhprobe.report.html.page import LIVE, render, write_report
 from mhprobe.report.runs.facts import write_facts
@@ -75,7 +76,7 @@ def look(
     Raises UserError for a folder without photographs, an unknown network, and missing masks.
     """
     whole_number("look: limit", limit, least=1)
-    listed(folder)  # before a network is built, or its weights downloaded
+    listed(folder, "look")  # before a network is built, or its weights downloaded
     network = chosen(model, weights, size)
     side: tuple[int, int] = network.spec["size"]
     photos = photographs(folder, max(side), limit)

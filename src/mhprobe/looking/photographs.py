@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from mhprobe.data.archive import Archive, open_archive
+from mhprobe.data.archive import open_archive
 from mhprobe.data.draws import evenly
-from mhprobe.data.images import SUFFIXES, decode, is_image, refuse_bombs
+from mhprobe.data.images import decode, is_image, refuse_bombs
+from mhprobe.data.photos import listed
 from mhprobe.errors import UserError
 from mhprobe.report.html.pictures import encoded
 
@@ -32,24 +33,12 @@ class Photographs(NamedTuple):
     there: int
 
 
-def listed(folder: str | Path) -> tuple[Archive, list[str]]:
-    """Open a folder or archive and list its photographs by name. Raises UserError if there are none."""
-    place = Path(folder).expanduser()
-    if not place.exists():
-        raise UserError(f"look: {place} does not exist. Give a folder of photographs, or a .tar or .zip of them.")
-    archive = open_archive(place)
-    every = sorted(file for file in archive.names() if is_image(file))
-    if not every:
-        raise UserError(f"look: {archive.path} has no photographs that can be read ({', '.join(SUFFIXES)}).")
-    return archive, every
-
-
 def photographs(folder: str | Path, side: int, limit: int = 12) -> Photographs:
     """Read at most ``limit`` photographs, evenly from the folder or archive by name, as squares of ``side`` pixels.
 
     Raises UserError for a folder without photographs that can be read.
     """
-    archive, every = listed(folder)
+    archive, every = listed(folder, "look")
     read, left_out = {}, []
     refuse_bombs()
     for name, data in archive.read([every[number] for number in evenly(limit, len(every))]):
