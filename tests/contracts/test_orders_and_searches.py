@@ -27,7 +27,7 @@ from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Limits, Order, Scores
 from mhprobe.masking.parts.cache import MaskCache, cache_key, describe
 from mhprobe.masking.parts.curve import known_orders
-from mhprobe.masking.parts.units import constrain, make_units, target_of
+from mhprobe.masking.parts.units import constrain, make_units, targets_of
 from mhprobe.masking.search.base import Step
 from mhprobe.run.sections import options as names_of
 from mhprobe.scoring.parts.evaluate import Evaluator
@@ -155,8 +155,8 @@ def test_an_order_that_does_not_search_asks_nothing(order, layout):
 def test_paths_keep_to_their_limits(order, floor, heads):
     layout = layout_of(3, 4, 1)  # the layer of one head cannot keep two
     nearest = sum(min(floor, site.num_heads) for site in layout.sites)
-    target = None if heads is None else target_of({"heads": heads}, layout, {})
-    units = constrain(make_units("head", layout), Limits(layout, floor, target), "c")
+    targets = () if heads is None else targets_of({"heads": heads}, layout, {})
+    units = constrain(make_units("head", layout), Limits(layout, floor, targets), "c")
     for path in order.paths(units, layout, Margins(layout)):
         masks = path.masks()
         assert all((~part).sum() >= min(floor, len(part)) for mask in masks for part in layout.split(mask))

@@ -100,9 +100,9 @@ def test_under_a_flop_target_a_head_that_is_dear_and_of_no_use_goes_first():
     fisher = torch.diag(torch.tensor([1.0, 4.0, 9.0, 1.5, 9.0, 9.0]))
     price = torch.tensor([0.1, 0.1, 0.1, 0.2, 0.2, 0.2]).double()
     for value, expected in [(0.95, [3]), (0.71, [0, 3])]:
-        limits = Limits(VIT, target=Target("flops", value, lambda masks: 1 - masks.double() @ price))
+        limits = Limits(VIT, targets=(Target("flops", value, lambda masks: 1 - masks.double() @ price),))
         assert off(fisher, limits=limits, rearranged=False) == expected
-    heads = Limits(VIT, target=Target("heads", 5, lambda masks: (~masks).sum(-1).double()))
+    heads = Limits(VIT, targets=(Target("heads", 5, lambda masks: (~masks).sum(-1).double()),))
     assert off(fisher, limits=heads) == [0]  # every head counts the same
 
 

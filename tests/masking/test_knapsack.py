@@ -18,7 +18,7 @@ from mhprobe.masking.base import Evaluate, Limits, Target, Units
 from mhprobe.masking.fisher import Fisher as FisherOrder
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.knapsack import Knapsack
-from mhprobe.masking.parts.units import STEPS, Unreached, make_units, savings, target_of
+from mhprobe.masking.parts.units import STEPS, Unreached, make_units, savings, targets_of
 from mhprobe.masking.random import Random
 from mhprobe.masking.search.exact import Exact
 from mhprobe.masking.turns import Turns
@@ -53,7 +53,7 @@ def limited(layout, share, head=10.0, neuron=1.0, floor=0):
     cost_A = torch.tensor([head if site.kind == "head" else neuron for _, _, site in layout], dtype=torch.float64)
     target = Target("flops", share, lambda masks: 1 - masks.double() @ cost_A / cost_A.sum())
     everything = torch.ones(1, layout.num_heads, dtype=torch.bool)
-    return Units(("all",), everything, limits=Limits(layout, floor, target)), cost_A
+    return Units(("all",), everything, limits=Limits(layout, floor, (target,))), cost_A
 
 
 def chosen(layout, units, score_A, **options):
@@ -74,11 +74,11 @@ def test_no_set_that_meets_the_budget_loses_less_but_by_the_last_unit(seed, shar
     fits = 1 - every.double() @ cost_A / cost_A.sum() <= share + 1e-9
     best = float((every[fits].double() @ score_A).min())
     lost = float(mask.double() @ score_A)
-    assert units.limits.target.left(mask) <= share + 1e-9
+    assert units.limits.targets[0].left(mask) <= share + 1e-9
     assert best <= lost + 1e-12 and lost - best <= float(score_A.max())
     # nothing that went need not have gone
     for unit in mask.nonzero().flatten().tolist():
-        assert units.limits.target.left(mask & (torch.arange(14) != unit)) > share + 1e-9
+        assert units.limits.targets[0].left(mask & (torch.arange(14) != unit)) > share + 1e-9
     worst = float((every[fits].double() @ score_A).max())
     assert lost < 0.5 * (best + worst)  # a random set of the budget would not do
 
@@ -123,7 +123,7 @@ def test_fisher_exchanges_neurons_until_no_exchange_helps_and_keeps_every_width(
     for rearranged in (False, True):
         (path,) = FisherOrder(rearranged=rearranged).paths(units, layout, Information(layout, seed))
         masks.append(path.masks()[-1])
-        assert units.limits.target.left(masks[-1]) <= 0.9 + 1e-9 and len(path.added) <= STEPS
+        assert units.limits.targets[0].left(masks[-1]) <= 0.9 + 1e-9 and len(path.added) <= STEPS
     twins = slice(6, 9)
     assert masks[0][twins].all() and masks[1][twins].sum() < 3
     for block, before, after in zip(Information(layout, seed).blocks, *map(layout.split, masks), strict=True):
@@ -165,7 +165,7 @@ def test_in_turns_heads_and_neurons_meet_the_budget_for_little_more_than_the_bes
     fits = (1 - every.double() @ cost_A / cost_A.sum() <= 0.5 + 1e-9) & units.limits.permits(every[0], every)
     losses = every[fits].double() @ loss_A
     lost = float(mask.double() @ loss_A)
-    assert units.limits.target.left(mask) <= 0.5 + 1e-9 and units.limits.permits(every[0], mask[None])
+    assert units.limits.targets[0].left(mask) <= 0.5 + 1e-9 and units.limits.permits(every[0], mask[None])
     assert losses.min() <= lost + 1e-12 and lost - losses.min() <= loss_A.max()
     assert lost < 0.6 * losses.max()  # a set of the budget would not do
     with pytest.raises(mhprobe.UserError, match="masking order turns: of heads and neurons it needs a target"):
@@ -179,7 +179,7 @@ def test_chance_takes_the_same_share_of_heads_and_of_neurons():
     masks = [path.masks()[-1] for path in paths]
     assert [path.seed for path in paths] == [0, 1, 2] and not torch.equal(masks[0], masks[1])
     assert all(int(mask[:6].sum()) == 3 and 35 <= int(mask[6:].sum()) <= 45 for mask in masks)
-    assert all(units.limits.target.left(mask) <= 0.5 for mask in masks)
+    assert all(units.limits.targets[0].left(mask) <= 0.5 for mask in masks)
 
 
 def test_layers_of_large_scores_count_no_more_than_others_once_they_are_normalised():
@@ -218,7 +218,7 @@ def test_costs_of_neurons_are_what_their_removal_spares(build):
     assert float(left) == pytest.approx(count_parameters(small) / count_parameters(model))
     target = Target("params", 0.5, costs(model, layout, image, {"params"})["params"])
     expected = head_parameters(model, layout).double() / count_parameters(model)
-    torch.testing.assert_close(savings(Limits(layout, 0, target), layout), expected)
+    torch.testing.assert_close(savings(Limits(layout, 0, (target,)), layout), expected)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_a_budget_below_what_is_left_without_any_unit_is_refused_before_anything
         lambda: source.check(model, 1),
         lambda: source.choose(model, Scores(None), lambda: image, layout, 1.0, 1.0),
         lambda: source.choose(model, Scores(None), lambda: image, layout, 1.0, 0.5),  # in the first of two rounds
-        lambda: Shown(None, least - 0.01).check(model, 1),
+        lambda: Shown(None, {"flops": least - 0.01}).check(model, 1),
     ):
         with pytest.raises(mhprobe.UserError, match=words) as error:
             refuse()
@@ -322,9 +322,9 @@ def test_a_budget_of_each_kind_takes_the_lowest_scores_of_each_kind(seed):
     layout = mixed(20, 20)
     score_A = torch.rand(layout.num_heads, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     score_A[:6] *= 100  # heads and neurons do not compete
-    target = target_of({"neuron": 0.72, "head": 0.5}, layout, {})
+    targets = targets_of({"neuron": 0.72, "head": 0.5}, layout, {})
     units, _ = limited(layout, 0.5)
-    off = chosen(layout, dataclasses.replace(units, limits=Limits(layout, 0, target)), score_A)
+    off = chosen(layout, dataclasses.replace(units, limits=Limits(layout, 0, targets)), score_A)
     lowest = [*score_A[:6].argsort()[:3].tolist(), *(6 + score_A[6:].argsort()[:12]).tolist()]  # 28 of 40 are below .72
     assert sorted(off.nonzero().flatten().tolist()) == sorted(lowest)
 
@@ -332,4 +332,4 @@ def test_a_budget_of_each_kind_takes_the_lowest_scores_of_each_kind(seed):
 @pytest.mark.parametrize("setting", [{"head": 0.5}, {"head": 0.5, "neuron": 1.5}, {"heads": 0.5, "neuron": 0.5}])
 def test_a_budget_of_each_kind_names_all_kinds_with_their_shares(setting):
     with pytest.raises(mhprobe.UserError, match=r"head and neuron, .* with its value, got"):
-        target_of(setting, mixed(4, 4), {})
+        targets_of(setting, mixed(4, 4), {})

@@ -158,7 +158,7 @@ def test_what_torch_pruning_chooses_is_what_it_would_remove(isomorphic):
     make_loud(model, 0.2)
     layout, images = layout_of(model, KINDS), images_for(model, 4)
     score = pruning.importance.GroupMagnitudeImportance()
-    mask = peer._chosen(model, layout, images[:1], score, 0.5, isomorphic)
+    mask = peer._chosen(model, layout, images[:1], score, 0.5, isomorphic=isomorphic)
     theirs = copy.deepcopy(model)
     attention, mlp = ([getattr(block, part) for block in theirs.blocks] for part in ("attn", "mlp"))
     pruner = pruning.pruner.MetaPruner(

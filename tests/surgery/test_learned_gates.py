@@ -24,10 +24,10 @@ def test_the_expected_flops_and_those_that_are_left_are_within_a_percent_of_the_
     before = copy.deepcopy(model.state_dict())
     cost_A = head_shares(model, layout, images.first())
     for share in (0.8, 0.6):
-        open_A = LearnedGates(batch=16).fit(model, images, share, cost_A)
+        open_A = LearnedGates(batch=16).fit(model, images, [share], cost_A[None])
         assert float(1 - (cost_A * (1 - open_A)).sum()) == pytest.approx(share, abs=0.01)
         assert ((open_A < 0.1) | (open_A > 0.9)).double().mean() > 0.7  # they have decided
-        found = prune(model, images, Shown(LearnedGates(batch=16), share))
+        found = prune(model, images, Shown(LearnedGates(batch=16), {"flops": share}))
         left = count_flops(found.model, images.first()[:1]) / count_flops(model, images.first()[:1])
         assert share - 0.01 < left <= share
     assert found.chosen_by == ("train:train",)
@@ -41,7 +41,7 @@ def test_few_sets_of_as_many_heads_lose_less():
     """Against all 84 sets of three heads."""
     model, layout, images = shown({"head"})
     cost = float(head_shares(model, layout, images.first())[0])
-    mask = LearnedGates(batch=24).choose(model, images, 1 - 3 * cost)
+    mask = LearnedGates(batch=24).choose(model, images, {"flops": 1 - 3 * cost})
     assert int(mask.sum()) == 3
     sets = list(itertools.combinations(range(layout.num_heads), 3))
     losses = images.evaluate(model, False)(torch.stack([layout.mask(list(heads)) for heads in sets])).loss
@@ -51,10 +51,11 @@ def test_few_sets_of_as_many_heads_lose_less():
 
 def test_without_labels_it_learns_from_the_classes_of_the_whole_network():
     model, layout, images = shown({"head"})
-    expected = LearnedGates(steps=4, batch=24).fit(model, images, 0.9, torch.full((layout.num_heads,), 0.05))
+    cost_TA = torch.full((1, layout.num_heads), 0.05, dtype=torch.float64)
+    expected = LearnedGates(steps=4, batch=24).fit(model, images, [0.9], cost_TA)
     images.data.unlabelled, images.data.labels = True, torch.zeros(COUNT, dtype=torch.long)
     images.show(model)
-    found = LearnedGates(steps=4, batch=24).fit(model, images, 0.9, torch.full((layout.num_heads,), 0.05))
+    found = LearnedGates(steps=4, batch=24).fit(model, images, [0.9], cost_TA)
     torch.testing.assert_close(found, expected)
     wrong = [labels for _, labels in images.sloped()]
     assert torch.cat(wrong).equal(torch.cat([model(part).argmax(1) for part, _ in images.sloped()]))
@@ -66,7 +67,7 @@ def test_what_it_cannot_do_is_refused():
         LearnedGates(steps=0)
     usual = {"guarantee": None, "target": {"flops": 0.5}, "elastic": False, "units": "head", "remove": None}
     usual |= {"exclude_layers": [], "min_heads_per_layer": 0, "rescale": False, "latency_table": None}
-    assert source_of(SimpleNamespace(**usual), LearnedGates()).share == 0.5
-    for wrong in ({"target": {"params": 0.5}}, {"target": None, "remove": 3}, {"min_heads_per_layer": 1}):
+    assert source_of(SimpleNamespace(**usual), LearnedGates()).target == {"flops": 0.5}
+    for wrong in ({"target": {"latency": 0.5}}, {"target": None, "remove": 3}, {"min_heads_per_layer": 1}):
         with pytest.raises(UserError, match=r"^target: a method that is shown the network itself"):
             source_of(SimpleNamespace(**{**usual, **wrong}), LearnedGates())

@@ -39,10 +39,10 @@ def test_slopes_are_those_of_one_image_and_crop_at_a_time(swin):
 def test_neither_batches_nor_labels_change_what_it_says():
     model, layout, images = shown({"head"})
     method = SnapViT(crops=2, generations=1, levels=1)
-    slopes_A, mask = method.within_layers(model, images), method.choose(model, images, 0.8)
+    slopes_A, mask = method.within_layers(model, images), method.choose(model, images, {"flops": 0.8})
     images.data.labels, images.data.batch_size = torch.zeros(COUNT, dtype=torch.long), 7
     torch.testing.assert_close(method.within_layers(model, images), slopes_A, rtol=1e-5, atol=0)
-    assert method.choose(model, images, 0.8).equal(mask) and 0 < int(mask.sum()) < layout.num_heads
+    assert method.choose(model, images, {"flops": 0.8}).equal(mask) and 0 < int(mask.sum()) < layout.num_heads
     assert not SnapViT(crops=2, seed=1).within_layers(model, images).allclose(slopes_A, rtol=1e-2)  # the control
 
 
@@ -111,7 +111,7 @@ def test_the_budget_is_met_by_a_mix_and_the_network_stays_as_it_was():
     model, _, images = shown(KINDS)
     before = [value.clone() for value in model.state_dict().values()]
     method = SnapViT(crops=1, generations=1, levels=2, shown=20)
-    found = prune(model, images, Shown(method, 0.6))
+    found = prune(model, images, Shown(method, {"flops": 0.6}))
     left = count_flops(found.model, images.first()[:1]) / count_flops(model, images.first()[:1])
     assert 0.58 < left <= 0.6 and found.chosen_by == ("train:train",)
     assert all(a.equal(b) for a, b in zip(model.state_dict().values(), before, strict=True))
@@ -127,7 +127,7 @@ def test_no_set_of_as_many_heads_looks_more_like_the_whole_network():
     losses = evaluate(torch.stack([layout.mask(list(heads)) for heads in sets])).loss
 
     def worse_than(**options):
-        mask = SnapViT(**options).choose(model, images, 1 - 3 * cost)
+        mask = SnapViT(**options).choose(model, images, {"flops": 1 - 3 * cost})
         assert int(mask.sum()) == 3
         return float((losses < losses[sets.index(tuple(mask.nonzero().flatten().tolist()))]).double().mean())
 
@@ -141,4 +141,4 @@ def test_what_it_cannot_do_is_refused_before_the_work(monkeypatch):
     model, _, images = shown({"head"})
     monkeypatch.setattr(SnapViT, "within_layers", None)  # the work
     with pytest.raises(UserError, match=r"^prune\.target"):
-        SnapViT().choose(model, images, 0.01)
+        SnapViT().choose(model, images, {"flops": 0.01})

@@ -18,7 +18,6 @@ from mhprobe.errors import UserError, refuse_misfits
 from mhprobe.heads import HeadLayout
 
 ROUNDING = 1e-9  # of shares that are sums over heads
-EACH_KIND = "excess of a kind"  # unit of a target of shares of each kind: the largest share that is left above it
 SHARES = ("flops", "params", "latency", "memory")  # units of targets that are a share of the whole network's
 
 Cost = Callable[[Tensor], Tensor]
@@ -114,7 +113,7 @@ class Evaluate(Protocol):
 
 @dataclass(frozen=True)
 class Target:
-    """A target at which a curve stops: at most ``value`` is left by ``cost``. unit: heads, or one of SHARES."""
+    """A target at which a curve stops: at most ``value`` is left by ``cost``. unit: heads, a kind, or one of SHARES."""
 
     unit: str
     value: float
@@ -127,15 +126,15 @@ class Target:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a path. min_heads_per_layer: so many heads of every layer stay. target: the end; None for none."""
+    """Limits of a path. min_heads_per_layer: so many heads of every layer stay. targets: the end, where all are met."""
 
     layout: HeadLayout
     min_heads_per_layer: int = 0
-    target: Target | None = None
+    targets: tuple[Target, ...] = ()
 
     def reached(self, off: Tensor) -> bool:
-        """Return True if the (A,) mask meets the target."""
-        return self.target is not None and self.target.left(off) <= self.target.value + ROUNDING
+        """Return True if the (A,) mask meets the targets."""
+        return bool(self.targets) and all(target.left(off) <= target.value + ROUNDING for target in self.targets)
 
     def permits(self, off: Tensor, after: Tensor) -> Tensor:
         """(M,) bool: which of the (M, A) masks ``after`` may follow the (A,) mask ``off``."""

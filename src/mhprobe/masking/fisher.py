@@ -31,9 +31,13 @@ from mhprobe.masking.parts.units import bundled, savings
 
 @dataclass(frozen=True)
 class Fisher(Order):
-    """Mask the units of least Fisher information first. rearranged: exchange single units within layers."""
+    """Mask the units of least Fisher information first. rearranged: exchange single units within layers.
+
+    multiple: as for ``Knapsack``.
+    """
 
     rearranged: bool = True
+    multiple: int = 1
     of_neurons: ClassVar[bool] = True
 
     def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
@@ -53,7 +57,7 @@ class Fisher(Order):
         saving_A = savings(units.limits, layout).clamp(min=1e-12)
         price_G = [float(diagonal_A[members].sum() / saving_A[members].sum()) for members in sets]
         if mixed:
-            path = packed(diagonal_A, units, layout, steps)
+            path = packed(diagonal_A, units, layout, steps, multiple=self.multiple)
         else:
             order = units.chosen(units.steps(steps), lambda order, left: min(left, key=price_G.__getitem__))
             path = units.path(order)

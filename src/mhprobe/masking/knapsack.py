@@ -67,35 +67,43 @@ def packed(
 ) -> Path:  # fmt: skip
     """The path by scores (A,), lowest first, to the target of ``units``. Equal scores: the lower index first.
 
-    compete, normalize, multiple: as for ``Knapsack``; "each" compares scores as they are, whatever a unit costs.
+    compete, normalize, multiple: as for ``Knapsack``; "each" compares mean scores, whatever a unit costs.
     UserError for neurons that are no multiple.
     """
     mixed = "neuron" in layout.kinds
     if normalize == "layer":
         score_A = torch.cat([part / part.abs().mean().clamp(min=1e-300) for part in layout.split(score_A)])
     drawable = units.masks.any(0)
-    sets = _sets(drawable, layout, score_A, multiple) if mixed else [mask.nonzero().flatten() for mask in units.masks]
+    refuse_multiple(multiple, layout)
+    together = [mask.nonzero().flatten() for mask in units.masks]
+    sets = going_together(drawable, layout, score_A, multiple) if mixed else together
     price_G = [float(score_A[members].sum()) for members in sets]
-    if compete == "all":
-        saving_A = savings(units.limits, layout)
-        cost_G = [max(float(saving_A[members].sum()), 1e-12) for members in sets]
+    if compete in ("all", "each"):
+        cost_A = savings(units.limits if compete == "all" else None, layout)
+        cost_G = [max(float(cost_A[members].sum()), 1e-12) for members in sets]
         price_G = [score / cost for score, cost in zip(price_G, cost_G, strict=True)]
-    elif compete != "each":
+    else:
         price_G = shares_below(sets, price_G, layout, compete)
     order = until(sets, sorted(range(len(sets)), key=price_G.__getitem__), layout, units.limits, steps)
     return bundled([sets[number] for number in order], layout) if mixed else units.path(order)
 
 
-def _sets(drawable: Tensor, layout: HeadLayout, score_A: Tensor, multiple: int) -> list[Tensor]:
-    """The flat indices that go together: one head, or ``multiple`` neurons that follow each other by score."""
+def refuse_multiple(multiple: int, layout: HeadLayout) -> None:
+    """Raise UserError unless layers have a multiple of so many neurons, of which multiples can be left."""
+    whole_number("multiple", multiple, 1)
+    for site in layout.of("neuron").sites:
+        if site.num_heads % multiple:
+            raise UserError(
+                f"multiple: {site.name} has {site.num_heads} neurons, which is no multiple of {multiple}; choose a "
+                f"divisor of it, or multiple=1."
+            )
+
+
+def going_together(drawable: Tensor, layout: HeadLayout, score_A: Tensor, multiple: int = 1) -> list[Tensor]:
+    """Flat indices that go together: one head, or ``multiple`` neurons of a layer that follow each other by score."""
     sets: list[Tensor] = []
     for number, site in enumerate(layout.sites):
         members = drawable[layout.span(number)].nonzero().flatten() + layout.offsets[number]
-        size = multiple if site.kind == "neuron" else 1
-        if site.num_heads % size:
-            raise UserError(
-                f"masking order knapsack: {site.name} has {site.num_heads} neurons, which is no multiple of {size}; "
-                f"choose a divisor of it, or multiple=1."
-            )
-        sets += members[score_A[members].argsort(stable=True)].split(size)
-    return [members for members in sets if len(members)]
+        members = members[score_A[members].argsort(stable=True)]
+        sets += members.split(multiple if site.kind == "neuron" else 1) if len(members) else ()
+    return sets

@@ -6,6 +6,8 @@ neurons of least Fisher information per cost (Kwon et al. 2022, arXiv 2204.09656
 less per saving.
 """
 
+import dataclasses
+import itertools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,17 +16,22 @@ from torch import Tensor
 
 from mhprobe.errors import UserError, whole_number
 from mhprobe.heads import HeadLayout
-from mhprobe.masking.base import ROUNDING, Evaluate, Limits, Path, Units
+from mhprobe.masking.base import Evaluate, Limits, Path, Units
 from mhprobe.masking.keep_best import KeepBest
-from mhprobe.masking.parts.units import savings
+from mhprobe.masking.knapsack import going_together, refuse_multiple
+from mhprobe.masking.parts.units import saving_of_each, savings
 from mhprobe.masking.search.base import Step
 
 
 @dataclass(frozen=True)
 class Turns(KeepBest):
-    """Heads and neurons in turns; of heads alone the greedy path. turns: number of equal parts of the way."""
+    """Heads and neurons in turns; of heads alone the greedy path. turns: number of equal parts of the way.
+
+    Of shares of each kind one after the other. multiple: as for ``Knapsack``.
+    """
 
     turns: int = 10
+    multiple: int = 1
     of_neurons: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -35,17 +42,20 @@ class Turns(KeepBest):
         """The one path, of a step per part. UserError for heads and neurons without a target."""
         if "neuron" not in layout.kinds:
             return super().paths(units, layout, evaluate, steps)
-        if (limits := units.limits) is None or (target := limits.target) is None:
+        if (limits := units.limits) is None or not limits.targets:
             raise UserError("masking order turns: of heads and neurons it needs a target, as {flops: 0.5}.")
+        refuse_multiple(self.multiple, layout)
         free, number = units.masks.any(0), torch.arange(layout.num_heads)
         heads = free & (number < layout.of("head").num_heads)
         off, added = torch.zeros_like(free), list[Tensor]()
-        whole = target.left(off)
-        for turn in range(1, self.turns + 1):
-            goal = whole - (whole - target.value) * turn / self.turns + ROUNDING
-            while target.left(off) > goal:
-                on_top = (off, goal, limits, evaluate)
-                tried = self._heads(heads, *on_top), _neurons(free & ~heads, *on_top)
+        costly = list(zip(limits.targets, free & (saving_of_each(limits) > 0), strict=True))
+        for turn, (target, those) in itertools.product(range(1, self.turns + 1), costly):
+            whole = target.left(torch.zeros_like(off))
+            goal = dataclasses.replace(target, value=whole - (whole - target.value) * turn / self.turns)
+            near = dataclasses.replace(limits, targets=(goal,))
+            while not near.reached(off):
+                on_top = off, near, evaluate
+                tried = self._heads(those & heads, *on_top), self._neurons(those & ~heads, *on_top)
                 if not (ways := [after for after in tried if not after.equal(off)]):
                     break  # what is left is protected
                 now, *losses = evaluate(torch.stack([off, *ways])).mean_loss.tolist()
@@ -57,9 +67,9 @@ class Turns(KeepBest):
         names = tuple(f"{int((step & heads).sum())} heads, {int((step & ~heads).sum())} neurons" for step in added)
         return [Path(None, torch.stack(added) if added else torch.zeros(0, layout.num_heads, dtype=torch.bool), names)]
 
-    def _heads(self, heads: Tensor, off: Tensor, goal: float, limits: Limits, evaluate: Evaluate) -> Tensor:
-        """(A,) ``off`` with more heads, the least missed first, until no more than ``goal`` is left."""
-        while limits.target is not None and limits.target.left(off) > goal:
+    def _heads(self, heads: Tensor, off: Tensor, limits: Limits, evaluate: Evaluate) -> Tensor:
+        """(A,) ``off`` with more heads, the least missed first, until the limits' target is reached."""
+        while not limits.reached(off):
             masks = torch.eye(len(off), dtype=torch.bool)[heads & ~off]
             masks = masks[limits.permits(off, off | masks)]
             if not len(masks):
@@ -69,14 +79,15 @@ class Turns(KeepBest):
             off = off | masks[self._search(units).choose(step, evaluate).candidate]
         return off
 
-
-def _neurons(neurons: Tensor, off: Tensor, goal: float, limits: Limits, evaluate: Evaluate) -> Tensor:
-    """(A,) ``off`` with more neurons, of least Fisher information per cost, until no more than ``goal`` is left."""
-    price_A = evaluate.slopes(off)[1] / savings(limits, limits.layout).clamp(min=1e-12)
-    left = (neurons & ~off).nonzero().flatten()
-    for unit in left[price_A[left].argsort(stable=True)].tolist():
-        if limits.target is None or limits.target.left(off) <= goal:
-            break
-        after = off.index_fill(0, torch.tensor([unit]), True)
-        off = after if limits.permits(off, after[None]) else off
-    return off
+    def _neurons(self, neurons: Tensor, off: Tensor, limits: Limits, evaluate: Evaluate) -> Tensor:
+        """(A,) ``off`` with more neurons, of least Fisher information per cost, until the target is reached."""
+        if not (left := neurons & ~off).any():
+            return off
+        price_A = evaluate.slopes(off)[1] / savings(limits, limits.layout).clamp(min=1e-12)
+        sets = going_together(left, limits.layout, price_A, self.multiple)
+        for members in sorted(sets, key=lambda members: float(price_A[members].mean())):
+            if limits.reached(off):
+                break
+            after = off.index_fill(0, members, True)
+            off = after if limits.permits(off, after[None]) else off
+        return off

@@ -13,7 +13,7 @@ from mhprobe.backbones import attach, gives_features, layout_of
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
-from mhprobe.heads import HeadLayout
+from mhprobe.heads import KINDS, HeadLayout
 from mhprobe.io.code import our_digest
 from mhprobe.io.files import write_all
 from mhprobe.io.progress import progress
@@ -285,13 +285,14 @@ def source_of(settings: Prune, order: Order | Chooses | None, seed: int = 0) -> 
         named = settings.model_dump(include={"heads", "curve", "step", "remove", "threshold"})
         return Given(**named, guarantee=guarantee, seed=seed)
     if not isinstance(order, Order):
-        if guarantee or {*(settings.target or {})} != {"flops"} or any(getattr(settings, name) for name in LIMITS):
+        beside = guarantee or any(getattr(settings, name) for name in LIMITS)
+        if beside or settings.target is None or {*settings.target} - {"flops", "params", *KINDS}:
             raise UserError(
-                "target: a method that is shown the network itself chooses by FLOPs alone; expected target={flops: "
-                "<share left>}, and no remove, guarantee, exclude_layers, min_heads_per_layer or rescale."
+                "target: a method that is shown the network itself chooses by FLOPs, parameters or kinds; expected "
+                "target={flops: <share left>}, {params: <share left>} or {head: <share left>, neuron: <share left>}, "
+                "and no remove, guarantee, exclude_layers, min_heads_per_layer or rescale."
             )
-        assert settings.target is not None
-        return Shown(order, settings.target["flops"])
+        return Shown(order, settings.target)
     options = settings.model_dump(include={*LIMITS, "units", "target", "latency_table"})
     if settings.elastic:  # whose budgets are promised, one by one
         guarantee = None

@@ -9,19 +9,19 @@ Where we differ: the weights stay as they are; repair and tuning follow.
 Shapes: A units of all sites, B images of a step.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import layout_of
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.gates.hard_concrete import EPS, HardConcrete
 from mhprobe.gates.target import Lagrangian
+from mhprobe.masking.parts.units import saving_of_each
 from mhprobe.recording.outputs import gate_slope
 from mhprobe.recording.state import inspecting
-from mhprobe.surgery.costs import head_shares
 from mhprobe.surgery.on_path import mask_by, within
 from mhprobe.surgery.rounds import Images
 
@@ -33,7 +33,7 @@ class LearnedGates:
     """Choose units by gates that are fitted to the loss and to a budget.
 
     steps: of Adam, at ``lr``, each with a draw of the gates and ``batch`` images. price_lr: of the multipliers. seed:
-    of draws and images. UserError for numbers below 1, or rates that are not above 0.
+    of draws and images. multiple: as for ``Knapsack``. UserError for numbers below 1, or rates that are not above 0.
     """
 
     steps: int = 300
@@ -41,34 +41,41 @@ class LearnedGates:
     lr: float = 0.1
     price_lr: float = 0.1
     seed: int = 0
+    multiple: int = 1
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("batch", 1), ("lr", 1e-12), ("price_lr", 1e-12)):
             if not getattr(self, name) >= least:
                 raise UserError(f"{name}: learned gates need {least:g} or more, got {getattr(self, name)}.")
 
-    def choose(self, model: nn.Module, images: Images, share: float) -> Tensor:
-        """(A,) bool, the units that go so that at most ``share`` of the FLOPs is left. ``model`` carries gates."""
-        units, cost_A = within(model, {"flops": share}), head_shares(model, layout_of(model), images.first())
-        return mask_by(self.fit(model, images, share, cost_A), units, compete="each")
+    def choose(self, model: nn.Module, images: Images, target: Mapping[str, float]) -> Tensor:
+        """(A,) bool, the units that go so that at most ``target`` is left, as of ``within``. model: carries gates."""
+        units = within(model, target)
+        open_A = self.fit(model, images, [*target.values()], saving_of_each(units.limits))
+        return mask_by(open_A, units, compete="each", multiple=self.multiple)
 
-    def fit(self, model: nn.Module, images: Images, share: float, cost_A: Tensor) -> Tensor:
-        """(A,) float64, P(open) after the last step; ``cost_A`` is the share of all FLOPs that a unit is."""
-        gates, relaxed, price = gates_of(model), HardConcrete(), Lagrangian(lr=self.price_lr)
+    def fit(self, model: nn.Module, images: Images, shares: Sequence[float], cost_TA: Tensor) -> Tensor:
+        """(A,) float64, P(open) after the last step. cost_TA: share of each whole that a unit is, of FLOPs or a kind.
+
+        shares: of each whole that may be left.
+        """
+        gates, relaxed, prices = gates_of(model), HardConcrete(), [Lagrangian(lr=self.price_lr) for _ in shares]
         factors, draw = gates.effective().cpu().double(), torch.Generator().manual_seed(self.seed)
         with inspecting(model, gradients=True), gates.fixed(gates.effective()):
             log_alpha = torch.full_like(factors, START).requires_grad_()
             optimizer = torch.optim.Adam([
                 {"params": [log_alpha], "lr": self.lr},
-                {"params": list(price.parameters()), "lr": self.price_lr, "maximize": True},
+                {"params": [p for price in prices for p in price.parameters()], "lr": self.price_lr, "maximize": True},
             ])  # fmt: skip
             for step in range(self.steps):
                 noise = torch.rand(len(factors), generator=draw, dtype=torch.float64).clamp(EPS, 1 - EPS).logit()
                 gate = relaxed.sample(log_alpha, noise)
                 shown = torch.randperm(len(images.chosen), generator=draw)[: self.batch]
                 slope = gate_slope(model, gates, factors * gate.detach(), images.sloped(shown), images.of).cpu()
-                left = 1 - (cost_A * (1 - relaxed.p_open(log_alpha))).sum()
-                loss = (slope * factors * gate).sum() + price.price(left, share, step / self.steps)
+                left_T = 1 - cost_TA @ (1 - relaxed.p_open(log_alpha))
+                loss = (slope * factors * gate).sum()
+                for price, left, share in zip(prices, left_T, shares, strict=True):
+                    loss = loss + price.price(left, share, step / self.steps)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()

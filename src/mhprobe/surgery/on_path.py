@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from mhprobe.backbones import input_spec, layout_of
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadLayout
+from mhprobe.heads import KINDS, HeadLayout
 from mhprobe.masking.base import SHARES, Cost, Evaluate, Limits, Order, Path, Units
 from mhprobe.masking.by_score import refuse_unscored
-from mhprobe.masking.knapsack import packed
+from mhprobe.masking.knapsack import packed, refuse_multiple
 from mhprobe.masking.parts.trace import Curve, trace
-from mhprobe.masking.parts.units import check_reached, constrain, make_units, refuse_neurons, target_of
+from mhprobe.masking.parts.units import check_reached, constrain, make_units, refuse_neurons, targets_of
 from mhprobe.stats.promise import Guarantee
 from mhprobe.surgery.costs import costs
 from mhprobe.surgery.given import Choice
@@ -80,9 +80,10 @@ class OnPath:
                 refuse_neurons(layout, "order" if self.units == "head" else "units")
             if self.remove is not None or "heads" in (self.target or {}):
                 raise UserError("remove: it counts heads; for heads and neurons give target={flops: <share left>}.")
+        refuse_multiple(getattr(self.order, "multiple", 1), layout)
         if self.target is not None and "heads" not in self.target:
-            target_of(self.target, layout, dict.fromkeys(SHARES, lambda masks: masks))  # before anything is measured
-            if {*self.target} <= {"flops", "params"}:
+            targets_of(self.target, layout, dict.fromkeys(SHARES, lambda masks: masks))  # before anything is measured
+            if {*self.target} <= {"flops", "params", *KINDS}:
                 within(model, self.target, self.units, self.exclude_layers, self.min_heads_per_layer)
         remove = self._in_all(num_heads := layout.num_heads)
         if remove is None or self.guarantee is not None:
@@ -126,10 +127,10 @@ class OnPath:
         steps = layout.num_heads - int(goal["heads"]) if remove is not None and self.units == "head" else None
         path = self.order.paths(units, layout, evaluate, steps)[0]
         mask = path.masks()[-1]
-        assert units.limits is not None and units.limits.target is not None
+        assert units.limits is not None
         check_reached(units.limits, mask, WHERE)
         _exactly(units, path.masks(), remove is not None and self.target is None)
-        left *= units.limits.target.left(mask) if costs_left else 1.0
+        left *= units.limits.targets[0].left(mask) if costs_left else 1.0
         return Choice(mask, self.rescale, scores=path.scores), left
 
     def promise(
@@ -143,8 +144,8 @@ class OnPath:
         assert self.guarantee is not None
         check_images(self.guarantee, calibrate.images)
         layout = layout_of(model)
-        goal = self.target or ({"flops": 0.0} if "neuron" in layout.kinds else None)
-        costs_left = costs(model, layout, images(), goal or {}, self.latency_table)
+        goal = self.target or ({"flops": 0.0} if "neuron" in layout.kinds else {})
+        costs_left = costs(model, layout, images(), goal, self.latency_table)
         units = self._units(layout, layout, goal, costs_left)
         steps = self.remove if self.units == "head" else None
         path = self._short(self.order.paths(units, layout, evaluate, steps)[0])
@@ -162,12 +163,12 @@ class OnPath:
         return num_heads - int(heads)
 
     def _units(
-        self, layout: HeadLayout, loaded: HeadLayout, goal: Mapping[str, float] | None, costs_left: Mapping[str, Cost]
+        self, layout: HeadLayout, loaded: HeadLayout, goal: Mapping[str, float], costs_left: Mapping[str, Cost]
     ) -> Units:
         _steps(self.units, loaded, self.exclude_layers)  # refuses unknown layers
         excluded = {loaded.sites[number].name for number in self.exclude_layers}
         numbers = [number for number, site in enumerate(layout.sites) if site.name in excluded]  # without emptied ones
-        limits = Limits(layout, self.min_heads_per_layer, None if goal is None else target_of(goal, layout, costs_left))
+        limits = Limits(layout, self.min_heads_per_layer, targets_of(goal, layout, costs_left) if goal else ())
         units = _steps(self.units, layout, numbers)
         if "neuron" in layout.kinds and self.target is None:  # as far as can be promised
             return dataclasses.replace(units, limits=limits)
@@ -188,9 +189,9 @@ class OnPath:
 
 def _exactly(units: Units, masks_SA: Tensor, exact: bool) -> None:
     """UserError if a number of heads was asked for and units of several heads step over it."""
-    assert units.limits is not None and units.limits.target is not None
+    assert units.limits is not None
     left = [int((~mask).sum()) for mask in masks_SA]
-    wanted = int(units.limits.target.value)
+    wanted = int(units.limits.targets[0].value)
     if exact and left[-1] != wanted:
         total = masks_SA.shape[1]
         raise UserError(
@@ -206,13 +207,13 @@ def within(
     exclude_layers: Sequence[int] = (),
     min_heads_per_layer: int = 0,
 ) -> Units:
-    """The units of ``model`` that may go under ``target``, {flops | params | memory: share left}; see ``OnPath``.
+    """The units of ``model`` that may go under ``target``, {flops | params | memory: share left} or of each kind.
 
     UserError for a share below what is left without all of them.
     """
     layout = layout_of(model)
     image = torch.zeros(1, 3, *input_spec(model)["size"], device=next(model.parameters()).device)
-    limits = Limits(layout, min_heads_per_layer, target_of(target, layout, costs(model, layout, image, target)))
+    limits = Limits(layout, min_heads_per_layer, targets_of(target, layout, costs(model, layout, image, target)))
     return constrain(_steps(step, layout, exclude_layers), limits, WHERE)
 
 

@@ -6,8 +6,10 @@ choice is a mask, removed and repaired by mhprobe's own code.
 Shapes: A units of all sites.
 """
 
+import functools
 import importlib.util
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,8 +20,10 @@ from mhprobe.backbones import family_of, layout_of
 from mhprobe.backbones.parts.narrow import fix_position_biases
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
+from mhprobe.masking.base import Target
+from mhprobe.masking.parts.units import saving_of_each
 from mhprobe.recording.outputs import objective
-from mhprobe.surgery.costs import costs
+from mhprobe.surgery.on_path import within
 from mhprobe.surgery.removal import prune_heads
 from mhprobe.surgery.rounds import Images
 
@@ -33,42 +37,33 @@ class TorchPruning:
     importance: of a group of weights, as its classes: "magnitude" (GroupMagnitudeImportance), "taylor" (of the summed
     gradient) or "hessian" (the diagonal, from squared gradients of single images; OBD).
     isomorphic: ranks groups of one structure among themselves (Isomorphic Pruning, arXiv 2407.04616).
+    multiple: widths of MLPs are rounded down to it.
 
     UserError where the package is not installed.
     """
 
     importance: Literal["magnitude", "taylor", "hessian"] = "taylor"
     isomorphic: bool = False
+    multiple: int = 1
 
     def __post_init__(self) -> None:
         if importlib.util.find_spec("torch_pruning") is None:
             raise UserError("torch_pruning is not installed: pip install torch-pruning.")
 
-    def choose(self, model: nn.Module, images: Images, share: float) -> Tensor:
-        """(A,) bool, the units that go so that at most ``share`` of the FLOPs is left. ``model`` carries gates.
+    def choose(self, model: nn.Module, images: Images, target: Mapping[str, float]) -> Tensor:
+        """(A,) bool, the units that go so that at most ``target`` is left, as of ``within``. model: carries gates.
 
-        UserError if it leaves more at each ratio that is tried: it never takes a whole layer.
+        Shares of each kind have a ratio each. UserError if more is left at each ratio that is tried: it never takes a
+        whole layer.
         """
-        layout, batch = layout_of(model), images.first()[:1]
+        limits, layout = within(model, target).limits, layout_of(model)
+        assert limits is not None
         bare = prune_heads(model, torch.zeros(layout.num_heads, dtype=torch.bool)).eval()
         fix_position_biases(bare)
-        left = costs(bare, layout, batch, {"flops"})["flops"]
-        score = self._scored(bare, images)
-        low, high, least, best = 0.0, 1.0, 1.0, None
-        for _ in range(HALVINGS):
-            ratio = (low + high) / 2
-            mask = _chosen(bare, layout, batch, score, ratio, self.isomorphic)
-            least = min(least, now := float(left(mask[None])[0]))
-            if now <= share:
-                high, best = ratio, mask
-            else:
-                low = ratio
-        if best is None:
-            raise UserError(
-                f"prunebench: torch_pruning takes no layer whole and leaves {least:.3g} of the FLOPs or more, expected "
-                f"at most {share:g}. Ask for more, or take another method."
-            )
-        return best
+        options = {"isomorphic": self.isomorphic, "round_to": self.multiple}
+        at = functools.partial(_chosen, bare, layout, images.first()[:1], self._scored(bare, images), **options)
+        goals = zip(limits.targets, saving_of_each(limits) > 0, strict=True)
+        return torch.stack([_searched(at, goal) & those for goal, those in goals]).any(0)
 
     def _scored(self, model: nn.Module, images: Images) -> Any:
         from torch_pruning import importance
@@ -91,8 +86,8 @@ class TorchPruning:
         return score
 
 
-def _chosen(model: nn.Module, layout: HeadLayout, image: Tensor, score: Any, ratio: float, isomorphic: bool) -> Tensor:
-    """(A,) bool, the units of the groups that its pruner would remove at this ratio."""
+def _chosen(model: nn.Module, layout: HeadLayout, image: Tensor, score: Any, ratio: float, **options: Any) -> Tensor:
+    """(A,) bool, the units of the groups that its pruner would remove at this ratio. options: of its pruner."""
     import torch_pruning
 
     outputs = [family_of(model).seam(model, site).output for site in layout.sites]
@@ -109,13 +104,13 @@ def _chosen(model: nn.Module, layout: HeadLayout, image: Tensor, score: Any, rat
             image,
             score,
             global_pruning=True,
-            isomorphic=isomorphic,
             pruning_ratio=ratio,
             ignored_layers=ignored,
             num_heads=heads,
             prune_num_heads=True,
             prune_head_dims=False,
             head_pruning_ratio=ratio,
+            **options,
         )
         mask = torch.zeros(layout.num_heads, dtype=torch.bool)
         for group in pruner.step(interactive=True):
@@ -125,3 +120,22 @@ def _chosen(model: nn.Module, layout: HeadLayout, image: Tensor, score: Any, rat
                     units = torch.as_tensor(channels) // layout.sites[number].head_dim
                     mask[layout.offsets[number] + units] = True
     return mask
+
+
+def _searched(at: Callable[[float], Tensor], target: Target) -> Tensor:
+    """(A,) bool, what goes at the least ratio that meets the target."""
+    low, high, least, best = 0.0, 1.0, 1.0, None
+    for _ in range(HALVINGS):
+        ratio = (low + high) / 2
+        mask = at(ratio)
+        least = min(least, now := target.left(mask))
+        if now <= target.value:
+            high, best = ratio, mask
+        else:
+            low = ratio
+    if best is None:
+        raise UserError(
+            f"target: torch_pruning takes no layer whole and leaves {target.unit}={least:.3g} or more, expected at "
+            f"most {target.value:g}. Ask for more, or take another order."
+        )
+    return best

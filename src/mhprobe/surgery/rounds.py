@@ -27,6 +27,7 @@ from mhprobe.heads import Kind
 from mhprobe.io.progress import progress
 from mhprobe.io.tensors import digest
 from mhprobe.masking.base import LABELS, Evaluate, Scored
+from mhprobe.masking.knapsack import refuse_multiple
 from mhprobe.masking.parts.cache import MaskCache, cache_key, describe
 from mhprobe.recording.fills import check_fill, find_fill
 from mhprobe.recording.outputs import Of
@@ -220,24 +221,25 @@ class Images:
 class Chooses(Protocol):
     """A method that is shown the network itself: gates that are learned, or another package."""
 
-    def choose(self, model: nn.Module, images: Images, share: float) -> Tensor:
-        """(A,) bool, the units that go so that at most ``share`` of the FLOPs is left. model: carries gates."""
+    def choose(self, model: nn.Module, images: Images, target: Mapping[str, float]) -> Tensor:
+        """(A,) bool, the units that go so that at most ``target`` is left, as of ``within``. model: carries gates."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """Units that a method chooses which is shown the network. share: of the FLOPs that may be left."""
+    """Units that a method chooses which is shown the network. target: what may be left, as of ``within``."""
 
     method: Chooses
-    share: float
+    target: Mapping[str, float]
     guarantee: ClassVar[None] = None
 
     def check(self, model: nn.Module, rounds: int) -> None:
-        """UserError for a share below what is left without all units."""
-        within(model, {"flops": self.share})
+        """UserError for a target below what is left without all units, and widths that are no multiples."""
+        refuse_multiple(getattr(self.method, "multiple", 1), layout_of(model))
+        within(model, self.target)
 
     def choose(self, model: nn.Module, images: Images) -> Choice:
-        return Choice(self.method.choose(model, images, self.share))
+        return Choice(self.method.choose(model, images, self.target))
 
 
 Source = Given | OnPath | Shown

@@ -12,8 +12,9 @@ Heads and neurons go by one list, by score per FLOP (the paper: two ratios).
 Shapes: A units of all sites, S sites, B images of a batch, K points of a generation, L budgets, C outputs.
 """
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -27,13 +28,13 @@ from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.heads import wide
 from mhprobe.masking.base import ROUNDING
+from mhprobe.masking.parts.units import saving_of_each
 from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.state import inspecting
 from mhprobe.recording.taps import Taps
 from mhprobe.scoring.base import looked
 from mhprobe.scoring.cosine import Cosine
 from mhprobe.scoring.parts.evaluate import Evaluator
-from mhprobe.surgery.costs import head_shares
 from mhprobe.surgery.on_path import mask_by, within
 from mhprobe.surgery.rounds import Images
 
@@ -46,8 +47,8 @@ class SnapViT:
     """Choose units by squared slopes of a label-free objective, times a factor per layer that evolves.
 
     crops: of each image. generations: of networks, each at ``levels`` budgets on the way to the budget; 0 leaves all
-    factors at 1. shown: number of images that judge them. seed: of crops and points. UserError for numbers below 1
-    (generations: 0).
+    factors at 1. shown: number of images that judge them. seed: of crops and points. multiple: as for ``Knapsack``, of
+    the last mask alone. UserError for numbers below 1 (generations: 0).
     """
 
     crops: int = 4
@@ -55,32 +56,34 @@ class SnapViT:
     levels: int = 3
     shown: int = 256
     seed: int = 0
+    multiple: int = 1
 
     def __post_init__(self) -> None:
         for name, least in (("crops", 1), ("generations", 0), ("levels", 1), ("shown", 1)):
             if getattr(self, name) < least:
                 raise UserError(f"{name}: SnapViT needs {least} or more, got {getattr(self, name)}.")
 
-    def choose(self, model: nn.Module, images: Images, share: float) -> Tensor:
-        """(A,) bool, the units that go so that at most ``share`` of the FLOPs is left. ``model`` carries gates."""
-        layout, units = layout_of(model), within(model, {"flops": share})  # refuses a budget that cannot be met
+    def choose(self, model: nn.Module, images: Images, target: Mapping[str, float]) -> Tensor:
+        """(A,) bool, the units that go so that at most ``target`` is left, as of ``within``. model: carries gates."""
+        layout, units = layout_of(model), within(model, target)  # refuses a budget that cannot be met
         site_A = torch.tensor([number for number, _, _ in layout])
-        cost_A = head_shares(model, layout, images.first())
+        cost_TA = saving_of_each(units.limits)
         within_A = self.within_layers(model, images)
         count = len(images.chosen)
         positions = torch.arange(count)[:: -(-count // self.shown)]  # of every class alike, as all of them
         score = looked(Cosine, model, images.selection, count)
         evaluate = Evaluator(model, images.selection, count, "evolving", True, pick=images.selection, score=score)
-        saved_L = (1 - share) * torch.arange(1, self.levels + 1) / self.levels
+        saved_TL = [(1 - share) * torch.arange(1, self.levels + 1) / self.levels for share in target.values()]
 
         def likeness(points_KS: Tensor) -> Tensor:
-            masks_KLA = cheapest(within_A * points_KS.exp()[:, site_A], cost_A, saved_L)
+            score_KA = within_A * points_KS.exp()[:, site_A]
+            masks_KLA = torch.stack([*map(functools.partial(cheapest, score_KA), cost_TA, saved_TL)]).any(0)
             # one by one: units that all masks of a call switch off are not computed
             lost = [evaluate(mask_A[None], positions).mean_loss for mask_A in masks_KLA.flatten(0, 1)]
             return -torch.cat(lost).view(len(points_KS), -1).mean(1)
 
         factor_S = evolved(likeness, len(layout.sites), self.generations, self.seed).exp()
-        return mask_by(within_A * factor_S[site_A], units)
+        return mask_by(within_A * factor_S[site_A], units, multiple=self.multiple)
 
     def within_layers(self, model: nn.Module, images: Images) -> Tensor:
         """(A,) float64, importance of a unit among those of its layer; larger is more important.
@@ -124,8 +127,11 @@ def slopes(model: nn.Module, whole: Tensor, crops: list[Tensor]) -> Tensor:
 
 
 def cheapest(score_KA: Tensor, cost_A: Tensor, saved_L: Tensor) -> Tensor:
-    """(K, L, A) bool: the units of lowest score per cost, until what they cost is no less than ``saved_L``."""
-    order_KA = (score_KA / cost_A).argsort(dim=1, stable=True)
+    """(K, L, A) bool: the units of lowest score per cost, until what they cost is no less than ``saved_L``.
+
+    Units without a cost stay.
+    """
+    order_KA = torch.where(cost_A > 0, score_KA / cost_A, torch.inf).argsort(dim=1, stable=True)
     cost_KA = cost_A[order_KA]
     before_KA = cost_KA.cumsum(1) - cost_KA
     going_KLA = before_KA[:, None] < saved_L[:, None] - ROUNDING

@@ -16,7 +16,7 @@ from mhprobe.heads import FillName, HeadLayout
 from mhprobe.io.code import classes_in
 from mhprobe.masking.base import SHARES, Cost, Evaluate, Limits, Order, Units
 from mhprobe.masking.parts.trace import Curve, trace
-from mhprobe.masking.parts.units import check_reached, constrain, make_units, refuse_neurons, target_of
+from mhprobe.masking.parts.units import check_reached, constrain, make_units, refuse_neurons, targets_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +41,9 @@ class CurveSpec:
     def limited_units(self, layout: HeadLayout, costs: Mapping[str, Cost]) -> Units:
         """The units with the curve's limits. costs: what masks leave of SHARES."""
         refuse_neurons(layout, f"curve {self.name}")
-        target = None if self.target is None else target_of(self.target, layout, costs)
+        targets = () if self.target is None else targets_of(self.target, layout, costs)
         units = make_units(self.units, layout, self.exclude_layers)
-        return constrain(units, Limits(layout, self.min_heads_per_layer, target), f"curve {self.name}")
+        return constrain(units, Limits(layout, self.min_heads_per_layer, targets), f"curve {self.name}")
 
     def check(self, layout: HeadLayout) -> None:
         """UserError for options that are impossible in this layout, before the model has run."""

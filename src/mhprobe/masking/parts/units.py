@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError, fits, quoted
 from mhprobe.heads import HeadLayout
-from mhprobe.masking.base import EACH_KIND, ROUNDING, SHARES, Cost, Limits, Path, Target, Units
+from mhprobe.masking.base import ROUNDING, SHARES, Cost, Limits, Path, Target, Units
 
 
 def index(layout: HeadLayout, layers: Sequence[int]) -> Units:
@@ -84,16 +84,14 @@ def _units(layout: HeadLayout, heads: Mapping[str, Sequence[int]], per_stage: bo
     return Units(tuple(heads), torch.stack([layout.mask(list(members)) for members in heads.values()]), per_stage)
 
 
-def target_of(setting: Mapping[str, float], layout: HeadLayout, costs: Mapping[str, Cost]) -> Target:
+def targets_of(setting: Mapping[str, float], layout: HeadLayout, costs: Mapping[str, Cost]) -> tuple[Target, ...]:
     """The target that ``{heads: 36}`` or ``{flops: 0.8}`` (one of SHARES) asks for; no heads beside neurons.
 
-    ``{head: 0.9, neuron: 0.75}``, for all kinds of the layout, is the share of each that may be left. costs: what masks
-    leave, by unit but for heads. UserError for another unit, and a value out of range.
+    ``{head: 0.9, neuron: 0.75}``, for all kinds of the layout, is a target each: the share of the kind that may be
+    left. costs: what masks leave, by unit but for heads. UserError for another unit, and a value out of range.
     """
     if {*setting} == layout.kinds and all(fits(share, float) and 0 <= share <= 1 for share in setting.values()):
-        of_kind = torch.tensor([[site.kind == kind for _, _, site in layout] for kind in setting]).double()
-        shares = torch.tensor([*setting.values()], dtype=torch.float64)
-        return Target(EACH_KIND, 0.0, lambda masks: ((~masks).double() @ of_kind.mT / of_kind.sum(1) - shares).amax(-1))
+        return tuple(Target(kind, float(share), _share_of(kind, layout)) for kind, share in setting.items())
     heads: dict[str, Cost] = {"heads": lambda masks: (~masks).sum(-1).double()}
     targets = {**(heads if layout.kinds <= {"head"} else {}), **costs}
     if len(setting) != 1 or not set(setting) <= set(targets):
@@ -103,7 +101,12 @@ def target_of(setting: Mapping[str, float], layout: HeadLayout, costs: Mapping[s
     most = layout.num_heads if unit == "heads" else 1
     if not fits(value, float) or not 0 <= value <= most:
         raise UserError(f"masking target: {unit}: expected the amount left, from 0 to {most}, got {quoted(value)}.")
-    return Target(unit, float(value), targets[unit])
+    return (Target(unit, float(value), targets[unit]),)
+
+
+def _share_of(kind: str, layout: HeadLayout) -> Cost:
+    of_kind = torch.tensor([site.kind == kind for _, _, site in layout])
+    return lambda masks: (~masks[..., of_kind]).double().mean(-1)
 
 
 def refuse_neurons(layout: HeadLayout, where: str) -> None:
@@ -120,10 +123,10 @@ def constrain(units: Units, limits: Limits, where: str) -> Units:
 
     In a layout with neurons ``units`` only says which may go, one by one.
     """
-    floor, target = limits.min_heads_per_layer, limits.target
+    floor, targets = limits.min_heads_per_layer, limits.targets
     if floor < 0:
         raise UserError(f"{where}.min_heads_per_layer: expected a whole number from 0, got {quoted(floor)}.")
-    units = dataclasses.replace(units, limits=limits if floor or target is not None else None)
+    units = dataclasses.replace(units, limits=limits if floor or targets else None)
     if "neuron" in limits.layout.kinds:
         most = units.masks.any(0)
         for part in limits.layout.split(most):  # views; the units of a site cost the same, whichever stay
@@ -136,7 +139,7 @@ def constrain(units: Units, limits: Limits, where: str) -> Units:
             f"{where}: min_heads_per_layer={floor} leaves no unit to mask: each would take a layer "
             f"below it. Lower it, or mask smaller units (units=head)."
         )
-    if target is not None:
+    if targets:
         check_reached(limits, units.masks[units.chosen(len(units), lambda order, left: left[0])].any(0), where)
     return units
 
@@ -150,27 +153,32 @@ class Unreached(UserError):
 
 
 def check_reached(limits: Limits, off: Tensor, where: str) -> None:
-    """UserError (``Unreached``) with the nearest value if the (A,) mask at the end of a path misses the target."""
-    target = limits.target
-    if target is None or limits.reached(off):
-        return
-    nearest = math.ceil((target.left(off) - ROUNDING) * 1e4) / 1e4  # rounded up, so that asking for it works
-    reason = (
-        f"{target.unit}={target.value:g} can't be met: with every unit masked that may be "
-        f"(min_heads_per_layer={limits.min_heads_per_layer}) {nearest:g} is left. Ask for at least that"
-    )
-    lift = "or lift the limits (exclude_layers, min_heads_per_layer)"
-    raise Unreached(f"{where}.target: {reason}, {lift}.", reason)
+    """UserError (``Unreached``) with the nearest value if the (A,) mask at the end of a path misses a target."""
+    for target in limits.targets:
+        nearest = math.ceil((target.left(off) - ROUNDING) * 1e4) / 1e4  # rounded up, so that asking for it works
+        if target.left(off) > target.value + ROUNDING:
+            reason = (
+                f"{target.unit}={target.value:g} can't be met: with every unit masked that may be "
+                f"(min_heads_per_layer={limits.min_heads_per_layer}) {nearest:g} is left. Ask for at least that"
+            )
+            lift = "or lift the limits (exclude_layers, min_heads_per_layer)"
+            raise Unreached(f"{where}.target: {reason}, {lift}.", reason)
 
 
 def savings(limits: Limits | None, layout: HeadLayout) -> Tensor:
-    """(A,) float64, share of the target's cost that a unit saves, its site's mean; 1 without a target or by kind."""
-    target = None if limits is None else limits.target
-    if target is None or target.unit == EACH_KIND:
+    """(A,) float64, share of the targets' cost that a unit saves, its site's mean; 1 without a target."""
+    if limits is None or not limits.targets:
         return torch.ones(layout.num_heads, dtype=torch.float64)
-    site_of = torch.tensor([number for number, _, _ in layout])
-    left = target.cost(site_of == torch.arange(-1, len(layout.sites))[:, None])
-    return ((left[0] - left[1:]) / site_of.bincount())[site_of]
+    return saving_of_each(limits).sum(0)
+
+
+def saving_of_each(limits: Limits | None) -> Tensor:
+    """(T, A) float64, share of the cost of each of T targets that a unit saves, its site's mean."""
+    assert limits is not None and limits.targets
+    site_of = torch.tensor([number for number, _, _ in limits.layout])
+    without = site_of == torch.arange(-1, len(limits.layout.sites))[:, None]
+    left_TL = torch.stack([target.cost(without) for target in limits.targets]).double()
+    return ((left_TL[:, :1] - left_TL[:, 1:]) / site_of.bincount())[:, site_of]
 
 
 def shares_below(sets: Sequence[Tensor], score_G: Sequence[float], layout: HeadLayout, like: str) -> list[float]:

@@ -1,0 +1,85 @@
+"""Shares of each kind, and widths in multiples, whichever order chooses."""
+
+from __future__ import annotations
+
+import pytest
+
+from mhprobe.errors import UserError
+from mhprobe.heads import KINDS
+from mhprobe.masking.base import Order
+from mhprobe.masking.fisher import Fisher as FisherOrder
+from mhprobe.masking.knapsack import Knapsack
+from mhprobe.masking.search.exact import Exact
+from mhprobe.masking.turns import Turns
+from mhprobe.measures import Magnitude
+from mhprobe.surgery.learned import LearnedGates
+from mhprobe.surgery.on_path import OnPath
+from mhprobe.surgery.peer import TorchPruning
+from mhprobe.surgery.rounds import Shown
+from mhprobe.surgery.snapvit import SnapViT
+from pruned import shown
+
+ORDERS = {
+    "knapsack": lambda **options: Knapsack(measure=Magnitude, **options),
+    "fisher_swaps": FisherOrder,
+    "turns": lambda **options: Turns(turns=3, search=Exact(), **options),
+    "snapvit": lambda **options: SnapViT(crops=1, generations=1, levels=2, shown=12, **options),
+    "learned": lambda **options: LearnedGates(steps=60, batch=12, **options),
+    "tp_magnitude": lambda **options: TorchPruning("magnitude", **options),
+}
+OF_EACH = {"head": 0.7, "neuron": 0.8}  # 6 of 9 heads, 230 of 288 neurons
+
+
+def going(order, target, model, layout, images):
+    if isinstance(order, Order):
+        source = OnPath(order, target=target)
+        source.check(model, 1)
+        choice, _ = source.choose(model, images.evaluate(model, False), images.first, layout, 1.0, 1.0)
+        return choice.mask
+    source = Shown(order, target)
+    source.check(model, 1)
+    return source.choose(model, images).mask
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_every_order_leaves_the_shares_of_each_kind_in_widths_that_are_multiples(name):
+    if name.startswith("tp_"):
+        pytest.importorskip("torch_pruning")
+    model, layout, images = shown(KINDS)
+    heads, neurons = (~going(ORDERS[name](), OF_EACH, model, layout, images)).tensor_split([9])
+    assert int(heads.sum()) == 6 and 228 <= int(neurons.sum()) <= 230  # one ratio of Torch-Pruning can step over a few
+    left = ~going(ORDERS[name](multiple=16), OF_EACH, model, layout, images)
+    widths = [int(part.sum()) for part in layout.split(left)]
+    assert sum(widths[:3]) == 6 and all(width % 16 == 0 for width in widths[3:])
+    # as much as fits; Torch-Pruning rounds each of three layers down
+    assert (192 if name.startswith("tp_") else 224) <= sum(widths[3:]) <= 230
+    params = going(ORDERS[name](), {"params": 0.8}, model, layout, images)
+    assert params.any() and not params.all()
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_a_width_or_a_share_that_cannot_be_is_refused_before_the_work(name):
+    if name.startswith("tp_"):
+        pytest.importorskip("torch_pruning")
+    model, *_ = shown(KINDS)
+
+    def check(order, target):
+        (OnPath(order, target=target) if isinstance(order, Order) else Shown(order, target)).check(model, 1)
+
+    words = r"^multiple: blocks\.0\.mlp has 96 neurons, which is no multiple of 36; choose a divisor of it"
+    with pytest.raises(UserError, match=words):
+        check(ORDERS[name](multiple=36), OF_EACH)
+    with pytest.raises(UserError, match=r"head and neuron, .* with its value, got"):
+        check(ORDERS[name](), {"head": 0.5})
+
+
+def test_a_share_of_a_kind_that_is_out_of_reach_is_said_in_plain_words():
+    model, *_ = shown(KINDS)
+    source = OnPath(ORDERS["knapsack"](), target={"head": 0.1, "neuron": 0.5}, min_heads_per_layer=1)
+    words = (
+        r"^prune\.target: head=0\.1 can't be met: with every unit masked that may be \(min_heads_per_layer=1\) "
+        r"0\.3334 is left\. Ask for at least that, or lift"
+    )
+    with pytest.raises(UserError, match=words):
+        source.check(model, 1)
+    OnPath(ORDERS["knapsack"](), target={"head": 0.3334, "neuron": 0.5}, min_heads_per_layer=1).check(model, 1)
