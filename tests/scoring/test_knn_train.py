@@ -16,7 +16,9 @@ from mhprobe.scoring.base import looked
 from mhprobe.scoring.knn_train import KNNTrain
 from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.scoring.parts.tally import tally
+from mhprobe.surgery.rounds import Images
 from models import images_for, labels_for, make_loud, tiny_vit
+from pruned import shown
 
 TRAIN, TEST = 60, 33
 MASKS = torch.cat([torch.zeros(1, 6, dtype=torch.bool), torch.eye(6, dtype=torch.bool)])
@@ -88,6 +90,35 @@ def test_a_smaller_model_is_judged_among_its_own_training_images(model):
     right, loss = expected(model, MASKS[2], train, test)
     assert torch.equal(result["right"], right)
     assert float(result["loss"]) == pytest.approx(float(loss.mean()), abs=1e-4)
+
+
+def test_an_image_of_the_bank_is_judged_by_the_others(model):
+    train = split(model, TRAIN, 1)
+    chosen = torch.tensor([3, 50, 7, 21])
+    some = train[0][chosen], train[1][chosen]
+    score = looked(KNNTrain, model, lambda: walk(*some), len(chosen), (lambda: walk(*train), TRAIN))
+    score.places = chosen
+    scores = Evaluator(model, lambda: walk(*some), len(chosen), score=score)(MASKS[:2])
+    for number, place in enumerate(chosen.tolist()):
+        others, itself = (
+            [part[keep] for part in train] for keep in (torch.arange(TRAIN) != place, torch.arange(TRAIN) == place)
+        )
+        wanted = [expected(model, mask, others, itself) for mask in MASKS[:2]]
+        assert torch.equal(scores.right[:, number], torch.cat([right for right, _ in wanted]))
+        losses = torch.cat([loss for _, loss in wanted])
+        torch.testing.assert_close(scores.losses[:, number], losses, rtol=1e-4, atol=1e-5)
+    score.places = None  # negative control: it would be its own nearest
+    assert (Evaluator(model, lambda: walk(*some), 4, score=score)(MASKS[:2]).losses < scores.losses).all()
+
+
+@pytest.mark.parametrize("name", ["train", "validation", "test"])
+def test_images_that_choose_a_pruning_do_not_vote_for_themselves(name):
+    _, _, images = shown({"head"})
+    images = Images(images.data, images.device, name, look_at=30, score=KNNTrain)
+    images.show(tiny_vit())
+    places = images.scores["chosen"].places
+    assert (places is images.chosen) if name == "train" else (places is None)
+    assert images.scores["test"].places is None
 
 
 def test_a_bank_that_is_too_small_is_refused(model):

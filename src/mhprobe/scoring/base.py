@@ -32,6 +32,7 @@ class Score(abc.ABC):
     of_features: ClassVar[bool] = False  # can judge features, which are no logits
     banked: ClassVar[bool] = False  # compares with training images of the judged model, see ``beside``
     bank: "tuple[Walk, int] | None" = None
+    places: Tensor | None = None  # (N,) of the images of the split in the bank, where they are part of it
 
     def __init__(self, outputs: Tensor | None = None, labels: Tensor | None = None) -> None:
         self.labels = labels

@@ -20,8 +20,8 @@ NEIGHBOURS, TEMPERATURE = 20, 0.07
 class KNNTrain(Score):
     """Right: the 20 training images of nearest outputs, by cosine, vote for its label with weights exp(cosine / .07).
 
-    Of equal votes the smaller label. Loss: the share of votes for others. Each mask costs a walk over all training
-    images. outputs: (T, C) of them, labels: (T,); None for both until ``beside``.
+    Of equal votes the smaller label. Loss: the share of votes for others. An image does not vote for itself. Each mask
+    costs a walk over all training images. outputs: (T, C) of them, labels: (T,); None for both until ``beside``.
     """
 
     scored = Scored("knn_train", "knn_train_accuracy", "20-nearest-neighbour accuracy", "share of other votes")
@@ -30,11 +30,14 @@ class KNNTrain(Score):
     of_features: ClassVar[bool] = True
     banked: ClassVar[bool] = True
 
-    def __init__(self, outputs: Tensor | None = None, labels: Tensor | None = None) -> None:
+    def __init__(
+        self, outputs: Tensor | None = None, labels: Tensor | None = None, places: Tensor | None = None
+    ) -> None:
         super().__init__(outputs, labels)
+        self.places = places
         if outputs is not None:
-            if len(outputs) < NEIGHBOURS:
-                raise UserError(f"score=knn_train: needs {NEIGHBOURS} training images at least, got {len(outputs)}.")
+            if len(outputs) < (least := NEIGHBOURS + (places is not None)):
+                raise UserError(f"score=knn_train: needs {least} training images at least, got {len(outputs)}.")
             self.units = F.normalize(outputs.float(), dim=1)
 
     def beside(self, outputs_of: Callable[[Tensor], Tensor]) -> Score:
@@ -42,15 +45,18 @@ class KNNTrain(Score):
             return self
         if self.bank is None:
             raise UserError("score=knn_train: compares with training images, and there are none here; expected knn.")
-        return KNNTrain(*outputs_of_split(lambda images: outputs_of(images)[0], *self.bank))
+        return KNNTrain(*outputs_of_split(lambda images: outputs_of(images)[0], *self.bank), self.places)
 
     def __call__(self, outputs: Tensor, index: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        right, loss = zip(*(self._judge(of_mask, labels) for of_mask in outputs), strict=True)
+        right, loss = zip(*(self._judge(of_mask, index, labels) for of_mask in outputs), strict=True)
         return torch.stack(right), torch.stack(loss)
 
-    def _judge(self, outputs_BC: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _judge(self, outputs_BC: Tensor, index: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         assert self.labels is not None  # ``beside`` has looked
-        near_BK, place_BK = (F.normalize(outputs_BC.float(), dim=1) @ self.units.mT).topk(NEIGHBOURS)
+        cosine_BT = F.normalize(outputs_BC.float(), dim=1) @ self.units.mT
+        if self.places is not None:
+            cosine_BT.scatter_(1, self.places.to(index.device)[index][:, None], -torch.inf)
+        near_BK, place_BK = cosine_BT.topk(NEIGHBOURS)
         weight_BK = (near_BK.double() / TEMPERATURE).softmax(1)
         classes = int(torch.maximum(self.labels.max(), labels.max())) + 1
         votes = weight_BK.new_zeros(len(labels), classes).scatter_add_(1, self.labels[place_BK], weight_BK)

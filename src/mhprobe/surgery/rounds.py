@@ -173,6 +173,7 @@ class Images:
             walks["calibration"] = self._calibration, sizes["calibration"]
         bank = self._bank, sum(map(sizes.__getitem__, self.banked))
         self.scores = {name: looked(kind, dense, *walk, bank) for name, walk in walks.items()}
+        self.scores["chosen"].places = self.chosen if self.split == self.banked[0] else None
 
     def stands_in(self, model: nn.Module, fold: Fold) -> Fill | None:
         """Find the fill for the heads that go, on the images that choose."""
@@ -199,7 +200,8 @@ class Images:
             images = chosen if shown == "chosen" else [shown, self.data.set_aside]
             fill_from = None if fill is None else chosen
             how = {"images": images, "rescale": rescale, "fill_from": fill_from, "score": describe(type(score))}
-            how |= {"bank": [*map(self.data.images_of, self.banked)]} if score is not None and score.banked else {}
+            if score is not None and score.banked:
+                how |= {"bank": [*map(self.data.images_of, self.banked)], "itself": score.places is None}
             cache = MaskCache(self.cache, cache_key(dense=self.facts, pruned=weights, **how))
         return {"rescale": rescale, "fill": fill, "score": score, "of": self.of, "cache": cache}
 
