@@ -145,7 +145,7 @@ class OnPath:
         check_images(self.guarantee, calibrate.images)
         layout = layout_of(model)
         goal = self.target or ({"flops": 0.0} if "neuron" in layout.kinds else {})
-        costs_left = costs(model, layout, images(), goal, self.latency_table)
+        costs_left = costs(model, layout, images(), goal, self.latency_table) if {*goal} & {*SHARES} else {}
         units = self._units(layout, layout, goal, costs_left)
         steps = self.remove if self.units == "head" else None
         path = self._short(self.order.paths(units, layout, evaluate, steps)[0])
