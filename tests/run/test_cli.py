@@ -177,7 +177,9 @@ def test_a_command_does_all_that_is_to_be_done_at_its_end_but_takes_nothing_apar
         "class Witness:\n    def __del__(self, write=sys.stderr.write): write('taken apart')\n"
         "sys.witness = Witness()\n"
         "atexit.register(print, 'said at the end')\n"
-        "threading.Thread(target=lambda: (time.sleep(0.5), print('said by a thread'))).start()\n"
+        # once main has printed: a print is two writes, of the text and of the end of its line, and others come between
+        "def later():\n    threading.main_thread().join(); time.sleep(0.5); print('said by a thread')\n"
+        "threading.Thread(target=later).start()\n"
         f"runpy.run_module('mhprobe.train', run_name='__main__', alter_sys={as_program})"
     )
     command = [sys.executable, "-c", code, "--cfg", "job", "-p", "seed"]
