@@ -11,10 +11,13 @@ from scipy import stats
 
 import mhprobe
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
+from mhprobe.heads import KINDS, HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.ablation_delta import AblationDelta
-from models import BUILDERS, images_for, labels_for
+from mhprobe.measures.base import NotOfNeurons, fitted
+from mhprobe.recording.replay import forwards
+from models import BUILDERS, images_for, labels_for, make_loud
 from oracles.ablation import outcome, without
+from oracles.ablation_delta import of_neurons
 
 LAYOUT = HeadLayout((HeadSite("a", 0, 0, 2, 3), HeadSite("b", 1, 1, 1, 3)))
 
@@ -126,6 +129,36 @@ def test_accuracy_columns_are_those_of_models_without_the_head(build):
         other = torch.tensor(outcome(without(bare, sites, {head}), images, labels)[0])
         assert got["lost"][head] == (right & ~other).sum() and got["won"][head] == (~right & other).sum()
     assert got["lost"].sum() + got["won"].sum() > 0  # masking does something
+
+
+@pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS.keys())
+def test_neurons_have_the_numbers_of_their_part_of_the_layer_and_heads_their_own(build):
+    """Beside neurons heads say what they say alone, and blocks before the masked one are run once."""
+    model, bare = build().double(), build().double()
+    for part in (model, bare):
+        make_loud(part, 0.4)
+    images, labels, bins = images_for(model, 10, dtype=torch.float64), labels_for(10), 7
+    layout = mhprobe.attach(model, units=KINDS).layout
+    measure, other = (AblationDelta(layout, bins=bins) for _ in range(2))
+    alone = fitted(AblationDelta, layout)
+    for start, fed in ((0, measure), (4, other)):
+        shown = slice(start, 10 if start else 4)
+        fed.update(mhprobe.record(model, images[shown], labels[shown], measure.needs))
+    measure.merge_state(other)  # of two ranks
+    alone.update(mhprobe.record(model, images, labels, alone.needs))
+    got, heads = measure.columns(), layout.of("head").num_heads
+    mlps = [site.name for site in layout.of("neuron").sites]
+    expected = of_neurons(bare, images, labels, mlps, bins)
+    torch.testing.assert_close(got["value"][heads:], expected, rtol=1e-8, atol=1e-9)
+    assert len(expected.unique()) == bins * len(mlps)
+    torch.testing.assert_close(got["value"][:heads], alone.columns()["value"], rtol=1e-8, atol=1e-9)
+    assert all(len(values) == layout.num_heads for name, values in got.items() if name not in ("accuracy", "images"))
+    masks = torch.stack([layout.mask(list(units)) for units in measure.ablation.masks])
+    assert len(masks) == heads + bins * len(mlps) and forwards(layout, masks) < 0.8 * len(masks)
+    with pytest.raises(NotOfNeurons, match="ablation_delta: is of heads"):
+        AblationDelta(layout)
+    with pytest.raises(UserError, match="ablation_delta: bins: expected a whole number of at least 0, got -1"):
+        AblationDelta(layout, bins=-1)
 
 
 def test_a_silent_head_is_worth_nothing():

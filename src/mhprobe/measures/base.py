@@ -88,7 +88,7 @@ class Measure(Metric):
     within: Range = REAL
     no_interval: ClassVar[str] = ""
     of_images: ClassVar[bool] = True
-    of_units: ClassVar[frozenset[Kind]] = frozenset({"head"})
+    of_units: frozenset[Kind] = frozenset({"head"})
     select_needs: frozenset[Need] | None = None
     class_names: tuple[str, ...] = ()
 
