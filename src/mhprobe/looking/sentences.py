@@ -179,7 +179,8 @@ def offset(facts: Facts) -> Sentence:
 
     def words(best: int, name: str) -> str:
         chance = f"by chance {percent(table['chance'][best])}", f"the place exists for {percent(table['reach'][best])}"
-        where = offset_name(int(table["dy"][best]), int(table["dx"][best]))
+        steps = zip((int(table["dy"][best]), int(table["dx"][best])), WAYS, strict=True)
+        where = " and ".join(f"{abs(step)} {ways[step > 0]}" for step, ways in steps if step)  # 2 down and 1 right
         return (
             f"look at one fixed place beside the patch, whatever is there. Surest is {name}: the most attended patch "
             f"is {where}, for {measured(table, best, percent, *chance)} of all patches."
@@ -407,11 +408,6 @@ def head_name(layout: HeadLayout, head: int) -> str:
 def share_of(heads: Sequence[int], layout: HeadLayout) -> str:
     """Write e.g. ``5 of 72 heads``."""
     return f"{len(heads)} of {counted(layout.num_heads, 'head')}"
-
-
-def offset_name(dy: int, dx: int) -> str:
-    """Write e.g. ``1 left``, ``2 down and 1 right``."""
-    return " and ".join(f"{abs(step)} {ways[step > 0]}" for step, ways in zip((dy, dx), WAYS, strict=True) if step)
 
 
 def _on(facts: Facts, statement: Claim, by: Tensor, words: Callable[[int, str], str]) -> Sentence:
