@@ -118,7 +118,7 @@ class RunLogger(WandbLogger):
             self._log_table("results", ["result", *FIELDS], rows)
         page = self.folder / "report.html"
         if wandb.run is not None and page.is_file():  # to look at in the run, and to download
-            self._send(self._show, page)
+            self._send(lambda: self.experiment.log({"report": wandb.Html(page.read_text("utf-8"), inject=False)}))
             self._send(self._share, "report", [page], "report", None)
         for stem in ("model", "pruned") if wandb.run is not None and self.model_aliases is not None else ():
             files = [self.folder / f"{stem}{suffix}" for suffix in (".safetensors", ".json")]
@@ -126,9 +126,6 @@ class RunLogger(WandbLogger):
                 self._send(self._share, "model", files, stem, list(self.model_aliases or ()))
         if not self._send(self.experiment.finish):
             _let_go()
-
-    def _show(self, page: Path) -> None:
-        self.experiment.log({"report": wandb.Html(page.read_text(encoding="utf-8"), inject=False)})
 
     def _share(self, kind: str, files: Sequence[Path], name: str, aliases: list[str] | None) -> None:
         experiment = re.sub(r"[^\w.-]+", "_", self.folder.resolve().parent.name)
