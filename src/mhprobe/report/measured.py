@@ -17,7 +17,7 @@ from mhprobe.report import tables, twins
 from mhprobe.report.figures import masking, runs, training
 from mhprobe.report.result import Extreme, Result, Sample
 from mhprobe.report.tables import MeasureKind, Table
-from mhprobe.stats.agreement import agreement, pearson, spearman
+from mhprobe.stats.agreement import agreement, pearson, spearman, with_both
 
 TWIN = "random_init"  # a column, and the end of the names of a control's tables
 
@@ -128,10 +128,7 @@ def two_data_sets(
     panels = [(name, a[name], b[name], pearson(a[name], b[name])) for name in a if name in b]
     if not panels:
         return Result()
-    rows = []
-    for name, x, y, r in panels:
-        finite = x.isfinite() & y.isfinite()
-        rows.append([name, r.r, r.low, r.high, spearman(x[finite], y[finite]), r.heads])
+    rows = [[name, r.r, r.low, r.high, spearman(*with_both(x, y)), r.heads] for name, x, y, r in panels]
     table = Table(["measure", "pearson", "low", "high", "spearman", "heads"], rows)
     about = "correlation over heads of a measure on two data sets", "the data sets agree more about the heads"
     return Result(table, runs.scatter(layout, panels, first, second), drawn="scatter").saying(*about)

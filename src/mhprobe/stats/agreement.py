@@ -41,7 +41,7 @@ def agreement(values: Mapping[str, Tensor], k: int) -> Agreement:
     rho, overlap, chance, low, high = torch.full((5, len(names), len(names)), torch.nan, dtype=torch.float64)
     for i, a in enumerate(values.values()):
         for j, b in enumerate(values.values()):
-            x, y = _both(a, b)
+            x, y = with_both(a, b)
             rho[i, j] = spearman(x, y)
             low[i, j], high[i, j] = spearman_interval(float(rho[i, j]), len(x))
             if len(x) >= k:
@@ -54,7 +54,7 @@ def pearson(a: Tensor, b: Tensor) -> Pearson:
     """Pearson's r of two (A,) values over heads, with its interval by Fisher's z (heads taken as independent)."""
     from scipy.stats import pearsonr  # slow to import
 
-    x, y = _both(a, b)
+    x, y = with_both(a, b)
     if not _vary(x, y):
         return Pearson(math.nan, math.nan, math.nan, len(x))
     result = pearsonr(x.double().numpy(), y.double().numpy())
@@ -84,7 +84,8 @@ def _vary(x: Tensor, y: Tensor) -> bool:
     return len(x) > 1 and bool(x.min() < x.max()) and bool(y.min() < y.max())
 
 
-def _both(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def with_both(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """(K,) values of the heads that have both."""
     finite = a.isfinite() & b.isfinite()
     return a[finite], b[finite]
 
