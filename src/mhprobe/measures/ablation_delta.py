@@ -68,8 +68,11 @@ class AblationDelta(PerClass, Paired):
         parts = [replace(site, num_heads=count) for site, count in zip(layout.sites, counts, strict=True)]
         super().__init__(HeadLayout(tuple(parts), layout.blocks) if bins else layout, **kwargs)
         starts = zip(layout.sites, parts, self.layout.offsets, strict=False)
-        self.part_of = [start + unit * part.num_heads // site.num_heads
-                        for site, part, start in starts for unit in range(site.num_heads)]  # fmt: skip
+        self.part_of = [
+            start + unit * part.num_heads // site.num_heads
+            for site, part, start in starts
+            for unit in range(site.num_heads)
+        ]
         self.layout = layout
         masks = itertools.groupby(range(layout.num_heads), key=self.part_of.__getitem__)
         self.ablation = Ablation(tuple(tuple(units) for _, units in masks), fill)
