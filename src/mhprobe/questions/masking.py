@@ -7,7 +7,7 @@ jobs of a sweep and later runs.
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from mhprobe import __version__
 from mhprobe.data.base import ImageData
-from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.gates.fill import Fill
@@ -185,14 +184,14 @@ class Masking:
         if type(score) is not Labels:
             beside["score"] = [score.scored.name, describe(type(score))]
             beside |= {"bank": material.data.images_of("train")} if score.banked else {}
-        name, batches = SPLITS[split], _walk(material, split)
+        name = SPLITS[split]
         return Evaluator(
             model,
-            batches,
+            material.walk(split=name),
             material.data.sizes[name],
             label=f"{spec.name} on {split}",
             show=material.first,
-            pick=batches,
+            pick=functools.partial(material.data.batches, name, model.device),
             rescale=spec.rescale,
             cache=MaskCache(self.cache, cache_key(**material.identity, split=name, rescale=spec.rescale, **beside)),
             fill=fill,
@@ -204,14 +203,14 @@ class Masking:
         if split not in self._scores:
             model, data = cast(Any, material.model), material.data
             kind = score_for(self.score, "score", not data.unlabelled, bool(model.features_only))
-            bank = _walk(material, "train"), data.sizes["train"]
-            self._scores[split] = looked(kind, model, _walk(material, split), data.sizes[SPLITS[split]], bank)
+            name, bank = SPLITS[split], (material.walk(split="train"), data.sizes["train"])
+            self._scores[split] = looked(kind, model, material.walk(split=name), data.sizes[name], bank)
         return self._scores[split]
 
     def _fill(self, material: Subject, name: Any) -> Fill | None:
         """Return the fill for masked heads, found on the images that paths are chosen on."""
         if name not in self._fills:
-            self._fills[name] = find_fill(material.backbone, name, _walk(material, self.select_on))
+            self._fills[name] = find_fill(material.backbone, name, material.walk(split=self.splits[0]))
         return self._fills[name]
 
     def _costs(self, material: Subject) -> dict[str, Cost]:
@@ -226,7 +225,3 @@ class Masking:
                 images = next(iter(material.walk(split="val")())).images
                 self._shares = costs(cast(nn.Module, material.model.backbone), material.layout, images, units)
         return self._shares
-
-
-def _walk(material: Subject, split: str) -> Callable[..., Iterator[Batch]]:
-    return functools.partial(material.data.batches, SPLITS.get(split, split), material.model.device)
