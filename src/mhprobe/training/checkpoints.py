@@ -17,6 +17,7 @@ from mhprobe.data.draws import reseed
 from mhprobe.errors import UserError, causes
 from mhprobe.io.files import reason, write
 from mhprobe.io.stopping import handle, stop
+from mhprobe.report.report import Report
 from mhprobe.weights.checkpoint import load_checkpoint, save_checkpoint
 
 
@@ -43,9 +44,8 @@ def best_and_last(folder: Path, every_n_steps: int | None) -> list[L.Callback]:
     common: dict[str, Any] = {"dirpath": folder, "auto_insert_metric_name": False, "enable_version_counter": False}
     best = Best(filename="best", monitor="val/accuracy", mode="max", save_top_k=1, **common)
     last = ModelCheckpoint(filename="last", save_on_train_epoch_end=True, **common)
-    if every_n_steps is None:
-        return [best, last]
-    return [best, last, WithinEpoch(filename="last", every_n_train_steps=every_n_steps, **common)]
+    within = [WithinEpoch(filename="last", every_n_train_steps=every_n_steps, **common)] if every_n_steps else []
+    return [best, last, *within]
 
 
 class WithinEpoch(ModelCheckpoint):
@@ -54,6 +54,16 @@ class WithinEpoch(ModelCheckpoint):
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         if not trainer.is_last_batch:
             super().on_train_batch_end(trainer, *args, **kwargs)
+
+
+class EveryEpoch(L.Callback):
+    """Callback that keeps the checkpoint of every epoch, ``checkpoints/epoch_<number>.ckpt``, numbered from 0."""
+
+    def __init__(self, report: Report) -> None:
+        self.folder = report.folder / "checkpoints"
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        trainer.save_checkpoint(self.folder / f"epoch_{trainer.current_epoch}.ckpt")
 
 
 class Best(ModelCheckpoint):
