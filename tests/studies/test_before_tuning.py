@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import mhprobe
 from data_sets import Noise
@@ -73,6 +73,29 @@ def test_the_head_that_changed_is_found_and_the_others_are_themselves(answered):
     assert rows[0]["gate_importance_change"] != 0  # what stands behind a head moves its slope
     assert result.of.images == IMAGES
     assert_nothing_is_clipped(result.figure)
+
+
+def test_weights_of_epochs_give_a_curve_per_head_and_a_figure_per_block(answered, tmp_path):
+    """The head changes in the second epoch; weights of epochs may be Lightning's."""
+    folder, after, two = answered
+    before = folder / "before.safetensors"
+    state = {f"backbone.{key}": value for key, value in load_file(before).items()}
+    torch.save({"state_dict": state, "epoch": 0}, tmp_path / "epoch_0.ckpt")
+    results = before_tuning(material(tmp_path, after, entropy=Entropy), [before, tmp_path / "epoch_0.ckpt"], IMAGES)
+    rows = results["before_tuning"].table.dicts()
+    changed = rows[len(rows) // 2 + 1]
+    assert changed["itself_before"] == changed["itself_epoch_1"] == pytest.approx(1) and changed["itself_after"] < 0.9
+    assert changed["entropy_before"] == changed["entropy_epoch_1"] < changed["entropy_after_low"]
+    assert changed["entropy_after_low"] < changed["entropy_after"] < changed["entropy_after_high"]
+    # changes are from the first to the last, and what stands between them does not matter
+    for row, other in zip(rows, two.table.dicts(), strict=True):
+        assert row["entropy_change"] == other["entropy_change"] and row["itself"] == other["itself"]
+    blocks = [result.figure for name, result in results.items() if name.startswith("tuning_block_")]
+    assert len(blocks) == len(after.blocks)
+    for number, figure in enumerate(blocks):
+        assert_nothing_is_clipped(figure)
+        moved = [len({round(y, 6) for y in bars.lines[0].get_ydata()}) > 1 for bars in figure.axes[1].containers]
+        assert moved == [number == 1 and head == 1 for head in range(len(moved))]
 
 
 def test_it_refuses_what_has_no_before(answered, tmp_path):
