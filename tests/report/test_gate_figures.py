@@ -87,5 +87,10 @@ def test_the_band_of_a_sweep_is_in_its_legend():
     assert "95 % over images" in [text.get_text() for text in axes.get_legend().get_texts()]
 
 
+def test_the_axis_of_a_sweep_ends_where_its_bands_and_the_whole_model_do():
+    (axes,) = pruned.retained([(3, 0.7, 0.7), (24, 0.8, 0.8)], 10_000, 24, before=0.83).axes
+    assert 65 < axes.get_ylim()[0] < 70 and 83 < axes.get_ylim()[1] < 87
+
+
 def test_one_step_is_a_history_too():
     assert_nothing_is_clipped(gates.gate_history(LAYOUTS["digits"], [0], torch.rand(1, 24), 0.5))

@@ -8,10 +8,11 @@ import torch
 import mhprobe
 from drawn import assert_nothing_is_clipped
 from mhprobe.report import twins
-from mhprobe.report.figures import attention, classes, frequencies, gates, maps, masking, pruned, runs, training
+from mhprobe.report.figures import attention, classes, frequencies, gates, maps, masking, pruned, runs, style, training
 from mhprobe.report.figures import heads as heads_figures
 from mhprobe.report.figures import pairs as pairs_figures
 from mhprobe.scoring.base import known_scores
+from mhprobe.stats.survival import LABELS
 from models import tiny_swin, tiny_vit
 
 
@@ -120,14 +121,17 @@ def test_heads_are_sorted_by_the_first_value(layout):
 
 def test_the_others_clip_nothing(layout):
     heads = layout.num_heads
-    marks = {f"function {n}": torch.arange(heads) % (n + 2) == 0 for n in range(7)}
+    marks = {name: torch.arange(heads) % (n + 2) == 0 for n, name in enumerate(LABELS[:7])}
+    mixed = heads - int(torch.stack(list(marks.values())).any(0).sum())
     figure = heads_figures.functions(layout, marks)
     assert_nothing_is_clipped(figure)
     # a part for each function of a head; together they fill its cell
     coloured = [part for part in figure.axes[0].patches if part.get_linewidth() == 0]
-    assert len(coloured) == sum(int(has.sum()) for has in marks.values())
-    any_of_them = torch.stack(list(marks.values())).any(0)
-    assert sum(part.get_width() for part in coloured) == pytest.approx(int(any_of_them.sum()))
+    assert len(coloured) == sum(int(has.sum()) for has in marks.values()) + mixed and mixed
+    # heads without one have a colour and a place in the legend, too, and every function a colour of its own
+    assert f"mixed ({mixed})" in [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert len({patch.get_facecolor() for patch in figure.axes[0].get_legend().get_patches()}) == 8
+    assert sum(part.get_width() for part in coloured) == pytest.approx(heads)
     assert_nothing_is_clipped(maps.heat([0.2, 0.3, 0.5], [0.1, 0.4], "AUC 0.50 (0.20 to 0.80), p = 0.9", "heat"))
     share = {"low": 0.4, "high": 0.6, "accuracy": 0.5}
     rows = [{"kind": kind, "share": s, "heads": 3, **share} for kind in ("early", "late") for s in (0.0, 1.0)]
@@ -222,7 +226,15 @@ def test_figures_of_no_layout_clip_nothing(name):
 def test_marks_are_explained_in_the_figure():
     legend = [text.get_text() for text in FREE["before_training"]().axes[-1].get_legend().get_texts()]
     assert legend == ["trained, mean of pairs", "untrained, mean of pairs", "least to greatest pair"]
+    assert FREE["phase"]().axes[0].get_legend().get_texts()[-1].get_text() == "the two differ\n(p < .05, Holm)"
     assert "share of what the head reads" in FREE["kernels"]().axes[0].get_title(loc="left")
+
+
+def test_three_similarities_of_twelve_blocks_are_as_wide_as_a_screen():
+    rows = [blocks(name, network, b) for name in "abc" for network in ("trained", "untrained") for b in range(12)]
+    figure = pairs_figures.before_training(rows, {name: f"likeness {name}" for name in "abc"})
+    assert style.inches(figure)[0] < 10.5
+    assert_nothing_is_clipped(figure)
 
 
 def test_correspondence_counts_the_heads_that_stay_themselves(layout):
@@ -266,4 +278,29 @@ def test_a_map_has_a_dot_per_score_and_one_without_an_image_is_grey(kinds):
 
 def test_before_and_after_tuning_stand_side_by_side(layout):
     names = ["itself", "itself_low", "itself_high", "itself_null", "a_before", "a_after", "a_p"]
-    assert_nothing_is_clipped(heads_figures.before_tuning(layout, per_head(layout, *names), {"a": "entropy (nats)"}))
+    figure = heads_figures.before_tuning(layout, per_head(layout, *names), {"a": "entropy (nats)"})
+    assert_nothing_is_clipped(figure)
+    for axes in figure.axes:  # each head has its number below its dot
+        numbers = [int(text.get_text()) for text in axes.get_xticklabels(minor=True)]
+        assert numbers == [head for _, head, _ in layout]
+        assert axes.get_xticks(minor=True).tolist() == pytest.approx(style.side_by_side(layout, 0.8))
+
+
+@pytest.mark.parametrize(("measures", "heads"), [(6, 6), (1, 12), (3, 24)])
+def test_every_head_of_a_block_has_a_line_with_intervals_over_epochs(measures, heads):
+    torch.manual_seed(0)
+    middle = torch.rand(4, heads)
+    ends = torch.stack([middle, middle - 0.1, middle + 0.1])
+    figure = training.over_epochs({f"measure {number} of a head (nats)": ends for number in range(measures)}, 0.1)
+    assert_nothing_is_clipped(figure)
+    for axes in figure.axes:
+        for head, bars in enumerate(axes.containers):
+            line, _, (stems,) = bars.lines
+            assert list(line.get_ydata()) == pytest.approx(middle[:, head].tolist())
+            lengths = [float(high - low) for (_, low), (_, high) in stems.get_segments()]
+            assert lengths == pytest.approx([0.2] * 4, abs=1e-6)
+        assert len(axes.containers) == heads
+    (legend,) = [axes.get_legend() for axes in figure.axes if axes.get_legend()]
+    assert [text.get_text() for text in legend.get_texts()][:heads] == [f"head {head}" for head in range(heads)]
+    lines = [bars.lines[0] for bars in axes.containers]
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == min(heads, 14)  # dashed from seven on

@@ -134,10 +134,9 @@ def kind_ratios(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, n
         for row in range(1, len(kinds)):
             axes.axhline(row - 0.5, color="white", linewidth=0.6)
         axes.set_yticks(range(len(kinds)), [KEYS.get(kind, kind.replace("_", " ")) for kind in kinds])
-        shown: list[tuple[float, str]] = []
-        for middle, site in zip(style.middles(layout), layout.sites, strict=True):
-            if not shown or (middle - shown[-1][0]) * wide / layout.num_heads >= 0.17:  # room for a number
-                shown.append((middle, str(site.block)))
+        blocks = list(zip(style.middles(layout), [str(site.block) for site in layout.sites], strict=True))
+        fewest = min(site.num_heads for site in layout.sites)
+        shown = [blocks[site] for site in style.ticks(len(blocks), fewest * wide / layout.num_heads)]
         axes.set_xticks(*zip(*shown, strict=True))
         style.bare(axes)
         axes.set_xlabel("block (a column per head)")
@@ -171,7 +170,7 @@ def slopes_by_layer(layout: HeadLayout, columns: Mapping[str, Tensor], label: st
     wide = max(2.4, min(4.5, 0.35 * count))
     together = coinciding(lines)
     texts = {names: "\n".join(textwrap.wrap(", ".join(names), 24)) for names in together}
-    tall = max(2.2, 0.17 * sum(1 + text.count("\n") for text in texts.values()) + 0.2)
+    tall = max(2.2, 0.17 * sum(1 + text.count("\n") for text in texts.values()) + 0.4)
     with style.panel((wide, tall), (0.75, 0.5, 1.6, 0.2)) as (figure, axes):
         for kinds, line in together.items():
             number = list(lines).index(kinds[0])  # the colour of a kind is that of it in the control
@@ -180,7 +179,7 @@ def slopes_by_layer(layout: HeadLayout, columns: Mapping[str, Tensor], label: st
             axes.plot(x, line, dashes, color=shade, marker=marker, markersize=3, label=texts[kinds])
         axes.set(yscale="log", ylabel="|dL/dA|, mean over heads (nats)")
         style.block_ticks(axes, layout, wide / count)
-        style.legend_beside(axes)
+        style.legend_beside(axes, title="attention to")
     return figure
 
 
@@ -221,25 +220,22 @@ def special_keys(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, 
     "luck too: the ring is the head that is best on one half of the images, scored on the other, with a 95 % interval."
 )
 def relations(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
-    """A panel per relation: accuracy in per cent of each head over its layer."""
-    titles = names["relations"]
-    # heads of a layer side by side, so that none hides another
-    aside = [torch.linspace(-0.25, 0.25, site.num_heads).double() for site in layout.sites]
-    sites = torch.tensor([number for number, _, _ in layout]) + torch.cat(aside)
-    ends, first = torch.arange(len(layout.sites)), list(layout.offsets[:-1])
+    """A panel per relation: accuracy in per cent of each head over its block."""
+    titles, at = names["relations"], torch.tensor(style.side_by_side(layout, 0.6))  # none hides another
+    blocks, first = torch.tensor([site.block for site in layout.sites]), list(layout.offsets[:-1])
     edges = (0.55, 0.45, 0.3, 0.4)
     with style.grid(len(titles), (1.7, 1.7), (0.25, 0), edges, per_row=len(titles)) as (figure, places):
         for r, ((axes, leftmost, _), name) in enumerate(zip(places, titles, strict=True)):
             accuracy = 100 * columns["relations"][:, r]
-            axes.plot(sites, accuracy, ".", markersize=3.5, color=COLOURS[0], label="a head")
+            axes.plot(at, accuracy, ".", markersize=3.5, color=COLOURS[0], label="a head")
             for key, shade, text in (("offset", COLOURS[1], "best fixed offset"), ("even", "0.5", "even draw")):
-                axes.hlines(100 * columns[key][first, r], ends - 0.4, ends + 0.4, color=shade, label=text)
+                axes.hlines(100 * columns[key][first, r], blocks - 0.4, blocks + 0.4, color=shade, label=text)
             score, low, high = (100 * columns[f"relations_{key}"][:, r] for key in ("held_out", "low", "high"))
             if len(chosen := score.isfinite().nonzero().flatten()):  # on other images
                 look: Any = {"fmt": "o", "markerfacecolor": "none", "color": COLOURS[2], "markersize": 6}
                 scores = [of[chosen].tolist() for of in (score, low, high)]
-                style.whiskers(axes, sites[chosen], scores, label="best on other images", **look)
-            axes.set(ylim=(-3, 103), xlabel="layer", ylabel="largest weight on target (%)" if leftmost else "")
+                style.whiskers(axes, at[chosen], scores, label="best on other images", **look)
+            axes.set(ylim=(-3, 103), xlabel="block", ylabel="largest weight on target (%)" if leftmost else "")
             axes.set_title(name, pad=3)
             axes.tick_params(labelleft=leftmost)
         handles, texts = axes.get_legend_handles_labels()

@@ -114,16 +114,12 @@ def _over_frequency(
     for number, (label, rows) in enumerate(lines.items()):
         shade, marker = style.colour(number)
         aside = 0.012 * (number - 0.5) if len(lines) > 1 else 0  # bars side by side
-        x, ends = [_middle(row) + aside for row in rows], ("accuracy", "accuracy_low", "accuracy_high")
+        x, ends = [(row["from"] + row["to"]) / 2 + aside for row in rows], ("accuracy", "accuracy_low", "accuracy_high")
         look: Any = {"color": shade, "markersize": 2.5, "linewidth": 1, "capsize": 3, "label": label or None}
         style.whiskers(axes, x, style.percent(rows, *ends), fmt=marker + "-", **look)
     style.level(axes, 100 * whole["accuracy"], name)
     style.level(axes, 100 * chance, "chance", ":")
     axes.set(xlim=(0, 1), ylim=(0, None), ylabel="test accuracy (%)")
-
-
-def _middle(row: Mapping[str, Any]) -> float:
-    return (row["from"] + row["to"]) / 2
 
 
 @captioned(
@@ -143,7 +139,9 @@ def phase(rows: Sequence[Mapping[str, Any]], differ: Sequence[bool], chance: flo
         lines = {f"without {damage}": [row for row in rows if row["damage"] == damage] for damage in damages}
         _over_frequency(axes, lines, rows[0], "whole images", chance)
         for row in (row for row, star in zip(rows[1:], differ, strict=False) if star):
-            axes.text(_middle(row), 1.0, "*", transform=axes.get_xaxis_transform(), ha="center", va="bottom")
+            axes.text(
+                (row["from"] + row["to"]) / 2, 1.0, "*", transform=axes.get_xaxis_transform(), ha="center", va="bottom"
+            )
         axes.set_xlabel("frequency (units of π)")
-        style.legend_beside(axes)
+        style.legend_beside(axes, star="the two differ\n(p < .05, Holm)" * any(differ))
     return figure

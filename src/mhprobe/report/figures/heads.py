@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mhprobe.heads import HeadLayout
 from mhprobe.report.figures import captioned, style
+from mhprobe.report.figures.pruned import LABEL_SHADES
 from mhprobe.report.figures.style import COLOURS, NAMELESS, Axes, Figure, Names
 
 # columns that say what a head without skill would score, and their colours
@@ -157,34 +158,29 @@ def sorted_heads(layout: HeadLayout, values: Mapping[str, Tensor]) -> Figure:
 
 
 @captioned(
-    "What each head does, by stated thresholds: a mark per function, and none where no rule holds. A head may have "
+    "What each head does, by stated thresholds: a mark per function, grey (mixed) where no rule holds. A head may have "
     "several. A label says what a head attends to, not that the network needs it."
 )
 def functions(layout: HeadLayout, functions: Mapping[str, Tensor], rules: Mapping[str, str] = NO_RULES) -> Figure:
-    """A grid of layers by heads with a mark per function that a head has.
+    """A grid of layers by heads with a mark per function that a head has, and "mixed" for heads without one.
 
     functions: (A,) bool by name; the legend counts the heads of each. rules: the condition of each.
     """
     from matplotlib.patches import Patch
 
     heads, deep = max(site.num_heads for site in layout.sites), len(layout.sites)
+    marks = {**functions, "mixed": ~torch.stack(list(functions.values())).any(0)}
     wide_cell = max(0.26, min(0.5, 6.0 / heads))
-    left, tall = 0.55, max(0.3 * deep, (0.32 if rules else 0.19) * len(functions))
+    left, tall = 0.55, max(0.3 * deep, (0.32 if rules else 0.19) * len(marks))
     with style.panel((wide_cell * heads, tall), (left, 0.45, 3.0 if rules else 1.75, 0.2)) as (figure, axes):
-        looks: dict[str, dict[str, Any]] = {}
-        for number, name in enumerate(functions):  # more functions than colours are hatched
-            hatched, (shade, _) = number >= len(COLOURS), style.colour(number)
-            looks[name] = {"facecolor": "white" if hatched else shade, "edgecolor": shade, "hatch": "////" * hatched}
         for flat, (row, head, _) in enumerate(layout):
-            has = [name for name, has_A in functions.items() if has_A[flat]]
-            style.box(axes, (head - 0.5, row - 0.5), 1, 1, facecolor="0.93")
-            for part, name in enumerate(has):  # side by side
-                style.box(axes, (head - 0.5 + part / len(has), row - 0.5), 1 / len(has), 1, linewidth=0, **looks[name])
+            has = [LABEL_SHADES[name] for name, has_A in marks.items() if has_A[flat]]
+            for part, shade in enumerate(has):  # side by side
+                style.box(axes, (head - 0.5 + part / len(has), row - 0.5), 1 / len(has), 1, linewidth=0, color=shade)
             style.box(axes, (head - 0.5, row - 0.5), 1, 1, edgecolor="white", linewidth=1.5)
-        handles = [
-            Patch(label=f"{name} ({int(has_A.sum())})" + (f"\n  {rules[name]}" if name in rules else ""), **looks[name])
-            for name, has_A in functions.items()
-        ]
+        texts = {name: f"{name} ({int(has_A.sum())})" for name, has_A in marks.items()}
+        texts = {name: f"{text}\n  {rules[name]}" if name in rules else text for name, text in texts.items()}
+        handles = [Patch(color=LABEL_SHADES[name], label=text) for name, text in texts.items()]
         axes.set(xlim=(-0.5, heads - 0.5), xticks=style.ticks(heads, wide_cell), xlabel="head", ylabel="block")
         style.rows_of(axes, [str(site.block) for site in layout.sites])
         axes.spines[:].set_visible(False)
@@ -258,7 +254,7 @@ def sufficiency(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, n
     value, low, high = (100 * columns[name].double() for name in ("accuracy", "accuracy_low", "accuracy_high"))
     step = min(0.42, 7.0 / len(layout.sites))
     with style.panel((max(2.2, step * len(layout.sites)), 2.55), (0.6, 0.5, 1.6, 0.15)) as (figure, axes):
-        sites = torch.tensor([number for number, _, _ in layout])
+        sites = torch.tensor([site.block for _, _, site in layout])
         best, chosen = (columns[name].bool() for name in ("test_best", "chosen"))
         axes.plot(sites, value, ".", color="0.7", markersize=4, clip_on=False, label="each head alone")
         ring: Any = {"markersize": 7, "markerfacecolor": "none", "markeredgecolor": COLOURS[1]}
@@ -268,9 +264,8 @@ def sufficiency(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, n
             ends = [of[chosen].tolist() for of in (value, low, high)]
             style.whiskers(axes, sites[chosen], ends, label="chosen on\nvalidation (95 %)", **dots)
         style.level(axes, 100 * columns["whole"].item(), "all heads")
-        stride = max(1, round(0.2 / step))
-        axes.set_xticks(range(0, len(layout.sites), stride), [str(site.block) for site in layout.sites[::stride]])
-        axes.set(xlim=(-0.6, len(layout.sites) - 0.4), xlabel="block that keeps one head", ylabel="accuracy (%)")
+        style.block_ticks(axes, layout, step, 0.6)
+        axes.set(xlabel="block that keeps one head", ylabel="accuracy (%)")
         style.legend_beside(axes)
     return figure
 
@@ -309,16 +304,18 @@ def patching(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
 
 
 @captioned(
-    "Heads of each block side by side. Above, how alike a head's outputs are to what they were before tuning, with its "
-    "95 % interval; the dash is chance. Below, each measure before (ring) and after (dot): filled where the change "
-    "differs from 0 (p < .05 after Holm over all heads and measures)."
+    "Heads of each block, with their numbers. Above, how alike a head's outputs are to what they were before tuning, "
+    "with its 95 % interval; the dash is chance. Below, each measure before (ring) and after (dot): filled where the "
+    "change differs from 0 (p < .05 after Holm over all heads and measures)."
 )
 def before_tuning(layout: HeadLayout, compared: Mapping[str, Tensor], labels: Mapping[str, str]) -> Figure:
     """Heads before and after tuning. compared: of the panel before_tuning. labels: of its measures, by name."""
     blocks = [site.block for site in layout.sites]
     step = min(0.55, 6.0 / len(blocks))
     wide, tall, at = max(2.2, step * len(blocks)), 1.1, style.side_by_side(layout, 0.8)
-    with style.grid(1 + len(labels), (wide, tall), (0, 0.18), (0.85, 0.45, 1.8, 0.23), per_row=1) as (figure, places):
+    cells = (style.ticks(site.num_heads, 2.4 * step / site.num_heads) for _, _, site in layout)  # small numbers
+    shown = [(x, head) for x, (_, head, _), of in zip(at, layout, cells, strict=True) if head in of]
+    with style.grid(1 + len(labels), (wide, tall), (0, 0.24), (0.85, 0.5, 1.8, 0.23), per_row=1) as (figure, places):
         itself, *rows = (axes for axes, _, _ in places)
         itself.vlines(at, compared["itself_low"], compared["itself_high"], color=COLOURS[0], lw=1, alpha=0.5)
         itself.plot(at, compared["itself"], ".", color=COLOURS[0], label="like itself before")
@@ -335,8 +332,11 @@ def before_tuning(layout: HeadLayout, compared: Mapping[str, Tensor], labels: Ma
             axes.set_ylabel(style.wrapped(label, tall))
         for axes, _, last in places:
             style.block_ticks(axes, layout, step, 0.55)
-            axes.tick_params(labelbottom=last)
-            axes.set_xlabel("block (heads side by side)" if last else "")
+            axes.tick_params(axis="x", labelbottom=last, pad=9)
+            axes.set_xlabel("block (small: head)" if last else "")
+            axes.xaxis.remove_overlapping_locs = False  # a head may stand above the block's number
+            axes.set_xticks(*zip(*shown, strict=True), minor=True, fontsize=5)
+            axes.tick_params(which="minor", length=0, pad=2)
         for axes in (itself, *rows[:1]):
             style.legend_beside(axes, 1.01)
     return figure

@@ -179,7 +179,7 @@ def fft_images(blocks: Sequence[int], maps: Sequence[Tensor], fourier: Sequence[
                 if row == 0:
                     axes.set_title(f"block {blocks[number]}", pad=3)
                 if column == 0:
-                    style.name_beside(axes, ROWS[row] + f"\n(within {widest:.2g} nats)" * (row == 4))
+                    style.name_beside(axes, ROWS[row] + f"\n(red: more; within\n{widest:.2g} nats)" * (row == 4))
     return figure
 
 

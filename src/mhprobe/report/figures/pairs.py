@@ -193,9 +193,9 @@ def before_training(rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]
     """A panel per measure. rows: measure, network, block, min, mean, max. labels: of the measures, for the axes."""
     measures = list(dict.fromkeys(row["measure"] for row in rows))
     blocks = sorted({row["block"] for row in rows})
-    step = min(0.4, 4.0 / len(blocks))
+    step = min(0.4, 2.1 / len(blocks))
     size, edges = (max(1.7, step * len(blocks)), 2.0), (0.7, 0.5, 1.85, 0.25)
-    with style.grid(len(measures), size, (0.75, 0), edges, per_row=len(measures)) as (figure, places):
+    with style.grid(len(measures), size, (0.7, 0), edges, per_row=len(measures)) as (figure, places):
         for (axes, _, _), name in zip(places, measures, strict=True):
             for k, network in enumerate(("trained", "untrained")):
                 of = [row for row in rows if (row["measure"], row["network"]) == (name, network)]
@@ -304,11 +304,12 @@ class Group(NamedTuple):
 def behaviours(groups: Sequence[Group]) -> Figure:
     """A panel per group, each with its own scale."""
     side = 3.2 if len(groups) == 1 else 1.9
-    with style.grid(len(groups), (side, side), (0.45, 0.8), (0.5, 0.35, 1.25, 0.55)) as (figure, places):
-        for (axes, _, _), group in zip(places, groups, strict=True):
+    with style.grid(len(groups), (side, side), (0.5, 0.95), (0.65, 0.5, 1.25, 0.55)) as (figure, places):
+        for (axes, first, _), group in zip(places, groups, strict=True):
             for (x, y), label, kind in zip(group.points.tolist(), group.labels, group.cluster.tolist(), strict=True):
                 axes.plot(x, y, MARKERS[kind % len(MARKERS)], color=LABEL_SHADES[label], ms=5, mec="0.3", mew=0.4)
             _around_zero(axes, group.points)
+            axes.set(xlabel="first coordinate (scaling)", ylabel="second coordinate" if first else "")
             axes.set_title(group.title, loc="left", pad=4, fontsize=7)
         for label in [label for label in LABEL_SHADES if any(label in group.labels for group in groups)]:
             axes.plot([], [], "o", color=LABEL_SHADES[label], ms=5, mec="0.3", mew=0.4, label=label)

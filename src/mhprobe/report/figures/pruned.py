@@ -32,19 +32,20 @@ def retained(
     """
     kept = [point[0] for point in points]
     with style.panel((3.4, 2.5), (0.55, 0.5, 1.65, 0.2)) as (figure, axes):
-        least = 100.0
+        ends = [] if before is None else [100 * before]
         for number, name in enumerate(("gates as learned", "gates of 0 and 1"), 1):
             shade, marker = style.colour(number - 1)
             accuracy, low, high = _percents([point[number] for point in points], images)
-            least = min(least, *low)
+            ends += [*low, *high]
             style.band(axes, kept, (accuracy, low, high), shade, marker=marker, markersize=4, label=name)
         axes.fill_between([], [], [], color="0.3", alpha=0.15, lw=0, label="95 % over images")
         if before is not None:
             style.level(axes, 100 * before, "whole model before", zorder=1)
-        near = chance is not None and least < 100 * chance + 30  # else the axis would be empty down to it
-        if chance is not None and near:
+        limits = min(ends) - 3, min(max(ends) + 3, 100.5)
+        if chance is not None and min(ends) < 100 * chance + 30:  # else the axis would be empty down to it
             style.level(axes, 100 * chance, "chance", ":", zorder=1)
-        axes.set(xlim=(-0.02 * heads, 1.02 * heads), ylim=(-2, 102) if near else (least - 3, 100.5))
+            limits = -2, 102
+        axes.set(xlim=(-0.02 * heads, 1.02 * heads), ylim=limits)
         style.whole_ticks(axes.xaxis)
         axes.set(xlabel=f"heads kept (of {heads})", ylabel="test accuracy (%)")
         style.legend_beside(axes)
@@ -69,12 +70,9 @@ def voita(points: Sequence[tuple[int, float, float]], images: int, chance: float
     sure: points at which the two differ significantly; a star marks them.
     """
     with style.panel((2.7, 2.25), (0.55, 0.5, 2.25, 0.15)) as (figure, axes):
-        looks = {
-            "whole model": ("0.4", "D"),
-            "pruned from trained": style.colour(0),
-            "same heads from scratch": style.colour(1),
-        }
-        for number, (name, (shade, marker)) in enumerate(looks.items()):
+        names = ("whole model", "pruned from trained", "same heads from scratch")
+        looks = (("0.4", "D"), style.colour(0), style.colour(1))
+        for number, (name, (shade, marker)) in enumerate(zip(names, looks, strict=True)):
             some = points[1:] if number else points[:1]
             at = [x + 0.16 * (number - 1.5) for x in range(1, len(points))] if number else [0]
             ends = _percents([point[max(1, number)] for point in some], images)
@@ -85,12 +83,8 @@ def voita(points: Sequence[tuple[int, float, float]], images: int, chance: float
         axes.set_xticks(range(len(points)), [f"{point[0]}" + " (all)" * (i == 0) for i, point in enumerate(points)])
         for x in (x for x, on in enumerate(sure) if on):
             axes.annotate("*", (x, 100 * max(points[x][1:])), xytext=(0, 8), textcoords="offset points", ha="center")
-        stars = "the two differ, p < .05\n(McNemar, Holm)"
-        if any(sure):
-            axes.plot([], [], marker="$*$", ls="none", color="black", ms=4, label=stars)
-        axes.set(xlim=(-0.5, len(points) - 0.5), xlabel="heads", ylabel="test accuracy (%), 95 % interval")
-        handles = axes.get_legend_handles_labels()[0]
-        style.legend_beside(axes, handles=sorted(handles, key=lambda handle: handle.get_label() == stars))
+        axes.set(xlim=(-0.5, len(points) - 0.5), xlabel="heads kept", ylabel="test accuracy (%), 95 % interval")
+        style.legend_beside(axes, star="the two differ, p < .05\n(McNemar, Holm)" * any(sure))
     return figure
 
 

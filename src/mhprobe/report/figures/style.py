@@ -197,8 +197,13 @@ def bar_beside(axes: Axes, image: Any, label: str = "", gap: float = 0.12) -> An
     return colour_bar(figure, image, box.x1 * wide + gap, box.y0 * tall, box.height * tall, label)
 
 
-def legend_beside(axes: Axes, at: float = 1.02, **options: Any) -> None:
-    """Put the legend right of the axes, halfway up. at: its left edge, in widths of the axes."""
+def legend_beside(axes: Axes, at: float = 1.02, star: str = "", **options: Any) -> None:
+    """Put the legend right of the axes, halfway up. at: its left edge, in widths of the axes. star: what one says."""
+    from matplotlib.lines import Line2D
+
+    if star:
+        star_line = Line2D([], [], marker="$*$", ls="none", color="black", ms=5, label=star)
+        options["handles"] = [*axes.get_legend_handles_labels()[0], star_line]
     axes.legend(loc="center left", bbox_to_anchor=(at, 0.5), **{"borderaxespad": 0, **options})
 
 
@@ -364,8 +369,7 @@ def name_beside(axes: Axes, name: str) -> None:
 
 def evenly(count: int, most: int) -> list[int]:
     """Choose at most ``most`` numbers below ``count`` evenly, with the first and the last."""
-    steps = min(most, count) - 1
-    return sorted({round(number * (count - 1) / max(1, steps)) for number in range(steps + 1)})
+    return torch.linspace(0, count - 1, min(most, count)).round().int().tolist()
 
 
 def band(axes: Axes, x: Any, ends: Sequence[Any], shade: Any, shadow: float = 0.15, **look: Any) -> None:

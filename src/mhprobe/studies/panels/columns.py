@@ -63,6 +63,7 @@ def functions(material: Material, rare: float | None = None, on_object: float | 
         "window": f"distance {cut['global']} of even in the window",
         "rare": f"rarest patch {cuts['rare']:g} times as often as chance",
         "object": f"on an object {cuts['object']:g} times as often as chance",
+        "mixed": "none of these",
     }
     marks = {name: torch.tensor(on) for name, on in holds(of_heads(material), layout.num_heads, cuts).items()}
     for name, measure in (("rare", "rarity"), ("object", "object_attention")):
