@@ -171,13 +171,13 @@ def slopes_by_layer(layout: HeadLayout, columns: Mapping[str, Tensor], label: st
     together = coinciding(lines)
     texts = {names: "\n".join(textwrap.wrap(", ".join(names), 24)) for names in together}
     tall = max(2.2, 0.17 * sum(1 + text.count("\n") for text in texts.values()) + 0.4)
-    with style.panel((wide, tall), (0.75, 0.5, 1.6, 0.2)) as (figure, axes):
+    with style.panel((wide, tall), (0.9, 0.5, 1.6, 0.2)) as (figure, axes):
         for kinds, line in together.items():
             number = list(lines).index(kinds[0])  # the colour of a kind is that of it in the control
             shade, marker = style.colour(number)
             dashes, x = "-" if number < len(COLOURS) else "--", [site.block for site in layout.sites]
             axes.plot(x, line, dashes, color=shade, marker=marker, markersize=3, label=texts[kinds])
-        axes.set(yscale="log", ylabel="|dL/dA|, mean over heads (nats)")
+        axes.set(yscale="log", ylabel="slope of the loss along attention,\n|dL/dA|, mean over heads (nats)")
         style.block_ticks(axes, layout, wide / count)
         style.legend_beside(axes, title="attention to")
     return figure
