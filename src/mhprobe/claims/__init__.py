@@ -1,1 +1,1 @@
-"""Claims of the literature about heads, one a file, and the verdict that a network gives each. Found by listing."""
+"""Claims of the literature about heads, a module per subject, and the verdict that a network gives each."""

@@ -33,7 +33,7 @@ DELETION = Margin(0.02, "of probability, mean over deletion", "a map that is .02
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim about the heads of a network; the docstring of its file describes the effect.
+    """A claim about the heads of a network; the docstring of its function describes the effect.
 
     effect: (evidence, columns of the measures that further arguments name) -> estimate, positive in the claimed
     direction. says: the claim, a sentence. source: paper, figure; model. shape: "more": holds above the margin, is
@@ -73,10 +73,11 @@ def claim(
 
 @functools.cache
 def all_claims() -> dict[str, Claim]:
-    """Every claim by its name, which is that of its file."""
+    """Every claim by its name, which is that of its function, in the order of the alphabet."""
     names = [module.name for module in pkgutil.iter_modules(mhprobe.claims.__path__) if not module.ispkg]
-    imported = {name: importlib.import_module(f"mhprobe.claims.{name}") for name in names if name != "__main__"}
-    return {name: module.effect for name, module in imported.items()}
+    modules = [importlib.import_module(f"mhprobe.claims.{name}") for name in names if name != "__main__"]
+    claims = {name: part for module in modules for name, part in vars(module).items() if isinstance(part, Claim)}
+    return dict(sorted(claims.items()))
 
 
 def chosen(names: Sequence[str] | None) -> dict[str, Claim]:

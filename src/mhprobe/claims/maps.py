@@ -1,0 +1,55 @@
+"""Claims about maps of where a network looks."""
+
+from mhprobe.claims.parts.claim import DELETION, Margin, claim
+from mhprobe.claims.parts.estimates import Estimate, more_often, over_images
+from mhprobe.claims.parts.evidence import Evidence
+
+
+@claim(
+    says="Rollout is more faithful than a random order of patches.",
+    source="Abnar & Zuidema 2020; Transformers for text",
+    margin=DELETION,
+)
+def rollout_beats_chance(of: Evidence) -> Estimate:
+    """Area under deletion in a random order minus that by rollout: a lower area is better."""
+    return over_images(of.of_images("random") - of.of_images("rollout"))
+
+
+@claim(
+    says="Rollout is more faithful than the attention of the last block.",
+    source="Tran, report on attention rollout; small vision transformers",
+    margin=DELETION,
+)
+def rollout_beats_raw_attention(of: Evidence) -> Estimate:
+    """Area under deletion by attention of the last block, minus that by rollout: a lower area is better."""
+    return over_images(of.of_images("attention") - of.of_images("rollout"))
+
+
+@claim(
+    says="Attention weighted by its gradient is more faithful than rollout.",
+    source="Chefer et al. 2021, gradient-weighted rollout; vision transformers",
+    margin=DELETION,
+)
+def gradients_beat_rollout(of: Evidence) -> Estimate:
+    """Area under deletion by rollout minus that by the gradient rollout: a lower area is better."""
+    return over_images(of.of_images("rollout") - of.of_images("gradient_rollout"))
+
+
+@claim(
+    says="Relevance propagation is more faithful than rollout.",
+    source="Chefer et al. 2021 (here by the rules of Achtibat et al. 2024); vision transformers",
+    margin=DELETION,
+)
+def relevance_maps_beat_rollout(of: Evidence) -> Estimate:
+    """Area under deletion by rollout minus that by the relevance map: a lower area is better."""
+    return over_images(of.of_images("rollout") - of.of_images("relevance_map"))
+
+
+@claim(
+    says="The more compact the heat, the likelier the answer is right.",
+    source="Tran, report on attention rollout; small vision transformers",
+    margin=Margin(0.05, "of the chance that it is hotter, beyond a half", "an eye is wrong nearly half of the time"),
+)
+def compact_heat_is_right(of: Evidence) -> Estimate:
+    """Chance that a rightly classified image has the hotter rollout than a wrongly classified one, minus a half."""
+    return more_often(of.of_images("heat"), of.of_images("right") > 0.5)
