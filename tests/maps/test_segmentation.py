@@ -34,7 +34,7 @@ def test_scores_are_those_of_a_loop_over_pixels():
     maps, mask = torch.rand(5, 3, 4, dtype=torch.float64), torch.rand(5, 6, 8) < 0.3
     maps[1] = maps[1].round()  # ties
     maps[2] = 0.5  # flat: nothing is hot
-    found = scores(torch.stack(overlap(maps, mask), -1).mean(0))
+    found = scores(overlap(maps, mask).mean(0))
     expected = oracle.segmentation([image.tolist() for image in maps], [image.tolist() for image in mask])
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-12)
 

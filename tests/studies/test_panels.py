@@ -373,9 +373,10 @@ def test_clusters_are_found_where_there_are_some_and_doubted_where_there_is_one_
     cloud = torch.randn(30, 3, dtype=torch.float64)
     apart = cloud * 0.2 + 4 * torch.nn.functional.one_hot(torch.arange(30) % 3, 3)
     found, doubted = (cluster(torch.cdist(points, points), draws=39, seed=0) for points in (apart, cloud))
-    assert int(found.cluster.max()) == 2 and found.p == 1 / 40 and found.silhouette > 0.8
-    assert len({tuple(found.cluster[k::3].tolist()) for k in range(3)}) == 3  # each of the three, whole
-    assert doubted.p > 0.05
+    number, silhouette, p = found
+    assert int(number.max()) == 2 and p == 1 / 40 and silhouette > 0.8
+    assert len({tuple(number[k::3].tolist()) for k in range(3)}) == 3  # each of the three, whole
+    assert doubted[2] > 0.05
     torch.testing.assert_close(torch.cdist(*[scaled(torch.cdist(cloud, cloud))] * 2), torch.cdist(cloud, cloud))
     does = [("a", "b", "c")[k % 3] for k in range(30)]
     distance = torch.cdist(apart, apart)
@@ -568,22 +569,22 @@ def test_a_convolution_reads_by_its_weights_and_a_stem_by_the_mean_of_its_slopes
     """A network of ReLUs that all images leave open is linear: its slope is known, and the same for all images."""
     images = torch.rand(5, 3, 8, 8)
     convolution = nn.Conv2d(3, 4, 2, stride=2)
-    slopes = slopes_of(convolution, images)
-    torch.testing.assert_close(slopes.mean, convolution.weight.detach().double())
-    torch.testing.assert_close(slopes.second.trace(), slopes.mean.square().sum())  # one map for all images
+    mean, second = slopes_of(convolution, images)
+    torch.testing.assert_close(mean, convolution.weight.detach().double())
+    torch.testing.assert_close(second.trace(), mean.square().sum())  # one map for all images
 
     stem = nn.Sequential(nn.Conv2d(3, 6, 3, 2, 1), nn.ReLU(), nn.Conv2d(6, 4, 3, 2, 1))
     assert reach(stem, 1) == slice(1, 8)  # 3 pixels of the middle map from 1, each of 3 pixels, 2 apart
-    bent = slopes_of(stem, images)
-    assert bent.mean.shape == (4, 3, 7, 7) and bent.second.trace() > 1.001 * bent.mean.square().sum()
+    mean, second = slopes_of(stem, images)
+    assert mean.shape == (4, 3, 7, 7) and second.trace() > 1.001 * mean.square().sum()
     stem[0].bias.data += 100  # never closed
-    straight = slopes_of(stem, images, at_once=2)
-    torch.testing.assert_close(straight.second.trace(), straight.mean.square().sum())
+    mean, second = slopes_of(stem, images, at_once=2)
+    torch.testing.assert_close(second.trace(), mean.square().sum())
     inside = torch.zeros(1, 3, 8, 8)
     inside[0, 1, 3, 5] = 1
     with torch.inference_mode():
         step = (stem(inside) - stem(torch.zeros_like(inside)))[0, :, 1, 1]
-    torch.testing.assert_close(straight.mean[:, 1, 2, 4].float(), step, rtol=1e-3, atol=1e-4)  # a bias of 100 rounds
+    torch.testing.assert_close(mean[:, 1, 2, 4].float(), step, rtol=1e-3, atol=1e-4)  # a bias of 100 rounds
 
 
 def test_what_embeds_patches_is_a_convolution_or_a_stem():
@@ -625,8 +626,8 @@ def test_classes_fall_where_their_images_are_lost():
     right = torch.ones(3, 40, dtype=torch.bool)
     right[:, labels == 1] = False
     right[2, labels.eq(0).nonzero().flatten()[:10]] = False
-    found = cells(right, labels, classes=3)
-    assert found.accuracy[:, :2].tolist() == [[1, 0], [1, 0], [0.5, 0]] and found.accuracy[:, 2].isnan().all()
-    assert found.p[2, 0].item() == pytest.approx(2 / 2**10)  # the sign test of ten images lost and none won
-    assert found.p_holm[2, 0].item() == pytest.approx(4 * 2 / 2**10)  # two steps of two classes
-    assert found.p[:2, :2].eq(1).all() and found.p_holm[0].eq(1).all()
+    accuracy, p, p_holm = cells(right, labels, classes=3)
+    assert accuracy[:, :2].tolist() == [[1, 0], [1, 0], [0.5, 0]] and accuracy[:, 2].isnan().all()
+    assert p[2, 0].item() == pytest.approx(2 / 2**10)  # the sign test of ten images lost and none won
+    assert p_holm[2, 0].item() == pytest.approx(4 * 2 / 2**10)  # two steps of two classes
+    assert p[:2, :2].eq(1).all() and p_holm[0].eq(1).all()

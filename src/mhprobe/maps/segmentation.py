@@ -5,8 +5,6 @@ mean are taken for the object. Scores: share of right pixels; mean over object a
 the pixels of all images together; mean over images of the average precision of pixels in the map's order.
 """
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,33 +12,18 @@ from torch import Tensor
 SCORES = ("pixel accuracy", "mean IoU", "average precision")
 
 
-class Overlap(NamedTuple):
-    """Contributions of images to the scores, each (B,) float64, shares of an image's pixels but for the last.
+def overlap(maps: Tensor, mask: Tensor) -> Tensor:
+    """(B, 6) float64 contributions of images to the scores: five shares of their pixels, and the average precision.
 
-    right: classified right. both_object: object in map and mask; any_object: in one of them; the same for the ground.
-    precision: average precision, in [0, 1].
-    """
-
-    right: Tensor
-    both_object: Tensor
-    any_object: Tensor
-    both_ground: Tensor
-    any_ground: Tensor
-    precision: Tensor
-
-
-def overlap(maps: Tensor, mask: Tensor) -> Overlap:
-    """Compare maps with masks of objects.
+    Shares: classified right; of the object in map and mask, and in one of them; the same two of the ground.
 
     maps: (B, h, w), larger means more relevant. mask: (B, H, W) bool, with a pixel of the object in each image.
     """
     pixels = F.interpolate(maps[:, None].double(), size=mask.shape[-2:], mode="bilinear")[:, 0].flatten(1)
     shown = mask.flatten(1)
     hot = pixels > pixels.mean(1, keepdim=True)
-    right, both, either, neither, not_both = (
-        share.double().mean(1) for share in (hot == shown, hot & shown, hot | shown, ~hot & ~shown, ~hot | ~shown)
-    )
-    return Overlap(right, both, either, neither, not_both, average_precision(pixels, shown))
+    parts = (hot == shown, hot & shown, hot | shown, ~hot & ~shown, ~hot | ~shown)
+    return torch.stack([*(part.double().mean(1) for part in parts), average_precision(pixels, shown)], 1)
 
 
 def average_precision(values: Tensor, shown: Tensor) -> Tensor:
@@ -52,7 +35,7 @@ def average_precision(values: Tensor, shown: Tensor) -> Tensor:
 
 
 def scores(means: Tensor) -> Tensor:
-    """(..., 6) means over images of the parts of ``Overlap`` -> (..., 3) the ``SCORES``."""
+    """(..., 6) means over images of ``overlap`` -> (..., 3) the ``SCORES``."""
     right, both_object, any_object, both_ground, any_ground, precision = means.unbind(-1)
     # a map that is flat takes nothing for the object: 0 of what there is
     iou = (both_object / any_object + both_ground / any_ground.clamp(min=1e-12)) / 2

@@ -45,8 +45,7 @@ class Cell(NamedTuple):
 
 def choose(method: Order | Chooses, model: nn.Module, images: Images, share: float) -> Tensor:
     """(A,) bool, the units that ``method`` takes so that at most ``share`` of the FLOPs is left."""
-    target = {"flops": share}
-    source = OnPath(method, target=target) if isinstance(method, Order) else Shown(method, target)
+    source = OnPath(method, target={"flops": share}) if isinstance(method, Order) else Shown(method, {"flops": share})
     source.check(model, rounds=1)
     if isinstance(source, Shown):
         return source.choose(model, images).mask

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from mhprobe import ranks
 from mhprobe.backbones import layout_of
 from mhprobe.data.draws import draw, fold
-from mhprobe.errors import UserError
+from mhprobe.errors import whole_number
 from mhprobe.gates import gates_of
 from mhprobe.heads import wide
 from mhprobe.masking.base import ROUNDING
@@ -60,8 +60,7 @@ class SnapViT:
 
     def __post_init__(self) -> None:
         for name, least in (("crops", 1), ("generations", 0), ("levels", 1), ("shown", 1)):
-            if getattr(self, name) < least:
-                raise UserError(f"{name}: SnapViT needs {least} or more, got {getattr(self, name)}.")
+            whole_number(name, getattr(self, name), least)
 
     def choose(self, model: nn.Module, images: Images, target: Mapping[str, float]) -> Tensor:
         """(A,) bool, the units that go so that at most ``target`` is left, as of ``within``. model: carries gates."""

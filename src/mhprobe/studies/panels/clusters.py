@@ -8,7 +8,7 @@ silhouette of the functions as clusters, against relabellings of the heads.
 Shapes: N heads of one group.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,14 +26,6 @@ from mhprobe.studies.panels.columns import of_heads
 
 LEAST = 5  # heads that are worth cutting into clusters
 MOST = 8  # clusters
-
-
-class Clusters(NamedTuple):
-    """Clusters (N,) of heads, their mean silhouette, and p, the share of Gaussian clouds that reach it."""
-
-    cluster: Tensor
-    silhouette: float
-    p: float
 
 
 def clusters(material: Material, images: int = 500, draws: int = 200) -> dict[str, Result]:
@@ -54,34 +46,33 @@ def clusters(material: Material, images: int = 500, draws: int = 200) -> dict[st
         if len(heads) < LEAST:
             continue
         distance = columns["js"]["value"][heads][:, heads].double().fill_diagonal_(0)
-        of = cluster(distance, draws, material.seed)
+        number, apart, p_apart = cluster(distance, draws, material.seed)
         does = [functions[head] for head in heads.tolist()]
         together, p = alike(distance, does, 5 * draws, material.seed)
-        number_A[heads] = of.cluster
-        name, many = "all heads" if layout.num_stages == 1 else f"stage {stage}", int(of.cluster.max()) + 1
-        title = f"{name}: {many} clusters\nsilhouette {of.silhouette:.2f} (p = {of.p:.2g})\n"
+        number_A[heads] = number
+        name, many = "all heads" if layout.num_stages == 1 else f"stage {stage}", int(number.max()) + 1
+        title = f"{name}: {many} clusters\nsilhouette {apart:.2f} (p = {p_apart:.2g})\n"
         title += "nothing to tell functions by" if p != p else f"same function: {together:.2f} (p = {p:.2g})"
-        groups.append(figure.Group(title, embed(distance)[0], does, of.cluster))
-        rows.append([name, len(heads), many, len(set(does)), of.silhouette, of.p, together, p])
+        groups.append(figure.Group(title, embed(distance)[0], does, number))
+        rows.append([name, len(heads), many, len(set(does)), apart, p_apart, together, p])
     if not groups:
         raise UserError(f"clusters: no group of heads that attend to the same tokens has {LEAST} heads or more.")
-    heads_table = tables.per_head(layout, {"cluster": number_A})
-    heads_table.columns.append("function")
-    for row, function in zip(heads_table.rows, functions, strict=True):
-        row.append(function)
+    header, plain, kind = tables.per_head(layout, {"cluster": number_A})
+    with_function = [[*row, function] for row, function in zip(plain, functions, strict=True)]
     names = ["group", "heads", "clusters", "functions", "silhouette", "p", "silhouette_functions", "p_functions"]
     drawn = Result(tables.Table(names, rows), figure.behaviours(groups), of=material.of(images))
+    heads_table = tables.Table([*header, "function"], with_function, kind)
     named = Result(heads_table).saying("the head's cluster", "nothing: clusters have no order")
     return {"clusters": drawn.saying("mean silhouette", "more distinct clusters"), "heads": named}
 
 
-def cluster(distance: Tensor, draws: int, seed: int) -> Clusters:
-    """Return the clusters of largest silhouette, by distances (N, N), and their p."""
+def cluster(distance: Tensor, draws: int, seed: int) -> tuple[Tensor, float, float]:
+    """(N,) clusters of largest mean silhouette by distances (N, N); it, and its p among Gaussian clouds."""
     points = scaled(distance)
     number, observed = _cut(points)
     generator, spread = torch.Generator().manual_seed(seed), points.std(0, correction=0)
     clouds = (torch.randn(points.shape, generator=generator, dtype=torch.float64) * spread for _ in range(draws))
-    return Clusters(number, observed, (1 + sum(_cut(cloud)[1] >= observed for cloud in clouds)) / (draws + 1))
+    return number, observed, (1 + sum(_cut(cloud)[1] >= observed for cloud in clouds)) / (draws + 1)
 
 
 def scaled(distance: Tensor) -> Tensor:

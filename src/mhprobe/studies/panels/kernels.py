@@ -10,7 +10,7 @@ middle patch; the column ``linear`` is the share of the maps that the mean holds
 Shapes: B images, H heads, D head width, C channels, k x k pixels that reach a patch, N kernels.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +24,6 @@ from mhprobe.report.figures import maps as figure
 from mhprobe.report.result import Result
 
 
-class Slopes(NamedTuple):
-    """Slopes of an embedding over images. mean: (C, 3, k, k). second: (C, C), mean of slope times slope."""
-
-    mean: Tensor
-    second: Tensor
-
-
 def kernels(material: Material, count: int = 6, images: int = 200) -> dict[str, Result]:
     """Draw the ``count`` strongest kernels of each head of the first block.
 
@@ -40,11 +33,11 @@ def kernels(material: Material, count: int = 6, images: int = 200) -> dict[str, 
     """
     model = material.model
     batch = material.data.some("test", images, model.device)
-    slopes = slopes_of(patch_embedding(material.backbone), batch.images)
+    slope, second = slopes_of(patch_embedding(material.backbone), batch.images)
     value = record(model, batch.images[:1], needs={"weights"}).need("weights", "kernels")[0].value.double().cpu()
-    strength, patterns = strongest(value, slopes.mean, count)
-    whole = (value @ slopes.mean.flatten(1)).square().sum((1, 2))
-    linear = whole / torch.einsum("hdc,ce,hde->h", value, slopes.second, value)
+    strength, patterns = strongest(value, slope, count)
+    whole = (value @ slope.flatten(1)).square().sum((1, 2))
+    linear = whole / torch.einsum("hdc,ce,hde->h", value, second, value)
     rows: list[list[Any]] = [
         [head, n, size, size**2 / whole[head].item(), linear[head].item()]
         for head, sizes in enumerate(strength.tolist())
@@ -56,8 +49,8 @@ def kernels(material: Material, count: int = 6, images: int = 200) -> dict[str, 
     return {"kernels": drawn.saying("strength of a kernel (its singular value)", "the head passes more of it on")}
 
 
-def slopes_of(embedding: nn.Module, images: Tensor, at_once: int = 10) -> Slopes:
-    """Slopes of all channels at the middle patch along the pixels that reach it. images: (B, 3, height, width)."""
+def slopes_of(embedding: nn.Module, images: Tensor, at_once: int = 10) -> tuple[Tensor, Tensor]:
+    """(C, 3, k, k) mean slope over images of each channel at the middle patch, (C, C) mean of slope times slope."""
     total, second = torch.zeros(()), torch.zeros(())
     with inspecting(embedding, gradients=True):
         for part in usable(images).split(at_once):
@@ -70,7 +63,7 @@ def slopes_of(embedding: nn.Module, images: Tensor, at_once: int = 10) -> Slopes
             slope = torch.stack([grad[:, :, rows, columns] for grad in whole], 1)
             flat = slope.double().cpu().flatten(2)  # (B, C, P)
             total, second = total + flat.sum(0), second + (flat @ flat.mT).sum(0)
-    return Slopes((total / len(images)).unflatten(1, slope.shape[2:]), second / len(images))
+    return (total / len(images)).unflatten(1, slope.shape[2:]), second / len(images)
 
 
 def reach(embedding: nn.Module, place: int) -> slice:

@@ -74,8 +74,8 @@ def segmentation(material: Material, kinds: Kinds, images: int = 200, number: in
         mask = batch.objects > 0 if number is None else batch.objects == number
         there = batch.valid & mask.flatten(1).any(1)
         maps = maps_of(kinds, material, batch)
-        parts = [torch.stack(overlap(grid[there], mask[there]), -1) for grid in (*maps, *_blind(maps, batch.index))]
-        return torch.stack(parts, 1)
+        grids = (*maps, *_blind(maps, batch.index))
+        return torch.stack([overlap(grid[there], mask[there]) for grid in grids], 1)
 
     every_nKP = of_images(material, images, of_batch)
     if not len(every_nKP):

@@ -6,7 +6,7 @@ Shapes: A heads, K steps of a curve, M masks, P pairs, D draws, n images, C clas
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -160,14 +160,6 @@ def kinds(layout: HeadLayout) -> dict[str, Tensor]:
     return {name: mask for name, mask in masks.items() if mask.any()}
 
 
-class Cells(NamedTuple):
-    """Accuracy (K, C) in [0, 1], step 0 unmasked; p, p_holm (K, C), 1 at step 0. NaN for an empty class."""
-
-    accuracy: Tensor
-    p: Tensor
-    p_holm: Tensor
-
-
 def classes_at_steps(material: Material) -> dict[str, Result]:
     """Measure accuracy within each class at each step of a masking curve; a result per curve of one path.
 
@@ -182,9 +174,8 @@ def classes_at_steps(material: Material) -> dict[str, Result]:
     for curve in reported(material):
         (trace,) = curve.traces
         accuracy, p, p_holm = cells(score(trace.mask).right.cpu(), labels, data.num_classes)
-        off = trace.mask.sum(1).tolist()
-        columns = {"accuracy": accuracy, "images": images.expand_as(accuracy), "drop": accuracy[:1] - accuracy}
-        columns |= {"p": p, "p_holm": p_holm}
+        off, columns = trace.mask.sum(1).tolist(), {"accuracy": accuracy, "images": images.expand_as(accuracy)}
+        columns |= {"drop": accuracy[:1] - accuracy, "p": p, "p_holm": p_holm}
         rows: list[dict[str, Any]] = [
             {"curve": curve.name, "step": trace.step[k], "heads_masked": off[k], "class": name}
             | {column: values[k, c].item() for column, values in columns.items()}
@@ -197,8 +188,11 @@ def classes_at_steps(material: Material) -> dict[str, Result]:
     return results
 
 
-def cells(right: Tensor, labels: Tensor, classes: int) -> Cells:
-    """Test the classes of a curve. right: (K, n) bool, step 0 unmasked. labels: (n,)."""
+def cells(right: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(K, C) accuracy, p and p_holm of the classes of a curve; p are 1 at step 0, all NaN for an empty class.
+
+    right: (K, n) bool, step 0 unmasked. labels: (n,).
+    """
     of_class = torch.nn.functional.one_hot(labels, classes).double()
     count = of_class.sum(0)
     before = right[:1]
@@ -208,4 +202,4 @@ def cells(right: Tensor, labels: Tensor, classes: int) -> Cells:
     p[:, count == 0] = torch.nan
     adjusted = torch.ones_like(p)
     adjusted[1:] = holm(p[1:].flatten()).view_as(p[1:])
-    return Cells(accuracy, p, adjusted)
+    return accuracy, p, adjusted
