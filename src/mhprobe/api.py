@@ -8,8 +8,9 @@ values["gate_importance"].columns   # with its intervals; .to_frame() for pandas
 """
 
 import functools
+import operator
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,7 +86,7 @@ def measure(
     of = _target(model, loader, batch) if target is None else target
     walked = [selection, loader] if choosing else [loader]
     images = 0
-    with progress("measuring", sum(map(_length, walked)), "batches", show_progress) as done:
+    with progress("measuring", sum(map(operator.length_hint, walked)), "batches", show_progress) as done:
 
         def count(seen: Batch) -> None:
             nonlocal images
@@ -104,14 +105,6 @@ def measure(
         warnings.warn(f"{error} ({name} is left out, the others were measured)", MeasureWarning, stacklevel=2)
     labels = {n: label_of(named[n], of) for n in columns}
     return Found({n: Values.of(n, labels[n], named[n].kind, named[n].layout, columns[n]) for n in columns}, refused)
-
-
-def _length(loader: Iterable[Any]) -> int:
-    """Return the number of batches; 0 if unknown (len() of a DataLoader over a stream raises TypeError)."""
-    try:
-        return len(loader) if isinstance(loader, Sized) else 0
-    except TypeError:
-        return 0
 
 
 def masking_curve(

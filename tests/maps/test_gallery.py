@@ -106,6 +106,23 @@ def test_maps_that_are_not_judged_cost_no_further_forward_and_say_nothing_of_it(
     assert found["even"]["even"].areas is None and judged(2).areas is not None
 
 
+def test_maps_are_made_of_one_image_after_the_other_and_are_those_of_all_together(monkeypatch):
+    model = tiny_vit(img_size=16).double()
+    mhprobe.attach(model)
+    images, shown = torch.rand(3, 3, 16, 16, dtype=torch.float64), []
+    data = Stored()
+    data.transform = lambda batch, train: batch._replace(images=images, labels=torch.tensor([2, 0, 1]))
+    kind = GradientRollout(target="label")
+    weights = GradientRollout.weights
+    monkeypatch.setattr(
+        GradientRollout, "weights", lambda self, *asked: (shown.append(len(asked[1])), weights(self, *asked))[1]
+    )
+    maps = gallery(model, data, [0, 1, 2], {"kind": kind}, score=False).maps["kind"]["gradient rollout"].maps
+    assert shown == [1, 1, 1]
+    together = kind(model, images, torch.tensor([2, 0, 1]))["gradient rollout"]
+    torch.testing.assert_close(maps, together.float())
+
+
 def test_named_heads_stand_side_by_side_for_all_images():
     model = tiny_vit(img_size=16)
     mhprobe.attach(model)

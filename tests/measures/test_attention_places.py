@@ -66,7 +66,7 @@ def test_pieces_hold_every_valid_image_once_and_are_small(monkeypatch):
     pieces = list(attention("confidence", layout, batch))
     assert [piece.images.tolist() for piece in pieces] == [[0, 2], [3, 4]]
     assert all(piece.attn.dtype == torch.float64 for piece in pieces)
-    assert chunks(HeadBatch(z=(), logits=torch.zeros(1, 2), valid=torch.tensor([False])), 10) == ()
+    assert chunks(torch.tensor([False]), [torch.zeros(1, 10)]) == ()
 
 
 def test_mean_over_queries_of_their_means():

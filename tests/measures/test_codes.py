@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite
+from mhprobe.measures.parts import hashing
 from mhprobe.measures.parts.hashing import Pool
 from mhprobe.measures.rarity import Codes, _nearest, _spread, numbers_of, patches_of
 
@@ -95,3 +98,19 @@ def test_scikit_learns_k_means_ends_where_ours_does(codes):
     np.testing.assert_allclose(peer.cluster_centers_, ours.centre.numpy(), rtol=1e-10, atol=1e-10)
     assert (_nearest(patch, ours.centre).numpy() == labels).all()
     np.testing.assert_allclose(np.bincount(labels, minlength=codes) / len(patch), ours.density.numpy())
+
+
+def test_the_sample_replaces_its_parts_one_after_the_other(monkeypatch):
+    sample, alive = Pool(3), []
+    sample.add(torch.arange(4), [torch.rand(4, 5) for _ in range(3)])
+    before = [weakref.ref(part) for part in sample.parts]
+
+    def counted(*args):
+        alive.append(sum(part() is not None for part in before))
+        return of_both(*args)
+
+    of_both = hashing._of_both
+    monkeypatch.setattr(hashing, "_of_both", counted)
+    sample.add(torch.arange(-2, 0), [torch.rand(2, 5) for _ in range(3)])
+    assert alive == [3, 2, 1], "of the old parts, beside the new ones"
+    assert sample.number.tolist() == [-2, -1, 0]

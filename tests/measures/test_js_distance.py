@@ -111,6 +111,20 @@ def test_results_do_not_depend_on_the_size_of_the_pieces(monkeypatch):
         torch.testing.assert_close(apart[name], whole[name], rtol=1e-10, atol=1e-12)
 
 
+def test_images_of_the_null_are_compared_a_few_at_a_time(monkeypatch):
+    layout, compared = vit_layout(heads=2), []
+    divergences = JSDistance._divergences
+
+    def counted(self, sites, attn, other=None):
+        compared.append((other is not None, len(attn[0])))
+        return divergences(self, sites, attn, other)
+
+    monkeypatch.setattr(JSDistance, "_divergences", counted)
+    monkeypatch.setattr("mhprobe.measures.parts.places._CPU_PIECE", 1)
+    run(JSDistance(layout), batch_of(*random_maps(layout, images=3)))
+    assert compared == [(False, 1)] * 3 + [(True, 1)] * 6
+
+
 def test_uneven_grids_and_wrong_options_are_refused_in_one_line():
     uneven = HeadLayout((HeadSite("a", 0, 0, 1, 2, grid=(4, 4)), HeadSite("b", 1, 1, 1, 2, grid=(2, 2))))
     with pytest.raises(

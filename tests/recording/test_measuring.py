@@ -7,13 +7,16 @@ import weakref
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 
 import mhprobe
 import spawned
 from mhprobe import ranks
+from mhprobe.backbones import layout_of
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
+from mhprobe.heads import Relevance
 from mhprobe.measures.base import Measure
 from mhprobe.recording import measuring
 from mhprobe.recording.measuring import measure, score_heads
@@ -204,3 +207,21 @@ def test_pieces_add_up_to_what_the_whole_batch_gives(monkeypatch):
     for name in found[1]:
         for column, values in found[1][name].items():
             torch.testing.assert_close(found[0][name][column], values, rtol=1e-9, atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize("needs", [{"attn"}, {"grad"}, {"grad", "attn_grad", "stream"}, {Relevance()}])
+def test_records_of_large_images_are_of_few_of_them_and_of_equally_many(needs):
+    with torch.device("meta"):  # 1,370 tokens: 541 MB of attention weights an image
+        large = timm.create_model("vit_small_patch14_dinov2", img_size=518, num_classes=0)
+    tokens, heads, blocks = 1370, 6, 12
+    weights, row = 4 * blocks * heads * tokens**2, 4 * blocks * tokens * 384
+    seen = measuring.pieces(32, layout_of(large), needs)
+    assert [image for these in seen for image in range(32)[these]] == list(range(32))
+    longest = max(len(range(32)[these]) for these in seen)
+    if needs == {"grad"}:
+        assert longest == 3 and longest * 12 * row < 2**30
+    else:
+        assert longest == 1, f"one takes {weights / 2**30:.2f} GiB and more"
+    small = mhprobe.attach(tiny_vit()).layout
+    assert measuring.pieces(8, small, needs) == [slice(0, 8)]
+    assert measuring.pieces(0, small, needs) == [slice(0, 0)]

@@ -136,7 +136,10 @@ def _kept(
     """
 
     def find() -> dict[str, Tensor]:
-        maps = kind(model, images, labels)
+        label_1: Sequence[Tensor | None] = [None] * len(images) if labels is None else labels.split(1)
+        # one at a time: a large image's attention takes half a gigabyte, its slopes as much again
+        parts = [kind(model, *one) for one in zip(images.split(1), label_1, strict=True)]
+        maps = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         tensors = {f"maps/{name}": values.float().cpu() for name, values in maps.items()}
         if options.get("score", True):
             scoring = {name: option for name, option in options.items() if name != "score"}

@@ -87,7 +87,7 @@ class JSDistance(MeanOverImages):
         recorded = [attention_of(self.name, self.layout, batch, s, texts=True) for s in range(len(self.layout.sites))]
         for sites in self.groups:
             attn = [recorded[s] for s in sites]
-            for images in chunks(batch, sum(weights.shape[1:].numel() for weights in attn)):
+            for images in chunks(batch.valid, attn):
                 js_bGG, queries_b = self._divergences(sites, [a[images] for a in attn])
                 heads = flat_heads(self.layout, sites).to(self.device)
                 weight_b = torch.ones_like(queries_b) if self.clark else queries_b
@@ -97,7 +97,8 @@ class JSDistance(MeanOverImages):
 
     def _keep(self, batch: HeadBatch, recorded: list[Tensor]) -> None:
         """Add images to the pool of the null; texts without padding, so that their hash does not depend on it."""
-        everything = [recorded[s][batch.valid] for s in sum(self.groups, ())]
+        valid = slice(None) if batch.valid.all() else batch.valid  # a slice copies nothing
+        everything = [recorded[s][valid] for s in sum(self.groups, ())]
         if not self.layout.sites[0].line:
             self.pool.add(numbers_in(batch), everything)
             return
@@ -148,11 +149,16 @@ class JSDistance(MeanOverImages):
             nothing = self.image_sums.new_full(outside.shape, torch.nan)
             return {"null": nothing} if self.null_images else {}
         sums_NXAA = self.image_sums.new_zeros(images, 2, *outside.shape)
+        everyone = torch.ones(images, dtype=torch.bool, device=self.device)
         for apart in range(1, images):
             first = 0
             for sites in self.groups:
                 attn = self.pool.held[1:][first : first + len(sites)]
-                js_bGG, queries_b = self._divergences(sites, attn, [a.roll(apart, 0) for a in attn])
+                parts = [
+                    self._divergences(sites, [a[these] for a in attn], [a[these - apart] for a in attn])
+                    for these in chunks(everyone, attn)
+                ]
+                js_bGG, queries_b = map(torch.cat, zip(*parts, strict=True))
                 heads = flat_heads(self.layout, sites).to(self.device)
                 # of head a on image i with head b on image i - apart: a pair of both images
                 queries_b11 = (queries_b + queries_b.roll(-apart))[:, None, None]

@@ -33,7 +33,6 @@ _BY_RELATION = (
     *("relations", "offset", "even", "best_down", "best_right"),
     *("relations_held_out", "relations_low", "relations_high", "offset_held_out"),
 )
-_CHUNK = 2**25  # pairs of patches looked at together
 
 
 class ObjectAttention(Measure):
@@ -101,25 +100,22 @@ class ObjectAttention(Measure):
         down_WQK, right_WQK = places.steps.unbind(-1)
         offsets_WQK = (down_WQK + height - 1) * (2 * width - 1) + right_WQK + width - 1  # a number for each
         others_WQK = pairs_WQK & ~torch.eye(pairs_WQK.shape[-1], dtype=torch.bool, device=pairs_WQK.device)
-        step = max(1, _CHUNK // (others_WQK.numel() * attn_BWHQK.shape[2]))
-        chunks = list(zip(attn_BWHQK.split(step), shown_BWK.split(step), half_B.split(step), strict=True))
-        best = [attn.masked_fill(~others_WQK[None, :, None], -1).argmax(-1).transpose(2, 3) for attn, *_ in chunks]
+        best_BWQH = attn_BWHQK.masked_fill(~others_WQK[None, :, None], -1).argmax(-1).transpose(2, 3)
         for r, holds in enumerate(RELATIONS.values()):
-            for (_, shown, half), best_BWQH in zip(chunks, best, strict=True):
-                true_BWQK = holds(shown[..., :, None], shown[..., None, :]) & others_WQK
-                possible_BWQ = true_BWQK.any(-1)
-                hit_BWQH = true_BWQK.gather(-1, best_BWQH) & possible_BWQ[..., None]
-                hits_BH, possible_B = hit_BWQH.sum((1, 2)), possible_BWQ.sum((1, 2))
-                self.followed[:, span, r].index_add_(0, half, hits_BH)
-                self.followed_square[:, span, r].index_add_(0, half, hits_BH.square())
-                self.followed_possible[:, span, r].index_add_(0, half, hits_BH * possible_B[:, None])
-                self.possible[:, number, r].index_add_(0, half, possible_B)
-                self.possible_square[:, number, r].index_add_(0, half, possible_B.square())
-                even_BWQ = true_BWQK.sum(-1).double() / others_WQK.sum(-1).clamp(min=1)
-                self.even[number, r] += even_BWQ.sum()
-                counts: Tensor = getattr(self, f"offsets_{number}")
-                for part in range(2):
-                    counts[part, r].index_add_(0, offsets_WQK.flatten(), true_BWQK[half == part].sum(0).flatten())
+            true_BWQK = holds(shown_BWK[..., :, None], shown_BWK[..., None, :]) & others_WQK
+            possible_BWQ = true_BWQK.any(-1)
+            hit_BWQH = true_BWQK.gather(-1, best_BWQH) & possible_BWQ[..., None]
+            hits_BH, possible_B = hit_BWQH.sum((1, 2)), possible_BWQ.sum((1, 2))
+            self.followed[:, span, r].index_add_(0, half_B, hits_BH)
+            self.followed_square[:, span, r].index_add_(0, half_B, hits_BH.square())
+            self.followed_possible[:, span, r].index_add_(0, half_B, hits_BH * possible_B[:, None])
+            self.possible[:, number, r].index_add_(0, half_B, possible_B)
+            self.possible_square[:, number, r].index_add_(0, half_B, possible_B.square())
+            even_BWQ = true_BWQK.sum(-1).double() / others_WQK.sum(-1).clamp(min=1)
+            self.even[number, r] += even_BWQ.sum()
+            counts: Tensor = getattr(self, f"offsets_{number}")
+            for part in range(2):
+                counts[part, r].index_add_(0, offsets_WQK.flatten(), true_BWQK[half_B == part].sum(0).flatten())
 
     def _overall(self, span: slice, site: HeadSite, attn_BWHQK: Tensor, shown_BWK: Tensor, half_B: Tensor) -> None:
         places = places_of(site, attn_BWHQK.device)
@@ -130,10 +126,8 @@ class ObjectAttention(Measure):
         queries = grid_WK.sum()
         share_BH = hit_BWHQ.sum((1, 3)).double() / queries
         even_BWQ = (on_BWK[:, :, None] & pairs_WQK).sum(-1).double() / pairs_WQK.sum(-1).clamp(min=1)
-        # image by image: float64 is large
-        for attn, on_BWK1 in zip(attn_BWHQK, on_BWK.double()[..., None], strict=True):
-            given_WHQ = ((attn.double() * pairs_WQK[:, None]) @ on_BWK1[:, None])[..., 0]
-            self.mass[span] += given_WHQ.sum((0, 2)) / queries
+        seen_BWHQK = attn_BWHQK.double() * pairs_WQK[:, None]
+        self.mass[span] += torch.einsum("bwhqk,bwk->h", seen_BWHQK, on_BWK.double()) / queries
         self.share[:, span].index_add_(0, half_B, share_BH)
         self.square[:, span].index_add_(0, half_B, share_BH.square())
         self.chance[span] += (even_BWQ * grid_WK).sum() / queries

@@ -16,7 +16,7 @@ from mhprobe.heads import Ablation, Patching
 from mhprobe.masking.parts.trace import totals
 from mhprobe.measures.base import Measure
 from mhprobe.questions.material import Material
-from mhprobe.recording.measuring import label_of, needs_of
+from mhprobe.recording.measuring import label_of, needs_of, pieces
 from mhprobe.recording.record import forward_equivalents
 from mhprobe.report import tables
 from mhprobe.report.figures.gates import BINS, gate_density
@@ -96,8 +96,9 @@ def on_another_data_set(material: Material, data: ImageData) -> dict[str, Result
 def cost(material: Material, names: Sequence[str]) -> dict[str, Result]:
     """Count the operations of the named measures per image, in forward passes, and those with masked heads."""
     measures = [item for name in names if isinstance(item := material.measures[name], Measure)]
-    batch, of = next(iter(material.walk()())), material.slopes_of
-    needs = needs_of(measures)
+    needs, of = needs_of(measures), material.slopes_of
+    batch = next(iter(material.walk()()))
+    batch = batch.part(pieces(len(batch.valid), material.layout, needs)[0])
     passes = {need for need in needs if not isinstance(need, Ablation | Patching)}
     shared = forward_equivalents(material.model, batch, passes, of)
     metrics = {"probe/forward_equivalents": shared}

@@ -5,6 +5,7 @@
 
 import dataclasses
 import functools
+import math
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,13 +17,17 @@ from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError, quoted
 from mhprobe.gates import HeadGates, gates_of
 from mhprobe.gates.fill import Fill
-from mhprobe.heads import Ablation, FillName, HeadBatch, HeadLayout, Need, first_sites
+from mhprobe.heads import Ablation, FillName, HeadBatch, HeadLayout, Need, Patching, Relevance, first_sites
 from mhprobe.measures.base import Measure, MeasureWarning
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.outputs import Of
 from mhprobe.recording.record import record
 
 LEAST = 8  # images that are looked at together; fewer would leave the machine idle
+MOST = 2**30  # bytes that a record takes, but for that of a single image
+# by need: copies of an image's attention weights, and of its tokens in each block, that stand beside each other
+COPIES: dict[Any, tuple[int, int]] = {"attn": (1, 1), "attn_grad": (1, 12), "grad": (0, 12), "stream": (0, 3)}
+COPIES |= {Ablation: (0, 12), Patching: (0, 12), Relevance: (2, 24)}
 Columns = dict[str, Tensor]
 Walk = Callable[[], Iterable[Batch]]  # starts a new walk over a split; under several processes each walks its share
 
@@ -105,12 +110,12 @@ def measured(model: nn.Module, measures: Mapping[str, Measure], batches: Walk, *
 def recorded(
     model: nn.Module, batches: Iterable[Batch], needs: Collection[Need] = ()
 ) -> Iterator[tuple[Batch, HeadBatch]]:
-    """Each batch with its record, in several pieces if its attention would take much memory.
+    """Each batch with its record, in several pieces if it would take much memory.
 
     needs: as of ``record``, whose UserErrors these are; none that wants labels.
     """
     for batch in batches:
-        for piece in _pieces(batch, gates_of(model).layout, needs):
+        for piece in map(batch.part, pieces(len(batch.valid), gates_of(model).layout, needs)):
             yield piece, _look(model, piece.unlabelled, needs=needs)
 
 
@@ -166,7 +171,7 @@ def _feed(
             if not (active := {key: item for key, item in measures.items() if key not in refused}):
                 break
             needs = needs_of(active.values(), selecting) | beside
-            for piece in _pieces(batch, layout, needs):
+            for piece in map(batch.part, pieces(len(batch.valid), layout, needs)):
                 look = functools.partial(_look, model, piece, of=of, fills=fills)
                 try:
                     heads = look(needs=needs)
@@ -215,22 +220,21 @@ def _unfit(
     return refused
 
 
-def pieces(count: int, layout: HeadLayout) -> list[slice]:
-    """Slices of images such that all blocks' attention of a slice is no larger than one block's of all images.
+def pieces(count: int, layout: HeadLayout, needs: Collection[Need] = ("attn",)) -> list[slice]:
+    """Slices of images, about equally long: the record of each takes at most ``MOST`` bytes, or is of one image.
 
-    But not fewer than ``LEAST`` images.
+    And all blocks' attention of a slice is no larger than one block's of all images, or than that of ``LEAST`` images.
     """
-    sizes = [site.attention_size for site in layout.of("head").sites]
-    images = max(LEAST, count * max(sizes) // sum(sizes)) if all(sizes) else count
-    return [slice(start, start + images) for start in range(0, max(1, count), max(1, images))]
-
-
-def _pieces(batch: Batch, layout: HeadLayout, needs: Collection[Need]) -> Iterator[Batch]:
-    if not {"attn", "attn_grad"} & set(needs):
-        yield batch
-        return
-    for these in pieces(len(batch.valid), layout):
-        yield batch.part(these)
+    sites, kinds = layout.of("head").sites, {need if isinstance(need, str) else type(need) for need in needs}
+    sizes, most = [site.attention_size for site in sites], max(1, count)
+    if sizes and all(sizes):
+        rows = sum((site.prefix_tokens + math.prod(site.token_grid)) * site.channels for site in sites)
+        numbers = [sum(sizes) * weights + rows * more for kind, (weights, more) in COPIES.items() if kind in kinds]
+        most = min(most, max(1, MOST // (4 * sum(numbers, rows))))
+        if {"attn", "attn_grad"} & kinds:
+            most = min(most, max(LEAST, count * max(sizes) // sum(sizes)))
+    number = max(1, math.ceil(count / most))
+    return [slice(count * i // number, count * (i + 1) // number) for i in range(number)]
 
 
 def _at_gates(heads: HeadBatch, gates: HeadGates) -> HeadBatch:

@@ -75,8 +75,9 @@ class Pool:
         number, order = number[first][: self.size], order[first][: self.size]
         self.number = torch.full((self.size,), _NOBODY)
         self.number[: len(number)] = number
-        before = self.parts or [part.new_zeros(self.size, *part.shape[1:]) for part in parts]
-        self.parts = [_of_both(mine, part.detach(), order) for mine, part in zip(before, parts, strict=True)]
+        self.parts = self.parts or [part.new_zeros(self.size, *part.shape[1:]) for part in parts]
+        for place, part in enumerate(parts):  # new ones of all beside the old ones would take twice the room
+            self.parts[place] = _of_both(self.parts[place], part.detach(), order)
 
     def gather(self) -> None:
         """Merge what all ranks have. A collective."""

@@ -11,7 +11,7 @@ of one "image". Padding is what gets exactly no attention from any query of any 
 
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -140,7 +140,7 @@ def attention(name: str, layout: HeadLayout, batch: HeadBatch, texts: bool = Fal
     """All valid images' attention of all sites, in pieces of bounded size. name, texts: of the measure that asks."""
     for number, site in enumerate(layout.sites):
         attn = attention_of(name, layout, batch, number, texts)
-        for images in chunks(batch, attn.shape[1:].numel()):
+        for images in chunks(batch.valid, [attn]):
             some = attn[images].double()
             whole = some.transpose(0, 1) if site.line else some
             yield Piece(number, layout.span(number), site, places_in(site, some), images, whole)
@@ -163,10 +163,11 @@ def attention_of(name: str, layout: HeadLayout, batch: HeadBatch, number: int, t
     return attn
 
 
-def chunks(batch: HeadBatch, elements: int) -> tuple[Tensor, ...]:
-    """Indices of the valid images, in groups of bounded memory where each image takes ``elements`` float64 numbers."""
-    (valid,) = batch.valid.nonzero(as_tuple=True)
+def chunks(valid_B: Tensor, attn: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Indices of the valid images, in groups whose attention, of some sites, takes bounded memory in float64."""
+    (valid,) = valid_B.nonzero(as_tuple=True)
     piece = _CPU_PIECE if valid.device.type == "cpu" else _GPU_PIECE
+    elements = sum(weights.shape[1:].numel() for weights in attn)
     return valid.split(max(1, piece // max(1, elements))) if len(valid) else ()
 
 
