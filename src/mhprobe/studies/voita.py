@@ -56,7 +56,7 @@ def run(cfg: Config, folder: Path) -> None:
     from mhprobe.report.html import finish_report
     from mhprobe.report.runs.facts import origin
     from mhprobe.run import builders
-    from mhprobe.stats.significance import holm, paired
+    from mhprobe.stats.significance import holm
     from mhprobe.studies import sweep
     from mhprobe.weights.checkpoint import load_weights
 
@@ -86,9 +86,7 @@ def run(cfg: Config, folder: Path) -> None:
         pruned = fit(cfg.but(gates=target), folder / _arm(size))
         kept = folder / _arm(size) / "tables" / "gates.csv"
         scratch = fit(_scratch(cfg, description, kept, epochs), folder / f"heads_{size}_scratch")
-        test, binary = paired(pruned.right, scratch.right), pruned.metrics["gates/binary_accuracy"]
-        gates, new = (arm.metrics["test/accuracy"] for arm in (pruned, scratch))
-        rows.append(Row(size, binary, gates, new, learned, epochs, test.difference, test.low, test.high, test.p))
+        rows.append(_compared(size, pruned, scratch, learned, epochs))
     adjusted = holm(torch.tensor([row.p for row in rows[1:]], dtype=torch.float64)).tolist()
     rows[1:] = [row._replace(p_holm=p) for row, p in zip(rows[1:], adjusted, strict=True)]
     if builders.is_first():
@@ -96,6 +94,14 @@ def run(cfg: Config, folder: Path) -> None:
         write(folder, rows, data, cfg.style, facts, sweep.survivors_of(sweep.collect(folder), probe))
         sweep.write(folder, probe, cfg.style, whole, facts)
         finish_report(folder, cfg.command, model.gates.layout)
+
+
+def _compared(heads: int, pruned: Fitted, scratch: Fitted, learned: int, epochs: int) -> Row:
+    from mhprobe.stats.significance import paired
+
+    test, binary = paired(pruned.right, scratch.right), pruned.metrics["gates/binary_accuracy"]
+    gates, new = (arm.metrics["test/accuracy"] for arm in (pruned, scratch))
+    return Row(heads, binary, gates, new, learned, epochs, test.difference, test.low, test.high, test.p)
 
 
 def fit(cfg: Config, folder: Path) -> Fitted:
