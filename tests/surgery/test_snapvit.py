@@ -136,7 +136,7 @@ def test_no_set_of_as_many_heads_looks_more_like_the_whole_network():
 
 
 def test_what_it_cannot_do_is_refused_before_the_work(monkeypatch):
-    with pytest.raises(UserError, match="levels: SnapViT needs 1 or more, got 0"):
+    with pytest.raises(UserError, match="levels: expected a whole number of at least 1, got 0"):
         SnapViT(levels=0)
     model, _, images = shown({"head"})
     monkeypatch.setattr(SnapViT, "within_layers", None)  # the work

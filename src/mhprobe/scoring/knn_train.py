@@ -22,6 +22,7 @@ class KNNTrain(Score):
 
     Of equal votes the smaller label. Loss: the share of votes for others. An image does not vote for itself. Each mask
     costs a walk over all training images. outputs: (T, C) of them, labels: (T,); None for both until ``beside``.
+    places: (N,) where the images that are judged stand among them; None if they are no training images.
     """
 
     scored = Scored("knn_train", "knn_train_accuracy", "20-nearest-neighbour accuracy", "share of other votes")
