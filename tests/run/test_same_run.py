@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,17 @@ def test_what_may_change_really_does(trained_once):
     groups = last(trained_once / "on")["optimizer_states"][0]["param_groups"]
     assert {group["initial_lr"] for group in groups} == {0.5}
     assert {group["weight_decay"] for group in groups} == {0.0, 0.01}
+
+
+def test_a_stopped_run_is_not_begun_anew_over_its_checkpoint(trained_once):
+    """It once was: the first epoch of the new run replaced the checkpoint of the old one's last."""
+    checkpoint = trained_once / "stopped" / "checkpoints" / "last.ckpt"
+    checkpoint.parent.mkdir(parents=True)
+    shutil.copy(trained_once / "run" / "checkpoints" / "last.ckpt", checkpoint)
+    before = checkpoint.read_bytes()
+    (result,) = runs.answers([Command("train", [*SHORT, "hydra.run.dir=stopped"])], trained_once)
+    assert result.code == 2 and "holds a training that was stopped" in result.answer and "ckpt_path=last" in result.answer
+    assert checkpoint.read_bytes() == before
 
 
 def test_a_run_in_its_own_folder_goes_on_there(trained_once):

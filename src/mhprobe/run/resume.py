@@ -37,11 +37,16 @@ WHY = {"processes": " (they share out the images of a step)"}
 def resume(cfg: Config, folder: Path, trainer: L.Trainer, part: bool = False) -> Path | None:
     """Return the checkpoint that ``ckpt_path`` names; None to start anew. UserError if it is missing or of another run.
 
-    folder: of this run. part: True for a part of a study, which may begin anew with ``last``. Prints the differences
-    that are allowed.
+    folder: of this run; one that holds a stopped run is not begun anew. part: True for a part of a study, which may
+    begin anew with ``last``. Prints the differences that are allowed.
     """
     named = cfg.ckpt_path
     if named is None:
+        if (folder / LAST).is_file() and not (folder / "model.safetensors").is_file():
+            raise UserError(
+                f"hydra.run.dir: {folder} holds a training that was stopped. Go on with it by ckpt_path=last; or start "
+                f"anew in another folder, or after removing {folder / LAST.parent}."
+            )
         return None
     ours = next(part for part in trainer.callbacks if isinstance(part, SameRun)).facts(trainer)  # type: ignore[attr-defined]
     paths, runs = [Path(named)], Path(cfg.out) / cfg.name
@@ -77,10 +82,9 @@ def facts(cfg: Config, description: Mapping[str, Any], images: str) -> dict[str,
     parts = {"data": dict(cfg.data), "optim": dict(cfg.optim), "gates": dict(cfg.gates), "trainer": dict(cfg.trainer)}
     for name, key in (("gates", "mask"), ("optim", "teacher")):
         parts[name][key] = _digest(parts[name].get(key))
-    network = {"backbone": description["backbone"], "heads": description.get("kept")}
-    versions = {"mhprobe": __version__, "torch": str(torch.__version__), "timm": timm.__version__}
-    first = {"seed": cfg.seed, "compile": cfg.compile, **parts, "data.images": images}
-    values = leaves({**first, **network, "weights": _digest(cfg.weights), "versions": versions})
+    parts |= {"versions": {"mhprobe": __version__, "torch": str(torch.__version__), "timm": timm.__version__}}
+    network = {"backbone": description["backbone"], "heads": description.get("kept"), "weights": _digest(cfg.weights)}
+    values = leaves({"seed": cfg.seed, "compile": cfg.compile, **parts, "data.images": images, **network})
     differ = {path: value for path, value in values if not INDIFFERENT.get(path[0], set()) & {*path}}
     named = {".".join(path): list(value) if isinstance(value, tuple) else value for path, value in differ.items()}
     return {key: value for key, value in named.items() if not key.startswith("trainer.enable_")}
