@@ -1,6 +1,7 @@
 """What removal really gains: four blocks of DeiT-S at 224 pixels, half of the heads gone; torch-pruning beside it.
 
-And of heads and neurons, priced by a table of latency: whether a network is as fast as the table says.
+And of heads and neurons, priced by a table of latency: whether a network is as fast as the table says, and what it
+costs when widths of MLPs are odd.
 """
 
 from __future__ import annotations
@@ -68,6 +69,10 @@ def _heads_and_neurons(dense: nn.Module, images: Tensor, share: float, rounds: i
         dense_s, pruned_s = interleaved([functools.partial(model, images) for model in (dense, pruned)], rounds, 0)
         what = f"heads and neurons, half of the {unit}, batch {len(images)}: speed-up / predicted"
         yield from_rounds(what, [ratio * left for ratio in _over(dense_s, pruned_s)], limit)
+    odd, eighths = (prune_heads(dense, evenly(layout, 0.5, multiple), units=KINDS) for multiple in (1, 8))
+    what = "  half of the neurons of each MLP and one more gone, over half (a multiple of 8): time of a forward pass"
+    works = [functools.partial(model, images) for model in (odd, eighths)]
+    yield from_rounds(what, _over(*interleaved(works, rounds, 0)))
 
 
 def _beside_torch_pruning(model: nn.Module, image: Tensor, rounds: int) -> Ratio:

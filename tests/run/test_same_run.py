@@ -86,7 +86,8 @@ def test_a_stopped_run_is_not_begun_anew_over_its_checkpoint(trained_once):
     shutil.copy(trained_once / "run" / "checkpoints" / "last.ckpt", checkpoint)
     before = checkpoint.read_bytes()
     (result,) = runs.answers([Command("train", [*SHORT, "hydra.run.dir=stopped"])], trained_once)
-    assert result.code == 2 and "holds a training that was stopped" in result.answer and "ckpt_path=last" in result.answer
+    assert result.code == 2
+    assert "holds a training that was stopped" in result.answer and "ckpt_path=last" in result.answer
     assert checkpoint.read_bytes() == before
 
 

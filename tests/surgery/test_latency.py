@@ -23,7 +23,7 @@ def written(folder, model, seconds, whole=1.0):
     """A table of this machine with known times by width, per site."""
     layout, images = layout_of(model, KINDS), images_for(model, 2)
     machine = f"{costs.device_name(torch.device('cpu'))}, torch {torch.__version__}"
-    about = {"machine": machine, "images": 2, "layout": layout.digest}
+    about = {"machine": machine, "images": 2, "layout": layout.digest, "multiple": 1}
     widths = [[site.num_heads, site.num_heads // 2, 1] for site in layout.sites]
     times = [seconds(site) for site in layout.sites]
     file = folder / "table.json"
@@ -41,7 +41,7 @@ def test_a_table_is_measured_once_and_another_machine_is_refused(tmp_path, monke
     assert left(torch.zeros(1, layout.num_heads, dtype=torch.bool)).item() == 1
     monkeypatch.setattr(costs, "layer_times", None)  # nobody measures again
     latency_cost(file, model, layout, images)
-    for key, value in (("machine", "another"), ("images", 64), ("layout", "another")):
+    for key, value in (("machine", "another"), ("images", 64), ("layout", "another"), ("multiple", 8)):
         file.write_text(json.dumps({**table, key: value}))
         with pytest.raises(mhprobe.UserError, match=rf"latency_table: .* has {key} .*, expected"):
             latency_cost(file, model, layout, images)
@@ -52,6 +52,26 @@ def test_a_table_is_measured_once_and_another_machine_is_refused(tmp_path, monke
     file.write_text("{}")
     with pytest.raises(mhprobe.UserError, match="is no table of latency"):
         latency_cost(file, model, layout, images)
+
+
+@pytest.mark.parametrize("multiple", [1, 4, 16])
+def test_mlps_are_timed_at_widths_that_a_choice_can_leave(tmp_path, monkeypatch, multiple):
+    """A network of round widths is faster than one of odd widths: its times would promise too much for the other."""
+    model = tiny_vit()
+    mhprobe.attach(model, units=KINDS)
+    layout, images, file = layout_of(model, KINDS), images_for(model, 2), tmp_path / "table.json"
+    scores = torch.arange(layout.num_heads, dtype=torch.float64)
+    order = Knapsack(measure=lambda layout: None, multiple=multiple)
+    source = OnPath(order, target={"latency": 0.9}, latency_table=str(file))
+    monkeypatch.setattr(
+        costs, "layer_times", lambda _, layout, masks, *rest: (1.0, [[0.1] * len(masks)] * len(layout.sites))
+    )
+    with pytest.raises(mhprobe.UserError, match="target"):  # no width saves any time here
+        source.choose(model, SimpleNamespace(measure=lambda *_: scores), lambda: images, layout, 1.0, 1.0)
+    for site, widths in zip(layout.sites, json.loads(file.read_text())["widths"], strict=True):
+        assert widths[0] == site.num_heads and min(widths) > 0
+        if site.kind == "neuron":
+            assert all(width % multiple == 0 if multiple > 1 else width % 2 == 1 for width in widths[1:])
 
 
 def test_times_never_fall_with_the_width_and_are_lines_between_what_was_measured(tmp_path):

@@ -53,17 +53,9 @@ def choose(method: Order | Chooses, model: nn.Module, images: Images, share: flo
 
 
 def run_cell(
-    cell: Cell,
-    method: Order | Chooses,
-    model: nn.Module,
-    images: Images,
-    *,
-    mend: Mapping[str, Any] | None = None,
-    train: Train | None = None,
-    rounds: int = 0,
-    onnx: bool = False,
-    whole: tuple[Stage, Tensor] | None = None,
-) -> tuple[dict[str, Any], dict[str, Tensor], tuple[Stage, Tensor]]:
+    cell: Cell, method: Order | Chooses, model: nn.Module, images: Images, *, mend: Mapping[str, Any] | None = None,
+    train: Train | None = None, rounds: int = 0, onnx: bool = False, whole: tuple[Stage, Tensor] | None = None,
+) -> tuple[dict[str, Any], dict[str, Tensor], tuple[Stage, Tensor]]:  # fmt: skip
     """Return the row of a cell, by stage (dense, pruned ...) (N,) bool which test images are right, and ``whole``.
 
     model: with gates on all units that may go. mend, train, whole: as for ``prune``, ``whole`` from another cell on the

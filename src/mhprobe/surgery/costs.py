@@ -5,6 +5,8 @@ Operations are those of matrix products; a multiplication with its addition coun
 Latency follows a table (as in Shen et al. 2022, arXiv 2110.10811) of the time of each layer at several widths. Networks
 of these widths take turns in forward passes without gates. Isotonic regression makes times rise with the width, with
 straight lines between the measured widths; below the narrowest nothing more is saved. A file can keep the table.
+Processors multiply matrices faster where the width is a multiple of 4 or 8, so MLPs are measured at multiples if the
+choice keeps to multiples, otherwise at odd widths, which most choices lead to.
 
 Shapes: A heads (units) of all sites, M masks, B images, H units of one site.
 """
@@ -127,11 +129,12 @@ def head_shares(model: nn.Module, layout: HeadLayout, images: Tensor) -> Tensor:
 
 
 def costs(
-    model: nn.Module, layout: HeadLayout, images: Tensor, units: Collection[str], table: str | None = None
-) -> dict[str, Cost]:
+    model: nn.Module, layout: HeadLayout, images: Tensor, units: Collection[str], table: str | None = None,
+    multiple: int = 1,
+) -> dict[str, Cost]:  # fmt: skip
     """Return for each of ``units`` that is one of SHARES: (M, A) masks, True = off, -> (M,) share of it that is left.
 
-    images: (B, 3, height, width), as many as the time is asked for; memory is of one image. table: a file of times, see
+    images: (B, 3, height, width), as many as the time is asked for; memory is of one image. table, multiple: see
     ``latency_cost``.
     """
 
@@ -144,7 +147,7 @@ def costs(
     if "params" in units:
         functions["params"] = left(head_parameters(model, layout).double() / count_parameters(model))
     if "latency" in units:
-        functions["latency"] = latency_cost(table, model, layout, images)
+        functions["latency"] = latency_cost(table, model, layout, images, multiple=multiple)
     if "memory" in units:
         functions["memory"] = memory_cost(model, layout, images[:1])
     return functions
@@ -174,18 +177,18 @@ def interleaved(works: Sequence[Callable[[], object]], rounds: int, seconds: flo
 
 
 def latency_cost(
-    file: str | Path | None, model: nn.Module, layout: HeadLayout, images: Tensor, repeats: int = 15
+    file: str | Path | None, model: nn.Module, layout: HeadLayout, images: Tensor, repeats: int = 15, multiple: int = 1
 ) -> Cost:
     """(M, A) masks -> (M,) the share of the time that is left, by the table in ``file``, made if it is missing.
 
     file: None to measure now and keep no file. model: with or without gates. images: (B, 3, height, width), as many as
-    will be asked of it at once. UserError for a file that is no table, and for one of another machine, number of
-    images, or network. A collective.
+    will be asked of it at once. multiple: of the widths of MLPs that masks will leave. UserError for a file that is no
+    table, and for one of another machine, number of images, multiple, or network. A collective.
     """
     from sklearn.isotonic import IsotonicRegression
 
     # times differ from process to process, and all have to stop at the same step
-    table = ranks.from_rank_zero(lambda: _table(None if file is None else Path(file), model, layout, images, repeats))
+    table = ranks.from_rank_zero(lambda: _table(file, model, layout, images, repeats, multiple))
     fitted = []  # of each site (H + 1,) float64 seconds at every width from 0 on
     for site, widths, seconds in zip(layout.sites, table["widths"], table["seconds"], strict=True):
         fit = IsotonicRegression(out_of_bounds="clip").fit(widths, seconds)
@@ -199,19 +202,21 @@ def latency_cost(
     return left
 
 
-def _table(file: Path | None, model: nn.Module, layout: HeadLayout, images: Tensor, repeats: int) -> Mapping[str, Any]:
+def _table(
+    file: str | Path | None, model: nn.Module, layout: HeadLayout, images: Tensor, repeats: int, multiple: int
+) -> Mapping[str, Any]:
     here = f"{device_name(images.device)}, torch {torch.__version__}"
-    wanted = {"machine": here, "images": len(images), "layout": layout.digest}
-    if file is None or not file.exists():
-        masks = [evenly(layout, share) for share in TABLE_SHARES]
+    wanted = {"machine": here, "images": len(images), "layout": layout.digest, "multiple": multiple}
+    if file is None or not Path(file).exists():
+        masks = [evenly(layout, share, multiple) for share in TABLE_SHARES]
         whole, seconds = layer_times(model, layout, masks, images, repeats)
         widths = [[int((~part).sum()) for part in layout.split(mask)] for mask in masks]
         table = {**wanted, "whole": whole, "seconds": seconds, "widths": list(zip(*widths, strict=True))}
         if file is not None:
-            write(file, (json.dumps(table) + "\n").encode())
+            write(Path(file), (json.dumps(table) + "\n").encode())
         return table
     try:
-        table = json.loads(file.read_text())
+        table = json.loads(Path(file).read_text())
     except (OSError, ValueError):
         table = {}
     if not isinstance(table, dict) or not {"machine", "whole", "widths", "seconds"} <= set(table):
@@ -225,10 +230,18 @@ def _table(file: Path | None, model: nn.Module, layout: HeadLayout, images: Tens
     return table
 
 
-def evenly(layout: HeadLayout, share: float) -> Tensor:
-    """(A,) bool mask of the last heads of every site, a ``share`` of them, rounded; one head of a site always stays."""
-    counts = [site.num_heads for site in layout.sites]
-    return torch.cat([torch.arange(count) >= count - min(round(share * count), count - 1) for count in counts])
+def evenly(layout: HeadLayout, share: float, multiple: int | None = None) -> Tensor:
+    """(A,) bool mask of the last heads of every site, a ``share`` of them, rounded; one head of a site always stays.
+
+    multiple: of the neurons that stay where some go; 1 leaves odd numbers, None any.
+    """
+    parts = []
+    for site in layout.sites:
+        left = site.num_heads - min(round(share * site.num_heads), site.num_heads - 1)
+        if multiple and site.kind == "neuron" and left < site.num_heads:
+            left = max(left // multiple, 1) * multiple if multiple > 1 else left - 1 + left % 2
+        parts.append(torch.arange(site.num_heads) >= left)
+    return torch.cat(parts)
 
 
 def device_name(device: torch.device) -> str:

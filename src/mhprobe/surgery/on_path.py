@@ -8,7 +8,7 @@ Shapes: A heads (units) of all sites of the present network.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -99,14 +99,9 @@ class OnPath:
             raise UserError(f"rounds: {rounds} rounds for {remove} heads; the nearest is {remove}.")
 
     def choose(
-        self,
-        model: nn.Module,
-        evaluate: Evaluate,
-        images: Callable[[], Tensor],
-        loaded: HeadLayout,
-        left: float,
+        self, model: nn.Module, evaluate: Evaluate, images: Callable[[], Tensor], loaded: HeadLayout, left: float,
         part: float,
-    ) -> tuple[Choice, float]:
+    ) -> tuple[Choice, float]:  # fmt: skip
         """The heads that go in this round, and the share of the loaded network's cost that will be left.
 
         evaluate: scores masks of ``model``, the present one, on the images that choose. images: a batch, to time it.
@@ -118,7 +113,7 @@ class OnPath:
             goal = {"heads": min(float(loaded.num_heads - round(part * remove)), layout.num_heads)}
         else:
             assert self.target is not None
-            costs_left = costs(model, layout, images(), self.target, self.latency_table)
+            costs_left = self._costs(model, layout, images(), self.target)
             # the round before may have gone farther than it had to: a unit goes whole or not at all
             goal = {unit: min(max(1.0, share), (1 - part * (1 - share)) / left) for unit, share in self.target.items()}
             if part < 1 and left == 1:  # a target that the last round would miss is refused in the first
@@ -145,7 +140,7 @@ class OnPath:
         check_images(self.guarantee, calibrate.images)
         layout = layout_of(model)
         goal = self.target or ({"flops": 0.0} if "neuron" in layout.kinds else {})
-        costs_left = costs(model, layout, images(), goal, self.latency_table) if {*goal} & {*SHARES} else {}
+        costs_left = self._costs(model, layout, images(), goal) if {*goal} & {*SHARES} else {}
         units = self._units(layout, layout, goal, costs_left)
         steps = self.remove if self.units == "head" else None
         path = self._short(self.order.paths(units, layout, evaluate, steps)[0])
@@ -153,6 +148,9 @@ class OnPath:
         about = {"name": name, "search": self.order.search_name(units), "chosen_on": self.chosen_on}
         promise = _promise(path, calibrate, self.guarantee, self.seed, layout, rescale=self.rescale, **about)
         return Choice(promise.curve.traces[0].mask[promise.steps], self.rescale), promise
+
+    def _costs(self, model: nn.Module, layout: HeadLayout, images: Tensor, units: Collection[str]) -> dict[str, Cost]:
+        return costs(model, layout, images, units, self.latency_table, getattr(self.order, "multiple", 1))
 
     def _in_all(self, num_heads: int) -> int | None:
         if self.target is None or "heads" not in self.target:
@@ -201,12 +199,9 @@ def _exactly(units: Units, masks_SA: Tensor, exact: bool) -> None:
 
 
 def within(
-    model: nn.Module,
-    target: Mapping[str, float],
-    step: str = "head",
-    exclude_layers: Sequence[int] = (),
+    model: nn.Module, target: Mapping[str, float], step: str = "head", exclude_layers: Sequence[int] = (),
     min_heads_per_layer: int = 0,
-) -> Units:
+) -> Units:  # fmt: skip
     """The units of ``model`` that may go under ``target``, {flops | params | memory: share left} or of each kind.
 
     UserError for a share below what is left without all of them.
