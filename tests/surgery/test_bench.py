@@ -221,4 +221,16 @@ def test_more_methods_than_colours_are_told_apart():
 def test_a_method_that_makes_the_network_slower_is_drawn_too():
     row = {"budget": 0.5, "flops": 0.5, "speedup_64": 0.5, "dense": 0.9, "repaired": 0.8, "seed": 0}
     shares, times = pareto([{**row, "method": "slow"}]).axes
-    assert shares.get_xlim() == (0, 1.05) and times.get_xlim()[1] >= 2
+    assert shares.get_xlim() == (0.4, 1.05) and times.get_xlim()[1] >= 2
+
+
+def test_the_legend_is_a_ranking_at_the_smallest_budget():
+    row = {"flops": 0.5, "dense": 0.9, "seed": 0}
+    values = {"worst": (0.8, 0.3), "best": (0.7, 0.6), "middle": (0.9, 0.5)}
+    rows = [
+        {**row, "method": name, "budget": budget, "repaired": accuracy}
+        for name, pair in values.items()
+        for budget, accuracy in zip((0.75, 0.5), pair, strict=True)
+    ]
+    (shares,) = pareto(rows).axes
+    assert shares.get_legend_handles_labels()[1] == ["best", "middle", "worst", "dense"]

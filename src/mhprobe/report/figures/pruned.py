@@ -176,9 +176,9 @@ def speed(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 @captioned(
-    "Accuracy of methods of pruning: left against the FLOPs that are left, right against the time that a batch takes, "
-    "measured, over the dense network's. Lines are means over seeds, bands from the lowest to the highest seed. The "
-    "star is the dense network. Further up and further left is better; lines that overlap by their bands may be equal."
+    "Accuracy of methods of pruning, best at the smallest budget first: left against the FLOPs that are left, right "
+    "against the measured time of a batch, over the dense network's (star). Lines are means over seeds, bands go from "
+    "the lowest to the highest seed. Up and left is better; lines that overlap by their bands may be equal."
 )
 def pareto(rows: Sequence[Mapping[str, Any]], batch: int = 64) -> Figure:
     """Accuracy of pruning methods against the FLOPs, and the time, that are left.
@@ -187,7 +187,8 @@ def pareto(rows: Sequence[Mapping[str, Any]], batch: int = 64) -> Figure:
     batch: the batch size of the measured time; without timings there is no right side.
     """
     stage = next(name for name in ("tuned", "repaired", "pruned") if all(name in row for row in rows))
-    timed, methods = f"speedup_{batch}", list(dict.fromkeys(row["method"] for row in rows))
+    ordered = sorted(rows, key=lambda row: (row["budget"], -row[stage]))
+    timed, methods = f"speedup_{batch}", list(dict.fromkeys(row["method"] for row in ordered))
     sides = [("share of FLOPs left", lambda row: row["flops"])]
     if all(timed in row for row in rows):
         sides.append((f"share of time, batch {batch}", lambda row: 1 / row[timed]))
@@ -196,17 +197,16 @@ def pareto(rows: Sequence[Mapping[str, Any]], batch: int = 64) -> Figure:
             for number, method in enumerate(methods):
                 shade, marker = style.colour(number)
                 points = []
-                of_method = [row for row in rows if row["method"] == method]
-                for budget in {row["budget"] for row in of_method}:
-                    cells = [row for row in of_method if row["budget"] == budget]
+                for budget in {row["budget"] for row in rows if row["method"] == method}:
+                    cells = [row for row in rows if (row["method"], row["budget"]) == (method, budget)]
                     (accuracy,) = style.percent(cells, stage)
-                    x = sum(map(cost, cells)) / len(cells)
-                    points.append((x, sum(accuracy) / len(cells), min(accuracy), max(accuracy)))
+                    middle = (statistics.fmean(map(cost, cells)), statistics.fmean(accuracy))
+                    points.append((*middle, min(accuracy), max(accuracy)))
                 again: Any = {"ls": "--", "mfc": "white"} if number >= len(COLOURS) else {}
                 x, *ends = zip(*sorted(points), strict=True)
                 style.band(axes, x, ends, shade, marker=marker, markersize=3, lw=1, label=method, **again)
             axes.plot(1, 100 * rows[0]["dense"], "*", color="0.2", markersize=8, label="dense", zorder=3)
-            most = max(1.0, *map(cost, rows))  # slower than the whole network, some are
-            axes.set(xlabel=label, xlim=(0, 1.05 * most), ylabel=f"test accuracy, {stage} (%)" if first else "")
+            limits = min(map(cost, rows)) - 0.1, max(1.0, *map(cost, rows)) + 0.05  # slower than dense, some are
+            axes.set(xlabel=label, xlim=limits, ylabel=f"test accuracy, {stage} (%)" if first else "")
         style.legend_beside(axes, 1.03)
     return figure
