@@ -189,30 +189,28 @@ def load(
     path: the file, the folder of a run (the pruned model if there is one), or ``hf-hub:owner/name[@revision]``.
     name: a timm name, for weights trained elsewhere (.safetensors, .pth, .ckpt with a state dict under any usual key
         and prefix). settings: sizes of that model, as for ``timm.create_model``; the file gives the number of classes.
-    flops, params: share of FLOPs or parameters to keep, for an elastic file (``prune.elastic=true``). The result is
-        the network that ``prune`` makes at this budget; its ``promise`` is the guarantee for this budget, or None.
+    flops, params: share of FLOPs or parameters to keep, for an elastic file (``prune.elastic=true``) or its folder. The
+        result is the network that ``prune`` makes at this budget; its ``promise`` is the budget's guarantee, or None.
     Raises UserError if a file is missing, damaged, holds code, or is not what its JSON or ``name`` says.
     """
     from mhprobe.surgery.elastic import at_budget
     from mhprobe.weights.checkpoint import load_weights
     from mhprobe.weights.foreign import model_from
-    from mhprobe.weights.hub import find_weights
+    from mhprobe.weights.hub import ELASTIC, NAMES, find_weights
 
     if not isinstance(path, str | Path):
         raise UserError(f"load: path: expected a file, a folder or hf-hub:owner/name, got {quoted(path)}.")
+    refuse_misfits(load, {"name": name, "flops": flops, "params": params}, "load")
+    target = {key: share for key, share in (("flops", flops), ("params", params)) if share is not None}
+    if len(target) > (name is None):
+        raise UserError("load: flops, params: expected one of them, of an elastic file and without name=.")
     if name is not None:
-        if not isinstance(name, str):
-            raise UserError(f"load: name: expected a name of timm's, got {quoted(name)}.")
         return model_from(path, name, **settings)
     if budgets := sorted({*settings} & {*SHARES}):
         raise UserError(f"load: {', '.join(budgets)}: the budget of an elastic file is one of flops and params.")
     if settings:
         raise UserError(f"load: {', '.join(settings)}: options of a timm model need its name; give name=.")
-    refuse_misfits(load, {"flops": flops, "params": params}, "load")
-    model, description = load_weights(find_weights(path))
-    target = {key: share for key, share in (("flops", flops), ("params", params)) if share is not None}
-    if len(target) > 1:
-        raise UserError("load: flops, params: expected one of them, got both.")
+    model, description = load_weights(find_weights(path, ELASTIC if target else NAMES))
     return at_budget(model, description, target) if target else model
 
 

@@ -32,6 +32,7 @@ def test_any_budget_of_the_file_is_what_the_command_prunes_to_it(trained, tmp_pa
         folders[unit, share] = tmp_path / unit
         mhprobe.prune.run(config(tmp_path, trained, f"prune.target={{{unit}:{share}}}", *more), tmp_path / unit)
     file = tmp_path / "flops" / "elastic.safetensors"
+    assert same(mhprobe.load(file.parent, flops=0.75), mhprobe.load(file, flops=0.75))
     for (unit, share), folder in folders.items():
         small = mhprobe.load(file, **{unit: share})
         assert same(small, mhprobe.load(folder / "pruned.safetensors")) and small.promise is None
@@ -99,6 +100,7 @@ def test_budgets_of_other_files_and_out_of_reach_are_refused(trained, tmp_path):
         ({"latency": 0.5}, r"^load: latency: the budget of an elastic file is one of flops and params\.$"),
         ({"flops": 1.5}, "flops: expected a share"),
         ({"flops": 0.5, "params": 0.5}, "expected one of them"),
+        ({"flops": 0.5, "name": "vit_tiny_patch16_224"}, "without name="),
     ):
         with pytest.raises(mhprobe.UserError, match=match):
             mhprobe.load(file, **target)

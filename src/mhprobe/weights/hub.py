@@ -5,7 +5,7 @@ Only ``push_to_hub`` uploads. Files from the Hub are checked as any other pair o
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from mhprobe.weights.description import checked, for_timm
 
 PREFIX = "hf-hub:"
 NAMES = ("pruned.safetensors", "model.safetensors")  # in a run's folder; on the Hub only the last
+ELASTIC = ("elastic.safetensors",)  # in a run's folder, for a budget
 
 
 def push_to_hub(
@@ -66,7 +67,7 @@ def save_for_hub(path_or_model: str | Path | nn.Module, folder: Path, **about: A
     return pair.parent
 
 
-def find_weights(path: str | Path) -> Path:
+def find_weights(path: str | Path, names: Sequence[str] = NAMES) -> Path:
     """Find the .safetensors of ``hf-hub:owner/name[@revision]``, a run's folder or a file. UserError without any."""
     from huggingface_hub import hf_hub_download
 
@@ -78,10 +79,10 @@ def find_weights(path: str | Path) -> Path:
     path = Path(path)
     if not path.is_dir():
         return path
-    for name in NAMES:
+    for name in names:
         if (path / name).is_file():
             return path / name
-    raise UserError(f"weights: {path} holds no {' and no '.join(NAMES)}. Give the folder of a run, or a file.")
+    raise UserError(f"weights: {path} holds no {' and no '.join(names)}. Give the folder of a run, or a file.")
 
 
 def _described(model: nn.Module, about: dict[str, Any]) -> dict[str, Any]:
