@@ -23,7 +23,7 @@ def written(folder, model, seconds, whole=1.0):
     """A table of this machine with known times by width, per site."""
     layout, images = layout_of(model, KINDS), images_for(model, 2)
     machine = f"{costs.device_name(torch.device('cpu'))}, torch {torch.__version__}"
-    about = {"machine": machine, "images": 2, "layout": layout.digest, "multiple": 1}
+    about = {"machine": machine, "images": 2, "size": [16, 16], "layout": layout.digest, "multiple": 1}
     widths = [[site.num_heads, site.num_heads // 2, 1] for site in layout.sites]
     times = [seconds(site) for site in layout.sites]
     file = folder / "table.json"
@@ -41,7 +41,7 @@ def test_a_table_is_measured_once_and_another_machine_is_refused(tmp_path, monke
     assert left(torch.zeros(1, layout.num_heads, dtype=torch.bool)).item() == 1
     monkeypatch.setattr(costs, "layer_times", None)  # nobody measures again
     latency_cost(file, model, layout, images)
-    for key, value in (("machine", "another"), ("images", 64), ("layout", "another"), ("multiple", 8)):
+    for key, value in {"machine": "another", "images": 64, "size": [32, 32], "layout": "another", "multiple": 8}.items():
         file.write_text(json.dumps({**table, key: value}))
         with pytest.raises(mhprobe.UserError, match=rf"latency_table: .* has {key} .*, expected"):
             latency_cost(file, model, layout, images)

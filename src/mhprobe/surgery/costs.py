@@ -183,7 +183,7 @@ def latency_cost(
 
     file: None to measure now and keep no file. model: with or without gates. images: (B, 3, height, width), as many as
     will be asked of it at once. multiple: of the widths of MLPs that masks will leave. UserError for a file that is no
-    table, and for one of another machine, number of images, multiple, or network. A collective.
+    table, and for one of another machine, number or size of images, multiple, or network. A collective.
     """
     from sklearn.isotonic import IsotonicRegression
 
@@ -206,7 +206,8 @@ def _table(
     file: str | Path | None, model: nn.Module, layout: HeadLayout, images: Tensor, repeats: int, multiple: int
 ) -> Mapping[str, Any]:
     here = f"{device_name(images.device)}, torch {torch.__version__}"
-    wanted = {"machine": here, "images": len(images), "layout": layout.digest, "multiple": multiple}
+    wanted = {"machine": here, "images": len(images), "size": [*images.shape[2:]], "layout": layout.digest}
+    wanted |= {"multiple": multiple}
     if file is None or not Path(file).exists():
         masks = [evenly(layout, share, multiple) for share in TABLE_SHARES]
         whole, seconds = layer_times(model, layout, masks, images, repeats)
