@@ -99,6 +99,21 @@ def test_other_units_are_refused(units):
         mhprobe.attach(tiny_vit(), units=units)
 
 
+def test_gates_that_change_outputs_are_not_left_out():
+    model = tiny_vit()
+    mhprobe.attach(model, units=KINDS).close(layout_of(model).mask([20]))
+    images = images_for(model, 2)
+    before = logits(model, images)
+    with pytest.raises(mhprobe.UserError, match=r"^units: blocks\.0\.mlp has gates that are not 1"):
+        mhprobe.attach(model, units={"head"})
+    mhprobe.attach(model)
+    assert torch.equal(logits(model, images), before)
+    alone = tiny_vit()
+    mhprobe.attach(alone, units={"neuron"}).close(layout_of(alone).mask([14]))  # the same neuron
+    mhprobe.attach(alone, units=KINDS)
+    assert torch.equal(logits(alone, images), before)
+
+
 def test_mlps_that_mix_neurons_or_that_nobody_knows_are_refused_by_name_and_reason():
     for name in ("torchvision_vit", "hf_vit", "encoder"):
         model = TWINS[name]()

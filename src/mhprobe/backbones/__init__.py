@@ -187,13 +187,13 @@ def attach(
 ) -> HeadGates:
     """Put a gate on every head of ``model``, once; a second call returns the same gates.
 
-    If a block or a projection was replaced meanwhile, all heads get new gates.
+    If a block or a projection was replaced meanwhile, all heads get new gates, of the same values.
 
     model: of a supported family, or a module that holds one such model (a LightningModule, your own class).
     learnable: whether an optimizer may train the gates' values.
     make: makes the gates from (model, layout), e.g. ``HardConcreteGates``. A head that was off stays off.
     units: {"head", "neuron"} also puts gates on the neurons of every MLP, in front of its last linear layer. None keeps
-        the present units, or takes heads.
+        the present units, or takes heads. UserError where gates that are not 1 would be left out.
 
     Returns HeadGates: ``.layout``, ``.values`` (A,) all ones, which leave the model's output bit-identical. Raises
     UserError for an unsupported model, with the reason.
@@ -213,17 +213,21 @@ def attach(
         gates.values.requires_grad_(learnable)
         gates.check(model)
         return gates
+    before = dict(zip(gates.layout.sites, gates.layout.split(gates.effective()), strict=True)) if gates else {}
+    if changed := [site for site, part in before.items() if site.kind not in kinds and bool((part != 1).any())]:
+        raise UserError(
+            f"units: {changed[0].name} has gates that are not 1, and without them the outputs would change; name its "
+            f"{changed[0].kind}s, too, or remove them for good first (mhprobe.prune_heads)."
+        )
     backbone = backbone_of(model)
     family, layout = family_of(backbone), layout_of(backbone, kinds)
     remove_gates(model)
     new = HeadGates(backbone, layout, learnable) if make is None else make(backbone, layout)
     family.prepare(backbone)
     put_on(backbone, new, [family.seam(backbone, site).point for site in layout.sites])
-    if gates is not None and gates.layout.of("head") == layout.of("head"):
-        before = dict(zip(gates.layout.sites, gates.layout.split(gates.effective()), strict=True))
-        with torch.no_grad():
-            for site, values in zip(layout.sites, layout.split(new.values), strict=True):
-                values.copy_(before.get(site, values))
+    with torch.no_grad():
+        for site, values in zip(layout.sites, layout.split(new.values), strict=True):
+            values.copy_(before.get(site, values))
     new.check(backbone)
     return new
 

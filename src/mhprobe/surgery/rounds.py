@@ -272,7 +272,10 @@ def prune(
     refuse_unprunable(model)  # before anything is evaluated
     check_fill(model, fold, "fold")
     layout = layout_of(model)
-    _check(source, model, rounds)
+    if not isinstance(source, OnPath) and rounds > 1:
+        raise UserError(f"rounds: {rounds} rounds need heads that are chosen anew in each: prune=order.")
+    if not isinstance(source, Given):
+        source.check(model, rounds)
     preset = source.choose(model, kept) if isinstance(source, Given) else None
     looked_at = _looked_at(source, preset, images, chosen_by)
     images.show(model.to(images.device).eval())
@@ -305,13 +308,6 @@ def prune(
         attach(now := smaller, units=layout.kinds)
     remove_gates(now)
     return dataclasses.replace(record, model=now.eval())
-
-
-def _check(source: Source, model: nn.Module, rounds: int) -> None:
-    if not isinstance(source, OnPath) and rounds > 1:
-        raise UserError(f"rounds: {rounds} rounds need heads that are chosen anew in each: prune=order.")
-    if not isinstance(source, Given):
-        source.check(model, rounds)
 
 
 def _looked_at(source: Source, choice: Choice | None, images: Images, before: Sequence[str]) -> tuple[str, ...]:
