@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 
 import pytest
@@ -20,7 +21,7 @@ from mhprobe.scoring import knn_train
 from mhprobe.surgery import bench, export, peer
 from mhprobe.surgery.bench import Cell, ranking
 from models import images_for, make_loud, tiny_vit
-from pruned import logits
+from pruned import logits, shown
 
 start = knn_train.KNNTrain.__init__
 FEW = ("prune.images=24", "prune.speed=false", "budgets=[0.6]")
@@ -93,6 +94,8 @@ def test_a_bench_goes_on_where_it_stopped_and_says_what_is_missing(trained, tmp_
         ("seeds=[]", "seeds: expected one at the least"),
         ("prune.rounds=3", r"prune\.rounds: all cells have 1, got 3"),
         ("prune.elastic=true", r"prune\.elastic: all cells have false, got True"),
+        ("+prune.min_heads_per_layer=1", r"prune\.min_heads_per_layer: all cells have 0, got 1"),
+        ("prune=order", r"prune\.order: all cells have none, got {'_target_'.*; use mhprobe\.prune\.$"),
     ],
 )
 def test_what_no_cell_can_follow_is_refused(tmp_path, option, match):
@@ -122,6 +125,21 @@ def test_a_seed_draws_what_a_method_draws_and_its_images(trained, tmp_path, monk
     ran(cfg, tmp_path / "run")
     (one, first, images), (other, second, others) = chosen
     assert (first, second) == (3, 4) and not torch.equal(one, other) and images != others
+
+
+class Last:
+    """A method of somebody else's, of a plain class: it takes what is at the end."""
+
+    def choose(self, model, images, target):
+        layout = layout_of(model)
+        return torch.arange(layout.num_heads) >= layout.num_heads * target["flops"]
+
+
+def test_any_class_that_chooses_is_a_method():
+    model, layout, images = shown({"head", "neuron"})
+    row, right, _ = bench.run_cell(Cell("last", 0.6, 3), Last(), model, images)
+    assert row["heads"] + row["neurons"] == math.ceil(0.6 * layout.num_heads)
+    assert row["pruned"] == pytest.approx(right["pruned"].double().mean().item())
 
 
 def test_the_ranking_tests_pairs_on_the_same_images_and_corrects_over_all_of_them(monkeypatch):

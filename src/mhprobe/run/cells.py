@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 from mhprobe.io.code import our_digest, stands_on
 from mhprobe.io.files import write
 from mhprobe.io.tensors import packed, unpacked
@@ -30,8 +30,9 @@ from mhprobe.surgery.bench import Cell, ranking, run_cell
 
 log = logging.getLogger(__name__)
 
-# options of mhprobe.prune that a bench fixes
-ONE_WAY = {"rounds": 1, "fold": "zero", "proj_bias": "keep", "elastic": False, "torch_export": False}
+# options of mhprobe.prune that a bench fixes, among them all that choose units
+ONE_WAY = {name: field.default for name, field in Prune.model_fields.items() if not field.is_required()}
+ONE_WAY |= {"rounds": 1, "fold": "zero", "proj_bias": "keep", "elastic": False, "torch_export": False}
 
 
 class Kept(NamedTuple):
@@ -51,8 +52,8 @@ def refuse(cfg: Config) -> None:
     if unknown := [name for name in cfg.methods or () if name not in cfg.method]:
         raise UserError(f"methods: expected some of {', '.join(cfg.method)}, got {unknown[0]}.")
     for key, usual in ONE_WAY.items():
-        if (value := getattr(cfg.prune, key)) != usual:
-            raise UserError(f"prune.{key}: all cells have {str(usual).lower()}, got {value}; use mhprobe.prune.")
+        if (got := getattr(cfg.prune, key)) != usual:
+            raise UserError(f"prune.{key}: all cells have {str(usual).lower()}, got {quoted(got)}; use mhprobe.prune.")
     if cfg.prune and cfg.prune.onnx and not cfg.prune.speed:
         raise UserError("prune.onnx: cells are timed with ONNX Runtime, expected prune.speed=true beside it.")
 

@@ -65,7 +65,7 @@ def run_cell(
     with its difference to dense (of the last stage, paired, Newcombe's 95 % interval); speedup_<batch> with its
     interval, onnx_<batch> and int8_<batch>: images per second over the dense network's (both in ONNX, float32).
     """
-    if "seed" in {field.name for field in dataclasses.fields(method)}:  # type: ignore[arg-type]
+    if "seed" in getattr(method, "__dataclass_fields__", {}):
         method = dataclasses.replace(method, seed=cell.seed)  # type: ignore[type-var]
     images.show(model.to(images.device).eval())
     start = time.perf_counter()
