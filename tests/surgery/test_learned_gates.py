@@ -68,6 +68,7 @@ def test_what_it_cannot_do_is_refused():
     usual = {"guarantee": None, "target": {"flops": 0.5}, "elastic": False, "units": "head", "remove": None}
     usual |= {"exclude_layers": [], "min_heads_per_layer": 0, "rescale": False, "latency_table": None}
     assert source_of(SimpleNamespace(**usual), LearnedGates()).target == {"flops": 0.5}
-    for wrong in ({"target": {"latency": 0.5}}, {"target": None, "remove": 3}, {"min_heads_per_layer": 1}):
+    others = {"min_heads_per_layer": 1}, {"units": "layer"}, {"latency_table": "table.json"}  # none is ignored
+    for wrong in ({"target": {"latency": 0.5}}, {"target": None, "remove": 3}, *others):
         with pytest.raises(UserError, match=r"^target: a method that is shown the network itself"):
             source_of(SimpleNamespace(**{**usual, **wrong}), LearnedGates())

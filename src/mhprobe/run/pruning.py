@@ -46,7 +46,7 @@ from mhprobe.training.classifier import GatedClassifier
 from mhprobe.weights.checkpoint import gates_kept, load_weights, weights_files
 from mhprobe.weights.description import pruned_description
 
-LIMITS = ("remove", "exclude_layers", "min_heads_per_layer", "rescale")  # of paths
+LIMITS = ("remove", "exclude_layers", "min_heads_per_layer", "rescale", "latency_table")  # of paths
 MINE = "this mask"  # in the table of speeds: the removed heads, beside evenly spread ones
 
 
@@ -285,15 +285,15 @@ def source_of(settings: Prune, order: Order | Chooses | None, seed: int = 0) -> 
         named = settings.model_dump(include={"heads", "curve", "step", "remove", "threshold"})
         return Given(**named, guarantee=guarantee, seed=seed)
     if not isinstance(order, Order):
-        beside = guarantee or any(getattr(settings, name) for name in LIMITS)
+        beside = guarantee or settings.units != "head" or any(getattr(settings, name) for name in LIMITS)
         if beside or settings.target is None or {*settings.target} - {"flops", "params", *KINDS}:
             raise UserError(
                 "target: a method that is shown the network itself chooses by FLOPs, parameters or kinds; expected "
                 "target={flops: <share left>}, {params: <share left>} or {head: <share left>, neuron: <share left>}, "
-                "and no remove, guarantee, exclude_layers, min_heads_per_layer or rescale."
+                f"and no guarantee, units, {', '.join(LIMITS[:-1])} or {LIMITS[-1]}."
             )
         return Shown(order, settings.target)
-    options = settings.model_dump(include={*LIMITS, "units", "target", "latency_table"})
+    options = settings.model_dump(include={*LIMITS, "units", "target"})
     if settings.elastic:  # whose budgets are promised, one by one
         guarantee = None
     return OnPath(order, **options, guarantee=guarantee, chosen_on=settings.select_on, seed=seed)
