@@ -205,9 +205,8 @@ def latency_cost(
 def _table(
     file: str | Path | None, model: nn.Module, layout: HeadLayout, images: Tensor, repeats: int, multiple: int
 ) -> Mapping[str, Any]:
-    here = f"{device_name(images.device)}, torch {torch.__version__}"
-    wanted = {"machine": here, "images": len(images), "size": [*images.shape[2:]], "layout": layout.digest}
-    wanted |= {"multiple": multiple}
+    wanted = {"machine": f"{device_name(images.device)}, torch {torch.__version__}", "images": len(images)}
+    wanted |= {"size": [*images.shape[2:]], "layout": layout.digest, "multiple": multiple}
     if file is None or not Path(file).exists():
         masks = [evenly(layout, share, multiple) for share in TABLE_SHARES]
         whole, seconds = layer_times(model, layout, masks, images, repeats)
