@@ -160,6 +160,8 @@ def test_the_headline_says_how_many_heads_can_go_and_which_is_missed(tmp_path):
     assert headline(tmp_path / "a", 1, 1.0, 0.5) == (
         "1 of 12 heads can go within one point of accuracy; block 2, head 3 is missed most."
     )
+    # a curve that ends before accuracy falls does not say how many more could go
+    assert headline(tmp_path / "c", 1, 2.0, 0.5).startswith("At least 2 of 12 heads can go within one point")
     # control: a loss that may not rise at all is not missed
     assert headline(tmp_path / "b", 1, 0.0, -0.5) == "None of 12 heads can go within one point of accuracy."
 

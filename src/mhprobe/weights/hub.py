@@ -121,7 +121,8 @@ def card(description: dict[str, Any], folder: Path | None) -> str:
         accuracy = f"{words.percent(share)} (95 % interval {100 * low:.1f} to {100 * high:.1f}, {images} test images)"
     loader, strict = jinja2.FileSystemLoader(Path(__file__).parent), jinja2.StrictUndefined
     environment = jinja2.Environment(loader=loader, undefined=strict, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["plain"] = _plain
+    marks = " .,:+%()_/=-"  # names come from data: no markup, one line
+    environment.filters["plain"] = lambda text: "".join(c if c.isalnum() or c in marks else " " for c in str(text))
     speeds = run.rows("speed") if run else []
     return environment.get_template("card.md.jinja").render(
         version=__version__,
@@ -138,11 +139,6 @@ def card(description: dict[str, Any], folder: Path | None) -> str:
         speeds=[row for row in speeds if row["removed"] == speeds[0]["removed"]],  # of the heads that were removed
         command=run.facts.get("command") if run else None,
     )
-
-
-def _plain(text: Any) -> str:
-    """Names come from data: no markup, one line."""
-    return "".join(letter if letter.isalnum() or letter in " .,:+%()_/=-" else " " for letter in str(text))
 
 
 @contextlib.contextmanager

@@ -168,10 +168,11 @@ def _can_go(run: Run, heads: int) -> list[str]:
     if guesses(run):
         return ["the whole network is not told apart from guessing, so this run does not say which heads can go"]
     what = atlas.scored(run)
-    first = next((point["heads_masked"] for point in choice.points if point["heads_masked"]), 1)
-    if choice.many or first == 1:
-        return [f"{choice.many or 'none'} of {heads or 'the'} heads can go within one point of {what}"]
-    return [f"the first {first} of {heads or 'the'} heads to go together cost more than one point of {what}"]
+    masked = [point["heads_masked"] for point in choice.points if point["heads_masked"]] or [1]
+    if choice.many or masked[0] == 1:
+        least = "at least " * (choice.many == masked[-1] < heads)  # the curve ends there
+        return [f"{least}{choice.many or 'none'} of {heads or 'the'} heads can go within one point of {what}"]
+    return [f"the first {masked[0]} of {heads or 'the'} heads to go together cost more than one point of {what}"]
 
 
 def _missed(heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list[str]:
