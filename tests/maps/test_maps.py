@@ -307,14 +307,17 @@ def test_the_attention_of_all_patches_adds_up_to_what_is_received(prepared):
 
 def test_a_query_that_is_not_there_is_refused(prepared):
     _, gated, images = prepared
-    with pytest.raises(UserError, match=r"attention_patch\.query: .* patches from \[0, 0\] to"):
+    with pytest.raises(UserError, match=r"attention_patch\.query: expected mean.* in a grid of \d+ x \d+"):
         AttentionPatch(query=(99, 0))(gated, images)
     site = mhprobe.attach(gated).layout.sites[-1]
     if not site.class_token:
-        with pytest.raises(UserError, match="no class token"):
+        with pytest.raises(UserError, match=r"expected mean(, register, registers)? or"):
             AttentionPatch(query="class")(gated, images)
     if site.prefix_tokens > site.class_token:
-        assert AttentionPatch(query="register")(gated, images)
+        first, every = (AttentionPatch(query=name)(gated, images) for name in ("register", "registers"))
+        assert first.keys() == every.keys()
+        if site.prefix_tokens - site.class_token == 1:
+            assert all(torch.equal(first[name], every[name]) for name in first)
 
 
 def test_heads_are_named_by_block_and_head_in_the_order_asked_for(prepared):

@@ -18,7 +18,7 @@ from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.heads import Relevance
 from mhprobe.measures.base import Measure
-from mhprobe.recording import measuring
+from mhprobe.recording import checks, measuring
 from mhprobe.recording.measuring import measure, score_heads
 from models import images_for, labels_for, tiny_swin, tiny_vit
 
@@ -225,3 +225,33 @@ def test_records_of_large_images_are_of_few_of_them_and_of_equally_many(needs):
     small = mhprobe.attach(tiny_vit()).layout
     assert measuring.pieces(8, small, needs) == [slice(0, 8)]
     assert measuring.pieces(0, small, needs) == [slice(0, 0)]
+
+
+@pytest.mark.parametrize("build", [tiny_vit, tiny_swin])
+def test_a_record_that_does_not_fit_is_refused_before_the_work_with_sizes_that_do(monkeypatch, build):
+    model = build()
+    layout, images, ran = mhprobe.attach(model).layout, images_for(model, 4), []
+    model.register_forward_pre_hook(lambda *_: ran.append(True))
+    one = 4 * checks.numbers_of(layout, {"attn"})
+    monkeypatch.setattr(checks, "free_memory", lambda: 2.5 * one)
+    with pytest.raises(UserError, match=r"for 4 images of .* got \d\.\d\d\. Record at most 2 at a time, or build"):
+        mhprobe.record(model, images, needs={"attn"})
+    assert not ran
+    assert mhprobe.record(model, images[:2], needs={"attn"}).attn is not None
+    monkeypatch.setattr(checks, "free_memory", lambda: 0.9 * one)
+    with pytest.raises(UserError, match=r"for 1 image of .* got \d\.\d\d\. Build the network") as error:
+        mhprobe.record(model, images[:1], needs={"attn"})
+    if build is tiny_swin:
+        return  # its windows are padded, so smaller images take somewhat more than their share
+    size = int(str(error.value).partition("img_size=")[2].split()[0])
+    fits, more = (4 * checks.numbers_of(layout_of(build(img_size=side)), {"attn"}) for side in (size, 2 * size))
+    assert size < images.shape[-1] and fits <= 0.45 * one < more
+
+
+def test_a_measure_whose_record_does_not_fit_does_not_hold_up_the_others(monkeypatch):
+    model = tiny_vit()
+    layout = mhprobe.attach(model).layout
+    monkeypatch.setattr(checks, "free_memory", lambda: 3 * 4 * (checks.numbers_of(layout, {"attn"}) - 1))
+    measures = {make.__name__: make(layout) for make in (mhprobe.measures.Entropy, mhprobe.measures.WriteNorm)}
+    columns, refused = measure(model, measures, lambda: [one_batch(model, 3)])
+    assert set(columns) == {"WriteNorm"} and "GiB of free memory" in str(refused["Entropy"])

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +18,6 @@ from mhprobe.weights.twin import RandomTwin
 
 MOST = 30_000_000  # attention weights of an image: a ViT-L at 224 pixels has half as many
 SMALL = (224, 256, 192, 128)  # pixels instead of a size that would take minutes; the first that the model takes
-COPIES = 12  # of an image's attention that measures hold for a while
 
 
 class Network(NamedTuple):
@@ -129,7 +127,7 @@ def _of_timm(name: str, weights: str | Path | None, size: int | None) -> Network
     sizes = {} if size is None else {"img_size": size}
     model = make(**sizes)
     side, attention = input_spec(model)["size"][0], sum(site.attention_size for site in layout_of(model).sites)
-    if size is None and attention > min(MOST, _memory() / (4 * COPIES)):
+    if size is None and attention > MOST:
         notes.append(f"Its images cannot be made smaller than {side} pixels: this will take a while.")
         for pixels in [pixels for pixels in SMALL if pixels < side]:
             with contextlib.suppress(UserError):
@@ -141,11 +139,3 @@ def _of_timm(name: str, weights: str | Path | None, size: int | None) -> Network
                 break
     recipe = None if ":" in name else {"backbone": {"name": name, **sizes}, "class_names": ()}
     return Network(model, name, input_spec(model), recipe, tuple(notes))
-
-
-def _memory() -> float:
-    """Return the free bytes; infinity if the system does not say."""
-    try:
-        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (AttributeError, ValueError, OSError):
-        return float("inf")

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import attach
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.maps.base import MapKind, chosen_heads, head_name, layout_of, reads_class_token
@@ -40,13 +39,8 @@ class Attention(MapKind):
         return {head_name(layout, *head): of_head for head, of_head in zip(chosen, maps, strict=True)}
 
     def who_looks(self, site: HeadSite) -> Tensor:
-        """(T,) weight of each token as a query; sums to 1."""
-        return readers(site)
-
-
-def readers(site: HeadSite) -> Tensor:
-    """(T,) the weights of the queries of ``maps.base.readout``."""
-    return who_looks(site, "class" if reads_class_token(site) else "mean")
+        """(T,) weight of each token as a query, as of ``maps.base.readout``; sums to 1."""
+        return who_looks(site, "class" if reads_class_token(site) else "mean")
 
 
 def maps_of_heads(
@@ -74,14 +68,14 @@ def attention(
 
     model: of a supported family; gates are attached if it has none. images: (B, 3, height, width), normalised.
     head: a flat index, a list of them or of (site, head) pairs; None for all. Their grids must be equal.
-    query: the "class" token, the "registers" (their mean), a patch (row, column), or the "mean" over all patches.
-        Attention to prefix tokens and padding is left out, so a map sums to less than 1. Outside a patch's window the
-        map is 0.
+    query: the "class" token, the first "register" or all "registers" (their mean), a patch (row, column), or the "mean"
+        over all patches. Attention to prefix tokens and padding is left out, so a map sums to less than 1. Outside a
+        patch's window the map is 0.
 
     Raises UserError for images that are no tensor, an unknown or repeated head, a mask, grids of several sizes, and a
     query that the model has no token for.
     """
-    layout = attach(model).layout.of("head")
+    layout = layout_of(model)
     check_batch(model, images, None, any(site.line for site in layout.sites))
     heads = [(number, within) for number, within, _ in layout]
     if head is not None:

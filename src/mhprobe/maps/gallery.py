@@ -106,7 +106,9 @@ def gallery(
     results: dict[str, Result] = {}
     rows, framed = list[list[Any]](), dict[str, tuple[int, int]]()
     for kind, make in kinds.items():
-        looking = _looking(kind, make, every[kind])
+        # the query patch, where there is one, by name of a map and of its kind
+        at = {name: make.asking((one.maps.shape[-2], one.maps.shape[-1])) for name, one in every[kind].items()}
+        looking = {title: patch for name, patch in at.items() if patch for title in (name, kind.replace("_", " "))}
         framed |= {} if make.per_head else looking
         for name, one in every[kind].items():
             numbers: list[list[float]] = [[]] * len(about) if one.areas is None else one.areas.T.tolist()
@@ -152,12 +154,6 @@ def _kept(
     tensors = keep({"maps": type(kind), **vars(kind), "images": pixels, "labels": label_list, **options}, find)
     names = dict.fromkeys(key.partition("/")[2] for key in tensors)
     return {name: Judged(tensors[f"maps/{name}"], tensors.get(f"areas/{name}")) for name in names}
-
-
-def _looking(key: str, kind: MapKind, maps: Mapping[str, Judged]) -> dict[str, tuple[int, int]]:
-    """Query patch, by name of a map and of its kind, of maps with one."""
-    at = {name: kind.asking((one.maps.shape[-2], one.maps.shape[-1])) for name, one in maps.items()}
-    return {title: patch for name, patch in at.items() if patch for title in (name, key.replace("_", " "))}
 
 
 def _heads(all_maps: Mapping[str, Mapping[str, Judged]], layout: HeadLayout) -> dict[str, list[Any]]:

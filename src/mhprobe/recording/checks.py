@@ -1,7 +1,8 @@
 """Input that ``record`` refuses before it runs anything. torch's own errors would come from deep inside the network."""
 
 import contextlib
-from collections.abc import Iterator
+import math
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -9,7 +10,12 @@ from torch import Tensor, nn
 
 from mhprobe.backbones import backbone_of, input_spec, refuse_no_model
 from mhprobe.errors import UserError
+from mhprobe.heads import Ablation, HeadLayout, Need, Patching, Relevance
+from mhprobe.io.machine import free_memory
 
+# by need: copies of an image's attention weights, and of its tokens in each block, that stand beside each other
+COPIES: dict[Any, tuple[int, int]] = {"attn": (1, 1), "attn_grad": (1, 12), "grad": (0, 12), "stream": (0, 3)}
+COPIES |= {Ablation: (0, 12), Patching: (0, 12), Relevance: (2, 24)}
 _REPLICATED = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
@@ -95,3 +101,30 @@ def check_labels(labels: Tensor | None, logits: Tensor) -> None:
             f"record: labels: expected 0 to {classes - 1}, for the model gives {classes} logits, got {int(labels[at])} "
             f"for image {at} of the batch. Is it the right data set for this head?"
         )
+
+
+def numbers_of(layout: HeadLayout, needs: Collection[Need], area: float = 1) -> float:
+    """Numbers in the record of one image, at least; 0 if its size is not fixed. area: as a share of the layout's."""
+    sites, kinds = layout.of("head").sites, {need if isinstance(need, str) else type(need) for need in needs}
+    if not all(site.attention_size for site in sites):
+        return 0
+    pairs = [(site, site.prefix_tokens + area * math.prod(site.token_grid)) for site in sites]
+    weights = sum(site.attention_size * area if site.windows else site.num_heads * of**2 for site, of in pairs)
+    rows = sum(site.channels * of for site, of in pairs)
+    return rows + sum(weights * of[0] + rows * of[1] for kind, of in COPIES.items() if kind in kinds)
+
+
+def check_memory(layout: HeadLayout, needs: Collection[Need], images: Tensor) -> None:
+    """Raise UserError, with sizes that fit, if the record of ``images`` takes more than the free memory of the CPU."""
+    count, height, size = len(images), images.shape[-2], images.element_size()
+    one = size * numbers_of(layout, needs)
+    if images.device.type != "cpu" or count * one <= (free := free_memory()):
+        return
+    grid = min(site.token_grid[0] for site in layout.of("head").sites)
+    fits = (row for row in range(1, grid) if size * numbers_of(layout, needs, (row / grid) ** 2) <= free / 2)
+    fewer = f"Record at most {free // one:.0f} at a time, or build" if free >= one else "Build"
+    raise UserError(
+        f"record: expected {count * one / 2**30:.2f} GiB of free memory or more, for {count} image{'s' * (count > 1)} "
+        f"of {height} x {images.shape[-1]} pixels, got {free / 2**30:.2f}. {fewer} the network for "
+        f"smaller images: one of img_size={height * max(fits, default=1) // grid} takes at most half of that."
+    )

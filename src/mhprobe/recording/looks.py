@@ -1,32 +1,34 @@
 """Recorded attention from one token, or several, laid out on the grid of patches, without windows."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError, quoted
 from mhprobe.heads import HeadSite
 
-Query = str | tuple[int, int]
+Query = str | Sequence[int]
 
 
-def who_looks(site: HeadSite, query: Query) -> Tensor:
-    """(T,) weight of each token as a query; sums to 1. Raises UserError for a query that the site has not."""
+def who_looks(site: HeadSite, query: Query, asker: str = "attention: query") -> Tensor:
+    """(T,) weight of each token as a query; sums to 1. UserError, for ``asker``, for a query that the site has not."""
     height, width = site.token_grid
     prefix, tokens = site.prefix_tokens, site.prefix_tokens + height * width
     asking, word = torch.zeros(tokens, dtype=torch.float64), query if isinstance(query, str) else ""
-    patch = query if isinstance(query, tuple) and [type(at) for at in query] == [int, int] else (-1, -1)
+    patch = query if isinstance(query, list | tuple) and [type(at) for at in query] == [int, int] else (-1, -1)
     if word == "mean":
         asking[prefix:] = 1
     elif word == "class" and site.class_token:
         asking[0] = 1
-    elif word == "registers" and prefix > site.class_token:
-        asking[int(site.class_token) : prefix] = 1
+    elif word in ("register", "registers") and prefix > (first := int(site.class_token)):
+        asking[first : prefix if word == "registers" else first + 1] = 1
     elif 0 <= patch[0] < height and 0 <= patch[1] < width:
         asking[prefix + patch[0] * width + patch[1]] = 1
     else:
-        has = ["mean"] + ["class"] * site.class_token + ["registers"] * (prefix > site.class_token)
+        has = ["mean"] + ["class"] * site.class_token + ["register", "registers"] * (prefix > site.class_token)
         raise UserError(
-            f"attention: query: expected {', '.join(has)} or (row, column) in a grid of {height} x {width} for "
+            f"{asker}: expected {', '.join(has)} or (row, column) in a grid of {height} x {width} for "
             f"{site.name}, got {quoted(query)}."
         )
     return asking / asking.sum()

@@ -176,11 +176,6 @@ def _gated(func: Callable[..., Tensor], x: Tensor, *args: Any, **kwargs: Any) ->
     return x * gate
 
 
-def _constant(func: Callable[..., Tensor], x: Tensor) -> Tensor:
-    """Gate that was written out, as in x * sigmoid(1.702 x)."""
-    return func(x.detach())
-
-
 def _product(func: Callable[..., Tensor], a: Any, b: Any) -> Tensor:
     """Product of two activations, each of which gets half; a weight or a number is no activation."""
     both = isinstance(a, Tensor) and isinstance(b, Tensor) and a.requires_grad and b.requires_grad
@@ -201,7 +196,8 @@ _CHANGED: dict[Callable[..., Any], Callable[..., Any]] = {
     F.layer_norm: _layer_norm,
     F.rms_norm: _rms_norm,
     **dict.fromkeys((F.gelu, F.silu), _gated),
-    **dict.fromkeys((torch.sigmoid, Tensor.sigmoid), _constant),
+    # a gate that was written out, as in x * sigmoid(1.702 x), is constant
+    **dict.fromkeys((torch.sigmoid, Tensor.sigmoid), lambda func, x: func(x.detach())),
     **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__), _product),
     **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__), _product),
 }

@@ -17,17 +17,15 @@ from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError, quoted
 from mhprobe.gates import HeadGates, gates_of
 from mhprobe.gates.fill import Fill
-from mhprobe.heads import Ablation, FillName, HeadBatch, HeadLayout, Need, Patching, Relevance, first_sites
+from mhprobe.heads import Ablation, FillName, HeadBatch, HeadLayout, Need, first_sites
 from mhprobe.measures.base import Measure, MeasureWarning
+from mhprobe.recording.checks import numbers_of
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.outputs import Of
 from mhprobe.recording.record import record
 
 LEAST = 8  # images that are looked at together; fewer would leave the machine idle
 MOST = 2**30  # bytes that a record takes, but for that of a single image
-# by need: copies of an image's attention weights, and of its tokens in each block, that stand beside each other
-COPIES: dict[Any, tuple[int, int]] = {"attn": (1, 1), "attn_grad": (1, 12), "grad": (0, 12), "stream": (0, 3)}
-COPIES |= {Ablation: (0, 12), Patching: (0, 12), Relevance: (2, 24)}
 Columns = dict[str, Tensor]
 Walk = Callable[[], Iterable[Batch]]  # starts a new walk over a split; under several processes each walks its share
 
@@ -225,13 +223,10 @@ def pieces(count: int, layout: HeadLayout, needs: Collection[Need] = ("attn",)) 
 
     And all blocks' attention of a slice is no larger than one block's of all images, or than that of ``LEAST`` images.
     """
-    sites, kinds = layout.of("head").sites, {need if isinstance(need, str) else type(need) for need in needs}
-    sizes, most = [site.attention_size for site in sites], max(1, count)
-    if sizes and all(sizes):
-        rows = sum((site.prefix_tokens + math.prod(site.token_grid)) * site.channels for site in sites)
-        numbers = [sum(sizes) * weights + rows * more for kind, (weights, more) in COPIES.items() if kind in kinds]
-        most = min(most, max(1, MOST // (4 * sum(numbers, rows))))
-        if {"attn", "attn_grad"} & kinds:
+    sizes, most = [site.attention_size for site in layout.of("head").sites], max(1, count)
+    if numbers := numbers_of(layout, needs):
+        most = min(most, max(1, int(MOST // (4 * numbers))))
+        if {"attn", "attn_grad"} & {*needs}:
             most = min(most, max(LEAST, count * max(sizes) // sum(sizes)))
     number = max(1, math.ceil(count / most))
     return [slice(count * i // number, count * (i + 1) // number) for i in range(number)]

@@ -19,8 +19,7 @@ DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.
 def no_memory(error: BaseException) -> bool:
     """Return True if memory ran out: torch's OutOfMemoryError, or that of a CPU, which has no type."""
     words = ("out of memory", "can't allocate memory")
-    short = isinstance(error, RuntimeError) and any(part in str(error) for part in words)
-    return short or isinstance(error, MemoryError)
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(w in str(error) for w in words))
 
 
 @contextlib.contextmanager
@@ -32,11 +31,9 @@ def explained(cfg: "Config") -> Iterator[None]:
         if not no_memory(error):
             raise
         words = (str(error).splitlines() or ["MemoryError"])[0][:120].rstrip(".")
-        sizes = [
-            f"data.{key}={cfg.data.get(key) or 'null (a million pixels)'}" for key in ("batch_size", "eval_batch_size")
-        ]
         raise UserError(
-            f"out of memory ({words}). Lower {sizes[0]} (training) or {sizes[1]} (tests and probes); "
+            f"out of memory ({words}). Lower data.batch_size={cfg.data.get('batch_size')} (training) or "
+            f"data.eval_batch_size={cfg.data.get('eval_batch_size') or 'null (a million pixels)'} (tests and probes); "
             f"trainer.accumulate_grad_batches keeps the size of a step."
         ) from error
     except OSError as error:

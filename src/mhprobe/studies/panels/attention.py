@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mhprobe import ranks
 from mhprobe.errors import one_of
-from mhprobe.maps.attention import readers
+from mhprobe.maps.attention import Attention
 from mhprobe.measures.parts.places import Piece, attention, shares
 from mhprobe.questions.material import Material
 from mhprobe.recording.looks import looked_at
@@ -43,7 +43,7 @@ def attention_masks(material: Material, images: int = 2, over_heads: OverHeads =
     attn = record(material.model, batch.images, needs={"attn"}).need("attn", "attention_masks")
     masks: list[Tensor] = []  # per site (B, h, w), 1 for even attention
     for weights, site in zip(attn, layout.sites, strict=True):
-        of_heads = looked_at(weights, site, readers(site)).double().cpu()
+        of_heads = looked_at(weights, site, Attention().who_looks(site)).double().cpu()
         even = 1 / (site.prefix_tokens + of_heads[0, 0].numel())
         masks.append((of_heads.mean(1) if over_heads == "mean" else of_heads.amax(1)) / even)
     positions, labels = batch.index.tolist(), [data.class_names[label] for label in batch.labels.tolist()]
