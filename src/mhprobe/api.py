@@ -274,10 +274,10 @@ def _first_walk(
 ) -> tuple[Tensor | None, Tensor | None, Tensor]:
     """(N,) labels or None; (N, C) outputs of the model if ``compared``, else None; (N, 2) marks of the images."""
     labels, outputs, marks = [], [], []
-    line = any(site.line for site in attach(model).layout.sites)
+    layout = attach(model).layout
     with inspecting(model, gradients=False):
         for batch in _batches(loader, device, split):
-            check_batch(model, batch.images, batch.labels, line)
+            check_batch(model, batch.images, batch.labels, layout)
             if batch.labels is None or compared:
                 with sized(model, batch.images):
                     outputs.append(logits_of(model(batch.images[batch.valid])))

@@ -76,7 +76,7 @@ def attention(
     query that the model has no token for.
     """
     layout = layout_of(model)
-    check_batch(model, images, None, any(site.line for site in layout.sites))
+    check_batch(model, images, None, layout)
     heads = [(number, within) for number, within, _ in layout]
     if head is not None:
         chosen: Any = [head] if type(head) is int else head

@@ -96,10 +96,8 @@ def gallery(
 
     names = [*data.class_names, UNKNOWN]  # -1 is the last
     taken = [()] * len(chosen) if features else _taken_for(model, batch.images, names)
-    about = [
-        [image, names[label], *best]
-        for image, label, best in zip(_called(chosen), batch.labels.tolist(), taken, strict=True)
-    ]
+    rows_of = zip(_called(chosen), batch.labels.tolist(), taken, strict=True)
+    about = [[image, names[label], *best] for image, label, best in rows_of]
     split = "given" if any(isinstance(image, str) for image in chosen) else "test"
     called = [f"image {image}" + ("" if name == UNKNOWN else f": {name}") for image, name, *_ in about]
     arrow = [name + (f"\n→ {top[0]} {top[1]:.2f}" if top else "") for name, top in zip(called, taken, strict=True)]

@@ -48,11 +48,13 @@ def sized(model: nn.Module, images: Tensor) -> Iterator[None]:
         raise UserError(f"images: expected {expected} for this {name}, got {got}: {error}") from error
 
 
-def check_batch(model: nn.Module, images: Any, labels: Any, line: bool = False) -> None:
+def check_batch(model: nn.Module, images: Any, labels: Any, layout: HeadLayout, needs: Collection[Need] = ()) -> None:
     """Raise UserError unless images are (B, channels, height, width) of the model's type and labels (B,) int64.
 
-    line: for a model of texts, (B, tokens) whole numbers, or (B, tokens, width).
+    For a model of texts they are (B, tokens) whole numbers, or (B, tokens, width). needs: of a record that has to fit
+    into the free memory.
     """
+    line = any(site.line for site in layout.sites)
     if not (line and isinstance(images, Tensor) and images.dim() in (2, 3)):
         _check_pictures(images)
     device, weights = next(model.parameters()).device, next(model.parameters()).dtype
@@ -64,11 +66,12 @@ def check_batch(model: nn.Module, images: Any, labels: Any, line: bool = False) 
         raise UserError(
             f"record: images are {ours}, the model is {theirs}; give images.to(torch.{theirs}), or use torch.autocast."
         )
-    if labels is None:
-        return
-    if not isinstance(labels, Tensor) or labels.shape != images.shape[:1] or labels.dtype != torch.int64:
+    right = isinstance(labels, Tensor) and labels.shape == images.shape[:1] and labels.dtype == torch.int64
+    if labels is not None and not right:
         got = f"{tuple(labels.shape)} {labels.dtype}" if isinstance(labels, Tensor) else type(labels).__name__
         raise UserError(f"record: labels: expected ({len(images)},) int64, one class per image, got {got}.")
+    if needs:
+        _check_memory(layout, needs, images)
 
 
 def _check_pictures(images: Any) -> None:
@@ -114,7 +117,7 @@ def numbers_of(layout: HeadLayout, needs: Collection[Need], area: float = 1) -> 
     return rows + sum(weights * of[0] + rows * of[1] for kind, of in COPIES.items() if kind in kinds)
 
 
-def check_memory(layout: HeadLayout, needs: Collection[Need], images: Tensor) -> None:
+def _check_memory(layout: HeadLayout, needs: Collection[Need], images: Tensor) -> None:
     """Raise UserError, with sizes that fit, if the record of ``images`` takes more than the free memory of the CPU."""
     count, height, size = len(images), images.shape[-2], images.element_size()
     one = size * numbers_of(layout, needs)

@@ -20,7 +20,7 @@ from mhprobe.errors import UserError, quoted
 from mhprobe.gates import gates_of
 from mhprobe.gates.fill import Fill
 from mhprobe.heads import Ablation, FillName, HeadBatch, HeadLayout, HeadSite, Need, Patching, Relevance
-from mhprobe.recording.checks import check_batch, check_labels, check_memory, check_model, sized
+from mhprobe.recording.checks import check_batch, check_labels, check_model, sized
 from mhprobe.recording.direct import direct_logits
 from mhprobe.recording.lrp import relevances
 from mhprobe.recording.outputs import UNLABELLED, Of, logits_of, objective, refuse_features
@@ -62,8 +62,7 @@ def record(
     """
     named, grad, attn_grad = _checked(model, needs, labels is not None or of in UNLABELLED, of), None, None
     slopes, layout = named & {"grad", "attn_grad"}, gates_of(model).layout
-    check_batch(model, images, labels, any(site.line for site in layout.sites))
-    check_memory(layout, needs, images)
+    check_batch(model, images, labels, layout, needs)
     if valid is not None and valid.dtype != torch.bool:
         raise UserError(f"record: valid: expected (B,) bool, which images count, got {quoted(valid.dtype)}.")
     with inspecting(model, gradients=bool(slopes)), Taps(model, layout, named) as taps, sized(model, images):
