@@ -85,6 +85,16 @@ def test_attach_twice_gives_the_same_gates():
     assert sum(len(m._forward_pre_hooks) for m in model.modules()) == 2
 
 
+def test_measuring_leaves_learnable_gates_learnable():
+    """It once fixed them without a word, and a training that went on no longer moved them."""
+    model = tiny_vit()
+    gates = mhprobe.attach(model, learnable=True)
+    mhprobe.measure(model, [(images_for(model, 2), torch.tensor([0, 1]))], [mhprobe.measures.GateImportance])
+    assert mhprobe.attach(model) is gates and gates.values.requires_grad
+    assert mhprobe.attach(model, units={"head", "neuron"}).values.requires_grad
+    assert not mhprobe.attach(model, learnable=False).values.requires_grad
+
+
 @families
 def test_a_copy_and_a_pickle_obey_their_own_gates(build):
     model = build()

@@ -181,7 +181,7 @@ def input_spec(model: nn.Module) -> dict[str, Any]:
 
 def attach(
     model: nn.Module,
-    learnable: bool = False,
+    learnable: bool | None = None,
     make: Callable[[nn.Module, HeadLayout], HeadGates] | None = None,
     units: Collection[Kind] | None = None,
 ) -> HeadGates:
@@ -190,7 +190,7 @@ def attach(
     If a block or a projection was replaced meanwhile, all heads get new gates, of the same values.
 
     model: of a supported family, or a module that holds one such model (a LightningModule, your own class).
-    learnable: whether an optimizer may train the gates' values.
+    learnable: whether an optimizer may train the gates' values. None keeps that of present gates; new ones are fixed.
     make: makes the gates from (model, layout), e.g. ``HardConcreteGates``. A head that was off stays off.
     units: {"head", "neuron"} also puts gates on the neurons of every MLP, in front of its last linear layer. None keeps
         the present units, or takes heads. UserError where gates that are not 1 would be left out.
@@ -210,7 +210,8 @@ def attach(
     refuse_no_model("attach", model)
     gates, kinds = find_gates(model), kinds_of(model, units)
     if gates is not None and make is None and gates.layout.kinds == kinds and not gates.missing(model):
-        gates.values.requires_grad_(learnable)
+        if learnable is not None:
+            gates.values.requires_grad_(learnable)
         gates.check(model)
         return gates
     before = dict(zip(gates.layout.sites, gates.layout.split(gates.effective()), strict=True)) if gates else {}
@@ -222,7 +223,8 @@ def attach(
     backbone = backbone_of(model)
     family, layout = family_of(backbone), layout_of(backbone, kinds)
     remove_gates(model)
-    new = HeadGates(backbone, layout, learnable) if make is None else make(backbone, layout)
+    trained = gates is not None and gates.values.requires_grad if learnable is None else learnable
+    new = HeadGates(backbone, layout, trained) if make is None else make(backbone, layout)
     family.prepare(backbone)
     put_on(backbone, new, [family.seam(backbone, site).point for site in layout.sites])
     with torch.no_grad():

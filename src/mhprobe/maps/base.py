@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mhprobe.backbones import attach, puts_out_features
 from mhprobe.errors import UserError, quoted, refuse_misfits
+from mhprobe.gates import find_gates
 from mhprobe.heads import HeadLayout, HeadSite
 
 
@@ -40,7 +41,8 @@ class MapKind(ABC):
 
 def layout_of(model: nn.Module) -> HeadLayout:
     """Layout of the heads of a model, which gets gates if it has none."""
-    return attach(model).layout.of("head")
+    gates = find_gates(model)
+    return (attach(model) if gates is None else gates).layout.of("head")
 
 
 def usual_target(model: nn.Module) -> Literal["top1", "norm"]:
