@@ -58,6 +58,15 @@ def test_a_measure_and_a_masking_curve_take_the_loader(folder, model):
     assert [row["heads_masked"] for row in mhprobe.masking_curve(model, loader, units="layer")] == [0, 3]
 
 
+def test_photographs_in_formats_that_are_not_read_are_counted(folder, model, caplog):
+    """A phone's folder of forty HEIC and ten JPEG files once was ten photographs, without a word."""
+    for name in ("d.HEIC", "sea/e.avif", ".hidden.heic"):
+        (folder[0] / name).write_bytes(b"photograph")
+    assert mhprobe.photos(folder[0], model).files == ["b.png", "c.png", "sea/a.png"]
+    (line,) = caplog.messages
+    assert "2 photographs are left out" in line and "d.HEIC" in line
+
+
 def test_what_holds_no_photographs_is_refused(tmp_path, model):
     with pytest.raises(mhprobe.UserError, match=r"photos: .* has no photographs that can be read \(\.jpg"):
         mhprobe.photos(tmp_path, model)

@@ -280,8 +280,16 @@ def test_a_random_curve_has_every_repeat_and_their_mean():
         values = [row["accuracy"] for row in rows if row["step"] == step and row["seed"] != "mean"]
         (mean,) = [row for row in rows if row["step"] == step and row["seed"] == "mean"]
         assert mean["accuracy"] == pytest.approx(sum(values) / 4, rel=1e-12)
-        assert (mean["low"], mean["high"]) == pytest.approx(oracle.t_interval(values), rel=1e-9)
+        low, high = oracle.t_interval(values)
+        assert (mean["low"], mean["high"]) == pytest.approx((max(low, 0), min(high, 1)), rel=1e-9)
         assert (mean["heads_masked"], mean["masked"], mean["unit"]) == (12 * step, "", "")
+
+
+def test_the_interval_over_random_orders_stays_between_none_and_all():
+    """Student's interval of two accuracies, .999 and 1, would end at 1.006, above the figure; of 0 and .001 below 0."""
+    few = curve("random", [0, 1], [0.9995, 0.0005], seeds=(0, 1)).points
+    assert few.accuracy.tolist() == pytest.approx([0.9995, 0.0005])
+    assert few.high[0] == 1 > few.low[0] > 0.99 and few.low[1] == 0 < few.high[1] < 0.01
 
 
 def test_a_single_step_is_the_same_point_and_searches_no_further():

@@ -69,6 +69,10 @@ def test_a_width_or_a_share_that_cannot_be_is_refused_before_the_work(name):
     words = r"^multiple: blocks\.0\.mlp has 96 neurons, which is no multiple of 36; choose a divisor of it"
     with pytest.raises(UserError, match=words):
         check(ORDERS[name](multiple=36), OF_EACH)
+    model, *_ = shown({"head"})
+    with pytest.raises(UserError, match=r"^multiple: it counts neurons, got 8 and no neurons"):
+        check(ORDERS[name](multiple=8), {"flops": 0.9})
+    model, *_ = shown(KINDS)
     with pytest.raises(UserError, match=r"head and neuron, .* with its value, got"):
         check(ORDERS[name](), {"head": 0.5})
 

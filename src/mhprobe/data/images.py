@@ -151,6 +151,9 @@ def decode(data: bytes, size: int, resize: bool, where: str) -> np.ndarray:
             image = _eight_bits(opened, where).convert("RGB")
     except UserError:
         raise
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+        most = f"{Image.MAX_IMAGE_PIXELS or 0:,}"
+        raise UserError(f"root: {where} has more than the {most} pixels that are read. Make it smaller.") from None
     except Exception as error:  # PIL raises half a dozen unrelated types for damaged files
         # its message for an unknown format is an object's address
         reason = "not an image" if isinstance(error, UnidentifiedImageError) else error

@@ -4,6 +4,7 @@ The examined network gives them their classes, so that accuracy is agreement wit
 """
 
 import functools
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,14 @@ from torch import Tensor
 from mhprobe.data.archive import Archive, open_archive
 from mhprobe.data.augment import normalise
 from mhprobe.data.draws import evenly, stratified
-from mhprobe.data.images import SUFFIXES, ImageFolder, decode_all, is_image
+from mhprobe.data.images import SUFFIXES, ImageFolder, decode_all, hidden, is_image
 from mhprobe.data.source import Contents
 from mhprobe.errors import UserError
 
+log = logging.getLogger(__name__)
+
 LEAST = 8  # so that half of them can be cut again
+UNREAD = (".heic", ".heif", ".avif", ".jxl", ".dng", ".cr2", ".nef", ".arw")  # of phones and cameras
 
 
 def listed(root: str | Path, asker: str) -> tuple[Archive, list[str]]:
@@ -28,9 +32,18 @@ def listed(root: str | Path, asker: str) -> tuple[Archive, list[str]]:
     if not place.exists():
         raise UserError(f"{asker}: {place} does not exist. Give a folder of photographs, or a .tar or .zip of them.")
     archive = open_archive(place)
-    if not (files := sorted(file for file in archive.names() if is_image(file))):
+    if not (files := _photographs(archive)):
         raise UserError(f"{asker}: {archive.path} has no photographs that can be read ({', '.join(SUFFIXES)}).")
     return archive, files
+
+
+def _photographs(archive: Archive) -> list[str]:
+    """Names of the images of ``archive``, in order. A warning counts photographs in formats that are not read."""
+    names = sorted(archive.names())
+    if left_out := [file for file in names if file.lower().endswith(UNREAD) and not hidden(file)]:
+        text = "%s: %d photographs are left out, in formats that are not read (the first is %s). Save them as JPEG."
+        log.warning(text, archive.path, len(left_out), left_out[0])
+    return [file for file in names if is_image(file)]
 
 
 class Photos(ImageFolder):
@@ -53,7 +66,7 @@ class Photos(ImageFolder):
 
     def scan(self) -> Contents:
         archive = open_archive(self.root)
-        files = sorted(file for file in archive.names() if is_image(file))
+        files = _photographs(archive)
         if len(files) < LEAST:
             raise UserError(
                 f"root: {archive.path} has {len(files)} images, expected at least {LEAST} ({', '.join(SUFFIXES)})."

@@ -116,16 +116,9 @@ class Images:
     """
 
     def __init__(
-        self,
-        data: ImageData,
-        device: torch.device,
-        select_on: str = "train",
-        look_at: int = 1024,
-        seed: int = 0,
-        score: type[Score] | None = None,
-        cache: Path | None = None,
-        facts: Mapping[str, Any] | None = None,
-    ) -> None:
+        self, data: ImageData, device: torch.device, select_on: str = "train", look_at: int = 1024, seed: int = 0,
+        score: type[Score] | None = None, cache: Path | None = None, facts: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         self.data, self.device, self.seed, self.score = data, device, seed, score
         self.cache, self.facts = cache, facts or {}
         self.scores: dict[str, Score] = {}  # by who is shown the images; until ``show`` the labels alone
@@ -248,19 +241,10 @@ Source = Given | OnPath | Shown
 
 
 def prune(
-    model: nn.Module,
-    images: Images,
-    source: Source,
-    *,
-    kept: Tensor | None = None,
-    rounds: int = 1,
-    proj_bias: ProjBias = "keep",
-    fold: Fold = "zero",
-    mend: Mapping[str, Any] | None = None,
-    train: Train | None = None,
-    chosen_by: Sequence[str] = (),
-    whole: tuple[Stage, Tensor] | None = None,
-) -> Pruned:
+    model: nn.Module, images: Images, source: Source, *, kept: Tensor | None = None, rounds: int = 1,
+    proj_bias: ProjBias = "keep", fold: Fold = "zero", mend: Mapping[str, Any] | None = None,
+    train: Train | None = None, chosen_by: Sequence[str] = (), whole: tuple[Stage, Tensor] | None = None,
+) -> Pruned:  # fmt: skip
     """Return a copy of ``model`` without the heads that ``source`` chooses; ``model`` itself keeps its gates.
 
     kept: decision of learned gates, for ``Given``. rounds: of choosing and removing, with ``OnPath``. proj_bias: as for
@@ -333,15 +317,9 @@ def _promised(
 
 
 def _remove(
-    model: nn.Module,
-    choice: Choice,
-    proj_bias: ProjBias,
-    images: Images,
-    record: Pruned,
-    number: int,
-    fill: Fill | None,
-    score_masked: bool,
-) -> nn.Module:
+    model: nn.Module, choice: Choice, proj_bias: ProjBias, images: Images, record: Pruned, number: int,
+    fill: Fill | None, score_masked: bool,
+) -> nn.Module:  # fmt: skip
     layout = layout_of(model)
     kept = kept_heads(layout, choice.mask)
     emptied = [site for site in layout.sites if not kept[site.name]]

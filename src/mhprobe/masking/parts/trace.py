@@ -104,7 +104,8 @@ class Curve:
         runs = Points(*(torch.stack([p[:count] for p in part]) for part in zip(*(t.points for t in self.traces))))  # noqa: B905
         accuracy, low, high = t_interval(runs.accuracy)
         delta, delta_low, delta_high = t_interval(runs.delta)
-        return Points(runs.heads.mean(0), accuracy, runs.loss.mean(0), low, high, delta, delta_low, delta_high)
+        shares = (low.clamp(min=0), high.clamp(max=1))
+        return Points(runs.heads.mean(0), accuracy, runs.loss.mean(0), *shares, delta, delta_low, delta_high)
 
     @property
     def worse(self) -> Tensor | None:
