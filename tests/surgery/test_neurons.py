@@ -400,3 +400,15 @@ def test_repair_solves_the_last_layer_of_an_mlp():
     torch.testing.assert_close(pruned.blocks[0].mlp.fc2.bias, bias, rtol=1e-6, atol=1e-8)
     whole = logits(model, images)
     assert (logits(pruned, images) - whole).norm() < 0.7 * (logits(broken, images) - whole).norm()
+
+
+def test_a_network_whose_heads_are_all_gone_is_measured_by_its_neurons():
+    model = tiny_vit()
+    layout = layout_of(model, KINDS)
+    gone = torch.arange(layout.num_heads) < layout.of("head").num_heads
+    rest, loader = mhprobe.prune_heads(model, gone, units=KINDS), [(images_for(model, 2), torch.tensor([0, 1]))]
+    with pytest.raises(mhprobe.UserError, match=r"units={'neuron'} if all its heads were removed"):
+        mhprobe.measure(rest, loader, [mhprobe.measures.GateImportance])
+    mhprobe.attach(rest, units={"neuron"})
+    values = mhprobe.measure(rest, loader, [mhprobe.measures.GateImportance])["gate_importance"]
+    assert len(values) == layout.of("neuron").num_heads and values.max() > 0

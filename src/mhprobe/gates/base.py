@@ -366,6 +366,7 @@ def gates_of(model: nn.Module) -> HeadGates:
     """Return the gates of ``model``; UserError if it has none or has lost some."""
     gates = find_gates(model)
     if gates is None:
-        raise UserError(f"{type(model).__name__} has no head gates: call mhprobe.attach(model) first.")
+        neurons = "units={'neuron'} if all its heads were removed"
+        raise UserError(f"{type(model).__name__} has no gates: call mhprobe.attach(model) first, with {neurons}.")
     gates.check(model)
     return gates
