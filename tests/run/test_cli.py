@@ -264,6 +264,15 @@ def test_an_experiment_gives_a_command_what_it_has_a_section_for():
     assert not {"measure", "probe", "optim"} & set(runs.composed("mask", "+experiment=probe_all"))
 
 
+def test_a_group_of_another_command_can_be_chosen_where_this_command_has_a_place_for_it():
+    """mhprobe.prune has no section called search; its orders have searches."""
+    order = ["prune=order", "prune/order=keep_best", "prune.remove=3"]
+    usual, exact = (runs.composed("prune", *order, *more) for more in ((), ("search@prune.order.search=exact",)))
+    assert usual.prune.order.search._target_.endswith("Auto") and exact.prune.order.search._target_.endswith("Exact")
+    with pytest.raises(mhprobe.UserError, match=r"mhprobe\.prune has no search"):
+        runs.composed("prune", *order, "search@masking.search=exact")
+
+
 def test_weights_that_say_their_data_set_need_no_other_word(tmp_path):
     (tmp_path / "a.json").write_text('{"data": "scenes"}')
     weights = f"weights={tmp_path / 'a.safetensors'}"

@@ -67,7 +67,8 @@ class OwnSections(ConfigLoaderImpl):
     ) -> DictConfig:
         names = sections(str(config_name))
         for override in overrides:
-            if (section := _key(override).split(".")[0]) in {*names, "experiment", "hydra"}:
+            package = override.partition("=")[0].partition("@")[2].split(".")[0]  # where a group's choice goes
+            if (section := _key(override).split(".")[0]) in {*names, "experiment", "hydra"} or package in names:
                 continue
             if homes := [f"mhprobe.{other}" for other in commands() if section in sections(other)]:
                 raise UserError(f"{override}: mhprobe.{config_name} has no {section}, a part of {', '.join(homes)}.")
