@@ -114,9 +114,9 @@ def ranking(rows: Sequence[Mapping[str, Any]], right: Mapping[Cell, Mapping[str,
 
     rows: of ``run_cell``, with method, budget and seed. right: (N,) per cell and stage. The last stage that all cells
     have counts, and only seeds that all methods of a budget have. p is for new images and new seeds (``crossed``),
-    p_holm over all pairs of methods, since the same images say which is the best. real: p_holm is below .05.
+    p_holm over all pairs of methods, since the same images say which is best. real: p_holm < .05. dense: not pruned.
     """
-    table: list[dict[str, Any]] = []
+    table, dense = list[dict[str, Any]](), rows[0].get("dense")
     for budget in sorted({row["budget"] for row in rows}, reverse=True):
         here = [Cell(row["method"], row["budget"], row["seed"]) for row in rows if row["budget"] == budget]
         names = list(dict.fromkeys(cell.method for cell in here))
@@ -132,7 +132,7 @@ def ranking(rows: Sequence[Mapping[str, Any]], right: Mapping[Cell, Mapping[str,
         adjusted = holm(torch.tensor([test.p for test in tests], dtype=torch.float64)).tolist()
         for name in names:
             of_seeds = flags[name].mean(1).tolist()
-            row = {"budget": budget, "method": name, "stage": stage, "seeds": len(seeds)}
+            row = {"budget": budget, "method": name, "stage": stage, "seeds": len(seeds), "dense": dense}
             row |= {"accuracy": sum(of_seeds) / len(seeds), "lowest": min(of_seeds), "highest": max(of_seeds)}
             if name != names[0]:
                 number = pairs.index((names[0], name))

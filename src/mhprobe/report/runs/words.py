@@ -289,10 +289,11 @@ def _ranking(run: Run) -> list[str]:
     for budget in dict.fromkeys(row["budget"] for row in rows):
         best, *others = (row for row in rows if row["budget"] == budget)
         worse = [row["method"] for row in others if (p := row.get("p_holm")) is not None and p < 0.05]
+        dense = "" if best.get("dense") is None else f"dense {percent(best['dense'])}; "
         text.append(
             f"At {100 * budget:g} % of the FLOPs {best['method']} is the best of {1 + len(others)} methods, with an "
-            f"accuracy of {percent(best['accuracy'])} ({best['stage']}, seeds: {best['seeds']}). Significantly worse: "
-            f"{', '.join(worse) or 'none'}."
+            f"accuracy of {percent(best['accuracy'])} ({dense}{best['stage']}, seeds: {best['seeds']}). Significantly "
+            f"worse: {', '.join(worse) or 'none'}."
         )
     return text
 
