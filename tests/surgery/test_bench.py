@@ -57,8 +57,8 @@ def test_a_bench_goes_on_where_it_stopped_and_says_what_is_missing(trained, tmp_
     page, (best, other) = (tmp_path / "run" / "report.html").read_text(), ranked
     worse = other["method"] if float(other["p_holm"]) < 0.05 else "none"
     sentence = f"At 60 % of the FLOPs {best['method']} is the best of 2 methods, with an accuracy of "
-    ending = f"(repaired, seeds: 2). Significantly worse: {worse}."
-    assert re.search(rf"{sentence}[\d.]+ % {re.escape(ending)}", capsys.readouterr().out)
+    ending = f"; repaired, seeds: 2). Significantly worse: {worse}."
+    assert re.search(rf"{sentence}[\d.]+ % \(dense [\d.]+ %{re.escape(ending)}", capsys.readouterr().out)
     assert ending in page and "No accuracy was measured" not in page
     assert "was chosen on training images unless it says otherwise" in page
 
