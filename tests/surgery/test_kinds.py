@@ -70,7 +70,7 @@ def test_a_width_or_a_share_that_cannot_be_is_refused_before_the_work(name):
     with pytest.raises(UserError, match=words):
         check(ORDERS[name](multiple=36), OF_EACH)
     model, *_ = shown({"head"})
-    with pytest.raises(UserError, match=r"^multiple: it counts neurons, got 8 and no neurons"):
+    with pytest.raises(UserError, match=r"^multiple: it counts neurons, got 8 for heads alone"):
         check(ORDERS[name](multiple=8), {"flops": 0.9})
     model, *_ = shown(KINDS)
     with pytest.raises(UserError, match=r"head and neuron, .* with its value, got"):
