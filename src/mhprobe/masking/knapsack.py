@@ -92,7 +92,7 @@ def refuse_multiple(multiple: int, layout: HeadLayout) -> None:
     """Raise UserError unless layers have a multiple of so many neurons, of which multiples can be left."""
     whole_number("multiple", multiple, 1)
     if multiple > 1 and "neuron" not in layout.kinds:
-        raise UserError(f"multiple: it counts neurons, got {multiple} for heads alone; take multiple=1, or neurons, too.")
+        raise UserError(f"multiple: it counts neurons, got {multiple} for heads alone; take 1, or neurons, too.")
     for site in layout.of("neuron").sites:
         if site.num_heads % multiple:
             raise UserError(
