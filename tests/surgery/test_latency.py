@@ -41,13 +41,8 @@ def test_a_table_is_measured_once_and_another_machine_is_refused(tmp_path, monke
     assert left(torch.zeros(1, layout.num_heads, dtype=torch.bool)).item() == 1
     monkeypatch.setattr(costs, "layer_times", None)  # nobody measures again
     latency_cost(file, model, layout, images)
-    for key, value in {
-        "machine": "another",
-        "images": 64,
-        "size": [32, 32],
-        "layout": "another",
-        "multiple": 8,
-    }.items():
+    others = {"machine": "another", "images": 64, "size": [32, 32], "layout": "another", "multiple": 8}
+    for key, value in others.items():
         file.write_text(json.dumps({**table, key: value}))
         with pytest.raises(mhprobe.UserError, match=rf"latency_table: .* has {key} .*, expected"):
             latency_cost(file, model, layout, images)

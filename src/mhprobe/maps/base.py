@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from mhprobe.backbones import attach, puts_out_features
 from mhprobe.errors import UserError, quoted, refuse_misfits
-from mhprobe.gates import find_gates
 from mhprobe.heads import HeadLayout, HeadSite
 
 
@@ -41,8 +40,7 @@ class MapKind(ABC):
 
 def layout_of(model: nn.Module) -> HeadLayout:
     """Layout of the heads of a model, which gets gates if it has none."""
-    gates = find_gates(model)
-    return (attach(model) if gates is None else gates).layout.of("head")
+    return attach(model).layout.of("head")
 
 
 def usual_target(model: nn.Module) -> Literal["top1", "norm"]:

@@ -187,8 +187,9 @@ def latency_cost(
     """
     from sklearn.isotonic import IsotonicRegression
 
+    place = None if file is None else Path(file)
     # times differ from process to process, and all have to stop at the same step
-    table = ranks.from_rank_zero(lambda: _table(file, model, layout, images, repeats, multiple))
+    table = ranks.from_rank_zero(lambda: _table(place, model, layout, images, repeats, multiple))
     fitted = []  # of each site (H + 1,) float64 seconds at every width from 0 on
     for site, widths, seconds in zip(layout.sites, table["widths"], table["seconds"], strict=True):
         fit = IsotonicRegression(out_of_bounds="clip").fit(widths, seconds)
@@ -203,20 +204,20 @@ def latency_cost(
 
 
 def _table(
-    file: str | Path | None, model: nn.Module, layout: HeadLayout, images: Tensor, repeats: int, multiple: int
+    file: Path | None, model: nn.Module, layout: HeadLayout, images: Tensor, repeats: int, multiple: int
 ) -> Mapping[str, Any]:
     wanted = {"machine": f"{device_name(images.device)}, torch {torch.__version__}", "images": len(images)}
     wanted |= {"size": [*images.shape[2:]], "layout": layout.digest, "multiple": multiple}
-    if file is None or not Path(file).exists():
+    if file is None or not file.exists():
         masks = [evenly(layout, share, multiple) for share in TABLE_SHARES]
         whole, seconds = layer_times(model, layout, masks, images, repeats)
         widths = [[int((~part).sum()) for part in layout.split(mask)] for mask in masks]
         table = {**wanted, "whole": whole, "seconds": seconds, "widths": list(zip(*widths, strict=True))}
         if file is not None:
-            write(Path(file), (json.dumps(table) + "\n").encode())
+            write(file, (json.dumps(table) + "\n").encode())
         return table
     try:
-        table = json.loads(Path(file).read_text())
+        table = json.loads(file.read_text())
     except (OSError, ValueError):
         table = {}
     if not isinstance(table, dict) or not {"machine", "whole", "widths", "seconds"} <= set(table):
@@ -233,7 +234,7 @@ def _table(
 def evenly(layout: HeadLayout, share: float, multiple: int | None = None) -> Tensor:
     """(A,) bool mask of the last heads of every site, a ``share`` of them, rounded; one head of a site always stays.
 
-    multiple: of the neurons that stay where some go; 1 leaves odd numbers, None any.
+    multiple: layers that lose neurons keep a multiple of so many; for 1 an odd number, for None any number.
     """
     parts = []
     for site in layout.sites:

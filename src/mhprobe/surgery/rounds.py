@@ -250,6 +250,7 @@ def prune(
     kept: decision of learned gates, for ``Given``. rounds: of choosing and removing, with ``OnPath``. proj_bias: as for
     ``prune_heads``. fold: see ``Fold``. mend: options of ``repair``. train: called after each round. chosen_by: images
     that chose heads before. whole: the dense network's row and right images, if known: the masked is not scored.
+
     UserError for a model that cannot lose heads, RuntimeError if masked and pruned logits differ by more than rounding.
     """
     refuse_unprunable(model)  # before anything is evaluated

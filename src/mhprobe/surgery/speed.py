@@ -27,13 +27,9 @@ Row = dict[str, Any]
 
 
 def speed_table(
-    dense: nn.Module,
-    masks: Mapping[str, Tensor] | None = None,
-    batches: Sequence[int] = BATCHES,
-    rounds: int = 15,
-    seconds: float = 0.05,
-    show: Callable[[int], None] = lambda pieces: None,
-) -> list[Row]:
+    dense: nn.Module, masks: Mapping[str, Tensor] | None = None, batches: Sequence[int] = BATCHES, rounds: int = 15,
+    seconds: float = 0.05, show: Callable[[int], None] = lambda pieces: None,
+) -> list[Row]:  # fmt: skip
     """One row per mask and batch size, on the device and in the dtype of ``dense``.
 
     masks: name -> (A,) bool, True = removed; by default "25 % removed", 50 and 75, of every layer's heads. rounds:
