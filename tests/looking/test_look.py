@@ -68,6 +68,13 @@ def test_what_was_left_out_is_said(tmp_path, model):
     assert "2 of the 5 photographs" in look(model, tmp_path, limit=2, show_progress=False).page
 
 
+def test_a_photograph_in_a_format_that_is_not_read_is_named_once(tmp_path, model, caplog):
+    photo(1).save(tmp_path / "a.png")
+    (tmp_path / "b.heic").write_bytes(b"photograph")
+    look(model, tmp_path, show_progress=False, untrained=False)
+    assert [message.count("1 photograph is left out") for message in caplog.messages if "left out" in message] == [1]
+
+
 def test_what_had_no_room_is_said(monkeypatch, model, folder):
     whole = look(model, folder, show_progress=False).page
     assert "A click gives the mean over" not in whole and "there was no room for more" not in whole

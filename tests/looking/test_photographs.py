@@ -7,13 +7,13 @@ import pytest
 from PIL import Image
 
 from looking.conftest import photo
-from mhprobe.data.photos import PhotoLoader
+from mhprobe.data.photos import PhotoLoader, listed
 from mhprobe.errors import UserError
 from mhprobe.looking.photographs import masks, photographs
 
 
 def test_photographs_are_what_the_loader_gives(folder):
-    found = photographs(folder, 16)
+    found = photographs(listed(folder, "look"), 16)
     loader = PhotoLoader(folder, (16, 16), (0, 0, 0), (1, 1, 1))
     assert found.names == loader.files
     np.testing.assert_allclose(found.pixels.float() / 255, next(iter(loader)), atol=1e-6)
@@ -23,7 +23,7 @@ def test_photographs_are_what_the_loader_gives(folder):
 def test_at_most_twelve_are_taken_evenly(tmp_path):
     for number in range(30):
         photo(number, 8).save(tmp_path / f"{number:02}.png")
-    found = photographs(tmp_path, 8)
+    found = photographs(listed(tmp_path, "look"), 8)
     assert len(found.names) == 12 and found.there == 30
     assert found.names[0] < "05" and found.names[-1] > "24.png"
 
@@ -35,7 +35,7 @@ def test_cmyk_animations_and_turned_photographs_are_read(tmp_path):
     turned[0x0112] = 6  # the camera was held sideways
     photo(1).transpose(Image.Transpose.ROTATE_90).save(tmp_path / "turned.png", exif=turned)
     photo(1).save(tmp_path / "upright.png")
-    found = photographs(tmp_path, 40)
+    found = photographs(listed(tmp_path, "look"), 40)
     pixels = dict(zip(found.names, found.pixels.float(), strict=True))
     assert found.left_out == []
     for name, reach in (("cmyk.jpg", 30), ("moves.gif", 30), ("turned.png", 1)):  # JPEG and 256 colours lose something
@@ -47,7 +47,7 @@ def test_broken_and_huge_ones_are_named_and_left_out(tmp_path):
     photo(1).save(tmp_path / "whole.png")
     (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no more")
     Image.new("1", (10_000, 10_000)).save(tmp_path / "hundred_megapixels.png")
-    found = photographs(tmp_path, 8)
+    found = photographs(listed(tmp_path, "look"), 8)
     assert found.names == ["whole.png"]
     assert [line.split()[0] for line in found.left_out] == ["broken.jpg", "hundred_megapixels.png"]
 
@@ -57,9 +57,9 @@ def test_a_folder_without_photographs_is_refused_in_a_line(tmp_path, content):
     for name, data in content.items():
         (tmp_path / name).write_bytes(data)
     with pytest.raises(UserError, match="no photographs that can be read"):
-        photographs(tmp_path, 8)
+        photographs(listed(tmp_path, "look"), 8)
     with pytest.raises(UserError, match="does not exist"):
-        photographs(tmp_path / "nowhere", 8)
+        photographs(listed(tmp_path / "nowhere", "look"), 8)
 
 
 def test_masks_are_of_the_same_names_and_bright_where_it_is_salient(tmp_path):

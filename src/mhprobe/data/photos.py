@@ -19,6 +19,7 @@ from mhprobe.data.draws import evenly, stratified
 from mhprobe.data.images import SUFFIXES, ImageFolder, decode_all, hidden, is_image
 from mhprobe.data.source import Contents
 from mhprobe.errors import UserError
+from mhprobe.io.written import counted
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +42,9 @@ def _photographs(archive: Archive) -> list[str]:
     """Names of the images of ``archive``, in order. A warning counts photographs in formats that are not read."""
     names = sorted(archive.names())
     if left_out := [file for file in names if file.lower().endswith(UNREAD) and not hidden(file)]:
-        text = "%s: %d photographs are left out, in formats that are not read (the first is %s). Save them as JPEG."
-        log.warning(text, archive.path, len(left_out), left_out[0])
+        how_many = f"{counted(len(left_out), 'photograph')} {'is' if len(left_out) == 1 else 'are'} left out"
+        text = "%s: %s, in formats that are not read (the first: %s). Save them as JPEG."
+        log.warning(text, archive.path, how_many, left_out[0])
     return [file for file in names if is_image(file)]
 
 

@@ -76,10 +76,10 @@ def look(
     Raises UserError for a folder without photographs, an unknown network, and missing masks.
     """
     whole_number("look: limit", limit, least=1)
-    listed(folder, "look")  # before a network is built, or its weights downloaded
+    there = listed(folder, "look")  # before a network is built, or its weights downloaded
     network = chosen(model, weights, size)
     side: tuple[int, int] = network.spec["size"]
-    photos = photographs(folder, max(side), limit)
+    photos = photographs(there, max(side), limit)
     objects = None if masks_in is None else masks(masks_in, photos.names, side)
     device = next(network.model.parameters()).device
     images = normalise(photos.pixels, side, network.spec["mean"], network.spec["std"]).to(device)

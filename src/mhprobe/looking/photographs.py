@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from mhprobe.data.archive import open_archive
+from mhprobe.data.archive import Archive, open_archive
 from mhprobe.data.draws import evenly
 from mhprobe.data.images import decode, is_image, refuse_bombs
-from mhprobe.data.photos import listed
 from mhprobe.errors import UserError
 from mhprobe.report.html.pictures import encoded
 
@@ -33,12 +32,12 @@ class Photographs(NamedTuple):
     there: int
 
 
-def photographs(folder: str | Path, side: int, limit: int = 12) -> Photographs:
-    """Read at most ``limit`` photographs, evenly from the folder or archive by name, as squares of ``side`` pixels.
+def photographs(there: tuple[Archive, list[str]], side: int, limit: int = 12) -> Photographs:
+    """Read at most ``limit`` photographs, evenly by name, as squares of ``side`` pixels. there: as of ``listed``.
 
-    Raises UserError for a folder without photographs that can be read.
+    Raises UserError where none of them can be read.
     """
-    archive, every = listed(folder, "look")
+    archive, every = there
     read, left_out = {}, []
     refuse_bombs()
     for name, data in archive.read([every[number] for number in evenly(limit, len(every))]):
