@@ -15,11 +15,14 @@ import mhprobe.prunebench
 import runs
 from mhprobe.backbones import layout_of
 from mhprobe.heads import KINDS
+from mhprobe.io.tensors import read_bench
 from mhprobe.report.figures.pruned import pareto
+from mhprobe.report.several import several
 from mhprobe.run import cells
 from mhprobe.scoring import knn_train
+from mhprobe.stats import ranking as ranks
+from mhprobe.stats.ranking import Cell, ranking
 from mhprobe.surgery import bench, export, peer
-from mhprobe.surgery.bench import Cell, ranking
 from models import images_for, make_loud, tiny_vit
 from pruned import logits, shown
 
@@ -155,16 +158,47 @@ def test_the_ranking_tests_pairs_on_the_same_images_and_corrects_over_all_of_the
     # three pairs: the smallest p times three, whichever pair it is of
     pairs = [("good", "equal"), ("good", "bad"), ("equal", "bad")]
     flags = {name: torch.stack([right[Cell(name, 0.5, s)]["repaired"] for s in range(3)]).double() for name in skill}
-    p = torch.tensor([bench.crossed(flags[a] - flags[b]).p for a, b in pairs], dtype=torch.float64)
-    assert last["p_holm"] == pytest.approx(bench.holm(p)[pairs.index((first["method"], "bad"))].item())
+    p = torch.tensor([ranks.crossed(flags[a] - flags[b]).p for a, b in pairs], dtype=torch.float64)
+    assert last["p_holm"] == pytest.approx(ranks.holm(p)[pairs.index((first["method"], "bad"))].item())
     assert last["to_best"] == pytest.approx(last["accuracy"] - first["accuracy"])
     # a seed that one method lacks counts for none
     partly = ranking([cell._asdict() for cell in run[:-1]], right)
     assert {row["seeds"] for row in partly} == {2}
     # .03 is no difference among three pairs
-    crossed = bench.crossed
-    monkeypatch.setattr(bench, "crossed", lambda difference: crossed(difference)._replace(p=0.03))
+    crossed = ranks.crossed
+    monkeypatch.setattr(ranks, "crossed", lambda difference: crossed(difference)._replace(p=0.03))
     assert [row["real"] for row in ranking([cell._asdict() for cell in run], right)[1:]] == [False, False]
+
+
+def test_networks_of_several_benches_are_ranked_together(trained, tmp_path):
+    again = runs.run("train", *runs.TINY, "seed=1", "data.seed=0", "masking=none", "measure=[]", cwd=tmp_path)
+    folders = {name: tmp_path / "benches" / name for name in ("one", "two", "few")}
+    weights = {"one": trained.folder, "two": again.folder, "few": trained.folder}
+    for name, folder in folders.items():
+        few = ("data.limit_test=50",) if name == "few" else ()
+        more = ("seeds=[0]" if name == "two" else "seeds=[0,1]", "methods=[random,magnitude]", *few)
+        cfg = config(folder, f"weights={weights[name] / 'model.safetensors'}", f"name={name}", *more)
+        mhprobe.prunebench.run(cfg, folder)
+    result = several([folders["one"], folders["two"]])["prunebench_ranking"]
+    rows = {row["method"]: row for row in result.table.dicts()}
+    assert {row["seeds"] for row in rows.values()} == {2} and result.figure is not None
+    of_cells = [runs.rows(folders[name] / "tables" / "prunebench.csv") for name in ("one", "two")]
+    for method, row in rows.items():  # seed 1, which one network has alone, does not count
+        (one,), (two,) = ([c for c in cells if (c["method"], c["seed"]) == (method, "0")] for cells in of_cells)
+        ends = sorted(float(cell["repaired"]) for cell in (one, two))
+        assert [row["lowest"], row["highest"]] == pytest.approx(ends)
+        assert row["dense"] == pytest.approx((float(one["dense"]) + float(two["dense"])) / 2)
+    flags = {method: [] for method in rows}
+    for name in ("one", "two"):
+        right = read_bench(folders[name]).right
+        for method in flags:
+            flags[method].append(right[f"{method}_0.6_0/repaired"].double())
+    best, other = rows
+    expected = ranks.crossed(torch.stack(flags[other]) - torch.stack(flags[best]))
+    assert rows[other]["p"] == pytest.approx(expected.p) and rows[other]["low"] == pytest.approx(expected.low)
+    with pytest.raises(mhprobe.UserError, match="tested on different images"):
+        several([folders["one"], folders["few"]])
+    assert "prunebench_ranking" not in several([folders["one"], trained.folder])
 
 
 @pytest.mark.peer

@@ -18,6 +18,7 @@ import torch
 
 from mhprobe.errors import UserError
 from mhprobe.io.tensors import Outcomes
+from mhprobe.report.benches import RANKING, over_networks
 from mhprobe.report.figures import runs as figure
 from mhprobe.report.figures.claims import claims_matrix
 from mhprobe.report.figures.pruned import pareto
@@ -53,8 +54,9 @@ class One(NamedTuple):
 def several(folders: Sequence[Path], over: Sequence[str] = ("seed",)) -> dict[str, Result]:
     """Compare runs: ``runs``, ``groups``, ``grid``, ``paired``, ``curves``, ``agreement``, ``speed``, ``claims``.
 
-    folders: of runs, or of sweeps. over: settings by the end of their names. Raises UserError for fewer than two runs,
-    for a folder without a run, and for an ``over`` that no run has set.
+    Of runs of mhprobe.prunebench: ``prunebench_ranking``, over their networks. folders: of runs, or of sweeps. over:
+    settings by the end of their names. Raises UserError for fewer than two runs, for a folder without a run, and for an
+    ``over`` that no run has set.
     """
     runs = [read_run(folder) for folder in expand(folders)]
     if len(runs) < 2:
@@ -83,6 +85,7 @@ def several(folders: Sequence[Path], over: Sequence[str] = ("seed",)) -> dict[st
         "curves": lines.saying("accuracy, or what the column of says", "the masked heads are needed less"),
         "agreement": ranks.saying("rank correlation over heads", "the runs rank the heads more alike"),
         "speed": Result(from_rows(timed), pareto(timed) if timed else None, drawn="pareto").saying(*RIGHT),
+        RANKING: over_networks(runs),
         "claims": matrix({name: run.rows("claims") for name, run in zip(networks, runs, strict=True)}),
     }
     return {name: result for name, result in results.items() if result.table is not None and result.table.rows}
@@ -98,6 +101,7 @@ def lines(results: Mapping[str, Result]) -> list[str]:
         over = f", 95 % over {runs} runs {100 * low:.2f} to {100 * high:.2f}" if runs > 1 else ""
         mean = f"test accuracy {100 * row['accuracy']:.2f} %"
         text.append(f"{row['group']}: {mean}{over}, over images of a run +- {half:.2f}")
+    text += words.best_methods(tables.get(RANKING, []), "networks")
     return text + [sentence(pair) for pair in tests] if len(tests) <= FEW else text
 
 

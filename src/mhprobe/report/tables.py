@@ -172,9 +172,9 @@ def of_measure(
 
 
 def from_rows(rows: Sequence[Mapping[str, Any]], kind: Kind = "table") -> Table:
-    """Make a table of dicts of equal keys."""
-    columns = list(rows[0]) if rows else []
-    return Table(columns, [[row[column] for column in columns] for row in rows], kind)
+    """Make a table of dicts, with the columns of all; "" where a row has no such key."""
+    columns = list(dict.fromkeys(key for row in sorted(rows, key=len, reverse=True) for key in row))
+    return Table(columns, [[row.get(column, "") for column in columns] for row in rows], kind)
 
 
 def curves(curves: Sequence[Curve]) -> Table:

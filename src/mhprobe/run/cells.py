@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,19 +14,20 @@ from torch import Tensor
 from mhprobe.errors import UserError, quoted
 from mhprobe.io.code import our_digest, stands_on
 from mhprobe.io.files import write
-from mhprobe.io.tensors import packed, unpacked
+from mhprobe.io.tensors import packed, unpacked, write_bench
 from mhprobe.questions.material import Material
 from mhprobe.questions.plan import Question
-from mhprobe.report.figures.pruned import pareto
+from mhprobe.report.benches import RANKING, TABLE, ranked
 from mhprobe.report.result import Result
 from mhprobe.report.runs.facts import command
-from mhprobe.report.tables import Table
+from mhprobe.report.tables import from_rows
 from mhprobe.run import builders, pruning
 from mhprobe.run.construct import construct
 from mhprobe.run.questions import Asks
 from mhprobe.run.resume import facts
 from mhprobe.run.schema import Config, Prune
-from mhprobe.surgery.bench import Cell, ranking, run_cell
+from mhprobe.stats.ranking import Cell
+from mhprobe.surgery.bench import run_cell
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,10 @@ def questions(cfg: Config, folder: Path) -> Asks:
     def ask(material: Material) -> dict[str, Result]:
         cells = Cells(cfg, material)
         cells.run()
-        return results(command(cfg.command, folder), cells.there())
+        there = cells.there()
+        right = {f"{cell}/{stage}": of for cell, kept in there.items() if kept for stage, of in kept.right.items()}
+        write_bench(folder, right, material.data.images_of("test"))
+        return results(command(cfg.command, folder), there)
 
     return lambda material, report: [Question("prunebench", ask)]
 
@@ -144,16 +148,8 @@ def results(command: str, cells: Mapping[Cell, Kept | None]) -> dict[str, Result
         missing = f"not run: {command} methods=[{cell.method}] budgets=[{cell.budget:g}] seeds=[{cell.seed}]"
         note = missing if kept is None else kept.row.get("failed", "")
         rows.append({**cell._asdict(), **(kept.row if kept is not None and not note else {}), "note": note})
-    whole = Result(_table(rows), about="One row per method, budget (share of FLOPs) and seed.")
-    tables = {"prunebench": whole.saying("accuracy", "a better network")}
+    whole = Result(from_rows(rows), about="One row per method, budget (share of FLOPs) and seed.")
+    tables = {TABLE: whole.saying("accuracy", "a better network")}
     if done := [row for row in rows if not row["note"]]:
-        ranked = _table(ranking(done, {cell: kept.right for cell, kept in cells.items() if kept is not None}))
-        drawn = Result(ranked._replace(kind="ranking"), pareto(done), drawn="pareto")
-        tables["prunebench_ranking"] = drawn.saying("accuracy", "a better network")
+        tables[RANKING] = ranked(done, {cell: kept.right for cell, kept in cells.items() if kept is not None})
     return tables
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Return a table with the columns of all rows; "" where a row has none."""
-    columns = list(dict.fromkeys(key for row in sorted(rows, key=len, reverse=True) for key in row))
-    return Table(columns, [[row.get(key, "") for key in columns] for row in rows])

@@ -188,6 +188,7 @@ def pareto(rows: Sequence[Mapping[str, Any]], batch: int = 64) -> Figure:
     """
     stage = next(name for name in ("tuned", "repaired", "pruned") if all(name in row for row in rows))
     ordered = sorted(rows, key=lambda row: (row["budget"], -row[stage]))
+    dense = statistics.fmean(row["dense"] for row in rows)
     timed, methods = f"speedup_{batch}", list(dict.fromkeys(row["method"] for row in ordered))
     sides = [("share of FLOPs left", lambda row: row["flops"])]
     if all(timed in row for row in rows):
@@ -205,7 +206,7 @@ def pareto(rows: Sequence[Mapping[str, Any]], batch: int = 64) -> Figure:
                 again: Any = {"ls": "--", "mfc": "white"} if number >= len(COLOURS) else {}
                 x, *ends = zip(*sorted(points), strict=True)
                 style.band(axes, x, ends, shade, marker=marker, markersize=3, lw=1, label=method, **again)
-            axes.plot(1, 100 * rows[0]["dense"], "*", color="0.2", markersize=8, label="dense", zorder=3)
+            axes.plot(1, 100 * dense, "*", color="0.2", markersize=8, label="dense", zorder=3)
             limits = min(map(cost, rows)) - 0.1, max(1.0, *map(cost, rows)) + 0.05  # slower than dense, some are
             axes.set(xlabel=label, xlim=limits, ylabel=f"test accuracy, {stage} (%)" if first else "")
         style.legend_beside(axes, 1.03)

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from mhprobe.errors import UserError
 from mhprobe.io.head_tables import DIGEST, read_cells
-from mhprobe.io.tensors import OUTCOMES, Outcomes, read_outcomes
+from mhprobe.io.tensors import BENCH, OUTCOMES, BenchOutcomes, Outcomes, read_bench, read_outcomes
 from mhprobe.report import ledger
 from mhprobe.report.ledger import Entry
 from mhprobe.report.runs.folder import MB, Folder, reading
@@ -76,6 +76,10 @@ class Run:
             self.unread.append(f"{OUTCOMES}: another accuracy than test/accuracy in metrics.json")
             return None
         return right
+
+    def bench(self) -> BenchOutcomes | None:
+        """Return the correct test images of the cells of mhprobe.prunebench, if this is a run of it."""
+        return self.files.tried(lambda: read_bench(self.folder) if self.files.path(BENCH, 100 * MB) else None)
 
 
 def read_run(folder: Path) -> Run:

@@ -25,7 +25,7 @@ def result(run: Run, heads: list[dict[str, Any]], measures: list[dict[str, Any]]
     headline = "; ".join([*_can_go(run, len(heads)), *_missed(heads, measures)])
     text = [f"{headline[0].upper()}{headline[1:]}."] if headline else []
     text += [*findings(run.rows("claims")), *_accuracy(run), *_masking(run), *_promise(run, len(heads))]
-    text += [*_kept(run), *_speed(run), *_maps(run), *_ranking(run)]
+    text += [*_kept(run), *_speed(run), *_maps(run), *best_methods(run.rows("ranking"))]
     text += _extremes(heads, measures[0]) if measures and extremes else []
     return text or ["No accuracy was measured: see the figures and tables."]
 
@@ -283,17 +283,17 @@ def _maps(run: Run) -> list[str]:
     return text
 
 
-def _ranking(run: Run) -> list[str]:
+def best_methods(rows: Sequence[Mapping[str, Any]], repeats: str = "seeds") -> list[str]:
     """Name the best method of PruneBench at each budget, and those that are significantly worse."""
-    rows, text = run.rows("ranking"), []
+    text = []
     for budget in dict.fromkeys(row["budget"] for row in rows):
         best, *others = (row for row in rows if row["budget"] == budget)
-        worse = [row["method"] for row in others if (p := row.get("p_holm")) is not None and p < 0.05]
+        worse = [row["method"] for row in others if (p := row.get("p_holm")) not in (None, "") and p < 0.05]
         dense = "" if best.get("dense") is None else f"dense {percent(best['dense'])}; "
         text.append(
             f"At {100 * budget:g} % of the FLOPs {best['method']} is the best of {1 + len(others)} methods, with an "
-            f"accuracy of {percent(best['accuracy'])} ({dense}{best['stage']}, seeds: {best['seeds']}). Significantly "
-            f"worse: {', '.join(worse) or 'none'}."
+            f"accuracy of {percent(best['accuracy'])} ({dense}{best['stage']}, {repeats}: {best['seeds']}). "
+            f"Significantly worse: {', '.join(worse) or 'none'}."
         )
     return text
 

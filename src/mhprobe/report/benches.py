@@ -1,0 +1,59 @@
+"""PruneBench's ranking: of one network over seeds, and of several networks, such as trainings with other seeds."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhprobe.errors import UserError
+from mhprobe.report.figures.pruned import pareto
+from mhprobe.report.result import Result
+from mhprobe.report.runs.run import Run
+from mhprobe.report.tables import from_rows
+from mhprobe.stats.ranking import STAGES, Cell, ranking
+
+TABLE, RANKING = "prunebench", "prunebench_ranking"  # names of results
+
+
+def ranked(rows: Sequence[Mapping[str, Any]], right: Mapping[Cell, Mapping[str, Tensor]]) -> Result:
+    """Return the table of ``ranking``, and accuracy against FLOPs and time. rows, right: of the cells that were run."""
+    table = from_rows(ranking(rows, right), "ranking")
+    return Result(table, pareto(rows), drawn="pareto").saying("accuracy", "a better network")
+
+
+def over_networks(runs: Sequence[Run]) -> Result:
+    """Rank the methods of several runs of mhprobe.prunebench, each of another network: the networks are the repeats.
+
+    Only cells that every network has count. A network's outcome is the mean over its seeds. Intervals and p are for new
+    images and new networks. Empty for fewer than two such runs. Raises UserError for runs on different test images, and
+    for runs without a cell in common.
+    """
+    benches = [(run.tables[TABLE].dicts(), kept) for run in runs if TABLE in run.tables and (kept := run.bench())]
+    if len(benches) < 2:
+        return Result()
+    if len({kept.images for _, kept in benches}) > 1:
+        raise UserError("compare: the benches tested on different images. Give all the same data and data.limit_test.")
+    done = [{_cell(row): row for row in rows if row["note"] is None} for rows, _ in benches]
+    shared = set.intersection(*map(set, done))
+    if not shared:
+        raise UserError("compare: the benches share no cell (method, budget, seed). Run the same in each.")
+    rows, right = list[dict[str, Any]](), dict[Cell, dict[str, Tensor]]()
+    for network, (table, (_, kept)) in enumerate(zip(done, benches, strict=True)):
+        for method, budget in sorted({cell[:2] for cell in shared}):
+            cells = [cell for cell in shared if cell[:2] == (method, budget)]
+            stages = [stage for stage in STAGES if all(f"{cell}/{stage}" in kept.right for cell in cells)]
+            numbers = [name for name, value in table[cells[0]].items() if isinstance(value, float)]
+            means = {name: statistics.fmean(table[cell][name] for cell in cells) for name in numbers}
+            mine = Cell(method, budget, network)
+            rows.append({**means, **mine._asdict()})
+            right[mine] = {
+                stage: torch.stack([kept.right[f"{cell}/{stage}"] for cell in cells]).double().mean(0)
+                for stage in stages
+            }
+    return ranked(rows, right)._replace(about=f"Ranked over {len(benches)} networks, which the table counts as seeds.")
+
+
+def _cell(row: Mapping[str, Any]) -> Cell:
+    return Cell(*(row[name] for name in Cell._fields))

@@ -1,0 +1,64 @@
+"""Ranking of pruning methods on the same test images: which is best, and which differences are real.
+
+Shapes: N test images, R seeds.
+"""
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mhprobe.stats.significance import crossed, holm
+
+STAGES = ("pruned", "repaired", "tuned")
+
+
+class Cell(NamedTuple):
+    """A method by its name, the share of the FLOPs that may be left, and a seed."""
+
+    method: str
+    budget: float
+    seed: int
+
+    def __str__(self) -> str:
+        """Name of its file, e.g. fisher_0.5_0."""
+        return f"{self.method}_{self.budget:g}_{self.seed}"
+
+
+def ranking(rows: Sequence[Mapping[str, Any]], right: Mapping[Cell, Mapping[str, Tensor]]) -> list[dict[str, Any]]:
+    """One row per budget and method, best first: mean accuracy over seeds, and the paired difference to the best.
+
+    rows: of ``run_cell``, with method, budget and seed. right: (N,) per cell and stage. The last stage that all cells
+    have counts, and only seeds that all methods of a budget have. p is for new images and new seeds (``crossed``),
+    p_holm over all pairs of methods, since the same images say which is best. real: p_holm < .05. dense: accuracy of
+    the networks that were not pruned, the mean over rows.
+    """
+    table, whole = list[dict[str, Any]](), [row["dense"] for row in rows if "dense" in row]
+    dense = statistics.fmean(whole) if whole else None
+    for budget in sorted({row["budget"] for row in rows}, reverse=True):
+        here = [Cell(row["method"], row["budget"], row["seed"]) for row in rows if row["budget"] == budget]
+        names = list(dict.fromkeys(cell.method for cell in here))
+        seeds = sorted(set.intersection(*({cell.seed for cell in here if cell.method == name} for name in names)))
+        if not seeds:
+            continue
+        cells = [cell for cell in here if cell.seed in seeds]
+        stage = next(stage for stage in reversed(STAGES) if all(stage in right[cell] for cell in cells))
+        flags = {name: torch.stack([right[Cell(name, budget, s)][stage] for s in seeds]).double() for name in names}
+        names.sort(key=lambda name: -float(flags[name].mean()))
+        pairs = list(itertools.combinations(names, 2))
+        tests = [crossed(flags[other] - flags[one]) for one, other in pairs]
+        adjusted = holm(torch.tensor([test.p for test in tests], dtype=torch.float64)).tolist()
+        for name in names:
+            of_seeds = flags[name].mean(1).tolist()
+            row = {"budget": budget, "method": name, "stage": stage, "seeds": len(seeds), "dense": dense}
+            row |= {"accuracy": sum(of_seeds) / len(seeds), "lowest": min(of_seeds), "highest": max(of_seeds)}
+            if name != names[0]:
+                number = pairs.index((names[0], name))
+                test, p = tests[number], adjusted[number]
+                row |= {"to_best": test.difference, "low": test.low, "high": test.high, "p": test.p}
+                row |= {"p_holm": p, "real": p < 0.05}
+            table.append(row)
+    return table
