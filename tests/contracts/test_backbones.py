@@ -15,7 +15,7 @@ import mhprobe
 from mhprobe.backbones import families, family_of, layout_of
 from mhprobe.backbones.parts.located import Located
 from mhprobe.recording.outputs import logits_of
-from mhprobe.recording.replay import Replay, masked_logits
+from mhprobe.recording.replay import Replay
 from models import TWINS, images_for, labels_for, make_loud, tiny_rope
 
 CONF = Path(__file__).parents[2] / "conf" / "backbone"
@@ -230,12 +230,12 @@ def test_masks_replay_and_the_pieces_are_the_forward(build):
             with gates.masked(mask):
                 expected.append(run(model, images))
     for side_by_side in (1, 3):  # products of another size add in another order
-        found = masked_logits(model, images, masks, side_by_side)
+        found = Replay(model, masks)(images, side_by_side)
         torch.testing.assert_close(found, torch.stack(expected), rtol=1e-4, atol=1e-4)
     assert torch.stack(expected).std(0).median() > 1e-3
     first = masks | masks[0]  # off under all of them: where heads can be removed, a copy has not got it
     found = Replay(model, first, smaller=True)(images)
-    torch.testing.assert_close(found, masked_logits(model, images, first), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found, Replay(model, first)(images), rtol=1e-4, atol=1e-4)
     with torch.no_grad():
         if (segments := family_of(model).segments(model)) is not None:
             x = segments.stem(images)

@@ -9,7 +9,7 @@ from torch import nn
 import mhprobe
 from mhprobe.data.batch import Batch
 from mhprobe.recording.fills import find_fill
-from mhprobe.recording.replay import masked_logits
+from mhprobe.recording.replay import Replay
 from models import TWINS, images_for
 
 
@@ -26,9 +26,9 @@ def test_an_images_own_outputs_in_its_heads_places_change_nothing(build):
         return lambda: [Batch(images[:count], torch.zeros(count, dtype=torch.long), index, index >= 0)]
 
     every = torch.ones(1, layout.num_heads, dtype=torch.bool)
-    whole = masked_logits(model, images, ~every)[0]
-    own = masked_logits(model, images[:1], every, fill=find_fill(model, "mean_per_position", batches(1)))[0]
+    whole = Replay(model, ~every)(images)[0]
+    own = Replay(model, every, fill=find_fill(model, "mean_per_position", batches(1)))(images[:1])[0]
     torch.testing.assert_close(own, whole[:1], rtol=1e-4, atol=1e-5)
     for name in ("mean", "resample"):  # the control
-        other = masked_logits(model, images, every, fill=find_fill(model, name, batches(3)))[0]
+        other = Replay(model, every, fill=find_fill(model, name, batches(3)))(images)[0]
         assert other.shape == whole.shape and not torch.allclose(other, whole, rtol=1e-3, atol=1e-4)

@@ -19,7 +19,7 @@ from mhprobe.backbones.located import FACTORISED
 from mhprobe.backbones.parts.located import CHANNELS, Located, grid_of
 from mhprobe.errors import UserError
 from mhprobe.recording.outputs import logits_of
-from mhprobe.recording.replay import masked_logits
+from mhprobe.recording.replay import Replay
 from models import images_for, make_loud
 
 # one of each form in every run: windows, channels first, between channels, coarser keys
@@ -233,7 +233,7 @@ def test_masks_replay_and_measures_run(name):
         for mask in masks:
             with gates.masked(mask):
                 expected.append(run(model, images))
-    torch.testing.assert_close(masked_logits(model, images, masks), torch.stack(expected), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(Replay(model, masks)(images), torch.stack(expected), rtol=1e-4, atol=1e-4)
     batch = mhprobe.record(model, images, needs={"grad", "weights"}, of="norm")
     for site, z, slope, weights in zip(gates.layout.sites, batch.z, batch.grad, batch.weights, strict=True):
         assert z.shape == slope.shape and z.shape[2:] == (site.num_heads, site.head_dim)

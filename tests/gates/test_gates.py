@@ -15,7 +15,7 @@ import mhprobe
 from mhprobe.gates import HeadGates, find_gates, put_on
 from mhprobe.gates.base import Gate
 from mhprobe.gates.hard_concrete import HardConcreteGates
-from mhprobe.recording.replay import masked_logits
+from mhprobe.recording.replay import Replay
 from mhprobe.recording.state import moved
 from mhprobe.training.classifier import GatedClassifier
 from models import BUILDERS, images_for, labels_for, make_loud, tiny_swin, tiny_vit
@@ -352,7 +352,7 @@ def test_a_block_or_a_projection_that_was_replaced_is_missed(build, replace):
     name = replace(model)
     asked = [
         lambda: mhprobe.record(model, images, labels),
-        lambda: masked_logits(model, images, mask[None]),
+        lambda: Replay(model, mask[None])(images),
         lambda: gates.masked(mask).__enter__(),
         lambda: gates.fixed(gates.values.detach()).__enter__(),
     ]
@@ -368,7 +368,7 @@ def test_a_block_or_a_projection_that_was_replaced_is_missed(build, replace):
     with torch.no_grad(), again.masked(mask):
         silent = model(images)
     with torch.no_grad():
-        torch.testing.assert_close(silent, masked_logits(model, images, mask[None])[0])
+        torch.testing.assert_close(silent, Replay(model, mask[None])(images)[0])
         assert not torch.allclose(silent, model(images))
     for _, hooks in ((module, module._forward_pre_hooks) for module in model.modules()):
         assert sum(isinstance(hook, Gate) for hook in hooks.values()) <= 1  # none stands twice
@@ -401,7 +401,7 @@ def test_threads_that_measure_and_mask_one_model_get_what_each_gets_alone():
             return torch.cat([z.flatten() for z in mhprobe.record(model, images, labels).grad])
 
     def side_by_side(head):
-        return masked_logits(model, images, masks[head:])
+        return Replay(model, masks[head:])(images)
 
     asked = [(ask, head) for head in range(6) for ask in (masked, slopes, side_by_side)] * 4
     expected = [ask(head) for ask, head in asked]

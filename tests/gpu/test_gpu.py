@@ -9,7 +9,7 @@ import torch.distributed as dist
 import mhprobe
 from mhprobe.backbones import layout_of
 from mhprobe.data.batch import Batch
-from mhprobe.recording.replay import masked_logits
+from mhprobe.recording.replay import Replay
 from mhprobe.training.classifier import GatedClassifier
 from models import BUILDERS, images_for, labels_for
 
@@ -50,7 +50,7 @@ def test_masks_side_by_side_give_the_logits_of_one_by_one(twins):
     images = images_for(model, 6).cuda()
     masks = torch.eye(layout.num_heads, dtype=torch.bool)
     with torch.inference_mode():
-        together = masked_logits(model, images, masks)
+        together = Replay(model, masks)(images)
         for mask, logits in zip(masks, together, strict=True):
             with gates.masked(mask):
                 torch.testing.assert_close(logits, model(images), rtol=1e-4, atol=1e-5)

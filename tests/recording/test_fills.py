@@ -16,7 +16,7 @@ from mhprobe.masking.by_score import ByScore
 from mhprobe.masking.parts.curve import known_orders
 from mhprobe.recording import fills
 from mhprobe.recording.fills import find_fill
-from mhprobe.recording.replay import Replay, masked_logits
+from mhprobe.recording.replay import Replay
 from mhprobe.scoring.parts.evaluate import Evaluator
 from models import BUILDERS, images_for, labels_for, make_loud, tiny_vit
 from oracles import fill as oracle
@@ -63,7 +63,7 @@ def test_masks_give_what_plain_hooks_give(model, name, gate, monkeypatch):
     fill, share = found(model, name), gates.effective().detach()
     masks = torch.zeros(6, gates.layout.num_heads, dtype=torch.bool)
     masks[1, 0] = masks[2, [0, 3]] = masks[3, -1] = masks[4, gates.layout.span(1)] = masks[5] = True
-    got = masked_logits(model, images, masks, fill=fill)
+    got = Replay(model, masks, fill=fill)(images)
     instead = [
         site * share[gates.layout.span(number)].repeat_interleave(gates.layout.sites[number].head_dim)
         for number, site in enumerate(fill.for_images(images).sites)
@@ -71,7 +71,7 @@ def test_masks_give_what_plain_hooks_give(model, name, gate, monkeypatch):
     for mask, logits in zip(masks, got, strict=True):
         expected = oracle.logits(model, sites_of(model), set(mask.nonzero().flatten().tolist()), instead, images)
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
-    nothing = masked_logits(model, images, masks)
+    nothing = Replay(model, masks)(images)
     assert torch.equal(nothing[0], got[0]) and not torch.allclose(nothing[5], got[5], atol=1e-3)
 
 
@@ -91,7 +91,7 @@ def test_the_mean_of_one_image_is_itself(model):
     fill, image = found(model, "mean_per_position", count=1), images_for(model, 1)
     everything = torch.ones(1, mhprobe.attach(model).layout.num_heads, dtype=torch.bool)
     with torch.no_grad():
-        torch.testing.assert_close(masked_logits(model, image, everything, fill=fill)[0], model(image))
+        torch.testing.assert_close(Replay(model, everything, fill=fill)(image)[0], model(image))
 
 
 def test_the_optimal_constant_costs_no_more_than_the_mean_where_it_was_fitted(model):
@@ -99,7 +99,7 @@ def test_the_optimal_constant_costs_no_more_than_the_mean_where_it_was_fitted(mo
     heads = torch.eye(mhprobe.attach(model).layout.num_heads, dtype=torch.bool)
 
     def loss(name):
-        logits = masked_logits(model, images, heads, fill=found(model, name))
+        logits = Replay(model, heads, fill=found(model, name))(images)
         return torch.stack([nn.functional.cross_entropy(each, labels) for each in logits])
 
     best, mean = loss("optimal"), loss("mean")
@@ -121,7 +121,7 @@ def test_the_best_constant_of_all_steps_is_kept_not_the_last(monkeypatch):
     monkeypatch.setattr(fills, "RATE", 30.0)
     monkeypatch.setattr(fills, "STEPS", 4)
     monkeypatch.setattr(fills, "_descend", watched)
-    logits = masked_logits(model, images, heads, fill=found(model, "optimal"))
+    logits = Replay(model, heads, fill=found(model, "optimal"))(images)
     loss_A = torch.stack([nn.functional.cross_entropy(each, labels) for each in logits]).double()
     steps_SA = torch.stack(losses_A)
     torch.testing.assert_close(loss_A, steps_SA.amin(0), rtol=1e-4, atol=1e-5)
@@ -157,7 +157,7 @@ def test_heads_that_all_masks_have_off_stay_in_the_model_with_what_stands_there(
     masks, images, fill = torch.zeros(2, 6, dtype=torch.bool), images_for(model, 3), found(model, "mean")
     masks[:, [0, 3]] = masks[1, 4] = True
     small = Replay(model, masks, smaller=True, fill=fill)(images)
-    torch.testing.assert_close(small, masked_logits(model, images, masks, fill=fill))
+    torch.testing.assert_close(small, Replay(model, masks, fill=fill)(images))
     with pytest.raises(mhprobe.UserError, match="rescale=false or fill=zero"):
         Replay(model, masks, rescale=True, fill=fill)
 

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import mhprobe
 from mhprobe.backbones import family_of
 from mhprobe.gates.hard_concrete import HardConcreteGates
-from mhprobe.recording.replay import Replay, forwards, gate_values, masked_logits, most_beside
+from mhprobe.recording.replay import Replay, forwards, gate_values, most_beside
 from models import BUILDERS, images_for, make_loud, tiny_swin, tiny_vit
 
 MORE = {
@@ -91,7 +91,7 @@ def test_masks_replay_whatever_the_gates_are(build, gate):
         nn.init.normal_(parameter, std=0.2, generator=torch.Generator().manual_seed(0))
     gate(model)
     masks, images = masks_for(model), images_for(model, 2)
-    assert same(masked_logits(model, images, masks, 1), one_by_one(model, images, masks))
+    assert same(Replay(model, masks)(images, 1), one_by_one(model, images, masks))
 
 
 @gated
@@ -102,7 +102,7 @@ def test_masks_that_differ_in_closed_heads_alone_are_one_forward(gate):
     masks = torch.eye(6, dtype=torch.bool)
     run = []
     model.blocks[0].register_forward_hook(lambda *_: run.append(1))
-    masked_logits(model, images_for(model, 2), masks, 1)
+    Replay(model, masks)(images_for(model, 2), 1)
     different = 3 - int((values[:3] == 0).sum()) + 1  # each open head of the block, and none of them
     assert len(run) == different
 
@@ -126,7 +126,7 @@ def same(logits: Tensor, expected: Tensor) -> bool:
 def test_logits_are_those_of_the_whole_model(model):
     masks, images = masks_for(model), images_for(model, 3)
     expected = one_by_one(model, images, masks)
-    logits = masked_logits(model, images, masks, side_by_side=1)
+    logits = Replay(model, masks)(images, side_by_side=1)
     assert same(logits, expected)
     assert (logits.std(0) > 1e-3).any()  # masks do differ
 
@@ -173,7 +173,7 @@ def test_masks_may_share_a_batch(model, side_by_side):
     masks, images = masks_for(model), images_for(model, 2)
     # matrix products of another size may add in another order: float32 roundings
     torch.testing.assert_close(
-        masked_logits(model, images, masks, side_by_side), one_by_one(model, images, masks), rtol=1e-4, atol=1e-5
+        Replay(model, masks)(images, side_by_side), one_by_one(model, images, masks), rtol=1e-4, atol=1e-5
     )
 
 
@@ -191,7 +191,7 @@ def test_heads_that_all_masks_switch_off_can_be_left_out(build, rescale, gate):
     whole = flops(lambda: Replay(model, masks, rescale)(images, 1))
     replay = Replay(model, masks, rescale, smaller=True)
     # matrix products of another size may add in another order: float32 roundings
-    torch.testing.assert_close(replay(images, 1), masked_logits(model, images, masks, 1, rescale), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(replay(images, 1), Replay(model, masks, rescale)(images, 1), rtol=1e-4, atol=1e-5)
     assert flops(lambda: replay(images, 1)) < whole
     after = model.state_dict()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
@@ -231,9 +231,9 @@ def test_kept_heads_can_be_rescaled(model):
             gates.values[mask] = 0
             expected.append(model(images))
             gates.values.copy_(before)
-    logits = masked_logits(model, images, masks, 1, rescale=True)
+    logits = Replay(model, masks, rescale=True)(images, 1)
     torch.testing.assert_close(logits, torch.stack(expected), rtol=1e-5, atol=1e-6)
-    assert not torch.allclose(logits, masked_logits(model, images, masks, 1))
+    assert not torch.allclose(logits, Replay(model, masks)(images, 1))
 
 
 def test_the_model_is_left_as_it_was():
@@ -243,7 +243,7 @@ def test_the_model_is_left_as_it_was():
     model.blocks[0].eval()
     modes = [module.training for module in model.modules()]
     values, forwards_before = gates.values.detach().clone(), [vars(m).get("forward") for m in model.modules()]
-    masked_logits(model, images_for(model, 2), masks_for(model))
+    Replay(model, masks_for(model))(images_for(model, 2))
     assert [module.training for module in model.modules()] == modes
     assert [vars(m).get("forward") for m in model.modules()] == forwards_before
     assert torch.equal(gates.values, values) and gates.beside is None
@@ -255,7 +255,7 @@ def test_an_error_on_the_way_leaves_the_model_as_it_was(monkeypatch):
     mhprobe.attach(model)
     monkeypatch.setattr(model.blocks[1].mlp, "forward", lambda x: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        masked_logits(model, images_for(model, 2), masks_for(model))
+        Replay(model, masks_for(model))(images_for(model, 2))
     monkeypatch.undo()
     assert all("forward" not in vars(module) for module in model.modules())
     assert mhprobe.attach(model).beside is None
@@ -281,7 +281,7 @@ class Bypass(Wrapper):
 @pytest.mark.parametrize("wrap", [Wrapper, Bypass])
 def test_a_wrapper_has_its_say(model, wrap):
     wrapped, masks, images = wrap(model), masks_for(model)[::3], images_for(model, 2)
-    assert same(masked_logits(wrapped, images, masks, 1), one_by_one(wrapped, images, masks))
+    assert same(Replay(wrapped, masks)(images, 1), one_by_one(wrapped, images, masks))
 
 
 def test_a_subclass_with_a_forward_of_its_own_is_run_whole():
@@ -294,7 +294,7 @@ def test_a_subclass_with_a_forward_of_its_own_is_run_whole():
     mhprobe.attach(model)
     assert family_of(model).segments(model) is None
     masks, images = masks_for(model), images_for(model, 2)
-    assert same(masked_logits(model, images, masks), one_by_one(model, images, masks))
+    assert same(Replay(model, masks)(images), one_by_one(model, images, masks))
 
 
 def test_inference_mode_and_inference_tensors_are_fine():
@@ -302,7 +302,7 @@ def test_inference_mode_and_inference_tensors_are_fine():
     mhprobe.attach(model)
     with torch.inference_mode():
         images = images_for(model, 2)
-        logits = masked_logits(model, images, masks_for(model))
+        logits = Replay(model, masks_for(model))(images)
     assert same(logits, one_by_one(model, images_for(model, 2), masks_for(model)))
 
 
@@ -314,7 +314,7 @@ def test_copies_of_a_model_walk_on_their_own():
     twin, masks, images = copy.deepcopy(model), masks_for(model), images_for(model, 2)
     with torch.no_grad():
         model.head.weight.zero_()
-    assert same(masked_logits(twin, images, masks), one_by_one(twin, images, masks))
+    assert same(Replay(twin, masks)(images), one_by_one(twin, images, masks))
 
 
 @pytest.mark.slow
@@ -331,7 +331,7 @@ def test_compiled_models_are_run_eager(how):
         compiled = torch.compile(model, backend="eager")
     with torch.no_grad():
         compiled(images)
-    assert same(masked_logits(compiled, images, masks, 1), expected)
+    assert same(Replay(compiled, masks)(images, 1), expected)
 
 
 def flops(work) -> int:
@@ -345,7 +345,7 @@ def test_single_heads_of_a_deep_model_take_about_half_the_flops():
     mhprobe.attach(model)
     masks, images = torch.eye(72, dtype=torch.bool), images_for(model, 4)
     whole = flops(lambda: one_by_one(model, images, masks))
-    shared = flops(lambda: masked_logits(model, images, masks, 1))
+    shared = flops(lambda: Replay(model, masks)(images, 1))
     assert whole / shared >= 1.8
 
 
@@ -361,6 +361,6 @@ def test_forwards_counts_the_blocks_that_are_run(monkeypatch):
         nonlocal run
         run += 1
 
-    masked_logits(model, images_for(model, 2), masks, 1)
+    Replay(model, masks)(images_for(model, 2), 1)
     assert forwards(layout, masks) == run / 4
     assert forwards(layout, torch.eye(12, dtype=torch.bool)) == (4 + 7 + 10 + 12) / 4

@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.measures.gate_importance import GateImportance
-from mhprobe.recording.replay import masked_logits
+from mhprobe.recording.replay import Replay
 from mhprobe.report.figures import style
 from mhprobe.report.report import Report
 from mhprobe.studies.settling import Settling, agreement
@@ -71,7 +71,7 @@ def test_accuracy_is_that_of_the_model_without_its_lowest_heads(run):
     for row, count in zip(callback.rows, (0, 3, 6), strict=True):
         mask = torch.zeros(6, dtype=torch.bool)
         mask[score.argsort()[:count]] = True
-        right = masked_logits(run.model, run.data.images, mask[None])[0].argmax(1) == run.data.labels
+        right = Replay(run.model, mask[None])(run.data.images)[0].argmax(1) == run.data.labels
         assert row == {**row, "heads_masked": count, "accuracy": pytest.approx(right.double().mean().item())}
     assert (run.folder / "tables" / "settling.csv").is_file() and (run.folder / "figures" / "settling.png").is_file()
 

@@ -16,7 +16,7 @@ from mhprobe.data.batch import Batch
 from mhprobe.gates.hard_concrete import HardConcreteGates
 from mhprobe.heads import KINDS
 from mhprobe.recording.fills import find_fill
-from mhprobe.recording.replay import masked_logits
+from mhprobe.recording.replay import Replay
 from mhprobe.weights.checkpoint import save_weights
 from mhprobe.weights.description import pruned_description
 from models import images_for, labels_for, make_loud
@@ -56,7 +56,7 @@ def test_logits_are_those_of_mean_ablation_and_come_back_from_a_file(kind, remov
     layout, images = mhprobe.attach(model).layout, images_for(model, 4, seed=5)
     fill, mask = find_fill(model, "mean", lambda: batches(model)), layout.mask(removed[kind])
     pruned = mhprobe.prune_heads(model, mask, fold=fill)
-    expected = masked_logits(model, images, mask[None], fill=fill)[0]
+    expected = Replay(model, mask[None], fill=fill)(images)[0]
     torch.testing.assert_close(logits(pruned, images), expected, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(logits(mhprobe.prune_heads(model, mask), images), expected, atol=1e-3)
     path = tmp_path / "pruned.safetensors"
@@ -83,11 +83,11 @@ def folded(units):
     model, layout, images = shown(units)
     fill, mean = (images.stands_in(model, fold) for fold in ("optimal", "mean"))
     mask, seen = layout.mask([1, *range(4, layout.num_heads, 3)]), images.data.images
-    expected = masked_logits(model, seen, mask[None], fill=fill)[0]
+    expected = Replay(model, mask[None], fill=fill)(seen)[0]
     torch.testing.assert_close(
         logits(mhprobe.prune_heads(model, mask, fold=fill), seen), expected, rtol=1e-4, atol=1e-5
     )
-    assert not torch.allclose(masked_logits(model, seen, mask[None], fill=mean)[0], expected, atol=1e-3)
+    assert not torch.allclose(Replay(model, mask[None], fill=mean)(seen)[0], expected, atol=1e-3)
     return model, layout, images, fill, mean
 
 

@@ -24,7 +24,7 @@ from mhprobe.measures.base import MeasureWarning
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.measuring import needs_of
 from mhprobe.recording.record import forward_equivalents, record
-from mhprobe.recording.replay import masked_logits
+from mhprobe.recording.replay import Replay
 from mhprobe.report import tables
 from mhprobe.surgery.costs import evenly, latency_cost
 from mhprobe.surgery.removal import kept_heads, largest_difference
@@ -245,7 +245,7 @@ def test_fractional_gates_and_means_go_into_the_weights():
     assert nearly(logits(mhprobe.prune_heads(model, mask), images), expected, 1e-6)  # gates are float32
     batch = Batch(images, labels_for(4), torch.arange(4), torch.ones(4, dtype=torch.bool), None, None)
     fill = find_fill(model, "mean", lambda: [batch])
-    filled = masked_logits(model, images, mask[None], fill=fill)[0]
+    filled = Replay(model, mask[None], fill=fill)(images)[0]
     assert nearly(logits(mhprobe.prune_heads(model, mask, fold=fill), images), filled, 1e-5)
 
 
@@ -259,7 +259,7 @@ def test_masks_side_by_side_are_masks_one_by_one():
         heads = layout.of("head").num_heads
         masks[1:, :heads] = False
         masks[3], masks[3, 1] = masks[2], True  # the same neurons, one head
-        together = masked_logits(model, images, masks)
+        together = Replay(model, masks)(images)
         for mask, found in zip(masks, together, strict=True):
             assert nearly(found, masked(model, mask, images), 1e-12)
 

@@ -17,7 +17,7 @@ from mhprobe.data.batch import Batch
 from mhprobe.masking.by_score import ByScore
 from mhprobe.masking.fisher import Fisher
 from mhprobe.masking.parts.curve import CurveSpec, masking_curve
-from mhprobe.recording.replay import masked_logits
+from mhprobe.recording.replay import Replay
 from mhprobe.report import tables
 from mhprobe.run.pruning import MINE, Pruning, lines
 from mhprobe.scoring.cosine import Cosine
@@ -183,7 +183,7 @@ def test_what_is_left_of_a_rescaled_curve_is_rescaled(model, tmp_path):
     table = tables.write_csv(tmp_path / "masking_curves.csv", tables.curves(curves))
     found = prune(model, images, Given(str(table), remove=3))
     batch = next(images.test())
-    expected = masked_logits(model, batch.images, found.gone[None], rescale=True)[0]
+    expected = Replay(model, found.gone[None], rescale=True)(batch.images)[0]
     torch.testing.assert_close(logits(found.model, batch.images), expected, rtol=1e-5, atol=1e-5)
     plain = logits(mhprobe.prune_heads(model, found.gone), batch.images)
     assert found.rescaled and not torch.allclose(plain, expected, atol=1e-4)

@@ -25,7 +25,7 @@ from mhprobe.recording.direct import direct_logits
 from mhprobe.recording.lrp import relevances
 from mhprobe.recording.outputs import UNLABELLED, Of, logits_of, objective, refuse_features
 from mhprobe.recording.patching import Pass, patched
-from mhprobe.recording.replay import masked_logits
+from mhprobe.recording.replay import Replay
 from mhprobe.recording.state import inspecting, usable
 from mhprobe.recording.taps import Taps
 
@@ -123,7 +123,7 @@ def _ablated(
         masks = list(dict.fromkeys(mask for need in ablations for mask in need.masks))
         if masks:
             stacked = torch.stack([layout.mask(mask) for mask in masks])
-            logits = masked_logits(model, images, stacked, fill=fills[name])
+            logits = Replay(model, stacked, fill=fills[name])(images)
             place = {mask: number for number, mask in enumerate(masks)}
             logits_of_need |= {need: logits[[place[mask] for mask in need.masks]] for need in ablations}
     return logits_of_need

@@ -15,6 +15,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -33,18 +34,6 @@ from mhprobe.recording.state import inspecting
 _BUSY = {"cpu": 16, "cuda": 1024}  # images that keep a device busy; smaller batches go side by side ...
 _WIDE = 1024 * 197 * 768  # ... on a GPU as long as no more numbers enter a block: those of ViT-B/16 at 224 px
 _HELD = 14  # numbers that a block holds for each that enters it: itself, three copies, the MLP's hidden ones twice
-
-
-def masked_logits(
-    model: nn.Module,
-    images: Tensor,
-    masks: Tensor,
-    side_by_side: int | None = None,
-    rescale: bool = False,
-    fill: Fill | None = None,
-) -> Tensor:
-    """(M, B, C) logits of ``model`` in eval mode under ``masks`` (M, A) bool, True = head off; see ``Replay``."""
-    return Replay(model, masks, rescale, fill=fill)(images, side_by_side)
 
 
 class Replay:
@@ -75,13 +64,13 @@ class Replay:
             raise UserError("masking: rescale and fill both replace masked heads; expected rescale=false or fill=zero.")
         self.model, self.backbone, self.gates, self.fill = model, backbone_of(model), gates_of(model), fill
         self.versions, self.place = _versions(self.gates, masks, rescale, instead)
-        backbone, off_A = self.backbone, (self.versions.values == 0).all(0)
-        self.tree: _Tree | None = None
+        backbone, versions = self.backbone, self.versions
+        off_A = (versions.values == 0).all(0)
         able = smaller and instead is None and fill is None and off_A.any() and not off_A.all()
         if able and family_of(backbone).unprunable(backbone) is None:
-            self.tree = _Tree.of(_without(backbone, off_A.cpu()), _Versions(self.versions.values[:, ~off_A]))
-        else:
-            self.tree = _Tree.of(backbone, self.versions)
+            backbone, versions = _without(backbone, off_A.cpu()), _Versions(versions.values[:, ~off_A])
+        segments = family_of(backbone).segments(backbone)  # None if its forward cannot be taken apart
+        self.tree = None if segments is None else _Tree(backbone, segments, versions)
 
     def __call__(self, images: Tensor, side_by_side: int | None = None) -> Tensor:
         """(M, B, C) logits of one batch.
@@ -138,7 +127,7 @@ def _versions(
 
 
 def gate_values(gates: HeadGates, masks: Tensor, rescale: bool = False) -> Tensor:
-    """(M, A) factors of the heads under ``masks``; ``rescale`` as for ``masked_logits``."""
+    """(M, A) factors of the heads under ``masks``; ``rescale`` as for ``Replay``."""
     present = gates.effective()
     values = present.masked_fill(masks.to(present.device), 0)
     if not rescale:
@@ -151,7 +140,7 @@ def gate_values(gates: HeadGates, masks: Tensor, rescale: bool = False) -> Tenso
 
 
 def forwards(layout: HeadLayout, values: Tensor) -> float:
-    """Count the forward passes of ``masked_logits`` for one image, by blocks; a fork's block counts whole.
+    """Count the forward passes of ``Replay`` for one image, by blocks; a fork's block counts whole.
 
     values: (M, A) masks, or ``gate_values`` under them. One mask after the other would be M passes.
     """
@@ -187,7 +176,7 @@ def _around(model: nn.Module, backbone: nn.Module, images: Tensor, tree: "_Tree"
         return answers[call][mask]
 
     for mask in range(len(tree.versions)):
-        with _instead(backbone, functools.partial(answer, mask, itertools.count())):
+        with mock.patch.object(backbone, "forward", functools.partial(answer, mask, itertools.count())):
             logits.append(logits_of(model(images)))
         if not answers:
             return None
@@ -205,16 +194,11 @@ class _Tree:
     widest: int | None = 1  # masks side by side; None: what suits the device
     fill: Fill | None = None  # what stands in a head's place in this batch
 
-    @classmethod
-    def of(cls, backbone: nn.Module, versions: _Versions) -> "_Tree | None":
-        """None if the backbone's forward cannot be taken apart."""
-        segments = family_of(backbone).segments(backbone)
-        return None if segments is None else cls(backbone, gates_of(backbone), segments, versions)
-
-    def __init__(self, backbone: nn.Module, gates: HeadGates, segments: Segments, versions: _Versions) -> None:
-        self.gates, self.segments, self.versions = gates, segments, versions
-        units = [_units_of(gates.layout, block) for block in range(len(segments.blocks))]
-        family, heads = family_of(backbone), gates.layout.of("head")
+    def __init__(self, backbone: nn.Module, segments: Segments, versions: _Versions) -> None:
+        self.gates, self.segments, self.versions = gates_of(backbone), segments, versions
+        layout = self.gates.layout
+        units = [_units_of(layout, block) for block in range(len(segments.blocks))]
+        family, heads = family_of(backbone), layout.of("head")
         self.seams = [
             [family.seam(backbone, site) for site in heads.sites if site.block == block]
             for block in range(len(segments.blocks))
@@ -243,7 +227,7 @@ class _Tree:
     def _fork(self, block: int, x: Tensor, branches: list[list[int]]) -> None:
         with contextlib.ExitStack() as stack:
             for seam in self.seams[block]:
-                stack.enter_context(_instead(seam.attention, _Remembering(seam)))
+                stack.enter_context(mock.patch.object(seam.attention, "forward", _Remembering(seam)))
             free = torch.cuda.mem_get_info(x.device)[0] if x.is_cuda else None
             sizes = x.numel(), self.attended(block, x), x.element_size()
             for groups in self._beside(branches, self.widest or most_beside(x.device.type, len(x), *sizes, free)):
@@ -320,18 +304,6 @@ def most_beside(device: str, images: int, numbers: int, attended: int, size: int
 def _copies(x: Tensor, count: int) -> Tensor:
     """(B, ...) -> (count * B, ...)."""
     return x if count == 1 else x.repeat(count, *[1] * (x.dim() - 1))
-
-
-@contextlib.contextmanager
-def _instead(module: nn.Module, forward: Any) -> Iterator[None]:
-    before = vars(module).get("forward")
-    module.forward = forward
-    try:
-        yield
-    finally:
-        del module.forward
-        if before is not None:
-            module.forward = before
 
 
 @functools.lru_cache(maxsize=4096)
