@@ -13,7 +13,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,13 +38,6 @@ ABREAST = 256  # rows of a forward pass of the fit
 PARTS = 16  # sets of neurons of an MLP that are off together in the fit
 
 Walk = Callable[[], Iterable[Batch]]
-
-
-class _Moments(NamedTuple):
-    """Mean over images of one site (W, T, H * D), and of its square, float64."""
-
-    mean: Tensor
-    square: Tensor
 
 
 def find_fill(model: nn.Module, name: FillName, batches: Walk) -> Fill | None:
@@ -77,7 +69,7 @@ def mean(model: nn.Module, batches: Walk) -> Fill:
 
 def mean_per_position(model: nn.Module, batches: Walk) -> Fill:
     """Fill with each head's mean over images, by window and token."""
-    return Fill(tuple(moments.mean[None].float() for moments in _moments(model, batches)))
+    return Fill(tuple(mean[None].float() for mean, _ in _moments(model, batches)))
 
 
 def resample(model: nn.Module, batches: Walk) -> Fill:
@@ -158,22 +150,23 @@ def _outputs(model: nn.Module, images: Tensor) -> list[Tensor]:
     return [rows.unflatten(0, (len(images), -1)) for rows in taps.heads]
 
 
-def _moments(model: nn.Module, batches: Walk) -> list[_Moments]:
+def _moments(model: nn.Module, batches: Walk) -> list[Tensor]:
+    """Per site (2, W, T, H * D) float64: mean over images, and mean of squares."""
     sums: list[Tensor] = []
     images = torch.zeros((), dtype=torch.float64, device=next(model.parameters()).device)
     for batch in batches():
         outputs = [site[batch.valid].double() for site in _outputs(model, batch.images)]
-        batch_sums = [part for site in outputs for part in (site.sum(0), site.square().sum(0))]
+        batch_sums = [torch.stack([site.sum(0), site.square().sum(0)]) for site in outputs]
         sums = [a + b for a, b in zip(sums, batch_sums, strict=True)] if sums else batch_sums
         images += batch.valid.sum()
     if not bool(ranks.total(images)):
         raise UserError("fill: expected at least one image to compute it from, got none.")
-    return [_Moments(*(ranks.total(part) / images for part in sums[i : i + 2])) for i in range(0, len(sums), 2)]
+    return [ranks.total(part) / images for part in sums]
 
 
-def _even(layout: HeadLayout, moments: list[_Moments]) -> Fill:
+def _even(layout: HeadLayout, moments: list[Tensor]) -> Fill:
     pairs = zip(layout.sites, moments, strict=True)
-    return Fill(tuple(in_raster_order(s, m.mean, 1).mean(1).view(1, 1, 1, -1).float() for s, m in pairs))
+    return Fill(tuple(in_raster_order(site, mean, 1).mean(1).view(1, 1, 1, -1).float() for site, (mean, _) in pairs))
 
 
 def _drawn(batches: Walk, count: int) -> tuple[Tensor, Tensor, Tensor | None]:
