@@ -45,7 +45,7 @@ def untrained() -> Facts:
 
 def tell(name: str, known: Facts) -> Sentence | None:
     """The sentence of a rule; None where it has no text."""
-    told = getattr(module, name).tell(known)
+    told = getattr(module, name)(known)
     return told if told is not None and told.text else None
 
 
@@ -158,7 +158,7 @@ def test_what_could_not_be_told_says_with_how_many_photographs_it_could():
         last.startswith("Could not be told from 12 photographs")
         and "2 more heads may or may not look nearly everywhere alike" in last
     )
-    claim = module.even.tell(wide).claim
+    claim = module.even(wide).claim
     assert claim.needed[3] == 31  # 12 photographs reach .16 far; .1 needs (.16 / .1)^2 = 2.56 times as many
     assert claim.needed[1].isnan() and claim.needed[2].isnan() and claim.sure.tolist() == [False, True, False, False]
     assert "which heads look at what is salient" in last  # no masks

@@ -141,30 +141,24 @@ class Sentence(NamedTuple):
     claim: Claim | None = None
 
 
-class Rule(NamedTuple):
-    """A function that returns a sentence, and its question, as in "could not be told: which heads are twins"."""
-
-    tell: Callable[[Facts], Sentence | None]
-    question: str
+Rule = Callable[[Facts], Sentence | None]
+_rules: dict[str, Rule] = {}  # by question, as in "could not be told: which heads are twins", in the order of this file
 
 
-_rules: dict[str, Rule] = {}  # by question, in the order of this file
-
-
-def answers(question: str) -> Callable[[Callable[[Facts], Sentence | None]], Rule]:
+def answers(question: str) -> Callable[[Rule], Rule]:
     """Make a rule of a function."""
-    return lambda tell: _rules.setdefault(question, Rule(tell, question))
+    return lambda tell: _rules.setdefault(question, tell)
 
 
 def sentences(facts: Facts) -> list[Sentence]:
     """Return the sentences of all rules, and a last one on undecided heads and missing facts."""
     replies: list[Sentence] = []
     silent: list[str] = []
-    for rule in _rules.values():
+    for question, tell in _rules.items():
         try:
-            replies += filter(None, [rule.tell(facts)])
+            replies += filter(None, [tell(facts)])
         except UserError as error:
-            silent.append(f"{rule.question} ({str(error).rstrip('.')})")
+            silent.append(f"{question} ({str(error).rstrip('.')})")
     claims = [sentence.claim for sentence in replies if sentence.claim]
     return [*(sentence for sentence in replies if sentence.text), *_untold(claims, silent, facts)]
 
