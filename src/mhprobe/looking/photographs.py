@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate
 
 from mhprobe.data.archive import Archive, open_archive
+from mhprobe.data.augment import resized
 from mhprobe.data.draws import evenly
 from mhprobe.data.images import decode, is_image, refuse_bombs
 from mhprobe.errors import UserError
@@ -70,4 +70,4 @@ def masks(folder: str | Path, names: list[str], size: tuple[int, int]) -> Tensor
     decoded = {file: decode(data, max(size), True, file) for file, data in archive.read(set(files))}
     bright = torch.from_numpy(np.stack([decoded[file].max(-1) for file in files])).float()
     salient = (2 * bright >= bright.amax((1, 2), keepdim=True)) & (bright > 0)
-    return interpolate(salient[:, None].float(), size=size, mode="nearest-exact")[:, 0].long()
+    return resized(salient, size)

@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from mhprobe.errors import UserError
 from mhprobe.run import members, sections
-from mhprobe.run.constructors import docstrings, fill
+from mhprobe.run.constructors import docstrings, fill, leaves
 from mhprobe.run.sections import CONF, begins_with, options
 
 # bash replaces only what follows the last "=" of a word
@@ -59,7 +59,8 @@ def about(word: str) -> str:
     plain = OmegaConf.to_container(chosen, resolve=False)
     typed = [f"  {key}={value}" for key, value in _typed(place, plain)]
     # docstrings of all its parts, each once, up to their examples
-    texts = {name: text.partition("\n>>>")[0] for target in _targets(plain) for name, text in docstrings(target)}
+    targets = [str(value) for path, value in leaves(plain) if path[-1] == "_target_"]
+    texts = {name: text.partition("\n>>>")[0] for target in targets for name, text in docstrings(target)}
     explained = [f"{name}\n{textwrap.indent(text.rstrip(), '    ')}" for name, text in texts.items()]
     return "\n\n".join([meaning, *(["\n".join(typed)] if typed else []), *explained])
 
@@ -82,14 +83,6 @@ def _typed(place: str, part: Any) -> Iterator[tuple[str, Any]]:
     for key, value in sorted(part.items(), key=lambda pair: isinstance(pair[1], dict)):
         if not str(key).startswith("_"):
             yield from _typed(f"{place}.{key}".lstrip("."), value)
-
-
-def _targets(part: Any) -> Iterator[str]:
-    if isinstance(part, dict):
-        if "_target_" in part:
-            yield str(part["_target_"])
-        for inner in part.values():
-            yield from _targets(inner)
 
 
 def offers(line: str, commands: Iterable[str], demo: tuple[str, ...]) -> list[str]:

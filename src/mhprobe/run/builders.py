@@ -140,7 +140,7 @@ def optim(cfg: Config, data: ImageData) -> dict[str, Any]:
     if (path := cfg.optim.teacher) is None:
         return settings
     whole, spec = cfg.optim.teacher_sees == "whole", data.input_spec
-    if whole and (blended := [name for name in ("mixup", "cutmix") if getattr(data.augment, name)]):
+    if whole and (blended := data.augment.mixes):
         raise UserError(
             f"optim.teacher_sees=whole: the teacher has not seen the images that data.augment.{blended[0]} blends. Set "
             f"it to 0, or give optim.teacher_sees=view."
