@@ -18,6 +18,8 @@ from mhprobe.measures.parts.jackknife import FOLDS, fold_of, jackknife
 from mhprobe.measures.parts.places import OfAttention, Piece, even_over, places_of, shares
 from mhprobe.stats.intervals import SIZE
 
+_DIGITS = 6  # roots of equal squares may differ in the last bit: a millionth of a pixel tells distances apart
+
 
 class AttentionRange(OfAttention):
     """Radius around the argmax key that holds half of the attention that is not on it.
@@ -128,13 +130,9 @@ def _rings(site: HeadSite, device: torch.device) -> tuple[Tensor, Tensor]:
     Pairs that may not attend to each other get index 0; their mass is 0.
     """
     with torch.inference_mode(False):
-        # roots of equal squares may differ in the last bit: a millionth of a pixel tells distances apart
-        distance = _rounded(places_of(site, device).distance)
+        distance = places_of(site, device).distance.round(decimals=_DIGITS)
         down, across = (torch.arange(n, dtype=torch.float64, device=device) for n in site.token_grid)
-        occurring = _rounded(torch.hypot(down[:, None] * site.pixels[0], across * site.pixels[1])).unique()
+        occurring = torch.hypot(down[:, None] * site.pixels[0], across * site.pixels[1])
+        occurring = occurring.round(decimals=_DIGITS).unique()
         rising = occurring[occurring <= distance.max()]
         return rising, torch.searchsorted(rising, distance)
-
-
-def _rounded(distance: Tensor) -> Tensor:
-    return (distance * 1e6).round() / 1e6

@@ -79,7 +79,11 @@ class JSDistance(MeanOverImages):
         self.label = "JS divergence (nats, summed)" if clark else "JS divergence / ln 2"
         self.unit = "nats" if clark else ""
         self.axes = {"embedding": ["x", "y"]}
-        self.groups = _groups(layout, pairs)
+        self.groups = groups(self.name, layout, pairs)
+        for group in self.groups:
+            sites = [layout.sites[s] for s in group]
+            facts = [f"grid {site.grid}, {site.prefix_tokens} tokens before it" for site in sites]
+            refuse_unlike(self.name, pairs, sites, facts)
         self.null_images = 0 if clark else null_images  # a sum over images has no null that is a mean
         self.pool = Pool(self.null_images)
 
@@ -268,13 +272,3 @@ def _rearrangement(site: HeadSite, like: HeadSite, device: torch.device) -> tupl
         key_WQK = place_in_window_WK[:, None].expand(together.shape)
         may = old.pairs.flatten(0, 1)[place_WK].gather(-1, key_WQK)
         return place_WK, key_WQK, together & may & new.pairs
-
-
-def _groups(layout: HeadLayout, pairs: Pairs) -> tuple[tuple[int, ...], ...]:
-    """Groups of sites that are compared. Raises UserError if their tokens differ."""
-    compared = groups("js_distance", layout, pairs)
-    for group in compared:
-        sites = [layout.sites[s] for s in group]
-        facts = [f"grid {site.grid}, {site.prefix_tokens} tokens before it" for site in sites]
-        refuse_unlike("js_distance", pairs, sites, facts)
-    return compared

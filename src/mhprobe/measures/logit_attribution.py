@@ -78,7 +78,10 @@ class LogitAttribution(PerClass):
 
     def finish(self) -> dict[str, Tensor]:
         images = self.images
-        by_class, p = mean_of(self.class_total, self.class_images), self._p()
+        by_class = mean_of(self.class_total, self.class_images)
+        error = standard_error(self.class_total, self.class_square, self.class_images)
+        p = two_sided(by_class, error, self.class_images - 1).masked_fill(self.class_images < 2, torch.nan)
+        p = holm(p.flatten()).view_as(p)
         worst, number = by_class.nan_to_num(torch.inf).min(1)
         return {
             **of_mean(self.total, self.square, images, self.within),
@@ -91,10 +94,3 @@ class LogitAttribution(PerClass):
             "everywhere": self.all_total / images,
             **dict(zip(FACTS, self.facts / images, strict=True)),
         }
-
-    def _p(self) -> Tensor:
-        """(A, C) Holm's p that a head writes nothing into a class's logit on its images; NaN with less than two."""
-        mean = mean_of(self.class_total, self.class_images)
-        error = standard_error(self.class_total, self.class_square, self.class_images)
-        p = two_sided(mean, error, self.class_images - 1).masked_fill(self.class_images < 2, torch.nan)
-        return holm(p.flatten()).view_as(p)

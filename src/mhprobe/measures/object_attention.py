@@ -17,7 +17,7 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure, counts, mean_of, sums
-from mhprobe.measures.parts.hashing import numbers_in
+from mhprobe.measures.parts.jackknife import fold_of
 from mhprobe.measures.parts.places import attention_of, places_of, where_site
 from mhprobe.stats.intervals import SHARE, interval, of_mean
 from mhprobe.stats.significance import standard_error
@@ -87,8 +87,8 @@ class ObjectAttention(Measure):
             attn = attention_of(self.name, self.layout, batch, number)
             shown_BT = batch.derive(_patches, site.token_grid, site.pixels)
             seen = attn if batch.valid.all() else attn[batch.valid]
-            self._site(number, seen, shown_BT, batch.derive(_half))
-        self.dealt += torch.bincount(batch.derive(_half), minlength=2)
+            self._site(number, seen, shown_BT, fold_of(batch, 2))
+        self.dealt += torch.bincount(fold_of(batch, 2), minlength=2)
 
     def _site(self, number: int, attn_BWHQK: Tensor, shown_BT: Tensor, half_B: Tensor) -> None:
         site, span = self.layout.sites[number], self.layout.span(number)
@@ -188,11 +188,6 @@ class ObjectAttention(Measure):
             held = counts[1].gather(-1, counts[0].argmax(-1, keepdim=True))[..., 0]
             offsets.append((count, held, best // (2 * width - 1) - height + 1, best % (2 * width - 1) - width + 1))
         return offsets
-
-
-def _half(batch: HeadBatch) -> Tensor:
-    """(valid images,) 0 or 1, by their pixels alone."""
-    return (numbers_in(batch) >> 8) % 2
 
 
 def _patches(batch: HeadBatch, grid: tuple[int, int], pixels: tuple[float, float]) -> Tensor:
