@@ -143,5 +143,5 @@ def test_of_two_twins_rearranging_keeps_one():
 def test_rearranging_leaves_heads_alone_that_may_not_be_masked():
     fisher = blocks_of(VIT, some_fisher(VIT, 3))
     mask = VIT.mask([0, 1])
-    assert not rearrange(VIT, fisher, mask).equal(mask)  # the control
+    assert not rearrange(VIT, fisher, mask, torch.ones_like(mask)).equal(mask)  # the control
     assert rearrange(VIT, fisher, mask, among=mask).equal(mask)

@@ -70,13 +70,12 @@ class Fisher(Order):
         return [bundled(list(gone[(diagonal_A / saving_A)[off].argsort(stable=True)]), layout)]
 
 
-def rearrange(layout: HeadLayout, blocks: Sequence[Tensor], mask: Tensor, among: Tensor | None = None) -> Tensor:
+def rearrange(layout: HeadLayout, blocks: Sequence[Tensor], mask: Tensor, among: Tensor) -> Tensor:
     """(A,) bool mask with as many units per layer, after exchanges that lower (1 - m)^T F (1 - m) in each layer.
 
-    blocks: of F, (H, H) per site. among: (A,) bool, the units that may be masked; None for all.
+    blocks: of F, (H, H) per site. among: (A,) bool, the units that may be masked.
     """
-    free = torch.ones_like(mask) if among is None else among
-    parts = zip(blocks, layout.split(mask), layout.split(free), strict=True)
+    parts = zip(blocks, layout.split(mask), layout.split(among), strict=True)
     return torch.cat([_exchanged(block_HH, mask_H.clone(), free_H) for block_HH, mask_H, free_H in parts])
 
 

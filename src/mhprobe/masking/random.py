@@ -71,10 +71,8 @@ class Random(Order):
         widest = max(len(heads) for heads in layers)
         added = torch.zeros(length, layout.num_heads, dtype=torch.bool)
         for heads in layers:
-            shuffled, pace = (
-                heads[torch.randperm(len(heads), generator=generator)],
-                2 * self.heads_per_step * len(heads),
-            )
+            shuffled = heads[torch.randperm(len(heads), generator=generator)]
+            pace = 2 * self.heads_per_step * len(heads)
             gone = [min(len(heads), (step * pace + widest) // (2 * widest)) for step in range(length + 1)]
             for step, (start, end) in enumerate(itertools.pairwise(gone)):
                 added[step, shuffled[start:end]] = True

@@ -3,9 +3,8 @@
 Shapes: A heads, U candidates, N images of the split.
 """
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -33,10 +32,6 @@ class Step:
     def masks(self) -> Tensor:
         """(U, A)."""
         return self.off | self.units
-
-    def only(self, candidates: Tensor) -> Self:
-        """The same step with these candidates, ascending."""
-        return dataclasses.replace(self, units=self.units[candidates])
 
     def winner(self, scores: Scores) -> int:
         """Return the index of the best scored mask; the first of equals."""

@@ -11,10 +11,10 @@ another search. There is no guarantee: a unit that is badly predicted is not tri
 Shapes: A heads, U candidates.
 """
 
+import dataclasses
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from mhprobe.errors import whole_number
 from mhprobe.masking.base import Evaluate
@@ -38,14 +38,9 @@ class Screened(Search):
         """Let ``then`` choose among the ``best`` candidates of lowest predicted loss (highest, for hurt_most)."""
         if len(step.units) <= self.best + SLOPES:  # trying all costs no more than predicting
             return self.then.choose(step, evaluate)
-        change_U = predicted_change(step, evaluate)
+        slope_A, square_A = evaluate.slopes(step.off)
+        change_A = torch.where(step.off, 0.0, square_A / 2 - slope_A)
+        change_U = step.units.double() @ change_A.double()  # in nats of the mean loss
         promising = change_U.argsort(descending=step.prefers < 0, stable=True)[: self.best].sort().values
-        choice = self.then.choose(step.only(promising), evaluate)
+        choice = self.then.choose(dataclasses.replace(step, units=step.units[promising]), evaluate)
         return choice._replace(candidate=int(promising[choice.candidate]))
-
-
-def predicted_change(step: Step, evaluate: Evaluate) -> Tensor:
-    """(U,) by how much each candidate is predicted to raise the mean loss, in nats."""
-    slope_A, square_A = evaluate.slopes(step.off)
-    change_A = torch.where(step.off, 0.0, square_A / 2 - slope_A)
-    return step.units.double() @ change_A.double()
