@@ -43,11 +43,6 @@ def draw(key: int, index: Tensor, bound: int) -> Tensor:
     return (mix(index ^ key) & ((1 << 63) - 1)) % bound
 
 
-def generator(*numbers: int) -> torch.Generator:
-    """A fresh CPU generator that depends on these integers alone."""
-    return torch.Generator().manual_seed(fold(*numbers))
-
-
 def reseed(number: int, device: torch.device | None = None) -> None:
     """Seed the generators that a computation on ``device`` draws from; the CPU's alone by default."""
     if device is None or device.type == "cpu":

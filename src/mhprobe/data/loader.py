@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from mhprobe.data.batch import Batch
 from mhprobe.data.cache import CachedSplit
-from mhprobe.data.draws import generator, stratified
+from mhprobe.data.draws import fold, stratified
 from mhprobe.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,8 @@ class TrainOrder(Sampler[Picks]):
         return self.num_images // (self.batch_size * self.world_size)
 
     def __iter__(self) -> Iterator[Picks]:
-        order = torch.randperm(self.num_images, generator=generator(self.seed, self.epoch)).numpy()
+        generator = torch.Generator().manual_seed(fold(self.seed, self.epoch))
+        order = torch.randperm(self.num_images, generator=generator).numpy()
         size, begin = self.batch_size * self.world_size, self.rank * self.batch_size
         mine = np.arange(begin - self.mixed, begin + self.batch_size)
         for batch in range(self.start, len(self)):

@@ -16,6 +16,7 @@ from typing import Any
 _OURS = Path(__file__).parents[1]
 _PYTHONS = tuple(sysconfig.get_path(of) for of in ("stdlib", "platstdlib"))
 _INSTALLED = {"site-packages", "dist-packages"}
+_distributions = functools.cache(importlib.metadata.packages_distributions)
 
 
 def code_digests(*things: Any) -> dict[str, str]:
@@ -113,11 +114,6 @@ def _version(package: str) -> str | None:
     except importlib.metadata.PackageNotFoundError:
         names = _distributions().get(package, [])
         return importlib.metadata.version(names[0]) if names else None
-
-
-@functools.cache
-def _distributions() -> Mapping[str, list[str]]:
-    return importlib.metadata.packages_distributions()
 
 
 def _imported(name: str, file: Path) -> Iterator[str]:

@@ -55,6 +55,7 @@ def faithfulness(
         raise UserError(f"faithfulness: expected at least one step and one random order, got {steps}, {random_orders}.")
     with inspecting(model, gradients=False):
         images = usable(images)
+        mean_colour = images.mean((2, 3), keepdim=True).expand_as(images)
         whole = logits_of(model(images))
         refuse_broken(broken(whole), "faithfulness: the output of the model")
         target = whole.argmax(1, keepdim=True)
@@ -67,7 +68,7 @@ def faithfulness(
             return outputs.softmax(1).gather(1, target).squeeze(1)
 
         def areas(order: Tensor) -> tuple[Tensor, Tensor]:
-            without = mean_colour(images) if baseline == "mean" else blurred(images, order.shape[-2:])
+            without = mean_colour if baseline == "mean" else blurred(images, order.shape[-2:])
             return area(watched, images, without, order, steps), area(watched, without, images, order, steps)
 
         chance: dict[torch.Size, tuple[Tensor, Tensor]] = {}
@@ -91,10 +92,6 @@ def area(watched: Callable[[Tensor], Tensor], start: Tensor, end: Tensor, maps: 
         gone_pixels = F.interpolate(gone[:, None].to(start.dtype), size=start.shape[-2:], mode="nearest-exact")
         seen.append(watched(torch.where(gone_pixels > 0, end, start)))
     return torch.trapezoid(torch.stack(seen), torch.tensor(counts).to(start.device) / patches, dim=0)
-
-
-def mean_colour(images: Tensor) -> Tensor:
-    return images.mean((2, 3), keepdim=True).expand_as(images)
 
 
 def blurred(images: Tensor, grid: torch.Size) -> Tensor:
