@@ -394,3 +394,48 @@ def test_masking_a_head_leaves_the_learned_gates_of_the_others_as_they_are():
         torch.testing.assert_close(gates.effective(), learned.masked_fill(mask, 0), rtol=0, atol=0)
     assert torch.equal(gates.effective(), learned)
     assert ((learned > 0) & (learned < 1)).sum() > 1  # gates that would show it
+
+
+@pytest.mark.parametrize("units", [{"head", "neuron"}, {"head"}])
+def test_learned_gates_go_on_learning_when_neurons_join_or_a_projection_is_replaced(units):
+    """They once became fixed ones without a word: an optimizer made afterwards trained no gate."""
+    model = tiny_vit()
+    gates, images = with_gates(model, beta=2 / 3, start=10, low=-4.0, high=4.6), images_for(model, 2)
+    set_log_alpha(gates, [*LOG_ALPHAS, 0.3])
+    gates.close(gates.layout.mask([4]))
+    expected = model(images)
+    if units == {"head"}:
+        model.blocks[0].attn.proj = copy.deepcopy(model.blocks[0].attn.proj)
+        model.blocks[0].attn.proj._forward_pre_hooks.clear()
+    joined = mhprobe.attach(model, units=units)
+    assert type(joined) is HardConcreteGates and joined is find_gates(model) is not gates
+    assert joined.log_alpha.requires_grad and not joined.values.requires_grad
+    assert joined.log_alpha[:6].tolist() == gates.log_alpha.tolist()
+    assert all(value == torch.tensor(4.6) for value in joined.log_alpha[6:])
+    assert (joined.distribution, joined.low, joined.high) == (gates.distribution, gates.low, gates.high)
+    assert joined.effective()[:6].equal(gates.effective()) and (joined.effective()[6:] == 1).all()
+    if units != {"head"}:
+        assert torch.equal(model(images), expected)
+    model.train()(images).sum().backward()
+    assert (joined.log_alpha.grad != 0).any() and joined.noise.any()
+    assert len(model._forward_pre_hooks) == 1  # one draw
+
+
+def test_plain_learnable_gates_keep_their_limits_when_neurons_join():
+    model = tiny_vit()
+    attach(model, make=lambda m, layout: HeadGates(m, layout, learnable=True, low=0.0, high=1.0))
+    joined = mhprobe.attach(model, units={"head", "neuron"})
+    assert joined.values.requires_grad and (joined.low, joined.high) == (0.0, 1.0)
+    assert not mhprobe.attach(model, learnable=False, units={"head"}).values.requires_grad
+
+
+def test_gates_of_a_class_of_ones_own_stay_in_force_when_neurons_join():
+    class Doubled(HeadGates):
+        def factors(self, heads, training):
+            return 2 * super().factors(heads, training)
+
+    model = tiny_vit()
+    attach(model, make=Doubled)
+    expected = model(images_for(model, 2))
+    assert mhprobe.attach(model, units={"head", "neuron"}).effective()[:6].tolist() == [2] * 6
+    assert torch.equal(model(images_for(model, 2)), expected)

@@ -7,7 +7,6 @@ import pkgutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
 from mhprobe.backbones.base import Family as Family
@@ -187,7 +186,8 @@ def attach(
 ) -> HeadGates:
     """Put a gate on every head of ``model``, once; a second call returns the same gates.
 
-    If a block or a projection was replaced meanwhile, all heads get new gates, of the same values.
+    If a block or a projection was replaced meanwhile, or ``units`` are others than before, all get new gates of the
+    same class and the same values: learned gates go on learning. An optimizer needs these new parameters.
 
     model: of a supported family, or a module that holds one such model (a LightningModule, your own class).
     learnable: whether an optimizer may train the gates' values. None keeps that of present gates; new ones are fixed.
@@ -214,8 +214,8 @@ def attach(
             gates.values.requires_grad_(learnable)
         gates.check(model)
         return gates
-    before = dict(zip(gates.layout.sites, gates.layout.split(gates.effective()), strict=True)) if gates else {}
-    if changed := [site for site, part in before.items() if site.kind not in kinds and bool((part != 1).any())]:
+    effective = zip(gates.layout.sites, gates.layout.split(gates.effective()), strict=True) if gates else ()
+    if changed := [site for site, part in effective if site.kind not in kinds and bool((part != 1).any())]:
         raise UserError(
             f"units: {changed[0].name} has gates that are not 1, and without them the outputs would change; name its "
             f"{changed[0].kind}s, too, or remove them for good first (mhprobe.prune_heads)."
@@ -223,13 +223,15 @@ def attach(
     backbone = backbone_of(model)
     family, layout = family_of(backbone), layout_of(backbone, kinds)
     remove_gates(model)
-    trained = gates is not None and gates.values.requires_grad if learnable is None else learnable
-    new = HeadGates(backbone, layout, trained) if make is None else make(backbone, layout)
+    if make is None:
+        new = HeadGates(backbone, layout) if gates is None else gates.like(backbone, layout)
+        new.values.requires_grad_(new.values.requires_grad if learnable is None else learnable)
+    else:
+        new = make(backbone, layout)
+        if gates is not None:
+            new.take("values", gates.layout, gates.effective())
     family.prepare(backbone)
     put_on(backbone, new, [family.seam(backbone, site).point for site in layout.sites])
-    with torch.no_grad():
-        for site, values in zip(layout.sites, layout.split(new.values), strict=True):
-            values.copy_(before.get(site, values))
     new.check(backbone)
     return new
 

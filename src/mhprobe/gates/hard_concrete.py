@@ -107,13 +107,19 @@ class HardConcreteGates(HeadGates):
                 f"start: expected {opens_at:.2f} or more, so that the gates of a trained model begin open, got {begin}."
             )
         super().__init__(model, layout, low=low, high=high)
-        self.distribution = HardConcrete(beta, gamma, zeta)
+        self.distribution, self.start, self.start_std = HardConcrete(beta, gamma, zeta), start, start_std
         at_start = start + start_std * torch.randn(layout.num_heads) if start_std else torch.tensor(start)
         self.log_alpha = nn.Parameter(torch.zeros_like(self.values) + at_start.to(self.values.device))
         self.register_buffer("noise", torch.zeros_like(self.values), persistent=False)
         self.register_buffer("relaxed", torch.ones_like(self.values, dtype=torch.bool))
         self.project()
         model.register_forward_pre_hook(Draw(self))
+
+    def _anew(self, model: nn.Module, layout: HeadLayout) -> HeadGates:
+        law = dataclasses.asdict(self.distribution)
+        return HardConcreteGates(
+            model, layout, **law, start=self.start, start_std=self.start_std, low=self.low, high=self.high
+        )
 
     def factors(self, heads: slice, training: bool) -> Tensor:
         log_alpha, law = self.log_alpha[heads], self.distribution
