@@ -14,10 +14,12 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Scores
 from mhprobe.masking.by_score import ByScore
+from mhprobe.masking.fisher import Fisher
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.parts.curve import CurveSpec
 from mhprobe.masking.parts.curve import masking_curve as curves_of
 from mhprobe.masking.parts.units import make_units
+from mhprobe.masking.turns import Turns
 from mhprobe.report.tables import curve_rows
 
 
@@ -131,3 +133,11 @@ def test_layers_are_numbers_and_each_stands_once(layers, got):
 def test_all_heads_may_go():
     rows = curve(layout_of(2, 2), KeepBest())
     assert rows[-1]["heads_masked"] == 4
+
+
+@pytest.mark.parametrize("order", [Fisher(multiple=8), Turns(multiple=8)])
+def test_multiples_of_neurons_are_refused_where_only_heads_can_go(order):
+    """It was left out without a word, while pruning and the knapsack's curve refused it."""
+    with pytest.raises(UserError, match=r"^multiple: it counts neurons, got 8 for heads alone; take 1, or neurons"):
+        CurveSpec("c", "head", order).check(layout_of(3, 2))
+    CurveSpec("c", "head", type(order)()).check(layout_of(3, 2))

@@ -15,6 +15,7 @@ from mhprobe.errors import UserError, quoted, whole_number
 from mhprobe.heads import FillName, HeadLayout
 from mhprobe.io.code import classes_in
 from mhprobe.masking.base import SHARES, Cost, Evaluate, Limits, Order, Units
+from mhprobe.masking.knapsack import refuse_multiple
 from mhprobe.masking.parts.trace import Curve, trace
 from mhprobe.masking.parts.units import check_reached, constrain, make_units, refuse_neurons, targets_of
 
@@ -41,6 +42,7 @@ class CurveSpec:
     def limited_units(self, layout: HeadLayout, costs: Mapping[str, Cost]) -> Units:
         """The units with the curve's limits. costs: what masks leave of SHARES."""
         refuse_neurons(layout, f"curve {self.name}")
+        refuse_multiple(getattr(self.order, "multiple", 1), layout)
         targets = () if self.target is None else targets_of(self.target, layout, costs)
         units = make_units(self.units, layout, self.exclude_layers)
         return constrain(units, Limits(layout, self.min_heads_per_layer, targets), f"curve {self.name}")
