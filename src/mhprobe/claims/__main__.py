@@ -27,8 +27,7 @@ def run(cfg: "Config", folder: Path) -> None:
 
     def questions(material: "Material", _: "Report") -> list[Question]:
         second = parts.second and builders.prepared(parts.second, "evidence.second")
-        others: dict[str, Any] = {"second": second, "runs": parts.runs, "key": "evidence.runs"}
-        ask = functools.partial(judged, claims=claims, maps=maps, **images, **others)
+        ask = functools.partial(judged, claims=claims, maps=maps, second=second, runs=parts.runs, **images)
         return [Question("claims", ask, names, control=cfg.control is not None)]
 
     answer(cfg, folder, questions).complain()

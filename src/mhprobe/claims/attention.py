@@ -103,12 +103,8 @@ def some_heads_are_sinks(of: Evidence, sinks: Columns) -> Estimate:
 )
 def the_class_token_draws_attention(of: Evidence, token_kinds: Columns) -> Estimate:
     """Mean attention from patches to the class token, minus its share of even attention."""
-    return mean_of(
-        of.layout,
-        token_kinds["cls"],
-        token_kinds["uniform_cls"],
-        absent="the network has no class token that patches attend to.",
-    )
+    absent = "the network has no class token that patches attend to."
+    return mean_of(of.layout, token_kinds["cls"], token_kinds["uniform_cls"], absent=absent)
 
 
 @claim(
@@ -129,8 +125,5 @@ def special_attention_is_a_no_op(of: Evidence, no_op: Columns) -> Estimate:
 )
 def high_norm_tokens_draw_attention(of: Evidence, token_kinds: Columns) -> Estimate:
     """Mean log2 of the attention to patches of high norm over their share of even attention."""
-    return mean_of(
-        of.layout,
-        (token_kinds["high_norm"] / token_kinds["uniform_high_norm"]).log2(),
-        absent="no block has patches of high norm.",
-    )
+    ratio = token_kinds["high_norm"] / token_kinds["uniform_high_norm"]
+    return mean_of(of.layout, ratio.log2(), absent="no block has patches of high norm.")

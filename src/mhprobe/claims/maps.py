@@ -1,48 +1,35 @@
 """Claims about maps of where a network looks."""
 
-from mhprobe.claims.parts.claim import DELETION, Margin, claim
+from mhprobe.claims.parts.claim import DELETION, Effect, Margin, claim
 from mhprobe.claims.parts.estimates import Estimate, more_often, over_images
 from mhprobe.claims.parts.evidence import Evidence
 
 
-@claim(
+def more_faithful(better: str, worse: str) -> Effect:
+    """Area under deletion in the order of the map ``worse`` minus that of ``better``: a lower area is better."""
+    return lambda of: over_images(of.of_images(worse) - of.of_images(better))
+
+
+rollout_beats_chance = claim(
     says="Rollout is more faithful than a random order of patches.",
     source="Abnar & Zuidema 2020; Transformers for text",
     margin=DELETION,
-)
-def rollout_beats_chance(of: Evidence) -> Estimate:
-    """Area under deletion in a random order minus that by rollout: a lower area is better."""
-    return over_images(of.of_images("random") - of.of_images("rollout"))
-
-
-@claim(
+)(more_faithful("rollout", "random"))
+rollout_beats_raw_attention = claim(
     says="Rollout is more faithful than the attention of the last block.",
     source="Tran, report on attention rollout; small vision transformers",
     margin=DELETION,
-)
-def rollout_beats_raw_attention(of: Evidence) -> Estimate:
-    """Area under deletion by attention of the last block, minus that by rollout: a lower area is better."""
-    return over_images(of.of_images("attention") - of.of_images("rollout"))
-
-
-@claim(
+)(more_faithful("rollout", "attention"))
+gradients_beat_rollout = claim(
     says="Attention weighted by its gradient is more faithful than rollout.",
     source="Chefer et al. 2021, gradient-weighted rollout; vision transformers",
     margin=DELETION,
-)
-def gradients_beat_rollout(of: Evidence) -> Estimate:
-    """Area under deletion by rollout minus that by the gradient rollout: a lower area is better."""
-    return over_images(of.of_images("rollout") - of.of_images("gradient_rollout"))
-
-
-@claim(
+)(more_faithful("gradient_rollout", "rollout"))
+relevance_maps_beat_rollout = claim(
     says="Relevance propagation is more faithful than rollout.",
     source="Chefer et al. 2021 (here by the rules of Achtibat et al. 2024); vision transformers",
     margin=DELETION,
-)
-def relevance_maps_beat_rollout(of: Evidence) -> Estimate:
-    """Area under deletion by rollout minus that by the relevance map: a lower area is better."""
-    return over_images(of.of_images("rollout") - of.of_images("relevance_map"))
+)(more_faithful("relevance_map", "rollout"))
 
 
 @claim(

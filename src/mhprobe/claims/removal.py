@@ -1,35 +1,37 @@
 """Claims about heads that go: what masking or pruning them costs."""
 
+import functools
+
 import torch
 
-from mhprobe.claims.parts.claim import POINT, Margin, claim
+from mhprobe.claims.parts.claim import POINT, Effect, Margin, claim
 from mhprobe.claims.parts.estimates import Estimate, in_blocks, of_accuracy, over_images, share
-from mhprobe.claims.parts.evidence import Columns, Evidence, at_share, gained, loss, loss_at, without_thirds
+from mhprobe.claims.parts.evidence import Columns, Evidence, at_share, gained, loss, without_thirds
 from mhprobe.errors import UserError
 
+costs_at_most_a_point = functools.partial(claim, margin=POINT, shape="at most")
 
-@claim(
+
+def loss_without(share: float, order: str) -> Effect:
+    """Accuracy lost without this share of the heads, in an order that validation images choose."""
+    return lambda of: loss(of, at_share(of.path(order), share)[0])
+
+
+a_fifth_of_the_heads_goes = costs_at_most_a_point(
     says="A fifth of the heads goes for less than a point.",
     source="Michel et al. 2019, Figure 3, no noticeable loss; a translation model, BERT",
     figure="michel/figure_3",
-    margin=POINT,
-    shape="at most",
-)
-def a_fifth_of_the_heads_goes(of: Evidence) -> Estimate:
-    """Accuracy lost without the fifth of the heads that validation images call least important."""
-    return loss_at(of, "importance", 0.2)
-
-
-@claim(
+)(loss_without(0.2, "importance"))
+two_fifths_of_the_heads_go = costs_at_most_a_point(
     says="Two fifths of the heads go for less than a point.",
     source="Michel et al. 2019, Figure 3, its upper end; a translation model, BERT",
     figure="michel/figure_3",
-    margin=POINT,
-    shape="at most",
-)
-def two_fifths_of_the_heads_go(of: Evidence) -> Estimate:
-    """Accuracy lost without the two fifths of the heads that validation images call least important."""
-    return loss_at(of, "importance", 0.4)
+)(loss_without(0.4, "importance"))
+a_third_goes_by_index = costs_at_most_a_point(
+    says="By the best indices a third of the heads goes for less than a point.",
+    source="Byun & Kim, Figure 8 (flat to step 4 of 12); Swin-B and ViT",
+    figure="byun_kim/figure_8",
+)(loss_without(1 / 3, "head_max"))
 
 
 @claim(
@@ -54,16 +56,13 @@ def importance_beats_random(of: Evidence) -> Estimate:
 )
 def most_heads_can_go(of: Evidence, ablation_delta: Columns) -> Estimate:
     """Share of heads whose removal alone costs less than a point, minus a half."""
-    return share(
-        ablation_delta["drop_high"] < 0.01, ablation_delta["drop_low"] < 0.01, images=ablation_delta["images"]
-    ).beyond(0.5)
+    possible, sure = (ablation_delta[end] < 0.01 for end in ("drop_low", "drop_high"))
+    return share(sure, possible, images=ablation_delta["images"]).beyond(0.5)
 
 
-@claim(
+@costs_at_most_a_point(
     says="In the middle one of all blocks, by its need of heads, one head is enough.",
     source="Michel et al. 2019, Tables 2 and 3; a translation model, BERT",
-    margin=POINT,
-    shape="at most",
 )
 def one_head_is_enough(of: Evidence) -> Estimate:
     """Accuracy lost when the block in the middle, by accuracy with its best head alone, keeps that head only.
@@ -101,24 +100,10 @@ def one_kind_of_block_is_needed_most(of: Evidence) -> Estimate:
     return gained(of, masks[[third for third in range(3) if third != worst]], masks[[worst]])
 
 
-@claim(
-    says="By the best indices a third of the heads goes for less than a point.",
-    source="Byun & Kim, Figure 8 (flat to step 4 of 12); Swin-B and ViT",
-    figure="byun_kim/figure_8",
-    margin=POINT,
-    shape="at most",
-)
-def a_third_goes_by_index(of: Evidence) -> Estimate:
-    """Accuracy lost without a third of the heads, by whole indices that validation images choose."""
-    return loss_at(of, "head_max", 1 / 3)
-
-
-@claim(
+@costs_at_most_a_point(
     says="One head of every block, the best index, goes for less than a point.",
     source="Byun & Kim, Figure 8; Swin-B and ViT",
     figure="byun_kim/figure_8",
-    margin=POINT,
-    shape="at most",
 )
 def some_heads_go_within_noise(of: Evidence) -> Estimate:
     """Accuracy lost without the head of one index in every block, which validation images choose."""

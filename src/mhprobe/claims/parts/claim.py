@@ -15,6 +15,7 @@ from mhprobe.claims.parts.evidence import Evidence
 from mhprobe.errors import UserError, quoted
 
 Shape = Literal["more", "at most", "none"]
+Effect = Callable[..., Estimate]
 
 
 class Margin(NamedTuple):
@@ -41,7 +42,7 @@ class Claim:
     "none": holds inside the margin. figure: of conf/paper, under which the verdict is quoted.
     """
 
-    effect: Callable[..., Estimate]
+    effect: Effect
     says: str
     source: str
     margin: Margin
@@ -64,9 +65,7 @@ class Claim:
         return (-size, -size) if self.shape == "at most" else (-size, size)
 
 
-def claim(
-    says: str, source: str, margin: Margin, shape: Shape = "more", figure: str = ""
-) -> Callable[[Callable[..., Estimate]], Claim]:
+def claim(says: str, source: str, margin: Margin, shape: Shape = "more", figure: str = "") -> Callable[[Effect], Claim]:
     """Make a claim of the function that gives its effect; the arguments are fields of ``Claim``."""
     return lambda effect: Claim(effect, says, source, margin, shape, figure)
 

@@ -20,7 +20,6 @@ from mhprobe.heads import HeadLayout
 from mhprobe.stats.agreement import auroc, auroc_error
 from mhprobe.stats.significance import Z95
 
-NAN = math.nan
 LEVEL = 0.05  # of all wrong verdicts
 RELIABLE = 0.8  # share of a measure's variance over heads: noise then reduces a correlation to no less than .89 of it
 FEWEST = 4  # degrees of freedom below which an error is too uncertain to be used
@@ -91,7 +90,8 @@ def over_heads(
             f"there are {len(every)} heads that can be compared, which are too few to vary over.",
             len(layout.sites) + FEWEST,
         )
-    return _student(statistic(every), *_together(parts), "heads", len(every), correlation, chance)
+    estimate = _student(statistic(every), *_together(parts), "heads", len(every), correlation)
+    return replace(estimate, chance=chance)
 
 
 def over_images(differences: Tensor) -> Estimate:
@@ -185,9 +185,7 @@ def more_often(values: Tensor, inside: Tensor) -> Estimate:
     return _student(area - 0.5, error, first + second - 2, "images", first + second)
 
 
-def _student(
-    value: float, error: float, freedom: float, unit: str, count: int, correlation: bool = False, chance: float = NAN
-) -> Estimate:
+def _student(value: float, error: float, freedom: float, unit: str, count: int, correlation: bool = False) -> Estimate:
     from scipy.stats import t
 
     if not math.isfinite(value) or not math.isfinite(error):
@@ -195,7 +193,7 @@ def _student(
     stretch, shrink = (_stretched, math.tanh) if correlation else (float, float)
     middle, half, law = stretch(value), float(t.ppf(0.975, freedom)) * error, t(freedom)
     ends = shrink(middle - half), shrink(middle + half)
-    return _estimate(value, *ends, lambda number: error, law, unit, count, chance, stretch)
+    return _estimate(value, *ends, lambda number: error, law, unit, count, stretch)
 
 
 def _estimate(
@@ -206,7 +204,6 @@ def _estimate(
     law: Any,
     unit: str,
     count: int,
-    chance: float = math.nan,
     stretch: Callable[[float], float] = float,
 ) -> Estimate:
     """Estimate of a number that follows ``law`` of scipy on a stretched scale. error: standard error by true effect."""
@@ -220,7 +217,7 @@ def _estimate(
     def power(cut: float, truth: float) -> float:
         return float(law.cdf(errors(truth, cut, truth, law.isf(LEVEL / 2) * error(cut))))
 
-    return Estimate(value, low, high, p, power, unit, count, chance)
+    return Estimate(value, low, high, p, power, unit, count)
 
 
 def _stretched(correlation: float) -> float:
