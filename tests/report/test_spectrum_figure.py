@@ -34,7 +34,7 @@ def material(name):
 def test_spectra_have_a_line_per_block_and_per_head(name):
     layout, columns = material(name)
     figure = frequencies_figures.spectrum(layout, columns, "label")
-    stream, *panels = figure.axes
+    *panels, stream = figure.axes
     assert len(stream.get_lines()) == len(layout.sites) + 1  # and white noise
     assert [len(axes.get_lines()) - 1 for axes in panels] == [site.num_heads for site in layout.sites]
     first = columns["spectrum"][0]

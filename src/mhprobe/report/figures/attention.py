@@ -15,6 +15,8 @@ from mhprobe.report.figures.style import COLOURS, NAMELESS, Figure, Names
 _ENDS = (1, 2, 3, 5)  # powers of two at which colours may end: 32 times at most
 _INSIDE = 0.95  # of the cells: a few that lie farther out would leave the others white
 ALIKE = 1.2  # times: on a log scale such lines hide one another
+# below the maps of offsets, and at their colour bar
+POSITIONAL = "head (framed: positional)", "share of the queries with a key there\nwhose largest weight is on it"
 KEYS = {"cls": "CLS", "cls_to_cls": "CLS to CLS"}
 SUMS = ("special", "other")  # kinds pooled: a line each would hide which of them it is
 
@@ -29,10 +31,7 @@ def offset_maps(
     label: str,
     names: Names = NAMELESS,
     *,
-    words: tuple[str, str] = (
-        "head (framed: positional)",
-        "share of the queries with a key there\nwhose largest weight is on it",
-    ),
+    words: tuple[str, str] = POSITIONAL,
 ) -> Figure:
     """Map per head, layers down: of the queries with a key at an offset, the share with their argmax there.
 

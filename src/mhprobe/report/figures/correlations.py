@@ -114,7 +114,7 @@ def block_coefficients(
     last = {"last blocks of stages": [numbers[-1] for numbers in stages.values()]}
     panels = {name: numbers for name, numbers in (stages | last).items() if len(numbers) > 1}
     furthest = max((len(numbers) - 1 for numbers in panels.values()), default=1)
-    shades = [style.shade_at(0.3 + 0.7 * steps / max(1, furthest - 1), "viridis_r") for steps in range(furthest)]
+    shades = [style.shades("viridis_r")(0.3 + 0.7 * steps / max(1, furthest - 1)) for steps in range(furthest)]
     edges, least = (0.55, 0.5, 1.35, 0.35), 4.1
     with style.grid(len(panels), (1.7, 1.5), (0.25, 0), edges, least, len(panels) or 1) as (figure, places):
         for (axes, first, _), (name, numbers) in zip(places, panels.items(), strict=True):

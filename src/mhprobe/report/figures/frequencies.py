@@ -27,19 +27,19 @@ def spectrum(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
     shown = shown[shown.isfinite()]
     room = 0.05 * float(shown.max() - shown.min()) or 1.0
     limits = (min(0.0, float(shown.min())) - room, max(_WHITE, float(shown.max())) + room)
-    size, gap, left, bottom, top = (1.05, 1.05), (0.12, 0.3), 0.55, 0.45, 0.3
-    wide, deep = style.grid_size(len(layout.sites), size, gap)
-    tall, heads_at = max(deep, 1.9), left + 1.9 + 0.9
-    with style.canvas((heads_at + wide + 0.15, bottom + tall + top)) as figure:
+    size, gap, left, bottom = (1.05, 1.05), (0.12, 0.3), 0.55, 0.45
+    _, deep = style.grid_size(len(layout.sites), size, gap)
+    tall = max(deep, 1.9)
+    edges = (left + 1.9 + 0.9, bottom + tall - deep, 0.15, 0.3)
+    with style.grid(len(layout.sites), size, gap, edges) as (figure, places):
         axes = style.place(figure, left, bottom, 1.9, tall)
         for block, row in enumerate(stream):
-            shade, finite = style.shade_at(0.1 + 0.9 * block / max(1, len(stream) - 1), "viridis_r"), row.isfinite()
+            shade, finite = style.shades("viridis_r")(0.1 + 0.9 * block / max(1, len(stream) - 1)), row.isfinite()
             axes.plot(frequencies[finite], row[finite], color=shade, linewidth=1.3)
         _frequency_frame(axes, limits)
         axes.set_title(f"stream after block 0 (light) to {len(stream) - 1} (dark)", pad=4)
         axes.set(ylabel="Δ ln amplitude (nats)", xlabel="frequency (π per token)")
-        corner = heads_at, bottom + tall - deep
-        for number, (axes, beside, below) in enumerate(style.panels(figure, len(layout.sites), corner, size, gap)):
+        for number, (axes, beside, below) in enumerate(places):
             for spectrum in spectra[layout.span(number)]:
                 finite = spectrum.isfinite()
                 axes.plot(frequencies[finite], spectrum[finite], color=COLOURS[0], linewidth=0.8, alpha=0.7)

@@ -16,6 +16,8 @@ from mhprobe.report.figures.style import COLOURS, NAMELESS, Axes, Figure, Names
 # columns that say what a head without skill would score, and their colours
 REFERENCES = {"chance": "0.35", "null": "0.35", "uniform": "0.35", "random_init": "#D55E00"}
 NAMED = 3  # heads at either end, as block.head
+TestedP = Literal["p", "p_holm"]
+LEVEL = 0.01  # of the test of each head
 NO_RULES: Mapping[str, str] = MappingProxyType({})
 _LEVELS = {
     "uniform": ("even attention", "--", COLOURS[1]),
@@ -78,7 +80,7 @@ def _ranked(axes: Axes, layout: HeadLayout, columns: Mapping[str, Tensor], label
             level = columns[name].double().expand(len(value))[order].tolist()
             axes.plot(rank, level, "_", color=REFERENCES[name], markersize=4, label=name.replace("_", " "))
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
+        style.legend_above(axes)
     if not {"chance", "null", "uniform"} & set(columns):  # else 0 may be far away from the reference
         axes.axhline(0, color="0.6", linewidth=0.6, zorder=0)
     axes.set_xlim(0, len(rank) + 1)
@@ -94,15 +96,9 @@ def _ranked(axes: Axes, layout: HeadLayout, columns: Mapping[str, Tensor], label
     "Without a frame a head cannot be told from one that does nothing."
 )
 def accuracy_without(
-    layout: HeadLayout,
-    columns: Mapping[str, Tensor],
-    label: str,
-    names: Names = NAMELESS,
-    *,
-    p: Literal["p", "p_holm"] = "p_holm",
-    level: float = 0.01,
+    layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS, *, p: TestedP = "p_holm"
 ) -> Figure:
-    """From "accuracy" () of the whole model and "drop" (A,). p: the column that is tested against ``level``."""
+    """From "accuracy" () of the whole model and "drop" (A,). p: the column that is tested against ``LEVEL``."""
     drop = 100 * columns["drop"].double()
     whole = 100 * columns["accuracy"].double().flatten()[0]
     cell = max(0.22, min(0.42, 8.0 / max(site.num_heads for site in layout.sites)))
@@ -115,13 +111,13 @@ def accuracy_without(
         for axes, sites in zip(list(figure.axes), style.even_groups(layout), strict=True):
             for row, site in enumerate(sites):
                 span = layout.span(site)
-                for head, (lost, sure) in enumerate(zip(drop[span], columns[p][span] < level, strict=True)):
+                for head, (lost, sure) in enumerate(zip(drop[span], columns[p][span] < LEVEL, strict=True)):
                     text = f"{whole - lost:.1f}"
                     axes.text(head, row, text, ha="center", va="center", fontsize=min(6.5, 15 * cell))
                     if sure:
                         style.box(axes, (head - 0.46, row - 0.46), 0.92, 0.92, linewidth=1.1)
             style.readable(axes)
-        title = f"all heads: {whole:.1f} %. framed: {'p, Holm,' if p == 'p_holm' else 'p'} < {level:g}"
+        title = f"all heads: {whole:.1f} %. framed: {'p, Holm,' if p == 'p_holm' else 'p'} < {LEVEL:g}"
         figure.text(left / style.inches(figure)[0], 1 - 0.12 / (top + 0.45), title, va="top", fontsize=8)
         style.colour_bar(figure, image, left + wide + 0.15, top - bar_tall, bar_tall, "accuracy lost (points)")
     return figure

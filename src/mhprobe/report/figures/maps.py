@@ -15,6 +15,7 @@ from mhprobe.report.figures.style import COLOURS, Axes, Figure
 Asking = Mapping[str, tuple[int, int]]
 AREAS = ("deletion", "insertion", "random_deletion", "random_insertion")  # under curves of the class's probability
 _SIDE, _GAP, _BELOW, _TITLE = 1.25, 0.14, 0.52, 0.22  # inches; below: colour bar and areas
+BLIND = ("centre", "random")  # maps that have seen no image
 ROWS = ("map before", "map after", "Fourier before", "Fourier after", "after - before")
 
 
@@ -242,18 +243,18 @@ def surfaces(space: Tensor, channels: Tensor, blocks: Sequence[int]) -> Figure:
     "average precision of the map's order. Grey: a map that is hottest in the centre, and random patches. A map that "
     "is not ahead of the centre does not show where this image's object is."
 )
-def segmentation(rows: Sequence[Mapping[str, Any]], blind: Sequence[str] = ("centre", "random")) -> Figure:
-    """Scores of maps. rows: map, score, value, low, high; in [0, 1]. blind: the maps that have seen no image."""
+def segmentation(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Scores of maps. rows: map, score, value, low, high; in [0, 1]."""
     maps, scores = (list(dict.fromkeys(row[key] for row in rows)) for key in ("map", "score"))
     size, edges = (1.55, 0.24 * len(maps)), (0.3 + 0.062 * max(map(len, maps)), 0.4, 0.2, 0.35)
     with style.grid(len(scores), size, (0.2, 0), edges, per_row=len(scores)) as (figure, places):
         for (axes, first, _), score in zip(places, scores, strict=True):
             for y, name in enumerate(maps):
                 (row,) = (row for row in rows if (row["map"], row["score"]) == (name, score))
-                shade = "0.5" if name in blind else COLOURS[0]
+                shade = "0.5" if name in BLIND else COLOURS[0]
                 axes.hlines(y, row["low"], row["high"], color=shade, linewidth=1.4)
                 axes.plot(row["value"], y, "o", color=shade, markersize=4)
-                if name == blind[0]:
+                if name == BLIND[0]:
                     axes.axvline(row["value"], color="0.5", ls=":", lw=0.8, zorder=0)
             style.rows_of(axes, maps, first)
             axes.margins(x=0.08)

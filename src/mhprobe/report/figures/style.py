@@ -241,13 +241,8 @@ def log_ticks(axis: Any, digits: Sequence[int] = (1, 2, 5), written: str = "{x:g
     axis.set_minor_locator(NullLocator())
 
 
-def shade_at(at: float, name: str = "viridis") -> tuple[float, float, float, float]:
-    """Return the colour at a place from 0 to 1 of a colour map."""
-    return shades(name)(at)
-
-
 def shades(name: str, bad: str = NOT_COMPARED) -> Any:
-    """Return a colour map. bad: the colour of NaN."""
+    """Return a colour map, which gives a colour to each place from 0 to 1. bad: the colour of NaN."""
     from matplotlib import colormaps
 
     return colormaps[name].with_extremes(bad=bad)
@@ -312,34 +307,30 @@ def panel_grid(count: int, per_row: int | None = None) -> tuple[int, int]:
 
 
 def grid_size(count: int, size: Pair, gap: Pair, per_row: int | None = None) -> Pair:
-    """Return width and height of ``panels``, inches."""
+    """Return width and height of all panels of a ``grid``, inches."""
     deep, across = panel_grid(count, per_row)
     return across * size[0] + (across - 1) * gap[0], deep * size[1] + (deep - 1) * gap[1]
-
-
-def panels(figure: Figure, count: int, corner: Pair, size: Pair, gap: Pair, per_row: int | None = None) -> list[Panel]:
-    """Add axes in rows from the top.
-
-    corner: the lower left one of all; size: (width, height) of a panel; gap: (across, down) between two; inches.
-    """
-    deep, across = panel_grid(count, per_row)
-    places = []
-    for number in range(count):
-        row, column = divmod(number, across)
-        left, bottom = corner[0] + column * (size[0] + gap[0]), corner[1] + (deep - 1 - row) * (size[1] + gap[1])
-        places.append(Panel(place(figure, left, bottom, *size), column == 0, number + across >= count))
-    return places
 
 
 @contextlib.contextmanager
 def grid(
     count: int, size: Pair, gap: Pair, edges: Edges, least: float = 0, per_row: int | None = None
 ) -> Iterator[tuple[Figure, list[Panel]]]:
-    """Open a ``canvas`` with ``panels``. edges: around all. least: width of the figure."""
+    """Open a ``canvas`` with axes in rows from the top.
+
+    size: (width, height) of a panel; gap: (across, down) between two; edges: around all; least: width of the figure;
+    inches.
+    """
     left, bottom, right, top = edges
     wide, tall = grid_size(count, size, gap, per_row)
+    deep, across = panel_grid(count, per_row)
     with canvas((max(left + wide + right, least), bottom + tall + top)) as figure:
-        yield figure, panels(figure, count, (left, bottom), size, gap, per_row)
+        places = []
+        for number in range(count):
+            row, column = divmod(number, across)
+            x, y = left + column * (size[0] + gap[0]), bottom + (deep - 1 - row) * (size[1] + gap[1])
+            places.append(Panel(place(figure, x, y, *size), column == 0, number + across >= count))
+        yield figure, places
 
 
 @contextlib.contextmanager

@@ -76,7 +76,7 @@ def settling(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str,
     with style.grid(3, size, (1.35, 0), (0.55, 0.5, 0.85, 0.3)) as (figure, places):
         lines, kept, alike = (axes for axes, _, _ in places)
         for share in shares:
-            colour = "black" if share == 0 else style.shade_at(share, "viridis_r")
+            colour = "black" if share == 0 else style.shades("viridis_r")(share)
             values = [100 * accuracy[epoch, share] for epoch in epochs]
             lines.plot(epochs, values, color=colour, marker=".", ms=4, linewidth=1, label=f"{100 * share:.0f} %")
         style.level(lines, 100 * chance, dashes=":", zorder=0)

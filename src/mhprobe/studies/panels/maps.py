@@ -29,7 +29,6 @@ from mhprobe.stats.intervals import percentiles, resampled_means
 from mhprobe.stats.significance import Z95, t_interval
 
 Kinds = Mapping[str, MapKind]
-BLIND = ("centre", "random")  # maps that have seen no image
 
 
 def overlays(material: Material, kinds: Kinds, images: Sequence[int] | int, **options: Any) -> dict[str, Result]:
@@ -89,7 +88,7 @@ def segmentation(material: Material, kinds: Kinds, images: int = 200, number: in
     columns = dict(zip(names, (value_KS, *percentiles(drawn_RKS), over_KS, *percentiles(over_RKS)), strict=True))
     rows = [
         {"map": name, "score": score, **{key: of[k, s].item() for key, of in columns.items()}, "images": len(every_nKP)}
-        for k, name in enumerate((*kinds, *BLIND))
+        for k, name in enumerate((*kinds, *figure.BLIND))
         for s, score in enumerate(SCORES)
     ]
     drawn = Result(from_rows(rows), figure.segmentation(rows), of=material.of(len(every_nKP)))
