@@ -93,8 +93,8 @@ def rows_of(monkeypatch):
     model = tiny_vit(img_size=32, patch_size=8, num_classes=canvas.CLASSES)
 
     def run(makes, *plants, seeds=(0,)):
-        grown = SimpleNamespace(layout=mhprobe.attach(model).layout)
-        monkeypatch.setattr(bench_module, "gated", lambda grown: model)
+        grown = SimpleNamespace(layout=mhprobe.attach(model).layout, model=model)
+        monkeypatch.setattr(bench_module, "attach", lambda model: None)  # it has its gates
         monkeypatch.setattr(bench_module, "grow", lambda family, seed: (grown, list(plants)))
         monkeypatch.setattr(bench_module, "all_plants", lambda: {each.name: each.plant for each in plants})
         return {(row.plant, row.measure): row for row in bench(makes, ["vit"], seeds, images=4)}

@@ -182,7 +182,8 @@ def test_networks_are_resampled_not_grafts():
         for network in (0, 1)
         for _ in range(50)
     ]
-    shares = module._resampled(module._detections("m", trials), trials)[:, 0]
+    found_TG = torch.tensor([trial.scores[0]["m"].auroc for trial in trials], dtype=torch.float64)[:, None]
+    shares = module._resampled(found_TG, trials)[:, 0]
     assert {0.0, 0.5, 1.0} == set(shares.tolist())
 
 

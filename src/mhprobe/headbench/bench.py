@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from mhprobe import measures as all_measures
+from mhprobe.backbones import attach
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError, quoted
-from mhprobe.headbench.canvas import draw, gated
+from mhprobe.headbench.canvas import draw
 from mhprobe.headbench.plants import all_plants, grow
 from mhprobe.heads import HeadLayout
 from mhprobe.measures.base import Measure
@@ -69,7 +70,8 @@ def bench(
     for family, seed in itertools.product(families, seeds):
         canvas, planted = grow(family, seed)
         look, choose = (draw(images, first + seed).batch() for first in (1000, 2000))
-        columns, refused = measured(gated(canvas), canvas.layout, makes, look, choose)
+        attach(canvas.model)  # it is finished
+        columns, refused = measured(canvas.model, canvas.layout, makes, look, choose)
         values: dict[str, Tensor] = {}  # (A,) or (A, A) per detector
         for name, of_measure in columns.items():
             values[name] = of_measure["value"]

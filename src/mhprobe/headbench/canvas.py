@@ -18,7 +18,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import attach
 from mhprobe.backbones.parts.opened import Blank
 from mhprobe.data.batch import Batch
 from mhprobe.measures.parts.losses import outcomes
@@ -217,9 +216,3 @@ class Canvas(Blank):
 
 def _directions(basis: Tensor, names: Sequence[str]) -> Tensor:
     return basis[:, [NAMES.index(name) for name in names]].T
-
-
-def gated(canvas: Canvas) -> nn.Module:
-    """Return the finished model with gates on its heads, for measures."""
-    attach(canvas.model)
-    return canvas.model

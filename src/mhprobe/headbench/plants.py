@@ -87,14 +87,6 @@ def filler(canvas: Canvas, site: int, head: int) -> None:
     canvas.scale_write(site, head, 10 ** canvas.uniform(-1.7, -0.7))
 
 
-def carry(canvas: Canvas, site: int, head: int) -> None:
-    """Write random values and outputs, below attention that was written before."""
-    width, some = canvas.site(site).head_dim, (*NOISES, *TEXTURES)
-    value, output = canvas.mixed(site, some, width), canvas.mixed(site, NOISES, width)
-    canvas.write(site, head, value=value, value_bias=torch.zeros(width), output=output)
-    canvas.scale_write(site, head, canvas.uniform(0.05, 0.15))
-
-
 def moved_by(model: Opened, site: int, head: int, before: Tensor, directions: Tensor) -> Tensor:
     """(T, T) movement of the head's write per token by noise on each token of ``before`` (B, T, C); rows sum to 1."""
     tokens, generator = before.shape[1], torch.Generator().manual_seed(5)
@@ -181,7 +173,10 @@ class Itself(Plant):
 
     def plant(self, canvas: Canvas, site: int, heads: Sequence[int]) -> None:
         canvas.look_at_offset(site, heads[0], *self.offset[canvas.family], 9.0)
-        carry(canvas, site, heads[0])
+        width = canvas.site(site).head_dim
+        value, output = canvas.mixed(site, (*NOISES, *TEXTURES), width), canvas.mixed(site, NOISES, width)
+        canvas.write(site, heads[0], value=value, value_bias=torch.zeros(width), output=output)
+        canvas.scale_write(site, heads[0], canvas.uniform(0.05, 0.15))
 
     def verified(self, canvas: Canvas, site: int, heads: Sequence[int]) -> bool:
         """Add noise to each token: that at the offset moves the write most."""

@@ -156,7 +156,8 @@ def _scores(
 def _rows(
     graft: Graft, name: str, detector: str, direction: int, trials: Sequence[Trial]
 ) -> tuple[list[Grade], Sensitivity]:
-    found_TG = _detections(detector, trials)
+    hits = [[float(scores[detector].auroc >= FOUND) for scores in trial.scores] for trial in trials]
+    found_TG = torch.tensor(hits, dtype=torch.float64)  # (T, 1 + GRADES), 1 where the graft is found
     shares_RG = _resampled(found_TG, trials)
     found_G, (low_G, high_G) = found_TG.mean(0), percentiles(shares_RG)
     about, counts = (name, detector, direction), (len(trials), len({trial.network for trial in trials}))
@@ -170,12 +171,6 @@ def _rows(
     halves = sorted(half_reached(shares) for shares in shares_RG)
     low, high = halves[int(0.025 * len(halves))], halves[int(0.975 * len(halves))]
     return grades, Sensitivity(*about, half_reached(found_G), low, high, float(found_G[0]), *counts)
-
-
-def _detections(detector: str, trials: Sequence[Trial]) -> Tensor:
-    """(T, 1 + GRADES) float64: 1 where the graft is found."""
-    rows = [[float(scores[detector].auroc >= FOUND) for scores in trial.scores] for trial in trials]
-    return torch.tensor(rows, dtype=torch.float64)
 
 
 def _resampled(found_TG: Tensor, trials: Sequence[Trial]) -> Tensor:
