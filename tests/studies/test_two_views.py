@@ -27,18 +27,16 @@ def patches_of(picture):
     }
 
 
-@pytest.mark.parametrize("mirror", [False, True])
-def test_the_patch_in_the_other_view_shows_the_same(mirror):
+def test_the_patch_in_the_other_view_shows_the_same():
     torch.manual_seed(0)
     pictures = torch.rand(3, 3, GRID[0] * PIXELS, GRID[1] * PIXELS)
     moved = torch.tensor([0, 1, 3])
-    both = side_by_side(pictures, GRID[0], moved, mirror)
+    both = side_by_side(pictures, GRID[0], moved)
     assert both.shape == pictures.shape
-    for number, there in enumerate(other_view(GRID, moved, mirror).tolist()):
+    for number, there in enumerate(other_view(GRID, moved).tolist()):
         cells = patches_of(both[number])
         for cell, other in enumerate(there):
-            shown = cells[other].flip(-1) if mirror else cells[other]
-            assert torch.equal(cells[cell], shown)
+            assert torch.equal(cells[cell], cells[other])
             assert (cell % 6 < 3) != (other % 6 < 3) and there[other] == cell
 
 
@@ -65,7 +63,7 @@ def test_a_head_that_finds_it_is_always_right_and_places_as_often_as_the_moves_a
     walk = SimpleNamespace(
         layout=layout, data=SimpleNamespace(sizes={"test": 4}), seed=0, walk=lambda *_: lambda: [shown]
     )
-    views = Views(walk, "test", 4, mirror=False)
+    views = Views(walk, "test", 4)
     views.moved_N = moved
     monkeypatch.setattr(relations, "recorded", lambda model, batches, needs: ((each, batch) for each in batches))
     found = relations.scored("test", layout, None, views(), views.right)

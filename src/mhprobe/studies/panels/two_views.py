@@ -1,10 +1,10 @@
 """Heads across two views of an image: patches found again in the other view, and heads matched by their outputs.
 
 Patches: for Clark et al. 2019, Table 2, where heads find an antecedent. One picture has two views side by side: the
-middle half of an image, and the same moved down in a circle by some rows of patches, drawn for each image; on request
-also flipped left to right. Every patch is a query, its candidates are the patches of the other view, and the one that
-shows the same is right. A head's answer is the candidate that it attends to most. The head and the offset are chosen on
-validation images and scored on test images. In windows only candidates of the window count.
+middle half of an image, and the same moved down in a circle by some rows of patches, drawn for each image. Every patch
+is a query, its candidates are the patches of the other view, and the one that shows the same is right. A head's answer
+is the candidate that it attends to most. The head and the offset are chosen on validation images and scored on test
+images. In windows only candidates of the window count.
 
 Heads: the second view is the image flipped left to right, with patches put back in their places. Heads are compared by
 linear centred kernel alignment (Kornblith et al. 2019, arXiv 1905.00414) of their outputs over the patches of all
@@ -38,14 +38,14 @@ WITHOUT_HEADS = ("same place", "nearest patch", "most similar pixels")
 AT_ONCE = 16  # images whose patches are compared with each other
 
 
-def two_views(material: Material, images: int = 500, mirror: bool = False) -> dict[str, Result]:
+def two_views(material: Material, images: int = 500) -> dict[str, Result]:
     """Score ways to answer: the best head, that of an untrained network, the best offset, and baselines.
 
-    images: of each split, at most. mirror: True flips the second view left to right, too; else the most similar pixels
-    are nearly always right. UserError for a grid that has no two equal halves. Table: relation, way, who, head (flat
-    index), score (mean over test images), low, high (95 % over images), images.
+    images: of each split, at most. The most similar pixels are nearly always right. UserError for a grid that has no
+    two equal halves. Table: relation, way, who, head (flat index), score (mean over test images), low, high (95 % over
+    images), images.
     """
-    layout, views = material.layout, {split: Views(material, split, images, mirror) for split in ("val", "test")}
+    layout, views = material.layout, {split: Views(material, split, images) for split in ("val", "test")}
 
     def best_of(model: nn.Module) -> tuple[int, Ways]:
         chosen, judged = (scored("two_views", layout, model, of(), of.right) for of in views.values())
@@ -68,7 +68,7 @@ def two_views(material: Material, images: int = 500, mirror: bool = False) -> di
 class Views:
     """Walk over images of a split, each as two views side by side. UserError as of ``two_views``."""
 
-    def __init__(self, material: Material, split: str, images: int, mirror: bool) -> None:
+    def __init__(self, material: Material, split: str, images: int) -> None:
         sites = material.layout.sites
         self.rows = min(site.token_grid[0] for site in sites)
         for site in sites:
@@ -77,19 +77,19 @@ class Views:
                     f"two_views: {site.name} has a grid of {' x '.join(map(str, site.token_grid))} patches, expected "
                     f"an even number of columns and a multiple of {self.rows} rows. Use another size of images."
                 )
-        self.material, self.mirror, self.walk = material, mirror, material.walk(images, split)
+        self.walk = material.walk(images, split)
         generator = torch.Generator().manual_seed(material.seed)
         self.moved_N = torch.randint(self.rows, (material.data.sizes[split],), generator=generator)
 
     def __call__(self) -> Iterator[Batch]:
         for batch in self.walk():
             moved = self.moved_N[batch.index.cpu()]
-            yield batch._replace(images=side_by_side(batch.images, self.rows, moved, self.mirror))
+            yield batch._replace(images=side_by_side(batch.images, self.rows, moved))
 
     def true(self, index: Tensor, site: HeadSite) -> Tensor:
         """(b, T) number of the right patch for each patch of these images."""
         moved = self.moved_N[index.cpu()] * (site.token_grid[0] // self.rows)
-        return other_view(site.token_grid, moved, self.mirror).to(index.device)
+        return other_view(site.token_grid, moved).to(index.device)
 
     def right(self, batch: Batch, piece: Piece) -> tuple[Tensor, Tensor]:
         """(b, 1, T, T) bool right keys and (T, T) candidates, for ``relations.answers``."""
@@ -120,21 +120,21 @@ def other_half(site: HeadSite, device: torch.device) -> Tensor:
     return second[:, None] != second
 
 
-def side_by_side(pictures: Tensor, rows: int, moved: Tensor, mirror: bool = False) -> Tensor:
+def side_by_side(pictures: Tensor, rows: int, moved: Tensor) -> Tensor:
     """(b, 3, height, width) the middle half of each picture twice, the second moved down by ``moved`` (b,) of rows."""
     height, width = pictures.shape[-2:]
     view = pictures[..., width // 4 : width // 4 + width // 2]
     shifts = [by * (height // rows) for by in moved.tolist()]
     second = torch.stack([one.roll(by, dims=1) for one, by in zip(view, shifts, strict=True)])
-    return torch.cat([view, second.flip(-1) if mirror else second], -1)
+    return torch.cat([view, second], -1)
 
 
-def other_view(grid: tuple[int, int], moved: Tensor, mirror: bool = False) -> Tensor:
+def other_view(grid: tuple[int, int], moved: Tensor) -> Tensor:
     """(b, T) number of the patch that shows the same in the other view. moved: (b,) rows of this grid."""
     height, width = grid
     row, column = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     second = column >= width // 2
-    across = (width - 1 - column) if mirror else torch.where(second, column - width // 2, column + width // 2)
+    across = torch.where(second, column - width // 2, column + width // 2)
     down = torch.where(second, -moved[:, None, None], moved[:, None, None])
     return ((row + down) % height * width + across).flatten(1)
 
