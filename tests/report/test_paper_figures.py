@@ -123,13 +123,13 @@ def test_the_others_clip_nothing(layout):
     heads = layout.num_heads
     marks = {name: torch.arange(heads) % (n + 2) == 0 for n, name in enumerate(LABELS[:7])}
     mixed = heads - int(torch.stack(list(marks.values())).any(0).sum())
-    figure = heads_figures.functions(layout, marks)
+    figure = heads_figures.functions(layout, marks, dict.fromkeys((*marks, "mixed"), "by a rule"))
     assert_nothing_is_clipped(figure)
     # a part for each function of a head; together they fill its cell
     coloured = [part for part in figure.axes[0].patches if part.get_linewidth() == 0]
     assert len(coloured) == sum(int(has.sum()) for has in marks.values()) + mixed and mixed
     # heads without one have a colour and a place in the legend, too, and every function a colour of its own
-    assert f"mixed ({mixed})" in [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert f"mixed ({mixed})\n  by a rule" in [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert len({patch.get_facecolor() for patch in figure.axes[0].get_legend().get_patches()}) == 8
     assert sum(part.get_width() for part in coloured) == pytest.approx(heads)
     assert_nothing_is_clipped(maps.heat([0.2, 0.3, 0.5], [0.1, 0.4], "AUC 0.50 (0.20 to 0.80), p = 0.9", "heat"))

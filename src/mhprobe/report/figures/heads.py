@@ -1,7 +1,6 @@
 """Figures of a value of every head: matrices of layers by heads, heads against depth, and heads as points."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -18,7 +17,6 @@ REFERENCES = {"chance": "0.35", "null": "0.35", "uniform": "0.35", "random_init"
 NAMED = 3  # heads at either end, as block.head
 TestedP = Literal["p", "p_holm"]
 LEVEL = 0.01  # of the test of each head
-NO_RULES: Mapping[str, str] = MappingProxyType({})
 _LEVELS = {
     "uniform": ("even attention", "--", COLOURS[1]),
     "chance": ("chance", "--", COLOURS[1]),
@@ -157,25 +155,24 @@ def sorted_heads(layout: HeadLayout, values: Mapping[str, Tensor]) -> Figure:
     "What each head does, by stated thresholds: a mark per function, grey (mixed) where no rule holds. A head may have "
     "several. A label says what a head attends to, not that the network needs it."
 )
-def functions(layout: HeadLayout, functions: Mapping[str, Tensor], rules: Mapping[str, str] = NO_RULES) -> Figure:
+def functions(layout: HeadLayout, functions: Mapping[str, Tensor], rules: Mapping[str, str]) -> Figure:
     """A grid of layers by heads with a mark per function that a head has, and "mixed" for heads without one.
 
-    functions: (A,) bool by name; the legend counts the heads of each. rules: the condition of each.
+    functions: (A,) bool by name; the legend counts the heads of each. rules: the condition of each, and of "mixed".
     """
     from matplotlib.patches import Patch
 
     heads, deep = max(site.num_heads for site in layout.sites), len(layout.sites)
     marks = {**functions, "mixed": ~torch.stack(list(functions.values())).any(0)}
     wide_cell = max(0.26, min(0.5, 6.0 / heads))
-    left, tall = 0.55, max(0.3 * deep, (0.32 if rules else 0.19) * len(marks))
-    with style.panel((wide_cell * heads, tall), (left, 0.45, 3.0 if rules else 1.75, 0.2)) as (figure, axes):
+    left, tall = 0.55, max(0.3 * deep, 0.32 * len(marks))
+    with style.panel((wide_cell * heads, tall), (left, 0.45, 3.0, 0.2)) as (figure, axes):
         for flat, (row, head, _) in enumerate(layout):
             has = [LABEL_SHADES[name] for name, has_A in marks.items() if has_A[flat]]
             for part, shade in enumerate(has):  # side by side
                 style.box(axes, (head - 0.5 + part / len(has), row - 0.5), 1 / len(has), 1, linewidth=0, color=shade)
             style.box(axes, (head - 0.5, row - 0.5), 1, 1, edgecolor="white", linewidth=1.5)
-        texts = {name: f"{name} ({int(has_A.sum())})" for name, has_A in marks.items()}
-        texts = {name: f"{text}\n  {rules[name]}" if name in rules else text for name, text in texts.items()}
+        texts = {name: f"{name} ({int(has_A.sum())})\n  {rules[name]}" for name, has_A in marks.items()}
         handles = [Patch(color=LABEL_SHADES[name], label=text) for name, text in texts.items()]
         axes.set(xlim=(-0.5, heads - 0.5), xticks=style.ticks(heads, wide_cell), xlabel="head", ylabel="block")
         style.rows_of(axes, [str(site.block) for site in layout.sites])
