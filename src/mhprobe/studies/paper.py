@@ -33,8 +33,7 @@ def chosen(paper: Paper, wanted: Sequence[int | str] | None, papers: Sequence[st
 
 def questions(paper: Paper, keys: Sequence[str], panels: Mapping[str, Panel], material: Material) -> list[Question]:
     """Return a question per figure that this command makes. panels: by figure."""
-    here = [key for key in keys if paper.figures[key].elsewhere is None]
-    return [_question(paper, key, panels.get(key), material) for key in here]
+    return [_question(paper, key, panels.get(key), material) for key in keys if paper.figures[key].elsewhere is None]
 
 
 def _question(paper: Paper, key: str, panel: Panel | None, material: Material) -> Question:

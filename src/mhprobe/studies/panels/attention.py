@@ -92,7 +92,7 @@ def around_the_favourite(piece: Piece, size: tuple[int, int]) -> tuple[Tensor, T
     places = piece.places
     rows_bWHQK = shares(piece.attn, places.patch_pairs)
     favourite = rows_bWHQK.argmax(-1)
-    down, right = (places.cell[:, None] - places.cell[:, :, None]).unbind(-1)  # (W, K, K) from the one to the other
+    down, right = places.steps.unbind(-1)  # (W, K, K) from the one to the other
     number_WKK = (down + size[0] // 2) * size[1] + right + size[1] // 2
     heads, count = piece.attn.shape[2], rows_bWHQK.shape[-1]
     # the numbers of the keys, seen from each query's favourite

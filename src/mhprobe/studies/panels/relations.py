@@ -154,7 +154,7 @@ def answers(piece: Piece, right: Tensor, candidates: Tensor | None = None) -> It
         others = others & candidates[token[:, :, None], token[:, None, :]]
     best_bWQH = piece.attn.masked_fill(~others[None, :, None], -1).argmax(-1).transpose(2, 3)
     height, width = extent(piece.site)
-    down, across = (places.cell[:, None] - places.cell[:, :, None]).unbind(-1)
+    down, across = places.steps.unbind(-1)
     offset_WQK = (down + height - 1) * (2 * width - 1) + across + width - 1  # from query to key
     offset_WQK, count = offset_WQK * others, (2 * height - 1) * (2 * width - 1)  # others can be further apart
     for of_relation in right.unbind(1):
