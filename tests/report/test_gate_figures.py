@@ -68,7 +68,7 @@ def test_runs_that_keep_equally_many_heads_are_points_around_their_mean():
 
 def test_sweeps_and_voitas_table_are_drawn_whole():
     assert_nothing_is_clipped(pruned.retained([(0, 0.1, 0.1), (3, 0.8, 0.7), (24, 1.0, 1.0)], 100, 24, 0.95, 0.1))
-    assert_nothing_is_clipped(pruned.retained([(12, 0.8, 0.7)], 100, 24))
+    assert_nothing_is_clipped(pruned.retained([(12, 0.8, 0.7)], 100, 24, None, 0.1))
     for least in (0.2, 0.9):
         assert_nothing_is_clipped(pruned.voita([(144, 0.95, 0.95), (72, 0.9, least), (1, 0.9, 0.9)], 10_000, 0.1))
 
@@ -83,12 +83,12 @@ def test_the_whole_model_is_drawn_once_and_the_star_explained():
 
 
 def test_the_band_of_a_sweep_is_in_its_legend():
-    (axes,) = pruned.retained([(3, 0.8, 0.7), (24, 1.0, 1.0)], 100, 24).axes
+    (axes,) = pruned.retained([(3, 0.8, 0.7), (24, 1.0, 1.0)], 100, 24, None, 0.1).axes
     assert "95 % over images" in [text.get_text() for text in axes.get_legend().get_texts()]
 
 
 def test_the_axis_of_a_sweep_ends_where_its_bands_and_the_whole_model_do():
-    (axes,) = pruned.retained([(3, 0.7, 0.7), (24, 0.8, 0.8)], 10_000, 24, before=0.83).axes
+    (axes,) = pruned.retained([(3, 0.7, 0.7), (24, 0.8, 0.8)], 10_000, 24, before=0.83, chance=0.1).axes
     assert 65 < axes.get_ylim()[0] < 70 and 83 < axes.get_ylim()[1] < 87
 
 

@@ -22,13 +22,11 @@ ONE_COLUMN = 14  # lines of a legend
     "images, the dashed line is the whole model, the dotted line guessing. Picking the best point of many "
     "flatters."
 )
-def retained(
-    points: Sequence[Sequence[float]], images: int, heads: int, before: float | None = None, chance: float | None = None
-) -> Figure:
+def retained(points: Sequence[Sequence[float]], images: int, heads: int, before: float | None, chance: float) -> Figure:
     """Accuracy of the runs of a sweep over learned gates.
 
     points: (heads kept, test accuracy with the gates as learned, with gates of 0 and 1), by heads kept. images: number
-    of test images. before: accuracy of the whole model. chance: drawn if a run comes near it.
+    of test images. before: accuracy of the whole model, if known. chance: drawn if a run comes near it.
     """
     kept = [point[0] for point in points]
     with style.panel((3.4, 2.5), (0.55, 0.5, 1.65, 0.2)) as (figure, axes):
@@ -42,7 +40,7 @@ def retained(
         if before is not None:
             style.level(axes, 100 * before, "whole model before", zorder=1)
         limits = min(ends) - 3, min(max(ends) + 3, 100.5)
-        if chance is not None and min(ends) < 100 * chance + 30:  # else the axis would be empty down to it
+        if min(ends) < 100 * chance + 30:  # else the axis would be empty down to it
             style.level(axes, 100 * chance, "chance", ":", zorder=1)
             limits = -2, 102
         axes.set(xlim=(-0.02 * heads, 1.02 * heads), ylim=limits)
