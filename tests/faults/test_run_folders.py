@@ -364,6 +364,6 @@ def test_no_damaged_folder_gives_a_traceback_hangs_or_leaks(whole, secret, tmp_p
 
 def test_a_folder_of_before_there_were_ledgers_is_refused_in_a_line(run):
     (run / "results.json").unlink()
-    with pytest.raises(UserError, match=r"no results\.json, so an earlier version wrote it"):
+    with pytest.raises(UserError, match=r"no results\.json, which lists them"):
         write_report(run)
     Report(run, layout())  # the control: a report goes on in it

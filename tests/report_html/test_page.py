@@ -585,15 +585,3 @@ def test_a_curve_that_contradicts_itself_is_not_shown(tmp_path, column, value, r
     path.write_text("\n".join(",".join(cells) for cells in [header, *rows]) + "\n")
     run = read_run(tmp_path / "run")
     assert not run.rows("curves") and any(reason in problem for problem in run.unread)
-
-
-def test_a_ledger_from_before_there_were_roles_is_read_with_them(tmp_path):
-    columns = {"value": torch.rand(12), "low": torch.rand(12), "high": torch.rand(12), "images": torch.tensor(300)}
-    add_measure(Report(tmp_path, layout()), "entropy", "per_head", columns)
-    file = tmp_path / "results.json"
-    whole = json.loads(file.read_text())
-    assert whole["version"] == 2 and whole["results"]["entropy"]["roles"] == {"images": "images"}
-    del whole["version"], whole["results"]["entropy"]["roles"]
-    file.write_text(json.dumps(whole))
-    (measure,) = atlas.measures(read_run(tmp_path))
-    assert list(measure["columns"]) == ["value"] and measure["freedom"] == 299

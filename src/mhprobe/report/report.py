@@ -85,7 +85,7 @@ class Report:
                 paths += self._write(name, written[name], whole)
         if not written:
             return paths
-        book = ledger.Ledger(version=2, results={**self.results.results, **written})
+        book = ledger.Ledger(results={**self.results.results, **written})
         text = book.model_dump_json(indent=1, exclude_defaults=True)
         return [*paths, write(self.folder / ledger.FILE, text.encode())]
 

@@ -92,7 +92,7 @@ def read_run(folder: Path) -> Run:
 
 
 def _read(files: Folder) -> Run:
-    version, results = _ledger(files)
+    results = _ledger(files)
     config = files.tried(files.yaml, "config/config.yaml")
     facts = files.tried(files.json, "run.json") or {}
     network = facts.get("network")
@@ -102,9 +102,6 @@ def _read(files: Folder) -> Run:
         for name, entry in results.items()
         if entry.table is not None and (table := files.tried(_table, files, entry.table, entry.kind)) is not None
     }
-    if version == 1:  # of an earlier version, whose entries have no roles
-        roles = {name: {"roles": ledger.roles(table)} for name, table in tables.items()}
-        results = {name: entry.model_copy(update=roles.get(name)) for name, entry in results.items()}
     return Run(
         files,
         results,
@@ -117,8 +114,8 @@ def _read(files: Folder) -> Run:
     )
 
 
-def _ledger(files: Folder) -> tuple[int, dict[str, Entry]]:
-    """Read version and results of results.json. UserError for a folder without results, or from before ledgers."""
+def _ledger(files: Folder) -> dict[str, Entry]:
+    """Read the results of results.json. UserError for a folder without results, or without this list of them."""
     try:
         data = files.bytes(ledger.FILE, 20 * MB)
     except ValueError as error:
@@ -126,22 +123,22 @@ def _ledger(files: Folder) -> tuple[int, dict[str, Entry]]:
     if data is None:
         if (files.root / "tables").is_dir() or (files.root / "figures").is_dir():
             raise UserError(
-                f"report: {files.root} has tables or figures, but no {ledger.FILE}, so an earlier version wrote it. "
-                f"Run the command again."
+                f"report: {files.root} has tables or figures, but no {ledger.FILE}, which lists them. Run the "
+                f"command again."
             )
         if not (files.root / "metrics.json").exists():
             raise UserError(
                 f"report: {files.root} holds no metrics.json and no {ledger.FILE}. Give the folder of a finished run, "
                 f"e.g. outputs/digits_vit/<time>."
             )
-        return 1, {}
+        return {}
     try:
-        return (whole := ledger.Ledger.model_validate_json(data)).version, whole.results
+        return ledger.Ledger.model_validate_json(data).results
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         files.unread.append(f"{ledger.FILE}: {first['msg']}{f' at {where}' if where else ''}")
-        return 1, {}
+        return {}
 
 
 def measured_on(order: Any) -> str | None:
@@ -216,8 +213,6 @@ def _metrics(values: Mapping[str, Any], unread: list[str]) -> dict[str, float | 
     if share is not None and not 0 <= share <= 1:
         unread.append(f"metrics.json: test/accuracy is {share}, expected a share from 0 to 1")
         share = numbers["test/accuracy"] = None
-    if share is not None and (images := numbers.get("test/images")) and numbers.get("test/right") is None:
-        numbers["test/right"] = round(share * images)  # an earlier version did not count them
     return numbers
 
 

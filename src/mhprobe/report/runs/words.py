@@ -102,10 +102,10 @@ def percent(share: float) -> str:
 
 def accuracy(run: Run) -> tuple[float, float, float, int] | None:
     """Return test accuracy, its Wilson 95 % interval, and the number of images; None without."""
-    share, right, images = (run.metrics.get(f"test/{name}") for name in ("accuracy", "right", "images"))
-    if share is None or right is None or not images:
+    share, images = (run.metrics.get(f"test/{name}") for name in ("accuracy", "images"))
+    if share is None or not images:
         return None
-    low, high = wilson(torch.tensor(int(right)), torch.tensor(images))
+    low, high = wilson(torch.tensor(round(share * images)), torch.tensor(images))
     return share, low.item(), high.item(), int(images)
 
 
