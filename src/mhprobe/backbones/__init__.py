@@ -223,13 +223,12 @@ def attach(
     backbone = backbone_of(model)
     family, layout = family_of(backbone), layout_of(backbone, kinds)
     remove_gates(model)
-    if make is None:
-        new = HeadGates(backbone, layout) if gates is None else gates.like(backbone, layout)
-        new.values.requires_grad_(new.values.requires_grad if learnable is None else learnable)
-    else:
-        new = make(backbone, layout)
-        if gates is not None:
-            new.take("values", gates.layout, gates.effective())
+    usual = HeadGates if gates is None else gates.like
+    new = (make or usual)(backbone, layout)
+    if make is None and learnable is not None:
+        new.values.requires_grad_(learnable)
+    if gates is not None:
+        gates.hand_over(new, learned=make is None)
     family.prepare(backbone)
     put_on(backbone, new, [family.seam(backbone, site).point for site in layout.sites])
     new.check(backbone)

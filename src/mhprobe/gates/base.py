@@ -85,25 +85,18 @@ class HeadGates(nn.Module):
         self._unshared()
 
     def like(self, model: nn.Module, layout: HeadLayout) -> "HeadGates":
-        """Make gates of this class for ``layout``, with all that these have learned; units of a new site begin open."""
-        new = self._anew(model, layout)
-        new.take("values", self.layout, self.effective())  # of a class that has no ``_anew``
-        if type(new) is type(self):
-            for name, tensor in (*self.named_parameters(), *self.named_buffers()):
-                new.take(name, self.layout, tensor)
-                getattr(new, name).requires_grad_(tensor.requires_grad)
-        return new
-
-    def _anew(self, model: nn.Module, layout: HeadLayout) -> "HeadGates":
-        """Make gates with the options of these."""
+        """Make open gates of this class, with its options, for another layout."""
         return HeadGates(model, layout, self.values.requires_grad, self.low, self.high)
 
     @torch.no_grad()
-    def take(self, name: str, layout: HeadLayout, values: Tensor) -> None:
-        """Copy ``values`` (A,) of ``layout`` into the tensor ``name``, for the sites that are in both layouts."""
-        theirs = dict(zip(layout.sites, layout.split(values), strict=True))
-        for site, part in zip(self.layout.sites, self.layout.split(getattr(self, name)), strict=True):
-            part.copy_(theirs.get(site, part))
+    def hand_over(self, new: "HeadGates", learned: bool) -> None:
+        """Copy the factors of sites that both have to ``new``. learned: to ``new`` of the same class all it learns."""
+        whole = learned and type(new) is type(self)
+        for name in [name for name, _ in (*new.named_parameters(), *new.named_buffers())] if whole else ["values"]:
+            values = getattr(self, name) if whole else self.effective()
+            before = dict(zip(self.layout.sites, self.layout.split(values), strict=True))
+            for site, part in zip(new.layout.sites, new.layout.split(getattr(new, name)), strict=True):
+                part.copy_(before.get(site, part))
 
     def missing(self, model: nn.Module) -> list[str]:
         """Return the names of the sites in ``model`` whose projection has none of these gates."""

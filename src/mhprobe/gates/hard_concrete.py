@@ -115,7 +115,7 @@ class HardConcreteGates(HeadGates):
         self.project()
         model.register_forward_pre_hook(Draw(self))
 
-    def _anew(self, model: nn.Module, layout: HeadLayout) -> HeadGates:
+    def like(self, model: nn.Module, layout: HeadLayout) -> HeadGates:
         law = dataclasses.asdict(self.distribution)
         return HardConcreteGates(
             model, layout, **law, start=self.start, start_std=self.start_std, low=self.low, high=self.high
