@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import math
 import re
@@ -16,6 +17,8 @@ import runs
 from mhprobe.backbones import layout_of
 from mhprobe.heads import KINDS
 from mhprobe.io.tensors import read_bench
+from mhprobe.masking.search.racing import Racing
+from mhprobe.masking.turns import Turns
 from mhprobe.report.figures.pruned import pareto
 from mhprobe.report.several import several
 from mhprobe.run import cells
@@ -128,6 +131,25 @@ def test_a_seed_draws_what_a_method_draws_and_its_images(trained, tmp_path, monk
     ran(cfg, tmp_path / "run")
     (one, first, images), (other, second, others) = chosen
     assert (first, second) == (3, 4) and not torch.equal(one, other) and images != others
+
+
+def test_a_seed_reaches_the_search_inside_an_order(monkeypatch):
+    """Its race once looked at the same images in the cells of every seed."""
+    methods = []
+
+    def watched(method, *_):
+        methods.append(method)
+        raise StopIteration
+
+    monkeypatch.setattr(bench, "choose", watched)
+    model, _, images = shown(KINDS)
+    plain = Turns(turns=3, multiple=2)
+    for seed in (0, 5):
+        with pytest.raises(StopIteration):
+            bench.run_cell(Cell("turns", 0.6, seed), plain, model, images)
+    first, other = methods
+    assert first == plain and other.search.single.then == Racing(seed=5)
+    assert dataclasses.replace(other, search=plain.search) == plain  # nothing else is another
 
 
 class Last:

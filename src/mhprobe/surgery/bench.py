@@ -1,7 +1,7 @@
 """PruneBench: methods of pruning on one network at equal FLOPs. One cell is a method at a budget with a seed.
 
-A method chooses a mask; all else is the same for all. A seed draws the images that choose and repair, and the method's
-own random numbers.
+A method chooses a mask; all else is the same for all. A seed draws the images that choose and repair, and the random
+numbers of the method and of its parts.
 
 Shapes: A units of all sites, N test images.
 """
@@ -38,6 +38,14 @@ def choose(method: Order | Chooses, model: nn.Module, images: Images, share: flo
     return source.choose(model, images.evaluate(model, False), images.first, layout_of(model), 1.0, 1.0)[0].mask
 
 
+def seeded(part: Any, seed: int) -> Any:
+    """A copy of a method with this seed, in itself and in the parts that it holds, as an order's search."""
+    fields = vars(part) if dataclasses.is_dataclass(part) else {}
+    inside = {name: seeded(value, seed) for name, value in fields.items() if dataclasses.is_dataclass(value)}
+    inside |= {"seed": seed} if "seed" in fields else {}
+    return dataclasses.replace(part, **inside) if inside else part
+
+
 def run_cell(
     cell: Cell, method: Order | Chooses, model: nn.Module, images: Images, *, mend: Mapping[str, Any] | None = None,
     train: Train | None = None, rounds: int = 0, onnx: bool = False, whole: tuple[Stage, Tensor] | None = None,
@@ -51,8 +59,7 @@ def run_cell(
     with its difference to dense (of the last stage, paired, Newcombe's 95 % interval); speedup_<batch> with its
     interval, onnx_<batch> and int8_<batch>: images per second over the dense network's (both in ONNX, float32).
     """
-    if "seed" in getattr(method, "__dataclass_fields__", {}):
-        method = dataclasses.replace(method, seed=cell.seed)  # type: ignore[type-var]
+    method = seeded(method, cell.seed)
     images.show(model.to(images.device).eval())
     start = time.perf_counter()
     mask = choose(method, model, images, cell.budget)
