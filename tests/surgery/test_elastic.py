@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import mhprobe.prune
 import runs
 from mhprobe.run import builders
 from mhprobe.stats.promise import kept_promise
+from mhprobe.weights.checkpoint import as_json
 
 ELASTIC = ("gates.units=[head,neuron]", "prune=order", "prune/order=knapsack", "prune.images=48", "prune.elastic=true")
 
@@ -104,6 +106,22 @@ def test_budgets_of_other_files_and_out_of_reach_are_refused(trained, tmp_path):
     ):
         with pytest.raises(mhprobe.UserError, match=match):
             mhprobe.load(file, **target)
+    about = json.loads(file.with_suffix(".json").read_text())
+    honest = about["made"]["elastic"]
+    for forged, says in (
+        ({key: value for key, value in honest.items() if key != "scores"}, "scores is None"),
+        ({**honest, "scores": ["a"]}, "scores is ['a']"),
+        ({**honest, "scores": [float("nan")]}, "scores is [nan]"),
+        ({**honest, "units": 3}, "units is 3"),
+        ({**honest, "compete": "best"}, "compete is 'best'"),
+        ({**honest, "promise": {"unit": "flops"}}, "kept is None"),
+        ([1], "compete is [1]"),
+    ):
+        wrong = {**about, "made": {**about["made"], "elastic": forged}}
+        file.with_suffix(".json").write_bytes(as_json({key: wrong[key] for key in wrong if key != "digest"}))
+        with pytest.raises(mhprobe.UserError, match=rf"^load: made.elastic in .* is damaged: {re.escape(says)}. Prune"):
+            mhprobe.load(file, flops=0.6)
+    file.with_suffix(".json").write_bytes(as_json({key: about[key] for key in about if key != "digest"}))
     # of a pruned or tuned network the scores are no longer true, and are not carried on
     mhprobe.prune.run(
         runs.config("prune", tmp_path, f"weights={file}", "prune=given", "prune.heads=[0]"), tmp_path / "again"

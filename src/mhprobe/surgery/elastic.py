@@ -7,13 +7,13 @@ Shapes: A units of all sites.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import attach, layout_of
-from mhprobe.errors import UserError, quoted
+from mhprobe.errors import UserError, fits, quoted, types_of
 from mhprobe.gates import remove_gates
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate
@@ -26,6 +26,9 @@ from mhprobe.surgery.removal import prune_heads
 STEP = 0.05  # between the budgets that are promised
 OPTIONS = ("compete", "normalize", "multiple")
 LIMITS = ("exclude_layers", "min_heads_per_layer")
+TYPES = {name: (types_of(Knapsack) | types_of(OnPath))[name] for name in (*OPTIONS, *LIMITS)}
+TYPES |= {"units": list[str], "step": str, "scores": list[float]}
+OF_PROMISE = {"unit": str, "kept": list[float], "points": float, "confidence": float, "images": int}
 
 
 def described(source: OnPath, scores_A: Tensor, layout: HeadLayout) -> dict[str, Any]:
@@ -60,17 +63,30 @@ def at_budget(model: nn.Module, description: Mapping[str, Any], target: Mapping[
     ((unit, share),) = target.items()
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
         raise UserError(f"load: {unit}: expected a share of the whole, above 0 and at most 1, got {quoted(share)}.")
+    _check(elastic, TYPES)
+    if promise := elastic.get("promise"):
+        _check(promise, OF_PROMISE)
     attach(model, units=set(elastic["units"]))
     try:
         mask = mask_at(model, elastic, target)
     except Unreached as error:  # without what a pruning could do about it
         raise UserError(f"load: {error.reason}.") from error
     small = prune_heads(model, mask).eval()
-    promise = elastic.get("promise") or {}
-    kept = promise.get("unit") == unit and any(abs(share - budget) < 1e-9 for budget in promise["kept"])
+    kept = promise and promise["unit"] == unit and any(abs(share - budget) < 1e-9 for budget in promise["kept"])
     small.promise = {key: promise[key] for key in ("points", "confidence", "images")} if kept else None  # type: ignore
     remove_gates(model)
     return small
+
+
+def _check(part: Any, types: Mapping[str, Any]) -> None:
+    """UserError unless a part of a file's JSON has all these keys, with values of these types."""
+    for name, hint in types.items():
+        got = part.get(name) if isinstance(part, Mapping) else part
+        if not fits(got, hint) or (get_origin(hint) is Literal and got not in get_args(hint)):
+            raise UserError(
+                f"load: made.elastic in the JSON of the file is damaged: {name} is {quoted(got)}. Prune again, with "
+                f"prune.elastic=true."
+            )
 
 
 def promise_budgets(
