@@ -13,6 +13,7 @@ import mhprobe.prune
 import runs
 from mhprobe.backbones import attach
 from mhprobe.data.batch import Batch
+from mhprobe.gates.fill import Fill
 from mhprobe.gates.hard_concrete import HardConcreteGates
 from mhprobe.heads import KINDS
 from mhprobe.recording.fills import find_fill
@@ -89,6 +90,25 @@ def folded(units):
     )
     assert not torch.allclose(Replay(model, mask[None], fill=mean)(seen)[0], expected, atol=1e-3)
     return model, layout, images, fill, mean
+
+
+@pytest.mark.parametrize("kind", ["head", "neuron"])
+def test_a_fill_of_heads_and_neurons_serves_either_alone(kind):
+    """It once ended in a ValueError of zip()."""
+    model, layout, images = shown(KINDS)
+    fill, seen = images.stands_in(model, "mean"), images.data.images
+    part = torch.tensor([site.kind == kind for _, _, site in layout])
+    mask = torch.zeros(int(part.sum()), dtype=torch.bool)
+    mask[[1, 4]] = True
+    whole = torch.zeros(layout.num_heads, dtype=torch.bool).masked_scatter(part, mask)
+    expected = masked_logits(model, seen, whole[None], fill=fill)[0]
+    pruned = mhprobe.prune_heads(model, mask, fold=fill, units={kind})
+    torch.testing.assert_close(logits(pruned, seen), expected, rtol=1e-4, atol=1e-5)
+    short = Fill(fill.sites[:2])
+    with pytest.raises(
+        mhprobe.UserError, match=r"^prune_heads: fold takes a constant per head of 3 sites, got 2 sites"
+    ):
+        mhprobe.prune_heads(model, mask, fold=short, units={kind})
 
 
 def test_what_no_bias_can_hold_is_refused():

@@ -20,7 +20,7 @@ from mhprobe.backbones import backbone_of, family_of, kinds_of, layout_of, refus
 from mhprobe.errors import UserError, one_of, quoted
 from mhprobe.gates import find_gates, remove_gates
 from mhprobe.gates.fill import Fill
-from mhprobe.heads import HeadLayout, HeadSite, Kind
+from mhprobe.heads import KINDS, HeadLayout, HeadSite, Kind
 from mhprobe.recording.outputs import broken, refuse_broken
 
 ProjBias = Literal["keep", "drop"]
@@ -39,7 +39,7 @@ def prune_heads(
     mask: (A,) bool, True = off; or heads to remove, as flat indices or (site, head) pairs (see ``HeadLayout.mask``).
     proj_bias: of a layer that loses all heads: "keep" equals the mask, "drop" sets it to zero and changes the logits.
     fold: a constant per removed head (``recording.fills``: mean, optimal), added to the projection's bias. The logits
-        are those of the mask with this fill.
+        are those of the mask with this fill. It may have constants of units that the mask does not count.
     units: kinds that the mask counts, e.g. {"head", "neuron"}. None: the kinds that have gates on ``model``, or heads.
 
     The copy has no gates: gates of kept heads are multiplied into W_O. ``attach`` works on it as on any model.
@@ -167,10 +167,14 @@ def _fold_constants(model: nn.Module, layout: HeadLayout, mask: Tensor, fill: Fi
     """Add what the projection makes of the constants of the heads in ``mask`` to its bias; gates are in its weights."""
     refuse_unfoldable(model)
     family = family_of(model)
+    # a fill of heads and neurons serves either alone
+    every = layout if len(fill.sites) == len(layout.sites) else layout_of(model, KINDS)
+    constants = dict(zip(every.sites, fill.sites, strict=False)) if len(fill.sites) == len(every.sites) else {}
     with torch.no_grad():
-        for site, off_H, constant in zip(layout.sites, layout.split(mask), fill.sites, strict=True):
-            if constant.numel() != site.channels:
-                raise UserError(f"prune_heads: fold takes a constant per head, got {tuple(constant.shape)} numbers.")
+        for site, off_H in zip(layout.sites, layout.split(mask), strict=True):
+            if (constant := constants.get(site)) is None or constant.numel() != site.channels:
+                got = f"{len(fill.sites)} sites" if constant is None else f"{tuple(constant.shape)} numbers"
+                raise UserError(f"prune_heads: fold takes a constant per head of {len(layout.sites)} sites, got {got}.")
             projection = family.seam(model, site).output
             instead = constant.flatten().double() * off_H.to(constant.device).repeat_interleave(site.head_dim)
             projection.bias.copy_(projection.bias.double() + projection.weight.double() @ instead)
