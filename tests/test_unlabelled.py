@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import mhprobe
 from mhprobe.measures.base import MeasureWarning
+from mhprobe.scoring.cosine import Cosine
 from models import images_for, labels_for, make_loud, tiny_swin, tiny_vit
 
 COUNT = 12
@@ -133,6 +134,19 @@ def test_curves_are_agreement_with_the_unmasked_model(score, classes):
             assert row["loss"] == pytest.approx(loss, rel=1e-6, abs=1e-9)
     assert rows[0]["accuracy"] == 1 or score == "knn"
     assert len({row["loss"] for row in rows}) > 2
+
+
+def test_a_photograph_that_stands_twice_in_the_folder_is_found_either_way():
+    """Of two equal pictures only the first was ever found: the unmasked network did not agree with itself."""
+    model = loud(num_classes=0).float()
+    images = images_for(model, COUNT)
+    images[8] = images[1]
+    loader = [images[:5], images[5:]]  # which round differently
+    row, *_ = mhprobe.masking_curve(model, loader, units="head", score="cosine", steps=1)
+    assert row["accuracy"] == 1
+    outputs = torch.eye(4)[[0, 1, 1, 2]]
+    right, _ = Cosine(outputs)(outputs[None, [1, 2, 0, 2]], torch.tensor([2, 1, 3, 0]), torch.zeros(4))
+    assert right.tolist() == [[True, True, False, False]]  # another's output is a mistake as before
 
 
 def test_the_default_is_what_the_loader_and_the_model_allow():
