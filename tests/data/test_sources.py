@@ -111,6 +111,21 @@ def test_a_damaged_image_is_named_inside_its_archive(tmp_path, kind, contents):
     assert line.startswith(f"root: {root}: test/dog/1.png is damaged (") and "0x" not in line
 
 
+@pytest.mark.parametrize("kind", ["folder", "tar"])
+def test_all_damaged_images_are_named_and_counted_at_once(tmp_path, kind):
+    """Once there was one a run: twenty of them took twenty runs."""
+    wrong = {f"train/dog/{number}.png": b"not an image" for number in range(20)}
+    root = WRITERS[kind](tmp_path, class_files(train=100) | wrong)
+    line = refusal(ImageFolder(root, 32))
+    assert line.startswith(
+        f"root: {root}: train/dog/0.png is damaged (not an image). Replace or remove it. 19 more of "
+    )
+    assert line.endswith(" images cannot be read either: " + ", ".join([*sorted(wrong)[1:5], "..."]))
+    two = dict(list(wrong.items())[:2])
+    (tmp_path / "two").mkdir()
+    assert refusal(ImageFolder(WRITERS[kind](tmp_path / "two", class_files(train=3) | two), 32)).endswith("dog/1.png")
+
+
 @pytest.mark.parametrize("lacks, has", [("test", "train"), ("train", "test")])
 def test_a_class_in_one_split_only_is_named(tmp_path, lacks, has):
     files = {

@@ -109,10 +109,20 @@ def is_image(file: str) -> bool:
 def decode_all(
     archive: Archive, places: dict[str, tuple[Any, ...]], size: int, resize: bool
 ) -> Iterator[tuple[Any, ...]]:
-    """(*place, pixels) of each file with a place, decoded by threads that never run far ahead of the reader."""
+    """(*place, pixels) of each file with a place, decoded by threads that never run far ahead of the reader.
+
+    UserError, after the last file, counts those that cannot be read, so that all can be replaced before the next try.
+    """
+    faults: dict[str, UserError] = {}
 
     def decode_chunk(chunk: list[tuple[str, bytes]]) -> list[tuple[Any, ...]]:
-        return [(*places[file], decode(data, size, resize, f"{archive.path}: {file}")) for file, data in chunk]
+        images = []
+        for file, data in chunk:
+            try:
+                images.append((*places[file], decode(data, size, resize, f"{archive.path}: {file}")))
+            except UserError as error:
+                faults[file] = error
+        return images
 
     refuse_bombs()
     workers = os.cpu_count() or 1
@@ -128,6 +138,11 @@ def decode_all(
             yield from pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+    if faults:
+        first, *others = sorted(faults)
+        named = f"{', '.join(others[:4])}{', ...' * (len(others) > 4)}"
+        more = f" {len(others)} more of {len(places)} images cannot be read either: {named}" if others else ""
+        raise UserError(f"{faults[first]}{more}")
 
 
 def refuse_bombs() -> None:
