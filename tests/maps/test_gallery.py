@@ -50,6 +50,19 @@ def test_every_image_is_a_row_and_every_kind_a_column_on_its_own_scale():
     assert_nothing_is_clipped(figure)
 
 
+def test_colour_bars_of_attention_say_so():
+    seen, pictures = torch.rand(1, 2, 4, 4), torch.rand(1, 3, 16, 16)
+    drawn = (
+        mhprobe.plot.maps(pictures, seen),
+        figures.draw_heads(pictures[0], "x", {"h": judged(1)._replace(label="a")}, 0),
+    )
+    texts = [[text.get_text() for axes in figure.axes for text in axes.texts] for figure in drawn]
+    assert texts[0].count("attention") == 2 and texts[1].count("a") == 1
+    for figure in drawn:
+        assert_nothing_is_clipped(figure)
+    assert {kind.label for kind in (Attention, AttentionPatch)} == {"attention"}
+
+
 @pytest.mark.parametrize("count", [1, 6, 16])
 def test_every_head_has_its_panel(count):
     heads = {f"block 10 head {h}": judged(2) for h in range(count)}

@@ -27,6 +27,7 @@ class Attention(MapKind):
     """
 
     kind: ClassVar[str] = "attention"
+    label = "attention"
 
     def __init__(self, blocks: Sequence[int] = (-1,), heads: Sequence[str] | None = None) -> None:
         self.blocks, self.heads = list(blocks), heads

@@ -5,7 +5,7 @@ A kind is a file of this package with one class, chosen by the name of the file.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from torch import Tensor, nn
 
@@ -15,9 +15,13 @@ from mhprobe.heads import HeadLayout, HeadSite
 
 
 class MapKind(ABC):
-    """A kind of map. per_head: True for maps of all heads of a block, a figure per image; False for few maps."""
+    """A kind of map. per_head: True for maps of all heads of a block, a figure per image; False for few maps.
+
+    label: of the colour bars, where numbers of one map mean the same as those of another.
+    """
 
     per_head: bool = False
+    label: ClassVar[str] = ""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Raise UserError for an option of another type than the class says: NaN, True for 1."""

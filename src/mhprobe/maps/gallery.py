@@ -151,7 +151,7 @@ def _kept(
     label_list = None if labels is None else labels.tolist()
     tensors = keep({"maps": type(kind), **vars(kind), "images": pixels, "labels": label_list, **options}, find)
     names = dict.fromkeys(key.partition("/")[2] for key in tensors)
-    return {name: Judged(tensors[f"maps/{name}"], tensors.get(f"areas/{name}")) for name in names}
+    return {name: Judged(tensors[f"maps/{name}"], tensors.get(f"areas/{name}"), kind.label) for name in names}
 
 
 def _heads(all_maps: Mapping[str, Mapping[str, Judged]], layout: HeadLayout) -> dict[str, list[Any]]:

@@ -87,7 +87,8 @@ def maps(
     low, high = pixels.amin((1, 2, 3), keepdim=True), pixels.amax((1, 2, 3), keepdim=True)
     pictures = (pixels - low) / (high - low).clamp(min=torch.finfo(pixels.dtype).tiny)
     names = [name + " " * names[:at].count(name) for at, name in enumerate(names)]  # columns are told apart by name
-    columns = dict(zip(names, map(Judged, seen.detach().float().cpu().unbind(1)), strict=True))
+    seen_by = seen.detach().float().cpu().unbind(1)
+    columns = {name: Judged(of, label="attention") for name, of in zip(names, seen_by, strict=True)}
     asking = {} if query is None else dict.fromkeys(names, query)
     return _styled(draw_maps(pictures, ["image"] * len(images), columns, asking=asking), style)
 

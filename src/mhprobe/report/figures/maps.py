@@ -20,16 +20,17 @@ ROWS = ("map before", "map after", "Fourier before", "Fourier after", "after - b
 
 
 class Judged(NamedTuple):
-    """Maps (B, h, w), and the ``AREAS`` (4, B) of them and of random orders, or None."""
+    """Maps (B, h, w), the ``AREAS`` (4, B) of them and of random orders, or None, and what their colours show."""
 
     maps: Tensor
     areas: Tensor | None = None
+    label: str = ""
 
 
 @captioned(
     "What single images' maps point at, each with its own colour scale. Deletion (lower is better) and insertion "
     "(higher is better) say how faithful a map is: compare them with random orders (r), not with the look. A "
-    "frame: the patch whose attention is shown."
+    "frame: the patch whose attention is shown. Attention: the share that goes to a patch, 0 to 1."
 )
 def maps(
     pictures: Tensor,
@@ -104,8 +105,9 @@ def _overlay(
     bar = figure.colorbar(over, cax=below, orientation="horizontal")
     bar.outline.set_visible(False)
     bar.set_ticks([])
-    for x, end, side in ((0, over.norm.vmin, "left"), (1, over.norm.vmax, "right")):
-        bar.ax.text(x, -0.4, f"{end:.2g}", transform=bar.ax.transAxes, ha=side, va="top", fontsize=6)
+    low, high = (f"{end:.2g}" for end in (over.norm.vmin, over.norm.vmax))
+    for x, text, side in ((0, low, "left"), (0.5, judged.label, "center"), (1, high, "right")):
+        bar.ax.text(x, -0.4, text, transform=bar.ax.transAxes, ha=side, va="top", fontsize=6)
     if judged.areas is not None:
         deletion, insertion, by_chance, up_by_chance = judged.areas[:, row].tolist()
         text = f"del {deletion:.2f} (r {by_chance:.2f})\nins {insertion:.2f} (r {up_by_chance:.2f})"
