@@ -26,7 +26,7 @@ from mhprobe.surgery.removal import prune_heads
 STEP = 0.05  # between the budgets that are promised
 OPTIONS = ("compete", "normalize", "multiple")
 LIMITS = ("exclude_layers", "min_heads_per_layer")
-TYPES = {name: (types_of(Knapsack) | types_of(OnPath))[name] for name in (*OPTIONS, *LIMITS)}
+TYPES = {name: {**types_of(Knapsack), **types_of(OnPath)}[name] for name in (*OPTIONS, *LIMITS)}
 TYPES |= {"units": list[str], "step": str, "scores": list[float]}
 OF_PROMISE = {"unit": str, "kept": list[float], "points": float, "confidence": float, "images": int}
 
