@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import weakref
 from pathlib import Path
 
 import pytest
 import timm
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 import mhprobe
 import spawned
@@ -246,6 +248,20 @@ def test_a_record_that_does_not_fit_is_refused_before_the_work_with_sizes_that_d
     size = int(str(error.value).partition("img_size=")[2].split()[0])
     fits, more = (4 * checks.numbers_of(layout_of(build(img_size=side)), {"attn"}) for side in (size, 2 * size))
     assert size < images.shape[-1] and fits <= 0.45 * one < more
+
+
+@pytest.mark.parametrize("patch", [16, 4])  # few tokens and wide ones, or mostly attention weights
+def test_relevance_is_counted_with_all_that_its_rules_keep(patch):
+    """Against torch's count of what it held; once a third of it was left out, and the system ended the run."""
+    size = {"img_size": 112, "patch_size": patch, "embed_dim": 96, "depth": 3, "num_heads": 2, "num_classes": 10}
+    model = timm.create_model("vit_tiny_patch16_224", **size).eval()
+    layout, count = mhprobe.attach(model).layout, patch // 4
+    images, labels = torch.randn(count, 3, 112, 112), torch.zeros(count, dtype=torch.long)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        mhprobe.record(model, images, labels, needs={Relevance()})
+    steps = [event.nbytes() for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+    peak, counted = max(itertools.accumulate(steps)), 4 * count * checks.numbers_of(layout, {Relevance()})
+    assert peak <= counted <= 1.5 * peak
 
 
 def test_a_measure_whose_record_does_not_fit_does_not_hold_up_the_others(monkeypatch):
