@@ -421,6 +421,17 @@ def test_learned_gates_go_on_learning_when_neurons_join_or_a_projection_is_repla
     assert len(model._forward_pre_hooks) == 1  # one draw
 
 
+def test_learnable_false_stops_what_hard_concrete_gates_learn():
+    """It once froze the gates' values, which they never learn, and left log_alpha to the optimizer."""
+    model = tiny_vit()
+    gates = attach(model, make=HardConcreteGates)
+    fixed = gates.values.requires_grad
+    mhprobe.attach(model, learnable=False)
+    assert not any(parameter.requires_grad for parameter in gates.parameters())
+    mhprobe.attach(model, learnable=True)
+    assert gates.log_alpha.requires_grad and gates.values.requires_grad == fixed
+
+
 def test_plain_learnable_gates_keep_their_limits_when_neurons_join():
     model = tiny_vit()
     attach(model, make=lambda m, layout: HeadGates(m, layout, learnable=True, low=0.0, high=1.0))

@@ -17,7 +17,7 @@ from mhprobe.masking.parts import cache
 from mhprobe.masking.parts.cache import cache_key
 from mhprobe.measures.base import Measure
 from mhprobe.questions import masking as masking_module
-from mhprobe.questions.masking import Masking, identity_of
+from mhprobe.questions.masking import Masking, Subject
 from mhprobe.questions.material import Material
 from mhprobe.scoring.base import known_scores
 from mhprobe.scoring.labels import Labels
@@ -38,7 +38,7 @@ class Classifier(nn.Module):
 
 def key(module: nn.Module, images: str = "some", **spec) -> str:
     data = SimpleNamespace(fingerprint=images, spec=InputSpec(size=(16, 16), **spec))
-    return cache_key(**identity_of(module, data))
+    return cache_key(**Subject(module.gates.layout, module, data).identity)
 
 
 def test_the_same_weights_on_other_numbers_or_in_another_network_are_scored_anew():

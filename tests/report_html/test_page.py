@@ -44,7 +44,7 @@ def listed(folder: Path, entries: dict[str, Entry]) -> None:
     """Put into the ledger what nobody drew."""
     file = folder / "results.json"
     known = Ledger.model_validate_json(file.read_bytes()).results
-    file.write_text(Ledger(results={**known, **entries}).model_dump_json())
+    file.write_text(Ledger(version=2, results={**known, **entries}).model_dump_json())
 
 
 class Page(HTMLParser):

@@ -101,7 +101,7 @@ def test_a_fill_of_heads_and_neurons_serves_either_alone(kind):
     mask = torch.zeros(int(part.sum()), dtype=torch.bool)
     mask[[1, 4]] = True
     whole = torch.zeros(layout.num_heads, dtype=torch.bool).masked_scatter(part, mask)
-    expected = masked_logits(model, seen, whole[None], fill=fill)[0]
+    expected = Replay(model, whole[None], fill=fill)(seen)[0]
     pruned = mhprobe.prune_heads(model, mask, fold=fill, units={kind})
     torch.testing.assert_close(logits(pruned, seen), expected, rtol=1e-4, atol=1e-5)
     short = Fill(fill.sites[:2])

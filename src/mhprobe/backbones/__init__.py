@@ -211,7 +211,7 @@ def attach(
     gates, kinds = find_gates(model), kinds_of(model, units)
     if gates is not None and make is None and gates.layout.kinds == kinds and not gates.missing(model):
         if learnable is not None:
-            gates.values.requires_grad_(learnable)
+            gates.learn(learnable)
         gates.check(model)
         return gates
     effective = zip(gates.layout.sites, gates.layout.split(gates.effective()), strict=True) if gates else ()
@@ -226,7 +226,7 @@ def attach(
     usual = HeadGates if gates is None else gates.like
     new = (make or usual)(backbone, layout)
     if make is None and learnable is not None:
-        new.values.requires_grad_(learnable)
+        new.learn(learnable)
     if gates is not None:
         gates.hand_over(new, learned=make is None)
     family.prepare(backbone)

@@ -1,6 +1,6 @@
 """Batch: what a loader yields and a model is trained and tested on; images and labels of what other loaders yield."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,6 +51,9 @@ class Batch(NamedTuple):
     @property
     def unlabelled(self) -> "Batch":
         return self._replace(labels=None)  # type: ignore[arg-type]  # as in a notebook
+
+
+Walk = Callable[[], Iterable[Batch]]  # starts a new walk over a split; of several processes each walks its share
 
 
 def images_and_labels(item: Any) -> tuple[Tensor, Tensor | None]:

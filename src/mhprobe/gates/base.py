@@ -84,6 +84,10 @@ class HeadGates(nn.Module):
         super().__setstate__(state)
         self._unshared()
 
+    def learn(self, learnable: bool) -> None:
+        """Set whether an optimizer may train these gates."""
+        self.values.requires_grad_(learnable)
+
     def like(self, model: nn.Module, layout: HeadLayout) -> "HeadGates":
         """Make open gates of this class, with its options, for another layout."""
         return HeadGates(model, layout, self.values.requires_grad, self.low, self.high)

@@ -115,6 +115,9 @@ class HardConcreteGates(HeadGates):
         self.project()
         model.register_forward_pre_hook(Draw(self))
 
+    def learn(self, learnable: bool) -> None:
+        self.log_alpha.requires_grad_(learnable)
+
     def like(self, model: nn.Module, layout: HeadLayout) -> HeadGates:
         law = dataclasses.asdict(self.distribution)
         return HardConcreteGates(

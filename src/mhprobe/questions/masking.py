@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from mhprobe import __version__
 from mhprobe.data.base import ImageData
+from mhprobe.data.batch import Walk
 from mhprobe.errors import UserError
-from mhprobe.gates import gates_of
 from mhprobe.gates.fill import Fill
 from mhprobe.heads import HeadLayout
 from mhprobe.io.code import code_digests
@@ -31,7 +31,7 @@ from mhprobe.masking.parts.trace import Curve
 from mhprobe.masking.parts.units import make_units
 from mhprobe.masking.redundant_or_inert import MaskedHead, RedundantOrInert
 from mhprobe.recording.fills import find_fill
-from mhprobe.recording.measuring import Walk, measure
+from mhprobe.recording.measuring import measure
 from mhprobe.report.result import Sample
 from mhprobe.report.runs.run import measured_on
 from mhprobe.scoring.base import Score, looked, score_for
@@ -68,7 +68,17 @@ class Subject:
     def identity(self) -> dict[str, Any]:
         """Facts that decide an answer about the model on these images, for a key, without the question."""
         if not self.facts:
-            self.facts.update(identity_of(self.model, self.data))
+            model: Any = self.model
+            weights = model.state_dict()
+            self.facts |= {
+                "version": __version__,
+                "code": code_digests(*dict.fromkeys(type(part) for part in model.modules())),
+                "weights": digest({key: of for key, of in weights.items() if key.startswith(("backbone.", "gates."))}),
+                "backbone": model.description["backbone"],
+                "layout": self.layout.digest,
+                "data": self.data.fingerprint,
+                "input": self.data.spec and astuple(self.data.spec),
+            }
         return self.facts
 
     def untrained(self) -> nn.Module:
@@ -83,20 +93,6 @@ class Subject:
     def walk(self, images: int | None = None, split: str = "test") -> Walk:
         """Return a walk over the images of a split, or so many of them, evenly from all."""
         return functools.partial(self.data.batches, split, self.model.device, images=images)
-
-
-def identity_of(module: Any, data: ImageData) -> dict[str, Any]:
-    """Return the cache key of answers of a GatedClassifier, without the question: code, weights, layout, images."""
-    weights = module.state_dict()
-    return {
-        "version": __version__,
-        "code": code_digests(*dict.fromkeys(type(part) for part in module.modules())),
-        "weights": digest({key: part for key, part in weights.items() if key.startswith(("backbone.", "gates."))}),
-        "backbone": module.description["backbone"],
-        "layout": gates_of(module).layout.digest,
-        "data": data.fingerprint,
-        "input": data.spec and astuple(data.spec),
-    }
 
 
 @dataclass

@@ -11,7 +11,7 @@ Outputs are those before the gates, of the whole model. Every rank finds the sam
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from mhprobe import ranks
 from mhprobe.backbones import puts_out_features
-from mhprobe.data.batch import Batch
+from mhprobe.data.batch import Walk
 from mhprobe.errors import UserError, one_of
 from mhprobe.gates import gates_of
 from mhprobe.gates.fill import Fill
@@ -36,8 +36,6 @@ FITTED = 256  # images that constants are fitted on
 STEPS, RATE = 16, 0.3  # of the fit; the rate is in deviations of a head's output, and falls to 0
 ABREAST = 256  # rows of a forward pass of the fit
 PARTS = 16  # sets of neurons of an MLP that are off together in the fit
-
-Walk = Callable[[], Iterable[Batch]]
 
 
 def find_fill(model: nn.Module, name: FillName, batches: Walk) -> Fill | None:

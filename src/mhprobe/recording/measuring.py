@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mhprobe import ranks
-from mhprobe.data.batch import Batch
+from mhprobe.data.batch import Batch, Walk
 from mhprobe.errors import UserError, quoted
 from mhprobe.gates import HeadGates, gates_of
 from mhprobe.gates.fill import Fill
@@ -27,7 +27,6 @@ from mhprobe.recording.record import record
 LEAST = 8  # images that are looked at together; fewer would leave the machine idle
 MOST = 2**30  # bytes that a record takes, but for that of a single image
 Columns = dict[str, Tensor]
-Walk = Callable[[], Iterable[Batch]]  # starts a new walk over a split; under several processes each walks its share
 
 
 def measure(

@@ -66,7 +66,7 @@ class Entry(_Plain):
 class Ledger(_Plain):
     """Every result of a run, in the order in which they were written first."""
 
-    version: Literal[2] = 2
+    version: Literal[2]
     results: Annotated[dict[Annotated[str, Field(max_length=300)], Entry], Field(max_length=20_000)] = {}
 
 

@@ -61,7 +61,7 @@ class Report:
     @property
     def results(self) -> ledger.Ledger:
         """Read results.json; empty if there is none yet."""
-        return self._read(ledger.FILE, ledger.Ledger.model_validate_json) or ledger.Ledger()
+        return self._read(ledger.FILE, ledger.Ledger.model_validate_json) or ledger.Ledger(version=2)
 
     def _read(self, name: str, parse: Callable[[bytes], T]) -> T | None:
         file = self.folder / name
@@ -85,7 +85,7 @@ class Report:
                 paths += self._write(name, written[name], whole)
         if not written:
             return paths
-        book = ledger.Ledger(results={**self.results.results, **written})
+        book = ledger.Ledger(version=2, results={**self.results.results, **written})
         text = book.model_dump_json(indent=1, exclude_defaults=True)
         return [*paths, write(self.folder / ledger.FILE, text.encode())]
 

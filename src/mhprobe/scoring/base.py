@@ -2,7 +2,7 @@
 
 import abc
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -10,14 +10,12 @@ from torch import Tensor, nn
 
 import mhprobe.scoring
 from mhprobe import ranks
-from mhprobe.data.batch import Batch
+from mhprobe.data.batch import Batch, Walk
 from mhprobe.errors import UserError, quoted
 from mhprobe.io.code import classes_in
 from mhprobe.masking.base import Scored
 from mhprobe.recording.outputs import broken, logits_of, refuse_broken
 from mhprobe.recording.state import inspecting
-
-Walk = Callable[[], Iterable[Batch]]
 
 
 class Score(abc.ABC):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from mhprobe.backbones import attach, family_of, gives_features, input_spec, layout_of
 from mhprobe.data.base import ImageData
-from mhprobe.data.batch import Batch
+from mhprobe.data.batch import Batch, Walk
 from mhprobe.data.draws import stratified
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of, remove_gates
@@ -33,7 +33,7 @@ from mhprobe.recording.fills import check_fill, find_fill
 from mhprobe.recording.outputs import Of
 from mhprobe.recording.replay import gate_values
 from mhprobe.recording.state import moved
-from mhprobe.scoring.base import Score, Walk, looked, score_for
+from mhprobe.scoring.base import Score, looked, score_for
 from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.scoring.parts.tally import tally
 from mhprobe.stats.significance import paired, wilson

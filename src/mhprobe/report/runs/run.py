@@ -147,7 +147,7 @@ def measured_on(order: Any) -> str | None:
         return None
     place = Path(table).absolute()
     try:
-        _, results = _ledger(Folder(place.parent.parent))
+        results = _ledger(Folder(place.parent.parent))
     except UserError:  # a table without a run
         return None
     here = f"tables/{place.name}", "test"

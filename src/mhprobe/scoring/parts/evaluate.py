@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe import ranks
-from mhprobe.data.batch import Batch
+from mhprobe.data.batch import Batch, Walk
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.gates.fill import Fill
@@ -22,7 +22,7 @@ from mhprobe.recording.measuring import score_heads
 from mhprobe.recording.outputs import Of, broken, refuse_broken
 from mhprobe.recording.record import record
 from mhprobe.recording.replay import Replay, forwards, gate_values
-from mhprobe.scoring.base import Score, Walk
+from mhprobe.scoring.base import Score
 from mhprobe.scoring.labels import Labels
 from mhprobe.scoring.parts.tally import refuse_missed
 

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import backbone_of, gives_features
+from mhprobe.data.batch import Walk
 from mhprobe.data.draws import evenly
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.measures.base import Measure, MeasureWarning
 from mhprobe.measures.svcca import SVCCA
 from mhprobe.questions.material import Material
-from mhprobe.recording.measuring import Walk, label_of, measured, recorded
+from mhprobe.recording.measuring import label_of, measured, recorded
 from mhprobe.report import tables
 from mhprobe.report.figures import heads, training
 from mhprobe.report.result import Result
