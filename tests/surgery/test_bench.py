@@ -16,11 +16,11 @@ import mhprobe.prunebench
 import runs
 from mhprobe.backbones import layout_of
 from mhprobe.heads import KINDS
-from mhprobe.io.tensors import read_bench
 from mhprobe.masking.search.racing import Racing
 from mhprobe.masking.turns import Turns
 from mhprobe.report.figures.pruned import pareto
-from mhprobe.report.several import several
+from mhprobe.report.runs.run import read_run
+from mhprobe.report.several import lines, several
 from mhprobe.run import cells
 from mhprobe.scoring import knn_train
 from mhprobe.stats import ranking as ranks
@@ -201,7 +201,10 @@ def test_networks_of_several_benches_are_ranked_together(trained, tmp_path):
         more = ("seeds=[0]" if name == "two" else "seeds=[0,1]", "methods=[random,magnitude]", *few)
         cfg = config(folder, f"weights={weights[name] / 'model.safetensors'}", f"name={name}", *more)
         mhprobe.prunebench.run(cfg, folder)
-    result = several([folders["one"], folders["two"]])["prunebench_ranking"]
+    results = several([folders["one"], folders["two"]])
+    result = results["prunebench_ranking"]
+    (line,) = lines(results)
+    assert line.startswith("At 60 % of the FLOPs ") and "repaired, networks: 2)" in line
     rows = {row["method"]: row for row in result.table.dicts()}
     assert {row["seeds"] for row in rows.values()} == {2} and result.figure is not None
     of_cells = [runs.rows(folders[name] / "tables" / "prunebench.csv") for name in ("one", "two")]
@@ -212,7 +215,7 @@ def test_networks_of_several_benches_are_ranked_together(trained, tmp_path):
         assert row["dense"] == pytest.approx((float(one["dense"]) + float(two["dense"])) / 2)
     flags = {method: [] for method in rows}
     for name in ("one", "two"):
-        right = read_bench(folders[name]).right
+        right, _ = read_run(folders[name]).bench()
         for method in flags:
             flags[method].append(right[f"{method}_0.6_0/repaired"].double())
     best, other = rows

@@ -18,7 +18,7 @@ from mhprobe.io import files
 
 DIGEST = "sha256"
 OUTCOMES = "outcomes.safetensors"
-BENCH = "bench.safetensors"
+BENCH = "bench.safetensors"  # by cell and stage of PruneBench
 
 
 def packed(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> bytes:
@@ -71,24 +71,3 @@ def read_outcomes(folder: Path) -> Outcomes | None:
     if contents is None or "right" not in contents[0] or "images" not in contents[1]:
         return None
     return Outcomes(contents[0]["right"].bool(), contents[1]["images"])
-
-
-class BenchOutcomes(NamedTuple):
-    """Outcomes of a bench: right, (N,) bool by cell and stage, "fisher_0.5_0/repaired"; images as in ``Outcomes``."""
-
-    right: dict[str, Tensor]
-    images: str
-
-
-def write_bench(folder: Path, right: Mapping[str, Tensor], images: str) -> Path:
-    """``folder/bench.safetensors``: what ``read_bench`` returns."""
-    flags = {name: of.to("cpu", torch.uint8) for name, of in right.items()}
-    return files.write(folder / BENCH, packed(flags, {"images": images}))
-
-
-def read_bench(folder: Path) -> BenchOutcomes | None:
-    """Read the outcomes of the cells of mhprobe.prunebench; None if there are none that can be read."""
-    contents = unpacked(folder / BENCH)
-    if contents is None or "images" not in contents[1]:
-        return None
-    return BenchOutcomes({name: flags.bool() for name, flags in contents[0].items()}, contents[1]["images"])

@@ -33,25 +33,23 @@ def over_networks(runs: Sequence[Run]) -> Result:
     benches = [(run.tables[TABLE].dicts(), kept) for run in runs if TABLE in run.tables and (kept := run.bench())]
     if len(benches) < 2:
         return Result()
-    if len({kept.images for _, kept in benches}) > 1:
+    if len({images for _, (_, images) in benches}) > 1:
         raise UserError("compare: the benches tested on different images. Give all the same data and data.limit_test.")
     done = [{_cell(row): row for row in rows if row["note"] is None} for rows, _ in benches]
     shared = set.intersection(*map(set, done))
     if not shared:
         raise UserError("compare: the benches share no cell (method, budget, seed). Run the same in each.")
     rows, right = list[dict[str, Any]](), dict[Cell, dict[str, Tensor]]()
-    for network, (table, (_, kept)) in enumerate(zip(done, benches, strict=True)):
+    for network, (table, (_, (flags, _))) in enumerate(zip(done, benches, strict=True)):
         for method, budget in sorted({cell[:2] for cell in shared}):
             cells = [cell for cell in shared if cell[:2] == (method, budget)]
-            stages = [stage for stage in STAGES if all(f"{cell}/{stage}" in kept.right for cell in cells)]
+            stages = [stage for stage in STAGES if all(f"{cell}/{stage}" in flags for cell in cells)]
             numbers = [name for name, value in table[cells[0]].items() if isinstance(value, float)]
             means = {name: statistics.fmean(table[cell][name] for cell in cells) for name in numbers}
             mine = Cell(method, budget, network)
             rows.append({**means, **mine._asdict()})
-            right[mine] = {
-                stage: torch.stack([kept.right[f"{cell}/{stage}"] for cell in cells]).double().mean(0)
-                for stage in stages
-            }
+            stacks = {stage: torch.stack([flags[f"{cell}/{stage}"] for cell in cells]) for stage in stages}
+            right[mine] = {stage: stacked.double().mean(0) for stage, stacked in stacks.items()}
     return ranked(rows, right)._replace(about=f"Ranked over {len(benches)} networks, which the table counts as seeds.")
 
 

@@ -101,7 +101,8 @@ def lines(results: Mapping[str, Result]) -> list[str]:
         over = f", 95 % over {runs} runs {100 * low:.2f} to {100 * high:.2f}" if runs > 1 else ""
         mean = f"test accuracy {100 * row['accuracy']:.2f} %"
         text.append(f"{row['group']}: {mean}{over}, over images of a run +- {half:.2f}")
-    text += words.best_methods(tables.get(RANKING, []), "networks")
+    if RANKING in tables:  # runs of mhprobe.prunebench have no test images of their own
+        return text + words.best_methods(tables[RANKING], "networks")
     return text + [sentence(pair) for pair in tests] if len(tests) <= FEW else text
 
 

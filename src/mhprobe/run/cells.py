@@ -14,7 +14,7 @@ from torch import Tensor
 from mhprobe.errors import UserError, quoted
 from mhprobe.io.code import our_digest, stands_on
 from mhprobe.io.files import write
-from mhprobe.io.tensors import packed, unpacked, write_bench
+from mhprobe.io.tensors import BENCH, packed, unpacked
 from mhprobe.questions.material import Material
 from mhprobe.questions.plan import Question
 from mhprobe.report.benches import RANKING, TABLE, ranked
@@ -68,7 +68,7 @@ def questions(cfg: Config, folder: Path) -> Asks:
         cells.run()
         there = cells.there()
         right = {f"{cell}/{stage}": of for cell, kept in there.items() if kept for stage, of in kept.right.items()}
-        write_bench(folder, right, material.data.images_of("test"))
+        write(folder / BENCH, packed(right, {"images": material.data.images_of("test")}))
         return results(command(cfg.command, folder), there)
 
     return lambda material, report: [Question("prunebench", ask)]

@@ -104,22 +104,18 @@ def _clocked(model: nn.Module, names: Sequence[str], images: Tensor) -> list[flo
     synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     now: dict[str, float] = {}
 
-    def enters(name: str, *_: Any) -> None:
+    def passes(name: str, *_: Any) -> None:  # into the module, and out of it
         synchronize()
-        now[name] = time.perf_counter()
-
-    def leaves(name: str, *_: Any) -> None:
-        synchronize()
-        now[name] = time.perf_counter() - now[name]
+        now[name] = time.perf_counter() - now.get(name, 0.0)
 
     with contextlib.ExitStack() as hooks:
         for name in names:
             module = model.get_submodule(name)
-            hooks.callback(module.register_forward_pre_hook(functools.partial(enters, name)).remove)
-            hooks.callback(module.register_forward_hook(functools.partial(leaves, name)).remove)
-        enters("")
+            hooks.callback(module.register_forward_pre_hook(functools.partial(passes, name)).remove)
+            hooks.callback(module.register_forward_hook(functools.partial(passes, name)).remove)
+        passes("")
         model(images)
-        leaves("")
+        passes("")
     return [now[name] for name in ("", *names)]
 
 

@@ -11,10 +11,11 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from pydantic import ValidationError
+from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.io.head_tables import DIGEST, read_cells
-from mhprobe.io.tensors import BENCH, OUTCOMES, BenchOutcomes, Outcomes, read_bench, read_outcomes
+from mhprobe.io.tensors import BENCH, OUTCOMES, Outcomes, read_outcomes, unpacked
 from mhprobe.report import ledger
 from mhprobe.report.ledger import Entry
 from mhprobe.report.runs.folder import MB, Folder, reading
@@ -77,9 +78,13 @@ class Run:
             return None
         return right
 
-    def bench(self) -> BenchOutcomes | None:
-        """Return the correct test images of the cells of mhprobe.prunebench, if this is a run of it."""
-        return self.files.tried(lambda: read_bench(self.folder) if self.files.path(BENCH, 100 * MB) else None)
+    def bench(self) -> tuple[dict[str, Tensor], str] | None:
+        """Return (N,) bool right test images by cell and stage, "fisher_0.5_0/repaired", and the digest of the images.
+
+        None of a run that is not of mhprobe.prunebench.
+        """
+        kept = self.files.tried(lambda: unpacked(path) if (path := self.files.path(BENCH, 100 * MB)) else None)
+        return None if kept is None else (kept[0], kept[1].get("images", ""))
 
 
 def read_run(folder: Path) -> Run:
