@@ -186,9 +186,12 @@ def pareto(rows: Sequence[Mapping[str, Any]], batch: int = 64) -> Figure:
     batch: the batch size of the measured time; without timings there is no right side.
     """
     stage = next(name for name in ("tuned", "repaired", "pruned") if all(name in row for row in rows))
-    ordered = sorted(rows, key=lambda row: (row["budget"], -row[stage]))
+    of_cells: dict[tuple[Any, str], list[float]] = {}
+    for row in rows:
+        of_cells.setdefault((row["budget"], row["method"]), []).append(row[stage])
+    ordered = sorted(of_cells, key=lambda cell: (cell[0], -statistics.fmean(of_cells[cell])))
     dense = statistics.fmean(row["dense"] for row in rows)
-    timed, methods = f"speedup_{batch}", list(dict.fromkeys(row["method"] for row in ordered))
+    timed, methods = f"speedup_{batch}", list(dict.fromkeys(method for _, method in ordered))
     sides = [("share of FLOPs left", lambda row: row["flops"])]
     if all(timed in row for row in rows):
         sides.append((f"share of time, batch {batch}", lambda row: 1 / row[timed]))
