@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
+from mhprobe.stats.intervals import SHARE, SIZE, interval
 from mhprobe.stats.significance import (
     benjamini_hochberg,
     beyond,
@@ -147,3 +148,20 @@ def test_a_difference_of_one_seed_is_that_of_paired_images():
     low, high = theirs.confidence_interval(0.95)
     assert found == pytest.approx((float(difference_RN.mean()), low, high, theirs.pvalue), rel=1e-6)
     assert crossed(torch.zeros(2, 9)).p == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "within", "low", "high"),
+    [
+        (1.0 + 2**-52, 1e-15, SHARE, 1.0, 1.0),  # two heads that are the same: their CKA is 1, but for rounding
+        (1.0, 0.1, SHARE, 0.802, 1.0),
+        (0.0, 0.1, SHARE, 0.0, 0.198),
+        (0.0, 0.1, SIZE, 0.0, 0.198),
+        (-1e-18, 1e-15, SIZE, 0.0, 0.0),
+    ],
+)
+def test_an_estimate_at_an_end_of_its_range_has_an_interval(value, error, within, low, high):
+    """Its logit or logarithm is infinite, which once left NaN."""
+    value = torch.tensor(value, dtype=torch.float64)
+    ends = [end.item() for end in interval(value, torch.tensor(error, dtype=torch.float64), 100, within)]
+    assert ends == pytest.approx([low, high], abs=5e-4) and ends[0] <= value <= ends[1]

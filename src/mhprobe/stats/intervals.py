@@ -40,7 +40,10 @@ def interval(value: Tensor, error: Tensor, freedom: int, within: Range = REAL) -
     else:
         steep = half / (value * (1 - value))
         low, high = ((value.logit() + sign * steep).sigmoid() for sign in (-1, 1))
-    return torch.where(half == 0, value, low), torch.where(half == 0, value, high)  # logits may be infinite there
+    end = (value <= within[0]) | (value >= within[1])  # by rounding even beyond it: no finite logit or logarithm
+    low = torch.where(end, torch.minimum((value - half).clamp(*within), value), low)
+    high = torch.where(end, torch.maximum((value + half).clamp(*within), value), high)
+    return torch.where(half == 0, value, low), torch.where(half == 0, value, high)
 
 
 def of_mean(total: Tensor, square: Tensor, count: Tensor, within: Range = REAL) -> dict[str, Tensor]:
