@@ -109,6 +109,7 @@ def check_labels(labels: Tensor | None, logits: Tensor) -> None:
 def numbers_of(layout: HeadLayout, needs: Collection[Need], area: float = 1) -> float:
     """Numbers in the record of one image, at least; 0 if its size is not fixed. area: as a share of the layout's."""
     sites, kinds = layout.of("head").sites, {need if isinstance(need, str) else type(need) for need in needs}
+    kinds |= {"attn"} if "attn_grad" in kinds else set()  # attention weights stand beside their slopes
     if not all(site.attention_size for site in sites):
         return 0
     pairs = [(site, site.prefix_tokens + area * math.prod(site.token_grid)) for site in sites]
