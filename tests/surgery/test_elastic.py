@@ -119,7 +119,7 @@ def test_budgets_of_other_files_and_out_of_reach_are_refused(trained, tmp_path):
     ):
         wrong = {**about, "made": {**about["made"], "elastic": forged}}
         file.with_suffix(".json").write_bytes(as_json({key: wrong[key] for key in wrong if key != "digest"}))
-        with pytest.raises(mhprobe.UserError, match=rf"^load: made.elastic in .* is damaged: {re.escape(says)}. Prune"):
+        with pytest.raises(mhprobe.UserError, match=rf"^load: made.elastic in .* is damaged: {re.escape(says)}. Make"):
             mhprobe.load(file, flops=0.6)
     file.with_suffix(".json").write_bytes(as_json({key: about[key] for key in about if key != "digest"}))
     # of a pruned or tuned network the scores are no longer true, and are not carried on

@@ -27,7 +27,8 @@ def run(cfg: "Config", folder: Path) -> None:
 
     def questions(material: "Material", _: "Report") -> list[Question]:
         second = parts.second and builders.prepared(parts.second, "evidence.second")
-        ask = functools.partial(judged, claims=claims, maps=maps, second=second, runs=parts.runs, **images)
+        others: dict[str, Any] = {"second": second, "runs": parts.runs, "key": "evidence.runs"}
+        ask = functools.partial(judged, claims=claims, maps=maps, **images, **others)
         return [Question("claims", ask, names, control=cfg.control is not None)]
 
     answer(cfg, folder, questions).complain()

@@ -84,8 +84,8 @@ def _check(part: Any, types: Mapping[str, Any]) -> None:
         got = part.get(name) if isinstance(part, Mapping) else part
         if not fits(got, hint) or (get_origin(hint) is Literal and got not in get_args(hint)):
             raise UserError(
-                f"load: made.elastic in the JSON of the file is damaged: {name} is {quoted(got)}. Prune again, with "
-                f"prune.elastic=true."
+                f"load: made.elastic in the JSON of the file is damaged: {name} is {quoted(got)}. Make the file anew "
+                f"with mhprobe.prune."
             )
 
 

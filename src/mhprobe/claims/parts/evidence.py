@@ -42,9 +42,9 @@ class Evidence:
     Each method raises UserError where this network, or this data set, has no such number.
 
     material: the network and its images. maps: kinds of maps by name. second: another data set with the same classes;
-    None for the same one with damaged test images. runs: folders of other runs, by role. Most images: of_maps, test
-    images for maps and relations between patches; of_control, test images for the untrained twin; of_choice, validation
-    images that orders and heads are chosen on.
+    None for the same one with damaged test images. runs: folders of other runs, by role; key: their option, for
+    messages. Most images: of_maps, test images for maps and relations between patches; of_control, test images for the
+    untrained twin; of_choice, validation images that orders and heads are chosen on.
     """
 
     def __init__(
@@ -56,11 +56,12 @@ class Evidence:
         of_choice: int,
         second: ImageData | None = None,
         runs: Mapping[str, str | None] | None = None,
+        key: str = "runs",
     ) -> None:
         self.material, self.layout, self.maps, self.of_maps = material, material.layout, maps, of_maps
         self.twin = None if material.twin is None else Untrained(_of_fewer(material, "test", of_control))
         self.choosing = _of_fewer(material, "val", of_choice)
-        self.other, self.runs = second, runs or {}
+        self.other, self.runs, self.key = second, runs or {}, key
 
     def columns(self, name: str) -> Columns:
         """Columns of a measure of the test images, by its name in conf/claims.yaml."""
@@ -104,7 +105,7 @@ class Evidence:
     def run(self, name: str) -> Run:
         """Another run by its role for this network: training, pruned, scratch, wider."""
         if not (folder := self.runs.get(name)):
-            raise UserError(f"it needs another run, evidence.runs.{name}=<its folder>.")
+            raise UserError(f"it needs another run, {self.key}.{name}=<its folder>.")
         return read_run(Path(folder))
 
     @functools.cached_property
