@@ -97,6 +97,7 @@ def test_every_law_of_a_p_or_an_interval_is_simulated():
 ELSEWHERE = {  # simulated where their own promise is explained
     "kept_promise",  # tests/stats/test_promise.py: 1,000 re-draws at every level
     "loses_more",
+    "ranking",  # its p are those of crossed: tests/stats/test_significance.py
     "agreement",  # its intervals are spearman_interval's
     "interval",  # of resampled means: bootstrap's; of an error and its freedom: tests/contracts/test_intervals.py
     "p_of_interval",  # there it is Student's test
