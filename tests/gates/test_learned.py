@@ -428,8 +428,11 @@ def test_learnable_false_stops_what_hard_concrete_gates_learn():
     fixed = gates.values.requires_grad
     mhprobe.attach(model, learnable=False)
     assert not any(parameter.requires_grad for parameter in gates.parameters())
+    joined = mhprobe.attach(model, units={"head", "neuron"})
+    assert not any(parameter.requires_grad for parameter in joined.parameters())  # as they were
     mhprobe.attach(model, learnable=True)
-    assert gates.log_alpha.requires_grad and gates.values.requires_grad == fixed
+    assert joined.log_alpha.requires_grad and joined.values.requires_grad == fixed
+    assert not mhprobe.attach(model, learnable=False, units={"head"}).log_alpha.requires_grad
 
 
 def test_plain_learnable_gates_keep_their_limits_when_neurons_join():

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import re
+import shutil
 
 import pytest
 import torch
@@ -222,8 +223,17 @@ def test_networks_of_several_benches_are_ranked_together(trained, tmp_path):
     expected = ranks.crossed(torch.stack(flags[other]) - torch.stack(flags[best]))
     assert rows[other]["p"] == pytest.approx(expected.p) and rows[other]["low"] == pytest.approx(expected.low)
     with pytest.raises(mhprobe.UserError, match="tested on different images"):
-        several([folders["one"], folders["few"]])
+        several([folders["two"], folders["few"]])
     assert "prunebench_ranking" not in several([folders["one"], trained.folder])
+    assert len(lines(several([folders["one"], folders["two"], trained.folder, again.folder]))) > 2  # these have others
+    # one network is no repeat of itself, as in a sweep over seeds; beside another one nobody can say which to take
+    shutil.copytree(folders["one"], tmp_path / "copy")
+    assert "prunebench_ranking" not in several([folders["one"], tmp_path / "copy"])
+    with pytest.raises(mhprobe.UserError, match="two benches are of one network"):
+        several([folders["one"], folders["two"], tmp_path / "copy"])
+    (tmp_path / "copy" / "bench.safetensors").write_bytes(b"damaged")
+    with pytest.raises(mhprobe.UserError, match=r"copy: bench\.safetensors is missing or damaged\. Run the bench's"):
+        several([folders["two"], tmp_path / "copy"])
 
 
 @pytest.mark.peer

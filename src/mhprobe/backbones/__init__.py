@@ -225,10 +225,10 @@ def attach(
     remove_gates(model)
     usual = HeadGates if gates is None else gates.like
     new = (make or usual)(backbone, layout)
-    if make is None and learnable is not None:
-        new.learn(learnable)
     if gates is not None:
         gates.hand_over(new, learned=make is None)
+    if make is None and learnable is not None:
+        new.learn(learnable)
     family.prepare(backbone)
     put_on(backbone, new, [family.seam(backbone, site).point for site in layout.sites])
     new.check(backbone)

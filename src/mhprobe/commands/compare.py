@@ -3,8 +3,7 @@
 RUN is the folder of a run or of a sweep. Writes tables and figures ``runs``, ``groups``, ``curves`` and ``agreement``
 (of the heads); the table ``paired`` (McNemar's test of every two runs on the same test images); the table ``grid``
 (accuracy by setting) of runs that differ in two settings or more; the matrix ``claims`` of runs of mhprobe.claims;
-``prunebench_ranking`` of runs of mhprobe.prunebench (methods over networks); and comparison.html, the runs side by
-side.
+``prunebench_ranking`` of runs of mhprobe.prunebench (methods over networks); comparison.html, the runs side by side.
 """
 
 import argparse

@@ -89,18 +89,20 @@ class HeadGates(nn.Module):
         self.values.requires_grad_(learnable)
 
     def like(self, model: nn.Module, layout: HeadLayout) -> "HeadGates":
-        """Make open gates of this class, with its options, for another layout."""
+        """Make open gates with these options for another layout: plain ones, unless a class says how to make its."""
         return HeadGates(model, layout, self.values.requires_grad, self.low, self.high)
 
     @torch.no_grad()
     def hand_over(self, new: "HeadGates", learned: bool) -> None:
-        """Copy the factors of sites that both have to ``new``. learned: to ``new`` of the same class all it learns."""
+        """Copy the factors of sites that both have to ``new``. learned: if of the same class, all tensors as is."""
         whole = learned and type(new) is type(self)
         for name in [name for name, _ in (*new.named_parameters(), *new.named_buffers())] if whole else ["values"]:
-            values = getattr(self, name) if whole else self.effective()
+            values, theirs = getattr(self, name) if whole else self.effective(), getattr(new, name)
             before = dict(zip(self.layout.sites, self.layout.split(values), strict=True))
-            for site, part in zip(new.layout.sites, new.layout.split(getattr(new, name)), strict=True):
+            for site, part in zip(new.layout.sites, new.layout.split(theirs), strict=True):
                 part.copy_(before.get(site, part))
+            if whole:
+                theirs.requires_grad_(values.requires_grad)
 
     def missing(self, model: nn.Module) -> list[str]:
         """Return the names of the sites in ``model`` whose projection has none of these gates."""

@@ -119,10 +119,8 @@ class HardConcreteGates(HeadGates):
         self.log_alpha.requires_grad_(learnable)
 
     def like(self, model: nn.Module, layout: HeadLayout) -> HeadGates:
-        law = dataclasses.asdict(self.distribution)
-        return HardConcreteGates(
-            model, layout, **law, start=self.start, start_std=self.start_std, low=self.low, high=self.high
-        )
+        options = {**dataclasses.asdict(self.distribution), "start": self.start, "start_std": self.start_std}
+        return HardConcreteGates(model, layout, **options, low=self.low, high=self.high)
 
     def factors(self, heads: slice, training: bool) -> Tensor:
         log_alpha, law = self.log_alpha[heads], self.distribution

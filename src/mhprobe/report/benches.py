@@ -27,31 +27,32 @@ def over_networks(runs: Sequence[Run]) -> Result:
     """Rank the methods of several runs of mhprobe.prunebench, each of another network: the networks are the repeats.
 
     Only cells that every network has count. A network's outcome is the mean over its seeds. Intervals and p are for new
-    images and new networks. Empty for fewer than two such runs. Raises UserError for runs on different test images, and
-    for runs without a cell in common.
+    images and new networks. Empty for fewer than two networks. Raises UserError for a run without its outcomes, for two
+    runs of one network among others, for different test images, and for runs without a cell in common.
     """
-    benches = [(run.tables[TABLE].dicts(), kept) for run in runs if TABLE in run.tables and (kept := run.bench())]
-    if len(benches) < 2:
+    benches = [run for run in runs if TABLE in run.tables]
+    kept = [run.bench() for run in benches] if len(benches) > 1 else []
+    networks, images = ({about[key] for _, about in kept} for key in ("network", "images"))
+    if len(networks) < 2:
         return Result()
-    if len({images for _, (_, images) in benches}) > 1:
+    if len(networks) < len(benches):
+        raise UserError("compare: two benches are of one network, expected one of each. Leave out the others.")
+    if len(images) > 1:
         raise UserError("compare: the benches tested on different images. Give all the same data and data.limit_test.")
-    done = [{_cell(row): row for row in rows if row["note"] is None} for rows, _ in benches]
-    shared = set.intersection(*map(set, done))
+    done = [[row for row in run.tables[TABLE].dicts() if row["note"] is None] for run in benches]
+    tables = [{Cell(row["method"], row["budget"], row["seed"]): row for row in rows} for rows in done]
+    shared = set.intersection(*map(set, tables))
     if not shared:
         raise UserError("compare: the benches share no cell (method, budget, seed). Run the same in each.")
     rows, right = list[dict[str, Any]](), dict[Cell, dict[str, Tensor]]()
-    for network, (table, (_, (flags, _))) in enumerate(zip(done, benches, strict=True)):
+    for network, (table, (flags, _)) in enumerate(zip(tables, kept, strict=True)):
         for method, budget in sorted({cell[:2] for cell in shared}):
             cells = [cell for cell in shared if cell[:2] == (method, budget)]
+            columns = {name: [table[cell][name] for cell in cells] for name in table[cells[0]]}
+            numbers = {name: of for name, of in columns.items() if all(isinstance(value, float) for value in of)}
             stages = [stage for stage in STAGES if all(f"{cell}/{stage}" in flags for cell in cells)]
-            numbers = [name for name, value in table[cells[0]].items() if isinstance(value, float)]
-            means = {name: statistics.fmean(table[cell][name] for cell in cells) for name in numbers}
-            mine = Cell(method, budget, network)
-            rows.append({**means, **mine._asdict()})
             stacks = {stage: torch.stack([flags[f"{cell}/{stage}"] for cell in cells]) for stage in stages}
+            mine = Cell(method, budget, network)
+            rows.append({name: statistics.fmean(of) for name, of in numbers.items()} | mine._asdict())
             right[mine] = {stage: stacked.double().mean(0) for stage, stacked in stacks.items()}
     return ranked(rows, right)._replace(about=f"Ranked over {len(benches)} networks, which the table counts as seeds.")
-
-
-def _cell(row: Mapping[str, Any]) -> Cell:
-    return Cell(*(row[name] for name in Cell._fields))

@@ -101,9 +101,9 @@ def lines(results: Mapping[str, Result]) -> list[str]:
         over = f", 95 % over {runs} runs {100 * low:.2f} to {100 * high:.2f}" if runs > 1 else ""
         mean = f"test accuracy {100 * row['accuracy']:.2f} %"
         text.append(f"{row['group']}: {mean}{over}, over images of a run +- {half:.2f}")
-    if RANKING in tables:  # runs of mhprobe.prunebench have no test images of their own
-        return text + words.best_methods(tables[RANKING], "networks")
-    return text + [sentence(pair) for pair in tests] if len(tests) <= FEW else text
+    text += words.best_methods(tables.get(RANKING, []), "networks")
+    benches_alone = RANKING in tables and not groups  # none has test images of a whole run
+    return text if benches_alone or len(tests) > FEW else text + [sentence(pair) for pair in tests]
 
 
 def inert(result: Result) -> Result:

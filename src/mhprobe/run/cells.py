@@ -64,11 +64,12 @@ def questions(cfg: Config, folder: Path) -> Asks:
     refuse(cfg)
 
     def ask(material: Material) -> dict[str, Result]:
+        about = {"images": material.data.images_of("test"), "network": material.identity["weights"]}
         cells = Cells(cfg, material)
         cells.run()
         there = cells.there()
         right = {f"{cell}/{stage}": of for cell, kept in there.items() if kept for stage, of in kept.right.items()}
-        write(folder / BENCH, packed(right, {"images": material.data.images_of("test")}))
+        write(folder / BENCH, packed(right, about))
         return results(command(cfg.command, folder), there)
 
     return lambda material, report: [Question("prunebench", ask)]

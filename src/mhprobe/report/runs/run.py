@@ -78,13 +78,15 @@ class Run:
             return None
         return right
 
-    def bench(self) -> tuple[dict[str, Tensor], str] | None:
-        """Return (N,) bool right test images by cell and stage, "fisher_0.5_0/repaired", and the digest of the images.
+    def bench(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Return which test images each cell of mhprobe.prunebench gets right, and digests: "images" and "network".
 
-        None of a run that is not of mhprobe.prunebench.
+        The former are (N,) by cell and stage, "fisher_0.5_0/repaired". Raises UserError where the run has kept none.
         """
         kept = self.files.tried(lambda: unpacked(path) if (path := self.files.path(BENCH, 100 * MB)) else None)
-        return None if kept is None else (kept[0], kept[1].get("images", ""))
+        if kept is None or not {"images", "network"} <= set(kept[1]):
+            raise UserError(f"compare: {self.folder}: {BENCH} is missing or damaged. Run the bench's command again.")
+        return kept
 
 
 def read_run(folder: Path) -> Run:
