@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import html
 import json
 import math
 import re
@@ -20,6 +21,7 @@ from mhprobe.heads import KINDS
 from mhprobe.masking.search.racing import Racing
 from mhprobe.masking.turns import Turns
 from mhprobe.report.figures.pruned import pareto
+from mhprobe.report.html import write_comparison
 from mhprobe.report.runs.run import read_run
 from mhprobe.report.several import lines, several
 from mhprobe.run import cells
@@ -206,6 +208,8 @@ def test_networks_of_several_benches_are_ranked_together(trained, tmp_path):
     result = results["prunebench_ranking"]
     (line,) = lines(results)
     assert line.startswith("At 60 % of the FLOPs ") and "repaired, networks: 2)" in line
+    page = write_comparison([folders["one"], folders["two"]], tmp_path / "page.html", result).read_text()
+    assert line in html.unescape(page) and "methods of pruning over networks" in page and "no test accuracy" not in page
     rows = {row["method"]: row for row in result.table.dicts()}
     assert {row["seeds"] for row in rows.values()} == {2} and result.figure is not None
     of_cells = [runs.rows(folders[name] / "tables" / "prunebench.csv") for name in ("one", "two")]

@@ -35,7 +35,7 @@ def main() -> None:
         results = several(options.runs, options.over)
         report.data, report.images = about(options.runs)
     report.add_all({name: inert(result) for name, result in results.items()})
-    page = write_comparison(expand(options.runs), options.out / "comparison.html")
+    page = write_comparison(expand(options.runs), options.out / "comparison.html", results.get("prunebench_ranking"))
     print(*lines(results), f"tables and figures: {options.out}", page, sep="\n")
 
 

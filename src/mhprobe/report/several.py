@@ -54,9 +54,8 @@ class One(NamedTuple):
 def several(folders: Sequence[Path], over: Sequence[str] = ("seed",)) -> dict[str, Result]:
     """Compare runs: ``runs``, ``groups``, ``grid``, ``paired``, ``curves``, ``agreement``, ``speed``, ``claims``.
 
-    Of runs of mhprobe.prunebench: ``prunebench_ranking``, over their networks. folders: of runs, or of sweeps. over:
-    settings by the end of their names. Raises UserError for fewer than two runs, for a folder without a run, and for an
-    ``over`` that no run has set.
+    ``prunebench_ranking``: of ``over_networks``. folders: of runs, or of sweeps. over: settings by the end of their
+    names. Raises UserError for fewer than two runs, a folder without a run, and an ``over`` that no run has set.
     """
     runs = [read_run(folder) for folder in expand(folders)]
     if len(runs) < 2:

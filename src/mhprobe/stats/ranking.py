@@ -48,16 +48,15 @@ def ranking(rows: Sequence[Mapping[str, Any]], right: Mapping[Cell, Mapping[str,
         stage = next(stage for stage in reversed(STAGES) if all(stage in right[cell] for cell in cells))
         flags = {name: torch.stack([right[Cell(name, budget, s)][stage] for s in seeds]).double() for name in names}
         names.sort(key=lambda name: -float(flags[name].mean()))
-        pairs = list(itertools.combinations(names, 2))
-        tests = [crossed(flags[other] - flags[one]) for one, other in pairs]
-        adjusted = holm(torch.tensor([test.p for test in tests], dtype=torch.float64)).tolist()
+        tests = {pair: crossed(flags[pair[1]] - flags[pair[0]]) for pair in itertools.combinations(names, 2)}
+        adjusted = holm(torch.tensor([test.p for test in tests.values()], dtype=torch.float64)).tolist()
+        p_holm = dict(zip(tests, adjusted, strict=True))
         for name in names:
             of_seeds = flags[name].mean(1).tolist()
             row = {"budget": budget, "method": name, "stage": stage, "seeds": len(seeds), "dense": dense}
             row |= {"accuracy": sum(of_seeds) / len(seeds), "lowest": min(of_seeds), "highest": max(of_seeds)}
             if name != names[0]:
-                number = pairs.index((names[0], name))
-                test, p = tests[number], adjusted[number]
+                test, p = tests[names[0], name], p_holm[names[0], name]
                 row |= {"to_best": test.difference, "low": test.low, "high": test.high, "p": test.p}
                 row |= {"p_holm": p, "real": p < 0.05}
             table.append(row)

@@ -16,6 +16,7 @@ from scipy.stats import rankdata
 from mhprobe.errors import UserError
 from mhprobe.io.files import write
 from mhprobe.report.html.page import facts, render
+from mhprobe.report.result import Result
 from mhprobe.report.runs import atlas, words
 from mhprobe.report.runs.folder import reading
 from mhprobe.report.runs.run import Run, differing, jobs, read_run
@@ -25,17 +26,18 @@ from mhprobe.stats.intervals import p_of_interval
 from mhprobe.stats.significance import holm
 
 log = logging.getLogger(__name__)
+NO_ACCURACY = "These runs have no test accuracy to compare."
 
 Estimate = tuple[float, float, float]  # a value and its interval
 Columns = Mapping[str, Any]  # of a run's measure: value, low, high, and the interval's degrees of freedom
 
 
-def write_comparison(folders: Sequence[Path], to: Path) -> Path:
-    """Write one page about two or more runs. Raises UserError if one is no run, or if there is only one."""
+def write_comparison(folders: Sequence[Path], to: Path, ranking: Result | None = None) -> Path:
+    """Write one page about two or more runs. ranking: of ``over_networks``. UserError for one run, or for no run."""
     if len(folders) < 2:
         raise UserError("compare: a comparison needs two or more runs.")
     with reading(Path(", ".join(map(str, folders)))):
-        return write(Path(to), _page([read_run(folder) for folder in folders]).encode())
+        return write(Path(to), _page([read_run(folder) for folder in folders], ranking).encode())
 
 
 def finish_sweep(folder: Path) -> Path | None:
@@ -50,14 +52,16 @@ def finish_sweep(folder: Path) -> Path | None:
         return None
 
 
-def _page(runs: Sequence[Run]) -> str:
+def _page(runs: Sequence[Run], ranking: Result | None) -> str:
     names = names_of(runs)
     heads = atlas.heads(runs[0])
     measures = _measures(runs)
     what = " or ".join(dict.fromkeys(atlas.scored(run) for run in runs if atlas.lines(run)))
     paired = pairs([run.outcomes() for run in runs], names)
-    settings = differing(runs).items()
+    settings, ranked = differing(runs).items(), ranking.table.dicts() if ranking and ranking.table else []
+    first = words.best_methods(ranked, "networks") + _accuracies(runs, names, paired)
     rows: dict[str, list[dict[str, Any]]] = {
+        "methods of pruning over networks": ranked,
         "accuracies on the same images": [pair for pair in paired if not pair["untested"]],
         f"{what} at as many heads masked": _curve_rows(runs, names),
         "heads that changed": _head_rows(names, heads, measures),
@@ -76,7 +80,7 @@ def _page(runs: Sequence[Run]) -> str:
         {"heads": heads, "runs": names, "measures": measures, "lines": lines, "scored": what, "tables": tables},
         ["common.js", "compare.js", "tables.js"],
         title=f"{len(runs)} runs side by side",
-        words=[*_accuracies(runs, names, paired), *_changed(names, measures), *_numbers_only(runs, names, measures)],
+        words=[*(first or [NO_ACCURACY]), *_changed(names, measures), *_numbers_only(runs, names, measures)],
         runs=list(zip(names, map(facts, runs), strict=True)),
         scored=what,
         has={"heads": bool(heads and measures), "curves": bool(lines)},
@@ -107,7 +111,7 @@ def _accuracies(runs: Sequence[Run], names: Sequence[str], paired: Sequence[Mapp
             verdict = f"{'not ' if low <= 0 <= high else ''}told apart from 0.{more}"
             ends = f"95 % interval {low:+.1f} to {high:+.1f}"
             text.append(f"{name} minus {names[0]}: {gap:+.1f} points ({ends}), {verdict}")
-    return text or ["These runs have no test accuracy to compare."]
+    return text
 
 
 def _measures(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -201,8 +205,7 @@ def _curve_rows(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, Any
         for name, others in zip(names[1:], lines[1:], strict=True):
             at = {point["heads_masked"]: point for point in others.get((curve, split), [])}
             for a in points:
-                b = at.get(a["heads_masked"])
-                if b is None or a["low"] is None or b["low"] is None:
+                if (b := at.get(a["heads_masked"])) is None or None in (a["low"], b["low"]):
                     continue
                 gap, low, high = difference(*((p["accuracy"], p["low"], p["high"]) for p in (a, b)))
                 row = {"curve": curve, "split": split, "heads_masked": a["heads_masked"], "run": name}
