@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
+from curves import curve
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.masking.base import Evaluate, Scores
 from mhprobe.masking.keep_best import KeepBest
@@ -153,3 +154,12 @@ def test_the_mean_of_random_paths_has_no_p_but_an_interval_over_repeats():
         deltas = [row["delta"] for row in rows if row["step"] == step and row["seed"] != "mean"]
         low, high = stats.t.interval(0.95, 4, loc=np.mean(deltas), scale=stats.sem(deltas))
         assert (mean[step]["delta_low"], mean[step]["delta_high"]) == pytest.approx((low, high), rel=1e-9)
+
+
+@pytest.mark.parametrize("images", [100, 360, 1000])
+def test_a_loss_of_exactly_a_point_is_not_more_than_a_point(images):
+    right = torch.arange(images // 50 + 1, images + 1).double()
+    for before in right.tolist():
+        lost = [0, images // 100, images // 100 + 1]  # 1 % or just below, and just above
+        falls = curve("c", [0, 1, 2], [(before - count) / images for count in lost]).falls
+        assert falls.tolist() == [False, False, True]

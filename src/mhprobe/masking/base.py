@@ -17,7 +17,7 @@ from torch import Tensor
 from mhprobe.errors import UserError, refuse_misfits
 from mhprobe.heads import HeadLayout
 
-ROUNDING = 1e-9  # of shares that are sums over heads
+ROUNDING = 1e-9  # of shares that are sums over heads, or counts of images
 SHARES = ("flops", "params", "latency", "memory")  # units of targets that are a share of the whole network's
 
 Cost = Callable[[Tensor], Tensor]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mhprobe.masking.base import LABELS, Evaluate, Path, Scored
+from mhprobe.masking.base import LABELS, ROUNDING, Evaluate, Path, Scored
 from mhprobe.stats.intervals import bootstrap
 from mhprobe.stats.promise import Guarantee, kept_promise
 from mhprobe.stats.significance import holm, mcnemar, t_interval, wilson
@@ -118,7 +118,7 @@ class Curve:
     def falls(self) -> Tensor:
         """(K,) bool: more than a point of accuracy below the unmasked model."""
         accuracy = self.points.accuracy
-        return accuracy < accuracy[0] - 0.01
+        return accuracy < accuracy[0] - 0.01 - ROUNDING
 
 
 def first(dropped: Tensor) -> int:
