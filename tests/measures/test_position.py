@@ -94,3 +94,13 @@ def test_favourites_agree_with_counting_them_out(build):
 def test_shares_outside_their_range_are_refused(option, value):
     with pytest.raises(UserError, match=f"position: {option} is a share above 0 and at most 1, got {value}"):
         Position(vit_layout(), **{option: value})
+
+
+@pytest.mark.parametrize("misses", [(4, 4, 4, 3, 3), (18, 0, 0, 0, 0)])
+def test_nine_tenths_of_all_queries_are_enough_though_no_image_has_just_that(misses):
+    layout = vit_layout(grid=(6, 6))
+    attn = looking(layout, 0, 0, images=5)[0].clone()
+    for image, count in enumerate(misses):
+        attn[image, ..., 1 : 1 + count, :] = torch.eye(37, dtype=attn.dtype)[36]  # these look at the last patch
+    got = run(Position(layout), batch_of(attn))
+    assert (got["value"].item(), got["positional"].item()) == (0.9, 1)
