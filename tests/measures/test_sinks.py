@@ -62,3 +62,22 @@ def test_a_no_op_is_quiet_beside_the_median_head_not_beside_the_mean():
     write, role = (measure.columns()[name] for name in ("write", "role"))
     assert (write[1:4] < 0.25 * write.mean()).all()
     assert role.tolist() == [1, 2, 2, 2, 2]
+
+
+def test_a_head_that_writes_nothing_hands_nothing_out_where_most_heads_write_nothing():
+    on_class = torch.zeros(5, 5, dtype=torch.float64)
+    on_class[:, 0] = 1
+    z = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)[:, None].expand(2, 5, 3, 2)
+    stream, eye = torch.ones(2, 5, 4, dtype=torch.float64), torch.eye(2, 4, dtype=torch.float64).expand(3, 2, 4)
+    measure = Sinks(LAYOUT)
+    measure.update(
+        HeadBatch(
+            z=(z,),
+            logits=torch.zeros(2, 2),
+            valid=torch.ones(2, dtype=torch.bool),
+            attn=(on_class.expand(2, 1, 3, 5, 5),),
+            stream=(Stream(stream, stream, stream),),
+            weights=(HeadWeights(eye, eye, eye, eye),),
+        )
+    )
+    assert measure.columns()["role"].tolist() == [1, 1, 2]
