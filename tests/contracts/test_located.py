@@ -18,6 +18,8 @@ from mhprobe.backbones import build, families, family_of, input_spec, layout_of
 from mhprobe.backbones.located import FACTORISED
 from mhprobe.backbones.parts.located import CHANNELS, Located, grid_of
 from mhprobe.errors import UserError
+from mhprobe.heads import Patching
+from mhprobe.measures.activation_patching import ActivationPatching
 from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.replay import Replay
 from models import images_for, make_loud
@@ -239,6 +241,26 @@ def test_masks_replay_and_measures_run(name):
         assert z.shape == slope.shape and z.shape[2:] == (site.num_heads, site.head_dim)
         assert z.shape[1] == site.prefix_tokens + site.token_grid[0] * site.token_grid[1]
         assert weights.output.shape[:2] == (site.num_heads, site.head_dim)
+
+
+@located
+def test_attribution_is_patching_where_the_twin_hardly_differs(name):
+    model = copied(loud(name)).double()
+    need = Patching("noise", metric="log_likelihood", estimates=("exact", "atp"), noise=1e-4)
+    images = images_for(model, 2, dtype=torch.float64)
+    effect = mhprobe.record(model, images, torch.tensor([0, 1]), needs={need}).patched[need].effect
+    largest = float(effect["exact"].abs().max())
+    assert largest > 0
+    torch.testing.assert_close(effect["atp"], effect["exact"], rtol=0.05, atol=0.05 * largest)
+
+
+@located
+@pytest.mark.filterwarnings("ignore::mhprobe.measures.activation_patching.NothingToRestore")  # two images
+def test_where_blocks_are_not_known_graddrop_is_no_number(name):
+    model, labels = loud(name), torch.tensor([0, 1])
+    measure = ActivationPatching(mhprobe.attach(model).layout, estimates=["atp", "graddrop"])
+    measure.update(mhprobe.record(model, images_for(model, 2), labels, needs=measure.needs))
+    assert measure.columns()["graddrop"].isnan().all() == (len(measure.layout.blocks) < 2)
 
 
 @located

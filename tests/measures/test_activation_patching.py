@@ -7,13 +7,13 @@ from torch import Tensor
 
 import mhprobe
 from mhprobe.errors import UserError
-from mhprobe.heads import Donors, HeadBatch, HeadLayout, HeadSite, Patched
+from mhprobe.heads import Block, Donors, HeadBatch, HeadLayout, HeadSite, Patched
 from mhprobe.measures.activation_patching import ActivationPatching, NothingToRestore
 from mhprobe.measures.attribution_patching import AttributionPatching
 from mhprobe.stats.significance import t_quantile
 from models import images_for, labels_for, tiny_vit
 
-LAYOUT = HeadLayout((HeadSite("a", 0, 0, 4, 1),))
+LAYOUT = HeadLayout((HeadSite("a", 0, 0, 4, 1),), tuple(Block(f"blocks.{i}", 0, f"blocks.{i}.norm2") for i in range(2)))
 
 
 def batch_of(measure, clean, corrupt, paired=None, donor=None, **effect) -> HeadBatch:

@@ -41,11 +41,11 @@ class ActivationPatching(Measure):
     Columns, (A,) unless said otherwise: value: the share, larger: the head matters more; 0: alone it does nothing,
     below 0: it leads away; low, high: 95 % interval over images and donors; p_holm: two-sided test of a mean effect of
     0, Holm over heads; effect: mean effect in units of the metric; size: mean of |effect| over pairs, divided as value
-    is; atp, atp_size, graddrop: estimates of value, size and size; difference: atp - value; places: places by which atp
-    ranks the head lower than value does; spearman_atp, spearman_size, spearman_graddrop: () rank correlation over heads
-    of atp with value, of atp_size and of graddrop with size, each with _low and _high (95 %); clean, corrupted: () mean
-    metric of either run; pairs: () number of pairs; donors: () number of their donors, equal to pairs if no donor
-    serves two images; images: ().
+    is; atp, atp_size, graddrop: estimates of value, size and size, graddrop NaN with fewer than two known blocks;
+    difference: atp - value; places: places by which atp ranks the head lower than value does; spearman_atp,
+    spearman_size, spearman_graddrop: () rank correlation over heads of atp with value, of atp_size and of graddrop with
+    size, each with _low and _high (95 %); clean, corrupted: () mean metric of either run; pairs: () number of pairs;
+    donors: () number of their donors, equal to pairs if no donor serves two images; images: ().
     NothingToRestore warns if the metric does not fall. Raises UserError without any pair.
     """
 
@@ -162,15 +162,15 @@ class ActivationPatching(Measure):
 
     def _estimated(self, value: Tensor) -> dict[str, Tensor]:
         """Columns that compare the slope-based estimates (AtP, GradDrop) with the exact effect."""
-        columns: dict[str, Tensor] = {}
-        size = self._size(self.estimates[0])
+        columns, size = dict[str, Tensor](), self._size(self.estimates[0])
         if "atp" in self.estimates[1:]:
             atp, atp_size = self._share("atp"), self._size("atp")
             place, atp_place = (x.argsort(descending=True, stable=True).argsort() for x in (value, atp))
             columns = {"atp": atp, "atp_size": atp_size, "difference": atp - value, "places": atp_place - place}
             columns |= _agreement("atp", atp, value) | _agreement("size", atp_size, size)
         if "graddrop" in self.estimates:
-            columns |= {"graddrop": self._size("graddrop")} | _agreement("graddrop", self._size("graddrop"), size)
+            dropped = self._size("graddrop") if len(self.layout.blocks) > 1 else torch.full_like(size, torch.nan)
+            columns |= {"graddrop": dropped} | _agreement("graddrop", dropped, size)
         return columns
 
     def _share(self, estimate: str) -> Tensor:

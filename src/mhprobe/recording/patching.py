@@ -140,8 +140,8 @@ def _along(images: int, change: Sequence[Tensor], slopes: Sequence[Tensor], layo
     """(B, A) float64: sum over windows, tokens and width of slope times change."""
     return torch.cat(
         [
-            (wide(slope) * wide(delta)).unflatten(0, (images, -1)).unflatten(-1, (site.num_heads, site.head_dim))
-            .sum((1, 2, 4), dtype=torch.float64)
+            (wide(slope) * wide(delta)).reshape(images, -1, site.num_heads, site.head_dim)
+            .sum((1, 3), dtype=torch.float64)
             for site, delta, slope in zip(layout.sites, change, slopes, strict=False)  # neurons have slopes, too
         ],
         1,
