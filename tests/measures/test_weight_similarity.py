@@ -144,3 +144,12 @@ def test_weights_that_do_not_fit_together_are_refused_in_one_line():
         WeightSimilarity(LAYOUT, by="angle")
     with pytest.raises(UserError, match="pairs is one of"):
         WeightSimilarity(LAYOUT, pairs="block")
+
+
+def test_values_may_be_wider_than_keys():
+    found = weights()
+    wide = [of._replace(value=torch.cat([of.value] * 2, 1), output=torch.cat([of.output] * 2, 1)) for of in found]
+    got, plain = (columns(of, pairs="layer") for of in (wide, found))
+    for name in ("cosine_query", "cosine_qk", "overlap_key", "overlap_value"):  # the rows of a value stand there twice
+        torch.testing.assert_close(got[name], plain[name], equal_nan=True)
+    torch.testing.assert_close(got["cosine_value"], plain["cosine_value"], equal_nan=True)

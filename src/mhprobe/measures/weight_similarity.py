@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mhprobe.errors import one_of
 from mhprobe.heads import HeadLayout, HeadWeights
@@ -94,6 +95,8 @@ def compare(weights: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
 
     weights: query, key, value, output, each (H, D, C). Chance turns the stream of b's rows at random, so it is exact.
     """
+    width = max(w.shape[1] for w in weights)  # where values are wider than keys, these get rows of 0
+    weights = tuple(pad(w, (0, 0, 0, width - w.shape[1])) for w in weights)
     own_4HDD = torch.stack([w @ w.mT for w in weights])
     eigenvalue, direction = torch.linalg.eigh(own_4HDD)
     spanned = eigenvalue > _RANK * eigenvalue.sum(-1, keepdim=True)
