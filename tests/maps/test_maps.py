@@ -10,6 +10,7 @@ from torch import nn
 
 import mhprobe
 import mhprobe.maps
+from located import LOCATED
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.maps.attention import Attention
@@ -17,7 +18,7 @@ from mhprobe.maps.attention_patch import AttentionPatch
 from mhprobe.maps.gradient_rollout import GradientRollout
 from mhprobe.maps.head_rollout import HeadRollout
 from mhprobe.maps.relevance_map import RelevanceMap
-from mhprobe.maps.rollout import Rollout, chain, drop_lowest, merge, transition
+from mhprobe.maps.rollout import Rollout, carried, chain, drop_lowest, transition
 from mhprobe.run.members import members
 from models import images_for, tiny_registers, tiny_swin, tiny_vit
 from oracles import maps as oracle
@@ -107,9 +108,19 @@ def test_uniform_attention_stays_uniform_through_windows_and_merging():
 
 
 def test_merging_averages_the_children_that_there_are():
-    merged = merge(torch.eye(9, dtype=torch.float64)[None], (3, 3))[0]
+    before, after = (HeadSite("a", stage, stage, 1, 1, grid=grid) for stage, grid in enumerate([(3, 3), (2, 2)]))
+    merged = carried(torch.eye(9, dtype=torch.float64)[None], before, after)[0]
     torch.testing.assert_close(merged, oracle.merging((3, 3)), **EXACT)
     assert merged[0].count_nonzero() == 4 and merged[3].count_nonzero() == 1
+
+
+@pytest.mark.parametrize("name", ["pit", "crossvit", "convit", "tnt"])
+@pytest.mark.parametrize("kind", [Rollout, HeadRollout, GradientRollout])
+def test_attention_among_other_tokens_is_not_chained(name, kind):
+    """Pooled beside a class token, of two branches, of a class token that comes late, of pixels inside patches."""
+    model = LOCATED[name]()
+    with pytest.raises(UserError, match="cannot be chained"):
+        kind()(model, images_for(model, 1))
 
 
 def test_discarding_is_per_image_and_never_the_class_token_on_itself():

@@ -221,3 +221,10 @@ _RECORDED = {  # what a need is called, and how to get it
 def wide(tensor: Tensor) -> Tensor:
     """Convert to float32 or wider: products of bfloat16 or half features have too few digits to be summed."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def written(z: Tensor, output_HDC: Tensor) -> Tensor:
+    """(..., H) ||z W_O|| of (..., H, D) outputs."""
+    # ||z W||^2 = z (W W^T) z^T: D x D numbers per head, and no (..., H, C) write
+    gram_HDD = output_HDC @ output_HDC.mT
+    return (torch.einsum("...hd,hde->...he", z, gram_HDD) * z).sum(-1).clamp(min=0).sqrt()

@@ -1,10 +1,9 @@
 """Uncollapsed rollout: one block keeps its heads apart, the others are fused: every head has its own rollout."""
 
-import torch
 from torch import Tensor, nn
 
 from mhprobe.errors import UserError, quoted
-from mhprobe.heads import HeadWeights, wide
+from mhprobe.heads import wide, written
 from mhprobe.maps.base import MapKind, as_grid, choose_block, layout_of, readout
 from mhprobe.maps.rollout import Fusion, chain, check, fuse, transition
 from mhprobe.recording.record import record
@@ -36,22 +35,15 @@ class HeadRollout(MapKind):
         batch = record(model, images, needs={"attn", "weights"})
         attn, weights_of = batch.need("attn", "head_rollout"), batch.need("weights", "head_rollout")
         site = layout.sites[chosen]
-        fused = [fuse(a, self.fusion) for a in attn]
-        rows = [transition(weights, s, self.discard) for weights, s in zip(fused, layout.sites, strict=True)]
+        rows = [transition(fuse(a, self.fusion), s, self.discard) for a, s in zip(attn, layout.sites, strict=True)]
         before = chain(layout, rows[:chosen]) if chosen else None
         places = site.places().to(images.device).clamp(min=0)
-        length_BTH = written(batch.z[chosen], weights_of[chosen]) if self.weight == "written" else None
+        norm_BTH = written(wide(batch.z[chosen]), wide(weights_of[chosen].output))
+        length_BTH = norm_BTH / norm_BTH.mean((1, 2), keepdim=True) if self.weight == "written" else norm_BTH**0
         maps = {}
         for head in range(site.num_heads):
             row = transition(attn[chosen][:, :, head], site, self.discard)
-            if length_BTH is not None:
-                row = row * length_BTH[:, places, head, None]
+            row = row * length_BTH[:, places, head, None].to(row)
             rolled = chain(layout, [row, *rows[chosen + 1 :]], chosen, before)
             maps[f"block {site.block} head {head}"] = as_grid(readout(rolled, layout.sites[-1]), layout.sites[0])
         return maps
-
-
-def written(z: Tensor, weights: HeadWeights) -> Tensor:
-    """(B, T, H) |z_h W_O,h| of each token, over its mean."""
-    norms = torch.stack([(wide(z[:, :, h]) @ wide(weights.output[h])).norm(dim=-1) for h in range(z.shape[2])], 2)
-    return norms / norms.mean((1, 2), keepdim=True)

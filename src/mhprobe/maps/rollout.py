@@ -67,20 +67,16 @@ def chain(layout: HeadLayout, rows: Sequence[Tensor], first: int = 0, start: Ten
     start: (B, T, S), the chain of the sites before. Attentions side by side in one block are chained one after the
     other.
     """
-    rolled = start
+    if start is None:
+        tokens = int(layout.sites[0].places().max()) + 1
+        start = torch.eye(tokens, dtype=rows[0].dtype, device=rows[0].device).expand(len(rows[0]), -1, -1)
     for number, weights in enumerate(rows, first):
         site = layout.sites[number]
-        if rolled is None:
-            tokens = int(site.places().max()) + 1
-            rolled = torch.eye(tokens, dtype=weights.dtype, device=weights.device).expand(len(weights), -1, -1)
-        elif layout.sites[number - 1].token_grid != site.token_grid:
-            rolled = merge(rolled, layout.sites[number - 1].token_grid)
-        places = site.places().to(rolled.device)
-        moved_BWKS, real = weights @ rolled[:, places.clamp(min=0)], places >= 0  # a padded key's weight is 0
-        rolled = torch.empty_like(rolled)
-        rolled[:, places[real]] = moved_BWKS[:, real]
-    assert rolled is not None  # a layout has sites
-    return rolled
+        before, places = carried(start, layout.sites[max(0, number - 1)], site), site.places().to(start.device)
+        moved_BWKS, real = weights @ before[:, places.clamp(min=0)], places >= 0  # a padded key's weight is 0
+        start = torch.empty_like(before)
+        start[:, places[real]] = moved_BWKS[:, real]
+    return start
 
 
 def drop_lowest(fused: Tensor, site: HeadSite, discard: float) -> Tensor:
@@ -106,9 +102,17 @@ def transition(weights: Tensor, site: HeadSite, discard: float = 0.0) -> Tensor:
     return mixed / mixed.sum(-1, keepdim=True)
 
 
-def merge(rolled: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Average rows of 2 x 2 neighbours, as Swin merges patches: (B, h w, S) -> (B, ceil(h/2) ceil(w/2), S).
+def carried(rolled: Tensor, before: HeadSite, site: HeadSite) -> Tensor:
+    """(B, T, S) rows of the tokens of ``before`` -> rows of those of ``site``: the same, or merged as Swin does.
 
-    On an odd grid padding has no row: the mean is over the others.
+    A merged row is the mean of its 2 x 2 neighbours; on an odd grid padding has no row. UserError for other tokens.
     """
+    (prefix, grid), now = ((one.prefix_tokens, one.token_grid) for one in (before, site))
+    if now == (prefix, grid):
+        return rolled
+    if now != (0, tuple(-(-side // 2) for side in grid)) or prefix:
+        raise UserError(
+            f"rollout: the tokens of {site.name} are neither those of {before.name} nor 2 x 2 of them, merged: their "
+            f"attention cannot be chained. Look at single blocks: maps=[attention]."
+        )
     return F.avg_pool2d(rolled.transpose(1, 2).unflatten(2, grid), 2, ceil_mode=True).flatten(2).transpose(1, 2)

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadBatch, HeadLayout, wide
+from mhprobe.heads import HeadBatch, HeadLayout, wide, written
 from mhprobe.measures.base import counts, mean_of, sums
 from mhprobe.measures.parts.image_sums import MeanOverImages
 from mhprobe.measures.parts.places import OfAttention, Piece, shares, where_site, words_of
-from mhprobe.measures.write_norm import written
 from mhprobe.stats.intervals import SHARE
 
 GIVES, QUIET = 0.5, 0.25  # of a query's attention; of the median head's write

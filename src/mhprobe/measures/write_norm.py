@@ -4,10 +4,9 @@ Attention is x + sum_h z_h W_O,h (Elhage et al., 2021, "A Mathematical Framework
 included, biases left out. A head that writes little is inert (Kobayashi et al., 2020, arXiv 2004.10102).
 """
 
-import torch
 from torch import Tensor
 
-from mhprobe.heads import KINDS, HeadBatch
+from mhprobe.heads import KINDS, HeadBatch, written
 from mhprobe.measures.base import sums
 from mhprobe.measures.parts.image_sums import MeanOverImages
 from mhprobe.stats.intervals import SIZE
@@ -40,10 +39,3 @@ class WriteNorm(MeanOverImages):
 
     def finish(self) -> dict[str, Tensor]:
         return {**self.over_images(), "norm": self.length / self.image_sums[1]}
-
-
-def written(z: Tensor, output_HDC: Tensor) -> Tensor:
-    """(..., H) ||z W_O|| of (..., H, D) outputs."""
-    # ||z W||^2 = z (W W^T) z^T: D x D numbers per head, and no (..., H, C) write
-    gram_HDD = output_HDC @ output_HDC.mT
-    return (torch.einsum("...hd,hde->...he", z, gram_HDD) * z).sum(-1).clamp(min=0).sqrt()
