@@ -15,6 +15,7 @@ from scipy.stats import binom
 from layouts import layout_of
 from mhprobe.claims.parts.asking import ask
 from mhprobe.claims.parts.claim import all_claims, chosen
+from mhprobe.claims.parts.estimates import goes_with_cost
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 
@@ -122,3 +123,32 @@ def test_a_run_that_does_not_say_it_is_no_answer(claim, of_runs, reason):
     other = dict.fromkeys(("pruned", "scratch", "training", "wider"), SimpleNamespace(**of_runs))
     verdict = ask({claim: all_claims()[claim]}, Drawn(RANDOM, tables, runs=other, layout=LAYOUT))[claim]
     assert verdict.word == "not applicable" and reason in verdict.reason
+
+
+NO_ENDS = {"low": torch.full((36,), torch.nan), "high": torch.full((36,), torch.nan), "images": torch.tensor(1)}
+
+
+@pytest.mark.parametrize(
+    ("name", "tables"),
+    [
+        ("early_blocks_have_local_heads", {"attention_distance": {**NO_ENDS, "uniform": torch.ones(36)}}),
+        ("late_heads_look_everywhere", {"attention_distance": {**NO_ENDS, "whole": torch.ones(36)}}),
+        ("some_heads_are_positional", {"position": NO_ENDS}),
+        (
+            "heads_have_class_roles",  # the largest class has one image, and no p
+            {"logit_attribution": {"own": torch.eye(4)[torch.zeros(36, dtype=torch.long)], "images": torch.tensor(30),
+                                   "own_p": torch.tensor([torch.nan, 1, 1, 1]).expand(36, 4)}},
+        ),
+    ],
+)  # fmt: skip
+def test_an_interval_that_is_not_known_excludes_nothing(name, tables):
+    (verdict,) = ask(chosen([name]), Drawn(torch.Generator().manual_seed(0), tables)).values()
+    assert verdict.word == "cannot be told"
+    shift = 0.5 if name == "late_heads_look_everywhere" else 0
+    assert (verdict.estimate.low, verdict.estimate.high) == (-shift, 1 - shift)
+
+
+def test_the_cost_of_heads_on_one_image_is_not_reliable():
+    values = torch.randn(36, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    estimate = goes_with_cost(LAYOUT, values, {**NO_ENDS, "value": values.flip(0)})
+    assert (estimate.low, estimate.high, estimate.needed) == (-1, 1, None)

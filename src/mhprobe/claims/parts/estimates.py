@@ -146,8 +146,8 @@ def _together(parts: Sequence[tuple[float, int]]) -> tuple[float, float]:
 def share(sure: Tensor, possible: Tensor, images: int | Tensor = 0, unit: str = "heads") -> Estimate:
     """Estimate of the share of heads with a property, by the exact binomial law (Clopper & Pearson, 1934).
 
-    sure, possible: (K,) bool, heads for which the images show the property, and do not exclude it. Each end of the
-    interval takes the worse of the two. unit: "heads" or "blocks". TooFewError for too few of them.
+    sure, possible: (K,) bool, heads for which the images show the property, and do not exclude it, as without an
+    interval (NaN). Each end takes the worse of the two. unit: "heads" or "blocks". TooFewError for too few of them.
     """
     from scipy.stats import binom, binomtest
 
@@ -332,7 +332,7 @@ def goes_with_cost(layout: HeadLayout, values: Tensor, cost: Mapping[str, Tensor
     noise = ((cost["high"] - cost["low"]) / 2 / Z95).double().square().mean()
     inside = [(part - part.mean()).square().sum() for part in layout.split(cost["value"].double())]
     variance = sum(inside) / max(1, layout.num_heads - len(layout.sites))
-    reliability = float((1 - noise / variance).clamp(min=0)) if variance > 0 else 0.0
+    reliability = float((1 - noise / variance).clamp(min=0).nan_to_num(0)) if variance > 0 else 0.0  # of one image
     if reliability >= RELIABLE:
         return correlated
     images, odds = int(cost["images"]), RELIABLE / (1 - RELIABLE)
