@@ -163,3 +163,7 @@ def test_a_loss_of_exactly_a_point_is_not_more_than_a_point(images):
         lost = [0, images // 100, images // 100 + 1]  # 1 % or just below, and just above
         falls = curve("c", [0, 1, 2], [(before - count) / images for count in lost]).falls
         assert falls.tolist() == [False, False, True]
+
+
+def test_one_image_has_no_interval():
+    assert all(end.isnan().all() for end in bootstrap(torch.ones(3, 1)))

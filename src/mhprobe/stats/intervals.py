@@ -65,13 +65,14 @@ def p_of_interval(gap: Tensor, half: Tensor, freedom: int) -> Tensor:
 
 
 def bootstrap(values_KN: Tensor, resamples: int = 1000, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Lower and upper end, (K,) each, of the 95 % interval of the mean over images."""
+    """Lower and upper end, (K,) each, of the 95 % interval of the mean over images; NaN with a single one."""
     return percentiles(resampled_means(values_KN, resamples, seed))
 
 
 def resampled_means(values_KN: Tensor, resamples: int = 1000, seed: int = 0) -> Tensor:
-    """(R, K) the means over the images of each resample."""
+    """(R, K) the means over the images of each resample; NaN of a single image, which does not vary."""
     images = values_KN.shape[1]
+    values_KN = values_KN if images > 1 else values_KN * torch.nan
     generator = torch.Generator().manual_seed(seed)
     one = torch.ones(1, 1, dtype=torch.float64)
     means = []
