@@ -138,3 +138,11 @@ def test_a_head_that_writes_into_another_space_is_refused():
 def test_what_it_is_about_is_one_of_two():
     with pytest.raises(UserError, match="of"):
         CircuitSpectrum(LAYOUT, of="qv")
+
+
+def test_behind_the_last_mode_of_narrow_keys_there_is_nothing():
+    narrow = tuple(of._replace(query=of.query[:, :3], key=of.key[:, :3]) for of in drawn())
+    for of, modes_of_it in (("qk", 3), ("ov", D)):
+        found = columns(narrow, of=of)
+        for name in ("singular", "cosine"):
+            assert found[name].isfinite().sum(1).tolist() == [modes_of_it] * 5

@@ -47,6 +47,7 @@ class CircuitSpectrum(OfWeights):
     modes: Tensor  # (2 circuits, 2, A, K) singular values and cosines,
     eigenvalues: Tensor = sums(2, "A")  # of W_OV, and of their sizes,
     channels: Tensor = sums("A")  # C
+    sizes: Tensor = sums(2, "A")  # number of modes of each circuit; keys may be narrower than values
 
     def __init__(self, layout: HeadLayout, of: Circuit = "qk", **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
@@ -72,6 +73,7 @@ class CircuitSpectrum(OfWeights):
                 self.channels[span] = torch.nan  # not an error here: other ranks would wait for this one
                 continue
             for circuit, (read, write) in enumerate(((query, key), (value, output))):
+                self.sizes[circuit, span] = min(read.shape[1:])
                 for kind, modes in enumerate(modes_of(read, write)):
                     self.modes[circuit, kind, span, : modes.shape[-1]] = modes
             eigenvalues = torch.linalg.eigvals(output @ value.mT)  # of W_OV, but for zeros
@@ -85,8 +87,7 @@ class CircuitSpectrum(OfWeights):
         spread = Z95 * _ratio(singular[circuit].norm(dim=-1), total[circuit]) / channels.sqrt()
         share = _ratio(singular, total[..., None])
         rank = torch.where(total > 0, torch.special.entr(share).sum(-1).exp(), 0)
-        width_A = torch.tensor([site.head_dim for _, _, site in self.layout], device=self.device)
-        missing = torch.arange(singular.shape[-1], device=self.device) >= width_A[:, None]  # (A, K) bool, of modes
+        absent_AK = torch.arange(singular.shape[-1], device=self.device) >= (self.sizes / self.models)[circuit, :, None]
         return {
             "value": value[circuit].clone(),
             "null": torch.zeros_like(value[circuit]),
@@ -95,8 +96,8 @@ class CircuitSpectrum(OfWeights):
             **dict(zip(CIRCUITS, value, strict=True)),
             **{f"rank_{name}": modes for name, modes in zip(CIRCUITS, rank, strict=True)},
             "copying": _ratio(copied, size),
-            "singular": singular[circuit].masked_fill(missing, torch.nan),
-            "cosine": cosine[circuit].masked_fill(missing, torch.nan),
+            "singular": singular[circuit].masked_fill(absent_AK, torch.nan),
+            "cosine": cosine[circuit].masked_fill(absent_AK, torch.nan),
         }
 
 
