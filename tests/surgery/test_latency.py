@@ -55,6 +55,33 @@ def test_a_table_is_measured_once_and_another_machine_is_refused(tmp_path, monke
         latency_cost(file, model, layout, images)
 
 
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda table: table["seconds"].pop(), "is damaged: numbers are missing"),
+        (lambda table: (table["seconds"].pop(), table["widths"].pop()), "is damaged: numbers are missing"),
+        (lambda table: table["seconds"][0].pop(), "is damaged: numbers are missing"),
+        (lambda table: (table["seconds"][0].clear(), table["widths"][0].clear()), "is damaged: numbers are missing"),
+        (lambda table: table.update(whole=0.0), "is damaged: numbers are missing"),
+        (lambda table: table.update(whole="1"), "is no table of latency"),
+        (lambda table: table.update(whole=float("nan")), "is no table of latency"),
+        (lambda table: table["seconds"][0].__setitem__(0, None), "is no table of latency"),
+        (lambda table: table["widths"][0].__setitem__(0, "a"), "is no table of latency"),
+    ],
+)
+def test_a_damaged_table_is_refused_in_one_line(tmp_path, change, match):
+    model = tiny_vit()
+    file, layout, images = written(tmp_path, model, lambda site: [0.4, 0.2, 0.1])
+    latency_cost(file, model, layout, images)  # whole
+    table = json.loads(file.read_text())
+    change(table)
+    file.write_text(json.dumps(table))
+    with pytest.raises(
+        mhprobe.UserError, match=rf"^latency_table: .*table\.json {match}\. Name a file that is not there"
+    ):
+        latency_cost(file, model, layout, images)
+
+
 @pytest.mark.parametrize("multiple", [1, 4, 16])
 def test_mlps_are_timed_at_widths_that_a_choice_can_leave(tmp_path, monkeypatch, multiple):
     """A network of round widths is faster than one of odd widths: its times would promise too much for the other."""

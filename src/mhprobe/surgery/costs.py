@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from mhprobe import ranks
 from mhprobe.backbones import family_of, slice_sites
-from mhprobe.errors import UserError, quoted
+from mhprobe.errors import UserError, fits, quoted
 from mhprobe.gates import remove_gates
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
@@ -37,6 +37,7 @@ from mhprobe.surgery.memory import memory_cost
 from mhprobe.surgery.removal import prune_heads
 
 TABLE_SHARES = (0.0, 0.25, 0.5, 0.75, 0.9)  # of each layer's units that are removed, but for one
+OF_TABLE = {"machine": str, "whole": float, "widths": list[list[int]], "seconds": list[list[float]]}
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -137,16 +138,13 @@ def costs(
     def left(share_A: Tensor) -> Cost:
         return lambda masks: 1 - masks.to(torch.float64) @ share_A
 
-    functions: dict[str, Cost] = {}
-    if "flops" in units:
-        functions["flops"] = left(head_shares(model, layout, images))
-    if "params" in units:
-        functions["params"] = left(head_parameters(model, layout).double() / count_parameters(model))
-    if "latency" in units:
-        functions["latency"] = latency_cost(table, model, layout, images, multiple=multiple)
-    if "memory" in units:
-        functions["memory"] = memory_cost(model, layout, images[:1])
-    return functions
+    makers: dict[str, Callable[[], Cost]] = {
+        "flops": lambda: left(head_shares(model, layout, images)),
+        "params": lambda: left(head_parameters(model, layout).double() / count_parameters(model)),
+        "latency": lambda: latency_cost(table, model, layout, images, multiple=multiple),
+        "memory": lambda: memory_cost(model, layout, images[:1]),
+    }
+    return {unit: make() for unit, make in makers.items() if unit in units}
 
 
 def interleaved(works: Sequence[Callable[[], object]], rounds: int, seconds: float = 0.05) -> list[list[float]]:
@@ -212,11 +210,10 @@ def _table(
         if file is not None:
             write(file, (json.dumps(table) + "\n").encode())
         return table
-    try:
+    table = None
+    with contextlib.suppress(OSError, ValueError):
         table = json.loads(file.read_text())
-    except (OSError, ValueError):
-        table = {}
-    if not isinstance(table, dict) or not {"machine", "whole", "widths", "seconds"} <= set(table):
+    if not isinstance(table, dict) or not all(fits(table.get(key), hint) for key, hint in OF_TABLE.items()):
         raise UserError(f"latency_table: {file} is no table of latency. Name a file that is not there yet.")
     for key, value in wanted.items():
         if table.get(key) != value:
@@ -224,6 +221,9 @@ def _table(
                 f"latency_table: {file} has {key} {quoted(table.get(key))}, expected {quoted(value)}. Name a "
                 f"file that is not there yet: it is measured here."
             )
+    measured, times = ([len(row) for row in table[key]] for key in ("widths", "seconds"))  # of each site
+    if measured != times or not all(measured) or len(times) != len(layout.sites) or table["whole"] <= 0:
+        raise UserError(f"latency_table: {file} is damaged: numbers are missing. Name a file that is not there yet.")
     return table
 
 
