@@ -45,7 +45,7 @@ def ran(cfg, folder):
     return runs.rows(folder / "tables" / "prunebench.csv")
 
 
-def test_a_bench_goes_on_where_it_stopped_and_says_what_is_missing(trained, tmp_path, monkeypatch, capsys):
+def test_a_bench_goes_on_where_it_stopped_and_says_what_is_missing(trained, tmp_path, monkeypatch, capsys, caplog):
     weights = f"weights={trained.folder / 'model.safetensors'}"
     typed = tmp_path / "run" / "config" / "overrides.yaml"
     typed.parent.mkdir(parents=True)
@@ -78,6 +78,8 @@ def test_a_bench_goes_on_where_it_stopped_and_says_what_is_missing(trained, tmp_
     asked: list[str] = []
     monkeypatch.setattr(cells, "run_cell", never)
     again = ran(config(tmp_path, weights, "methods=[random,magnitude]", "seeds=[0,1]"), tmp_path / "run")
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warned == [f"magnitude_0.6_{seed}: ValueError: its own mistake" for seed in (0, 1)]  # a run prints these
     assert asked == ["magnitude_0.6_0", "magnitude_0.6_1"]  # what is there is not run again ...
     assert [row for row in again if row["method"] in ("random", "fisher")] == done
     assert {row["note"] for row in again if row["method"] == "magnitude"} == {"ValueError: its own mistake"}
@@ -85,11 +87,15 @@ def test_a_bench_goes_on_where_it_stopped_and_says_what_is_missing(trained, tmp_
     for cell, other in {**others, "fisher_0.6_0": "prune.images=25"}.items():
         asked.clear()
         method, _, seed = cell.split("_")
-        ran(config(tmp_path, weights, f"methods=[{method}]", f"seeds=[{seed}]", other), tmp_path / "run")
+        with pytest.raises(
+            mhprobe.UserError, match=r"^prunebench: no cell has a result.* ValueError: its own mistake$"
+        ):
+            ran(config(tmp_path, weights, f"methods=[{method}]", f"seeds=[{seed}]", other), tmp_path / "run")
         assert asked == [cell], other  # ... but what failed, and what other settings make other numbers of
     asked.clear()
     monkeypatch.setattr(cells, "our_digest", lambda: "edited")
-    ran(config(tmp_path, weights, "methods=[fisher]", "seeds=[1]"), tmp_path / "run")
+    with pytest.raises(mhprobe.UserError, match="no cell has a result"):
+        ran(config(tmp_path, weights, "methods=[fisher]", "seeds=[1]"), tmp_path / "run")
     assert asked == ["fisher_0.6_1"]  # and what other code made
 
 

@@ -70,6 +70,9 @@ def questions(cfg: Config, folder: Path) -> Asks:
         there = cells.there()
         right = {f"{cell}/{stage}": of for cell, kept in there.items() if kept for stage, of in kept.right.items()}
         write(folder / BENCH, packed(right, about))
+        if all(kept is None or "failed" in kept.row for kept in there.values()):
+            reason = next(kept.row["failed"] for kept in there.values() if kept is not None)
+            raise UserError(f"prunebench: no cell has a result to be compared; the first failed: {reason}")
         return results(command(cfg.command, folder), there)
 
     return lambda material, report: [Question("prunebench", ask)]
@@ -89,8 +92,7 @@ class Cells:
         options = {"images", "select_on", "repair", "tune_epochs", "speed", "speed_rounds", "onnx"}
         shared |= {**cfg.prune.model_dump(include=options), "score": cfg.score, "source": our_digest()}
         self.made_from: dict[Cell, str] = {}
-        for seed, budget, name in itertools.product(cfg.seeds, cfg.budgets, cfg.method):
-            part = cfg.method[name]
+        for seed, budget, (name, part) in itertools.product(cfg.seeds, cfg.budgets, cfg.method.items()):
             about = {**shared, "seed": seed, "method": part, "code": stands_on(part), "budget": budget}
             text = json.dumps(about, sort_keys=True, default=str)
             self.made_from[Cell(name, budget, seed)] = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -101,8 +103,7 @@ class Cells:
         for cell, digest in self.made_from.items():
             stored = unpacked(self._file(cell))
             if stored is not None and stored[1].get("made_from") == digest:
-                right = {stage: flags.bool() for stage, flags in stored[0].items()}
-                cells[cell] = Kept(json.loads(stored[1]["row"]), right)
+                cells[cell] = Kept(json.loads(stored[1]["row"]), {name: of.bool() for name, of in stored[0].items()})
         return cells
 
     def run(self) -> None:
@@ -111,23 +112,23 @@ class Cells:
             if cell.method in (self.cfg.methods or self.cfg.method) and (kept is None or "failed" in kept.row):
                 log.info("%s ...", cell)
                 try:
-                    row, right = self._run(cell)
+                    row, right, self.whole = self._run(cell)
                 except Exception as error:  # one method, of another package perhaps, may not take down the others
                     row, right = {"failed": f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]}, {}
-                log.info("%s: %s", cell, row.get("failed") or f"{100 * row[list(right)[-1]]:.2f} %")
+                level = logging.WARNING if "failed" in row else logging.INFO  # of which a run prints the first alone
+                log.log(level, "%s: %s", cell, row.get("failed") or f"{100 * row[list(right)[-1]]:.2f} %")
                 flags = {stage: flags.to("cpu", torch.uint8) for stage, flags in right.items()}
                 write(self._file(cell), packed(flags, {"made_from": self.made_from[cell], "row": json.dumps(row)}))
 
-    def _run(self, cell: Cell) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def _run(self, cell: Cell) -> tuple[dict[str, Any], dict[str, Tensor], Any]:
         cfg, settings = self.cfg.model_copy(update={"seed": cell.seed}), self.settings
-        method = construct(cfg.method[cell.method], f"method.{cell.method}")
         train = None
         if settings.tune_epochs:
             report = builders.report(cfg, self._file(cell).with_suffix(""), self.layout)
             train = pruning.retraining(cfg, settings, self.dense, self.description, self.material.data, report)
-        row, right, self.whole = run_cell(
+        return run_cell(
             cell,
-            method,
+            construct(cfg.method[cell.method], f"method.{cell.method}"),
             self.dense,
             pruning.images(cfg, settings, self.material),
             mend=pruning.repair(settings),
@@ -136,7 +137,6 @@ class Cells:
             onnx=settings.onnx,
             whole=self.whole,
         )
-        return row, right
 
     def _file(self, cell: Cell) -> Path:
         return Path(self.cfg.cells) / f"{cell}.safetensors"
