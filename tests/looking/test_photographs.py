@@ -24,7 +24,7 @@ def test_at_most_twelve_are_taken_evenly(tmp_path):
     for number in range(30):
         photo(number, 8).save(tmp_path / f"{number:02}.png")
     found = photographs(listed(tmp_path, "look"), 8)
-    assert len(found.names) == 12 and found.there == 30
+    assert len(found.names) == 12 and found.notes[0].startswith("12 of the 30 photographs")
     assert found.names[0] < "05" and found.names[-1] > "24.png"
 
 
@@ -37,7 +37,7 @@ def test_cmyk_animations_and_turned_photographs_are_read(tmp_path):
     photo(1).save(tmp_path / "upright.png")
     found = photographs(listed(tmp_path, "look"), 40)
     pixels = dict(zip(found.names, found.pixels.float(), strict=True))
-    assert found.left_out == []
+    assert found.notes == []
     for name, reach in (("cmyk.jpg", 30), ("moves.gif", 30), ("turned.png", 1)):  # JPEG and 256 colours lose something
         assert (pixels[name] - pixels["upright.png"]).abs().mean() < reach, name
     assert (pixels["upright.png"].flip(1) - pixels["upright.png"]).abs().mean() > 30  # and not any turn would do
@@ -49,7 +49,7 @@ def test_broken_and_huge_ones_are_named_and_left_out(tmp_path):
     Image.new("1", (10_000, 10_000)).save(tmp_path / "hundred_megapixels.png")
     found = photographs(listed(tmp_path, "look"), 8)
     assert found.names == ["whole.png"]
-    assert [line.split()[0] for line in found.left_out] == ["broken.jpg", "hundred_megapixels.png"]
+    assert [line.split()[2] for line in found.notes] == ["broken.jpg", "hundred_megapixels.png"]
 
 
 @pytest.mark.parametrize("content", [{}, {"notes.txt": b"no image"}, {"a.png": b"broken"}])

@@ -140,7 +140,7 @@ def _page(
         blocks=counted(len(layout.sites), "block"),
         millions=rounded(sum(weight.numel() for weight in network.model.parameters()) / 1e6, 3),
     )
-    return Look(page, sentences, network.notes)
+    return Look(page, sentences, [*network.notes, *photos.notes])
 
 
 def live(model: nn.Module, images: Tensor, labels: Tensor, class_names: Sequence[str] | None = None) -> Look:

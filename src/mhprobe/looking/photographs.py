@@ -22,14 +22,13 @@ class Photographs(NamedTuple):
     """Squares from the middle of N photographs.
 
     names: files. pixels: (N, 3, side, side) uint8, for the network. pictures: JPEG as data URLs, for the page.
-    left_out: a line per unreadable file. there: number of photographs in the folder.
+    notes: how many of the folder's photographs these are, if not all, and a line per unreadable file.
     """
 
     names: list[str]
     pixels: Tensor
     pictures: list[str]
-    left_out: list[str]
-    there: int
+    notes: list[str]
 
 
 def photographs(there: tuple[Archive, list[str]], side: int, limit: int = 12) -> Photographs:
@@ -42,15 +41,16 @@ def photographs(there: tuple[Archive, list[str]], side: int, limit: int = 12) ->
     refuse_bombs()
     for name, data in archive.read([every[number] for number in evenly(limit, len(every))]):
         try:
-            shown = encoded(decode(data, SHOWN, True, name), "jpeg", quality=QUALITY)
-            read[name] = decode(data, side, True, name), shown
+            read[name] = [decode(data, pixels, True, name) for pixels in (side, SHOWN)]
         except UserError as error:
             left_out.append(str(error).removeprefix("root: "))
     if not read:
         raise UserError(f"look: {archive.path} has no photographs that can be read: {left_out[0]}")
     names = sorted(read)  # an archive streams in its own order
+    some = f"{len(names)} of the {len(every)} photographs in the folder are shown, evenly by name."
+    notes = [some] * (len(every) > limit) + [f"Left out: {line}" for line in left_out]
     pixels = torch.from_numpy(np.stack([read[name][0] for name in names])).permute(0, 3, 1, 2)
-    return Photographs(names, pixels, [read[name][1] for name in names], left_out, len(every))
+    return Photographs(names, pixels, [encoded(read[name][1], "jpeg", quality=QUALITY) for name in names], notes)
 
 
 def masks(folder: str | Path, names: list[str], size: tuple[int, int]) -> Tensor:
