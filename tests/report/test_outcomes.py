@@ -104,3 +104,12 @@ def test_a_run_writes_its_outcomes_and_runs_of_one_network_are_equal(trained, tm
     copied = shutil.copytree(tmp_path / "again", tmp_path / "copied")
     (row,) = pairs([read_outcomes(run) for run in (trained.folder, copied)], ["trained", "copied"])
     assert row["p"] == 1 and row["difference"] == 0
+
+
+def test_features_are_not_judged(tmp_path):
+    """Without a classifier 0 of 101 images were said to be right."""
+    settings = ("measure=[]", "weights=random", "backbone.num_classes=0")
+    mhprobe.probe.run(runs.checked("probe", *runs.TINY, *settings), tmp_path)
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert metrics["test/images"] == 101 and "test/right" not in metrics
+    assert not (tmp_path / OUTCOMES).exists()

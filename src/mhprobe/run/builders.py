@@ -82,8 +82,7 @@ def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
     backbone, description = _loaded(cfg, weights, data) if (weights := weights_file(cfg)) else _fresh(cfg, data)
     spec = input_spec(backbone)
     data.spec = InputSpec(**spec)
-    features = gives_features(backbone)
-    if features:
+    if features := gives_features(backbone):
         refuse_without_classifier(cfg.command)
     if cfg.score:  # refused before anything is computed
         score_for(score(cfg), "score", not data.unlabelled, features)
@@ -256,7 +255,8 @@ def test(trainer: L.Trainer, model: GatedClassifier, data: ImageData, report: Re
     if trainer.is_global_zero:
         # "test/accuracy" is always by labels
         metrics = {key.replace("accuracy", "agreement") if by_network else key: n for key, n in model.results.items()}
-        report.add_metrics({**metrics, "test/images": data.sizes["test"], "test/right": int(model.right.sum())})
+        judged = {"test/right": int(model.right.sum())} if len(model.right) else {}  # features are not judged
+        report.add_metrics({**metrics, "test/images": data.sizes["test"], **judged})
         keep_outcomes(report.folder, model.right, data)
 
 
