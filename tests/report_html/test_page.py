@@ -176,7 +176,7 @@ def test_a_step_of_several_heads_does_not_say_that_no_single_head_can_go(tmp_pat
 def test_every_measure_stands_with_its_chance(a_run):
     run = read_run(a_run)
     glance = {line["name"]: line for line in words.glance(atlas.heads(run), atlas.measures(run))}
-    assert "12 heads lie above that" in glance["gate importance"]["chance"]
+    assert "; above that: 12" in glance["gate importance"]["chance"]
     assert glance["gate importance"]["high"] == "block 0, head 2: 3 (2.9 to 3.1)"
     assert glance["gate importance"]["about"].startswith("How much the loss of an image moves")
     assert glance["ablation delta"]["chance"] == ""
@@ -585,3 +585,21 @@ def test_a_curve_that_contradicts_itself_is_not_shown(tmp_path, column, value, r
     path.write_text("\n".join(",".join(cells) for cells in [header, *rows]) + "\n")
     run = read_run(tmp_path / "run")
     assert not run.rows("curves") and any(reason in problem for problem in run.unread)
+
+
+def test_a_head_is_drawn_by_class_but_not_its_p_nor_what_all_heads_share(tmp_path):
+    """A bar of p = 1 was the longest; the ledger called it nats of loss."""
+    drop = torch.linspace(-0.5, 0.5, 24, dtype=torch.float64).view(-1, 2)
+    columns = {"value": drop[:, 0], "by_class": drop, "class_p_holm": drop.abs(), "class_accuracy": drop * 0 + 0.9}
+    heads = HeadLayout((HeadSite("blocks.0.attn", 0, 0, num_heads=12, head_dim=8),))
+    axes = {name: ["a", "b"] for name in ("by_class", "class_p_holm", "class_accuracy")}
+    report = Report(tmp_path, heads)
+    add_measure(report, "ablation_delta", "per_head", columns, "rise of the loss (nats)", axes=axes, masks=True)
+    report.add_metrics({"test/accuracy": 0.9, "test/images": 300})
+    entries = json.loads((tmp_path / "results.json").read_text())["results"]
+    assert entries["ablation_delta"]["label"] == "rise of the loss (nats)" and entries["ablation_delta"]["masks"]
+    assert not any({"label", "unit", "masks"} & set(entries[f"ablation_delta_{name}"]) for name in axes)
+    assert [entries[f"ablation_delta_{name}"].get("larger", "")[:8] for name in axes] == ["", "nothing:", ""]
+    write_report(tmp_path)
+    page = Page((tmp_path / "report.html").read_text())
+    assert [shown["name"] for shown in page.data["classes"]] == ["ablation delta by class"]

@@ -62,7 +62,7 @@ def of_measure(
     label = label or measure.label
     shown = dict(columns) if control is None else {**columns, TWIN: control["value"]}
     results = {
-        f"{name}{part}{end}": _described(measure, label, Result(table, part_of=name if part else "", during=during))
+        f"{name}{part}{end}": _described(measure, label, Result(table, part_of=part and name, during=during), part)
         for part, table in tables.of_measure(layout, measure.kind, shown, measure.axes).items()
     }
     heads, of_heads, of_twin = layout.of("head"), _of_heads(shown, layout), control and _of_heads(control, layout)
@@ -75,7 +75,7 @@ def of_measure(
     if control is not None:
         for part, table_of_twin in tables.of_measure(layout, measure.kind, control, measure.axes).items():
             twin = Result(table_of_twin, part_of=name, during=during, control_of=f"{name}{part}{end}")
-            results[f"{name}{part}_{TWIN}{end}"] = _described(measure, label, twin)
+            results[f"{name}{part}_{TWIN}{end}"] = _described(measure, label, twin, part)
     return results
 
 
@@ -85,14 +85,14 @@ def _of_heads(columns: Mapping[str, Tensor], layout: HeadLayout) -> Mapping[str,
     return {name: values[:heads] if values.shape[:1] == (count,) else values for name, values in columns.items()}
 
 
-def _described(measure: Described, label: str, result: Result) -> Result:
-    """Add the measure's facts."""
-    return result.saying(label, measure.larger, measure.unit if label == measure.label else "")._replace(
-        alike=measure.alike if measure.kind == "pairwise" else None,
-        masks=measure.masks,
-        about=measure.about,
-        of=None if measure.of_images else Sample(),
-    )
+def _described(measure: Described, label: str, result: Result, part: str = "") -> Result:
+    """Add the measure's facts; to a table of another column, with one more axis, only what holds of it, too."""
+    result = result._replace(about=measure.about, of=None if measure.of_images else Sample())
+    if result.table is not None and result.table.kind.endswith("_along"):
+        return result.saying("", "nothing: a small p says that there is an effect" if part.endswith("_p_holm") else "")
+    alike = measure.alike if measure.kind == "pairwise" else None
+    result = result._replace(alike=alike, masks=measure.masks)
+    return result.saying(label, measure.larger, measure.unit if label == measure.label else "")
 
 
 class Point(NamedTuple):

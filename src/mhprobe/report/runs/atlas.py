@@ -120,10 +120,11 @@ def pairs(run: Run) -> list[dict[str, Any]]:
 
 
 def classes(run: Run) -> list[dict[str, Any]]:
-    """Return tables with several numbers per head, e.g. the effect on every class: names and (A, K) numbers."""
+    """Return effects with several numbers per head, e.g. on every class: names and (A, K) numbers."""
     return [
         {"name": entry.title, "names": table.columns[5:], "values": [short(row[5:]) for row in table.rows]}
         for _, entry, table in _per_head(run, "per_head_along")
+        if not entry.larger.startswith("nothing") and any(row[5:] != table.rows[0][5:] for row in table.rows)
     ]
 
 

@@ -334,5 +334,4 @@ def _twin(measure: Mapping[str, Any]) -> list[str]:
     if not twin:
         return []
     above = sum(value > max(twin) for value in values(measure) if value is not None)
-    reach = f"{rounded(min(twin), 3)} to {rounded(max(twin), 3)}"
-    return [f"a random network's heads reach {reach}; {above} heads lie above that"]
+    return [f"a random network's heads reach {rounded(min(twin), 3)} to {rounded(max(twin), 3)}; above that: {above}"]
