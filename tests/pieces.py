@@ -12,11 +12,12 @@ from pathlib import Path
 from unittest.mock import patch
 
 from hydra.utils import get_class
+from omegaconf import DictConfig, OmegaConf
 
 import runs
 from mhprobe.claims.parts.evidence import Evidence
 from mhprobe.masking.base import Order
-from mhprobe.run import builders, launch, sections
+from mhprobe.run import builders, launch, members, sections
 from mhprobe.weights.checkpoint import save_weights
 
 # scenes have masks of objects, which some figures and measures need
@@ -32,6 +33,14 @@ def names(group: str) -> list[str]:
     return sections.options(group)
 
 
+def part(group: str, name: str) -> DictConfig:
+    """A member as it is written, with what it begins with: every worker imports this, and Hydra takes its time."""
+    file = sections.CONF / group / f"{name}.yaml"
+    written = OmegaConf.load(file) if file.is_file() else OmegaConf.create(members.members(group)[name])
+    first = [base for base in written.pop("defaults", []) if isinstance(base, str) and base != "_self_"]
+    return OmegaConf.merge(*(part(group, base) for base in first), written)
+
+
 def pieces() -> Iterator[tuple[str, tuple[str, ...]]]:
     """(command, overrides); each member is in one of them."""
     for gates in names("gates"):
@@ -40,13 +49,13 @@ def pieces() -> Iterator[tuple[str, tuple[str, ...]]]:
     yield "probe", (f"measure=[{','.join(names('measure'))}]", "probe.control=random_init")
     yield "maps", (f"maps=[{','.join(names('maps'))}]", "images=[0,1]", "faithfulness.random_orders=1")
     for masking in names("masking"):
-        if not runs.composed("mask", f"masking={masking}").masking.curves:  # none has nothing to mask
+        if not part("masking", masking).curves:  # none has nothing to mask
             continue
         yield "mask", (f"masking={masking}", "masking.steps=2")
     few = ("weights=weights.safetensors", "prune.images=20")
     yield "prune", ("prune=given", "prune.heads=[0]", "prune.fold=mean", "prune.tune_epochs=1", *few)
     for order in names("prune/order"):
-        target = runs.composed("prune", "prune=order", f"prune/order={order}").prune.order._target_
+        target = part("prune/order", order)._target_
         if ".peer." in target and find_spec("torch_pruning") is None:
             continue
         ordered = issubclass(get_class(target), Order)
