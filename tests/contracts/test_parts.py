@@ -84,6 +84,14 @@ def check_apart(name, model, found):
         assert len(inside) >= 2, block.name  # an MLP has two layers at the least
 
 
+@pytest.mark.parametrize("build", [tiny_vit, tiny_swin])
+@pytest.mark.parametrize("units", [{"head", "neuron"}, {"neuron"}])
+def test_parts_are_the_same_where_neurons_have_gates(build, units):
+    model = build()
+    mhprobe.attach(model, units=units)
+    assert parts(model) == parts(gated(build))
+
+
 @pytest.mark.parametrize("build, size", [(tiny_vit, 16), (tiny_swin, 18)])
 def test_no_gradient_flows_through_frozen_first_blocks(build, size):
     """What goes into the first block that is trained needs none, so nothing in front of it is trained."""

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from torch import nn
 
-from mhprobe.backbones import family_of, layout_of
+from mhprobe.backbones import attach, family_of, layout_of
 from mhprobe.errors import UserError
 from mhprobe.heads import Part, Scope
 
@@ -40,14 +40,13 @@ def part_of(model: nn.Module, part: Part) -> list[nn.Parameter]:
     attention: with projections. mlp: other matrices of blocks, with biases. embedding: of patches, the class token and
     positions. classifier: from features to logits. Norms, layer scales and the merging of patches are in no part.
     """
-    parameters = list(_PARTS[part](model))
-    if not parameters:
-        parts = ", ".join(other for other in get_args(Part) if any(True for _ in _PARTS[other](model)))
-        raise UserError(
-            f"frozen: mhprobe cannot tell the {part} of this {type(model).__name__} ({family_of(model).title}) "
-            f"from the rest. It can freeze {parts}; frozen=weights freezes all but the gates."
-        )
-    return parameters
+    if parameters := list(_PARTS[part](model)):
+        return parameters
+    parts = ", ".join(other for other in get_args(Part) if any(True for _ in _PARTS[other](model)))
+    raise UserError(
+        f"frozen: mhprobe cannot tell the {part} of this {type(model).__name__} ({family_of(model).title}) "
+        f"from the rest. It can freeze {parts}; frozen=weights freezes all but the gates."
+    )
 
 
 def _first_blocks(model: nn.Module, number: int) -> list[nn.Parameter]:
@@ -61,7 +60,8 @@ def _first_blocks(model: nn.Module, number: int) -> list[nn.Parameter]:
 
 
 def _attention(model: nn.Module) -> Iterator[nn.Parameter]:
-    for site in layout_of(model).sites:
+    layout = attach(model).layout  # it is there: of some families a new one takes a trial run
+    for site in (layout if layout.kinds == {"head"} else layout_of(model, {"head"})).sites:
         seam = family_of(model).seam(model, site)
         yield from {*seam.attention.parameters(), *seam.output.parameters()}  # W_O is not always inside
 
