@@ -81,7 +81,7 @@ def test_the_documented_lines_reload_it_without_mhprobe(tmp_path):
     networks = [
         (network(kind), removed[kind], description(kind)) for kind in BACKBONES for removed in (REMOVED, EMPTIED)
     ]
-    for path in sorted(WEIGHTS.glob("*_stem.safetensors")):  # those of docs/tutorials/engineer.md
+    for path in sorted(WEIGHTS.glob("*_taught.safetensors")):
         model, about = load_weights(path)
         networks.append((model, [0, 5, 17], about))
     for kind in BACKBONES:  # mixes of heads and neurons, with an MLP that loses all of them
