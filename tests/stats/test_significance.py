@@ -28,6 +28,7 @@ def test_mcnemar_is_the_exact_binomial_test():
     expected = [stats.binomtest(b, b + c).pvalue if b + c else 1.0 for b, c in pairs]
     torch.testing.assert_close(mcnemar(lost, won), torch.tensor(expected, dtype=torch.float64))
     torch.testing.assert_close(mcnemar(won, lost), mcnemar(lost, won))
+    assert 0 < mcnemar(torch.tensor([5000]), torch.tensor([0])).item() < 1e-300  # 2 ** -4999 is below every double
 
 
 def test_holm_by_hand():
@@ -85,6 +86,22 @@ def test_standard_errors_and_normal_tests_are_those_of_the_sample():
     p = two_sided(x.mean(0), error)
     torch.testing.assert_close(p, torch.from_numpy(2 * stats.norm.sf((x.mean(0) / error).abs().numpy())))
     assert two_sided(torch.zeros(1), torch.zeros(1)) == 1
+    assert 0 < two_sided(torch.ones(1).double(), torch.tensor([0.01]).double()) < 1e-300  # 100 standard errors
+
+
+def test_without_spread_a_mean_cannot_be_tested():
+    for count in (2, 3, 7, 1000):
+        alike = torch.full((count, 1), 0.1, dtype=torch.float64)  # sums of squares leave a spread of rounding
+        error = standard_error(alike.sum(0), alike.square().sum(0), torch.tensor(count))
+        p = two_sided(alike.mean(0), error, torch.tensor(count - 1))
+        assert p.isnan().all() and two_sided(alike.mean(0), error).isnan().all()
+        assert math.isnan(crossed(alike.mT).p)
+        others = torch.tensor([0.01, 0.04], dtype=torch.float64)
+        torch.testing.assert_close(holm(torch.cat([p, others]))[1:], holm(others))  # no test, so it costs nothing
+
+
+def test_a_standard_error_needs_two_values():
+    x = torch.ones(1, 3)
     assert standard_error(x[:1].sum(0), x[:1].square().sum(0), torch.tensor(1)).isnan().all()
 
 

@@ -54,13 +54,11 @@ def of_mean(total: Tensor, square: Tensor, count: Tensor, within: Range = REAL) 
 
 
 def p_of_interval(gap: Tensor, half: Tensor, freedom: int) -> Tensor:
-    """Two-sided p that a gap is 0, from half the width of its 95 % interval; 1 where both are 0, NaN without freedom.
+    """Two-sided p that a gap is 0, from half the width of its 95 % interval, as ``two_sided``; NaN without freedom.
 
     >>> p_of_interval(torch.tensor([1.96, 3.92]), torch.tensor([1.96, 1.96]), 10**6).round(decimals=4).tolist()
     [0.05, 0.0001]
     """
-    if freedom < 1:
-        return torch.full_like(gap, torch.nan)
     return two_sided(gap, half / t_quantile(torch.tensor(freedom)).item(), torch.tensor(freedom))
 
 

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 Z95 = 1.959963984540054  # 97.5 % quantile of the standard normal distribution
+TINY = torch.finfo(torch.float64).tiny  # the least p: a smaller one would be rounded to 0, and no p is 0
+SHARP = 1e7  # standard errors from 0: above, the values differ by the rounding of their sums alone
 
 
 def mcnemar(lost_A: Tensor, won_A: Tensor) -> Tensor:
@@ -20,17 +22,22 @@ def mcnemar(lost_A: Tensor, won_A: Tensor) -> Tensor:
     from scipy.stats import binom  # slow to import, and only paired tests need it
 
     fewer, discordant = torch.minimum(lost_A, won_A).cpu().numpy(), (lost_A + won_A).cpu().numpy()
-    return torch.from_numpy(2 * binom.cdf(fewer, discordant, 0.5)).clamp(max=1).to(lost_A.device)
+    return torch.from_numpy(2 * binom.cdf(fewer, discordant, 0.5)).clamp(TINY, 1).to(lost_A.device)
 
 
 def two_sided(mean_A: Tensor, error_A: Tensor, freedom: Tensor | None = None) -> Tensor:
-    """(A,) two-sided p of a mean against 0, given its standard error; 1 where both are 0. freedom: None for normal."""
-    z_A = torch.where((mean_A == 0) & (error_A == 0), 0.0, mean_A.abs() / error_A)
+    """(A,) two-sided p of a mean against 0, given its standard error. freedom: None for normal.
+
+    1 where both are 0. NaN where the error alone is 0, up to rounding: without spread nothing can be tested.
+    """
+    z_A = torch.where((mean_A == 0) & (error_A == 0), 0.0, mean_A.double().abs() / error_A)
+    z_A = z_A.masked_fill(z_A > SHARP, torch.nan)
     if freedom is None:
-        return torch.special.erfc(z_A / 2**0.5)
+        return torch.special.erfc(z_A / 2**0.5).clamp(min=TINY)
     from scipy.special import stdtr
 
-    return torch.from_numpy(2 * stdtr(freedom.double().cpu().numpy(), -z_A.cpu().numpy())).to(z_A.device)
+    p = stdtr(freedom.double().cpu().numpy(), -z_A.cpu().numpy())
+    return torch.from_numpy(2 * p).clamp(min=TINY).to(z_A.device)
 
 
 def t_quantile(freedom: Tensor) -> Tensor:
@@ -49,24 +56,18 @@ def t_interval(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def holm(p_A: Tensor) -> Tensor:
     """(A,) p adjusted so that rejecting below alpha errs anywhere with probability at most alpha. NaN is no test."""
-    order = p_A.argsort()
-    tests = int((~p_A.isnan()).sum())
-    factor = (tests - torch.arange(len(p_A), device=p_A.device)).clamp(min=1)
-    adjusted = (p_A[order].nan_to_num(0) * factor).cummax(0).values.clamp(max=1)
-    result = torch.full_like(p_A, torch.nan)
-    result[order[:tests]] = adjusted[:tests]  # argsort puts NaN last
-    return result
+    order = p_A.argsort()[: int((~p_A.isnan()).sum())]  # NaN comes last
+    factor = torch.arange(len(order), 0, -1, device=p_A.device)
+    adjusted = (p_A[order] * factor).cummax(0).values.clamp(max=1)
+    return torch.full_like(p_A, torch.nan).index_put((order,), adjusted)
 
 
 def benjamini_hochberg(p_A: Tensor) -> Tensor:
     """(A,) p adjusted so that of those below alpha a share of at most alpha is expected to be false. NaN is no test."""
-    order = p_A.argsort(descending=True)
-    tests = int((~p_A.isnan()).sum())
-    order = order[len(p_A) - tests :]  # argsort puts NaN first
-    rank = torch.arange(tests, 0, -1, device=p_A.device)
-    result = torch.full_like(p_A, torch.nan)
-    result[order] = (p_A[order] * tests / rank).cummin(0).values.clamp(max=1)
-    return result
+    order = p_A.argsort(descending=True)[int(p_A.isnan().sum()) :]  # NaN comes first
+    rank = torch.arange(len(order), 0, -1, device=p_A.device)
+    adjusted = (p_A[order] * len(order) / rank).cummin(0).values.clamp(max=1)
+    return torch.full_like(p_A, torch.nan).index_put((order,), adjusted)
 
 
 def beyond(value_A: Tensor, draws_AN: Tensor) -> Tensor:
