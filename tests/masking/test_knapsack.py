@@ -83,6 +83,24 @@ def test_no_set_that_meets_the_budget_loses_less_but_by_the_last_unit(seed, shar
     assert lost < 0.5 * (best + worst)  # a random set of the budget would not do
 
 
+@pytest.mark.parametrize("normalize", ["none", "layer"])
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 0.97])
+def test_with_scores_below_zero_no_set_that_saves_as_much_loses_less(normalize, share):
+    """Against every set that meets the target and saves no more than the chosen one, up to the last unit."""
+    every = torch.tensor(list(itertools.product([False, True], repeat=14)))
+    for seed in range(8):
+        layout = mixed(4, 4)
+        units, cost_A = limited(layout, share)
+        score_A = torch.randn(14, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * cost_A.sqrt()
+        mask = chosen(layout, units, score_A, normalize=normalize)
+        if normalize == "layer":
+            score_A = torch.cat([part / part.abs().mean() for part in layout.split(score_A)])
+        saved, sums = every.double() @ cost_A, every.double() @ score_A
+        fits = (saved >= (1 - share) * cost_A.sum() - 1e-9) & (saved <= mask.double() @ cost_A + 1e-9)
+        last = max(0.0, float((score_A / cost_A)[mask].max() * cost_A.max()))  # the unit that the order ends in
+        assert float(mask.double() @ score_A) - last <= float(sums[fits].min()) + 1e-9
+
+
 def test_ranks_among_their_like_take_the_same_share_of_each():
     layout = mixed(40, 40)
     score_A = torch.rand(86, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -58,24 +58,23 @@ class ByScore(Order):
         length = units.steps(steps)
         order: list[int] = []
         scored_at, score = -1, torch.empty(0)
-        sign = 1 if self.first == "lowest" else -1
         while len(order) < length and (left := units.candidates(order)):
             due = len(order) // self.rescore_every * self.rescore_every if self.rescore_every else 0
             if due != scored_at:
                 score_A = self._of_heads(units.masks.any(0), layout, evaluate, units.masks[order[:due]].any(0))
                 scored_at, score = due, units.masks.double() @ score_A.nan_to_num()
-            order.append(min(left, key=lambda unit: sign * float(score[unit])))
+            order.append(min(left, key=lambda unit: float(score[unit])))
         return [units.path(order)]
 
     def _of_heads(self, drawable: Tensor, layout: HeadLayout, evaluate: Evaluate, off: Tensor) -> Tensor:
-        """(A,) scores; UserError unless they are finite for all heads of ``drawable`` (A,)."""
+        """(A,) scores, of which the lowest goes first; UserError unless they are finite for ``drawable`` (A,) heads."""
         if self.table is not None:
             score_A = read_column(self.table, self.column, layout, self._asker)
         else:
             assert self.measure is not None
             score_A = evaluate.measure(self.measure, off, self.column)
         refuse_unscored(score_A, drawable, layout, self._asker)
-        return score_A.double()
+        return score_A.double() if self.first == "lowest" else -score_A.double()
 
 
 def refuse_unscored(score_A: Tensor, drawable: Tensor, layout: HeadLayout, where: str) -> None:

@@ -5,7 +5,8 @@ the set of the largest total score that costs no more than the target. All units
 order by score per cost solves it up to the last unit. Fang et al. 2024 ("Isomorphic Pruning", ECCV, arXiv 2407.04616)
 compare scores of like structures alone: units go by their rank in their group, and every group loses the same share.
 
-Scores are taken once, with all units on, and summed over a set.
+Scores are taken once, with all units on, and summed over a set. A unit of a score below 0, the lowest per cost first,
+is not given back at the target, though the target may be met without it.
 
 Shapes: A units of all sites, G sets that go together.
 """
@@ -55,8 +56,7 @@ class Knapsack(ByScore):
         if not mixed and self.compete != "all" and bool((units.masks.sum(1) > 1).any()):
             raise UserError(f"{self._asker}: compete={self.compete} ranks single heads, not sets of them; choose all.")
         drawable = units.masks.any(0)
-        score_A = self._of_heads(drawable, layout, evaluate, torch.zeros_like(drawable))
-        score_A = (score_A if self.first == "lowest" else -score_A).nan_to_num()
+        score_A = self._of_heads(drawable, layout, evaluate, torch.zeros_like(drawable)).nan_to_num()
         path = packed(score_A, units, layout, steps, self.compete, self.normalize, self.multiple)
         return [dataclasses.replace(path, scores=score_A)]
 
@@ -73,10 +73,9 @@ def packed(
     mixed = "neuron" in layout.kinds
     if normalize == "layer":
         score_A = torch.cat([part / part.abs().mean().clamp(min=1e-300) for part in layout.split(score_A)])
-    drawable = units.masks.any(0)
     refuse_multiple(multiple, layout)
     together = [mask.nonzero().flatten() for mask in units.masks]
-    sets = going_together(drawable, layout, score_A, multiple) if mixed else together
+    sets = going_together(units.masks.any(0), layout, score_A, multiple) if mixed else together
     price_G = [float(score_A[members].sum()) for members in sets]
     if compete in ("all", "each"):
         cost_A = savings(units.limits if compete == "all" else None, layout)
@@ -84,7 +83,7 @@ def packed(
         price_G = [score / cost for score, cost in zip(price_G, cost_G, strict=True)]
     else:
         price_G = shares_below(sets, price_G, layout, compete)
-    order = until(sets, sorted(range(len(sets)), key=price_G.__getitem__), layout, units.limits, steps)
+    order = until(sets, price_G, layout, units.limits, steps)
     return bundled([sets[number] for number in order], layout) if mixed else units.path(order)
 
 

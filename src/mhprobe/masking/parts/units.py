@@ -199,18 +199,18 @@ def shares_below(sets: Sequence[Tensor], score_G: Sequence[float], layout: HeadL
 
 
 def until(
-    sets: Sequence[Tensor], ascending: Sequence[int], layout: HeadLayout, limits: Limits | None,
+    sets: Sequence[Tensor], price_G: Sequence[float], layout: HeadLayout, limits: Limits | None,
     steps: int | None = None,
 ) -> list[int]:  # fmt: skip
-    """Numbers of the sets to remove: in the order ``ascending`` until the target is met, less those not needed for it.
+    """Numbers of the sets to remove: the lowest price first until the target is met, less those not needed for it.
 
-    A set stays if it would take a layer below the floor. At the target each set but the last is tried again, the
-    latest first: it stays if the target is met without it.
+    A set stays if it would take a layer below the floor. At the target each set but the last is tried again, the latest
+    first: it stays if the target is met without it, unless its price is below 0: without such a set the network gains.
     """
     limits = limits or Limits(layout)
     site_of, left_of_site = [number for number, _, _ in layout], [site.num_heads for site in layout.sites]
     off, gone = torch.zeros(layout.num_heads, dtype=torch.bool), list[int]()
-    for number in ascending:
+    for number in sorted(range(len(sets)), key=price_G.__getitem__):
         if limits.reached(off) or len(gone) == steps:
             break
         sites = [site_of[flat] for flat in sets[number].tolist()]
@@ -222,7 +222,7 @@ def until(
         gone.append(number)
     if not limits.reached(off):
         return gone
-    for number in reversed(gone[:-1]):
+    for number in reversed([number for number in gone[:-1] if price_G[number] >= 0]):
         off[sets[number]] = False
         if limits.reached(off):
             gone.remove(number)
