@@ -147,6 +147,17 @@ def test_the_grade_from_which_on_a_measure_finds_half_is_the_one_that_it_needs(r
     assert_nothing_is_clipped(headbench.sensitivity(grades, found))
 
 
+def test_one_network_gives_no_interval_and_the_figure_none(run):
+    grades, found = run(seeds=[0])
+    row = next(row for row in found if row.measure == "weight_of")
+    assert math.isfinite(row.grade) and row.networks == 1
+    ends = [end for of in (*found, *grades) for end in (of.low, of.high)]
+    assert all(map(math.isnan, ends))
+    figure = headbench.sensitivity(grades, found)
+    labels = [text.get_text() for axes in figure.axes for text in axes.get_legend().get_texts()]
+    assert labels == [f"weight_of {row.grade:.1f}", f"weight_of.turned {row.grade:.1f}", "weight_of.nothing never"]
+
+
 def test_a_measure_without_a_number_has_not_found_it(run):
     grades, found = run()
     nothing = [point for point in grades if point.measure == "weight_of.nothing"]

@@ -19,7 +19,7 @@ from mhprobe.errors import UserError
 from mhprobe.headbench.bench import Make, Told, measured, told_of
 from mhprobe.headbench.grafts import GRADES, Graft, known_grafts
 from mhprobe.headbench.network import Network, digits
-from mhprobe.stats.intervals import percentiles
+from mhprobe.stats.intervals import percentiles, resampled_means
 
 FOUND = 0.95
 DRAWS = 2  # grafts of a kind in each network
@@ -30,7 +30,7 @@ class Grade(NamedTuple):
     """One detector of one graft at one grade. direction: as in ``Graft.signs``.
 
     amount: of the graft, NaN at grade 0. shown: mean of ``Graft.shown``. found: share of the grafts found, with low and
-    high (95 % by bootstrap over networks). auroc: mean, in the direction. numbers: grafts with a number.
+    high (95 % by bootstrap over networks, NaN of one). auroc: mean, in the direction. numbers: grafts with a number.
     """
 
     graft: str
@@ -49,7 +49,7 @@ class Grade(NamedTuple):
 
 
 class Sensitivity(NamedTuple):
-    """Grade from which on half of the grafts are found, inf for none, with 95 %. chance: share at grade 0."""
+    """Grade from which on half of the grafts are found, inf for none, with 95 % (NaN of one network). chance: at 0."""
 
     graft: str
     measure: str
@@ -168,19 +168,17 @@ def _rows(
         share, low, high = (float(of_grades[grade]) for of_grades in (found_G, low_G, high_G))
         auroc, numbers = sum(score.auroc for score in scores) / len(scores), sum(score.complete for score in scores)
         grades.append(Grade(*about, grade, float(amount), shown, share, low, high, auroc, *counts, numbers))
-    halves = sorted(half_reached(shares) for shares in shares_RG)
-    low, high = halves[int(0.025 * len(halves))], halves[int(0.975 * len(halves))]
+    halves = sorted(half_reached(shares) for shares in shares_RG) if counts[1] > 1 else [math.nan]
+    low, high = (halves[int(end * len(halves))] for end in (0.025, 0.975))
     return grades, Sensitivity(*about, half_reached(found_G), low, high, float(found_G[0]), *counts)
 
 
 def _resampled(found_TG: Tensor, trials: Sequence[Trial]) -> Tensor:
-    """(R, 1 + GRADES) shares found, of networks drawn with replacement."""
+    """(R, 1 + GRADES) shares found, of networks drawn with replacement; NaN of one network, which does not vary."""
     _, network_T = torch.tensor([trial.network for trial in trials]).unique(return_inverse=True)
     of_network_NT = torch.nn.functional.one_hot(network_T).T.double()
-    sums_NG, counts_N = of_network_NT @ found_TG, of_network_NT.sum(1)
-    generator = torch.Generator().manual_seed(0)
-    drawn_RN = torch.randint(len(counts_N), (RESAMPLES, len(counts_N)), generator=generator)
-    return sums_NG[drawn_RN].sum(1) / counts_N[drawn_RN].sum(1, keepdim=True)
+    means_RG = resampled_means((of_network_NT @ torch.nn.functional.pad(found_TG, (0, 1), value=1)).mT, RESAMPLES)
+    return means_RG[:, :-1] / means_RG[:, -1:]  # the last are numbers of grafts
 
 
 def half_reached(shares: Tensor) -> float:

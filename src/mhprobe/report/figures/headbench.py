@@ -49,7 +49,7 @@ def headbench(rows: Sequence[Any]) -> Figure:
 @captioned(
     "Heads of trained networks are changed, more at every grade; the share of them that a measure finds (at most one "
     "other head looks more like it). At grade 0 nothing was done: what is found there is chance. Behind a name: the "
-    "grade from which on the measure finds half, with its 95 % interval over networks. Lower is more sensitive."
+    "grade from which on the measure finds half, with its 95 % interval over several networks. Lower: more sensitive."
 )
 def sensitivity(grades: Sequence[Any], sensitivities: Sequence[Any]) -> Figure:
     """Shares of grafts found. grades, sensitivities: rows of headbench_grades.csv and headbench_sensitivity.csv."""
@@ -62,8 +62,8 @@ def sensitivity(grades: Sequence[Any], sensitivities: Sequence[Any]) -> Figure:
                 aside = 0.04 * (order - len(mine) / 2)
                 x, y = [point.grade + aside for point in points], [100 * point.found for point in points]
                 shade, marker = style.colour(order)
-                low, high = (f"{end:.1f}" if math.isfinite(end) else "never" for end in (row.low, row.high))
-                half = f"{row.grade:.1f} ({low} to {high})" if math.isfinite(row.grade) else "never"
+                half, low, high = (f"{at:.1f}" if at < math.inf else "never" for at in (row.grade, row.low, row.high))
+                half += f" ({low} to {high})" if row.grade < math.inf and row.low == row.low else ""
                 axes.plot(x, y, color=shade, marker=marker, markersize=3.5, linewidth=1, label=f"{row.measure} {half}")
             amounts = {point.grade: point.amount for point in grades if point.graft == kind}
             names = [f"{grade}\n{amounts[grade]:g}" if grade else "0\nnone" for grade in sorted(amounts)]
