@@ -119,6 +119,12 @@ def test_verdicts_at_their_thresholds(value, norm, verdict):
     assert (head.head, head.verdict, head.write_share) == (0, verdict, pytest.approx(norm))
 
 
+def test_the_median_of_an_even_number_of_heads_lies_between_the_two_middle_ones():
+    norms = torch.tensor([0.9, 1.0, 1.0, 3.0, 3.0, 3.0])  # half the median is 1
+    head = masked_heads(CURVE, {"s": similarity({(0, 5): 0.4})}, norms)[0]
+    assert (head.head, head.write_share, head.inert) == (0, pytest.approx(0.45), True)
+
+
 def test_heads_that_are_alike_by_chance_are_called_alike_as_rarely_as_the_level_says():
     """40 heads that were masked, 20 that are kept, and nothing between them but the law that the null is drawn from."""
     generator = torch.Generator().manual_seed(0)

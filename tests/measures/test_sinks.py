@@ -64,6 +64,26 @@ def test_a_no_op_is_quiet_beside_the_median_head_not_beside_the_mean():
     assert role.tolist() == [1, 2, 2, 2, 2]
 
 
+def test_the_median_of_an_even_number_of_heads_lies_between_the_two_middle_ones():
+    on_class = torch.zeros(5, 5, dtype=torch.float64)
+    on_class[:, 0] = 1
+    sizes = torch.tensor([0.3, 1.0, 3.0, 9.0], dtype=torch.float64)  # a quarter of 2 is more than 0.3, one of 1 is not
+    site = HeadSite("blocks.0.attn", 0, 0, 4, 2, 1, None, (2, 2), (16.0, 16.0), True)
+    measure = Sinks(HeadLayout((site,), (Block("blocks.0", 0, "blocks.0.norm2"),)))
+    stream, eye = torch.ones(2, 5, 4, dtype=torch.float64), torch.eye(2, 4, dtype=torch.float64).expand(4, 2, 4)
+    measure.update(
+        HeadBatch(
+            z=(sizes[:, None].expand(2, 5, 4, 2),),
+            logits=torch.zeros(2, 2),
+            valid=torch.ones(2, dtype=torch.bool),
+            attn=(on_class.expand(2, 1, 4, 5, 5),),
+            stream=(Stream(stream, stream, stream),),
+            weights=(HeadWeights(eye, eye, eye, eye),),
+        )
+    )
+    assert measure.columns()["role"].tolist() == [1, 2, 2, 2]
+
+
 def test_a_head_that_writes_nothing_hands_nothing_out_where_most_heads_write_nothing():
     on_class = torch.zeros(5, 5, dtype=torch.float64)
     on_class[:, 0] = 1

@@ -147,7 +147,7 @@ def masked_heads(
     """Every head that a curve of one path masks, in the order of masking. write_norm: (A,). The rest as above."""
     (trace,) = curve.traces
     drop = first(curve.falls if curve.worse is None else curve.worse)
-    share = (write_norm / write_norm.median()).tolist()
+    share = (write_norm / write_norm.quantile(0.5)).tolist()
     steps = {
         head: number
         for number, (old, new) in enumerate(itertools.pairwise(trace.mask), start=1)
