@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import mhprobe
+from located import LOCATED
 from mhprobe.errors import UserError
 from mhprobe.gates.hard_concrete import HardConcreteGates
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite, HeadWeights
@@ -133,6 +134,14 @@ def test_a_head_that_writes_into_another_space_is_refused():
     weights = HeadWeights(*normal(3, 1, D, C), normal(1, D, C + 1))
     with pytest.raises(UserError, match="reads 20 channels and scores or writes 21"):
         columns((weights,), ONE)
+
+
+def test_outlook_attention_which_has_no_keys_is_refused():
+    model = LOCATED["volo"]()
+    with pytest.raises(
+        UserError, match=r"network\.0\.0\.attn scores by 81 numbers a head, expected at most its width, 4"
+    ):
+        mhprobe.measure(model, [images_for(model, 2)], [CircuitSpectrum])
 
 
 def test_what_it_is_about_is_one_of_two():

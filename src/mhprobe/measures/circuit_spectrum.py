@@ -37,7 +37,7 @@ class CircuitSpectrum(OfWeights):
     of modes, exp(entropy of the shares of s_n), 1 to D. copying: sum of W_OV's eigenvalues over the sum of their sizes,
     in [-1, 1]; 1: what the head reads comes out with its sign (Elhage et al.). singular, cosine: (A, K) of the circuit
     ``of``, largest first, NaN behind the last mode.
-    Raises UserError if a head writes into a stream of another width than it reads.
+    Raises UserError if a head writes into a stream of another width than it reads, or has no queries and keys.
     """
 
     fooled_by = "by definition: a head that looks where its biases or positions say, whatever its weights tie together"
@@ -67,6 +67,11 @@ class CircuitSpectrum(OfWeights):
                         f"{self.name}: {site.name} reads {one.shape[2]} channels and scores or writes {other.shape[2]}"
                         f", expected as many: directions of two spaces have no cosine. Leave this measure out."
                     )
+            if query.shape[1] > site.head_dim:
+                raise UserError(
+                    f"{self.name}: {site.name} scores by {query.shape[1]} numbers a head, expected at most its width, "
+                    f"{site.head_dim}: it has no queries and keys to compare. Leave this measure out."
+                )
             span = self.layout.span(number)
             self.channels[span] = query.shape[2]
             if not all(matrix.isfinite().all() for matrix in of_site):
@@ -90,9 +95,7 @@ class CircuitSpectrum(OfWeights):
         absent_AK = torch.arange(singular.shape[-1], device=self.device) >= (self.sizes / self.models)[circuit, :, None]
         return {
             "value": value[circuit].clone(),
-            "null": torch.zeros_like(value[circuit]),
-            "null_low": -spread,
-            "null_high": spread,
+            **{"null": torch.zeros_like(spread), "null_low": -spread, "null_high": spread},
             **dict(zip(CIRCUITS, value, strict=True)),
             **{f"rank_{name}": modes for name, modes in zip(CIRCUITS, rank, strict=True)},
             "copying": _ratio(copied, size),
