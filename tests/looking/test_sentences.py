@@ -130,6 +130,8 @@ def test_distance_that_rises_with_depth_is_told_and_shuffled_blocks_are_not():
     assert "farther the deeper" in told.text and "correlation with depth of 1 " in told.text
     falling = tell("depth", by_hand(rising.flip(0), 10.0))
     assert "less far the deeper" in falling.text
+    slowly = tell("depth", by_hand(10 + rising / 100, 10.0))
+    assert "in the first 2 blocks 1.0015 times as far as even attention, in the last 2 1.0135 times" in slowly.text
     shuffled = rising.view(8, 2)[[3, 6, 0, 5, 7, 1, 4, 2]].flatten()
     assert tell("depth", by_hand(shuffled, 10.0)) is None
 
@@ -137,6 +139,8 @@ def test_distance_that_rises_with_depth_is_told_and_shuffled_blocks_are_not():
 def test_even_heads_are_those_near_the_largest_entropy():
     told = tell("even", by_hand(torch.tensor([9.95, 9.0, 5.0, 9.6]), 10.0))
     assert told.heads == (0,) and "1 of 4 heads" in told.text
+    near = tell("even", by_hand(torch.tensor([4.6149, 2.0]), 4.6152, spread=0.0001))
+    assert "entropy of 4.6149 (95 % interval 4.6148 to 4.615; even attention 4.6152) nats" in near.text
     assert tell("even", by_hand(torch.tensor([9.0, 8.0]), 10.0)) is None
 
 

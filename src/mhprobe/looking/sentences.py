@@ -44,7 +44,7 @@ NEARLY = 0.97  # of the entropy of even attention
 LEAST = 5  # blocks: fewer cannot be told from shuffled ones
 SHUFFLES = 2000
 WAYS = (("up", "down"), ("left", "right"))
-three = functools.partial(rounded, digits=3)
+three, five = (functools.partial(rounded, digits=digits) for digits in (3, 5))
 
 Columns = Mapping[str, Tensor]
 Kinds = Mapping[str, Callable[[HeadLayout], Measure]]
@@ -281,11 +281,13 @@ def depth(facts: Facts) -> Sentence | None:
     if math.isnan(rho) or abs(rho) <= chance:
         return None
     third = max(1, len(distance) // 3)
+    ends = distance[:third].mean(), distance[-third:].mean()
+    first, last = map(five if rounded(ends[0]) == rounded(ends[1]) else rounded, ends)
     return Sentence(
         f"Heads look {'farther' if rho > 0 else 'less far'} the deeper they stand: in the first {third} blocks "
-        f"{rounded(distance[:third].mean())} times as far as even attention, in the last {third} "
-        f"{rounded(distance[-third:].mean())} times: a rank correlation with depth of {rounded(rho)} (95 % interval "
-        f"{rounded(low)} to {rounded(high)}; shuffled blocks stay within {rounded(chance)} in 95 % of cases)."
+        f"{first} times as far as even attention, in the last {third} {last} times: a rank correlation with depth of "
+        f"{rounded(rho)} (95 % interval {rounded(low)} to {rounded(high)}; shuffled blocks stay within "
+        f"{rounded(chance)} in 95 % of cases)."
     )
 
 
@@ -318,7 +320,7 @@ def even(facts: Facts) -> Sentence:
     value, most = table["value"], table["uniform"]
 
     def words(best: int, name: str) -> str:
-        number = measured(table, best, three, f"even attention {three(most[best])}")
+        number = measured(table, best, five, f"even attention {five(most[best])}")  # which it nearly is
         return f"look nearly everywhere alike. Most even is {name}, with an entropy of {number} nats."
 
     return _on(facts, claim("look nearly everywhere alike", table, NEARLY * most, facts.images), value / most, words)

@@ -95,9 +95,7 @@ class Sinks(OfAttention, MeanOverImages):
     def finish(self) -> dict[str, Tensor]:
         windows = self.image_sums[1]
         sink, write = mean_of(self.sinks, windows), mean_of(self.ratio, self.tokens)
-        role = torch.where(
-            (write < QUIET * write.quantile(0.5)) | (write == 0), 1, 2
-        )  # the median may write nothing, too
+        role = torch.where((write < QUIET * write.quantile(0.5)) | (write == 0), 1, 2)  # the median may be 0, too
         return {
             **self.over_images(),
             "uniform": mean_of(self.even, windows),
