@@ -89,11 +89,11 @@ class OnPath:
         if remove is None or self.guarantee is not None:
             return
         if not 0 < remove < num_heads:
-            option = "remove" if self.target is None else "target.heads"
-            nearest = min(max(remove, 1), num_heads - 1)
+            by_number = ("remove", "go", remove), ("target.heads", "stay", num_heads - remove)
+            option, what, got = by_number[self.target is not None]
             raise UserError(
-                f"{option}: of {num_heads} heads 1 to {num_heads - 1} can go, got {remove}; the nearest is "
-                f"{nearest if self.target is None else num_heads - nearest}."
+                f"{option}: of {num_heads} heads 1 to {num_heads - 1} can {what}, got {got}; the nearest is "
+                f"{min(max(got, 1), num_heads - 1)}."
             )
         if remove < rounds:
             raise UserError(f"rounds: {rounds} rounds for {remove} heads; the nearest is {remove}.")
