@@ -9,6 +9,7 @@ import json
 import math
 import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -97,6 +98,17 @@ def test_a_bench_goes_on_where_it_stopped_and_says_what_is_missing(trained, tmp_
     with pytest.raises(mhprobe.UserError, match="no cell has a result"):
         ran(config(tmp_path, weights, "methods=[fisher]", "seeds=[1]"), tmp_path / "run")
     assert asked == ["fisher_0.6_1"]  # and what other code made
+
+
+@pytest.mark.parametrize("speed", ["true", "false"])
+def test_times_of_another_machine_are_not_those_of_this_one(tmp_path, monkeypatch, speed):
+    model = SimpleNamespace(description={"backbone": {}}, backbone=torch.nn.Identity(), device=torch.device("cpu"))
+    material = SimpleNamespace(model=model, layout=None, data=SimpleNamespace(fingerprint="images"))
+    cfg = config(tmp_path, f"prune.speed={speed}")
+    here = cells.Cells(cfg, material).made_from
+    assert here == cells.Cells(cfg, material).made_from
+    monkeypatch.setattr("mhprobe.surgery.costs.processor", lambda: "another processor")
+    assert (here == cells.Cells(cfg, material).made_from) == (speed == "false")
 
 
 @pytest.mark.parametrize(

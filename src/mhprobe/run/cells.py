@@ -28,6 +28,7 @@ from mhprobe.run.resume import facts
 from mhprobe.run.schema import Config, Prune
 from mhprobe.stats.ranking import Cell
 from mhprobe.surgery.bench import run_cell
+from mhprobe.surgery.costs import device_name
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +92,7 @@ class Cells:
         shared = facts(cfg, self.description, material.data.fingerprint)
         options = {"images", "select_on", "repair", "tune_epochs", "speed", "speed_rounds", "onnx"}
         shared |= {**cfg.prune.model_dump(include=options), "score": cfg.score, "source": our_digest()}
+        shared |= {"machine": device_name(model.device)} if self.settings.speed else {}  # which speed-ups are of
         self.made_from: dict[Cell, str] = {}
         for seed, budget, (name, part) in itertools.product(cfg.seeds, cfg.budgets, cfg.method.items()):
             about = {**shared, "seed": seed, "method": part, "code": stands_on(part), "budget": budget}

@@ -59,8 +59,7 @@ class OnPath:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        limits = [limit for limit in (self.remove, self.target) if limit is not None]
-        if len(limits) == 2 or not (limits or self.guarantee):
+        if (self.remove is None) == (self.target is None) and not (self.guarantee and self.remove is None):
             raise UserError(
                 "remove: say how far to go with remove=<how many heads>, or with target={heads: <left>}, "
                 "{flops: <share left>}, or params, latency or memory instead of flops."
@@ -124,7 +123,8 @@ class OnPath:
         mask = path.masks()[-1]
         assert units.limits is not None
         check_reached(units.limits, mask, WHERE)
-        _exactly(units, path.masks(), remove is not None and self.target is None)
+        if remove is not None and self.target is None:
+            _exactly(layout.num_heads - int(goal["heads"]), path.masks())
         left *= units.limits.targets[0].left(mask) if costs_left else 1.0
         return Choice(mask, self.rescale, scores=path.scores), left
 
@@ -185,16 +185,13 @@ class OnPath:
         return dataclasses.replace(path, **{column: getattr(path, column)[:steps] for column in columns})
 
 
-def _exactly(units: Units, masks_SA: Tensor, exact: bool) -> None:
-    """UserError if a number of heads was asked for and units of several heads step over it."""
-    assert units.limits is not None
-    left = [int((~mask).sum()) for mask in masks_SA]
-    wanted = int(units.limits.targets[0].value)
-    if exact and left[-1] != wanted:
-        total = masks_SA.shape[1]
+def _exactly(remove: int, masks_SA: Tensor) -> None:
+    """UserError if units of several heads step over the number of heads that was asked for."""
+    gone = masks_SA.sum(1).tolist()
+    if gone[-1] != remove:
         raise UserError(
-            f"remove: units of several heads step from {total - left[-2]} to {total - left[-1]} removed, got "
-            f"{total - wanted}. Ask for one of them, or take units=head."
+            f"remove: units of several heads step from {gone[-2]} to {gone[-1]} removed, got {remove}. Ask for one of "
+            f"them, or take units=head."
         )
 
 
