@@ -404,9 +404,20 @@ def test_a_strong_ridge_leaves_the_weights_and_layers_that_kept_all_heads_are_le
     repair(pruned, dense, lambda: [images])
     changed = {key for key, value in pruned.state_dict().items() if not torch.equal(value, before[key])}
     assert changed == {"blocks.0.attn.proj.weight", "blocks.0.attn.proj.bias"}
-    for options, word in (({"per": "layer"}, "head, weights"), ({"ridge": float("nan")}, "ridge")):
+    for options, word in (
+        ({"per": "layer"}, "head, weights"),
+        ({"ridge": float("nan")}, "ridge"),
+        ({"ridge": "1"}, "ridge"),
+    ):
         with pytest.raises(mhprobe.UserError, match=word):
             repair(pruned, dense, lambda: [images], **options)
+    for batches, word in (
+        (lambda: [images[:0]], r"^repair: no images to repair with, expected at least one\.$"),
+        ([images], r"^repair: batches is a function, as lambda: loader, got \["),
+    ):
+        with pytest.raises(mhprobe.UserError, match=word):
+            repair(pruned, dense, batches)
+    repair(pruned, dense, lambda: [images[:0], images])
 
 
 @pytest.mark.parametrize("name", ["vit", "swin"])

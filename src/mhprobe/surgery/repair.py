@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from mhprobe.backbones import family_of, layout_of
 from mhprobe.backbones.base import Segments
-from mhprobe.errors import UserError, one_of
+from mhprobe.errors import UserError, fits, one_of, quoted
 from mhprobe.heads import HeadSite
 from mhprobe.recording.state import inspecting
 from mhprobe.surgery.removal import ProjBias
@@ -48,15 +48,20 @@ def repair(
     proj_bias: as it was for ``prune_heads``; with "drop" a layer without heads goes on writing nothing.
     """
     one_of("repair", "per", per, Per)
-    if not ridge >= 0:
-        raise UserError(f"repair: ridge is a number from 0, got {ridge}.")
+    if not fits(ridge, float) or ridge < 0:
+        raise UserError(f"repair: ridge is a number from 0, got {quoted(ridge)}.")
+    if not callable(batches):
+        raise UserError(f"repair: batches is a function, as lambda: loader, got {quoted(batches)}.")
     whole = layout_of(dense)
     left = {site.name: site.num_heads for site in layout_of(pruned, whole.kinds).sites}
     heads = {site: left.get(site.name, 0) for site in whole.sites}
     lost = [site for site in heads if heads[site] < site.num_heads and (heads[site] or proj_bias == "keep")]
     with inspecting(pruned, gradients=False), inspecting(dense, gradients=False):
-        ours, theirs = _pieces(pruned), _pieces(dense)
-        streams = [(len(images), ours.stem(images), theirs.stem(images)) for images in batches()] if lost else []
+        ours, theirs = (
+            family_of(model).segments(model) or Segments(nn.Identity(), (model,), nn.Identity())
+            for model in (pruned, dense)
+        )
+        streams = [(len(x), ours.stem(x), theirs.stem(x)) for x in filter(len, batches())] if lost else []
         if lost and not streams:
             raise UserError("repair: no images to repair with, expected at least one.")
         for number, (mine, whole_block) in enumerate(zip(ours.blocks, theirs.blocks, strict=True)):
@@ -73,10 +78,6 @@ def repair(
                 else:
                     _solve_factors(projection, moments, site.head_dim, ridge)
             streams = [(images, mine(x), whole_block(y)) for images, x, y in streams]
-
-
-def _pieces(model: nn.Module) -> Segments:
-    return family_of(model).segments(model) or Segments(nn.Identity(), (model,), nn.Identity())
 
 
 class _Moments:
