@@ -74,6 +74,7 @@ MISTAKES = {
     ("mask",): ("which trained network", "weights=random"),
     ("maps",): ("which trained network", "weights=random"),
     (*TRAIN, "out=null"): ("out", "string", "None"),
+    (*TRAIN, "masking=null"): ("masking: expected the name of an option, or ~masking for none, got null",),
     (*TRAIN, "backbone.depth=0"): ("backbone.depth", "0"),
     (*TRAIN, "cache_dir=~/x"): ("cache_dir=~/x", "quotes"),
     ("probe", "weights=nowhere.safetensors"): ("weights", "nowhere.safetensors"),

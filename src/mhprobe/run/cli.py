@@ -58,6 +58,9 @@ def main(command: str) -> None:
     except (ValueError, TypeError) as error:  # Hydra's answer to data=3 and data=[3]
         if started:
             raise
+        nulls = [word.lstrip("+").removesuffix("=null") for word in sys.argv[1:] if word.endswith("=null")]
+        for group in filter(options, nulls):
+            fail(f"{group}: expected the name of an option, or ~{group} for none, got null. --help lists them.")
         fail(f"{' '.join(sys.argv[1:])}: a group is chosen by the name of an option ({error}). --help lists them.")
     except OSError as error:
         if started:  # parts answer for their own files

@@ -84,15 +84,14 @@ class OnPath:
             targets_of(self.target, layout, dict.fromkeys(SHARES, lambda masks: masks))  # before anything is measured
             if {*self.target} <= {"flops", "params", *KINDS}:
                 within(model, self.target, self.units, self.exclude_layers, self.min_heads_per_layer)
-        remove = self._in_all(num_heads := layout.num_heads)
+        remove = self._in_all(count := layout.num_heads)
         if remove is None or self.guarantee is not None:
             return
-        if not 0 < remove < num_heads:
-            by_number = ("remove", "go", remove), ("target.heads", "stay", num_heads - remove)
-            option, what, got = by_number[self.target is not None]
+        if not 0 < remove < count:
+            key, verb, got = ("target.heads", "stay", count - remove) if self.target else ("remove", "go", remove)
             raise UserError(
-                f"{option}: of {num_heads} heads 1 to {num_heads - 1} can {what}, got {got}; the nearest is "
-                f"{min(max(got, 1), num_heads - 1)}."
+                f"{key}: of {count} heads 1 to {count - 1} can {verb}, got {got}; the nearest is "
+                f"{min(max(got, 1), count - 1)}."
             )
         if remove < rounds:
             raise UserError(f"rounds: {rounds} rounds for {remove} heads; the nearest is {remove}.")

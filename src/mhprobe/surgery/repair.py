@@ -57,10 +57,8 @@ def repair(
     heads = {site: left.get(site.name, 0) for site in whole.sites}
     lost = [site for site in heads if heads[site] < site.num_heads and (heads[site] or proj_bias == "keep")]
     with inspecting(pruned, gradients=False), inspecting(dense, gradients=False):
-        ours, theirs = (
-            family_of(model).segments(model) or Segments(nn.Identity(), (model,), nn.Identity())
-            for model in (pruned, dense)
-        )
+        whole_of = ((net, family_of(net).segments(net)) for net in (pruned, dense))
+        ours, theirs = (parts or Segments(nn.Identity(), (net,), nn.Identity()) for net, parts in whole_of)
         streams = [(len(x), ours.stem(x), theirs.stem(x)) for x in filter(len, batches())] if lost else []
         if lost and not streams:
             raise UserError("repair: no images to repair with, expected at least one.")
