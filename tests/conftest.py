@@ -25,6 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def quick() -> None:
     warm.quick_pictures()
     warm.quick_configurations()
+    warm.quick_imports()
 
 
 @pytest.fixture

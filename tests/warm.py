@@ -14,6 +14,7 @@ from typing import Any
 
 import mhprobe
 from mhprobe.io import code
+from mhprobe.run import members
 from mhprobe.run.quiet import quiet
 
 LIBRARIES = ("sklearn.datasets", "torchvision.transforms.v2", "matplotlib.backends.backend_pdf", "pydantic")
@@ -24,11 +25,13 @@ def up() -> None:
     quiet()
     quick_pictures()
     quick_configurations()
+    quick_imports()
     for name in modules():
         importlib.import_module(name)
     _compose()
     _draw()
     code._distributions()  # a sixth of a second, in every fork that names what decoded its images
+    code.code_digests(*modules())
     gc.collect()
     gc.freeze()  # else a collection in a fork looks through all of torch again, and copies it
 
@@ -64,7 +67,10 @@ def _blank(canvas: type[Any], whole: Callable[..., None]) -> Callable[..., None]
 
 @functools.cache
 def quick_configurations() -> None:
-    """Hydra parses a yaml once, and again after it was written to: it composes a command of thirty of them, twice."""
+    """Hydra parses a yaml once, and again after it was written to: it composes a command of thirty of them, twice.
+
+    Members are registered with it once.
+    """
     from hydra._internal.sources_registry import SourcesRegistry
     from hydra.core.plugins import Plugins
 
@@ -72,6 +78,7 @@ def quick_configurations() -> None:
     for scheme in ("file", "pkg"):  # ours, and Hydra's own
         source: Any = SourcesRegistry.instance().resolve(scheme)
         source.load_config = _once(source.load_config)
+    members.register = functools.cache(members.register)
 
 
 def _once(parse: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,6 +93,18 @@ def _once(parse: Callable[..., Any]) -> Callable[..., Any]:
         return pickle.loads(parsed[key])  # a copy for each, five times faster than deepcopy
 
     return load_config
+
+
+@functools.cache
+def quick_imports() -> None:
+    """What a file imports is read from it once, and again after it was written to."""
+    read = code._imported
+
+    @functools.cache
+    def once(name: str, file: Path, changed: int) -> list[str]:
+        return list(read(name, file))
+
+    code._imported = lambda name, file: iter(once(name, file, file.stat().st_mtime_ns))
 
 
 def modules() -> list[str]:
