@@ -33,8 +33,8 @@ class Interaction(Measure):
     Raises UserError for both, for fewer than two heads, and for a malformed pair.
 
     Columns, (A, A), NaN for other pairs, in nats: value, larger: masking both hurts more than the sum of each;
-    standard_error; low, high: Student's 95 % interval over images; p_holm: two-sided, Holm over the pairs, NaN
-    without spread; both: rise of the loss when both are masked; alone (A,): rise when the head alone is masked.
+    standard_error; low, high: Student's 95 % interval over images; p_holm: two-sided, Holm over the pairs; both: rise
+    of the loss when both are masked; alone (A,): rise when the head alone is masked.
     """
 
     fooled_by = "by definition: a pair that was not looked at; and a loss that saturates makes unrelated heads interact"

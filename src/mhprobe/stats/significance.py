@@ -28,16 +28,15 @@ def mcnemar(lost_A: Tensor, won_A: Tensor) -> Tensor:
 def two_sided(mean_A: Tensor, error_A: Tensor, freedom: Tensor | None = None) -> Tensor:
     """(A,) two-sided p of a mean against 0, given its standard error. freedom: None for normal.
 
-    1 where both are 0. NaN where the error alone is 0, up to rounding: without spread nothing can be tested.
+    1 where both are 0. Where all values are alike, and the error 0 up to rounding: the p of their signs, .5^freedom.
     """
     z_A = torch.where((mean_A == 0) & (error_A == 0), 0.0, mean_A.double().abs() / error_A)
-    z_A = z_A.masked_fill(z_A > SHARP, torch.nan)
     if freedom is None:
         return torch.special.erfc(z_A / 2**0.5).clamp(min=TINY)
     from scipy.special import stdtr
 
-    p = stdtr(freedom.double().cpu().numpy(), -z_A.cpu().numpy())
-    return torch.from_numpy(2 * p).clamp(min=TINY).to(z_A.device)
+    p_A = torch.from_numpy(2 * stdtr(freedom.double().cpu().numpy(), -z_A.cpu().numpy())).to(z_A.device)
+    return torch.where((z_A > SHARP) & (freedom > 0), 0.5 ** freedom.double(), p_A).clamp(min=TINY)
 
 
 def t_quantile(freedom: Tensor) -> Tensor:
