@@ -238,6 +238,7 @@ def test_whole_layers_go_or_are_refused_with_what_fits(model, evaluate):
         ({"remove": 6}, r"1 to 5 can go, got 6; the nearest is 5"),
         ({"target": {"heads": 0}}, r"^target.heads: of 6 heads 1 to 5 can stay, got 0; the nearest is 1"),
         ({"target": {"heads": 6}}, r"^target.heads: of 6 heads 1 to 5 can stay, got 6; the nearest is 5"),
+        ({"target": {"flops": 1.0}}, r"^target: the whole network meets it: nothing would be removed. Ask for less"),
         ({"target": {"heads": 1.5}}, "whole number of heads, got 1.5"),
         ({"target": {"flops": 0.01}}, r"prune.target: flops=0.01 can't be met: .* is left"),
         ({"target": {"flops": 1.5}}, "the amount left, from 0 to 1, got 1.5"),

@@ -91,8 +91,7 @@ def _described(measure: Described, label: str, result: Result, part: str = "") -
     if result.table is not None and result.table.kind.endswith("_along"):
         larger = "nothing: small p: there is an effect" if part.endswith("_p_holm") else "more: see the measure's help"
         return result.saying(part[1:].replace("_", " "), larger)
-    alike = measure.alike if measure.kind == "pairwise" else None
-    result = result._replace(alike=alike, masks=measure.masks)
+    result = result._replace(alike=measure.alike if measure.kind == "pairwise" else None, masks=measure.masks)
     return result.saying(label, measure.larger, measure.unit if label == measure.label else "")
 
 

@@ -202,6 +202,7 @@ def _table(
 ) -> Mapping[str, Any]:
     wanted = {"machine": f"{device_name(images.device)}, torch {torch.__version__}", "images": len(images)}
     wanted |= {"size": [*images.shape[2:]], "layout": layout.digest, "multiple": multiple}
+    table: Any = None
     if file is None or not file.exists():
         masks = [evenly(layout, share, multiple) for share in TABLE_SHARES]
         whole, seconds = layer_times(model, layout, masks, images, repeats)
@@ -210,7 +211,6 @@ def _table(
         if file is not None:
             write(file, (json.dumps(table) + "\n").encode())
         return table
-    table = None
     with contextlib.suppress(OSError, ValueError):
         table = json.loads(file.read_text())
     if not isinstance(table, dict) or not all(fits(table.get(key), hint) for key, hint in OF_TABLE.items()):

@@ -82,6 +82,8 @@ class OnPath:
         refuse_multiple(getattr(self.order, "multiple", 1), layout)
         if self.target is not None and "heads" not in self.target:
             targets_of(self.target, layout, dict.fromkeys(SHARES, lambda masks: masks))  # before anything is measured
+            if min(self.target.values()) >= 1:
+                raise UserError("target: the whole network meets it: nothing would be removed. Ask for less than 1.")
             if {*self.target} <= {"flops", "params", *KINDS}:
                 within(model, self.target, self.units, self.exclude_layers, self.min_heads_per_layer)
         remove = self._in_all(count := layout.num_heads)
@@ -167,9 +169,8 @@ class OnPath:
         numbers = [number for number, site in enumerate(layout.sites) if site.name in excluded]  # without emptied ones
         limits = Limits(layout, self.min_heads_per_layer, targets_of(goal, layout, costs_left) if goal else ())
         units = _steps(self.units, layout, numbers)
-        if "neuron" in layout.kinds and self.target is None:  # as far as can be promised
-            return dataclasses.replace(units, limits=limits)
-        return constrain(units, limits, WHERE)
+        free = "neuron" in layout.kinds and self.target is None  # as far as can be promised
+        return dataclasses.replace(units, limits=limits) if free else constrain(units, limits, WHERE)
 
     def _short(self, path: Path) -> Path:
         """The path up to where ``remove`` heads are gone, and before the last head goes."""
