@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import html
@@ -88,9 +89,10 @@ def test_a_bench_goes_on_where_it_stopped_and_says_what_is_missing(trained, tmp_
     for cell, other in {**others, "fisher_0.6_0": "prune.images=25"}.items():
         asked.clear()
         method, _, seed = cell.split("_")
-        with pytest.raises(
+        empty = pytest.raises(
             mhprobe.UserError, match=r"^prunebench: no cell has a result.* ValueError: its own mistake$"
-        ):
+        )
+        with empty if other != "seed=0" else contextlib.nullcontext():  # which leaves the cells of other methods
             ran(config(tmp_path, weights, f"methods=[{method}]", f"seeds=[{seed}]", other), tmp_path / "run")
         assert asked == [cell], other  # ... but what failed, and what other settings make other numbers of
     asked.clear()
