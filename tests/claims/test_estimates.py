@@ -112,7 +112,7 @@ def test_the_score_keeps_what_it_promises_at_holms_first_step():
 
 def test_a_share_is_binomial():
     flags = torch.tensor([True] * 9 + [False] * 11)
-    found, expected = share(flags, flags).beyond(0.2), stats.binomtest(9, 20).proportion_ci(method="exact")
+    found, expected = share(flags, ~flags).beyond(0.2), stats.binomtest(9, 20).proportion_ci(method="exact")
     assert (found.low, found.high) == pytest.approx((expected.low - 0.2, expected.high - 0.2))
     assert found.p(0.0) == pytest.approx(2 * stats.binomtest(9, 20, 0.2, "greater").pvalue)
     assert found.p(0.5) == pytest.approx(2 * stats.binomtest(9, 20, 0.7, "less").pvalue)
@@ -122,16 +122,16 @@ def test_a_share_is_binomial():
 def test_the_power_of_a_share_is_exact():
     flags = torch.zeros(72, dtype=torch.bool)
     fewest = next(k for k in range(72) if stats.binomtest(k, 72).proportion_ci(method="exact").low > 0.05)
-    assert share(flags, flags).power(0.05, 0.1) == pytest.approx(stats.binom.sf(fewest - 1, 72, 0.1))
-    assert share(flags, torch.arange(72) < 5, images=9).power(0.05, 0.1) == pytest.approx(
+    assert share(flags, ~flags).power(0.05, 0.1) == pytest.approx(stats.binom.sf(fewest - 1, 72, 0.1))
+    assert share(flags, torch.arange(72) >= 5, images=9).power(0.05, 0.1) == pytest.approx(
         stats.binom.sf(fewest + 4, 72, 0.1)
     )
-    assert share(flags[:5], flags[:5]).power(0.9, 0.95) == 0
+    assert share(flags[:5], ~flags[:5]).power(0.9, 0.95) == 0
 
 
 def test_heads_of_which_images_tell_nothing_count_for_either_side():
-    sure, possible = torch.arange(20) < 5, torch.arange(20) < 15
-    found = share(sure, possible, images=300)
+    sure, excluded = torch.arange(20) < 5, torch.arange(20) >= 15
+    found = share(sure, excluded, images=300)
     assert found.low == pytest.approx(stats.binomtest(5, 20).proportion_ci(method="exact").low)
     assert found.high == pytest.approx(stats.binomtest(15, 20).proportion_ci(method="exact").high)
     assert (found.unit, found.count, found.p(0.5)) == ("images", 300, 1.0)

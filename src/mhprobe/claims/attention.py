@@ -24,7 +24,7 @@ def early_blocks_have_local_heads(of: Evidence, attention_distance: Columns) -> 
     """Share of heads of the early third of the blocks with at most half of the distance of even attention."""
     early = third_of(of.layout) == 0
     low, high = (attention_distance[end][early] / attention_distance["uniform"][early] for end in ("low", "high"))
-    return share(high <= 0.5, ~(low > 0.5), images=attention_distance["images"])
+    return share(high <= 0.5, low > 0.5, images=attention_distance["images"])
 
 
 @claim(
@@ -36,7 +36,7 @@ def late_heads_look_everywhere(of: Evidence, attention_distance: Columns) -> Est
     """Share of heads of the late third of the blocks with 90 % of the distance of an even look, minus a half."""
     late = third_of(of.layout) == 2
     low, high = (attention_distance[end][late] / attention_distance["whole"][late] for end in ("low", "high"))
-    return share(low >= 0.9, ~(high < 0.9), images=attention_distance["images"]).beyond(0.5)
+    return share(low >= 0.9, high < 0.9, images=attention_distance["images"]).beyond(0.5)
 
 
 @claim(
@@ -69,7 +69,7 @@ def entropy_falls_with_depth(of: Evidence, entropy: Columns) -> Estimate:
 )
 def some_heads_are_positional(of: Evidence, position: Columns) -> Estimate:
     """Share of heads whose largest weight is at one offset for 90 % of the queries."""
-    return share(position["low"] >= 0.9, ~(position["high"] < 0.9), images=position["images"])
+    return share(position["low"] >= 0.9, position["high"] < 0.9, images=position["images"])
 
 
 @claim(
@@ -92,7 +92,7 @@ def single_heads_beat_fixed_offsets(of: Evidence) -> Estimate:
 )
 def some_heads_are_sinks(of: Evidence, sinks: Columns) -> Estimate:
     """Share of heads with one token, in half of the images, that gets half of the attention of nearly all queries."""
-    return share(sinks["sink"] >= 0.5, sinks["sink"] >= 0.5)
+    return share(sinks["sink"] >= 0.5, sinks["sink"] < 0.5)
 
 
 @claim(

@@ -42,7 +42,7 @@ def some_heads_are_nearly_equal(of: Evidence, svcca: Columns) -> Estimate:
     """Share of blocks with two heads whose canonical correlation is above .95."""
     largest = most_alike(of.layout, svcca["value"]).nan_to_num(0)
     double = torch.tensor([bool((part > 0.95).any()) for part in of.layout.split(largest)])
-    return share(double, double, unit="blocks")
+    return share(double, ~double, unit="blocks")
 
 
 @claim(

@@ -56,8 +56,8 @@ def importance_beats_random(of: Evidence) -> Estimate:
 )
 def most_heads_can_go(of: Evidence, ablation_delta: Columns) -> Estimate:
     """Share of heads whose removal alone costs less than a point, minus a half."""
-    possible, sure = (ablation_delta[end] < 0.01 for end in ("drop_low", "drop_high"))
-    return share(sure, possible, images=ablation_delta["images"]).beyond(0.5)
+    low, high = ablation_delta["drop_low"], ablation_delta["drop_high"]
+    return share(high < 0.01, low >= 0.01, images=ablation_delta["images"]).beyond(0.5)
 
 
 @costs_at_most_a_point(

@@ -50,8 +50,8 @@ def heads_have_class_roles(of: Evidence, logit_attribution: Columns) -> Estimate
     errors = torch.from_numpy(norm.isf(p.gather(1, top).numpy() / 2))  # at the least, from 0: p is Holm's
     half = largest.abs() * norm.isf(0.025 / by_class.shape[1]) / errors
     needed = 3 * by_class.abs().nanmean(1, keepdim=True)
-    sure, possible = largest - half >= needed, ~(largest + half < needed)  # of one image nothing is excluded
-    return share(sure.squeeze(1), possible.squeeze(1), images=logit_attribution["images"])
+    sure, excluded = largest - half >= needed, largest + half < needed
+    return share(sure.squeeze(1), excluded.squeeze(1), images=logit_attribution["images"])
 
 
 @claim(

@@ -143,15 +143,15 @@ def _together(parts: Sequence[tuple[float, int]]) -> tuple[float, float]:
     return math.sqrt(variance), freedom
 
 
-def share(sure: Tensor, possible: Tensor, images: int | Tensor = 0, unit: str = "heads") -> Estimate:
+def share(sure: Tensor, excluded: Tensor, images: int | Tensor = 0, unit: str = "heads") -> Estimate:
     """Estimate of the share of heads with a property, by the exact binomial law (Clopper & Pearson, 1934).
 
-    sure, possible: (K,) bool, heads for which the images show the property, and do not exclude it, as without an
-    interval (NaN). Each end takes the worse of the two. unit: "heads" or "blocks". TooFewError for too few of them.
+    sure, excluded: (K,) bool, heads for which the images show the property, and for which they exclude it. A head whose
+    interval is not known (NaN) is neither. unit: "heads" or "blocks". TooFewError for too few of them.
     """
     from scipy.stats import binom, binomtest
 
-    count, least, most = len(sure), int(sure.sum()), int((sure | possible).sum())
+    count, least, most = len(sure), int(sure.sum()), int((sure | ~excluded).sum())
     if count < FEWEST:
         raise TooFewError(f"there are {count} {unit} that can be counted, which are too few.", FEWEST)
     low = binomtest(least, count).proportion_ci(method="exact").low
