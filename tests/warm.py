@@ -14,7 +14,6 @@ from typing import Any
 
 import mhprobe
 from mhprobe.io import code
-from mhprobe.run import members
 from mhprobe.run.quiet import quiet
 
 LIBRARIES = ("sklearn.datasets", "torchvision.transforms.v2", "matplotlib.backends.backend_pdf", "pydantic")
@@ -67,10 +66,7 @@ def _blank(canvas: type[Any], whole: Callable[..., None]) -> Callable[..., None]
 
 @functools.cache
 def quick_configurations() -> None:
-    """Hydra parses a yaml once, and again after it was written to: it composes a command of thirty of them, twice.
-
-    Members are registered with it once.
-    """
+    """Hydra parses a yaml once, and again after it was written to: it composes a command of thirty of them, twice."""
     from hydra._internal.sources_registry import SourcesRegistry
     from hydra.core.plugins import Plugins
 
@@ -78,7 +74,6 @@ def quick_configurations() -> None:
     for scheme in ("file", "pkg"):  # ours, and Hydra's own
         source: Any = SourcesRegistry.instance().resolve(scheme)
         source.load_config = _once(source.load_config)
-    members.register = functools.cache(members.register)
 
 
 def _once(parse: Callable[..., Any]) -> Callable[..., Any]:

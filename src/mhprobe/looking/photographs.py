@@ -47,8 +47,9 @@ def photographs(there: tuple[Archive, list[str]], side: int, limit: int = 12) ->
     if not read:
         raise UserError(f"look: {archive.path} has no photographs that can be read: {left_out[0]}")
     names = sorted(read)  # an archive streams in its own order
-    some = f"{len(names)} of the {len(every)} photographs in the folder are shown, evenly by name."
-    notes = [some] * (len(every) > limit) + [f"Left out: {line}" for line in left_out]
+    notes = [f"Left out: {line}" for line in left_out]
+    if len(every) > limit:
+        notes.insert(0, f"{len(names)} of the {len(every)} photographs in the folder are shown, evenly by name.")
     pixels = torch.from_numpy(np.stack([read[name][0] for name in names])).permute(0, 3, 1, 2)
     return Photographs(names, pixels, [encoded(read[name][1], "jpeg", quality=QUALITY) for name in names], notes)
 

@@ -38,8 +38,9 @@ class HeadRollout(MapKind):
         rows = [transition(fuse(a, self.fusion), s, self.discard) for a, s in zip(attn, layout.sites, strict=True)]
         before = chain(layout, rows[:chosen]) if chosen else None
         places = site.places().to(images.device).clamp(min=0)
-        norm_BTH = written(wide(batch.z[chosen]), wide(weights_of[chosen].output))
-        length_BTH = norm_BTH / norm_BTH.mean((1, 2), keepdim=True) if self.weight == "written" else norm_BTH**0
+        z, output = wide(batch.z[chosen]), wide(weights_of[chosen].output)
+        norm_BTH = written(z, output) if self.weight == "written" else z.new_ones(z.shape[:3])
+        length_BTH = norm_BTH / norm_BTH.mean((1, 2), keepdim=True)
         maps = {}
         for head in range(site.num_heads):
             row = transition(attn[chosen][:, :, head], site, self.discard)

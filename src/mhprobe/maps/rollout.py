@@ -61,22 +61,22 @@ def fuse(attn: Tensor, fusion: str) -> Tensor:
     return attn.mean(2) if fusion == "mean" else attn.amax(2) if fusion == "max" else attn.amin(2)
 
 
-def chain(layout: HeadLayout, rows: Sequence[Tensor], first: int = 0, start: Tensor | None = None) -> Tensor:
+def chain(layout: HeadLayout, rows: Sequence[Tensor], first: int = 0, rolled: Tensor | None = None) -> Tensor:
     """(B, T of the last, S) chained ``transition``s (B, W, K, K) of the sites from number ``first`` on.
 
-    start: (B, T, S), the chain of the sites before. Attentions side by side in one block are chained one after the
+    rolled: (B, T, S), the chain of the sites before. Attentions side by side in one block are chained one after the
     other.
     """
-    if start is None:
+    if rolled is None:
         tokens = int(layout.sites[0].places().max()) + 1
-        start = torch.eye(tokens, dtype=rows[0].dtype, device=rows[0].device).expand(len(rows[0]), -1, -1)
+        rolled = torch.eye(tokens, dtype=rows[0].dtype, device=rows[0].device).expand(len(rows[0]), -1, -1)
     for number, weights in enumerate(rows, first):
         site = layout.sites[number]
-        before, places = carried(start, layout.sites[max(0, number - 1)], site), site.places().to(start.device)
+        before, places = carried(rolled, layout.sites[max(0, number - 1)], site), site.places().to(rolled.device)
         moved_BWKS, real = weights @ before[:, places.clamp(min=0)], places >= 0  # a padded key's weight is 0
-        start = torch.empty_like(before)
-        start[:, places[real]] = moved_BWKS[:, real]
-    return start
+        rolled = torch.empty_like(before)
+        rolled[:, places[real]] = moved_BWKS[:, real]
+    return rolled
 
 
 def drop_lowest(fused: Tensor, site: HeadSite, discard: float) -> Tensor:

@@ -89,7 +89,7 @@ def _described(measure: Described, label: str, result: Result, part: str = "") -
     """Add the measure's facts; to a table of another column, with one more axis, only what holds of it, too."""
     result = result._replace(about=measure.about, of=None if measure.of_images else Sample())
     if result.table is not None and result.table.kind.endswith("_along"):
-        larger = "nothing: small p: there is an effect" if part.endswith("_p_holm") else "more: see the measure's help"
+        larger = "nothing: a small p shows an effect" if part.endswith("_p_holm") else "more: see the measure's help"
         return result.saying(part[1:].replace("_", " "), larger)
     result = result._replace(alike=measure.alike if measure.kind == "pairwise" else None, masks=measure.masks)
     return result.saying(label, measure.larger, measure.unit if label == measure.label else "")

@@ -92,7 +92,7 @@ class Cells:
         shared = facts(cfg, self.description, material.data.fingerprint)
         options = {"images", "select_on", "repair", "tune_epochs", "speed", "speed_rounds", "onnx"}
         shared |= {**cfg.prune.model_dump(include=options), "score": cfg.score, "source": our_digest()}
-        shared |= {"machine": device_name(model.device)} if self.settings.speed else {}  # which speed-ups are of
+        shared |= {"machine": device_name(model.device)} if self.settings.speed else {}  # speed-ups are of one machine
         self.made_from: dict[Cell, str] = {}
         for seed, budget, (name, part) in itertools.product(cfg.seeds, cfg.budgets, cfg.method.items()):
             about = {**shared, "seed": seed, "method": part, "code": stands_on(part), "budget": budget}
@@ -105,7 +105,7 @@ class Cells:
         for cell, digest in self.made_from.items():
             stored = unpacked(self._file(cell))
             if stored is not None and stored[1].get("made_from") == digest:
-                cells[cell] = Kept(json.loads(stored[1]["row"]), {name: of.bool() for name, of in stored[0].items()})
+                cells[cell] = Kept(json.loads(stored[1]["row"]), {stage: of.bool() for stage, of in stored[0].items()})
         return cells
 
     def run(self) -> None:

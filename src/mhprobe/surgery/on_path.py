@@ -59,7 +59,8 @@ class OnPath:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if (self.remove is None) == (self.target is None) and not (self.guarantee and self.remove is None):
+        limits = [limit for limit in (self.remove, self.target) if limit is not None]
+        if len(limits) == 2 or not (limits or self.guarantee):
             raise UserError(
                 "remove: say how far to go with remove=<how many heads>, or with target={heads: <left>}, "
                 "{flops: <share left>}, or params, latency or memory instead of flops."
@@ -125,7 +126,12 @@ class OnPath:
         assert units.limits is not None
         check_reached(units.limits, mask, WHERE)
         if remove is not None and self.target is None:
-            _exactly(layout.num_heads - int(goal["heads"]), path.masks())
+            gone, wanted = path.masks().sum(1).tolist(), layout.num_heads - int(goal["heads"])
+            if gone[-1] != wanted:
+                raise UserError(
+                    f"remove: units of several heads step from {gone[-2]} to {gone[-1]} removed, got {wanted}. Ask for "
+                    f"one of them, or take units=head."
+                )
         left *= units.limits.targets[0].left(mask) if costs_left else 1.0
         return Choice(mask, self.rescale, scores=path.scores), left
 
@@ -183,16 +189,6 @@ class OnPath:
             )
         columns = ("added", "names", "spent", "exhaustive")
         return dataclasses.replace(path, **{column: getattr(path, column)[:steps] for column in columns})
-
-
-def _exactly(remove: int, masks_SA: Tensor) -> None:
-    """UserError if units of several heads step over the number of heads that was asked for."""
-    gone = masks_SA.sum(1).tolist()
-    if gone[-1] != remove:
-        raise UserError(
-            f"remove: units of several heads step from {gone[-2]} to {gone[-1]} removed, got {remove}. Ask for one of "
-            f"them, or take units=head."
-        )
 
 
 def within(

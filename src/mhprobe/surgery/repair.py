@@ -57,8 +57,7 @@ def repair(
     heads = {site: left.get(site.name, 0) for site in whole.sites}
     lost = [site for site in heads if heads[site] < site.num_heads and (heads[site] or proj_bias == "keep")]
     with inspecting(pruned, gradients=False), inspecting(dense, gradients=False):
-        whole_of = ((net, family_of(net).segments(net)) for net in (pruned, dense))
-        ours, theirs = (parts or Segments(nn.Identity(), (net,), nn.Identity()) for net, parts in whole_of)
+        ours, theirs = _pieces(pruned), _pieces(dense)
         streams = [(len(x), ours.stem(x), theirs.stem(x)) for x in filter(len, batches())] if lost else []
         if lost and not streams:
             raise UserError("repair: no images to repair with, expected at least one.")
@@ -76,6 +75,10 @@ def repair(
                 else:
                     _solve_factors(projection, moments, site.head_dim, ridge)
             streams = [(images, mine(x), whole_block(y)) for images, x, y in streams]
+
+
+def _pieces(model: nn.Module) -> Segments:
+    return family_of(model).segments(model) or Segments(nn.Identity(), (model,), nn.Identity())
 
 
 class _Moments:

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from torch import nn
 
-from mhprobe.backbones import attach, family_of, layout_of
+from mhprobe.backbones import family_of, layout_of
 from mhprobe.errors import UserError
 from mhprobe.heads import Part, Scope
 
@@ -60,8 +60,7 @@ def _first_blocks(model: nn.Module, number: int) -> list[nn.Parameter]:
 
 
 def _attention(model: nn.Module) -> Iterator[nn.Parameter]:
-    layout = attach(model).layout  # it is there: of some families a new one takes a trial run
-    for site in (layout if layout.kinds == {"head"} else layout_of(model, {"head"})).sites:
+    for site in layout_of(model, {"head"}).sites:
         seam = family_of(model).seam(model, site)
         yield from {*seam.attention.parameters(), *seam.output.parameters()}  # W_O is not always inside
 
