@@ -113,8 +113,8 @@ def test_relations_match_a_count_patch_by_patch(build):
                         if any(holds(torch.tensor(shown[query]), torch.tensor(shown[k])) for k in keys):
                             possible += 1
                             for h in range(site.num_heads):
-                                key = shown[looks[h][query]]
-                                followed[h] += bool(holds(torch.tensor(shown[query]), torch.tensor(key)))
+                                seen = torch.tensor([shown[key] for key in looks[h][query]])
+                                followed[h] += holds(torch.tensor(shown[query]), seen).double().mean()
             expected[layout.span(s), r] = (followed / possible).double()
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)  # the expected shares are float32
     assert found.std(0).min() > 0  # heads differ
@@ -174,3 +174,14 @@ def test_on_one_half_alone_nothing_is_chosen():
     measure.update(looking(*[lambda row, column: (0, 0)] * 3))
     found = measure.columns()
     assert found["held_out"].isnan().all() and found["relations_held_out"].isnan().all()
+
+
+def test_a_head_that_looks_evenly_at_all_patches_is_at_chance():
+    batch = looking(*[lambda row, column: (0, 0)] * 3)
+    even = dataclasses.replace(batch, attn=(torch.full((1, 1, 3, 17, 17), 1 / 17, dtype=torch.float64),))
+    measure = ObjectAttention(LAYOUT)
+    measure.update(even)
+    got = measure.columns()
+    assert got["value"].tolist() == pytest.approx(got["chance"].tolist()) == [0.5] * 3
+    assert got["cls"].tolist() == pytest.approx([0.5] * 3)
+    torch.testing.assert_close(got["relations"], got["even"])

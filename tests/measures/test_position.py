@@ -104,3 +104,26 @@ def test_nine_tenths_of_all_queries_are_enough_though_no_image_has_just_that(mis
         attn[image, ..., 1 : 1 + count, :] = torch.eye(37, dtype=attn.dtype)[36]  # these look at the last patch
     got = run(Position(layout), batch_of(attn))
     assert (got["value"].item(), got["positional"].item()) == (0.9, 1)
+
+
+def test_keys_that_tie_for_the_largest_weight_share_the_query():
+    layout = vit_layout(grid=(6, 6))
+    left, right = (looking(layout, 0, dx)[0] for dx in (-1, 1))
+    got = run(Position(layout), batch_of((left + right) / 2))
+    # a row of six: five queries have a left neighbour and give it half, the other half goes to the right, or to itself
+    assert got["value"].item() == pytest.approx(5 / 2 / 6) and got["dx"].item() == -1
+    assert got["counts"].sum().item() == pytest.approx(36)
+
+
+def test_a_head_that_looks_evenly_at_all_keys_is_at_chance():
+    layout = vit_layout(grid=(6, 6))
+    got = run(Position(layout), batch_of(*even(layout)))
+    assert got["value"].item() == pytest.approx(got["chance"].item()) == pytest.approx(1 / 36)
+
+
+def test_a_head_with_all_its_attention_on_the_class_token_does_not_look_at_itself():
+    layout = vit_layout(grid=(6, 6))
+    attn = torch.zeros(1, 1, 1, 37, 37, dtype=torch.float64)
+    attn[..., 0] = 1  # in half precision small weights are exactly 0
+    got = run(Position(layout), batch_of(attn))
+    assert got["positional"].item() == 0 and got["value"].item() == pytest.approx(got["chance"].item())

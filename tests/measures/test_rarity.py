@@ -114,3 +114,12 @@ def test_without_codes_or_with_too_few_patches_it_says_what_to_do():
         Rarity(layout, patches=10)
     with pytest.raises(UserError, match="no images to take patches from"):
         Rarity(layout).select(batch_of(*even(layout)))
+
+
+@pytest.mark.parametrize("build", [lambda: vit_layout(**PIXELS), swin_layout])
+def test_a_head_that_looks_evenly_at_all_keys_is_at_chance(build):
+    layout = build()
+    images = scenes(6, size=4 * layout.sites[0].token_grid[0])
+    got = run(fitted(layout, images), batch_of(*even(layout, 6), images=images))
+    for column, chance in (("value", "chance"), ("top2", "chance_top2"), ("class_query", "class_chance")):
+        torch.testing.assert_close(got[column], got[chance], equal_nan=True)

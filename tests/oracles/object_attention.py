@@ -17,13 +17,14 @@ def value(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[st
         for name, heads in sites:
             looks, shown = looked_at(model, images[n], name), patches(model, objects[n], name)
             for h in range(heads):
-                row.append(sum(shown[key] > 0 for key in looks[h].values()) / len(looks[h]))
+                on = [sum(shown[key] > 0 for key in keys) / len(keys) for keys in looks[h].values()]
+                row.append(sum(on) / len(on))
         shares.append(row)
     return torch.tensor(shares, dtype=torch.float64).mean(0)
 
 
-def looked_at(model: nn.Module, image: Tensor, name: str, skip_self: bool = False) -> list[dict[tuple, tuple]]:
-    """Per head {query (row, column): the key it attends to most}, both patches of the grid."""
+def looked_at(model: nn.Module, image: Tensor, name: str, skip_self: bool = False) -> list[dict[tuple, list[tuple]]]:
+    """Per head {query (row, column): the keys it attends to most}, both patches of the grid."""
     seen = {}
     attention = model.get_submodule(name)
     fused, attention.fused_attn = attention.fused_attn, False
@@ -34,18 +35,18 @@ def looked_at(model: nn.Module, image: Tensor, name: str, skip_self: bool = Fals
     attention.fused_attn = fused
     attn = seen["attn"]  # (windows, heads, queries, keys)
     where = places(model, name)
-    found: list[dict[tuple, tuple]] = []
+    found: list[dict[tuple, list[tuple]]] = []
     for h in range(attn.shape[1]):
         looks = {}
         for w, window in enumerate(where):
             for q, (query, query_region) in window.items():
                 keys = [
-                    (float(attn[w, h, q, k]), -k, key)
+                    (float(attn[w, h, q, k]), key)
                     for k, (key, region) in window.items()
                     if region == query_region and not (skip_self and key == query)
                 ]
                 if keys:
-                    looks[query] = max(keys)[2]
+                    looks[query] = [key for weight, key in keys if weight == max(keys)[0]]
         found.append(looks)
     return found
 

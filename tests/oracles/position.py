@@ -28,7 +28,9 @@ def favourites(model: nn.Module, images: Tensor, sites: list[tuple[str, int]]) -
             for image in site.maps:
                 for t in site.patches:
                     keys = site.keys(t)
-                    hits[offset(site, t, keys[int(image[h, t, keys].argmax())])] += 1
+                    largest = [k for k in keys if image[h, t, k] == image[h, t, keys].max()]
+                    for k in largest:
+                        hits[offset(site, t, k)] += 1 / len(largest)
             shares = [
                 (-hits[o] / len(site.patches) / len(images), o[0] ** 2 + o[1] ** 2, *o)
                 for o in exists

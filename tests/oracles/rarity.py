@@ -24,8 +24,10 @@ def value(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[st
             for n in range(len(images)):
                 for t in site.patches:
                     keys = site.keys(t)
-                    top = keys[int(site.maps[n, h, t, keys].argmax())]
-                    hits.append(density[n][top] == min(density[n][k] for k in keys))
+                    row = site.maps[n, h, t]
+                    largest = [k for k in keys if row[k] == row[keys].max()]
+                    rarest = min(density[n][k] for k in keys)
+                    hits.append(np.mean([density[n][k] == rarest for k in largest]))
             shares.append(np.mean(hits))
     return torch.tensor(shares, dtype=torch.float64)
 

@@ -18,7 +18,7 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure, counts, mean_of, sums
 from mhprobe.measures.parts.jackknife import fold_of
-from mhprobe.measures.parts.places import attention_of, places_of, where_site
+from mhprobe.measures.parts.places import attention_of, of_largest, of_pairs, places_of, where_site
 from mhprobe.stats.intervals import SHARE, interval, of_mean
 from mhprobe.stats.significance import standard_error
 
@@ -46,7 +46,8 @@ class ObjectAttention(Measure):
     best_right (A, R): the best offset, in patches.
     On the second half of the images: held_out, held_out_low, held_out_high (A,): value and its 95 % interval of the one
     head that is best on the first half, NaN elsewhere; relations_held_out, relations_low, relations_high (A, R): the
-    same for relations; offset_held_out (A, R): the best offset of the first half.
+    same for relations; offset_held_out (A, R): the best offset of the first half. Of n keys that share a row's largest
+    weight each counts 1/n.
     """
 
     fooled_by = "by definition: one large object in the middle: a head that looks at the middle looks at the object"
@@ -61,10 +62,10 @@ class ObjectAttention(Measure):
     square: Tensor = sums(2, "A")  # of its square
     chance: Tensor = sums("A")  # of the share that an even draw would have
     mass: Tensor = sums("A")  # of the mean attention to patches on objects
-    cls: Tensor = counts("A")  # images whose class token looks at an object
-    followed: Tensor = counts(2, "A", len(RELATIONS))  # queries whose argmax key meets the relation
-    followed_square: Tensor = counts(2, "A", len(RELATIONS))  # over images of the square of their number
-    followed_possible: Tensor = counts(2, "A", len(RELATIONS))  # ... of their number times that of queries that can
+    cls: Tensor = sums("A")  # images whose class token looks at an object
+    followed: Tensor = sums(2, "A", len(RELATIONS))  # queries whose argmax key meets the relation
+    followed_square: Tensor = sums(2, "A", len(RELATIONS))  # over images of the square of their number
+    followed_possible: Tensor = sums(2, "A", len(RELATIONS))  # ... of their number times that of queries that can
     even: Tensor = sums("S", len(RELATIONS))  # over queries of the share of keys that meet it
     possible: Tensor = counts(2, "S", len(RELATIONS))  # queries that can meet it
     possible_square: Tensor = counts(2, "S", len(RELATIONS))  # over images of the square of their number
@@ -100,12 +101,10 @@ class ObjectAttention(Measure):
         down_WQK, right_WQK = places.steps.unbind(-1)
         offsets_WQK = (down_WQK + height - 1) * (2 * width - 1) + right_WQK + width - 1  # a number for each
         others_WQK = pairs_WQK & ~torch.eye(pairs_WQK.shape[-1], dtype=torch.bool, device=pairs_WQK.device)
-        best_BWQH = attn_BWHQK.masked_fill(~others_WQK[None, :, None], -1).argmax(-1).transpose(2, 3)
+        best_BWHQK = of_largest(attn_BWHQK, others_WQK)
         for r, holds in enumerate(RELATIONS.values()):
             true_BWQK = holds(shown_BWK[..., :, None], shown_BWK[..., None, :]) & others_WQK
-            possible_BWQ = true_BWQK.any(-1)
-            hit_BWQH = true_BWQK.gather(-1, best_BWQH) & possible_BWQ[..., None]
-            hits_BH, possible_B = hit_BWQH.sum((1, 2)), possible_BWQ.sum((1, 2))
+            hits_BH, possible_B = of_pairs(best_BWHQK, true_BWQK), true_BWQK.any(-1).sum((1, 2))
             self.followed[:, span, r].index_add_(0, half_B, hits_BH)
             self.followed_square[:, span, r].index_add_(0, half_B, hits_BH.square())
             self.followed_possible[:, span, r].index_add_(0, half_B, hits_BH * possible_B[:, None])
@@ -121,19 +120,16 @@ class ObjectAttention(Measure):
         places = places_of(site, attn_BWHQK.device)
         grid_WK, pairs_WQK = places.patch, places.patch_pairs
         on_BWK = (shown_BWK > 0) & grid_WK
-        best_BWHQ = attn_BWHQK.masked_fill(~pairs_WQK[None, :, None], -1).argmax(-1)
-        hit_BWHQ = on_BWK.gather(2, best_BWHQ.flatten(2)).view_as(best_BWHQ) & grid_WK[:, None]
-        queries = grid_WK.sum()
-        share_BH = hit_BWHQ.sum((1, 3)).double() / queries
-        even_BWQ = (on_BWK[:, :, None] & pairs_WQK).sum(-1).double() / pairs_WQK.sum(-1).clamp(min=1)
-        seen_BWHQK = attn_BWHQK.double() * pairs_WQK[:, None]
-        self.mass[span] += torch.einsum("bwhqk,bwk->h", seen_BWHQK, on_BWK.double()) / queries
+        on_BWQK, queries = on_BWK[:, :, None] & pairs_WQK, grid_WK.sum()
+        share_BH = of_pairs(of_largest(attn_BWHQK, pairs_WQK), on_BWQK) / queries
+        even_BWQ = on_BWQK.sum(-1).double() / pairs_WQK.sum(-1).clamp(min=1)
+        self.mass[span] += of_pairs(attn_BWHQK.double(), on_BWQK).sum(0) / queries
         self.share[:, span].index_add_(0, half_B, share_BH)
         self.square[:, span].index_add_(0, half_B, share_BH.square())
         self.chance[span] += (even_BWQ * grid_WK).sum() / queries
         if site.class_token:
-            row_BHK = attn_BWHQK[:, 0, :, 0].masked_fill(~grid_WK[0], -1)
-            self.cls[span] += on_BWK[:, 0].gather(1, row_BHK.argmax(-1)).sum(0)
+            best_BHK = of_largest(attn_BWHQK[:, :, :, :1], grid_WK[:, None])[:, 0, :, 0]
+            self.cls[span] += torch.einsum("bhk,bk->h", best_BHK, on_BWK[:, 0].double())
 
     def finish(self) -> dict[str, Tensor]:
         value = of_mean(self.share.sum(0), self.square.sum(0), self.images, self.within)

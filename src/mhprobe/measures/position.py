@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
-from mhprobe.measures.parts.places import OfAttention, Piece, even_over, places_of
+from mhprobe.measures.parts.places import OfAttention, Piece, even_over, of_largest, places_of
 from mhprobe.stats.intervals import SHARE, interval
 from mhprobe.stats.significance import standard_error
 
@@ -30,8 +30,8 @@ class Position(OfAttention):
     dy, dx the offset in tokens, key minus query (dx = -1: the left neighbour; 0, 0: itself); positional 1 where value
     >= threshold, else 0; reaching: the share among the queries for which the key exists; reach: the share of these
     queries, the largest possible value; chance: value of a random key. counts (A, Y, X): mean queries of an image at
-    each offset, the middle one being 0, 0; exists (A, Y, X): queries from which it can be reached. Among equals the
-    shortest offset wins, then the upper, then the left one.
+    each offset, the middle one being 0, 0; exists (A, Y, X): queries from which it can be reached. Of n keys that share
+    a query's largest weight each counts 1/n. Among equal offsets the shortest wins, then the upper, then the left one.
 
     >>> import torch
     >>> from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
@@ -52,7 +52,7 @@ class Position(OfAttention):
     larger = "the head looks at one fixed offset more often"
     also = ("offset_maps",)
 
-    counts: Tensor  # (A, Y, X) float64: how many queries have their argmax key there
+    counts: Tensor  # (A, Y, X) float64: queries with their argmax key there; of n equal keys each counts 1/n
     squares: Tensor  # (A, Y, X) sum over images of the square of their number
 
     def __init__(self, layout: HeadLayout, threshold: float = 0.9, reach: float = 0.25, **kwargs: Any) -> None:
@@ -68,17 +68,13 @@ class Position(OfAttention):
             self.add_state(name, torch.zeros(layout.num_heads, *size, dtype=torch.float64))
 
     def look(self, piece: Piece, batch: HeadBatch) -> None:
-        places, span = piece.places, piece.span
-        row_bWHQK = piece.attn * places.patch_pairs[:, None]
-        key_bWHQ = row_bWHQK.argmax(-1)
-        index_WQK = self._index(piece.site, piece.attn.device)
-        index_bWHQ = index_WQK[:, None].expand(row_bWHQK.shape).gather(-1, key_bWHQ[..., None])[..., 0]
-        # 1 for a patch, 0 for the others; NaN where the row is not finite, which is an error at the end
-        weight_bWHQ = places.patch[:, None] + 0 * row_bWHQK.sum(-1)
-        counts_bHYX = self.counts.new_zeros(len(index_bWHQ), *self.counts[span].shape)
-        place_bH = torch.arange(counts_bHYX[..., 0, 0].numel(), device=index_bWHQ.device).view(len(index_bWHQ), -1)
-        start_bWHQ = self.counts[0].numel() * place_bH[:, None, :, None]
-        counts_bHYX.view(-1).index_add_(0, (index_bWHQ + start_bWHQ).flatten(), weight_bWHQ.flatten())
+        span = piece.span
+        share_bWHQK = of_largest(piece.attn, piece.places.patch_pairs)
+        image, window, head, query, key = share_bWHQK.nonzero(as_tuple=True)  # NaN too, which is an error at the end
+        counts_bHYX = self.counts.new_zeros(len(share_bWHQK), *self.counts[span].shape)
+        start = (image * counts_bHYX.shape[1] + head) * self.counts[0].numel()
+        index = start + self._index(piece.site, share_bWHQK.device)[window, query, key]
+        counts_bHYX.view(-1).index_add_(0, index, share_bWHQK[image, window, head, query, key])
         self.counts[span] += counts_bHYX.sum(0)
         self.squares[span] += counts_bHYX.square_().sum(0)
 

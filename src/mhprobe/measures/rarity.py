@@ -20,7 +20,7 @@ from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import sums
 from mhprobe.measures.parts.hashing import Pool, image_numbers, mixed
 from mhprobe.measures.parts.image_sums import MeanOverImages
-from mhprobe.measures.parts.places import OfAttention, Piece, over_queries
+from mhprobe.measures.parts.places import OfAttention, Piece, of_largest, over_queries
 from mhprobe.stats.intervals import SHARE
 
 _ROUNDS = 100  # of Lloyd's iteration; it usually stands still earlier
@@ -35,7 +35,8 @@ class Rarity(OfAttention, MeanOverImages):
 
     Columns, (A,) in [0, 1], larger looks more at what is rare: value, with low and high; top2: the argmax key is no
     denser than the second rarest patch; class_query, class_query_top2: of the class token's own row, NaN without one.
-    chance, chance_top2, class_chance, class_chance_top2: the same for a random argmax key.
+    chance, chance_top2, class_chance, class_chance_top2: the same for a random argmax key. Of n keys that share a row's
+    largest weight each counts 1/n.
     """
 
     fooled_by = "seen: a head that looks at the border or at bright patches, where these happen to be rare"
@@ -86,19 +87,15 @@ class Rarity(OfAttention, MeanOverImages):
         else:  # finish() will refuse
             density_bT = torch.zeros(len(piece.images), site.token_grid[0] * site.token_grid[1]).to(piece.attn)
         keys = places.pairs & places.patch[:, None]
-        rows_bWHQK = piece.attn * keys[:, None]
+        share_bWHQK = of_largest(piece.attn, keys)
         density_bWK = density_bT[:, (places.token - site.prefix_tokens).clamp(min=0)]
         seen_bWQK = density_bWK[:, :, None].masked_fill(~keys, torch.inf)
-        density_bWHQK = density_bWK[:, :, None, None].expand(rows_bWHQK.shape)
-        found_bWHQ = density_bWHQK.gather(-1, rows_bWHQK.argmax(-1, keepdim=True))[..., 0]
         lowest_bWQ2 = seen_bWQK.sort(-1).values[..., :2]
-        # NaN where the row is not finite, which is an error at the end
-        fine_bWHQ = torch.where(rows_bWHQK.sum(-1).isfinite(), 1.0, torch.nan).to(rows_bWHQK.dtype)
         for top in range(min(2, lowest_bWQ2.shape[-1])):
             limit_bWQ = lowest_bWQ2[..., top].where(lowest_bWQ2[..., top].isfinite(), lowest_bWQ2[..., 0])
-            hit_bWHQ = (found_bWHQ <= limit_bWQ[:, :, None]) * fine_bWHQ
-            rare_bWQ = ((seen_bWQK <= limit_bWQ[..., None]) & keys).sum(-1)
-            luck_bWQ = rare_bWQ / keys.sum(-1).clamp(min=1).double()
+            rare_bWQK = (seen_bWQK <= limit_bWQ[..., None]) & keys
+            hit_bWHQ = torch.einsum("bwhqk,bwqk->bwhq", share_bWHQK, rare_bWQK.double())
+            luck_bWQ = rare_bWQK.sum(-1) / keys.sum(-1).clamp(min=1).double()
             hits_bH = piece.of_images(hit_bWHQ, places.patch)
             if top:
                 self.hits[span] += hits_bH.sum(0)

@@ -177,6 +177,16 @@ def shares(attn: Tensor, keys: Tensor) -> Tensor:
     return counted / counted.sum(-1, keepdim=True).clamp(min=torch.finfo(counted.dtype).tiny)
 
 
+def of_largest(attn: Tensor, keys: Tensor) -> Tensor:
+    """(b, W, H, Q, K) float64: 1 at the key, of ``keys`` (W, Q, K) bool, with a row's largest weight; 1/n at n equals.
+
+    0 elsewhere, and in a row without keys; NaN in a row with NaN.
+    """
+    row = attn * keys[:, None] + (keys.int() - 1)[:, None]  # -1 where there is no key, and NaN stays
+    top = (row == row.amax(-1, keepdim=True)).double()
+    return top / top.sum(-1, keepdim=True) * keys[:, None]
+
+
 def even_over(pairs: Tensor) -> Tensor:
     """(W, Q, K) float64 attention that is spread evenly over the keys in ``pairs`` (W, Q, K) bool, 0 elsewhere."""
     return pairs / pairs.sum(-1, keepdim=True).clamp(min=1).double()

@@ -35,7 +35,7 @@ from mhprobe import ranks
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
-from mhprobe.measures.parts.places import Piece, Places, attention, places_of
+from mhprobe.measures.parts.places import Piece, Places, attention, of_largest, of_pairs, places_of
 from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import recorded
 from mhprobe.report import tables
@@ -152,7 +152,7 @@ def answers(piece: Piece, right: Tensor, candidates: Tensor | None = None) -> It
     others = places.patch_pairs & ~torch.eye(places.patch_pairs.shape[-1], dtype=torch.bool, device=right.device)
     if candidates is not None:
         others = others & candidates[token[:, :, None], token[:, None, :]]
-    best_bWQH = piece.attn.masked_fill(~others[None, :, None], -1).argmax(-1).transpose(2, 3)
+    best_bWHQK = of_largest(piece.attn, others)
     height, width = extent(piece.site)
     down, across = places.steps.unbind(-1)
     offset_WQK = (down + height - 1) * (2 * width - 1) + across + width - 1  # from query to key
@@ -162,7 +162,7 @@ def answers(piece: Piece, right: Tensor, candidates: Tensor | None = None) -> It
         asked_bWQ = true_bWQK.any(-1)
         asked_b = asked_bWQ.sum((1, 2)).double()
         asked_b[asked_b == 0] = torch.nan
-        hit_bH = true_bWQK.gather(-1, best_bWQH).sum((1, 2)) / asked_b[:, None]
+        hit_bH = of_pairs(best_bWHQK, true_bWQK) / asked_b[:, None]
         hit_bO = torch.zeros(len(true_bWQK), count, dtype=torch.float64, device=right.device)
         hit_bO.index_add_(1, offset_WQK.flatten(), true_bWQK.flatten(1).double())
         even_b = (true_bWQK.sum(-1) / others.sum(-1).clamp(min=1)).sum((1, 2)) / asked_b
