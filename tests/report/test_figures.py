@@ -395,3 +395,11 @@ def test_a_line_says_where_the_promise_ends(promised):
     texts = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert any(text.startswith("to here: at most 1 points lost" if promised else "nowhere: ") for text in texts)
     assert_nothing_is_clipped(figure)
+
+
+def test_a_typical_width_lies_between_the_two_middle_ones():
+    low = torch.zeros(2, 2)
+    high = torch.tensor([[0.0, 2.0], [6.0, 0.0]])
+    assert style.typical_width({"low": low, "high": high}) == " (95\u00a0%:\u00a0±2)"  # of half-widths 1 and 3
+    _, norm = style.scale(torch.tensor([1.0, 1.0, 3.0, 15.0]), log=True)  # 7.5 medians
+    assert type(norm).__name__ == "Normalize"

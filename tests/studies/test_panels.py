@@ -631,3 +631,11 @@ def test_classes_fall_where_their_images_are_lost():
     assert p[2, 0].item() == pytest.approx(2 / 2**10)  # the sign test of ten images lost and none won
     assert p_holm[2, 0].item() == pytest.approx(4 * 2 / 2**10)  # two steps of two classes
     assert p[:2, :2].eq(1).all() and p_holm[0].eq(1).all()
+
+
+def test_the_median_heat_of_an_even_number_of_images_lies_between_the_two_middle_ones(monkeypatch):
+    heats = torch.tensor([[0.1, 1.0], [0.3, 1.0], [0.2, 0.0], [0.6, 0.0]], dtype=torch.float64)
+    monkeypatch.setattr(maps_panel, "heats_of", lambda *_: heats)
+    (result,) = maps_panel.heat(SimpleNamespace(of=lambda images: images), images=4).values()
+    row = dict(zip(result.table.columns, result.table.rows[0], strict=True))
+    assert (row["median_right"], row["median_wrong"]) == pytest.approx((0.2, 0.4))

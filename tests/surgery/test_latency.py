@@ -138,3 +138,14 @@ def test_a_knapsack_is_priced_by_the_table_and_not_by_flops(tmp_path):
     assert int(mask.sum()) == min(enough)
     with pytest.raises(mhprobe.UserError, match=r"^latency_table: prices target"):
         OnPath(order, target={"flops": 0.7}, latency_table=str(file)).check(model, 1)
+
+
+def test_of_an_even_number_of_rounds_the_middle_two_are_averaged(monkeypatch):
+    model = tiny_vit()
+    layout = layout_of(model)
+    rounds = iter([9.0, 1.0, 2.0, 4.0, 8.0])  # the first is the warm-up
+    monkeypatch.setattr(costs, "_clocked", lambda *_: [next(rounds)] + [0.5] * len(layout.sites))
+    nothing = torch.zeros(layout.num_heads, dtype=torch.bool)
+    whole, per_site = costs.layer_times(model, layout, [nothing], images_for(model, 1), repeats=4)
+    assert whole == 3
+    assert per_site[0] == pytest.approx([3 * (0.5 / 2 + 0.5 / 4) / 2])

@@ -96,8 +96,8 @@ def layer_times(
             taken = {which: _clocked(pruned[which], names, images) for which in turns}
             rounds.append([taken[which] for which in range(len(pruned))])
     times_RMT = torch.tensor(rounds[1:], dtype=torch.float64)  # the whole pass, and the sites
-    whole = float(times_RMT[:, 0, 0].median())
-    share_MT = (times_RMT / times_RMT[:, :1, :1]).median(0).values
+    whole = float(times_RMT[:, 0, 0].quantile(0.5))
+    share_MT = (times_RMT / times_RMT[:, :1, :1]).quantile(0.5, dim=0)
     return whole, (share_MT[:, 1:] * whole).mT.tolist()
 
 

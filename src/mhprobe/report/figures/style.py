@@ -259,8 +259,7 @@ def block_shades(layout: HeadLayout) -> Any:
 
 def block_bar(figure: Figure, shades: Any, left: float, bottom: float, tall: float, label: str = "block") -> None:
     """Add a colour bar with whole numbers."""
-    bar = colour_bar(figure, shades, left, bottom, tall, label)
-    whole_ticks(bar.ax.yaxis, 6)
+    whole_ticks(colour_bar(figure, shades, left, bottom, tall, label).ax.yaxis, 6)
 
 
 def block_ticks(axes: Axes, layout: HeadLayout, cell: float, edge: float | None = None) -> None:
@@ -422,7 +421,7 @@ def scale(values: Tensor, log: bool = False) -> tuple[Any, Any]:
     if low < 0 < high:
         high = max(-low, high)
         return shades("RdBu_r"), Normalize(-high, high)
-    if log and low > 0 and high > OUTLIER * finite.median().item():
+    if log and low > 0 and high > OUTLIER * finite.quantile(0.5).item():
         return shades("viridis"), LogNorm(max(low, high / 1e4), high)
     if low == high:  # one value only: show it against 0
         low, high = (min(low, 0), max(high, 0)) if low else (0, 1)
@@ -526,7 +525,7 @@ def typical_width(columns: Mapping[str, Tensor]) -> str:
     """Return the median half-width of the pairs' 95 % intervals, as the end of a label; "" without intervals."""
     if not {"low", "high"} <= set(columns):
         return ""
-    half = without_diagonal((columns["high"] - columns["low"]) / 2).nanmedian().item()
+    half = without_diagonal((columns["high"] - columns["low"]) / 2).nanquantile(0.5).item()
     return "" if math.isnan(half) else f" (95\u00a0%:\u00a0±{half:.1g})"
 
 

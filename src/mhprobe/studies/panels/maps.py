@@ -4,6 +4,7 @@ Shapes: B images of a batch, n images, K maps, P parts of a score, h x w patches
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import torch
@@ -123,8 +124,8 @@ def heat(material: Material, images: int = 1000, kind: MapKind | None = None) ->
     auc = float(test.statistic) / (len(hot) * len(cold))
     low, high = auc_interval(auc, len(hot), len(cold))
     numbers: dict[str, float] = {"images": len(heats), "right": len(hot), "wrong": len(cold)}
-    medians = {"median_right": heats[right > 0].median().item(), "median_wrong": heats[right == 0].median().item()}
-    numbers |= {**medians, "auc": auc, "low": low, "high": high, "p": float(test.pvalue)}
+    numbers |= {"median_right": median(hot), "median_wrong": median(cold)}
+    numbers |= {"auc": auc, "low": low, "high": high, "p": float(test.pvalue)}
     title = f"a right one is hotter in {auc:.2f} of pairs\n({low:.2f} to {high:.2f}), p = {test.pvalue:.2g}"
     drawn = figure.heat(hot, cold, title, "share of the map's mass on its hottest tenth")
     about = "chance that a right image is hotter than a wrong one (AUC)", "right images are hotter"
