@@ -143,6 +143,8 @@ def test_a_head_speaks_through_its_own_weights_and_no_other_hears(name):
         else:
             if silent:
                 query[head].zero_(), key[head].zero_()
+                if hasattr(attention, "attn"):  # outlook attention has one layer in the place of both
+                    attention.attn.weight.detach().unflatten(0, (site.num_heads, -1))[head].zero_()
             value[head].zero_()
         before = mhprobe.record(before_model, images, needs=()).z[number]
         after = mhprobe.record(cut, images, needs=()).z[number]

@@ -10,7 +10,7 @@ import torch
 import mhprobe
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite, Windows
-from mhprobe.measures.parts.places import attention, chunks, over_support, places_of, shares
+from mhprobe.measures.parts.places import attention, chunks, places_of, shares
 from models import images_for, tiny_registers, tiny_swin, tiny_vit
 from oracles.attention import sites_of
 
@@ -67,12 +67,6 @@ def test_pieces_hold_every_valid_image_once_and_are_small(monkeypatch):
     assert [piece.images.tolist() for piece in pieces] == [[0, 2], [3, 4]]
     assert all(piece.attn.dtype == torch.float64 for piece in pieces)
     assert chunks(torch.tensor([False]), [torch.zeros(1, 10)]) == ()
-
-
-def test_mean_over_queries_of_their_means():
-    values = torch.tensor([[[1.0, 3.0], [5.0, 7.0]]], dtype=torch.float64)
-    keys = torch.tensor([[[True, True], [True, False]]])
-    assert over_support(values, keys) == pytest.approx((2 + 5) / 2)
 
 
 def test_missing_or_misshapen_attention_is_refused_in_one_line():

@@ -10,6 +10,7 @@ from mhprobe.errors import UserError
 from mhprobe.gates.hard_concrete import HardConcreteGates
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite, HeadWeights
 from mhprobe.measures.circuit_spectrum import CircuitSpectrum
+from mhprobe.measures.weight_similarity import WeightSimilarity
 from models import TWINS, images_for, tiny_vit
 from oracles.circuit_spectrum import modes
 
@@ -136,12 +137,25 @@ def test_a_head_that_writes_into_another_space_is_refused():
         columns((weights,), ONE)
 
 
-def test_outlook_attention_which_has_no_keys_is_refused():
+def test_outlook_attention_has_no_queries_and_keys_but_values_and_outputs():
     model = LOCATED["volo"]()
-    with pytest.raises(
-        UserError, match=r"network\.0\.0\.attn scores by 81 numbers a head, expected at most its width, 4"
-    ):
-        mhprobe.measure(model, [images_for(model, 2)], [CircuitSpectrum])
+    layout, images = mhprobe.attach(model).layout, images_for(model, 2)
+    with pytest.raises(UserError, match=r"of=qk: network\.0\.0\.attn has no queries and keys\. Use of=ov"):
+        mhprobe.measure(model, [images], [CircuitSpectrum])
+    got = mhprobe.measure(model, [images], [CircuitSpectrum(layout, of="ov")])["circuit_spectrum"].columns
+    outlook = torch.tensor(["network.0." in site.name for _, _, site in layout])
+    assert (got["qk"][outlook] == 0).all() and (got["rank_qk"][outlook] == 0).all()
+    assert (got["qk"][~outlook] != 0).all() and (got["value"] != 0).all() and (got["rank_ov"] > 1).all()
+
+
+def test_no_pair_of_outlook_heads_has_like_queries_or_keys():
+    model = LOCATED["volo"]()
+    layout = mhprobe.attach(model).layout
+    got = mhprobe.measure(model, [images_for(model, 2)], [WeightSimilarity])["weight_similarity"].columns
+    heads = layout.span(0)
+    for column in ("cosine_query", "cosine_key", "cosine_qk", "overlap_query", "overlap_qk"):
+        assert (got[column][heads, heads] == 0).all(), column
+    assert (got["cosine_ov"][heads, heads] != 0).all()
 
 
 def test_what_it_is_about_is_one_of_two():

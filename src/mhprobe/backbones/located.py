@@ -35,9 +35,9 @@ INSIDE = "it cuts its windows, and puts them together again, inside itself"
 
 
 def _outlook(attention: Any, heads: int) -> Parts:
-    """One layer in the place of queries and keys: each patch itself gives the weights of its neighbours."""
-    weights = weight_of(attention.attn).unflatten(0, (heads, -1))
-    return weights, weights, weight_of(attention.v).unflatten(0, (heads, -1))
+    """No queries and keys (D = 0): each patch itself gives the weights of its neighbours, by one layer."""
+    value = weight_of(attention.v).unflatten(0, (heads, -1))
+    return value[:, :0], value[:, :0], value
 
 
 def _turned(attention: Any, heads: int) -> Parts:

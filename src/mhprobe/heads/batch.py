@@ -129,8 +129,8 @@ class HeadWeights(NamedTuple):
     """The weights that belong to each head of one site.
 
     query, key, value: (H, D, C in). output: (H, D, C out), with the block's layer scale: head h writes z_h @ output[h]
-    (and a share of the bias) into the residual stream. A neuron has neither query nor key (D = 0); its value is its row
-    of the first linear layer (of a gated MLP its two rows: D = 2).
+    (and a share of the bias) into the residual stream. A neuron, and a head of outlook attention, has neither query nor
+    key (D = 0). A neuron's value is its row of the first linear layer (of a gated MLP its two rows: D = 2).
     """
 
     query: Tensor

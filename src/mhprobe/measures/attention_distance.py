@@ -10,7 +10,7 @@ from torch import Tensor
 from mhprobe.heads import HeadBatch, HeadSite
 from mhprobe.measures.base import sums
 from mhprobe.measures.parts.image_sums import MeanOverImages
-from mhprobe.measures.parts.places import OfAttention, Piece, Places, over_support
+from mhprobe.measures.parts.places import OfAttention, Piece, Places, even_over
 from mhprobe.stats.intervals import SIZE
 
 
@@ -45,7 +45,7 @@ class AttentionDistance(OfAttention, MeanOverImages):
             **self.over_images(),
             "renormalised": self.image_sums[0] / self.images / queries,
             "raw": self.raw_total / self.images / queries,
-            "uniform": self.per_site(lambda site, p: over_support(p.distance, p.patch_pairs)),
+            "uniform": self.per_site(lambda site, p: (p.distance * even_over(p.patch_pairs)).sum() / p.patch.sum()),
             "whole": self.per_site(_over_the_grid),
         }
 

@@ -37,7 +37,8 @@ class CircuitSpectrum(OfWeights):
     of modes, exp(entropy of the shares of s_n), 1 to D. copying: sum of W_OV's eigenvalues over the sum of their sizes,
     in [-1, 1]; 1: what the head reads comes out with its sign (Elhage et al.). singular, cosine: (A, K) of the circuit
     ``of``, largest first, NaN behind the last mode.
-    Raises UserError if a head writes into a stream of another width than it reads, or has no queries and keys.
+    Raises UserError if a head writes into a stream of another width than it reads, or if ``of`` is "qk" and a head has
+    no queries and keys; with "ov" its qk and rank_qk are 0.
     """
 
     fooled_by = "by definition: a head that looks where its biases or positions say, whatever its weights tie together"
@@ -67,11 +68,8 @@ class CircuitSpectrum(OfWeights):
                         f"{self.name}: {site.name} reads {one.shape[2]} channels and scores or writes {other.shape[2]}"
                         f", expected as many: directions of two spaces have no cosine. Leave this measure out."
                     )
-            if query.shape[1] > site.head_dim:
-                raise UserError(
-                    f"{self.name}: {site.name} scores by {query.shape[1]} numbers a head, expected at most its width, "
-                    f"{site.head_dim}: it has no queries and keys to compare. Leave this measure out."
-                )
+            if self.of == "qk" and not query.shape[1]:
+                raise UserError(f"{self.name}: of=qk: {site.name} has no queries and keys. Use of=ov, or leave it out.")
             span = self.layout.span(number)
             self.channels[span] = query.shape[2]
             if not all(matrix.isfinite().all() for matrix in of_site):

@@ -110,8 +110,7 @@ class ObjectAttention(Measure):
             self.followed_possible[:, span, r].index_add_(0, half_B, hits_BH * possible_B[:, None])
             self.possible[:, number, r].index_add_(0, half_B, possible_B)
             self.possible_square[:, number, r].index_add_(0, half_B, possible_B.square())
-            even_BWQ = true_BWQK.sum(-1).double() / others_WQK.sum(-1).clamp(min=1)
-            self.even[number, r] += even_BWQ.sum()
+            self.even[number, r] += (true_BWQK.sum(-1).double() / others_WQK.sum(-1).clamp(min=1)).sum()
             counts: Tensor = getattr(self, f"offsets_{number}")
             for part in range(2):
                 counts[part, r].index_add_(0, offsets_WQK.flatten(), true_BWQK[half_B == part].sum(0).flatten())

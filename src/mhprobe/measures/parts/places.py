@@ -206,10 +206,3 @@ def where_site(layout: HeadLayout, values_A: Tensor, has: Callable[[HeadSite], b
     """(A,) or (A, K) values, NaN for the heads of sites for which ``has`` is False."""
     has_A = torch.tensor([has(site) for _, _, site in layout], device=values_A.device)
     return torch.where(has_A.view(-1, *[1] * (values_A.dim() - 1)), values_A, torch.nan)
-
-
-def over_support(values: Tensor, keys: Tensor) -> Tensor:
-    """() mean over queries with at least one key of the mean over their keys of (W, Q, K) values."""
-    many = keys.sum(-1)
-    rows = (values * keys).sum(-1) / many.clamp(min=1)
-    return rows.sum() / (many > 0).sum()
