@@ -74,8 +74,7 @@ def measure(
     """
     _refuse_no_loader("measure", loader, select_loader)
     one_of("measure", "show_progress", show_progress, Literal[True, False])
-    layout = attach(model).layout
-    named = _named(measures, layout)
+    named = _named(measures, attach(model).layout)
     choosing = [name for name, item in named.items() if item.select_needs is not None or fills_of([item])]
     if choosing and select_loader is None and iter(loader) is loader:
         raise UserError(

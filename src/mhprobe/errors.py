@@ -5,13 +5,14 @@ Write it as: what, where, expected, got, next step.
 """
 
 import contextlib
+import difflib
 import functools
 import inspect
 import math
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, Union, get_args
@@ -57,6 +58,12 @@ def whole_number(where: str, got: object, least: int = 0, most: int | None = Non
         limits = f"of at least {least}" if most is None else f"from {least} to {most}"
         other = f", or None for {none}" if none else ""
         raise UserError(f"{where}: expected a whole number {limits}{other}, got {quoted(got)}.")
+
+
+def nearest(name: object, names: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return "did you mean ...? " with the name that is most like ``name``; "" if none is."""
+    close = difflib.get_close_matches(str(name), [*names], n=1, cutoff=cutoff)
+    return f"did you mean {close[0]}? " if close else ""
 
 
 def short(text: str, most: int) -> str:

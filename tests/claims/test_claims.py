@@ -79,7 +79,7 @@ def test_contributing_says_what_a_new_claim_touches():
 
 
 def test_an_unknown_claim_is_answered_with_the_nearest_name():
-    with pytest.raises(UserError, match=r"most_heads_go.*did you mean most_heads_can_go.*There are a_fifth"):
+    with pytest.raises(UserError, match=r"most_heads_go.*did you mean most_heads_can_go.*there are a_fifth"):
         chosen(["most_heads_go"])
     with pytest.raises(UserError, match="empty list"):
         chosen([])

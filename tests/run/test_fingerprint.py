@@ -193,3 +193,15 @@ def test_a_job_of_a_sweep_goes_on_from_its_own_number_in_an_earlier_sweep(tmp_pa
     assert earlier(runs, now / "1") == [first[1]]
     assert earlier(runs, sweep(beside / "c") / "0")[-1] == first[0]
     assert earlier(runs, now / "2") == []  # a job that no earlier sweep had: not a run that was none of a sweep
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("optim.weight_decy", "optim.weight_decay"), ("optm", "optim")])
+def test_a_misspelt_name_to_allow_is_answered_with_the_nearest(typed, meant):
+    line = answer(of(), of(), typed)
+    assert f"no part of a run is called {typed}; did you mean {meant}? parts: " in line
+    assert "data.batch_size" not in line and len(line) < 250  # not every setting of the run
+
+
+def test_a_name_to_allow_that_is_like_none_is_answered_with_the_parts():
+    line = answer(of(), of(), "xyz")
+    assert "did you mean" not in line and "optim" in line.partition("parts: ")[2]

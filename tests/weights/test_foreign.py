@@ -261,3 +261,17 @@ def test_what_fetch_wrote_is_all_that_is_needed(folder, tmp_path):
     assert cfg.weights is None
     data = builders.data(cfg)
     assert torch.equal(builders.classifier(cfg, data).backbone.head.weight, model.head.weight)
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+def test_a_broken_file_is_named_with_what_to_do(suffix, tmp_path):
+    path, state = tmp_path / f"w.{suffix}", tiny_vit().state_dict()
+    torch.save(state, path) if suffix == "pth" else safetensors.torch.save_file(state, path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    refused(path, "is cut short" if suffix == "pth" else "is not a whole safetensors file", "Copy it again.")
+    path.write_bytes(b"")
+    refused(path, "is empty (0 bytes). Copy it again.")
+    path.unlink()
+    path.mkdir()
+    refused(path, "is a folder, expected a file. Name the file of weights in it.")

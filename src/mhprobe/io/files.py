@@ -46,6 +46,15 @@ def reason(error: OSError, path: Path) -> str:
     return f"{message}: {shutil.disk_usage(there).free:,} bytes are free there"
 
 
+def unreadable(path: Path) -> str:
+    """Return a clause on a path that is no file with something in it, with what to do; "" for one that is."""
+    if path.is_dir():
+        return f"{path} is a folder, expected a file. Name the file of weights in it."
+    if not path.is_file():
+        return f"no file {path}."
+    return "" if path.stat().st_size else f"{path} is empty (0 bytes). Copy it again."
+
+
 def write(path: Path, data: bytes) -> Path:
     """Write ``data`` as the file ``path``, whole or not at all."""
     with replacing(path) as file:

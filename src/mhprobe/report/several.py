@@ -9,14 +9,13 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, nearest
 from mhprobe.io.tensors import Outcomes
 from mhprobe.report.benches import RANKING, over_networks
 from mhprobe.report.figures import runs as figure
@@ -147,9 +146,8 @@ def _ones(runs: Sequence[Run], over: Sequence[str]) -> list[One]:
     """Name and group the runs. Raises UserError for an ``over`` that no run has set."""
     keys = {part for run in runs for key in settings(run) for part in (key, key.split(".")[-1])} | {"seed"}
     if unknown := [key for key in over if key not in keys]:
-        close = get_close_matches(unknown[0], keys, n=1)
-        hint = f"; did you mean {close[0]}?" if close else f", expected one such as {', '.join(sorted(keys)[:3])}."
-        raise UserError(f"compare: over: no run has a setting {unknown[0]}{hint}")
+        hint = f"{nearest(unknown[0], keys)}expected one such as {', '.join(sorted(keys)[:3])}."
+        raise UserError(f"compare: over: no run has a setting {unknown[0]}; {hint}")
     apart = {key: of for key, of in differing(runs).items() if not key.startswith(("hydra", "out", "cache_dir"))}
     values = [{key: of[number] for key, of in apart.items()} for number in range(len(runs))]
     summed = {*over, STEP}

@@ -5,7 +5,6 @@ Exit codes: 0 done, 2 bad input, 130 interrupted, 143 stopped by SIGTERM (traini
 
 import atexit
 import contextlib
-import difflib
 import os
 import re
 import signal
@@ -27,7 +26,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mhprobe.errors import UserError, causes
+from mhprobe.errors import UserError, causes, nearest
 from mhprobe.io.files import reason
 from mhprobe.io.stopping import Stopped, listen, outlive_readers, stop
 from mhprobe.run import jobs, sections
@@ -227,8 +226,6 @@ def _unknown_key(command: str, text: str) -> str:
         parent, _, leaf = parent.rpartition(".")
     node = OmegaConf.select(cfg, parent) if parent else cfg
     keys = [str(k) for k in node]
-    close = difflib.get_close_matches(leaf, keys, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
     section = parent or f"mhprobe.{command}"
     new = f" Use +{key}=... to add a key that the target takes." if "_target_" in keys or parent == "trainer" else ""
     if new and any(arg.startswith("+experiment=") and "," in arg for arg in sys.argv[1:]):
@@ -236,4 +233,4 @@ def _unknown_key(command: str, text: str) -> str:
         new = f" In a sweep over experiments write ++{key}=..."
     settings = ", ".join(k for k in keys if k != "_target_") or "no settings"
     options_with = f"{' and '.join(having)} {'has' if len(having) == 1 else 'have'} it. " if having else ""
-    return f"unknown key {key!r}: {options_with}{hint}{section} has {settings}.{new}"
+    return f"unknown key {key!r}: {options_with}{nearest(leaf, keys)}{section} has {settings}.{new}"

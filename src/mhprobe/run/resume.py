@@ -10,7 +10,7 @@ from typing import Any
 
 import lightning as L
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, nearest
 from mhprobe.io.code import file_digest
 from mhprobe.run.constructors import leaves, options
 from mhprobe.run.schema import Config
@@ -107,7 +107,9 @@ def differences(theirs: Facts | None, ours: Facts) -> dict[str, tuple[Any, Any]]
 def judge(theirs: Facts | None, ours: Facts, allow: Sequence[str], path: Path) -> list[str]:
     """Return a line for each allowed difference; UserError for others. allow: keys, or their beginnings (``optim``)."""
     if unknown := [name for name in allow if name != "run" and not any(_under(key, [name]) for key in ours)]:
-        raise UserError(f"resume.allow: no part of a run is called {', '.join(unknown)}; parts: {', '.join(ours)}.")
+        names = {".".join(key.split(".")[:depth]): None for key in ours for depth in (1, 2, 3)}
+        hint = nearest(unknown[0], names) + f"parts: {', '.join(name for name in names if '.' not in name)}."
+        raise UserError(f"resume.allow: no part of a run is called {unknown[0]}; {hint}")
     changes = differences(theirs, ours)
     was, now = changes.get("trainer.max_epochs", (None, None))
     longer = ["trainer.max_epochs"] if isinstance(was, int) and isinstance(now, int) and was < now else []

@@ -27,7 +27,7 @@ from mhprobe.backbones.parts import narrow
 from mhprobe.errors import UserError
 from mhprobe.gates import find_gates
 from mhprobe.heads import KINDS
-from mhprobe.io.files import replacing, write_all
+from mhprobe.io.files import replacing, unreadable, write_all
 from mhprobe.weights.description import SWITCHES, check_setting, checked, digest, for_timm
 from mhprobe.weights.foreign import in_float32
 
@@ -74,8 +74,8 @@ def load_weights(path: str | Path, **changes: float) -> tuple[nn.Module, dict[st
     Raises UserError for missing, damaged or foreign files, and for a rate that the model has not.
     """
     path = Path(path)
-    if not path.is_file():
-        raise UserError(f"weights: no file {path}. Give a .safetensors with its .json, or a .ckpt of mhprobe.train.")
+    if wrong := unreadable(path):
+        raise UserError(f"weights: {wrong} Give a .safetensors with its .json, or a .ckpt of mhprobe.train.")
     state, description, gate_values = (_from_checkpoint if path.suffix == ".ckpt" else _from_pair)(path)
     for key, rate in changes.items():
         if key in SWITCHES and isinstance(rate, bool):
@@ -169,7 +169,7 @@ def _from_pair(path: Path) -> Loaded:
     description = read_description(path.with_suffix(".json"))
     data = path.read_bytes()
     if description.get("sha256") != hashlib.sha256(data).hexdigest():
-        raise UserError(f"weights: {path} is not the file its JSON describes (sha256 differs): damaged or replaced.")
+        raise UserError(f"weights: {path} is not the file its JSON describes (sha256 differs). Copy both again.")
     try:
         return load(data), description, None
     except SafetensorError as error:
@@ -222,8 +222,8 @@ _COMMENT, _NO_COMMENT = b"sha256:", b"\0\0"
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint as plain data; verify its checksums, refuse pickled code. UserError if that fails."""
     path = Path(path)
-    if not path.is_file():
-        raise UserError(f"checkpoint: no file {path}.")
+    if wrong := unreadable(path):
+        raise UserError(f"checkpoint: {wrong}")
     try:
         with zipfile.ZipFile(path) as archive:
             # the sum of the whole: where a header names a wrong size torch gives unwritten memory, which no part shows

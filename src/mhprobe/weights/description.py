@@ -4,7 +4,6 @@ timm's constructors also open paths and addresses, maybe of a pickle. So a setti
 takes it, timm's loading code does not, and it is a number, a flag, a list of numbers or a plain word.
 """
 
-import difflib
 import functools
 import hashlib
 import importlib
@@ -18,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mhprobe.errors import UserError, quoted
+from mhprobe.errors import UserError, nearest, quoted
 
 LARGEST = 2**16  # no size, width or depth of a model is larger; a forged one must not eat the memory
 OURS = ("name", "pretrained", "fused_attn")  # read by mhprobe.backbones.build itself; loading never fetches weights
@@ -129,10 +128,9 @@ def check_setting(name: str, key: str, value: Any, where: Path) -> None:
     """UserError if a model of timm must not be given ``key=value`` on a stranger's word."""
     settings = _settings(name)
     if key not in settings:
-        close = difflib.get_close_matches(key, settings, n=1)
         raise UserError(
             f"weights: {where}: backbone.{quoted(key)} is refused: it is no size or switch of {name} (it may name a "
-            f"file or an address).{f' Was it {close[0]}?' if close else ''}"
+            f"file or an address); {nearest(key, settings)}leave it out, or correct it."
         )
     if not _harmless(value):
         raise UserError(

@@ -7,6 +7,7 @@ no code runs. timm translates the names that it knows (``checkpoint_filter_fn``:
 import argparse
 import logging
 import sys
+import zipfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from mhprobe.backbones import build, family_of
 from mhprobe.backbones.parts.timm_models import untold
 from mhprobe.errors import UserError
+from mhprobe.io.files import unreadable
 
 log = logging.getLogger(__name__)
 
@@ -86,20 +88,19 @@ def in_float32(state: Mapping[str, Tensor]) -> State:
 
 def model_from(path: str | Path, name: str, **settings: Any) -> nn.Module:
     """The backbone ``name`` in eval mode, with the weights and classes in ``path``. UserError as ``load_foreign``."""
-    where = "load"
     if "num_classes" not in settings:
         model = build(name, **settings)
-        state, layer = _fitting(read_state(Path(path), where), model), _classifier_name(model)
+        state, layer = _fitting(read_state(Path(path), "load"), model), _classifier_name(model)
         settings["num_classes"] = len(state[f"{layer}.weight"]) if f"{layer}.weight" in state else 0
     model = build(name, **settings)
-    load_foreign(model, path, where)
+    load_foreign(model, path, "load")
     return model.eval()
 
 
 def read_state(path: Path, where: str) -> State:
     """The state dict in a file, whatever key it is under. UserError as in ``load_foreign``."""
-    if not path.is_file():
-        raise UserError(f"{where}: no file {path}.")
+    if wrong := unreadable(path):
+        raise UserError(f"{where}: {wrong}")
     state = _read(path, where)
     # of a state dict most values are tensors: Lightning's gates and metrics keep other things beside them
     while isinstance(state, Mapping) and sum(isinstance(part, Tensor) for part in state.values()) <= len(state) / 2:
@@ -120,7 +121,10 @@ def _read(path: Path, where: str) -> Any:
         try:
             return load_file(path)
         except (SafetensorError, OSError) as error:
-            raise UserError(f"{where}: {path} is not a whole safetensors file ({error}).") from error
+            raise UserError(f"{where}: {path} is not a whole safetensors file ({error}). Copy it again.") from error
+    with path.open("rb") as file:
+        if file.read(2) == b"PK" and not zipfile.is_zipfile(path):  # its table of contents stands at its end
+            raise UserError(f"{where}: {path} is cut short. Copy it again.")
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True)

@@ -1,6 +1,5 @@
 """A claim: a sentence of a paper, the number that decides it, and how large that number has to be to matter."""
 
-import difflib
 import functools
 import importlib
 import inspect
@@ -12,7 +11,7 @@ from typing import Literal, NamedTuple
 import mhprobe.claims
 from mhprobe.claims.parts.estimates import Estimate
 from mhprobe.claims.parts.evidence import Evidence
-from mhprobe.errors import UserError, quoted
+from mhprobe.errors import UserError, nearest, quoted
 
 Shape = Literal["more", "at most", "none"]
 Effect = Callable[..., Estimate]
@@ -87,7 +86,6 @@ def chosen(names: Sequence[str] | None) -> dict[str, Claim]:
         raise UserError("claims: expected the names of claims, or null for all, got an empty list.")
     for name in names:
         if name not in all_claims():
-            close = difflib.get_close_matches(str(name), all_claims(), n=1, cutoff=0.4)
-            hint = f"did you mean {close[0]}? " if close else ""
-            raise UserError(f"claims: there is no claim {quoted(name)}; {hint}There are {', '.join(all_claims())}.")
+            hint = nearest(name, all_claims(), cutoff=0.4)
+            raise UserError(f"claims: there is no claim {quoted(name)}; {hint}there are {', '.join(all_claims())}.")
     return {name: claim for name, claim in all_claims().items() if name in names}
