@@ -264,6 +264,8 @@ def test_what_is_no_batch_no_measure_or_no_model_is_said_in_a_line():
             "'js_distance' .* mhprobe.measures.JSDistance",
         ),
         (lambda: look(good, [torch.nn.Linear]), "Linear is no measure"),
+        (lambda: look(good, [mhprobe.measures.Measure]), "Measure is no measure"),
+        (lambda: look(good, []), "measures: expected at least one, .* got none"),
         (lambda: look(good, [torch.nn.Linear(1, 1)]), "Linear is no measure"),
         (lambda: look(good, [lambda layout: 3]), "<lambda> is no measure"),
         (

@@ -8,6 +8,7 @@ values["gate_importance"].columns   # with its intervals; .to_frame() for pandas
 """
 
 import functools
+import inspect
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -307,13 +308,15 @@ def _target(model: nn.Module, loader: Iterable[Any], split: Split) -> Of:
 
 
 def _named(measures: Any, layout: HeadLayout) -> dict[str, Measure]:
-    """Return measures by name. Raises UserError for two of one name, and for an item that is no measure."""
+    """Return measures by name. Raises UserError for none, two of one name, and an item that is no measure."""
     if isinstance(measures, str) or not isinstance(measures, Iterable):
         raise UserError(
             f"measure: measures: expected a list, e.g. [mhprobe.measures.GateImportance], got {_called(measures)}; put "
             f"it in brackets."
         )
     built = [_built(item, layout) for item in measures]
+    if not built:
+        raise UserError("measure: measures: expected at least one, e.g. [mhprobe.measures.GateImportance], got none.")
     names = [item.name for item in built]
     if len(set(names)) < len(names):
         raise UserError(f"measure: measures: expected one of each name, got {names}; call measure() once for each.")
@@ -322,7 +325,8 @@ def _named(measures: Any, layout: HeadLayout) -> dict[str, Measure]:
 
 def _built(item: Any, layout: HeadLayout) -> Measure:
     """Make a measure of an item of the list. Raises UserError if that is not possible."""
-    makes = issubclass(item, Measure) if isinstance(item, type) else callable(item) and not isinstance(item, nn.Module)
+    whole = isinstance(item, type) and issubclass(item, Measure) and not inspect.isabstract(item)
+    makes = whole or (callable(item) and not isinstance(item, type | nn.Module))
     measure = fitted(item, layout) if makes else item
     if not isinstance(measure, Measure):
         names = [name for name in dir(all_measures) if isinstance(item, str) and name.lower() == item.replace("_", "")]

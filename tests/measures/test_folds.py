@@ -158,7 +158,7 @@ def test_images_are_dealt_by_their_pixels():
 
 def test_one_image_has_no_null_and_few_are_warned_of(measure):
     kind, _ = measure
-    with pytest.warns(FewImages, match=f"only 1 images for {D} channels"):
+    with pytest.warns(FewImages, match=f"only 1 image for {D} channels: column null is empty"):
         got = columns(kind, outputs(1))
     assert got["null"].isnan().all() and got["value"].isfinite().all()
     with pytest.warns(FewImages):

@@ -87,8 +87,7 @@ class ObjectAttention(Measure):
         for number, site in enumerate(self.layout.sites):
             attn = attention_of(self.name, self.layout, batch, number)
             shown_BT = batch.derive(_patches, site.token_grid, site.pixels)
-            seen = attn if batch.valid.all() else attn[batch.valid]
-            self._site(number, seen, shown_BT, fold_of(batch, 2))
+            self._site(number, attn if batch.valid.all() else attn[batch.valid], shown_BT, fold_of(batch, 2))
         self.dealt += torch.bincount(fold_of(batch, 2), minlength=2)
 
     def _site(self, number: int, attn_BWHQK: Tensor, shown_BT: Tensor, half_B: Tensor) -> None:
@@ -199,6 +198,5 @@ def patches(objects: Tensor, grid: tuple[int, int], pixels: tuple[float, float])
     kinds = int(objects.max()) + 1
     cell_P = (rows[:, None] * grid[1] + columns).flatten()
     counts_BTK = objects.new_zeros(len(objects), grid[0] * grid[1], kinds)
-    one_BPK = torch.nn.functional.one_hot(objects.flatten(1), kinds)
-    counts_BTK.index_add_(1, cell_P, one_BPK)
+    counts_BTK.index_add_(1, cell_P, torch.nn.functional.one_hot(objects.flatten(1), kinds))
     return counts_BTK.argmax(-1)

@@ -29,8 +29,7 @@ def embed(distance: Tensor) -> tuple[Tensor, float]:
     )
     points = torch.from_numpy(solution)
     points = points - points.mean(0)
-    error = (torch.cdist(points, points) - distance).square().sum()
-    return points, float((error / size).sqrt())
+    return points, float(((torch.cdist(points, points) - distance).square().sum() / size).sqrt())
 
 
 def cluster(distance: Tensor, clusters: int) -> Tensor:
