@@ -60,6 +60,7 @@ def test_a_network_that_guesses_is_not_told_which_heads_can_go(tmp_path):
         text = written(tmp_path / str(accuracy), accuracy=accuracy)
         assert "whole network is not told apart from guessing, so this run does not say which heads can go" in text
         assert "heads can go within" not in text and "heads that can be masked" not in text
+        assert "could go" not in text and "Without " not in text
     assert "heads that can be masked" in written(tmp_path / "better", accuracy=0.2)  # its interval begins at 15.0 %
 
 

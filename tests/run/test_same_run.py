@@ -91,6 +91,16 @@ def test_a_stopped_run_is_not_begun_anew_over_its_checkpoint(trained_once):
     assert checkpoint.read_bytes() == before
 
 
+def test_a_finished_training_is_not_begun_anew_in_its_folder(trained_once):
+    """It once was: the page showed the new weights' accuracy beside the old ones' measures and curves."""
+    weights = trained_once / "run" / "model.safetensors"
+    before = weights.read_bytes()
+    (result,) = runs.answers([Command("train", [*SHORT, "seed=5", "hydra.run.dir=run"])], trained_once)
+    assert result.code == 2
+    assert "holds a finished training" in result.answer and "another folder" in result.answer
+    assert weights.read_bytes() == before
+
+
 def test_a_run_in_its_own_folder_goes_on_there(trained_once):
     again = [*SHORT, MORE, "hydra.run.dir=run", "ckpt_path=last"]
     (result,) = runs.answers([Command("train", again)], trained_once)

@@ -185,7 +185,7 @@ def _missed(heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list
 
 
 def _masking(run: Run) -> list[str]:
-    if (choice := _choice(run)) is None:
+    if (choice := _choice(run)) is None or guesses(run):
         return []
     what, on = atlas.scored(run), choice.reported
     first = next((p for p in choice.points if p["heads_masked"]), choice.points[0])
