@@ -1,15 +1,12 @@
 """Figures, a module per family. A kind of figure is a function with a caption; it is found by its name."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import pkgutil
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec
+from typing import Any, Generic, ParamSpec
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from matplotlib.figure import Figure
 
 P = ParamSpec("P")
 

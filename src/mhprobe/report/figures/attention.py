@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from matplotlib.colors import PowerNorm
+from matplotlib.ticker import FixedLocator, FuncFormatter
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
@@ -38,8 +40,6 @@ def offset_maps(
     The centre of a map is the query itself. Offsets that no query reaches are white.
     words: below the maps, and at the colour bar.
     """
-    from matplotlib.colors import PowerNorm
-
     exists = columns["exists"].double()
     # a share of few queries is noise: divide by a tenth of the most at least
     share = columns["counts"].double() / exists.maximum(0.1 * exists.amax((1, 2), keepdim=True))
@@ -115,8 +115,6 @@ def range_profile(layout: HeadLayout, columns: Mapping[str, Tensor], label: str,
 )
 def kind_ratios(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """log2 of attention over even attention: red above it, blue below; grey where a head has no such key."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter
-
     kinds = [name.removeprefix("uniform_") for name in columns if name.startswith("uniform_")]
     kinds = [kind for kind in kinds if not (columns[kind] / columns[f"uniform_{kind}"]).isnan().all()]
     ratio = torch.stack([(columns[kind] / columns[f"uniform_{kind}"]).double().log2() for kind in kinds])

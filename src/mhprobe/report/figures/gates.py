@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from matplotlib.colors import ListedColormap
+from matplotlib.patches import Patch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
@@ -117,9 +119,6 @@ def causal(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names:
 
     columns: role (A,), index into the names of "role"; plus, minus (A,), gates under +L1 and -L1; threshold () of open.
     """
-    from matplotlib.colors import ListedColormap
-    from matplotlib.patches import Patch
-
     role, plus, minus = columns["role"], columns["plus"], columns["minus"]
     roles, threshold = names["role"], columns["threshold"].item()
     widest = max(site.num_heads for site in layout.sites)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
+from matplotlib.patches import Patch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -160,8 +161,6 @@ def functions(layout: HeadLayout, functions: Mapping[str, Tensor], rules: Mappin
 
     functions: (A,) bool by name; the legend counts the heads of each. rules: the condition of each, and of "mixed".
     """
-    from matplotlib.patches import Patch
-
     heads, deep = max(site.num_heads for site in layout.sites), len(layout.sites)
     marks = {**functions, "mixed": ~torch.stack(list(functions.values())).any(0)}
     wide_cell = max(0.26, min(0.5, 6.0 / heads))

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
+from matplotlib.colors import ListedColormap
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -176,8 +177,6 @@ def kinds_of_layers(rows: Sequence[Mapping[str, Any]], chance: float) -> Figure:
 )
 def masked_at_each_step(layout: HeadLayout, curves: Mapping[str, Tensor], most: int = 8) -> Figure:
     """A row of at most ``most`` grids per curve, whose masks are (steps + 1, A) bool, True off, step 0 first."""
-    from matplotlib.colors import ListedColormap
-
     deep, heads = len(layout.sites), max(site.num_heads for site in layout.sites)
     wide, tall = 0.85, min(0.85, max(0.35, 0.85 * deep / heads))
     left, gap, down, top = 1.0, 0.14, 0.24, 0.1

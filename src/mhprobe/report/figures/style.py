@@ -12,21 +12,24 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from matplotlib import colormaps, rc_context, rcParams
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm, Normalize
+from matplotlib.figure import Figure, FigureBase, SubFigure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+from matplotlib.text import Text
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from matplotlib.transforms import Bbox
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
 from mhprobe.io.written import rounded
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure, FigureBase, SubFigure
-    from matplotlib.transforms import Bbox
-else:
-    Axes = Figure = FigureBase = SubFigure = Bbox = Any  # matplotlib is slow to import: whoever draws does so
 
 STYLE: Any = {
     "font.size": 8,
@@ -74,9 +77,6 @@ def save(
     about: model, data and number of images, in small print below. paper: fit the columns of a printed page (``fit``).
     origin: "version", "commit" and "command", for the files' metadata (``PNG``, ``PDF``).
     """
-    from matplotlib import rc_context, rcParams
-    from matplotlib.transforms import Bbox
-
     dots = DPI if paper else SCREEN
     box = printed(figure, dots, paper)  # before the small print, which is placed below the final size
     with rc_context(STYLE):
@@ -103,8 +103,6 @@ def save(
 
 def printed(figure: Figure, dots: int, paper: bool) -> Bbox | None:
     """Prepare a figure for a resolution, and for paper its width; return the box to print, in inches."""
-    from matplotlib import rc_context
-
     figure.set_dpi(dots)
     for legend in figure.legends:
         if legend.get_bbox_to_anchor() is figure.bbox:  # else it would be placed in the printed box
@@ -118,8 +116,6 @@ def fit(figure: Figure) -> Bbox:
 
     A figure that is narrower than its column stands in the middle of it, in its own size.
     """
-    from matplotlib.transforms import Bbox
-
     _shrink(figure, 1)  # enlarges text below LEAST
     box = figure.get_tightbbox()
     column = ONE if box.width * LEAST / _TICKS <= ONE else TWO
@@ -134,8 +130,6 @@ def fit(figure: Figure) -> Bbox:
 
 def _shrink(figure: Figure, by: float) -> None:
     """Scale the figure and its text, but no text below ``LEAST``."""
-    from matplotlib.text import Text
-
     figure.set_size_inches(*(by * side for side in figure.get_size_inches()))
     axes: Any
     text: Any
@@ -150,9 +144,6 @@ def _shrink(figure: Figure, by: float) -> None:
 @contextlib.contextmanager
 def canvas(size: tuple[float, float]) -> Iterator[Figure]:
     """Open a figure of (width, height) inches with the common look."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     with rc_context(STYLE):
         yield _room.get() or Figure(figsize=size)  # type: ignore[misc]
 
@@ -199,8 +190,6 @@ def bar_beside(axes: Axes, image: Any, label: str = "", gap: float = 0.12) -> An
 
 def legend_beside(axes: Axes, at: float = 1.02, star: str = "", **options: Any) -> None:
     """Put the legend right of the axes, halfway up. at: its left edge, in widths of the axes. star: what one says."""
-    from matplotlib.lines import Line2D
-
     if star:
         star_line = Line2D([], [], marker="$*$", ls="none", color="black", ms=5, label=star)
         options["handles"] = [*axes.get_legend_handles_labels()[0], star_line]
@@ -227,15 +216,11 @@ def show_picture(axes: Axes, image_3hw: Tensor) -> None:
 
 def whole_ticks(axis: Any, most: int = 10) -> None:
     """Put ticks at whole numbers."""
-    from matplotlib.ticker import MaxNLocator
-
     axis.set_major_locator(MaxNLocator(most, integer=True))
 
 
 def log_ticks(axis: Any, digits: Sequence[int] = (1, 2, 5), written: str = "{x:g}") -> None:
     """Put ticks of a logarithmic axis at these digits, as numbers."""
-    from matplotlib.ticker import LogLocator, NullLocator
-
     axis.set_major_locator(LogLocator(subs=digits))
     axis.set_major_formatter(written)
     axis.set_minor_locator(NullLocator())
@@ -243,16 +228,11 @@ def log_ticks(axis: Any, digits: Sequence[int] = (1, 2, 5), written: str = "{x:g
 
 def shades(name: str, bad: str = NOT_COMPARED) -> Any:
     """Return a colour map, which gives a colour to each place from 0 to 1. bad: the colour of NaN."""
-    from matplotlib import colormaps
-
     return colormaps[name].with_extremes(bad=bad)
 
 
 def block_shades(layout: HeadLayout) -> Any:
     """Colours by block, from dark to light: for ``colour_bar``, and ``to_rgba(block)``."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-
     blocks = [site.block for site in layout.sites]
     return ScalarMappable(Normalize(min(blocks), max(max(blocks), min(blocks) + 1)), "viridis")
 
@@ -414,8 +394,6 @@ def scale(values: Tensor, log: bool = False) -> tuple[Any, Any]:
 
     log: make the norm logarithmic if the largest value is over ``OUTLIER`` medians.
     """
-    from matplotlib.colors import LogNorm, Normalize
-
     finite = values[values.isfinite()]
     low, high = (finite.min().item(), finite.max().item()) if len(finite) else (0.0, 1.0)
     if low < 0 < high:
@@ -499,8 +477,6 @@ def readable(axes: Axes) -> None:
 
 def box(axes: Axes, corner: Pair, wide: float, tall: float, **look: Any) -> None:
     """Draw a rectangle, of which only the frame if no colour is in ``look``. corner: the left and least one."""
-    from matplotlib.patches import Rectangle
-
     axes.add_patch(Rectangle(corner, wide, tall, **{"fill": not {"color", "facecolor"}.isdisjoint(look), **look}))
 
 

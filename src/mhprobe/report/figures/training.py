@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
@@ -123,9 +125,6 @@ def _matrix(axes: Axes, values: Tensor, label: str, of: Tensor | None = None) ->
 )
 def landscape(places: Sequence[float], losses: Sequence[Tensor]) -> Figure:
     """A panel per draw. places: S steps along each direction. losses: (S, S) of each draw, the first direction down."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import LogNorm
-
     every = torch.stack(list(losses)).clamp(min=1e-6)
     every = torch.where(every.isfinite(), every, every[every.isfinite()].max())
     norm: Any = LogNorm(every.min().item(), max(every.max().item(), 1.01 * every.min().item()))
