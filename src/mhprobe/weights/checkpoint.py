@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import nn
 
 from mhprobe.backbones import attach, build, layout_of, slice_sites
@@ -44,8 +46,6 @@ def weights_files(
     model: nn.Module, path: Path, description: dict[str, Any], dtype: torch.dtype = torch.float32
 ) -> dict[Path, bytes]:
     """Return the files that ``save_weights`` writes."""
-    from safetensors.torch import save
-
     state = {
         key: value.detach().cpu().to(dtype if value.is_floating_point() else value.dtype).contiguous()
         for key, value in model.state_dict().items()
@@ -163,9 +163,6 @@ Loaded = tuple[dict[str, torch.Tensor], dict[str, Any], torch.Tensor | None]  # 
 
 
 def _from_pair(path: Path) -> Loaded:
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
     description = read_description(path.with_suffix(".json"))
     data = path.read_bytes()
     if description.get("sha256") != hashlib.sha256(data).hexdigest():

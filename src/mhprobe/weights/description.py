@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from timm.models import build_model_with_cfg, create_model, is_model, model_entrypoint
+from torch import nn
 
 from mhprobe.errors import UserError, nearest, quoted
 
@@ -67,8 +69,6 @@ class Description(BaseModel):
 
 def checked(description: Any, where: Path) -> dict[str, Any]:
     """Return ``description`` if it is of a model and nothing else; UserError names the key in ``where`` that is not."""
-    from timm import is_model
-
     try:
         Description.model_validate(description)
     except ValidationError as error:
@@ -142,8 +142,6 @@ def check_setting(name: str, key: str, value: Any, where: Path) -> None:
 @functools.cache
 def _loading() -> frozenset[str]:
     """The arguments of timm that say where weights come from, or what is made of a model once it is there."""
-    from timm.models import build_model_with_cfg, create_model
-
     taken = {*inspect.signature(create_model).parameters, *inspect.signature(build_model_with_cfg).parameters}
     others = {"features_only", "out_indices", "feature_cls", "pruned", "num_classes", "device", "dtype"}
     return frozenset((taken | others) - {"kwargs", "pretrained"})
@@ -152,9 +150,6 @@ def _loading() -> frozenset[str]:
 @functools.cache
 def _settings(name: str) -> frozenset[str]:
     """Keywords of the classes that timm's file of this model builds classifiers from."""
-    from timm.models import model_entrypoint
-    from torch import nn
-
     module = importlib.import_module(model_entrypoint(name).__module__)
     classes = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, nn.Module)]
     taken = [{*inspect.signature(kind).parameters} for kind in classes]

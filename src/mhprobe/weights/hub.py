@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import jinja2
 from torch import nn
 
@@ -38,12 +39,10 @@ def push_to_hub(
         ``class_names``, ``data``, ``input`` (size, mean, std), ``made`` (a dict for readers of the card).
     Raises UserError if the files or the model cannot be described, or if the Hub refuses.
     """
-    from huggingface_hub import HfApi
-
     with tempfile.TemporaryDirectory(prefix="mhprobe_") as folder:
         save_for_hub(path_or_model, Path(folder), **about)
         with _hub(repo):
-            api = HfApi()
+            api = huggingface_hub.HfApi()
             api.create_repo(repo, private=private, exist_ok=True)
             done = api.upload_folder(repo_id=repo, folder_path=folder, revision=revision, commit_message="mhprobe")
     return str(getattr(done, "commit_url", done))
@@ -69,12 +68,11 @@ def save_for_hub(path_or_model: str | Path | nn.Module, folder: Path, **about: A
 
 def find_weights(path: str | Path, names: Sequence[str] = NAMES) -> Path:
     """Find the .safetensors of ``hf-hub:owner/name[@revision]``, a run's folder or a file. UserError without any."""
-    from huggingface_hub import hf_hub_download
-
     if str(path).startswith(PREFIX):
         repo, _, revision = str(path).removeprefix(PREFIX).partition("@")
         with _hub(repo), untold():
-            files = [hf_hub_download(repo, file, revision=revision or None) for file in ("model.json", NAMES[-1])]
+            fetch = huggingface_hub.hf_hub_download
+            files = [fetch(repo, file, revision=revision or None) for file in ("model.json", NAMES[-1])]
         return Path(files[-1])
     path = Path(path)
     if not path.is_dir():
