@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
+from scipy.optimize import isotonic_regression
 from torch import Tensor
 
 from mhprobe.errors import UserError
@@ -189,8 +190,6 @@ def half_reached(shares: Tensor) -> float:
     >>> half_reached(torch.tensor([0.0, 0.2, 0.1, 0.4, 0.4, 0.4]))
     inf
     """
-    from scipy.optimize import isotonic_regression
-
     risen = isotonic_regression(shares.double().numpy()).x.tolist()
     half = 0.5 - 1e-9  # a share that was pooled from others is one half up to rounding
     if risen[0] >= half:

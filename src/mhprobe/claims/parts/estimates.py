@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import stats
+from scipy.optimize import brentq
 from torch import Tensor
 
 from mhprobe.errors import UserError
@@ -111,9 +113,6 @@ def of_accuracy(better: Tensor, worse: Tensor) -> Estimate:
     The error is that under the number that is tested (Tango, 1998, Statistics in Medicine 17:891): few images differ.
     TooFewError for fewer than 10 images.
     """
-    from scipy.optimize import brentq
-    from scipy.stats import norm
-
     won, lost, count = int((better & ~worse).sum()), int((worse & ~better).sum()), _enough(len(better))
     effect = (won - lost) / count
 
@@ -127,7 +126,7 @@ def of_accuracy(better: Tensor, worse: Tensor) -> Estimate:
 
     low = brentq(beyond, -1, effect, args=(Z95,)) if effect > -1 else -1.0
     high = brentq(beyond, effect, 1, args=(-Z95,)) if effect < 1 else 1.0
-    return _estimate(effect, low, high, error, norm, "images", count)
+    return _estimate(effect, low, high, error, stats.norm, "images", count)
 
 
 def _enough(images: int) -> int:
@@ -149,13 +148,11 @@ def share(sure: Tensor, excluded: Tensor, images: int | Tensor = 0, unit: str = 
     sure, excluded: (K,) bool, heads for which the images show the property, and for which they exclude it. A head whose
     interval is not known (NaN) is neither. unit: "heads" or "blocks". TooFewError for too few of them.
     """
-    from scipy.stats import binom, binomtest
-
     count, least, most = len(sure), int(sure.sum()), int((sure | ~excluded).sum())
     if count < FEWEST:
         raise TooFewError(f"there are {count} {unit} that can be counted, which are too few.", FEWEST)
-    low = binomtest(least, count).proportion_ci(method="exact").low
-    high = binomtest(most, count).proportion_ci(method="exact").high
+    low = stats.binomtest(least, count).proportion_ci(method="exact").low
+    high = stats.binomtest(most, count).proportion_ci(method="exact").high
 
     def p(expected: float, times: float = 1.0) -> float:
         few, many, of = (round(times * number) for number in (least, most, count))
@@ -163,13 +160,13 @@ def share(sure: Tensor, excluded: Tensor, images: int | Tensor = 0, unit: str = 
             return 0.0
         if few <= expected * of <= many:
             return 1.0
-        tail = binom.sf(few - 1, of, expected) if few > expected * of else binom.cdf(many, of, expected)
+        tail = stats.binom.sf(few - 1, of, expected) if few > expected * of else stats.binom.cdf(many, of, expected)
         return min(1.0, 2 * float(tail))
 
     def power(cut: float, truth: float) -> float:
         seen = np.arange(count + 1)  # heads with the property; uncertain ones count against it
-        shown = (seen > cut * count) & (2 * binom.sf(seen - 1, count, cut) < LEVEL)
-        return float(binom.sf(shown.argmax() - 1 + most - least, count, truth)) if shown.any() else 0.0
+        shown = (seen > cut * count) & (2 * stats.binom.sf(seen - 1, count, cut) < LEVEL)
+        return float(stats.binom.sf(shown.argmax() - 1 + most - least, count, truth)) if shown.any() else 0.0
 
     over, number = ("images", int(images)) if least < most and images else (unit, count)
     return Estimate((least + most) / 2 / count, float(low), float(high), p, power, over, number)
@@ -186,12 +183,10 @@ def more_often(values: Tensor, inside: Tensor) -> Estimate:
 
 
 def _student(value: float, error: float, freedom: float, unit: str, count: int, correlation: bool = False) -> Estimate:
-    from scipy.stats import t
-
     if not math.isfinite(value) or not math.isfinite(error):
         raise UserError("the number that would decide it is not defined here: all heads, or all images, are alike.")
     stretch, shrink = (_stretched, math.tanh) if correlation else (float, float)
-    middle, half, law = stretch(value), float(t.ppf(0.975, freedom)) * error, t(freedom)
+    middle, half, law = stretch(value), float(stats.t.ppf(0.975, freedom)) * error, stats.t(freedom)
     ends = shrink(middle - half), shrink(middle + half)
     return _estimate(value, *ends, lambda number: error, law, unit, count, stretch)
 
@@ -299,14 +294,12 @@ def go_together(layout: HeadLayout, first: Tensor, second: Tensor) -> Estimate:
 
     Ranks are over all blocks, minus their mean in each: differences between blocks do not count. NaN are left out.
     """
-    from scipy.stats import rankdata
-
     block = block_of(layout)
     finite = first.isfinite() & second.isfinite()
     pairs = (in_blocks(layout) & finite).triu() if first.dim() == 2 else torch.diag(finite)
     row, column = pairs.nonzero(as_tuple=True)  # of a head the pair with itself
     both = torch.stack([part if part.dim() == 2 else torch.diag(part) for part in (first.double(), second.double())])
-    values = torch.from_numpy(rankdata(both[:, pairs].numpy(), axis=1))  # equal ones share theirs
+    values = torch.from_numpy(stats.rankdata(both[:, pairs].numpy(), axis=1))  # equal ones share theirs
     nothing = torch.zeros(2, len(layout.sites), dtype=torch.float64)
 
     def correlation(kept: Tensor) -> float:

@@ -11,6 +11,8 @@ Shapes: N heads of one group.
 from typing import Any
 
 import torch
+from sklearn.cluster import AgglomerativeClustering
+from sklearn.metrics import silhouette_score
 from torch import Tensor
 
 from mhprobe.errors import UserError
@@ -86,9 +88,6 @@ def scaled(distance: Tensor) -> Tensor:
 
 def _cut(points: Tensor) -> tuple[Tensor, float]:
     """Return the clusters (N,) of largest silhouette among 2 to MOST clusters, and the silhouette."""
-    from sklearn.cluster import AgglomerativeClustering
-    from sklearn.metrics import silhouette_score
-
     best = torch.zeros(len(points), dtype=torch.long), -1.0
     if not points.std(0).any():  # all heads at one place
         return best
@@ -101,8 +100,6 @@ def _cut(points: Tensor) -> tuple[Tensor, float]:
 
 def alike(distance: Tensor, functions: list[str], permutations: int, seed: int) -> tuple[float, float]:
     """Mean silhouette of functions as clusters, and its permutation p; NaN with one function, or one head each."""
-    from sklearn.metrics import silhouette_score
-
     distance = distance.clone().fill_diagonal_(0)  # not a rounding error away from it
     number = torch.tensor([functions.index(name) for name in functions])
     if not 2 <= len(set(functions)) < len(functions):

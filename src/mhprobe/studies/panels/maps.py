@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from scipy.stats import mannwhitneyu
 from torch import Tensor
 
 from mhprobe import ranks
@@ -114,8 +115,6 @@ def heat(material: Material, images: int = 1000, kind: MapKind | None = None) ->
     images: test images, at most. kind: of the maps; None for rollout. Table: images, right, wrong, median_right,
     median_wrong, auc, low, high, p. UserError where all are right, or all wrong.
     """
-    from scipy.stats import mannwhitneyu
-
     heats, right = heats_of(material, kind or Rollout(), images).unbind(1)
     hot, cold = heats[right > 0].tolist(), heats[right == 0].tolist()
     if not hot or not cold:

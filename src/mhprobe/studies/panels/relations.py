@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
+from sklearn.cluster import KMeans
 from torch import Tensor, nn
 
 from mhprobe import ranks
@@ -217,7 +218,6 @@ def patch_pixels(pictures: Tensor, grid: tuple[int, int]) -> Tensor:
 
 def palette_of(material: Material, images: int, clusters: int) -> Tensor:
     """(clusters, 3) mean colours of patches, by k-means over validation images; the same on every rank."""
-    from sklearn.cluster import KMeans
 
     def centres() -> Tensor:
         grid, batches = material.layout.sites[0].token_grid, material.data.batches("val", images=images)
