@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import filelock
 import numpy as np
 
 from mhprobe.data.source import Contents, Source
@@ -79,8 +80,6 @@ def open_cache(source: Source, cache_dir: str | Path, verify: bool = True, show:
 
     verify: recompute the checksums (half a second per GB), not only compare sizes. show: a bar while decoding.
     """
-    import filelock
-
     inner = getattr(source, "source", source)  # of a source that changes another one's images
     about = {"format": FORMAT, "decoder": DECODER, "code": code_digests(source, inner)}
     key = {**about, "source": source.name, **source.key()}

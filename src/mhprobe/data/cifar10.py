@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import filelock
 import numpy as np
 
 from mhprobe.data import images
@@ -59,7 +60,6 @@ def _download(folder: Path) -> None:
     complete = folder / ".complete"
     if complete.exists():
         return
-    import filelock
     from torchvision.datasets import CIFAR10
 
     try:
