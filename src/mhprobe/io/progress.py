@@ -8,10 +8,11 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 log = logging.getLogger("mhprobe")
 EVERY = 60  # seconds between two lines about the same piece of work
@@ -23,7 +24,7 @@ run finished; the rate leaves them out."""
 
 
 class _Screen:
-    bars: "Progress | None" = None  # the live view, None where there is no terminal to show it on
+    bars: Progress | None = None  # the live view, None where there is no terminal to show it on
     mode: str | None = None  # None: no command has opened one
     title = stage = best = ""
 
@@ -90,7 +91,7 @@ def progress(description: str, total: int, unit: str = "images", show: bool = Tr
 
 
 @contextlib.contextmanager
-def _bar(bars: "Progress", description: str, total: int, unit: str) -> Iterator[Advance]:
+def _bar(bars: Progress, description: str, total: int, unit: str) -> Iterator[Advance]:
     task = bars.add_task(description, total=total, unit=unit, rate="")
 
     def advance(pieces: int, text: str | None = None, done: int | None = None) -> None:
@@ -152,17 +153,11 @@ def duration(seconds: float) -> str:
 
 def _can_move() -> bool:
     """Return True if written lines can be rewritten: at a terminal, in a notebook."""
-    from rich.console import Console
-
     console = Console()  # rich's own remembers what stdout was when somebody first asked
     return console.is_interactive or console.is_jupyter
 
 
-def _view() -> "Progress":
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    from rich.text import Text
-
+def _view() -> Progress:
     class View(Progress):
         def get_renderables(self) -> Iterator[Any]:
             if _screen.header:

@@ -1,17 +1,16 @@
 """Summary of a run on the terminal: sentences, extreme heads, places of the files."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich import box
+from rich.console import Console, JustifyMethod
+from rich.markup import escape
+from rich.table import Table
 
 from mhprobe.report.runs import atlas, words
 from mhprobe.report.runs.run import Run, read_run
-
-if TYPE_CHECKING:
-    from rich.console import Console, JustifyMethod
-    from rich.table import Table
 
 SHOWN = 5  # heads at either end
 WIDTH = 110  # of what is read; paths are never broken
@@ -19,8 +18,6 @@ WIDTH = 110  # of what is read; paths are never broken
 
 def show(folder: Path, console: Console | None = None) -> None:
     """Print the results of the run in ``folder``, and links to its files."""
-    from rich.console import Console
-
     console = console or Console(highlight=False)
     console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
     run = read_run(folder)
@@ -68,9 +65,6 @@ def _curves(run: Run) -> Iterable[tuple[str, Table]]:
 
 
 def _table(columns: Mapping[str, JustifyMethod]) -> Table:
-    from rich import box
-    from rich.table import Table
-
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for column, side in columns.items():
         table.add_column(column, justify=side, no_wrap=True)
@@ -79,6 +73,4 @@ def _table(columns: Mapping[str, JustifyMethod]) -> Table:
 
 def _plain(text: Any) -> str:
     """Escape markup in names, which come from data."""
-    from rich.markup import escape
-
     return escape(str(text))
