@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from mhprobe.backbones import puts_out_features
@@ -48,8 +49,6 @@ def kept_maps(
 
     folder: of the run. chosen: positions in the test split, or image files. options: of ``_kept``.
     """
-    from safetensors.torch import save
-
     results, all_maps, titles = gallery(material.backbone, material.data, chosen, kinds, keep=material.kept, **options)
     if not material.first:
         return results

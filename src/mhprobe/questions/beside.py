@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
@@ -58,8 +59,6 @@ def queries(site: HeadSite) -> dict[str, Query]:
 
 @torch.no_grad()
 def _keep(folder: Path, model: nn.Module, data: ImageData) -> Path:
-    from safetensors.torch import save
-
     chosen, names = evenly(IMAGES, data.sizes["test"]), data.class_names
     batch = data.some("test", IMAGES, next(model.parameters()).device)
     recorded = record(model, batch.images, needs={"attn"})
@@ -138,6 +137,4 @@ def keep(
     }
     arrays = {f"piece/{n}": torch.frombuffer(bytearray(piece.onnx), dtype=torch.uint8) for n, piece in enumerate(small)}
     arrays |= {"images": pixels.contiguous(), "labels": labels.cpu().long(), "logits": logits.contiguous()}
-    from safetensors.torch import save
-
     return write(folder / NETWORK, save(arrays, {"live": json.dumps(about)}))

@@ -14,6 +14,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException as F
 from lightning.pytorch.callbacks import EMAWeightAveraging, LearningRateMonitor
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from timm.models import save_for_hf
 from torch import nn
 
 from mhprobe.backbones import build, gives_features, input_spec
@@ -281,8 +282,6 @@ def save(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageDat
 
 def save_backbone(cfg: Config, folder: Path) -> Path:
     """Write the pretrained backbone with its own classifier for timm's ``local-dir:``; return the folder."""
-    from timm.models import save_for_hf
-
     part = {key: value for key, value in cfg.backbone.items() if key not in ("_target_", "checkpoint")}
     described = portable({**part, **registered(part["name"])})
     backbone = build(**{**part, "num_classes": None})

@@ -9,19 +9,17 @@ scripts but those whose hashes it names.
 Shapes: B images, H heads of a site, h, w the grid of a map.
 """
 
-from __future__ import annotations
-
 import json
 import lzma
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
 
 from mhprobe.report.html.pictures import encoded, packed
 from mhprobe.report.runs.run import Run
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 IMAGES = 4  # as many are shown
 SIDE = 14  # a larger grid is averaged down to it
@@ -82,8 +80,6 @@ def _list(about: dict[str, str], name: str) -> list[str]:
 
 def levels(maps: Tensor) -> Tensor:
     """(..., h, w) maps -> uint8 of at most SIDE x SIDE, from 0 to LEVELS - 1 at a map's largest value."""
-    from torch.nn.functional import adaptive_avg_pool2d
-
     height, width = maps.shape[-2:]
     small = adaptive_avg_pool2d(maps.float().cpu().nan_to_num(0), (min(height, SIDE), min(width, SIDE)))
     share = small.clamp(min=0) / small.amax((-2, -1), keepdim=True).clamp(min=1e-12)

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from mhprobe import __version__
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
@@ -83,8 +85,6 @@ def versions() -> dict[str, str]:
 
 def hardware() -> dict[str, Any]:
     """Return the processor, the number of cores of this process, and its GPUs."""
-    import torch
-
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {"processor": processor(), "cores": cores, "gpus": gpus, "system": platform.system()}
