@@ -147,8 +147,7 @@ class HeadBatch:
     """Record of the heads in one forward pass, and one backward pass if slopes are needed.
 
     z: per site (B, T, H, D), the heads' outputs before the gate; windowed sites in raster order.
-    grad: per site (B, T, H, D), d(loss of the image)/d(gated z); after the gate, so that a masked head has a slope,
-    too.
+    grad: per site (B, T, H, D), d(loss of the image)/d(gated z): after the gate, so that masked heads have slopes too.
         The sum over T, D of z * grad is d(loss of the image)/d(gate).
     attn: per site the softmaxed weights (B, windows, H, queries, keys); one window for global attention.
         ``site.places()`` and ``site.support()`` say which token each row and column is. attn_grad: slopes along them,

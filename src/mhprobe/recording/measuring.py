@@ -64,9 +64,9 @@ def feed(
     pairs) and fills are found (``recording.fills``); without it fills are found on ``batches``, which flatters.
     class_names: for measures. done: called after each batch, also of ``select``.
     at_gates: slopes are along the share of a head that its gate lets through, as a removal sees them: 0 for a closed
-    head;
-        otherwise along the gate itself. of: scalar to differentiate, as for ``record``. beside: further needs, so that
-        numbers equal to the last digit those of a pass that has them.
+        head. Without it they are along the gate itself.
+    of: scalar to differentiate, as for ``record``. beside: further needs, so that numbers equal to the last digit those
+        of a pass that has them.
 
     A measure that refuses is fed no further, and does not hold up the others; so does one whose needs ``record``
     refuses. Raises what ``record`` refuses for all of them. A collective: every rank gets the same.
