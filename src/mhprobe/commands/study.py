@@ -1,7 +1,5 @@
 """python -m mhprobe.study: every figure and table of one paper, on one model (no training)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +10,7 @@ if TYPE_CHECKING:
     from mhprobe.run.schema import Config
 
 
-def run(cfg: Config, folder: Path) -> None:
+def run(cfg: "Config", folder: Path) -> None:
     """Make the figures that the checked configuration asks for, in one process or in every rank."""
     from mhprobe.claims.parts.asking import quoted
     from mhprobe.run.questions import answer, panels
@@ -23,7 +21,7 @@ def run(cfg: Config, folder: Path) -> None:
     about, panel_of = cfg.paper, panels(cfg.paper)
     wanted = paper.chosen(about, cfg.figures, options("paper"))
 
-    def questions(material: Material, _: Report) -> list[Question]:
+    def questions(material: "Material", _: "Report") -> "list[Question]":
         return [quoted(question, about.name) for question in paper.questions(about, wanted, panel_of, material)]
 
     answers = answer(cfg, folder, questions, estimate=True)

@@ -4,8 +4,6 @@ mhprobe look vit_small_patch14_dinov2 photos/ --weights dino.safetensors
 mhprobe look outputs/demo/2026-11-23_12-00-00 photos/
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import warnings
@@ -36,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = vars(parser.parse_args(arguments))
     page, in_browser = Path(options.pop("out")).expanduser(), options.pop("open")
 
-    def first(begun: Look) -> None:
+    def first(begun: "Look") -> None:
         begun.save(page)
         print(f"first photograph: {page.resolve().as_uri()}", flush=True)
         if in_browser:

@@ -1,7 +1,5 @@
 """Interactive pages of a network, one file each, without a server: attention of all heads, or heads to switch off."""
 
-from __future__ import annotations
-
 import html
 import tempfile
 from collections.abc import Callable, Sequence
@@ -33,7 +31,7 @@ class Look(NamedTuple):
     """A page, shown in a notebook, and its sentences. notes: on choices made for the user."""
 
     page: str
-    sentences: Sequence[Sentence] = ()
+    sentences: "Sequence[Sentence]" = ()
     notes: Sequence[str] = ()
 
     def save(self, path: str | Path) -> Path:
@@ -109,7 +107,7 @@ def _page(
     form: Form | None,
     packs: Sequence[str],
     reason: str = "",
-    sentences: Sequence[Sentence] = (),
+    sentences: "Sequence[Sentence]" = (),
     measures: Sequence[dict[str, Any]] = (),
     waiting: bool = True,
 ) -> Look:

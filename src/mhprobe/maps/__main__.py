@@ -1,7 +1,5 @@
 """python -m mhprobe.maps: where attention, its rollouts and relevance point in single images (no training)."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +8,7 @@ if TYPE_CHECKING:
     from mhprobe.run.schema import Config
 
 
-def run(cfg: Config, folder: Path) -> None:
+def run(cfg: "Config", folder: Path) -> None:
     """Draw the maps that the checked configuration asks for, in one process or in every rank."""
     from mhprobe.maps.gallery import kept_maps
     from mhprobe.questions.plan import Question

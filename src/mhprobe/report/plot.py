@@ -9,8 +9,6 @@ Each takes style="paper": as wide as one column of a printed page or two, no tex
 ``figure.savefig("heads.pdf", bbox_inches="tight")`` keeps that width.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

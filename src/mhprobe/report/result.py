@@ -1,16 +1,12 @@
 """A result of a run: table, figure, metrics, and their description for results.json (``report/ledger.py``)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
+from mhprobe.masking.parts.trace import Curve
 from mhprobe.report.figures import kinds
 from mhprobe.report.tables import Table
-
-if TYPE_CHECKING:
-    from mhprobe.masking.parts.trace import Curve
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 Extreme = Literal["largest", "smallest"]
@@ -67,7 +63,7 @@ class Result(NamedTuple):
         """True if there is nothing to write."""
         return self.table is None and self.figure is None and not self.metrics
 
-    def saying(self, label: str, larger: str, unit: str = "") -> Result:
+    def saying(self, label: str, larger: str, unit: str = "") -> Self:
         """Say what its values are, and what a larger one means, or "nothing: ..." where it means nothing."""
         return self._replace(label=label, larger=larger, unit=unit)
 

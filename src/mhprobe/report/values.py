@@ -3,8 +3,6 @@
 ``argsort``, ``torch.testing``, NumPy and matplotlib take it; results of operations on it are plain tensors.
 """
 
-from __future__ import annotations
-
 import html
 from collections.abc import Mapping
 from typing import Any
@@ -39,7 +37,7 @@ class Values(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def of(name: str, label: str, kind: str, layout: HeadLayout, columns: Mapping[str, Tensor]) -> Values:
+    def of(name: str, label: str, kind: str, layout: HeadLayout, columns: Mapping[str, Tensor]) -> "Values":
         values: Values = Tensor._make_subclass(Values, columns["value"])
         values._name, values.label, values.kind = name, label, kind
         values.heads, values.columns = layout, dict(columns)
@@ -84,7 +82,7 @@ class Values(Tensor):
         cells = [[f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
         return [names, *cells], [f"... {'; '.join(hidden)}: see .columns and .to_frame()"] if hidden else []
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Values:
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Values":
         copied = {name: values.clone() for name, values in self.columns.items()}
         return Values.of(self.name, self.label, self.kind, self.heads, copied)
 

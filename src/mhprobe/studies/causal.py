@@ -1,7 +1,5 @@
 """python -m mhprobe.studies.causal: which heads are necessary, irrelevant or interfering (no training)."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +8,7 @@ if TYPE_CHECKING:
     from mhprobe.run.schema import Config
 
 
-def run(cfg: Config, folder: Path) -> None:
+def run(cfg: "Config", folder: Path) -> None:
     """Find the causal roles of heads, in one process or in every rank."""
     from mhprobe.questions.plan import Question
     from mhprobe.run.construct import explained, keyed

@@ -4,10 +4,9 @@ float64 throughout: in float32 the covariance, a small difference of large sums,
 Shapes: N rows, C channels, H parts (heads, or layers) of D channels each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -33,7 +32,7 @@ class Moments:
     outer: Tensor
 
     @classmethod
-    def zeros(cls, folds: int, channels: int, device: torch.device | None = None) -> Moments:
+    def zeros(cls, folds: int, channels: int, device: torch.device | None = None) -> Self:
         return cls(
             rows=torch.zeros(folds, dtype=torch.long, device=device),
             total=torch.zeros(folds, channels, dtype=torch.float64, device=device),
@@ -52,7 +51,7 @@ class Moments:
                 self.outer[fold, start : start + width, start:].addmm_(block.mT, chunk[:, start:])
         self.rows[fold].add_(len(x_NC))
 
-    def merge(self, other: Moments) -> None:
+    def merge(self, other: Self) -> None:
         """Add the rows of ``other``."""
         self.rows.add_(other.rows)
         self.total.add_(other.total)
@@ -90,7 +89,7 @@ class Parts:
     mean: Tensor
 
     @classmethod
-    def of(cls, rows: Tensor, total: Tensor, outer: Block, width: int) -> Parts:
+    def of(cls, rows: Tensor, total: Tensor, outer: Block, width: int) -> Self:
         """Arguments as of Moments, without folds; of ``outer`` the upper triangle."""
         mean = total / rows
 

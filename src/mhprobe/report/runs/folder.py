@@ -4,8 +4,6 @@ Only ordinary files of a limited size inside the folder are read. No file is imp
 no setting is looked up in the environment.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -96,7 +94,7 @@ class Folder:
         lines = self.yaml("config/overrides.yaml")
         return [str(line) for line in lines] if isinstance(lines, list) else []
 
-    def tensors(self, name: str, most: int = 50 * MB) -> tuple[dict[str, Tensor], dict[str, str]]:
+    def tensors(self, name: str, most: int = 50 * MB) -> tuple[dict[str, "Tensor"], dict[str, str]]:
         """Return the tensors of a safetensors file, and its metadata; both empty if there is none."""
         from safetensors import SafetensorError
         from safetensors.torch import load
