@@ -7,6 +7,7 @@ other beats in every metric. Hydra imports plugins at each start, so heavy impor
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
+from mhprobe.errors import UserError
 
+
+@dataclass
 class OptunaSweeper(Sweeper):
     """Sweeper by Optuna. directions: metric -> maximize or minimize. n_trials: jobs in all; n_jobs: at once.
 
@@ -25,19 +29,13 @@ class OptunaSweeper(Sweeper):
     trials, e.g. sqlite:///sweep.db, from which a later sweep goes on; None for memory.
     """
 
-    def __init__(
-        self,
-        directions: Mapping[str, str],
-        n_trials: int,
-        n_jobs: int,
-        sampler: str,
-        seed: int,
-        storage: str | None,
-        study_name: str | None,
-    ) -> None:
-        self.directions, self.n_trials, self.n_jobs = dict(directions), n_trials, n_jobs
-        self.sampler, self.seed = sampler, seed
-        self.storage, self.study_name = storage, study_name
+    directions: Mapping[str, str]
+    n_trials: int
+    n_jobs: int
+    sampler: str
+    seed: int
+    storage: str | None
+    study_name: str | None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context, self.config = hydra_context, config
@@ -69,8 +67,6 @@ class OptunaSweeper(Sweeper):
         self._write(folder, list(space), rows, {trial.number for trial in study.best_trials})
 
     def _study(self) -> Any:
-        from mhprobe.errors import UserError
-
         try:
             import optuna
         except ImportError:
@@ -92,8 +88,6 @@ class OptunaSweeper(Sweeper):
 
     def _values(self, job: Path) -> list[float] | None:
         """Return the metrics of a job; None if it failed. UserError for a metric that it has not."""
-        from mhprobe.errors import UserError
-
         if not (job / "metrics.json").is_file():
             return None
         metrics = json.loads((job / "metrics.json").read_text())
@@ -120,8 +114,6 @@ class OptunaSweeper(Sweeper):
 def _distribution(override: Override) -> Any:
     """Return the distribution of interval(a, b), with the tags log or int; range(a, b, step) and lists are choices."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-    from mhprobe.errors import UserError
 
     value = override.value()
     if not isinstance(value, IntervalSweep):

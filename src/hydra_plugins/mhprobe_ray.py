@@ -15,6 +15,8 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from mhprobe.errors import UserError
+
 
 class RayLauncher(Launcher):
     """Launcher by Ray. init: of ``ray.init``, e.g. address. remote: of ``ray.remote``: num_cpus, num_gpus ..."""
@@ -27,7 +29,6 @@ class RayLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[JobReturn]:
         """Return the result of each job; a job whose process or machine was lost leaves a note in its folder."""
-        from mhprobe.errors import UserError
         from mhprobe.run.jobs import lost
 
         try:
