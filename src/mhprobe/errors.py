@@ -48,16 +48,15 @@ def one_of(where: str, option: str, got: object, choices: Any) -> None:
         raise UserError(f"{where}: {option} is one of {', '.join(map(str, get_args(choices)))}, got {quoted(got)}.")
 
 
-def whole_number(where: str, got: object, least: int = 0, most: int | None = None, none: str = "") -> None:
+def whole_number(where: str, got: object, least: int = 0, none: str = "") -> None:
     """Raise UserError unless an option's value is a whole number of at least ``least``; True and 1.0 are none.
 
     none: meaning of None, if that is a value, too.
     """
-    fits = type(got) is int and got >= least and (most is None or got <= most)
+    fits = type(got) is int and got >= least
     if not fits and not (got is None and none):
-        limits = f"of at least {least}" if most is None else f"from {least} to {most}"
         other = f", or None for {none}" if none else ""
-        raise UserError(f"{where}: expected a whole number {limits}{other}, got {quoted(got)}.")
+        raise UserError(f"{where}: expected a whole number of at least {least}{other}, got {quoted(got)}.")
 
 
 def nearest(name: object, names: Iterable[str], cutoff: float = 0.6) -> str:

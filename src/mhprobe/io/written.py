@@ -21,10 +21,10 @@ def percent(share: SupportsFloat) -> str:
     return f"{100 * float(share):.{1 if float(share) < 0.0995 else 0}f} %"
 
 
-def counted(number: int, noun: str, plural: str = "") -> str:
+def counted(number: int, noun: str) -> str:
     """Return a number with its noun.
 
-    >>> counted(1, "head"), counted(12, "head"), counted(2, "match", "matches")
-    ('1 head', '12 heads', '2 matches')
+    >>> counted(1, "head"), counted(12, "head")
+    ('1 head', '12 heads')
     """
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+    return f"{number} {noun if number == 1 else noun + 's'}"
