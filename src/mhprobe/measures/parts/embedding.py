@@ -5,6 +5,8 @@ from classical scaling, so the same distances give the same picture. Shapes: N h
 """
 
 import torch
+from scipy.cluster.hierarchy import cut_tree, ward
+from scipy.spatial.distance import squareform
 from torch import Tensor
 
 _DIGITS = 10  # rounding noise of the sums must not turn the picture or break a tie
@@ -38,9 +40,6 @@ def cluster(distance: Tensor, clusters: int) -> Tensor:
     distance: (N, N) divergences that are squared distances, as mean Jensen-Shannon divergences are (Endres &
     Schindelin, 2003, IEEE Transactions on Information Theory 49:1858).
     """
-    from scipy.cluster.hierarchy import cut_tree, ward
-    from scipy.spatial.distance import squareform
-
     if len(distance) == 1:
         return torch.zeros(1, dtype=torch.long)
     root = distance.round(decimals=_DIGITS).clamp(min=0).sqrt()
