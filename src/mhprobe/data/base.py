@@ -188,16 +188,16 @@ class ImageData(L.LightningDataModule):
 
     @property
     def training_fingerprint(self) -> str:
-        """The same without which of the test images are used: what a training run depends on."""
+        """The fingerprint of the training and validation images, the only ones that a training run depends on."""
         return self.images_of("train", "val")
 
     @property
     def set_aside(self) -> str | None:
-        """The same of the images that are set aside for promises; None where there are none."""
+        """The fingerprint of the images that are set aside for promises; None where there are none."""
         return self.images_of("calibration") if "calibration" in self.splits else None
 
     def images_of(self, *splits: str) -> str:
-        """The same of these splits: what chose heads on their images, or was tested on them, is known by it."""
+        """The fingerprint of these splits, by which results tell on which images heads were chosen or tested."""
         digest = hashlib.sha256(self._cache.checksum.encode())
         for split in splits:
             digest.update(self.splits[split].positions.astype("<i8").tobytes())
@@ -205,7 +205,7 @@ class ImageData(L.LightningDataModule):
         return digest.hexdigest()[:16]
 
     def of_source(self, source: Source) -> Self:
-        """The same settings for the images of another source."""
+        """Return a copy with the same settings, for the images of another source."""
         other = copy.copy(self)
         other.source = source
         for name, attribute in vars(ImageData).items():
@@ -214,7 +214,7 @@ class ImageData(L.LightningDataModule):
         return other
 
     def limited(self, **limits: int | None) -> Self:
-        """The same settings with other limits, by split; None: all of its images."""
+        """Return a copy with other limits, by split; None: all of its images."""
         other = self.of_source(self.source)
         other.limits = {**self.limits, **limits}
         return other
