@@ -20,7 +20,6 @@ PIECE = 2**21  # numbers; 16 MiB of float64
 
 
 def size() -> int:
-    """Return the number of processes."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 

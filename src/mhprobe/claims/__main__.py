@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 
 def run(cfg: "Config", folder: Path) -> None:
-    """Judge the claims of the checked configuration, in one process or in every rank."""
     from mhprobe.claims.parts.asking import judged
     from mhprobe.claims.parts.claim import chosen
     from mhprobe.questions.plan import Question

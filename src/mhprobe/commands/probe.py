@@ -8,7 +8,6 @@ if TYPE_CHECKING:
 
 
 def run(cfg: "Config", folder: Path) -> None:
-    """Answer the questions of the checked configuration, in one process or in every rank."""
     from mhprobe.run.construct import keyed
     from mhprobe.run.questions import answer
 

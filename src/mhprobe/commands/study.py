@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 
 def run(cfg: "Config", folder: Path) -> None:
-    """Make the figures that the checked configuration asks for, in one process or in every rank."""
     from mhprobe.claims.parts.asking import quoted
     from mhprobe.run.questions import answer, panels
     from mhprobe.run.sections import options

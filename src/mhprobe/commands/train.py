@@ -8,7 +8,6 @@ if TYPE_CHECKING:
 
 
 def run(cfg: "Config", folder: Path) -> None:
-    """Train as the checked configuration says, in one process or in every rank."""
     from mhprobe.run import batch_size, builders, questions
     from mhprobe.run.resume import resume
 

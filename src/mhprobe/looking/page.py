@@ -35,7 +35,6 @@ class Look(NamedTuple):
     notes: Sequence[str] = ()
 
     def save(self, path: str | Path) -> Path:
-        """Write the page."""
         return write(Path(path), self.page.encode())
 
     def __repr__(self) -> str:

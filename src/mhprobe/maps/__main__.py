@@ -9,7 +9,6 @@ if TYPE_CHECKING:
 
 
 def run(cfg: "Config", folder: Path) -> None:
-    """Draw the maps that the checked configuration asks for, in one process or in every rank."""
     from mhprobe.maps.gallery import kept_maps
     from mhprobe.questions.plan import Question
     from mhprobe.run.construct import construct

@@ -193,7 +193,6 @@ class Measure(Metric):
             self._defaults[name] = default.new_zeros(()).expand(default.shape)  # not as large as the sum itself
 
     def reset(self) -> None:
-        """Put every sum back to zero."""
         with torch.inference_mode(False):
             super().reset()
 

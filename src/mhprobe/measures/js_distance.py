@@ -117,7 +117,6 @@ class JSDistance(MeanOverImages):
         self.pool = Pool(self.null_images)
 
     def merge_state(self, incoming_state: Any) -> None:
-        """Merge the sums and the images of the pool."""
         super().merge_state(incoming_state)
         if isinstance(incoming_state, JSDistance) and incoming_state.pool.parts:
             self.pool.add(incoming_state.pool.number, incoming_state.pool.parts)

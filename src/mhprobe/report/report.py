@@ -115,6 +115,5 @@ class Report:
         return [write(self.folder / "metrics.json", (json.dumps(plain, indent=2, sort_keys=True) + "\n").encode())]
 
     def close(self) -> None:
-        """Finish the dashboards."""
         for dashboard in self.dashboards:
             dashboard.finish()

@@ -56,12 +56,10 @@ class Table(NamedTuple):
     kind: Kind = "table"
 
     def column(self, name: str) -> list[Any]:
-        """Return one column's cells."""
         at = self.columns.index(name)
         return [row[at] for row in self.rows]
 
     def dicts(self) -> list[dict[str, Any]]:
-        """Return the rows as dicts."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 

@@ -1,7 +1,8 @@
 """Processes of a composed task: one, or one per device, by torch's elastic agent; torchrun or SLURM bring their own.
 
 Lightning would run the command line again for each process, and with it a whole Hydra sweep. Here processes get the
-composed configuration in their environment, a rank that fails ends the others, and a parent that dies ends them all.
+composed configuration in their environment, and each hands it, checked, to ``run`` of the command's module. A rank that
+fails ends the others, and a parent that dies ends them all.
 """
 
 import contextlib

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
 
 
 def run(cfg: "Config", folder: Path) -> None:
-    """Find the causal roles of heads, in one process or in every rank."""
     from mhprobe.questions.plan import Question
     from mhprobe.run.construct import explained, keyed
     from mhprobe.run.questions import answer

@@ -116,7 +116,6 @@ def result(rows: Sequence[Mapping[str, Any]]) -> Result:
 def rows_of(
     claims: Mapping[str, Claim], verdicts: Mapping[str, Verdict], of_twin: Mapping[str, Verdict]
 ) -> list[dict[str, Any]]:
-    """A row of the table per claim."""
     return [_row(name, claim, verdicts[name], of_twin.get(name)) for name, claim in claims.items()]
 
 

@@ -52,7 +52,6 @@ class Moments:
         self.rows[fold].add_(len(x_NC))
 
     def merge(self, other: Self) -> None:
-        """Add the rows of ``other``."""
         self.rows.add_(other.rows)
         self.total.add_(other.total)
         self.outer.add_(other.outer)

@@ -215,7 +215,6 @@ def show_picture(axes: Axes, image_3hw: Tensor) -> None:
 
 
 def whole_ticks(axis: Any, most: int = 10) -> None:
-    """Put ticks at whole numbers."""
     axis.set_major_locator(MaxNLocator(most, integer=True))
 
 
