@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+import torch
 
 from mhprobe.errors import UserError
 from mhprobe.heads import KINDS
 from mhprobe.masking.base import Order
 from mhprobe.masking.fisher import Fisher as FisherOrder
 from mhprobe.masking.knapsack import Knapsack
+from mhprobe.masking.parts.units import Unreached
 from mhprobe.masking.search.exact import Exact
 from mhprobe.masking.turns import Turns
 from mhprobe.measures import Magnitude
+from mhprobe.surgery.costs import costs
+from mhprobe.surgery.elastic import mask_at
 from mhprobe.surgery.learned import LearnedGates
 from mhprobe.surgery.on_path import OnPath
 from mhprobe.surgery.peer import TorchPruning
@@ -87,3 +93,32 @@ def test_a_share_of_a_kind_that_is_out_of_reach_is_said_in_plain_words():
     with pytest.raises(UserError, match=words):
         source.check(model, 1)
     OnPath(ORDERS["knapsack"](), target={"head": 0.3334, "neuron": 0.5}, min_heads_per_layer=1).check(model, 1)
+
+
+@pytest.mark.parametrize("name", ["knapsack", "fisher_swaps", "turns", "snapvit", "learned"])
+@pytest.mark.parametrize("options", [{}, {"multiple": 16}], ids=["singly", "multiples"])
+def test_a_budget_below_one_unit_is_refused_with_a_budget_that_can_be_had(name, options):
+    model, layout, images = shown(KINDS)
+    everything = torch.ones(1, layout.num_heads, dtype=torch.bool)
+    for unit in ("flops", "params", "neuron"):
+        whole = costs(model, layout, images.first()[:1], {unit})
+        asked_for = {"head": 0.0, unit: 0.0} if unit == "neuron" else {unit: float(whole[unit](everything)) + 1e-5}
+        with pytest.raises(Unreached, match=r"can't be met: .* Ask for at least that, or") as error:
+            going(ORDERS[name](**options), asked_for, model, layout, images)
+        named, share = re.search(r"(\w+)=\S+ can't be met: .* (\d\.\d+) is left", str(error.value)).groups()
+        left = ~going(ORDERS[name](**options), {**asked_for, named: float(share)}, model, layout, images)
+        assert left.any() and left.sum() < 0.2 * layout.num_heads
+    assert going(ORDERS[name](**options), {"head": 0.0, "neuron": 0.5}, model, layout, images)[:9].all()
+
+
+@pytest.mark.parametrize("step", ["head", "layer"])
+def test_an_elastic_file_names_a_budget_that_it_can_give(step):
+    model, layout, images = shown({"head"})
+    scores = [float(number) for number in range(layout.num_heads)]
+    how = {"exclude_layers": (), "min_heads_per_layer": 0, "compete": "all", "normalize": "none", "multiple": 1}
+    without = costs(model, layout, images.first()[:1], {"params"})["params"](torch.ones(1, 9, dtype=torch.bool))
+    with pytest.raises(Unreached, match="can't be met") as error:
+        mask_at(model, {"scores": scores, "step": step, **how}, {"params": float(without) + 1e-5})
+    share = float(re.search(r"(\d\.\d+) is left", str(error.value))[1])
+    left = ~mask_at(model, {"scores": scores, "step": step, **how}, {"params": share})
+    assert left.sum() == {"head": 1, "layer": 3}[step]

@@ -89,7 +89,7 @@ class ActivationPatching(Measure):
         self.add_state("squares", torch.zeros(3, heads + 2, dtype=torch.float64))
 
     def select(self, batch: HeadBatch) -> None:
-        if batch.valid.any() and batch.images is not None:
+        if batch.images is not None:
             images, labels = batch.images[batch.valid], batch.need("labels", self.name)[batch.valid]
             self.pool.add(image_numbers(images), [images, labels])
 

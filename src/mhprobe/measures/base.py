@@ -142,7 +142,7 @@ class Measure(Metric):
         raise NotImplementedError
 
     def select(self, batch: HeadBatch) -> None:
-        """Use one batch of validation images to choose."""
+        """Use the valid images of a validation batch (at least one) to choose."""
         raise NotImplementedError
 
     def end_select(self) -> None:

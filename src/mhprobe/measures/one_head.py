@@ -46,8 +46,6 @@ class OneHead(Paired):
         self.needs = self.select_needs = frozenset({self.ablation})
 
     def select(self, batch: HeadBatch) -> None:
-        if not batch.valid.any():
-            return
         right_AB, loss_AB = outcomes_of(batch, batch.ablated[self.ablation])
         self.seen_right += right_AB.sum(1)
         self.seen_loss += loss_AB.sum(1)

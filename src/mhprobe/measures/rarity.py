@@ -64,8 +64,6 @@ class Rarity(OfAttention, MeanOverImages):
         self.samples = {}
 
     def select(self, batch: HeadBatch) -> None:
-        if not batch.valid.any():
-            return
         for sort, site in self._sorts().items():
             patches = patches_of(_images(batch)[batch.valid], site, self.cells)
             sample = self.samples.setdefault(sort, Pool(self.patches))

@@ -180,7 +180,7 @@ def _feed(
                     heads = look(needs=(needs := needs_of(active.values(), selecting) | beside))
                 heads = _at_gates(heads, gates_of(model)) if at_gates else heads
                 for key, item in active.items():
-                    if key in refused:
+                    if key in refused or (selecting and not heads.valid.any()):
                         continue
                     shown = heads if item.layout == layout else heads.derive(first_sites, len(item.layout.sites))
                     try:

@@ -46,7 +46,7 @@ def mask_at(model: nn.Module, elastic: Mapping[str, Any], target: Mapping[str, f
     scores, layout = torch.tensor(elastic["scores"], dtype=torch.float64), layout_of(model)
     if len(scores) != layout.num_heads:
         raise UserError(f"elastic: the file has scores of {len(scores)} units, expected {layout.counted}.")
-    units = within(model, target, elastic["step"], **{name: elastic[name] for name in LIMITS})
+    units = within(model, target, elastic["step"], **{name: elastic[name] for name in (*LIMITS, "multiple")})
     return mask_by(scores, units, **{name: elastic[name] for name in OPTIONS})
 
 

@@ -80,13 +80,13 @@ class OnPath:
                 refuse_neurons(layout, "order" if self.units == "head" else "units")
             if self.remove is not None or "heads" in (self.target or {}):
                 raise UserError("remove: it counts heads; for heads and neurons give target={flops: <share left>}.")
-        refuse_multiple(getattr(self.order, "multiple", 1), layout)
+        refuse_multiple(multiple := getattr(self.order, "multiple", 1), layout)
         if self.target is not None and "heads" not in self.target:
             targets_of(self.target, layout, dict.fromkeys(SHARES, lambda masks: masks))  # before anything is measured
             if min(self.target.values()) >= 1:
                 raise UserError("target: the whole network meets it: nothing would be removed. Ask for less than 1.")
             if {*self.target} <= {"flops", "params", *KINDS}:
-                within(model, self.target, self.units, self.exclude_layers, self.min_heads_per_layer)
+                within(model, self.target, self.units, self.exclude_layers, self.min_heads_per_layer, multiple)
         remove = self._in_all(count := layout.num_heads)
         if remove is None or self.guarantee is not None:
             return
@@ -176,7 +176,8 @@ class OnPath:
         limits = Limits(layout, self.min_heads_per_layer, targets_of(goal, layout, costs_left) if goal else ())
         units = _steps(self.units, layout, numbers)
         free = "neuron" in layout.kinds and self.target is None  # as far as can be promised
-        return dataclasses.replace(units, limits=limits) if free else constrain(units, limits, WHERE)
+        multiple = getattr(self.order, "multiple", 1) if self.target else None
+        return dataclasses.replace(units, limits=limits) if free else constrain(units, limits, WHERE, multiple)
 
     def _short(self, path: Path) -> Path:
         """The path up to where ``remove`` heads are gone, and before the last head goes."""
@@ -193,16 +194,16 @@ class OnPath:
 
 def within(
     model: nn.Module, target: Mapping[str, float], step: str = "head", exclude_layers: Sequence[int] = (),
-    min_heads_per_layer: int = 0,
+    min_heads_per_layer: int = 0, multiple: int = 1,
 ) -> Units:  # fmt: skip
     """The units of ``model`` that may go under ``target``, {flops | params | memory: share left} or of each kind.
 
-    UserError for a share below what is left without all of them.
+    multiple: as for ``Knapsack``. UserError for a share below what is left without all of them, but for one.
     """
     layout = layout_of(model)
     image = torch.zeros(1, 3, *input_spec(model)["size"], device=next(model.parameters()).device)
     limits = Limits(layout, min_heads_per_layer, targets_of(target, layout, costs(model, layout, image, target)))
-    return constrain(_steps(step, layout, exclude_layers), limits, WHERE)
+    return constrain(_steps(step, layout, exclude_layers), limits, WHERE, multiple)
 
 
 def mask_by(score_A: Tensor, units: Units, **options: Any) -> Tensor:

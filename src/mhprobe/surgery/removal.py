@@ -181,8 +181,6 @@ def _fold_constants(model: nn.Module, layout: HeadLayout, mask: Tensor, fill: Fi
 
 
 def _fold(model: nn.Module, layout: HeadLayout, gates: Tensor) -> None:
-    if bool((gates == 1).all()):
-        return
     family = family_of(model)
     with torch.no_grad():
         for site, gate_H in zip(layout.sites, layout.split(gates), strict=True):

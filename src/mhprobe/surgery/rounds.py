@@ -230,8 +230,8 @@ class Shown:
 
     def check(self, model: nn.Module, rounds: int) -> None:
         """UserError for a target below what is left without all units, and widths that are no multiples."""
-        refuse_multiple(getattr(self.method, "multiple", 1), layout_of(model))
-        within(model, self.target)
+        refuse_multiple(multiple := getattr(self.method, "multiple", 1), layout_of(model))
+        within(model, self.target, multiple=multiple)
 
     def choose(self, model: nn.Module, images: Images) -> Choice:
         return Choice(self.method.choose(model, images, self.target))

@@ -118,29 +118,33 @@ def refuse_neurons(layout: HeadLayout, where: str) -> None:
         )
 
 
-def constrain(units: Units, limits: Limits, where: str) -> Units:
+def constrain(units: Units, limits: Limits, where: str, multiple: int | None = None) -> Units:
     """Put ``units`` under ``limits``; UserError, with ``where``, if nothing may be masked or the target is too low.
 
-    In a layout with neurons ``units`` only says which may go, one by one.
+    In a layout with neurons ``units`` only says which may go, one by one. multiple: so many neurons go together, and
+    one step's units stay, so that a network is left; None where all may go.
     """
-    floor, targets = limits.min_heads_per_layer, limits.targets
+    floor, targets, layout = limits.min_heads_per_layer, limits.targets, limits.layout
     if floor < 0:
         raise UserError(f"{where}.min_heads_per_layer: expected a whole number from 0, got {quoted(floor)}.")
     units = dataclasses.replace(units, limits=limits if floor or targets else None)
-    if "neuron" in limits.layout.kinds:
-        most = units.masks.any(0)
-        for part in limits.layout.split(most):  # views; the units of a site cost the same, whichever stay
+    most, kept_UA = units.masks.any(0), units.masks
+    if "neuron" in layout.kinds:
+        kept_UA = kept_UA & torch.tensor([u < (1 if site.kind == "head" else multiple or 1) for _, u, site in layout])
+        for part in layout.split(most):  # views; the units of a site cost the same, whichever stay
             part[:floor] = False
-        check_reached(limits, most, where)
-        return units
-    nothing = torch.zeros(limits.layout.num_heads, dtype=torch.bool)
-    if not limits.reached(nothing) and not units.candidates([]):
+    elif not limits.reached(torch.zeros_like(most)) and not units.candidates([]):
         raise UserError(
             f"{where}: min_heads_per_layer={floor} leaves no unit to mask: each would take a layer "
             f"below it. Lower it, or mask smaller units (units=head)."
         )
-    if targets:
-        check_reached(limits, units.masks[units.chosen(len(units), lambda order, left: left[0])].any(0), where)
+    elif floor:
+        most = units.masks[units.chosen(len(units), lambda order, left: left[0])].any(0)
+    if multiple is not None and most.all():  # the costliest unit may be the last: no order stops later
+        left_TU = torch.stack([target.cost(~kept_UA) for target in targets])
+        if all(target.value + ROUNDING < left_U.max() for target, left_U in zip(targets, left_TU, strict=True)):
+            most = ~kept_UA[left_TU[0].argmax()]
+    check_reached(limits, most, where)
     return units
 
 
