@@ -219,7 +219,7 @@ def test_a_score_that_cannot_be_given_is_said(options, reason):
 def test_neighbours_of_too_few_images_are_refused_with_what_to_do():
     features = loud(num_classes=0)
     loader = [(pictures(features)[:5], labels_for(5))]
-    with pytest.raises(mhprobe.UserError, match=r"more than 5 images .* got 5\. Give more .* or take cosine"):
+    with pytest.raises(mhprobe.UserError, match=r"needs 6 images .* got 5\. Give more .* or take cosine"):
         mhprobe.masking_curve(features, loader, units="layer", score="knn")
 
 

@@ -247,7 +247,7 @@ def _walked(
     features = puts_out_features(model)
     compared = features or choice not in (None, "labels")
     labels, outputs, marks = _first_walk(model, loader, device, split, compared)
-    kind = score_for(choice, "masking_curve: score", labels is not None, features)
+    kind = score_for(choice, "masking_curve: score", labels is not None, features, len(marks))
     score = kind() if kind.banked else kind(outputs, labels)
     changed = (
         "masking_curve: loader: expected the same images and labels in the same order in every pass, got others. Use "

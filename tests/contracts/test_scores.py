@@ -58,11 +58,11 @@ def test_a_score_that_makes_no_sense_is_refused_in_a_line(name):
     of = known_scores()[name]
     if not of.of_features:
         with pytest.raises(UserError, match=f"score={name}: the model gives features, no logits; expected one of cos"):
-            score_for(of, "score", labelled=True, features=True)
+            score_for(of, "score", labelled=True, features=True, images=6)
     if of.labelled:
         with pytest.raises(UserError, match=f"score={name}: needs labels, and the images have none"):
-            score_for(of, "score", labelled=False, features=of.of_features)
-    assert score_for(name, "score", labelled=True, features=of.of_features) is of
+            score_for(of, "score", labelled=False, features=of.of_features, images=6)
+    assert score_for(name, "score", labelled=True, features=of.of_features, images=6) is of
 
 
 class _Largest(TorchFunctionMode):

@@ -307,3 +307,14 @@ def test_neighbours_of_images_without_labels_are_refused_before_anything_is_done
     with pytest.raises(mhprobe.UserError, match=r"^score=knn: needs labels, and the images have none"):
         (mhprobe.prune if command == "prune" else mhprobe.mask).run(cfg, tmp_path / "run")
     assert not (tmp_path / "run").exists() and "has no labels" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "setting"), [("mask", "data.limit_val=5"), ("prune", "prune.images=5")])
+def test_neighbours_of_too_few_images_are_refused_before_anything_is_done(trained, command, setting, tmp_path):
+    chosen = ("prune=given", "prune.heads=[0]") if command == "prune" else ()
+    weights = f"weights={trained.folder / 'model.safetensors'}"
+    cfg = runs.config(command, tmp_path, weights, "score=knn", setting, *chosen)
+    with pytest.raises(mhprobe.UserError, match=r"^score=knn: needs 6 images to choose masks on .*, got 5\. Give more"):
+        (mhprobe.prune if command == "prune" else mhprobe.mask).run(cfg, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

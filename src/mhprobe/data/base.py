@@ -22,7 +22,7 @@ from mhprobe.data.loader import EvalOrder, Images, Loader, Picks, TrainLoader, T
 from mhprobe.data.source import Source
 from mhprobe.errors import UserError, quoted, whole_number
 
-SPLITS = ("train", "val", "test")
+SPLITS = {"train": "train", "validation": "val", "test": "test"}  # by what options of a selection call them
 FEW_WORKERS = 8  # that any machine can start
 
 
@@ -184,7 +184,7 @@ class ImageData(L.LightningDataModule):
     @functools.cached_property
     def fingerprint(self) -> str:
         """16 hex digits that name the pixels, the labels and which of them are in each split."""
-        return self.images_of(*SPLITS)
+        return self.images_of(*SPLITS.values())
 
     @property
     def training_fingerprint(self) -> str:

@@ -16,7 +16,7 @@ import lightning as L
 from torch import Tensor, nn
 
 from mhprobe import __version__
-from mhprobe.data.base import ImageData
+from mhprobe.data.base import SPLITS, ImageData
 from mhprobe.data.batch import Walk
 from mhprobe.errors import UserError
 from mhprobe.gates.fill import Fill
@@ -42,7 +42,6 @@ from mhprobe.weights.twin import RandomTwin
 log = logging.getLogger(__name__)
 
 Keep = Callable[[Any, Callable[[], dict[str, Tensor]]], dict[str, Tensor]]
-SPLITS = {"validation": "val", "test": "test"}
 
 
 @dataclass
@@ -198,8 +197,8 @@ class Masking:
     def _score(self, material: Subject, split: str) -> Score:
         if split not in self._scores:
             model, data = cast(Any, material.model), material.data
-            kind = score_for(self.score, "score", not data.unlabelled, bool(model.features_only))
             name, bank = SPLITS[split], (material.walk(split="train"), data.sizes["train"])
+            kind = score_for(self.score, "score", not data.unlabelled, bool(model.features_only), data.sizes[name])
             self._scores[split] = looked(kind, model, material.walk(split=name), data.sizes[name], bank)
         return self._scores[split]
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from mhprobe.backbones import build, gives_features, input_spec
 from mhprobe.backbones.parts.timm_models import registered
-from mhprobe.data.base import ImageData, InputSpec
+from mhprobe.data.base import SPLITS, ImageData, InputSpec
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.io.head_tables import read_kept
@@ -86,7 +86,10 @@ def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
     if features := gives_features(backbone):
         refuse_without_classifier(cfg.command)
     if cfg.score:  # refused before anything is computed
-        score_for(score(cfg), "score", not data.unlabelled, features)
+        section = cfg.prune or cfg.masking
+        splits = ["test", *([SPLITS[section.select_on]] if section else [])]
+        fewest = min([*map(data.sizes.__getitem__, splits), *([cfg.prune.images] if cfg.prune else [])])
+        score_for(score(cfg), "score", not data.unlabelled, features, fewest)
     if data.unlabelled and not features:
         _label(cfg, data, backbone, description["class_names"])
     description = {**description, "input": {key: list(value) for key, value in spec.items()}}

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mhprobe.backbones import attach, gives_features, layout_of
-from mhprobe.data.base import ImageData
+from mhprobe.data.base import SPLITS, ImageData
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.heads import KINDS, HeadLayout
@@ -227,7 +227,7 @@ def made_from(cfg: Config, settings: Prune, data: ImageData, weights: dict[str, 
         return origin
     check_images(promise, data.sizes["calibration"])
     if settings.elastic:
-        split = {"validation": "val"}.get(settings.select_on, settings.select_on)
+        split = SPLITS[settings.select_on]
         check_unseen((*weights.get("chosen_by", ()), f"{split}:{data.images_of(split)}"), data)
     set_aside = weights.get("made", {}).get("set_aside") == data.set_aside
     if not set_aside:

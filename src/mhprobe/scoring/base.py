@@ -29,6 +29,7 @@ class Score(abc.ABC):
     labelled: ClassVar[bool] = False  # needs labels
     of_features: ClassVar[bool] = False  # can judge features, which are no logits
     banked: ClassVar[bool] = False  # compares with training images of the judged model, see ``beside``
+    least: ClassVar[int] = 1  # images of a split that it takes to judge one
     bank: "tuple[Walk, int] | None" = None
     places: Tensor | None = None  # (N,) of the images of the split in the bank, where they are part of it
 
@@ -57,10 +58,11 @@ def known_scores() -> dict[str, type[Score]]:
     return {score.scored.name: score for score in classes_in(mhprobe.scoring, Score)}
 
 
-def score_for(choice: str | type[Score] | None, where: str, labelled: bool, features: bool) -> type[Score]:
+def score_for(choice: str | type[Score] | None, where: str, labelled: bool, features: bool, images: int) -> type[Score]:
     """The score by name or class; None: labels where there are any, else top1; cosine of a model of features.
 
-    where: the option, for errors. UserError for an unknown score, or one that images or model do not allow.
+    where: the option, for errors. images: of the smallest split that is judged. UserError for an unknown score, or one
+    that images or model do not allow.
     """
     scores = known_scores()
     usual = "cosine" if features else "labels" if labelled else "top1"
@@ -73,6 +75,11 @@ def score_for(choice: str | type[Score] | None, where: str, labelled: bool, feat
     if features and not score.of_features:
         able = ", ".join(sorted(name for name, kind in scores.items() if kind.of_features))
         raise UserError(f"{where}={name}: the model gives features, no logits; expected one of {able}.")
+    if images < score.least:
+        raise UserError(
+            f"{where}={name}: needs {score.least} images to choose masks on and to judge them on, got {images}. "
+            f"Give more images, keep more for validation, or take cosine."
+        )
     return score
 
 

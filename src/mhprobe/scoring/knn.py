@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mhprobe.errors import UserError
 from mhprobe.masking.base import Scored
 from mhprobe.scoring.cosine import Cosine
 
@@ -21,14 +20,7 @@ class KNN(Cosine):
 
     scored = Scored("knn", "knn_accuracy", "5-nearest-neighbour accuracy", "share of 5 neighbours of another class")
     labelled: ClassVar[bool] = True
-
-    def __init__(self, outputs: Tensor, labels: Tensor | None = None) -> None:
-        super().__init__(outputs, labels)
-        if len(outputs) <= NEIGHBOURS:
-            raise UserError(
-                f"score=knn: needs more than {NEIGHBOURS} images to choose masks on, and to judge them on, got "
-                f"{len(outputs)}. Give more images, keep more for validation, or take cosine."
-            )
+    least: ClassVar[int] = NEIGHBOURS + 1
 
     def judge(self, units_BC: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         assert self.labels is not None  # score_for looked

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import attach, family_of, gives_features, input_spec, layout_of
-from mhprobe.data.base import ImageData
+from mhprobe.data.base import SPLITS, ImageData
 from mhprobe.data.batch import Batch, Walk
 from mhprobe.data.draws import stratified
 from mhprobe.errors import UserError
@@ -123,7 +123,7 @@ class Images:
         self.cache, self.facts = cache, facts or {}
         self.scores: dict[str, Score] = {}  # by who is shown the images; until ``show`` the labels alone
         self.of: Of = "loss"
-        self.split = {"validation": "val"}.get(select_on, select_on)
+        self.split = SPLITS[select_on]
         # validation images that choose do not vote for themselves
         self.banked = ("train",) if self.split == "val" else ("train", "val")
         self.chosen = self._some(self.split, look_at)
@@ -158,12 +158,12 @@ class Images:
     def show(self, dense: nn.Module) -> None:
         """Run the whole network on all images, for scores that compare with it."""
         features, sizes = gives_features(dense), self.data.sizes
-        kind = score_for(self.score, "score", not self.data.unlabelled, features)
         self.of = "norm" if features else "loss"
         walks: dict[str, tuple[Walk, int]] = {"chosen": (self.selection, len(self.chosen))}
         walks["test"] = self.test, sizes["test"]
         if "calibration" in sizes:
             walks["calibration"] = self._calibration, sizes["calibration"]
+        kind = score_for(self.score, "score", not self.data.unlabelled, features, min(n for _, n in walks.values()))
         bank = self._bank, sum(map(sizes.__getitem__, self.banked))
         self.scores = {name: looked(kind, dense, *walk, bank) for name, walk in walks.items()}
         self.scores["chosen"].places = self.chosen if self.split == self.banked[0] else None
