@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 import gc
 import importlib
@@ -13,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import mhprobe
+import runs
 from mhprobe.io import code
+from mhprobe.run import members, sections
 from mhprobe.run.quiet import quiet
 
 LIBRARIES = ("sklearn.datasets", "torchvision.transforms.v2", "matplotlib.backends.backend_pdf", "pydantic")
 
 
 def up() -> None:
-    """Import everything, compose a configuration, draw a figure. What was made until now is left to no collector."""
+    """Import everything, compose what most tests choose, draw a figure. What was made is left to no collector."""
     quiet()
     quick_pictures()
     quick_configurations()
@@ -65,8 +69,13 @@ def _blank(canvas: type[Any], whole: Callable[..., None]) -> Callable[..., None]
 
 
 @functools.cache
-def quick_configurations() -> None:
-    """Hydra parses a yaml once, and again after it was written to: it composes a command of thirty of them, twice."""
+def quick_configurations() -> dict[str, Callable[..., Any]]:
+    """Hydra parses a yaml once and merges the same options once, and again after one was written to.
+
+    It composes a command of thirty yamls, twice; one with a wrong key, four times. Gives what composes anew each time.
+    """
+    from hydra._internal import config_loader_impl
+    from hydra._internal.config_repository import ConfigRepository
     from hydra._internal.sources_registry import SourcesRegistry
     from hydra.core.plugins import Plugins
 
@@ -74,6 +83,15 @@ def quick_configurations() -> None:
     for scheme in ("file", "pkg"):  # ours, and Hydra's own
         source: Any = SourcesRegistry.instance().resolve(scheme)
         source.load_config = _once(source.load_config)
+    repository: Any = ConfigRepository
+    repository.__deepcopy__ = lambda self, _: copy.copy(self)  # Hydra gives the copy other sources, and changes none
+    members.register = functools.cache(members.register)
+    loader: Any = config_loader_impl
+    choose, merge = loader.create_defaults_list, loader.ConfigLoaderImpl._compose_config_from_defaults_list
+    loader.create_defaults_list = _chosen_once(choose)
+    loader.ConfigLoaderImpl._compose_config_from_defaults_list = _merged_once(merge)
+    names = ("create_defaults_list", "ConfigLoaderImpl._compose_config_from_defaults_list")
+    return {f"{loader.__name__}.{name}": whole for name, whole in zip(names, (choose, merge), strict=True)}
 
 
 def _once(parse: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,6 +106,46 @@ def _once(parse: Callable[..., Any]) -> Callable[..., Any]:
         return pickle.loads(parsed[key])  # a copy for each, five times faster than deepcopy
 
     return load_config
+
+
+def _chosen_once(choose: Callable[..., Any]) -> Callable[..., Any]:
+    from hydra._internal.defaults_list import Overrides
+
+    chosen: dict[str, tuple[str, Any]] = {}
+
+    @functools.wraps(choose)
+    def create_defaults_list(repo: Any, config_name: str, overrides_list: list[Any], **options: Any) -> Any:
+        new = Overrides(repo, overrides_list)  # of the command line, what chooses options and what sets values
+        choices = (new.override_choices, new.append_group_defaults, new.deletions)
+        key = repr((config_name, choices, [source.path for source in repo.get_sources()]))
+        before, defaults = chosen.get(key, ("", None))
+        if defaults is None or before != _changed(repo, defaults.defaults):
+            defaults = choose(repo, config_name, overrides_list, **options)
+            if "???" not in defaults.overrides.known_choices.values():  # the options say whether that is a mistake
+                chosen[key] = _changed(repo, defaults.defaults), defaults
+        return dataclasses.replace(defaults, config_overrides=new.config_overrides)
+
+    return create_defaults_list
+
+
+def _merged_once(merge: Callable[..., Any]) -> Callable[..., Any]:
+    merged: dict[str, bytes] = {}
+
+    @functools.wraps(merge)
+    def compose(self: Any, defaults: list[Any], repo: Any) -> Any:
+        key = _changed(repo, defaults)
+        if key not in merged:
+            merged[key] = pickle.dumps(merge(self, defaults, repo))
+        return pickle.loads(merged[key])
+
+    return compose
+
+
+def _changed(repo: Any, defaults: list[Any]) -> str:
+    """The options of a configuration, with when each of their files was written to."""
+    places = [source.path for source in repo.get_sources()]
+    files = [Path(place, f"{option.config_path}.yaml") for option in defaults for place in places]
+    return repr((places, defaults, [file.stat().st_mtime_ns for file in files if file.is_file()]))
 
 
 @functools.cache
@@ -109,13 +167,9 @@ def modules() -> list[str]:
 
 
 def _compose() -> None:
-    from hydra import compose, initialize_config_dir
-
-    from mhprobe.run import sections
-
-    sections.install()
-    with initialize_config_dir(str(sections.CONF), version_base="1.3"):
-        compose("train", ["+experiment=digits_vit", "seed=0"])
+    for command in sections.commands():
+        for short in ((), runs.SHORT):
+            runs.composed(command, *runs.TINY, *short)
 
 
 def _draw() -> None:
