@@ -14,6 +14,7 @@ import warm
 
 def pytest_configure() -> None:
     forks.prepare()
+    forks.collect_rarely()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
