@@ -41,7 +41,7 @@ def read(monkeypatch, of):
 
     monkeypatch.setattr(evidence, "recorded", recorded)
     material = SimpleNamespace(layout=site, model=None, walk=lambda images, split: lambda: split)
-    return evidence.place_errors(material, IMAGES)
+    return tuple(evidence.place_errors(material, {}, IMAGES).values())
 
 
 def test_the_reading_is_that_of_least_squares(monkeypatch):

@@ -389,11 +389,14 @@ def test_small_print_says_what_a_figure_is_of_below_everything_else(tmp_path):
 def test_a_line_says_where_the_promise_ends(promised):
     whole = curve("head_fisher", [0, 1, 2, 3, 4], [0.9, 0.9, 0.893, 0.7, 0.5], split="calibration", chosen_on="train")
     trace = dataclasses.replace(whole.traces[0], promised=promised)
-    figure = masking.curves([dataclasses.replace(whole, traces=(trace,), guarantee=Guarantee(1.0))], 12)
+    figure = masking.curves(
+        [dataclasses.replace(whole, traces=(trace,), guarantee=Guarantee(1.0))], 12, units="heads and neurons"
+    )
     across = [line for line in figure.axes[0].get_lines() if line.get_linestyle() == "-." and len(line.get_xdata())]
     assert [float(line.get_xdata()[0]) for line in across] == ([2.0] if promised else [])
     texts = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-    assert any(text.startswith("to here: at most 1 points lost" if promised else "nowhere: ") for text in texts)
+    assert any(text.startswith("to here: at most 1 point lost" if promised else "nowhere: ") for text in texts)
+    assert figure.axes[0].get_xlabel() == "heads and neurons masked (of 12)"
     assert_nothing_is_clipped(figure)
 
 

@@ -123,7 +123,9 @@ def test_the_command_promises_a_mix(trained, tmp_path):
     rows = runs.rows(folder / "tables" / "masking_curves.csv")
     assert sum(int(row["promised"]) for row in rows) == asked["steps"] + 1
     assert int(rows[asked["steps"]]["heads_masked"]) == asked["heads"] + asked["neurons"]
-    assert "can go with the promise, of 95 % confidence" in (folder / "report.html").read_text().replace("\xa0", " ")
+    going = f"{asked['heads']} of 6 heads and {asked['neurons']} neurons can go with the promise, of 95 % confidence"
+    assert going in (folder / "report.html").read_text().replace("\xa0", " ")
+    assert json.loads((folder / "metrics.json").read_text())["prune/neurons"] == int(last[-1]["neurons"])
 
 
 def test_where_the_first_step_costs_too_much_nothing_goes():

@@ -356,17 +356,19 @@ def of_pruned(pruned: Pruned, layout: HeadLayout) -> dict[str, Result]:
         curves = [pruned.promise.curve]
         promised = _promised(pruned.promise)
         numbers = {f"prune/promise/{name}": number for name, number in promised.items()}
-        figure, right = curves_figure.curves(curves, layout.num_heads), curves[0].scored.right
+        units = " and ".join(f"{kind}s" for kind in KINDS if kind in layout.kinds)
+        figure = curves_figure.curves(curves, layout.num_heads, units=units)
         drawn = Result(tables.curves(curves), figure, numbers, curves, drawn="curves")
         row = Result(tables.from_rows([promised], "promise"), of=Sample(pruned.promise.images, "calibration"))
         results["promise"] = row.saying("heads that can go with the promise", "more heads can go")
-        results["masking_curves"] = drawn.saying(right, "the masked heads are needed less")
+        results["masking_curves"] = drawn.saying(curves[0].scored.right, "the masked heads are needed less")
     last, names = pruned.stages[-1], list(Stage._fields) if "neuron" in pruned.kinds else list(Stage._fields)[:-1]
     stages = Table(names, [list(row[: len(names)]) for row in pruned.stages], "stages")
     seen = "Test images chose the heads: these numbers are too good." if pruned.optimistic else ""
+    sizes = [name for name in names if name in ("heads", "neurons", "parameters", "flops")]
     metrics = {
         **{f"prune/{row.stage}/accuracy": row.accuracy for row in pruned.stages},  # of the last round
-        **{f"prune/{name}": getattr(last, name) for name in ("heads", "parameters", "flops")},
+        **{f"prune/{name}": getattr(last, name) for name in sizes},
         "prune/largest_difference": pruned.difference,
         f"test/{pruned.scored.metric}": last.accuracy,
         "test/loss": last.loss,

@@ -97,7 +97,7 @@ class Evidence:
         high_norm_error, other_error: see ``place_errors``.
         """
         walks = {"heat": _heat, "right": _heat, "best_head": _answers, "best_offset": _answers}
-        walk = (walks | dict.fromkeys(PLACES, _places)).get(name, _areas)
+        walk = (walks | dict.fromkeys(PLACES, place_errors)).get(name, _areas)
         find = functools.partial(walk, self.material, self.maps, self.of_maps)
         about = {"walk": walk.__name__, "maps": {kind: vars(of) for kind, of in self.maps.items()}, "of": self.of_maps}
         return self.material.kept(about, lambda: ranks.together(find))[name]
@@ -193,12 +193,8 @@ def _answers(material: Material, maps: Kinds, images: int) -> dict[str, Tensor]:
     return {name: torch.stack([of[way][1] for of in ways]).nanmean(0) for name, way in names.items()}
 
 
-def _places(material: Material, maps: Kinds, images: int) -> dict[str, Tensor]:
-    return dict(zip(PLACES, place_errors(material, images), strict=True))
-
-
-def place_errors(material: Material, images: int) -> tuple[Tensor, Tensor]:
-    """(n,) each: mean error of the place read from tokens of high norm, and from the others, of each test image.
+def place_errors(material: Material, maps: Kinds, images: int) -> dict[str, Tensor]:
+    """(n,) by PLACES: mean error of the place read from tokens of high norm, and from the others, of each test image.
 
     1 is the error of guessing the middle; NaN without tokens of high norm. Row and column are fitted by least squares
     on validation images (Darcet et al., 2024, arXiv 2309.16588, Figure 5, fit a classifier over places). UserError for
@@ -230,7 +226,7 @@ def place_errors(material: Material, images: int) -> tuple[Tensor, Tensor]:
     high, other = (torch.cat(parts) for parts in zip(*ranks.gather(on_rank.unbind(0)), strict=True))
     if high.isnan().all():
         raise UserError("no image has tokens of high norm in the last block.")
-    return high, other
+    return dict(zip(PLACES, (high, other), strict=True))
 
 
 def at_share(path: Tensor, share: float) -> Tensor:

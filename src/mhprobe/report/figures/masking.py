@@ -27,11 +27,13 @@ PHASES = {"before": "masked before the drop", "at": "at the drop", "after": "aft
     "the dotted line guessing. Searched orders were chosen on validation images; a thin line is their validation "
     "curve, which flatters."
 )
-def curves(curves: Sequence[Curve], num_heads: int, chance: float | None = None, over: Over = "heads") -> Figure:
+def curves(
+    curves: Sequence[Curve], num_heads: int, chance: float | None = None, over: Over = "heads", units: str = "heads"
+) -> Figure:
     """Accuracy in per cent over the number of heads masked (or of steps), all curves of a run, with 95 % bands.
 
     The last split is drawn; thin, of few curves, the split that chose a searched curve. A ring marks the first step
-    that is significantly less accurate (McNemar, Holm over the curve). chance is drawn if a curve comes near it.
+    that is significantly less accurate (McNemar, Holm over the curve). chance: drawn if a curve is near. units: words.
     """
     split = curves[-1].split
     places = {name: i for i, name in enumerate(dict.fromkeys(c.name for c in curves if not c.averaged))}
@@ -64,7 +66,7 @@ def curves(curves: Sequence[Curve], num_heads: int, chance: float | None = None,
             style.level(axes, 100 * chance, "chance", ":", zorder=1)
         axes.set(xlim=(-0.02 * right, 1.02 * right), ylim=(bottom, top), ylabel=f"{split} {shown[0].scored.right} (%)")
         style.whole_ticks(axes.xaxis)
-        axes.set_xlabel(f"heads masked (of {num_heads})" if over == "heads" else "masking step")
+        axes.set_xlabel(f"{units} masked (of {num_heads})" if over == "heads" else "masking step")
         handles = {str(handle.get_label()): handle for handle in axes.get_legend_handles_labels()[0]}
         order = [*names.values(), *(name for name in handles if name not in names.values())]
         style.legend_beside(axes, handles=[handles[n] for n in order], labels=order)
@@ -89,10 +91,10 @@ def _curve(axes: Axes, curve: Curve, name: str, look: tuple[str, str, Any], over
 
 def _promise(axes: Axes, curve: Curve, over: Over) -> None:
     """Mark the end of the promise, and name it."""
-    if curve.guarantee is None or curve.traces[0].promised is None:
+    if curve.guarantee is None or (steps := curve.traces[0].promised) is None:
         return
-    steps = curve.traces[0].promised
-    text = f"at most {curve.guarantee.points:g} points lost\non new images, {100 * curve.guarantee.confidence:g} % sure"
+    points, sure = curve.guarantee.points, 100 * curve.guarantee.confidence
+    text = f"at most {points:g} point{'s' * (points != 1)} lost\non new images, {sure:g} % sure"
     if steps:
         axes.axvline(_across(curve, over)[steps], color="0.3", linestyle="-.", linewidth=0.8, zorder=1)
     line = "-." if steps else ""

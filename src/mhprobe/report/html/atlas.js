@@ -6,8 +6,8 @@ const atlas = { colour: null, map: null, open: 0, focus: 0, chosen: new Set() };
 const listeners = []; // told when heads are chosen
 const same = (a, b) => a.size === b.size && [...a].every((x) => b.has(x));
 
-function choose(heads) {
-  atlas.chosen = new Set(heads);
+function choose(heads) { // numbers of neurons come after those of heads
+  atlas.chosen = new Set([...heads].filter((id) => id < HEADS.length));
   drawGrid();
   drawHead();
   drawChosen();

@@ -4,6 +4,7 @@
 const LINES = DATA.lines;
 const [LOST, UNIT] = DATA.lost;
 const ORDER = [...new Set(LINES.map(({ curve }) => curve))];
+const UNITS = HEADS.length && LINES.some(({ points }) => points.some((point) => point.heads_masked > HEADS.length)) ? "heads and neurons" : "heads";
 const hidden = new Set();
 const own = []; // the points of the reader's own order, where heads are switched live
 const isAveraged = (curve) => LINES.some((line) => line.curve === curve && line.averaged);
@@ -20,8 +21,8 @@ function drawCurve() {
   const one = points.every(({ step }) => step === points[0].step);
   const width = Math.max(320, Math.min(1100, byId("curve-chart").clientWidth));
   const chart = chartOf({
-    width, height: Math.max(300, Math.min(440, width * 0.5)), marginBottom: 42, marginRight: 24, ariaLabel: `${DATA.scored} against heads masked`,
-    x: { label: `heads masked (of ${HEADS.length || "all"})`, domain: [0, d3.max([...own, ...LINES.flatMap((line) => line.points)], (point) => point.heads_masked)] },
+    width, height: Math.max(300, Math.min(440, width * 0.5)), marginBottom: 42, marginRight: 24, ariaLabel: `${DATA.scored} against ${UNITS} masked`,
+    x: { label: UNITS === "heads" ? `heads masked (of ${HEADS.length || "all"})` : `${UNITS} masked`, domain: [0, d3.max([...own, ...LINES.flatMap((line) => line.points)], (point) => point.heads_masked)] },
     y: { label: `${split} ${DATA.scored} (%)`, grid: true, ...percents },
     marks: [
       ...(DATA.chance == null ? [] : [Plot.ruleY([DATA.chance], { strokeDasharray: "2 4" })]),
@@ -32,7 +33,7 @@ function drawCurve() {
       ]),
       ...(own.length && split === "test" ? [Plot.line(own, { x: "heads_masked", y: "accuracy", stroke: "var(--ring)", strokeWidth: 2.5 }), Plot.dot(own, { x: "heads_masked", y: "accuracy", fill: "var(--ring)", r: 4 })] : []),
       Plot.dot(ringed, { x: "heads_masked", y: "accuracy", r: 8, stroke: "var(--ring)", strokeWidth: 3 }),
-      Plot.tip(points, Plot.pointer({ x: "heads_masked", y: "accuracy", title: (p) => `${p.curve}, step ${p.step}: ${number(p.heads_masked)} heads masked\n${split} ${DATA.scored} ${share(p)}${p.delta == null ? "" : `\n${LOST} ${p.delta < 0 ? "" : "+"}${withInterval(p.delta, p.delta_low, p.delta_high)} ${UNIT}`}` })),
+      Plot.tip(points, Plot.pointer({ x: "heads_masked", y: "accuracy", title: (p) => `${p.curve}, step ${p.step}: ${number(p.heads_masked)} ${UNITS} masked\n${split} ${DATA.scored} ${share(p)}${p.delta == null ? "" : `\n${LOST} ${p.delta < 0 ? "" : "+"}${withInterval(p.delta, p.delta_low, p.delta_high)} ${UNIT}`}` })),
     ],
   });
   chart.addEventListener("click", () => { if (chart.value?.masked) choose(heads(chart.value.masked)); });

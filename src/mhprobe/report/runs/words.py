@@ -228,11 +228,11 @@ def _promise(run: Run, heads: int) -> list[str]:
     limit = f"{points:g} point{'s' * (points != 1)} of {atlas.scored(run)}"
     on = f"({numbers['images']} calibration images, which chose neither the heads nor how many)"
     end = f"new images lose at most {limit} {on}."
+    neurons = numbers.get("neurons")
     if not numbers["steps"]:
-        return [f"No head can go with the promise that {end}"]
-    return [
-        f"{numbers['heads']} of {heads} heads can go with the promise, of {100 * confidence:g} % confidence, that {end}"
-    ]
+        return [f"No head{'' if neurons is None else ' or neuron'} can go with the promise that {end}"]
+    going = f"{numbers['heads']} of {heads} heads" + ("" if neurons is None else f" and {neurons} neurons")
+    return [f"{going} can go with the promise, of {100 * confidence:g} % confidence, that {end}"]
 
 
 def _kept(run: Run) -> list[str]:
