@@ -56,7 +56,7 @@ def test_every_claim_gets_a_verdict_and_none_is_dropped(tmp_path, monkeypatch, t
     of_norms = {"high_norm_tokens_draw_attention", "high_norm_tokens_lose_their_place"}
     assert all(refused.values()) and set(refused) <= of_runs | of_norms | {"specialised_heads_stay"}
     assert re.match(rf"\d+ of {len(all_claims())} claims hold, \d+ (is|are) contradicted, .* not applicable\.", told[0])
-    assert re.match(r"Of those that hold, \d+ hold for an untrained network as well", told[1])
+    assert re.match(r"Of those that hold, (none|\d+) holds? for an untrained network", told[1])
     page = (folder / "report.html").read_text()
     assert "Findings of the literature, judged on this network" in page and "entropy_falls_with_depth" in page
     assert all(sentence in page for sentence in told)
@@ -192,8 +192,10 @@ def test_two_sentences_say_what_was_found():
     others = "0 are contradicted, 0 are too small to matter, 0 cannot be told and 0 are not applicable."
     first = f"2 of 2 claims hold, {others}"
     rows = asking.rows_of(claims, seen, {"entropy_falls_with_depth": verdict("holds", 1.0)})
-    also = "Of those that hold, 1 hold for an untrained network as well: entropy_falls_with_depth."
+    also = "Of those that hold, 1 holds for an untrained network as well: entropy_falls_with_depth."
     assert findings(rows) == [first, also]
+    rows = asking.rows_of(claims, seen, {"entropy_falls_with_depth": verdict("contradicted", 1.0)})
+    assert findings(rows)[1] == "Of those that hold, none holds for an untrained network."
     assert findings(asking.rows_of(claims, seen, {})) == [first, "There is no untrained twin to compare with."]
     assert findings([]) == []
 

@@ -21,10 +21,10 @@ def percent(share: SupportsFloat) -> str:
     return f"{100 * float(share):.{1 if float(share) < 0.0995 else 0}f} %"
 
 
-def counted(number: int, noun: str) -> str:
+def counted(number: float, noun: str) -> str:
     """Return a number with its noun.
 
-    >>> counted(1, "head"), counted(12, "head")
-    ('1 head', '12 heads')
+    >>> counted(1, "head"), counted(12, "head"), counted(1.0, "point"), counted(0.5, "point")
+    ('1 head', '12 heads', '1 point', '0.5 points')
     """
-    return f"{number} {noun if number == 1 else noun + 's'}"
+    return f"{number:.12g} {noun if number == 1 else noun + 's'}"

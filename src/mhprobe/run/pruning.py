@@ -18,6 +18,7 @@ from mhprobe.io.code import our_digest
 from mhprobe.io.files import write_all
 from mhprobe.io.progress import progress
 from mhprobe.io.tensors import digest
+from mhprobe.io.written import counted
 from mhprobe.masking.base import LABELS, Order
 from mhprobe.masking.parts.cache import cache_key
 from mhprobe.questions import stored
@@ -151,7 +152,7 @@ class Pruning:
             (unit, least), kept = next(iter(target.items())), budgets["promise"]["kept"]
             held = f"at {unit} {', '.join(f'{budget:g}' for budget in kept)}" if kept else "at no budget"
             here = "" if least in kept else ", so not here"
-            print(f"promised to lose at most {promise.points:g} points: {held}{here}")
+            print(f"promised to lose at most {counted(promise.points, 'point')}: {held}{here}")
         about = {**description, "chosen_by": list(dict.fromkeys(chosen_by))}
         about["made"] = {**about["made"], "elastic": budgets}
         if (folded := folded_gates(dense)) is not None:
@@ -165,7 +166,7 @@ class Pruning:
             return
         which = "without these heads it cannot" if promise.curve.name == "given" else "at no step of the path it can"
         raise UserError(
-            f"prune.guarantee: {which} be promised to lose at most {promise.guarantee.points:g} points on "
+            f"prune.guarantee: {which} be promised to lose at most {counted(promise.guarantee.points, 'point')} on "
             f"new images ({promise.images} calibration images): nothing was removed. More images, or more points."
         )
 

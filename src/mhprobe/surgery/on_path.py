@@ -19,6 +19,7 @@ from mhprobe.backbones import input_spec, layout_of
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
 from mhprobe.heads import KINDS, HeadLayout
+from mhprobe.io.written import counted
 from mhprobe.masking.base import SHARES, Cost, Evaluate, Limits, Order, Path, Units
 from mhprobe.masking.by_score import refuse_unscored
 from mhprobe.masking.knapsack import packed, refuse_multiple
@@ -271,9 +272,9 @@ def check_images(guarantee: Guarantee, images: int) -> None:
     """UserError where so few images could never show it."""
     if images < (needed := guarantee.images_needed):
         raise UserError(
-            f"guarantee: {images} calibration images are too few to promise a loss of at most {guarantee.points:g} "
-            f"points with {100 * guarantee.confidence:g} % confidence; expected at least {needed}. Raise "
-            f"the data's calibration_fraction or the guarantee's points."
+            f"guarantee: {images} calibration images are too few to promise a loss of at most "
+            f"{counted(guarantee.points, 'point')} with {100 * guarantee.confidence:g} % confidence; expected at "
+            f"least {needed}. Raise the data's calibration_fraction or the guarantee's points."
         )
 
 

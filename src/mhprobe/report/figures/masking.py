@@ -93,8 +93,8 @@ def _promise(axes: Axes, curve: Curve, over: Over) -> None:
     """Mark the end of the promise, and name it."""
     if curve.guarantee is None or (steps := curve.traces[0].promised) is None:
         return
-    points, sure = curve.guarantee.points, 100 * curve.guarantee.confidence
-    text = f"at most {points:g} point{'s' * (points != 1)} lost\non new images, {sure:g} % sure"
+    points, sure = counted(curve.guarantee.points, "point"), 100 * curve.guarantee.confidence
+    text = f"at most {points} lost\non new images, {sure:g} % sure"
     if steps:
         axes.axvline(_across(curve, over)[steps], color="0.3", linestyle="-.", linewidth=0.8, zorder=1)
     line = "-." if steps else ""

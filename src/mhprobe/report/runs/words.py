@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mhprobe.io.written import rounded
+from mhprobe.io.written import counted, rounded
 from mhprobe.report.figures.claims import WORDS as VERDICTS
 from mhprobe.report.runs import atlas
 from mhprobe.report.runs.run import Run
@@ -51,8 +51,9 @@ def findings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     if not any(row["untrained"] for row in rows):
         return [first, "There is no untrained twin to compare with."]
     both = [row["claim"] for row in rows if row["verdict"] == row["untrained"] == "holds"]
-    named = f": {', '.join(both)}" if both else ""
-    return [first, f"Of those that hold, {len(both)} hold for an untrained network as well{named}."]
+    verb = "holds" if len(both) == 1 else "hold"
+    shared = f"{len(both)} {verb} for an untrained network as well: {', '.join(both)}" if both else ""
+    return [first, f"Of those that hold, {shared or 'none holds for an untrained network'}."]
 
 
 def glance(heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list[dict[str, str]]:
@@ -126,9 +127,9 @@ def _accuracy(run: Run) -> list[str]:
         return []
     share, low, high, images = whole
     guess = chance(run)
-    on = f" of {run.model['data']}" if "data" in run.model else ""
+    on = counted(images, "image") + (f" of {run.model['data']}" if "data" in run.model else "")
     return [
-        f"Test accuracy is {percent(share)} (95 % interval {100 * low:.1f} to {100 * high:.1f}, {images} images{on})."
+        f"Test accuracy is {percent(share)} (95 % interval {100 * low:.1f} to {100 * high:.1f}, {on})."
         + (f" Guessing would give {percent(guess)}." if guess else "")
     ]
 
@@ -192,9 +193,9 @@ def _masking(run: Run) -> list[str]:
     here = max((p for p in choice.points if p["heads_masked"] <= choice.many), key=lambda p: p["heads_masked"])
     gone, beside = (here, choice.random) if choice.many else (first, [])
     at_random = [p for p in beside if p["heads_masked"] == choice.many]
-    counted = "this head" if gone["heads_masked"] == 1 else f"these {gone['heads_masked']} heads"
+    which = "this head" if gone["heads_masked"] == 1 else f"these {gone['heads_masked']} heads"
     text = [
-        f"Without {counted} {on} {what} is {interval(gone)}; with all heads it is "
+        f"Without {which} {on} {what} is {interval(gone)}; with all heads it is "
         f"{interval(choice.points[0])}"
         + (f"; as many random heads leave {interval(at_random[0])} on average." if at_random else ".")
     ]
@@ -224,8 +225,8 @@ def interval(point: dict[str, Any]) -> str:
 def _promise(run: Run, heads: int) -> list[str]:
     if not (rows := run.rows("promise")) or None in rows[0].values():
         return []
-    numbers, points, confidence = rows[0], rows[0]["points"], rows[0]["confidence"]
-    limit = f"{points:g} point{'s' * (points != 1)} of {atlas.scored(run)}"
+    numbers, confidence = rows[0], rows[0]["confidence"]
+    limit = f"{counted(numbers['points'], 'point')} of {atlas.scored(run)}"
     on = f"({numbers['images']} calibration images, which chose neither the heads nor how many)"
     end = f"new images lose at most {limit} {on}."
     neurons = numbers.get("neurons")
