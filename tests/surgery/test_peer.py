@@ -44,5 +44,5 @@ def test_torch_pruning_takes_heads_of_a_swin_too_and_says_how_far_it_goes(build)
     method = TorchPruning("magnitude")
     mask = method.choose(model, images, {"flops": 0.7})
     assert mask[: layout.of("head").num_heads].any() and mask[layout.of("head").num_heads :].any()
-    with pytest.raises(mhprobe.UserError, match=r"takes no layer whole and leaves flops=0\.\d+ or more.*at most 0.1"):
-        method.choose(model, images, {"flops": 0.1})
+    with pytest.raises(mhprobe.UserError, match=r"takes no layer whole and leaves flops=0\.\d+ or more.*at most 0.12"):
+        method.choose(model, images, {"flops": 0.12})
