@@ -16,7 +16,8 @@ def run(cfg: "Config", folder: Path) -> None:
     report = builders.report(cfg, folder, model.gates.layout)
     cfg = batch_size.settled(cfg, model, data, report)
     answers = questions.of_run(cfg, model, data, report)
-    trainer = builders.trainer(cfg, [*builders.callbacks(cfg, model, data, report), answers], report)
+    callbacks = builders.callbacks(cfg, model, data, report)
+    trainer = builders.trainer(cfg, [*callbacks, answers], report)
     trainer.fit(model, datamodule=data, ckpt_path=resume(cfg, folder, trainer))
 
     builders.best(model, folder / "checkpoints")

@@ -227,7 +227,8 @@ class SinkNoOp(Plant):
     def plant(self, canvas: Canvas, site: int, heads: Sequence[int]) -> None:
         width = canvas.site(site).head_dim
         canvas.look_for(site, heads[0], self.sink(canvas), 9.0)
-        canvas.write(site, heads[0], value=canvas.mixed(site, NOISES, width), value_bias=torch.zeros(width))
+        value = canvas.mixed(site, NOISES, width)
+        canvas.write(site, heads[0], value=value, value_bias=torch.zeros(width))
         canvas.write(site, heads[0], output=canvas.mixed(site, NOISES, width))
         # a learned no-op has small values at the sink: remove the sink's own direction
         tokens = canvas.normalised(site)[self._sinks(canvas, site)]

@@ -70,4 +70,5 @@ def masks(folder: str | Path, names: list[str], size: tuple[int, int]) -> Tensor
     files = [by_stem[PurePosixPath(name).stem] for name in names]
     decoded = {file: decode(data, max(size), True, file) for file, data in archive.read(set(files))}
     bright = torch.from_numpy(np.stack([decoded[file].max(-1) for file in files])).float()
-    return resized((2 * bright >= bright.amax((1, 2), keepdim=True)) & (bright > 0), size)
+    salient = (2 * bright >= bright.amax((1, 2), keepdim=True)) & (bright > 0)
+    return resized(salient, size)

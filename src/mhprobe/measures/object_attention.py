@@ -87,7 +87,8 @@ class ObjectAttention(Measure):
         for number, site in enumerate(self.layout.sites):
             attn = attention_of(self.name, self.layout, batch, number)
             shown_BT = batch.derive(_patches, site.token_grid, site.pixels)
-            self._site(number, attn if batch.valid.all() else attn[batch.valid], shown_BT, fold_of(batch, 2))
+            seen = attn if batch.valid.all() else attn[batch.valid]
+            self._site(number, seen, shown_BT, fold_of(batch, 2))
         self.dealt += torch.bincount(fold_of(batch, 2), minlength=2)
 
     def _site(self, number: int, attn_BWHQK: Tensor, shown_BT: Tensor, half_B: Tensor) -> None:
@@ -109,7 +110,8 @@ class ObjectAttention(Measure):
             self.followed_possible[:, span, r].index_add_(0, half_B, hits_BH * possible_B[:, None])
             self.possible[:, number, r].index_add_(0, half_B, possible_B)
             self.possible_square[:, number, r].index_add_(0, half_B, possible_B.square())
-            self.even[number, r] += (true_BWQK.sum(-1).double() / others_WQK.sum(-1).clamp(min=1)).sum()
+            even_BWQ = true_BWQK.sum(-1).double() / others_WQK.sum(-1).clamp(min=1)
+            self.even[number, r] += even_BWQ.sum()
             counts: Tensor = getattr(self, f"offsets_{number}")
             for part in range(2):
                 counts[part, r].index_add_(0, offsets_WQK.flatten(), true_BWQK[half_B == part].sum(0).flatten())
@@ -198,5 +200,6 @@ def patches(objects: Tensor, grid: tuple[int, int], pixels: tuple[float, float])
     kinds = int(objects.max()) + 1
     cell_P = (rows[:, None] * grid[1] + columns).flatten()
     counts_BTK = objects.new_zeros(len(objects), grid[0] * grid[1], kinds)
-    counts_BTK.index_add_(1, cell_P, torch.nn.functional.one_hot(objects.flatten(1), kinds))
+    one_BPK = torch.nn.functional.one_hot(objects.flatten(1), kinds)
+    counts_BTK.index_add_(1, cell_P, one_BPK)
     return counts_BTK.argmax(-1)

@@ -195,4 +195,5 @@ def _spread(patch: Tensor, codes: int) -> Tensor:
 
 def _nearest(patch: Tensor, centre: Tensor) -> Tensor:
     """(P,) index of the nearest centre. Differences, not |x|^2 - 2xc + |c|^2: that one cancels."""
-    return torch.cdist(patch, centre, compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
+    distance = torch.cdist(patch, centre, compute_mode="donot_use_mm_for_euclid_dist")
+    return distance.argmin(1)

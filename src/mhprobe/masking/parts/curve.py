@@ -49,7 +49,8 @@ class CurveSpec:
 
     def check(self, layout: HeadLayout) -> None:
         """UserError for options that are impossible in this layout, before the model has run."""
-        self.limited_units(layout, dict.fromkeys(SHARES, lambda masks: torch.zeros(len(masks)).double()))
+        costs = dict.fromkeys(SHARES, lambda masks: torch.zeros(len(masks)).double())
+        self.limited_units(layout, costs)
 
 
 def order_named(name: str, **options: Any) -> Order:

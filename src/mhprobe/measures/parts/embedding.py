@@ -31,7 +31,8 @@ def embed(distance: Tensor) -> tuple[Tensor, float]:
     )
     points = torch.from_numpy(solution)
     points = points - points.mean(0)
-    return points, float(((torch.cdist(points, points) - distance).square().sum() / size).sqrt())
+    error = (torch.cdist(points, points) - distance).square().sum()
+    return points, float((error / size).sqrt())
 
 
 def cluster(distance: Tensor, clusters: int) -> Tensor:

@@ -97,7 +97,8 @@ class Parts:
             return centred.div_((rows - 1).clamp(min=1))
 
         runs = [slice(start, start + width) for start in range(0, len(total), width)]
-        eigenvalue, direction = torch.linalg.eigh(torch.stack([covariance(run, run) for run in runs]), UPLO="U")
+        covariances = torch.stack([covariance(run, run) for run in runs])
+        eigenvalue, direction = torch.linalg.eigh(covariances, UPLO="U")
         square = torch.stack([outer(run, run).diagonal() for run in runs]) / rows
         spectrum = eigenvalue.where(eigenvalue > _RESOLUTION * square.sum(1, keepdim=True), 0.0).flip(1)
         return cls(rows, covariance, spectrum, direction.flip(2), mean.view(-1, width))

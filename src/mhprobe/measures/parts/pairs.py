@@ -130,12 +130,12 @@ class Similarity(Measure):
                 f"{self.name}: {site.name} has n = {count} rows (tokens of all images) for d = {width} channels, "
                 f"expected at least n = d, better 10 d. Use more images."
             )
-        few, level = f"{int(self.images)} images", "what is unrelated reaches the level in column null"
-        if self.images == 1:
-            few, level = "1 image", "column null is empty, since it compares different images"
-        if int(self.images) < max(widths):
-            line = f"{self.name}: only {few} for {max(widths)} channels: {level}. Use more images."
-            rank_zero_warn(line, FewImages)
+        if (images := int(self.images)) < max(widths):
+            level = "what is unrelated reaches the level in column null"
+            if images == 1:
+                level = "column null is empty, since it compares different images"
+            few = f"only {images} image{'s' * (images != 1)} for {max(widths)} channels"
+            rank_zero_warn(f"{self.name}: {few}: {level}. Use more images.", FewImages)
 
     def update(self, batch: HeadBatch) -> None:
         self.declare([self.shape(group, batch) for group in range(len(self.groups))])
