@@ -148,3 +148,16 @@ def test_a_process_that_swallows_the_exception_ends_all_the_same(tmp_path):
 
 def test_the_grace_is_within_what_is_promised():
     assert stopping.GRACE < 10
+
+
+def test_a_signal_that_comes_while_an_object_is_cleaned_up_is_not_lost(tmp_path):
+    """Python drops an exception of a weak reference's callback: a traceback was printed, and the process went on."""
+    code = (
+        "import os, signal, sys, time, weakref; from mhprobe.io import stopping; stopping.listen(id)\n"
+        "def gone(_): os.kill(os.getpid(), signal.SIGTERM); sum(range(9))\n"
+        "thing = {1}; seen = weakref.ref(thing, gone)\n"
+        "try: del thing; time.sleep(200)\n"
+        "except stopping.Stopped as end: print(end); sys.exit(end.code)"
+    )
+    result = runs.python(code, cwd=tmp_path)
+    assert (result.code, result.out.strip(), result.err) == (143, "SIGTERM", "")

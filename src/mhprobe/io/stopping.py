@@ -27,6 +27,7 @@ def listen(tell: Callable[[int], object]) -> None:
     """Make SIGINT and SIGTERM stop this process. tell: called at once with the signal, before anything ends."""
     global _tell
     _tell = tell
+    sys.unraisablehook = _raise_again
     handle(stop)
 
 
@@ -44,6 +45,23 @@ def stop(number: int, _frame: object = None) -> NoReturn:
     ending = threading.Timer(GRACE, os._exit, (128 + number,))
     ending.daemon = True
     ending.start()
+    raise Stopped(number)
+
+
+def _raise_again(dropped: Any) -> None:
+    """Raise Stopped once more if it came while Python was cleaning up an object: there Python drops any exception.
+
+    dropped: what Python tells of an exception that it dropped. Others are reported as always.
+    """
+    if not isinstance(dropped.exc_value, Stopped):
+        return sys.__unraisablehook__(dropped)
+    number = dropped.exc_value.number
+    signal.signal(number, _raise)
+    threading.Timer(0.01, os.kill, (os.getpid(), number)).start()  # from outside of what is cleaned up here
+
+
+def _raise(number: int, _frame: object) -> NoReturn:
+    handle(signal.SIG_IGN)
     raise Stopped(number)
 
 
