@@ -199,7 +199,8 @@ class Masking:
             model, data = cast(Any, material.model), material.data
             name, bank = SPLITS[split], (material.walk(split="train"), data.sizes["train"])
             kind = score_for(self.score, "score", not data.unlabelled, bool(model.features_only), data.sizes[name])
-            self._scores[split] = looked(kind, model, material.walk(split=name), data.sizes[name], bank)
+            walk = material.walk(split=name)
+            self._scores[split] = looked(kind, model, walk, data.sizes[name], bank, show=material.first)
         return self._scores[split]
 
     def _fill(self, material: Subject, name: Any) -> Fill | None:

@@ -13,6 +13,7 @@ from mhprobe import ranks
 from mhprobe.data.batch import Batch, Walk
 from mhprobe.errors import UserError, quoted
 from mhprobe.io.code import classes_in
+from mhprobe.io.progress import progress
 from mhprobe.masking.base import Scored
 from mhprobe.recording.outputs import broken, logits_of, refuse_broken
 from mhprobe.recording.state import inspecting
@@ -84,15 +85,25 @@ def score_for(choice: str | type[Score] | None, where: str, labelled: bool, feat
 
 
 def looked(
-    score: type[Score], model: nn.Module, batches: Walk, images: int, bank: tuple[Walk, int] | None = None
-) -> Score:
-    """The score of a split, with outputs of the unmasked ``model`` or a ``bank`` of training images. A collective."""
+    score: type[Score], model: nn.Module, batches: Walk, images: int, bank: tuple[Walk, int] | None = None,
+    show: bool = False,
+) -> Score:  # fmt: skip
+    """The score of a split, with outputs of the unmasked ``model`` or a ``bank`` of training images. A collective.
+
+    show: the progress of it.
+    """
     if score.banked or not score.unmasked:
         judge = score()
         judge.bank = bank
         return judge
-    with inspecting(model, gradients=False):  # outside inference mode
-        outputs, labels = outputs_of_split(lambda shown: logits_of(model(shown)), batches, images)
+    shown = progress("the whole network's outputs", images, show=show)
+    with inspecting(model, gradients=False), shown as done:  # outside inference mode
+
+        def outputs_of(images: Tensor) -> Tensor:
+            done(len(images) * ranks.size())
+            return logits_of(model(images))
+
+        outputs, labels = outputs_of_split(outputs_of, batches, images)
     return score(outputs, labels if score.labelled else None)
 
 

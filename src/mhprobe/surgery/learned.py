@@ -19,6 +19,7 @@ from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.gates.hard_concrete import EPS, HardConcrete
 from mhprobe.gates.target import Lagrangian
+from mhprobe.io.progress import progress
 from mhprobe.masking.parts.units import saving_of_each
 from mhprobe.recording.outputs import gate_slope
 from mhprobe.recording.state import inspecting
@@ -61,7 +62,8 @@ class LearnedGates:
         """
         gates, relaxed, prices = gates_of(model), HardConcrete(), [Lagrangian(lr=self.price_lr) for _ in shares]
         factors, draw = gates.effective().cpu().double(), torch.Generator().manual_seed(self.seed)
-        with inspecting(model, gradients=True), gates.fixed(gates.effective()):
+        show = progress("learning gates", self.steps, "steps")
+        with inspecting(model, gradients=True), gates.fixed(gates.effective()), show as done:
             log_alpha = torch.full_like(factors, START).requires_grad_()
             optimizer = torch.optim.Adam([
                 {"params": [log_alpha], "lr": self.lr},
@@ -81,4 +83,5 @@ class LearnedGates:
                 optimizer.step()
                 with torch.no_grad():
                     log_alpha.clamp_(-END, END)
+                done(1)
         return relaxed.p_open(log_alpha.detach())

@@ -20,6 +20,7 @@ from mhprobe.backbones import family_of, layout_of
 from mhprobe.backbones.parts.narrow import fix_position_biases
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
+from mhprobe.io.progress import progress
 from mhprobe.masking.base import Target
 from mhprobe.masking.parts.units import saving_of_each
 from mhprobe.recording.outputs import objective
@@ -73,14 +74,16 @@ class TorchPruning:
         single = self.importance == "hessian"
         score = importance.GroupHessianImportance() if single else importance.GroupTaylorImportance()
         squares = {parameter: torch.zeros_like(parameter) for parameter in model.parameters()} if single else {}
-        for shown, labels in images.sloped():
-            for part, right in zip(*(x.split(1 if single else len(x)) for x in (shown, labels)), strict=True):
-                with torch.enable_grad():
-                    objective(model(part), right, images.of).sum().backward()
-                for parameter, square in squares.items():
-                    if parameter.grad is not None:
-                        square += parameter.grad**2
-                        parameter.grad = None
+        with progress("slopes for torch_pruning", len(images.chosen)) as done:
+            for shown, labels in images.sloped():
+                for part, right in zip(*(x.split(1 if single else len(x)) for x in (shown, labels)), strict=True):
+                    with torch.enable_grad():
+                        objective(model(part), right, images.of).sum().backward()
+                    for parameter, square in squares.items():
+                        if parameter.grad is not None:
+                            square += parameter.grad**2
+                            parameter.grad = None
+                    done(len(part))
         for parameter, square in squares.items():  # where it reads them: its accumulate_grad keeps the last image alone
             parameter.grad = square / len(images.chosen)
         return score
@@ -125,14 +128,16 @@ def _chosen(model: nn.Module, layout: HeadLayout, image: Tensor, score: Any, rat
 def _searched(at: Callable[[float], Tensor], target: Target) -> Tensor:
     """(A,) bool, what goes at the least ratio that meets the target."""
     low, high, least, best = 0.0, 1.0, 1.0, None
-    for _ in range(HALVINGS):
-        ratio = (low + high) / 2
-        mask = at(ratio)
-        least = min(least, now := target.left(mask))
-        if now <= target.value:
-            high, best = ratio, mask
-        else:
-            low = ratio
+    with progress("ratios of torch_pruning", HALVINGS, "ratios") as done:
+        for _ in range(HALVINGS):
+            ratio = (low + high) / 2
+            mask = at(ratio)
+            least = min(least, now := target.left(mask))
+            if now <= target.value:
+                high, best = ratio, mask
+            else:
+                low = ratio
+            done(1)
     if best is None:
         raise UserError(
             f"target: torch_pruning takes no layer whole and leaves {target.unit}={least:.3g} or more, expected at "

@@ -23,6 +23,7 @@ from mhprobe.backbones import family_of, layout_of
 from mhprobe.backbones.base import Segments
 from mhprobe.errors import UserError, fits, one_of, quoted
 from mhprobe.heads import HeadSite
+from mhprobe.io.progress import progress
 from mhprobe.recording.state import inspecting
 from mhprobe.surgery.removal import ProjBias
 
@@ -56,7 +57,8 @@ def repair(
     left = {site.name: site.num_heads for site in layout_of(pruned, whole.kinds).sites}
     heads = {site: left.get(site.name, 0) for site in whole.sites}
     lost = [site for site in heads if heads[site] < site.num_heads and (heads[site] or proj_bias == "keep")]
-    with inspecting(pruned, gradients=False), inspecting(dense, gradients=False):
+    show = progress("repairing", len(lost), "layers")
+    with inspecting(pruned, gradients=False), inspecting(dense, gradients=False), show as done:
         ours, theirs = _pieces(pruned), _pieces(dense)
         streams = [(len(x), ours.stem(x), theirs.stem(x)) for x in filter(len, batches())] if lost else []
         if lost and not streams:
@@ -74,6 +76,7 @@ def repair(
                     _solve_weights(projection, moments, ridge)
                 else:
                     _solve_factors(projection, moments, site.head_dim, ridge)
+                done(1)
             streams = [(images, mine(x), whole_block(y)) for images, x, y in streams]
 
 

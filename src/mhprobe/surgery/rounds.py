@@ -165,7 +165,7 @@ class Images:
             walks["calibration"] = self._calibration, sizes["calibration"]
         kind = score_for(self.score, "score", not self.data.unlabelled, features, min(n for _, n in walks.values()))
         bank = self._bank, sum(map(sizes.__getitem__, self.banked))
-        self.scores = {name: looked(kind, dense, *walk, bank) for name, walk in walks.items()}
+        self.scores = {name: looked(kind, dense, *walk, bank, show=True) for name, walk in walks.items()}
         self.scores["chosen"].places = self.chosen if self.split == self.banked[0] else None
 
     def stands_in(self, model: nn.Module, fold: Fold) -> Fill | None:
@@ -176,7 +176,7 @@ class Images:
 
     def evaluate(self, model: nn.Module, rescale: bool, fill: Fill | None = None) -> Evaluate:
         """Scores masks of ``model`` on the images that choose."""
-        about = self.selection, len(self.chosen), "choosing heads", True
+        about = self.selection, len(self.chosen), "choosing what goes", True
         return Evaluator(model, *about, pick=self.selection, **self._how("chosen", model, rescale, fill))
 
     def calibrate(self, model: nn.Module, rescale: bool, fill: Fill | None = None) -> Evaluate:

@@ -27,6 +27,7 @@ from mhprobe.data.draws import draw, fold
 from mhprobe.errors import whole_number
 from mhprobe.gates import gates_of
 from mhprobe.heads import wide
+from mhprobe.io.progress import progress
 from mhprobe.masking.base import ROUNDING
 from mhprobe.masking.parts.units import saving_of_each
 from mhprobe.recording.outputs import logits_of
@@ -70,7 +71,7 @@ class SnapViT:
         within_A = self.within_layers(model, images)
         count = len(images.chosen)
         positions = torch.arange(count)[:: -(-count // self.shown)]  # of every class alike, as all of them
-        score = looked(Cosine, model, images.selection, count)
+        score = looked(Cosine, model, images.selection, count, show=True)
         evaluate = Evaluator(model, images.selection, count, "evolving", True, pick=images.selection, score=score)
         saved_TL = [(1 - share) * torch.arange(1, self.levels + 1) / self.levels for share in target.values()]
 
@@ -81,7 +82,9 @@ class SnapViT:
             lost = [evaluate(mask_A[None], positions).mean_loss for mask_A in masks_KLA.flatten(0, 1)]
             return -torch.cat(lost).view(len(points_KS), -1).mean(1)
 
-        factor_S = evolved(likeness, len(layout.sites), self.generations, self.seed).exp()
+        points = 1 + self.generations * population(len(layout.sites))
+        with evaluate.watched(points * self.levels * len(positions)):
+            factor_S = evolved(likeness, len(layout.sites), self.generations, self.seed).exp()
         return mask_by(within_A * factor_S[site_A], units, multiple=self.multiple)
 
     def within_layers(self, model: nn.Module, images: Images) -> Tensor:
@@ -91,10 +94,12 @@ class SnapViT:
         over crops. Its square is averaged over images.
         """
         total_A = torch.zeros(layout_of(model).num_heads, dtype=torch.float64, device=images.device)
-        for batch in images.selection():
-            whole, index = batch.images[batch.valid], batch.index[batch.valid]
-            crops = [cropped(whole, index, fold(self.seed, number)) for number in range(self.crops)]
-            total_A += slopes(model, whole, crops).square().sum(0)
+        with progress("slopes of crops", len(images.chosen)) as done:
+            for batch in images.selection():
+                whole, index = batch.images[batch.valid], batch.index[batch.valid]
+                crops = [cropped(whole, index, fold(self.seed, number)) for number in range(self.crops)]
+                total_A += slopes(model, whole, crops).square().sum(0)
+                done(len(whole) * ranks.size())
         return ranks.total(total_A).cpu() / len(images.chosen)
 
 
@@ -137,9 +142,14 @@ def cheapest(score_KA: Tensor, cost_A: Tensor, saved_L: Tensor) -> Tensor:
     return torch.zeros_like(going_KLA).scatter(2, order_KA[:, None].expand_as(going_KLA), going_KLA)
 
 
+def population(size: int) -> int:
+    """Number of points of a generation, as the authors of xNES advise."""
+    return 4 + int(3 * math.log(size))
+
+
 def evolved(fitness: Callable[[Tensor], Tensor], size: int, generations: int, seed: int) -> Tensor:
     """(S,) float64, the fittest of all points that xNES tries, 0 first. fitness: of (K, S) points; larger is fitter."""
-    count = 4 + int(3 * math.log(size))
+    count = population(size)
     weight_K = (math.log(count / 2 + 1) - torch.arange(1, count + 1).double().log()).clamp(min=0)
     weight_K = weight_K / weight_K.sum() - 1 / count
     rate = 3 * (3 + math.log(size)) / (5 * size * math.sqrt(size))

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -85,8 +86,7 @@ class Evaluator(Evaluate):
         place = torch.full((self.images,), -1, device=device)
         place[chosen.to(device)] = torch.arange(len(chosen), device=device)
         replay = Replay(self.model, masks, self.rescale, smaller=True, fill=self.fill)
-        show = contextlib.nullcontext() if self.advance else self.watched(len(masks) * len(chosen))
-        with torch.inference_mode(), show:
+        with torch.inference_mode(), self._shown(len(masks) * len(chosen)):
             score = self.score.beside(replay)
             for batch in self.batches() if images is None or self.pick is None else self.pick(images):
                 wanted = batch.valid & (place[batch.index] >= 0)
@@ -127,7 +127,8 @@ class Evaluator(Evaluate):
         self.spent += 2 * self.images
 
         def find() -> Tensor:
-            total: Any = sum(summed(share_BA) for share_BA in self._shares(mask))
+            with self._shown(2 * self.images):
+                total: Any = sum(summed(share_BA) for share_BA in self._shares(mask))
             return ranks.total(total).cpu() / self.images
 
         return self._remembered(find, name, mask)
@@ -141,7 +142,6 @@ class Evaluator(Evaluate):
                 heads = record(self.model, batch.images, batch.labels, {"grad"}, batch.valid, batch.index, of=self.of)
                 heads = heads if fill is None else beyond_fill(heads, fill, self.gates.layout)
                 share_BA = (gate_slopes(heads, "evaluation") * values)[batch.valid]
-            self._done(2 * len(share_BA))
             yield share_BA
         self.computed += 2 * self.images
 
@@ -153,7 +153,7 @@ class Evaluator(Evaluate):
             )
 
         def find() -> Tensor:
-            with self.gates.fixed(self._values(mask)):
+            with self._shown(2 * self.images), self.gates.fixed(self._values(mask)):
                 return score_heads(self.model, make(self.gates.layout), self._sloped, column, self.of).double()
 
         try:
@@ -181,9 +181,14 @@ class Evaluator(Evaluate):
             finally:
                 self.advance = None
 
+    def _shown(self, total: int) -> AbstractContextManager[Any]:
+        """``watched``, unless a search shows the progress of all its evaluations."""
+        return contextlib.nullcontext() if self.advance else self.watched(total)
+
     def _sloped(self) -> Iterator[Batch]:
         for batch in self.batches():
             yield batch.unlabelled if self.of == "norm" else self.score.sloped(batch)
+            self._done(2 * int(batch.valid.sum()))
 
     def _values(self, mask: Tensor) -> Tensor:
         return gate_values(self.gates, mask[None], self.rescale)[0]
