@@ -23,6 +23,7 @@ from torch import Tensor
 
 from mhprobe.heads import KINDS, HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure, counts
+from mhprobe.measures.parts.moments import add_products, symmetric
 
 RIDGE = 1e-4  # of the mean variance of a layer's input, as in ``repair``: without it redundant units cost nothing
 
@@ -50,15 +51,16 @@ class LossInTurn(Measure):
             x_NK, slope_NK = (part[batch.valid].flatten(0, 1).flatten(1).double() for part in (z, grad))
             self.rows[number] += len(x_NK)
             getattr(self, f"inputs_{number}").add_(x_NK.sum(0))
-            getattr(self, f"products_{number}").addmm_(x_NK.mT, x_NK)
-            getattr(self, f"slopes_{number}").addmm_(slope_NK.mT, slope_NK)
+            add_products(getattr(self, f"products_{number}"), x_NK)
+            add_products(getattr(self, f"slopes_{number}"), slope_NK)
 
     def finish(self) -> dict[str, Tensor]:
         of_sites = []
         for number, site in enumerate(self.layout.sites):
             mean_K = getattr(self, f"inputs_{number}") / self.rows[number]
-            covariance = getattr(self, f"products_{number}") / self.rows[number] - torch.outer(mean_K, mean_K)
-            of_sites.append(losses_in_turn(covariance, getattr(self, f"slopes_{number}") / self.images, site.head_dim))
+            products, slopes = (symmetric(getattr(self, f"{name}_{number}")) for name in ("products", "slopes"))
+            covariance = products / self.rows[number] - torch.outer(mean_K, mean_K)
+            of_sites.append(losses_in_turn(covariance, slopes / self.images, site.head_dim))
         return {"value": torch.cat(of_sites)}
 
 

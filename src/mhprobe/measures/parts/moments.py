@@ -20,6 +20,19 @@ Seen = Callable[[int | None], "Parts"]
 Block = Callable[[slice, slice], Tensor]
 
 
+def add_products(outer_CC: Tensor, x_NC: Tensor) -> None:
+    """Add x^T x in place. Only the upper triangle is right, see ``symmetric``: that takes little more than half."""
+    width = _BLOCK if x_NC.device.type == "cpu" else _WIDE
+    for start in range(0, x_NC.shape[1], width):
+        block = x_NC[:, start : start + width]
+        outer_CC[start : start + width, start:].addmm_(block.mT, x_NC[:, start:])
+
+
+def symmetric(outer_CC: Tensor) -> Tensor:
+    """The matrix whose upper triangle, with the diagonal, ``add_products`` has made."""
+    return outer_CC.triu() + outer_CC.triu(1).mT
+
+
 @dataclass(frozen=True)
 class Moments:
     """n, sum x and sum x x^T of the rows so far, by fold of images. The tensors are updated in place.
@@ -41,14 +54,10 @@ class Moments:
 
     def add(self, x_NC: Tensor, fold: int = 0) -> None:
         """Add rows of any floating dtype, of images of one fold."""
-        on_cpu = x_NC.device.type == "cpu"
-        rows, width = (CHUNK, _BLOCK) if on_cpu else (max(CHUNK, _NUMBERS // x_NC.shape[1]), _WIDE)
-        for chunk in x_NC.split(rows):
+        for chunk in x_NC.split(CHUNK if x_NC.device.type == "cpu" else max(CHUNK, _NUMBERS // x_NC.shape[1])):
             chunk = chunk.double()
             self.total[fold].add_(chunk.sum(0))
-            for start in range(0, x_NC.shape[1], width):
-                block = chunk[:, start : start + width]
-                self.outer[fold, start : start + width, start:].addmm_(block.mT, chunk[:, start:])
+            add_products(self.outer[fold], chunk)
         self.rows[fold].add_(len(x_NC))
 
     def merge(self, other: Self) -> None:
