@@ -483,26 +483,24 @@ def _inside(given: list[Interval]) -> list[Tensor]:
 
 PAGE = """# How often chance is called something
 
-Does a p value of a table reject in 5 % of the cases where nothing is there? Does a 95 % interval hold the truth in
-95 %? `make levels` simulates every p and every interval of the tables, and the laws behind them: at least {draws}
-draws of each, and every draw takes new images, donors, folds, null images and heads.
-`tests/contracts/test_levels.py` repeats it with fewer draws, and fails for a new p or interval that no simulation
-draws.
+Does a p value of a table reject in 5 % of the cases where nothing is there? Does a 95 % interval contain the truth in
+95 %? `make levels` simulates every p and every interval of the tables, with at least {draws} draws of each. Every
+draw takes new images, donors, folds, null images and heads. `tests/contracts/test_levels.py` repeats this with fewer
+draws, and fails for a p or an interval without a simulation.
 
-| promise | rows | lowest share | highest share |
+| promise | p values or intervals | lowest share | highest share |
 |---|---|---|---|
 {summary}
 
-[All rows](tables/levels.csv), with standard errors. Tests of counts and tests that guard a whole list may reject
+[All of them](tables/levels.csv), with standard errors. Tests of counts and tests that guard a whole list may reject
 in less than 5 %.
 
-- `p_svcca` and its like belong to a head's largest similarity to the kept heads ([the
-  join](masking.md#redundant-or-inert)), here between five heads that share nothing, on 150 images. "Of a list":
-  the share of networks in which any of the five heads is named. js_distance lies far below its level: its null
-  knows eight images.
-- "measure: interval" belongs to the columns `low` and `high` of that measure, on 80 images of random heads and
-  layers that share something. The truth is the mean over all draws.
-- Squares of slopes have long tails: with 80 images the interval of fisher holds the truth in 94.0 %, with 300 in
+- `p_svcca` and the like test a head's largest similarity to the [kept heads](masking.md#redundant-or-inert), here
+  between five heads that share nothing, on 150 images. "Of a list" is the share of networks in which any of the five
+  is named. js_distance lies far below its level, because its null has eight images.
+- "measure: interval" means the columns `low` and `high` of that measure, on 80 images of random heads and layers that
+  share something. The truth is the mean over all draws.
+- Squares of slopes have long tails: with 80 images the interval of fisher contains the truth in 94.0 %, with 300 in
   94.8 % (20,000 draws of squared normal numbers).
 - The interval is too wide where similarity is chance alone (98 to 99 %), and for the position of a head without a
   favourite offset: the largest of many equal shares varies less than each.
