@@ -1,6 +1,6 @@
-"""Measures: what to say about heads from what they did. One file per measure; each class is importable from here.
+"""Measures: numbers about heads, from records of forward passes. One file per measure; import each class from here.
 
-A measure is found by looking through the modules of this package, so a new one is one new file.
+The modules of this package are searched for measures, so a new one is one new file.
 """
 
 import importlib

@@ -1,1 +1,1 @@
-"""Looking inside a model: what every head did on a batch, and what the logits are under masks."""
+"""Records of what every head does on a batch, and of the logits under masks."""

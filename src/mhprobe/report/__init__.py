@@ -1,1 +1,1 @@
-"""Named results become tables, figures and a W&B run. Gets CPU tensors, already reduced, on rank 0."""
+"""Tables, figures, pages and W&B runs of named results. It gets CPU tensors, already reduced, on rank 0."""

@@ -1,1 +1,1 @@
-"""Studies of single papers. Each study is a command of its own; nothing imports a study."""
+"""Studies of single papers: the commands causal, sweep and voita, and the figures that mhprobe.study draws."""

@@ -1,10 +1,10 @@
-"""python -m mhprobe.studies.sweep FOLDER [--probe RUN]: the runs of a sweep over gates, side by side.
+"""python -m mhprobe.studies.sweep FOLDER [--probe RUN] [--weights WHOLE]: the runs of a sweep over gates, side by side.
 
 FOLDER is that of ``mhprobe.train -m ... gates.penalty.weight=0.01,0.03,0.1``. Writes FOLDER/tables/sweep.csv and
-FOLDER/figures/sweep.png: accuracy against heads kept; and tables/survivors.csv and figures/survivors.png: which heads
-survive, by stage and block, on a Swin by plain or shifted windows, with RUN also by function. RUN is a probed run of
-the whole model with the measures that ``survival`` takes (position, token_kinds, entropy, attention_distance, rarity,
-and object_attention where images have masks). No torch, no training: seconds.
+FOLDER/figures/sweep.png: accuracy against heads kept, beside that of WHOLE. Writes tables/survivors.csv and
+figures/survivors.png: which heads survive, by stage and block, on a Swin by plain or shifted windows, with RUN also by
+function. RUN is a probed run of the whole model with the measures that ``survival`` takes (position, token_kinds,
+entropy, attention_distance, rarity, and object_attention where images have masks). It takes seconds, without torch.
 """
 
 import argparse

@@ -1,1 +1,1 @@
-"""The LightningModule, and the callbacks that watch and steer its training without its knowing."""
+"""The LightningModule, and callbacks that watch and steer its training from outside."""
