@@ -97,8 +97,46 @@ def test_a_finished_training_is_not_begun_anew_in_its_folder(trained_once):
     before = weights.read_bytes()
     (result,) = runs.answers([Command("train", [*SHORT, "seed=5", "hydra.run.dir=run"])], trained_once)
     assert result.code == 2
-    assert "holds a finished training" in result.answer and "another folder" in result.answer
+    assert re.search(
+        r"run holds results of digits_vit \(digest \w{8}\) on digits \(digest \w{8}\), .* a new training", result.answer
+    )
+    assert "another folder" in result.answer
     assert weights.read_bytes() == before
+
+
+OTHERS = {  # commands that write into a folder, with what they ask for
+    "probe": ["measure=[entropy]"],
+    "mask": [],
+    "prune": ["prune=given", "prune.heads=[1]"],
+    "maps": ["maps=[rollout]", "faithfulness=null"],
+    "study": ["+paper=byun_kim", "figures=[1]"],
+    "claims": ["claims=[entropy_falls_with_depth]"],
+    "prunebench": ["methods=[random]"],
+    "studies.causal": [],
+}
+
+
+def test_results_of_other_weights_or_images_stay_out_of_a_folder(trained_once):
+    """They once stood on one page: probing other weights into a folder kept the tables of the former."""
+    saved, here = f"weights={trained_once}/run/model.safetensors", f"hydra.run.dir={trained_once}/run"
+    small = runs.known("probe", [*runs.TINY, "measure=[]", "trainer.precision=32-true"])
+    again = [*small, "measure=[entropy]", saved, here]
+    (allowed,) = runs.answers([Command("probe", again)], trained_once)
+    assert allowed.code == 0, allowed.err
+    before = {path: path.read_bytes() for path in (trained_once / "run" / "tables").iterdir()}
+    others = [
+        Command(name, [*runs.known(name, runs.TINY), "weights=random", here, *how]) for name, how in OTHERS.items()
+    ]
+    fewer = Command("probe", [*again, "data.limit_test=100"])
+    results = runs.answers([*others, fewer, Command("train", [*SHORT, here, "ckpt_path=last"])], trained_once)
+    for result in results[:-2]:
+        assert result.code == 2
+        assert re.search(
+            r"run_model \(digest \w{8}\) on digits .* of untrained \w+ \(digest \w{8}\) on digits", result.answer
+        )
+    assert results[-2].code == 2 and "another folder" in results[-2].answer
+    assert results[-1].code == 0, results[-1].err
+    assert before == {path: path.read_bytes() for path in (trained_once / "run" / "tables").iterdir()}
 
 
 def test_a_run_in_its_own_folder_goes_on_there(trained_once):

@@ -9,11 +9,13 @@ if TYPE_CHECKING:
 
 def run(cfg: "Config", folder: Path) -> None:
     from mhprobe.run import batch_size, builders, questions
-    from mhprobe.run.resume import resume
+    from mhprobe.run.resume import LAST, resume
 
     data = builders.data(cfg)
     model = builders.classifier(cfg, data)
     report = builders.report(cfg, folder, model.gates.layout)
+    if cfg.ckpt_path is None or not (folder / LAST).is_file():
+        report.begin({})
     cfg = batch_size.settled(cfg, model, data, report)
     answers = questions.of_run(cfg, model, data, report)
     callbacks = builders.callbacks(cfg, model, data, report)

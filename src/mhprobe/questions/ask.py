@@ -85,11 +85,7 @@ class Answers(L.Callback):
 
     def read(self) -> dict[str, Any]:
         """Read finished.json on this rank. UserError if it is damaged."""
-        file = self.report.folder / FINISHED
-        try:
-            return json.loads(file.read_text()) if file.exists() else {}
-        except (OSError, ValueError) as error:
-            raise UserError(f"{file} is damaged. Remove it: its figures are then made again.") from error
+        return self.report.read(FINISHED, json.loads) or {}
 
     def _say(self, line: str) -> None:
         if self.material.first:

@@ -67,6 +67,7 @@ class Ledger(_Plain):
     """Every result of a run, in the order in which they were written first."""
 
     version: Literal[2]
+    of: Annotated[dict[Text, Text], Field(description="names of the network and the images, by their digests")] = {}
     results: Annotated[dict[Annotated[str, Field(max_length=300)], Entry], Field(max_length=20_000)] = {}
 
 

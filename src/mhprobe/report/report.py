@@ -46,6 +46,7 @@ class Report:
         self.origin: Mapping[str, str] = {}  # version, commit and command, for the figures' files
         self.network = self.data = ""  # for the small print of figures
         self.images = Sample()
+        self.of: dict[str, str] = {}  # names of network and images, by their digests
 
     @property
     def layout(self) -> HeadLayout:
@@ -56,14 +57,26 @@ class Report:
     @property
     def metrics(self) -> dict[str, float]:
         """Read metrics.json; empty if there is none yet."""
-        return self._read("metrics.json", json.loads) or {}
+        return self.read("metrics.json", json.loads) or {}
 
     @property
     def results(self) -> ledger.Ledger:
         """Read results.json; empty if there is none yet."""
-        return self._read(ledger.FILE, ledger.Ledger.model_validate_json) or ledger.Ledger(version=2)
+        return self.read(ledger.FILE, ledger.Ledger.model_validate_json) or ledger.Ledger(version=2)
 
-    def _read(self, name: str, parse: Callable[[bytes], T]) -> T | None:
+    def begin(self, of: dict[str, str]) -> None:
+        """Say what new results are of, {} for not known yet. UserError if the folder holds results of others."""
+        there = self.results.of
+        if (self.results.results or self.metrics) and there.keys() != of.keys():
+            old, new = (" on ".join(f"{name} (digest {key})" for key, name in ends.items()) for ends in (there, of))
+            raise UserError(
+                f"hydra.run.dir: {self.folder} holds results of {old or 'a training that was stopped'}, and those of "
+                f"{new or 'a new training'} would stand among them. Give another folder, or remove this one."
+            )
+        self.of = of
+
+    def read(self, name: str, parse: Callable[[bytes], T]) -> T | None:
+        """Read a file of the folder; None if there is none. UserError if it is damaged."""
         file = self.folder / name
         try:
             return parse(file.read_bytes()) if file.exists() else None
@@ -83,9 +96,8 @@ class Report:
                 whole = result._replace(of=self.images if result.of is None else result.of)
                 written[name] = ledger.entry(name, whole)
                 paths += self._write(name, written[name], whole)
-        if not written:
-            return paths
-        book = ledger.Ledger(version=2, results={**self.results.results, **written})
+        there = self.results
+        book = ledger.Ledger(version=2, of=self.of or there.of, results={**there.results, **written})
         text = book.model_dump_json(indent=1, exclude_defaults=True)
         return [*paths, write(self.folder / ledger.FILE, text.encode())]
 

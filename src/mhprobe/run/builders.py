@@ -23,7 +23,7 @@ from mhprobe.data.base import SPLITS, ImageData, InputSpec
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.io.head_tables import read_kept
-from mhprobe.io.tensors import write_outcomes
+from mhprobe.io.tensors import digest, write_outcomes
 from mhprobe.measures.base import Measure, fitted
 from mhprobe.questions.beside import keep_attention, keep_live
 from mhprobe.report.html import finish_report
@@ -186,6 +186,13 @@ def report(cfg: Config, folder: Path, layout: HeadLayout) -> Report:
     return report
 
 
+def subject(model: GatedClassifier, data: ImageData, report: Report) -> dict[str, str]:
+    """Return what results are of: the names of the network, with its gates, and of the images, by their digests."""
+    gates = model.gates.effective()
+    tensors = {**model.backbone.state_dict(), **({} if bool((gates == 1).all()) else {"gates": gates})}
+    return {digest(tensors)[:8]: report.network, data.fingerprint[:8]: data.source.name}
+
+
 def callbacks(
     cfg: Config, model: GatedClassifier, data: ImageData, report: Report, checkpoints: Path | None = None
 ) -> list[L.Callback]:
@@ -255,12 +262,14 @@ def test(trainer: L.Trainer, model: GatedClassifier, data: ImageData, report: Re
     by_network = ", labelled by the whole network" if data.unlabelled and not model.features_only else ""
     images = Sample(data.sizes["test"], "test")
     report.data, report.images = data.source.name, images._replace(words=f"{images}{by_network}")
+    report.of = subject(model, data, report)
     trainer.test(model, datamodule=data, verbose=False)
     if trainer.is_global_zero:
         # "test/accuracy" is always by labels
         metrics = {key.replace("accuracy", "agreement") if by_network else key: n for key, n in model.results.items()}
         judged = {"test/right": int(model.right.sum())} if len(model.right) else {}  # features are not judged
         report.add_metrics({**metrics, "test/images": data.sizes["test"], **judged})
+        report.add_all({})  # names what they are of
         keep_outcomes(report.folder, model.right, data)
 
 

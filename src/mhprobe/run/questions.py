@@ -49,6 +49,7 @@ def answer(
     data = builders.data(cfg)
     model = builders.classifier(cfg, data)
     report = builders.report(cfg, folder, model.gates.layout)
+    report.begin(builders.subject(model, data, report))
     answers = of_run(cfg, model, data, report, more, estimate)
     trainer = builders.trainer(cfg, [ShowsTraining(), answers], report)
     if tested:

@@ -37,17 +37,12 @@ WHY = {"processes": " (they share out the images of a step)"}
 def resume(cfg: Config, folder: Path, trainer: L.Trainer, part: bool = False) -> Path | None:
     """Return the checkpoint that ``ckpt_path`` names; None to start anew. UserError if it is missing or of another run.
 
-    folder: of this run; nothing begins anew in one that holds a stopped run, or a finished one. part: True for a part
-    of a study, which may begin anew with ``last``, and over a finished one. Prints the differences that are allowed.
+    folder: of this run; nothing begins anew in one that holds a stopped run. part: True for a part of a study, which
+    may begin anew with ``last``. Prints the differences that are allowed.
     """
     named = cfg.ckpt_path
     if named is None:
-        if (finished := (folder / "model.safetensors").is_file()) and not part:
-            raise UserError(
-                f"hydra.run.dir: {folder} holds a finished training, and its results would stay among the new ones. "
-                f"Train in another folder, or remove this one."
-            )
-        if (folder / LAST).is_file() and not finished:
+        if (folder / LAST).is_file() and not (folder / "model.safetensors").is_file():
             raise UserError(
                 f"hydra.run.dir: {folder} holds a training that was stopped. Go on with it by ckpt_path=last; or start "
                 f"anew in another folder, or after removing {folder / LAST.parent}."
