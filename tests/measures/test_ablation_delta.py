@@ -180,7 +180,7 @@ def test_one_image_has_no_interval_and_no_labels_are_refused():
     one = batch(measure, [1], [[1], [-1], [1]], [0])
     measure.update(one)
     assert math.isnan(measure.columns()["low"][0])
-    with pytest.raises(UserError, match="no labels"):
+    with pytest.raises(UserError, match=r"^ablation_delta: the batch has no labels"):
         AblationDelta(LAYOUT).update(HeadBatch(z=(), logits=one.logits, valid=one.valid, ablated=one.ablated))
 
 

@@ -190,10 +190,9 @@ def test_what_cannot_be_permuted_is_refused_in_one_line():
         SVCCA(free, null="rolled")
     made = SVCCA(free)
     z = outputs(5)
-    for part in (z, z[:, :9]):
-        batch = HeadBatch(z=(part,), logits=torch.zeros(5, 2), valid=torch.ones(5).bool())
-        if part is z:
-            made.update(batch)
-        else:
-            with pytest.raises(UserError, match="images with 9 tokens after images with 21"):
-                made.update(batch)
+    rest = {"logits": torch.zeros(5, 2), "valid": torch.ones(5).bool()}
+    made.update(HeadBatch(z=(z,), **rest))
+    channels = z[0, 0].numel()
+    for part, now in ((z[:, :9], f"9 tokens of {channels}"), (z[..., 1:], f"{z.shape[1]} tokens of")):
+        with pytest.raises(UserError, match=f"images with {now} .* after images with 21 tokens of {channels} channels"):
+            made.update(HeadBatch(z=(part,), **rest))

@@ -117,7 +117,7 @@ def test_the_same_logits_give_the_same_numbers_whoever_asks(logits, labels):
     torch.testing.assert_close(loss, N * torch.tensor(expected_loss, dtype=torch.float64), rtol=1e-12, atol=1e-12)
     valid = torch.arange(N) < N - 3
     heads = HeadBatch(z=(), logits=logits.bfloat16(), labels=labels, valid=valid)
-    under_masks = outcomes_of(heads, torch.stack([logits.bfloat16()] * 2))
+    under_masks = outcomes_of(heads, torch.stack([logits.bfloat16()] * 2), "one_head")
     assert torch.equal(under_masks[1], torch.stack([loss[valid]] * 2))
 
 

@@ -82,7 +82,7 @@ class AblationDelta(PerClass, Paired):
 
     def add(self, batch: HeadBatch) -> None:
         right, right_AV = self.compare(batch)
-        labels = labels_of(batch)
+        labels = labels_of(batch, self.name)
         self.class_images += torch.bincount(labels, minlength=len(self.class_images))
         self.class_right += torch.bincount(labels[right], minlength=len(self.class_images))
         self.class_lost.index_add_(1, labels, (right & ~right_AV).long())

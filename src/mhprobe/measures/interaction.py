@@ -85,8 +85,8 @@ class Interaction(Measure):
         self._look_at(list(itertools.combinations(sorted(order[: len(self.heads)].tolist()), 2)))
 
     def add(self, batch: HeadBatch) -> None:
-        _, whole_B = outcomes_of(batch, batch.logits)
-        _, loss_MB = outcomes_of(batch, batch.ablated[self.ablation])
+        _, whole_B = outcomes_of(batch, batch.logits, self.name)
+        _, loss_MB = outcomes_of(batch, batch.ablated[self.ablation], self.name)
         alone_KB, both_PB = (loss_MB - whole_B).split([len(self.heads), len(self.pairs)])
         first, second = torch.tensor(self.places, device=self.device).unbind(1)
         extra_PB = both_PB - alone_KB[first] - alone_KB[second]

@@ -61,7 +61,7 @@ class LogitAttribution(PerClass):
 
     def add(self, batch: HeadBatch) -> None:
         direct = batch.need("direct", self.name)
-        labels = labels_of(batch)
+        labels = labels_of(batch, self.name)
         parts = (part[batch.valid].double() for part in direct)
         heads_BAC, *others = (part - part.mean(-1, keepdim=True) for part in parts)
         bias, mlps, embedding, constant = (part.sum(1).gather(1, labels[:, None]).sum() for part in others)

@@ -46,7 +46,7 @@ class OneHead(Paired):
         self.needs = self.select_needs = frozenset({self.ablation})
 
     def select(self, batch: HeadBatch) -> None:
-        right_AB, loss_AB = outcomes_of(batch, batch.ablated[self.ablation])
+        right_AB, loss_AB = outcomes_of(batch, batch.ablated[self.ablation], self.name)
         self.seen_right += right_AB.sum(1)
         self.seen_loss += loss_AB.sum(1)
         self.seen += batch.valid.sum()

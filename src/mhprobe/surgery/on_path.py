@@ -125,7 +125,7 @@ class OnPath:
         path = self.order.paths(units, layout, evaluate, steps)[0]
         mask = path.masks()[-1]
         assert units.limits is not None
-        check_reached(units.limits, mask, WHERE)
+        check_reached(units, mask, WHERE)
         if remove is not None and self.target is None:
             gone, wanted = path.masks().sum(1).tolist(), layout.num_heads - int(goal["heads"])
             if gone[-1] != wanted:
@@ -216,7 +216,7 @@ def mask_by(score_A: Tensor, units: Units, **options: Any) -> Tensor:
     layout = units.limits.layout
     refuse_unscored(score_A, units.masks.any(0), layout, WHERE)
     mask = packed(score_A.double(), units, layout, **options).masks()[-1]
-    check_reached(units.limits, mask, WHERE)
+    check_reached(units, mask, WHERE)
     return mask
 
 

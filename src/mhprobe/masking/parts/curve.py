@@ -97,7 +97,7 @@ def masking_curve(
     paths = spec.order.paths(units, layout, evaluate_select, length)
     if units.limits is not None and steps is None and step is None:
         for path in paths:
-            check_reached(units.limits, path.masks()[-1], f"curve {spec.name}")
+            check_reached(units, path.masks()[-1], f"curve {spec.name}")
     if step is not None and any(len(path.names) < step for path in paths):
         return []
 

@@ -144,7 +144,7 @@ def constrain(units: Units, limits: Limits, where: str, multiple: int | None = N
         left_TU = torch.stack([target.cost(~kept_UA) for target in targets])
         if all(target.value + ROUNDING < left_U.max() for target, left_U in zip(targets, left_TU, strict=True)):
             most = ~kept_UA[left_TU[0].argmax()]
-    check_reached(limits, most, where)
+    check_reached(units, most, where)
     return units
 
 
@@ -156,17 +156,19 @@ class Unreached(UserError):
         self.reason = reason
 
 
-def check_reached(limits: Limits, off: Tensor, where: str) -> None:
+def check_reached(units: Units, off: Tensor, where: str) -> None:
     """UserError (``Unreached``) with the nearest value if the (A,) mask at the end of a path misses a target."""
-    for target in limits.targets:
+    floor = units.limits.min_heads_per_layer if units.limits else 0
+    named = ["exclude_layers"] * (not units.masks.any(0).all()) + [f"min_heads_per_layer={floor}"] * (floor > 0)
+    held, lift = (f" ({', '.join(named)})", ", or lift these limits") if named else ("", "")
+    for target in units.limits.targets if units.limits else ():
         nearest = math.ceil((target.left(off) - ROUNDING) * 1e4) / 1e4  # rounded up, so that asking for it works
         if target.left(off) > target.value + ROUNDING:
             reason = (
-                f"{target.unit}={target.value:g} can't be met: with every unit masked that may be "
-                f"(min_heads_per_layer={limits.min_heads_per_layer}) {nearest:g} is left. Ask for at least that"
+                f"{target.unit}={target.value:g} can't be met: with every unit masked that may be{held} {nearest:g} is "
+                f"left. Ask for at least that"
             )
-            lift = "or lift the limits (exclude_layers, min_heads_per_layer)"
-            raise Unreached(f"{where}.target: {reason}, {lift}.", reason)
+            raise Unreached(f"{where}.target: {reason}{lift}.", reason)
 
 
 def savings(limits: Limits | None, layout: HeadLayout) -> Tensor:

@@ -33,14 +33,14 @@ def outcomes(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return logits.argmax(-1) == labels, exact.logsumexp(-1) - at_label
 
 
-def labels_of(batch: HeadBatch) -> Tensor:
-    """(V,) labels of the valid images."""
-    return batch.need("labels", "ablation")[batch.valid]
+def labels_of(batch: HeadBatch, name: str) -> Tensor:
+    """(V,) labels of the valid images. name: of the measure that asks, for its error."""
+    return batch.need("labels", name)[batch.valid]
 
 
-def outcomes_of(batch: HeadBatch, logits: Tensor) -> tuple[Tensor, Tensor]:
+def outcomes_of(batch: HeadBatch, logits: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """(..., B, C) logits of a batch -> right and loss, (..., V), of its valid images."""
-    return outcomes(logits[..., batch.valid, :], labels_of(batch))
+    return outcomes(logits[..., batch.valid, :], labels_of(batch, name))
 
 
 def gate_slopes(batch: HeadBatch, name: str) -> Tensor:
@@ -105,8 +105,8 @@ class Paired(Measure):
 
     def compare(self, batch: HeadBatch) -> tuple[Tensor, Tensor]:
         """Add a batch to the sums; return (V,) right with all heads, and (A, V) right under each mask."""
-        right, loss = outcomes_of(batch, batch.logits)
-        right_AV, loss_AV = outcomes_of(batch, batch.ablated[self.ablation])
+        right, loss = outcomes_of(batch, batch.logits, self.name)
+        right_AV, loss_AV = outcomes_of(batch, batch.ablated[self.ablation], self.name)
         self.both += (right & right_AV).sum(1)
         self.lost += (right & ~right_AV).sum(1)
         self.won += (~right & right_AV).sum(1)

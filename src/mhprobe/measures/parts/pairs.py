@@ -145,10 +145,11 @@ class Similarity(Measure):
         for group in range(len(self.groups)):
             moments, dealt = batch.derive(sums_of, self.rows_of(group), self.folds, self.jackknife)
             sums = declared(self, group, Folds)
-            if sums.total.shape[1:] != dealt.total.shape[1:]:
+            was, now = (f"{of.shape[1]} tokens of {of.shape[2]} channels" for of in (sums.total, dealt.total))
+            if was != now:
                 raise UserError(
-                    f"{self.name}: images with {dealt.total.shape[1]} tokens after images with {sums.total.shape[1]}, "
-                    f"whose positions cannot be compared. Feed images of one size."
+                    f"{self.name}: images with {now} after images with {was}, which cannot be compared. Feed images of "
+                    f"one size, recorded of one network."
                 )
             sums.merge(dealt)
             declared(self, group, Moments).merge(moments)
@@ -176,14 +177,16 @@ class Similarity(Measure):
     def finish(self) -> dict[str, Tensor]:
         self.check_rows()
         columns: dict[str, Tensor] = {}
-        dead = torch.zeros(len(self.names), dtype=torch.bool)
+        count, width = len(self.names), max(width for _, width in self.shapes)
+        dead = torch.zeros(count, dtype=torch.bool)
         by_group = ranks.in_turn(self._of_group, len(self.groups))
         for group in reversed(range(len(by_group))):  # where groups overlap the first counts
             index = self.members(group)
             dead[index] |= ~by_group[group].pop("alive")
             for name, part in by_group[group].items():
-                if name not in columns:
-                    columns[name] = self._empty(name, part)
+                if name not in columns:  # NaN until groups fill it
+                    shape = (count, count, self.null_draws if name == "null_draws" else width)[: part.dim()]
+                    columns[name] = part.new_full(shape, torch.nan if part.is_floating_point() else 0)
                 place = (index[:, None], index, slice(part.shape[-1]))[: part.dim()] if part.dim() > 1 else (index,)
                 columns[name][place] = part
         if dead.any():
@@ -222,12 +225,6 @@ class Similarity(Measure):
         means = {name: torch.stack([draw[name] for draw in draws]).mean(0) for name in draws[0]}
         spread = value_HHN.std(-1, correction=min(1, self.null_draws - 1))
         return {**_as_null(means), "null_sd": spread, "null_draws": value_HHN}
-
-    def _empty(self, name: str, part: Tensor) -> Tensor:
-        """Column of all parts, for what ``part`` is of one group; NaN until groups fill it."""
-        count, width = len(self.names), max(width for _, width in self.shapes)
-        shape = (count, count, self.null_draws if name == "null_draws" else width)[: part.dim()]
-        return part.new_full(shape, torch.nan) if part.is_floating_point() else part.new_zeros(shape)
 
 
 class PairMeasure(Similarity):
