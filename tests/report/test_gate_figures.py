@@ -5,12 +5,36 @@ from __future__ import annotations
 import pytest
 import torch
 
-from drawn import assert_nothing_is_clipped
+from drawn import assert_nothing_is_clipped, images
 from layouts import LAYOUTS
+from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.report.figures import gates, pruned
 from mhprobe.report.figures.style import save
 from mhprobe.stats.survival import LABELS, survivors
 from mhprobe.studies.causal_gates import ROLES, roles
+
+
+@pytest.mark.parametrize("neurons", [0, 8])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_what_pruning_keeps_shows_every_head_and_the_share_of_neurons_of_each_block(layout, neurons):
+    """Neurons were left out: of a network that had lost most of them the picture showed heads alone."""
+    mlps = [HeadSite(f"{s.name}.mlp", s.stage, s.block, 8, 1, kind="neuron") for s in layout.sites if neurons]
+    whole, heads = HeadLayout((*layout.sites, *mlps)), layout.num_heads
+    left = torch.arange(whole.num_heads) % 3 > 0
+    for number in range(len(mlps)):  # as many as the number of the block, at most all
+        left[whole.span(len(layout.sites) + number)] = torch.arange(8) < number
+    figure = pruned.kept(whole, left)
+    assert (
+        torch.cat([torch.tensor(image.get_array().data).flatten() for image in images(figure)])
+        .bool()
+        .equal(left[:heads])
+    )
+    bars = [patch.get_width() for axes in figure.axes for patch in axes.patches]
+    assert len(bars) == 2 * len(mlps)
+    for number, (room, share) in enumerate(zip(bars[::2], bars[1::2], strict=True)):
+        assert share == pytest.approx(room * min(number, 8) / 8)
+    assert any(text.get_text() == "neurons left" for text in figure.axes[0].texts) == bool(neurons)
+    assert_nothing_is_clipped(figure)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from mhprobe.recording.measuring import label_of, needs_of, pieces
 from mhprobe.recording.record import forward_equivalents
 from mhprobe.report import tables
 from mhprobe.report.figures.gates import BINS, gate_density
-from mhprobe.report.figures.masking import curves as draw_curves
+from mhprobe.report.figures.masking import Over
 from mhprobe.report.measured import agreement_of, answer, of_curves, of_masked_heads, of_measure, two_data_sets
 from mhprobe.report.result import Result, Sample
 from mhprobe.scoring.labels import Labels
@@ -153,16 +153,13 @@ def learned_gates(material: Material, keep: int | None = None, threshold: float 
     return results
 
 
-def masking_curves(material: Material, over: Literal["heads", "steps"] = "heads") -> dict[str, Result]:
+def masking_curves(material: Material, over: Over = "heads") -> dict[str, Result]:
     """Return the masking curves, their totals, and the masked heads. over: the x axis."""
-    curves, layout = material.curves(), material.layout
+    curves = material.curves()
     heads = material.masked_heads(curves)
     curve_totals = totals(curves)
     chance = material.chance if curves and curves[0].scored == Labels.scored else None
-    results = of_curves(curves, curve_totals, layout, chance)
-    if over == "steps" and curves:
-        drawn = draw_curves(curves, layout.num_heads, chance, over)
-        results["masking_curves"] = results["masking_curves"]._replace(figure=drawn)
+    results = of_curves(curves, curve_totals, material.layout, chance, over)
     if material.masking is not None and material.masking.join is not None:
         results |= of_masked_heads(heads, material.masking.join)
     if material.first:

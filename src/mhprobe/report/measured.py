@@ -10,11 +10,12 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from mhprobe.heads import HeadLayout
+from mhprobe.heads import KINDS, HeadLayout
 from mhprobe.masking.parts.trace import Curve, Totals, summary
 from mhprobe.masking.redundant_or_inert import MaskedHead, RedundantOrInert, control
 from mhprobe.report import tables, twins
 from mhprobe.report.figures import masking, runs, training
+from mhprobe.report.figures.masking import Over
 from mhprobe.report.result import Extreme, Result, Sample
 from mhprobe.report.tables import MeasureKind, Table
 from mhprobe.stats.agreement import agreement, pearson, spearman, with_both
@@ -151,12 +152,13 @@ def history(layout: HeadLayout, label: str, points: Sequence[Point], drawn: bool
 
 
 def of_curves(
-    curves: Sequence[Curve], totals: Sequence[Totals], layout: HeadLayout, chance: float | None
+    curves: Sequence[Curve], totals: Sequence[Totals], layout: HeadLayout, chance: float | None, over: Over = "heads"
 ) -> dict[str, Result]:
     """Return all results of masking curves. totals: one per curve and split. chance: accuracy of guessing, if any."""
     results = {}
     if curves:
-        figure = masking.curves(curves, layout.num_heads, chance)
+        units = " and ".join(f"{kind}s" for kind in KINDS if kind in layout.kinds)
+        figure = masking.curves(curves, layout.num_heads, chance, over, units)
         scored = curves[0].scored
         columns = {"loss": scored.lost} if scored.lost else {}
         drawn = Result(tables.curves(curves), figure, curves=curves, columns=columns, drawn="curves")

@@ -25,9 +25,9 @@ from mhprobe.questions import stored
 from mhprobe.questions.material import Material
 from mhprobe.questions.plan import Question
 from mhprobe.report import tables
-from mhprobe.report.figures import masking as curves_figure
-from mhprobe.report.figures.heads import per_head
+from mhprobe.report.figures.pruned import kept as kept_figure
 from mhprobe.report.figures.pruned import speed as speed_figure
+from mhprobe.report.measured import of_curves
 from mhprobe.report.report import Report, Result, Sample
 from mhprobe.report.runs.run import measured_on
 from mhprobe.report.tables import Table
@@ -352,17 +352,13 @@ def _promised(promise: Promise) -> dict[str, Any]:
 
 def of_pruned(pruned: Pruned, layout: HeadLayout) -> dict[str, Result]:
     """Return the tables of stages and of heads that are left, and the promise, if any."""
-    results = {}
+    results: dict[str, Result] = {}
     if pruned.promise is not None:  # the path's curve on the images that were set aside, and how far it holds
-        curves = [pruned.promise.curve]
-        promised = _promised(pruned.promise)
+        promised, of = _promised(pruned.promise), Sample(pruned.promise.images, "calibration")
         numbers = {f"prune/promise/{name}": number for name, number in promised.items()}
-        units = " and ".join(f"{kind}s" for kind in KINDS if kind in layout.kinds)
-        figure = curves_figure.curves(curves, layout.num_heads, units=units)
-        drawn = Result(tables.curves(curves), figure, numbers, curves, drawn="curves")
-        row = Result(tables.from_rows([promised], "promise"), of=Sample(pruned.promise.images, "calibration"))
+        row = Result(tables.from_rows([promised], "promise"), metrics=numbers, of=of)
         results["promise"] = row.saying("heads that can go with the promise", "more heads can go")
-        results["masking_curves"] = drawn.saying(curves[0].scored.right, "the masked heads are needed less")
+        results |= of_curves([pruned.promise.curve], (), layout, None)
     last, names = pruned.stages[-1], list(Stage._fields) if "neuron" in pruned.kinds else list(Stage._fields)[:-1]
     stages = Table(names, [list(row[: len(names)]) for row in pruned.stages], "stages")
     seen = "Test images chose the heads: these numbers are too good." if pruned.optimistic else ""
@@ -377,10 +373,9 @@ def of_pruned(pruned: Pruned, layout: HeadLayout) -> dict[str, Result]:
         "test/right": round(last.accuracy * last.images),
     }
     results["pruning"] = Result(stages, metrics=metrics, about=seen).saying(pruned.scored.right, "a better network")
-    heads, left, label = layout.of("head"), (~pruned.gone).long(), "kept (1), removed (0)"
-    figure = per_head(heads, dict.fromkeys(("value", "kept"), left[: heads.num_heads]), label)
-    kept = tables.per_head(layout, dict.fromkeys(("value", "kept"), left))
+    kept = tables.per_head(layout, dict.fromkeys(("value", "kept"), (~pruned.gone).long()))
     kept.columns.append("chosen_by")
     kept = kept._replace(rows=[[*row, " ".join(pruned.chosen_by)] for row in kept.rows])
-    results["kept_heads"] = Result(kept, figure, decides="removed", drawn="per_head").saying(label, "the head was kept")
+    drawn = Result(kept, kept_figure(layout, ~pruned.gone), decides="removed", drawn="kept")
+    results["kept_heads"] = drawn.saying("kept (1), removed (0)", "the head was kept")
     return results

@@ -50,13 +50,9 @@ def per_head(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
     ranked_at, ranked_wide = bar_at + bar_wide + 0.65, 2.9
     with style.canvas((ranked_at + ranked_wide + 0.15 if ranked else bar_at + bar_wide, bottom + tall + top)) as figure:
         cmap, norm = style.scale(value, log=True)
-        if yes_or_no := set(value[value.isfinite()].tolist()) <= {0.0, 1.0}:  # nothing lies between
-            cmap, norm.vmin, norm.vmax = cmap.resampled(2), -0.5, 1.5
         top_at = bottom + (tall + grid_tall) / 2
         image = style.head_matrix(figure, layout, value, left, top_at, cell, cmap=cmap, norm=norm)
-        bar = style.colour_bar(figure, image, bar_at, bottom, bar_tall, label)
-        if yes_or_no:
-            bar.set_ticks([0, 1])
+        style.colour_bar(figure, image, bar_at, bottom, bar_tall, label)
         if ranked:
             _ranked(style.place(figure, ranked_at, bottom, ranked_wide, bar_tall), layout, columns, label)
     return figure

@@ -6,7 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from matplotlib.colors import ListedColormap
+from torch import Tensor
 
+from mhprobe.heads import HeadLayout
+from mhprobe.io.written import percent
 from mhprobe.report.figures import captioned, style
 from mhprobe.report.figures.style import COLOURS, MARKERS, Axes, Figure
 from mhprobe.stats.significance import wilson
@@ -14,6 +18,7 @@ from mhprobe.stats.survival import LABELS, Survivors
 
 # a function has its colour in every figure
 LABEL_SHADES = dict(zip(LABELS, (*COLOURS[:6], "#F0E442", "#8C510A", "#01665E", "#999999", "#DDDDDD"), strict=True))
+PALE = "#DCE6EE"
 ONE_COLUMN = 14  # lines of a legend
 
 
@@ -129,6 +134,31 @@ def _groups_kept(axes: Axes, rows: Sequence[Survivors], by: str, heads: int) -> 
     axes.set(xlabel="heads kept", ylabel="heads of the group kept (%)")
     axes.set_title(f"by {'function' if by == 'label' else by}", loc="left", pad=4)
     style.legend_beside(axes, 1.0, borderaxespad=0.3, handlelength=1.0, ncols=1 + (len(groups) > ONE_COLUMN))
+
+
+@captioned(
+    "Dark heads are left, pale ones gone; a row is a block, from input to output. Beside, where neurons could go, the "
+    "share of each block's neurons that is left. At random all blocks would keep about the same share."
+)
+def kept(layout: HeadLayout, left: Tensor) -> Figure:
+    """Heads that are left, and beside them the share of each block's neurons. left: (A,) True for a unit that stays."""
+    heads, parts = layout.of("head"), zip(layout.sites, layout.split(left.float()), strict=True)
+    shares = {(site.stage, site.block): part.mean().item() for site, part in parts if site.kind == "neuron"}
+    widest = max(site.num_heads for site in heads.sites)
+    cell = min(0.3, 5.0 / widest)  # inches
+    start, wide, tall = widest - 0.5 + 0.25 / cell, 1.4 / cell, style.matrix_height(heads, cell)  # of bars, in cells
+    with style.canvas((cell * widest + (2.9 if shares else 1.2), tall + 1.05)) as figure:
+        look: Any = {"cmap": ListedColormap([PALE, COLOURS[0]]), "vmin": 0, "vmax": 1}
+        style.head_matrix(figure, heads, left[: heads.num_heads].float(), 0.6, tall + 0.5, cell, **look)
+        for axes, sites in zip(list(figure.axes), style.even_groups(heads), strict=True):
+            for row, site in enumerate(heads.sites[i] for i in sites):
+                if (share := shares.get((site.stage, site.block))) is not None:
+                    for end, shade in ((1, PALE), (share, COLOURS[0])):
+                        style.box(axes, (start, row - 0.35), wide * end, 0.7, color=shade, lw=0, clip_on=False)
+                    axes.text(start + 1.05 * wide, row, percent(share), va="center", fontsize=7)
+        figure.text(0.02, 0.98, "dark: left; pale: gone", va="top")
+        figure.axes[0].text(start, -0.8, "neurons left" if shares else "")
+    return figure
 
 
 @captioned(
