@@ -124,7 +124,11 @@ def test_the_command_promises_a_mix(trained, tmp_path):
     assert sum(int(row["promised"]) for row in rows) == asked["steps"] + 1
     assert int(rows[asked["steps"]]["heads_masked"]) == asked["heads"] + asked["neurons"]
     going = f"{asked['heads']} of 6 heads and {asked['neurons']} neurons can go with the promise, of 95 % confidence"
-    assert going in (folder / "report.html").read_text().replace("\xa0", " ")
+    page = (folder / "report.html").read_text().replace("\xa0", " ")
+    assert going in page
+    counts = (int(last[row][units]) for units in ("heads", "neurons") for row in (-1, 0))
+    assert "{} of {} heads and {} of {} neurons are those that pruning keeps".format(*counts) in page
+    assert "Measures at a glance" not in page  # kept or not: no measure, which had a highest head
     assert json.loads((folder / "metrics.json").read_text())["prune/neurons"] == int(last[-1]["neurons"])
 
 
@@ -199,10 +203,16 @@ def test_the_command_promises_heads_that_are_given_or_removes_none(trained, tmp_
     made = json.loads((tmp_path / "kept" / "pruned.json").read_text())["made"]
     assert made["guarantee"]["heads"] == 2 and made["set_aside_in_training"] is False
     assert [row["promised"] for row in runs.rows(tmp_path / "kept" / "tables" / "masking_curves.csv")] == ["1", "1"]
+    page = (tmp_path / "kept" / "report.html").read_text().replace("\xa0", " ")
+    assert "2 of 6 heads can go with the promise" in page and "it holds if they did not choose the heads" in page
     every = (*asked[:-1], "prune.heads=[0,1,2,3,4]", "prune.guarantee.points=2")
     with pytest.raises(mhprobe.UserError, match="without these heads it cannot be promised"):
         mhprobe.prune.run(runs.config("prune", tmp_path, *every), tmp_path / "broken")
     assert not list((tmp_path / "broken").glob("pruned.*"))
+    # all of the list were to go: of fewer nothing is known
+    page = (tmp_path / "broken" / "report.html").read_text()
+    assert "It cannot be promised that without the heads of the list new images lose" in page
+    assert "No head can go" not in page and "chose neither" not in page
 
 
 def curve_file(path, *, chosen_on, chosen_by):

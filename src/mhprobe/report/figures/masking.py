@@ -24,8 +24,8 @@ PHASES = {"before": "masked before the drop", "at": "at the drop", "after": "aft
 
 @captioned(
     "Accuracy as heads are switched off. A band is the 95 % interval, the grey line the mean over random orders, "
-    "the dotted line guessing. Searched orders were chosen on validation images; a thin line is their validation "
-    "curve, which flatters."
+    "the dotted line guessing. On the images that chose a searched order its curve flatters: the thin line, where "
+    "there is one."
 )
 def curves(
     curves: Sequence[Curve], num_heads: int, chance: float | None = None, over: Over = "heads", units: str = "heads"

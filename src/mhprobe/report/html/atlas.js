@@ -60,7 +60,7 @@ function drawBeside() {
 }
 
 function drawGrid() {
-  const choice = current(), beside = drawBeside();
+  const choice = current(), beside = drawBeside(), decided = isDecided(choice?.values);
   const scale = colours([choice?.values ?? [], beside?.values ?? []]);
   const rows = [];
   let stage = null;
@@ -84,9 +84,8 @@ function drawGrid() {
   if (choice?.main)
     for (const one of besides(choice)) marks.push({ name: `mean of ${one.name === "chance" ? "chance" : "a random network"}`, value: d3.mean(one.values) });
   const alike = Object.entries(choice?.main ? choice.measure.constants : {}).map(([name, value]) => `${name.replaceAll("_", " ")} ${number(value)}`);
-  byId("legend").replaceChildren(choice ? colourBar(scale, choice.main ? choice.measure.label : choice.column.replaceAll("_", " "), marks.filter(({ value }) => value != null)) : "", alike.length ? el("p", { class: "note" }, `The same for all heads: ${alike.join(", ")}.`) : "");
+  byId("legend").replaceChildren(decided ? el("p", { class: "note" }, `${choice.measure.label}.`) : choice ? colourBar(scale, choice.main ? choice.measure.label : choice.column.replaceAll("_", " "), marks.filter(({ value }) => value != null)) : "", alike.length ? el("p", { class: "note" }, `The same for all heads: ${alike.join(", ")}.`) : "");
   drawNeurons(choice?.main ? choice.measure : null);
-  const decided = choice?.values.every((value) => value === 0 || value === 1); // kept or not: no measure of a network
   const nothing = choice?.main && !decided && !besides(choice).length ? " This run has no control for it: probe.control=random_init makes one." : "";
   byId("about").textContent = choice ? `${choice.measure.about}${choice.measure.about ? " " : ""}Colour: ${choice.main ? choice.measure.label : choice.column.replaceAll("_", " ")}.${choice.main && choice.measure.larger ? ` Larger means: ${choice.measure.larger}.` : ""}${nothing}`
     : "This run measured no single heads: the squares are there to choose heads and to follow them through the masking orders.";
@@ -95,13 +94,17 @@ function drawGrid() {
 // the neurons of a block from the lowest to the highest, a colour for each of 64 equal parts, and the names of both ends
 function drawNeurons(measure) {
   const strips = measure?.neurons ?? [], scale = colours(strips.map(({ bins }) => bins));
-  const ends = ({ lowest, highest }) => `lowest ${lowest[0]}: ${number(lowest[1])}, highest ${highest[0]}: ${number(highest[1])}`;
+  const decided = isDecided(measure?.columns.value);
+  // bins are means of parts that differ by one neuron at most
+  const ones = ({ bins, count }) => Math.round(d3.sum(bins, (mean, i) => mean * (Math.floor(count / bins.length) + (i < count % bins.length))));
+  const ends = (strip) => decided ? `${ones(strip)} of ${strip.count} (${percent(ones(strip) / strip.count)}) kept`
+    : `lowest ${strip.lowest[0]}: ${number(strip.lowest[1])}, highest ${strip.highest[0]}: ${number(strip.highest[1])}`;
   const rows = strips.map((strip) => el("div", { class: "row" }, el("span", { role: "rowheader" }, `Block ${strip.block}`),
     el("div", {}, el("div", { class: "strip", role: "img", "aria-label": `Neurons of block ${strip.block}: ${ends(strip)}` },
       ...strip.bins.map((value) => el("i", { style: `background:${scale.of(value)}`, title: number(value) }))), el("p", { class: "note" }, ends(strip)))));
   byId("neurons").replaceChildren(...(rows.length ? [el("h3", {}, "Neurons"), el("p", { class: "note" },
-    `Those of a block from the lowest to the highest, ${d3.sum(strips, ({ count }) => count)} in all; a colour is the mean of one of ${strips[0].bins.length} equal parts. Numbers count from 0 within the block.`),
-    ...rows, colourBar(scale, measure.label, [])] : []));
+    decided ? "The share of each block's neurons that is kept." : `Those of a block from the lowest to the highest, ${d3.sum(strips, ({ count }) => count)} in all; a colour is the mean of one of ${strips[0].bins.length} equal parts. Numbers count from 0 within the block.`),
+    ...rows, decided ? "" : colourBar(scale, measure.label, [])] : []));
 }
 
 // a button for all heads of a row or a column: it chooses them, or lets them go if all are chosen
@@ -110,6 +113,7 @@ function many(ids, text, kind = "row") {
   return el("button", { type: "button", class: `link ${kind}`, "aria-pressed": String(all), "aria-label": kind === "row" ? text : `Heads number ${text}`, onclick: () => choose(all ? rest : [...rest, ...ids]) }, text);
 }
 
+const isDecided = (values) => Boolean(values?.length) && values.every((value) => value === 0 || value === 1); // kept or not: no measure of a network
 const cellOf = (id) => byId("grid").querySelector(`[data-id="${id}"]`);
 
 function cell(head, choice, scale) {
@@ -186,7 +190,7 @@ function numbersOf(head) {
     if (measure.twin?.[head.id] != null) against.push(`random ${number(measure.twin[head.id])}`);
     if (measure.chance?.[head.id] != null) against.push(`chance ${number(measure.chance[head.id])}`);
     return el("tr", {}, el("th", { scope: "row" }, measure.name), el("td", {}, withInterval(value, measure.low?.[head.id], measure.high?.[head.id]).replaceAll(" to ", " to\u00a0")),
-      el("td", { class: "number" }, value == null ? "–" : `${rankOf(values, head.id)} of ${values.filter((v) => v != null).length}`),
+      el("td", { class: "number" }, value == null || isDecided(values) ? "–" : `${rankOf(values, head.id)} of ${values.filter((v) => v != null).length}`),
       el("td", {}, ...(against.length ? against.flatMap((text, i) => (i ? [el("br"), text] : [text])) : ["–"])));
   });
   if (!rows.length) return [];
@@ -281,7 +285,7 @@ function knownPoint(chosen) {
 }
 
 function saidOf(chosen) {
-  if (!chosen.size) return "Choose heads in the grid, or a point of the masking curve.";
+  if (!chosen.size) return `Choose heads in the grid${DATA.lines.length ? ", or a point of the masking curve" : ""}.`;
   const point = knownPoint(chosen);
   if (point) return `Without them ${point.split} ${DATA.scored} is ${share(point)}: step ${point.step} of ${point.curve}.`;
   const single = DATA.measures.find(({ masks }) => masks);
@@ -315,7 +319,7 @@ if (HEADS.length) {
   byId("lowest").addEventListener("click", () => extreme(1));
   byId("highest").addEventListener("click", () => extreme(-1));
   byId("clear").addEventListener("click", () => choose([]));
-  byId("lowest").hidden = byId("highest").hidden = !CHOICES.length;
+  for (const id of ["lowest", "highest", "many-box", "colour-box", "numbers-box"]) byId(id).hidden = !CHOICES.length;
   drawGrid();
   drawHead();
   drawChosen();

@@ -4,7 +4,8 @@
 const LINES = DATA.lines;
 const [LOST, UNIT] = DATA.lost;
 const ORDER = [...new Set(LINES.map(({ curve }) => curve))];
-const UNITS = HEADS.length && LINES.some(({ points }) => points.some((point) => point.heads_masked > HEADS.length)) ? "heads and neurons" : "heads";
+const MASKED = new Set(LINES.flatMap(({ points }) => points.flatMap(({ masked }) => heads(masked).map((id) => id < HEADS.length || !HEADS.length))));
+const UNITS = MASKED.has(false) ? (MASKED.has(true) ? "heads and neurons" : "neurons") : "heads"; // numbers of neurons come after those of heads
 const hidden = new Set();
 const own = []; // the points of the reader's own order, where heads are switched live
 const isAveraged = (curve) => LINES.some((line) => line.curve === curve && line.averaged);
@@ -62,7 +63,18 @@ function sayStep() {
   return point;
 }
 
+// the images that chose the orders, and whether a curve of theirs is among those shown
+function sayChosen() {
+  const orders = LINES.filter(({ averaged }) => !averaged), splits = new Set(LINES.map(({ split }) => split));
+  const chose = [...new Set(orders.map(({ chosen_on }) => (chosen_on === "train" ? "training" : chosen_on)))], seen = chose.filter((split) => splits.has(split));
+  const flatters = seen.length ? `, so their ${seen.join(" and ")} curve flatters${splits.has("test") && !seen.includes("test") ? "; read the test curve" : ""}` : "";
+  byId("curve-chosen").textContent = chose.length ? `Searched orders were chosen on ${chose.join(" and ")} images${flatters}.` : "";
+  byId("curve-random").hidden = orders.length === LINES.length;
+}
+
 if (LINES.length && byId("curve")) {
+  document.querySelectorAll("#curve .units").forEach((node) => { node.textContent = UNITS; });
+  sayChosen();
   const splits = [...new Set(LINES.map(({ split }) => split))].sort((a, b) => (a === "test" ? -1 : b === "test" ? 1 : a < b ? -1 : 1));
   byId("split").append(...splits.map((split) => el("option", {}, split)));
   byId("line").append(...searched.map((curve) => el("option", {}, curve)));

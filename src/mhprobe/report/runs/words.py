@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from mhprobe.heads import KINDS
 from mhprobe.io.written import counted, rounded
 from mhprobe.report.figures.claims import WORDS as VERDICTS
 from mhprobe.report.runs import atlas
@@ -60,7 +61,7 @@ def glance(heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list[
     """Return a row per measure: highest and lowest head, and the number of heads that differ from chance."""
     rows = []
     for measure in measures:
-        if not (order := by_size(measure)):
+        if not (order := by_size(measure)) or {*values(measure)} <= {0, 1}:  # kept or not: no measure
             continue
         lowest = min(order, key=values(measure).__getitem__)
         rows.append(
@@ -225,24 +226,26 @@ def interval(point: dict[str, Any]) -> str:
 def _promise(run: Run, heads: int) -> list[str]:
     if not (rows := run.rows("promise")) or None in rows[0].values():
         return []
-    numbers, confidence = rows[0], rows[0]["confidence"]
+    numbers, neurons = rows[0], rows[0].get("neurons")
     limit = f"{counted(numbers['points'], 'point')} of {atlas.scored(run)}"
-    on = f"({numbers['images']} calibration images, which chose neither the heads nor how many)"
-    end = f"new images lose at most {limit} {on}."
-    neurons = numbers.get("neurons")
+    listed = any(row["curve"] == "given" for row in run.rows("curves"))  # by the user: all of them go, or none
+    chose = "; it holds if they did not choose the heads" if listed else ", which chose neither the heads nor how many"
+    end = f"new images lose at most {limit} ({numbers['images']} calibration images{chose})."
     if not numbers["steps"]:
+        if listed:
+            return [f"It cannot be promised that without the heads of the list {end}"]
         return [f"No head{'' if neurons is None else ' or neuron'} can go with the promise that {end}"]
     going = f"{numbers['heads']} of {heads} heads" + ("" if neurons is None else f" and {neurons} neurons")
-    return [f"{going} can go with the promise, of {100 * confidence:g} % confidence, that {end}"]
+    return [f"{going} can go with the promise, of {100 * numbers['confidence']:g} % confidence, that {end}"]
 
 
 def _kept(run: Run) -> list[str]:
     text = []
     for _, entry, table in run.of_kind("per_head"):
         if entry.decides and "kept" in table.columns:
-            kept = table.column("kept")
-            units = "heads and neurons" if "kind" in table.columns else "heads"
-            text.append(f"{sum(map(bool, kept))} of {len(kept)} {units} are those that {KEEPS[entry.decides]}.")
+            columns = {kind: atlas.of_units(table, kind).column("kept") for kind in KINDS}
+            counts = [f"{sum(kept)} of {counted(len(kept), kind)}" for kind, kept in columns.items() if kept]
+            text.append(f"{' and '.join(counts)} are those that {KEEPS[entry.decides]}.")
     if stages := run.rows("stages"):
         first, last = stages[0], stages[-1]
         change = ""
