@@ -79,13 +79,13 @@ def quoted(value: object, most: int = 60) -> str:
     return short(repr(value), most)
 
 
-_WORDS: dict[Any, str] = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a finite number",
-    str: "a text",
-    Path: "a path",
-    type(None): "null",
+_PLAIN: dict[Any, tuple[str, Any]] = {  # by type: its name in messages, and the classes of its values
+    bool: ("true or false", bool),
+    int: ("a whole number", Integral),  # NumPy's are as good
+    float: ("a finite number", Real),
+    str: ("a text", str),
+    Path: ("a path", str | Path),
+    type(None): ("null", type(None)),
 }
 
 
@@ -119,41 +119,36 @@ def fits(value: Any, hint: Any) -> bool:
     """Return True if a value fits a type, and for types that are not plain values."""
     if isinstance(value, float) and not math.isfinite(value):
         return False
-    origin = typing.get_origin(hint)
+    origin, parts = typing.get_origin(hint), get_args(hint)
+    if hint in _PLAIN:
+        return isinstance(value, _PLAIN[hint][1]) and (hint is bool or not isinstance(value, bool))  # True is Integral
     if origin in (Union, types.UnionType):
-        return any(fits(value, part) for part in typing.get_args(hint))
+        return any(fits(value, part) for part in parts)
     if origin is Callable:
         return callable(value)
     if origin is Literal:  # the class checks the name
         return value is None or isinstance(value, str | int | float)
-    if hint in (int, float):  # NumPy's are as good
-        return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
-    if hint is Path:
-        return isinstance(value, str | Path)
-    if hint in _WORDS:
-        return type(value) is hint
-    if _is_list(origin):
-        inner = (*typing.get_args(hint), Any)[0]
+    if _is(origin, Mapping):
+        return isinstance(value, Mapping) and all(fits(item, (*parts, Any, Any)[1]) for item in value.values())
+    if _is(origin, Collection):
         several = isinstance(value, Collection) and not isinstance(value, str | Mapping)
-        return several and all(fits(item, inner) for item in value)
-    if inspect.isclass(origin) and issubclass(origin, Mapping):
-        inner = (*typing.get_args(hint), Any, Any)[1]
-        return isinstance(value, Mapping) and all(fits(item, inner) for item in value.values())
+        return several and all(fits(item, (*parts, Any)[0]) for item in value)
     return True
 
 
-def _is_list(origin: Any) -> bool:
-    return inspect.isclass(origin) and issubclass(origin, Sequence | Collection) and not issubclass(origin, Mapping)
+def _is(origin: Any, base: type) -> bool:
+    return inspect.isclass(origin) and issubclass(origin, base)
 
 
 def _in_words(hint: Any) -> str:
-    if typing.get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(map(_in_words, typing.get_args(hint))))
-    if typing.get_origin(hint) is Literal:
-        return f"one of {', '.join(map(str, typing.get_args(hint)))}"
-    if _is_list(typing.get_origin(hint)):
+    origin, parts = typing.get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(map(_in_words, parts)))
+    if origin is Literal:
+        return f"one of {', '.join(map(str, parts))}"
+    if _is(origin, Collection) and not _is(origin, Mapping):
         return "a list"
-    return _WORDS.get(hint, "something else")
+    return _PLAIN.get(hint, ("something else", None))[0]
 
 
 class HeadsMixed(UserError):
