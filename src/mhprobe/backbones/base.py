@@ -71,12 +71,8 @@ class Seam:
         """Register ``hook`` as a pre-hook of ``weights`` for a while. UserError without them."""
         if self.weights is None:
             raise UserError(self.hidden)
-        with self.visible():
-            handle = self.weights.register_forward_pre_hook(hook)
-            try:
-                yield
-            finally:
-                handle.remove()
+        with self.visible(), self.weights.register_forward_pre_hook(hook):
+            yield
 
 
 class Family(ABC):

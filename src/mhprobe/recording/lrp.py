@@ -52,7 +52,7 @@ def relevances(model: nn.Module, images: Tensor, labels: Tensor | None, rule: Re
 
     with inspecting(model, gradients=True), contextlib.ExitStack() as stack:
         for module in {*points, *begins, *middles}:
-            stack.callback(module.register_forward_pre_hook(keep).remove)
+            stack.enter_context(module.register_forward_pre_hook(keep))
         explained, _ = _explained(model, backbone, images, labels, rule)
         along = [inputs[module] for module in (*points, *middles)]
         slopes = torch.autograd.grad(explained.sum(), along)
@@ -92,13 +92,9 @@ def _explained(
         start.append(out.detach().requires_grad_())
         return start[0]
 
-    handle = family.stem(backbone).register_forward_hook(begin)
-    try:
-        # fused attention hides its two products from the rules
-        with family.materialised(backbone), _Rules(rule):
-            logits = logits_of(model(usable(images)))
-    finally:
-        handle.remove()
+    # fused attention hides its two products from the rules
+    with family.stem(backbone).register_forward_hook(begin), family.materialised(backbone), _Rules(rule):
+        logits = logits_of(model(usable(images)))
     # outside the rules: backward passes call torch functions too
     return objective(logits, labels, rule.target), start[0]
 

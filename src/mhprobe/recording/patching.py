@@ -156,7 +156,7 @@ class _Drop(contextlib.ExitStack):
     def watch(self, backbone: nn.Module, layout: HeadLayout) -> None:
         for number, block in enumerate(layout.blocks):
             hook = functools.partial(self._after, number)
-            self.callback(backbone.get_submodule(block.name).register_forward_hook(hook).remove)
+            self.enter_context(backbone.get_submodule(block.name).register_forward_hook(hook))
 
     def _after(self, number: int, _module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
         first = out if isinstance(out, Tensor) else out[0]

@@ -278,11 +278,8 @@ class _Remembering:
             return self.seam.rest(_copies(self.heads, len(x) // self.rows))
         self.rows = len(x)
         # in front of the gates: each branch applies its own
-        handle = self.seam.point.register_forward_pre_hook(self._keep, prepend=True)
-        try:
+        with self.seam.point.register_forward_pre_hook(self._keep, prepend=True):
             return self.forward(x, *args, **kwargs)
-        finally:
-            handle.remove()
 
     def _keep(self, _module: nn.Module, args: tuple[Tensor, ...]) -> None:
         self.heads = args[0]

@@ -68,17 +68,17 @@ class Taps(contextlib.ExitStack):
         for number, site in enumerate(self.layout.sites):
             seam, bind = family.seam(self.backbone, site), functools.partial
             before, after = bind(self._before_gate, number), bind(self._after_gate, number)
-            self.callback(seam.point.register_forward_pre_hook(before, prepend=True).remove)
-            self.callback(seam.point.register_forward_pre_hook(after).remove)
+            self.enter_context(seam.point.register_forward_pre_hook(before, prepend=True))
+            self.enter_context(seam.point.register_forward_pre_hook(after))
             if self.attn and site.kind == "head":
                 self.enter_context(seam.watched(bind(self._weights, number)))
 
     def _tap_blocks(self) -> None:
         for block, places in zip(self.layout.blocks, self._stream, strict=False):
             module, middle = self.backbone.get_submodule(block.name), self.backbone.get_submodule(block.middle)
-            self.callback(module.register_forward_pre_hook(functools.partial(_enters, places, "before")).remove)
-            self.callback(middle.register_forward_pre_hook(functools.partial(_enters, places, "middle")).remove)
-            self.callback(module.register_forward_hook(functools.partial(_leaves, places)).remove)
+            self.enter_context(module.register_forward_pre_hook(functools.partial(_enters, places, "before")))
+            self.enter_context(middle.register_forward_pre_hook(functools.partial(_enters, places, "middle")))
+            self.enter_context(module.register_forward_hook(functools.partial(_leaves, places)))
 
     def _before_gate(self, number: int, _module: nn.Module, args: Args) -> None:
         self.heads[number] = args[0].detach()

@@ -112,8 +112,8 @@ def _clocked(model: nn.Module, names: Sequence[str], images: Tensor) -> list[flo
     with contextlib.ExitStack() as hooks:
         for name in names:
             module = model.get_submodule(name)
-            hooks.callback(module.register_forward_pre_hook(functools.partial(passes, name)).remove)
-            hooks.callback(module.register_forward_hook(functools.partial(passes, name)).remove)
+            hooks.enter_context(module.register_forward_pre_hook(functools.partial(passes, name)))
+            hooks.enter_context(module.register_forward_hook(functools.partial(passes, name)))
         passes("")
         model(images)
         passes("")

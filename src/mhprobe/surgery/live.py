@@ -93,7 +93,7 @@ class _Gated(nn.Module):
                 site, span = self.layout.sites[number], self.layout.span(number)
                 seam = family_of(self.model).seam(self.model, site)
                 wide = gates[span.start - self.first : span.stop - self.first].repeat_interleave(site.head_dim)
-                stack.callback(seam.point.register_forward_pre_hook(functools.partial(close, wide)).remove)
+                stack.enter_context(seam.point.register_forward_pre_hook(functools.partial(close, wide)))
                 if seam.weights is not None:
                     stack.enter_context(seam.watched(functools.partial(see, number)))
             out = self.part(stream)

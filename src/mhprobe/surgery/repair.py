@@ -106,9 +106,10 @@ def _passing(before: nn.Module, after: nn.Module) -> Iterator[dict[str, Tensor]]
     """Keep the input of ``before`` and the output of ``after`` of each forward pass, as "input" and "output"."""
     seen: dict[str, Tensor] = {}
     keep = seen.__setitem__
-    with contextlib.ExitStack() as stack:
-        stack.callback(before.register_forward_pre_hook(lambda _, args: keep("input", args[0])).remove)
-        stack.callback(after.register_forward_hook(lambda _, args, out: keep("output", out)).remove)
+    with (
+        before.register_forward_pre_hook(lambda _, args: keep("input", args[0])),
+        after.register_forward_hook(lambda _, args, out: keep("output", out)),
+    ):
         yield seen
 
 

@@ -70,7 +70,7 @@ def first_non_finite(model: nn.Module, images: Tensor) -> str:
     with contextlib.ExitStack() as hooks, torch.compiler.set_stance("force_eager"):  # compiled code sees no new hooks
         for name, module in model.named_modules():
             if name:
-                hooks.callback(module.register_forward_hook(functools.partial(look, name)).remove)
+                hooks.enter_context(module.register_forward_hook(functools.partial(look, name)))
         model(images)
     return names[0] if names else "the loss itself"
 

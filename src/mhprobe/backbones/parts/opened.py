@@ -75,9 +75,8 @@ class Opened:
         """The input and output, (B, T, C) each in raster order, of a norm of the site's block: "norm1" or "norm2"."""
         seen: list[Tensor] = []
         norm = getattr(self._block(site), name)
-        handle = norm.register_forward_hook(lambda _, args, out: seen.extend((args[0], out)))
-        self.model(images)
-        handle.remove()
+        with norm.register_forward_hook(lambda _, args, out: seen.extend((args[0], out))):
+            self.model(images)
         before, after = (part.flatten(1, -2) for part in seen)
         return before, after
 
