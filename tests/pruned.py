@@ -12,7 +12,6 @@ import torch
 import mhprobe
 from mhprobe.backbones import build, layout_of
 from mhprobe.data.batch import Batch
-from mhprobe.surgery.removal import kept_heads
 from mhprobe.surgery.rounds import Images
 from mhprobe.surgery.speed import speed_table
 from mhprobe.weights.checkpoint import save_weights
@@ -50,7 +49,7 @@ def network(kind, seed=0):
 
 def save_pruned(model, removed, path, about):
     layout = layout_of(model)
-    kept = kept_heads(layout, layout.mask(removed))
+    kept = layout.kept(layout.mask(removed))
     pruned = mhprobe.prune_heads(model, removed)
     save_weights(pruned, path, pruned_description(about, kept, "keep", None))
     return pruned

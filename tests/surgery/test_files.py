@@ -18,7 +18,6 @@ import mhprobe.prune
 import runs
 from mhprobe.backbones import build, layout_of
 from mhprobe.heads import KINDS
-from mhprobe.surgery.removal import kept_heads
 from mhprobe.weights.checkpoint import as_json, load_weights, save_weights
 from models import images_for
 from pruned import BACKBONES, EMPTIED, REMOVED, description, logits, network, save_pruned
@@ -55,7 +54,7 @@ def test_a_network_pruned_twice_names_its_heads_by_the_first_one(kind, tmp_path)
     kept = json.loads(path.with_suffix(".json").read_text())["kept"]
     layout = layout_of(model)
     mask = layout.mask([*REMOVED[kind], left[0]])
-    assert kept == kept_heads(layout, mask)
+    assert kept == layout.kept(mask)
     images = images_for(model, 2)
     assert torch.equal(logits(mhprobe.load_pruned(path), images), logits(twice, images))
     assert not torch.allclose(logits(twice, images), logits(once, images), atol=1e-6)

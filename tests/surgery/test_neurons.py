@@ -27,7 +27,7 @@ from mhprobe.recording.record import forward_equivalents, record
 from mhprobe.recording.replay import Replay
 from mhprobe.report import tables
 from mhprobe.surgery.costs import evenly, latency_cost
-from mhprobe.surgery.removal import kept_heads, largest_difference
+from mhprobe.surgery.removal import largest_difference
 from mhprobe.surgery.repair import repair
 from mhprobe.weights.checkpoint import load_weights, save_weights
 from mhprobe.weights.description import pruned_description
@@ -362,18 +362,18 @@ def test_files_come_back_go_on_to_be_pruned_and_are_exported(tmp_path):
     layout = layout_of(model, KINDS)
     mask = some(layout)
     pruned = mhprobe.prune_heads(model, mask, units=KINDS)
-    save_weights(pruned, path, pruned_description(about, kept_heads(layout, mask), "keep", None))
+    save_weights(pruned, path, pruned_description(about, layout.kept(mask), "keep", None))
     loaded, about = load_weights(path)
     images = images_for(model, 3)
     assert torch.equal(logits(loaded, images), logits(pruned, images))
     # heads alone, of a network that has lost neurons, and then neurons of one whose last MLP has none
     alone = mhprobe.prune_heads(loaded, [0])
-    gone = kept_heads(layout_of(loaded), layout_of(loaded).mask([0]))
+    gone = layout_of(loaded).kept(layout_of(loaded).mask([0]))
     save_weights(alone, path, pruned_description(about, gone, "keep", None))
     again = load_weights(path)[0]
     assert torch.equal(logits(again, images), logits(alone, images))
     kept = json.loads(path.with_suffix(".json").read_text())["kept"]
-    assert kept["blocks.1.mlp"] == [] and kept["blocks.0.mlp"] == kept_heads(layout, mask)["blocks.0.mlp"]
+    assert kept["blocks.1.mlp"] == [] and kept["blocks.0.mlp"] == layout.kept(mask)["blocks.0.mlp"]
     exported = io.BytesIO()
     torch.export.save(torch.export.export(again, (images,)), exported)
     exported.seek(0)

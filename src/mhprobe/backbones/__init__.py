@@ -1,5 +1,6 @@
 """Find the family of a model and its heads, and put gates on them. Each file of this package holds families."""
 
+import copy
 import functools
 import importlib
 import inspect
@@ -156,6 +157,14 @@ def slice_sites(model: nn.Module, layout: HeadLayout, kept: Mapping[str, Sequenc
         if len(kept[site.name]) != site.num_heads:
             slice_site = slice_heads if site.kind == "neuron" else family.slice_heads
             slice_site(model, site, kept[site.name])
+
+
+def sliced(model: nn.Module, layout: HeadLayout, kept: Mapping[str, Sequence[int]]) -> nn.Module:
+    """A copy without gates, and without the units that ``kept`` does not name; it shares weights where it can."""
+    smaller = copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+    remove_gates(smaller)
+    slice_sites(smaller, layout, kept)
+    return smaller
 
 
 def build(

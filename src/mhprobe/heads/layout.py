@@ -252,6 +252,11 @@ class HeadLayout:
         """(..., A) -> one (..., H) view per site."""
         return values.split([site.num_heads for site in self.sites], dim=-1)
 
+    def kept(self, mask: Tensor) -> dict[str, list[int]]:
+        """Units of each site that ``mask`` (A,) leaves on, numbered within the site, by the site's name."""
+        parts = zip(self.sites, self.split(~mask), strict=True)
+        return {site.name: kept_H.nonzero().flatten().tolist() for site, kept_H in parts}
+
     @functools.cached_property
     def digest(self) -> str:
         """8 hex digits of a hash of the sites' names, numbers of heads and widths, by which files name a model."""

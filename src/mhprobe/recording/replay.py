@@ -9,7 +9,6 @@ Shapes: R masks that go through a block side by side.
 """
 
 import contextlib
-import copy
 import functools
 import itertools
 import math
@@ -20,10 +19,10 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import attach, backbone_of, family_of, layout_of, slice_sites
+from mhprobe.backbones import attach, backbone_of, family_of, sliced
 from mhprobe.backbones.base import Seam, Segments
 from mhprobe.errors import UserError
-from mhprobe.gates import HeadGates, gates_of, remove_gates
+from mhprobe.gates import HeadGates, gates_of
 from mhprobe.gates.base import Instead
 from mhprobe.gates.fill import Fill
 from mhprobe.heads import HeadLayout
@@ -68,7 +67,9 @@ class Replay:
         off_A = (versions.values == 0).all(0)
         able = smaller and instead is None and fill is None and off_A.any() and not off_A.all()
         if able and family_of(backbone).unprunable(backbone) is None:
-            backbone, versions = _without(backbone, off_A.cpu()), _Versions(versions.values[:, ~off_A])
+            layout, versions = self.gates.layout, _Versions(versions.values[:, ~off_A])
+            backbone = sliced(backbone, layout, layout.kept(off_A.cpu())).eval()
+            attach(backbone, units=layout.kinds)
         segments = family_of(backbone).segments(backbone)  # None if its forward cannot be taken apart
         self.tree = None if segments is None else _Tree(backbone, segments, versions)
 
@@ -148,17 +149,6 @@ def forwards(layout: HeadLayout, values: Tensor) -> float:
         return float(len(torch.unique(values, dim=0)))
     ends = [torch.cat([_units_of(layout, block) for block in range(last + 1)]) for last in range(blocks)]
     return sum(len(torch.unique(values[:, end], dim=0)) if len(end) else 1 for end in ends) / blocks
-
-
-def _without(backbone: nn.Module, off_A: Tensor) -> nn.Module:
-    """A copy in eval mode without these heads, with open gates on the others; it shares weights where it can."""
-    shared = {id(tensor): tensor for tensor in [*backbone.parameters(), *backbone.buffers()]}
-    layout, smaller = layout_of(backbone), copy.deepcopy(backbone, shared)
-    remove_gates(smaller)
-    kept = [torch.nonzero(~off_H).flatten().tolist() for off_H in layout.split(off_A)]
-    slice_sites(smaller, layout, {site.name: heads for site, heads in zip(layout.sites, kept, strict=True)})
-    attach(smaller, units=layout.kinds)
-    return smaller.eval()
 
 
 def _around(model: nn.Module, backbone: nn.Module, images: Tensor, tree: "_Tree") -> list[Tensor] | None:

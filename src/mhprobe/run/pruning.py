@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from torch import nn
 
 from mhprobe.backbones import attach, gives_features, layout_of
@@ -40,7 +39,7 @@ from mhprobe.surgery import elastic, export
 from mhprobe.surgery.costs import evenly
 from mhprobe.surgery.given import Given
 from mhprobe.surgery.on_path import OnPath, Promise, check_images, check_unseen
-from mhprobe.surgery.removal import kept_heads, prune_heads
+from mhprobe.surgery.removal import prune_heads
 from mhprobe.surgery.rounds import Chooses, Images, Pruned, Shown, Source, Stage, Train, prune
 from mhprobe.surgery.speed import BATCHES, SHARES, Row, speed_table
 from mhprobe.training.classifier import GatedClassifier
@@ -110,7 +109,7 @@ class Pruning:
             timed, figure = tables.from_rows(speeds, "speed"), speed_figure(speeds)
             drawn = Result(timed, figure, of=Sample(), drawn="speed")
             results["speed"] = drawn.saying("times as fast", "the network is faster")
-        kept = kept_heads(layout, pruned.gone)
+        kept = layout.kept(pruned.gone)
         emptied = [site.name for site in layout.of("neuron").sites if not kept[site.name]]
         print(*lines(pruned, speeds), *(f"{name}: no neuron is left, so a bias alone" for name in emptied), sep="\n")
         print(f"saved: {', '.join(path.name for path in saved)}")
@@ -120,7 +119,7 @@ class Pruning:
         self, pruned: Pruned, dense: nn.Module, source: Source, look: Images, description: dict[str, Any]
     ) -> dict[Path, bytes]:
         """Return ``pruned.safetensors`` and its JSON, and the exports asked for."""
-        settings, folder, kept = self.settings, self.folder, kept_heads(layout_of(dense), pruned.gone)
+        settings, folder, kept = self.settings, self.folder, layout_of(dense).kept(pruned.gone)
         origin = {**description["made"], "rescaled": pruned.rescaled, "fold": settings.fold}
         origin[f"test/{pruned.scored.metric}"] = pruned.stages[-1].accuracy
         origin |= {} if pruned.promise is None else {"guarantee": _promised(pruned.promise)}
@@ -157,7 +156,7 @@ class Pruning:
         about["made"] = {**about["made"], "elastic": budgets}
         if (folded := folded_gates(dense)) is not None:
             about["gates_folded"] = folded
-        whole = prune_heads(dense, torch.zeros(layout.num_heads, dtype=torch.bool))  # its gates multiplied in
+        whole = prune_heads(dense, [])  # its gates multiplied in
         return weights_files(whole, self.folder / "elastic.safetensors", about)
 
     def complain(self) -> None:

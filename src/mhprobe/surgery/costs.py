@@ -25,9 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe import ranks
-from mhprobe.backbones import family_of, slice_sites
+from mhprobe.backbones import family_of, sliced
 from mhprobe.errors import UserError, fits, quoted
-from mhprobe.gates import remove_gates
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
 from mhprobe.io.machine import processor
@@ -70,9 +69,7 @@ def head_flops(model: nn.Module, layout: HeadLayout) -> Tensor:
 
 def head_parameters(model: nn.Module, layout: HeadLayout) -> Tensor:
     """(A,) int64, the parameters that go when this head is removed: seen at a copy without the first of each site."""
-    smaller = copy.deepcopy(model)
-    remove_gates(smaller)
-    slice_sites(smaller, layout, {site.name: range(1, site.num_heads) for site in layout.sites})
+    smaller = sliced(model, layout, {site.name: range(1, site.num_heads) for site in layout.sites})
     gone = []
     for site in layout.sites:
         before, after = (count_parameters(part.get_submodule(site.name)) for part in (model, smaller))

@@ -8,7 +8,6 @@ without units counts what does not hang on them, an upper bound.
 Shapes: A units of all sites, S sites, M masks, T operations of a forward pass.
 """
 
-import copy
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -19,8 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mhprobe.backbones import slice_sites
-from mhprobe.gates import remove_gates
+from mhprobe.backbones import sliced
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Cost
 
@@ -46,9 +44,7 @@ def memory_cost(model: nn.Module, layout: HeadLayout, image: Tensor) -> Cost:
 
 def _traced(model: nn.Module, layout: HeadLayout, image: Tensor, more: int) -> tuple[Tensor, Tensor]:
     """(S + 1,) bytes of weights by site and in all, (T, S + 1) of activations by site, with ``more`` units per site."""
-    model = copy.deepcopy(model).eval()
-    remove_gates(model)
-    slice_sites(model, layout, {site.name: [*range(site.num_heads), *[0] * more] for site in layout.sites})
+    model = sliced(model, layout, {site.name: [*range(site.num_heads), *[0] * more] for site in layout.sites}).eval()
     trace = _Alive(_held(model), len(layout.sites))
     parts = [model.get_submodule(site.name) for site in layout.sites]
     for number, part in enumerate(parts):

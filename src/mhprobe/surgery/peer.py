@@ -59,7 +59,7 @@ class TorchPruning:
         """
         limits, layout = within(model, target).limits, layout_of(model)
         assert limits is not None
-        bare = prune_heads(model, torch.zeros(layout.num_heads, dtype=torch.bool)).eval()
+        bare = prune_heads(model, []).eval()
         fix_position_biases(bare)
         options = {"isomorphic": self.isomorphic, "round_to": self.multiple}
         at = functools.partial(_chosen, bare, layout, images.first()[:1], self._scored(bare, images), **options)

@@ -73,7 +73,7 @@ def prune_heads(
         _fold(pruned, gates.layout, gates.effective())
     if fold is not None:
         _fold_constants(pruned, layout, mask, fold)
-    kept = kept_heads(layout, mask)
+    kept = layout.kept(mask)
     if proj_bias == "drop":
         drop_bias(pruned, [site for site in layout.sites if not kept[site.name]])
     slice_sites(pruned, layout, kept)
@@ -105,12 +105,6 @@ def refuse_unprunable(model: nn.Module, units: Collection[Kind] | None = None) -
         except UserError as error:  # "can still be gated" would be wrong
             reason = str(error)
         raise UserError(f"prune_heads: {reason}")
-
-
-def kept_heads(layout: HeadLayout, mask: Tensor) -> dict[str, list[int]]:
-    """Return the kept heads of each site (numbered within the site), by the site's name."""
-    parts = zip(layout.sites, layout.split(~mask), strict=True)
-    return {site.name: kept_H.nonzero().flatten().tolist() for site, kept_H in parts}
 
 
 def refuse_unfoldable(model: nn.Module) -> None:

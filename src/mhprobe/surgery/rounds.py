@@ -43,7 +43,6 @@ from mhprobe.surgery.on_path import OnPath, Promise, check_unseen, promise_of, r
 from mhprobe.surgery.removal import (
     ProjBias,
     drop_bias,
-    kept_heads,
     largest_difference,
     prune_heads,
     refuse_unfoldable,
@@ -287,7 +286,7 @@ def prune(
             repair(smaller, now, lambda: (batch.images for batch in images.selection()), **mend, proj_bias=proj_bias)
             score("repaired", number, smaller)
         if train is not None:
-            smaller = train(smaller, kept_heads(layout, record.gone), number)
+            smaller = train(smaller, layout.kept(record.gone), number)
             score("tuned", number, smaller)
         attach(now := smaller, units=layout.kinds)
     remove_gates(now)
@@ -321,12 +320,12 @@ def _remove(
     model: nn.Module, choice: Choice, proj_bias: ProjBias, images: Images, record: Pruned, number: int,
     fill: Fill | None, score_masked: bool,
 ) -> nn.Module:  # fmt: skip
-    layout = layout_of(model)
-    kept = kept_heads(layout, choice.mask)
+    layout, gates = layout_of(model), gates_of(model)
+    kept = layout.kept(choice.mask)
     emptied = [site for site in layout.sites if not kept[site.name]]
-    values = gate_values(gates_of(model), choice.mask[None], choice.rescale)[0]
+    values = gate_values(gates, choice.mask[None], choice.rescale)[0]
     pruned = None if fill is None else prune_heads(model, choice.mask, fold=fill)  # under the present gates
-    with gates_of(model).filled(fill, values[None]), gates_of(model).fixed(values):
+    with gates.filled(fill, values[None]), gates.fixed(values):
         pruned = pruned or prune_heads(model, choice.mask, proj_bias=proj_bias)
         reference = model
         if proj_bias == "drop":

@@ -43,10 +43,10 @@ def speed_table(
     """
     layout = layout_of(dense)
     masks = {f"{100 * share:.0f} % removed": evenly(layout, share) for share in SHARES} if masks is None else masks
-    plain = prune_heads(dense, torch.zeros(layout.num_heads, dtype=torch.bool)).eval()  # gates multiplied in
+    plain = prune_heads(dense, []).eval()  # gates multiplied in
     pruned = {name: prune_heads(plain, mask, units=layout.kinds).eval() for name, mask in masks.items()}
     gates = attach(plain, units=layout.kinds)  # measured as `masked`; the dense model has none
-    bare = prune_heads(plain, torch.zeros(layout.num_heads, dtype=torch.bool)).eval()
+    bare = prune_heads(plain, []).eval()
     first = next(dense.parameters())
     image = torch.zeros(1, 3, *input_spec(dense)["size"], device=first.device, dtype=first.dtype)
     flops = {name: count_flops(model, image) for name, model in {"": bare, **pruned}.items()}
