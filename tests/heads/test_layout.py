@@ -26,6 +26,12 @@ def test_every_way_to_name_heads_gives_the_same_mask(heads):
     assert RAGGED.mask(heads).nonzero().flatten().tolist() == [0, 4, 8]
 
 
+def test_each_head_is_of_a_site_and_a_mask_leaves_the_others():
+    assert RAGGED.site_of_head.tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 2]
+    left = {"blocks.0.attn": [1], "blocks.1.attn": [0, 1, 2], "blocks.2.attn": []}
+    assert RAGGED.kept(RAGGED.mask([0, 5, 6, 7, 8])) == left
+
+
 def test_no_heads_are_no_heads():
     assert not RAGGED.mask([]).any()
 

@@ -114,7 +114,7 @@ def told_of(
         outside[[*heads, *itertools.chain(*left_out)]] = False
         inside, others = value[list(heads)], value[outside]
     elif value.shape == (layout.num_heads,) * 2 and len(heads) == 2:
-        site = torch.tensor([number for number, _, _ in layout])
+        site = layout.site_of_head
         pairs = (site[:, None] == site[None]).triu(1)
         for one, other in (heads, *(group for group in left_out if len(group) == 2)):
             pairs[one, other] = pairs[other, one] = False

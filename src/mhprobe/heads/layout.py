@@ -248,6 +248,11 @@ class HeadLayout:
             for head in range(site.num_heads):
                 yield number, head, site
 
+    @property
+    def site_of_head(self) -> Tensor:
+        """(A,) int64, the number of each head's site."""
+        return torch.tensor([number for number, _, _ in self])
+
     def split(self, values: Tensor) -> tuple[Tensor, ...]:
         """(..., A) -> one (..., H) view per site."""
         return values.split([site.num_heads for site in self.sites], dim=-1)

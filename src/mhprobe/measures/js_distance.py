@@ -128,7 +128,7 @@ class JSDistance(MeanOverImages):
         scale = self.images if self.clark else 1  # Clark et al. add up
         pairs = {name: scale * (upper.triu(1) + upper.triu(1).mT) for name, upper in self.over_images().items()}
         on_cpu = pairs["value"].nan_to_num(0).cpu()
-        layer = torch.tensor([number for number, _, _ in self.layout])
+        layer = self.layout.site_of_head
         group, clusters = torch.empty_like(layer), torch.empty_like(layer)
         points, stress = on_cpu.new_empty(len(layer), 2), on_cpu.new_empty(len(layer))
         for number, sites in enumerate(self.groups):

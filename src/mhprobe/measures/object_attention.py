@@ -133,7 +133,7 @@ class ObjectAttention(Measure):
 
     def finish(self) -> dict[str, Tensor]:
         value = of_mean(self.share.sum(0), self.square.sum(0), self.images, self.within)
-        site_of_head = torch.tensor([number for number, _, _ in self.layout], device=self.device)
+        site_of_head = self.layout.site_of_head.to(self.device)
         possible_SR = self.possible.sum(0).double()
         best = zip(*self._best_offsets(), strict=True)
         offset, held, down, right = (torch.stack(parts)[site_of_head] for parts in best)

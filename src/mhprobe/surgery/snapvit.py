@@ -66,7 +66,7 @@ class SnapViT:
     def choose(self, model: nn.Module, images: Images, target: Mapping[str, float]) -> Tensor:
         """(A,) bool, the units that go so that at most ``target`` is left, as of ``within``. model: carries gates."""
         layout, units = layout_of(model), within(model, target)  # refuses a budget that cannot be met
-        site_A = torch.tensor([number for number, _, _ in layout])
+        site_A = layout.site_of_head
         cost_TA = saving_of_each(units.limits)
         within_A = self.within_layers(model, images)
         count = len(images.chosen)

@@ -233,16 +233,11 @@ def minus_another(first: Estimate, second: Mapping[str, Any]) -> Estimate:
     return _student(first.effect - effect, error, min(first.count, count) - 1, first.unit, first.count + count)
 
 
-def block_of(layout: HeadLayout) -> Tensor:
-    """(A,) the number of each head's block among those with heads."""
-    return torch.tensor([number for number, _, _ in layout])
-
-
 def third_of(layout: HeadLayout) -> Tensor:
     """(A,) 0, 1 or 2 for heads of the early, the middle and the late blocks. UserError for fewer than three blocks."""
     if len(layout.sites) < 3:
         raise UserError(f"the network has {len(layout.sites)} blocks, expected three at the least.")
-    return block_of(layout) * 3 // len(layout.sites)
+    return layout.site_of_head * 3 // len(layout.sites)
 
 
 def halves(layout: HeadLayout) -> tuple[Tensor, Tensor]:
@@ -250,7 +245,7 @@ def halves(layout: HeadLayout) -> tuple[Tensor, Tensor]:
     half = len(layout.sites) // 2
     if not half:
         raise UserError("the network has one block, expected two at the least.")
-    return block_of(layout) < half, block_of(layout) >= len(layout.sites) - half
+    return layout.site_of_head < half, layout.site_of_head >= len(layout.sites) - half
 
 
 def mean_of(
@@ -294,7 +289,7 @@ def go_together(layout: HeadLayout, first: Tensor, second: Tensor) -> Estimate:
 
     Ranks are over all blocks, minus their mean in each: differences between blocks do not count. NaN are left out.
     """
-    block = block_of(layout)
+    block = layout.site_of_head
     finite = first.isfinite() & second.isfinite()
     pairs = (in_blocks(layout) & finite).triu() if first.dim() == 2 else torch.diag(finite)
     row, column = pairs.nonzero(as_tuple=True)  # of a head the pair with itself
@@ -336,13 +331,13 @@ def goes_with_cost(layout: HeadLayout, values: Tensor, cost: Mapping[str, Tensor
 
 def in_blocks(layout: HeadLayout) -> Tensor:
     """(A, A) bool: pairs of different heads of one block."""
-    block = block_of(layout)
+    block = layout.site_of_head
     return (block[:, None] == block) & ~torch.eye(len(block), dtype=torch.bool)
 
 
 def between_blocks(layout: HeadLayout, values: Tensor) -> Tensor:
     """(A, A) bool: pairs of heads of different blocks that (A, A) values compare. UserError if there are none."""
-    block = block_of(layout)
+    block = layout.site_of_head
     between = (block[:, None] != block) & values.isfinite()
     if not between.any():
         raise UserError("no two blocks have heads that attend among the same tokens.")

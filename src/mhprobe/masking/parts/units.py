@@ -181,7 +181,7 @@ def savings(limits: Limits | None, layout: HeadLayout) -> Tensor:
 def saving_of_each(limits: Limits | None) -> Tensor:
     """(T, A) float64, share of the cost of each of T targets that a unit saves, its site's mean."""
     assert limits is not None and limits.targets
-    site_of = torch.tensor([number for number, _, _ in limits.layout])
+    site_of = limits.layout.site_of_head
     without = site_of == torch.arange(-1, len(limits.layout.sites))[:, None]
     left_TL = torch.stack([target.cost(without) for target in limits.targets]).double()
     return ((left_TL[:, :1] - left_TL[:, 1:]) / site_of.bincount())[:, site_of]
@@ -214,7 +214,7 @@ def until(
     first: it stays if the target is met without it, unless its price is below 0: without such a set the network gains.
     """
     limits = limits or Limits(layout)
-    site_of, left_of_site = [number for number, _, _ in layout], [site.num_heads for site in layout.sites]
+    site_of, left_of_site = layout.site_of_head.tolist(), [site.num_heads for site in layout.sites]
     off, gone = torch.zeros(layout.num_heads, dtype=torch.bool), list[int]()
     for number in sorted(range(len(sets)), key=price_G.__getitem__):
         if limits.reached(off) or len(gone) == steps:

@@ -60,7 +60,7 @@ def among_masked(material: Material, draws: int = 2000) -> dict[str, Result]:
     Table: curve, measure, group_a, group_b, pairs, mean, null (of the measure), above, chance_low, chance_high (95 %
     of the draws), p (two-sided), p_holm (over the rows of a curve and a measure).
     """
-    site = torch.tensor([number for number, _, _ in material.layout])
+    site = material.layout.site_of_head
     rows = [
         {"curve": curve.name, "measure": name, **row}
         for curve in reported(material)

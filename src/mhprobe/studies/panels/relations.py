@@ -95,7 +95,7 @@ def best(layout: HeadLayout, chosen: Scores, judged: Scores, r: int = 0) -> tupl
 
     chosen, judged: scores of validation and of test images.
     """
-    site_of = torch.tensor([number for number, _, _ in layout])
+    site_of = layout.site_of_head
     # late blocks have few keys, so heads are compared by their lead over an even draw
     above = chosen.heads[..., r].nanmean(0) - chosen.even[..., r].nanmean(0)[site_of]
     head = int(above.nan_to_num(-1).argmax())
