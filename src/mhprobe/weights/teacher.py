@@ -86,7 +86,7 @@ class Recalled(Teacher):
         data = copy.copy(data)
         data.spec = self.theirs
         precision = str(torch.get_autocast_dtype(device.type)) if torch.is_autocast_enabled(device.type) else "float32"
-        code = [__version__, code_digests(*dict.fromkeys(type(part) for part in self.model.modules()))]
+        code = [__version__, code_digests(*self.model.modules())]
         about = {"teacher": self.file, "images": data.images_of("train"), "precision": precision}
         about["code"] = hashlib.sha256(json.dumps(code).encode()).hexdigest()[:16]
         path = self.folder / f"teacher-{'-'.join(about.values())}-{ranks.rank()}.safetensors"
