@@ -121,6 +121,19 @@ def test_record_leaves_mode_gradients_and_attention_path_as_they_were(build):
 
 
 @families
+def test_only_parts_in_training_mode_are_put_into_eval_mode_and_back(build, monkeypatch):
+    """In a large model a walk over all modules takes milliseconds, for every batch."""
+    model = build()
+    site = mhprobe.attach(model).layout.sites[1]
+    model.get_submodule(site.name).train()
+    monkeypatch.setattr(type(model), "train", lambda *_: pytest.fail("the model is in eval mode"))
+    modes, during = [part.training for part in model.modules()], []
+    model.register_forward_pre_hook(lambda *_: during.append(any(part.training for part in model.modules())))
+    mhprobe.record(model, images_for(model, 2), labels_for(2))
+    assert during == [False] and [part.training for part in model.modules()] == modes and any(modes)
+
+
+@families
 def test_attention_weights_asked_of_a_module_without_any_are_an_error_that_names_it(build):
     model = build()
     name = mhprobe.attach(model).layout.sites[1].name

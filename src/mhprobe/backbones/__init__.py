@@ -108,12 +108,13 @@ def backbone_of(model: nn.Module) -> nn.Module:
     if _claiming(model) is not None:
         return model
     inside = _inside(model)
-    chosen = {name: module for name, module in inside.items() if find_gates(module) is not None} or inside
-    if len(chosen) > 1:
-        raise UserError(f"{type(model).__name__} holds several models with heads: {', '.join(chosen)}; pass one.")
-    if not chosen:
+    if len(inside) > 1:
+        inside = {name: module for name, module in inside.items() if find_gates(module) is not None} or inside
+    if len(inside) > 1:
+        raise UserError(f"{type(model).__name__} holds several models with heads: {', '.join(inside)}; pass one.")
+    if not inside:
         family_of(model)  # refuses it
-    return next(iter(chosen.values()))
+    return next(iter(inside.values()))
 
 
 def _claiming(model: nn.Module, classes: Sequence[type[Family]] | None = None) -> type[Family] | None:
@@ -122,9 +123,11 @@ def _claiming(model: nn.Module, classes: Sequence[type[Family]] | None = None) -
 
 def _inside(model: nn.Module) -> dict[str, nn.Module]:
     """The outermost modules in ``model`` that a family claims, by name."""
-    classes = families()  # gathered once: a model has hundreds of modules
-    claimed = {name: module for name, module in model.named_modules() if _claiming(module, classes) is not None}
-    return {name: part for name, part in claimed.items() if not any(name.startswith(f"{other}.") for other in claimed)}
+    classes, claimed = families(), dict[str, nn.Module]()  # gathered once: a model has hundreds of modules
+    for name, module in model.named_modules():  # outer ones first
+        if not name.startswith(tuple(f"{other}." for other in claimed)) and _claiming(module, classes) is not None:
+            claimed[name] = module
+    return claimed
 
 
 def layout_of(model: nn.Module, units: Collection[Kind] | None = None) -> HeadLayout:

@@ -11,7 +11,7 @@ import contextlib
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -106,7 +106,7 @@ class HeadGates(nn.Module):
 
     def missing(self, model: nn.Module) -> list[str]:
         """Return the names of the sites in ``model`` whose projection has none of these gates."""
-        hooks = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
+        hooks = (hook for _, _, hook in gate_hooks(model.modules()))
         gated = {hook.number for hook in hooks if isinstance(hook, Gate) and hook.gates is self}
         return [site.name for number, site in enumerate(self.layout.sites) if number not in gated]
 
@@ -351,10 +351,10 @@ def put_on(model: nn.Module, gates: HeadGates, points: Sequence[nn.Module]) -> N
 
 def remove_gates(model: nn.Module) -> None:
     """Remove the gates of ``model``."""
-    for module in list(model.modules()):
-        for key, hook in list(module._forward_pre_hooks.items()):
-            if isinstance(hook, GateHook):
-                del module._forward_pre_hooks[key]
+    modules = list(model.modules())
+    for module, key, _ in list(gate_hooks(modules)):
+        del module._forward_pre_hooks[key]
+    for module in modules:
         if isinstance(getattr(module, Follower.NAME, None), Follower):
             delattr(module, Follower.NAME)
 
@@ -366,20 +366,28 @@ def nearest_target(heads: int, num_heads: int, where: str) -> None:
         raise UserError(f"{where}: expected 1 to {num_heads} heads, got {heads}; the nearest is {nearest}.")
 
 
+def gate_hooks(modules: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, int, GateHook]]:
+    """Hooks of gates on these modules: (module, key of the hook, hook)."""
+    for module in modules:
+        for key, hook in module._forward_pre_hooks.items():
+            if isinstance(hook, GateHook):
+                yield module, key, hook
+
+
 def find_gates(model: nn.Module) -> HeadGates | None:
     """Return the gates that ``attach`` installed on ``model`` or a module inside it; None if there are none.
 
     UserError for a model that FSDP has sharded.
     """
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported: no model is sharded by it
-    for module in model.modules() if fsdp is not None else ():
-        if isinstance(module, fsdp.FSDPModule | fsdp.FullyShardedDataParallel):  # type: ignore[union-attr]
+    modules = list(model.modules())
+    if fsdp := sys.modules.get("torch.distributed.fsdp"):  # not imported: no model is sharded by it
+        sharded = (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
+        if (part := next((module for module in modules if isinstance(module, sharded)), None)) is not None:
             raise UserError(
-                f"{type(module).__name__}: FSDP gives each process a part of every weight, but heads need whole "
+                f"{type(part).__name__}: FSDP gives each process a part of every weight, but heads need whole "
                 f"weights. Use DistributedDataParallel, or a model before it is sharded."
             )
-    hooks: Iterator[Any] = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
-    return next((hook.gates for hook in hooks if isinstance(hook, GateHook)), None)
+    return next((hook.gates for _, _, hook in gate_hooks(modules)), None)
 
 
 def gates_of(model: nn.Module) -> HeadGates:

@@ -21,7 +21,7 @@ from mhprobe import ranks
 from mhprobe.backbones import puts_out_features
 from mhprobe.data.batch import Walk
 from mhprobe.errors import UserError, one_of
-from mhprobe.gates import gates_of
+from mhprobe.gates import HeadGates, gates_of
 from mhprobe.gates.fill import Fill
 from mhprobe.heads import FillName, HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.parts.hashing import Pool, image_numbers, mixed
@@ -62,12 +62,13 @@ def check_fill(model: nn.Module, name: FillName, where: str = "fill") -> None:
 
 def mean(model: nn.Module, batches: Walk) -> Fill:
     """Fill with each head's mean over images and positions, without padding."""
-    return _even(gates_of(model).layout, _moments(model, batches))
+    layout = gates_of(model).layout
+    return _even(layout, _moments(model, layout, batches))
 
 
 def mean_per_position(model: nn.Module, batches: Walk) -> Fill:
     """Fill with each head's mean over images, by window and token."""
-    return Fill(tuple(mean[None].float() for mean, _ in _moments(model, batches)))
+    return Fill(tuple(mean[None].float() for mean, _ in _moments(model, gates_of(model).layout, batches)))
 
 
 def resample(model: nn.Module, batches: Walk) -> Fill:
@@ -76,12 +77,13 @@ def resample(model: nn.Module, batches: Walk) -> Fill:
     if len(images) < 2:
         raise UserError(f"fill=resample: takes another image's output, got {len(images)} images to take it from.")
     device = next(model.parameters()).device
-    return Donors(tuple(_outputs(model, images.to(device))), numbers.to(device))
+    return Donors(tuple(_outputs(model, gates_of(model).layout, images.to(device))), numbers.to(device))
 
 
 def optimal(model: nn.Module, batches: Walk) -> Fill:
     """Fill with a constant per head, fitted while that head alone is off."""
-    layout, moments = gates_of(model).layout, _moments(model, batches)
+    gates = gates_of(model)
+    layout, moments = gates.layout, _moments(model, gates.layout, batches)
     images, _, labels = _drawn(batches, FITTED)
     if labels is None:
         raise UserError("fill=optimal: it minimises the loss, so it needs labels, got none. Use fill=mean.")
@@ -97,7 +99,7 @@ def optimal(model: nn.Module, batches: Walk) -> Fill:
         set_A = _switched_together(layout).to(best[0].device)
         least_G = torch.full((int(set_A.max()) + 1,), math.inf, dtype=torch.float64, device=best[0].device)
         for step in range(STEPS):
-            loss_G = _descend(model, images[mine], labels[mine], constants, set_A)
+            loss_G = _descend(model, gates, images[mine], labels[mine], constants, set_A)
             better_G = loss_G < least_G
             least_G = torch.where(better_G, loss_G, least_G)
             for number, site in enumerate(layout.sites):
@@ -141,19 +143,19 @@ def _in_order(site: HeadSite, rows: Tensor) -> Tensor:
     return rows.view(-1, 1, site.num_heads, site.head_dim) if one else in_raster_order(site, rows, len(rows))
 
 
-def _outputs(model: nn.Module, images: Tensor) -> list[Tensor]:
+def _outputs(model: nn.Module, layout: HeadLayout, images: Tensor) -> list[Tensor]:
     """Per site (B, W, T, H * D), before the gates."""
-    with inspecting(model, gradients=False), Taps(model, gates_of(model).layout, ()) as taps:
+    with inspecting(model, gradients=False), Taps(model, layout, ()) as taps:
         model(usable(images))
     return [rows.unflatten(0, (len(images), -1)) for rows in taps.heads]
 
 
-def _moments(model: nn.Module, batches: Walk) -> list[Tensor]:
+def _moments(model: nn.Module, layout: HeadLayout, batches: Walk) -> list[Tensor]:
     """Per site (2, W, T, H * D) float64: mean over images, and mean of squares."""
     sums: list[Tensor] = []
     images = torch.zeros((), dtype=torch.float64, device=next(model.parameters()).device)
     for batch in batches():
-        outputs = [site[batch.valid].double() for site in _outputs(model, batch.images)]
+        outputs = [site[batch.valid].double() for site in _outputs(model, layout, batch.images)]
         batch_sums = [torch.stack([site.sum(0), site.square().sum(0)]) for site in outputs]
         sums = [a + b for a, b in zip(sums, batch_sums, strict=True)] if sums else batch_sums
         images += batch.valid.sum()
@@ -192,12 +194,13 @@ def _switched_together(layout: HeadLayout) -> Tensor:
     return torch.cat(sets)
 
 
-def _descend(model: nn.Module, images_n: Tensor, labels_n: Tensor, constants: list[Tensor], set_A: Tensor) -> Tensor:
+def _descend(
+    model: nn.Module, gates: HeadGates, images_n: Tensor, labels_n: Tensor, constants: list[Tensor], set_A: Tensor
+) -> Tensor:
     """(G,) mean loss with one set of units at its constants, and the constants' slopes along it; the same on all ranks.
 
     images, labels: of this rank.
     """
-    gates = gates_of(model)
     present_A, device = gates.effective().detach(), gates.values.device
     sets = torch.arange(int(set_A.max()) + 1, device=device)
     loss_G = torch.zeros(len(sets), dtype=torch.float64, device=device)

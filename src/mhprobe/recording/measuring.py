@@ -71,10 +71,11 @@ def feed(
     A measure that refuses is fed no further, and does not hold up the others; so does one whose needs ``record``
     refuses. Raises what ``record`` refuses for all of them. A collective: every rank gets the same.
     """
-    device, layout = next(model.parameters()).device, gates_of(model).layout
-    if of_heads := [key for key, item in measures.items() if item.layout.kinds < layout.kinds]:
+    device, gates = next(model.parameters()).device, gates_of(model)
+    if of_heads := [key for key, item in measures.items() if item.layout.kinds < gates.layout.kinds]:
+        neurons = gates.layout.of("neuron").num_heads
         warnings.warn(
-            f"{', '.join(of_heads)}: of heads alone, the model's {layout.of('neuron').num_heads} neurons are left out",
+            f"{', '.join(of_heads)}: of heads alone, the model's {neurons} neurons are left out",
             MeasureWarning,
             stacklevel=3,
         )
@@ -84,7 +85,7 @@ def feed(
         item.class_names = tuple(class_names)
     choosing = {key: item for key, item in measures.items() if item.select_needs is not None}
     fills = {name: find_fill(model, name, select or batches) for name in fills_of(measures.values())}
-    feeding = functools.partial(_feed, model, done=done, at_gates=at_gates, of=of, fills=fills, beside=beside)
+    feeding = functools.partial(_feed, model, gates, done=done, at_gates=at_gates, of=of, fills=fills, beside=beside)
     refused = feeding((select or batches)(), choosing, True) if choosing else {}
     for key, item in choosing.items():
         if key not in refused:
@@ -111,8 +112,9 @@ def recorded(
 
     needs: as of ``record``, whose UserErrors these are; none that wants labels.
     """
+    layout = gates_of(model).layout
     for batch in batches:
-        for piece in map(batch.part, pieces(len(batch.valid), gates_of(model).layout, needs)):
+        for piece in map(batch.part, pieces(len(batch.valid), layout, needs)):
             yield piece, _look(model, piece.unlabelled, needs=needs)
 
 
@@ -151,6 +153,7 @@ def score_heads(model: nn.Module, scores_by: Measure, batches: Walk, column: str
 
 def _feed(
     model: nn.Module,
+    gates: HeadGates,
     batches: Iterable[Batch],
     measures: Mapping[str, Measure],
     selecting: bool,
@@ -162,7 +165,7 @@ def _feed(
 ) -> dict[str, UserError]:
     """Feed every batch to every measure (selecting: to its ``select``); return what was refused on any rank."""
     refused: dict[str | None, UserError] = {}
-    layout = gates_of(model).layout
+    layout = gates.layout
     try:
         for batch in batches:
             if not (active := {key: item for key, item in measures.items() if key not in refused}):
@@ -178,7 +181,7 @@ def _feed(
                     if not unfit or not active:
                         raise
                     heads = look(needs=(needs := needs_of(active.values(), selecting) | beside))
-                heads = _at_gates(heads, gates_of(model)) if at_gates else heads
+                heads = _at_gates(heads, gates) if at_gates else heads
                 for key, item in active.items():
                     if key in refused or (selecting and not heads.valid.any()):
                         continue

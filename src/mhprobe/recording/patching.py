@@ -62,9 +62,9 @@ def patched(model: nn.Module, clean: Pass, labels: Tensor | None, objects: Tenso
     one_of("patching", "metric", need.metric, Metric)
     for estimate in need.estimates:
         one_of("patching", "estimates", estimate, Estimate)
-    twin = twins(clean.images, labels, objects, need)
+    twin, gates = twins(clean.images, labels, objects, need), gates_of(model)
     denoising, sloped = need.direction == "denoising", not {"atp", "graddrop"}.isdisjoint(need.estimates)
-    ran = _run(model, twin.images, sloped and denoising)
+    ran = _run(model, gates.layout, twin.images, sloped and denoising)
     corrupt = ran.run
     base, source, sign = (corrupt, clean, 1) if denoising else (clean, corrupt, -1)
     # the class that the label is held against: the donor's, or the largest other one on the twin
@@ -73,12 +73,11 @@ def patched(model: nn.Module, clean: Pass, labels: Tensor | None, objects: Tenso
     metric = _Metric(need.metric, labels, wrong)
     effect: dict[str, Tensor] = {}
     if sloped:
-        ran = ran if denoising else _run(model, base.images, True)
-        effect |= _from_slopes(gates_of(model), ran, source, metric, sign, "graddrop" in need.estimates)
+        ran = ran if denoising else _run(model, gates.layout, base.images, True)
+        effect |= _from_slopes(gates, ran, source, metric, sign, "graddrop" in need.estimates)
     del ran  # its graph
     if "exact" in need.estimates:
-        layout = gates_of(model).layout
-        one_by_one = torch.eye(layout.of("head").num_heads, layout.num_heads, dtype=torch.bool)
+        one_by_one = torch.eye(gates.layout.of("head").num_heads, gates.layout.num_heads, dtype=torch.bool)
         logits_ABC = Replay(model, one_by_one, instead=source.heads)(base.images)
         effect["exact"] = sign * (metric(logits_ABC) - metric(base.logits)).mT
     effects = {name: effect[name] for name in need.estimates}
@@ -106,8 +105,8 @@ class _Ran(NamedTuple):
     drop: "_Drop"
 
 
-def _run(model: nn.Module, images: Tensor, sloped: bool) -> _Ran:
-    layout, needs = gates_of(model).layout, {"grad"} if sloped else set[str]()
+def _run(model: nn.Module, layout: HeadLayout, images: Tensor, sloped: bool) -> _Ran:
+    needs = {"grad"} if sloped else set[str]()
     with inspecting(model, gradients=sloped), Taps(model, layout, needs) as taps, _Drop() as drop:
         if sloped:
             drop.watch(taps.backbone, layout)

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from mhprobe.backbones import family_of
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError, quoted
 from mhprobe.gates import gates_of
@@ -73,7 +72,7 @@ def record(
         if slopes:
             refuse_features(model, of)
             grad, attn_grad = taps.slopes(objective(logits, labels, of).sum())
-    count, z, family = len(images), _per_head(layout, taps.heads, len(images)), family_of(taps.backbone)
+    count, z = len(images), _per_head(layout, taps.heads, len(images))
     clean = Pass(images, taps.heads, logits.detach())
     relevant = {need: relevances(model, images, labels, need) for need in needs if isinstance(need, Relevance)}
     return HeadBatch(
@@ -82,7 +81,7 @@ def record(
         attn=_per_window(taps.attn, count),
         attn_grad=_per_window(attn_grad, count),
         stream=taps.stream,
-        weights=tuple(family.head_weights(taps.backbone, s) for s in layout.sites) if "weights" in named else None,
+        weights=tuple(taps.family.head_weights(taps.backbone, s) for s in layout.sites) if "weights" in named else None,
         direct=direct_logits(model, z, taps.stream or (), logits.detach()) if "direct" in named else None,
         ablated=_ablated(model, layout, images, needs, {"zero": None, **fills}),
         patched={need: patched(model, clean, labels, objects, need) for need in needs if isinstance(need, Patching)},

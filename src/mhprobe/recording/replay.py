@@ -63,15 +63,15 @@ class Replay:
             raise UserError("masking: rescale and fill both replace masked heads; expected rescale=false or fill=zero.")
         self.model, self.backbone, self.gates, self.fill = model, backbone_of(model), gates_of(model), fill
         self.versions, self.place = _versions(self.gates, masks, rescale, instead)
-        backbone, versions = self.backbone, self.versions
+        backbone, gates, versions, family = self.backbone, self.gates, self.versions, family_of(self.backbone)
         off_A = (versions.values == 0).all(0)
         able = smaller and instead is None and fill is None and off_A.any() and not off_A.all()
-        if able and family_of(backbone).unprunable(backbone) is None:
-            layout, versions = self.gates.layout, _Versions(versions.values[:, ~off_A])
-            backbone = sliced(backbone, layout, layout.kept(off_A.cpu())).eval()
-            attach(backbone, units=layout.kinds)
-        segments = family_of(backbone).segments(backbone)  # None if its forward cannot be taken apart
-        self.tree = None if segments is None else _Tree(backbone, segments, versions)
+        if able and family.unprunable(backbone) is None:
+            backbone = sliced(backbone, gates.layout, gates.layout.kept(off_A.cpu())).eval()
+            gates, versions = attach(backbone, units=gates.layout.kinds), _Versions(versions.values[:, ~off_A])
+        segments = family.segments(backbone)  # None if its forward cannot be taken apart
+        seams = [(site.block, family.seam(backbone, site)) for site in gates.layout.of("head").sites]
+        self.tree = None if segments is None else _Tree(gates, seams, segments, versions)
 
     def __call__(self, images: Tensor, side_by_side: int | None = None) -> Tensor:
         """(M, B, C) logits of one batch.
@@ -184,15 +184,11 @@ class _Tree:
     widest: int | None = 1  # masks side by side; None: what suits the device
     fill: Fill | None = None  # what stands in a head's place in this batch
 
-    def __init__(self, backbone: nn.Module, segments: Segments, versions: _Versions) -> None:
-        self.gates, self.segments, self.versions = gates_of(backbone), segments, versions
-        layout = self.gates.layout
-        units = [_units_of(layout, block) for block in range(len(segments.blocks))]
-        family, heads = family_of(backbone), layout.of("head")
-        self.seams = [
-            [family.seam(backbone, site) for site in heads.sites if site.block == block]
-            for block in range(len(segments.blocks))
-        ]
+    def __init__(
+        self, gates: HeadGates, seams: list[tuple[int, Seam]], segments: Segments, versions: _Versions
+    ) -> None:
+        self.gates, self.seams, self.segments, self.versions = gates, seams, segments, versions
+        units = [_units_of(gates.layout, block) for block in range(len(segments.blocks))]
         marks = versions.marks.cpu()
         self.keys = [[bytes(row[of_block].view(torch.uint8).tolist()) for of_block in units] for row in marks]
 
@@ -216,7 +212,7 @@ class _Tree:
 
     def _fork(self, block: int, x: Tensor, branches: list[list[int]]) -> None:
         with contextlib.ExitStack() as stack:
-            for seam in self.seams[block]:
+            for seam in [seam for at, seam in self.seams if at == block]:
                 stack.enter_context(mock.patch.object(seam.attention, "forward", _Remembering(seam)))
             free = torch.cuda.mem_get_info(x.device)[0] if x.is_cuda else None
             sizes = x.numel(), self.attended(block, x), x.element_size()

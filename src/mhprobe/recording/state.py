@@ -1,7 +1,7 @@
 """State of a model while it is recorded: eager, eval mode, weights frozen; all restored afterwards."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +15,16 @@ def inspecting(model: nn.Module, gradients: bool) -> Iterator[None]:
 
     gradients: record a graph (of activations; weights are frozen).
     """
-    with contextlib.ExitStack() as stack:
-        if (gates := find_gates(model)) is not None:
-            stack.enter_context(gates.lock)  # taps, modes and gates are the model's: one thread at a time
+    gates = find_gates(model)
+    with (
+        contextlib.nullcontext() if gates is None else gates.lock,  # modes, taps and gates: one thread at a time
         # Lightning evaluates in inference mode, whose tensors cannot enter a graph: leave it, and copy the input
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.set_grad_enabled(gradients))
-        # a hook added to a compiled model is silently ignored
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(_frozen_eval(model))
+        torch.inference_mode(False),
+        torch.set_grad_enabled(gradients),
+        torch.compiler.set_stance("force_eager"),  # a hook added to a compiled model is silently ignored
+        # gates' values are no part of a bare backbone
+        _frozen_eval(model, [*model.parameters(), *(() if gates is None else gates.parameters())]),
+    ):
         yield
 
 
@@ -39,13 +40,12 @@ def usable(tensor: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def _frozen_eval(model: nn.Module) -> Iterator[None]:
+def _frozen_eval(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     training = [module for module in model.modules() if module.training]
-    gates = find_gates(model)  # their values are no part of a bare backbone
-    parameters = [*model.parameters(), *(() if gates is None else gates.parameters())]
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
-    if training:
-        model.eval()
+    for module in training:
+        if module.training:  # still: eval() of an outer one reaches the inner ones
+            module.eval()
     for parameter in trainable:
         parameter.requires_grad_(False)
     try:

@@ -31,6 +31,7 @@ class Taps(contextlib.ExitStack):
     def __init__(self, model: nn.Module, layout: HeadLayout, needs: Collection[str]) -> None:
         super().__init__()
         self.backbone, self.layout = backbone_of(model), layout
+        self.family = family_of(self.backbone)
         self.needs = frozenset(needs) | ({"stream"} if "direct" in needs else set())
         if "stream" in self.needs and not layout.blocks:
             raise UserError(
@@ -64,9 +65,8 @@ class Taps(contextlib.ExitStack):
         return gradients[: len(self._gated)], gradients[len(self._gated) :] or None
 
     def _tap_sites(self) -> None:
-        family = family_of(self.backbone)
         for number, site in enumerate(self.layout.sites):
-            seam, bind = family.seam(self.backbone, site), functools.partial
+            seam, bind = self.family.seam(self.backbone, site), functools.partial
             before, after = bind(self._before_gate, number), bind(self._after_gate, number)
             self.enter_context(seam.point.register_forward_pre_hook(before, prepend=True))
             self.enter_context(seam.point.register_forward_pre_hook(after))
