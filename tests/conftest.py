@@ -15,6 +15,9 @@ import warm
 def pytest_configure() -> None:
     forks.prepare()
     forks.collect_rarely()
+    warm.quick_disk()
+    warm.quick_configurations()  # some files compose what they are parametrised by
+    warm.quick_imports()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -24,9 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def quick() -> None:
-    warm.quick_pictures()
-    warm.quick_configurations()
-    warm.quick_imports()
+    warm.quick_pictures()  # after the files of tests have imported what draws and saves them whole
 
 
 @pytest.fixture

@@ -8,10 +8,12 @@ import functools
 import gc
 import importlib
 import io
+import os
 import pickle
 import pkgutil
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import mhprobe
@@ -26,6 +28,7 @@ LIBRARIES = ("sklearn.datasets", "torchvision.transforms.v2", "matplotlib.backen
 def up() -> None:
     """Import everything, compose what most tests choose, draw a figure. What was made is left to no collector."""
     quiet()
+    quick_disk()
     quick_pictures()
     quick_configurations()
     quick_imports()
@@ -40,15 +43,19 @@ def up() -> None:
 
 
 @functools.cache
-def quick_pictures() -> dict[str, Callable[..., None]]:
-    """Each PNG and PDF is a blank page of its figure's size: drawing text takes most of the time of a figure.
+def quick_pictures() -> dict[str, Callable[..., Any]]:
+    """Each PNG and PDF is a blank page of its figure's size: text takes most of the time of a figure.
 
-    Gives what draws them whole, by where it belongs; tests of figures put it back (fixture ``whole_pictures``).
+    It is neither drawn nor, to place the small print on a screen, measured. Gives what does so whole, by where it
+    belongs; tests of figures put it back (fixture ``whole_pictures``).
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_pdf import FigureCanvasPdf
 
-    drawing = {}
+    from mhprobe.report.figures import style
+
+    drawing: dict[str, Callable[..., Any]] = {f"{style.__name__}.save": style.save}
+    style.save = _unmeasured(style.save)
     for canvas, name in ((FigureCanvasAgg, "print_png"), (FigureCanvasPdf, "print_pdf")):
         whole = getattr(canvas, name)
         drawing[f"{canvas.__module__}.{canvas.__name__}.{name}"] = whole
@@ -66,6 +73,27 @@ def _blank(canvas: type[Any], whole: Callable[..., None]) -> Callable[..., None]
         whole(page, *args, **options)
 
     return blank
+
+
+def _unmeasured(whole: Callable[..., Any]) -> Callable[..., Any]:
+    """Nothing hangs out of a figure; one for paper is measured, as its size follows from it."""
+
+    @functools.wraps(whole)
+    def save(figure: Any, stem: Path, about: str = "", paper: bool = False, origin: Any = MappingProxyType({})) -> Any:
+        if not paper:
+            figure.get_tightbbox = lambda: figure.bbox_inches
+        try:
+            return whole(figure, stem, about, paper, origin)
+        finally:
+            vars(figure).pop("get_tightbbox", None)
+
+    return save
+
+
+@functools.cache
+def quick_disk() -> None:
+    """A sync waits for the disk itself, for longer than writing took; in no test the power fails."""
+    os.fsync = os.fstat  # which refuses what is no open file, too
 
 
 @functools.cache

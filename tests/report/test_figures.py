@@ -370,6 +370,7 @@ def test_one_value_far_above_all_others_gets_a_logarithmic_scale():
     assert_nothing_is_clipped(figure)
 
 
+@pytest.mark.usefixtures("whole_pictures")
 def test_small_print_says_what_a_figure_is_of_below_everything_else(tmp_path):
     def draw():
         return per_head(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
