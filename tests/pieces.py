@@ -8,14 +8,16 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from unittest.mock import patch
 
-from hydra.utils import get_class
+from hydra.utils import get_class, get_method
 from omegaconf import DictConfig, OmegaConf
 
 import runs
 from mhprobe.claims.parts.evidence import Evidence
+from mhprobe.maps.faithfulness import faithfulness
 from mhprobe.masking.base import Order
 from mhprobe.run import builders, launch, members, sections
 from mhprobe.weights.checkpoint import save_weights
@@ -25,6 +27,8 @@ FEW = ("data=scenes", "data.source.size=16", "data.source.train=100", "data.sour
 FEW += ("backbone.img_size=16", "backbone.patch_size=4", "backbone.num_heads=2", "trainer.max_epochs=1")
 FEW += ("data.limit_train=32", "data.limit_val=20", "data.limit_test=20")
 
+# what a figure does again and again asks the same of the device each time
+FEWER = {"steps": 3, "iterations": 2, "random_orders": 1, "rounds": 2, "seconds": 1e-3, "batches": [1]}
 SHORTER = {"snapvit": ("prune.order.generations=1",), "learned": ("prune.order.steps=20",)}
 
 
@@ -47,7 +51,7 @@ def pieces() -> Iterator[tuple[str, tuple[str, ...]]]:
         target = ("gates.penalty.heads=2",) if gates == "hard_concrete_target" else ()
         yield "train", (f"gates={gates}", "measure=[gate_importance]", "masking=none", "optim.ema=0.9", *target)
     yield "probe", (f"measure=[{','.join(names('measure'))}]", "probe.control=random_init")
-    yield "maps", (f"maps=[{','.join(names('maps'))}]", "images=[0,1]", "faithfulness.random_orders=1")
+    yield "maps", (f"maps=[{','.join(names('maps'))}]", "images=[0,1]", "faithfulness={steps: 2, random_orders: 1}")
     for masking in names("masking"):
         if not part("masking", masking).curves:  # none has nothing to mask
             continue
@@ -81,22 +85,23 @@ def run_piece(name: str, accelerator: str, kept: str, folder: str) -> None:
     """Run one on a device, into ``folder``. kept: where decoded images lie. Weights and scores go where it works."""
     command, overrides = PIECES[name]
     options = (*FEW, f"trainer.accelerator={accelerator}")
+    cfg = runs.config(command, Path(kept), *options, *overrides)
     if "weights=weights.safetensors" in overrides:
         Path("scores.csv").write_text("head,value\n0,4\n1,3\n2,1\n3,2\n")
-        fresh = runs.config("maps", Path(kept), *options)
+        fresh = cfg.model_copy(update={"weights": "random", "optim": None})
         model = builders.classifier(fresh, builders.data(fresh))
         save_weights(model.backbone, Path("weights.safetensors"), model.description)
-    cfg = runs.config(command, Path(kept), *options, *overrides)
     for settings in (cfg, cfg.paper or cfg):
         if "rarity" in (settings.measure or {}):
             settings.measure["rarity"]["codes"] = 8  # so few images have few different patches
         for measure in (settings.measure or {}).values():
             if "null_draws" in measure:
                 measure["null_draws"] = 2  # each draw asks the same of the device
-    if cfg.paper and "table_4" in cfg.paper.figures:
-        cfg.paper.figures["table_4"].panel |= {"rounds": 2, "seconds": 1e-3, "batches": [1]}
-    if cfg.paper and "figure_6_landscape" in cfg.paper.figures:
-        cfg.paper.figures["figure_6_landscape"].panel |= {"steps": 3}  # 9 losses of 121
+    for figure in cfg.paper.figures.values() if cfg.paper else ():
+        if figure.panel:
+            takes = signature(get_method(figure.panel["_target_"])).parameters
+            takes = takes | signature(faithfulness).parameters if {"kinds", "options"} <= set(takes) else takes
+            figure.panel |= {name: fewer for name, fewer in FEWER.items() if name in takes}
     # a network that has learned nothing is asked for the accuracy of masks, too
     with patch.object(Evidence, "_refuse_guessing", lambda self: None):
         launch.module(command).run(cfg, Path(folder))

@@ -31,6 +31,7 @@ import forks
 
 NAME = "pretend"
 CPU = torch.device("cpu")
+NUMBERS = {int, float, bool, type(None), torch.dtype}  # most arguments, and quickly told from tensors
 BY_ITSELF = torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional  # torch's own work on a tensor's shape
 
 # between devices these copy; of the indexed and the indexing tensor only the first has to be on the device
@@ -113,15 +114,22 @@ def run(func: Any, *args: Any, **kwargs: Any) -> Any:
     if there or seen.pretended:
         _check(func, args, seen)
     result = func(*held, **named)
+    writes = _writes(func)
     if seen.pretended and (
-        not there or seen.written_on_cpu(func, held) or not isinstance(result, Tensor | list | tuple)
+        not there or (writes and seen.written_on_cpu(held)) or not isinstance(result, Tensor | list | tuple)
     ):
         waits.append(func)
-    for leaf in seen.pretended:
+    for leaf in seen.pretended if writes else ():
         if leaf.shape != leaf.held.shape or leaf.stride() != leaf.held.stride():  # unsqueeze_ and its like
             shaped = (leaf.held.size(), leaf.held.stride(), leaf.held.storage_offset())
             torch.ops.aten.as_strided_.default._op_dk(BY_ITSELF, leaf, *shaped)
-    return _wrapped(result, {id(leaf.held): leaf for leaf in seen.pretended}, there)
+    return _wrapped(result, seen.pretended, there)
+
+
+@functools.cache
+def _writes(func: Any) -> bool:
+    """Whether it works in place."""
+    return bool(func._schema.is_mutable)
 
 
 class _Seen:
@@ -132,11 +140,13 @@ class _Seen:
         self.plain: list[Tensor] = []
         self.generators: list[torch.Generator] = []
 
-    def written_on_cpu(self, func: Any, held: list[Any]) -> bool:
-        """Whether numbers of the device go into a tensor of the CPU."""
-        return func._schema.is_mutable and bool(self.plain) and held[0] is self.plain[0]
+    def written_on_cpu(self, held: list[Any]) -> bool:
+        """Whether what is written to, the first, is a tensor of the CPU."""
+        return bool(self.plain) and held[0] is self.plain[0]
 
     def strip(self, leaf: Any) -> Any:
+        if type(leaf) in NUMBERS:
+            return leaf
         if isinstance(leaf, Pretended):
             self.pretended.append(leaf)
             return leaf.held
@@ -149,21 +159,24 @@ class _Seen:
         return leaf
 
 
-def _wrapped(leaf: Any, outer: dict[int, Pretended], there: bool) -> Any:
+def _wrapped(leaf: Any, inputs: list[Pretended], there: bool) -> Any:
     if isinstance(leaf, list | tuple):
-        return type(leaf)([_wrapped(part, outer, there) for part in leaf])
+        return type(leaf)([_wrapped(part, inputs, there) for part in leaf])
     if not isinstance(leaf, Tensor) or isinstance(leaf, Pretended):
         return leaf
-    if id(leaf) in outer:  # what worked in place gives back what it was given
-        return outer[id(leaf)]
+    for outer in inputs:
+        if leaf is outer.held:  # what worked in place gives back what it was given
+            return outer
     return Pretended(leaf) if there else leaf
 
 
 def _check(func: Any, args: Any, seen: _Seen) -> None:
+    if not seen.generators and not (seen.pretended and seen.plain):
+        return
     name = func._schema.name.removeprefix("aten::")
     if seen.generators:
         raise RuntimeError(f"{name}: Expected a '{NAME}' device type for generator but found 'cpu'")
-    if not seen.pretended or not seen.plain or name in CROSSING:
+    if name in CROSSING:
         return
     first = args[0] if args else None
     if name in INDEXING and isinstance(first, Pretended):
