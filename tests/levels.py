@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import itertools
 import math
 import re
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 
 from curves import curve, masked_head
-from mhprobe.heads import Direct, Donors, HeadBatch, HeadLayout, HeadSite, Patched, Patching
+from mhprobe.heads import Direct, Donors, HeadBatch, HeadLayout, HeadSite, Need, Patched, Patching
 from mhprobe.masking.redundant_or_inert import Likeness, Similarity, control, masked_heads
 from mhprobe.measures import (
     CCA,
@@ -278,10 +279,20 @@ for _kind_of in (ActivationPatching, AttributionPatching):
 LOW = re.compile(r"(?:(?!spearman)(.+)_)?low")  # a correlation's interval is over heads, not images
 
 
-def _of_columns(measured: str) -> None:
-    """Eighty images of random heads that share something: of heads that share nothing all similarity is chance."""
+@functools.lru_cache(maxsize=40)  # as many draws as a quick test takes, for all measures
+def sharing(seed: int, needs: frozenset[Need]) -> HeadBatch:
+    """Eighty images of random heads that share something: of heads that share nothing all similarity is chance.
+
+    needs: those that are no words, which are in every batch.
+    """
     from test_intervals import alike
-    from test_measures import LAYOUT, build, random_batch, selected
+    from test_measures import random_batch
+
+    return alike(random_batch(range(80 * seed + 10_000, 80 * seed + 10_080), needs=needs))
+
+
+def _of_columns(measured: str) -> None:
+    from test_measures import LAYOUT, build, selected
 
     measure = build(measured, LAYOUT)
     if measure.no_interval or any(isinstance(need, Patching) for need in measure.needs):
@@ -289,8 +300,7 @@ def _of_columns(measured: str) -> None:
 
     def draw(seed: int) -> dict[str, Tensor | Interval]:
         fed = selected(build(measured, LAYOUT))
-        images = range(80 * seed + 10_000, 80 * seed + 10_080)
-        columns = columns_of(fed, alike(random_batch(images, needs=fed.needs)))
+        columns = columns_of(fed, sharing(seed, frozenset(need for need in fed.needs if not isinstance(need, str))))
         found = {}
         for name in columns:
             if end := LOW.fullmatch(name):
@@ -428,7 +438,7 @@ def _(seed: int) -> dict[str, Tensor]:
     """Functions that are given to the heads at random."""
     normal = normals(seed)
     distance, names = cloud(normal), [f"{int(number) % 3}" for number in normal(12).argsort()]
-    return {"functions.p": torch.tensor(clusters.alike(distance, names, 59, seed + 10**6)[1] <= LEVEL)}
+    return {"functions.p": torch.tensor(clusters.alike(distance, names, 19, seed + 10**6)[1] <= LEVEL)}
 
 
 # How they are counted

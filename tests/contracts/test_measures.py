@@ -40,11 +40,13 @@ from mhprobe.heads import (
     Relevances,
     Stream,
 )
+from mhprobe.recording.record import NEEDS
 from mhprobe.report.tables import of_measure
 from mhprobe.run.members import members
 
 DOCS = Path(__file__).parents[2] / "docs" / "measures.md"
 MEASURES = sorted(members("measure"))
+PLAIN = frozenset(NEEDS)  # of measures that ask for no masks or patches of their own
 IMAGES = 17  # odd, and more than the width of a head
 
 pytestmark = [
@@ -102,23 +104,32 @@ def name(request):
 
 
 def build(name: str, layout: HeadLayout):
-    return hydra.utils.instantiate(members("measure")[name])(layout)
+    """The measure, with two draws of its null where it takes several: each further one is made like the second."""
+    measure = hydra.utils.instantiate(members("measure")[name])(layout)
+    if hasattr(measure, "null_draws"):
+        measure.null_draws = 2
+    return measure
 
 
-def feed(measure, case: Case, batches: list[list[int]], padding: int = 0):
-    """Show it these images batch by batch, each with ``padding`` random images that are flagged as invalid."""
+def feed(measure, case: Case, batches: list[list[int]], padding: int = 0, alone: bool = False):
+    """Show it these images batch by batch, each with ``padding`` random images that are flagged as invalid.
+
+    alone: record what this measure needs and nothing else; else what it needs is recorded for many measures at once,
+    as it is in a run.
+    """
     if measure.select_needs is not None and not int(measure.images):
         measure.select(recorded(case, tuple(range(IMAGES)), measure.select_needs))
         measure.end_select()
+    needs = measure.needs if alone or not measure.needs <= PLAIN else PLAIN
     for index in batches:
-        measure.update(recorded(case, tuple(index), measure.needs, padding))
+        measure.update(recorded(case, tuple(index), needs, padding))
     return measure
 
 
 @functools.cache
 def whole(name: str, case: Case):
     """The measure behind all images in one batch, for tests that only read it; its columns are found once."""
-    measure = feed(build(name, case.layout), case, batches(IMAGES))
+    measure = feed(build(name, case.layout), case, batches(IMAGES), alone=True)
     measure.columns = functools.cache(measure.columns)
     return measure
 
@@ -163,7 +174,7 @@ def test_value_matches_the_oracle(name, case):
     oracle = importlib.import_module(f"oracles.{name}")
     more = {"objects": case.objects} if "objects" in inspect.signature(oracle.value).parameters else {}
     expected = oracle.value(case.bare, case.images, case.labels, case.sites, **more)
-    value = feed(build(name, case.layout), case, batches(5)).compute()
+    value = feed(build(name, case.layout), case, batches(5), alone=True).compute()
     # float64 on both sides; the oracle goes another way, so allow for its own roundings
     torch.testing.assert_close(value, expected, rtol=1e-8, atol=1e-9, equal_nan=True)
     assert differs(value)
@@ -187,7 +198,7 @@ def test_under_closed_fractional_and_learned_gates_it_says_what_the_weights_time
     oracle = importlib.import_module(f"oracles.{name}")
     more = {"objects": case.objects} if "objects" in inspect.signature(oracle.value).parameters else {}
     expected = oracle.value(folded, case.images, case.labels, case.sites, **more)
-    value = feed(measure, dataclasses.replace(case, gated=gated), batches(5)).compute()
+    value = feed(measure, dataclasses.replace(case, gated=gated), batches(5), alone=True).compute()
     torch.testing.assert_close(value, expected, rtol=1e-8, atol=1e-9, equal_nan=True)
 
 

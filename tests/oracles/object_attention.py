@@ -33,20 +33,21 @@ def looked_at(model: nn.Module, image: Tensor, name: str, skip_self: bool = Fals
         model(image[None])
     handle.remove()
     attention.fused_attn = fused
-    attn = seen["attn"]  # (windows, heads, queries, keys)
+    attn = seen["attn"].tolist()  # (windows, heads, queries, keys)
     where = places(model, name)
     found: list[dict[tuple, list[tuple]]] = []
-    for h in range(attn.shape[1]):
+    for h in range(len(attn[0])):
         looks = {}
         for w, window in enumerate(where):
             for q, (query, query_region) in window.items():
                 keys = [
-                    (float(attn[w, h, q, k]), key)
+                    (attn[w][h][q][k], key)
                     for k, (key, region) in window.items()
                     if region == query_region and not (skip_self and key == query)
                 ]
                 if keys:
-                    looks[query] = [key for weight, key in keys if weight == max(keys)[0]]
+                    top = max(keys)[0]
+                    looks[query] = [key for weight, key in keys if weight == top]
         found.append(looks)
     return found
 

@@ -27,8 +27,9 @@ def favourites(model: nn.Module, images: Tensor, sites: list[tuple[str, int]]) -
             hits: Counter = Counter()
             for image in site.maps:
                 for t in site.patches:
-                    keys = site.keys(t)
-                    largest = [k for k in keys if image[h, t, k] == image[h, t, keys].max()]
+                    keys, row = site.keys(t), image[h, t].tolist()
+                    top = max(row[k] for k in keys)
+                    largest = [k for k in keys if row[k] == top]
                     for k in largest:
                         hits[offset(site, t, k)] += 1 / len(largest)
             shares = [

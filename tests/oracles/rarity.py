@@ -23,9 +23,9 @@ def value(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[st
             hits = []
             for n in range(len(images)):
                 for t in site.patches:
-                    keys = site.keys(t)
-                    row = site.maps[n, h, t]
-                    largest = [k for k in keys if row[k] == row[keys].max()]
+                    keys, row = site.keys(t), site.maps[n, h, t].tolist()
+                    top = max(row[k] for k in keys)
+                    largest = [k for k in keys if row[k] == top]
                     rarest = min(density[n][k] for k in keys)
                     hits.append(np.mean([density[n][k] == rarest for k in largest]))
             shares.append(np.mean(hits))
@@ -37,10 +37,8 @@ def densities(site: Site, images: Tensor) -> list[dict[int, float]]:
     described = {(n, t): describe(image.numpy(), site, t) for n, image in enumerate(images) for t in site.patches}
     points = np.stack(list(described.values())).astype(np.float64)
     codes = lloyd(points, CODES)
-    return [
-        {t: float(np.mean(codes == codes[list(described).index((n, t))])) for t in site.patches}
-        for n in range(len(images))
-    ]
+    code_of = dict(zip(described, codes, strict=True))
+    return [{t: float(np.mean(codes == code_of[n, t])) for t in site.patches} for n in range(len(images))]
 
 
 def describe(image: np.ndarray, site: Site, token: int) -> np.ndarray:
@@ -56,7 +54,8 @@ def lloyd(points: np.ndarray, codes: int) -> np.ndarray:
     start = np.argmin(((points - points.mean(0)) ** 2).sum(1))
     centres = [points[start]]
     while len(centres) < codes:
-        gaps = [((np.stack(centres) - point) ** 2).sum(1).min() for point in points]
+        so_far = np.stack(centres)
+        gaps = [((so_far - point) ** 2).sum(1).min() for point in points]
         centres.append(points[int(np.argmax(gaps))])
     centres = np.stack(centres)
     assigned = None
