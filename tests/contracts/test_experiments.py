@@ -54,6 +54,8 @@ def shrunk(name: str, folder: Path, cifar: Path) -> dict[str, Any]:
     overrides += [f"out={folder}", f"cache_dir={folder / 'cache'}"]
     if "root" in plain.data:
         overrides.append(f"data.root={cifar}")
+    if "train" in plain.data.get("source", {}):  # drawn one by one
+        overrides += ["data.source.train=100", "data.source.test=20"]
     if "heads" in (plain.gates.penalty or {}):
         overrides.append("gates.penalty.heads=3")
     return runs.checked("train", f"+experiment={name}", *overrides)
