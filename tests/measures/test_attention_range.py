@@ -56,11 +56,22 @@ def test_the_uniform_line_is_taken_around_the_same_argmax_keys():
     torch.testing.assert_close(got["uniform_mass"][0], torch.tensor([1, 2, 0], dtype=torch.float64) / 3)
 
 
+def test_keys_that_share_the_largest_weight_count_the_same():
+    layout = vit_layout(grid=(1, 3), pixels=(1.0, 1.0))
+    row = torch.tensor(
+        [0.0, 0.4, 0.4, 0.2], dtype=torch.float64
+    )  # the rest is at 1 and 2 from one, at 1 from the other
+    got = run(AttentionRange(layout), batch_of(row.expand(1, 1, 1, 4, 4)))
+    torch.testing.assert_close(got["mass"][0], torch.tensor([0.4, 0.5, 0.1], dtype=torch.float64))
+    torch.testing.assert_close(got["uniform_mass"][0], torch.tensor([2, 3, 1], dtype=torch.float64) / 6)
+
+
+@pytest.mark.parametrize("std", [0.4, 0.0])  # without weights all keys are equal
 @pytest.mark.parametrize("build", [tiny_registers, tiny_swin])
-def test_radii_agree_with_a_dictionary_of_distances(build):
+def test_radii_agree_with_a_dictionary_of_distances(build, std):
     model = build().double()
     for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.4)
+        torch.nn.init.normal_(parameter, std=std)
     images = images_for(model, 2, dtype=torch.float64)
     layout = mhprobe.attach(model).layout
     sites = [(s.name, s.num_heads) for s in layout.sites]
@@ -88,6 +99,7 @@ def test_where_a_window_wraps_around_no_radius_is_read_between_its_near_and_far_
     layout = swin_layout(grid=(1, 5), size=(1, 3), shift=(0, 1), pixels=(1.0, 1.0))
     got = run(AttentionRange(layout), batch_of(*even(layout)))
     assert got["distances"][1].tolist() == [0, 1, 2, 3, 4]
-    torch.testing.assert_close(got["mass"][1], torch.tensor([0.4, 0.2, 0.2, 0, 0.2], dtype=torch.float64))
-    # off the argmax key: 1/3 at 1, at 2 and at 4; 90 % are reached at 0.7 of the way from 3 to 4
+    mass = torch.tensor([6, 4, 2, 0, 3], dtype=torch.float64) / 15  # around all keys of a window, which are equal
+    torch.testing.assert_close(got["mass"][1], mass)
+    # off the argmax key: a third lies at 4; 90 % are reached at 0.7 of the way from 3 to 4
     assert got["r90"][1].item() == pytest.approx(3.7)

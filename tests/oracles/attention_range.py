@@ -26,9 +26,10 @@ def radii(model: nn.Module, images: Tensor, sites: list[tuple[str, int]], share:
                 for t in site.patches:
                     keys = site.keys(t)
                     row = image[h, t, keys] / image[h, t, keys].sum()
-                    top = keys[int(row.argmax())]
-                    for k, weight in zip(keys, row.tolist(), strict=True):
-                        mass[round(site.distance(top, k), 6)] += 0.0 if k == top else weight
+                    largest = [k for k in keys if image[h, t, k] == image[h, t, keys].max()]
+                    for top in largest:
+                        for k, weight in zip(keys, row.tolist(), strict=True):
+                            mass[round(site.distance(top, k), 6)] += 0.0 if k == top else weight / len(largest)
             reach = max(mass)
             for y in range(site.grid[0]):  # a distance that occurs on the grid and has no mass is read too
                 for x in range(site.grid[1]):

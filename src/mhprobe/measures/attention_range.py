@@ -15,7 +15,7 @@ from torch import Tensor
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import counts
 from mhprobe.measures.parts.jackknife import FOLDS, fold_of, jackknife
-from mhprobe.measures.parts.places import OfAttention, Piece, even_over, places_of, shares
+from mhprobe.measures.parts.places import OfAttention, Piece, even_over, of_largest, places_of, shares
 from mhprobe.stats.intervals import SIZE
 
 _DIGITS = 6  # roots of equal squares may differ in the last bit: a millionth of a pixel tells distances apart
@@ -28,7 +28,8 @@ class AttentionRange(OfAttention):
     key, 0 if there is none; low, high: its 95 % interval (jackknife over folds of images); r90: 90 %; uniform,
     uniform_r90: the same for even attention over the same keys, around the same argmax keys. peak, uniform_peak: mean
     share of the argmax key, in [0, 1]. For the figure, (A, R): distances, NaN behind a site's last; mass and
-    uniform_mass at each. folds: () number of folds with images. Among equal maxima the first in the window counts.
+    uniform_mass at each. folds: () number of folds with images. Of n keys that share a query's largest weight each
+    counts 1/n.
     """
 
     fooled_by = "by definition: a head that looks at itself is as narrow as one that looks at one token far away"
@@ -59,14 +60,15 @@ class AttentionRange(OfAttention):
         windows, heads, count = row_bWHQK.shape[1:4]
         fold_B = torch.zeros_like(batch.valid, dtype=torch.long).masked_scatter_(batch.valid, batch.derive(fold_of))
         held, place_b = fold_B[piece.images].unique(return_inverse=True)
-        # a fold's rows with the same argmax key have the same rings: add them up first, then sort into rings
-        block_bW = place_b[:, None] * windows + torch.arange(windows, device=row_bWHQK.device)
-        block_bWH = block_bW[..., None] * heads + torch.arange(heads, device=row_bWHQK.device)
-        centre = (row_bWHQK.argmax(-1) + count * block_bWH[..., None]).flatten()
-        row_K = row_bWHQK.new_zeros(len(held) * windows * heads * count, count)
-        row_K.index_add_(0, centre, row_bWHQK.flatten(0, 3))
-        seen = row_bWHQK.new_zeros(len(row_K))
-        seen.index_add_(0, centre, places.patch[:, None].expand(row_bWHQK.shape[:4]).flatten().double())
+        # a fold's rows with the same argmax key have the same rings: add them up first, then sort into rings. A sparse
+        # product makes no copy of a row for each of its keys where all are equal
+        share_NK, block = of_largest(piece.attn, places.patch_pairs).flatten(0, 3), windows * heads
+        row, key = share_NK.nonzero(as_tuple=True)
+        centre = (place_b[row // (block * count)] * block + row // count % block) * count + key
+        share, size = share_NK[row, key], (len(held) * block * count, len(share_NK))
+        sums = torch.sparse_coo_tensor(torch.stack([centre, row]), share, size, check_invariants=False)
+        row_K = sums @ row_bWHQK.flatten(0, 3)
+        seen = share.new_zeros(size[0]).index_add_(0, centre, share)
         seen_WHK = seen.view(len(held), windows, heads, count).sum(0)
         even_WKK = even_over(places.patch_pairs)
         self.mass[held, span, : len(distances)] += _by_ring(row_K.view(len(held), *row_bWHQK.shape[1:]), piece)
@@ -112,7 +114,11 @@ def _by_ring(rows: Tensor, piece: Piece) -> Tensor:
 
 
 def radius(distances: Tensor, mass: Tensor, share: float) -> Tensor:
-    """(A,) radius that holds ``share`` of (A, R) mass: linear between distances, 0 if the centre holds it alone."""
+    """(A,) radius that holds ``share`` of (A, R) mass: linear between distances, 0 if the centre holds it alone.
+
+    >>> radius(torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([[0.5, 0.25, 0.25]]), share=0.625).item()
+    0.5
+    """
     inside = mass.cumsum(1)
     target = share * inside[:, -1:]
     at = (inside < target).sum(1, keepdim=True).clamp(max=mass.shape[1] - 1)

@@ -32,18 +32,6 @@ class Position(OfAttention):
     queries, the largest possible value; chance: value of a random key. counts (A, Y, X): mean queries of an image at
     each offset, the middle one being 0, 0; exists (A, Y, X): queries from which it can be reached. Of n keys that share
     a query's largest weight each counts 1/n. Among equal offsets the shortest wins, then the upper, then the left one.
-
-    >>> import torch
-    >>> from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
-    >>> layout = HeadLayout((HeadSite("attn", 0, 0, num_heads=2, head_dim=1, grid=(1, 2), pixels=(16.0, 16.0)),))
-    >>> even, same = [[0.5, 0.5], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]  # two tokens look at both, or at themselves
-    >>> attn = torch.tensor([[[even, same]]])  # (1 image, 1 window, 2 heads, queries, keys)
-    >>> batch = HeadBatch(z=(), attn=(attn,), logits=torch.zeros(1, 2), valid=torch.tensor([True]))
-    >>> measure = Position(layout)
-    >>> measure.update(batch)
-    >>> columns = measure.columns()
-    >>> columns["value"][1].item(), columns["dy"][1].item(), columns["dx"][1].item()  # always at itself
-    (1.0, 0, 0)
     """
 
     fooled_by = "seen: few queries of small windows reach an offset; by definition: one fixed place is many offsets"
