@@ -67,11 +67,12 @@ class Taps(contextlib.ExitStack):
     def _tap_sites(self) -> None:
         for number, site in enumerate(self.layout.sites):
             seam, bind = self.family.seam(self.backbone, site), functools.partial
-            before, after = bind(self._before_gate, number), bind(self._after_gate, number)
+            after = bind(_keeps, self._gated, number, bool(self.needs & {"grad", "attn_grad"}))
+            before = bind(self._before_gate, number)
             self.enter_context(seam.point.register_forward_pre_hook(before, prepend=True))
             self.enter_context(seam.point.register_forward_pre_hook(after))
             if self.attn and site.kind == "head":
-                self.enter_context(seam.watched(bind(self._weights, number)))
+                self.enter_context(seam.watched(bind(_keeps, self.attn, number, "attn_grad" in self.needs)))
 
     def _tap_blocks(self) -> None:
         for block, places in zip(self.layout.blocks, self._stream, strict=False):
@@ -83,14 +84,6 @@ class Taps(contextlib.ExitStack):
     def _before_gate(self, number: int, _module: nn.Module, args: Args) -> None:
         self.heads[number] = args[0].detach()
 
-    def _after_gate(self, number: int, _module: nn.Module, args: Args) -> Args:
-        self._gated[number] = _in_graph(args[0], bool(self.needs & {"grad", "attn_grad"}))
-        return (self._gated[number], *args[1:])
-
-    def _weights(self, number: int, _module: nn.Module, args: Args) -> Args:
-        self.attn[number] = _in_graph(args[0], "attn_grad" in self.needs)
-        return (self.attn[number], *args[1:])
-
 
 def _enters(places: dict[str, Tensor], place: str, _module: nn.Module, args: Args) -> None:
     places[place] = args[0].detach().flatten(1, -2)
@@ -101,6 +94,7 @@ def _leaves(places: dict[str, Tensor], _module: nn.Module, _args: Args, out: Any
     places["after"] = output.detach().flatten(1, -2)
 
 
-def _in_graph(tensor: Tensor, wanted: bool) -> Tensor:
-    """Return ``tensor`` in a graph, which begins here if nothing upstream is trainable."""
-    return tensor if tensor.requires_grad else tensor.detach().requires_grad_(wanted)
+def _keeps(into: list[Tensor], number: int, wanted: bool, _module: nn.Module, args: Args) -> Args:
+    """Keep a tensor, in a graph, which begins here if nothing upstream is trainable."""
+    into[number] = args[0] if args[0].requires_grad else args[0].detach().requires_grad_(wanted)
+    return (into[number], *args[1:])
