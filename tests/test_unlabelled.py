@@ -226,7 +226,7 @@ def test_neighbours_of_too_few_images_are_refused_with_what_to_do():
 def test_neighbours_among_training_images_are_refused_where_there_are_none():
     features = loud(num_classes=0)
     loader = [(pictures(features), labels_for(COUNT))]
-    with pytest.raises(mhprobe.UserError, match=r"^score=knn_train: compares with training images, .* expected knn\.$"):
+    with pytest.raises(mhprobe.UserError, match=r"score=knn_train: .* 21 training images, got 0\. .* take knn"):
         mhprobe.masking_curve(features, loader, units="layer", score="knn_train")
 
 

@@ -62,7 +62,7 @@ def test_a_score_that_makes_no_sense_is_refused_in_a_line(name):
     if of.labelled:
         with pytest.raises(UserError, match=f"score={name}: needs labels, and the images have none"):
             score_for(of, "score", labelled=False, features=of.of_features, images=6)
-    assert score_for(name, "score", labelled=True, features=of.of_features, images=6) is of
+    assert score_for(name, "score", labelled=True, features=of.of_features, images=6, bank=21) is of
 
 
 class _Largest(TorchFunctionMode):

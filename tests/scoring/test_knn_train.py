@@ -12,7 +12,7 @@ from sklearn.neighbors import KNeighborsClassifier
 import mhprobe
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
-from mhprobe.scoring.base import looked
+from mhprobe.scoring.base import looked, score_for
 from mhprobe.scoring.knn_train import KNNTrain
 from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.scoring.parts.tally import tally
@@ -121,8 +121,8 @@ def test_images_that_choose_a_pruning_do_not_vote_for_themselves(name):
     assert images.scores["test"].places is None
 
 
-def test_a_bank_that_is_too_small_is_refused(model):
-    train, test = split(model, 19, 1), split(model, TEST, 2)
-    score = looked(KNNTrain, model, lambda: walk(*test), TEST, (lambda: walk(*train), 19))
-    with pytest.raises(UserError, match=r"^score=knn_train: needs 20 training images at least, got 19\.$"):
-        tally(model, walk(*test), TEST, score=score)
+def test_a_bank_that_is_too_small_is_refused():
+    judged = {"where": "score", "labelled": True, "features": True, "images": TEST}
+    with pytest.raises(UserError, match=r"^score=knn_train: compares with at least 21 training images, got 20\. "):
+        score_for("knn_train", **judged, bank=20)
+    assert score_for("knn_train", **judged, bank=21) is KNNTrain

@@ -310,11 +310,33 @@ def test_neighbours_of_images_without_labels_are_refused_before_anything_is_done
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("command", "setting"), [("mask", "data.limit_val=5"), ("prune", "prune.images=5")])
-def test_neighbours_of_too_few_images_are_refused_before_anything_is_done(trained, command, setting, tmp_path):
+@pytest.mark.parametrize(
+    ("command", "options", "reason"),
+    [
+        ("mask", ["score=knn", "data.limit_val=5"], "knn: needs 6 images to choose masks on .*, got 5. Give more"),
+        ("prune", ["score=knn", "prune.images=5"], "knn: needs 6 images to choose masks on .*, got 5. Give more"),
+        (
+            "mask",
+            ["score=knn_train", "data.limit_train=20"],
+            "knn_train: .* 21 training images, got 20. .* or take knn",
+        ),
+        # images that are set aside to choose do not vote; those of validation do where training images choose
+        (
+            "prune",
+            ["score=knn_train", "prune.select_on=validation", "data.limit_train=20"],
+            "knn_train: .* 21 training images, got 20. ",
+        ),
+        (
+            "prune",
+            ["score=knn_train", "data.limit_train=12", "data.limit_val=8"],
+            "knn_train: .* 21 training images, got 20. ",
+        ),
+    ],
+)
+def test_neighbours_of_too_few_images_are_refused_before_anything_is_done(trained, command, options, reason, tmp_path):
     chosen = ("prune=given", "prune.heads=[0]") if command == "prune" else ()
     weights = f"weights={trained.folder / 'model.safetensors'}"
-    cfg = runs.config(command, tmp_path, weights, "score=knn", setting, *chosen)
-    with pytest.raises(mhprobe.UserError, match=r"^score=knn: needs 6 images to choose masks on .*, got 5\. Give more"):
+    cfg = runs.config(command, tmp_path, weights, *options, *chosen)
+    with pytest.raises(mhprobe.UserError, match=f"^score={reason}"):
         (mhprobe.prune if command == "prune" else mhprobe.mask).run(cfg, tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -198,8 +198,8 @@ class Masking:
         if split not in self._scores:
             model, data = cast(Any, material.model), material.data
             name, bank = SPLITS[split], (material.walk(split="train"), data.sizes["train"])
-            kind = score_for(self.score, "score", not data.unlabelled, bool(model.features_only), data.sizes[name])
-            walk = material.walk(split=name)
+            facts, walk = (not data.unlabelled, bool(model.features_only), data.sizes[name]), material.walk(split=name)
+            kind = score_for(self.score, "score", *facts, bank=bank[1])
             self._scores[split] = looked(kind, model, walk, data.sizes[name], bank, show=material.first)
         return self._scores[split]
 

@@ -87,9 +87,10 @@ def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
         refuse_without_classifier(cfg.command)
     if cfg.score:  # refused before anything is computed
         section = cfg.prune or cfg.masking
-        splits = ["test", *([SPLITS[section.select_on]] if section else [])]
-        fewest = min([*map(data.sizes.__getitem__, splits), *([cfg.prune.images] if cfg.prune else [])])
-        score_for(score(cfg), "score", not data.unlabelled, features, fewest)
+        chooses = SPLITS[section.select_on] if section else "test"
+        fewest = min([data.sizes["test"], data.sizes[chooses], *([cfg.prune.images] if cfg.prune else [])])
+        bank = data.sizes["train"] + (data.sizes["val"] if cfg.prune and chooses != "val" else 0)
+        score_for(score(cfg), "score", not data.unlabelled, features, fewest, bank)
     if data.unlabelled and not features:
         _label(cfg, data, backbone, description["class_names"])
     description = {**description, "input": {key: list(value) for key, value in spec.items()}}

@@ -29,7 +29,7 @@ class Score(abc.ABC):
     unmasked: ClassVar[bool] = True  # compares with the unmasked model
     labelled: ClassVar[bool] = False  # needs labels
     of_features: ClassVar[bool] = False  # can judge features, which are no logits
-    banked: ClassVar[bool] = False  # compares with training images of the judged model, see ``beside``
+    banked: ClassVar[int] = 0  # training images of the judged model that it compares with at least, see ``beside``
     least: ClassVar[int] = 1  # images of a split that it takes to judge one
     bank: "tuple[Walk, int] | None" = None
     places: Tensor | None = None  # (N,) of the images of the split in the bank, where they are part of it
@@ -59,11 +59,13 @@ def known_scores() -> dict[str, type[Score]]:
     return {score.scored.name: score for score in classes_in(mhprobe.scoring, Score)}
 
 
-def score_for(choice: str | type[Score] | None, where: str, labelled: bool, features: bool, images: int) -> type[Score]:
+def score_for(
+    choice: str | type[Score] | None, where: str, labelled: bool, features: bool, images: int, bank: int = 0
+) -> type[Score]:
     """The score by name or class; None: labels where there are any, else top1; cosine of a model of features.
 
-    where: the option, for errors. images: of the smallest split that is judged. UserError for an unknown score, or one
-    that images or model do not allow.
+    where: the option, for errors. images: of the smallest split that is judged. bank: number of training images.
+    UserError for an unknown score, or one that images or model do not allow.
     """
     scores = known_scores()
     usual = "cosine" if features else "labels" if labelled else "top1"
@@ -80,6 +82,11 @@ def score_for(choice: str | type[Score] | None, where: str, labelled: bool, feat
         raise UserError(
             f"{where}={name}: needs {score.least} images to choose masks on and to judge them on, got {images}. "
             f"Give more images, keep more for validation, or take cosine."
+        )
+    if bank < score.banked:
+        raise UserError(
+            f"{where}={name}: compares with at least {score.banked} training images, got {bank}. Give a command more "
+            f"of them, or take knn, which needs none."
         )
     return score
 

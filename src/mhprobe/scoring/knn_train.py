@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mhprobe.errors import UserError
 from mhprobe.masking.base import Scored
 from mhprobe.scoring.base import Score, outputs_of_split
 
@@ -29,7 +28,7 @@ class KNNTrain(Score):
     unmasked: ClassVar[bool] = False
     labelled: ClassVar[bool] = True
     of_features: ClassVar[bool] = True
-    banked: ClassVar[bool] = True
+    banked: ClassVar[int] = NEIGHBOURS + 1
 
     def __init__(
         self, outputs: Tensor | None = None, labels: Tensor | None = None, places: Tensor | None = None
@@ -37,15 +36,12 @@ class KNNTrain(Score):
         super().__init__(outputs, labels)
         self.places = places
         if outputs is not None:
-            if len(outputs) < (least := NEIGHBOURS + (places is not None)):
-                raise UserError(f"score=knn_train: needs {least} training images at least, got {len(outputs)}.")
             self.units = F.normalize(outputs.float(), dim=1)
 
     def beside(self, outputs_of: Callable[[Tensor], Tensor]) -> Score:
         if self.labels is not None:
             return self
-        if self.bank is None:
-            raise UserError("score=knn_train: compares with training images, and there are none here; expected knn.")
+        assert self.bank is not None  # score_for looked
         return KNNTrain(*outputs_of_split(lambda images: outputs_of(images)[0], *self.bank), self.places)
 
     def __call__(self, outputs: Tensor, index: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

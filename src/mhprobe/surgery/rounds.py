@@ -162,8 +162,8 @@ class Images:
         walks["test"] = self.test, sizes["test"]
         if "calibration" in sizes:
             walks["calibration"] = self._calibration, sizes["calibration"]
-        kind = score_for(self.score, "score", not self.data.unlabelled, features, min(n for _, n in walks.values()))
-        bank = self._bank, sum(map(sizes.__getitem__, self.banked))
+        bank, fewest = (self._bank, sum(map(sizes.__getitem__, self.banked))), min(n for _, n in walks.values())
+        kind = score_for(self.score, "score", not self.data.unlabelled, features, fewest, bank[1])
         self.scores = {name: looked(kind, dense, *walk, bank, show=True) for name, walk in walks.items()}
         self.scores["chosen"].places = self.chosen if self.split == self.banked[0] else None
 
