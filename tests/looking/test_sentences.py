@@ -130,8 +130,9 @@ def test_distance_that_rises_with_depth_is_told_and_shuffled_blocks_are_not():
     assert "farther the deeper" in told.text and "correlation with depth of 1 " in told.text
     falling = tell("depth", by_hand(rising.flip(0), 10.0))
     assert "less far the deeper" in falling.text
-    slowly = tell("depth", by_hand(10 + rising / 100, 10.0))
-    assert "in the first 2 blocks 1.0015 times as far as even attention, in the last 2 1.0135 times" in slowly.text
+    enough = tell("depth", by_hand(10 + rising / 20, 10.0))
+    assert "in the first 2 blocks 1.01 times as far as even attention, in the last 2 1.07 times" in enough.text
+    assert tell("depth", by_hand(10 + rising / 1000, 10.0)) is None  # in perfect order, from 1.0002 to 1.0014
     shuffled = rising.view(8, 2)[[3, 6, 0, 5, 7, 1, 4, 2]].flatten()
     assert tell("depth", by_hand(shuffled, 10.0)) is None
 
@@ -179,6 +180,13 @@ def test_one_photograph_says_nothing_beyond_itself():
     found = facts(model, torch.randn(1, 3, 16, 16))
     last = sentences(found)[-1].text
     assert "1 photograph:" in last and "at least 2" in last
+    rising = by_hand(torch.arange(16, dtype=torch.float64), 10.0)
+    assert any("farther the deeper" in each.text for each in sentences(rising))
+    assert not any("farther the deeper" in each.text for each in sentences(rising._replace(images=1)))
+    assert (
+        "changes with depth (it has 8 blocks, expected at least 5, and 2 photographs)"
+        in sentences(rising._replace(images=1))[-1].text
+    )
 
 
 def test_a_function_that_is_marked_is_a_rule(monkeypatch):

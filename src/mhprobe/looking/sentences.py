@@ -41,6 +41,7 @@ MOST = 0.5  # share from which on a head is said to do something most of the tim
 NEAR = ALIKE = 0.5  # twins: divergence as a share of chance, at most; CKA, at least
 LOCAL = 0.5  # of the distance of even attention, at most
 NEARLY = 0.97  # of the entropy of even attention
+STEP = 0.05  # of the distance of even attention, between the first and the last blocks, at least
 LEAST = 5  # blocks: fewer cannot be told from shuffled ones
 SHUFFLES = 2000
 WAYS = (("up", "down"), ("left", "right"))
@@ -266,11 +267,16 @@ def reach(facts: Facts) -> Sentence:
 
 @answers("how distance changes with depth")
 def depth(facts: Facts) -> Sentence | None:
-    """The rank correlation of depth with the mean distance of a block's heads, as a share of even attention's."""
+    """The rank correlation of depth with the mean distance of a block's heads, as a share of even attention's.
+
+    Shuffled blocks tell which correlations are chance, but not which differences are large (an untrained network may
+    rise from 1.0000 to 1.0001), nor what other photographs would show: the first and last blocks must differ by
+    ``STEP``, and of one photograph nothing is said.
+    """
     table = facts.columns("attention_distance")
     distance = torch.stack([part.mean() for part in facts.layout.split(table["value"] / table["uniform"])])
-    if len(distance) < LEAST:
-        raise UserError(f"it has {len(distance)} blocks, expected at least {LEAST}")
+    if len(distance) < LEAST or facts.images < 2:
+        raise UserError(f"it has {len(distance)} blocks, expected at least {LEAST}, and 2 photographs")
     place = torch.arange(len(distance), dtype=distance.dtype)
     rho = spearman(place, distance)
     low, high = spearman_interval(rho, len(distance))
@@ -278,16 +284,15 @@ def depth(facts: Facts) -> Sentence | None:
     orders = (torch.randperm(len(place), generator=generator) for _ in range(SHUFFLES))
     shuffled = [abs(spearman(place, distance[order])) for order in orders]
     chance = torch.tensor(shuffled, dtype=torch.float64).quantile(0.95).item()
-    if math.isnan(rho) or abs(rho) <= chance:
-        return None
     third = max(1, len(distance) // 3)
-    ends = distance[:third].mean(), distance[-third:].mean()
-    first, last = map(five if rounded(ends[0]) == rounded(ends[1]) else rounded, ends)
+    first, last = distance[:third].mean().item(), distance[-third:].mean().item()
+    if math.isnan(rho) or abs(rho) <= chance or abs(last - first) < STEP:
+        return None
     return Sentence(
         f"Heads look {'farther' if rho > 0 else 'less far'} the deeper they stand: in the first {third} blocks "
-        f"{first} times as far as even attention, in the last {third} {last} times: a rank correlation with depth of "
-        f"{rounded(rho)} (95 % interval {rounded(low)} to {rounded(high)}; shuffled blocks stay within "
-        f"{rounded(chance)} in 95 % of cases)."
+        f"{three(first)} times as far as even attention, in the last {third} {three(last)} times: a rank "
+        f"correlation with depth of {rounded(rho)} (95 % interval {rounded(low)} to {rounded(high)}; shuffled blocks "
+        f"stay within {rounded(chance)} in 95 % of cases)."
     )
 
 
