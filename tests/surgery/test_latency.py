@@ -55,6 +55,21 @@ def test_a_table_is_measured_once_and_another_machine_is_refused(tmp_path, monke
         latency_cost(file, model, layout, images)
 
 
+def test_a_table_of_heads_alone_is_no_table_of_heads_and_neurons_and_the_line_says_so(tmp_path):
+    model, file = tiny_vit(), tmp_path / "table.json"
+    both, heads, images = layout_of(model, KINDS), layout_of(model), images_for(model, 2)
+    latency_cost(file, model, heads, images, repeats=1)
+    units = "has units '6 heads', expected '6 heads and 192 neurons'"
+    with pytest.raises(
+        mhprobe.UserError, match=rf"^latency_table: .*table\.json {units}\. Name a file that is not there"
+    ):
+        latency_cost(file, model, both, images)
+    older = json.loads(file.read_text())
+    del older["units"]
+    file.write_text(json.dumps(older))
+    latency_cost(file, model, heads, images)  # the digest tells that it is of this network
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [

@@ -198,7 +198,7 @@ def _table(
     file: Path | None, model: nn.Module, layout: HeadLayout, images: Tensor, repeats: int, multiple: int
 ) -> Mapping[str, Any]:
     wanted = {"machine": f"{device_name(images.device)}, torch {torch.__version__}", "images": len(images)}
-    wanted |= {"size": [*images.shape[2:]], "layout": layout.digest, "multiple": multiple}
+    wanted |= {"size": [*images.shape[2:]], "units": layout.counted, "layout": layout.digest, "multiple": multiple}
     table: Any = None
     if file is None or not file.exists():
         masks = [evenly(layout, share, multiple) for share in TABLE_SHARES]
@@ -213,7 +213,7 @@ def _table(
     if not isinstance(table, dict) or not all(fits(table.get(key), hint) for key, hint in OF_TABLE.items()):
         raise UserError(f"latency_table: {file} is no table of latency. Name a file that is not there yet.")
     for key, value in wanted.items():
-        if table.get(key) != value:
+        if table.get(key, value if key == "units" else None) != value:  # older tables lack it
             raise UserError(
                 f"latency_table: {file} has {key} {quoted(table.get(key))}, expected {quoted(value)}. Name a "
                 f"file that is not there yet: it is measured here."
