@@ -226,8 +226,13 @@ def test_whole_layers_go_or_are_refused_with_what_fits(model, evaluate):
     order = ORDERS["greedy"]
     mask = chosen(model, evaluate, order, remove=3, units="layer")
     assert [int(part.sum()) for part in layout_of(model).split(mask)] in ([3, 0], [0, 3])
-    with pytest.raises(mhprobe.UserError, match=r"from 0 to 3 removed, got 2.*units=head"):
+    with pytest.raises(mhprobe.UserError, match=r"from 0 to 3 removed, got 2\. Ask for 3, or take units=head\.$"):
         chosen(model, evaluate, order, remove=2, units="layer")
+    # all six would empty the network, and are refused
+    with pytest.raises(mhprobe.UserError, match=r"from 3 to 6 removed, got 5\. Ask for 3, or take units=head\.$"):
+        chosen(model, evaluate, order, remove=5, units="layer")
+    with pytest.raises(mhprobe.UserError, match=r"from 0 to 6 removed, got 2\. Take units=head\.$"):
+        chosen(model, evaluate, order, remove=2, units="stage")
 
 
 @pytest.mark.parametrize(

@@ -129,9 +129,12 @@ class OnPath:
         if remove is not None and self.target is None:
             gone, wanted = path.masks().sum(1).tolist(), layout.num_heads - int(goal["heads"])
             if gone[-1] != wanted:
+                # all heads are refused; of several rounds only the last sees where it ends
+                usable = [str(n) for n in gone[-2:] if 0 < n < layout.num_heads and (part, layout) == (1, loaded)]
+                hint = f"Ask for {' or '.join(usable)}, or take" if usable else "Take"
                 raise UserError(
-                    f"remove: units of several heads step from {gone[-2]} to {gone[-1]} removed, got {wanted}. Ask for "
-                    f"one of them, or take units=head."
+                    f"remove: units of several heads step from {gone[-2]} to {gone[-1]} removed, got {wanted}. {hint} "
+                    f"units=head."
                 )
         left *= units.limits.targets[0].left(mask) if costs_left else 1.0
         return Choice(mask, self.rescale, scores=path.scores), left
