@@ -17,10 +17,12 @@ from mhprobe.masking.by_score import ByScore
 from mhprobe.masking.fisher import Fisher
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.parts.curve import CurveSpec, known_orders, masking_curve
+from mhprobe.masking.parts.units import make_units
 from mhprobe.masking.random import Random
 from mhprobe.report import tables
 from mhprobe.run.sections import options as names_of
 from mhprobe.scoring.parts.evaluate import Evaluator
+from mhprobe.stats.promise import Guarantee
 from mhprobe.surgery.costs import count_flops
 from mhprobe.surgery.given import Given
 from mhprobe.surgery.on_path import OnPath, removed_after
@@ -233,6 +235,10 @@ def test_whole_layers_go_or_are_refused_with_what_fits(model, evaluate):
         chosen(model, evaluate, order, remove=5, units="layer")
     with pytest.raises(mhprobe.UserError, match=r"from 0 to 6 removed, got 2\. Take units=head\.$"):
         chosen(model, evaluate, order, remove=2, units="stage")
+    promised = OnPath(order, units="stage", guarantee=Guarantee(points=1.0))
+    path = order.paths(make_units("stage", layout_of(model)), layout_of(model), evaluate)[0]
+    with pytest.raises(mhprobe.UserError, match=r"from 0 to 6 removed, got 5\. Take units=head\.$"):
+        promised._short(path)
 
 
 @pytest.mark.parametrize(

@@ -129,13 +129,8 @@ class OnPath:
         if remove is not None and self.target is None:
             gone, wanted = path.masks().sum(1).tolist(), layout.num_heads - int(goal["heads"])
             if gone[-1] != wanted:
-                # all heads are refused; of several rounds only the last sees where it ends
-                usable = [str(n) for n in gone[-2:] if 0 < n < layout.num_heads and (part, layout) == (1, loaded)]
-                hint = f"Ask for {' or '.join(usable)}, or take" if usable else "Take"
-                raise UserError(
-                    f"remove: units of several heads step from {gone[-2]} to {gone[-1]} removed, got {wanted}. {hint} "
-                    f"units=head."
-                )
+                # of several rounds only the last sees where it ends
+                raise _passed(gone[-2:], wanted, layout.num_heads if (part, layout) == (1, loaded) else 0)
         left *= units.limits.targets[0].left(mask) if costs_left else 1.0
         return Choice(mask, self.rescale, scores=path.scores), left
 
@@ -188,12 +183,16 @@ class OnPath:
         gone, most = path.masks().sum(1), path.added.shape[1] - 1
         steps = int((gone[1:] <= min(most, self.remove or most)).sum())
         if not steps:
-            raise UserError(
-                f"remove: the first step of the path takes {int(gone[1])} heads, got {self.remove}; ask for as "
-                f"many, or take units=head."
-            )
+            raise _passed(gone[:2].tolist(), most if self.remove is None else self.remove, most + 1)
         columns = ("added", "names", "spent", "exhaustive")
         return dataclasses.replace(path, **{column: getattr(path, column)[:steps] for column in columns})
+
+
+def _passed(steps: Sequence[int], wanted: int, count: int) -> UserError:
+    """The error of steps that pass ``wanted``. count: of heads, of which fewer can be asked for; 0 if it is unknown."""
+    usable = [str(gone) for gone in steps if 0 < gone < count]
+    start = f"remove: units of several heads step from {steps[0]} to {steps[1]} removed, got {wanted}."
+    return UserError(f"{start} {'Ask for ' + ' or '.join(usable) + ', or take' if usable else 'Take'} units=head.")
 
 
 def within(
