@@ -94,6 +94,11 @@ def test_the_documented_lines_reload_it_without_mhprobe(tmp_path):
         networks.append((build(**about["backbone"], num_classes=5).eval(), [1, 3, 4, 5], about))
     sizes = {**BACKBONES["swin"], "name": "swinv2_tiny_window8_256"}
     networks.append((build(**sizes, num_classes=5).eval(), REMOVED["swin"], {**description("vit"), "backbone": sizes}))
+    sizes = {**BACKBONES["swin"], "head_dim": 64}  # heads that are wider, together, than their block's input
+    networks.append(
+        (wide := build(**sizes, num_classes=5).eval(), REMOVED["swin"], {**description("swin"), "backbone": sizes})
+    )
+    assert all(site.channels > wide.get_submodule(site.name).dim for site in layout_of(wide).sites)
     assert len(networks) > 3 * len(BACKBONES) + len(STAND_INS)
     for model, removed, about in networks:
         (folder := tmp_path / str(len(saved))).mkdir()
