@@ -117,7 +117,7 @@ def test_a_mix_of_heads_and_neurons_meets_its_budget_in_rounds_and_goes_on(train
     out = capsys.readouterr().out
     assert (
         f"tuned {last['heads']} heads and {last['neurons']} neurons" in out
-        and "heads and neurons are those that" in out
+        and f"of {dense['neurons']} neurons are those that" in out
     )
     more = (f"weights={tmp_path / 'run' / 'pruned.safetensors'}", *budget, "prune.target={params:0.8}")
     mhprobe.prune.run(config(tmp_path, *more), tmp_path / "more")
