@@ -7,6 +7,7 @@ heads (or pairs, or layers) that have nothing to do with each other. Images are 
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from mhprobe.measures.position import Position
 from mhprobe.measures.procrustes import Procrustes
 from mhprobe.measures.pwcca import PWCCA
 from mhprobe.measures.svcca import SVCCA
+from mhprobe.questions.measured import measured
 from mhprobe.stats.intervals import REAL, SHARE, SIZE, interval, p_of_interval
 from models import images_for, tiny_vit
 from oracles import cca, cka, intervals, procrustes, pwcca, svcca
@@ -362,6 +364,22 @@ def test_the_interval_of_a_nearly_untrained_network_is_that_of_its_images(kind):
     low, high = interval(value, spread / 12**0.5, 11, whole.within)
     got = whole.columns()
     torch.testing.assert_close(got["high"] - got["low"], high - low, rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize(("kind", "count", "few"), [(Entropy, 1, True), (Entropy, 2, False), (AttentionRange, 3, True)])
+def test_an_interval_that_few_images_cannot_have_is_said_beside_the_table(kind, count, few):
+    model = tiny_vit()
+    measure = kind(mhprobe.attach(model).layout)
+    measure.update(mhprobe.record(model, images_for(model, count), needs={"attn"}))
+    columns = measure.columns()
+    assert columns["low"].isnan().all() == few
+    material = SimpleNamespace(names=["it"], slopes_of="loss", about=lambda _: measure, control=lambda _: None)
+    material.columns = lambda _: columns
+    for part in measured(material).values():
+        said = (
+            f"image{'s' * (count > 1)} gave no interval (low, high): that of a mean takes 2, that of a similarity or a"
+        )
+        assert (said in part.about and "which 13 images nearly always fill" in part.about) == few
 
 
 def test_fewer_than_five_folds_have_no_interval():

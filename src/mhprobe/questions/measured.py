@@ -13,8 +13,10 @@ from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.gates.hard_concrete import HardConcreteGates
 from mhprobe.heads import Ablation, Patching
+from mhprobe.io.written import counted
 from mhprobe.masking.parts.trace import totals
 from mhprobe.measures.base import Measure
+from mhprobe.measures.parts.jackknife import ENOUGH, FEWEST, FOLDS
 from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import label_of, needs_of, pieces
 from mhprobe.recording.record import forward_equivalents
@@ -45,17 +47,31 @@ def measured(
         about = material.about(name)
         drawn = (kinds_of or {}).get(name, ()) or kinds
         shown = drawn or (about.kind, *about.also)
-        results |= of_measure(
+        columns = material.columns(name)
+        parts = of_measure(
             name,
             about,
             about.layout,
-            material.columns(name),
+            columns,
             material.control(name),
             label_of(about, material.slopes_of),
             drawn={f"_{kind}": kind for kind in drawn} or None,
             options={kind: {**(options or {}), **(options_of or {}).get(kind, {})} for kind in shown},
         )
+        few = _without_interval(columns)
+        results |= {key: part._replace(about=part.about + few) for key, part in parts.items()}
     return results
+
+
+def _without_interval(columns: Mapping[str, Tensor]) -> str:
+    """A sentence on columns of a measure whose low and high are empty for want of images; "" for others."""
+    images = int(columns.get("images", ENOUGH))
+    if images >= ENOUGH or "low" not in columns or not (columns["low"].isnan() & columns["value"].isfinite()).any():
+        return ""
+    return (
+        f" {counted(images, 'image')} gave no interval (low, high): that of a mean takes 2, that of a similarity or a "
+        f"range {FEWEST} of {FOLDS} folds, which {ENOUGH} images nearly always fill."
+    )
 
 
 def agreement(material: Material, top_k: int) -> dict[str, Result]:

@@ -19,6 +19,7 @@ from mhprobe.stats.intervals import REAL, Range, interval
 
 FOLDS = 8  # Student's quantile is 2.36 where that of a thousand is 1.96; each more costs sums and time
 FEWEST = 5  # from fewer folds the spread itself is not known
+ENOUGH = 13  # images: of a hundred sets of so many 99 fall into FEWEST folds at least
 _BYTES = 2**31
 
 
@@ -45,7 +46,7 @@ def affordable(name: str, folds: int, interval: bool | None, floats: int) -> int
             f"{_BYTES / 2**30:.0f}. interval=true takes them.",
             NoInterval,
         )
-        return 1
+        interval = False
     return 1 if interval is False else folds
 
 
