@@ -70,8 +70,8 @@ class Report:
         if (self.results.results or self.metrics) and there.keys() != of.keys():
             old, new = (" on ".join(f"{name} (digest {key})" for key, name in ends.items()) for ends in (there, of))
             raise UserError(
-                f"hydra.run.dir: {self.folder} holds results of {old or 'a training that was stopped'}, and those of "
-                f"{new or 'a new training'} would stand among them. Give another folder, or remove this one."
+                f"hydra.run.dir: {self.folder} holds results of {old or 'a stopped training or an older mhprobe'}, and "
+                f"those of {new or 'a new training'} would stand among them. Give another folder, or remove this one."
             )
         self.of = of
 
