@@ -6,7 +6,7 @@ ratio of the first to the second. Linearised (Cochran, 1977, Sampling Techniques
 
     sqrt(n / (n - 1) g^T (P - S S^T / n) g),  with g = df / dS, and P the sum over images of s s^T.
 
-P - S S^T / n is a difference: a spread of n images below some 1e-7 sqrt(n) of the numbers is rounding, and called 0.
+P - S S^T / n is a difference of sums: a spread below a hundred-thousandth of the numbers is rounding, and called 0.
 Shapes: R rows, K numbers.
 """
 
@@ -20,7 +20,7 @@ from mhprobe.heads import HeadLayout
 from mhprobe.measures.base import Measure
 from mhprobe.stats.intervals import interval
 
-_ROUNDING = 1e-15  # of a sum, for each number in it: a few units of the last digit
+_RESOLUTION = 1e-10
 Place = slice | tuple[slice | Tensor, ...]
 
 
@@ -59,7 +59,7 @@ class MeanOverImages(Measure):
         spread = self.image_products - sums[:, None] * sums / max(images, 1)
         square = torch.einsum("k...,l...,kl...->...", slope, slope, spread)
         whole = torch.einsum("k...,l...,kl...->...", slope.abs(), slope.abs(), self.image_products.abs())
-        square = square.where(square > _ROUNDING * images * whole, 0.0)
+        square = square.where(square > _RESOLUTION * whole, 0.0)
         error = (square * images / max(images - 1, 1)).sqrt()
         low, high = interval(value, error, images - 1, self.within)
         return {"value": value, "low": low, "high": high}
