@@ -15,11 +15,13 @@ import torch
 from test_measures import LAYOUT, MEASURES, build, random_batch, selected
 from torch import Tensor
 
+import mhprobe
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite, Patching
 from mhprobe.measures.attention_range import AttentionRange
 from mhprobe.measures.base import Measure
 from mhprobe.measures.cca import CCA
 from mhprobe.measures.cka import CKA
+from mhprobe.measures.entropy import Entropy
 from mhprobe.measures.layer_similarity import LayerSimilarity
 from mhprobe.measures.parts.image_sums import MeanOverImages
 from mhprobe.measures.parts.jackknife import NoInterval, affordable, fold_of, jackknife

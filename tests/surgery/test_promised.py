@@ -71,7 +71,7 @@ def test_no_more_than_asked_for_goes():
     assert promised(remove=2)[1].steps == 2
     choice, promise = promised(units="layer")
     assert (promise.steps, promise.heads) == (1, 3) and choice.mask[:3].all() and not choice.mask[3:].any()
-    with pytest.raises(mhprobe.UserError, match=r"takes 3 heads, got 2.*units=head"):
+    with pytest.raises(mhprobe.UserError, match=r"from 0 to 3 removed, got 2.*Ask for 3, or take units=head"):
         promised(units="layer", remove=2)
 
 

@@ -97,6 +97,8 @@ class Report:
                 written[name] = ledger.entry(name, whole)
                 paths += self._write(name, written[name], whole)
         there = self.results
+        if not written and self.of in ({}, there.of):
+            return paths
         book = ledger.Ledger(version=2, of=self.of or there.of, results={**there.results, **written})
         text = book.model_dump_json(indent=1, exclude_defaults=True)
         return [*paths, write(self.folder / ledger.FILE, text.encode())]
