@@ -263,7 +263,7 @@ def test(trainer: L.Trainer, model: GatedClassifier, data: ImageData, report: Re
     by_network = ", labelled by the whole network" if data.unlabelled and not model.features_only else ""
     images = Sample(data.sizes["test"], "test")
     report.data, report.images = data.source.name, images._replace(words=f"{images}{by_network}")
-    report.of = subject(model, data, report)
+    report.of = report.of or subject(model, data, report)
     trainer.test(model, datamodule=data, verbose=False)
     if trainer.is_global_zero:
         # "test/accuracy" is always by labels

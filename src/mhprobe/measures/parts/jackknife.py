@@ -46,7 +46,7 @@ def affordable(name: str, folds: int, interval: bool | None, floats: int) -> int
             f"{_BYTES / 2**30:.0f}. interval=true takes them.",
             NoInterval,
         )
-        interval = False
+        return 1
     return 1 if interval is False else folds
 
 

@@ -121,7 +121,7 @@ class Parts:
         """(H - a, D, D) covariance of part a with a, a + 1, ..."""
         count, width = self.spectrum.shape
         row = self.covariance(slice(a * width, (a + 1) * width), slice(a * width, count * width))
-        row[:, :width] = row[:, :width].triu() + row[:, :width].triu(1).mT
+        row[:, :width] = symmetric(row[:, :width])
         return row.unflatten(1, (-1, width)).transpose(0, 1)
 
     def between(self, compare: Callable[[int, Tensor], Tensor]) -> Tensor:
