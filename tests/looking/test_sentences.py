@@ -184,7 +184,7 @@ def test_one_photograph_says_nothing_beyond_itself():
     assert any("farther the deeper" in each.text for each in sentences(rising))
     assert not any("farther the deeper" in each.text for each in sentences(rising._replace(images=1)))
     assert (
-        "changes with depth (it has 8 blocks, expected at least 5, and 2 photographs)"
+        "changes with depth (8 blocks and 1 photograph, expected at least 5 blocks and 2 photographs)"
         in sentences(rising._replace(images=1))[-1].text
     )
 

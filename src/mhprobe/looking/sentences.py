@@ -276,7 +276,8 @@ def depth(facts: Facts) -> Sentence | None:
     table = facts.columns("attention_distance")
     distance = torch.stack([part.mean() for part in facts.layout.split(table["value"] / table["uniform"])])
     if len(distance) < LEAST or facts.images < 2:
-        raise UserError(f"it has {len(distance)} blocks, expected at least {LEAST}, and 2 photographs")
+        got = f"{counted(len(distance), 'block')} and {counted(facts.images, 'photograph')}"
+        raise UserError(f"{got}, expected at least {LEAST} blocks and 2 photographs")
     place = torch.arange(len(distance), dtype=distance.dtype)
     rho = spearman(place, distance)
     low, high = spearman_interval(rho, len(distance))
