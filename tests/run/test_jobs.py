@@ -10,6 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from mhprobe.errors import UserError
+from mhprobe.report.runs.folder import Folder
 from mhprobe.run import jobs
 
 
@@ -32,6 +33,19 @@ def test_a_folder_that_another_run_is_writing_into_is_refused(tmp_path):
         pass
     with jobs.held(tmp_path):  # it was given back
         assert not list(tmp_path.iterdir())
+
+
+def test_a_mistake_leaves_the_settings_of_the_run_that_is_in_the_folder(tmp_path):
+    first, second = OmegaConf.create({"seed": 1}), OmegaConf.create({"seed": 2})
+    with jobs.settings(tmp_path, first, ["seed=1"]):
+        pass
+    with pytest.raises(UserError, match="refused"), jobs.settings(tmp_path, second, ["seed=2"]):
+        assert Folder(tmp_path).overrides() == ["seed=2"]  # the run itself reads its own
+        raise UserError("refused")
+    assert Folder(tmp_path).overrides() == ["seed=1"] and Folder(tmp_path).yaml("config/config.yaml") == {"seed": 1}
+    with pytest.raises(SystemExit), jobs.settings(tmp_path, second, ["seed=2"]):
+        raise SystemExit(143)  # stopped, and to be continued with its own settings
+    assert Folder(tmp_path).yaml("config/config.yaml") == {"seed": 2}
 
 
 @pytest.mark.parametrize(("codes", "expected"), [((2, 2), 2), ((2, 1), 1), ((), None)])

@@ -110,9 +110,9 @@ def _job(command: str, cfg: DictConfig, started: list[Path], mistakes: list[User
     sweeping = job.mode == RunMode.MULTIRUN
     started.append(folder)
     try:
-        refuse_empty(cfg, job.overrides.task)
-        refuse_unread(cfg, job.overrides.task)
-        with jobs.held(folder):
+        with jobs.held(folder), jobs.settings(folder, cfg, job.overrides.task):
+            refuse_empty(cfg, job.overrides.task)
+            refuse_unread(cfg, job.overrides.task)
             run(command, cfg, folder)
     except (UserError, OmegaConfBaseException) as error:  # not through Hydra, which adds lines of its own
         mistake = error if isinstance(error, UserError) else UserError(explain(command, error))

@@ -15,8 +15,10 @@ from typing import Any
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, read_write
+from omegaconf.errors import OmegaConfBaseException
 
 from mhprobe.errors import UserError
+from mhprobe.io.files import write
 from mhprobe.report.runs.folder import Folder
 
 FAILED = "failed.json"
@@ -70,6 +72,27 @@ def held(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
+@contextlib.contextmanager
+def settings(folder: Path, cfg: DictConfig, overrides: Sequence[str]) -> Iterator[None]:
+    """Keep the composed configuration and what was typed in ``folder/config``. A mistake puts back what was there."""
+    if rank():
+        yield
+        return
+    before = {file: file.read_bytes() for file in (folder / "config").glob("*.yaml")}
+    write(folder / "config" / "config.yaml", OmegaConf.to_yaml(cfg).encode())
+    keep_typed(folder, overrides)
+    try:
+        yield
+    except (UserError, OmegaConfBaseException):
+        for file, text in before.items():
+            write(file, text)
+        raise
+
+
+def keep_typed(folder: Path, overrides: Sequence[str]) -> None:
+    write(folder / "config" / "overrides.yaml", OmegaConf.to_yaml(list(overrides)).encode())
+
+
 def note(folder: Path, code: int, message: str) -> None:
     """Leave a note of a failed job for the end of its sweep."""
     with contextlib.suppress(OSError):  # the disk may be full
@@ -78,8 +101,7 @@ def note(folder: Path, code: int, message: str) -> None:
 
 def lost(folder: Path, overrides: Sequence[str], message: str) -> None:
     """Leave a note of a job whose process or machine is gone."""
-    (folder / "config").mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(OmegaConf.create(list(overrides)), folder / "config" / "overrides.yaml")
+    keep_typed(folder, overrides)
     note(folder, 1, message)
 
 

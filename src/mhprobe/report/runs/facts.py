@@ -27,7 +27,7 @@ PACKAGES = ("torch", "timm", "lightning", "torchmetrics", "numpy")
 
 def write_facts(folder: Path, task: str, layout: HeadLayout, network: Mapping[str, Any] | None = None) -> Path:
     """Write ``folder/run.json``. task: the command's module, e.g. "train". network: description of the weights."""
-    config = Path(folder) / "config" / "overrides.yaml"  # written by Hydra at the start
+    config = Path(folder) / "config" / "overrides.yaml"  # written at the start
     now = datetime.datetime.now().astimezone()
     started = datetime.datetime.fromtimestamp(config.stat().st_mtime).astimezone() if config.exists() else None
     facts = {
