@@ -85,9 +85,12 @@ def test_a_stopped_run_is_not_begun_anew_over_its_checkpoint(trained_once):
     checkpoint.parent.mkdir(parents=True)
     shutil.copy(trained_once / "run" / "checkpoints" / "last.ckpt", checkpoint)
     before = checkpoint.read_bytes()
-    (result,) = runs.answers([Command("train", [*SHORT, "hydra.run.dir=stopped"])], trained_once)
+    small = runs.known("probe", [*runs.TINY, "measure=[]"])
+    other = Command("probe", [*small, "measure=[entropy]", "weights=random", "hydra.run.dir=stopped"])
+    result, probed = runs.answers([Command("train", [*SHORT, "hydra.run.dir=stopped"]), other], trained_once)
     assert result.code == 2
     assert "holds a training that was stopped" in result.answer and "ckpt_path=last" in result.answer
+    assert probed.code == 2 and "is that of a stopped training" in probed.answer
     assert checkpoint.read_bytes() == before
 
 
@@ -98,7 +101,7 @@ def test_a_finished_training_is_not_begun_anew_in_its_folder(trained_once):
     (result,) = runs.answers([Command("train", [*SHORT, "seed=5", "hydra.run.dir=run"])], trained_once)
     assert result.code == 2
     assert re.search(
-        r"run holds results of digits_vit \(digest \w{8}\) on digits \(digest \w{8}\), .* a new training", result.answer
+        r"run is that of digits_vit \(digest \w{8}\) on digits \(digest \w{8}\), .* a new training", result.answer
     )
     assert "another folder" in result.answer
     assert weights.read_bytes() == before

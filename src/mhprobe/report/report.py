@@ -67,11 +67,12 @@ class Report:
     def begin(self, of: dict[str, str]) -> None:
         """Say what new results are of, {} for not known yet. UserError if the folder holds results of others."""
         there = self.results.of
-        if (self.results.results or self.metrics) and there.keys() != of.keys():
+        used = self.results.results or self.metrics or (self.folder / "checkpoints" / "last.ckpt").exists()
+        if used and there.keys() != of.keys():
             old, new = (" on ".join(f"{name} (digest {key})" for key, name in ends.items()) for ends in (there, of))
             raise UserError(
-                f"hydra.run.dir: {self.folder} holds results of {old or 'a stopped training or an older mhprobe'}, and "
-                f"those of {new or 'a new training'} would stand among them. Give another folder, or remove this one."
+                f"hydra.run.dir: {self.folder} is that of {old or 'a stopped training or an older mhprobe'}, and "
+                f"results of {new or 'a new training'} would mix with its own. Give another folder, or remove this one."
             )
         self.of = of
 
