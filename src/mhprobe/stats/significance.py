@@ -7,6 +7,7 @@ Shapes: A tests, all arguments broadcast; N images.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -144,6 +145,8 @@ class Crossed(NamedTuple):
     low: float
     high: float
     p: float
+    error: float  # standard error, and the degrees of freedom of Student's law
+    freedom: float
 
 
 def crossed(difference_RN: Tensor) -> Crossed:
@@ -154,16 +157,21 @@ def crossed(difference_RN: Tensor) -> Crossed:
     """
     repeats, images = difference_RN.shape
     difference_RN = difference_RN.double()
-    mean = difference_RN.mean()[None]  # scipy takes no tensor without a dimension
-    parts = [(difference_RN.mean(0).var() / images, images - 1)]
+    parts = [(float(difference_RN.mean(0).var()) / images, images - 1)]
     if repeats > 1:
-        parts.append((difference_RN.mean(1).var() / repeats, repeats - 1))
-    variance = sum((part for part, _ in parts), torch.zeros_like(mean))
-    spread = sum((part**2 / freedom for part, freedom in parts), torch.zeros_like(mean))
-    freedom = torch.where(spread > 0, variance**2 / spread, images - 1)
-    half = t_quantile(freedom) * variance.sqrt()
-    p = two_sided(mean, variance.sqrt(), freedom)
-    return Crossed(*(float(value) for value in (mean, mean - half, mean + half, p)))
+        parts.append((float(difference_RN.mean(1).var()) / repeats, repeats - 1))
+    error, freedom = satterthwaite(parts)
+    mean, degrees = difference_RN.mean()[None], torch.tensor([freedom])  # scipy takes no tensor without a dimension
+    half = float(t_quantile(degrees)) * error
+    p = two_sided(mean, torch.full_like(mean, error), degrees)
+    return Crossed(float(mean), float(mean) - half, float(mean) + half, float(p), error, freedom)
+
+
+def satterthwaite(parts: Sequence[tuple[float, int]]) -> tuple[float, float]:
+    """Standard error and degrees of freedom of a sum of (variance, degrees of freedom) (1946)."""
+    variance = sum(part for part, _ in parts)
+    spread = sum(part**2 / freedom for part, freedom in parts if freedom)
+    return math.sqrt(variance), variance**2 / spread if spread > 0 else max(freedom for _, freedom in parts)
 
 
 def standard_error(total: Tensor, square: Tensor, count: Tensor) -> Tensor:

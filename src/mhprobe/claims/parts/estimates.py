@@ -7,7 +7,7 @@ differences on the same images are paired.
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.stats.agreement import auroc, auroc_error
-from mhprobe.stats.significance import Z95
+from mhprobe.stats.significance import Z95, crossed, satterthwaite
 
 LEVEL = 0.05  # of all wrong verdicts
 RELIABLE = 0.8  # share of a measure's variance over heads: noise then reduces a correlation to no less than .89 of it
@@ -92,19 +92,16 @@ def over_heads(
             f"there are {len(every)} heads that can be compared, which are too few to vary over.",
             len(layout.sites) + FEWEST,
         )
-    estimate = _student(statistic(every), *_together(parts), "heads", len(every), correlation)
+    estimate = _student(statistic(every), *satterthwaite(parts), "heads", len(every), correlation)
     return replace(estimate, chance=chance)
 
 
 def over_images(differences: Tensor) -> Estimate:
     """Mean of (n,) paired differences, or of (R, n) of R random draws, without NaN; TooFewError for under 10 images."""
     rows = differences.double()[..., ~differences.isnan().reshape(-1, differences.shape[-1]).any(0)]
-    of_image = rows.reshape(-1, rows.shape[-1]).mean(0)
-    count = _enough(len(of_image))
-    parts = [(float(of_image.var()) / count, count - 1)]
-    if rows.dim() > 1:  # other draws would give another mean
-        parts.append((float(rows.mean(1).var()) / len(rows), len(rows) - 1))
-    return _student(float(of_image.mean()), *_together(parts), "images", count)
+    count = _enough(rows.shape[-1])
+    test = crossed(rows.reshape(-1, count))  # other draws would give another mean
+    return _student(test.difference, test.error, test.freedom, "images", count)
 
 
 def of_accuracy(better: Tensor, worse: Tensor) -> Estimate:
@@ -133,13 +130,6 @@ def _enough(images: int) -> int:
     if images < 10:
         raise TooFewError(f"there are {images} images, expected 10 at the least.", 10)
     return images
-
-
-def _together(parts: Sequence[tuple[float, int]]) -> tuple[float, float]:
-    """Standard error and degrees of freedom of a sum of (variance, degrees of freedom) (Satterthwaite, 1946)."""
-    variance = sum(part for part, _ in parts)
-    freedom = variance**2 / sum(part**2 / of for part, of in parts) if variance > 0 else sum(of for _, of in parts)
-    return math.sqrt(variance), freedom
 
 
 def share(sure: Tensor, excluded: Tensor, images: int | Tensor = 0, unit: str = "heads") -> Estimate:
