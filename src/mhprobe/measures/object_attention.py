@@ -8,6 +8,7 @@ dealt into two halves: a head (and an offset) is chosen on the first and scored 
 Shapes: R relations, O offsets. Sums have the half of the images in front.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure, counts, mean_of, sums
 from mhprobe.measures.parts.jackknife import fold_of
-from mhprobe.measures.parts.places import attention_of, of_largest, of_pairs, places_of, where_site
+from mhprobe.measures.parts.places import attention_of, of_largest, of_pairs, places_of, reach_of, where_site
 from mhprobe.stats.intervals import SHARE, interval, of_mean
 from mhprobe.stats.significance import standard_error
 
@@ -74,9 +75,8 @@ class ObjectAttention(Measure):
         super().__init__(layout, **kwargs)
         self.axes = {key: list(RELATIONS) for key in _BY_RELATION}
         for number, site in enumerate(layout.sites):
-            height, width = site.token_grid
-            offsets = (2 * height - 1) * (2 * width - 1)
-            self.add_state(f"offsets_{number}", torch.zeros(2, len(RELATIONS), offsets, dtype=torch.long))
+            offsets = torch.zeros(2, len(RELATIONS), math.prod(reach_of(site)), dtype=torch.long)
+            self.add_state(f"offsets_{number}", offsets)
 
     def add(self, batch: HeadBatch) -> None:
         if batch.objects is None:
@@ -97,10 +97,8 @@ class ObjectAttention(Measure):
         tokens_WK, pairs_WQK = places.token - site.prefix_tokens, places.patch_pairs
         shown_BWK = shown_BT[:, tokens_WK.clamp(min=0)]
         self._overall(span, site, attn_BWHQK, shown_BWK, half_B)
-        height, width = site.token_grid
-        down_WQK, right_WQK = places.steps.unbind(-1)
-        offsets_WQK = (down_WQK + height - 1) * (2 * width - 1) + right_WQK + width - 1  # a number for each
         others_WQK = pairs_WQK & ~torch.eye(pairs_WQK.shape[-1], dtype=torch.bool, device=pairs_WQK.device)
+        offsets_WQK = places.offsets(reach_of(site)) * others_WQK
         best_BWHQK = of_largest(attn_BWHQK, others_WQK)
         for r, holds in enumerate(RELATIONS.values()):
             true_BWQK = holds(shown_BWK[..., :, None], shown_BWK[..., None, :]) & others_WQK
@@ -178,11 +176,11 @@ class ObjectAttention(Measure):
         """(R,) each per site: hits of the best offset; hits on half 2 of that of half 1; its rows; its columns."""
         offsets = []
         for number, site in enumerate(self.layout.sites):
-            height, width = site.token_grid
+            height, width = reach_of(site)
             counts: Tensor = getattr(self, f"offsets_{number}").double()
             count, best = counts.sum(0).max(-1)
             held = counts[1].gather(-1, counts[0].argmax(-1, keepdim=True))[..., 0]
-            offsets.append((count, held, best // (2 * width - 1) - height + 1, best % (2 * width - 1) - width + 1))
+            offsets.append((count, held, best // width - height // 2, best % width - width // 2))
         return offsets
 
 

@@ -7,15 +7,14 @@ queries for which the key exists, and only offsets that exist for ``reach`` of t
 Shapes: Y, X offsets along the grid's axes, from -max to max.
 """
 
-import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
-from mhprobe.measures.parts.places import OfAttention, Piece, even_over, of_largest, places_of
+from mhprobe.heads import HeadBatch, HeadLayout
+from mhprobe.measures.parts.places import OfAttention, Piece, even_over, of_largest, places_of, reach_of
 from mhprobe.stats.intervals import SHARE, interval
 from mhprobe.stats.significance import standard_error
 
@@ -49,11 +48,9 @@ class Position(OfAttention):
             if not 0 < got <= 1:
                 raise UserError(f"position: {option} is a share above 0 and at most 1, got {got}.")
         self.threshold, self.least = threshold, reach
-        reaches = [_offsets(site, torch.device("cpu")).abs().flatten(0, 2).amax(0) for site in layout.sites]
-        self.farthest: tuple[int, int] = tuple(torch.stack(reaches).amax(0).tolist())
-        size = [2 * steps + 1 for steps in self.farthest]
+        self.size = max(reach_of(site)[0] for site in layout.sites), max(reach_of(site)[1] for site in layout.sites)
         for name in ("counts", "squares"):
-            self.add_state(name, torch.zeros(layout.num_heads, *size, dtype=torch.float64))
+            self.add_state(name, torch.zeros(layout.num_heads, *self.size, dtype=torch.float64))
 
     def look(self, piece: Piece, batch: HeadBatch) -> None:
         span = piece.span
@@ -61,7 +58,7 @@ class Position(OfAttention):
         image, window, head, query, key = share_bWHQK.nonzero(as_tuple=True)  # NaN too, which is an error at the end
         counts_bHYX = self.counts.new_zeros(len(share_bWHQK), *self.counts[span].shape)
         start = (image * counts_bHYX.shape[1] + head) * self.counts[0].numel()
-        index = start + self._index(piece.site, share_bWHQK.device)[window, query, key]
+        index = start + piece.places.offsets(self.size)[window, query, key]
         counts_bHYX.view(-1).index_add_(0, index, share_bWHQK[image, window, head, query, key])
         self.counts[span] += counts_bHYX.sum(0)
         self.squares[span] += counts_bHYX.square_().sum(0)
@@ -72,7 +69,7 @@ class Position(OfAttention):
         queries = self.patch_queries
         share = self.counts / self.images / exists  # NaN where no query has such a key
         candidates = exists >= self.least * queries[:, None, None]
-        down, across = (torch.arange(-most, most + 1, device=self.device) for most in self.farthest)
+        down, across = (torch.arange(size, device=self.device) - size // 2 for size in self.size)
         order = (down[:, None] ** 2 + across**2).flatten().argsort(stable=True)  # from the shortest to the longest
         ranked = self.counts.masked_fill(~candidates, -1).flatten(1)[:, order]
         best = order[(ranked == ranked.amax(1, keepdim=True)).int().argmax(1)]  # the first of the largest
@@ -87,8 +84,8 @@ class Position(OfAttention):
             "value": value,
             "low": low,
             "high": high,
-            "dy": best // share.shape[2] - self.farthest[0],
-            "dx": best % share.shape[2] - self.farthest[1],
+            "dy": best // self.size[1] - self.size[0] // 2,
+            "dx": best % self.size[1] - self.size[1] // 2,
             "positional": (value >= self.threshold).long(),
             "reaching": at(share),
             "reach": at(exists) / queries,
@@ -97,25 +94,13 @@ class Position(OfAttention):
             "exists": exists,
         }
 
-    def _index(self, site: HeadSite, device: torch.device) -> Tensor:
-        """(W, Q, K) position of each pair's offset in the flattened (Y, X)."""
-        offset = _offsets(site, device)
-        return (offset[..., 0] + self.farthest[0]) * self.counts.shape[2] + offset[..., 1] + self.farthest[1]
-
     def _sums(self, weigh: Any) -> Tensor:
         """(A, Y, X) sum of ``weigh(patch_pairs)`` over the pairs of each offset."""
         sums = torch.zeros_like(self.counts)
         for number, site in enumerate(self.layout.sites):
-            pairs = places_of(site, self.device).patch_pairs
+            places = places_of(site, self.device)
+            index = places.offsets(self.size) * places.patch_pairs  # others can be further apart
             flat = sums.new_zeros(sums[0].numel())
-            flat.index_add_(0, self._index(site, self.device).flatten(), weigh(pairs).flatten())
+            flat.index_add_(0, index.flatten(), weigh(places.patch_pairs).flatten())
             sums[self.layout.span(number)] = flat.view_as(sums[0])
         return sums
-
-
-@functools.lru_cache(maxsize=256)
-def _offsets(site: HeadSite, device: torch.device) -> Tensor:
-    """(W, Q, K, 2) rows and columns from query to key; 0 for pairs that may not attend to each other."""
-    with torch.inference_mode(False):
-        places = places_of(site, device)
-        return places.steps * places.patch_pairs[..., None]

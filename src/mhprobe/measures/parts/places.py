@@ -52,6 +52,11 @@ class Places(NamedTuple):
         """(W, Q, K, 2) rows and columns from the query to the key; any numbers where no grid token stands."""
         return self.cell[:, None] - self.cell[:, :, None]
 
+    def offsets(self, reach: tuple[int, int]) -> Tensor:
+        """(W, Q, K) number of each step among those of ``reach_of``; any number where no grid token stands."""
+        down, across = self.steps.unbind(-1)
+        return (down + reach[0] // 2) * reach[1] + across + reach[1] // 2
+
 
 @functools.lru_cache(maxsize=256)
 def places_of(site: HeadSite, device: torch.device) -> Places:
@@ -65,6 +70,14 @@ def places_of(site: HeadSite, device: torch.device) -> Places:
         steps = (cell[:, :, None] - cell[:, None, :]).double() * torch.tensor(site.pixels, dtype=torch.float64)
         distance = steps.norm(dim=-1) * patch_pairs
         return Places(*(table.to(device) for table in (token, cell, patch, pairs, patch_pairs, distance)))
+
+
+@functools.lru_cache(maxsize=256)
+def reach_of(site: HeadSite) -> tuple[int, int]:
+    """Offsets (Y, X) between patches that may attend to each other; the middle is the query. More if windows wrap."""
+    places = places_of(site, torch.device("cpu"))
+    down, across = (places.steps.abs() * places.patch_pairs[..., None]).flatten(0, 2).amax(0).tolist()
+    return 2 * down + 1, 2 * across + 1
 
 
 def places_in(site: HeadSite, attn: Tensor) -> Places:

@@ -92,11 +92,9 @@ def around_the_favourite(piece: Piece, size: tuple[int, int]) -> tuple[Tensor, T
     places = piece.places
     rows_bWHQK = shares(piece.attn, places.patch_pairs)
     favourite = rows_bWHQK.argmax(-1)
-    down, right = places.steps.unbind(-1)  # (W, K, K) from the one to the other
-    number_WKK = (down + size[0] // 2) * size[1] + right + size[1] // 2
     heads, count = piece.attn.shape[2], rows_bWHQK.shape[-1]
     # the numbers of the keys, seen from each query's favourite
-    index = number_WKK[None, :, None].expand(len(rows_bWHQK), -1, heads, -1, -1)
+    index = places.offsets(size)[None, :, None].expand(len(rows_bWHQK), -1, heads, -1, -1)
     number = index.gather(3, favourite[..., None].expand(*favourite.shape, count))
     there = (places.patch_pairs & places.patch[:, :, None])[None, :, None].expand_as(rows_bWHQK)
     flat = (number + torch.arange(heads, device=number.device)[:, None, None] * (size[0] * size[1])).flatten()

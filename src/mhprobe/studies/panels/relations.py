@@ -22,7 +22,6 @@ S sites, O offsets (down, right) within the window or the grid, N images of a sp
 features, V facts about a pair of patches.
 """
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -36,7 +35,7 @@ from mhprobe import ranks
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
-from mhprobe.measures.parts.places import Piece, Places, attention, of_largest, of_pairs, places_of
+from mhprobe.measures.parts.places import Piece, Places, attention, of_largest, of_pairs, reach_of
 from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import recorded
 from mhprobe.report import tables
@@ -118,7 +117,7 @@ def scored(
     dtype: torch.dtype = torch.float64,
 ) -> Scores:
     """Scores of all images, the same on every rank. right: right keys and candidates of a piece, for ``answers``."""
-    most = max((2 * extent(site)[0] - 1) * (2 * extent(site)[1] - 1) for site in layout.sites)
+    most = max(math.prod(reach_of(site)) for site in layout.sites)
     sizes = ((layout.num_heads,), (len(layout.sites), most), (len(layout.sites),))
     parts: list[Scores] = []
     for batch, heads in recorded(model, batches, {"attn"}):
@@ -154,17 +153,15 @@ def answers(piece: Piece, right: Tensor, candidates: Tensor | None = None) -> It
     if candidates is not None:
         others = others & candidates[token[:, :, None], token[:, None, :]]
     best_bWHQK = of_largest(piece.attn, others)
-    height, width = extent(piece.site)
-    down, across = places.steps.unbind(-1)
-    offset_WQK = (down + height - 1) * (2 * width - 1) + across + width - 1  # from query to key
-    offset_WQK, count = offset_WQK * others, (2 * height - 1) * (2 * width - 1)  # others can be further apart
+    reach = reach_of(piece.site)
+    offset_WQK = places.offsets(reach) * others  # others can be further apart
     for of_relation in right.unbind(1):
         true_bWQK = of_relation[:, token[:, :, None], token[:, None, :]] & others
         asked_bWQ = true_bWQK.any(-1)
         asked_b = asked_bWQ.sum((1, 2)).double()
         asked_b[asked_b == 0] = torch.nan
         hit_bH = of_pairs(best_bWHQK, true_bWQK) / asked_b[:, None]
-        hit_bO = torch.zeros(len(true_bWQK), count, dtype=torch.float64, device=right.device)
+        hit_bO = torch.zeros(len(true_bWQK), math.prod(reach), dtype=torch.float64, device=right.device)
         hit_bO.index_add_(1, offset_WQK.flatten(), true_bWQK.flatten(1).double())
         even_b = (true_bWQK.sum(-1) / others.sum(-1).clamp(min=1)).sum((1, 2)) / asked_b
         yield hit_bH, hit_bO / asked_b[:, None], even_b
@@ -175,19 +172,10 @@ def tokens_of(places: Places, site: HeadSite) -> Tensor:
     return (places.token - site.prefix_tokens).clamp(min=0)
 
 
-@functools.lru_cache(maxsize=256)
-def extent(site: HeadSite) -> tuple[int, int]:
-    """Rows and columns of a query's window, or of the grid. A padded window that wraps around is wider."""
-    places = places_of(site, torch.device("cpu"))
-    apart = (places.cell[:, :, None] - places.cell[:, None, :]) * places.patch_pairs[..., None]
-    down, right = apart.flatten(0, 2).amax(0).tolist()
-    return down + 1, right + 1
-
-
 def offset_words(offset: int, site: HeadSite) -> str:
     """Words for the number of an offset: "1 up, 2 left"."""
-    height, width = extent(site)
-    down, right = offset // (2 * width - 1) - height + 1, offset % (2 * width - 1) - width + 1
+    height, width = reach_of(site)
+    down, right = offset // width - height // 2, offset % width - width // 2
     ways = (abs(down), "down" if down > 0 else "up"), (abs(right), "right" if right > 0 else "left")
     return ", ".join(f"{steps} {way}" for steps, way in ways if steps) or "itself"
 
