@@ -44,7 +44,9 @@ class Interactions(Order):
             if len(first):
                 together = evaluate(units.masks[first] | units.masks[second]).mean_loss - loss[0]
                 pair_UU[first, second] = pair_UU[second, first] = together - own_U[first] - own_U[second]
-            while len(order) < length and (left := units.candidates(order)):
-                rise = own_U[left] + pair_UU[left][:, order].sum(1)
-                order.append(left[int(rise.argmin())])
+
+            def least(order: list[int], left: list[int]) -> int:
+                return left[int((own_U[left] + pair_UU[left][:, order].sum(1)).argmin())]
+
+            order = units.chosen(length, least)
         return [units.path(order)]

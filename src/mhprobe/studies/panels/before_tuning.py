@@ -29,8 +29,8 @@ from mhprobe.recording.measuring import label_of, measured, recorded
 from mhprobe.report import tables
 from mhprobe.report.figures import heads, training
 from mhprobe.report.result import Result
-from mhprobe.stats.intervals import interval, p_of_interval
-from mhprobe.stats.significance import holm
+from mhprobe.stats.intervals import p_of_interval
+from mhprobe.stats.significance import holm, t_interval
 from mhprobe.weights.foreign import load_foreign
 
 FOLDS = 10
@@ -64,7 +64,7 @@ def before_tuning(material: Material, before: Files, images: int = 500) -> dict[
     files = [before] if isinstance(before, str | Path) else list(before)
     alike, values = _along(material, measures, files, images)
     curves = {"itself": torch.stack([torch.stack([of[f"itself{end}"] for of in alike]) for end in ENDS])}
-    curves |= {name: _of_folds(torch.stack(points, 1)) for name, points in values.items()}
+    curves |= {name: torch.stack(t_interval(torch.stack(points, 1))) for name, points in values.items()}
     columns = alike[-1] | _changes(values)
     epochs = ["before", *(f"epoch_{number}" for number in range(1, len(files))), "after"]
     for (name, points), (k, end) in itertools.product(curves.items(), enumerate(ENDS)):
@@ -124,18 +124,12 @@ def _itself(layout: HeadLayout, older: nn.Module, network: nn.Module, walk: Walk
     return {f"itself{end}": columns[name][first, second].double().cpu() for end, name in ends.items()}
 
 
-def _of_folds(values: Tensor) -> Tensor:
-    """(3, ...) mean over folds, and the ends of its interval, of (F, ...) values."""
-    mean = values.mean(0)
-    return torch.stack([mean, *interval(mean, values.std(0) / len(values) ** 0.5, len(values) - 1)])
-
-
 def _changes(values: Mapping[str, Sequence[Tensor]]) -> dict[str, Tensor]:
     """Return the columns of changes from the first network to the last. values: (F, A) of each network, by measure."""
     columns: dict[str, Tensor] = {}
     p = []
     for name, points in values.items():
-        change, low, high = _of_folds(points[-1] - points[0])
+        change, low, high = t_interval(points[-1] - points[0])
         p.append(p_of_interval(change, high - change, FOLDS - 1))
         columns |= {f"{name}_change": change, f"{name}_low": low, f"{name}_high": high}
     corrected = holm(torch.cat(p)).chunk(len(p)) if p else ()
