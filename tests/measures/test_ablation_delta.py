@@ -14,7 +14,6 @@ from mhprobe.errors import UserError
 from mhprobe.heads import KINDS, HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.ablation_delta import AblationDelta
 from mhprobe.measures.base import NotOfNeurons, fitted
-from mhprobe.recording.replay import forwards
 from models import BUILDERS, images_for, labels_for, make_loud
 from oracles.ablation import outcome, without
 from oracles.ablation_delta import of_neurons
@@ -153,8 +152,7 @@ def test_neurons_have_the_numbers_of_their_part_of_the_layer_and_heads_their_own
     assert len(expected.unique()) == bins * len(mlps)
     torch.testing.assert_close(got["value"][:heads], alone.columns()["value"], rtol=1e-8, atol=1e-9)
     assert all(len(values) == layout.num_heads for name, values in got.items() if name not in ("accuracy", "images"))
-    masks = torch.stack([layout.mask(list(units)) for units in measure.ablation.masks])
-    assert len(masks) == heads + bins * len(mlps) and forwards(layout, masks) < 0.8 * len(masks)
+    assert len(measure.ablation.masks) == heads + bins * len(mlps)
     with pytest.raises(NotOfNeurons, match="ablation_delta: is of heads"):
         AblationDelta(layout)
     with pytest.raises(UserError, match="ablation_delta: bins: expected a whole number of at least 0, got -1"):

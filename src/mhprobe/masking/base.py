@@ -77,14 +77,13 @@ class Evaluate(Protocol):
 
     scored: names of the score. images: N.
     spent: image-forwards asked for so far, one per image and mask, and two per image for slopes. computed: those that
-    the model computed (a cache knew the others). saved: those of ``computed`` that shared blocks made unnecessary.
+    no cache had the answer to.
     """
 
     scored: Scored = LABELS
     images: int = 0
     spent: int = 0
     computed: int = 0
-    saved: float = 0.0
 
     def __call__(self, masks: Tensor, images: Tensor | None = None) -> Scores:
         """Scores of (M, A) bool masks on all images, in the order of the split, or on those at positions ``images``."""

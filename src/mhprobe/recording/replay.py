@@ -140,17 +140,6 @@ def gate_values(gates: HeadGates, masks: Tensor, rescale: bool = False) -> Tenso
     return values * torch.cat(factors, 1)
 
 
-def forwards(layout: HeadLayout, values: Tensor) -> float:
-    """Count the forward passes of ``Replay`` for one image, by blocks; a fork's block counts whole.
-
-    values: (M, A) masks, or ``gate_values`` under them. One mask after the other would be M passes.
-    """
-    if not (blocks := len(layout.blocks)):  # its family does not take it apart
-        return float(len(torch.unique(values, dim=0)))
-    ends = [torch.cat([_units_of(layout, block) for block in range(last + 1)]) for last in range(blocks)]
-    return sum(len(torch.unique(values[:, end], dim=0)) if len(end) else 1 for end in ends) / blocks
-
-
 def _around(model: nn.Module, backbone: nn.Module, images: Tensor, tree: "_Tree") -> list[Tensor] | None:
     """Return a wrapper's outputs under each mask; None if it never calls the backbone's forward.
 

@@ -22,7 +22,7 @@ from mhprobe.recording.fills import beyond_fill
 from mhprobe.recording.measuring import score_heads
 from mhprobe.recording.outputs import Of, broken, refuse_broken
 from mhprobe.recording.record import record
-from mhprobe.recording.replay import Replay, forwards, gate_values
+from mhprobe.recording.replay import Replay, gate_values
 from mhprobe.scoring.base import Score
 from mhprobe.scoring.labels import Labels
 from mhprobe.scoring.parts.tally import refuse_missed
@@ -58,7 +58,7 @@ class Evaluator(Evaluate):
         self.model, self.gates = model, gates_of(model)
         self.batches, self.pick, self.images = batches, pick, num_images
         self.label, self.show, self.rescale, self.cache = label, show, rescale, cache
-        self.spent, self.computed, self.saved = 0, 0, 0.0
+        self.spent, self.computed = 0, 0
         self.advance: Advance | None = None
 
     def __call__(self, masks: Tensor, images: Tensor | None = None) -> Scores:
@@ -106,7 +106,6 @@ class Evaluator(Evaluate):
         refuse_broken(broken_N, "evaluation: the output of the masked model")
         refuse_missed(seen_n)
         self.computed += len(masks) * len(chosen)
-        self.saved += (len(masks) - forwards(self.gates.layout, gate_values(self.gates, masks))) * len(chosen)
         return Scores(right_Mn.bool().cpu(), losses_Mn.cpu())
 
     def slopes(self, mask: Tensor) -> tuple[Tensor, Tensor]:
