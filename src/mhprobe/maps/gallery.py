@@ -19,7 +19,7 @@ from mhprobe.data.images import decode
 from mhprobe.errors import UserError, quoted
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
-from mhprobe.maps.base import MapKind
+from mhprobe.maps.base import MapKind, head_name
 from mhprobe.maps.faithfulness import faithfulness
 from mhprobe.questions.masking import Keep
 from mhprobe.questions.material import Material
@@ -155,8 +155,7 @@ def _kept(
 
 def _heads(all_maps: Mapping[str, Mapping[str, Judged]], layout: HeadLayout) -> dict[str, list[Any]]:
     """Kind of map and flat index of the head, by name of a tensor."""
-    named = [(flat, head, site) for flat, (_, head, site) in enumerate(layout)]
-    heads = {f"{of} head {head}": flat for flat, head, site in named for of in (site.name, f"block {site.block}")}
+    heads = {head_name(layout, number, head): flat for flat, (number, head, _) in enumerate(layout)}
     return {
         f"{kind}/{name}": [f"{kind.replace('_', ' ')} maps", heads[name]]
         for kind, maps in all_maps.items()

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from mhprobe.errors import UserError, quoted
 from mhprobe.heads import wide, written
-from mhprobe.maps.base import MapKind, as_grid, choose_block, layout_of, readout
+from mhprobe.maps.base import MapKind, as_grid, choose_block, head_name, layout_of, readout
 from mhprobe.maps.rollout import Fusion, chain, check, fuse, transition
 from mhprobe.recording.record import record
 
@@ -46,5 +46,5 @@ class HeadRollout(MapKind):
             row = transition(attn[chosen][:, :, head], site, self.discard)
             row = row * length_BTH[:, places, head, None].to(row)
             rolled = chain(layout, [row, *rows[chosen + 1 :]], chosen, before)
-            maps[f"block {site.block} head {head}"] = as_grid(readout(rolled, layout.sites[-1]), layout.sites[0])
+            maps[head_name(layout, chosen, head)] = as_grid(readout(rolled, layout.sites[-1]), layout.sites[0])
         return maps
