@@ -10,7 +10,7 @@ import contextlib
 import fcntl
 import functools
 import gc
-import importlib
+import importlib.util
 import json
 import os
 import select
@@ -45,10 +45,16 @@ def patient(seconds: float) -> int:
 
 
 def environment() -> dict[str, str]:
-    """One thread per process, no network, and nothing that a test runner left for its children."""
-    dropped = ("PYTHONPATH", "PYTHONWARNINGS", "RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID")
+    """One thread per process, no network, the mhprobe of the tests, and nothing that a test runner left to others.
+
+    What is installed may be another copy of it: that of the clone which this one is a work tree of.
+    """
+    dropped = ("PYTHONWARNINGS", "RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID")
     left = {key: value for key, value in os.environ.items() if key not in dropped}
-    return {**left, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+    package = importlib.util.find_spec("mhprobe")
+    assert package is not None and package.origin is not None
+    source = str(Path(package.origin).parents[1])
+    return {**left, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
 
 
 def prepare() -> None:

@@ -21,7 +21,7 @@ def done(*command: str | Path, cwd: Path) -> str:
     result = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
-        env=runs.environment(),
+        env={**runs.environment(), "PYTHONPATH": ""},
         text=True,
         capture_output=True,
         timeout=runs.TIMEOUT,

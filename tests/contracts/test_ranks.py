@@ -11,6 +11,8 @@ import functools
 import json
 import os
 import signal
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -262,3 +264,17 @@ def test_work_that_is_not_done_in_its_time_says_so_and_has_more_of_it_on_a_busy_
     for load, expected in [(0.1, 500), (10 * (os.cpu_count() or 1), 5000)]:
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
         assert forks.patient(500) == expected
+
+
+def test_processes_of_a_test_run_the_package_that_the_test_imports(tmp_path, monkeypatch):
+    """A work tree's tests once judged the code of the clone, which is what is installed."""
+    here = mhprobe.__file__
+    assert runs.python("import mhprobe; print(mhprobe.__file__)", tmp_path).out.strip() == here
+    copy = tmp_path / "copy" / "mhprobe" / "__init__.py"
+    copy.parent.mkdir(parents=True)
+    copy.touch()
+    monkeypatch.syspath_prepend(copy.parents[1])
+    monkeypatch.delitem(sys.modules, "mhprobe")
+    command = [sys.executable, "-c", "import mhprobe; print(mhprobe.__file__)"]
+    done = subprocess.run(command, env=forks.environment(), cwd=tmp_path, text=True, capture_output=True, check=True)
+    assert done.stdout.strip() == str(copy) != here
