@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import shutil
 import statistics
 import sys
@@ -239,3 +240,22 @@ def test_the_command_writes_everything(sweep, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="2"):
         mhprobe.compare.main()
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_comparison_does_not_stand_among_the_tables_of_another(sweep, tmp_path, monkeypatch, capsys):
+    def compare(*words):
+        monkeypatch.setattr(sys, "argv", ["compare", *map(str, words)])
+        mhprobe.compare.main()
+
+    here, first = tmp_path / "c", (sweep / "0", sweep / "1")
+    compare(*first, "--out", here)
+    before = {path: path.read_bytes() for path in here.rglob("*.csv")}
+    compare(*first, "--out", here)  # once more
+    for others in ((*first, sweep / "3"), (*first, "--over", "lr")):
+        with pytest.raises(SystemExit, match="2"):
+            compare(*others, "--out", here)
+        line = capsys.readouterr().err
+        assert re.search(r"c is that of 0, 1 \(digest \w{8}\), and results of 0, 1.* \(digest \w{8}\) would", line)
+    with pytest.raises(SystemExit, match="2"):
+        compare(*first, "--out", sweep / "0")  # a run's own
+    assert before and before == {path: path.read_bytes() for path in here.rglob("*.csv")}

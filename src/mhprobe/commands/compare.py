@@ -9,7 +9,7 @@ RUN is the folder of a run or of a sweep. Writes tables and figures ``runs``, ``
 import argparse
 from pathlib import Path
 
-from mhprobe.errors import one_line
+from mhprobe.errors import one_line, short
 from mhprobe.io.stopping import outlive_readers
 
 
@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("--over", nargs="+", default=["seed"], metavar="SETTING", help="what runs of a group differ in")
     parser.add_argument("--style", choices=["screen", "paper"], default="screen", help="of figures: paper fits columns")
     options = parser.parse_args()
+    from mhprobe.io.tensors import digest
     from mhprobe.report.html import write_comparison
     from mhprobe.report.report import Report
     from mhprobe.report.runs.facts import origin_of_script
@@ -32,6 +33,8 @@ def main() -> None:
     report = Report(options.out, style=options.style)
     report.origin = origin_of_script("compare")
     with reading(Path(", ".join(map(str, options.runs)))):
+        compared = {str(run.resolve()): "run" for run in expand(options.runs)} | dict.fromkeys(options.over, "over")
+        report.begin({digest({}, compared)[:8]: short(", ".join(run.resolve().name for run in options.runs), 80)})
         results = several(options.runs, options.over)
         report.data, report.images = about(options.runs)
     report.add_all({name: inert(result) for name, result in results.items()})

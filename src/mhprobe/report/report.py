@@ -71,7 +71,7 @@ class Report:
         if used and there.keys() != of.keys():
             old, new = (" on ".join(f"{name} (digest {key})" for key, name in ends.items()) for ends in (there, of))
             raise UserError(
-                f"hydra.run.dir: {self.folder} is that of {old or 'a stopped training or an older mhprobe'}, and "
+                f"results: {self.folder} is that of {old or 'a stopped training or an older mhprobe'}, and "
                 f"results of {new or 'a new training'} would mix with its own. Give another folder, or remove this one."
             )
         self.of = of
