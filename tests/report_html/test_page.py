@@ -565,10 +565,14 @@ def test_a_table_without_a_column_of_values_has_no_strips(tmp_path):
 def test_numbers_are_rounded_as_people_write_them(tmp_path):
     report = Report(tmp_path, layout())
     value = torch.linspace(103, 117.3, 12)
-    add_measure(report, "attention_distance", "per_head", {"value": value, "low": value - 1, "high": value + 1})
+    for name, half in (("attention_distance", 10), ("entropy", 0.1), ("confidence", 0)):
+        add_measure(report, name, "per_head", {"value": value, "low": value - half, "high": value + half})
     run = read_run(tmp_path)
-    (line,) = words.glance(atlas.heads(run), atlas.measures(run))
-    assert line["high"].endswith("120 (120 to 120)") and line["low"].endswith("100 (100 to 100)")
+    wide, narrow, none = words.glance(atlas.heads(run), atlas.measures(run))
+    assert wide["high"].endswith(": 120 (110 to 130)") and wide["low"].endswith(": 100 (93 to 110)")
+    # an interval that is narrower than two digits show: once "120 (120 to 120)"
+    assert narrow["high"].endswith(": 117.3 (117.2 to 117.4)") and narrow["low"].endswith(": 103 (102.9 to 103.1)")
+    assert none["high"].endswith(": 120") and none["low"].endswith(": 100")
 
 
 @pytest.mark.parametrize(

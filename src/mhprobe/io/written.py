@@ -9,7 +9,19 @@ def rounded(value: SupportsFloat, digits: int = 2) -> str:
     >>> rounded(117.3), rounded(0.04149), rounded(3.0), rounded(1234.5, 3)
     ('120', '0.041', '3', '1230')
     """
-    return f"{float(f'{float(value):.{digits}g}'):g}"
+    return f"{float(f'{float(value):.{digits}g}'):.{max(6, digits)}g}"
+
+
+def with_interval(value: float, low: float, high: float) -> str:
+    """Return a number with its interval, in as many digits as tell the ends apart; without one that has no width.
+
+    >>> with_interval(3.0, 2.9, 3.1), with_interval(117.3, 116.3, 118.3), with_interval(0.5, 0.5, 0.5)
+    ('3 (2.9 to 3.1)', '117 (116 to 118)', '0.5')
+    """
+    digits = next((some for some in range(2, 16) if rounded(low, some) != rounded(high, some)), None)
+    if digits is None:
+        return rounded(value)
+    return f"{rounded(value, digits)} ({rounded(low, digits)} to {rounded(high, digits)})"
 
 
 def percent(share: SupportsFloat) -> str:

@@ -26,8 +26,12 @@ function number(value, digits = 3) {
 }
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
 const share = ({ accuracy, low, high }) => (low == null ? percent(accuracy) : `${percent(accuracy)} (${(100 * low).toFixed(1)} to ${(100 * high).toFixed(1)})`);
-const withInterval = (value, low, high, format = number) =>
-  low == null || high == null ? format(value) : `${format(value)} (${format(low)} to ${format(high)})`;
+// In as many digits as tell the ends apart; without an interval that has no width.
+function withInterval(value, low, high) {
+  if (low == null || high == null || low === high) return number(value);
+  const digits = d3.range(3, 16).find((some) => number(low, some) !== number(high, some)) ?? 3;
+  return `${number(value, digits)} (${number(low, digits)} to ${number(high, digits)})`;
+}
 
 // Lightness tells low from high; red and blue tell signs. Both can be read by colour-blind readers.
 // differences: of which the sign is meant also where all have the same one.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from mhprobe.heads import KINDS
-from mhprobe.io.written import counted, rounded
+from mhprobe.io.written import counted, rounded, with_interval
 from mhprobe.report.figures.claims import WORDS as VERDICTS
 from mhprobe.report.runs import atlas
 from mhprobe.report.runs.run import Run
@@ -88,9 +88,9 @@ def by_size(measure: Mapping[str, Any]) -> list[int]:
 
 def named(heads: list[dict[str, Any]], measure: Mapping[str, Any], flat: int) -> tuple[str, str]:
     """Return the head's name and its number, with its interval: ``block 3, head 5``, ``3 (2.9 to 3.1)``."""
-    low, high, number = measure["low"], measure["high"], rounded(values(measure)[flat])
-    if low is not None and "value" in measure["columns"] and low[flat] is not None:
-        number += f" ({rounded(low[flat])} to {rounded(high[flat])})"
+    value, low = values(measure)[flat], measure["low"]
+    none = low is None or low[flat] is None or "value" not in measure["columns"]
+    number = rounded(value) if none else with_interval(value, low[flat], measure["high"][flat])
     return head_name(heads, flat), number
 
 
