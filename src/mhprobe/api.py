@@ -33,8 +33,7 @@ from mhprobe.measures.base import Measure, MeasureWarning, fitted
 from mhprobe.measures.parts.hashing import image_numbers
 from mhprobe.recording.checks import check_batch, sized
 from mhprobe.recording.fills import find_fill
-from mhprobe.recording.measuring import fills_of, label_of
-from mhprobe.recording.measuring import measure as watch
+from mhprobe.recording.measuring import feed, fills_of, finished, label_of
 from mhprobe.recording.outputs import Of, logits_of
 from mhprobe.recording.state import inspecting
 from mhprobe.report.tables import curve_rows
@@ -96,9 +95,10 @@ def measure(
         def walk(over: Iterable[Any]) -> Callable[[], Iterator[Batch]]:
             return lambda: _batches(over, next(model.parameters()).device, batch)
 
-        columns, refused = watch(model, named, walk(loader), walk(selection), done=count, of=of)
+        unfit = feed(model, named, walk(loader), walk(selection), done=count, of=of)
     if not images:
         raise UserError(NO_IMAGES)
+    columns, refused = finished(named, unfit, show=show_progress)
     for name, error in refused.items():
         if not columns:
             raise error

@@ -15,7 +15,9 @@ import mhprobe.probe
 import runs
 from mhprobe.data.batch import Batch
 from mhprobe.heads import Ablation
+from mhprobe.io import progress
 from mhprobe.measures.gate_importance import GateImportance
+from mhprobe.questions.material import look
 from mhprobe.recording.record import forward_equivalents
 from mhprobe.run import builders
 from mhprobe.run.questions import answer, of_run
@@ -267,3 +269,28 @@ def test_a_measure_without_control_is_said_once(tmp_path, monkeypatch, caplog):
     said = [record.getMessage() for record in caplog.records if "no control" in record.getMessage()]
     names = ("confidence", "gate_importance")
     assert sorted(said) == [f"{name}: no control. no network to compare with." for name in names]
+
+
+def test_a_measure_that_takes_long_once_it_has_seen_the_images_says_so(tmp_path, monkeypatch, capsys):
+    """Permutations and clusters once took minutes behind a bar that was full."""
+    cfg = config(tmp_path, "measure=[entropy,magnitude]")
+    data = builders.data(cfg)
+    data.prepare_data(), data.setup()
+    model = builders.classifier(cfg, data)
+    measures = builders.measures(cfg.measure, model.gates.layout, "measure")
+    clock, whole = [0.0], type(measures["entropy"]).finish
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+
+    def slow(self):
+        clock[0] += 150
+        return whole(self)
+
+    monkeypatch.setattr(type(measures["entropy"]), "finish", slow)
+    with progress.screen("", "lines", verbose=True):
+        look(model, measures, data, label="net: ")
+    lines = [line.partition("mhprobe: ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "net: measuring entropy, magnitude on test: 40 images in 0 s",
+        "net: computing entropy: 1 of 2 measures, 150 s each, about 2 min left",
+        "net: computing: 2 measures in 2 min",
+    ]

@@ -27,7 +27,7 @@ from mhprobe.masking.redundant_or_inert import MaskedHead
 from mhprobe.measures.base import Measure
 from mhprobe.questions import stored
 from mhprobe.questions.masking import Masking, Subject
-from mhprobe.recording.measuring import Columns, measure
+from mhprobe.recording.measuring import Columns, feed, finished
 from mhprobe.recording.outputs import Of
 
 log = logging.getLogger(__name__)
@@ -216,7 +216,7 @@ def look(
     total = data.sizes[split] + (data.sizes["val"] if chooses else 0)
     names = ", ".join(measures) if len(measures) <= 4 else f"{len(measures)} measures"
     with progress(f"{label}measuring {names} on {split}", total, show=show) as done:
-        return measure(
+        refused = feed(
             model,
             measures,
             batches=lambda: walk(split),
@@ -226,6 +226,7 @@ def look(
             of=of,
             beside=beside,
         )
+    return finished(measures, refused, label, show)
 
 
 Panel = Callable[[Material], Mapping[str, Any]]

@@ -18,6 +18,7 @@ from mhprobe.errors import UserError, quoted
 from mhprobe.gates import HeadGates, gates_of
 from mhprobe.gates.fill import Fill
 from mhprobe.heads import Ablation, FillName, HeadBatch, HeadLayout, Need, first_sites
+from mhprobe.io.progress import progress
 from mhprobe.measures.base import Measure, MeasureWarning
 from mhprobe.recording.checks import numbers_of
 from mhprobe.recording.fills import find_fill
@@ -36,14 +37,7 @@ def measure(
 
     Arguments and UserError as of ``feed``. A collective: every rank gets the same.
     """
-    refused = feed(model, measures, batches, select, **options)
-    columns: dict[str, Columns] = {}
-    for key in [key for key in measures if key not in refused]:
-        try:
-            columns[key] = {name: values.cpu() for name, values in measures[key].columns().items()}
-        except UserError as error:
-            refused[key] = error
-    return columns, refused
+    return finished(measures, feed(model, measures, batches, select, **options))
 
 
 def feed(
@@ -95,6 +89,27 @@ def feed(
                 refused[key] = error
     willing = {key: item for key, item in measures.items() if key not in refused}
     return refused | feeding(batches(), willing, False)
+
+
+def finished(
+    measures: Mapping[str, Measure], refused: Mapping[str, UserError], label: str = "", show: bool = False
+) -> tuple[dict[str, Columns], dict[str, UserError]]:
+    """Return the columns of measures that were fed and what ``feed`` refused; both as of ``measure``. A collective.
+
+    show: which one is computed, as some take minutes (permutations, clusters); label: before its text.
+    """
+    columns: dict[str, Columns] = {}
+    errors = dict(refused)
+    fed = [key for key in measures if key not in refused]
+    with progress(f"{label}computing", len(fed), "measures", show) as done:
+        for key in fed:
+            done(0, f"{label}computing {key}")
+            try:
+                columns[key] = {name: values.cpu() for name, values in measures[key].columns().items()}
+            except UserError as error:
+                errors[key] = error
+            done(1)
+    return columns, errors
 
 
 def measured(model: nn.Module, measures: Mapping[str, Measure], batches: Walk, **options: Any) -> dict[str, Columns]:
