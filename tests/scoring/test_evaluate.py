@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 
@@ -13,8 +14,9 @@ import mhprobe
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.masking.parts.cache import MaskCache, cache_key, describe
-from mhprobe.measures import GateImportance
+from mhprobe.measures import GateImportance, OneHead
 from mhprobe.scoring.base import known_scores
+from mhprobe.scoring.parts import evaluate
 from mhprobe.scoring.parts.evaluate import Evaluator
 from models import images_for, labels_for, make_loud, tiny_vit
 
@@ -265,3 +267,20 @@ def test_no_score_takes_nan_for_a_class(name, model, images):
     spoilt[5] = torch.nan
     with pytest.raises(UserError, match="first is image 5"):
         make(model, spoilt, score=known_scores()[name](own, LABELS))(MASKS[:1])
+
+
+@pytest.mark.parametrize("measure", [GateImportance, OneHead])
+def test_no_more_images_are_counted_than_are_announced(model, images, measure, monkeypatch):
+    """Two passes, of a measure that chooses first, were once counted against one."""
+    counts = []
+
+    @contextlib.contextmanager
+    def progress(label, total, *options):
+        counts.append([total])
+        yield lambda pieces, *words: counts[-1].append(pieces)
+
+    monkeypatch.setattr(evaluate, "progress", progress)
+    wanted = make(model, images)
+    wanted.slopes(MASKS[0])
+    wanted.measure(measure, MASKS[0])
+    assert len(counts) == 2 and all(total == sum(pieces) > 0 for total, *pieces in counts)

@@ -150,12 +150,12 @@ def label_of(measured: Measure, of: Of) -> str:
     return measured.label if plain else f"{measured.label.replace(' (nats)', '')}, of the {of}"
 
 
-def score_heads(model: nn.Module, scores_by: Measure, batches: Walk, column: str = "value", of: Of = "loss") -> Tensor:
+def score_heads(model: nn.Module, scores_by: Measure, batches: Walk, column: str = "value", **options: Any) -> Tensor:
     """(A,) one column of one measure, which also chooses on these images if it has to. Slopes are ``at_gates``.
 
-    Raises UserError if it refuses, or if the column is not one number per head.
+    options: as of ``feed``. Raises UserError if it refuses, or if the column is not one number per head.
     """
-    columns = measured(model, {scores_by.name: scores_by}, batches, at_gates=True, of=of)[scores_by.name]
+    columns = measured(model, {scores_by.name: scores_by}, batches, at_gates=True, **options)[scores_by.name]
     shape = (scores_by.layout.num_heads,)
     if column not in columns or columns[column].shape != shape:
         usable = [name for name, values in columns.items() if values.shape == shape]

@@ -142,6 +142,7 @@ class Evaluator(Evaluate):
                 heads = heads if fill is None else beyond_fill(heads, fill, self.gates.layout)
                 share_BA = (gate_slopes(heads, "evaluation") * values)[batch.valid]
             yield share_BA
+            self._seen(batch)
         self.computed += 2 * self.images
 
     def measure(self, make: Callable[[HeadLayout], Any], mask: Tensor, column: str = "value") -> Tensor:
@@ -152,8 +153,10 @@ class Evaluator(Evaluate):
             )
 
         def find() -> Tensor:
-            with self._shown(2 * self.images), self.gates.fixed(self._values(mask)):
-                return score_heads(self.model, make(self.gates.layout), self._sloped, column, self.of).double()
+            scores_by = make(self.gates.layout)
+            walks = 1 if scores_by.select_needs is None else 2
+            with self._shown(walks * 2 * self.images), self.gates.fixed(self._values(mask)):
+                return score_heads(self.model, scores_by, self._sloped, column, of=self.of, done=self._seen).double()
 
         try:
             name = describe(make)
@@ -187,7 +190,9 @@ class Evaluator(Evaluate):
     def _sloped(self) -> Iterator[Batch]:
         for batch in self.batches():
             yield batch.unlabelled if self.of == "norm" else self.score.sloped(batch)
-            self._done(2 * int(batch.valid.sum()))
+
+    def _seen(self, batch: Batch) -> None:
+        self._done(2 * int(batch.valid.sum()))
 
     def _values(self, mask: Tensor) -> Tensor:
         return gate_values(self.gates, mask[None], self.rescale)[0]
