@@ -10,9 +10,11 @@ import torch
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.heads import KINDS
+from mhprobe.scoring import base
 from mhprobe.scoring.base import looked
 from mhprobe.scoring.cosine import Cosine
 from mhprobe.scoring.parts.evaluate import Evaluator
+from mhprobe.scoring.top1 import Top1
 from mhprobe.surgery.costs import count_flops, head_shares
 from mhprobe.surgery.rounds import Shown, prune
 from mhprobe.surgery.snapvit import AREA, SnapViT, cheapest, cropped, evolved, slopes
@@ -115,6 +117,17 @@ def test_the_budget_is_met_by_a_mix_and_the_network_stays_as_it_was():
     left = count_flops(found.model, images.first()[:1]) / count_flops(model, images.first()[:1])
     assert 0.58 < left <= 0.6 and found.chosen_by == ("train:train",)
     assert all(a.equal(b) for a, b in zip(model.state_dict().values(), before, strict=True))
+
+
+@pytest.mark.parametrize(("judge", "times"), [(Cosine, 1), (Top1, 2), (None, 1)])
+def test_the_whole_network_is_run_once_on_the_images_that_choose(judge, times, monkeypatch):
+    """Twice where the score keeps other outputs than what it chooses by, and not for labels, which keep none."""
+    model, _, images = shown({"head"})
+    images.score, walks = judge, []
+    whole = base.outputs_of_split
+    monkeypatch.setattr(base, "outputs_of_split", lambda *args: walks.append(args[1]) or whole(*args))
+    prune(model, images, Shown(SnapViT(crops=1, generations=0, levels=1), {"flops": 0.8}))
+    assert walks.count(images.selection) == times
 
 
 def test_no_set_of_as_many_heads_looks_more_like_the_whole_network():

@@ -71,7 +71,9 @@ class SnapViT:
         within_A = self.within_layers(model, images)
         count = len(images.chosen)
         positions = torch.arange(count)[:: -(-count // self.shown)]  # of every class alike, as all of them
-        score = looked(Cosine, model, images.selection, count, show=True)
+        score = images.scores.get("chosen")  # of this network: it chooses before any head has gone
+        if not isinstance(score, Cosine):
+            score = looked(Cosine, model, images.selection, count, show=True)
         evaluate = Evaluator(model, images.selection, count, "evolving", True, pick=images.selection, score=score)
         saved_TL = [(1 - share) * torch.arange(1, self.levels + 1) / self.levels for share in target.values()]
 
