@@ -23,6 +23,8 @@ from mhprobe.measures.cca import CCA
 from mhprobe.measures.cka import CKA
 from mhprobe.measures.entropy import Entropy
 from mhprobe.measures.layer_similarity import LayerSimilarity
+from mhprobe.measures.no_op import NoOp
+from mhprobe.measures.output_frequency import OutputFrequency
 from mhprobe.measures.parts.image_sums import MeanOverImages
 from mhprobe.measures.parts.jackknife import NoInterval, affordable, fold_of, jackknife
 from mhprobe.measures.position import Position
@@ -31,7 +33,7 @@ from mhprobe.measures.pwcca import PWCCA
 from mhprobe.measures.svcca import SVCCA
 from mhprobe.questions.measured import measured
 from mhprobe.stats.intervals import REAL, SHARE, SIZE, interval, p_of_interval
-from models import images_for, tiny_vit
+from models import images_for, labels_for, tiny_swin, tiny_vit
 from oracles import cca, cka, intervals, procrustes, pwcca, svcca
 
 pytestmark = [
@@ -356,6 +358,26 @@ def test_an_interval_that_few_images_cannot_have_is_said_beside_the_table(kind, 
             f"image{'s' * (count > 1)} gave no interval (low, high): that of a mean takes 2, that of a similarity or a"
         )
         assert (said in part.about and "which 13 images nearly always fill" in part.about) == few
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "columns", "why"),
+    [
+        (tiny_swin, NoOp, "gradient_cls, gradient_registers", "there are no such tokens in the network"),
+        (tiny_vit, NoOp, "gradient_registers, gradient_high_norm", "or none of such a norm in these images"),
+        (partial(tiny_vit, img_size=8), OutputFrequency, "value, null, block_input", "share no frequency but 0"),
+        (tiny_vit, OutputFrequency, "", ""),
+    ],
+)
+def test_why_no_head_has_a_number_is_said_beside_the_table(make, kind, columns, why):
+    """Once an empty column, and a map without a colour; of one image low and high are empty for another reason."""
+    model = make()
+    measure = kind(mhprobe.attach(model).layout)
+    measure.update(mhprobe.record(model, images_for(model, 1), labels_for(1), needs=measure.needs))
+    material = SimpleNamespace(names=["it"], slopes_of="loss", about=lambda _: measure, control=lambda _: None)
+    material.columns = lambda _: measure.columns()
+    about = measured(material)["it"].about
+    assert f" No head has a number in {columns}" in about and why in about if why else "No head" not in about
 
 
 def test_fewer_than_five_folds_have_no_interval():

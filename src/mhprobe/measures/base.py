@@ -65,6 +65,7 @@ class Measure(Metric):
     fooled_by: heads or models for which the number misleads, after "seen: " (in HeadBench) or "by definition: ".
     within: range of "value": REAL, SHARE or SIZE of ``stats.intervals``. no_interval: reason for no columns "low" and
         "high" (95 % interval over images), else "". of_images: False if it depends on no image.
+    empty: reason why a column may be NaN for every head, else "".
     of_units: kinds that it can measure. class_names: names of the classes, if the caller sets them.
 
     ``finish`` returns columns, "value" first. A measure of images also gets () images, the number of images:
@@ -87,6 +88,7 @@ class Measure(Metric):
     fooled_by: ClassVar[str] = ""
     within: Range = REAL
     no_interval: ClassVar[str] = ""
+    empty: ClassVar[str] = ""
     of_images: ClassVar[bool] = True
     of_units: frozenset[Kind] = frozenset({"head"})
     select_needs: frozenset[Need] | None = None

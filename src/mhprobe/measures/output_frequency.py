@@ -41,6 +41,7 @@ class OutputFrequency(MeanOverImages):
     label = "Δ ln amplitude, highest frequency"
     larger = "the head writes sharper maps"
     also = ("spectrum", "depth_variance")
+    empty = "of a grid of tokens of this shape, height and width share no frequency but 0"
 
     heads: Tensor  # (A, K) sums over images of the mean over channels of ln amplitude
     blocks: Tensor  # (L, 3, K) the same of the stream
@@ -48,8 +49,7 @@ class OutputFrequency(MeanOverImages):
 
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
-        grids = {site.block: site.token_grid for site in layout.sites}
-        self._diagonal = {block: diagonal(grid) for block, grid in grids.items()}
+        self._diagonal = {site.block: diagonal(site.token_grid) for site in layout.sites}
         every = sorted(set[Fraction]().union(*self._diagonal.values()))
         self._at = {block: [*map(every.index, frequencies)] for block, frequencies in self._diagonal.items()}
         self._frequencies = [float(frequency) for frequency in every]
@@ -97,18 +97,12 @@ class OutputFrequency(MeanOverImages):
             heads[span, absent] = torch.nan
             stream[site.block, :, absent] = torch.nan
             last[span], block[span] = self._at[site.block][-1], site.block
-        frequency = [float(self._diagonal[int(b)][-1]) for b in block]
-
-        def highest(values: Tensor) -> Tensor:
-            """(A, K) -> (A,), NaN where the highest frequency is 0."""
-            return torch.where(last > 0, values.gather(1, last[:, None]).squeeze(1), torch.nan)
-
+        columns = {**self.over_images(), "null": torch.full_like(heads[:, 0], _WHITE)}
+        columns |= {place: stream[block, at].gather(1, last[:, None])[:, 0] for at, place in enumerate(_PLACES)}
         variance = self.spread / self.images
         return {
-            **{name: torch.where(last > 0, part, torch.nan) for name, part in self.over_images().items()},
-            "null": torch.where(last > 0, _WHITE, torch.nan).double(),
-            "frequency": heads.new_tensor(frequency),
-            **dict(zip(_PLACES, map(highest, stream[block].unbind(1)), strict=True)),
+            **{name: values.where(last > 0, torch.nan) for name, values in columns.items()},
+            "frequency": heads.new_tensor(self._frequencies)[last],
             **dict(zip(_VARIANCES, variance[block].unbind(1), strict=True)),
             "spectrum": heads,
             "stream": stream,

@@ -58,8 +58,8 @@ def measured(
             drawn={f"_{kind}": kind for kind in drawn} or None,
             options={kind: {**(options or {}), **(options_of or {}).get(kind, {})} for kind in shown},
         )
-        few = _without_interval(columns)
-        results |= {key: part._replace(about=part.about + few) for key, part in parts.items()}
+        notes = _without_interval(columns) + _without_number(about, columns)
+        results |= {key: part._replace(about=part.about + notes) for key, part in parts.items()}
     return results
 
 
@@ -72,6 +72,12 @@ def _without_interval(columns: Mapping[str, Tensor]) -> str:
         f" {counted(images, 'image')} gave no interval (low, high): that of a mean takes 2, that of a similarity or a "
         f"range {FEWEST} of {FOLDS} folds, which {ENOUGH} images nearly always fill."
     )
+
+
+def _without_number(about: Measure, columns: Mapping[str, Tensor]) -> str:
+    """A sentence on columns that are NaN for every head; "" for none, or if the measure does not say why."""
+    names = [name for name, of in columns.items() if about.empty and of.isnan().all() and name not in ("low", "high")]
+    return f" No head has a number in {', '.join(names)}: {about.empty}." if names else ""
 
 
 def agreement(material: Material, top_k: int) -> dict[str, Result]:

@@ -92,14 +92,13 @@ def feed(
 
 
 def finished(
-    measures: Mapping[str, Measure], refused: Mapping[str, UserError], label: str = "", show: bool = False
+    measures: Mapping[str, Measure], refused: dict[str, UserError], label: str = "", show: bool = False
 ) -> tuple[dict[str, Columns], dict[str, UserError]]:
-    """Return the columns of measures that were fed and what ``feed`` refused; both as of ``measure``. A collective.
+    """Return the columns of measures that were fed, and the errors: ``refused``, of ``feed``, and further ones.
 
     show: which one is computed, as some take minutes (permutations, clusters); label: before its text.
     """
     columns: dict[str, Columns] = {}
-    errors = dict(refused)
     fed = [key for key in measures if key not in refused]
     with progress(f"{label}computing", len(fed), "measures", show) as done:
         for key in fed:
@@ -107,9 +106,9 @@ def finished(
             try:
                 columns[key] = {name: values.cpu() for name, values in measures[key].columns().items()}
             except UserError as error:
-                errors[key] = error
+                refused[key] = error
             done(1)
-    return columns, errors
+    return columns, refused
 
 
 def measured(model: nn.Module, measures: Mapping[str, Measure], batches: Walk, **options: Any) -> dict[str, Columns]:

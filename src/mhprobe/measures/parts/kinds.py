@@ -24,6 +24,8 @@ KINDS = ("cls", "registers", "self", "neighbours", *DIRECTIONS, "same_row", "sam
 class OfKinds(OfAttention, MeanOverImages):
     """Base of measures that tell kinds of keys apart. UserError for a threshold that is not above 0."""
 
+    empty = "there are no such tokens in the network, or none of such a norm in these images"
+
     def __init__(self, layout: HeadLayout, threshold: float = 3.0, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
         if threshold <= 0:

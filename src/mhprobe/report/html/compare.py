@@ -100,10 +100,9 @@ def _accuracies(runs: Sequence[Run], names: Sequence[str], paired: Sequence[Mapp
         for name, (share, low, high, images) in accuracies.items()
     ]
     to_first = {pair["run_b"]: pair for pair in paired if pair["run_a"] == names[0]}
-    first = accuracies.pop(names[0], None)
+    if (first := accuracies.pop(names[0], None)) is None:
+        return text
     for name, other in accuracies.items():
-        if first is None:
-            break
         text.append(sentence(to_first[name]))
         if to_first[name]["untested"]:
             gap, low, high = (100 * value for value in difference(first[:3], other[:3]))
