@@ -30,6 +30,7 @@ from mhprobe.measures.parts.jackknife import NoInterval, affordable, fold_of, ja
 from mhprobe.measures.position import Position
 from mhprobe.measures.procrustes import Procrustes
 from mhprobe.measures.pwcca import PWCCA
+from mhprobe.measures.sinks import Sinks
 from mhprobe.measures.svcca import SVCCA
 from mhprobe.questions.measured import measured
 from mhprobe.stats.intervals import REAL, SHARE, SIZE, interval, p_of_interval
@@ -367,6 +368,9 @@ def test_an_interval_that_few_images_cannot_have_is_said_beside_the_table(kind, 
         (tiny_vit, NoOp, "gradient_registers, gradient_high_norm", "or none of such a norm in these images"),
         (partial(tiny_vit, img_size=8), OutputFrequency, "value, null, block_input", "share no frequency but 0"),
         (tiny_vit, OutputFrequency, "", ""),
+        (tiny_swin, Entropy, "class_query", "the network has no class token"),
+        (tiny_swin, Sinks, "class_token", "the network has no class token"),
+        (tiny_vit, Entropy, "", ""),
     ],
 )
 def test_why_no_head_has_a_number_is_said_beside_the_table(make, kind, columns, why):
