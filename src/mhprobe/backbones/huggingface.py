@@ -4,7 +4,6 @@ The configuration names the function that computes attention (eager, sdpa ...). 
 names one of this file. A model with a classifier holds one of these models, which ``mhprobe.attach`` finds.
 """
 
-import contextlib
 import json
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
@@ -17,6 +16,7 @@ from torch.nn import functional as F
 
 from mhprobe.backbones.base import Family, Seam, blocks_in, submodule
 from mhprobe.errors import UserError, short
+from mhprobe.gates.meanwhile import meanwhile
 from mhprobe.heads import Block, HeadSite, Windows
 
 IMPLEMENTATION = "mhprobe_open"
@@ -155,20 +155,14 @@ def _output(attention: Any, model: nn.Module, name: str) -> Any:
     return attention.o_proj if hasattr(attention, "o_proj") else attention.out_proj
 
 
-@contextlib.contextmanager
-def _implementation(config: Any) -> Iterator[None]:
+def _implementation(config: Any) -> AbstractContextManager[None]:
     """Make models of ``config`` compute attention by ``_open`` for a while."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import eager_mask
 
     AttentionInterface.register(IMPLEMENTATION, _open)
     AttentionMaskInterface.register(IMPLEMENTATION, eager_mask)
-    before = config._attn_implementation
-    config._attn_implementation = IMPLEMENTATION
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
+    return meanwhile([config], _attn_implementation=IMPLEMENTATION)
 
 
 def _open(

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from mhprobe.errors import UserError, quoted
 from mhprobe.gates.fill import Fill, Filling
+from mhprobe.gates.meanwhile import meanwhile
 from mhprobe.heads import HeadLayout
 from mhprobe.stats.agreement import lowest
 
@@ -261,24 +262,16 @@ class HeadGates(nn.Module):
 
         instead: replacements for some heads of each part. fill: as for ``filled``.
         """
-        with self.filled(fill, values), self._during(beside=values, instead=instead):
+        with self.filled(fill, values), meanwhile([self], beside=values, instead=instead):
             yield
 
     @contextlib.contextmanager
     def filled(self, fill: Fill | None, values: Tensor) -> Iterator[None]:
         """Add ``fill`` times (gates - ``values``), (R, A), inside a with block, entered before ``values`` are set."""
-        with self.lock, self._during(filling=None if fill is None else Filling(fill, self.effective() - values)):
-            yield
-
-    @contextlib.contextmanager
-    def _during(self, **attributes: Any) -> Iterator[None]:
         with self.lock:
-            before = {name: getattr(self, name) for name in attributes}
-            vars(self).update(attributes)
-            try:
+            filling = None if fill is None else Filling(fill, self.effective() - values)
+            with meanwhile([self], filling=filling):
                 yield
-            finally:
-                vars(self).update(before)
 
     def __repr__(self) -> str:
         closed = int((self.effective() == 0).sum())

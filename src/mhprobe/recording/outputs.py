@@ -10,6 +10,7 @@ from mhprobe import ranks
 from mhprobe.backbones import puts_out_features
 from mhprobe.errors import UserError, one_of
 from mhprobe.gates import HeadGates
+from mhprobe.gates.meanwhile import meanwhile
 from mhprobe.heads import wide
 from mhprobe.recording.state import usable
 
@@ -95,18 +96,15 @@ def gate_slope(
     parts: images and labels of one forward pass each, or none; the mean is over all images of all ranks. ``model`` is
     being inspected.
     """
-    leaf, learnable = gates.values, gates.values.requires_grad
+    leaf = gates.values
     sums = torch.zeros(len(leaf) + 1, dtype=torch.float64, device=leaf.device)
     with torch.no_grad():
         leaf.copy_(values)
-    leaf.requires_grad_(True)
-    try:
+    with meanwhile([leaf], requires_grad=True):
         for images, labels in parts:
             if len(images):
                 total = objective(logits_of(model(images)), labels, of).sum()
                 sums[:-1] += torch.autograd.grad(total, [leaf])[0]
                 sums[-1] += len(images)
-    finally:
-        leaf.requires_grad_(learnable)
     ranks.total(sums)
     return sums[:-1] / sums[-1]

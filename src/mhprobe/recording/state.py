@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.gates import find_gates
+from mhprobe.gates.meanwhile import meanwhile
 
 
 @contextlib.contextmanager
@@ -46,12 +47,9 @@ def _frozen_eval(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterat
     for module in training:
         if module.training:  # still: eval() of an outer one reaches the inner ones
             module.eval()
-    for parameter in trainable:
-        parameter.requires_grad_(False)
     try:
-        yield
+        with meanwhile(trainable, requires_grad=False):
+            yield
     finally:
-        for parameter in trainable:
-            parameter.requires_grad_(True)
         for module in training:
             module.training = True

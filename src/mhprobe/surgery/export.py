@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.errors import UserError
+from mhprobe.gates.meanwhile import meanwhile
 
 
 def torch_export_bytes(model: nn.Module, images: Tensor, tolerance: float = 1e-5) -> bytes:
@@ -71,11 +72,8 @@ def onnx_sessions(model: nn.Module, images: Tensor) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         whole, small = (Path(folder) / f"{name}.onnx" for name in ("whole", "small"))
         whole.write_bytes(data)
-        logging.getLogger().disabled, before = True, logging.getLogger().disabled  # it advises on the root logger
-        try:
+        with meanwhile([logging.getLogger()], disabled=True):  # it advises on the root logger
             quantize_dynamic(whole, small, op_types_to_quantize=["MatMul", "Gemm"])
-        finally:
-            logging.getLogger().disabled = before
         return {"onnx": _session(data), "int8": _session(small.read_bytes())}
 
 

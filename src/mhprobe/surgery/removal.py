@@ -8,9 +8,8 @@ has the modules that stand where timm's cannot hold fewer heads, or none.
 Shapes: A heads of all sites, H heads of one site, D head width, B images, C classes.
 """
 
-import contextlib
 import copy
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -20,6 +19,7 @@ from mhprobe.backbones import backbone_of, family_of, kinds_of, layout_of, refus
 from mhprobe.errors import UserError, one_of, quoted
 from mhprobe.gates import find_gates, remove_gates
 from mhprobe.gates.fill import Fill
+from mhprobe.gates.meanwhile import meanwhile
 from mhprobe.heads import KINDS, HeadLayout, HeadSite, Kind
 from mhprobe.recording.outputs import broken, refuse_broken
 
@@ -134,27 +134,15 @@ def largest_difference(one: nn.Module, other: nn.Module, images: Iterable[Tensor
     In whole float32: TF32 rounds a thousand times as coarsely. UserError for logits that are NaN or infinite.
     """
     difference, size = 0.0, 0.0
-    with torch.inference_mode(), _whole_float32():
+    backends: Any = torch.backends
+    products = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul)
+    with torch.inference_mode(), meanwhile(products, fp32_precision="ieee"):
         for batch in images:
             left, right = one(batch), other(batch)
             refuse_broken(broken(torch.stack([left, right])), "largest_difference: the output of a model")
             difference = max(difference, (left - right).abs().max().item())
             size = max(size, left.abs().max().item())
     return difference, size
-
-
-@contextlib.contextmanager
-def _whole_float32() -> Iterator[None]:
-    backends: Any = torch.backends
-    kinds = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul)
-    before = [kind.fp32_precision for kind in kinds]
-    try:
-        for kind in kinds:
-            kind.fp32_precision = "ieee"
-        yield
-    finally:
-        for kind, precision in zip(kinds, before, strict=True):
-            kind.fp32_precision = precision
 
 
 def _fold_constants(model: nn.Module, layout: HeadLayout, mask: Tensor, fill: Fill) -> None:

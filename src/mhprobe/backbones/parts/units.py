@@ -5,9 +5,9 @@ half of ``fc1``. MLPs with a norm in front of ``fc2`` (scale_mlp) and MLPs of ot
 Shapes: N neurons of one MLP, C channels of the residual stream, R rows of the first linear layers per neuron (1 or 2).
 """
 
-import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from mhprobe.backbones.parts.narrow import FIRST, narrowed
 from mhprobe.errors import HeadsMixed, UserError, quoted
+from mhprobe.gates.meanwhile import meanwhile
 from mhprobe.heads import HeadSite, Kind
 
 STILL = "They can still be gated, measured and masked (mhprobe.measure, mhprobe.masking_curve)."
@@ -99,17 +100,9 @@ def layer_scale(block: nn.Module, kind: Kind = "head") -> Tensor | None:
     return next((vector.detach() for vector in vectors if isinstance(vector, Tensor)), None)
 
 
-@contextlib.contextmanager
-def unfused(modules: Iterable[nn.Module]) -> Iterator[None]:
+def unfused(modules: Iterable[nn.Module]) -> AbstractContextManager[None]:
     """Switch the fused path of these attention modules off for a while, where they have one."""
-    fused: list[Any] = [module for module in modules if getattr(module, "fused_attn", False)]
-    for module in fused:
-        module.fused_attn = False
-    try:
-        yield
-    finally:
-        for module in fused:
-            module.fused_attn = True
+    return meanwhile([module for module in modules if getattr(module, "fused_attn", False)], fused_attn=False)
 
 
 def pixels(image: Sequence[int] | None, grid: Sequence[int] | None) -> tuple[float, float]:

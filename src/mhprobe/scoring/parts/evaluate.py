@@ -13,6 +13,7 @@ from mhprobe.data.batch import Batch, Walk
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.gates.fill import Fill
+from mhprobe.gates.meanwhile import meanwhile
 from mhprobe.heads import HeadLayout
 from mhprobe.io.progress import Advance, progress
 from mhprobe.masking.base import Evaluate, Scores
@@ -176,12 +177,8 @@ class Evaluator(Evaluate):
 
     @contextlib.contextmanager
     def watched(self, total: int) -> Iterator[Callable[[str, int], None]]:
-        with progress(self.label, total, "image-forwards", self.show) as advance:
-            self.advance = advance
-            try:
-                yield lambda text, done: advance(0, f"{self.label} {text}", done)
-            finally:
-                self.advance = None
+        with progress(self.label, total, "image-forwards", self.show) as advance, meanwhile([self], advance=advance):
+            yield lambda text, done: advance(0, f"{self.label} {text}", done)
 
     def _shown(self, total: int) -> AbstractContextManager[Any]:
         """``watched``, unless a search shows the progress of all its evaluations."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from mhprobe.gates.meanwhile import meanwhile
 from mhprobe.measures.parts.losses import outcomes
 from mhprobe.questions.material import Material
 from mhprobe.recording.outputs import objective
@@ -61,33 +62,30 @@ def eigenvalues(
     By power iteration, one by one, orthogonally to the earlier ones. The model stays as it is.
     """
     generator = torch.Generator().manual_seed(seed)
-    learnable = [weight.requires_grad for weight in weights]
-    with inspecting(model, gradients=True), sdpa_kernel(SDPBackend.MATH):  # fused kernels have no second derivative
+    with (
+        inspecting(model, gradients=True),
+        sdpa_kernel(SDPBackend.MATH),  # fused kernels have no second derivative
+        meanwhile(weights, requires_grad=True),
+    ):
         images, labels = usable(images), usable(labels)
-        for weight in weights:
-            weight.requires_grad_(True)
-        try:
-            loss = objective(model(images), labels, "loss").mean()
-            slopes = torch.autograd.grad(loss, list(weights), create_graph=True, allow_unused=True)
-            used, along = zip(*((w, s) for w, s in zip(weights, slopes, strict=True) if s is not None), strict=True)
-            slope = torch.cat([part.flatten() for part in along])
-            values: list[tuple[float, float]] = []
-            basis: list[Tensor] = []
-            for _ in range(top):
-                vector = _orthogonal(torch.randn(len(slope), generator=generator).to(slope), basis)
-                value = change = 0.0
-                for _ in range(iterations):
-                    vector = vector / vector.norm().clamp(min=1e-30)
-                    product = torch.autograd.grad(slope @ vector, used, retain_graph=True, materialize_grads=True)
-                    image = torch.cat([part.flatten() for part in product]).detach()
-                    before, value = value, float(vector @ image)
-                    change = abs(value - before) / max(abs(value), 1e-12)
-                    vector = _orthogonal(image, basis)
-                values.append((value, change))
-                basis.append(vector / vector.norm().clamp(min=1e-30))
-        finally:
-            for weight, was in zip(weights, learnable, strict=True):
-                weight.requires_grad_(was)
+        loss = objective(model(images), labels, "loss").mean()
+        slopes = torch.autograd.grad(loss, list(weights), create_graph=True, allow_unused=True)
+        used, along = zip(*((w, s) for w, s in zip(weights, slopes, strict=True) if s is not None), strict=True)
+        slope = torch.cat([part.flatten() for part in along])
+        values: list[tuple[float, float]] = []
+        basis: list[Tensor] = []
+        for _ in range(top):
+            vector = _orthogonal(torch.randn(len(slope), generator=generator).to(slope), basis)
+            value = change = 0.0
+            for _ in range(iterations):
+                vector = vector / vector.norm().clamp(min=1e-30)
+                product = torch.autograd.grad(slope @ vector, used, retain_graph=True, materialize_grads=True)
+                image = torch.cat([part.flatten() for part in product]).detach()
+                before, value = value, float(vector @ image)
+                change = abs(value - before) / max(abs(value), 1e-12)
+                vector = _orthogonal(image, basis)
+            values.append((value, change))
+            basis.append(vector / vector.norm().clamp(min=1e-30))
     return values
 
 
