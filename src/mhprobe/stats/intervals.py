@@ -83,5 +83,5 @@ def resampled_means(values_KN: Tensor, resamples: int = 1000, seed: int = 0) -> 
 
 def percentiles(resampled: Tensor) -> tuple[Tensor, Tensor]:
     """(R, ...) numbers of resamples -> lower and upper end, (...) each, of the 95 % percentile interval."""
-    low, high = torch.quantile(resampled, torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0)
+    low, high = torch.quantile(resampled, resampled.new_tensor([0.025, 0.975]), dim=0)
     return low, high

@@ -18,6 +18,7 @@ from mhprobe import ranks
 from mhprobe.heads import Ablation, HeadBatch, wide
 from mhprobe.measures.base import Measure, counts, sums
 from mhprobe.measures.parts.hashing import mixed, numbers_in
+from mhprobe.stats.intervals import percentiles
 from mhprobe.stats.significance import paired_difference, standard_error
 
 RESAMPLES = 1000
@@ -121,8 +122,7 @@ class Paired(Measure):
     def losses(self) -> dict[str, Tensor]:
         """Columns value, standard_error, low and high: 95 % percentile interval, NaN with a single image."""
         mean_RA = self.resampled[self.drawn > 0] / self.drawn[self.drawn > 0, None]
-        ends = torch.quantile(mean_RA, mean_RA.new_tensor([0.025, 0.975]), dim=0)
-        low, high = ends if self.images > 1 else ends * torch.nan
+        low, high = percentiles(mean_RA if self.images > 1 else mean_RA * torch.nan)
         error = standard_error(self.rise, self.square, self.images)
         return {"value": self.rise / self.images, "standard_error": error, "low": low, "high": high}
 
