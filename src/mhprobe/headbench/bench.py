@@ -96,8 +96,7 @@ def measured(
 ) -> tuple[dict[str, Columns], dict[str, UserError]]:
     """Columns by measure on the images ``look``, and the refusals; ``choose``: images for measures that choose."""
     measures = {name: make(layout) for name, make in makes.items()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # heads that are alike, as planted ones, are what some measures warn of
+    with warnings.catch_warnings(action="ignore"):  # some measures warn of heads that are alike
         return measure(model, measures, lambda: [look], lambda: [choose])
 
 
@@ -139,16 +138,11 @@ def _row(direction: int, family: str, plant: str, name: str, scores: Sequence[To
 def entries(names: Sequence[str] | None, entered: Sequence[str] = ()) -> dict[str, Make]:
     """Makers of measures by name, with their defaults. UserError for an unknown name or class."""
     kinds = (getattr(all_measures, name) for name in dir(all_measures))
-    shipped = {_name(kind): kind for kind in kinds if not inspect.isabstract(kind)}
+    shipped = {kind.__new__(kind).name: kind for kind in kinds if not inspect.isabstract(kind)}
     if unknown := sorted(set(names or ()) - set(shipped)):
         raise UserError(f"headbench: no measures {', '.join(unknown)}; there are {', '.join(sorted(shipped))}.")
     chosen = {name: shipped[name] for name in (shipped if names is None else names)}
-    return chosen | {_name(kind): kind for kind in map(_imported, entered)}
-
-
-def _name(kind: Any) -> str:
-    name = kind.__dict__.get("name")
-    return name if isinstance(name, str) else Measure.name.fget(kind.__new__(kind))  # type: ignore[attr-defined]
+    return chosen | {kind.__new__(kind).name: kind for kind in map(_imported, entered)}
 
 
 def _imported(path: str) -> Any:

@@ -113,8 +113,7 @@ def _measured(
     batch = batch.to(next(model.parameters()).device)
     walk = [batch.part(slice(start, start + TOGETHER)) for start in range(0, len(batch.images), TOGETHER)]
     measures = {name: kind(layout) for name, kind in kinds.items()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", MeasureWarning)  # that images are few is said beside every number
+    with warnings.catch_warnings(action="ignore", category=MeasureWarning):  # few images: each number says so
         return measure(model, measures, lambda: walk, done=lambda batch: done(len(batch.images)))
 
 

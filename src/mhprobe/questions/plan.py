@@ -112,8 +112,7 @@ def _cost(material: Material, ask: Callable[[Material], Any]) -> str:
     apart = dataclasses.replace(material, data=few, first=False, store=None, measurements=Measurements())
     began = time.perf_counter()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of so few images
+        with warnings.catch_warnings(action="ignore"):  # of so few images
             if ranks.together(lambda: ask(apart)) is None:
                 return "not estimated"
     except ranks.LeftAlone:

@@ -43,8 +43,7 @@ def onnx_bytes(model: nn.Module, images: Tensor, tolerance: float = 1e-4) -> byt
     model = copy.deepcopy(model).cpu().eval()
     for library in ("onnx_ir", "onnxscript", "torch.onnx"):
         logging.getLogger(library).setLevel(logging.WARNING)  # what they optimise
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # the exporter warns about its own parts
+    with warnings.catch_warnings(action="ignore"), torch.no_grad():  # the exporter warns about its own parts
         program = torch.onnx.export(
             model,
             (images,),

@@ -108,8 +108,7 @@ def _exported(part: _Gated, name: str, stream: Tensor) -> Piece:
     moving = {name: {0: "images"} for name in ("stream", *outputs)}
     graphs: list[Any] = []  # the exporter's, where it fails: it would write them to the standard output
     log: dict[str, Any] = {"_jit_onnx_log": lambda *parts: graphs.extend(parts), "_jit_is_onnx_log_enabled": None}
-    with warnings.catch_warnings(), mock.patch.multiple(torch._C, **log):
-        warnings.simplefilter("ignore")  # the tracer warns of every shape that it takes as fixed
+    with warnings.catch_warnings(action="ignore"), mock.patch.multiple(torch._C, **log):  # of shapes taken as fixed
         try:
             torch.onnx.export(
                 part, (stream, gates), data, dynamo=False, opset_version=OPSET, dynamic_axes=moving,

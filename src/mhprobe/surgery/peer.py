@@ -100,8 +100,7 @@ def _chosen(model: nn.Module, layout: HeadLayout, image: Tensor, score: Any, rat
     heads = {part: site.num_heads for site, parts in zip(layout.sites, inside, strict=True) if site.kind == "head"
              for part in parts if part in free}  # fmt: skip
     ignored = [part for part in model.modules() if not list(part.children()) and part not in free]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of parameters that belong to no layer, as class tokens
+    with warnings.catch_warnings(action="ignore"):  # of parameters that belong to no layer, as class tokens
         pruner = torch_pruning.pruner.MetaPruner(
             model,
             image,

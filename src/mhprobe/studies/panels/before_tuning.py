@@ -92,8 +92,7 @@ def _along(
     folds = [functools.partial(walk, images=chosen[fold::FOLDS]) for fold in range(FOLDS)]
     older, alike = next(_networks(material, files)), []
     values: dict[str, list[Tensor]] = {name: [] for name in measures}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", MeasureWarning)  # a head that did not change is a duplicate of itself
+    with warnings.catch_warnings(action="ignore", category=MeasureWarning):  # unchanged heads are duplicates
         for model in _networks(material, files):
             alike.append(_itself(material.layout, older, model, functools.partial(walk, images=chosen)))
             of_folds = [measured(model, measures, fold, of="norm") for fold in folds]
