@@ -34,9 +34,9 @@ def add_measure(
 ) -> list[Path]:
     about["label"] = label or name.replace("_", " ")
     results = of_measure(name, measure(kind, **about), report.layout, columns, control, None, end, during)
-    return report.add_all(results)
+    return report.add(results)
 
 
 def add_rows(report: Report, name: str, rows: Sequence[Mapping[str, Any]], kind: str = "table", **more: Any) -> None:
     columns = list(rows[0])
-    report.add(name, Result(Table(columns, [[row[c] for c in columns] for row in rows], kind), **more))
+    report.add({name: Result(Table(columns, [[row[c] for c in columns] for row in rows], kind), **more)})

@@ -104,7 +104,7 @@ class OptunaSweeper(Sweeper):
         columns = ["job", *keys, *self.directions, "best"]
         table = Table(columns, [[*row[:-1], int(row[-1] in best)] for row in rows])
         larger = ", ".join("better" if way == "maximize" else "worse" for way in self.directions.values())
-        Report(folder).add("trials", Result(table).saying(", ".join(self.directions), larger))
+        Report(folder).add({"trials": Result(table).saying(", ".join(self.directions), larger)})
         for row in table.rows:
             if row[-1]:
                 print(f"best: {', '.join(f'{name} {value}' for name, value in zip(columns, row[:-1], strict=False))}")

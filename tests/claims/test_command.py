@@ -119,7 +119,7 @@ def made(folder, seen):
     claims = {name: all_claims()[name] for name in seen}
     report = Report(folder)
     rows = asking.rows_of(claims, seen, {name: verdict("holds", 0.3) for name in seen})
-    report.add("claims", asking.result(rows))
+    report.add({"claims": asking.result(rows)})
     (folder / "config").mkdir()
     (folder / "config" / "config.yaml").write_text(f"seed: 0\nname: {folder.name}\n")
     return folder

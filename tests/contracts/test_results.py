@@ -59,7 +59,7 @@ def test_tables_of_a_run_say_how_to_read_them(command, tmp_path, trained):
 
 def test_tables_of_a_comparison_say_how_to_read_them(tmp_path):
     report = Report(tmp_path / "both")
-    report.add_all(several([make_run(tmp_path / name, seed) for seed, name in enumerate("ab")]))
+    report.add(several([make_run(tmp_path / name, seed) for seed, name in enumerate("ab")]))
     assert len(report.results.results) > 2 and unsaid(tmp_path / "both") == []
 
 

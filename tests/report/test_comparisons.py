@@ -46,7 +46,7 @@ def test_agreement_shows_every_pair_once_and_clips_nothing(count, with_control):
 def test_a_measure_that_is_the_same_everywhere_agrees_with_nothing(tmp_path):
     layout = LAYOUTS["vit"]
     both = {**values(layout, 2), "flat": torch.ones(layout.num_heads)}
-    Report(tmp_path).add("agreement", agreement_of(both, {}, k=10))
+    Report(tmp_path).add({"agreement": agreement_of(both, {}, k=10)})
     table = rows(tmp_path / "tables" / "agreement.csv")
     assert [row["spearman"] == "nan" for row in table] == [
         "flat" in (row["measure_a"], row["measure_b"]) for row in table
@@ -55,13 +55,13 @@ def test_a_measure_that_is_the_same_everywhere_agrees_with_nothing(tmp_path):
 
 
 def test_one_measure_alone_has_nothing_to_agree_with(tmp_path):
-    Report(tmp_path).add("agreement", agreement_of(values(LAYOUTS["vit"], 1), {}, k=10))
+    Report(tmp_path).add({"agreement": agreement_of(values(LAYOUTS["vit"], 1), {}, k=10)})
     assert not (tmp_path / "tables").exists()
 
 
 def test_a_control_that_lacks_a_measure_is_left_out(tmp_path):
     found, control = values(LAYOUTS["vit"], 3), values(LAYOUTS["vit"], 2, seed=1)
-    Report(tmp_path).add("agreement", agreement_of(found, control, k=10))
+    Report(tmp_path).add({"agreement": agreement_of(found, control, k=10)})
     assert "spearman_random_init" not in rows(tmp_path / "tables" / "agreement.csv")[0]
 
 
@@ -80,7 +80,7 @@ def test_scatter_shows_every_head_and_clips_nothing(layout, count):
 
 def test_two_data_sets_are_compared_measure_by_measure(tmp_path):
     a, b = values(LAYOUTS["vit"], 3), values(LAYOUTS["vit"], 2, seed=1)
-    Report(tmp_path).add("bad_against_cifar10", two_data_sets(LAYOUTS["vit"], "cifar10", "bad", a, b))
+    Report(tmp_path).add({"bad_against_cifar10": two_data_sets(LAYOUTS["vit"], "cifar10", "bad", a, b)})
     table = rows(tmp_path / "tables" / "bad_against_cifar10.csv")
     assert [row["measure"] for row in table] == list(b)
     for row in table:
@@ -102,9 +102,9 @@ def test_a_history_is_one_row_per_point_and_head(tmp_path):
     layout = LAYOUTS["swin"]
     points = [Point(epoch, 10 * epoch, noise(layout.num_heads, seed=epoch).tolist()) for epoch in range(3)]
     report = Report(tmp_path, layout)
-    report.add("fisher_history", history_of(report.layout, "Fisher", points, drawn=False))
+    report.add({"fisher_history": history_of(report.layout, "Fisher", points, drawn=False)})
     assert not (tmp_path / "figures").exists()
-    report.add("fisher_history", history_of(report.layout, "Fisher", points, drawn=True))
+    report.add({"fisher_history": history_of(report.layout, "Fisher", points, drawn=True)})
     assert (tmp_path / "figures" / "fisher_history.png").is_file()
     table = rows(tmp_path / "tables" / "fisher_history.csv")
     assert len(table) == 3 * layout.num_heads

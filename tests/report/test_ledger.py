@@ -68,19 +68,19 @@ def test_an_entry_says_all_that_a_reader_needs(tmp_path):
 def test_a_result_of_no_images_says_so_and_metrics_are_named(tmp_path):
     report = Report(tmp_path, LAYOUT)
     report.images = Sample(200, "test")
-    report.add("gates", Result(Table(["a"], [[1]]), metrics={"gates/kept": 3}, of=Sample()))
+    report.add({"gates": Result(Table(["a"], [[1]]), metrics={"gates/kept": 3}, of=Sample())})
     entry = report.results.results["gates"]
     assert (entry.images, entry.split, entry.metrics) == (None, "", ["gates/kept"])
 
 
 def test_a_later_result_keeps_the_others_and_damage_is_not_overwritten(tmp_path):
-    Report(tmp_path, LAYOUT).add("one", Result(Table(["a"], [[1]])))
-    Report(tmp_path, LAYOUT).add("two", Result(Table(["a"], [[2]])))
+    Report(tmp_path, LAYOUT).add({"one": Result(Table(["a"], [[1]]))})
+    Report(tmp_path, LAYOUT).add({"two": Result(Table(["a"], [[2]]))})
     file = tmp_path / "results.json"
     assert list(Ledger.model_validate_json(file.read_bytes()).results) == ["one", "two"]
     file.write_text(file.read_text()[:-3])
     with pytest.raises(UserError, match=r"results\.json is damaged"):
-        Report(tmp_path, LAYOUT).add("three", Result(Table(["a"], [[3]])))
+        Report(tmp_path, LAYOUT).add({"three": Result(Table(["a"], [[3]]))})
 
 
 @pytest.mark.parametrize("file", ["tables/../../x.csv", "/etc/passwd", "../x", "tables/a/b.csv", "other/x.csv"])

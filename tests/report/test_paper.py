@@ -31,7 +31,7 @@ def test_files_are_one_column_or_two_wide_with_300_dots_per_inch(tmp_path):
     report.network, report.data, report.images = "vit_tiny", "digits", Sample(360, "test")
     add_measure(report, "narrow", "per_head", {"value": torch.ones(1)})
     layout = LAYOUTS["vit_base"]
-    report.add("wide", Result(figure=per_head(layout, ranked(layout), "importance")))
+    report.add({"wide": Result(figure=per_head(layout, ranked(layout), "importance"))})
     for name, inches in (("narrow", ONE), ("wide", TWO)):
         with Image.open(tmp_path / "figures" / f"{name}.png") as image:
             assert image.width == pytest.approx(300 * inches, abs=1)

@@ -53,7 +53,7 @@ def test_every_result_becomes_a_table_and_a_figure(tmp_path, capfd):
         *add_measure(report, "gate_importance", "per_head", {"value": torch.rand(6)}, label="nats"),
         *add_measure(report, "gate_importance", "per_head", {"value": torch.rand(6)}, end="_epoch_004"),
         *add_measure(report, "svcca", "pairwise", {"value": torch.rand(6, 6)}),
-        *report.add("masking_curves", of_curves(CURVES, [], LAYOUT, chance=0.1)["masking_curves"]),
+        *report.add({"masking_curves": of_curves(CURVES, [], LAYOUT, chance=0.1)["masking_curves"]}),
         *report.add_metrics({"test/accuracy": 0.9}),
     ]
     report.close()
@@ -92,7 +92,7 @@ def test_damaged_metrics_are_named_not_overwritten(tmp_path):
 
 def test_nothing_makes_no_files(tmp_path):
     assert of_curves([], [], LAYOUT, chance=0.1) == of_masked_heads([], None) == {}
-    assert Report(tmp_path, LAYOUT).add("nothing", Result()) == []
+    assert Report(tmp_path, LAYOUT).add({"nothing": Result()}) == []
     assert names(tmp_path) == set()
 
 

@@ -29,7 +29,7 @@ def written(folder, terminal: bool = False, accuracy: float = 0.9) -> str:
     report = Report(folder, LAYOUT)
     add_measure(report, "gate_importance", "per_head", {"value": value, "low": value - 0.5, "high": value + 0.5})
     for name, result in of_curves(CURVES, totals(CURVES), LAYOUT, chance=0.1).items():
-        report.add(name, result)
+        report.add({name: result})
     report.add_metrics({"test/accuracy": accuracy, "test/images": 200})
     (folder / "model.json").write_text(json.dumps({"class_names": list("abcdefghij"), "data": "digits"}))
     finish_report(folder, "mask", LAYOUT)

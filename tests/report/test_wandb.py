@@ -73,7 +73,7 @@ def log_everything(logger: RunLogger, folder: Path) -> None:
     logger.log_metrics({"train/loss": 0.5}, step=3)
     report = Report(folder, LAYOUT, [logger])
     add_measure(report, "gate_importance", "per_head", {"value": torch.arange(6.0)}, **SAID)
-    report.add("masking_curves", of_curves(CURVES, [], LAYOUT, chance=0.1)["masking_curves"])
+    report.add({"masking_curves": of_curves(CURVES, [], LAYOUT, chance=0.1)["masking_curves"]})
     report.add_metrics({"test/accuracy": 0.875})
     for name in ("report.html", "model.safetensors", "model.json"):
         (folder / name).write_text(f"<p>{name}</p>")

@@ -96,7 +96,7 @@ def _made(seed: int, heads: HeadLayout) -> Path:
     add_rows(report, "masking_totals", TOTALS, "totals")
     points = [Point(e, 10 * e, (value * e / 3).tolist()) for e in range(4)]
     past = history(report.layout, "importance (nats)", points, drawn=False)
-    report.add("gate_importance_history", past._replace(part_of="gate_importance"))
+    report.add({"gate_importance_history": past._replace(part_of="gate_importance")})
     save_file(
         {f"attention/block 2 head {h}": torch.rand(2, 28, 28, generator=generator) for h in range(4)},
         folder / "maps.safetensors",

@@ -84,7 +84,7 @@ def run_of_heads(folder: Path, values: Tensor, weights: str = "null") -> Path:
     """A run that measured 200 heads, each with a standard error of .1."""
     heads = HeadLayout(tuple(HeadSite(f"b{block}.attn", 0, block, 20, 4) for block in range(10)))
     columns = {"value": values, "low": values - 0.1962, "high": values + 0.1962, "images": torch.tensor(1000)}
-    Report(folder, heads).add_all(of_measure("entropy", measure("per_head"), heads, columns, drawn={}))
+    Report(folder, heads).add(of_measure("entropy", measure("per_head"), heads, columns, drawn={}))
     (folder / "config").mkdir()
     (folder / "config" / "config.yaml").write_text(f"weights: {weights}\n")
     return folder

@@ -403,10 +403,10 @@ def test_a_large_run_stays_under_8_megabytes(tmp_path):
 
     for name in ("svcca", "cka", "cca", "pwcca", "procrustes", "js_distance"):
         columns = {f"c{i}": value + i for i in range(6)}
-        report.add(name, Result(tables.pairwise(heads, {"value": value + value.T, **columns})))
+        report.add({name: Result(tables.pairwise(heads, {"value": value + value.T, **columns}))})
     for name in range(20):
         table = tables.per_head(heads, {"value": value[0], "low": value[1], "high": value[2]})
-        report.add(f"m{name}", Result(table))
+        report.add({f"m{name}": Result(table)})
     order = list(range(144))
     rows = [row("c", s, k, order[:k], 0.5) for s in ("validation", "test") for k in order]
     add_rows(report, "masking_curves", rows, "curves")
@@ -483,7 +483,7 @@ def test_a_run_of_144_heads_with_many_figures_stays_below_8_mb(tmp_path):
         Image.fromarray(pixels).save(folder / "figures" / f"noise_{number}.png")
         drawn[f"noise_{number}"] = Entry(kind="figure", title=f"noise {number}", figure=f"figures/noise_{number}.png")
         pairs = [[a, b, 0.1 * a + number, 0.5] for a in range(144) for b in range(a)]
-        report.add(f"pairs_{number}", Result(Table(["head_a", "head_b", "value", "null"], pairs, "pairwise")))
+        report.add({f"pairs_{number}": Result(Table(["head_a", "head_b", "value", "null"], pairs, "pairwise"))})
     listed(folder, drawn)
     size = write_report(folder).stat().st_size
     assert 3_000_000 < size < 8_000_000  # it is full, and the rest is named
@@ -542,7 +542,7 @@ def test_neurons_are_strips_of_a_block_beside_the_squares_of_its_heads(tmp_path)
     both = layout_of(tiny_vit(), {"head", "neuron"})  # 2 blocks of 3 heads and 96 neurons
     value = torch.randperm(both.num_heads, generator=torch.Generator().manual_seed(0)).double()
     report = Report(tmp_path, both)
-    report.add("fisher", Result(tables.per_head(both, {"value": value}), label="fisher"))
+    report.add({"fisher": Result(tables.per_head(both, {"value": value}), label="fisher")})
     run = read_run(tmp_path)
     (measure,) = atlas.measures(run)
     assert len(atlas.heads(run)) == 6 and measure["columns"]["value"] == value[:6].tolist()

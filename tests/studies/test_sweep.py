@@ -69,7 +69,7 @@ def make_run(folder: Path, weight: float, kept: list[int], accuracy: float) -> N
                "test/accuracy": accuracy, "gates/binary_loss": 0.6, "test/loss": 0.5, "test/images": 100}  # fmt: skip
     rows = [[head, f"blocks.{head // 2}.attn", 0, head // 2, head % 2, 1.0, 1.0, on] for head, on in enumerate(kept)]
     columns = ["head", "site", "stage", "block", "index", "gate", "open", "kept"]
-    Report(folder).add("gates", Result(Table(columns, rows, "per_head"), metrics=metrics))
+    Report(folder).add({"gates": Result(Table(columns, rows, "per_head"), metrics=metrics)})
     (folder / "model.json").write_text(json.dumps({"class_names": ["a", "b"], "made": {"data": "x"}}))
     (folder / "config").mkdir()
     (folder / "config" / "overrides.yaml").write_text(
@@ -134,7 +134,7 @@ def test_the_axis_ends_where_runs_do_and_reaches_chance_only_where_one_comes_nea
 def probed(folder: Path, distances: list[float], **more: str) -> Path:
     rows = [[head, "s", distance, 10.0, 10.0, *more.values()] for head, distance in enumerate(distances)]
     columns = ["head", "site", "value", "uniform", "whole", *more]
-    Report(folder).add("attention_distance", Result(Table(columns, rows, "per_head")))
+    Report(folder).add({"attention_distance": Result(Table(columns, rows, "per_head"))})
     return folder
 
 
@@ -155,7 +155,7 @@ def test_rare_patches_and_objects_are_functions_that_may_survive(swept, tmp_path
     probe = probed(tmp_path / "probed", [1.0, 5.0, 9.5, 7.0])
     for table, values in (("rarity", [0.3, 0.1, 0.1, 0.1]), ("object_attention", [0.1, 0.1, 0.2, 0.1])):
         rows = [[head, "s", value, 0.1] for head, value in enumerate(values)]
-        Report(probe).add(table, Result(Table(["head", "site", "value", "chance"], rows, "per_head")))
+        Report(probe).add({table: Result(Table(["head", "site", "value", "chance"], rows, "per_head"))})
     sweep.write(swept, probe)
     found = [row for row in runs.rows(swept / "tables" / "survivors.csv") if row["by"] == "label" and row["run"] == "0"]
     counted = {row["group"]: (row["kept"], row["of"]) for row in found}

@@ -271,7 +271,7 @@ def test_an_order_by_a_table_of_test_images_is_chosen_on_them(tmp_path):
     for images in ("test", "validation"):
         report = Report(tmp_path / images, layout)
         table = tables.per_head(layout, {"value": torch.arange(6.0)})
-        report.add("gate_importance", Result(table, of=Sample(10, images)))
+        report.add({"gate_importance": Result(table, of=Sample(10, images))})
     measured = {
         name: measured_on(ByScore(table=str(tmp_path / name / "tables" / "gate_importance.csv")))
         for name in ("test", "validation")

@@ -60,10 +60,10 @@ def run_of(tmp_path, kind, removed) -> Path:
     report = Report(folder)
     stages = [["dense", 6, 0.9, 0.85, 0.93, 1000, 2000], ["pruned", 3, 0.8, 0.74, 0.85, 900, 1500]]
     columns = ["stage", "heads", "accuracy", "low", "high", "parameters", "flops"]
-    report.add("pruning", Result(Table(columns, stages, "stages")))
+    report.add({"pruning": Result(Table(columns, stages, "stages"))})
     speeds = [["this mask", 64, 1.31, 1.2, 1.4, 1.35], ["50 % removed", 64, 9.9, 9, 10, 9]]
     columns = ["removed", "batch", "speedup", "speedup_low", "speedup_high", "predicted"]
-    report.add("speed", Result(Table(columns, speeds, "speed")))
+    report.add({"speed": Result(Table(columns, speeds, "speed"))})
     report.add_metrics({"test/accuracy": 0.8, "test/images": 200})
     return folder
 

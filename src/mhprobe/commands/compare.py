@@ -37,7 +37,7 @@ def main() -> None:
         report.begin({digest({}, compared)[:8]: short(", ".join(run.resolve().name for run in options.runs), 80)})
         results = several(options.runs, options.over)
         report.data, report.images = about(options.runs)
-    report.add_all({name: inert(result) for name, result in results.items()})
+    report.add({name: inert(result) for name, result in results.items()})
     page = write_comparison(expand(options.runs), options.out / "comparison.html", results.get("prunebench_ranking"))
     print(*lines(results), f"tables and figures: {options.out}", page, sep="\n")
 

@@ -64,8 +64,7 @@ def run(options: argparse.Namespace) -> None:
             drawn = Result(_table(over_grades), figure.sensitivity(grades, over_grades), drawn="sensitivity")
             graded = Result(_table(grades)).saying(*about)
             results = {"headbench_grades": graded, "headbench_sensitivity": drawn.saying(*about)}
-        for name, result in results.items():
-            print(*report.add(name, result), sep="\n")
+        print(*report.add(results), sep="\n")
 
 
 def _table(rows: Sequence[Any]) -> "Table":

@@ -72,7 +72,7 @@ class Answers(L.Callback):
     def _write(self, question: Question, results: Mapping[str, Result]) -> None:
         if not self.material.first:
             return
-        files = [path for path in self.report.add_all(results) if path.parent != self.report.folder]
+        files = [path for path in self.report.add(results) if path.parent != self.report.folder]
         if question.made_from:
             inside = [str(path.relative_to(self.report.folder)) for path in files]
             done = {**self.read(), question.name: {"made_from": question.made_from, "files": inside}}

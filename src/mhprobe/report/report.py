@@ -84,12 +84,8 @@ class Report:
         except (OSError, ValueError) as error:
             raise UserError(f"results: {file} is damaged. Remove it or name another output folder.") from error
 
-    def add(self, name: str, result: Result) -> list[Path]:
-        """Write a result's table, figure and metrics, and its entry in results.json."""
-        return self.add_all({name: result})
-
-    def add_all(self, results: Mapping[str, Result]) -> list[Path]:
-        """Write results by their names, and their entries in results.json."""
+    def add(self, results: Mapping[str, Result]) -> list[Path]:
+        """Write tables, figures and metrics of results by their names, and their entries in results.json."""
         paths: list[Path] = []
         written: dict[str, ledger.Entry] = {}
         for name, result in results.items():

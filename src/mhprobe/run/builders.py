@@ -270,7 +270,7 @@ def test(trainer: L.Trainer, model: GatedClassifier, data: ImageData, report: Re
         metrics = {key.replace("accuracy", "agreement") if by_network else key: n for key, n in model.results.items()}
         judged = {"test/right": int(model.right.sum())} if len(model.right) else {}  # features are not judged
         report.add_metrics({**metrics, "test/images": data.sizes["test"], **judged})
-        report.add_all({})  # names what they are of
+        report.add({})  # names what they are of
         keep_outcomes(report.folder, model.right, data)
 
 

@@ -81,7 +81,7 @@ class Settling(L.Callback):
             settling = Result(tables.from_rows(self.rows), drawn, of=of, drawn="settling")
             settling = settling.saying("accuracy without the least important heads", "they are needed less")
             pairs = Result(tables.from_rows(alike), of=of).saying("rank correlation", "epochs rank heads more alike")
-            self.report.add_all({"settling": settling, "settling_agreement": pairs})
+            self.report.add({"settling": settling, "settling_agreement": pairs})
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": self.rows, "scores": self.scores}

@@ -98,8 +98,8 @@ def write(
     retained = Result(table(runs), pruned.retained(points, images, heads, whole, chance), drawn="retained")
     rows, about = survivors_of(runs, probe), ("heads of the group that are kept", "pruning spares the group")
     kept = Result(from_rows([row._asdict() for row in rows]), pruned.survival(rows), of=Sample(), drawn="survival")
-    files = report.add("sweep", retained.saying("test accuracy", "a better network"))
-    return files + report.add("survivors", kept.saying(*about))
+    sweep = retained.saying("test accuracy", "a better network")
+    return report.add({"sweep": sweep, "survivors": kept.saying(*about)})
 
 
 def survivors_of(runs: Sequence[GatedRun], probe: Path | None = None) -> list[Survivors]:

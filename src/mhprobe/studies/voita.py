@@ -149,7 +149,7 @@ def write(
     figure = pruned.voita(points, images, 1 / data.num_classes, sure)
     report = Report(folder, style=style)
     report.origin, report.data, report.images = origin, data.source.name, Sample(images, "test")
-    report.add("voita", Result(table, figure, drawn="voita").saying("test accuracy", "a better network"))
+    report.add({"voita": Result(table, figure, drawn="voita").saying("test accuracy", "a better network")})
     for row in rows:
         accuracies = f"pruned {100 * row.pruned:.2f} %, from scratch {100 * row.scratch:.2f} %"
         tested = f", p = {row.p_holm:.2g} (McNemar, Holm)" if isinstance(row.p_holm, float) else ""

@@ -85,7 +85,7 @@ class History(L.Callback):
                 about, of = self.measures[name], Sample(data.sizes["val"], "validation")
                 label = label_of(about, self.target)
                 results = of_measure(name, about, about.layout, columns, None, label, suffix, during)
-                self.report.add_all({key: result._replace(of=result.of or of) for key, result in results.items()})
+                self.report.add({key: result._replace(of=result.of or of) for key, result in results.items()})
 
     def state_dict(self) -> dict[str, Any]:
         points = {name: [list(point) for point in points] for name, points in self.points.items()}
@@ -100,7 +100,7 @@ class History(L.Callback):
         about, data = self.measures[name], trainer.datamodule  # type: ignore[attr-defined]
         result = history(self.report.layout, about.label, self.points[name], drawn, about.larger)
         of = Sample(data.sizes["val"], "validation")
-        self.report.add(f"{name}_history", result._replace(unit=about.unit, part_of=name, of=of))
+        self.report.add({f"{name}_history": result._replace(unit=about.unit, part_of=name, of=of)})
 
 
 class GateHistory(L.Callback):
@@ -142,4 +142,4 @@ class GateHistory(L.Callback):
         threshold = gates_of(pl_module).threshold(self.threshold)
         figure = gate_history(layout, self.steps, torch.tensor(self.amounts), threshold)
         drawn = Result(table, figure, of=Sample(), drawn="gate_history")
-        self.report.add("gate_history", drawn.saying("how open the learned gate is", "it is more open"))
+        self.report.add({"gate_history": drawn.saying("how open the learned gate is", "it is more open")})
