@@ -209,7 +209,7 @@ def told(layout, columns, about=None):
     )
 
 
-SAYS = {"unit": "", "larger": "", "alike": "largest", "masks": False, "about": "", "of_images": True}  # of a measure
+SAYS = {"unit": "", "larger": "", "alike": "largest", "masks": False, "about": "", "of_images": True, "empty": ""}
 
 
 def test_a_table_stays_where_its_figure_has_the_same_name():
