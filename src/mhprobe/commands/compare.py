@@ -33,12 +33,13 @@ def main() -> None:
     report = Report(options.out, style=options.style)
     report.origin = origin_of_script("compare")
     with reading(Path(", ".join(map(str, options.runs)))):
-        compared = {str(run.resolve()): "run" for run in expand(options.runs)} | dict.fromkeys(options.over, "over")
+        runs = expand(options.runs)
+        compared = {str(run.resolve()): "run" for run in runs} | dict.fromkeys(options.over, "over")
         report.begin({digest({}, compared)[:8]: short(", ".join(run.resolve().name for run in options.runs), 80)})
         results = several(options.runs, options.over)
         report.data, report.images = about(options.runs)
     report.add({name: inert(result) for name, result in results.items()})
-    page = write_comparison(expand(options.runs), options.out / "comparison.html", results.get("prunebench_ranking"))
+    page = write_comparison(runs, options.out / "comparison.html", results.get("prunebench_ranking"))
     print(*lines(results), f"tables and figures: {options.out}", page, sep="\n")
 
 

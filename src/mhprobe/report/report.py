@@ -65,11 +65,11 @@ class Report:
         return self.read(ledger.FILE, ledger.Ledger.model_validate_json) or ledger.Ledger(version=2)
 
     def begin(self, of: dict[str, str]) -> None:
-        """Say what new results are of, {} for not known yet. UserError if the folder holds results of others."""
-        there = self.results.of
-        used = self.results.results or self.metrics or (self.folder / "checkpoints" / "last.ckpt").exists()
-        if used and there.keys() != of.keys():
-            old, new = (" on ".join(f"{name} (digest {key})" for key, name in ends.items()) for ends in (there, of))
+        """Say what new results are of, {} for not known yet. UserError in the folder of others, or of a stopped run."""
+        there = self.results
+        used = there.results or self.metrics or (self.folder / "checkpoints" / "last.ckpt").exists()
+        if used and there.of.keys() != of.keys():
+            old, new = (" on ".join(f"{name} (digest {key})" for key, name in ends.items()) for ends in (there.of, of))
             raise UserError(
                 f"results: {self.folder} is that of {old or 'a stopped training or an older mhprobe'}, and "
                 f"results of {new or 'a new training'} would mix with its own. Give another folder, or remove this one."
