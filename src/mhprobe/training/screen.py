@@ -25,6 +25,12 @@ class ShowsTraining(ProgressBar):
         self._best: tuple[float, int] | None = None
         self._began = time.monotonic()
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self._best}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._best = state_dict["best"]
+
     def disable(self) -> None:
         self.shown = False
 
