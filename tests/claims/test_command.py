@@ -18,7 +18,7 @@ from mhprobe.claims.parts.judge import Verdict
 from mhprobe.errors import UserError
 from mhprobe.questions.material import Material
 from mhprobe.report.report import Report
-from mhprobe.report.runs.run import read_run
+from mhprobe.report.runs.run import read_run, read_runs
 from mhprobe.report.runs.words import findings
 from mhprobe.report.several import matrix, several
 
@@ -140,7 +140,7 @@ def folders(tmp_path):
 
 
 def test_compared_runs_give_the_matrix_of_claims_by_networks(folders):
-    result = several(folders)["claims"]
+    result = several(read_runs(folders))["claims"]
     rows = {
         row["claim"]: row for row in (dict(zip(result.table.columns, each, strict=True)) for each in result.table.rows)
     }

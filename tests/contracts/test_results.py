@@ -13,6 +13,7 @@ import pytest
 
 import runs
 from mhprobe.report.report import Report
+from mhprobe.report.runs.run import read_runs
 from mhprobe.report.several import several
 from report_html.conftest import make_run
 
@@ -59,7 +60,7 @@ def test_tables_of_a_run_say_how_to_read_them(command, tmp_path, trained):
 
 def test_tables_of_a_comparison_say_how_to_read_them(tmp_path):
     report = Report(tmp_path / "both")
-    report.add(several([make_run(tmp_path / name, seed) for seed, name in enumerate("ab")]))
+    report.add(several(read_runs([make_run(tmp_path / name, seed) for seed, name in enumerate("ab")])))
     assert len(report.results.results) > 2 and unsaid(tmp_path / "both") == []
 
 

@@ -30,7 +30,7 @@ from mhprobe.errors import UserError
 from mhprobe.report.html import write_comparison, write_report
 from mhprobe.report.report import Report
 from mhprobe.report.runs.folder import plain_yaml
-from mhprobe.report.runs.run import expand, read_run
+from mhprobe.report.runs.run import expand, read_run, read_runs
 from report_html.conftest import layout, make_run
 from report_html.test_page import Page
 
@@ -101,7 +101,7 @@ def test_no_setting_imports_anything(run, tmp_path, monkeypatch):
     parts = {name: {"_target_": "planted.part.Thing"} for name in ("gate_importance", "svcca")}
     (run / "config" / "config.yaml").write_text(json.dumps({"measure": parts, "_target_": "planted.part.Thing"}))
     assert "Found." not in page_of(run)
-    write_comparison([run, run], tmp_path / "c.html")
+    write_comparison(read_runs([run, run]), tmp_path / "c.html")
     assert not mark.exists() and not [name for name in sys.modules if name.startswith("planted")]
     __import__("planted")  # the control: it can be imported
     assert mark.exists()
@@ -117,7 +117,7 @@ def test_no_reference_is_looked_up(run, tmp_path, monkeypatch):
     (run / "run.json").unlink(missing_ok=True)
     text = page_of(run)
     assert SECRET not in text and "${oc.env:PLANTED_KEY}" in text  # as it was written
-    assert SECRET not in write_comparison([run, run], tmp_path / "c.html").read_text()
+    assert SECRET not in write_comparison(read_runs([run, run]), tmp_path / "c.html").read_text()
 
 
 LINKS: dict[str, Callable[[Path, Path], None]] = {
@@ -150,7 +150,7 @@ def test_nothing_leads_out_of_the_folder(run, secret, name, tmp_path):
     text = page_of(run)
     assert SECRET not in text
     assert ("a link, which is not followed" in text) == ("path" not in name)
-    write_comparison([run, run], tmp_path / "c.html")
+    write_comparison(read_runs([run, run]), tmp_path / "c.html")
     assert SECRET not in (tmp_path / "c.html").read_text()
 
 
@@ -187,7 +187,7 @@ def test_what_is_no_ordinary_file_is_not_opened(run, name, how, tmp_path):
         except UserError as error:
             assert name == "results.json" and name in str(error) and "\n" not in str(error)
         with contextlib.suppress(UserError):
-            write_comparison([run, run], tmp_path / "c.html")
+            write_comparison(read_runs([run, run]), tmp_path / "c.html")
 
 
 def bomb(run: Path) -> None:
@@ -256,7 +256,10 @@ def test_a_spreadsheet_finds_no_formula_in_tables_of_runs(whole, tmp_path, monke
 
 def test_the_pages_scripts_run_by_their_hashes(whole, tmp_path):
     """S6: any script ran that was in the page, however it came there."""
-    for page in (Page(page_of(whole)), Page(write_comparison([whole, whole], tmp_path / "c.html").read_text())):
+    for page in (
+        Page(page_of(whole)),
+        Page(write_comparison(read_runs([whole, whole]), tmp_path / "c.html").read_text()),
+    ):
         (policy,) = [a["content"] for _, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"]
         rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
         assert rules["default-src"] == "'none'" and "unsafe" not in rules["script-src"]
@@ -349,7 +352,7 @@ def test_no_damaged_folder_gives_a_traceback_hangs_or_leaks(whole, secret, tmp_p
         try:
             with in_time():
                 text = write_report(run).read_text()
-                text += write_comparison([whole, run], tmp_path / "c.html").read_text()
+                text += write_comparison(read_runs([whole, run]), tmp_path / "c.html").read_text()
             pages += 1
             assert SECRET not in text, done
             assert "<script>alert" not in text, done

@@ -18,6 +18,7 @@ import mhprobe.probe
 import runs
 from mhprobe.io.tensors import OUTCOMES, read_outcomes, write_outcomes
 from mhprobe.report.html import write_comparison
+from mhprobe.report.runs.run import read_runs
 from mhprobe.report.several import pairs, several
 from report.test_several import rows, seeded
 from report_html.test_page import Page
@@ -36,7 +37,7 @@ def four(tmp_path):
 
 
 def test_every_pair_has_an_exact_test_and_holms_correction(four):
-    found = rows(several(four)["paired"])
+    found = rows(several(read_runs(four))["paired"])
     assert [(row["run_a"][-1], row["run_b"][-1]) for row in found] == list(itertools.combinations("abcd", 2))
     p = []
     for row in found:
@@ -69,12 +70,12 @@ def test_runs_on_other_images_or_without_outcomes_are_not_tested(four):
 
 
 def test_the_page_and_the_terminal_say_it(four, tmp_path, monkeypatch, capsys):
-    page = Page(write_comparison(four, tmp_path / "c.html").read_text())
+    page = Page(write_comparison(read_runs(four), tmp_path / "c.html").read_text())
     (table,) = [each for each in page.data["tables"] if each["name"] == "accuracies on the same images"]
     assert len(table["rows"]) == 6
     assert "+10.0 points" in page.text and "on the same 200 images" in page.text and "told apart" not in page.text
     (four[1] / OUTCOMES).unlink()
-    page = Page(write_comparison(four[:2], tmp_path / "c.html").read_text())
+    page = Page(write_comparison(read_runs(four[:2]), tmp_path / "c.html").read_text())
     assert "did not write which test images were right" in page.text and "told apart from 0" in page.text
     assert not [each for each in page.data["tables"] if each["name"] == "accuracies on the same images"]
     monkeypatch.setattr(sys, "argv", ["compare", *map(str, four), "--out", str(tmp_path / "out")])

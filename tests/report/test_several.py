@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import json
 import math
 import re
@@ -18,7 +19,9 @@ import mhprobe.compare
 from drawn import assert_nothing_is_clipped
 from mhprobe.errors import UserError
 from mhprobe.report.report import Report
-from mhprobe.report.several import about, expand, several
+from mhprobe.report.runs.folder import Folder
+from mhprobe.report.runs.run import expand, read_runs
+from mhprobe.report.several import about, several
 from report_html.conftest import CURVES, layout, make_run
 from results import add_rows
 
@@ -50,7 +53,7 @@ def sweep(tmp_path):
 def test_two_runs_have_their_points_and_no_interval(sweep):
     """Student's interval of two runs reaches over the whole axis."""
     for seeds, diamonds, band in (("01", 0, ""), ("012", 1, ", band: 95 % over runs")):
-        found = several([sweep / seed for seed in seeds])
+        found = several(read_runs([sweep / seed for seed in seeds]))
         (axes,) = found["runs"].figure.axes
         legend = [text.get_text() for text in axes.get_legend().get_texts()]
         assert legend == ["a run, 95 % over images", "mean, 95 % over runs"][: 1 + diamonds]
@@ -64,15 +67,15 @@ def test_two_runs_have_their_points_and_no_interval(sweep):
 
 
 def test_small_print_of_several_runs_names_their_data_and_images(sweep):
-    assert tuple(map(str, about([sweep]))) == ("animals", "n = 1,000 test images")
+    assert tuple(map(str, about(read_runs([sweep])))) == ("animals", "n = 1,000 test images")
     (sweep / "0" / "model.json").write_text(json.dumps({"data": "digits"}))
     file = sweep / "1" / "metrics.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "test/images": 360}))
-    assert tuple(map(str, about([sweep]))) == ("digits, animals", "n = 360 to 1,000 test images")
+    assert tuple(map(str, about(read_runs([sweep])))) == ("digits, animals", "n = 360 to 1,000 test images")
 
 
 def test_seeds_become_a_group_with_students_interval(sweep):
-    found = several([sweep])
+    found = several(read_runs([sweep]))
     first, second = rows(found["groups"])
     values = (0.70, 0.72, 0.77)
     half = t.ppf(0.975, 2) * statistics.stdev(values) / math.sqrt(3)
@@ -86,24 +89,24 @@ def test_seeds_become_a_group_with_students_interval(sweep):
 
 
 def test_runs_that_differ_in_several_settings_are_a_grid(tmp_path, sweep):
-    assert "grid" not in several([sweep])  # one setting is a column
+    assert "grid" not in several(read_runs([sweep]))  # one setting is a column
     sizes = [(depth, heads, seed) for depth in (10, 2) for heads in (12, 3) for seed in (0, 1)][:-2]
     for number, (depth, heads, seed) in enumerate(sizes):
         accuracy = 0.5 + depth / 100 + heads / 1000 + seed / 10
         seeded(tmp_path / "sizes" / str(number), seed, accuracy, depth=depth, num_heads=heads)
-    table = several([tmp_path / "sizes"])["grid"].table
+    table = several(read_runs([tmp_path / "sizes"]))["grid"].table
     assert table.columns == ["depth", "num_heads=3", "num_heads=12"]  # as numbers go
     assert [row[0] for row in table.rows] == ["2", "10"]
     assert table.rows[0][1] == "" and table.rows[0][2] == pytest.approx(0.582)  # the mean of both seeds
     assert table.rows[1][1:] == pytest.approx([0.653, 0.662])
-    assert [row[0] for row in several([tmp_path / "sizes"], over=["seed", "depth"])["groups"].table.rows]
-    assert "grid" not in several([tmp_path / "sizes"], over=["seed", "depth"])
+    assert [row[0] for row in several(read_runs([tmp_path / "sizes"]), over=["seed", "depth"])["groups"].table.rows]
+    assert "grid" not in several(read_runs([tmp_path / "sizes"]), over=["seed", "depth"])
 
 
 def test_an_interval_of_accuracies_ends_where_accuracies_do(tmp_path):
     for number, accuracy in enumerate((0.9, 1.0)):
         seeded(tmp_path / "sweep" / str(number), number, accuracy, lr=0.1)
-    (group,) = rows(several([tmp_path / "sweep"])["groups"])
+    (group,) = rows(several(read_runs([tmp_path / "sweep"]))["groups"])
     assert 0 <= group["low"] < 0.9 and group["high"] == 1.0  # Student's t with one degree of freedom: +- .64
 
 
@@ -111,21 +114,22 @@ def test_settings_that_ask_a_running_command_hide_no_others(tmp_path):
     """As ``name`` of a study does: its networks were one group, with a mean over both."""
     for number, weights in enumerate(("vit", "swin")):
         seeded(tmp_path / "runs" / str(number), 0, 0.7 + number / 10, name="${mhprobe.nobody:}", network=weights)
-    assert [row["group"] for row in rows(several([tmp_path / "runs"])["groups"])] == ["network=vit", "network=swin"]
+    groups = rows(several(read_runs([tmp_path / "runs"]))["groups"])
+    assert [row["group"] for row in groups] == ["network=vit", "network=swin"]
 
 
 def test_other_settings_can_be_summed_over(sweep):
-    (group,) = rows(several([sweep], over=["seed", "lr"])["groups"])
+    (group,) = rows(several(read_runs([sweep]), over=["seed", "lr"])["groups"])
     assert (group["group"], group["runs"]) == ("all runs", 6)
 
 
 def test_a_setting_that_no_run_has_is_not_summed_over(sweep):
     with pytest.raises(UserError, match=r"compare: over: no run has a setting sed; did you mean seed\?"):
-        several([sweep], over=["sed"])
+        several(read_runs([sweep]), over=["sed"])
 
 
 def test_curves_have_the_mean_over_seeds(sweep):
-    found = rows(several([sweep])["curves"])
+    found = rows(several(read_runs([sweep]))["curves"])
     one = next(
         r for r in found if (r["group"], r["curve"], r["split"], r["heads_masked"]) == ("lr=0.1", "wise", "test", 3)
     )
@@ -133,9 +137,9 @@ def test_curves_have_the_mean_over_seeds(sweep):
 
 
 def test_a_curve_says_what_its_accuracy_is(sweep):
-    assert {row["of"] for row in rows(several([sweep])["curves"])} == {"accuracy"}
+    assert {row["of"] for row in rows(several(read_runs([sweep]))["curves"])} == {"accuracy"}
     add_rows(Report(sweep / "0"), "masking_curves", CURVES, "curves", label="top-1 agreement")
-    found = rows(several([sweep])["curves"])
+    found = rows(several(read_runs([sweep]))["curves"])
     # a mean over seeds is of one score alone
     at = [r for r in found if (r["group"], r["curve"], r["split"], r["heads_masked"]) == ("lr=0.1", "wise", "test", 3)]
     assert {row["of"]: row["runs"] for row in at} == {"accuracy": 2, "top-1 agreement": 1}
@@ -151,7 +155,8 @@ def test_points_of_a_sweep_over_steps_are_one_curve(tmp_path):
         kept = [line for line in lines if line[columns.index("step")] == str(step)]
         with table.open("w", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows([columns, *kept])
-    found = [r for r in rows(several([tmp_path / "sweep"])["curves"]) if (r["curve"], r["split"]) == ("wise", "test")]
+    found = rows(several(read_runs([tmp_path / "sweep"]))["curves"])
+    found = [row for row in found if (row["curve"], row["split"]) == ("wise", "test")]
     assert [(r["group"], r["heads_masked"], r["accuracy"], r["runs"]) for r in found] == [
         ("all runs", 0.0, 0.9, 1),
         ("all runs", 1.0, 0.895, 1),
@@ -171,36 +176,37 @@ def test_runs_are_called_what_was_typed_for_them(tmp_path):
         folder = seeded(tmp_path / "sweep" / str(number), number // 2, 0.8 - number / 100, **{**many, "remove": remove})
         typed(folder, "weights=w/a.safetensors", "prune=order", f"prune.remove={remove}", f"seed={number // 2}")
     plain = typed(seeded(tmp_path / "plain", 0, 0.9), "weights=outputs/digits/model.safetensors", "seed=0")
-    swept = several([tmp_path / "sweep"])
+    swept = several(read_runs([tmp_path / "sweep"]))
     assert [row["run"] for row in rows(swept["runs"])] == [
         f"remove={remove}, seed={seed}" for seed in (0, 1) for remove in (18, 36)
     ]
     assert [(row["group"], row["runs"]) for row in rows(swept["groups"])] == [("remove=18", 2), ("remove=36", 2)]
-    beside = several([tmp_path / "sweep", plain])
+    beside = several(read_runs([tmp_path / "sweep", plain]))
     assert [row["group"] for row in rows(beside["groups"])] == [
         "remove=18", "remove=36", "weights=digits",
     ]  # fmt: skip
     assert_nothing_is_clipped(beside["runs"].figure)
     # the control: two groups with the same words stay two, and have a number
     typed(tmp_path / "sweep" / "1", "weights=w/a.safetensors", "prune=order", "prune.remove=18", "seed=0")
-    names = [row["group"] for row in rows(several([tmp_path / "sweep" / n for n in "01"] + [plain])["groups"])]
+    three = read_runs([tmp_path / "sweep" / "0", tmp_path / "sweep" / "1", plain])
+    names = [row["group"] for row in rows(several(three)["groups"])]
     assert names == ["weights=a (1)", "weights=a (2)", "weights=digits"]
 
 
 def test_runs_of_the_same_words_are_called_by_their_folders(tmp_path):
     folders = [typed(seeded(tmp_path / "digits" / name, 0, 0.8), "seed=0") for name in ("monday", "tuesday")]
-    assert [row["run"] for row in rows(several(folders)["runs"])] == ["digits/monday", "digits/tuesday"]
+    assert [row["run"] for row in rows(several(read_runs(folders))["runs"])] == ["digits/monday", "digits/tuesday"]
 
 
 def test_a_run_agrees_with_itself_about_every_head(tmp_path):
     run = seeded(tmp_path / "a", 0, 0.7)
     shutil.copytree(run, tmp_path / "b")
-    found = rows(several([run, tmp_path / "b"])["agreement"])
+    found = rows(several(read_runs([run, tmp_path / "b"]))["agreement"])
     assert found and {row["spearman"] for row in found} == {1.0} and {row["overlap"] for row in found} == {1.0}
 
 
 def test_pruned_networks_whose_speed_was_measured_are_drawn_against_time(tmp_path, sweep):
-    assert "speed" not in several([sweep])  # the others were not pruned
+    assert "speed" not in several(read_runs([sweep]))  # the others were not pruned
     for number, (left, share) in enumerate([(0.5, 0.91), (0.75, 0.93)]):
         folder = seeded(tmp_path / "pruned" / str(number), 0, share, left=left)
         report = Report(folder, layout())
@@ -210,7 +216,7 @@ def test_pruned_networks_whose_speed_was_measured_are_drawn_against_time(tmp_pat
         speeds = [("25 % removed", 64, 1.1), ("this mask", 1, 1.2), ("this mask", 64, 1 / left)]
         columns = ("removed", "batch", "speedup")
         add_rows(report, "speed", [dict(zip(columns, row, strict=True)) for row in speeds], "speed")
-    result = several([tmp_path / "pruned", sweep / "0"])["speed"]
+    result = several(read_runs([tmp_path / "pruned", sweep / "0"]))["speed"]
     measured = [(row["flops"], row["pruned"], row["dense"]) for row in rows(result)]
     assert measured == [(0.5, 0.91, 0.95), (0.75, 0.93, 0.95)]
     shares, times = result.figure.axes
@@ -222,10 +228,33 @@ def test_pruned_networks_whose_speed_was_measured_are_drawn_against_time(tmp_pat
 
 def test_one_run_is_refused_and_a_sweeps_jobs_come_by_number(tmp_path, sweep):
     with pytest.raises(UserError, match="two or more runs, got 1"):
-        several([sweep / "0"])
+        several(read_runs([sweep / "0"]))
     for number in (2, 10):
         seeded(tmp_path / "many" / str(number), number, 0.5)
     assert [path.name for path in expand([tmp_path / "many", sweep / "3"])] == ["2", "10", "3"]
+
+
+def test_the_command_reads_each_run_once(sweep, tmp_path, monkeypatch):
+    opened, within = [], Folder.path
+
+    def path(self, name, most):
+        opened.append((self.root, name))
+        return within(self, name, most)
+
+    monkeypatch.setattr(Folder, "path", path)
+    monkeypatch.setattr(sys, "argv", ["compare", str(sweep), "--out", str(tmp_path / "c")])
+    mhprobe.compare.main()
+    tables = [place for place in opened if place[1].startswith("tables/")]
+    assert tables and len(tables) == len(set(tables))
+
+
+def test_what_cannot_be_read_is_named(sweep, tmp_path, monkeypatch, capsys):
+    (sweep / "0" / "tables" / "svcca.csv").write_text("head_a,head_b\n1\n")
+    monkeypatch.setattr(sys, "argv", ["compare", str(sweep), "--out", str(tmp_path / "c")])
+    mhprobe.compare.main()
+    line = next(line for line in capsys.readouterr().out.splitlines() if "could not be read" in line)
+    assert line.startswith("Of sweep/0 ") and line.count("svcca.csv") == 1
+    assert line in html.unescape((tmp_path / "c" / "comparison.html").read_text())
 
 
 def test_the_command_writes_everything(sweep, tmp_path, monkeypatch, capsys):

@@ -16,6 +16,7 @@ from PIL import Image
 
 from mhprobe.report.html import finish_report, write_comparison
 from mhprobe.report.report import Report
+from mhprobe.report.runs.run import read_runs
 from report_html.conftest import CLASSES, layout, make_run
 from results import add_measure
 
@@ -48,7 +49,7 @@ def address(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def comparison(a_run, other_run, tmp_path_factory) -> str:
-    return write_comparison([a_run, other_run], tmp_path_factory.mktemp("compared") / "c.html").as_uri()
+    return write_comparison(read_runs([a_run, other_run]), tmp_path_factory.mktemp("compared") / "c.html").as_uri()
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from mhprobe.report.html import write_comparison
 from mhprobe.report.html.compare import difference
 from mhprobe.report.measured import of_measure
 from mhprobe.report.report import Report
+from mhprobe.report.runs.run import read_runs
 from mhprobe.stats.significance import wilson
 from report_html.conftest import CURVES
 from report_html.test_page import Page
@@ -41,7 +42,7 @@ def test_the_report_of_a_sweep_compares_its_jobs(a_run, other_run, tmp_path, mon
 
 
 def test_heads_that_changed_are_found(a_run, other_run, tmp_path):
-    page = Page(write_comparison([a_run, other_run], tmp_path / "c.html").read_text())
+    page = Page(write_comparison(read_runs([a_run, other_run]), tmp_path / "c.html").read_text())
     tables = {t["name"]: [dict(zip(t["columns"], r, strict=True)) for r in t["rows"]] for t in page.data["tables"]}
     rows = [r for r in tables["heads that changed"] if r["measure"] == "gate_importance"]
     assert len(rows) == 12
@@ -58,16 +59,16 @@ def test_heads_that_changed_are_found(a_run, other_run, tmp_path):
 def test_curves_of_two_scores_are_not_held_against_each_other(a_run, other_run, tmp_path):
     shutil.copytree(other_run, tmp_path / "other")
     at_once = "accuracy at as many heads masked"
-    page = Page(write_comparison([a_run, tmp_path / "other"], tmp_path / "c.html").read_text())
+    page = Page(write_comparison(read_runs([a_run, tmp_path / "other"]), tmp_path / "c.html").read_text())
     assert at_once in {each["name"] for each in page.data["tables"]}
     add_rows(Report(tmp_path / "other"), "masking_curves", CURVES, "curves", label="top-1 agreement")
-    page = Page(write_comparison([a_run, tmp_path / "other"], tmp_path / "c.html").read_text())
+    page = Page(write_comparison(read_runs([a_run, tmp_path / "other"]), tmp_path / "c.html").read_text())
     assert not [each["name"] for each in page.data["tables"] if each["name"].endswith("at as many heads masked")]
     assert "Accuracy or top-1 agreement as heads are switched off" in page.text
 
 
 def test_a_run_against_itself_has_not_changed(a_run, tmp_path):
-    page = Page(write_comparison([a_run, a_run], tmp_path / "c.html").read_text())
+    page = Page(write_comparison(read_runs([a_run, a_run]), tmp_path / "c.html").read_text())
     names = {table["name"]: table for table in page.data["tables"]}
     at = names["heads that changed"]["columns"].index("difference")
     assert {row[at] for row in names["heads that changed"]["rows"]} == {0}
@@ -77,7 +78,7 @@ def test_a_run_against_itself_has_not_changed(a_run, tmp_path):
 
 def test_one_run_is_no_comparison(a_run, tmp_path):
     with pytest.raises(UserError, match="two or more"):
-        write_comparison([a_run], tmp_path / "c.html")
+        write_comparison(read_runs([a_run]), tmp_path / "c.html")
 
 
 def run_of_heads(folder: Path, values: Tensor, weights: str = "null") -> Path:
@@ -95,7 +96,7 @@ def test_heads_that_differ_by_chance_are_not_counted_as_changed(tmp_path):
     assert int(((second - first).abs() > 0.1962 * 2**0.5).sum()) > 4  # as one in twenty does
     second[7] = first[7] + 1
     runs = [run_of_heads(tmp_path / name, values) for name, values in (("a", first), ("b", second))]
-    page = Page(write_comparison(runs, tmp_path / "c.html").read_text())
+    page = Page(write_comparison(read_runs(runs), tmp_path / "c.html").read_text())
     assert "1 of 200 heads of" in page.text and "Holm over heads, 5 %" in page.text
     assert "would by chance" not in page.text
 
@@ -104,7 +105,7 @@ def test_heads_of_networks_trained_apart_are_said_to_share_numbers_only(tmp_path
     of = {"a": "w.pt", "b": "v.pt", "c": "w.pt"}
     values = torch.zeros(200, dtype=torch.float64)
     a, b, c = (run_of_heads(tmp_path / name, values, weights) for name, weights in of.items())
-    page = Page(write_comparison([a, b, c], tmp_path / "page.html").read_text())
+    page = Page(write_comparison(read_runs([a, b, c]), tmp_path / "page.html").read_text())
     assert "matched by their numbers" in page.text
-    same = Page(write_comparison([a, c], tmp_path / "same.html").read_text())
+    same = Page(write_comparison(read_runs([a, c]), tmp_path / "same.html").read_text())
     assert "matched by their numbers" not in same.text

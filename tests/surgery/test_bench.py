@@ -24,7 +24,7 @@ from mhprobe.masking.search.racing import Racing
 from mhprobe.masking.turns import Turns
 from mhprobe.report.figures.pruned import pareto
 from mhprobe.report.html import write_comparison
-from mhprobe.report.runs.run import read_run
+from mhprobe.report.runs.run import read_run, read_runs
 from mhprobe.report.several import lines, several
 from mhprobe.run import cells
 from mhprobe.scoring import knn_train
@@ -224,11 +224,11 @@ def test_networks_of_several_benches_are_ranked_together(trained, tmp_path):
         more = ("seeds=[0]" if name == "two" else "seeds=[0,1]", "methods=[random,magnitude]", *few)
         cfg = config(folder, f"weights={weights[name] / 'model.safetensors'}", f"name={name}", *more)
         mhprobe.prunebench.run(cfg, folder)
-    results = several([folders["one"], folders["two"]])
+    results = several(read_runs([folders["one"], folders["two"]]))
     result = results["prunebench_ranking"]
     (line,) = lines(results)
     assert line.startswith("At 60 % of the FLOPs ") and "repaired, networks: 2)" in line
-    page = write_comparison([folders["one"], folders["two"]], tmp_path / "page.html", result).read_text()
+    page = write_comparison(read_runs([folders["one"], folders["two"]]), tmp_path / "page.html", result).read_text()
     assert line in html.unescape(page) and "methods of pruning over networks" in page and "no test accuracy" not in page
     rows = {row["method"]: row for row in result.table.dicts()}
     assert {row["seeds"] for row in rows.values()} == {2} and result.figure is not None
@@ -247,17 +247,18 @@ def test_networks_of_several_benches_are_ranked_together(trained, tmp_path):
     expected = ranks.crossed(torch.stack(flags[other]) - torch.stack(flags[best]))
     assert rows[other]["p"] == pytest.approx(expected.p) and rows[other]["low"] == pytest.approx(expected.low)
     with pytest.raises(mhprobe.UserError, match="tested on different images"):
-        several([folders["two"], folders["few"]])
-    assert "prunebench_ranking" not in several([folders["one"], trained.folder])
-    assert len(lines(several([folders["one"], folders["two"], trained.folder, again.folder]))) > 2  # these have others
+        several(read_runs([folders["two"], folders["few"]]))
+    assert "prunebench_ranking" not in several(read_runs([folders["one"], trained.folder]))
+    both = read_runs([folders["one"], folders["two"], trained.folder, again.folder])
+    assert len(lines(several(both))) > 2  # these have others
     # one network is no repeat of itself, as in a sweep over seeds; beside another one nobody can say which to take
     shutil.copytree(folders["one"], tmp_path / "copy")
-    assert "prunebench_ranking" not in several([folders["one"], tmp_path / "copy"])
+    assert "prunebench_ranking" not in several(read_runs([folders["one"], tmp_path / "copy"]))
     with pytest.raises(mhprobe.UserError, match="two benches are of one network"):
-        several([folders["one"], folders["two"], tmp_path / "copy"])
+        several(read_runs([folders["one"], folders["two"], tmp_path / "copy"]))
     (tmp_path / "copy" / "bench.safetensors").write_bytes(b"damaged")
     with pytest.raises(mhprobe.UserError, match=r"copy: bench\.safetensors is missing or damaged\. Run the bench's"):
-        several([folders["two"], tmp_path / "copy"])
+        several(read_runs([folders["two"], tmp_path / "copy"]))
 
 
 @pytest.mark.peer

@@ -27,20 +27,21 @@ def main() -> None:
     from mhprobe.report.report import Report
     from mhprobe.report.runs.facts import origin_of_script
     from mhprobe.report.runs.folder import reading
-    from mhprobe.report.runs.run import expand
+    from mhprobe.report.runs.run import names, read_runs
+    from mhprobe.report.runs.words import unread
     from mhprobe.report.several import about, inert, lines, several
 
     report = Report(options.out, style=options.style)
     report.origin = origin_of_script("compare")
     with reading(Path(", ".join(map(str, options.runs)))):
-        runs = expand(options.runs)
-        compared = {str(run.resolve()): "run" for run in runs} | dict.fromkeys(options.over, "over")
+        runs = read_runs(options.runs)
+        compared = {str(run.folder): "run" for run in runs} | dict.fromkeys(options.over, "over")
         report.begin({digest({}, compared)[:8]: short(", ".join(run.resolve().name for run in options.runs), 80)})
-        results = several(options.runs, options.over)
-        report.data, report.images = about(options.runs)
+        results = several(runs, options.over)
+        report.data, report.images = about(runs)
     report.add({name: inert(result) for name, result in results.items()})
     page = write_comparison(runs, options.out / "comparison.html", results.get("prunebench_ranking"))
-    print(*lines(results), f"tables and figures: {options.out}", page, sep="\n")
+    print(*unread(runs, names(runs)), *lines(results), f"tables and figures: {options.out}", page, sep="\n")
 
 
 if __name__ == "__main__":

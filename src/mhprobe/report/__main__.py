@@ -6,7 +6,7 @@ from pathlib import Path
 from mhprobe.errors import one_line
 from mhprobe.io.stopping import outlive_readers
 from mhprobe.report.html import write_comparison, write_report
-from mhprobe.report.runs.run import expand
+from mhprobe.report.runs.run import expand, read_runs
 
 
 @one_line()
@@ -16,7 +16,8 @@ def main() -> None:
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="the folder of a finished run, or of a sweep")
     folder = parser.parse_args().folder
     runs = expand([folder])
-    print(write_report(runs[0]) if len(runs) == 1 else write_comparison(runs, folder / "report.html"))
+    several = len(runs) > 1
+    print(write_comparison(read_runs(runs), folder / "report.html") if several else write_report(*runs))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +22,7 @@ from mhprobe.report.figures.claims import claims_matrix
 from mhprobe.report.figures.pruned import pareto
 from mhprobe.report.report import Result, Sample
 from mhprobe.report.runs import atlas, words
-from mhprobe.report.runs.run import MOST, Run, as_typed, differing, expand, names, read_run, settings, typed_apart
+from mhprobe.report.runs.run import MOST, Run, as_typed, differing, names, settings, typed_apart
 from mhprobe.report.tables import Table, from_rows
 from mhprobe.stats.agreement import agreement
 from mhprobe.stats.significance import holm, paired, t_interval
@@ -50,13 +49,12 @@ class One(NamedTuple):
     accuracy: tuple[float, float, float, int] | None
 
 
-def several(folders: Sequence[Path], over: Sequence[str] = ("seed",)) -> dict[str, Result]:
+def several(runs: Sequence[Run], over: Sequence[str] = ("seed",)) -> dict[str, Result]:
     """Compare runs: ``runs``, ``groups``, ``grid``, ``paired``, ``curves``, ``agreement``, ``speed``, ``claims``.
 
-    ``prunebench_ranking``: of ``over_networks``. folders: of runs, or of sweeps. over: settings by the end of their
-    names. Raises UserError for fewer than two runs, a folder without a run, and an ``over`` that no run has set.
+    ``prunebench_ranking``: of ``over_networks``. over: settings by the end of their names. Raises UserError for fewer
+    than two runs, and for an ``over`` that no run has set.
     """
-    runs = [read_run(folder) for folder in expand(folders)]
     if len(runs) < 2:
         raise UserError(f"compare: expected two or more runs, got {len(runs)}. Give their folders, or a sweep's.")
     ones = _ones(runs, over)
@@ -131,9 +129,8 @@ def _no_formula(cell: Any) -> Any:
     return cell
 
 
-def about(folders: Sequence[Path]) -> tuple[str, Sample]:
+def about(runs: Sequence[Run]) -> tuple[str, Sample]:
     """Return data set and number of test images of the runs, for the small print of figures; empty if unknown."""
-    runs = [read_run(folder) for folder in expand(folders)]
     data = dict.fromkeys(str(run.model["data"]) for run in runs if run.model.get("data"))
     counts = sorted({accuracy[3] for run in runs if (accuracy := words.accuracy(run)) is not None})
     images = Sample(counts[0], "test") if counts else Sample()

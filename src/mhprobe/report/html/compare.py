@@ -19,7 +19,7 @@ from mhprobe.report.html.page import facts, render
 from mhprobe.report.result import Result
 from mhprobe.report.runs import atlas, words
 from mhprobe.report.runs.folder import reading
-from mhprobe.report.runs.run import Run, differing, jobs, read_run
+from mhprobe.report.runs.run import Run, differing, jobs, read_runs
 from mhprobe.report.runs.run import names as names_of
 from mhprobe.report.several import by_network, pairs, sentence
 from mhprobe.stats.intervals import p_of_interval
@@ -32,12 +32,12 @@ Estimate = tuple[float, float, float]  # a value and its interval
 Columns = Mapping[str, Any]  # of a run's measure: value, low, high, and the interval's degrees of freedom
 
 
-def write_comparison(folders: Sequence[Path], to: Path, ranking: Result | None = None) -> Path:
+def write_comparison(runs: Sequence[Run], to: Path, ranking: Result | None = None) -> Path:
     """Write one page about two or more runs. ranking: of ``over_networks``. UserError for one run, or for no run."""
-    if len(folders) < 2:
+    if len(runs) < 2:
         raise UserError("compare: a comparison needs two or more runs.")
-    with reading(Path(", ".join(map(str, folders)))):
-        return write(Path(to), _page([read_run(folder) for folder in folders], ranking).encode())
+    with reading(Path(", ".join(str(run.folder) for run in runs))):
+        return write(Path(to), _page(runs, ranking).encode())
 
 
 def finish_sweep(folder: Path) -> Path | None:
@@ -46,7 +46,7 @@ def finish_sweep(folder: Path) -> Path | None:
     Returns None if fewer than two jobs have results, or, after a line in the log, if the page fails.
     """
     try:
-        return write_comparison(runs, folder / "report.html") if len(runs := jobs(folder)) > 1 else None
+        return write_comparison(read_runs(runs), folder / "report.html") if len(runs := jobs(folder)) > 1 else None
     except Exception as error:  # the jobs' results are there
         log.warning("report.html: %s. Try again with: python -m mhprobe.report %s", error, folder)
         return None
@@ -59,7 +59,7 @@ def _page(runs: Sequence[Run], ranking: Result | None) -> str:
     what = " or ".join(dict.fromkeys(atlas.scored(run) for run in runs if atlas.lines(run)))
     paired = pairs([run.outcomes() for run in runs], names)
     settings, ranked = differing(runs).items(), ranking.table.dicts() if ranking and ranking.table else []
-    first = words.best_methods(ranked, "networks") + _accuracies(runs, names, paired)
+    first = words.best_methods(ranked, "networks") + _accuracies(runs, names, paired) or [NO_ACCURACY]
     rows: dict[str, list[dict[str, Any]]] = {
         "methods of pruning over networks": ranked,
         "accuracies on the same images": [pair for pair in paired if not pair["untested"]],
@@ -80,7 +80,7 @@ def _page(runs: Sequence[Run], ranking: Result | None) -> str:
         {"heads": heads, "runs": names, "measures": measures, "lines": lines, "scored": what, "tables": tables},
         ["common.js", "compare.js", "tables.js"],
         title=f"{len(runs)} runs side by side",
-        words=[*(first or [NO_ACCURACY]), *_changed(names, measures), *_numbers_only(runs, names, measures)],
+        words=words.unread(runs, names) + first + _changed(names, measures) + _numbers_only(runs, names, measures),
         runs=list(zip(names, map(facts, runs), strict=True)),
         scored=what,
         has={"heads": bool(heads and measures), "curves": bool(lines)},

@@ -109,7 +109,7 @@ def live(run: Run) -> Live | None:
         bytes_ = {} if beside else {f"live-piece-{n}": packed(piece) for n, piece in enumerate(network)}
         bytes_["live-images"] = packed(arrays["images"].numpy().tobytes())
     except (ValueError, KeyError, TypeError) as error:
-        run.unread.append(f"{NETWORK}: {error}")
+        run.files.unread.append(f"{NETWORK}: {error}")
         return None
     bytes_["live-wasm"] = packed(lzma.decompress((VENDOR / "ort-wasm-simd-threaded.wasm.xz").read_bytes()))
     logits = [[float(f"{value:.6g}") for value in row] for row in arrays["logits"].tolist()]

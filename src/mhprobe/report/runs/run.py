@@ -51,7 +51,7 @@ class Run:
     @property
     def unread(self) -> list[str]:
         """Files and parts that could not be read, each with the reason."""
-        return self.files.unread
+        return list(dict.fromkeys(self.files.unread))  # a file may have been asked for twice
 
     @property
     def name(self) -> str:
@@ -74,7 +74,7 @@ class Run:
         right = self.files.tried(lambda: read_outcomes(self.folder) if self.files.path(OUTCOMES, 100 * MB) else None)
         share = self.metrics.get("test/accuracy")
         if right is not None and share is not None and abs(float(right.right.double().mean()) - share) > 1e-6:
-            self.unread.append(f"{OUTCOMES}: another accuracy than test/accuracy in metrics.json")
+            self.files.unread.append(f"{OUTCOMES}: another accuracy than test/accuracy in metrics.json")
             return None
         return right
 
@@ -237,6 +237,11 @@ def expand(folders: Iterable[Path]) -> list[Path]:
         sweep = (folder / "multirun.yaml").exists()  # a sweeper may leave a table beside its jobs
         runs += [folder] if results and not sweep else jobs(folder) or [folder]
     return runs
+
+
+def read_runs(folders: Iterable[Path]) -> list[Run]:
+    """Read runs, and the jobs of sweeps and studies. Raises UserError as ``read_run``."""
+    return [read_run(folder) for folder in expand(folders)]
 
 
 def typed_apart(runs: Sequence[Run], without: Collection[str] = ()) -> list[dict[str, str]]:

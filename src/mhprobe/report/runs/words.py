@@ -287,6 +287,12 @@ def _maps(run: Run) -> list[str]:
     return text
 
 
+def unread(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
+    """Return a sentence on each run of which something could not be read."""
+    named = zip(runs, names, strict=True)
+    return [f"Of {name} could not be read: {'; '.join(run.unread)}." for run, name in named if run.unread]
+
+
 def best_methods(rows: Sequence[Mapping[str, Any]], repeats: str = "seeds") -> list[str]:
     """Name the best method of PruneBench at each budget, and those that are significantly worse."""
     text = []
