@@ -24,13 +24,13 @@ def with_interval(value: float, low: float, high: float) -> str:
     return f"{rounded(value, digits)} ({rounded(low, digits)} to {rounded(high, digits)})"
 
 
-def percent(share: SupportsFloat) -> str:
-    """Return a share in per cent, with a digit behind the point below ten.
+def percent(share: SupportsFloat, digits: int = 2) -> str:
+    """Return a share in per cent, with ``digits`` significant digits.
 
-    >>> percent(0.5), percent(0.0042)
-    ('50 %', '0.4 %')
+    >>> percent(0.5), percent(0.0042), percent(0.9712, 3)
+    ('50 %', '0.42 %', '97.1 %')
     """
-    return f"{100 * float(share):.{1 if float(share) < 0.0995 else 0}f} %"
+    return f"{rounded(100 * float(share), digits)} %"
 
 
 def counted(number: float, noun: str) -> str:

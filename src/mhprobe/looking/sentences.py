@@ -48,6 +48,7 @@ WAYS = (("up", "down"), ("left", "right"))
 three, five = (functools.partial(rounded, digits=digits) for digits in (3, 5))
 
 Columns = Mapping[str, Tensor]
+Form = Callable[[float, int], str]  # of a number, with so many digits
 Kinds = Mapping[str, Callable[[HeadLayout], Measure]]
 
 
@@ -325,7 +326,7 @@ def even(facts: Facts) -> Sentence:
     value, most = table["value"], table["uniform"]
 
     def words(best: int, name: str) -> str:
-        number = measured(table, best, five, f"even attention {five(most[best])}")  # which it nearly is
+        number = measured(table, best, rounded, f"even attention {five(most[best])}", digits=5)  # which it nearly is
         return f"look nearly everywhere alike. Most even is {name}, with an entropy of {number} nats."
 
     return _on(facts, claim("look nearly everywhere alike", table, NEARLY * most, facts.images), value / most, words)
@@ -347,7 +348,7 @@ def untrained(facts: Facts) -> Sentence | None:
         name = list(SINGLE)[int(which[head])]
         ends = facts.columns(name, of_twin=True)["value"]
         against = f"untrained heads {three(ends.min())} to {three(ends.max())}"
-        number = measured(facts.columns(name), head, three, against)
+        number = measured(facts.columns(name), head, rounded, against, digits=3)
         return f"{head_name(facts.layout, head)}, {SINGLE[name].label} {number}"
 
     named = "; then ".join(words(head) for head in heads[:NAMED])
@@ -393,9 +394,14 @@ def strongest(sure: Tensor, by: Tensor) -> tuple[int, ...]:
     return tuple(heads[by[heads].argsort(descending=True, stable=True)].tolist())
 
 
-def measured(columns: Columns, at: int | tuple[int, int], form: Callable[[float], str], *against: str) -> str:
-    """Write e.g. ``97 % (95 % interval 95 % to 98 %; by chance 0.4 %)``. against: reference values, in words."""
-    value, low, high = (form(float(columns[name][at])) for name in ("value", "low", "high"))
+def measured(columns: Columns, at: int | tuple[int, int], form: Form, *against: str, digits: int = 2) -> str:
+    """Write e.g. ``97 % (95 % interval 95 % to 98 %; by chance 0.4 %)``. against: reference values, in words.
+
+    digits: at least so many; more where they tell the ends of the interval apart.
+    """
+    ends = [float(columns[name][at]) for name in ENDS]
+    digits = next((some for some in range(digits, 16) if form(ends[1], some) != form(ends[2], some)), digits)
+    value, low, high = (form(end, digits) for end in ends)
     return f"{value} ({'; '.join([f'95 % interval {low} to {high}', *against])})"
 
 
