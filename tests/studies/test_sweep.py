@@ -201,6 +201,12 @@ def test_runs_of_two_models_are_no_sweep(swept):
 def test_a_folder_without_such_runs_and_a_damaged_one_are_refused(swept, tmp_path):
     with pytest.raises(UserError, match="no finished run"):
         sweep.write(tmp_path / "0")
+    path = swept / "0" / "tables" / "gates.csv"
+    text = path.read_text()
+    for kept in ("yes", "0"):  # no number; no head is left
+        path.write_text(text.replace(",1\n", f",{kept}\n"))
+        with pytest.raises(UserError, match=r"gates\.csv, column kept: expected 0 or 1, and a head with 1"):
+            sweep.write(swept)
     (swept / "0" / "metrics.json").write_text("{")
     with pytest.raises(UserError, match="damaged"):
         sweep.write(swept)

@@ -14,14 +14,17 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from mhprobe.errors import UserError, one_line
-from mhprobe.io.head_tables import DIGEST, read_column, read_heads, read_kept, read_rows
+from mhprobe.io.head_tables import DIGEST, check_layout, read_column, read_heads
 from mhprobe.report.runs import run as runs_of
-from mhprobe.report.runs.folder import MB, Folder, reading
+from mhprobe.report.runs.folder import Folder, reading
 from mhprobe.report.runs.run import jobs
 from mhprobe.report.tables import Table, from_rows
 from mhprobe.stats.survival import USED, Survivors, functions, survivors
 
-METRICS = ("gates/kept", "gates/heads", "gates/binary_accuracy", "test/accuracy", "gates/binary_loss", "test/loss")
+METRICS = (
+    *("gates/kept", "gates/heads", "gates/binary_accuracy", "test/accuracy"),
+    *("gates/binary_loss", "test/loss", "test/images"),
+)
 Groups = dict[str, list[tuple[str, ...]]]  # by division (A,) the groups of each head
 
 
@@ -63,9 +66,9 @@ def collect(folder: Path) -> list[GatedRun]:
 
 
 def table(runs: Sequence[GatedRun]) -> Table:
-    settings, metrics = list(dict.fromkeys(key for run in runs for key in run.settings)), (*METRICS, "test/images")
-    columns = ["run", *settings, *(name.removeprefix("gates/") for name in metrics)]
-    cells = [[*(run.settings.get(key, "") for key in settings), *map(run.metrics.__getitem__, metrics)] for run in runs]
+    settings = list(dict.fromkeys(key for run in runs for key in run.settings))
+    columns = ["run", *settings, *(name.removeprefix("gates/") for name in METRICS)]
+    cells = [[*(run.settings.get(key, "") for key in settings), *map(run.metrics.__getitem__, METRICS)] for run in runs]
     return Table(columns, [[run.name, *row] for run, row in zip(runs, cells, strict=True)])
 
 
@@ -124,17 +127,16 @@ def probe_columns(folder: Path, heads: Gates) -> dict[str, list[float]]:
     columns = {}
     for name in USED:
         table, column = name.split(".")
-        path = _table(run, table)
-        if path and column in read_rows(path, ("head",), asker)[0]:
-            columns[name] = read_column(path, column, heads, asker).tolist()
+        if table in run.tables and column in run.tables[table].columns:
+            columns[name] = read_column(_path(run, table), column, heads, asker).tolist()
     if not columns:
         tables = ", ".join(sorted({name.split(".")[0] for name in USED}))
         raise UserError(f"probe: {folder} has none of the tables {tables}; run mhprobe.probe with them.")
     return columns
 
 
-def _table(run: runs_of.Run, name: str) -> Path | None:
-    return run.files.path(f"tables/{name}.csv", 100 * MB) if name in run.tables else None
+def _path(run: runs_of.Run, table: str) -> Path:
+    return run.folder / "tables" / f"{table}.csv"
 
 
 def _read(folder: Path) -> GatedRun | None:
@@ -143,19 +145,20 @@ def _read(folder: Path) -> GatedRun | None:
     right = run.outcomes()
     if run.unread:
         raise UserError(f"sweep: {folder} is damaged ({run.unread[0]}). Take it out of the sweep's folder.")
-    path, settings = _table(run, "gates"), dict(line.split("=", 1) for line in run.overrides if "=" in line)
+    settings = dict(line.split("=", 1) for line in run.overrides if "=" in line)
     metrics = {name: value for name, value in run.metrics.items() if value is not None}
-    if path is None:
+    if "gates" not in run.tables or not set(METRICS) <= set(metrics):
         return None
-    listed = read_rows(path, ("head", "stage", "block", "kept"), "sweep")
-    gates = Gates(path, listed[0].get(DIGEST, ""), [False] * len(listed), {})
-    rows = read_heads(path, ("stage", "block", "kept"), gates, "sweep")
+    path = _path(run, "gates")
+    unnamed = Gates(path, "", [False] * len(run.tables["gates"].rows), {})
+    rows = read_heads(path, ("stage", "block", "kept"), unnamed, "sweep")
     groups: Groups = {name: [(f"{name} {row[name]}",) for row in rows] for name in ("stage", "block")}
     if "shifted" in rows[0]:
         groups["windows"] = [("shifted windows" if row["shifted"] == "1" else "plain windows",) for row in rows]
-    gates = gates._replace(kept=read_kept(path, gates, "sweep").tolist(), groups=groups)
-    if not set(METRICS) <= set(metrics):
-        return None
+    if {row["kept"] for row in rows} not in ({"0", "1"}, {"1"}):
+        raise UserError(f"sweep: {path}, column kept: expected 0 or 1, and a head with 1. Was the file edited?")
+    gates = Gates(path, rows[0].get(DIGEST, ""), [row["kept"] == "1" for row in rows], groups)
+    check_layout(path, rows, gates, "sweep")
     return GatedRun(folder.name, settings, metrics, gates, run.model, None if right is None else right.images)
 
 
