@@ -46,6 +46,15 @@ def names(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
+def test_a_part_of_a_study_is_refused_by_the_folder_that_was_named(tmp_path):
+    whole = Report(tmp_path / "study" / "whole")
+    whole.begin({"1": "one network"}, inside=tmp_path / "study")
+    whole.add_metrics({"test/accuracy": 0.9})
+    with pytest.raises(UserError, match=r"results: \S+study is that of") as refused:
+        whole.begin({"2": "another"}, inside=tmp_path / "study")
+    assert "whole" not in str(refused.value)
+
+
 def test_every_result_becomes_a_table_and_a_figure(tmp_path, capfd):
     listener = Listener()
     report = Report(tmp_path, LAYOUT, [object(), listener])

@@ -64,14 +64,17 @@ class Report:
         """Read results.json; empty if there is none yet."""
         return self.read(ledger.FILE, ledger.Ledger.model_validate_json) or ledger.Ledger(version=2)
 
-    def begin(self, of: dict[str, str]) -> None:
-        """Say what new results are of, {} for not known yet. UserError in the folder of others, or of a stopped run."""
+    def begin(self, of: dict[str, str], inside: Path | None = None) -> None:
+        """Say what new results are of, {} for not known yet. UserError in the folder of others, or of a stopped run.
+
+        inside: the folder that the user has named, if this one is a part of it.
+        """
         there = self.results
         used = there.results or self.metrics or (self.folder / "checkpoints" / "last.ckpt").exists()
         if used and there.of.keys() != of.keys():
             old, new = (" on ".join(f"{name} (digest {key})" for key, name in ends.items()) for ends in (there.of, of))
             raise UserError(
-                f"results: {self.folder} is that of {old or 'a stopped training or an older mhprobe'}, and "
+                f"results: {inside or self.folder} is that of {old or 'a stopped training or an older mhprobe'}, and "
                 f"results of {new or 'a new training'} would mix with its own. Give another folder, or remove this one."
             )
         self.of = of

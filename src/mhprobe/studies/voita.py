@@ -77,7 +77,7 @@ def run(cfg: Config, folder: Path) -> None:
     model = builders.classifier(cfg, data)
     heads = model.gates.layout.num_heads
     report = builders.report(cfg, folder / "whole", model.gates.layout)
-    report.begin(builders.subject(model, data, report))
+    report.begin(builders.subject(model, data, report), inside=folder)
     builders.test(builders.trainer(cfg, [], report), model, data, report)
     report.close()
     whole = model.results["test/accuracy"]
