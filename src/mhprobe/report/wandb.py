@@ -21,11 +21,11 @@ from mhprobe.masking.parts.trace import Curve
 from mhprobe.report.ledger import Entry
 from mhprobe.report.result import Result
 from mhprobe.report.runs.folder import Folder
+from mhprobe.report.workspace import CURVE_AXIS
 
 log = logging.getLogger(__name__)
 
 FIELDS = ("kind", "label", "unit", "larger", "split", "images", "interval", "chance", "control", "caption")
-CURVE_AXIS = "masking/heads_masked"  # shared by all curves and runs, so that W&B overlays them
 
 
 class RunLogger(WandbLogger):

@@ -9,7 +9,7 @@ from typing import Any
 
 from mhprobe.errors import UserError, quoted
 
-AXIS = "masking/heads_masked"
+CURVE_AXIS = "masking/heads_masked"  # shared by all curves and runs, so that W&B overlays them
 
 
 def views(project: str, group: str | None, measures: Sequence[str], curves: Sequence[str]) -> tuple[Any, Any]:
@@ -61,7 +61,7 @@ def _parts(wr: Any, measures: Sequence[str], curves: Sequence[str]) -> list[tupl
         (
             "Masking curves",
             "Accuracy on test images as heads are switched off, all runs on one axis. Compare with the random orders.",
-            [wr.LinePlot(title="accuracy as heads are masked", x=AXIS, y=along, title_x="heads masked")],
+            [wr.LinePlot(title="accuracy as heads are masked", x=CURVE_AXIS, y=along, title_x="heads masked")],
         ),
         (
             "Heads left against accuracy",

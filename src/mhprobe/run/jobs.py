@@ -134,9 +134,10 @@ class SaysWhatFailed(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         from mhprobe.report.html import finish_sweep
+        from mhprobe.report.runs.run import jobs as jobs_in
 
         folder = Path(str(OmegaConf.select(config, "hydra.sweep.dir")))
-        jobs = sorted((path.parent for path in folder.glob("*/config")), key=lambda path: (len(path.name), path.name))
+        jobs = jobs_in(folder, "config")
         failed = {job: json.loads((job / FAILED).read_text()) for job in jobs if (job / FAILED).is_file()}
         if (page := finish_sweep(folder)) is not None:
             print(f"side by side: {page}")

@@ -223,9 +223,12 @@ def _metrics(values: Mapping[str, Any], unread: list[str]) -> dict[str, float | 
     return numbers
 
 
-def jobs(folder: Path) -> list[Path]:
-    """Return the finished runs in the folder of a sweep or a study, in the order of their numbers, without links."""
-    inside = [path.parent for path in Path(folder).glob("*/metrics.json") if not path.parent.is_symlink()]
+def jobs(folder: Path, holding: str = "metrics.json") -> list[Path]:
+    """Return the finished runs in the folder of a sweep or a study, in the order of their numbers, without links.
+
+    holding: what the folder of a run has in it.
+    """
+    inside = [path.parent for path in Path(folder).glob(f"*/{holding}") if not path.parent.is_symlink()]
     return sorted(inside, key=lambda run: (len(run.name), run.name))
 
 
