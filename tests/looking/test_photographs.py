@@ -70,3 +70,9 @@ def test_masks_are_of_the_same_names_and_bright_where_it_is_salient(tmp_path):
     assert found.tolist() == (drawn > 0).astype(int).tolist()
     with pytest.raises(UserError, match=r"no mask for b\.jpg"):
         masks(tmp_path, ["b.jpg"], (40, 40))
+    with pytest.raises(UserError, match=r"a\.png for one/a\.jpg and two/a\.jpg; expected one image"):
+        masks(tmp_path, ["one/a.jpg", "two/a.jpg"], (40, 40))
+    (tmp_path / "two").mkdir()
+    Image.fromarray(drawn).save(tmp_path / "two" / "a.png")
+    with pytest.raises(UserError, match=r"a\.png and \S*a\.png for a\.jpg"):
+        masks(tmp_path, ["a.jpg"], (40, 40))

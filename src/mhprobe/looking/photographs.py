@@ -57,17 +57,19 @@ def photographs(there: tuple[Archive, list[str]], side: int, limit: int = 12) ->
 def masks(folder: str | Path, names: list[str], size: tuple[int, int]) -> Tensor:
     """(N, *size) int64, 1 on salient objects: pixels of a mask at least half as bright as its maximum.
 
-    folder: has an image for each photograph, of the same name up to its ending. Raises UserError if one is missing.
+    folder: has an image for each photograph, of the same name up to its ending. Raises UserError if one is missing, or
+    if a name belongs to several.
     """
     archive = open_archive(Path(folder).expanduser())
-    by_stem = {PurePosixPath(file).stem: file for file in archive.names() if is_image(file)}
-    missing = [name for name in names if PurePosixPath(name).stem not in by_stem]
-    if missing:
-        raise UserError(
-            f"look: masks: {archive.path} has no mask for {missing[0]} (nor for {len(missing) - 1} more); expected an "
-            f"image of the same name, e.g. {PurePosixPath(missing[0]).stem}.png."
-        )
-    files = [by_stem[PurePosixPath(name).stem] for name in names]
+    images, files = [file for file in archive.names() if is_image(file)], list[str]()
+    for stem in (PurePosixPath(name).stem for name in names):
+        masked, there = ([file for file in of if PurePosixPath(file).stem == stem] for of in (names, images))
+        if len(masked) != 1 or len(there) != 1:
+            raise UserError(
+                f"look: masks: {archive.path} has {' and '.join(there) or 'no mask'} for {' and '.join(masked)}; "
+                f"expected one image of the same name, e.g. {stem}.png."
+            )
+        files += there
     decoded = {file: decode(data, max(size), True, file) for file, data in archive.read(set(files))}
     bright = torch.from_numpy(np.stack([decoded[file].max(-1) for file in files])).float()
     salient = (2 * bright >= bright.amax((1, 2), keepdim=True)) & (bright > 0)
