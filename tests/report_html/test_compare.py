@@ -15,8 +15,9 @@ from mhprobe.report import __main__ as command
 from mhprobe.report.html import write_comparison
 from mhprobe.report.html.compare import difference
 from mhprobe.report.measured import of_measure
-from mhprobe.report.report import Report
+from mhprobe.report.report import Report, Result
 from mhprobe.report.runs.run import read_runs
+from mhprobe.report.tables import Table
 from mhprobe.stats.significance import wilson
 from report_html.conftest import CURVES
 from report_html.test_page import Page
@@ -89,6 +90,16 @@ def run_of_heads(folder: Path, values: Tensor, weights: str = "null") -> Path:
     (folder / "config").mkdir()
     (folder / "config" / "config.yaml").write_text(f"weights: {weights}\n")
     return folder
+
+
+def test_heads_that_went_are_listed_also_where_neurons_went(tmp_path):
+    columns, kinds = ["head", "site", "stage", "block", "index", "kind", "kept"], ("head", "head", "neuron")
+    for name, kept in (("a", (1, 0, 1)), ("b", (1, 1, 0))):
+        rows = [[unit, "s", 0, 0, unit, kinds[unit], on] for unit, on in enumerate(kept)]
+        Report(tmp_path / name).add({"pruned": Result(Table(columns, rows, "per_head"), decides="removed")})
+    page = Page(write_comparison(read_runs([tmp_path / "a", tmp_path / "b"]), tmp_path / "c.html").read_text())
+    (table,) = (table for table in page.data["tables"] if table["name"] == "heads that went")
+    assert table["rows"] == [[1, 0, 1, 0, 1]]
 
 
 def test_heads_that_differ_by_chance_are_not_counted_as_changed(tmp_path):

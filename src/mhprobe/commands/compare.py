@@ -27,7 +27,7 @@ def main() -> None:
     from mhprobe.report.report import Report
     from mhprobe.report.runs.facts import origin_of_script
     from mhprobe.report.runs.folder import reading
-    from mhprobe.report.runs.run import names, read_runs
+    from mhprobe.report.runs.run import read_runs
     from mhprobe.report.runs.words import unread
     from mhprobe.report.several import about, inert, lines, several
 
@@ -41,7 +41,7 @@ def main() -> None:
         report.data, report.images = about(runs)
     report.add({name: inert(result) for name, result in results.items()})
     page = write_comparison(runs, options.out / "comparison.html", results.get("prunebench_ranking"))
-    print(*unread(runs, names(runs)), *lines(results), f"tables and figures: {options.out}", page, sep="\n")
+    print(*unread(runs), *lines(results), f"tables and figures: {options.out}", page, sep="\n")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ independent runs, which is conservative for runs on the same images.
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 NO_ACCURACY = "These runs have no test accuracy to compare."
 
 Estimate = tuple[float, float, float]  # a value and its interval
-Columns = Mapping[str, Any]  # of a run's measure: value, low, high, and the interval's degrees of freedom
 
 
 def write_comparison(runs: Sequence[Run], to: Path, ranking: Result | None = None) -> Path:
@@ -60,11 +59,12 @@ def _page(runs: Sequence[Run], ranking: Result | None) -> str:
     paired = pairs([run.outcomes() for run in runs], names)
     settings, ranked = differing(runs).items(), ranking.table.dicts() if ranking and ranking.table else []
     first = words.best_methods(ranked, "networks") + _accuracies(runs, names, paired) or [NO_ACCURACY]
+    changed, counts = _heads(names, heads, measures)
     rows: dict[str, list[dict[str, Any]]] = {
         "methods of pruning over networks": ranked,
         "accuracies on the same images": [pair for pair in paired if not pair["untested"]],
         f"{what} at as many heads masked": _curve_rows(runs, names),
-        "heads that changed": _head_rows(names, heads, measures),
+        "heads that changed": changed,
         "heads that went": _kept_rows(runs, names, heads),
         "claims": by_network({name: run.rows("claims") for run, name in zip(runs, names, strict=True)}),
         "settings that differ": [{"setting": key, **dict(zip(names, of, strict=True))} for key, of in settings],
@@ -80,7 +80,7 @@ def _page(runs: Sequence[Run], ranking: Result | None) -> str:
         {"heads": heads, "runs": names, "measures": measures, "lines": lines, "scored": what, "tables": tables},
         ["common.js", "compare.js", "tables.js"],
         title=f"{len(runs)} runs side by side",
-        words=words.unread(runs, names) + first + _changed(names, measures) + _numbers_only(runs, names, measures),
+        words=words.unread(runs) + first + counts + _numbers_only(runs, names, measures),
         runs=list(zip(names, map(facts, runs), strict=True)),
         scored=what,
         has={"heads": bool(heads and measures), "curves": bool(lines)},
@@ -129,50 +129,36 @@ def _measures(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return shared
 
 
-def _beside_first(
-    names: Sequence[str], measures: Sequence[Mapping[str, Any]]
-) -> Iterator[tuple[Mapping[str, Any], str, Columns, Columns, dict[int, tuple[Estimate, Estimate]]]]:
-    """Yield, per measure and further run: measure, run, the first's columns, its own, estimates of both by head."""
+def _heads(
+    names: Sequence[str], heads: Sequence[Mapping[str, Any]], measures: Sequence[Mapping[str, Any]]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Compare head by head with the first run: a row each, by its change of rank; and sentences on how many differ."""
+    rows, text = list[dict[str, Any]](), list[str]()
     for measure in measures:
         first, *others = measure["runs"]
         for name, other in zip(names[1:], others, strict=True):
-            both = ((head, _estimate(first, head), _estimate(other, head)) for head in range(len(first["value"])))
-            yield measure, name, first, other, {head: (a, b) for head, a, b in both if a is not None and b is not None}
-
-
-def _head_rows(
-    names: Sequence[str], heads: Sequence[Mapping[str, Any]], measures: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    rows = []
-    for measure, name, first, other, both in _beside_first(names, measures):
-        down = ([math.inf if v is None else -v for v in run["value"]] for run in (first, other))
-        ranks = [rankdata(values, "min").astype(int).tolist() for values in down]  # 1 for the largest, the missing last
-        sure = None not in (first["low"], other["low"])
-        for head, (a, b) in both.items():
-            gap, low, high = difference(a, b)
-            before, after = (rank[head] for rank in ranks)
-            row = {"measure": measure["key"], "run": name, "head": head}
-            row |= {"block": heads[head]["block"], "index": heads[head]["index"], "first": a[0], "this": b[0]}
-            row |= {"difference": gap, "low": low if sure else None, "high": high if sure else None}
-            row |= {"changed": int(low > 0 or high < 0) if sure else None}
-            rows.append({**row, "rank_first": before, "rank_this": after, "rank_moved": after - before})
-    return sorted(rows, key=lambda row: -abs(row["rank_moved"]))
-
-
-def _changed(names: Sequence[str], measures: Sequence[Mapping[str, Any]]) -> list[str]:
-    text = []
-    for measure, name, first, other, both in _beside_first(names, measures):
-        freedom = min((run["freedom"] for run in (first, other) if run["freedom"]), default=None)
-        if freedom is None or None in (first["low"], other["low"]) or not both:
-            continue
-        gaps = torch.tensor([difference(a, b) for a, b in both.values()], dtype=torch.float64)
-        gap, low, high = gaps.unbind(1)
-        sure = holm(p_of_interval(gap, torch.where(gap > 0, gap - low, high - gap), freedom)) < 0.05
-        text.append(
-            f"By {measure['name']} {int(sure.sum())} of {len(gaps)} heads of {name} differ from those of "
-            f"{names[0]} (Holm over heads, 5 %; the runs taken as independent)."
-        )
-    return text
+            down = ([math.inf if v is None else -v for v in run["value"]] for run in (first, other))
+            ranks = [rankdata(values, "min").astype(int).tolist() for values in down]  # 1: largest, the missing last
+            sure, gaps = None not in (first["low"], other["low"]), list[Estimate]()
+            for head, before, after in zip(range(len(first["value"])), *ranks, strict=True):
+                if (a := _estimate(first, head)) is None or (b := _estimate(other, head)) is None:
+                    continue
+                gaps.append(difference(a, b))
+                gap, low, high = gaps[-1]
+                row = {"measure": measure["key"], "run": name, "head": head}
+                row |= {"block": heads[head]["block"], "index": heads[head]["index"], "first": a[0], "this": b[0]}
+                row |= {"difference": gap, "low": low if sure else None, "high": high if sure else None}
+                row |= {"changed": int(low > 0 or high < 0) if sure else None}
+                rows.append({**row, "rank_first": before, "rank_this": after, "rank_moved": after - before})
+            freedom = min((run["freedom"] for run in (first, other) if run["freedom"]), default=None)
+            if sure and gaps and freedom is not None:
+                gap_A, low_A, high_A = torch.tensor(gaps, dtype=torch.float64).unbind(1)
+                p = holm(p_of_interval(gap_A, torch.where(gap_A > 0, gap_A - low_A, high_A - gap_A), freedom))
+                text.append(
+                    f"By {measure['name']} {int((p < 0.05).sum())} of {len(gaps)} heads of {name} differ from those of "
+                    f"{names[0]} (Holm over heads, 5 %; the runs taken as independent)."
+                )
+    return sorted(rows, key=lambda row: -abs(row["rank_moved"])), text
 
 
 def _numbers_only(runs: Sequence[Run], names: Sequence[str], measures: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -215,7 +201,8 @@ def _curve_rows(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, Any
 
 def _kept_rows(runs: Sequence[Run], names: Sequence[str], heads: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the heads that not all runs keep (pruning, learned gates)."""
-    kept = [next((t.column("kept") for _, e, t in run.of_kind("per_head") if e.decides), []) for run in runs]
+    tables = [next((table for _, entry, table in run.of_kind("per_head") if entry.decides), None) for run in runs]
+    kept = [atlas.of_units(table, "head").column("kept") if table else [] for table in tables]
     if any(len(column) != len(heads) for column in kept):
         return []
     return [

@@ -287,10 +287,9 @@ def _maps(run: Run) -> list[str]:
     return text
 
 
-def unread(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
+def unread(runs: Sequence[Run]) -> list[str]:
     """Return a sentence on each run of which something could not be read."""
-    named = zip(runs, names, strict=True)
-    return [f"Of {name} could not be read: {'; '.join(run.unread)}." for run, name in named if run.unread]
+    return [f"Of {run.name} could not be read: {'; '.join(run.unread)}." for run in runs if run.unread]
 
 
 def best_methods(rows: Sequence[Mapping[str, Any]], repeats: str = "seeds") -> list[str]:
