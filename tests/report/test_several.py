@@ -18,6 +18,7 @@ from scipy.stats import t
 import mhprobe.compare
 from drawn import assert_nothing_is_clipped
 from mhprobe.errors import UserError
+from mhprobe.report.figures import runs as figures
 from mhprobe.report.report import Report
 from mhprobe.report.runs.folder import Folder
 from mhprobe.report.runs.run import expand, read_runs
@@ -108,6 +109,20 @@ def test_an_interval_of_accuracies_ends_where_accuracies_do(tmp_path):
         seeded(tmp_path / "sweep" / str(number), number, accuracy, lr=0.1)
     (group,) = rows(several(read_runs([tmp_path / "sweep"]))["groups"])
     assert 0 <= group["low"] < 0.9 and group["high"] == 1.0  # Student's t with one degree of freedom: +- .64
+
+
+def test_settings_that_change_no_result_part_no_group(tmp_path):
+    for seed, progress in enumerate((True, False)):
+        seeded(tmp_path / "runs" / str(seed), seed, 0.5, progress=progress, logger=f"{{csv: {seed}}}")
+    (group,) = rows(several(read_runs([tmp_path / "runs"]))["groups"])
+    assert group["runs"] == 2
+
+
+def test_groups_are_drawn_by_the_sections_of_settings_whose_names_end_alike():
+    groups = ["encoder.depth=1, decoder.depth=2", "encoder.depth=2, decoder.depth=1"]
+    accuracies = [{"run": name, "group": name, "accuracy": 0.5, "low": 0.4, "high": 0.6} for name in groups]
+    (axes,) = figures.runs(accuracies, None).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == groups
 
 
 def test_settings_that_ask_a_running_command_hide_no_others(tmp_path):

@@ -22,7 +22,7 @@ from mhprobe.report.figures.claims import claims_matrix
 from mhprobe.report.figures.pruned import pareto
 from mhprobe.report.report import Result, Sample
 from mhprobe.report.runs import atlas, words
-from mhprobe.report.runs.run import MOST, Run, as_typed, differing, names, settings, typed_apart
+from mhprobe.report.runs.run import ASIDE, MOST, Run, as_typed, differing, names, settings, typed_apart
 from mhprobe.report.tables import Table, from_rows
 from mhprobe.stats.agreement import agreement
 from mhprobe.stats.significance import holm, paired, t_interval
@@ -145,7 +145,7 @@ def _ones(runs: Sequence[Run], over: Sequence[str]) -> list[One]:
     if unknown := [key for key in over if key not in keys]:
         hint = f"{nearest(unknown[0], keys)}expected one such as {', '.join(sorted(keys)[:3])}."
         raise UserError(f"compare: over: no run has a setting {unknown[0]}; {hint}")
-    apart = {key: of for key, of in differing(runs).items() if not key.startswith(("hydra", "out", "cache_dir"))}
+    apart = {key: of for key, of in differing(runs).items() if key.split(".")[0] not in ASIDE}
     values = [{key: of[number] for key, of in apart.items()} for number in range(len(runs))]
     summed = {*over, STEP}
     groups = [{key: row[key] for key in row if not {key, key.split(".")[-1]} & summed} for row in values]

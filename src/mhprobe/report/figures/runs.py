@@ -27,9 +27,11 @@ def runs(rows: Sequence[Mapping[str, Any]], groups: Table | None) -> Figure:
     """
     names = list(dict.fromkeys(row["group"] for row in rows))
     members = [[row for row in rows if row["group"] == name] for name in names]
-    # settings without their sections where that tells the groups apart, too: backbone.depth=2 -> depth=2
-    short = [re.sub(r"[\w.]+\.(\w+=)", r"\1", name) for name in names]
-    labels = ["\n".join(textwrap.wrap(n, 46)) or n for n in (short if len(set(short)) == len(names) else names)]
+    keys = {key for name in names for key in re.findall(r"[\w.]+(?==)", name)}
+    # settings without their sections where no other then reads alike: backbone.depth=2 -> depth=2
+    short = len({key.split(".")[-1] for key in keys}) == len(keys)
+    labels = [re.sub(r"[\w.]+\.(\w+=)", r"\1", name) if short else name for name in names]
+    labels = ["\n".join(textwrap.wrap(label, 46)) or label for label in labels]
     lines = max(label.count("\n") for label in labels) + 1
     tall = 0.1 + len(names) * max(0.34, 0.13 * (max(map(len, members)) + 1), 0.13 * (lines + 1))
     left = 0.3 + 0.066 * max(len(line) for label in labels for line in label.split("\n"))

@@ -23,7 +23,7 @@ from mhprobe.report.tables import Table
 
 DIGITS = 15  # of a whole number that a float, and so a page, can hold
 MOST = 3  # settings in a name
-_PLACES = ("hydra", "out", "cache_dir", "logger", "progress", "verbose")  # no property of what was run
+ASIDE = ("hydra", "out", "cache_dir", "logger", "progress", "verbose")  # no property of what was run
 _UNNAMED = ("model", "pruned")  # stems of weights that the folder around them names
 
 
@@ -224,10 +224,7 @@ def _metrics(values: Mapping[str, Any], unread: list[str]) -> dict[str, float | 
 
 
 def jobs(folder: Path, holding: str = "metrics.json") -> list[Path]:
-    """Return the finished runs in the folder of a sweep or a study, in the order of their numbers, without links.
-
-    holding: what the folder of a run has in it.
-    """
+    """Return the runs in the folder of a sweep or a study that hold such a file, by their numbers, without links."""
     inside = [path.parent for path in Path(folder).glob(f"*/{holding}") if not path.parent.is_symlink()]
     return sorted(inside, key=lambda run: (len(run.name), run.name))
 
@@ -288,7 +285,7 @@ def as_typed(settings: dict[str, str]) -> str:
 
 def _typed(run: Run) -> dict[str, str]:
     words = (word.lstrip("+~").partition("=") for word in run.overrides)
-    return {key: _short(value) for key, _, value in words if key.split(".")[0] not in _PLACES}
+    return {key: _short(value) for key, _, value in words if key.split(".")[0] not in ASIDE}
 
 
 def _short(value: str) -> str:
