@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.errors import UserError, whole_number
-from mhprobe.gates.base import HeadGates, gates_of
+from mhprobe.gates.base import gates_of
 from mhprobe.io.progress import progress
 from mhprobe.questions.material import Material
 from mhprobe.recording.outputs import gate_slope
@@ -107,7 +107,7 @@ def causal_gates(
     batches: starts epoch 0, 1, ... of shuffled (images, labels). Each process gets its share of every batch, which may
     be none, and all get the gates of one process. weight: nats per unit of a head's logit. steps: of each of the two
     fits; start_steps: of the first one. lr: Adam's, on logits, falling linearly to 0. threshold: open gates are above
-    it. at_once: images of one forward pass; None: all of a step. step: called after each step. keep: called with the
+    it. at_once: images of one forward pass; None: all of a step. step: called with each step. keep: called with the
     name of a fit and a function that finds its logits (A,), which it may have from before.
 
     Columns, each (A,): role, an index into ROLES (unsettled: open at a price but closed for a reward; closed: factor 0,
@@ -119,9 +119,14 @@ def causal_gates(
     factors = gates.effective()
     stream = _endless(batches)
 
+    def slope(gate: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+        step()
+        parts = zip(*(part.split(at_once or max(1, len(images))) for part in (images, labels)), strict=True)
+        return factors * gate_slope(model, gates, factors * gate, parts).to(gate)
+
     def fit(name: str, begin: Tensor, price: float, count: int) -> Tensor:
         part = itertools.islice(stream, count)
-        logits = keep(name, lambda: _fit(model, gates, factors, begin, part, price, lr, count, at_once, step))
+        logits = keep(name, lambda: _fit(begin, part, slope, price, lr, count))
         for _ in part:  # skip the images of a fit that was kept
             step()
         return logits.to(begin)
@@ -147,39 +152,26 @@ def roles(plus: Tensor, minus: Tensor, threshold: float = 0.5) -> Tensor:
 
 
 def _fit(
-    model: nn.Module,
-    gates: HeadGates,
-    factors: Tensor,
-    begin: Tensor,
-    batches: Iterator[tuple[Tensor, Tensor]],
-    price: float,
-    lr: float,
-    count: int,
-    at_once: int | None,
-    step: Callable[[], None],
+    begin: Tensor, batches: Iterable[Any], slope: Callable[..., Tensor], price: float, lr: float, count: int
 ) -> Tensor:
-    """(A,) logits after ``count`` steps from ``begin``. factors: (A,), multiplied by the gates."""
+    """(A,) logits after ``count`` steps from ``begin``. slope: of the loss along gates (A,), from images and labels."""
     logits = begin.detach().clone()
     optimizer = torch.optim.Adam([logits], lr=lr)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: 1 - done / max(1, count))
     for images, labels in batches:
         gate = logits.sigmoid()
-        parts = zip(*(part.split(at_once or max(1, len(images))) for part in (images, labels)), strict=True)
-        slope = gate_slope(model, gates, factors * gate, parts).to(logits)
-        logits.grad = slope * factors * gate * (1 - gate) + price * (logits.abs() < CLIP)
+        logits.grad = slope(gate, images, labels) * gate * (1 - gate) + price * (logits.abs() < CLIP)
         optimizer.step()
         schedule.step()
         if not logits.isfinite().all():
             raise UserError("causal: the gates became NaN. Check the weights and the normalisation of the images.")
-        step()
     return logits
 
 
 def _endless(batches: Callable[[int], Iterable[Any]]) -> Iterator[tuple[Tensor, Tensor]]:
     for epoch in itertools.count():
-        empty = True
-        for images, labels in batches(epoch):
-            empty = False
-            yield images, labels
-        if empty:
+        pairs = iter(batches(epoch))
+        if (first := next(pairs, None)) is None:
             raise UserError("causal: there are no images to fit gates on.")
+        yield first
+        yield from pairs
