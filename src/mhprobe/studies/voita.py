@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from mhprobe.run.schema import Config
     from mhprobe.stats.survival import Survivors
 
+    # metrics of a trained model, and its right test images with gates of exactly 0 and 1, (N,) bool
+    Fitted = tuple[dict[str, float], Tensor]
+
 
 class Row(NamedTuple):
     """One number of heads. Accuracies on the test images; pruned: with gates of exactly 0 and 1.
@@ -40,13 +43,6 @@ class Row(NamedTuple):
     delta_high: float | str = ""
     p: float = math.nan
     p_holm: float | str = ""
-
-
-class Fitted(NamedTuple):
-    """Metrics of a trained model, and its right test images with gates of exactly 0 and 1."""
-
-    metrics: dict[str, float]
-    right: Tensor  # (N,) bool
 
 
 def run(cfg: Config, folder: Path) -> None:
@@ -68,10 +64,9 @@ def run(cfg: Config, folder: Path) -> None:
         raise UserError("voita: gates: expected gates with a target number of heads: gates=hard_concrete_target.")
     _, description = load_weights(weights)
     before = description.get("made", {}).get("epochs")
-    if before is None and options.scratch_epochs is None:
+    learned = None if before is None else before + cfg.trainer.max_epochs
+    if (epochs := options.scratch_epochs or learned) is None:
         raise UserError(f"voita.scratch_epochs: {weights} does not say how long it was trained; give a number.")
-    learned = (before or 0) + cfg.trainer.max_epochs
-    epochs = options.scratch_epochs or learned
 
     data = builders.data(cfg)
     model = builders.classifier(cfg, data)
@@ -87,7 +82,7 @@ def run(cfg: Config, folder: Path) -> None:
         pruned = fit(cfg.but(gates=target), folder / _arm(size))
         kept = folder / _arm(size) / "tables" / "gates.csv"
         scratch = fit(_scratch(cfg, description, kept, epochs), folder / f"heads_{size}_scratch")
-        rows.append(_compared(size, pruned, scratch, learned, epochs))
+        rows.append(_compared(size, pruned, scratch, learned or "", epochs))
     adjusted = holm(torch.tensor([row.p for row in rows[1:]], dtype=torch.float64)).tolist()
     rows[1:] = [row._replace(p_holm=p) for row, p in zip(rows[1:], adjusted, strict=True)]
     if builders.is_first():
@@ -97,12 +92,13 @@ def run(cfg: Config, folder: Path) -> None:
         finish_report(folder, cfg.command, model.gates.layout)
 
 
-def _compared(heads: int, pruned: Fitted, scratch: Fitted, learned: int, epochs: int) -> Row:
+def _compared(heads: int, pruned: Fitted, scratch: Fitted, learned: int | str, epochs: int) -> Row:
     from mhprobe.stats.significance import paired
 
-    test, binary = paired(pruned.right, scratch.right), pruned.metrics["gates/binary_accuracy"]
-    gates, new = (arm.metrics["test/accuracy"] for arm in (pruned, scratch))
-    return Row(heads, binary, gates, new, learned, epochs, test.difference, test.low, test.high, test.p)
+    (metrics, right), (new, right_new), name = pruned, scratch, "test/accuracy"
+    test = paired(right, right_new)
+    tested = test.difference, test.low, test.high, test.p
+    return Row(heads, metrics["gates/binary_accuracy"], metrics[name], new[name], learned, epochs, *tested)
 
 
 def fit(cfg: Config, folder: Path) -> Fitted:
@@ -126,7 +122,7 @@ def fit(cfg: Config, folder: Path) -> Fitted:
     on = gates.kept(cfg.gates.keep, cfg.gates.threshold) if learned else gates.effective()
     with gates.fixed(on.float()):
         counted = tally(model.eval(), data.batches("test", model.device), data.sizes["test"])
-    return Fitted(report.metrics, counted["right"].cpu())
+    return report.metrics, counted["right"].cpu()
 
 
 def write(
