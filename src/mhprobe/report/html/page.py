@@ -49,8 +49,8 @@ def write_report(folder: Path) -> Path:
     """Write ``folder/report.html`` from the run's files. Raises UserError if the folder holds no run."""
     with reading(folder):
         run = read_run(folder)
-        network = live(run)
-        if network is not None and atlas.heads(run):
+        network = live(run) if atlas.heads(run) else None
+        if network is not None:
             write(run.folder / LIVE, _page(run, network).encode())
         return write(run.folder / "report.html", _page(run, page_beside=network is not None).encode())
 
