@@ -180,7 +180,7 @@ def test_what_is_left_of_a_rescaled_curve_is_rescaled(model, tmp_path):
     evaluate = Evaluator(model, lambda: images.data.batches("val", "cpu"), 14, rescale=True)
     spec = CurveSpec("c", "head", Fisher(), min_heads_per_layer=1, rescale=True)
     curves = masking_curve(layout_of(model), spec, evaluate, evaluate, steps=3)  # one layer loses two heads
-    table = tables.write_csv(tmp_path / "masking_curves.csv", tables.curves(curves))
+    table = tables.write_csv(tmp_path / "masking_curves.csv", tables.from_rows(tables.curve_rows(curves)))
     found = prune(model, images, Given(str(table), remove=3))
     batch = next(images.test())
     expected = Replay(model, found.gone[None], rescale=True)(batch.images)[0]

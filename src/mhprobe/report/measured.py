@@ -161,7 +161,8 @@ def of_curves(
         figure = masking.curves(curves, layout.num_heads, chance, over, units)
         scored = curves[0].scored
         columns = {"loss": scored.lost} if scored.lost else {}
-        drawn = Result(tables.curves(curves), figure, curves=curves, columns=columns, drawn="curves")
+        table = tables.from_rows(tables.curve_rows(curves), "curves")
+        drawn = Result(table, figure, curves=curves, columns=columns, drawn="curves")
         results["masking_curves"] = drawn.saying(scored.right, "the masked heads are needed less")
         if scored.lost:
             drawn = Result(figure=masking.distances(curves, layout.num_heads), drawn="distances")

@@ -25,12 +25,12 @@ def show(folder: Path, console: Console | None = None) -> None:
     for line in words.result(run, heads, measures, extremes=False):
         console.print(line, markup=False, soft_wrap=True)
     for title, table in (*_curves(run), *_extremes(run, heads, measures)):
-        console.print(f"\n[bold]{_plain(title)}[/bold]")
+        console.print(f"\n[bold]{escape(title)}[/bold]")
         console.print(table)
     console.print()
     for name, place in (("tables and figures", run.folder), ("report", run.folder / "report.html")):
         if place.exists():
-            console.print(f"{name}: [link={place.as_uri()}]{_plain(place)}[/link]", soft_wrap=True)
+            console.print(f"{name}: [link={place.as_uri()}]{escape(str(place))}[/link]", soft_wrap=True)
 
 
 def _extremes(run: Run, heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> Iterable[tuple[str, Table]]:
@@ -60,7 +60,7 @@ def _curves(run: Run) -> Iterable[tuple[str, Table]]:
     for name in orders:
         here, test = totals[name, chosen_on[name]], totals.get((name, "test"), {})
         counts = (test.get("heads_within_1_point"), here.get("heads_within_1_point"), test.get("heads_before_worse"))
-        table.add_row(_plain(name), *("-" if count is None else f"{count:g}" for count in counts))
+        table.add_row(escape(str(name)), *("-" if count is None else f"{count:g}" for count in counts))
     yield "heads that can be masked", table
 
 
@@ -69,8 +69,3 @@ def _table(columns: Mapping[str, JustifyMethod]) -> Table:
     for column, side in columns.items():
         table.add_column(column, justify=side, no_wrap=True)
     return table
-
-
-def _plain(text: Any) -> str:
-    """Escape markup in names, which come from data."""
-    return escape(str(text))

@@ -175,11 +175,6 @@ def from_rows(rows: Sequence[Mapping[str, Any]], kind: Kind = "table") -> Table:
     return Table(columns, [[row.get(column, "") for column in columns] for row in rows], kind)
 
 
-def curves(curves: Sequence[Curve]) -> Table:
-    """Masking curves, a row per point: see ``curve_rows``."""
-    return from_rows(curve_rows(curves), "curves")
-
-
 def curve_rows(curves: Sequence[Curve]) -> list[dict[str, Any]]:
     """Return a row per point of every masking curve: of a random one each repeat, then their mean. "" is no value.
 

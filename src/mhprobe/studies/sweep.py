@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 from mhprobe.errors import UserError, one_line
 from mhprobe.io.head_tables import DIGEST, check_layout, read_column, read_heads
-from mhprobe.report.runs import run as runs_of
 from mhprobe.report.runs.folder import Folder, reading
-from mhprobe.report.runs.run import jobs
+from mhprobe.report.runs.run import jobs, read_run
 from mhprobe.report.tables import Table, from_rows
 from mhprobe.stats.survival import USED, Survivors, functions, survivors
 
@@ -89,7 +88,7 @@ def write(
     runs = collect(folder)
     first = runs[0]
     chance = 1 / max(1, len(first.description.get("class_names", ())))
-    right = None if probe is None else runs_of.read_run(probe).outcomes()
+    right = None if probe is None else read_run(probe).outcomes()
     if whole is None and right is not None and right.images == first.images:
         whole = float(right.right.double().mean())
     whole = _whole(whole, first.description) if isinstance(whole, Path) else whole
@@ -123,25 +122,21 @@ def survivors_of(runs: Sequence[GatedRun], probe: Path | None = None) -> list[Su
 
 def probe_columns(folder: Path, heads: Gates) -> dict[str, list[float]]:
     """Return ``<table>.<column>`` of a probed run, for functions of heads. UserError if it probed other heads."""
-    asker, run = f"sweep --probe, for the heads of {heads.path}", runs_of.read_run(folder)
+    asker, run = f"sweep --probe, for the heads of {heads.path}", read_run(folder)
     columns = {}
     for name in USED:
         table, column = name.split(".")
         if table in run.tables and column in run.tables[table].columns:
-            columns[name] = read_column(_path(run, table), column, heads, asker).tolist()
+            columns[name] = read_column(run.folder / "tables" / f"{table}.csv", column, heads, asker).tolist()
     if not columns:
         tables = ", ".join(sorted({name.split(".")[0] for name in USED}))
         raise UserError(f"probe: {folder} has none of the tables {tables}; run mhprobe.probe with them.")
     return columns
 
 
-def _path(run: runs_of.Run, table: str) -> Path:
-    return run.folder / "tables" / f"{table}.csv"
-
-
 def _read(folder: Path) -> GatedRun | None:
     """Read a run; None for one that is not finished, or has no learned gates."""
-    run = runs_of.read_run(folder)
+    run = read_run(folder)
     right = run.outcomes()
     if run.unread:
         raise UserError(f"sweep: {folder} is damaged ({run.unread[0]}). Take it out of the sweep's folder.")
@@ -149,7 +144,7 @@ def _read(folder: Path) -> GatedRun | None:
     metrics = {name: value for name, value in run.metrics.items() if value is not None}
     if "gates" not in run.tables or not set(METRICS) <= set(metrics):
         return None
-    path = _path(run, "gates")
+    path = run.folder / "tables" / "gates.csv"
     unnamed = Gates(path, "", [False] * len(run.tables["gates"].rows), {})
     rows = read_heads(path, ("stage", "block", "kept"), unnamed, "sweep")
     groups: Groups = {name: [(f"{name} {row[name]}",) for row in rows] for name in ("stage", "block")}
