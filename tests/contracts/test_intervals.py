@@ -22,8 +22,10 @@ from mhprobe.measures.base import Measure
 from mhprobe.measures.cca import CCA
 from mhprobe.measures.cka import CKA
 from mhprobe.measures.entropy import Entropy
+from mhprobe.measures.js_distance import JSDistance
 from mhprobe.measures.layer_similarity import LayerSimilarity
 from mhprobe.measures.no_op import NoOp
+from mhprobe.measures.object_attention import ObjectAttention
 from mhprobe.measures.output_frequency import OutputFrequency
 from mhprobe.measures.parts.image_sums import MeanOverImages
 from mhprobe.measures.parts.jackknife import NoInterval, affordable, fold_of, jackknife
@@ -368,6 +370,8 @@ def test_an_interval_that_few_images_cannot_have_is_said_beside_the_table(kind, 
         (tiny_vit, NoOp, "gradient_registers, gradient_high_norm", "or none of such a norm in these images"),
         (partial(tiny_vit, img_size=8), OutputFrequency, "value, null, block_input", "share no frequency but 0"),
         (tiny_vit, OutputFrequency, "", ""),
+        (tiny_vit, JSDistance, "null, ratio, p", "between layers (pairs=stage or all), a null two images"),
+        (tiny_swin, ObjectAttention, "cls, held_out", "the network has no class token, no patch can meet"),
         (tiny_swin, Entropy, "class_query", "the network has no class token"),
         (tiny_swin, Sinks, "class_token", "the network has no class token"),
         (tiny_vit, Entropy, "", ""),
@@ -377,7 +381,8 @@ def test_why_no_head_has_a_number_is_said_beside_the_table(make, kind, columns, 
     """Once an empty column, and a map without a colour; of one image low and high are empty for another reason."""
     model = make()
     measure = kind(mhprobe.attach(model).layout)
-    measure.update(mhprobe.record(model, images_for(model, 1), labels_for(1), needs=measure.needs))
+    objects = (images_for(model, 1)[:, 0] > 0).long()
+    measure.update(mhprobe.record(model, images_for(model, 1), labels_for(1), needs=measure.needs, objects=objects))
     material = SimpleNamespace(names=["it"], slopes_of="loss", about=lambda _: measure, control=lambda _: None)
     material.columns = lambda _: measure.columns()
     about = measured(material)["it"].about

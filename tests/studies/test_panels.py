@@ -341,7 +341,7 @@ def test_a_head_that_looks_at_its_partner_follows_that_relation_alone(build):
     looks = right[0, 0][token[:, :, None], token[:, None]] & places.patch_pairs
     attn = torch.rand(1, len(token), 1, *looks.shape[1:], dtype=torch.float64) * 0.1
     attn[0, :, 0] += looks
-    piece = Piece(0, slice(0, 1), site, places, torch.tensor([0]), attn)
+    piece = Piece(0, slice(0, 1), site, places, torch.tensor([0]), torch.tensor([0]), attn)
     (partners, offsets, even), (control, down, _) = answers(piece, right)
     assert partners.item() == 1 and control.item() < 0.2
     assert even.item() < 0.5 and offsets.max().item() == pytest.approx(0.5) and down.max().item() == pytest.approx(1)
@@ -473,7 +473,7 @@ def test_a_covering_map_is_what_a_loop_over_queries_adds_up(build):
     attn = torch.rand(1, len(places.token), 2, *places.pairs.shape[1:], dtype=torch.float64)
     tall, wide = (2 * side - 1 for side in site.token_grid)
     mass, queries = around_the_favourite(
-        Piece(number, layout.span(number), site, places, torch.tensor([0]), attn), (tall, wide)
+        Piece(number, layout.span(number), site, places, torch.tensor([0]), torch.tensor([0]), attn), (tall, wide)
     )
     expected, seen = torch.zeros_like(mass), torch.zeros_like(mass)
     for window, query in places.patch.nonzero().tolist():

@@ -58,8 +58,7 @@ class AttentionRange(OfAttention):
         distances, _ = _rings(piece.site, piece.attn.device)
         row_bWHQK = shares(piece.attn, places.patch_pairs)
         windows, heads, count = row_bWHQK.shape[1:4]
-        fold_B = torch.zeros_like(batch.valid, dtype=torch.long).masked_scatter_(batch.valid, batch.derive(fold_of))
-        held, place_b = fold_B[piece.images].unique(return_inverse=True)
+        held, place_b = batch.derive(fold_of)[piece.counted].unique(return_inverse=True)
         # a fold's rows with the same argmax key have the same rings: add them up first, then sort into rings. A sparse
         # product makes no copy of a row for each of its keys where all are equal
         share_NK, block = of_largest(piece.attn, places.patch_pairs).flatten(0, 3), windows * heads

@@ -29,7 +29,6 @@ class Confidence(OfAttention, MeanOverImages):
     of_units = frozenset(KINDS)
     within = SHARE
     label = "confidence: mean largest weight"
-    empty = "the network has no class token"
     larger = "the head is more certain where to look"
     also = ("by_depth",)
 

@@ -37,7 +37,6 @@ class Entropy(OfAttention, MeanOverImages):
     texts = True
     within = SIZE
     label = "entropy of attention (nats)"
-    empty = "the network has no class token"
     unit = "nats"
     larger = "attention is spread wider"
     also = ("by_depth",)

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
-from mhprobe.measures.base import Measure, counts, mean_of, sums
+from mhprobe.heads import HeadBatch, HeadLayout
+from mhprobe.measures.base import counts, mean_of, sums
 from mhprobe.measures.parts.jackknife import fold_of
-from mhprobe.measures.parts.places import attention_of, of_largest, of_pairs, places_of, reach_of, where_site
+from mhprobe.measures.parts.places import OfAttention, Piece, of_largest, of_pairs, reach_of
 from mhprobe.stats.intervals import SHARE, interval, of_mean
 from mhprobe.stats.significance import standard_error
 
@@ -36,7 +36,7 @@ _BY_RELATION = (
 )
 
 
-class ObjectAttention(Measure):
+class ObjectAttention(OfAttention):
     """Share of patches whose most attended patch lies on an object. Raises UserError for a batch without object masks.
 
     Columns, (A,) shares in [0, 1], larger means more often: value: mean over images of the share of query patches whose
@@ -52,10 +52,10 @@ class ObjectAttention(Measure):
     """
 
     fooled_by = "by definition: one large object in the middle: a head that looks at the middle looks at the object"
-    needs = frozenset({"attn"})
     within = SHARE
     label = "share of patches whose argmax key is on an object"
     larger = "the patch that is looked at most lies on an object more often"
+    empty = f"{OfAttention.empty}, no patch can meet a relation, or a half of the images has too few"
     also = ("relations",)
 
     dealt: Tensor = counts(2)  # images of each half
@@ -84,22 +84,19 @@ class ObjectAttention(Measure):
                 "object_attention: the data set has no object masks, expected them beside the images. Use data=scenes, "
                 "data=pets or leave the measure out."
             )
-        for number, site in enumerate(self.layout.sites):
-            attn = attention_of(self.name, self.layout, batch, number)
-            shown_BT = batch.derive(_patches, site.token_grid, site.pixels)
-            seen = attn if batch.valid.all() else attn[batch.valid]
-            self._site(number, seen, shown_BT, fold_of(batch, 2))
+        super().add(batch)
         self.dealt += torch.bincount(fold_of(batch, 2), minlength=2)
 
-    def _site(self, number: int, attn_BWHQK: Tensor, shown_BT: Tensor, half_B: Tensor) -> None:
-        site, span = self.layout.sites[number], self.layout.span(number)
-        places = places_of(site, attn_BWHQK.device)
-        tokens_WK, pairs_WQK = places.token - site.prefix_tokens, places.patch_pairs
-        shown_BWK = shown_BT[:, tokens_WK.clamp(min=0)]
-        self._overall(span, site, attn_BWHQK, shown_BWK, half_B)
+    def look(self, piece: Piece, batch: HeadBatch) -> None:
+        site, span, number, places = piece.site, piece.span, piece.number, piece.places
+        shown_BT = batch.derive(_patches, site.token_grid, site.pixels)[piece.counted]
+        half_B = fold_of(batch, 2)[piece.counted]
+        shown_BWK = shown_BT[:, (places.token - site.prefix_tokens).clamp(min=0)]
+        self._overall(piece, shown_BWK, half_B)
+        pairs_WQK = places.patch_pairs
         others_WQK = pairs_WQK & ~torch.eye(pairs_WQK.shape[-1], dtype=torch.bool, device=pairs_WQK.device)
         offsets_WQK = places.offsets(reach_of(site)) * others_WQK
-        best_BWHQK = of_largest(attn_BWHQK, others_WQK)
+        best_BWHQK = of_largest(piece.attn, others_WQK)
         for r, holds in enumerate(RELATIONS.values()):
             true_BWQK = holds(shown_BWK[..., :, None], shown_BWK[..., None, :]) & others_WQK
             hits_BH, possible_B = of_pairs(best_BWHQK, true_BWQK), true_BWQK.any(-1).sum((1, 2))
@@ -114,19 +111,18 @@ class ObjectAttention(Measure):
             for part in range(2):
                 counts[part, r].index_add_(0, offsets_WQK.flatten(), true_BWQK[half_B == part].sum(0).flatten())
 
-    def _overall(self, span: slice, site: HeadSite, attn_BWHQK: Tensor, shown_BWK: Tensor, half_B: Tensor) -> None:
-        places = places_of(site, attn_BWHQK.device)
-        grid_WK, pairs_WQK = places.patch, places.patch_pairs
+    def _overall(self, piece: Piece, shown_BWK: Tensor, half_B: Tensor) -> None:
+        span, grid_WK, pairs_WQK = piece.span, piece.places.patch, piece.places.patch_pairs
         on_BWK = (shown_BWK > 0) & grid_WK
         on_BWQK, queries = on_BWK[:, :, None] & pairs_WQK, grid_WK.sum()
-        share_BH = of_pairs(of_largest(attn_BWHQK, pairs_WQK), on_BWQK) / queries
+        share_BH = of_pairs(of_largest(piece.attn, pairs_WQK), on_BWQK) / queries
         even_BWQ = on_BWQK.sum(-1).double() / pairs_WQK.sum(-1).clamp(min=1)
-        self.mass[span] += of_pairs(attn_BWHQK.double(), on_BWQK).sum(0) / queries
+        self.mass[span] += of_pairs(piece.attn, on_BWQK).sum(0) / queries
         self.share[:, span].index_add_(0, half_B, share_BH)
         self.square[:, span].index_add_(0, half_B, share_BH.square())
         self.chance[span] += (even_BWQ * grid_WK).sum() / queries
-        if site.class_token:
-            best_BHK = of_largest(attn_BWHQK[:, :, :, :1], grid_WK[:, None])[:, 0, :, 0]
+        if piece.site.class_token:
+            best_BHK = of_largest(piece.attn[:, :, :, :1], grid_WK[:, None])[:, 0, :, 0]
             self.cls[span] += torch.einsum("bhk,bk->h", best_BHK, on_BWK[:, 0].double())
 
     def finish(self) -> dict[str, Tensor]:
@@ -139,7 +135,7 @@ class ObjectAttention(Measure):
             **{name: value[name] for name in ("value", "low", "high")},
             "chance": self.chance / self.images,
             "mass": self.mass / self.images,
-            "cls": where_site(self.layout, self.cls / self.images, lambda site: site.class_token),
+            "cls": self.of_class(self.cls),
             "relations": mean_of(self.followed.sum(0), possible_SR[site_of_head]),
             "offset": mean_of(offset, possible_SR[site_of_head]),
             "even": mean_of(self.even, possible_SR)[site_of_head],

@@ -43,7 +43,6 @@ class Rarity(OfAttention, MeanOverImages):
     select_needs = frozenset()
     within = SHARE
     label = "share of queries on the rarest patch"
-    empty = "the network has no class token"
     larger = "the head looks at what is rare more often"
     also = ("by_depth",)
 

@@ -39,7 +39,6 @@ class Sinks(OfAttention, MeanOverImages):
     texts = True
     within = SHARE
     label = "share of attention on one token"
-    empty = "the network has no class token"
     larger = "more of the head's attention rests on one token"
 
     sinks: Tensor = counts("A")  # how many windows of images have a sink

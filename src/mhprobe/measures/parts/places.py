@@ -98,8 +98,8 @@ def words_of(attn: Tensor) -> Tensor:
 class Piece(NamedTuple):
     """The attention of one site on some valid images of a batch.
 
-    number, span: of the site, and its heads. images: (b,) indices in the batch. attn: (b, W, H, Q, K) float64; of texts
-    (1, b, ...).
+    number, span: of the site, and its heads. images: (b,) indices in the batch. counted: the same among its valid
+    images. attn: (b, W, H, Q, K) float64; of texts (1, b, ...).
     """
 
     number: int
@@ -107,6 +107,7 @@ class Piece(NamedTuple):
     site: HeadSite
     places: Places
     images: Tensor
+    counted: Tensor
     attn: Tensor
 
     def of_images(self, values: Tensor, queries: Tensor) -> Tensor:
@@ -124,6 +125,7 @@ class OfAttention(Measure):
 
     needs: frozenset[Need] = frozenset({"attn"})
     texts: ClassVar[bool] = False
+    empty = "the network has no class token"  # see of_class
 
     def add(self, batch: HeadBatch) -> None:
         for piece in attention(self.name, self.layout.of("head"), batch, self.texts):
@@ -151,12 +153,13 @@ class OfAttention(Measure):
 
 def attention(name: str, layout: HeadLayout, batch: HeadBatch, texts: bool = False) -> Iterator[Piece]:
     """All valid images' attention of all sites, in pieces of bounded size. name, texts: of the measure that asks."""
+    order = batch.valid.cumsum(0) - 1
     for number, site in enumerate(layout.sites):
         attn = attention_of(name, layout, batch, number, texts)
         for images in chunks(batch.valid, [attn]):
             some = attn[images].double()
             whole = some.transpose(0, 1) if site.line else some
-            yield Piece(number, layout.span(number), site, places_in(site, some), images, whole)
+            yield Piece(number, layout.span(number), site, places_in(site, some), images, order[images], whole)
 
 
 def attention_of(name: str, layout: HeadLayout, batch: HeadBatch, number: int, texts: bool = False) -> Tensor:
