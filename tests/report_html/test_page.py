@@ -23,6 +23,7 @@ from mhprobe.report import tables
 from mhprobe.report.figures import kinds
 from mhprobe.report.html import finish_report, finish_sweep, write_report
 from mhprobe.report.html import page as page_of
+from mhprobe.report.html.kept import Live
 from mhprobe.report.html.page import as_script, prune_command
 from mhprobe.report.ledger import Entry, Ledger
 from mhprobe.report.report import Report, Result
@@ -224,6 +225,25 @@ def test_attention_is_of_who_was_asked_and_shows_the_images(page):
     ]
     assert len(first["heads"]) == 12 and all(len(grids) == 2 for grids in first["heads"].values())
     assert all(url.startswith("data:image/png;base64,") for url in first["pictures"]) and len(first["pictures"]) == 2
+
+
+def test_the_figures_of_a_page_and_its_live_one_are_made_once(tmp_path, monkeypatch):
+    folder, made, embed = make_run(tmp_path / "run"), [], page_of.embed
+    monkeypatch.setattr(page_of, "live", lambda run: Live({}, {}))
+    monkeypatch.setattr(page_of, "embed", lambda pictures: made.append(1) or embed(pictures))
+    write_report(folder)
+    assert len(made) == 1 and (folder / "live.html").is_file()
+
+
+def test_a_single_random_order_is_not_said_to_be_searched_for(tmp_path):
+    report = Report(make_run(tmp_path / "run"), layout())
+    once = [row("random", "test", k, list(range(k)), 0.9, 0) for k in range(3)]
+    total = {"curve": "random", "split": "test", "unmasked": 0.9, "area_shared": 0.9, "heads_within_1_point": 2.0}
+    add_rows(report, "masking_curves", once, "curves")
+    add_rows(report, "masking_totals", [total], "totals")
+    run = read_run(tmp_path / "run")
+    assert [line["averaged"] for line in atlas.lines(run)] == [True] and atlas.best(run) is None
+    assert "random" not in " ".join(words.result(run, atlas.heads(run), []))
 
 
 def test_damaged_attention_is_named_and_the_page_is_made(tmp_path):

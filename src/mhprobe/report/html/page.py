@@ -49,13 +49,13 @@ def write_report(folder: Path) -> Path:
     """Write ``folder/report.html`` from the run's files. Raises UserError if the folder holds no run."""
     with reading(folder):
         run = read_run(folder)
-        network = live(run) if atlas.heads(run) else None
+        network, figures = live(run) if atlas.heads(run) else None, _figures(run)
         if network is not None:
-            write(run.folder / LIVE, _page(run, network).encode())
-        return write(run.folder / "report.html", _page(run, page_beside=network is not None).encode())
+            write(run.folder / LIVE, _page(run, figures, network).encode())
+        return write(run.folder / "report.html", _page(run, figures, page_beside=network is not None).encode())
 
 
-def _page(run: Run, network: Live | None = None, page_beside: bool = False) -> str:
+def _page(run: Run, figures: list[dict[str, Any]], network: Live | None = None, page_beside: bool = False) -> str:
     heads, measures = atlas.heads(run), atlas.measures(run)
     tables, left_out = _tables(run)
     data = {
@@ -101,7 +101,7 @@ def _page(run: Run, network: Live | None = None, page_beside: bool = False) -> s
         chosen_on=words.chosen_on(run),
         facts=facts(run),
         scored=scored,
-        figures=_figures(run),
+        figures=figures,
         left_out=left_out,
     )
 
