@@ -139,7 +139,7 @@ def test_distance_that_rises_with_depth_is_told_and_shuffled_blocks_are_not():
     falling = tell("depth", by_hand(rising.flip(0), 10.0))
     assert "less far the deeper" in falling.text
     enough = tell("depth", by_hand(10 + rising / 20, 10.0))
-    assert "in the first 2 blocks 1.01 times as far as even attention, in the last 2 1.07 times" in enough.text
+    assert "in the first 2 blocks 1.01 times as far as even attention, in the last 2 blocks 1.07 times" in enough.text
     assert tell("depth", by_hand(10 + rising / 1000, 10.0)) is None  # in perfect order, from 1.0002 to 1.0014
     shuffled = rising.view(8, 2)[[3, 6, 0, 5, 7, 1, 4, 2]].flatten()
     assert tell("depth", by_hand(shuffled, 10.0)) is None

@@ -45,7 +45,6 @@ STEP = 0.05  # of the distance of even attention, between the first and the last
 LEAST = 5  # blocks: fewer cannot be told from shuffled ones
 SHUFFLES = 2000
 WAYS = (("up", "down"), ("left", "right"))
-three, five = (functools.partial(rounded, digits=digits) for digits in (3, 5))
 
 Columns = Mapping[str, Tensor]
 Form = Callable[[float, int], str]  # of a number, with so many digits
@@ -286,12 +285,13 @@ def depth(facts: Facts) -> Sentence | None:
     shuffled = [abs(spearman(place, distance[order])) for order in orders]
     chance = torch.tensor(shuffled, dtype=torch.float64).quantile(0.95).item()
     third = max(1, len(distance) // 3)
+    blocks = counted(third, "block")
     first, last = distance[:third].mean().item(), distance[-third:].mean().item()
     if math.isnan(rho) or abs(rho) <= chance or abs(last - first) < STEP:
         return None
     return Sentence(
-        f"Heads look {'farther' if rho > 0 else 'less far'} the deeper they stand: in the first {third} blocks "
-        f"{three(first)} times as far as even attention, in the last {third} {three(last)} times: a rank "
+        f"Heads look {'farther' if rho > 0 else 'less far'} the deeper they stand: in the first {blocks} "
+        f"{rounded(first, 3)} times as far as even attention, in the last {blocks} {rounded(last, 3)} times: a rank "
         f"correlation with depth of {rounded(rho)} (95 % interval {rounded(low)} to {rounded(high)}; shuffled blocks "
         f"stay within {rounded(chance)} in 95 % of cases)."
     )
@@ -326,7 +326,7 @@ def even(facts: Facts) -> Sentence:
     value, most = table["value"], table["uniform"]
 
     def words(best: int, name: str) -> str:
-        number = measured(table, best, rounded, f"even attention {five(most[best])}", digits=5)  # which it nearly is
+        number = measured(table, best, rounded, f"even attention {rounded(most[best], 5)}", digits=5)
         return f"look nearly everywhere alike. Most even is {name}, with an entropy of {number} nats."
 
     return _on(facts, claim("look nearly everywhere alike", table, NEARLY * most, facts.images), value / most, words)
@@ -347,7 +347,7 @@ def untrained(facts: Facts) -> Sentence | None:
     def words(head: int) -> str:
         name = list(SINGLE)[int(which[head])]
         ends = facts.columns(name, of_twin=True)["value"]
-        against = f"untrained heads {three(ends.min())} to {three(ends.max())}"
+        against = f"untrained heads {rounded(ends.min(), 3)} to {rounded(ends.max(), 3)}"
         number = measured(facts.columns(name), head, rounded, against, digits=3)
         return f"{head_name(facts.layout, head)}, {SINGLE[name].label} {number}"
 

@@ -145,10 +145,7 @@ def history(run: Run) -> list[dict[str, Any]]:
 
 
 def lines(run: Run) -> list[dict[str, Any]]:
-    """Return a line per curve and split. points: ``NUMBERS``, and the flat indices ``masked``.
-
-    averaged: of random orders, their mean; a single one, which nobody searched for, is its own.
-    """
+    """Return a line per curve and split, of repeats the mean. points: ``NUMBERS``, and the flat indices ``masked``."""
     table: dict[tuple[str, str], dict[str, Any]] = {}
     rows = run.rows("curves")
     first = {row["curve"]: row["split"] for row in reversed(rows)}
@@ -157,6 +154,7 @@ def lines(run: Run) -> list[dict[str, Any]]:
         key = row["curve"], row["split"]
         if key in averaged and row["seed"] != "mean":
             continue
+        # a single random order is its own mean: nobody searched for it
         line = {"curve": row["curve"], "split": row["split"], "averaged": row["seed"] is not None, "points": []}
         line |= {"search": row.get("search") or "", "chosen_on": row.get("chosen_on") or first[row["curve"]]}
         table.setdefault(key, line)["points"].append(_point(row))
