@@ -45,6 +45,26 @@ def test_heads_mlps_embedding_and_biases_add_up_to_the_logits(build, dtype, roun
 
 
 @pytest.mark.parametrize("build", [tiny_vit, deep_swin])
+@pytest.mark.parametrize("proj_bias", ["keep", "drop"])
+def test_a_layer_whose_heads_are_all_removed_writes_the_bias_that_it_keeps(build, proj_bias):
+    """It was a traceback."""
+    model = lively(build()).double()
+    masked = mhprobe.attach(model)
+    removed = list(range(masked.layout.sites[0].num_heads))
+    pruned = mhprobe.prune_heads(model, removed, proj_bias)
+    mhprobe.attach(pruned)
+    masked.values.data[removed] = 0.0
+    images = images_for(model, 3, dtype=torch.float64)
+    found, expected = (record(each, images, needs={"direct"}).direct for each in (pruned, model))
+    assert found.heads.shape[1] == masked.layout.num_heads - len(removed)
+    if proj_bias == "keep":
+        for got, right in zip(found[1:], expected[1:], strict=True):  # heads but for the removed ones
+            torch.testing.assert_close(got, right, rtol=1e-9, atol=1e-9)
+    else:
+        assert (found.biases[:, 0] == 0).all()
+
+
+@pytest.mark.parametrize("build", [tiny_vit, deep_swin])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_parts_of_a_half_model_are_those_of_its_outputs_in_full_precision(build, dtype):
     """Its weights were multiplied with float32 writes, which torch refuses."""

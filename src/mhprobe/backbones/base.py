@@ -34,13 +34,14 @@ class DirectPath(NamedTuple):
 
     between: for each of ``Family.blocks`` the module in front of it that merges fields of 2 x 2 tokens, (B, rows,
     columns, C), or None. norm: behind the last block, per token. pool: a fixed sum over tokens, (B, T, C) in raster
-    order -> (B, C), for any C. head: (B, C) -> logits. All are linear, but for norms and biases.
+    order -> (B, C), for any C. head: (B, C) -> logits. All are linear, but for norms and biases. grids: of each block.
     """
 
     between: tuple[Callable[[Tensor], Tensor] | None, ...]
     norm: Callable[[Tensor], Tensor]
     pool: Callable[[Tensor], Tensor]
     head: Callable[[Tensor], Tensor]
+    grids: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -94,12 +94,13 @@ class Swin(Windowed):
         for layer in model.layers:
             merges = not isinstance(layer.downsample, nn.Identity)
             between += [layer.downsample if merges else None, *[None] * (len(layer.blocks) - 1)]
-        head, grid = model.head, tuple(model.layers[-1].blocks[-1].input_resolution)
+        head, grids = model.head, tuple(tuple(b.input_resolution) for layer in model.layers for b in layer.blocks)
         return DirectPath(
             between=tuple(between),
             norm=model.norm,
-            pool=lambda x: head.global_pool(x.unflatten(1, grid)),
+            pool=lambda x: head.global_pool(x.unflatten(1, grids[-1])),
             head=lambda x: head.flatten(head.fc(head.drop(x))),
+            grids=grids,
         )
 
 

@@ -8,7 +8,7 @@ results add up to the logits. What a head does by way of later blocks counts for
 Shapes: K classes, n writes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -36,7 +36,7 @@ def direct_logits(model: nn.Module, z: Sequence[Tensor], stream: Sequence[Stream
     backbone, gates = backbone_of(model), gates_of(model)
     family, layout = family_of(backbone), gates.layout.of("head")
     with inspecting(model, gradients=False):
-        path = _Path(family.direct_path(backbone), stream, {site.block: site.token_grid for site in layout.sites})
+        path = _Path(family.direct_path(backbone), stream)
         heads: list[list[Tensor]] = [[] for _ in stream]  # per block (H, B, Q, C) of its sites
         biases = [logits.new_zeros(()) for _ in stream]  # (C,)
         for number, (site, gate_H) in enumerate(zip(layout.sites, gates.layout.split(gates.effective()), strict=False)):
@@ -58,8 +58,10 @@ def _along(path: "_Path", stream: Sequence[Stream], heads: list[list[Tensor]], b
     writes = [torch.stack([torch.zeros_like(before_BQC), before_BQC])]  # the first: what merging adds to all tokens
     counts = [1, 1]
     for block, places in enumerate(stream):
-        mlp_BQC = path.folded(places.after, block) - path.folded(places.middle, block)
-        others = torch.stack([path.everywhere(biases[block], block), mlp_BQC])
+        middle = path.folded(places.middle, block)
+        # attention without heads adds its bias alone
+        bias = path.everywhere(biases[block], block) if heads[block] else middle - path.folded(places.before, block)
+        others = torch.stack([bias, path.folded(places.after, block) - middle])
         writes = [*path.merged(writes, block), *heads[block], others]
         counts += [sum(map(len, heads[block])), 1, 1]
     added, embedding, *of_blocks = path.logits(torch.cat(writes)).transpose(0, 1).split(counts, 1)
@@ -87,10 +89,10 @@ class _Path:
     mergings ahead to one for each place in a field of 2^M x 2^M. These Q = 4^M tokens then pass norms whose deviations
     are 1.
 
-    grids: of each block's tokens. constant: (B, K) added to the logits behind the last block.
+    constant: (B, K) added to the logits behind the last block.
     """
 
-    def __init__(self, path: DirectPath, stream: Sequence[Stream], grids: Mapping[int, tuple[int, int]]) -> None:
+    def __init__(self, path: DirectPath, stream: Sequence[Stream]) -> None:
         last = wide(stream[-1].after)
         self.norm = _Frozen(path.norm, last)
         self.head = _Frozen(path.head, path.pool(self.norm.seen))
@@ -100,7 +102,7 @@ class _Path:
         self.between: list[_Frozen | None] = []
         for number, merge in enumerate(path.between):
             before = wide(stream[number - 1].after)
-            self.between.append(merge and _Frozen(merge, before.unflatten(1, grids[number - 1])))
+            self.between.append(merge and _Frozen(merge, before.unflatten(1, path.grids[number - 1])))
         weight_BT = self.norm.deviation * pooling_1T.expand(last.shape[:2])
         self.fields = [1] * len(stream)  # 2^M
         self.shares = [_Share.of(weight_BT[:, None])] * len(stream)
@@ -108,8 +110,8 @@ class _Path:
             self.fields[block], self.shares[block] = self.fields[block + 1], self.shares[block + 1]
             if (step := self.between[block + 1]) is not None:
                 self.fields[block] *= 2
-                over = weight_BT.unflatten(1, grids[block + 1]) * step.deviation
-                weight_BT, weight_BQT = _in_fields(over, grids[block], self.fields[block])
+                over = weight_BT.unflatten(1, path.grids[block + 1]) * step.deviation
+                weight_BT, weight_BQT = _in_fields(over, path.grids[block], self.fields[block])
                 self.shares[block] = _Share.of(weight_BQT)
 
     def folded(self, x_BTC: Tensor, block: int) -> Tensor:
