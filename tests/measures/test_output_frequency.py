@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 
 import pytest
@@ -147,3 +148,21 @@ def test_missing_material_is_named():
         OutputFrequency(layout).update(HeadBatch(z=batch.z, logits=batch.logits, valid=batch.valid))
     with pytest.raises(UserError, match="images of any size"):
         OutputFrequency(HeadLayout((HeadSite("a.attn", 0, 0, 2, 3),)))
+
+
+def test_a_block_that_lost_all_heads_keeps_its_stream_and_a_stage_that_did_has_no_number():
+    """Its variance over the grid was drawn as 0."""
+    model = tiny_vit(depth=3)
+    pruned = mhprobe.prune_heads(model, [3, 4, 5])
+    layout = mhprobe.attach(pruned).layout
+    batch = mhprobe.record(pruned, images_for(model, 3), needs=OutputFrequency.needs)
+    measure = OutputFrequency(layout)
+    measure.update(batch)
+    found = measure.columns()
+    expected = batch.stream[1].after[:, 1:].double().var(1).mean()
+    torch.testing.assert_close(found["variance"][1, 2], expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(found["stream"][1, 0], found["stream"][0, 2])  # what it gets is what block 0 gives
+    elsewhere = dataclasses.replace(layout.blocks[1], stage=1)
+    alone = OutputFrequency(HeadLayout(layout.sites, (layout.blocks[0], elsewhere, layout.blocks[2])))
+    alone.update(batch)
+    assert alone.columns()["variance"].isnan().any(1).tolist() == [False, True, False]

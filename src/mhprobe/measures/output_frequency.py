@@ -49,9 +49,10 @@ class OutputFrequency(MeanOverImages):
 
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
-        self._diagonal = {site.block: diagonal(site.token_grid) for site in layout.sites}
-        every = sorted(set[Fraction]().union(*self._diagonal.values()))
-        self._at = {block: [*map(every.index, frequencies)] for block, frequencies in self._diagonal.items()}
+        of_stage = {site.stage: site for site in layout.sites}  # a block that has lost its heads has a stream still
+        self._like = {b: of_stage[one.stage] for b, one in enumerate(layout.blocks) if one.stage in of_stage}
+        every = sorted(set[Fraction]().union(*(diagonal(site.token_grid) for site in layout.sites)))
+        self._at = {block: [*map(every.index, diagonal(site.token_grid))] for block, site in self._like.items()}
         self._frequencies = [float(frequency) for frequency in every]
         self.axes = {"spectrum": [f"{frequency:.4g}π" for frequency in self._frequencies]}
         count, depth = len(every), len(layout.blocks)
@@ -69,18 +70,17 @@ class OutputFrequency(MeanOverImages):
                 written_BF = log_amplitude(wave_BFHD[:, :, head] @ output_HDC[head])
                 self.heads[flat, self._at[site.block]] += written_BF.sum(0)
                 self.add_images(slice(flat, flat + 1), written_BF[:, -1:] - written_BF[:, :1], 1)
-        for site in {site.block: site for site in self.layout.sites}.values():
-            for place, stream in enumerate(streams[site.block]):
+        for block, site in self._like.items():
+            for place, stream in enumerate(streams[block]):
                 map_BTC = wide(stream[batch.valid])[:, site.prefix_tokens :]
-                wave_BF = log_amplitude(self._transform(site.block, map_BTC))
-                self.blocks[site.block, place, self._at[site.block]] += wave_BF.sum(0)
-                self.spread[site.block, place] += map_BTC.double().var(1).mean(1).sum()
+                self.blocks[block, place, self._at[block]] += log_amplitude(self._transform(block, map_BTC)).sum(0)
+                self.spread[block, place] += map_BTC.double().var(1).mean(1).sum()
 
     def _transform(self, block: int, maps: Tensor) -> Tensor:
         """(B, T, ...) real -> (B, F, ...) complex, the 2-D discrete Fourier transform at the diagonal frequencies."""
-        height, width = next(site.token_grid for site in self.layout.sites if site.block == block)
+        height, width = self._like[block].token_grid
         down, across = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-        half = torch.tensor([float(frequency) / 2 for frequency in self._diagonal[block]], dtype=torch.float64)
+        half = torch.tensor([float(frequency) / 2 for frequency in diagonal((height, width))], dtype=torch.float64)
         turns_FT = half[:, None] * (down + across).flatten()
         waves_FT = torch.polar(torch.ones_like(turns_FT), -2 * math.pi * turns_FT).to(maps.device)
         real, imaginary = (part.to(maps.dtype) for part in (waves_FT.real, waves_FT.imag))
@@ -90,16 +90,14 @@ class OutputFrequency(MeanOverImages):
     def finish(self) -> dict[str, Tensor]:
         heads, stream = self.heads / self.images, self.blocks / self.images
         heads, stream = heads - heads[:, :1], stream - stream[..., :1]  # every grid has frequency 0, and it is first
-        last, block = torch.zeros(2, self.layout.num_heads, dtype=torch.long, device=heads.device)
-        for number, site in enumerate(self.layout.sites):
-            absent = [k for k in range(heads.shape[1]) if k not in self._at[site.block]]
-            span = self.layout.span(number)
-            heads[span, absent] = torch.nan
-            stream[site.block, :, absent] = torch.nan
-            last[span], block[span] = self._at[site.block][-1], site.block
+        has = [[k in self._at.get(b, ()) for k in range(heads.shape[1])] for b in range(len(stream))]
+        has_LK = torch.tensor(has, device=heads.device)
+        block = torch.tensor([site.block for _, _, site in self.layout], device=heads.device)
+        last = (has_LK * torch.arange(has_LK.shape[1], device=heads.device)).argmax(1)[block]
+        heads, stream = heads.where(has_LK[block], torch.nan), stream.where(has_LK[:, None], torch.nan)
         columns = {**self.over_images(), "null": torch.full_like(heads[:, 0], _WHITE)}
         columns |= {place: stream[block, at].gather(1, last[:, None])[:, 0] for at, place in enumerate(_PLACES)}
-        variance = self.spread / self.images
+        variance = (self.spread / self.images).where(has_LK[:, :1], torch.nan)
         return {
             **{name: values.where(last > 0, torch.nan) for name, values in columns.items()},
             "frequency": heads.new_tensor(self._frequencies)[last],
