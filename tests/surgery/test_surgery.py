@@ -23,7 +23,7 @@ from mhprobe.gates import find_gates
 from mhprobe.surgery.costs import count_flops, head_flops
 from mhprobe.surgery.removal import largest_difference
 from mhprobe.surgery.repair import repair
-from models import BUILDERS, images_for, labels_for, tiny_swin, tiny_vit
+from models import BUILDERS, images_for, labels_for, make_loud, tiny_swin, tiny_swinv2, tiny_vit
 from oracles import surgery as oracle
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -83,6 +83,19 @@ def test_removing_heads_in_float64_is_exact_to_its_last_digits_and_does_somethin
         pruned = mhprobe.prune_heads(model, mask)(images)
         torch.testing.assert_close(pruned, masked(model, mask, images), rtol=1e-12, atol=1e-13)
         assert (pruned - model(images)).abs().max() > 1e-6
+
+
+def test_a_swin_v2_whose_queries_are_as_large_as_timm_allows_is_pruned_to_the_last_digits():
+    model = tiny_swinv2().double()
+    make_loud(model, 0.3)
+    with torch.no_grad():
+        for block in (block for layer in model.layers for block in layer.blocks):
+            block.attn.logit_scale.fill_(5.0)  # above ln 100
+    mask = torch.arange(layout_of(model).num_heads) % 2 == 1
+    images = images_for(model, 2, dtype=torch.float64)
+    with torch.no_grad():
+        pruned = mhprobe.prune_heads(model, mask)(images)
+    torch.testing.assert_close(pruned, masked(model, mask, images), rtol=1e-12, atol=1e-12)
 
 
 @every_model

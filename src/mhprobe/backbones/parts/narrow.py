@@ -10,6 +10,7 @@ Keys that had no bias get one of zero. A copy of this file lies beside a pruned 
 Shapes: B images (or windows), T tokens, H heads, D head width, C channels of the residual stream.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -80,7 +81,7 @@ class Cosine(nn.Module):
         if self.factor is None:
             return x
         # timm's bound; attention divides by the root of the width
-        return x * (self.factor.clamp(max=torch.tensor(100.0).log().item()).exp() * self.width**0.5)
+        return x * (self.factor.clamp(max=math.log(100)).exp() * self.width**0.5)
 
 
 STANDS_IN = (NoHeads, Biased, Rotary)
