@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -441,6 +444,26 @@ def test_plain_learnable_gates_keep_their_limits_when_neurons_join():
     joined = mhprobe.attach(model, units={"head", "neuron"})
     assert joined.values.requires_grad and (joined.low, joined.high) == (0.0, 1.0)
     assert not mhprobe.attach(model, learnable=False, units={"head"}).values.requires_grad
+
+
+def test_a_thread_that_fixes_learned_gates_waits_for_another_and_leaves_them_learned():
+    gates, begun = with_gates(tiny_vit()), threading.Event()
+    learned = gates.effective()
+
+    def other():
+        begun.set()
+        with gates.fixed(torch.full((6,), 0.25)):
+            return gates.effective()
+
+    with ThreadPoolExecutor(1) as pool:
+        with gates.fixed(torch.zeros(6)):
+            waiting = pool.submit(other)
+            begun.wait()
+            time.sleep(0.2)
+            assert not waiting.done()
+        assert waiting.result().eq(0.25).all()
+    set_log_alpha(gates, [0.0] * 6)
+    assert gates.relaxed.all() and (gates.effective() < learned).all()
 
 
 def test_gates_of_a_class_of_ones_own_stay_in_force_when_neurons_join():

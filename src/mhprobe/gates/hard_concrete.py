@@ -142,13 +142,13 @@ class HardConcreteGates(HeadGates):
 
     @contextlib.contextmanager
     def fixed(self, values: Tensor) -> Iterator[None]:
-        before = self.relaxed.clone()
-        self.relaxed.zero_()
-        try:
-            with super().fixed(values):
+        with super().fixed(values):  # from here on other threads wait
+            before = self.relaxed.clone()
+            self.relaxed.zero_()
+            try:
                 yield
-        finally:
-            self.relaxed.copy_(before)
+            finally:
+                self.relaxed.copy_(before)
 
     @torch.no_grad()
     def draw(self) -> None:
