@@ -100,7 +100,9 @@ def refuse_misfits(
     hints = types_of(make)
     named = zip(list(inspect.signature(make.__init__).parameters)[1:], by_position, strict=False) if by_position else ()
     for name, value in (*named, *options.items()):
-        if name in hints and not fits(value, hints[name]):
+        if typing.get_origin(hints.get(name)) is Literal:
+            one_of(where, name, value, hints[name])
+        elif name in hints and not fits(value, hints[name]):
             raise UserError(f"{where}.{name}: expected {_in_words(hints[name])}, got {quoted(value)}.")
 
 

@@ -240,6 +240,15 @@ def test_costs_of_neurons_are_what_their_removal_spares(build):
 
 
 @pytest.mark.parametrize(
+    ("option", "words"),
+    [({"compete": "groups"}, "compete is one of all, group, layer"), ({"normalize": "l2"}, "normalize is one of none")],
+)
+def test_a_misspelt_way_to_compare_is_no_other_way(option, words):
+    with pytest.raises(mhprobe.UserError, match=rf"^masking order knapsack: {words}.*, got '"):
+        Knapsack(measure=Fisher, **option)
+
+
+@pytest.mark.parametrize(
     ("order", "options", "words"),
     [
         (

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError, one_of
+from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.io.head_tables import read_column
 from mhprobe.masking.base import Evaluate, Order, Path, Units
@@ -41,7 +41,6 @@ class ByScore(Order):
             raise UserError(f"{self._asker}: give a measure or a table, and not both.")
         if self.table is not None and not File(self.table).is_file():
             raise UserError(f"{self._asker}: no file {self.table}. Give a table of a run, <folder>/tables/<name>.csv.")
-        one_of(self._asker, "first", self.first, Literal["lowest", "highest"])
         if self.rescore_every is not None and (self.rescore_every < 1 or self.measure is None):
             raise UserError(
                 f"{self._asker}: rescore_every counts steps from 1 and needs a measure, since a table stays "

@@ -35,7 +35,6 @@ class Turns(KeepBest):
     of_neurons: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         whole_number("masking order turns: turns", self.turns, 1)
 
     def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:

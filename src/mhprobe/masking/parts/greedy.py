@@ -7,7 +7,6 @@ U units cost U + (U - 1) + ... + 1 evaluations: 78 for the 12 indices of ViT-B, 
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from mhprobe.errors import one_of
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Order, Path, Scores, Units
 from mhprobe.masking.search.auto import Auto
@@ -24,9 +23,6 @@ class GreedySearch(Order):
     prefers: ClassVar[int]  # +1: the highest score goes first, -1: the lowest
     tie_break: Literal["index", "loss"] = "index"
     search: Search = field(default_factory=Auto)
-
-    def __post_init__(self) -> None:
-        one_of("masking order", "tie_break", self.tie_break, Literal["index", "loss"])
 
     def search_name(self, units: Units) -> str:
         return search_name(self._search(units))
