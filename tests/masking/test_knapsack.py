@@ -304,7 +304,7 @@ def test_a_budget_below_what_is_left_without_any_unit_is_refused_before_anything
     # no limit is named that nobody has set
     assert error.type is Unreached and str(error.value) == f"prune.target: {error.value.reason}."
     held = OnPath(order, target={"flops": 0.05}, exclude_layers=[0], min_heads_per_layer=1)
-    words = r"may be \(exclude_layers, min_heads_per_layer=1\) 0\.\d+ is left\. .* that, or lift these limits\.$"
+    words = r"may be \(exclude_layers, min_heads_per_layer=1\), 0\.\d+ is left\. .* that, or lift these limits\.$"
     with pytest.raises(mhprobe.UserError, match=words):
         held.check(model, 1)
     nearest = float(re.search(r"(\d\.\d+) is left", str(error.value))[1])

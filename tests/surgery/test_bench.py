@@ -132,6 +132,13 @@ def test_what_no_cell_can_follow_is_refused(tmp_path, option, match):
         mhprobe.prunebench.run(config(tmp_path, option), tmp_path / "run")
 
 
+def test_a_budget_out_of_reach_is_said_without_the_name_of_an_exception(trained, tmp_path):
+    cfg = config(tmp_path, f"weights={trained.folder / 'model.safetensors'}", "methods=[random]", "seeds=[0]")
+    cfg = cfg.but(budgets=[0.01])
+    with pytest.raises(mhprobe.UserError, match=r"the first failed: prune\.target: flops=0\.01 can't be met"):
+        mhprobe.prunebench.run(cfg, tmp_path / "run")
+
+
 def test_features_are_judged_by_neighbours_among_all_images_that_are_not_tested(trained, tmp_path, monkeypatch):
     banks = []
     monkeypatch.setattr(knn_train.KNNTrain, "__init__", lambda self, *bank: banks.append(bank) or start(self, *bank))

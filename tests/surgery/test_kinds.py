@@ -87,7 +87,7 @@ def test_a_share_of_a_kind_that_is_out_of_reach_is_said_in_plain_words():
     model, *_ = shown(KINDS)
     source = OnPath(ORDERS["knapsack"](), target={"head": 0.1, "neuron": 0.5}, min_heads_per_layer=1)
     words = (
-        r"^prune\.target: head=0\.1 can't be met: with every unit masked that may be \(min_heads_per_layer=1\) "
+        r"^prune\.target: head=0\.1 can't be met: with every unit masked that may be \(min_heads_per_layer=1\), "
         r"0\.3334 is left\. Ask for at least that, or lift these limits\.$"
     )
     with pytest.raises(UserError, match=words):

@@ -116,7 +116,8 @@ class Cells:
                 try:
                     row, right, self.whole = self._run(cell)
                 except Exception as error:  # one method, of another package perhaps, may not take down the others
-                    row, right = {"failed": f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]}, {}
+                    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+                    row, right = {"failed": f"{kind}{' '.join(str(error).split())}"[:300]}, {}
                 level = logging.WARNING if "failed" in row else logging.INFO  # of which a run prints the first alone
                 log.log(level, "%s: %s", cell, row.get("failed") or f"{100 * row[list(right)[-1]]:.2f} %")
                 flags = {stage: flags.to("cpu", torch.uint8) for stage, flags in right.items()}

@@ -165,8 +165,8 @@ def check_reached(units: Units, off: Tensor, where: str) -> None:
         nearest = math.ceil((target.left(off) - ROUNDING) * 1e4) / 1e4  # rounded up, so that asking for it works
         if target.left(off) > target.value + ROUNDING:
             reason = (
-                f"{target.unit}={target.value:g} can't be met: with every unit masked that may be{held} {nearest:g} is "
-                f"left. Ask for at least that"
+                f"{target.unit}={target.value:g} can't be met: with every unit masked that may be{held}, {nearest:g} "
+                f"is left. Ask for at least that"
             )
             raise Unreached(f"{where}.target: {reason}{lift}.", reason)
 
