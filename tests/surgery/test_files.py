@@ -138,6 +138,7 @@ def broken(path, **changes):
         ({"kept": [[0, 2], [2]]}, "kept"),
         ({"backbone": {**BACKBONES["vit"], "depth": 3}}, "timm"),
         ({"sha256": "0"}, "sha256"),
+        ({"made": "by nobody"}, "made: .*dictionary"),
     ],
 )
 def test_a_json_that_disagrees_with_the_weights_is_refused_in_a_line(tmp_path, changes, word):
