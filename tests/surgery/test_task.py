@@ -22,9 +22,9 @@ from mhprobe.report.runs.run import read_run
 from mhprobe.report.several import pairs
 from mhprobe.run import builders
 from mhprobe.surgery import rounds
-from mhprobe.weights.checkpoint import as_json, load_weights
+from mhprobe.weights.checkpoint import as_json, load_weights, save_weights
 from models import images_for
-from pruned import logits, time_once
+from pruned import description, logits, network, time_once
 
 RECOVERY = ("prune.repair.per=weights", "prune.tune_epochs=1", "prune.images=60")
 
@@ -239,6 +239,14 @@ def test_a_mistake_gets_one_line_and_leaves_no_network(replies, overrides):
         assert word in line
     assert len(line) < 600
     assert not list(cwd.glob("outputs/**/pruned.*"))
+
+
+def test_weights_of_fewer_classes_than_the_data_are_refused_with_both_numbers(tmp_path):
+    weights = tmp_path / "model.safetensors"
+    save_weights(network("vit"), weights, {**description("vit"), "class_names": list("01234")})
+    cfg = config(tmp_path, f"weights={weights}", "prune=given", "prune.heads=[0]")
+    with pytest.raises(mhprobe.UserError, match=r"has 5 classes: 0, 1, 2 \.\.\.; the data has 10: 0, 1, 2 \.\.\."):
+        mhprobe.prune.run(cfg, tmp_path / "run")
 
 
 @pytest.mark.slow

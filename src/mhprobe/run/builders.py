@@ -343,8 +343,8 @@ def _loaded(cfg: Config, weights: str, data: ImageData) -> tuple[nn.Module, dict
         loaded["class_names"] = []
     if not data.unlabelled and loaded["class_names"] not in ([], list(data.class_names)):
         raise UserError(
-            f"weights: {weights} knows the classes {', '.join(loaded['class_names'][:3])} ..., the data has "
-            f"{', '.join(data.class_names[:3])} ... It was trained on data={loaded['data']}."
+            f"weights: {weights} has {len(loaded['class_names'])} classes: {', '.join(loaded['class_names'][:3])} ...; "
+            f"the data has {data.num_classes}: {', '.join(data.class_names[:3])} ... Trained on data={loaded['data']}."
         )
     described = {key: loaded[key] for key in DESCRIBES if key in loaded}
     return backbone, {**described, "data": data.source.name} if cfg.command == "train" else described
