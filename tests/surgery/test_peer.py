@@ -9,7 +9,7 @@ import mhprobe
 import mhprobe.prune
 from mhprobe.backbones import layout_of
 from mhprobe.heads import KINDS
-from models import images_for, tiny_swin, tiny_vit
+from models import images_for, tiny_swin, tiny_tokens, tiny_vit
 from pruned import logits, shown
 
 
@@ -31,6 +31,16 @@ def test_torch_pruning_removing_the_same_heads_gives_the_same_logits():
     assert torch.equal(logits(theirs, images), logits(ours, images))
     assert not torch.allclose(logits(ours, images), logits(model, images), atol=1e-4)
     assert all(torch.equal(value, theirs.state_dict()[key]) for key, value in ours.state_dict().items())
+
+
+@pytest.mark.peer
+def test_torch_pruning_is_not_asked_for_a_gated_mlp_that_it_cannot_cut():
+    pytest.importorskip("torch_pruning")
+    from mhprobe.surgery.peer import TorchPruning
+
+    model, _, images = shown(KINDS, tiny_tokens("vit_giant_patch14_dinov2"))
+    with pytest.raises(mhprobe.UserError, match=r"^torch_pruning cannot cut blocks\.0\.mlp, .* heads alone, or"):
+        TorchPruning("magnitude").choose(model, images, {"flops": 0.8})
 
 
 @pytest.mark.peer

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from timm.layers import GluMlp
 from torch import Tensor, nn
 
 from mhprobe.backbones import family_of, layout_of
@@ -54,11 +55,15 @@ class TorchPruning:
     def choose(self, model: nn.Module, images: Images, target: Mapping[str, float]) -> Tensor:
         """(A,) bool, the units that go so that at most ``target`` is left, as of ``within``. model: carries gates.
 
-        Shares of each kind have a ratio each. UserError if more is left at each ratio that is tried: it never takes a
-        whole layer.
+        Shares of each kind have a ratio each. UserError for a gated MLP that it cannot cut, and if more is left at each
+        ratio that is tried: it never takes a whole layer.
         """
         limits, layout = within(model, target).limits, layout_of(model)
         assert limits is not None
+        for site in layout.of("neuron").sites:
+            if isinstance(model.get_submodule(site.name), GluMlp):
+                why = f"torch_pruning cannot cut {site.name}, where one layer makes both halves of a gated MLP"
+                raise UserError(f"{why}. Choose among heads alone, or take another order.")
         bare = prune_heads(model, []).eval()
         fix_position_biases(bare)
         options = {"isomorphic": self.isomorphic, "round_to": self.multiple}
