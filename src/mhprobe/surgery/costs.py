@@ -117,11 +117,6 @@ def _clocked(model: nn.Module, names: Sequence[str], images: Tensor) -> list[flo
     return [now[name] for name in ("", *names)]
 
 
-def head_shares(model: nn.Module, layout: HeadLayout, images: Tensor) -> Tensor:
-    """(A,) float64, the share of the FLOPs of a forward pass that a head is. images: (B, 3, height, width)."""
-    return head_flops(model, layout).double() / count_flops(model, images[:1])
-
-
 def costs(
     model: nn.Module, layout: HeadLayout, images: Tensor, units: Collection[str], table: str | None = None,
     multiple: int = 1,
@@ -136,7 +131,7 @@ def costs(
         return lambda masks: 1 - masks.to(torch.float64) @ share_A
 
     makers: dict[str, Callable[[], Cost]] = {
-        "flops": lambda: left(head_shares(model, layout, images)),
+        "flops": lambda: left(head_flops(model, layout).double() / count_flops(model, images[:1])),
         "params": lambda: left(head_parameters(model, layout).double() / count_parameters(model)),
         "latency": lambda: latency_cost(table, model, layout, images, multiple=multiple),
         "memory": lambda: memory_cost(model, layout, images[:1]),
