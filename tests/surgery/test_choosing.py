@@ -256,6 +256,7 @@ def test_whole_layers_go_or_are_refused_with_what_fits(model, evaluate):
         ({"target": {"wings": 1}}, "heads.*wings"),
         ({"remove": 5, "min_heads_per_layer": 1}, "can't be met: .* 2 is left"),
         ({"remove": 1, "exclude_layers": [5]}, "-2 to 1, got 5"),
+        ({"remove": 1, "exclude_layers": [0, -1]}, "of 2 layers 2 are excluded, so nothing is left to mask"),
         ({"remove": 1, "units": "wing"}, "got 'wing'"),
     ],
 )

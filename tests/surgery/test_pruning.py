@@ -14,12 +14,14 @@ import mhprobe
 import runs
 from mhprobe.backbones import layout_of
 from mhprobe.data.batch import Batch
+from mhprobe.heads import KINDS
 from mhprobe.masking.by_score import ByScore
 from mhprobe.masking.fisher import Fisher
 from mhprobe.masking.parts.curve import CurveSpec, masking_curve
+from mhprobe.masking.random import Random
 from mhprobe.recording.replay import Replay
 from mhprobe.report import tables
-from mhprobe.run.pruning import MINE, Pruning, lines
+from mhprobe.run.pruning import MINE, Pruning, lines, of_pruned
 from mhprobe.scoring.cosine import Cosine
 from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.surgery import rounds
@@ -226,6 +228,18 @@ def test_a_block_whose_neurons_all_go_becomes_its_bias_and_is_named(tmp_path, ca
     found, _ = pruning._pruned(material, None, Given([*range(emptied.start, emptied.stop)]))
     assert "blocks.0.mlp: no neuron is left, so a bias alone\n" in capsys.readouterr().out
     assert found.model.blocks[0].mlp.fc2.in_features == 0 and found.difference < 1e-5
+
+
+def test_a_network_without_heads_loses_neurons_and_is_not_asked_for_heads():
+    model = network("vit")
+    heads = mhprobe.attach(model, units=KINDS).layout.of("head").num_heads
+    rest = mhprobe.prune_heads(model, [*range(heads)])
+    with pytest.raises(mhprobe.UserError, match="of 0 layers 0 are excluded, so nothing is left to mask"):
+        OnPath(Random(), remove=1).check(rest, 1)
+    layout = mhprobe.attach(rest, units=KINDS).layout
+    kept = of_pruned(prune(rest, images_of(rest), Given([0, 1])), layout)["kept_heads"]
+    assert kept.figure is None
+    assert sum(row[kept.table.columns.index("kept")] for row in kept.table.rows) == layout.num_heads - 2
 
 
 def test_a_network_that_cannot_lose_heads_is_refused_before_it_is_scored():

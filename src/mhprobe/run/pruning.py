@@ -375,6 +375,7 @@ def of_pruned(pruned: Pruned, layout: HeadLayout) -> dict[str, Result]:
     kept = tables.per_head(layout, dict.fromkeys(("value", "kept"), (~pruned.gone).long()))
     kept.columns.append("chosen_by")
     kept = kept._replace(rows=[[*row, " ".join(pruned.chosen_by)] for row in kept.rows])
-    drawn = Result(kept, kept_figure(layout, ~pruned.gone), decides="removed", drawn="kept")
+    figure = kept_figure(layout, ~pruned.gone) if layout.of("head").sites else None
+    drawn = Result(kept, figure, decides="removed", drawn="kept")
     results["kept_heads"] = drawn.saying("kept (1), removed (0)", "the head was kept")
     return results

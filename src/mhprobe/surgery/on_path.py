@@ -70,6 +70,7 @@ class OnPath:
     def check(self, model: nn.Module, rounds: int) -> None:
         """UserError for what can be seen to be impossible before the model has run on images."""
         layout = layout_of(model)
+        _steps(self.units, layout, self.exclude_layers)  # refuses unknown layers
         if self.guarantee is not None and rounds > 1:
             raise UserError(f"rounds: a guarantee is of one round, got {rounds}.")
         if self.latency_table is not None and (rounds > 1 or "latency" not in (self.target or {})):
@@ -169,7 +170,6 @@ class OnPath:
     def _units(
         self, layout: HeadLayout, loaded: HeadLayout, goal: Mapping[str, float], costs_left: Mapping[str, Cost]
     ) -> Units:
-        _steps(self.units, loaded, self.exclude_layers)  # refuses unknown layers
         excluded = {loaded.sites[number].name for number in self.exclude_layers}
         numbers = [number for number, site in enumerate(layout.sites) if site.name in excluded]  # without emptied ones
         limits = Limits(layout, self.min_heads_per_layer, targets_of(goal, layout, costs_left) if goal else ())

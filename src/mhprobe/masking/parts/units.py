@@ -76,7 +76,7 @@ def make_units(name: str, layout: HeadLayout, exclude_layers: Sequence[int] = ()
         raise UserError(f"exclude_layers: expected layers, each once, got {quoted(list(exclude_layers))}.")
     layers = [i for i in range(count) if i not in excluded]
     if not layers:
-        raise UserError(f"exclude_layers: all {count} layers are excluded, nothing is left to mask. Leave one out.")
+        raise UserError(f"exclude_layers: of {count} layers {len(excluded)} are excluded, so nothing is left to mask.")
     return UNITS[name](layout, layers)
 
 
