@@ -172,7 +172,6 @@ def _spec(order: Any, order_options: Mapping[str, Any], **settings: Any) -> Curv
     if isinstance(layers := settings["exclude_layers"], Iterable) and not isinstance(layers, str):
         settings["exclude_layers"] = list(layers)
     refuse_misfits(masking_curve, {**settings, "order": order}, "masking_curve")
-    one_of("masking_curve", "fill", settings["fill"], FillName)
     try:
         chosen = order_named(order, **order_options)
     except TypeError as error:  # an option that the order has not, or of another type than it can compare
