@@ -65,7 +65,7 @@ class Description(BaseModel):
     proj_bias: Literal["keep", "drop"] | None = None
     chosen_by: Annotated[list[Annotated[str, Field(max_length=100)]], Field(max_length=1000)] | None = None
     timm: dict[str, Any] | None = None
-    made: dict[str, Any] = {}
+    origin: dict[str, Any] = Field({}, alias="made")
 
 
 def checked(description: Any, where: Path) -> dict[str, Any]:
