@@ -15,15 +15,17 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 import hydra
 import pytest
 import torch
+from hydra.utils import get_class
 from torch import Tensor, nn
 
 import mhprobe
 import spawned
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, types_of
 from mhprobe.gates.hard_concrete import HardConcreteGates
 from mhprobe.heads import (
     Ablation,
@@ -355,6 +357,14 @@ def test_without_a_valid_image_it_says_so(name, case):
         measure.compute()
     with pytest.raises(UserError, match="no valid images"):
         measure.columns()
+
+
+def test_an_option_whose_names_are_listed_refuses_another(name, case):
+    make = get_class(members("measure")[name]["_target_"])
+    for option, hint in types_of(make).items():
+        if Literal in (get_origin(hint), *map(get_origin, get_args(hint))):
+            with pytest.raises(UserError, match=rf"{option}.*got 'nonsense'"):
+                make(case.layout, **{option: "nonsense"})
 
 
 def test_outputs_that_are_not_finite_are_an_error_and_no_number(name, case):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mhprobe.errors import one_of, whole_number
+from mhprobe.errors import whole_number
 from mhprobe.heads import KINDS, Ablation, FillName, HeadBatch, HeadLayout
 from mhprobe.measures.base import counts, mean_of
 from mhprobe.measures.parts.losses import Paired, PerClass, labels_of
@@ -61,7 +61,6 @@ class AblationDelta(PerClass, Paired):
     class_won: Tensor = counts("A", "C")  # right without it only
 
     def __init__(self, layout: HeadLayout, fill: FillName = "zero", bins: int = 0, **kwargs: Any) -> None:
-        one_of("ablation_delta", "fill", fill, FillName)
         whole_number("ablation_delta: bins", bins)
         self.of_units = frozenset(KINDS) if bins else self.of_units
         counts = [site.num_heads if site.kind == "head" else min(bins or 1, site.num_heads) for site in layout.sites]

@@ -97,7 +97,7 @@ class Measure(Metric):
     images: Tensor = counts()  # valid images
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """UserError for an option of another type than the class says: 1.5 draws, True for 1, NaN."""
+        """UserError for an option that the class does not allow: another name, 1.5 draws, True for 1, NaN."""
         measure = super().__new__(cls)
         refuse_misfits(cls, kwargs, measure.name, args)
         return measure

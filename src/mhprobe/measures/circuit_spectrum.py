@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError, one_of
+from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadWeights
 from mhprobe.measures.base import OfWeights, sums
 from mhprobe.stats.significance import Z95
@@ -52,7 +52,6 @@ class CircuitSpectrum(OfWeights):
 
     def __init__(self, layout: HeadLayout, of: Circuit = "qk", **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
-        one_of(self.name, "of", of, Circuit)
         self.of = of
         self.label = f"{of.upper()}: like with like, mean cosine"
         widest = max(site.head_dim for site in layout.sites)

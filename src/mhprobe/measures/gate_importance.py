@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError, one_of, quoted
+from mhprobe.errors import UserError, quoted
 from mhprobe.heads import KINDS, HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure, counts, sums
 from mhprobe.measures.parts.losses import gate_slopes, token_slopes
@@ -66,8 +66,6 @@ class GateImportance(Measure):
         self, layout: HeadLayout, abs_at: AbsAt = "image", power: int = 1, normalize: Normalize = "none", **kwargs: Any
     ) -> None:
         super().__init__(layout, **kwargs)
-        one_of(self.name, "abs_at", abs_at, AbsAt)
-        one_of(self.name, "normalize", normalize, Normalize)
         if power not in (1, 2):
             raise UserError(f"{self.name}: power is 1 (absolute value) or 2 (square), got {quoted(power)}.")
         self.abs_at, self.power, self.normalize = abs_at, power, normalize

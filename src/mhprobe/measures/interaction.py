@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mhprobe import ranks
-from mhprobe.errors import UserError, one_of, whole_number
+from mhprobe.errors import UserError, whole_number
 from mhprobe.heads import Ablation, HeadBatch, HeadLayout, Need
 from mhprobe.measures.base import Measure, sums
 from mhprobe.measures.parts.losses import gate_slopes, outcomes_of
@@ -59,7 +59,6 @@ class Interaction(Measure):
         **kwargs: Any,
     ) -> None:
         super().__init__(layout, **kwargs)
-        one_of(self.name, "which", which, Which)
         if heads is not None and pairs is not None:
             raise UserError("interaction: give heads (all pairs among them) or pairs (exactly these), not both.")
         if heads is None and pairs is None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mhprobe.errors import UserError, one_of
+from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures.cka import linear_cka
 from mhprobe.measures.parts.folds import Rows
@@ -52,8 +52,6 @@ class LayerSimilarity(Similarity):
         folds: int = 8,
         **kwargs: Any,
     ) -> None:
-        one_of(self.name, "of", of, Of)
-        one_of(self.name, "method", method, Method)
         self.label = f"{'SVCCA' if method == 'svcca' else 'linear CKA'} of {of}"
         super().__init__(layout, self.grouped(layout), folds=folds, **kwargs)
         if not 0 < variance <= 1:

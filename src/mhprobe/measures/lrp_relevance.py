@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError, one_of
+from mhprobe.errors import UserError
 from mhprobe.heads import KINDS, HeadBatch, HeadLayout, Relevance
 from mhprobe.measures.base import sums
 from mhprobe.measures.parts.image_sums import MeanOverImages
@@ -55,7 +55,6 @@ class LRPRelevance(MeanOverImages):
         **kwargs: Any,
     ) -> None:
         super().__init__(layout, **kwargs)
-        one_of(self.name, "target", target, Target)
         if gamma < 0 or epsilon <= 0:
             raise UserError(f"lrp_relevance: expected gamma >= 0 and epsilon > 0, got {gamma} and {epsilon}.")
         self.rule = Relevance(target, float(gamma), float(epsilon))

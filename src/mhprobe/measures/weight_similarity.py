@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mhprobe.errors import one_of
 from mhprobe.heads import HeadLayout, HeadWeights
 from mhprobe.measures.base import OfWeights, sums
 from mhprobe.measures.parts.pairs import Pairs, flat_heads, groups, refuse_unlike, warn_duplicates
@@ -51,8 +50,6 @@ class WeightSimilarity(OfWeights):
         self, layout: HeadLayout, pairs: Pairs = "layer", of: Of = "ov", by: By = "cosine", **kwargs: Any
     ) -> None:
         super().__init__(layout, **kwargs)
-        one_of(self.name, "of", of, Of)
-        one_of(self.name, "by", by, By)
         self.groups = groups(self.name, layout, pairs)
         self.pairs, self.of, self.by = pairs, of, by
         self.label = f"{by} of {of.upper() if len(of) == 2 else of} weights"

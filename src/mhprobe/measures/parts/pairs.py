@@ -18,7 +18,7 @@ from torch import Tensor
 from torchmetrics.utilities import rank_zero_warn
 
 from mhprobe import ranks
-from mhprobe.errors import UserError, one_of, whole_number
+from mhprobe.errors import UserError, whole_number
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure, MeasureWarning
 from mhprobe.measures.parts.folds import Folds, Null, Rows, declare, declared, sums_of
@@ -77,7 +77,6 @@ class Similarity(Measure):
         **kwargs: Any,
     ) -> None:
         super().__init__(layout, **kwargs)
-        one_of(self.name, "null", null, Null)
         for option, got, least in (("null_draws", null_draws, 1), ("folds", folds, 2)):
             whole_number(f"{self.name}: {option}", got, least)
         if null != "images":
@@ -242,7 +241,6 @@ class PairMeasure(Similarity):
 
     def __init__(self, layout: HeadLayout, pairs: Pairs = "layer", tokens: Tokens = "all", **kwargs: Any) -> None:
         super().__init__(layout, groups(self.name, layout, pairs), **kwargs)
-        one_of(self.name, "tokens", tokens, Tokens)
         self.pairs = pairs
         if tokens == "patches":
             self.skipped = [layout.sites[sites[0]].prefix_tokens for sites in self.groups]
@@ -272,7 +270,6 @@ class PairMeasure(Similarity):
 
 def groups(name: str, layout: HeadLayout, pairs: Pairs) -> tuple[tuple[int, ...], ...]:
     """Site numbers, by groups that are compared. Raises UserError for an unknown ``pairs``."""
-    one_of(name, "pairs", pairs, Pairs)
     key = {"layer": lambda s: s, "stage": lambda s: layout.sites[s].stage, "all": lambda s: 0}[pairs]
     return tuple(tuple(sites) for _, sites in itertools.groupby(range(len(layout.sites)), key))
 
