@@ -1,6 +1,9 @@
 """Numbers as people write them."""
 
+from collections.abc import Callable
 from typing import SupportsFloat
+
+Form = Callable[[float, int], str]  # writes a number in so many significant digits
 
 
 def rounded(value: SupportsFloat, digits: int = 2) -> str:
@@ -12,14 +15,18 @@ def rounded(value: SupportsFloat, digits: int = 2) -> str:
     return f"{float(f'{float(value):.{digits}g}'):.{max(6, digits)}g}"
 
 
+def digits_apart(low: float, high: float, least: int = 2, form: Form = rounded) -> int | None:
+    """Return the fewest digits, ``least`` or more, in which two numbers read unlike; None for equal numbers."""
+    return next((digits for digits in range(least, 16) if form(low, digits) != form(high, digits)), None)
+
+
 def with_interval(value: float, low: float, high: float) -> str:
     """Return a number with its interval, in as many digits as tell the ends apart; without one that has no width.
 
     >>> with_interval(3.0, 2.9, 3.1), with_interval(117.3, 116.3, 118.3), with_interval(0.5, 0.5, 0.5)
     ('3 (2.9 to 3.1)', '117 (116 to 118)', '0.5')
     """
-    digits = next((some for some in range(2, 16) if rounded(low, some) != rounded(high, some)), None)
-    if digits is None:
+    if (digits := digits_apart(low, high)) is None:
         return rounded(value)
     return f"{rounded(value, digits)} ({rounded(low, digits)} to {rounded(high, digits)})"
 

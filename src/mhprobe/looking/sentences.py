@@ -18,7 +18,7 @@ from mhprobe.backbones import attach
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
-from mhprobe.io.written import counted, percent, rounded
+from mhprobe.io.written import Form, counted, digits_apart, percent, rounded
 from mhprobe.measures.attention_distance import AttentionDistance
 from mhprobe.measures.base import Measure, MeasureWarning
 from mhprobe.measures.cka import CKA
@@ -47,7 +47,6 @@ SHUFFLES = 2000
 WAYS = (("up", "down"), ("left", "right"))
 
 Columns = Mapping[str, Tensor]
-Form = Callable[[float, int], str]  # of a number, with so many digits
 Kinds = Mapping[str, Callable[[HeadLayout], Measure]]
 
 
@@ -399,10 +398,10 @@ def measured(columns: Columns, at: int | tuple[int, int], form: Form, *against: 
 
     digits: at least so many; more where they tell the ends of the interval apart.
     """
-    ends = [float(columns[name][at]) for name in ENDS]
-    digits = next((some for some in range(digits, 16) if form(ends[1], some) != form(ends[2], some)), digits)
-    value, low, high = (form(end, digits) for end in ends)
-    return f"{value} ({'; '.join([f'95 % interval {low} to {high}', *against])})"
+    value, low, high = (float(columns[name][at]) for name in ENDS)
+    digits = digits_apart(low, high, digits, form) or digits
+    interval = f"95 % interval {form(low, digits)} to {form(high, digits)}"
+    return f"{form(value, digits)} ({'; '.join([interval, *against])})"
 
 
 def head_name(layout: HeadLayout, head: int) -> str:
