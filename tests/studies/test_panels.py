@@ -44,6 +44,7 @@ from mhprobe.studies.panels.maps import auc_interval, hottest, judged
 from mhprobe.studies.panels.masking import cells, kinds, phases
 from mhprobe.studies.panels.relations import RELATIONS, Queries, answers, offset_words, probe, right_keys, summary
 from mhprobe.studies.panels.two_views import between, other_way
+from mhprobe.studies.voita import Fitted
 from models import images_for, labels_for, tiny_swin, tiny_vit
 
 
@@ -235,7 +236,7 @@ def test_a_table_stays_where_its_figure_has_the_same_name():
 def test_voitas_two_arms_are_compared_image_by_image():
     pruned = torch.tensor([True] * 70 + [False] * 30)
     scratch = torch.tensor([True] * 60 + [False] * 10 + [True] * 2 + [False] * 28)
-    arms = [({"gates/binary_accuracy": 0.69, "test/accuracy": a}, b) for a, b in ((0.7, pruned), (0.62, scratch))]
+    arms = [Fitted({"gates/binary_accuracy": 0.69, "test/accuracy": a}, b) for a, b in ((0.7, pruned), (0.62, scratch))]
     row = voita._compared(3, *arms, 5, 5)
     assert (row.pruned, row.pruned_gates_as_learned, row.scratch) == (0.69, 0.7, 0.62)
     assert row.delta == pytest.approx(-0.08) and row.delta_low < row.delta < row.delta_high < 0

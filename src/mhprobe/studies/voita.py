@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from mhprobe.run.schema import Config
     from mhprobe.stats.survival import Survivors
 
-    # metrics of a trained model, and its right test images with gates of exactly 0 and 1, (N,) bool
-    Fitted = tuple[dict[str, float], Tensor]
-
 
 class Row(NamedTuple):
     """One number of heads. Accuracies on the test images; pruned: with gates of exactly 0 and 1.
@@ -43,6 +40,13 @@ class Row(NamedTuple):
     delta_high: float | str = ""
     p: float = math.nan
     p_holm: float | str = ""
+
+
+class Fitted(NamedTuple):
+    """Metrics of a trained model, and its right test images with gates of exactly 0 and 1."""
+
+    metrics: dict[str, float]
+    right: Tensor  # (N,) bool
 
 
 def run(cfg: Config, folder: Path) -> None:
@@ -95,10 +99,9 @@ def run(cfg: Config, folder: Path) -> None:
 def _compared(heads: int, pruned: Fitted, scratch: Fitted, learned: int | str, epochs: int) -> Row:
     from mhprobe.stats.significance import paired
 
-    (metrics, right), (new, right_new), name = pruned, scratch, "test/accuracy"
-    test = paired(right, right_new)
-    tested = test.difference, test.low, test.high, test.p
-    return Row(heads, metrics["gates/binary_accuracy"], metrics[name], new[name], learned, epochs, *tested)
+    test, binary = paired(pruned.right, scratch.right), pruned.metrics["gates/binary_accuracy"]
+    gates, new = (arm.metrics["test/accuracy"] for arm in (pruned, scratch))
+    return Row(heads, binary, gates, new, learned, epochs, test.difference, test.low, test.high, test.p)
 
 
 def fit(cfg: Config, folder: Path) -> Fitted:
@@ -122,7 +125,7 @@ def fit(cfg: Config, folder: Path) -> Fitted:
     on = gates.kept(cfg.gates.keep, cfg.gates.threshold) if learned else gates.effective()
     with gates.fixed(on.float()):
         counted = tally(model.eval(), data.batches("test", model.device), data.sizes["test"])
-    return report.metrics, counted["right"].cpu()
+    return Fitted(report.metrics, counted["right"].cpu())
 
 
 def write(
