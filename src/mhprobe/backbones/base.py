@@ -34,7 +34,8 @@ class DirectPath(NamedTuple):
 
     between: for each of ``Family.blocks`` the module in front of it that merges fields of 2 x 2 tokens, (B, rows,
     columns, C), or None. norm: behind the last block, per token. pool: a fixed sum over tokens, (B, T, C) in raster
-    order -> (B, C), for any C. head: (B, C) -> logits. All are linear, but for norms and biases. grids: of each block.
+    order -> (B, C), for any C. head: (B, C) -> logits. All are linear, but for norms and biases. grids: of each
+    block the (rows, columns) of its tokens; empty where no module merges tokens.
     """
 
     between: tuple[Callable[[Tensor], Tensor] | None, ...]

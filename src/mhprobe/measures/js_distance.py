@@ -54,7 +54,7 @@ class JSDistance(MeanOverImages):
     kind = "pairwise"
     of_pairs = True  # above the diagonal: JS over queries, queries
     larger = "the two heads look at different places"
-    empty = "ratio and p need pairs within and between layers (pairs=stage or all), a null two different images"
+    empty = "ratio and p need pairs within and between layers (pairs=stage or all); null needs two unlike images"
     alike = "smallest"
     within = SHARE
     also = ("embedding",)

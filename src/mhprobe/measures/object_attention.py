@@ -55,7 +55,7 @@ class ObjectAttention(OfAttention):
     within = SHARE
     label = "share of patches whose argmax key is on an object"
     larger = "the patch that is looked at most lies on an object more often"
-    empty = f"{OfAttention.empty}, no patch can meet a relation, or a half of the images has too few"
+    empty = f"{OfAttention.empty}, no patch can meet a relation, or in half of the images too few can"
     also = ("relations",)
 
     dealt: Tensor = counts(2)  # images of each half

@@ -224,7 +224,10 @@ def _metrics(values: Mapping[str, Any], unread: list[str]) -> dict[str, float | 
 
 
 def jobs(folder: Path, holding: str = "metrics.json") -> list[Path]:
-    """Return the runs in the folder of a sweep or a study that hold such a file, by their numbers, without links."""
+    """Return the runs in the folder of a sweep or a study, in the order of their numbers, without links.
+
+    holding: file or folder that a run must have; the usual one is there once a run has finished.
+    """
     inside = [path.parent for path in Path(folder).glob(f"*/{holding}") if not path.parent.is_symlink()]
     return sorted(inside, key=lambda run: (len(run.name), run.name))
 
