@@ -41,10 +41,10 @@ class Look(NamedTuple):
         return "\n".join(sentence.text for sentence in self.sentences)
 
     def _repr_html_(self) -> str:
-        return (
-            f'<iframe title="look" sandbox="allow-scripts" style="width:100%;height:{TALL}px;border:0" '
-            f'srcdoc="{html.escape(self.page)}"></iframe>'
-        )
+        # In ASCII alone: read in another encoding, its scripts would not have the hashes that the page allows.
+        page = html.escape(self.page).encode("ascii", "xmlcharrefreplace").decode()
+        frame = f'title="look" sandbox="allow-scripts" style="width:100%;height:{TALL}px;border:0"'
+        return f'<iframe {frame} srcdoc="{page}"></iframe>'
 
 
 def look(
