@@ -11,10 +11,12 @@ import torch
 
 import mhprobe
 import mhprobe.mask
+import mhprobe.probe
 import mhprobe.prune
 import runs
 from data_sets import encoded, write_zip
 from mhprobe.backbones import layout_of
+from mhprobe.errors import UserError
 from mhprobe.io.tensors import read_outcomes
 from mhprobe.report.html.kept import maps
 from mhprobe.report.runs import atlas
@@ -136,6 +138,18 @@ def test_a_pruned_file_is_a_weights_file_for_pruning_again(trained, tmp_path):
         weights = folder / "pruned.safetensors"
         seen.append(json.loads(weights.with_suffix(".json").read_text())["kept"])
     assert seen == [{"blocks.0.attn": [1, 2], "blocks.1.attn": [0, 2]}, {"blocks.0.attn": [2], "blocks.1.attn": [0, 2]}]
+
+
+@pytest.mark.slow
+def test_a_network_that_lost_all_heads_has_none_to_measure_or_to_mask(trained, tmp_path):
+    """It reads "max() arg is an empty sequence", or that 0 of 0 layers are excluded, otherwise."""
+    weights, half = trained.folder / "model.safetensors", "prune.target={head: 0, neuron: 0.5}"
+    units = ("gates.units=[head,neuron]", "prune=order", half, "prune.images=60")
+    mhprobe.prune.run(config(tmp_path, f"weights={weights}", *units), tmp_path / "a")
+    for command in (mhprobe.probe, mhprobe.mask):
+        cfg = runs.config(command.__name__.split(".")[-1], tmp_path, f"weights={tmp_path / 'a' / 'pruned.safetensors'}")
+        with pytest.raises(UserError, match=r"this network has no heads left.*gates.units=\[neuron\]"):
+            command.run(cfg, tmp_path / "b")
 
 
 @pytest.mark.slow

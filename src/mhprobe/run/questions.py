@@ -87,12 +87,15 @@ def material(cfg: Config, model: GatedClassifier, data: ImageData) -> Material:
     where = "paper.measure" if cfg.paper else "evidence.measure" if study else "measure"
     section, probe = study or cfg, cfg.probe
     parts = (section.measure or {}) if study or probe else {}
+    curves = section.masking
+    if (parts or (curves and curves.curves)) and not model.gates.layout.sites:
+        raise UserError("weights: this network has no heads left. To measure its neurons: gates.units=[neuron].")
     built = builders.measures(parts, model.gates.layout, where)
     unfit = {name: error for name, error in built.items() if isinstance(error, UserError)}
     if unfit and not study:
         without = " ".join(f"~{where}.{name}" for name in unfit)
         raise UserError(f"{next(iter(unfit.values()))} To go on without: {without}.")
-    curves, control = section.masking, bool(parts) and (cfg.control if study else probe and probe.control)
+    control = bool(parts) and (cfg.control if study else probe and probe.control)
     return Material(
         model.gates.layout,
         model,
