@@ -122,3 +122,8 @@ def test_wrong_options_are_refused_in_one_line(options, words):
     with pytest.raises(UserError, match=words) as error:
         Interaction(LAYOUT, **options)
     assert "\n" not in str(error.value)
+
+
+def test_a_network_of_one_head_is_told_which_head_it_has():
+    with pytest.raises(UserError, match=r"two heads to pair, got heads=\[0\]"):
+        Interaction(mhprobe.attach(tiny_vit(num_heads=1, depth=1)).layout)

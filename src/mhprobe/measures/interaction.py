@@ -69,7 +69,7 @@ class Interaction(Measure):
         chosen = first if heads is None else sorted(layout.indices(heads, "interaction: heads"))
         named = list(itertools.combinations(chosen, 2)) if pairs is None else _checked_pairs(pairs)
         if not named:
-            raise UserError(f"interaction: expected at least two heads to pair, got heads={heads}, pairs={pairs}.")
+            raise UserError(f"interaction: expected at least two heads to pair, got heads={[*chosen]}, pairs={pairs}.")
         layout.indices(sorted({head for pair in named for head in pair}), "interaction: pairs")
         self._look_at(named)
         for name, size in (("total", self.pairs), ("square", self.pairs), ("both", self.pairs), ("alone", self.heads)):
