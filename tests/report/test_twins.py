@@ -8,7 +8,7 @@ import torch
 from drawn import assert_nothing_is_clipped
 from layouts import LAYOUTS
 from mhprobe.report import twins
-from mhprobe.report.figures import attention, style
+from mhprobe.report.figures import attention
 
 
 def spectra(layout, size):
@@ -67,14 +67,6 @@ def test_marks_of_a_colour_bar_keep_their_words():
     words = [text.get_text() for text in alone.axes[1].get_yticklabels()]
     assert "1/2" in words
     assert [text.get_text() for text in figure.subfigs[1].axes[1].get_yticklabels()] == words
-
-
-def test_each_of_the_two_is_drawn_once(monkeypatch):
-    placed, place = [], style.place
-    monkeypatch.setattr(style, "place", lambda *at: placed.append(at) or place(*at))
-    layout = LAYOUTS["vit"]
-    figure = twins.draw("spectrum", layout, spectra(layout, 1.0), "slope", control=spectra(layout, 0.5))
-    assert len(placed) == sum(len(part.axes) for part in figure.subfigs)
 
 
 def test_without_a_control_the_figure_stands_alone():

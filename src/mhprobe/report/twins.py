@@ -40,7 +40,7 @@ def draw(
     if control is None or kinds()[kind].draws_control:
         return of(columns)()
     shown = {"as measured": of(columns), "the same, freshly initialised": of(control)}
-    sizes = [style.size_of(draw) for draw in shown.values()]
+    sizes = [style.inches(draw()) for draw in shown.values()]  # a figure says its size when it is drawn
     wide, tall = max(size[0] for size in sizes), sum(size[1] + _STRIP for size in sizes)
     with style.canvas((wide, tall)) as figure:
         ratios = [part for size in sizes for part in (_STRIP, size[1])]

@@ -19,7 +19,7 @@ from matplotlib import colormaps, rc_context, rcParams
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
-from matplotlib.figure import Figure, FigureBase
+from matplotlib.figure import Figure, FigureBase, SubFigure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
@@ -145,34 +145,17 @@ def _shrink(figure: Figure, by: float) -> None:
 def canvas(size: tuple[float, float]) -> Iterator[Figure]:
     """Open a figure of (width, height) inches with the common look."""
     with rc_context(STYLE):
-        room = _room.get()
-        yield room(size) if callable(room) else room
+        yield _room.get() or Figure(figsize=size)
 
 
-_room = contextvars.ContextVar[Any]("room", default=lambda size: Figure(figsize=size))
+_room = contextvars.ContextVar[Any]("room", default=None)
 
 
-def drawn_on(room: Any, draw: Callable[[], Figure]) -> Figure:
-    """Return ``draw()``, whose ``canvas`` is ``room``: a part of a figure, or a function that is given the size."""
+def drawn_on(room: SubFigure, draw: Callable[[], Figure]) -> Figure:
+    """Return ``draw()``, whose ``canvas`` is a part of a figure."""
     context = contextvars.copy_context()
     context.run(_room.set, room)
     return context.run(draw)
-
-
-class _Opened(Exception):
-    """Ends a drawing whose size is known. args: the size."""
-
-
-def size_of(draw: Callable[[], Figure]) -> Pair:
-    """Return the size of the ``canvas`` that a function opens, inches. It draws nothing."""
-
-    def end(size: Pair) -> None:
-        raise _Opened(size)
-
-    try:
-        return inches(drawn_on(end, draw))
-    except _Opened as opened:
-        return opened.args[0]
 
 
 def inches(figure: FigureBase) -> tuple[float, float]:
