@@ -16,6 +16,7 @@ from test_measures import LAYOUT, MEASURES, build, random_batch, selected
 from torch import Tensor
 
 import mhprobe
+from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite, Patching
 from mhprobe.measures.attention_range import AttentionRange
 from mhprobe.measures.base import Measure
@@ -357,10 +358,24 @@ def test_an_interval_that_few_images_cannot_have_is_said_beside_the_table(kind, 
     material = SimpleNamespace(names=["it"], slopes_of="loss", about=lambda _: measure, control=lambda _: None)
     material.columns = lambda _: columns
     for part in measured(material).values():
-        said = (
-            f"image{'s' * (count > 1)} gave no interval (low, high): that of a mean takes 2, that of a similarity or a"
-        )
+        said = f"image{'s' * (count > 1)} gave no low, high: the interval of a mean, a test and a chance level take 2"
         assert (said in part.about and "which 13 images nearly always fill" in part.about) == few
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_every_column_that_one_image_leaves_empty_is_named_beside_the_table(name):
+    measure = selected(build(name, LAYOUT))
+    measure.update(random_batch(range(1), needs=measure.needs))
+    try:
+        columns = measure.columns()
+    except UserError as refused:
+        assert "more images" in str(refused) or "of 1 images" in str(refused)
+        return
+    material = SimpleNamespace(names=["it"], slopes_of="loss", about=lambda _: measure, control=lambda _: None)
+    material.columns = lambda _: columns
+    about = measured(material)["it"].about
+    empty = [key for key, column in columns.items() if column.isnan().all() and key not in about]
+    assert set(empty) <= (set() if columns["value"].isfinite().any() else {"low", "high"})
 
 
 @pytest.mark.parametrize(

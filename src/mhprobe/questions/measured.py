@@ -58,19 +58,21 @@ def measured(
             drawn={f"_{kind}": kind for kind in drawn} or None,
             options={kind: {**(options or {}), **(options_of or {}).get(kind, {})} for kind in shown},
         )
-        notes = _without_interval(columns) + _without_number(about, columns)
+        notes = _of_few_images(about, columns) + _without_number(about, columns)
         results |= {key: part._replace(about=part.about + notes) for key, part in parts.items()}
     return results
 
 
-def _without_interval(columns: Mapping[str, Tensor]) -> str:
-    """A sentence on columns of a measure whose low and high are empty for want of images; "" for others."""
+def _of_few_images(about: Measure, columns: Mapping[str, Tensor]) -> str:
+    """A sentence on columns of a measure that are empty for want of images; "" for others."""
     images = int(columns.get("images", ENOUGH))
     if images >= ENOUGH or "low" not in columns or not (columns["low"].isnan() & columns["value"].isfinite()).any():
         return ""
+    more = [] if about.empty else [name for name, of in columns.items() if of.isnan().all()]
+    names = ", ".join(dict.fromkeys(["low", "high", *more]))
     return (
-        f" {counted(images, 'image')} gave no interval (low, high): that of a mean takes 2, that of a similarity or a "
-        f"range {FEWEST} of {FOLDS} folds, which {ENOUGH} images nearly always fill."
+        f" {counted(images, 'image')} gave no {names}: the interval of a mean, a test and a chance level take 2, the "
+        f"interval of a similarity or a range {FEWEST} of {FOLDS} folds, which {ENOUGH} images nearly always fill."
     )
 
 
