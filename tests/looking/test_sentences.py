@@ -175,6 +175,8 @@ def test_what_could_not_be_told_says_with_how_many_photographs_it_could():
     assert claim.needed[3] == 31  # 12 photographs reach .16 far; .1 needs (.16 / .1)^2 = 2.56 times as many
     assert claim.needed[1].isnan() and claim.needed[2].isnan() and claim.sure.tolist() == [False, True, False, False]
     assert "which heads look at what is salient" in last  # no masks
+    close = sentences(by_hand(torch.tensor([9.7001, 5.0, 5.0, 5.0]), 10.0, spread=0.16))[-1].text
+    assert "(more than 10,000 photographs would tell)" in close and "about 10,000" not in close  # 30 millions
     assert "2 more heads may or may not look nearly" not in sentences(by_hand(values, 10.0, spread=0.01))[-1].text
 
 

@@ -434,7 +434,9 @@ def _untold(claims: Sequence[Claim], silent: Sequence[str], facts: Facts) -> lis
     for claim in claims if facts.images > 1 else ():
         if len(undecided := claim.needed[~claim.needed.isnan()]):
             half = "" if len(undecided) == 1 else " for half of them"
-            hint = f"about {int(min(undecided.median().item(), 10_000)):,} photographs would tell{half}"
+            needed = undecided.median().item()
+            number = f"about {int(needed):,}" if needed <= 10_000 else "more than 10,000"
+            hint = f"{number} photographs would tell{half}"
             parts.append(f"{counted(len(undecided), 'more head')} may or may not {claim.what} ({hint})")
     parts += silent
     photographs = counted(facts.images, "photograph")
