@@ -142,8 +142,11 @@ def test_a_choice_on_the_test_images_is_said_to_flatter(tmp_path):
     assert "which flatters" in " ".join(words.result(run, [], []))
 
 
-def headline(folder: Path, steps: int, within: float, low: float) -> str:
-    """Of a curve whose first step masks ``steps`` heads; low: of the interval of the head that is missed most."""
+def headline(folder: Path, steps: int, within: float, low: float, up: float = 1.0) -> str:
+    """Of a curve whose first step masks ``steps`` heads.
+
+    low: of the interval of the head that is missed most; up: how far each interval reaches above its head's value.
+    """
     report = Report(folder, layout())
     splits = ("validation", "test")
     points = [row("greedy", split, k, list(range(k * steps)), 0.9 - 0.2 * k) for split in splits for k in range(3)]
@@ -151,7 +154,7 @@ def headline(folder: Path, steps: int, within: float, low: float) -> str:
     totals = [{"curve": "greedy", "split": split, "heads_within_1_point": within} for split in splits]
     add_rows(report, "masking_totals", totals, "totals")
     rise = torch.arange(12.0).double()
-    columns = {"value": rise, "low": rise - 11 + low, "high": rise + 1}
+    columns = {"value": rise, "low": rise - 11 + low, "high": rise + up}
     add_measure(report, "alone", "per_head", columns, masks=True)
     run = read_run(folder)
     return words.result(run, atlas.heads(run), atlas.measures(run))[0]
@@ -159,8 +162,11 @@ def headline(folder: Path, steps: int, within: float, low: float) -> str:
 
 def test_the_headline_says_how_many_heads_can_go_and_which_is_missed(tmp_path):
     assert headline(tmp_path / "a", 1, 1.0, 0.5) == (
-        "1 of 12 heads can go within one point of accuracy; block 2, head 3 is missed most."
+        "1 of 12 heads can go within one point of accuracy; block 2, head 3 is missed most (11 others may be missed as "
+        "much)."
     )
+    # intervals that do not meet: heads are one apart
+    assert headline(tmp_path / "d", 1, 1.0, 10.9, 0.5).endswith("; block 2, head 3 is missed most.")
     # a curve that ends before accuracy falls does not say how many more could go
     assert headline(tmp_path / "c", 1, 2.0, 0.5).startswith("At least 2 of 12 heads can go within one point")
     # control: a loss that may not rise at all is not missed

@@ -178,12 +178,14 @@ def _can_go(run: Run, heads: int) -> list[str]:
 
 
 def _missed(heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list[str]:
-    """Name the head whose masking alone raises the loss most, if significantly."""
+    """Name the head whose masking alone raises the loss most, if significantly, and count those that may do as much."""
     alone = next((measure for measure in measures if measure["masks"] and measure["low"] is not None), None)
     order = by_size(alone) if alone else []
-    if not alone or not order or (alone["low"][order[0]] or 0) <= 0:
+    if not alone or not order or (low := alone["low"][order[0]] or 0) <= 0:
         return []
-    return [f"{head_name(heads, order[0])} is missed most"]
+    close = sum(high is None or high >= low for high in (alone["high"][flat] for flat in order[1:]))
+    as_much = f" ({counted(close, 'other')} may be missed as much)" if close else ""
+    return [f"{head_name(heads, order[0])} is missed most{as_much}"]
 
 
 def _masking(run: Run) -> list[str]:
