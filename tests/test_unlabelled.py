@@ -70,6 +70,17 @@ def test_a_feature_extractor_s_features_are_no_logits():
         mhprobe.measure(model, [(pictures(model), labels_for(COUNT))], [mhprobe.measures.GateImportance])
 
 
+def test_features_of_a_compiled_model_are_no_logits_either():
+    model = loud(num_classes=0)
+    images, measures = pictures(model), [mhprobe.measures.GateImportance]
+    expected = mhprobe.measure(model, [images], measures)["gate_importance"]
+    compiled = torch.compile(model, backend="eager")
+    found = mhprobe.measure(compiled, [images], measures)["gate_importance"]
+    assert torch.equal(found, expected) and found.label == expected.label
+    curves = [mhprobe.masking_curve(either, [images], "layer", steps=1) for either in (model, compiled)]
+    assert curves[1][1]["loss"] == pytest.approx(curves[0][1]["loss"], rel=1e-9)
+
+
 def test_measures_that_need_labels_are_left_out_with_a_word():
     model = loud()
     wanted = [mhprobe.measures.GateImportance, mhprobe.measures.AblationDelta, mhprobe.measures.Entropy]

@@ -96,8 +96,8 @@ def gives_features(model: nn.Module) -> bool:
 
 
 def puts_out_features(model: nn.Module) -> bool:
-    """Return True if ``model`` itself gives features; a module around a backbone may have a classifier."""
-    return backbone_of(model) is model and gives_features(model)
+    """Return True if ``model`` gives features, compiled or not; another module around it may have a classifier."""
+    return backbone_of(model) is getattr(model, "_orig_mod", model) and gives_features(model)
 
 
 def backbone_of(model: nn.Module) -> nn.Module:
