@@ -166,3 +166,14 @@ def test_a_block_that_lost_all_heads_keeps_its_stream_and_a_stage_that_did_has_n
     alone = OutputFrequency(HeadLayout(layout.sites, (layout.blocks[0], elsewhere, layout.blocks[2])))
     alone.update(batch)
     assert alone.columns()["variance"].isnan().any(1).tolist() == [False, True, False]
+
+
+def test_inside_somebody_s_autocast_it_says_the_same():
+    model = tiny_vit()
+    layout = mhprobe.attach(model).layout
+    batch = mhprobe.record(model, images_for(model, 4), needs=OutputFrequency.needs)
+    expected = columns(layout, batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = columns(layout, batch)
+    for name, column in expected.items():
+        assert torch.equal(got[name], column), name

@@ -136,7 +136,8 @@ class Measure(Metric):
     def update(self, batch: HeadBatch) -> None:
         """Add one batch: count its valid images, and call ``add`` if there are any."""
         if batch.valid.any():
-            self.add(batch)
+            with torch.autocast(batch.valid.device.type, enabled=False):  # a sum keeps its digits in one
+                self.add(batch)
         self.images += batch.valid.sum()
 
     def add(self, batch: HeadBatch) -> None:
