@@ -246,7 +246,7 @@ def test_what_is_no_batch_no_measure_or_no_model_is_said_in_a_line():
         frozen = tiny_vit()
     gates = [mhprobe.measures.GateImportance]
     wrapped = torch.nn.DataParallel(other)
-    look = functools.partial(mhprobe.measure, model)
+    look, curve = functools.partial(mhprobe.measure, model), functools.partial(mhprobe.masking_curve, model)
     good = [(images, labels)]
     for call, words in [
         (
@@ -272,6 +272,8 @@ def test_what_is_no_batch_no_measure_or_no_model_is_said_in_a_line():
             lambda: look([(images, labels + 4)], gates),
             "labels: expected 0 to 4, .* got [5-8] for image",
         ),
+        (lambda: curve([(images, labels + 4)]), "labels: expected 0 to 4, .* got [5-8] for image"),
+        (lambda: curve([(images, labels + 4)], fill="optimal"), "labels: expected 0 to 4, .* got [5-8] for image"),
         (
             lambda: look([(images, labels.float())], gates),
             r"\(4,\) int64, .* got \(4,\) torch.float32",

@@ -101,7 +101,7 @@ def check_labels(labels: Tensor | None, logits: Tensor) -> None:
     if len(bad):
         at = int(bad[0])
         raise UserError(
-            f"record: labels: expected 0 to {classes - 1}, for the model gives {classes} logits, got {int(labels[at])} "
+            f"labels: expected 0 to {classes - 1}, for the model gives {classes} logits, got {int(labels[at])} "
             f"for image {at} of the batch. Is it the right data set for this head?"
         )
 

@@ -26,7 +26,8 @@ from mhprobe.gates.fill import Fill
 from mhprobe.heads import FillName, HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.parts.hashing import Pool, image_numbers, mixed
 from mhprobe.measures.parts.losses import outcomes
-from mhprobe.recording.outputs import logits_of
+from mhprobe.recording.checks import check_labels
+from mhprobe.recording.outputs import logits_of, slopes_along
 from mhprobe.recording.record import in_raster_order
 from mhprobe.recording.state import inspecting, usable
 from mhprobe.recording.taps import Taps
@@ -212,8 +213,9 @@ def _descend(
             values = present_A.repeat(len(off), 1).masked_fill(set_A == off[:, None], 0)
             with gates.side_by_side(values, fill=Fill(tuple(constants))):
                 logits = logits_of(model(torch.cat([usable(images)] * len(off))))
+            check_labels(labels, logits)
             _, losses = outcomes(logits.unflatten(0, (len(off), -1)), labels)
-            for slope, gradient in zip(slopes, torch.autograd.grad(losses.sum(), constants), strict=True):
+            for slope, gradient in zip(slopes, slopes_along(losses.sum(), constants), strict=True):
                 slope += gradient
             loss_G[off] += losses.detach().sum(1)
     images_seen = ranks.total(torch.tensor(float(len(images_n)), dtype=torch.float64, device=device))

@@ -1,6 +1,6 @@
 """The output of a model as one tensor, and the scalar that gradients are of: loss, a logit, or features' length."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -86,6 +86,17 @@ def objective(logits: Tensor, labels: Tensor | None, of: str) -> Tensor:
         return logits.gather(1, labels[:, None]).squeeze(1)
     # in the model's own precision, as its slope is; a loss to be summed is that of measures/parts/losses.py
     return nn.functional.cross_entropy(wide(logits), labels, reduction="none")
+
+
+def slopes_along(of: Tensor, along: Sequence[Tensor], again: bool = False) -> tuple[Tensor, ...]:
+    """Slopes of a scalar; 0 along what does not reach it. again: keep the graph. UserError if nothing reaches it."""
+    slopes = torch.autograd.grad(of, along, retain_graph=again, allow_unused=True) if of.requires_grad else ()
+    if along and all(slope is None for slope in slopes):
+        raise UserError(
+            "record: no slope arrives at the heads, expected outputs that hang on them by differentiable operations. "
+            "torch.no_grad, detach and quantised layers stop it: give a model without them, or the backbone itself."
+        )
+    return tuple(torch.zeros_like(x) if slope is None else slope for x, slope in zip(along, slopes, strict=True))
 
 
 def gate_slope(

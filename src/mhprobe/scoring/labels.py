@@ -6,6 +6,7 @@ from torch import Tensor
 
 from mhprobe.masking.base import LABELS
 from mhprobe.measures.parts.losses import outcomes
+from mhprobe.recording.checks import check_labels
 from mhprobe.scoring.base import Score
 
 
@@ -17,4 +18,5 @@ class Labels(Score):
     labelled: ClassVar[bool] = True
 
     def __call__(self, outputs: Tensor, index: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        check_labels(labels, outputs.flatten(0, -2))
         return outcomes(outputs, labels)
