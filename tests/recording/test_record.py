@@ -190,3 +190,55 @@ def test_images_of_another_size_are_refused_by_a_windowed_site():
     mhprobe.attach(model)
     with pytest.raises(mhprobe.UserError, match=r"its grid was \(9, 9\)"):
         mhprobe.record(model, torch.randn(1, 3, 12, 12), labels_for(1))
+
+
+class Around(torch.nn.Module):
+    """A model of one's own around a backbone without a classifier. call: from (module, images) to logits."""
+
+    def __init__(self, call):
+        super().__init__()
+        self.backbone, self.head, self.call = tiny_vit(num_classes=0), torch.nn.Linear(24, 5), call
+
+    def forward(self, images):
+        return self.call(self, images)
+
+
+def unseen(model, images):
+    with torch.no_grad():
+        features = model.backbone(images)
+    return model.head(features)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (unseen, "no slope arrives at the heads, .*torch.no_grad"),
+        (lambda m, x: m.head(m.backbone(x).detach()), "no slope arrives at the heads"),
+        (lambda m, x: m.head(m.backbone(x) + m.backbone(x.flip(-1))), "Around runs its backbone twice or more for one"),
+        (lambda m, x: m.head(torch.cat([m.backbone(image) for image in x.split(1)])), "on 1 images for a batch of 4"),
+        (
+            lambda m, x: m.head(m.backbone(torch.cat([x, x.flip(-1)])).unflatten(0, (2, -1)).mean(0)),
+            "on 8 images for a batch of 4, expected one run",
+        ),
+    ],
+)
+def test_a_wrapper_of_which_slopes_would_be_those_of_other_images_or_of_none_is_refused(call, words):
+    model = Around(call).eval()
+    mhprobe.attach(model)
+    with pytest.raises(mhprobe.UserError, match=words):
+        mhprobe.record(model, images_for(model.backbone, 4), labels_for(4))
+
+
+@pytest.mark.filterwarnings("ignore")  # torch means to move quantisation elsewhere
+def test_heads_that_quantised_layers_cut_off_are_not_said_to_be_unimportant():
+    model = torch.ao.quantization.quantize_dynamic(tiny_vit(), {torch.nn.Linear})
+    mhprobe.attach(model)
+    with pytest.raises(mhprobe.UserError, match=r"no slope arrives at the heads, .*quantised"):
+        mhprobe.record(model, images_for(model, 4), labels_for(4))
+
+
+def test_writes_into_features_are_not_added_up_to_the_logits_of_a_model_around_them():
+    model = Around(lambda m, x: m.head(m.backbone(x))).eval()
+    mhprobe.attach(model)
+    with pytest.raises(mhprobe.UserError, match=r"into the 24 outputs of the backbone, .* gives 5 others"):
+        mhprobe.record(model, images_for(model.backbone, 4), labels_for(4), {"direct"})

@@ -252,6 +252,11 @@ class _Norms(TorchFunctionMode):
 
 
 def _check(writes: Direct, logits: Tensor, layout: HeadLayout) -> None:
+    if (outputs := writes.embedding.shape[2]) != logits.shape[1]:
+        raise UserError(
+            f"logit_attribution: heads write into the {outputs} outputs of the backbone, and the model around it gives "
+            f"{logits.shape[1]} others. Give the backbone itself."
+        )
     total, largest = sum(part.sum(1) for part in writes), max(part.abs().amax() for part in writes)
     error = (total - logits).abs().amax()
     agree = _AGREE if wide(logits) is logits else _HALF

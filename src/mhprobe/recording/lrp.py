@@ -31,7 +31,7 @@ from mhprobe.backbones import backbone_of, family_of
 from mhprobe.errors import UserError, quoted
 from mhprobe.gates import gates_of
 from mhprobe.heads import Relevance, Relevances
-from mhprobe.recording.outputs import logits_of, objective, refuse_features
+from mhprobe.recording.outputs import logits_of, objective, refuse_features, slopes_along
 from mhprobe.recording.state import inspecting, usable
 
 
@@ -55,7 +55,7 @@ def relevances(model: nn.Module, images: Tensor, labels: Tensor | None, rule: Re
             stack.enter_context(module.register_forward_pre_hook(keep))
         explained, _ = _explained(model, backbone, images, labels, rule)
         along = [inputs[module] for module in (*points, *middles)]
-        slopes = torch.autograd.grad(explained.sum(), along)
+        slopes = slopes_along(explained.sum(), along)
         skipped = [
             (inputs[module].reshape(slope.shape) * slope).flatten(1).sum(1)
             for module, slope in zip(begins, slopes[len(points) :], strict=True)
@@ -71,7 +71,7 @@ def patch_relevances(model: nn.Module, images: Tensor, labels: Tensor | None, ru
     """(B,) explained logit, and (B, tokens) relevance of each patch's embedding, in raster order."""
     with inspecting(model, gradients=True):
         explained, patches = _explained(model, backbone_of(model), images, labels, rule)
-        (slope,) = torch.autograd.grad(explained.sum(), patches)
+        (slope,) = slopes_along(explained.sum(), [patches])
         shares = family_of(backbone_of(model)).patches(patches * slope)
         return explained.detach(), shares.sum(-1).flatten(1).detach()
 

@@ -46,7 +46,7 @@ class Replay:
     smaller: compute on a copy without the heads that all masks switch off, if heads can be removed and nothing replaces
         them. Equal up to rounding: products of another size add in another order.
     instead: replacement of the masked heads' output, for one batch alone: per site (B or windows, T, H * D), before the
-        gates, as taps see it. Raises UserError for a wrapper that runs the backbone more than once.
+        gates, as taps see it, which refuse a wrapper that runs the backbone more than once.
     fill: replacement of masked heads' output. Raises UserError with ``rescale``.
     """
 
@@ -159,11 +159,6 @@ def _around(model: nn.Module, backbone: nn.Module, images: Tensor, tree: "_Tree"
             logits.append(logits_of(model(images)))
         if not answers:
             return None
-        if tree.versions.instead is not None and len(answers) > 1:
-            raise UserError(
-                f"patching: {type(model).__name__} runs its backbone {len(answers)} times for one batch, expected once"
-                f", because it is unclear which run to patch. Give the backbone itself."
-            )
     return logits
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from mhprobe.backbones import backbone_of, family_of
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, Stream
+from mhprobe.recording.outputs import slopes_along
 
 Args = tuple[Tensor, ...]
 
@@ -25,12 +26,14 @@ class Taps(contextlib.ExitStack):
     """``with Taps(model, layout, needs) as taps: model(images)``.
 
     heads: per site (rows, T, H * D), before the gate. attn: per site (rows, H, queries, keys). stream: per block.
-    Raises UserError if ``needs`` asks for attention weights or a residual stream that the model does not have.
+    Raises UserError if ``needs`` asks for attention weights or a residual stream that the model does not have, and in a
+    wrapper that does not run its backbone once, on the whole batch.
     """
 
     def __init__(self, model: nn.Module, layout: HeadLayout, needs: Collection[str]) -> None:
         super().__init__()
-        self.backbone, self.layout = backbone_of(model), layout
+        self.model, self.backbone, self.layout = model, backbone_of(model), layout
+        self.batch = 0  # images that the model was given
         self.family = family_of(self.backbone)
         self.needs = frozenset(needs) | ({"stream"} if "direct" in needs else set())
         if "stream" in self.needs and not layout.blocks:
@@ -47,6 +50,8 @@ class Taps(contextlib.ExitStack):
     def __enter__(self) -> "Taps":
         super().__enter__()
         try:
+            for module in (self.model, self.backbone):
+                self.enter_context(module.register_forward_pre_hook(self._enters_model))
             self._tap_sites()
             self._tap_blocks()
         except BaseException:
@@ -61,7 +66,7 @@ class Taps(contextlib.ExitStack):
     def slopes(self, of: Tensor, again: bool = False) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None]:
         """Slopes of the scalar ``of`` along gated heads, and along attention or None. again: keep the graph."""
         along = [*self._gated, *self.attn] if "attn_grad" in self.needs else self._gated
-        gradients = torch.autograd.grad(of, along, retain_graph=again, materialize_grads=True)
+        gradients = slopes_along(of, along, again)
         return gradients[: len(self._gated)], gradients[len(self._gated) :] or None
 
     def _tap_sites(self) -> None:
@@ -81,7 +86,21 @@ class Taps(contextlib.ExitStack):
             self.enter_context(middle.register_forward_pre_hook(functools.partial(_enters, places, "middle")))
             self.enter_context(module.register_forward_hook(functools.partial(_leaves, places)))
 
+    def _enters_model(self, _module: nn.Module, args: Args) -> None:
+        count = len(args[0]) if args and isinstance(args[0], Tensor) else self.batch
+        self.batch = self.batch or count
+        if count != self.batch:
+            raise self._several(f"on {count} images for a batch of {self.batch}")
+
+    def _several(self, runs: str) -> UserError:
+        return UserError(
+            f"record: {type(self.model).__name__} runs its backbone {runs}, expected one run on the batch as it is, "
+            f"because it is unclear which run to look at. Give the backbone itself."
+        )
+
     def _before_gate(self, number: int, _module: nn.Module, args: Args) -> None:
+        if self.heads[number].numel():
+            raise self._several("twice or more for one batch")
         self.heads[number] = args[0].detach()
 
 
