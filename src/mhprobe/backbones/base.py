@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor, nn
 
 from mhprobe.backbones.parts import timm_models
-from mhprobe.backbones.parts.units import STILL, layer_scale, query_key_value, rows_of, unfused
+from mhprobe.backbones.parts.units import STILL, layer_scale, query_key_value, rows_of, uncuttable, unfused, weight_of
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite, HeadWeights
 
@@ -149,7 +149,7 @@ class Family(ABC):
             query = key = value[:, :0]
         else:
             query, key, value = cls.query_key_value(attention, site)
-        written = cls.seam(model, site).output.weight.detach().flatten(1)  # also of a convolution of single pixels
+        written = weight_of(cls.seam(model, site).output)
         output, scale = written.mT.unflatten(0, (site.num_heads, site.head_dim)), cls.layer_scale(model, site)
         return HeadWeights(query, key, value, output if scale is None else output * scale.flatten())
 
@@ -211,7 +211,8 @@ class Family(ABC):
     def unprunable(cls, model: Any) -> str | None:
         """Why no head of this model can be removed, in a sentence; None where they can."""
         if cls.slice_heads.__func__ is not Family.slice_heads.__func__:  # type: ignore[attr-defined]
-            return None
+            reasons = (uncuttable(site.name, submodule(model, site)) for site in cls.sites(model))
+            return next(filter(None, reasons), None)
         return f"mhprobe does not know how to remove heads of a {cls.title}{cls.whole and f': {cls.whole}'}. {STILL}"
 
     @classmethod

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mhprobe.backbones.base import Family, Seam, blocks_in, submodule
+from mhprobe.backbones.parts.units import width_of
 from mhprobe.errors import UserError, short
 from mhprobe.gates.meanwhile import meanwhile
 from mhprobe.heads import Block, HeadSite, Windows
@@ -63,7 +64,7 @@ class HuggingFace(Family):
         kind, config = KINDS[type(model).__name__], model.config
         for number, block in enumerate(cls.blocks(model)):
             name, heads = f"{block.name}.{kind.attention}", config.num_attention_heads
-            width = _output(model.get_submodule(name), model, name).in_features // heads
+            width = width_of(name, _output(model.get_submodule(name), model, name), heads)
             if kind.text:
                 yield HeadSite(name, stage=0, block=number, num_heads=heads, head_dim=width, line=True)
                 continue

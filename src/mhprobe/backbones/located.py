@@ -23,9 +23,8 @@ from mhprobe.backbones.parts.located import (
     by_head,
     packed,
     row,
-    weight_of,
 )
-from mhprobe.backbones.parts.units import no_norm_between
+from mhprobe.backbones.parts.units import no_norm_between, weight_of
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite, HeadWeights, Windows
 

@@ -35,7 +35,7 @@ class Windowed(Family):
             yield dataclasses.replace(
                 site,
                 num_heads=attn.num_heads,
-                head_dim=attn.proj.in_features // attn.num_heads,
+                head_dim=units.width_of(site.name, attn.proj, attn.num_heads),
                 windows=Windows(grid=tuple(grid), size=tuple(block.window_size), shift=tuple(block.shift_size)),
             )
 

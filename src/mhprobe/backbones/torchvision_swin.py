@@ -21,6 +21,7 @@ from torchvision.models.swin_transformer import (
 
 from mhprobe.backbones.base import Family, Seam, Segments, blocks_in, submodule
 from mhprobe.backbones.multihead import IMAGENET
+from mhprobe.backbones.parts.units import width_of
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite, Windows
 
@@ -72,7 +73,7 @@ class TorchvisionSwin(Family):
             window = tuple(attn.window_size)
             shift = tuple(0 if w >= s + -s % w else by for w, s, by in zip(window, grid, attn.shift_size))  # noqa: B905
             yield HeadSite(
-                *(name, about.stage, number, attn.num_heads, attn.proj.in_features // attn.num_heads),
+                *(name, about.stage, number, attn.num_heads, width_of(name, attn.proj, attn.num_heads)),
                 windows=Windows(grid=grid, size=window, shift=shift, pad_first=True),  # type: ignore[arg-type]
                 grid=grid,
                 pixels=(float(step[0] * scale), float(step[1] * scale)),

@@ -43,7 +43,7 @@ class Tokens(Family):
                 if type(attention) is not NoHeads:
                     heads = attention.num_heads
                     units.no_norm_between(name, attention)
-                    yield _site(model, number, name, heads, attention.proj.in_features // heads)
+                    yield _site(model, number, name, heads, units.width_of(name, attention.proj, heads))
 
     @classmethod
     def neurons(cls, model: Any) -> Iterator[HeadSite]:
@@ -166,7 +166,7 @@ class Eva(Tokens):
         if any(getattr(block.attn, "num_kv_groups", 1) > 1 for block in model.blocks):  # timm has them from 1.0.30
             reason = "the heads of timm's AttentionRope share keys and values here, so none can be removed alone."
             return f"{reason} {units.STILL}"
-        return None
+        return super().unprunable(model)
 
 
 class _Positioned(Tokens):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones.base import Family, Seam, submodule
-from mhprobe.backbones.parts.units import pixels, unfused
+from mhprobe.backbones.parts.units import pixels, unfused, weight_of
 from mhprobe.backbones.parts.units import query_key_value as packed
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite, Windows
@@ -47,11 +47,6 @@ def apart(*names: str) -> Callable[[Any, int], Parts]:
         return query, key, value
 
     return parts
-
-
-def weight_of(layer: Any) -> Tensor:
-    """(outputs, C) weight, detached, of a linear layer or a convolution of single pixels."""
-    return layer.weight.detach().flatten(1)
 
 
 @dataclass(frozen=True)
@@ -172,7 +167,7 @@ class Located(Family):
         windows = None if kind.windows is None else kind.windows(trial)
         grid = windows.grid if windows else grid_of(trial.entered, prefix, image, isinstance(output, nn.Conv2d))
         return HeadSite(
-            *(trial.name, 0, block, heads, weight_of(output).shape[1] // heads, prefix, windows, grid),
+            *(trial.name, 0, block, heads, output.weight[0].numel() // heads, prefix, windows, grid),
             pixels=pixels(image, grid),
             class_token=prefix > 0,
             pooled=prefix == 0,

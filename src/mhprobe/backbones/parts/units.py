@@ -19,20 +19,51 @@ from mhprobe.gates.meanwhile import meanwhile
 from mhprobe.heads import HeadSite, Kind
 
 STILL = "They can still be gated, measured and masked (mhprobe.measure, mhprobe.masking_curve)."
+_MERGE = "Merge adapters (LoRA), weight norms and masks of weights into plain layers first, and do not quantise them."
+_PLAIN = ("torch.nn.modules.", "timm.", "mhprobe.")  # where layers come from whose weight says all
+_CUT = ("qkv", "q_proj", "k_proj", "v_proj", "gate", "proj")  # layers that lose rows or columns with a head
 _LAYER_SCALES = {  # their names in blocks of timm and transformers, behind attention and behind the MLP
     "head": ("ls1", "ls", "gamma_1", "gamma1", "layer_scale1", "lambda_1"),
     "neuron": ("ls2", "ls", "gamma_2", "gamma2"),
 }
 
 
+def weight_of(layer: Any) -> Tensor:
+    """(outputs, C) weight, detached, of a linear layer or a convolution of single pixels, which may be its ``linear``.
+
+    UserError for a layer of another kind: what it computes is more than its weight, as with LoRA, or it has none.
+    """
+    if not getattr(type(layer).forward, "__module__", "").startswith(_PLAIN):
+        raise UserError(
+            f"weights: {type(layer).__module__}.{type(layer).__name__} may compute more than its weight says, expected "
+            f"torch's or timm's own layer. {_MERGE}"
+        )
+    weight: Tensor = getattr(layer, "linear", layer).weight
+    return weight.detach().flatten(1)
+
+
+def width_of(name: str, layer: Any, heads: int) -> int:
+    """Channels of a head that enter the projection ``layer``. UserError for a layer that does not say its inputs."""
+    if not isinstance(inputs := getattr(layer, "in_features", None), int):
+        raise UserError(f"{name}: its projection, a {type(layer).__name__}, has no number in_features. {_MERGE}")
+    return inputs // heads
+
+
+def uncuttable(name: str, attention: nn.Module) -> str | None:
+    """Why no head can be cut out of the layers of an attention module, in a sentence; None where they can."""
+    for part, layer in attention.named_children():
+        if part in _CUT and (type(layer) is not nn.Linear or "weight" not in layer._parameters):
+            return f"{name}.{part} is no nn.Linear whose weight is a parameter, so no head can be cut out. {_MERGE}"
+    return None
+
+
 def query_key_value(attention: Any, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Each (H, D, C in), detached, of one layer or of three; shared keys and values are repeated for each head."""
     if getattr(attention, "qkv", None) is not None:
-        query, key, value = attention.qkv.weight.detach().flatten(1).unflatten(0, (3, heads, -1))
+        query, key, value = weight_of(attention.qkv).unflatten(0, (3, heads, -1))
         return query, key, value
     names = ("query", "key", "value") if hasattr(attention, "query") else ("q_proj", "k_proj", "v_proj")
-    layers = [getattr(attention, name) for name in names]
-    query, key, value = (getattr(layer, "linear", layer).weight.detach() for layer in layers)
+    query, key, value = (weight_of(getattr(attention, name)) for name in names)
     query, key, value = (part.unflatten(0, (-1, len(query) // heads)) for part in (query, key, value))
     if (shared := heads // len(key)) > 1:
         key, value = key.repeat_interleave(shared, 0), value.repeat_interleave(shared, 0)
