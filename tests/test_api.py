@@ -329,8 +329,15 @@ def test_an_empty_batch_among_others_changes_nothing():
 def test_where_a_head_looks_in_images_of_another_size_is_refused_and_of_many_takes_few_at_a_time(monkeypatch):
     model = tiny_vit(dynamic_img_size=True)
     images = images_for(model, 20)
-    with pytest.raises(mhprobe.UserError, match=r"expected images of the model's own size, .* img_size"):
-        mhprobe.attention(model, torch.cat([images, images], 3))
+    wide = torch.cat([images, images], 3)
+    for look in (
+        lambda: mhprobe.attention(model, wide),
+        lambda: mhprobe.maps.rollout.Rollout()(model, wide),
+        lambda: mhprobe.measure(model, [wide], [mhprobe.measures.Entropy]),
+        lambda: mhprobe.measure(model, [wide], [mhprobe.measures.OutputFrequency]),
+    ):
+        with pytest.raises(mhprobe.UserError, match=r" expected .* Feed images of the size the model was made for"):
+            look()
     whole, seen = mhprobe.attention(model, images[:8]), []
     monkeypatch.setattr(
         "mhprobe.maps.attention.record",

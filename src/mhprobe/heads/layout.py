@@ -124,6 +124,15 @@ class HeadSite:
             return self.windows.places()
         return torch.arange(self.prefix_tokens + math.prod(self.token_grid))[None]
 
+    def refuse_other_places(self, attn: Tensor, where: str) -> None:
+        """UserError unless (B, W, ..., K) attention has the windows and places of an image of the model's own size."""
+        windows, places = self.places().shape
+        if (attn.shape[1], attn.shape[-1]) != (windows, places):
+            raise UserError(
+                f"{where}: {self.name} has attention over {attn.shape[1]} windows of {attn.shape[-1]} places, expected "
+                f"{windows} of {places}. Feed images of the size the model was made for, or make one of their size."
+            )
+
     def support(self) -> Tensor:
         """(windows, K queries, K keys) bool: pairs that may attend to each other; padding never does."""
         places = self.places()

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, wide
 from mhprobe.measures.parts.image_sums import MeanOverImages
 
@@ -79,6 +80,11 @@ class OutputFrequency(MeanOverImages):
     def _transform(self, block: int, maps: Tensor) -> Tensor:
         """(B, T, ...) real -> (B, F, ...) complex, the 2-D discrete Fourier transform at the diagonal frequencies."""
         height, width = self._like[block].token_grid
+        if maps.shape[1] != height * width:
+            raise UserError(
+                f"{self.name}: block {block} has {maps.shape[1]} tokens, expected a grid of {height} x {width}. Feed "
+                f"images of the size the model was made for, or make it with their img_size."
+            )
         down, across = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
         half = torch.tensor([float(frequency) / 2 for frequency in diagonal((height, width))], dtype=torch.float64)
         turns_FT = half[:, None] * (down + across).flatten()

@@ -36,12 +36,8 @@ def who_looks(site: HeadSite, query: Query, asker: str = "attention: query") -> 
 
 def looked_at(attn: Tensor, site: HeadSite, asking: Tensor) -> Tensor:
     """(B, H, rows, columns) from weights (B, W, H, K, K) and queries (T,)."""
+    site.refuse_other_places(attn, "attention")
     places = site.places().to(attn.device)
-    if attn.shape[-1] != places.shape[1]:
-        raise UserError(
-            f"attention: {site.name}: expected images of the model's own size, {places.shape[1]} places of attention, "
-            f"got {attn.shape[-1]}: their places in other images are not known. Make the model with that img_size."
-        )
     real = places >= 0
     share_WK = asking.to(attn)[places.clamp(min=0)] * real
     weight_bWHK = torch.einsum("bwhqk,wq->bwhk", attn, share_WK) * real[:, None]

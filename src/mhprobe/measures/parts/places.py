@@ -17,7 +17,6 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite, Need
 from mhprobe.measures.base import Measure
 
@@ -170,12 +169,7 @@ def attention_of(name: str, layout: HeadLayout, batch: HeadBatch, number: int, t
     site, attn = layout.sites[number], batch.need("attn", name)[number]
     if texts and site.line:
         return attn
-    expected = places_of(site, attn.device).token.shape
-    if (attn.shape[1], attn.shape[-1]) != expected:
-        raise UserError(
-            f"{name}: {site.name} has attention over {attn.shape[1]} windows of {attn.shape[-1]} places, expected "
-            f"{expected[0]} of {expected[1]}. Feed images of the size the model was made for, or attach again."
-        )
+    site.refuse_other_places(attn, name)
     return attn
 
 
