@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import timm
 import torch
 
 import mhprobe
+from mhprobe.heads import Relevance
 from models import BUILDERS, images_for, labels_for, tiny_swin, tiny_vit
 
 families = pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS.keys())
@@ -242,3 +244,12 @@ def test_writes_into_features_are_not_added_up_to_the_logits_of_a_model_around_t
     mhprobe.attach(model)
     with pytest.raises(mhprobe.UserError, match=r"misses the logits by inf, .* or is not in the backbone"):
         mhprobe.record(model, images_for(model.backbone, 4), labels_for(4), {"direct"})
+
+
+def test_a_network_without_convolutions_between_its_blocks_is_not_said_to_have_some():
+    model = timm.create_model("naflexvit_base_patch16_gap", embed_dim=24, depth=1, num_heads=3, num_classes=5).eval()
+    mhprobe.attach(model)
+    for needs in ({"stream"}, {Relevance()}):
+        with pytest.raises(mhprobe.UserError, match="mhprobe does not know") as error:
+            mhprobe.record(model, torch.randn(1, 3, 384, 384), needs=needs)
+        assert "convolution" not in str(error.value)

@@ -38,7 +38,7 @@ class Taps(contextlib.ExitStack):
         self.needs = frozenset(needs) | ({"stream"} if "direct" in needs else set())
         if "stream" in self.needs and not layout.blocks:
             raise UserError(
-                f"{type(self.backbone).__name__}: its residual stream cannot be recorded: convolutions lie between "
+                f"{type(self.backbone).__name__}: its residual stream cannot be recorded, for mhprobe does not know "
                 f"its blocks. Measures of heads work."
             )
         self.heads: list[Tensor] = [torch.empty(0)] * len(layout.sites)

@@ -204,8 +204,8 @@ class Located(Family):
     @classmethod
     def stem(cls, model: Any) -> nn.Module:
         raise UserError(
-            f"relevance: its rules are for attention, linear layers and norms; a {cls.title} has convolutions between "
-            f"them. Use gate_importance, which needs only slopes."
+            f"relevance: its rules are for attention, linear layers and norms, and mhprobe does not know what else a "
+            f"{cls.title} has. Use gate_importance, which needs only slopes."
         )
 
 
