@@ -8,7 +8,7 @@ import torch
 
 import mhprobe
 from mhprobe.heads import Relevance
-from models import BUILDERS, images_for, labels_for, tiny_swin, tiny_vit
+from models import BUILDERS, huggingface_swin, images_for, labels_for, tiny_swin, tiny_vit, torchvision_swin
 
 families = pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS.keys())
 
@@ -187,11 +187,16 @@ def test_record_without_gates_says_attach():
         mhprobe.record(model, images_for(model, 1), labels_for(1))
 
 
-def test_images_of_another_size_are_refused_by_a_windowed_site():
-    model = tiny_swin(strict_img_size=False)
+@pytest.mark.parametrize("size", [12, 32])
+@pytest.mark.parametrize(
+    ("build", "grid"), [(lambda: tiny_swin(strict_img_size=False), 9), (torchvision_swin, 18), (huggingface_swin, 9)]
+)
+def test_images_of_another_size_are_refused_by_a_windowed_site(build, grid, size):
+    """Of larger ones a part of the tokens would be taken for all."""
+    model = build()
     mhprobe.attach(model)
-    with pytest.raises(mhprobe.UserError, match=r"its grid was \(9, 9\)"):
-        mhprobe.record(model, torch.randn(1, 3, 12, 12), labels_for(1))
+    with pytest.raises(mhprobe.UserError, match=rf"its grid was \({grid}, {grid}\)|expected 3 x 18 x 18 .* got 3 x 12"):
+        mhprobe.record(model, torch.randn(1, 3, size * grid // 9, size * grid // 9), of="norm")
 
 
 class Around(torch.nn.Module):
