@@ -75,5 +75,5 @@ def test_missing_or_misshapen_attention_is_refused_in_one_line():
     with pytest.raises(UserError, match="entropy: the batch has no attention weights; record it with needs"):
         list(attention("entropy", layout, batch))
     wrong = HeadBatch(z=(), logits=batch.logits, valid=batch.valid, attn=(torch.rand(1, 1, 2, 9, 9),))
-    with pytest.raises(UserError, match=r"blocks\.0\.attn has attention over 1 windows of 9 places, expected 1 of 4"):
+    with pytest.raises(UserError, match=r"blocks\.0\.attn: expected the 4 places of a grid of .*, got 9"):
         list(attention("entropy", layout, wrong))

@@ -195,7 +195,7 @@ def test_images_of_another_size_are_refused_by_a_windowed_site(build, grid, size
     """Of larger ones a part of the tokens would be taken for all."""
     model = build()
     mhprobe.attach(model)
-    with pytest.raises(mhprobe.UserError, match=rf"its grid was \({grid}, {grid}\)|expected 3 x 18 x 18 .* got 3 x 12"):
+    with pytest.raises(mhprobe.UserError, match=rf"a grid of \({grid}, {grid}\)|expected 3 x 18 x 18 .* got 3 x 12"):
         mhprobe.record(model, torch.randn(1, 3, size * grid // 9, size * grid // 9), of="norm")
 
 

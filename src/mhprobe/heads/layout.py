@@ -124,13 +124,13 @@ class HeadSite:
             return self.windows.places()
         return torch.arange(self.prefix_tokens + math.prod(self.token_grid))[None]
 
-    def refuse_other_places(self, attn: Tensor, where: str) -> None:
-        """UserError unless (B, W, ..., K) attention has the windows and places of an image of the model's own size."""
-        windows, places = self.places().shape
-        if (attn.shape[1], attn.shape[-1]) != (windows, places):
+    def refuse_other_size(self, places: int, where: str) -> None:
+        """UserError unless an image of the model's own size has so many places, in all windows."""
+        if places != (expected := self.places().numel()):
             raise UserError(
-                f"{where}: {self.name} has attention over {attn.shape[1]} windows of {attn.shape[-1]} places, expected "
-                f"{windows} of {places}. Feed images of the size the model was made for, or make one of their size."
+                f"{where}: {self.name}: expected the {expected} places of a grid of {self.token_grid}, got {places}. Feed "
+                f"images of the size the model was made for, or make one of theirs (torchvision's Swin: detach, set "
+                f"model.image_size = <pixels>, and attach again)."
             )
 
     def support(self) -> Tensor:

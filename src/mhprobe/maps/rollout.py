@@ -95,7 +95,7 @@ def drop_lowest(fused: Tensor, site: HeadSite, discard: float) -> Tensor:
 
 def transition(weights: Tensor, site: HeadSite, discard: float = 0.0) -> Tensor:
     """0.5 A + 0.5 I, rows normalised to 1, after ``drop_lowest``; padding is no key."""
-    site.refuse_other_places(weights, "rollout")
+    site.refuse_other_size(weights.shape[1] * weights.shape[-1], "rollout")
     weights = drop_lowest(weights, site, discard)
     support = site.support().to(weights.device)
     identity = torch.eye(support.shape[-1], dtype=weights.dtype, device=weights.device)

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, wide
 from mhprobe.measures.parts.image_sums import MeanOverImages
 
@@ -64,6 +63,8 @@ class OutputFrequency(MeanOverImages):
     def add(self, batch: HeadBatch) -> None:
         streams, per_site = batch.need("stream", self.name), batch.need("weights", self.name)
         for number, (site, z, weights) in enumerate(zip(self.layout.sites, batch.z, per_site, strict=True)):
+            if site.windows is None:
+                site.refuse_other_size(z.shape[1], self.name)
             wave_BFHD = self._transform(site.block, wide(z[batch.valid])[:, site.prefix_tokens :])
             output_HDC = wide(weights.output).to(wave_BFHD.dtype)
             for head in range(site.num_heads):  # all at once would hold a map of C channels for every head
@@ -80,11 +81,6 @@ class OutputFrequency(MeanOverImages):
     def _transform(self, block: int, maps: Tensor) -> Tensor:
         """(B, T, ...) real -> (B, F, ...) complex, the 2-D discrete Fourier transform at the diagonal frequencies."""
         height, width = self._like[block].token_grid
-        if maps.shape[1] != height * width:
-            raise UserError(
-                f"{self.name}: block {block} has {maps.shape[1]} tokens, expected a grid of {height} x {width}. Feed "
-                f"images of the size the model was made for, or make it with their img_size."
-            )
         down, across = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
         half = torch.tensor([float(frequency) / 2 for frequency in diagonal((height, width))], dtype=torch.float64)
         turns_FT = half[:, None] * (down + across).flatten()

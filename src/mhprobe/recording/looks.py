@@ -36,7 +36,7 @@ def who_looks(site: HeadSite, query: Query, asker: str = "attention: query") -> 
 
 def looked_at(attn: Tensor, site: HeadSite, asking: Tensor) -> Tensor:
     """(B, H, rows, columns) from weights (B, W, H, K, K) and queries (T,)."""
-    site.refuse_other_places(attn, "attention")
+    site.refuse_other_size(attn.shape[1] * attn.shape[-1], "attention")
     places = site.places().to(attn.device)
     real = places >= 0
     share_WK = asking.to(attn)[places.clamp(min=0)] * real

@@ -168,12 +168,7 @@ def in_raster_order(site: HeadSite, rows: Tensor, batch: int) -> Tensor:
     """
     tokens = rows.reshape(batch, -1, site.channels)
     if site.windows is not None:
-        if tokens.shape[1] != site.places().numel():
-            raise UserError(
-                f"{site.name}: its grid was {site.windows.grid} when the gates were attached, but this input has "
-                f"{tokens.shape[1]} rows. Feed images of the size the model was made for, or detach, and attach again "
-                f"(to torchvision's Swin after model.image_size = <pixels>)."
-            )
+        site.refuse_other_size(tokens.shape[1], "record")
         tokens = tokens[:, site.windows.rows().to(rows.device)]
     return tokens.unflatten(-1, (site.num_heads, site.head_dim))
 

@@ -169,7 +169,7 @@ def attention_of(name: str, layout: HeadLayout, batch: HeadBatch, number: int, t
     site, attn = layout.sites[number], batch.need("attn", name)[number]
     if texts and site.line:
         return attn
-    site.refuse_other_places(attn, name)
+    site.refuse_other_size(attn.shape[1] * attn.shape[-1], name)
     return attn
 
 
