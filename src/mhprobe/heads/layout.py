@@ -128,9 +128,9 @@ class HeadSite:
         """UserError unless an image of the model's own size has so many places, in all windows."""
         if places != (expected := self.places().numel()):
             raise UserError(
-                f"{where}: {self.name}: expected the {expected} places of a grid of {self.token_grid}, got {places}. Feed "
-                f"images of the size the model was made for, or make one of theirs (torchvision's Swin: detach, set "
-                f"model.image_size = <pixels>, and attach again)."
+                f"{where}: {self.name}: expected the {expected} places of a grid of {self.token_grid}, got {places}. "
+                f"Feed images of the size the model was made for, or make one of theirs (torchvision's Swin: detach, "
+                f"set model.image_size = <pixels>, and attach again)."
             )
 
     def support(self) -> Tensor:
