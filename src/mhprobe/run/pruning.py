@@ -1,8 +1,6 @@
 """Pruning as a question of a run: checks of its settings, surgery/rounds.py, files, tables and figures."""
 
 import functools
-import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,7 +39,7 @@ from mhprobe.surgery.given import Given
 from mhprobe.surgery.on_path import OnPath, Promise, check_images, check_unseen
 from mhprobe.surgery.removal import prune_heads
 from mhprobe.surgery.rounds import Chooses, Images, Pruned, Shown, Source, Stage, Train, prune
-from mhprobe.surgery.speed import BATCHES, SHARES, Row, speed_table
+from mhprobe.surgery.speed import BATCHES, SHARES, speed_table
 from mhprobe.training.classifier import GatedClassifier
 from mhprobe.weights.checkpoint import gates_kept, load_weights, weights_files
 from mhprobe.weights.description import pruned_description
@@ -99,7 +97,6 @@ class Pruning:
         if pruned.promise is not None and not pruned.promise.steps:
             return pruned, results
         saved = write_all(self._files(pruned, dense, source, look, {**description, "made": origin}))
-        speeds: list[Row] = []
         layout = layout_of(dense)
         if settings.speed:
             masks = {MINE: pruned.gone}
@@ -111,7 +108,7 @@ class Pruning:
             results["speed"] = drawn.saying("times as fast", "the network is faster")
         kept = layout.kept(pruned.gone)
         emptied = [site.name for site in layout.of("neuron").sites if not kept[site.name]]
-        print(*lines(pruned, speeds), *(f"{name}: no neuron is left, so a bias alone" for name in emptied), sep="\n")
+        print(*lines(pruned), *(f"{name}: no neuron is left, so a bias alone" for name in emptied), sep="\n")
         print(f"saved: {', '.join(path.name for path in saved)}")
         return pruned, results
 
@@ -310,36 +307,22 @@ def folded_gates(model: nn.Module) -> list[float] | None:
     return None if bool((gates == 1).all()) else gates.tolist()
 
 
-def lines(pruned: Pruned, speeds: Sequence[Row]) -> list[str]:
-    """Return the lines for the terminal: every stage, then dense against pruned."""
-    first, last = pruned.stages[0], pruned.stages[-1]
-    what, lost = pruned.scored.right, pruned.scored.lost
-    tested = "too good: test images chose the heads" if pruned.optimistic else f"p = {last.p:.2g} (McNemar)"
-    of_stages = [f"round {row.round} {row.stage:>8}: {row.counted}, {what} {_accuracy(row)}" for row in pruned.stages]
-    losses = [f", {lost} {row.loss:.3g}" if lost else "" for row in pruned.stages]
+def lines(pruned: Pruned) -> list[str]:
+    """Return the lines for the terminal: every stage, and what was removed."""
+    first, last, lost = pruned.stages[0], pruned.stages[-1], pruned.scored.lost
     return [
-        *map("".join, zip(of_stages, losses, strict=True)),
+        *(
+            f"round {row.round} {row.stage:>8}: {row.counted}, {pruned.scored.right} {_accuracy(row)}"
+            + (f", {lost} {row.loss:.3g}" if lost else "")
+            for row in pruned.stages
+        ),
         f"masked and pruned logits differ by at most {pruned.difference:.2g}",
         f"parameters {first.parameters:,} -> {last.parameters:,}, FLOPs per image {first.flops:,} -> {last.flops:,}",
-        *(
-            f"speed-up at batch {row['batch']}: {row['speedup']:.2f} x ({_between(row)}), "
-            f"FLOPs predict {row['predicted']:.2f} x"
-            for row in speeds
-            if row["removed"] == MINE
-        ),
-        f"dense {first.counted} {_accuracy(first)} -> {last.stage} {last.counted} {_accuracy(last)}, of "
-        f"{last.images} test images: {100 * last.difference:+.2f} points (95 % interval "
-        f"{100 * last.difference_low:+.2f} to {100 * last.difference_high:+.2f}), {tested}",
     ]
 
 
 def _accuracy(row: Stage) -> str:
     return f"{100 * row.accuracy:.2f} % ({100 * row.low:.2f} - {100 * row.high:.2f})"
-
-
-def _between(row: Row) -> str:
-    low, high = row["speedup_low"], row["speedup_high"]
-    return f"{low:.2f} - {high:.2f}" if math.isfinite(low) else "no interval from fewer than 6 prune.speed_rounds"
 
 
 def _promised(promise: Promise) -> dict[str, Any]:

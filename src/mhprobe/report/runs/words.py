@@ -250,7 +250,7 @@ def _kept(run: Run) -> list[str]:
             text.append(f"{' and '.join(counts)} are those that {KEEPS[entry.decides]}.")
     if stages := run.rows("stages"):
         first, last = stages[0], stages[-1]
-        change = ""
+        change = " (test images chose the heads, which flatters)" if chosen_on(run) == "test" else ""
         if last.get("p") is not None:  # against the dense network, image by image
             gap, low, high = (100 * last[name] for name in ("difference", "difference_low", "difference_high"))
             change = f", {gap:+.1f} points on the same images (95 % {low:+.1f} to {high:+.1f}, p = {last['p']:.2g})"
@@ -267,10 +267,10 @@ def _speed(run: Run) -> list[str]:
         return []
     row = max((row for row in rows if row["removed"] == rows[0]["removed"]), key=lambda row: row["batch"])
     low, high = row["speedup_low"], row["speedup_high"]  # none where too few timings were taken
-    within = "" if low is None or high is None else f" ({low:.2f} to {high:.2f})"
+    within = "too few rounds for an interval" if low is None or high is None else f"{low:.2f} to {high:.2f}"
     return [
-        f"At batch {row['batch']} the pruned network is {row['speedup']:.2f} times as fast as the dense one{within} on "
-        f"{row['device']}; its FLOPs predict {row['predicted']:.2f}."
+        f"At batch {row['batch']} the pruned network is {row['speedup']:.2f} times as fast as the dense one ({within}) "
+        f"on {row['device']}; its FLOPs predict {row['predicted']:.2f}."
     ]
 
 
