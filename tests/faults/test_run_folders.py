@@ -23,6 +23,8 @@ import numpy as np
 import pytest
 import yaml
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import mhprobe.compare
 from faults.test_damaged_files import DAMAGES
@@ -216,6 +218,32 @@ def undecodable(run: Path) -> None:
 
 def many(run: Path) -> None:
     (run / "run.json").write_text(json.dumps({"heads": [["site", 0, 0, 10**12]]}))
+
+
+KEPT: dict[str, tuple[str, dict[str, str]]] = {
+    "questions that are no JSON": ("attention", {"queries": "{"}),
+    "questions that are a list": ("attention", {"queries": "[1]"}),
+    "a site that has no map": ("attention", {"queries": '{"the class token": ["nowhere"]}'}),
+    "a title that is a number": ("attention", {"titles": "3"}),
+    "heads that are no JSON": ("maps", {"heads": "{"}),
+    "a head that is a word": ("maps", {"heads": '{"attention/block 2 head 0": ["attention maps", "eight"]}'}),
+    "a head that has no map": ("maps", {"heads": '{"attention/block 9 head 0": ["attention maps", 8]}'}),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_damaged_metadata_of_maps_costs_these_maps_alone(run, name):
+    """The run had no page at all: one file of pictures took its numbers along."""
+    stem, damage = KEPT[name]
+    path = run / f"{stem}.safetensors"
+    with safe_open(str(path), "pt") as file:
+        about = dict(file.metadata())
+    save_file(load_file(path), path, {**about, **damage})
+    text = page_of(run)
+    assert f"{stem}.safetensors" in Page(text).text  # among what could not be read
+    kinds = {"attention": "attention of the class token", "maps": "attention maps"}
+    shown = {kind for kind, title in kinds.items() if f'{{"name":"{title}"' in text}
+    assert shown == {*kinds} - {stem}
 
 
 BOMBS: dict[str, Callable[[Path], Any]] = {

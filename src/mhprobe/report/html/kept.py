@@ -12,14 +12,18 @@ Shapes: B images, H heads of a site, h, w the grid of a map.
 import json
 import lzma
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from mhprobe.report.html.pictures import encoded, packed
 from mhprobe.report.runs.run import Run
+
+T = TypeVar("T")
+Arrays = dict[str, Tensor]
 
 IMAGES = 4  # as many are shown
 SIDE = 14  # a larger grid is averaged down to it
@@ -35,14 +39,24 @@ _EXPORTED = re.compile(r"export\{([^}]*)\};?\s*(//# sourceMappingURL=\S+\s*)?$")
 
 def maps(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return an entry per query or kind of map: titles and pictures of the images, and maps by head, one per image."""
-    return [*_of_queries(run, heads), *_of_kinds(run, heads)] if heads else []
-
-
-def _of_queries(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Read the attention of every remaining head in the run's first test images."""
-    arrays, about = run.files.tried(run.files.tensors, ATTENTION) or ({}, {})
-    if not arrays:
+    if not heads:
         return []
+    return (_read(run, ATTENTION, _of_queries, run, heads) or []) + (_read(run, MAPS, _of_kinds, heads) or [])
+
+
+def _read(run: Run, name: str, read: Callable[..., T], *more: Any) -> T | None:
+    """Return ``read(tensors, metadata, *more)``; None without the file, and if it is damaged: ``unread`` names it."""
+    if not (kept := run.files.tried(run.files.tensors, name)) or not kept[0]:
+        return None
+    try:
+        return read(*kept, *more)
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        run.files.unread.append(f"{name}: {type(error).__name__}: {error}")
+        return None
+
+
+def _of_queries(arrays: Arrays, about: dict[str, str], run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Read the attention of every remaining head in the run's first test images."""
     titles = _list(about, "titles")
     pictures = [encoded(picture, "png") for picture in arrays["pictures"].permute(0, 2, 3, 1).numpy()]
     sites: dict[str, list[int]] = {}
@@ -62,9 +76,8 @@ def _of_queries(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return shown
 
 
-def _of_kinds(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _of_kinds(arrays: Arrays, about: dict[str, str], heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Read the maps that ``mhprobe.maps`` wrote."""
-    arrays, about = run.files.tried(run.files.tensors, MAPS) or ({}, {})
     kinds: dict[str, dict[int, Any]] = {}
     for name, (kind, head) in json.loads(about.get("heads", "{}")).items():
         if 0 <= head < len(heads):
@@ -99,18 +112,15 @@ class Live(NamedTuple):
 
 def live(run: Run) -> Live | None:
     """Read the network that a run has kept; None without one."""
-    try:
-        arrays, about = run.files.tensors(NETWORK)
-        if not arrays:
-            return None
-        description = json.loads(about["live"])
-        network = [arrays[f"piece/{n}"].numpy().tobytes() for n in range(len(description["pieces"]))]
-        beside = sum(map(len, network)) > MOST
-        bytes_ = {} if beside else {f"live-piece-{n}": packed(piece) for n, piece in enumerate(network)}
-        bytes_["live-images"] = packed(arrays["images"].numpy().tobytes())
-    except (ValueError, KeyError, TypeError) as error:
-        run.files.unread.append(f"{NETWORK}: {error}")
-        return None
+    return _read(run, NETWORK, _network)
+
+
+def _network(arrays: Arrays, about: dict[str, str]) -> Live:
+    description = json.loads(about["live"])
+    network = [arrays[f"piece/{n}"].numpy().tobytes() for n in range(len(description["pieces"]))]
+    beside = sum(map(len, network)) > MOST
+    bytes_ = {} if beside else {f"live-piece-{n}": packed(piece) for n, piece in enumerate(network)}
+    bytes_["live-images"] = packed(arrays["images"].numpy().tobytes())
     bytes_["live-wasm"] = packed(lzma.decompress((VENDOR / "ort-wasm-simd-threaded.wasm.xz").read_bytes()))
     logits = [[float(f"{value:.6g}") for value in row] for row in arrays["logits"].tolist()]
     kept = {"labels": arrays["labels"].tolist(), "logits": logits, "shape": list(arrays["images"].shape)}
