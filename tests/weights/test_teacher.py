@@ -99,9 +99,18 @@ def test_it_sees_the_images_as_it_was_trained_to_see_them():
     torch.testing.assert_close(seen, normalise(pixels, larger.size, larger.mean, larger.std), rtol=0, atol=1e-5)
 
 
-def test_a_teacher_of_other_classes_is_refused(file):
-    with pytest.raises(UserError, match=r"^teacher: .*0, 1, 2"):
-        Teacher(file, ["cat", "dog"], InputSpec((8, 8)))
+@pytest.mark.parametrize(
+    ("classes", "line"),
+    [
+        (["cat", "dog"], "10 classes, the data has 2; they differ first in class 0: '0' in the file, 'cat' in the data."),
+        (list("01234"), "10 classes, the data has 5; they differ first in class 5: '5' in the file, none in the data."),
+        (list("012345678x"), "10 classes, .* they differ first in class 9: '9' in the file, 'x' in the data."),
+    ],
+)
+def test_a_teacher_of_other_classes_is_refused_with_both_numbers_and_where_they_differ(file, classes, line):
+    """The first three names of both were shown, which may be the same."""
+    with pytest.raises(UserError, match=f"^teacher: .* has {line}"):
+        Teacher(file, classes, InputSpec((8, 8)))
 
 
 def test_a_missing_teacher_is_refused(tmp_path):

@@ -50,7 +50,7 @@ from mhprobe.training.ends import StopAtNonFinite
 from mhprobe.training.history import GateHistory, History
 from mhprobe.training.screen import ShowsTraining
 from mhprobe.weights.checkpoint import DESCRIBES, load_checkpoint, load_weights, save_weights
-from mhprobe.weights.description import FREE, OURS, portable
+from mhprobe.weights.description import FREE, OURS, other_classes, portable
 from mhprobe.weights.foreign import load_foreign
 from mhprobe.weights.teacher import Recalled, Teacher
 
@@ -341,11 +341,9 @@ def _loaded(cfg: Config, weights: str, data: ImageData) -> tuple[nn.Module, dict
     if cfg.backbone.get("num_classes") == 0 and loaded["class_names"]:
         cast(Any, backbone).reset_classifier(0)
         loaded["class_names"] = []
-    if not data.unlabelled and loaded["class_names"] not in ([], list(data.class_names)):
-        raise UserError(
-            f"weights: {weights} has {len(loaded['class_names'])} classes: {', '.join(loaded['class_names'][:3])} ...; "
-            f"the data has {data.num_classes}: {', '.join(data.class_names[:3])} ... Trained on data={loaded['data']}."
-        )
+    theirs = loaded["class_names"]
+    if theirs and not data.unlabelled and (differ := other_classes(theirs, data.class_names)):
+        raise UserError(f"weights: {weights} has {differ} The file was trained on data={loaded['data']}.")
     described = {key: loaded[key] for key in DESCRIBES if key in loaded}
     return backbone, {**described, "data": data.source.name} if cfg.command == "train" else described
 

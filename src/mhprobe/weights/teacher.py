@@ -26,6 +26,7 @@ from mhprobe.io.code import code_digests, file_digest
 from mhprobe.io.progress import progress
 from mhprobe.io.tensors import packed, unpacked
 from mhprobe.weights.checkpoint import load_weights
+from mhprobe.weights.description import other_classes
 
 EVERY = 60  # seconds between two files of what a teacher has answered so far
 
@@ -40,11 +41,8 @@ class Teacher:
     def __init__(self, path: str | Path, class_names: Sequence[str], spec: InputSpec) -> None:
         self.model, description = load_weights(path)
         self.model.requires_grad_(False)
-        if description["class_names"] != list(class_names):
-            raise UserError(
-                f"teacher: {path} knows the classes {', '.join(description['class_names'][:3])} ..., the data "
-                f"has {', '.join(list(class_names)[:3])} ... Give a network that was trained on the same classes."
-            )
+        if differ := other_classes(description["class_names"], class_names):
+            raise UserError(f"teacher: {path} has {differ} Give a network that was trained on the same classes.")
         self.theirs, self.ours = InputSpec(**input_spec(self.model)), spec
 
     @torch.no_grad()
