@@ -11,6 +11,7 @@ from PIL import Image
 import mhprobe
 import mhprobe.mask
 import mhprobe.probe
+import mhprobe.train
 import runs
 from mhprobe.measures.gate_importance import GateImportance
 from mhprobe.run import builders
@@ -113,3 +114,11 @@ def test_weights_that_are_trained_on_name_the_images_they_saw_last(tmp_path, tra
         data = builders.data(cfg)
         data.source.name = "other"
         assert builders.classifier(cfg, data).description["data"] == named
+
+
+@pytest.mark.parametrize("without", ["~logger", "~logger.csv"])
+def test_a_training_needs_no_logger(tmp_path, without):
+    """``logger=null`` was answered with ``~logger``, which was refused, and ``~logger.csv`` ended in a traceback."""
+    cfg = runs.config("train", tmp_path, *runs.SHORT, "masking=none", "measure=[]", without)
+    mhprobe.train.run(cfg, tmp_path / "run")
+    assert (tmp_path / "run" / "metrics.json").exists() and not (tmp_path / "run" / "logs").exists()

@@ -212,7 +212,7 @@ def callbacks(
     checkpoints = checkpoints or report.folder / "checkpoints"
     return [
         *watching,
-        LearningRateMonitor(logging_interval="step"),
+        *([LearningRateMonitor(logging_interval="step")] if report.loggers else []),
         SeedEachStep(cfg.seed),
         SameRun(facts(cfg, model.description, data.training_fingerprint)),
         StopAtNonFinite(),

@@ -26,7 +26,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mhprobe.errors import UserError, causes, nearest
+from mhprobe.errors import UserError, causes, nearest, short
 from mhprobe.io.files import reason
 from mhprobe.io.stopping import Stopped, listen, outlive_readers, stop
 from mhprobe.run import jobs, sections
@@ -59,7 +59,7 @@ def main(command: str) -> None:
             raise
         nulls = [word.lstrip("+").removesuffix("=null") for word in sys.argv[1:] if word.endswith("=null")]
         for group in filter(options, nulls):
-            fail(f"{group}: expected the name of an option, or ~{group} for none, got null. --help lists them.")
+            fail(f"{group}: expected one of {short(', '.join(options(group)), 200)}, got null.")
         fail(f"{' '.join(sys.argv[1:])}: a group is chosen by the name of an option ({error}). --help lists them.")
     except OSError as error:
         if started:  # parts answer for their own files

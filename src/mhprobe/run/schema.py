@@ -224,7 +224,7 @@ class Config(_Section):
     data: dict[str, Any]
     gates: Gates
     trainer: TrainerSettings
-    logger: dict[str, dict[str, Any]]
+    logger: dict[str, dict[str, Any]] = {}
     ckpt_path: str | None = None
     resume: Resume | None = None
     compile: bool = False
