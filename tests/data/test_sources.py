@@ -152,6 +152,18 @@ def test_an_unsupported_file_type_is_named(tmp_path):
     assert "train/cat/notes.txt is not an image; expected .jpg" in refusal(ImageFolder(root, 32))
 
 
+@pytest.mark.parametrize("root", ["", "pets/"])
+@pytest.mark.parametrize("file", ["train/cat/young/0.png", "test/0.png"])
+def test_images_beside_or_below_the_folders_of_classes_are_not_left_out_without_a_word(tmp_path, root, file):
+    files = {f"{root}{name}": data for name, data in class_files().items()}
+    astray = files | {f"{root}{file}": next(iter(files.values()))}
+    assert f"not right in the folder of a class, e.g. {root}{file}" in refusal(
+        ImageFolder(write_folder(tmp_path / "astray", astray), 32)
+    )
+    elsewhere = files | {f"{root}cover.png": next(iter(files.values())), f"{root}train/cat/.old/0.png": b""}
+    ImageFolder(write_folder(tmp_path / "fine", elsewhere), 32).scan()
+
+
 def test_two_data_sets_in_one_root_are_refused(tmp_path):
     files = {f"{part}/{name}": data for part in ("a", "b") for name, data in class_files().items()}
     assert "holds 2 data sets, in a, b" in refusal(ImageFolder(write_folder(tmp_path, files), 32))

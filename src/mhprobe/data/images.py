@@ -81,10 +81,11 @@ def scan(archive: Archive, size: int, resize: bool = True) -> Contents:
 
 def _class_folders(archive: Archive) -> list[tuple[str, str, str]]:
     """(split, class, file name in the archive) for every image; the three may lie in folders of any depth."""
-    images, roots = [], set()
+    images, roots, others = [], set(), []
     for file in archive.names():
         *root, split, name, leaf = ("", "", *file.split("/"))
         if split not in SPLITS or hidden(file):
+            others += [file] if is_image(file) else []
             continue
         if not leaf.lower().endswith(SUFFIXES):
             raise UserError(f"root: {archive.path}: {file} is not an image; expected {', '.join(SUFFIXES)}.")
@@ -94,6 +95,12 @@ def _class_folders(archive: Archive) -> list[tuple[str, str, str]]:
         raise UserError(
             f"root: {archive.path} holds {len(roots)} data sets, in {', '.join(sorted(roots)[:3])}. "
             f"Choose one of these folders."
+        )
+    inside = tuple(f"{root}/{split}/".lstrip("/") for root in roots for split in SPLITS)
+    if astray := sorted(file for file in others if file.startswith(inside)):
+        raise UserError(
+            f"root: {archive.path}: {len(astray)} images lie in {' or '.join(inside)}, but not right in the folder of a "
+            f"class, e.g. {astray[0]}. Move or remove them."
         )
     return images
 
