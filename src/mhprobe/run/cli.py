@@ -214,7 +214,7 @@ def _unknown_key(command: str, text: str) -> str:
     experiment = [arg for arg in sys.argv[1:] if arg.startswith("+experiment=") and "," not in arg]
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose(command, overrides=experiment)
+        cfg = compose(command, overrides=experiment, return_hydra_config=key.startswith("hydra."))
         # e.g. prune=order for prune.remove
         others = [f"{group}={option}" for group in [key.partition(".")[0]] if group != key for option in options(group)]
         having = []

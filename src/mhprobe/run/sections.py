@@ -67,6 +67,8 @@ class OwnSections(ConfigLoaderImpl):
     ) -> DictConfig:
         names = sections(str(config_name))
         for override in overrides:
+            if override.endswith("="):  # a variable of a shell that is not set: out= would be the root of all files
+                raise UserError(f"{override}: has no value. Give one, or leave it out.")
             package = override.partition("=")[0].partition("@")[2].split(".")[0]  # where a group's choice goes
             if (section := _key(override).split(".")[0]) in {*names, "experiment", "hydra"} or package in names:
                 continue
