@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -15,6 +16,7 @@ import mhprobe.train
 import runs
 from mhprobe.measures.gate_importance import GateImportance
 from mhprobe.run import builders
+from mhprobe.scoring.parts.tally import Tally
 
 pytestmark = pytest.mark.slow
 
@@ -122,3 +124,14 @@ def test_a_training_needs_no_logger(tmp_path, without):
     cfg = runs.config("train", tmp_path, *runs.SHORT, "masking=none", "measure=[]", without)
     mhprobe.train.run(cfg, tmp_path / "run")
     assert (tmp_path / "run" / "metrics.json").exists() and not (tmp_path / "run" / "logs").exists()
+
+
+def test_numbers_on_validation_are_those_of_the_weights_that_are_kept(tmp_path, monkeypatch):
+    """They were those of the last epoch, beside the weights of the best one."""
+    whole, falling = Tally.compute, iter([0.5, 0.25, 0.125])  # two epochs and the test
+    monkeypatch.setattr(Tally, "compute", lambda tally: {**whole(tally), "accuracy": torch.tensor(next(falling))})
+    mhprobe.train.run(runs.config("train", tmp_path, *runs.SHORT), tmp_path / "run")
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    model = json.loads((tmp_path / "run" / "model.json").read_text())
+    assert metrics["test/accuracy"] == 0.125  # the control
+    assert metrics["val/accuracy"] == model["made"]["val/accuracy"] == 0.5

@@ -255,7 +255,9 @@ def _lightning(cfg: Config, **more: Any) -> L.Trainer:
 def best(model: GatedClassifier, checkpoints: Path) -> None:
     """Load the weights of the epoch that was best on validation; with a penalty on open heads the last ones stay."""
     if model.penalty is None:
-        model.load_state_dict(load_checkpoint(checkpoints / "best.ckpt")["state_dict"])
+        chosen = load_checkpoint(checkpoints / "best.ckpt")
+        model.load_state_dict(chosen["state_dict"])
+        model.results = chosen.get("results", {})
 
 
 def test(trainer: L.Trainer, model: GatedClassifier, data: ImageData, report: Report) -> None:

@@ -68,7 +68,7 @@ class GatedClassifier(L.LightningModule):
         self.algorithm, self.lr, self.weight_decay, self.layer_decay = algorithm, lr, weight_decay, layer_decay
         self.warmup_epochs, self.min_lr, self.gate_lr = warmup_epochs, min_lr, gate_lr
         self.teacher, self.teacher_weight, self.temperature = teacher, teacher_weight, temperature
-        self.results: dict[str, float] = {}  # the last epoch's numbers in full precision; what is logged is float32
+        self.results: dict[str, float] = {}  # of these weights, in full precision; what is logged is float32
         self.right = torch.zeros(0, dtype=torch.bool)  # (N,) the test images that were classified rightly
         self.loss = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
 
@@ -179,13 +179,14 @@ class GatedClassifier(L.LightningModule):
         return steps if trainer.max_steps < 0 else min(steps, trainer.max_steps)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["mhprobe"] = self.description
+        checkpoint["mhprobe"], checkpoint["results"] = self.description, dict(self.results)
         if (self.gates.effective() != self.gates.values).any():
             checkpoint["mhprobe"] = {**self.description, "gates": self.gates.effective().tolist()}
         # a compiled backbone adds nothing, a metric in flight must not ride along
         checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if not k.startswith("tally.")}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.results = checkpoint.get("results", {})
         theirs = checkpoint.get("mhprobe", {}).get("backbone")
         if theirs != self.description["backbone"]:
             raise UserError(
