@@ -157,7 +157,7 @@ def test_an_unsupported_file_type_is_named(tmp_path):
 def test_images_beside_or_below_the_folders_of_classes_are_not_left_out_without_a_word(tmp_path, root, file):
     files = {f"{root}{name}": data for name, data in class_files().items()}
     astray = files | {f"{root}{file}": next(iter(files.values()))}
-    assert f"not right in the folder of a class, e.g. {root}{file}" in refusal(
+    assert f"beside or below the folders of classes, e.g. {root}{file}" in refusal(
         ImageFolder(write_folder(tmp_path / "astray", astray), 32)
     )
     elsewhere = files | {f"{root}cover.png": next(iter(files.values())), f"{root}train/cat/.old/0.png": b""}

@@ -104,10 +104,10 @@ def test_it_sees_the_images_as_it_was_trained_to_see_them():
     [
         (
             ["cat", "dog"],
-            "10 classes, the data has 2; they differ first in class 0: '0' in the file, 'cat' in the",
+            "10 classes, the data has 2; they differ first in class 0: '0' there, 'cat' in the data.",
         ),
-        (list("01234"), "10 classes, the data has 5; they differ first in class 5: '5' in the file, none in the data."),
-        (list("012345678x"), "10 classes, .* they differ first in class 9: '9' in the file, 'x' in the data."),
+        (list("01234"), "10 classes, the data has 5; they differ first in class 5: '5' there, none in the data."),
+        (list("012345678x"), "10 classes, .* they differ first in class 9: '9' there, 'x' in the data."),
     ],
 )
 def test_a_teacher_of_other_classes_is_refused_with_both_numbers_and_where_they_differ(file, classes, line):

@@ -98,10 +98,8 @@ def _class_folders(archive: Archive) -> list[tuple[str, str, str]]:
         )
     inside = tuple(f"{root}/{split}/".lstrip("/") for root in roots for split in SPLITS)
     if astray := sorted(file for file in others if file.startswith(inside)):
-        raise UserError(
-            f"root: {archive.path}: {len(astray)} images lie in {' or '.join(inside)}, but not right in the folder of "
-            f"a class, e.g. {astray[0]}. Move or remove them."
-        )
+        where = f"root: {archive.path}: {len(astray)} images lie beside or below the folders of classes"
+        raise UserError(f"{where}, e.g. {astray[0]}. Move or remove them.")
     return images
 
 

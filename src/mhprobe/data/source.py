@@ -1,10 +1,13 @@
 """A source knows where images are and how to decode them. A new one is a class in its own file and a conf/data yaml."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Protocol
 
 import numpy as np
+
+from mhprobe.errors import quoted
 
 
 @dataclass(frozen=True)
@@ -33,3 +36,10 @@ class Source(Protocol):
 
     def scan(self) -> Contents:
         """List everything; every fault that can be seen without decoding raises UserError here."""
+
+
+def other_classes(theirs: Sequence[str], ours: Sequence[str]) -> str | None:
+    """Say how many classes a file or data set and the data have, and where names differ first; None for the same."""
+    pairs = enumerate(zip_longest(map(quoted, theirs), map(quoted, ours), fillvalue="none"))
+    first = next((f"class {at}: {a} there, {b} in the data" for at, (a, b) in pairs if a != b), None)
+    return first and f"{len(theirs)} classes, the data has {len(ours)}; they differ first in {first}."

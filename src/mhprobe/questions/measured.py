@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.data.base import ImageData
+from mhprobe.data.source import other_classes
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.gates.hard_concrete import HardConcreteGates
@@ -92,11 +93,8 @@ def agreement(material: Material, top_k: int) -> dict[str, Result]:
 
 def second_to(first: ImageData, other: ImageData, where: str) -> ImageData:
     """Return ``other``, prepared, in the input size of ``first``. UserError, below ``where``, for other classes."""
-    if other.class_names != first.class_names:
-        raise UserError(
-            f"{where}: {other.source.name} has the classes {', '.join(other.class_names[:3])} ..., expected "
-            f"those of {first.source.name}: {', '.join(first.class_names[:3])} ..."
-        )
+    if differ := other_classes(other.class_names, first.class_names):
+        raise UserError(f"{where}: {other.source.name} has {differ} Both need the same classes.")
     other.spec = first.spec
     return other
 

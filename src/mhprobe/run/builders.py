@@ -20,6 +20,7 @@ from torch import nn
 from mhprobe.backbones import build, gives_features, input_spec
 from mhprobe.backbones.parts.timm_models import registered
 from mhprobe.data.base import SPLITS, ImageData, InputSpec
+from mhprobe.data.source import other_classes
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.io.head_tables import read_kept
@@ -50,7 +51,7 @@ from mhprobe.training.ends import StopAtNonFinite
 from mhprobe.training.history import GateHistory, History
 from mhprobe.training.screen import ShowsTraining
 from mhprobe.weights.checkpoint import DESCRIBES, load_checkpoint, load_weights, save_weights
-from mhprobe.weights.description import FREE, OURS, other_classes, portable
+from mhprobe.weights.description import FREE, OURS, portable
 from mhprobe.weights.foreign import load_foreign
 from mhprobe.weights.teacher import Recalled, Teacher
 

@@ -12,7 +12,6 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,15 +30,6 @@ RATES = ("patch_drop_rate", "drop_path_rate", "drop_rate", "pos_drop_rate", "pro
 SWITCHES = ("fused_attn",)
 FREE = (*RATES, *SWITCHES)
 """Settings of a backbone that may differ from those of its weights: they hold none."""
-
-
-def other_classes(theirs: Sequence[str], ours: Sequence[str]) -> str | None:
-    """Say how many class names a file and the data have, and where these differ first; None where they are equal."""
-    for at, (here, there) in enumerate(zip_longest(map(quoted, theirs), map(quoted, ours), fillvalue="none")):
-        if here != there:
-            both = f"{len(theirs)} classes, the data has {len(ours)}"
-            return f"{both}; they differ first in class {at}: {here} in the file, {there} in the data."
-    return None
 
 
 class Input(BaseModel):

@@ -20,13 +20,13 @@ from mhprobe import __version__, ranks
 from mhprobe.backbones import input_spec
 from mhprobe.data.base import ImageData, InputSpec
 from mhprobe.data.batch import Batch
+from mhprobe.data.source import other_classes
 from mhprobe.errors import UserError
 from mhprobe.io import files
 from mhprobe.io.code import code_digests, file_digest
 from mhprobe.io.progress import progress
 from mhprobe.io.tensors import packed, unpacked
 from mhprobe.weights.checkpoint import load_weights
-from mhprobe.weights.description import other_classes
 
 EVERY = 60  # seconds between two files of what a teacher has answered so far
 

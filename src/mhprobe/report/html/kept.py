@@ -12,18 +12,14 @@ Shapes: B images, H heads of a site, h, w the grid of a map.
 import json
 import lzma
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from mhprobe.report.html.pictures import encoded, packed
 from mhprobe.report.runs.run import Run
-
-T = TypeVar("T")
-Arrays = dict[str, Tensor]
 
 IMAGES = 4  # as many are shown
 SIDE = 14  # a larger grid is averaged down to it
@@ -39,50 +35,37 @@ _EXPORTED = re.compile(r"export\{([^}]*)\};?\s*(//# sourceMappingURL=\S+\s*)?$")
 
 def maps(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return an entry per query or kind of map: titles and pictures of the images, and maps by head, one per image."""
-    if not heads:
-        return []
-    return (_read(run, ATTENTION, _of_queries, run, heads) or []) + (_read(run, MAPS, _of_kinds, heads) or [])
+    readers = {ATTENTION: _of_queries, MAPS: _of_kinds} if heads else {}
+    return [entry for name, read in readers.items() for entry in run.files.tried(read, name, run, heads) or []]
 
 
-def _read(run: Run, name: str, read: Callable[..., T], *more: Any) -> T | None:
-    """Return ``read(tensors, metadata, *more)``; None without the file, and if it is damaged: ``unread`` names it."""
-    if not (kept := run.files.tried(run.files.tensors, name)) or not kept[0]:
-        return None
-    try:
-        return read(*kept, *more)
-    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
-        run.files.unread.append(f"{name}: {type(error).__name__}: {error}")
-        return None
-
-
-def _of_queries(arrays: Arrays, about: dict[str, str], run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _of_queries(name: str, run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Read the attention of every remaining head in the run's first test images."""
+    arrays, about = run.files.tensors(name)
+    if not arrays:
+        return []
     titles = _list(about, "titles")
     pictures = [encoded(picture, "png") for picture in arrays["pictures"].permute(0, 2, 3, 1).numpy()]
-    sites: dict[str, list[int]] = {}
     pruned = [table for _, entry, table in run.of_kind("per_head") if entry.decides == "removed"]
     gone = {row["head"] for table in pruned for row in table.dicts() if not row["kept"]}
-    for head in heads:
-        if head["id"] not in gone:
-            sites.setdefault(head["site"], []).append(head["id"])
     shown = []
     for query, names in json.loads(about.get("queries", "{}")).items():
         grids: dict[int, Any] = {}
         for site in names:
-            levels_BHhw = arrays[f"{query}/{site}"]
-            for index, flat in enumerate(sites.get(site, [])[: levels_BHhw.shape[1]]):
-                grids[flat] = [_letters(grid) for grid in levels_BHhw[:, index].tolist()]
+            left = [head["id"] for head in heads if head["site"] == site and head["id"] not in gone]
+            for flat, levels_Bhw in zip(left, arrays[f"{query}/{site}"].unbind(1), strict=False):
+                grids[flat] = _letters(levels_Bhw)
         shown.append({"name": f"attention of {query}", "titles": titles, "pictures": pictures, "heads": grids})
     return shown
 
 
-def _of_kinds(arrays: Arrays, about: dict[str, str], heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _of_kinds(file: str, run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Read the maps that ``mhprobe.maps`` wrote."""
+    arrays, about = run.files.tensors(file)
     kinds: dict[str, dict[int, Any]] = {}
     for name, (kind, head) in json.loads(about.get("heads", "{}")).items():
         if 0 <= head < len(heads):
-            grids = levels(arrays[name][:IMAGES]).tolist()
-            kinds.setdefault(kind, {})[head] = [_letters(grid) for grid in grids]
+            kinds.setdefault(kind, {})[head] = _letters(levels(arrays[name][:IMAGES]))
     titles = _list(about, "titles")[:IMAGES]
     return [{"name": kind, "titles": titles, "pictures": [], "heads": grids} for kind, grids in kinds.items()]
 
@@ -99,8 +82,8 @@ def levels(maps: Tensor) -> Tensor:
     return (share * (LEVELS - 1)).round().byte()
 
 
-def _letters(grid: list[list[int]]) -> list[str]:
-    return ["".join(LETTERS[level] for level in row) for row in grid]
+def _letters(levels_Bhw: Tensor) -> list[list[str]]:
+    return [["".join(LETTERS[level] for level in row) for row in grid] for grid in levels_Bhw.tolist()]
 
 
 class Live(NamedTuple):
@@ -110,12 +93,11 @@ class Live(NamedTuple):
     packs: dict[str, str]
 
 
-def live(run: Run) -> Live | None:
+def live(name: str, run: Run) -> Live | None:
     """Read the network that a run has kept; None without one."""
-    return _read(run, NETWORK, _network)
-
-
-def _network(arrays: Arrays, about: dict[str, str]) -> Live:
+    arrays, about = run.files.tensors(name)
+    if not arrays:
+        return None
     description = json.loads(about["live"])
     network = [arrays[f"piece/{n}"].numpy().tobytes() for n in range(len(description["pieces"]))]
     beside = sum(map(len, network)) > MOST

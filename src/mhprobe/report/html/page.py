@@ -16,7 +16,7 @@ import jinja2
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
 from mhprobe.masking.base import LABELS
-from mhprobe.report.html.kept import Live, live, maps, runtime
+from mhprobe.report.html.kept import NETWORK, Live, live, maps, runtime
 from mhprobe.report.html.pictures import embed
 from mhprobe.report.runs import atlas, words
 from mhprobe.report.runs.facts import write_facts
@@ -49,7 +49,7 @@ def write_report(folder: Path) -> Path:
     """Write ``folder/report.html`` from the run's files. Raises UserError if the folder holds no run."""
     with reading(folder):
         run = read_run(folder)
-        network, figures = live(run) if atlas.heads(run) else None, _figures(run)
+        network, figures = run.files.tried(live, NETWORK, run) if atlas.heads(run) else None, _figures(run)
         if network is not None:
             write(run.folder / LIVE, _page(run, figures, network).encode())
         return write(run.folder / "report.html", _page(run, figures, page_beside=network is not None).encode())

@@ -36,11 +36,13 @@ class Folder:
         self.unread: list[str] = []  # what could not be read, each with the reason
 
     def tried(self, read: Callable[..., T], *where: Any) -> T | None:
-        """Return ``read(*where)``; None, with an entry in ``unread``, for what cannot be read."""
+        """Return ``read(*where)``; None, with an entry in ``unread``, for what is damaged; where: its name first."""
         try:
             return read(*where)
-        except ValueError as error:
-            self.unread.append(str(error).removeprefix("report: ").replace(f"{self.root}/", ""))
+        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+            text = str(error).removeprefix("report: ").replace(f"{self.root}/", "")
+            names = [f"{name}:" for name in where[:1] if isinstance(name, str) and name not in text]
+            self.unread.append(" ".join([*names, text]))
             return None
 
     def path(self, name: str, most: int) -> Path | None:
