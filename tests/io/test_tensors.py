@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save, save_file
 
-from mhprobe.io.tensors import packed, read_outcomes, unpacked, write_outcomes
+from mhprobe.io.tensors import digest, packed, read_outcomes, unpacked, write_outcomes
 from mhprobe.questions import stored
 
 VALUES = {"value": torch.tensor([0.5, torch.nan, 2.0], dtype=torch.float64), "images": torch.tensor(7)}
@@ -69,3 +69,10 @@ def test_the_same_content_is_the_same_bytes():
     tensors = {"a": torch.arange(5), "b": torch.zeros(2, 3, dtype=torch.bool)}
     assert len({packed(tensors, about) for _ in range(20)}) == 1
     assert len({save(tensors, about) for _ in range(20)}) > 1  # negative control: safetensors alone writes them anyhow
+
+
+@pytest.mark.parametrize("number", [torch.tensor(0.5).expand(1), torch.tensor(0.5).expand(1, 1)])
+def test_a_number_that_was_repeated_once_has_a_digest(number):
+    """A network of one head: the probe ended in a traceback, since such a tensor counts as contiguous."""
+    assert number.stride(-1) == 0 and number.is_contiguous()
+    assert digest({"value": number}) == digest({"value": torch.full(number.shape, 0.5)})

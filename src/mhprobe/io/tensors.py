@@ -48,7 +48,8 @@ def digest(tensors: Mapping[str, Any], about: Mapping[str, str] | None = None) -
     content = hashlib.sha256(json.dumps(dict(sorted((about or {}).items()))).encode())
     for name, values in sorted((name, part) for name, part in tensors.items() if isinstance(part, Tensor)):
         content.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
-        content.update(values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        flat = values.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1)  # no strides of 0
+        content.update(flat.view(torch.uint8).numpy().tobytes())
     return content.hexdigest()
 
 
