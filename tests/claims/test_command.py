@@ -55,8 +55,8 @@ def test_every_claim_gets_a_verdict_and_none_is_dropped(tmp_path, monkeypatch, t
     assert {name for name, reason in refused.items() if "evidence.runs." in reason} == of_runs
     of_norms = {"high_norm_tokens_draw_attention", "high_norm_tokens_lose_their_place"}
     assert all(refused.values()) and set(refused) <= of_runs | of_norms | {"specialised_heads_stay"}
-    assert re.match(rf"\d+ of {len(all_claims())} claims hold, \d+ (is|are) contradicted, .* not applicable\.", told[0])
-    assert re.match(r"Of those that hold, (none|\d+) holds? for an untrained network", told[1])
+    assert re.match(rf"\d+ of {len(all_claims())} claims hold \(contradicted: \d+, .*not applicable: \d+\)\.", told[0])
+    assert re.match(r"Of those that hold, these hold for an untrained network, too: [a-z]", told[1])
     page = (folder / "report.html").read_text()
     assert "Findings of the literature, judged on this network" in page and "entropy_falls_with_depth" in page
     assert all(sentence in page for sentence in told)
@@ -100,7 +100,7 @@ def test_a_second_run_measures_nothing_again_and_asks_what_it_is_asked(tmp_path,
     monkeypatch.setattr("mhprobe.questions.material.look", None)
     command.run(settings(tmp_path, asked), folder)
     assert (folder / "tables" / "claims.csv").read_text() == first
-    assert told[0].startswith("0 of 2 claims hold") and told[0].endswith("1 is not applicable.")
+    assert told[0].startswith("0 of 2 claims hold") and told[0].endswith("not applicable: 1).")
     with pytest.raises(UserError, match="did you mean entropy_falls_with_depth"):
         command.run(settings(tmp_path, "claims=[entropy_falls]"), folder)
 
@@ -189,13 +189,13 @@ def test_a_line_says_the_number_or_why_there_is_none():
 def test_two_sentences_say_what_was_found():
     claims = {name: all_claims()[name] for name in ("entropy_falls_with_depth", "a_fifth_of_the_heads_goes")}
     seen = dict.fromkeys(claims, verdict("holds", 1.0))
-    others = "0 are contradicted, 0 are too small to matter, 0 cannot be told and 0 are not applicable."
-    first = f"2 of 2 claims hold, {others}"
+    others = "contradicted: 0, too small to matter: 0, cannot be told: 0, not applicable: 0"
+    first = f"2 of 2 claims hold ({others})."
     rows = asking.rows_of(claims, seen, {"entropy_falls_with_depth": verdict("holds", 1.0)})
-    also = "Of those that hold, 1 holds for an untrained network as well: entropy_falls_with_depth."
+    also = "Of those that hold, these hold for an untrained network, too: entropy_falls_with_depth."
     assert findings(rows) == [first, also]
     rows = asking.rows_of(claims, seen, {"entropy_falls_with_depth": verdict("contradicted", 1.0)})
-    assert findings(rows)[1] == "Of those that hold, none holds for an untrained network."
+    assert findings(rows)[1] == "Of those that hold, these hold for an untrained network, too: none."
     assert findings(asking.rows_of(claims, seen, {})) == [first, "There is no untrained twin to compare with."]
     assert findings([]) == []
 

@@ -44,8 +44,8 @@ def test_it_says_accuracy_heads_curves_and_places(tmp_path):
     assert "2 of 12 heads can go within one point of accuracy." in text
     row = next(line for line in text.splitlines() if line.startswith("head_[max]"))
     assert row.split()[1:] == ["2", "4", "2"]
-    first = next(line for line in text.splitlines() if line.startswith("block 3, head 2"))
-    assert "11 (10 to 12)" in first and "block 0, head 0" in first and "0 (-0.5 to 0.5)" in first
+    extremes = next(line for line in text.splitlines() if line.startswith("By gate importance the highest heads are "))
+    assert "block 3, head 2: 11 (10 to 12)" in extremes and "block 0, head 0: 0 (-0.5 to 0.5)" in extremes
     assert f"report: {tmp_path / 'report.html'}" in text.splitlines()
     assert "\n\n\n" not in text
 

@@ -235,7 +235,7 @@ def test_attention_is_of_who_was_asked_and_shows_the_images(page):
 
 def test_the_figures_of_a_page_and_its_live_one_are_made_once(tmp_path, monkeypatch):
     folder, made, embed = make_run(tmp_path / "run"), [], page_of.embed
-    monkeypatch.setattr(page_of, "live", lambda run: Live({}, {}))
+    monkeypatch.setattr(page_of, "live", lambda name, run: Live({}, {}))
     monkeypatch.setattr(page_of, "embed", lambda pictures: made.append(1) or embed(pictures))
     write_report(folder)
     assert len(made) == 1 and (folder / "live.html").is_file()
@@ -553,7 +553,7 @@ def test_speed_and_faithful_maps_are_said_in_words(tmp_path):
     ]
     unsure = [row | {"speedup_low": -np.inf, "speedup_high": np.inf} for row in rows]
     add_rows(report, "speed", unsure, "speed")
-    assert "dense one on a CPU" in words.result(read_run(tmp_path), [], [])[0]
+    assert "dense one (too few rounds for an interval) on a CPU" in words.result(read_run(tmp_path), [], [])[0]
 
 
 def test_references_that_are_one_number_leave_the_menu_and_stand_in_the_legend(tmp_path):

@@ -436,8 +436,8 @@ def _untold(claims: Sequence[Claim], silent: Sequence[str], facts: Facts) -> lis
             half = "" if len(undecided) == 1 else " for half of them"
             needed = undecided.median().item()
             number = f"about {int(needed):,}" if needed <= 10_000 else "more than 10,000"
-            hint = f"{number} photographs would tell{half}"
-            parts.append(f"{counted(len(undecided), 'more head')} may or may not {claim.what} ({hint})")
+            may = f"{counted(len(undecided), 'more head')} may or may not {claim.what}"
+            parts.append(f"{may} ({number} photographs would tell{half})")
     parts += silent
     photographs = counted(facts.images, "photograph")
     return [Sentence(f"Could not be told from {photographs}: {'; '.join(parts)}.")] if parts else []

@@ -312,17 +312,13 @@ def lines(pruned: Pruned) -> list[str]:
     first, last, lost = pruned.stages[0], pruned.stages[-1], pruned.scored.lost
     return [
         *(
-            f"round {row.round} {row.stage:>8}: {row.counted}, {pruned.scored.right} {_accuracy(row)}"
-            + (f", {lost} {row.loss:.3g}" if lost else "")
+            f"round {row.round} {row.stage:>8}: {row.counted}, {pruned.scored.right} {100 * row.accuracy:.2f} % "
+            f"({100 * row.low:.2f} - {100 * row.high:.2f})" + (f", {lost} {row.loss:.3g}" if lost else "")
             for row in pruned.stages
         ),
         f"masked and pruned logits differ by at most {pruned.difference:.2g}",
         f"parameters {first.parameters:,} -> {last.parameters:,}, FLOPs per image {first.flops:,} -> {last.flops:,}",
     ]
-
-
-def _accuracy(row: Stage) -> str:
-    return f"{100 * row.accuracy:.2f} % ({100 * row.low:.2f} - {100 * row.high:.2f})"
 
 
 def _promised(promise: Promise) -> dict[str, Any]:

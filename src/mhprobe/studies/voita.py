@@ -81,8 +81,7 @@ def run(cfg: Config, folder: Path) -> None:
     report.close()
     whole = model.results["test/accuracy"]
     rows = [Row(heads, whole, whole, whole, before or "", before or "")]
-    fewer = dict.fromkeys(max(1, round(heads * share)) for share in (0.75, 0.5, 0.25))
-    for size in options.heads or fewer:
+    for size in options.heads or dict.fromkeys(max(1, round(heads * share)) for share in (0.75, 0.5, 0.25)):
         target = {"penalty": {**(cfg.gates.penalty or {}), "heads": size}, "keep": size}
         pruned = fit(cfg.but(gates=target), folder / _arm(size))
         kept = folder / _arm(size) / "tables" / "gates.csv"

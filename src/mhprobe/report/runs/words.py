@@ -1,6 +1,5 @@
 """Sentences on the result of a run, with intervals, chance levels, and the images that chose."""
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,16 +17,13 @@ from mhprobe.stats.significance import holm, wilson
 KEEPS = {"removed": "pruning keeps", "closed": "the learned gates keep"}
 
 
-def result(run: Run, heads: list[dict[str, Any]], measures: list[dict[str, Any]], extremes: bool = True) -> list[str]:
-    """Return a headline, then sentences with numbers and intervals.
-
-    extremes: name the highest and lowest heads of the first measure.
-    """
+def result(run: Run, heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list[str]:
+    """Return a headline, then sentences with numbers and intervals."""
     headline = "; ".join([*_can_go(run, len(heads)), *_missed(heads, measures)])
     text = [f"{headline[0].upper()}{headline[1:]}."] if headline else []
     text += [*findings(run.rows("claims")), *_accuracy(run), *_masking(run), *_promise(run, len(heads))]
     text += [*_kept(run), *_speed(run), *_maps(run), *best_methods(run.rows("ranking"))]
-    text += _extremes(heads, measures[0]) if measures and extremes else []
+    text += _extremes(heads, measures[0]) if measures else []
     return text or ["No accuracy was measured: see the figures and tables."]
 
 
@@ -46,15 +42,12 @@ def findings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     if not rows:
         return []
     counts = Counter(row["verdict"] for row in rows)
-    others = [f"{counts[word]} {'is' if counts[word] == 1 else 'are'} {word}" for word in list(VERDICTS)[1:]]
-    listed = re.sub(r"(is|are) cannot", "cannot", f"{', '.join(others[:-1])} and {others[-1]}")
-    first = f"{counts['holds']} of {len(rows)} claims hold, {listed}."
+    others = ", ".join(f"{word}: {counts[word]}" for word in list(VERDICTS)[1:])
+    first = f"{counts['holds']} of {len(rows)} claims hold ({others})."
     if not any(row["untrained"] for row in rows):
         return [first, "There is no untrained twin to compare with."]
     both = [row["claim"] for row in rows if row["verdict"] == row["untrained"] == "holds"]
-    verb = "holds" if len(both) == 1 else "hold"
-    shared = f"{len(both)} {verb} for an untrained network as well: {', '.join(both)}" if both else ""
-    return [first, f"Of those that hold, {shared or 'none holds for an untrained network'}."]
+    return [first, f"Of those that hold, these hold for an untrained network, too: {', '.join(both) or 'none'}."]
 
 
 def glance(heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list[dict[str, str]]:
