@@ -221,7 +221,7 @@ def test_torchvision_s_swin_is_told_another_size_of_images():
     model = SwinTransformer([2, 2], 12, [2, 2], [2, 3], [4, 4], num_classes=5).eval()
     images = torch.randn(2, 3, 32, 32)
     mhprobe.attach(model)
-    with pytest.raises(mhprobe.UserError, match=r"attach again \(to torchvision's Swin after model\.image_s"):
+    with pytest.raises(mhprobe.UserError, match=r"torchvision's Swin: detach, set model\.image_size = .*attach again"):
         mhprobe.record(model, images, needs={"attn"})
     mhprobe.detach(model)
     model.image_size = 32

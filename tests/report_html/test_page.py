@@ -341,7 +341,7 @@ def test_a_page_calls_accuracy_what_the_score_measures(name, tmp_path):
     run = read_run(folder)
     said = " ".join(words.result(run, atlas.heads(run), []))
     assert f"Test {scored.right} goes from 90.0 % (80.0 to 95.0) to 85.0 %" in said
-    assert ", -5.0 points on the same images (95 % -8.1 to -2.0, p = 0.0013), parameters from 7 to 7." in said
+    assert ", -5.0 points on the same images (95 % -8.1 to -2.0; McNemar's p = 0.0013), parameters from 7 to 7." in said
     assert f"1 of 12 heads can go within one point of {scored.right}." in said
     assert f"that new images lose at most 2 points of {scored.right} (50 calibration images" in said
     page = Page(write_report(folder).read_text(encoding="utf-8"))

@@ -251,7 +251,7 @@ def test_numbers_on_images_that_chose_the_heads_are_marked(trained, tmp_path, ca
         seen = curve_file(tmp_path / f"{on}.csv", chosen_on=on, chosen_by="0" * 16)
         mhprobe.prune.run(runs.config("prune", tmp_path, *asked, seen), tmp_path / on)
         said, too_good = capsys.readouterr().out, on == "test"
-        assert ("test images chose the heads" in said) == too_good and ("(McNemar)" in said) != too_good
+        assert ("test images chose the heads" in said) == too_good and ("McNemar's p" in said) != too_good
         assert (tmp_path / on / "outcomes.safetensors").exists() != too_good
         last = runs.rows(tmp_path / on / "tables" / "pruning.csv")[-1]
         assert (last["p"] == "nan") == too_good

@@ -90,7 +90,7 @@ def test_rounds_of_pruning_repair_and_tuning_end_in_a_network_that_loads(trained
     said = capsys.readouterr().out.splitlines()
     last = said.index("saved: pruned.safetensors, pruned.json, pruned.pt2")
     assert "differ by at most" in said[last - 2] and "FLOPs per image" in said[last - 1]
-    assert [row["batch"] for row in runs.rows(folder / "tables" / "speed.csv")][:4] == ["1", "4", "16", "64"]
+    assert {row["batch"] for row in runs.rows(folder / "tables" / "speed.csv")} == {"1", "4", "16", "64"}
 
 
 @pytest.mark.slow
@@ -116,7 +116,7 @@ def test_a_mix_of_heads_and_neurons_meets_its_budget_in_rounds_and_goes_on(train
     assert {row["kind"] for row in listed} == {"head", "neuron"} and len(kept) < len(listed)
     out = capsys.readouterr().out
     assert (
-        f"tuned {last['heads']} heads and {last['neurons']} neurons" in out
+        f"tuned: {last['heads']} heads and {last['neurons']} neurons" in out
         and f"of {dense['neurons']} neurons are those that" in out
     )
     more = (f"weights={tmp_path / 'run' / 'pruned.safetensors'}", *budget, "prune.target={params:0.8}")
@@ -267,7 +267,7 @@ def test_the_command_line_prunes_in_one_process_only(trained, tmp_path):
     common = [*runs.TINY, weights, "prune=given", "prune.heads=[0]"]
     [fine] = runs.answers([runs.Command("prune", common)], tmp_path)
     assert fine.code == 0, fine.err
-    assert "dense 6 heads " in fine.out and "-> pruned 5 heads " in fine.out and "of 101 test images" in fine.out
+    assert "dense: 6 heads, " in fine.out and "pruned: 5 heads, " in fine.out and "101 images of digits" in fine.out
     assert "saved: pruned.safetensors, pruned.json" in fine.out
     folder = runs.newest(tmp_path)
     found = [read_outcomes(run) for run in (trained.folder, folder)]

@@ -243,10 +243,10 @@ def _kept(run: Run) -> list[str]:
             text.append(f"{' and '.join(counts)} are those that {KEEPS[entry.decides]}.")
     if stages := run.rows("stages"):
         first, last = stages[0], stages[-1]
-        change = " (test images chose the heads, which flatters)" if chosen_on(run) == "test" else ""
-        if last.get("p") is not None:  # against the dense network, image by image
+        change = " (test images chose the heads: these numbers are too good)" if last.get("p", 1) is None else ""
+        if (p := last.get("p")) is not None:  # against the dense network, image by image
             gap, low, high = (100 * last[name] for name in ("difference", "difference_low", "difference_high"))
-            change = f", {gap:+.1f} points on the same images (95 % {low:+.1f} to {high:+.1f}, p = {last['p']:.2g})"
+            change = f", {gap:+.1f} points on the same images (95 % {low:+.1f} to {high:+.1f}; McNemar's p = {p:.2g})"
         text.append(
             f"Test {atlas.scored(run, 'stages')} goes from {interval(first)} to {interval(last)}{change}, "
             f"parameters from {first['parameters']:,} to {last['parameters']:,}."
