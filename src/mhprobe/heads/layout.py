@@ -126,7 +126,8 @@ class HeadSite:
 
     def refuse_other_size(self, places: int, where: str) -> None:
         """UserError unless an image of the model's own size has so many places, in all windows."""
-        if places != (expected := self.places().numel()):
+        expected = math.prod(self.windows.padded) if self.windows else self.prefix_tokens + math.prod(self.token_grid)
+        if places != expected:
             raise UserError(
                 f"{where}: {self.name}: expected the {expected} places of a grid of {self.token_grid}, got {places}. "
                 f"Feed images of the size the model was made for, or make one of theirs (torchvision's Swin: detach, "

@@ -16,8 +16,7 @@ def main() -> None:
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="the folder of a finished run, or of a sweep")
     folder = parser.parse_args().folder
     runs = expand([folder])
-    several = len(runs) > 1
-    print(write_comparison(read_runs(runs), folder / "report.html") if several else write_report(*runs))
+    print(write_report(*runs) if len(runs) == 1 else write_comparison(read_runs(runs), folder / "report.html"))
 
 
 if __name__ == "__main__":

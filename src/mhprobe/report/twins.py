@@ -5,7 +5,7 @@ twice, the control below with the same limits and colours: noise on a scale of i
 control lies too far out, the measure keeps its limits, and a box in the control marks the frame of the panel above.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from matplotlib.figure import SubFigure
@@ -34,20 +34,20 @@ def draw(
     initialised network, if measured. options: of this kind.
     """
 
-    def of(columns: Mapping[str, Tensor]) -> Callable[[], Figure]:
-        return lambda: kinds()[kind](layout, columns, label, names or NAMELESS, **options)
+    def drawn(of: Mapping[str, Tensor]) -> Figure:
+        return kinds()[kind](layout, of, label, names or NAMELESS, **options)
 
     if control is None or kinds()[kind].draws_control:
-        return of(columns)()
-    shown = {"as measured": of(columns), "the same, freshly initialised": of(control)}
-    sizes = [style.inches(draw()) for draw in shown.values()]  # a figure says its size when it is drawn
+        return drawn(columns)
+    shown = {"as measured": columns, "the same, freshly initialised": control}
+    sizes = [style.inches(drawn(of)) for of in shown.values()]  # a figure says its size when it is drawn
     wide, tall = max(size[0] for size in sizes), sum(size[1] + _STRIP for size in sizes)
     with style.canvas((wide, tall)) as figure:
         ratios = [part for size in sizes for part in (_STRIP, size[1])]
         rooms = figure.subfigures(4, 1, height_ratios=ratios, hspace=0, squeeze=False)[:, 0]
-        for (title, draw), above, room in zip(shown.items(), rooms[::2], rooms[1::2], strict=True):
+        for (title, of), above, room in zip(shown.items(), rooms[::2], rooms[1::2], strict=True):
             above.text(0.1 / wide, 0.25, title, fontweight="bold", va="bottom")
-            style.drawn_on(room, draw)
+            style.drawn_on(room, drawn, of)
         _one_scale(rooms[1], rooms[3])
     return figure
 

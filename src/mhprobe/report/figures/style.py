@@ -151,11 +151,11 @@ def canvas(size: tuple[float, float]) -> Iterator[Figure]:
 _room = contextvars.ContextVar[Any]("room", default=None)
 
 
-def drawn_on(room: SubFigure, draw: Callable[[], Figure]) -> Figure:
-    """Return ``draw()``, whose ``canvas`` is a part of a figure."""
+def drawn_on(room: SubFigure, draw: Callable[..., Figure], *of: Any) -> Figure:
+    """Return ``draw(*of)``, whose ``canvas`` is a part of a figure."""
     context = contextvars.copy_context()
     context.run(_room.set, room)
-    return context.run(draw)
+    return context.run(draw, *of)
 
 
 def inches(figure: FigureBase) -> tuple[float, float]:

@@ -134,30 +134,30 @@ def _heads(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Compare head by head with the first run: a row each, by its change of rank; and sentences on how many differ."""
     rows, text = list[dict[str, Any]](), list[str]()
-    for measure in measures:
-        first, *others = measure["runs"]
-        for name, other in zip(names[1:], others, strict=True):
-            down = ([math.inf if v is None else -v for v in run["value"]] for run in (first, other))
-            ranks = [rankdata(values, "min").astype(int).tolist() for values in down]  # 1: largest, the missing last
-            sure, gaps = None not in (first["low"], other["low"]), list[Estimate]()
-            for head, before, after in zip(range(len(first["value"])), *ranks, strict=True):
-                if (a := _estimate(first, head)) is None or (b := _estimate(other, head)) is None:
-                    continue
-                gaps.append(difference(a, b))
-                gap, low, high = gaps[-1]
-                row = {"measure": measure["key"], "run": name, "head": head}
-                row |= {"block": heads[head]["block"], "index": heads[head]["index"], "first": a[0], "this": b[0]}
-                row |= {"difference": gap, "low": low if sure else None, "high": high if sure else None}
-                row |= {"changed": int(low > 0 or high < 0) if sure else None}
-                rows.append({**row, "rank_first": before, "rank_this": after, "rank_moved": after - before})
-            freedom = min((run["freedom"] for run in (first, other) if run["freedom"]), default=None)
-            if sure and gaps and freedom is not None:
-                gap_A, low_A, high_A = torch.tensor(gaps, dtype=torch.float64).unbind(1)
-                p = holm(p_of_interval(gap_A, torch.where(gap_A > 0, gap_A - low_A, high_A - gap_A), freedom))
-                text.append(
-                    f"By {measure['name']} {int((p < 0.05).sum())} of {len(gaps)} heads of {name} differ from those of "
-                    f"{names[0]} (Holm over heads, 5 %; the runs taken as independent)."
-                )
+    beside = ((measure, *pair) for measure in measures for pair in zip(names[1:], measure["runs"][1:], strict=True))
+    for measure, name, other in beside:
+        first = measure["runs"][0]
+        down = ([math.inf if v is None else -v for v in run["value"]] for run in (first, other))
+        ranks = [rankdata(values, "min").astype(int).tolist() for values in down]  # 1: largest, the missing last
+        sure, gaps = None not in (first["low"], other["low"]), list[Estimate]()
+        for head, before, after in zip(range(len(first["value"])), *ranks, strict=True):
+            if (a := _estimate(first, head)) is None or (b := _estimate(other, head)) is None:
+                continue
+            gaps.append(difference(a, b))
+            gap, low, high = gaps[-1]
+            row = {"measure": measure["key"], "run": name, "head": head}
+            row |= {"block": heads[head]["block"], "index": heads[head]["index"], "first": a[0], "this": b[0]}
+            row |= {"difference": gap, "low": low if sure else None, "high": high if sure else None}
+            row |= {"changed": int(low > 0 or high < 0) if sure else None}
+            rows.append({**row, "rank_first": before, "rank_this": after, "rank_moved": after - before})
+        freedom = min((run["freedom"] for run in (first, other) if run["freedom"]), default=None)
+        if sure and gaps and freedom is not None:
+            gap_A, low_A, high_A = torch.tensor(gaps, dtype=torch.float64).unbind(1)
+            p = holm(p_of_interval(gap_A, torch.where(gap_A > 0, gap_A - low_A, high_A - gap_A), freedom))
+            text.append(
+                f"By {measure['name']} {int((p < 0.05).sum())} of {len(gaps)} heads of {name} differ from those of "
+                f"{names[0]} (Holm over heads, 5 %; the runs taken as independent)."
+            )
     return sorted(rows, key=lambda row: -abs(row["rank_moved"])), text
 
 
