@@ -71,6 +71,9 @@ def test_heads_can_be_masked_and_are_not_cut_out_of_layers_that_have_grown(build
     assert curve[1]["loss"] == pytest.approx(float(expected), rel=1e-5)
     with pytest.raises(mhprobe.UserError, match=r"attn\.proj is no nn\.Linear whose weight is a parameter"):
         mhprobe.prune_heads(model, [0])
+    for cost in ("params", "memory"):  # both are those of a copy that has lost heads
+        with pytest.raises(mhprobe.UserError, match=r"attn\.proj is no nn\.Linear whose weight is a parameter"):
+            mhprobe.masking_curve(model, [(images, labels)], target={cost: 0.9})
 
 
 def test_a_projection_that_does_not_say_its_inputs_is_named():

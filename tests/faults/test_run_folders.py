@@ -319,6 +319,9 @@ def test_outcomes_that_contradict_the_metrics_are_none(run):
     write_outcomes(run, torch.arange(10) < 2, torch.arange(10), "x")
     theirs = read_run(run)
     assert theirs.outcomes() is None and "another accuracy" in theirs.unread[-1]
+    (run / "outcomes.safetensors").write_bytes(b"half a fi")
+    theirs = read_run(run)
+    assert theirs.outcomes() is None and theirs.unread[-1] == "outcomes.safetensors: damaged"
     (run / "metrics.json").write_text(json.dumps({"test/accuracy": 1.7, "test/images": 300}))
     assert "170" not in Page(page_of(run)).text and "expected a share" in Page(page_of(run)).text
 

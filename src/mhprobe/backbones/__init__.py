@@ -153,13 +153,14 @@ def kinds_of(model: nn.Module, units: Collection[Kind] | None = None) -> frozens
 def slice_sites(model: nn.Module, layout: HeadLayout, kept: Mapping[str, Sequence[int]]) -> None:
     """Remove, in place, the units that ``kept`` does not name; sites that keep all are not touched.
 
-    A unit that is named twice is there twice.
+    A unit that is named twice is there twice. UserError for heads of a model that can lose none.
     """
-    family = family_of(model)
-    for site in layout.sites:
-        if len(kept[site.name]) != site.num_heads:
-            slice_site = slice_heads if site.kind == "neuron" else family.slice_heads
-            slice_site(model, site, kept[site.name])
+    family, cut = family_of(model), [site for site in layout.sites if len(kept[site.name]) != site.num_heads]
+    if any(site.kind == "head" for site in cut) and (reason := family.unprunable(model)) is not None:
+        raise UserError(reason)
+    for site in cut:
+        slice_site = slice_heads if site.kind == "neuron" else family.slice_heads
+        slice_site(model, site, kept[site.name])
 
 
 def sliced(model: nn.Module, layout: HeadLayout, kept: Mapping[str, Sequence[int]]) -> nn.Module:

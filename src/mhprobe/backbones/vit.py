@@ -78,8 +78,6 @@ class Tokens(Family):
 
     @classmethod
     def slice_heads(cls, model: Any, site: HeadSite, keep: Sequence[int]) -> None:
-        if (reason := cls.unprunable(model)) is not None:
-            raise UserError(f"{site.name}: {reason}")
         units.slice_heads(model, site, keep)
 
 
