@@ -227,9 +227,6 @@ def test_a_family_may_be_probed_and_not_pruned(foreign):
     assert family_of(foreign).unprunable(foreign).startswith("mhprobe does not know how to remove heads of a Foreign")
     with pytest.raises(mhprobe.UserError, match="prune_heads: mhprobe does not know how to remove heads of a Foreign"):
         mhprobe.prune_heads(foreign, [0])
-    site = next(ForeignFamily.sites(foreign))
-    with pytest.raises(mhprobe.UserError, match=r"layers\.0\.mixer: mhprobe does not know"):
-        family_of(foreign).slice_heads(foreign, site, [1])
     assert family_of(tiny_vit()).unprunable(tiny_vit()) is None
 
 

@@ -142,6 +142,19 @@ def test_an_empty_split_is_named(tmp_path, files):
     assert "has no images under t" in refusal(ImageFolder(write_folder(tmp_path, files), 32))
 
 
+@pytest.mark.parametrize("layout", ["of ImageNet", "all three"])
+def test_val_stands_in_for_a_test_set_without_labels(tmp_path, layout):
+    files = class_files(3, 2)
+    usual = decoded(ImageFolder(write_folder(tmp_path / "usual", files), 32))
+    if layout == "of ImageNet":
+        files = {name.replace("test/", "val/"): data for name, data in files.items()} | {"test/1.png": encoded(5)}
+    else:  # validation images are drawn from train/
+        files |= {"val/cat/1.png": encoded(7)}
+    images = decoded(ImageFolder(write_folder(tmp_path / "theirs", files), 32))
+    for split in ("train", "test"):
+        np.testing.assert_array_equal(images[split], usual[split])
+
+
 def test_one_class_is_refused(tmp_path):
     root = write_folder(tmp_path, class_files(classes=("cat",)))
     assert "has one class, cat; telling classes apart needs at least two" in refusal(ImageFolder(root, 32))

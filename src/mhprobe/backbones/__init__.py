@@ -160,6 +160,7 @@ def slice_sites(model: nn.Module, layout: HeadLayout, kept: Mapping[str, Sequenc
         raise UserError(reason)
     for site in cut:
         slice_site = slice_heads if site.kind == "neuron" else family.slice_heads
+        assert slice_site is not None, "else unprunable says why"
         slice_site(model, site, kept[site.name])
 
 

@@ -5,7 +5,7 @@ Methods here fit most models of timm; a family overrides the others. No other pa
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -78,7 +78,10 @@ class Seam:
 
 
 class Family(ABC):
-    """A group of models whose heads are found in the same way; unprunable ones have no ``slice_heads`` of their own.
+    """A group of models whose heads are found in the same way.
+
+    slice_heads(model, site, keep) removes the heads of ``site`` but ``keep`` (ascending, may be empty), in place; the
+    model's forward runs on, and ``sites`` names the site only if it has heads. None: they can be masked, not removed.
 
     tests/contracts/test_backbones.py zeroes a head's rows of W_V in every family: its channels alone become zero.
     """
@@ -87,6 +90,7 @@ class Family(ABC):
     model: ClassVar[Any] = ()  # the class of its models
     embedding: ClassVar[str] = "patch_embed"  # the name of the module whose output embeds the patches
     head: ClassVar[str] = ""  # the name of the classifier, for a model without get_classifier
+    slice_heads: ClassVar[Callable[..., None] | None] = None
     whole: ClassVar[str] = ""  # the reason why no head of its models can be removed, if known
 
     # where heads are
@@ -210,18 +214,10 @@ class Family(ABC):
     @classmethod
     def unprunable(cls, model: Any) -> str | None:
         """Why no head of this model can be removed, in a sentence; None where they can."""
-        if cls.slice_heads.__func__ is not Family.slice_heads.__func__:  # type: ignore[attr-defined]
+        if cls.slice_heads is not None:
             reasons = (uncuttable(site.name, submodule(model, site)) for site in cls.sites(model))
             return next(filter(None, reasons), None)
         return f"mhprobe does not know how to remove heads of a {cls.title}{cls.whole and f': {cls.whole}'}. {STILL}"
-
-    @classmethod
-    def slice_heads(cls, model: Any, site: HeadSite, keep: Sequence[int]) -> None:
-        """Remove the heads of ``site`` but ``keep`` (ascending, may be empty), in place; the model's forward runs on.
-
-        Afterwards ``sites`` names a site only if it has heads.
-        """
-        raise UserError(f"{site.name}: {cls.unprunable(model)}")
 
 
 def blocks_in(model: nn.Module, layers: str, middle: Callable[[Any], str], stage: int = 0) -> Iterator[Block]:

@@ -4,7 +4,7 @@ WindowAttention concatenates its heads over rows (image x window); ``Windows`` p
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from timm.models import swin_transformer, swin_transformer_v2
@@ -23,6 +23,7 @@ class Windowed(Family):
     stage: ClassVar[type[Any]]
     attention: ClassVar[tuple[type, ...]]
     middle: ClassVar[str]
+    slice_heads = staticmethod(units.slice_heads)
 
     @classmethod
     def sites(cls, model: Any) -> Iterator[HeadSite]:
@@ -57,10 +58,6 @@ class Windowed(Family):
     def blocks(cls, model: Any) -> Iterator[Block]:
         for stage in range(len(model.layers)):
             yield from blocks_in(model, f"layers.{stage}.blocks", lambda _: cls.middle, stage)
-
-    @classmethod
-    def slice_heads(cls, model: Any, site: HeadSite, keep: Sequence[int]) -> None:
-        units.slice_heads(model, site, keep)
 
     @classmethod
     def segments(cls, model: Any) -> Segments | None:

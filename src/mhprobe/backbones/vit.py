@@ -31,6 +31,7 @@ class Tokens(Family):
 
     attention: ClassVar[tuple[type, ...]]
     middle: ClassVar[Mapping[type, str]]
+    slice_heads = staticmethod(units.slice_heads)
 
     @classmethod
     def sites(cls, model: Any) -> Iterator[HeadSite]:
@@ -75,10 +76,6 @@ class Tokens(Family):
     @abstractmethod
     def pieces(cls, model: Any) -> tuple[Piece, Sequence[Piece]]:
         """The model's own forward up to its first block, and its blocks."""
-
-    @classmethod
-    def slice_heads(cls, model: Any, site: HeadSite, keep: Sequence[int]) -> None:
-        units.slice_heads(model, site, keep)
 
 
 def _named(part: str, number: int, block: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,7 @@
-"""Images in class folders: ``train/<class>/<file>`` and ``test/<class>/<file>`` in a folder, a tar or a zip."""
+"""Images in class folders: ``train/<class>/<file>`` and ``test/<class>/<file>`` in a folder, a tar or a zip.
+
+Where there is no ``test/``, as in ImageNet, ``val/`` holds the test images.
+"""
 
 import contextlib
 import functools
@@ -35,7 +38,7 @@ class ImageFolder:
     """
 
     name = "image_folder"
-    expected = "train/<class>/* and test/<class>/*"
+    expected = "train/<class>/* and test/<class>/*, or val/<class>/* in place of test/"
 
     def __init__(self, root: str | Path | None, stored_size: int = 256) -> None:
         if root is None:
@@ -59,7 +62,7 @@ def scan(archive: Archive, size: int, resize: bool = True) -> Contents:
     for split in SPLITS:
         if not classes[split]:
             raise UserError(
-                f"{where} has no images under {split}/<class>/. Expected train/<class>/* and test/<class>/* "
+                f"{where} has no images under {split}/<class>/. Expected {ImageFolder.expected} "
                 f"({', '.join(SUFFIXES)})."
             )
     for has, lacks in (("train", "test"), ("test", "train")):
@@ -82,21 +85,23 @@ def scan(archive: Archive, size: int, resize: bool = True) -> Contents:
 def _class_folders(archive: Archive) -> list[tuple[str, str, str]]:
     """(split, class, file name in the archive) for every image; the three may lie in folders of any depth."""
     images, roots, others = [], set(), []
-    for file in archive.names():
-        *root, split, name, leaf = ("", "", *file.split("/"))
-        if split not in SPLITS or hidden(file):
+    parts = {file: ("", "", *file.split("/")) for file in archive.names()}
+    last = "test" if any(place[-3] == "test" for place in parts.values()) else "val"
+    splits = {"train": "train", last: "test"}
+    for file, (*root, split, name, leaf) in parts.items():
+        if split not in splits or hidden(file):
             others += [file] if is_image(file) else []
             continue
         if not leaf.lower().endswith(SUFFIXES):
             raise UserError(f"root: {archive.path}: {file} is not an image; expected {', '.join(SUFFIXES)}.")
         roots.add("/".join(part for part in root if part))
-        images.append((split, name, file))
+        images.append((splits[split], name, file))
     if len(roots) > 1:
         raise UserError(
             f"root: {archive.path} holds {len(roots)} data sets, in {', '.join(sorted(roots)[:3])}. "
             f"Choose one of these folders."
         )
-    inside = tuple(f"{root}/{split}/".lstrip("/") for root in roots for split in SPLITS)
+    inside = tuple(f"{root}/{split}/".lstrip("/") for root in roots for split in splits)
     if astray := sorted(file for file in others if file.startswith(inside)):
         where = f"root: {archive.path}: {len(astray)} images lie beside or below the folders of classes"
         raise UserError(f"{where}, e.g. {astray[0]}. Move or remove them.")
