@@ -14,9 +14,12 @@ from mhprobe.run import sections
 def test_every_command_is_listed_with_what_it_does(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["mhprobe"])
     door.main()
-    lines = [line.removeprefix("  mhprobe ") for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    text = capsys.readouterr().out
+    lines = [line.removeprefix("  mhprobe ") for line in text.splitlines() if line.startswith("  ")]
     listed = {line.split()[0] for line in lines}
     assert listed == {*door.commands(), "demo"} >= set(sections.commands())
+    for name, (module, _) in door.commands().items():
+        assert (module == f"mhprobe.{name}") != (f"{name} is {module}" in text)
 
 
 @pytest.mark.parametrize(
