@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mhprobe
-from mhprobe.backbones import backbone_of, build, families, family_of, input_spec
+from mhprobe.backbones import backbone_of, build, families, family_of, input_spec, layout_of, slice_sites
 from mhprobe.backbones.base import Family, Seam, submodule
 from mhprobe.backbones.parts.units import layer_scale
 from mhprobe.heads import Block, HeadSite, HeadWeights
@@ -227,6 +227,9 @@ def test_a_family_may_be_probed_and_not_pruned(foreign):
     assert family_of(foreign).unprunable(foreign).startswith("mhprobe does not know how to remove heads of a Foreign")
     with pytest.raises(mhprobe.UserError, match="prune_heads: mhprobe does not know how to remove heads of a Foreign"):
         mhprobe.prune_heads(foreign, [0])
+    layout = layout_of(foreign)
+    with pytest.raises(mhprobe.UserError, match=r"layers\.0\.mixer: mhprobe does not know"):
+        slice_sites(foreign, layout, {site.name: [1] for site in layout.sites})
     assert family_of(tiny_vit()).unprunable(tiny_vit()) is None
 
 

@@ -142,6 +142,11 @@ def test_an_empty_split_is_named(tmp_path, files):
     assert "has no images under t" in refusal(ImageFolder(write_folder(tmp_path, files), 32))
 
 
+def test_test_images_without_classes_are_named_where_val_does_not_stand_in(tmp_path):
+    files = class_files(3, 0) | {"test/1.png": encoded(5), "val/1.png": encoded(6)}
+    assert "1 images lie beside or below" in refusal(ImageFolder(write_folder(tmp_path, files), 32))
+
+
 @pytest.mark.parametrize("layout", ["of ImageNet", "all three"])
 def test_val_stands_in_for_a_test_set_without_labels(tmp_path, layout):
     files = class_files(3, 2)

@@ -156,8 +156,9 @@ def slice_sites(model: nn.Module, layout: HeadLayout, kept: Mapping[str, Sequenc
     A unit that is named twice is there twice. UserError for heads of a model that can lose none.
     """
     family, cut = family_of(model), [site for site in layout.sites if len(kept[site.name]) != site.num_heads]
-    if any(site.kind == "head" for site in cut) and (reason := family.unprunable(model)) is not None:
-        raise UserError(reason)
+    heads = [site.name for site in cut if site.kind == "head"]
+    if heads and (reason := family.unprunable(model)) is not None:
+        raise UserError(f"{heads[0]}: {reason}")
     for site in cut:
         slice_site = slice_heads if site.kind == "neuron" else family.slice_heads
         assert slice_site is not None, "else unprunable says why"

@@ -48,8 +48,7 @@ def main() -> None:
     print("mhprobe: what does each attention head do, and which heads can go?\n")
     for command, (_, does) in modules.items():
         print(f"  mhprobe {command:<16} {does}")
-    apart = [f"; {command} is {module}" for command, (module, _) in modules.items() if module[8:] not in ("", command)]
-    print(f"\nmhprobe COMMAND --help says more; python -m mhprobe.COMMAND is the same{''.join(apart)}.")
+    print("\nmhprobe COMMAND --help says more; python -m mhprobe.COMMAND is the same (look: mhprobe.looking).")
     print("mhprobe GROUP=OPTION says what it is and which options it has, e.g. mhprobe measure=svcca.")
     print('eval "$(mhprobe --install-completion)" lets bash complete commands and settings.')
     if name not in ("--help", "-h"):

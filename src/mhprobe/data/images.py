@@ -1,7 +1,4 @@
-"""Images in class folders: ``train/<class>/<file>`` and ``test/<class>/<file>`` in a folder, a tar or a zip.
-
-Where there is no ``test/``, as in ImageNet, ``val/`` holds the test images.
-"""
+"""Images in class folders: ``train/<class>/<file>`` and ``test/<class>/<file>``, in a folder, a tar or a zip."""
 
 import contextlib
 import functools
@@ -84,11 +81,12 @@ def scan(archive: Archive, size: int, resize: bool = True) -> Contents:
 
 def _class_folders(archive: Archive) -> list[tuple[str, str, str]]:
     """(split, class, file name in the archive) for every image; the three may lie in folders of any depth."""
-    images, roots, others = [], set(), []
-    parts = {file: ("", "", *file.split("/")) for file in archive.names()}
-    last = "test" if any(place[-3] == "test" for place in parts.values()) else "val"
-    splits = {"train": "train", last: "test"}
-    for file, (*root, split, name, leaf) in parts.items():
+    images, roots, others, names = [], set(), [], archive.names()
+    folders = {folder for file in names if not hidden(file) for folder in file.split("/")[-3:-2]}
+    # the test images of ImageNet have no classes: those of val/ stand in for them
+    splits = {"train": "train", "val" if "val" in folders and "test" not in folders else "test": "test"}
+    for file in names:
+        *root, split, name, leaf = ("", "", *file.split("/"))
         if split not in splits or hidden(file):
             others += [file] if is_image(file) else []
             continue

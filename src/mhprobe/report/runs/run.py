@@ -71,9 +71,11 @@ class Run:
 
     def outcomes(self) -> Outcomes | None:
         """Return the correct test images of the run, if it has kept them."""
-        file, share = self.files.tried(self.files.path, OUTCOMES, 100 * MB), self.metrics.get("test/accuracy")
-        if (right := read_outcomes(self.folder) if file else None) is None:
-            self.files.unread += [f"{OUTCOMES}: damaged"] if file else []
+        if self.files.tried(self.files.path, OUTCOMES, 100 * MB) is None:
+            return None
+        right, share = read_outcomes(self.folder), self.metrics.get("test/accuracy")
+        if right is None:
+            self.files.unread.append(f"{OUTCOMES}: damaged")
         elif share is not None and abs(float(right.right.double().mean()) - share) > 1e-6:
             self.files.unread.append(f"{OUTCOMES}: another accuracy than test/accuracy in metrics.json")
             return None
