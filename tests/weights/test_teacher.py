@@ -49,8 +49,9 @@ def test_the_distance_is_that_of_the_textbook():
     student, teacher = torch.randn(2, 7, 5, generator=generator, dtype=torch.float64)
     p, q = (special.softmax(logits.numpy() / 3.0, axis=1) for logits in (teacher, student))
     expected = 9.0 * np.mean(np.sum(special.rel_entr(p, q), axis=1))
-    assert float(distillation(student, teacher, 3.0)) == pytest.approx(expected, rel=1e-12)
-    assert float(distillation(teacher, student, 3.0)) != pytest.approx(expected, rel=1e-3)  # it has a direction
+    p, q = torch.from_numpy(p), torch.from_numpy(q)
+    assert float(distillation(student, p, 3.0)) == pytest.approx(expected, rel=1e-12)
+    assert float(distillation(teacher, q, 3.0)) != pytest.approx(expected, rel=1e-3)  # it has a direction
 
 
 def test_who_learns_from_itself_with_weight_one_has_no_loss(file, tmp_path):
@@ -163,10 +164,12 @@ def test_answers_to_whole_images_are_the_mean_over_image_and_mirror_image(file, 
     pixels, index = data.splits["train"].cached.images[data.splits["train"].positions], [3, 17]
     images = normalise(torch.as_tensor(pixels[index]), spec.size, spec.mean, spec.std)
     with torch.no_grad():
-        expected = (teacher(images) + teacher(images.flip(-1))) / 2
+        expected, alone = (teacher(images) + teacher(images.flip(-1))) / 2, teacher(images)
     batch = data.transform(next(iter(data.train_dataloader())), train=True)._replace(index=torch.tensor(index))
-    torch.testing.assert_close(model.teacher(batch), expected, rtol=0, atol=1e-5)  # float32, other batches
-    assert (model.teacher(batch) - teacher(images)).abs().max() > 1e-3  # it is not the image alone
+    cold = 0.1  # where small differences of logits are large ones of probabilities
+    told = model.teacher(batch, cold)
+    torch.testing.assert_close(told, (expected / cold).softmax(1), rtol=0, atol=1e-4)  # float32, other batches
+    assert (told - (alone / cold).softmax(1)).abs().max() > 1e-3  # it is not the image alone
 
 
 def test_what_a_teacher_answered_is_not_asked_again_and_an_interrupted_walk_goes_on(file, tmp_path, monkeypatch):
@@ -224,9 +227,24 @@ def test_answers_that_lie_beside_a_teachers_file_are_taken_for_its_own_images_al
         answers("data.seed=5")
 
 
-def test_a_teacher_of_whole_images_has_no_answer_to_blended_ones(file, tmp_path):
-    with pytest.raises(UserError, match=r"optim.teacher_sees=whole: .*data.augment.mixup .*teacher_sees=view"):
-        recalled(tmp_path, file, "data.augment.mixup=0.2")
+@pytest.mark.parametrize("name", ["mixup", "cutmix"])
+def test_a_teacher_of_whole_images_blends_its_answers_as_the_images_are_blended(file, tmp_path, name):
+    model, data = recalled(tmp_path, file, f"data.augment.{name}=1", "data.augment.crop_padding=0")
+    model.teacher.prepare(data, torch.device("cpu"))
+    batch = data.transform(next(iter(data.train_dataloader())), train=True)
+    at, spec = data.splits["train"].positions[torch.stack([batch.index, batch.other]).numpy()], data.input_spec
+    pixels = (torch.as_tensor(data.splits["train"].cached.images[row]) for row in at)
+    own, other = (normalise(images, spec.size, spec.mean, spec.std) for images in pixels)
+    if name == "mixup":  # what is told of the images is what was done to them
+        share = batch.share[:, None, None, None]
+        torch.testing.assert_close(batch.images, share * own + (1 - share) * other, rtol=0, atol=1e-5)
+    else:
+        same = (batch.images == own).all(1).float().mean((1, 2))
+        assert (same >= batch.share - 1e-6).all() and 0 < batch.share.min() < 1
+    p, q = ((model.teacher.logits[rows] / 0.1).softmax(1) for rows in (batch.index, batch.other))
+    expected = batch.share[:, None] * p + (1 - batch.share[:, None]) * q
+    torch.testing.assert_close(model.teacher(batch, 0.1), expected)
+    assert (expected - p).abs().max() > 1e-3  # it is not the answer to the image alone
 
 
 def test_a_student_learns_from_answers_on_disk(file, tmp_path):

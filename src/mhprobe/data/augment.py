@@ -35,9 +35,9 @@ class Augment:
     cutmix: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("crop_padding", "rand_augment", "magnitude", "mixup", "cutmix"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name}: expected 0 or more, got {getattr(self, name)}.")
+        for name, value in vars(self).items():
+            if value < 0:
+                raise UserError(f"{name}: expected 0 or more, got {value}.")
         if self.magnitude > STRONGEST:
             raise UserError(f"magnitude: expected 0 to {STRONGEST}, got {self.magnitude}.")
 
@@ -97,8 +97,11 @@ class Augment:
             reseed(fold(seed, epoch, _MIX, int(batch.first)))
             name = chosen[int(torch.randint(len(chosen), ()))]
             transform = {"mixup": v2.MixUp, "cutmix": v2.CutMix}[name]
-            images, targets = transform(alpha=getattr(self, name), num_classes=num_classes)(batch.images, batch.labels)
-        return batch._replace(images=images, targets=targets).part(slice(1, None))
+            blend = transform(alpha=float(getattr(self, name)), num_classes=len(batch.index))
+            images, shares_BB = blend(batch.images, torch.arange(len(batch.index), device=batch.index.device))
+        targets = shares_BB @ functional.one_hot(batch.labels, num_classes).float()
+        mixed = batch._replace(images=images, targets=targets, other=batch.index.roll(1), share=shares_BB.diagonal())
+        return mixed.part(slice(1, None))
 
 
 def _reflect(position: Tensor, size: int) -> Tensor:

@@ -22,7 +22,8 @@ class Batch(NamedTuple):
     labels: (B,) int64; in a notebook None where nobody has any.
     index: (B,) int64, the image's position in its split.
     valid: (B,) bool, False for images that only even out the ranks: they never enter a sum.
-    targets: (B, C) soft targets, only after mixup or cutmix.
+    targets: (B, C) soft targets; other: (B,) int64 index of the image that was blended in; share: (B,) what is left of
+        the image itself, up to 1. Only after mixup or cutmix.
     first: () int64, the index of the first image of the batch of all ranks; only where images are to be mixed.
     objects: (B, height, width) int64 what each pixel shows, 0 for background; only where the data set tells.
     """
@@ -34,6 +35,8 @@ class Batch(NamedTuple):
     targets: Tensor | None = None
     objects: Tensor | None = None
     first: Tensor | None = None
+    other: Tensor | None = None
+    share: Tensor | None = None
 
     @classmethod
     def whole(cls, images: Tensor, labels: Tensor | None = None, objects: Tensor | None = None) -> "Batch":

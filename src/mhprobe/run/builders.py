@@ -144,16 +144,9 @@ def optim(cfg: Config, data: ImageData) -> dict[str, Any]:
     settings = cfg.optim.model_dump(exclude={"ema", "teacher_sees"})
     if (path := cfg.optim.teacher) is None:
         return settings
-    whole, spec = cfg.optim.teacher_sees == "whole", data.input_spec
-    if whole and (blended := data.augment.mixes):
-        raise UserError(
-            f"optim.teacher_sees=whole: the teacher has not seen the images that data.augment.{blended[0]} blends. Set "
-            f"it to 0, or give optim.teacher_sees=view."
-        )
+    of, whole = (path, data.class_names, data.input_spec), cfg.optim.teacher_sees == "whole"
     try:
-        if whole:
-            return {**settings, "teacher": Recalled(path, data.class_names, spec, data.cache_dir)}
-        return {**settings, "teacher": Teacher(path, data.class_names, spec)}
+        return {**settings, "teacher": Recalled(*of, data.cache_dir) if whole else Teacher(*of)}
     except UserError as error:
         raise UserError(f"optim.teacher: {str(error).removeprefix('teacher: ')}") from None
 

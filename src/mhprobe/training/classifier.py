@@ -16,7 +16,7 @@ from mhprobe.errors import UserError
 from mhprobe.gates import HeadGates
 from mhprobe.heads import HeadLayout, Kind
 from mhprobe.scoring.parts.tally import Tally
-from mhprobe.weights.teacher import Recalled, distillation
+from mhprobe.weights.teacher import Recalled, Teacher, distillation
 
 
 class GatedClassifier(L.LightningModule):
@@ -29,7 +29,7 @@ class GatedClassifier(L.LightningModule):
         None for the same rate everywhere. warmup_epochs: linear from 0; then a cosine down to ``min_lr`` * lr.
     units: as for ``attach``. make_gates: (model, layout) -> gates, by default fixed; learned ones train at ``gate_lr``.
         penalty: price of open heads, (amount (A,), share of the run done) -> () in nats; its parameters are maximised.
-    teacher: batch -> (B, C) logits (mhprobe.weights.teacher). The loss is teacher_weight of the distance to them at
+    teacher: a ``Teacher`` (mhprobe.weights.teacher). The loss is teacher_weight of the distance to its answers at
         ``temperature``, and 1 - teacher_weight of the loss on labels.
     frozen: what is not trained; "backbone" is all but classifier and gates, other values are those of ``freeze``.
     """
@@ -46,7 +46,7 @@ class GatedClassifier(L.LightningModule):
         warmup_epochs: float = 1.0,
         min_lr: float = 0.01,
         label_smoothing: float = 0.0,
-        teacher: Callable[[Batch], Tensor] | None = None,
+        teacher: Teacher | None = None,
         teacher_weight: float = 0.5,
         temperature: float = 2.0,
         make_gates: Callable[[nn.Module, HeadLayout], HeadGates] = HeadGates,
@@ -87,10 +87,10 @@ class GatedClassifier(L.LightningModule):
                 self.teacher.prepare(self.trainer.datamodule, self.device)  # type: ignore[attr-defined]
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        logits = self(batch.images).float()
+        logits = self(batch.images.contiguous(memory_format=torch.channels_last)).float()  # convolutions are faster
         loss = self.loss(logits, batch.labels if batch.targets is None else batch.targets)
         if self.teacher is not None:
-            distance = distillation(logits, self.teacher(batch), self.temperature)
+            distance = distillation(logits, self.teacher(batch, self.temperature), self.temperature)
             self.log("train/distance_to_teacher", distance.detach())
             loss = (1 - self.teacher_weight) * loss + self.teacher_weight * distance
         self.log("train/loss", loss.detach(), prog_bar=True)

@@ -46,10 +46,10 @@ class Teacher:
         self.theirs, self.ours = InputSpec(**input_spec(self.model)), spec
 
     @torch.no_grad()
-    def __call__(self, batch: Batch) -> Tensor:
-        """Images normalised for the student -> (B, C) logits of the teacher."""
+    def __call__(self, batch: Batch, temperature: float) -> Tensor:
+        """Images normalised for the student -> (B, C) probabilities, by the teacher's logits / ``temperature``."""
         self.model.to(batch.images.device)
-        return self.model(renormalised(batch.images, self.ours, self.theirs)).float()
+        return (self.model(renormalised(batch.images, self.ours, self.theirs)).float() / temperature).softmax(dim=1)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # it is frozen: a copy of the student learns from the same one
@@ -58,10 +58,10 @@ class Teacher:
 class Recalled(Teacher):
     """The teacher's answers to every whole training image, kept on disk: it never runs during an epoch.
 
-    An answer is the mean of the logits of an image and of its mirror image. It does not fit images that are blended
-    (mixup, cutmix). path, class_names, spec: as for Teacher. folder: where the answers are kept. A copy beside the
-    weights, with the suffix ``.answers``, is used instead of asking, for the images that it was made from and for parts
-    of them (``limit_train``).
+    An answer is the mean of the logits of an image and of its mirror image. Probabilities of two images that are
+    blended (mixup, cutmix) are blended alike. path, class_names, spec: as for Teacher. folder: where the answers are
+    kept. A copy beside the weights, with the suffix ``.answers``, is used instead of asking, for the images that it was
+    made from and for parts of them (``limit_train``).
     """
 
     def __init__(self, path: str | Path, class_names: Sequence[str], spec: InputSpec, folder: str | Path) -> None:
@@ -121,9 +121,12 @@ class Recalled(Teacher):
                 advance(len(logits) * ranks.size())
         self.model.cpu()
 
-    def __call__(self, batch: Batch) -> Tensor:
-        """Images -> (B, C) logits that the teacher gave them when they were whole."""
-        return self.logits[batch.index]
+    def __call__(self, batch: Batch, temperature: float) -> Tensor:
+        """Images -> (B, C) probabilities that the teacher gave them when they were whole."""
+        p = (self.logits[batch.index] / temperature).softmax(dim=1)
+        if batch.share is None:
+            return p
+        return torch.lerp((self.logits[batch.other] / temperature).softmax(dim=1), p, batch.share[:, None])
 
 
 def renormalised(images: Tensor, was: InputSpec, now: InputSpec) -> Tensor:
@@ -141,7 +144,8 @@ def renormalised(images: Tensor, was: InputSpec, now: InputSpec) -> Tensor:
 def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """() how far the student's probabilities are from the teacher's: temperature^2 KL(teacher || student), in nats.
 
-    student, teacher: (B, C) logits, which are divided by ``temperature`` first. 0 where they agree; larger is further.
+    student: (B, C) logits, which are divided by ``temperature`` first; teacher: (B, C) probabilities. 0 where they
+    agree; larger is further.
     """
-    log_p, log_q = ((logits / temperature).log_softmax(dim=1) for logits in (teacher, student))
-    return temperature**2 * functional.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
+    log_q = (student / temperature).log_softmax(dim=1)
+    return temperature**2 * functional.kl_div(log_q, teacher, reduction="batchmean")
