@@ -164,12 +164,12 @@ def test_answers_to_whole_images_are_the_mean_over_image_and_mirror_image(file, 
     pixels, index = data.splits["train"].cached.images[data.splits["train"].positions], [3, 17]
     images = normalise(torch.as_tensor(pixels[index]), spec.size, spec.mean, spec.std)
     with torch.no_grad():
-        expected, alone = (teacher(images) + teacher(images.flip(-1))) / 2, teacher(images)
+        expected = (teacher(images) + teacher(images.flip(-1))) / 2
     batch = data.transform(next(iter(data.train_dataloader())), train=True)._replace(index=torch.tensor(index))
-    cold = 0.1  # where small differences of logits are large ones of probabilities
-    told = model.teacher(batch, cold)
-    torch.testing.assert_close(told, (expected / cold).softmax(1), rtol=0, atol=1e-4)  # float32, other batches
-    assert (told - (alone / cold).softmax(1)).abs().max() > 1e-3  # it is not the image alone
+    logits = model.teacher.logits[index]
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)  # float32, other batches
+    assert (logits - teacher(images)).abs().max() > 1e-3  # it is not the image alone
+    torch.testing.assert_close(model.teacher(batch, 0.5), (2 * expected).softmax(1), rtol=0, atol=1e-5)
 
 
 def test_what_a_teacher_answered_is_not_asked_again_and_an_interrupted_walk_goes_on(file, tmp_path, monkeypatch):

@@ -87,7 +87,7 @@ class GatedClassifier(L.LightningModule):
                 self.teacher.prepare(self.trainer.datamodule, self.device)  # type: ignore[attr-defined]
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        logits = self(batch.images.contiguous(memory_format=torch.channels_last)).float()  # convolutions are faster
+        logits = self(batch.images).float()
         loss = self.loss(logits, batch.labels if batch.targets is None else batch.targets)
         if self.teacher is not None:
             distance = distillation(logits, self.teacher(batch, self.temperature), self.temperature)
