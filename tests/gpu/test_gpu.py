@@ -40,8 +40,9 @@ def test_measures_are_those_of_the_cpu(twins, measure):
         for model, device in zip(twins, ("cpu", "cuda"), strict=True)
     )
     for name in cpu:
-        # float32 kernels add up in another order
-        torch.testing.assert_close(torch.as_tensor(gpu[name]), torch.as_tensor(cpu[name]), rtol=1e-3, atol=1e-4)
+        # float32 kernels add up in another order; pairs in different blocks are nan
+        there, here = torch.as_tensor(gpu[name]), torch.as_tensor(cpu[name])
+        torch.testing.assert_close(there, here, rtol=1e-3, atol=1e-4, equal_nan=True)
 
 
 def test_masks_side_by_side_give_the_logits_of_one_by_one(twins):

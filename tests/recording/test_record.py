@@ -8,7 +8,16 @@ import torch
 
 import mhprobe
 from mhprobe.heads import Relevance
-from models import BUILDERS, huggingface_swin, images_for, labels_for, tiny_swin, tiny_vit, torchvision_swin
+from models import (
+    BUILDERS,
+    huggingface_swin,
+    images_for,
+    labels_for,
+    tiny_swin,
+    tiny_swinv2,
+    tiny_vit,
+    torchvision_swin,
+)
 
 families = pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS.keys())
 
@@ -185,6 +194,17 @@ def test_record_without_gates_says_attach():
     model = tiny_vit()
     with pytest.raises(mhprobe.UserError, match="attach"):
         mhprobe.record(model, images_for(model, 1), labels_for(1))
+
+
+@pytest.mark.parametrize("build", [tiny_swin, tiny_swinv2])
+def test_the_grid_of_a_swin_is_what_its_tokens_are_whatever_its_blocks_note(build):
+    """Before 1.0.30 timm's blocks noted a grid of 9, merged, as 4 and computed on 5."""
+    model = build()
+    for block in model.layers[1].blocks:
+        block.input_resolution = (4, 4)
+    layout = mhprobe.attach(model).layout
+    assert [site.token_grid for site in layout.sites] == [(9, 9)] * 2 + [(5, 5)] * 2
+    assert [site.windows.grid for site in layout.sites] == [(9, 9)] * 2 + [(5, 5)] * 2
 
 
 @pytest.mark.parametrize("size", [12, 32])

@@ -67,6 +67,17 @@ def test_the_twin_of_a_network_whose_branches_start_shut_has_heads_that_do_somet
     assert drawn and not any(torch.equal(theirs[name], each) for name, each in drawn.items())
 
 
+def test_a_twin_that_is_made_in_inference_mode_can_be_used_outside():
+    """A test of Lightning's is in it. A GPU took the gates with it, and then their values could not be read."""
+    settings, _ = SHUT["DINOv2"]
+    model = network(settings)
+    with torch.inference_mode():
+        assert torch.ones(1).is_inference()  # negative control
+        twin = twin_of(model, settings)()
+    gates = mhprobe.attach(twin)
+    assert not any(tensor.is_inference() for tensor in (*twin.parameters(), *twin.buffers(), *gates.parameters()))
+
+
 def test_scales_are_those_of_when_the_twin_is_asked_for():
     settings, _ = SHUT["DINOv2"]
     model = network(settings)

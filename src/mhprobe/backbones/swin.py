@@ -4,11 +4,11 @@ WindowAttention concatenates its heads over rows (image x window); ``Windows`` p
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from timm.models import swin_transformer, swin_transformer_v2
-from torch import Tensor, nn
+from torch import nn
 
 from mhprobe.backbones.base import DirectPath, Family, Segments, blocks_in
 from mhprobe.backbones.parts import units
@@ -28,7 +28,7 @@ class Windowed(Family):
     @classmethod
     def sites(cls, model: Any) -> Iterator[HeadSite]:
         for site, block in cls._places(model, "attn"):
-            attn, grid = block.attn, block.input_resolution
+            attn = block.attn
             if type(attn) is NoHeads:
                 continue
             if type(attn) not in cls.attention:
@@ -37,7 +37,7 @@ class Windowed(Family):
                 site,
                 num_heads=attn.num_heads,
                 head_dim=units.width_of(site.name, attn.proj, attn.num_heads),
-                windows=Windows(grid=tuple(grid), size=tuple(block.window_size), shift=tuple(block.shift_size)),
+                windows=Windows(grid=site.token_grid, size=tuple(block.window_size), shift=tuple(block.shift_size)),
             )
 
     @classmethod
@@ -47,12 +47,14 @@ class Windowed(Family):
 
     @classmethod
     def _places(cls, model: Any, part: str) -> Iterator[tuple[HeadSite, Any]]:
-        """Each block with the site of its ``part``, without units."""
-        down, across = units.pixels(model.patch_embed.img_size, model.patch_embed.grid_size)
+        """Each block with the site of its ``part``, without units. Merging rounds grids up, older timm's notes down."""
+        patches = model.patch_embed
+        down, across = units.pixels(patches.img_size, patches.grid_size)
         for number, about in enumerate(cls.blocks(model)):
-            block, scale = model.get_submodule(about.name), 2.0**about.stage  # merging halves, rounding up
-            grid, steps = tuple(block.input_resolution), (down * scale, across * scale)
-            yield HeadSite(f"{about.name}.{part}", about.stage, number, 0, 1, grid=grid, pixels=steps), block
+            name, scale = f"{about.name}.{part}", 2**about.stage
+            grid = tuple(-(-side // scale) for side in patches.grid_size)
+            site = HeadSite(name, about.stage, number, 0, 1, grid=grid, pixels=(down * scale, across * scale))
+            yield site, model.get_submodule(about.name)
 
     @classmethod
     def blocks(cls, model: Any) -> Iterator[Block]:
@@ -87,13 +89,10 @@ class Swin(Windowed):
         if cls._other_forward(model):
             raise UserError(f"logit_attribution: {type(model).__name__} has its own forward, not timm's Swin's.")
         units.linear_pool(model.head.global_pool.pool_type)
-        between: list[Callable[[Tensor], Tensor] | None] = []
-        for layer in model.layers:
-            merges = not isinstance(layer.downsample, nn.Identity)
-            between += [layer.downsample if merges else None, *[None] * (len(layer.blocks) - 1)]
-        head, grids = model.head, tuple(tuple(b.input_resolution) for layer in model.layers for b in layer.blocks)
+        merged = {layer.blocks[0]: layer.downsample for layer in model.layers[1:]}
+        head, grids = model.head, tuple(site.token_grid for site, _ in cls._places(model, "attn"))
         return DirectPath(
-            between=tuple(between),
+            between=tuple(merged.get(block) for layer in model.layers for block in layer.blocks),
             norm=model.norm,
             pool=lambda x: head.global_pool(x.unflatten(1, grids[-1])),
             head=lambda x: head.flatten(head.fc(head.drop(x))),
