@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# For a machine with a GPU, half an hour of it, and no network: see docs/training.md.
+# For a machine with a GPU, half an hour of it, and no network. What it does there: benchmarks/gpu/stages.py.
 #   launch/gpu_kit.sh pack FOLDER --cifar ARCHIVE       here: everything such a machine lacks, in one folder
 #   FOLDER/mhprobe/launch/gpu_kit.sh run FOLDER         there: all stages; again after an interruption
 set -euo pipefail
