@@ -198,7 +198,7 @@ def test_record_without_gates_says_attach():
 
 @pytest.mark.parametrize("build", [tiny_swin, tiny_swinv2])
 def test_the_grid_of_a_swin_is_what_its_tokens_are_whatever_its_blocks_note(build):
-    """Before 1.0.30 timm's blocks noted a grid of 9, merged, as 4 and computed on 5."""
+    """The blocks of timm 1.0.29 note a grid of 9, merged, as 4, and compute on 5."""
     model = build()
     for block in model.layers[1].blocks:
         block.input_resolution = (4, 4)

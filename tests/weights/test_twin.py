@@ -68,7 +68,7 @@ def test_the_twin_of_a_network_whose_branches_start_shut_has_heads_that_do_somet
 
 
 def test_a_twin_that_is_made_in_inference_mode_can_be_used_outside():
-    """A test of Lightning's is in it. A GPU took the gates with it, and then their values could not be read."""
+    """Lightning tests in inference mode. On a GPU the twin's gates kept it, and their values could not be read."""
     settings, _ = SHUT["DINOv2"]
     model = network(settings)
     with torch.inference_mode():

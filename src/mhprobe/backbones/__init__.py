@@ -8,7 +8,7 @@ import pkgutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import inference_mode, nn
 
 from mhprobe.backbones.base import Family as Family
 from mhprobe.backbones.base import Seam as Seam
@@ -193,6 +193,7 @@ def input_spec(model: nn.Module) -> dict[str, Any]:
     return family_of(model).input_spec(model)
 
 
+@inference_mode(False)  # gates outlive the test that they are made in, and a GPU keeps their mode
 def attach(
     model: nn.Module,
     learnable: bool | None = None,

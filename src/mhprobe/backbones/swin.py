@@ -47,7 +47,7 @@ class Windowed(Family):
 
     @classmethod
     def _places(cls, model: Any, part: str) -> Iterator[tuple[HeadSite, Any]]:
-        """Each block with the site of its ``part``, without units. Merging rounds grids up, older timm's notes down."""
+        """Each block with the site of its ``part``, without units. Grids are rounded up, as merging does."""
         patches = model.patch_embed
         down, across = units.pixels(patches.img_size, patches.grid_size)
         for number, about in enumerate(cls.blocks(model)):

@@ -32,16 +32,16 @@ class RandomTwin:
 
     def __init__(self, model: nn.Module, layout: HeadLayout, description: Mapping[str, Any], seed: int) -> None:
         settings = portable(description["backbone"])  # without a path to weights
-        # its weights and gates may be asked for slopes, whatever mode the test is in
+        # its weights may be asked for slopes, whatever mode the test is in
         with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
             torch.manual_seed(seed + 1)
             twin = build(**{**settings, "pretrained": False}, num_classes=len(description["class_names"]))
-            if attach(twin, units=layout.kinds).layout != layout:
-                raise UserError(
-                    "control: expected weights whose heads are those of their architecture, got pruned ones, which "
-                    "have no random twin. Leave it out (control=null, in probe or in the study), or take the weights "
-                    "before the removal."
-                )
+        if attach(twin, units=layout.kinds).layout != layout:
+            raise UserError(
+                "control: expected weights whose heads are those of their architecture, got pruned ones, which have "
+                "no random twin. Leave it out (control=null, in probe or in the study), or take the weights "
+                "before the removal."
+            )
         self.model, self.twin = model, twin.eval()
         # vectors that multiply, of one number that lets nearly nothing through
         vectors = [(n, weight) for n, weight in twin.named_parameters() if weight.dim() == 1 and not n.endswith("bias")]
