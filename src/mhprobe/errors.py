@@ -35,6 +35,22 @@ def one_line() -> Iterator[None]:
         sys.exit(2)
 
 
+@contextlib.contextmanager
+def refusing(say: Callable[[Exception], str], kinds: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
+    """Turn an error of these kinds into a UserError with the message that ``say`` makes of it; a UserError stays."""
+    try:
+        yield
+    except UserError:
+        raise
+    except kinds as error:
+        raise UserError(say(error)) from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message without the mark at its end, or its type where there is none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
+
+
 def causes(error: BaseException | None) -> Iterator[BaseException]:
     """Yield the error, its cause or context, and so on to the first."""
     while error is not None:

@@ -190,6 +190,25 @@ def test_in_turns_heads_and_neurons_meet_the_budget_for_little_more_than_the_bes
         Turns().paths(dataclasses.replace(units, limits=None), layout, Additive(loss_A))
 
 
+@pytest.mark.parametrize(("head_loss", "searches"), [(100.0, 1), (0.01, 3)], ids=["dear heads", "cheap heads"])
+def test_no_more_heads_are_tried_once_they_cost_more_than_the_neurons(head_loss, searches):
+    """In one part of three units: of dear heads only the first is searched for, of cheap ones each."""
+    steps = []
+
+    class Counted(Exact):
+        def choose(self, step, evaluate):
+            steps.append(step)
+            return super().choose(step, evaluate)
+
+    layout = mixed(4, 4)
+    units, cost_A = limited(layout, 0.8, head=1.0)  # three units of 14
+    is_head = torch.tensor([site.kind == "head" for *_, site in layout])
+    loss = Additive(torch.where(is_head, head_loss * cost_A, cost_A))
+    (path,) = Turns(turns=1, tie_break="loss", search=Counted()).paths(units, layout, loss)
+    assert len(steps) == searches and int(path.added.sum()) == 3
+    assert int(path.added[:, is_head].sum()) == (0 if searches == 1 else 3)
+
+
 def test_chance_takes_the_same_share_of_heads_and_of_neurons():
     layout = mixed(40, 40)
     units, _ = limited(layout, 0.5)

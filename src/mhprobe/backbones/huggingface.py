@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from mhprobe.backbones.base import Family, Seam, blocks_in, submodule
 from mhprobe.backbones.parts.units import width_of
-from mhprobe.errors import UserError, short
+from mhprobe.errors import UserError, refusing, short
 from mhprobe.gates.meanwhile import meanwhile
 from mhprobe.heads import Block, HeadSite, Windows
 
@@ -186,11 +186,9 @@ def from_folder(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
         from transformers import AutoModel
     except ImportError:
         raise UserError(f"{folder} is of transformers: pip install 'mhprobe[transformers]'.") from None
-    try:
+    # a dozen unrelated types, from missing files to foreign classes
+    with refusing(lambda error: f"{folder}: transformers cannot read it ({short(' '.join(str(error).split()), 200)})."):
         model = AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True, trust_remote_code=False)
-    except Exception as error:  # a dozen unrelated types, from missing files to foreign classes
-        reason = short(" ".join(str(error).split()), 200)
-        raise UserError(f"{folder}: transformers cannot read it ({reason}).") from None
     model = getattr(model, "vision_model", model)
     spec = HuggingFace.input_spec(model)
     processor = folder / "preprocessor_config.json"

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, first_line, refusing
 from mhprobe.io.code import file_digest
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
@@ -163,19 +163,16 @@ class _File(ABC):
     def _members(self) -> Iterator[tuple[str, int]]:
         """Name and size in bytes of every file."""
 
-    @contextlib.contextmanager
-    def _intact(self) -> Iterator[None]:
-        """Turn what the standard library raises for damage into a UserError."""
-        try:
-            yield
-        except UserError:
-            raise
-        except _DAMAGE as error:
-            reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(":")  # tarfile lists all formats
-            raise UserError(
-                f"root: {self.path} is damaged or cut short ({reason}); it has {self.path.stat().st_size:,} bytes. "
-                f"Fetch it again and compare its size or checksum with the original."
-            ) from None
+    def _intact(self) -> contextlib.AbstractContextManager[None]:
+        """Turn what the standard library raises for damage into a UserError."""  # tarfile's lists all formats
+        return refusing(
+            lambda error: (
+                f"root: {self.path} is damaged or cut short ({first_line(error)}); it has "
+                f"{self.path.stat().st_size:,} bytes. Fetch it again and compare its size or checksum with the "
+                f"original."
+            ),
+            _DAMAGE,
+        )
 
 
 class Tar(_File):

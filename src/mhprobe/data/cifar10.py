@@ -16,7 +16,7 @@ from mhprobe.data import images
 from mhprobe.data.archive import Archive, open_archive
 from mhprobe.data.source import Contents
 from mhprobe.data.torchvisions import soon
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, refusing
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 BATCHES = {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)}
@@ -106,12 +106,11 @@ class _ArraysOnly(pickle.Unpickler):
 
 def _load_batch(data: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
     """(N, 3072) uint8 and (N,) int64 of one batch file."""
-    try:
+    # a damaged pickle can raise nearly anything
+    with refusing(lambda error: f"root: {where} is not an intact CIFAR-10 batch ({error}). Fetch it again."):
         batch = _ArraysOnly(io.BytesIO(data), encoding="bytes").load()
         batch = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}
         pixels, labels = np.asarray(batch["data"], dtype=np.uint8), np.asarray(batch["labels"], dtype=np.int64)
-    except Exception as error:  # a damaged pickle can raise nearly anything
-        raise UserError(f"root: {where} is not an intact CIFAR-10 batch ({error}). Fetch it again.") from None
     if pixels.shape != (len(labels), 3072) or not len(labels) or labels.min() < 0 or labels.max() > 9:
         raise UserError(f"root: {where}: expected (N, 3072) pixels and labels 0 to 9, got {pixels.shape}.")
     return pixels, labels

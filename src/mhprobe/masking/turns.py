@@ -1,13 +1,14 @@
 """Greedy in turns: heads by replay, neurons by Fisher information, whichever saves its share for less.
 
 The saving that a budget asks for is divided into equal parts. For each part there are two candidate sets. One has the
-heads whose masking raises the loss least, chosen one by one (Michel et al. 2019, arXiv 1905.10650). The other has the
-neurons of least Fisher information per cost (Kwon et al. 2022, arXiv 2204.09656). The set goes that raises the loss
-less per saving.
+neurons of least Fisher information per cost (Kwon et al. 2022, arXiv 2204.09656). The other has the heads whose masking
+raises the loss least, chosen one by one (Michel et al. 2019, arXiv 1905.10650). The set goes that raises the loss less
+per saving. No more heads are tried once those chosen raise the loss more per saving than the neurons do.
 """
 
 import dataclasses
 import itertools
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,10 +17,10 @@ from torch import Tensor
 
 from mhprobe.errors import UserError, whole_number
 from mhprobe.heads import HeadLayout
-from mhprobe.masking.base import Evaluate, Limits, Path, Units
+from mhprobe.masking.base import Evaluate, Limits, Path, Target, Units
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.knapsack import going_together, refuse_multiple
-from mhprobe.masking.parts.units import saving_of_each, savings
+from mhprobe.masking.parts.units import bundled, saving_of_each, savings
 from mhprobe.masking.search.base import Step
 
 
@@ -38,7 +39,7 @@ class Turns(KeepBest):
         whole_number("masking order turns: turns", self.turns, 1)
 
     def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
-        """The one path, of a step per part. UserError for heads and neurons without a target."""
+        """The one path, of a step per part, 32 at most. UserError for heads and neurons without a target."""
         if "neuron" not in layout.kinds:
             return super().paths(units, layout, evaluate, steps)
         if (limits := units.limits) is None or not limits.targets:
@@ -46,37 +47,35 @@ class Turns(KeepBest):
         refuse_multiple(self.multiple, layout)
         free, number = units.masks.any(0), torch.arange(layout.num_heads)
         heads = free & (number < layout.of("head").num_heads)
-        off, added = torch.zeros_like(free), list[Tensor]()
+        off, sets = torch.zeros_like(free), list[Tensor]()
         costly = list(zip(limits.targets, free & (saving_of_each(limits) > 0), strict=True))
         for turn, (target, those) in itertools.product(range(1, self.turns + 1), costly):
             whole = target.left(torch.zeros_like(off))
             goal = dataclasses.replace(target, value=whole - (whole - target.value) * turn / self.turns)
             near = dataclasses.replace(limits, targets=(goal,))
             while not near.reached(off):
-                on_top = off, near, evaluate
-                tried = self._heads(those & heads, *on_top), self._neurons(those & ~heads, *on_top)
-                if not (ways := [after for after in tried if not after.equal(off)]):
+                neurons = self._neurons(those & ~heads, off, near, evaluate)
+                after = self._heads(those & heads, off, near, evaluate, rise(off, neurons, target, evaluate))
+                after = neurons if after.equal(off) else after
+                if after.equal(off):
                     break  # what is left is protected
-                now, *losses = evaluate(torch.stack([off, *ways])).mean_loss.tolist()
-                saved = [target.left(off) - target.left(after) for after in ways]
-                rises = [(loss - now) / max(part, 1e-12) for loss, part in zip(losses, saved, strict=True)]
-                after = ways[rises.index(min(rises))]
-                added.append(after & ~off)
+                sets.append((after & ~off).nonzero().flatten())
                 off = after
-        names = tuple(f"{int((step & heads).sum())} heads, {int((step & ~heads).sum())} neurons" for step in added)
-        return [Path(None, torch.stack(added) if added else torch.zeros(0, layout.num_heads, dtype=torch.bool), names)]
+        return [bundled(sets, layout)]
 
-    def _heads(self, heads: Tensor, off: Tensor, limits: Limits, evaluate: Evaluate) -> Tensor:
-        """(A,) ``off`` with more heads, the least missed first, until the limits' target is reached."""
-        while not limits.reached(off):
-            masks = torch.eye(len(off), dtype=torch.bool)[heads & ~off]
-            masks = masks[limits.permits(off, off | masks)]
+    def _heads(self, heads: Tensor, off: Tensor, limits: Limits, evaluate: Evaluate, price: float) -> Tensor:
+        """(A,) ``off`` and more heads up to the target, least missed first; ``off`` once they rise above ``price``."""
+        after = off
+        while not limits.reached(after):
+            masks = torch.eye(len(off), dtype=torch.bool)[heads & ~after]
+            masks = masks[limits.permits(after, after | masks)]
             if not len(masks):
                 break
-            step = Step(off, masks, self.prefers, self.tie_break == "loss", int(off.sum()))
-            units = Units(tuple(map(str, range(len(masks)))), masks)
-            off = off | masks[self._search(units).choose(step, evaluate).candidate]
-        return off
+            step = Step(after, masks, self.prefers, self.tie_break == "loss", int(after.sum()))
+            after = after | masks[self.search.choose(step, evaluate).candidate]
+            if rise(off, after, limits.targets[0], evaluate) > price:
+                return off
+        return after
 
     def _neurons(self, neurons: Tensor, off: Tensor, limits: Limits, evaluate: Evaluate) -> Tensor:
         """(A,) ``off`` with more neurons, of least Fisher information per cost, until the target is reached."""
@@ -90,3 +89,11 @@ class Turns(KeepBest):
             after = off.index_fill(0, members, True)
             off = after if limits.permits(off, after[None]) else off
         return off
+
+
+def rise(off: Tensor, after: Tensor, target: Target, evaluate: Evaluate) -> float:
+    """Loss that the (A,) mask ``after`` adds to that of ``off``, per share of cost saved; inf if they are equal."""
+    if after.equal(off):
+        return math.inf
+    now, then = evaluate(torch.stack([off, after])).mean_loss.tolist()
+    return (then - now) / max(target.left(off) - target.left(after), 1e-12)

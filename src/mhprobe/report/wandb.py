@@ -16,7 +16,7 @@ import wandb
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-from mhprobe.errors import short
+from mhprobe.errors import first_line, short
 from mhprobe.masking.parts.trace import Curve
 from mhprobe.report.ledger import Entry
 from mhprobe.report.result import Result
@@ -140,7 +140,7 @@ class RunLogger(WandbLogger):
             call(*args)
         except Exception as error:
             if not self._complained:
-                log.warning("W&B: %s. The run goes on; everything is in its folder.", _first_line(error))
+                log.warning("W&B: %s. The run goes on; everything is in its folder.", first_line(error))
             self._complained = True
             return False
         return True
@@ -159,7 +159,7 @@ def _start(settings: wandb.Settings, **where: Any) -> Any:
         _let_go()
         run = _begun(settings, mode="offline", **where)
         log.warning(
-            "W&B: %s. Recording offline; send it later with: wandb sync %s", _first_line(error), run.settings.sync_dir
+            "W&B: %s. Recording offline; send it later with: wandb sync %s", first_line(error), run.settings.sync_dir
         )
     if run.url:
         print(f"W&B: {run.url}")
@@ -206,7 +206,3 @@ def _name(folder: Path) -> str:
     """Name the run by its folder and the words typed, without the experiment. W&B takes 128 characters."""
     words = [word for word in Folder(folder).overrides() if not word.startswith("+experiment=")]
     return short(" ".join([f"{folder.parent.name}/{folder.name}", *words]), 128)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

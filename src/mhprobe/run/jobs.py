@@ -17,7 +17,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, first_line
 from mhprobe.io.files import write
 from mhprobe.report.runs.folder import Folder
 
@@ -116,7 +116,7 @@ def submitit_names_lost_jobs(folder: Path) -> None:
             return whole(job)
         except submitit.core.utils.UncompletedJobError as error:
             overrides, _, number, *_ = job.submission().args
-            lost(folder / str(number), overrides, str(error).splitlines()[0])
+            lost(folder / str(number), overrides, first_line(error))
             return [JobReturn(overrides=overrides, status=JobStatus.COMPLETED)]
 
     submitit.Job.results = results  # type: ignore[method-assign, assignment]

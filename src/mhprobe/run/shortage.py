@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, first_line
 from mhprobe.io.files import reason
 
 if TYPE_CHECKING:
@@ -30,11 +30,10 @@ def explained(cfg: "Config") -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not no_memory(error):
             raise
-        words = (str(error).splitlines() or ["MemoryError"])[0][:120].rstrip(".")
         raise UserError(
-            f"out of memory ({words}). Lower data.batch_size={cfg.data.get('batch_size')} (training) or "
-            f"data.eval_batch_size={cfg.data.get('eval_batch_size') or 'null (a million pixels)'} (tests and probes); "
-            f"trainer.accumulate_grad_batches keeps the size of a step."
+            f"out of memory ({first_line(error)[:120]}). Lower data.batch_size={cfg.data.get('batch_size')} (training) "
+            f"or data.eval_batch_size={cfg.data.get('eval_batch_size') or 'null (a million pixels)'} (tests and "
+            f"probes); trainer.accumulate_grad_batches keeps the size of a step."
         ) from error
     except OSError as error:
         if error.errno not in DISK:

@@ -26,7 +26,7 @@ from torch import nn
 
 from mhprobe.backbones import attach, build, layout_of, slice_sites
 from mhprobe.backbones.parts import narrow
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, first_line, refusing
 from mhprobe.gates import find_gates
 from mhprobe.heads import KINDS
 from mhprobe.io.files import replacing, unreadable, write_all
@@ -132,8 +132,8 @@ def _built(description: dict[str, Any], path: Path) -> nn.Module:
     except UserError as error:
         raise UserError(f"weights: {path}: {error}") from error
     except Exception as error:  # sizes of a stranger can fail anywhere in a constructor
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"weights: {path} describes a backbone that cannot be built ({reason[:200]}).") from error
+        reason = first_line(error)[:200]
+        raise UserError(f"weights: {path} describes a backbone that cannot be built ({reason}).") from error
     if seen := description.get("input"):  # what it was trained to see, which need not be what timm's own weights see
         model.pretrained_cfg = {**model.pretrained_cfg, **{key: tuple(seen[key]) for key in ("mean", "std")}}  # type: ignore
     if description.get("kept") is not None:
@@ -221,21 +221,17 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if wrong := unreadable(path):
         raise UserError(f"checkpoint: {wrong}")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            # the sum of the whole: where a header names a wrong size torch gives unwritten memory, which no part shows
-            damaged = _wrong_digest(path, archive.comment) if archive.comment else archive.testzip()
-    except Exception as error:  # a damaged header can also claim a compression or an encryption
-        raise UserError(f"checkpoint: {path} is truncated or not a checkpoint. Use an earlier one.") from error
+    broken = f"checkpoint: {path} is truncated or not a checkpoint. Use an earlier one."
+    with refusing(lambda _: broken), zipfile.ZipFile(path) as archive:  # its header can also claim an encryption
+        # the sum of the whole: where a header names a wrong size torch gives unwritten memory, which no part shows
+        damaged = _wrong_digest(path, archive.comment) if archive.comment else archive.testzip()
     if damaged is not None:
         raise UserError(f"checkpoint: {path} is damaged (checksum of {damaged}). Use an earlier one.")
-    try:
+    pickled = (
+        f"checkpoint: {path} holds more than plain tensors and values; it is refused, since loading it could run code."
+    )
+    with refusing(lambda _: pickled):  # torch raises UnpicklingError, RuntimeError, KeyError ... for foreign content
         loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises UnpicklingError, RuntimeError, KeyError ... for foreign content
-        raise UserError(
-            f"checkpoint: {path} holds more than plain tensors and values; it is refused, since loading "
-            f"it could run code."
-        ) from error
     if not isinstance(loaded, dict):
         raise UserError(f"checkpoint: {path} is not a checkpoint: it holds a {type(loaded).__name__}.")
     return loaded

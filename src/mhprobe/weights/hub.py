@@ -5,7 +5,7 @@ Only ``push_to_hub`` uploads. Files from the Hub are checked as any other pair o
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import nn
 from mhprobe import __version__
 from mhprobe.backbones.parts import narrow
 from mhprobe.backbones.parts.timm_models import untold
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, first_line, refusing
 from mhprobe.io.files import write, write_all
 from mhprobe.report.runs import words
 from mhprobe.report.runs.run import read_run
@@ -139,16 +139,11 @@ def card(description: dict[str, Any], folder: Path | None) -> str:
     )
 
 
-@contextlib.contextmanager
-def _hub(repo: str) -> Iterator[None]:
+def _hub(repo: str) -> contextlib.AbstractContextManager[None]:
     """Turn an error of the Hub into a UserError of one line."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        reason = " ".join((str(error).splitlines() or [type(error).__name__])[0].split())
-        raise UserError(
-            f"hub: {repo}: {reason.rstrip('.')}. Is the name owner/name, are you logged in (hf auth login), is the "
-            f"network there?"
-        ) from error
+    return refusing(
+        lambda error: (
+            f"hub: {repo}: {' '.join(first_line(error).split())}. Is the name owner/name, are you logged in "
+            f"(hf auth login), is the network there?"
+        )
+    )

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from mhprobe.backbones.base import Family, Seam, submodule
 from mhprobe.backbones.parts.units import pixels, unfused, weight_of
 from mhprobe.backbones.parts.units import query_key_value as packed
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, first_line
 from mhprobe.heads import Block, HeadSite, Windows
 
 Parts = tuple[Tensor, Tensor, Tensor]
@@ -254,7 +254,7 @@ def _trials(model: nn.Module, points: Mapping[str, str], size: tuple[int, int]) 
         with torch.no_grad():
             ghost(torch.empty(1, 3, *size, device="meta", dtype=next(ghost.parameters()).dtype))
     except (AssertionError, RuntimeError, ValueError, IndexError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise UserError(
             f"{type(model).__name__}: a trial run on images of {size[0]} x {size[1]} fails ({reason}). If it was built "
             "for others, give their size: model.pretrained_cfg = {**model.pretrained_cfg, 'input_size': (3, 64, 64)}."

@@ -8,13 +8,13 @@ import contextlib
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
-from mhprobe.errors import UserError
+from mhprobe.errors import refusing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -124,18 +124,14 @@ def plain_yaml(text: str) -> Any:
     return yaml.load(text, Loader=LOADER)
 
 
-@contextlib.contextmanager
-def reading(folder: Path) -> Iterator[None]:
+def reading(folder: Path) -> contextlib.AbstractContextManager[None]:
     """Turn unforeseen errors while reading the folders of runs into a UserError."""
-    try:
-        yield
-    except UserError:
-        raise
-    except (Exception, RecursionError) as error:
-        raise UserError(
-            f"report: {folder} cannot be read as a run ({type(error).__name__}: {_line(error)}). Is a file of it "
-            f"damaged, or from another version?"
-        ) from error
+    return refusing(
+        lambda error: (
+            f"report: {folder} cannot be read as a run ({type(error).__name__}: {_line(error)}). Is a file "
+            f"of it damaged, or from another version?"
+        )
+    )
 
 
 def _line(error: BaseException) -> str:
