@@ -148,16 +148,19 @@ def test_test_images_without_classes_are_named_where_val_does_not_stand_in(tmp_p
 
 
 @pytest.mark.parametrize("layout", ["of ImageNet", "all three"])
-def test_val_stands_in_for_a_test_set_without_labels(tmp_path, layout):
+def test_val_stands_in_for_a_test_set_without_labels(tmp_path, layout, caplog):
     files = class_files(3, 2)
     usual = decoded(ImageFolder(write_folder(tmp_path / "usual", files), 32))
     if layout == "of ImageNet":
         files = {name.replace("test/", "val/"): data for name, data in files.items()} | {"test/1.png": encoded(5)}
     else:  # validation images are drawn from train/
         files |= {"val/cat/1.png": encoded(7)}
+    caplog.clear()
     images = decoded(ImageFolder(write_folder(tmp_path / "theirs", files), 32))
     for split in ("train", "test"):
         np.testing.assert_array_equal(images[split], usual[split])
+    unused = [record.message for record in caplog.records if "its val/ is left out" in record.message]
+    assert len(unused) == (1 if layout == "all three" else 0)
 
 
 def test_one_class_is_refused(tmp_path):

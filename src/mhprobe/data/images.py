@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import io
+import logging
 import os
 import struct
 import warnings
@@ -21,6 +22,8 @@ from mhprobe.errors import UserError
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
+
+log = logging.getLogger(__name__)
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 SPLITS = ("train", "test")
@@ -85,6 +88,8 @@ def _class_folders(archive: Archive) -> list[tuple[str, str, str]]:
     folders = {folder for file in names if not hidden(file) for folder in file.split("/")[-3:-2]}
     # the test images of ImageNet have no classes: those of val/ stand in for them
     splits = {"train": "train", "val" if "val" in folders and "test" not in folders else "test": "test"}
+    if {"val", "test"} <= folders:
+        log.warning("%s: its val/ is left out; images for validation are drawn from train/.", archive.path)
     for file in names:
         *root, split, name, leaf = ("", "", *file.split("/"))
         if split not in splits or hidden(file):

@@ -9,7 +9,7 @@ from torch import nn
 
 from mhprobe.backbones import attach, backbone_of, build, input_spec, layout_of
 from mhprobe.backbones.huggingface import from_folder
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, refusing
 from mhprobe.heads import HeadLayout
 from mhprobe.weights.checkpoint import load_weights
 from mhprobe.weights.foreign import model_from
@@ -84,10 +84,8 @@ def _built(model: nn.Module) -> Network:
 def _saved(place: Path) -> Network:
     """A network from a folder or a file."""
     about = place / "config.json"  # of timm or transformers
-    try:
+    with refusing(lambda error: f"look: {about} is no JSON ({error}).", (ValueError,)):
         config = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
-    except ValueError as error:
-        raise UserError(f"look: {about} is no JSON ({error}).") from None
     if "model_type" in config:
         model, spec = from_folder(place)
         return Network(model, place.name, spec)

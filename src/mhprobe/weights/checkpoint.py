@@ -167,10 +167,8 @@ def _from_pair(path: Path) -> Loaded:
     data = path.read_bytes()
     if description.get("sha256") != hashlib.sha256(data).hexdigest():
         raise UserError(f"weights: {path} is not the file its JSON describes (sha256 differs). Copy both again.")
-    try:
+    with refusing(lambda error: f"weights: {path} is not a safetensors file ({error}).", (SafetensorError,)):
         return load(data), description, None
-    except SafetensorError as error:
-        raise UserError(f"weights: {path} is not a safetensors file ({error}).") from error
 
 
 def read_description(path: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from mhprobe.backbones import build, family_of
 from mhprobe.backbones.parts.timm_models import untold
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, refusing
 from mhprobe.io.files import unreadable
 
 log = logging.getLogger(__name__)
@@ -118,21 +118,18 @@ def read_state(path: Path, where: str) -> State:
 
 def _read(path: Path, where: str) -> Any:
     if path.suffix == ".safetensors":
-        try:
+        whole = f"{where}: {path} is not a whole safetensors file"
+        with refusing(lambda error: f"{whole} ({error}). Copy it again.", (SafetensorError, OSError)):
             return load_file(path)
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{where}: {path} is not a whole safetensors file ({error}). Copy it again.") from error
     with path.open("rb") as file:
         if file.read(2) == b"PK" and not zipfile.is_zipfile(path):  # its table of contents stands at its end
             raise UserError(f"{where}: {path} is cut short. Copy it again.")
-    try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises UnpicklingError, RuntimeError, EOFError, KeyError ...
-        raise UserError(
-            f"{where}: {path} is refused: it is damaged, or holds more than tensors and plain values, and loading that "
-            f"could run code. Save model.state_dict() alone, or as .safetensors."
-        ) from error
+    pickled = (
+        f"{where}: {path} is refused: it is damaged, or holds more than tensors and plain values, and loading that "
+        f"could run code. Save model.state_dict() alone, or as .safetensors."
+    )  # torch raises UnpicklingError, RuntimeError, EOFError, KeyError ...
+    with refusing(lambda _: pickled), torch.serialization.safe_globals([argparse.Namespace]):
+        return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _fitting(state: State, model: nn.Module) -> State:
