@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from data_sets import class_files, encoded, write_folder, write_tar, write_zip
+from mhprobe.data.base import ImageData
 from mhprobe.data.cache import open_cache
 from mhprobe.data.cifar10 import CLASSES, Cifar10
 from mhprobe.data.digits import Digits
@@ -161,6 +162,18 @@ def test_val_stands_in_for_a_test_set_without_labels(tmp_path, layout, caplog):
         np.testing.assert_array_equal(images[split], usual[split])
     unused = [record.message for record in caplog.records if "its val/ is left out" in record.message]
     assert len(unused) == (1 if layout == "all three" else 0)
+
+
+@pytest.mark.parametrize("copies", [0, 2])
+def test_training_images_among_the_test_images_are_counted_in_every_run(tmp_path, copies, caplog):
+    files = class_files(3, 2) | {f"test/cat/copy_{i}.png": encoded(i) for i in range(copies)}  # train/cat/{i}.png
+    source = ImageFolder(write_folder(tmp_path / "images", files), 32)
+    for _ in range(2):  # decoded, then from the cache
+        caplog.clear()
+        ImageData(source, batch_size=2, cache_dir=tmp_path / "cache").prepare_data()
+        counts = [record.message for record in caplog.records if "are training images, too" in record.message]
+        assert len(counts) == (copies > 0)
+        assert all(f"image_folder: {copies} test images" in count for count in counts)
 
 
 def test_one_class_is_refused(tmp_path):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mhprobe.backbones.parts import timm_models
 from mhprobe.backbones.parts.units import STILL, layer_scale, query_key_value, rows_of, uncuttable, unfused, weight_of
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, refusing
 from mhprobe.heads import Block, HeadSite, HeadWeights
 
 
@@ -228,7 +228,6 @@ def blocks_in(model: nn.Module, layers: str, middle: Callable[[Any], str], stage
 
 
 def submodule(model: nn.Module, site: HeadSite) -> nn.Module:
-    try:
+    gone = f"the model has no module {site.name}; was a block removed after attach()?"
+    with refusing(lambda _: gone, (AttributeError,)):
         return model.get_submodule(site.name)
-    except AttributeError as error:
-        raise UserError(f"the model has no module {site.name}; was a block removed after attach()?") from error

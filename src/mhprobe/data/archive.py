@@ -165,14 +165,9 @@ class _File(ABC):
 
     def _intact(self) -> contextlib.AbstractContextManager[None]:
         """Turn what the standard library raises for damage into a UserError."""  # tarfile's lists all formats
-        return refusing(
-            lambda error: (
-                f"root: {self.path} is damaged or cut short ({first_line(error)}); it has "
-                f"{self.path.stat().st_size:,} bytes. Fetch it again and compare its size or checksum with the "
-                f"original."
-            ),
-            _DAMAGE,
-        )
+        where, now = f"root: {self.path} is damaged or cut short", f"it has {self.path.stat().st_size:,} bytes"
+        todo = "Fetch it again and compare its size or checksum with the original."
+        return refusing(lambda error: f"{where} ({first_line(error)}); {now}. {todo}", _DAMAGE)
 
 
 class Tar(_File):

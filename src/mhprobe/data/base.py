@@ -3,6 +3,7 @@
 import copy
 import functools
 import hashlib
+import logging
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,8 @@ from mhprobe.data.draws import evenly, fold, stratified
 from mhprobe.data.loader import EvalOrder, Images, Loader, Picks, TrainLoader, TrainOrder
 from mhprobe.data.source import Source
 from mhprobe.errors import UserError, quoted, whole_number
+
+log = logging.getLogger(__name__)
 
 SPLITS = {"train": "train", "validation": "val", "test": "test"}  # by what options of a selection call them
 FEW_WORKERS = 8  # that any machine can start
@@ -221,7 +224,11 @@ class ImageData(L.LightningDataModule):
 
     def prepare_data(self) -> None:
         """Decode the images, or check the ones that were decoded before."""
-        open_cache(self.source, self.cache_dir)
+        splits = open_cache(self.source, self.cache_dir).splits
+        if both := len(np.intersect1d(splits["train"].digests, splits["test"].digests)):
+            log.warning(
+                "%s: %d test images are training images, too; accuracy on them is no test.", self.source.name, both
+            )
 
     def setup(self, stage: str | None = None) -> None:
         _ = self.splits

@@ -20,7 +20,7 @@ import filelock
 import numpy as np
 
 from mhprobe.data.source import Contents, Source
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, refusing
 from mhprobe.io.code import code_digests, file_digest
 from mhprobe.io.files import reason
 from mhprobe.io.progress import progress
@@ -33,7 +33,7 @@ AT_ONCE = 256  # images between two movements of the progress bar
 
 @dataclass(frozen=True)
 class CachedSplit:
-    """One split: images (N, 3, height, width) uint8, labels (N,) int64, objects (N, height, width) uint8 or None."""
+    """One split: images (N, 3, h, w) and objects (N, h, w) or None, uint8; labels (N,) int64; digests (N,) uint64."""
 
     folder: Path
     split: str
@@ -47,18 +47,18 @@ class CachedSplit:
         return self._array("labels")
 
     @functools.cached_property
+    def digests(self) -> np.ndarray:
+        return self._array("digests")
+
+    @functools.cached_property
     def objects(self) -> np.ndarray | None:
         exists = (self.folder / f"{self.split}-objects.npy").exists()
         return self._array("objects", mmap_mode="r") if exists else None
 
     def _array(self, name: str, **how: Any) -> np.ndarray:
-        try:
+        gone = f"cache_dir: {self.folder} is no longer there, or was cut off, while a run reads it"
+        with refusing(lambda error: f"{gone} ({error}). Start it again: the images are decoded again."):
             return np.load(self.folder / f"{self.split}-{name}.npy", **how)
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"cache_dir: {self.folder} is no longer there, or was cut off, while a run reads it ({error}). Start "
-                f"it again: the images are decoded again."
-            ) from error
 
     def __reduce__(self) -> Any:
         # a worker maps the file itself: pickling the map would copy every image

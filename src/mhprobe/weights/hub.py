@@ -141,9 +141,5 @@ def card(description: dict[str, Any], folder: Path | None) -> str:
 
 def _hub(repo: str) -> contextlib.AbstractContextManager[None]:
     """Turn an error of the Hub into a UserError of one line."""
-    return refusing(
-        lambda error: (
-            f"hub: {repo}: {' '.join(first_line(error).split())}. Is the name owner/name, are you logged in "
-            f"(hf auth login), is the network there?"
-        )
-    )
+    why = "Is the name owner/name, are you logged in (hf auth login), is the network there?"
+    return refusing(lambda error: f"hub: {repo}: {' '.join(first_line(error).split())}. {why}")

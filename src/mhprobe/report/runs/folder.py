@@ -126,12 +126,8 @@ def plain_yaml(text: str) -> Any:
 
 def reading(folder: Path) -> contextlib.AbstractContextManager[None]:
     """Turn unforeseen errors while reading the folders of runs into a UserError."""
-    return refusing(
-        lambda error: (
-            f"report: {folder} cannot be read as a run ({type(error).__name__}: {_line(error)}). Is a file "
-            f"of it damaged, or from another version?"
-        )
-    )
+    where, why = f"report: {folder} cannot be read as a run", "Is a file of it damaged, or from another version?"
+    return refusing(lambda error: f"{where} ({type(error).__name__}: {_line(error)}). {why}")
 
 
 def _line(error: BaseException) -> str:
