@@ -45,22 +45,27 @@ class Turns(KeepBest):
         if (limits := units.limits) is None or not limits.targets:
             raise UserError("masking order turns: of heads and neurons it needs a target, as {flops: 0.5}.")
         refuse_multiple(self.multiple, layout)
-        free, number = units.masks.any(0), torch.arange(layout.num_heads)
-        heads = free & (number < layout.of("head").num_heads)
+        free = units.masks.any(0)
+        heads = free & (torch.arange(len(free)) < layout.of("head").num_heads)
         off, sets = torch.zeros_like(free), list[Tensor]()
         costly = list(zip(limits.targets, free & (saving_of_each(limits) > 0), strict=True))
-        for turn, (target, those) in itertools.product(range(1, self.turns + 1), costly):
-            whole = target.left(torch.zeros_like(off))
-            goal = dataclasses.replace(target, value=whole - (whole - target.value) * turn / self.turns)
-            near = dataclasses.replace(limits, targets=(goal,))
-            while not near.reached(off):
-                neurons = self._neurons(those & ~heads, off, near, evaluate)
-                after = self._heads(those & heads, off, near, evaluate, rise(off, neurons, target, evaluate))
-                after = neurons if after.equal(off) else after
-                if after.equal(off):
-                    break  # what is left is protected
-                sets.append((after & ~off).nonzero().flatten())
-                off = after
+        parts = list(itertools.product(range(1, self.turns + 1), costly))
+        search = int(heads.sum()) * evaluate.images  # of one head among all; a part takes none, one or more
+        with evaluate.watched(len(parts) * search) as say:
+            for number, (turn, (target, those)) in enumerate(parts):
+                left = f"{100 * target.left(off):.0f} % of {target.unit} left"
+                say(f"part {number + 1} of {len(parts)}, {left}", number * search)
+                whole = target.left(torch.zeros_like(off))
+                goal = dataclasses.replace(target, value=whole - (whole - target.value) * turn / self.turns)
+                near = dataclasses.replace(limits, targets=(goal,))
+                while not near.reached(off):
+                    neurons = self._neurons(those & ~heads, off, near, evaluate)
+                    after = self._heads(those & heads, off, near, evaluate, rise(off, neurons, target, evaluate))
+                    after = neurons if after.equal(off) else after
+                    if after.equal(off):
+                        break  # what is left is protected
+                    sets.append((after & ~off).nonzero().flatten())
+                    off = after
         return [bundled(sets, layout)]
 
     def _heads(self, heads: Tensor, off: Tensor, limits: Limits, evaluate: Evaluate, price: float) -> Tensor:
