@@ -166,6 +166,8 @@ def _in_words(hint: Any) -> str:
         return f"one of {', '.join(map(str, parts))}"
     if _is(origin, Collection) and not _is(origin, Mapping):
         return "a list"
+    if origin is Callable:
+        return "a class or function"
     return _PLAIN.get(hint, ("something else", None))[0]
 
 

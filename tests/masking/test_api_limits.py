@@ -47,3 +47,8 @@ def test_rescaled_heads_are_multiplied_by_heads_over_kept(model, loader):
         assert row["loss"] == pytest.approx(loss.item(), rel=1e-4)  # float32 products in another order
     assert max(abs(a["loss"] - b["loss"]) for a, b in zip(plain, rescaled, strict=True)) > 0.01
     assert rescaled[0]["loss"] == plain[0]["loss"]
+
+
+def test_a_measure_by_name_is_refused_with_what_it_takes(model, loader):
+    with pytest.raises(mhprobe.UserError, match=r"by_score.measure: expected a class or function or null, got 'svcca'"):
+        mhprobe.masking_curve(model, loader, units="head", order="by_score", measure="svcca")

@@ -336,7 +336,7 @@ def test_a_budget_below_what_is_left_without_any_unit_is_refused_before_anything
 
 def test_what_it_refuses_it_refuses_by_its_own_name():
     layout = heads_layout(3, 3)
-    with pytest.raises(mhprobe.UserError, match=r"^masking order knapsack: give a measure or a table"):
+    with pytest.raises(mhprobe.UserError, match=r"^masking order knapsack: expected a measure or a table, got neither"):
         Knapsack()
     with pytest.raises(mhprobe.UserError, match=r"^masking order knapsack: the score of \S+ head 2 is nan"):
         Knapsack(measure=Fisher).paths(make_units("head", layout), layout, Scores(torch.tensor([1, 2, torch.nan] * 2)))

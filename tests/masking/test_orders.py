@@ -162,8 +162,8 @@ def test_a_score_that_is_no_number_names_its_head_unless_its_layer_is_left_out()
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({}, "a measure or a table"),
-        ({"measure": a_measure, "table": "t.csv"}, "not both"),
+        ({}, "a measure or a table, got neither"),
+        ({"measure": a_measure, "table": "t.csv"}, "a measure or a table, got both"),
         ({"measure": a_measure, "first": "middle"}, "first is one of lowest, highest"),
         ({"measure": a_measure, "rescore_every": 0}, "from 1"),
         ({"table": "nowhere.csv"}, "no file nowhere.csv"),

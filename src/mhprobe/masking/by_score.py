@@ -38,7 +38,7 @@ class ByScore(Order):
 
     def __post_init__(self) -> None:
         if (self.measure is None) == (self.table is None):
-            raise UserError(f"{self._asker}: give a measure or a table, and not both.")
+            raise UserError(f"{self._asker}: expected a measure or a table, got {'both' if self.table else 'neither'}.")
         if self.table is not None and not File(self.table).is_file():
             raise UserError(f"{self._asker}: no file {self.table}. Give a table of a run, <folder>/tables/<name>.csv.")
         if self.rescore_every is not None and (self.rescore_every < 1 or self.measure is None):
