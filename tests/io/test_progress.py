@@ -59,6 +59,18 @@ def test_the_rate_of_resumed_work_leaves_out_what_an_earlier_run_finished(capsys
     assert lines[0] == "training: 5,140 of 6,000 batches, 2.0/s, about 7 min left"
 
 
+def test_the_rate_is_that_of_the_step_which_skipped_work_led_to(capsys, monkeypatch):
+    """A search that need not try every candidate jumps ahead: 10/s are not 600 in 190 s."""
+    now = iter([0.0, 100.0, 130.0, 190.0, 200.0])
+    monkeypatch.setattr(shown.time, "monotonic", lambda: next(now))
+    with screen("", "lines"), progress("choosing", 6000, "image-forwards") as done:
+        done(100)
+        done(0, "step 2", done=3000)
+        done(600)
+    lines = [line[9:] for line in capsys.readouterr().out.splitlines()]
+    assert lines[1] == "step 2: 3,600 of 6,000 image-forwards, 10/s, about 4 min left"
+
+
 def test_a_bar_of_resumed_work_does_too(monkeypatch):
     with screen("", "lines"), shown._view() as bars, shown._bar(bars, "training", 6000, "batches") as done:
         done(0, done=5000)

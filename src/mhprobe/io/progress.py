@@ -121,18 +121,17 @@ def pace(rate: float) -> str:
 @contextlib.contextmanager
 def _lines(description: str, total: int, unit: str) -> Iterator[Advance]:
     """Log a line a minute, and one at the end of work that took a while."""
-    began = last_line = time.monotonic()
+    began = since = last_line = time.monotonic()
     finished, earlier, whole = 0, 0, description
 
     def advance(pieces: int, text: str | None = None, done: int | None = None) -> None:
-        nonlocal last_line, finished, earlier, description
-        description = text or description
+        nonlocal last_line, finished, earlier, since, description
+        now, description = time.monotonic(), text or description
         if done is not None:
-            finished = earlier = done
+            finished, earlier, since = done, done, now
         finished += pieces
-        now = time.monotonic()
         if now - last_line > EVERY and finished > earlier:
-            last_line, rate = now, (finished - earlier) / (now - began)
+            last_line, rate = now, (finished - earlier) / (now - since)
             left = (total - finished) / rate
             text = "%s: %s of %s %s, %s, about %s left"
             log.info(text, description, f"{finished:,}", f"{total:,}", unit, pace(rate), duration(max(left, 0)))
