@@ -190,23 +190,81 @@ def test_in_turns_heads_and_neurons_meet_the_budget_for_little_more_than_the_bes
         Turns().paths(dataclasses.replace(units, limits=None), layout, Additive(loss_A))
 
 
-@pytest.mark.parametrize(("head_loss", "searches"), [(100.0, 1), (0.01, 3)], ids=["dear heads", "cheap heads"])
-def test_no_more_heads_are_tried_once_they_cost_more_than_the_neurons(head_loss, searches):
-    """In one part of three units: of dear heads only the first is searched for, of cheap ones each."""
-    steps = []
+class Quadratic(Additive):
+    """A loss in which units stand in for each other: each is missed the more, the more others are off."""
 
-    class Counted(Exact):
-        def choose(self, step, evaluate):
-            steps.append(step)
-            return super().choose(step, evaluate)
+    def __init__(self, cost_A, seed):
+        super().__init__(cost_A)
+        noise = torch.rand(len(cost_A), len(cost_A), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        self.pair_AA, self.tried = (noise + noise.T) * cost_A.mean() / 8, 0
 
+    def __call__(self, masks, images=None):
+        self.tried += len(masks)
+        off = masks.double()
+        loss_M = off @ self.cost_A + (off @ self.pair_AA * off).sum(1) / 2
+        return base.Scores(
+            torch.ones(len(masks), self.images, dtype=torch.bool), loss_M[:, None].expand(-1, self.images)
+        )
+
+    def loss(self, off):
+        return float(self(torch.tensor([[unit in off for unit in range(len(self.cost_A))]])).mean_loss)
+
+
+def in_turns(loss, layout, saving, floor, goals):
+    """Units that go, in order of the parts, by trying every head at every step."""
+    heads = [unit for unit, (_, _, site) in enumerate(layout) if site.kind == "head"]
+    site_of = [number for number, _, _ in layout]
+
+    def left(off):
+        return 1 - sum(saving[unit] for unit in off)
+
+    def stays(off, unit):
+        return sum(site_of[other] == site_of[unit] for other in set(range(len(saving))) - {*off}) > floor
+
+    off: list[int] = []
+    for goal in goals:
+        while left(off) > goal + 1e-9:
+            ways = []
+            neurons = list(off)
+            for unit in sorted(set(range(len(saving))) - {*heads, *off}, key=lambda u: loss.cost_A[u] / saving[u]):
+                if left(neurons) > goal + 1e-9 and stays(neurons, unit):
+                    neurons.append(unit)
+            some = list(off)
+            while left(some) > goal + 1e-9 and (free := [h for h in heads if h not in some and stays(some, h)]):
+                some.append(min(free, key=lambda head: loss.loss([*some, head])))
+            for way in (some, neurons):
+                if way != off:
+                    ways.append(((loss.loss(way) - loss.loss(off)) / (left(off) - left(way)), way))
+            off = min(ways, key=lambda way: way[0])[1]
+    return off
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_heads_that_are_tried_when_they_are_due_are_those_of_trying_every_head(seed):
+    """Where a head is missed the more, the more units are off: the same sets, with fewer heads tried."""
+    layout = mixed(5, 6)
+    units, cost_A = limited(layout, 0.5, head=2.0, floor=1)
+    noise = torch.rand(len(cost_A), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    loss = Quadratic((0.2 + noise) * cost_A, seed)
+    (path,) = Turns(turns=4).paths(units, layout, loss)
+    lazily, loss.tried = loss.tried, 0
+    saving = (cost_A / cost_A.sum()).tolist()
+    expected = in_turns(loss, layout, saving, 1, [1 - 0.5 * turn / 4 for turn in range(1, 5)])
+    assert path.masks()[-1].nonzero().flatten().tolist() == sorted(expected)
+    assert lazily < 0.6 * loss.tried  # and some of them are heads, some neurons:
+    assert {list(layout)[unit][2].kind for unit in expected} == {"head", "neuron"}
+
+
+@pytest.mark.parametrize("dear", [True, False])
+def test_no_more_heads_are_tried_once_they_cost_more_than_the_neurons(dear):
+    """In one part of three units: dear heads are tried once each, cheap ones again as they go."""
     layout = mixed(4, 4)
     units, cost_A = limited(layout, 0.8, head=1.0)  # three units of 14
     is_head = torch.tensor([site.kind == "head" for *_, site in layout])
-    loss = Additive(torch.where(is_head, head_loss * cost_A, cost_A))
-    (path,) = Turns(turns=1, tie_break="loss", search=Counted()).paths(units, layout, loss)
-    assert len(steps) == searches and int(path.added.sum()) == 3
-    assert int(path.added[:, is_head].sum()) == (0 if searches == 1 else 3)
+    loss = Quadratic(torch.where(is_head, 100.0 if dear else 0.01, 1.0) * cost_A, 0)
+    (path,) = Turns(turns=1).paths(units, layout, loss)
+    assert int(path.added.sum()) == 3 and int(path.added[:, is_head].sum()) == (0 if dear else 3)
+    assert loss.tried == 2 + 6 if dear else loss.tried > 2 + 6  # all on, without the neurons, without each head
 
 
 def test_chance_takes_the_same_share_of_heads_and_of_neurons():

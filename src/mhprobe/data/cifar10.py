@@ -62,16 +62,13 @@ def _download(folder: Path) -> None:
         return
     from torchvision.datasets import CIFAR10
 
-    try:
+    where, other = f"CIFAR-10 could not be fetched from {URL} to {folder}", "root=<archive or folder you have>"
+    kinds = (OSError, RuntimeError)  # URLError is an OSError; RuntimeError: the file came damaged
+    with refusing(lambda error: f"{where} ({error}). Without a network use {other} or data=digits.", kinds):
         folder.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(folder / ".lock"), soon():  # every rank may come here at once
             CIFAR10(folder, download=True)  # checks what is there first
             complete.touch()
-    except (OSError, RuntimeError) as error:  # URLError is an OSError; RuntimeError: the file came damaged
-        raise UserError(
-            f"CIFAR-10 could not be fetched from {URL} to {folder} ({error}). Without a network use "
-            f"root=<archive or folder you have> or data=digits."
-        ) from None
 
 
 def _python_batches(archive: Archive) -> Contents:

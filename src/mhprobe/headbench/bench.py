@@ -19,7 +19,7 @@ from torch import Tensor
 from mhprobe import measures as all_measures
 from mhprobe.backbones import attach
 from mhprobe.data.batch import Batch
-from mhprobe.errors import UserError, quoted
+from mhprobe.errors import UserError, quoted, refusing
 from mhprobe.headbench.canvas import draw
 from mhprobe.headbench.plants import all_plants, grow
 from mhprobe.heads import HeadLayout
@@ -147,10 +147,9 @@ def entries(names: Sequence[str] | None, entered: Sequence[str] = ()) -> dict[st
 
 def _imported(path: str) -> Any:
     module, _, name = path.rpartition(".")
-    try:
+    kinds = (ImportError, AttributeError, ValueError)
+    with refusing(lambda error: f"headbench: cannot import {quoted(path)} ({error}); expected module.Class.", kinds):
         kind = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"headbench: cannot import {quoted(path)} ({error}); expected module.Class.") from error
     if not (isinstance(kind, type) and issubclass(kind, Measure)):
         raise UserError(f"headbench: {path} is no measure; expected a subclass of mhprobe.measures.base.Measure.")
     return kind

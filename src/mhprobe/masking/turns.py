@@ -1,9 +1,12 @@
-"""Greedy in turns: heads by replay, neurons by Fisher information, whichever saves its share for less.
+"""Greedy in turns: heads by trying them, neurons by Fisher information, whichever saves its share for less.
 
 The saving that a budget asks for is divided into equal parts. For each part there are two candidate sets. One has the
 neurons of least Fisher information per cost (Kwon et al. 2022, arXiv 2204.09656). The other has the heads whose masking
 raises the loss least, chosen one by one (Michel et al. 2019, arXiv 1905.10650). The set goes that raises the loss less
 per saving. No more heads are tried once those chosen raise the loss more per saving than the neurons do.
+
+A head is tried again only when it was the least missed of all (Minoux 1978, "Accelerated greedy algorithms"). That is
+the plain greedy choice wherever a head is missed the more, the more units are off.
 """
 
 import dataclasses
@@ -14,21 +17,21 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from mhprobe.errors import UserError, whole_number
 from mhprobe.heads import HeadLayout
-from mhprobe.masking.base import Evaluate, Limits, Path, Target, Units
+from mhprobe.masking.base import Evaluate, Limits, Path, Units
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.knapsack import going_together, refuse_multiple
 from mhprobe.masking.parts.units import bundled, saving_of_each, savings
-from mhprobe.masking.search.base import Step
 
 
 @dataclass(frozen=True)
 class Turns(KeepBest):
-    """Heads and neurons in turns; of heads alone the greedy path. turns: number of equal parts of the way.
+    """Heads and neurons in turns. turns: number of equal parts of the way. multiple: as for ``Knapsack``.
 
-    Of shares of each kind one after the other. multiple: as for ``Knapsack``.
+    Of shares of each kind one after the other. Of heads alone the greedy path, which search and tie_break belong to.
     """
 
     turns: int = 10
@@ -47,40 +50,48 @@ class Turns(KeepBest):
         refuse_multiple(self.multiple, layout)
         free = units.masks.any(0)
         heads = free & (torch.arange(len(free)) < layout.of("head").num_heads)
-        off, sets = torch.zeros_like(free), list[Tensor]()
+        off, sets, rise_A = torch.zeros_like(free), list[Tensor](), torch.full((len(free),), -math.inf).double()
         costly = list(zip(limits.targets, free & (saving_of_each(limits) > 0), strict=True))
         parts = list(itertools.product(range(1, self.turns + 1), costly))
-        search = int(heads.sum()) * evaluate.images  # of one head among all; a part takes none, one or more
-        with evaluate.watched(len(parts) * search) as say:
-            for number, (turn, (target, those)) in enumerate(parts):
-                left = f"{100 * target.left(off):.0f} % of {target.unit} left"
-                say(f"part {number + 1} of {len(parts)}, {left}", number * search)
+        about, before = (int(heads.sum()) + 6 * len(parts)) * evaluate.images, evaluate.spent
+        with evaluate.watched(about) as say:
+            now = float(evaluate(off[None]).mean_loss)
+            for number, (turn, (target, those)) in enumerate(parts, 1):
+                say(f"part {number} of {len(parts)}", evaluate.spent - before)
                 whole = target.left(torch.zeros_like(off))
                 goal = dataclasses.replace(target, value=whole - (whole - target.value) * turn / self.turns)
                 near = dataclasses.replace(limits, targets=(goal,))
                 while not near.reached(off):
                     neurons = self._neurons(those & ~heads, off, near, evaluate)
-                    after = self._heads(those & heads, off, near, evaluate, rise(off, neurons, target, evaluate))
-                    after = neurons if after.equal(off) else after
+                    after, then = neurons, float(evaluate(neurons[None]).mean_loss)
+                    saved = target.left(off) - target.left(neurons)
+                    price = (then - now) / saved if saved > 0 else math.inf
+                    some, loss = self._heads(those & heads, off, near, evaluate, now, price, rise_A)
+                    after, then = (neurons, then) if some.equal(off) else (some, loss)
                     if after.equal(off):
                         break  # what is left is protected
                     sets.append((after & ~off).nonzero().flatten())
-                    off = after
+                    off, now = after, then
         return [bundled(sets, layout)]
 
-    def _heads(self, heads: Tensor, off: Tensor, limits: Limits, evaluate: Evaluate, price: float) -> Tensor:
-        """(A,) ``off`` and more heads up to the target, least missed first; ``off`` once they rise above ``price``."""
-        after = off
+    def _heads(
+        self, heads: Tensor, off: Tensor, limits: Limits, evaluate: Evaluate, now: float, price: float, rise_A: Tensor
+    ) -> tuple[Tensor, float]:
+        """(A,) ``off`` and more heads up to the target, and its loss; ``off`` once they cost more than ``price``.
+
+        now: loss of ``off``. rise_A: of the loss by each head when it was last tried, -inf before; kept up in place.
+        """
+        (target,), after, loss = limits.targets, off, now
         while not limits.reached(after):
-            masks = torch.eye(len(off), dtype=torch.bool)[heads & ~after]
-            masks = masks[limits.permits(after, after | masks)]
-            if not len(masks):
+            left = (heads & ~after).nonzero().flatten()
+            left = left[limits.permits(after, after | one_hot(left, len(off)).bool())]
+            if not len(left):
                 break
-            step = Step(after, masks, self.prefers, self.tie_break == "loss", int(after.sum()))
-            after = after | masks[self.search.choose(step, evaluate).candidate]
-            if rise(off, after, limits.targets[0], evaluate) > price:
-                return off
-        return after
+            head = least_missed(left, after, loss, rise_A, evaluate)
+            after, loss = after.index_fill(0, head, True), loss + float(rise_A[head])
+            if loss - now > price * (target.left(off) - target.left(after)):
+                return off, now
+        return after, loss
 
     def _neurons(self, neurons: Tensor, off: Tensor, limits: Limits, evaluate: Evaluate) -> Tensor:
         """(A,) ``off`` with more neurons, of least Fisher information per cost, until the target is reached."""
@@ -96,9 +107,13 @@ class Turns(KeepBest):
         return off
 
 
-def rise(off: Tensor, after: Tensor, target: Target, evaluate: Evaluate) -> float:
-    """Loss that the (A,) mask ``after`` adds to that of ``off``, per share of cost saved; inf if they are equal."""
-    if after.equal(off):
-        return math.inf
-    now, then = evaluate(torch.stack([off, after])).mean_loss.tolist()
-    return (then - now) / max(target.left(off) - target.left(after), 1e-12)
+def least_missed(heads: Tensor, off: Tensor, loss: float, rise_A: Tensor, evaluate: Evaluate) -> Tensor:
+    """(1,) of ``heads``, (U,) indices, the one whose masking on top of ``off`` raises the loss least."""
+    tried, due = torch.zeros_like(off), heads[rise_A[heads].isneginf()]
+    while True:
+        if len(due):
+            rise_A[due] = evaluate(off | one_hot(due, len(off)).bool()).mean_loss.double() - loss
+            tried[due] = True
+        due = heads[rise_A[heads].argmin()[None]]
+        if tried[due]:
+            return due

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from mhprobe.backbones import layout_of
-from mhprobe.errors import UserError, quoted
+from mhprobe.errors import UserError, quoted, refusing
 from mhprobe.gates import find_gates
 from mhprobe.heads import HeadLayout
 from mhprobe.io.head_tables import check_layout, read_kept, read_rows
@@ -124,13 +124,9 @@ def _whole(text: str) -> bool:
 
 
 def _numbers(path: str) -> list[Any]:
-    try:
+    where, expected = f"heads: cannot read {path}", "Expected a list as in [3,17], a file, a table or gates."
+    with refusing(lambda error: f"{where} ({getattr(error, 'strerror', None) or error}). {expected}"):
         text = Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"heads: cannot read {path} ({getattr(error, 'strerror', None) or error}). Expected a list as in "
-            f"[3,17], a file, a table or gates."
-        ) from error
     if Path(path).suffix != ".json":
         return list(text.split())
     try:

@@ -12,7 +12,7 @@ from timm.models.vision_transformer_hybrid import ConvStem, HybridEmbed
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import nn
 
-from mhprobe.errors import UserError, quoted
+from mhprobe.errors import UserError, quoted, refusing
 
 SIZES = {"attn_head_dim", "img_size", "patch_size", "embed_dim", "depth", "num_heads", "window_size"}
 
@@ -93,11 +93,8 @@ def registered(name: str) -> dict[str, Any]:
     if not place:
         return {}
     read = load_model_config_from_path if source == "local-dir" else load_model_config_from_hf
-    try:
-        with untold():
-            _, architecture, settings = read(place)
-    except (OSError, RuntimeError, ValueError, KeyError) as error:
-        raise UserError(_not_there(name, error)) from error
+    with refusing(lambda error: _not_there(name, error), (OSError, RuntimeError, ValueError, KeyError)), untold():
+        _, architecture, settings = read(place)
     return {"name": architecture, **(settings or {})}
 
 

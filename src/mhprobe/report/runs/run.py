@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 from torch import Tensor
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, refusing
 from mhprobe.io.head_tables import DIGEST, read_cells
 from mhprobe.io.tensors import BENCH, OUTCOMES, Outcomes, read_outcomes, unpacked
 from mhprobe.report import ledger
@@ -126,10 +126,8 @@ def _read(files: Folder) -> Run:
 
 def _ledger(files: Folder) -> dict[str, Entry]:
     """Read the results of results.json. UserError for a folder without results, or without this list of them."""
-    try:
+    with refusing(lambda error: f"report: {files.root}: {error}.", (ValueError,)):
         data = files.bytes(ledger.FILE, 20 * MB)
-    except ValueError as error:
-        raise UserError(f"report: {files.root}: {error}.") from error
     if data is None:
         if (files.root / "tables").is_dir() or (files.root / "figures").is_dir():
             raise UserError(
