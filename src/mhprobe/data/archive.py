@@ -164,7 +164,7 @@ class _File(ABC):
         """Name and size in bytes of every file."""
 
     def _intact(self) -> contextlib.AbstractContextManager[None]:
-        """Turn what the standard library raises for damage into a UserError."""  # tarfile's lists all formats
+        """Turn what Python raises for damage into a UserError with its first line: tarfile lists all formats."""
         where, now = f"root: {self.path} is damaged or cut short", f"it has {self.path.stat().st_size:,} bytes"
         todo = "Fetch it again and compare its size or checksum with the original."
         return refusing(lambda error: f"{where} ({first_line(error)}); {now}. {todo}", _DAMAGE)
