@@ -267,6 +267,21 @@ def test_no_more_heads_are_tried_once_they_cost_more_than_the_neurons(dear):
     assert loss.tried == 2 + 6 if dear else loss.tried > 2 + 6  # all on, without the neurons, without each head
 
 
+def test_what_a_head_costs_on_top_of_heads_that_do_not_go_is_forgotten():
+    """Two heads may go, not both. After four neurons the first one is missed more than the second alone."""
+    layout = mixed(6, 6)
+    units, cost_A = limited(layout, 0.75, head=2.0)  # six of 24: first three, which take four neurons, then two
+    may_go = torch.ones_like(units.masks)
+    may_go[:, 2:6] = False
+    cost_A = torch.cat([torch.tensor([1.5, 1.8, 9.0, 9.0, 9.0, 9.0]), torch.ones(4), torch.full((8,), 2.0)]).double()
+    loss = Quadratic(cost_A, 0)
+    loss.pair_AA = torch.zeros(18, 18, dtype=torch.float64)
+    loss.pair_AA[0, 1] = loss.pair_AA[1, 0] = 10.0
+    loss.pair_AA[0, 6:10] = loss.pair_AA[6:10, 0] = 0.5
+    (path,) = Turns(turns=2, multiple=2).paths(dataclasses.replace(units, masks=may_go), layout, loss)
+    assert path.masks()[-1].nonzero().flatten().tolist() == [1, 6, 7, 8, 9]
+
+
 def test_chance_takes_the_same_share_of_heads_and_of_neurons():
     layout = mixed(40, 40)
     units, _ = limited(layout, 0.5)

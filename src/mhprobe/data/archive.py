@@ -165,9 +165,9 @@ class _File(ABC):
 
     def _intact(self) -> contextlib.AbstractContextManager[None]:
         """Turn what Python raises for damage into a UserError with its first line: tarfile lists all formats."""
-        where, now = f"root: {self.path} is damaged or cut short", f"it has {self.path.stat().st_size:,} bytes"
+        where, size = f"root: {self.path} is damaged or cut short", lambda: f"{self.path.stat().st_size:,} bytes"
         todo = "Fetch it again and compare its size or checksum with the original."
-        return refusing(lambda error: f"{where} ({first_line(error)}); {now}. {todo}", _DAMAGE)
+        return refusing(lambda error: f"{where} ({first_line(error)}); it has {size()}. {todo}", _DAMAGE)
 
 
 class Tar(_File):

@@ -63,15 +63,15 @@ class Turns(KeepBest):
                 near = dataclasses.replace(limits, targets=(goal,))
                 while not near.reached(off):
                     neurons = self._neurons(those & ~heads, off, near, evaluate)
-                    after, then = neurons, float(evaluate(neurons[None]).mean_loss)
+                    then = float(evaluate(neurons[None]).mean_loss)
                     saved = target.left(off) - target.left(neurons)
                     price = (then - now) / saved if saved > 0 else math.inf
-                    some, loss = self._heads(those & heads, off, near, evaluate, now, price, rise_A)
-                    after, then = (neurons, then) if some.equal(off) else (some, loss)
+                    after, loss = self._heads(those & heads, off, near, evaluate, now, price, rise_A)
+                    after, loss = (neurons, then) if after.equal(off) else (after, loss)
                     if after.equal(off):
                         break  # what is left is protected
                     sets.append((after & ~off).nonzero().flatten())
-                    off, now = after, then
+                    off, now = after, loss
         return [bundled(sets, layout)]
 
     def _heads(
@@ -79,18 +79,20 @@ class Turns(KeepBest):
     ) -> tuple[Tensor, float]:
         """(A,) ``off`` and more heads up to the target, and its loss; ``off`` once they cost more than ``price``.
 
-        now: loss of ``off``. rise_A: of the loss by each head when it was last tried, -inf before; kept up in place.
+        now: loss of ``off``. rise_A: of the loss by each head when last tried on units that went, -inf before; updated.
         """
-        (target,), after, loss = limits.targets, off, now
+        (target,), after, loss, latest_A = limits.targets, off, now, rise_A
         while not limits.reached(after):
             left = (heads & ~after).nonzero().flatten()
             left = left[limits.permits(after, after | one_hot(left, len(off)).bool())]
             if not len(left):
                 break
-            head = least_missed(left, after, loss, rise_A, evaluate)
-            after, loss = after.index_fill(0, head, True), loss + float(rise_A[head])
+            head = least_missed(left, after, loss, latest_A, evaluate)
+            after, loss = after.index_fill(0, head, True), loss + float(latest_A[head])
             if loss - now > price * (target.left(off) - target.left(after)):
                 return off, now
+            latest_A = latest_A.clone()
+        rise_A.copy_(latest_A)
         return after, loss
 
     def _neurons(self, neurons: Tensor, off: Tensor, limits: Limits, evaluate: Evaluate) -> Tensor:
@@ -108,7 +110,7 @@ class Turns(KeepBest):
 
 
 def least_missed(heads: Tensor, off: Tensor, loss: float, rise_A: Tensor, evaluate: Evaluate) -> Tensor:
-    """(1,) of ``heads``, (U,) indices, the one whose masking on top of ``off`` raises the loss least."""
+    """(1,) of ``heads``, (U,), the one that raises the loss least on top of ``off``. rise_A: as for ``_heads``."""
     tried, due = torch.zeros_like(off), heads[rise_A[heads].isneginf()]
     while True:
         if len(due):
