@@ -74,7 +74,7 @@ def page(results: dict[str, Architecture]) -> str:
             "# Which of timm's models have their heads found",
             "",
             f"Written by `make models` with timm {timm.__version__}. {attached} of the {total} names with heads can be "
-            f"gated, measured and masked; of {prunable} heads can be removed. {mixed} of the others mix their heads "
+            f"gated, measured and masked; {prunable} can lose heads for good. {mixed} of the others mix their heads "
             f"before the projection, so no head can be gated alone: of the names whose heads can be told apart "
             f"{attached / max(1, total - mixed):.0%} attach. {len(results) - len(heads)} more architectures have no "
             f"heads that mhprobe finds: mostly convolutions, and models that name their heads otherwise (Hiera).",
