@@ -101,6 +101,11 @@ def test_commands_in_the_docs_compose(page, line):
     runs.checked(command, *(part for part in overrides if not part.startswith(("hydra.", "hydra/"))))
 
 
+def test_bash_makes_no_two_words_of_one_override():
+    bare = [re.sub(r"'[^']*'|\"[^\"]*\"", "", line) for _, line in commands()]  # {head:0.9,neuron:0.75} needs quotes
+    assert not [line for line in bare if re.search(r"\{[^ }]*,", line)]
+
+
 def test_there_are_commands_and_blocks_to_try():
     assert len(commands()) > 10 and sum(len(blocks(page, "python")) for page in PAGES) >= 2
 
