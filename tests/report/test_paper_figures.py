@@ -223,6 +223,13 @@ def test_figures_of_no_layout_clip_nothing(name):
     assert_nothing_is_clipped(FREE[name]())
 
 
+def test_each_cluster_of_a_large_swin_stage_has_its_shape():
+    group = pairs_figures.Group("8 clusters", torch.randn(9, 2), ["global"] * 9, torch.arange(9) % 8)
+    lines = pairs_figures.behaviours([group]).axes[-1].get_lines()
+    shapes = {line.get_label(): line.get_marker() for line in lines if str(line.get_label()).startswith("cluster")}
+    assert len(shapes) == len(set(shapes.values())) == 8, "the eighth cluster was a circle as the first"
+
+
 def test_marks_are_explained_in_the_figure():
     legend = [text.get_text() for text in FREE["before_training"]().axes[-1].get_legend().get_texts()]
     assert legend == ["trained, mean of pairs", "untrained, mean of pairs", "least to greatest pair"]

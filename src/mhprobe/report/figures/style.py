@@ -66,7 +66,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 ORIGIN = {"version": "mhprobe {}", "commit": "commit {}", "command": "{}"}
 PNG = {"version": "Software", "commit": "Comment", "command": "Source"}
 PDF = {"version": "Creator", "commit": "Keywords", "command": "Subject"}  # of the few names that PDF knows
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "d")
 
 
 def save(
