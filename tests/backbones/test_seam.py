@@ -268,7 +268,7 @@ def test_of_two_models_the_gated_one_is_meant():
     assert len(batch.z) == 2
 
 
-@pytest.mark.parametrize("name", ["ls1", "ls", "gamma_1"])
+@pytest.mark.parametrize("name", ["ls1", "ls", "gamma_1", "layer_scale"])
 def test_layer_scale_is_found_under_its_names(name):
     block = nn.Module()
     assert layer_scale(block) is None

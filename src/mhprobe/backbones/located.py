@@ -235,11 +235,6 @@ class MobileNetV5(Located):
         "MultiQueryAttention2d": Kind(point="output.proj", parts=_shared, weights=_on_the_grid, hidden=COARSER)
     }
 
-    @classmethod
-    def layer_scale(cls, model: Any, site: Any) -> Tensor | None:
-        scale = getattr(model.get_submodule(site.name.rpartition(".")[0]).layer_scale, "gamma", None)
-        return None if scale is None else scale.detach()
-
 
 class MobileNetV4(MobileNetV5):
     title = "timm MobileNetV4, hybrid"
