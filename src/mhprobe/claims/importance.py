@@ -57,7 +57,7 @@ def importance_agrees_between_data_sets(of: Evidence, gate_importance: Columns) 
 def importance_settles_early(of: Evidence) -> Estimate:
     """Rank correlation over heads of importance after a quarter of the training and at its end, minus a half."""
     table = of.run("training").tables.get("settling_agreement")
-    rows = [] if table is None else [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    rows = [] if table is None else table.dicts()
     last = max((int(row["epoch_b"]) for row in rows), default=0)
     early = [row for row in rows if row["epoch_b"] == last and 4 * (row["epoch_a"] + 1) <= last + 1]
     if not early:
