@@ -118,6 +118,14 @@ def test_settings_that_change_no_result_part_no_group(tmp_path):
     assert group["runs"] == 2
 
 
+def test_a_run_without_a_configuration_has_no_settings(tmp_path):
+    for number in (0, 1):
+        seeded(tmp_path / str(number), number, 0.5)
+    (tmp_path / "0" / "config" / "config.yaml").unlink()
+    table = several(read_runs([tmp_path / "0", tmp_path / "1"]))["runs"].table
+    assert "" not in table.columns
+
+
 def test_groups_are_drawn_by_the_sections_of_settings_whose_names_end_alike():
     groups = ["encoder.depth=1, decoder.depth=2", "encoder.depth=2, decoder.depth=1"]
     accuracies = [{"run": name, "group": name, "accuracy": 0.5, "low": 0.4, "high": 0.6} for name in groups]

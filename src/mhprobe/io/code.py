@@ -9,9 +9,11 @@ import inspect
 import pkgutil
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from mhprobe.io.nested import leaves
 
 _OURS = Path(__file__).parents[1]
 _PYTHONS = tuple(sysconfig.get_path(of) for of in ("stdlib", "platstdlib"))
@@ -46,9 +48,9 @@ def code_digests(*things: Any) -> dict[str, str]:
 
 def stands_on(config: Any) -> dict[str, dict[str, str]]:
     """Digests of the user's ``code`` that a configuration names as ``_target_``, and of the ``files`` that it names."""
-    values = list(_values(config))
-    targets = [_module_of(value) for key, value in values if key == "_target_"]
-    files = {value: file_digest(value) for _, value in values if is_file(value)}
+    texts = [(path[-1], value) for path, value in leaves(config, lists=True) if isinstance(value, str)]
+    targets = [_module_of(text) for key, text in texts if key == "_target_"]
+    files = {text: file_digest(text) for _, text in texts if is_file(text)}
     return {"code": code_digests(*targets), "files": dict(sorted(files.items()))}
 
 
@@ -142,15 +144,3 @@ def _module_of(target: str) -> str:
         except ImportError:
             continue
     return name
-
-
-def _values(config: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """(key, text) of every text in a configuration."""
-    if isinstance(config, Mapping):
-        for name, value in config.items():
-            yield from _values(value, str(name))
-    elif isinstance(config, (list, tuple)):
-        for value in config:
-            yield from _values(value, key)
-    elif isinstance(config, str):
-        yield key, config

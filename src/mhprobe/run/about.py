@@ -19,8 +19,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mhprobe.errors import UserError
+from mhprobe.io.nested import leaves
 from mhprobe.run import members, sections
-from mhprobe.run.constructors import docstrings, fill, leaves
+from mhprobe.run.constructors import docstrings, fill
 from mhprobe.run.sections import CONF, begins_with, options
 
 # bash replaces only what follows the last "=" of a word

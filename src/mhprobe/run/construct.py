@@ -10,7 +10,8 @@ from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 
 from mhprobe.errors import UserError, refuse_misfits, short
-from mhprobe.run.constructors import OURS, leaves
+from mhprobe.io.nested import leaves
+from mhprobe.run.constructors import OURS
 
 # errors of constructors for a wrong key or value
 WRONG = (TypeError, ImportError, ValueError, ArithmeticError, AttributeError, LookupError, AssertionError)

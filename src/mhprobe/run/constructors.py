@@ -6,7 +6,7 @@ and an override needs no ``+``. Only literals, and names for literals, are fille
 
 import ast
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -125,15 +125,6 @@ def _meant(module: str, default: ast.expr) -> ast.expr:
     if isinstance(named, tuple):
         return _meant(named[0], ast.Name(named[1]))
     return named if isinstance(named, ast.expr) else default
-
-
-def leaves(part: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the keys and the value of each option in nested mappings; none for another value."""
-    for key, value in part.items() if isinstance(part, Mapping) else ():
-        if isinstance(value, Mapping) and value:
-            yield from leaves(value, (*path, str(key)))
-        else:
-            yield (*path, str(key)), value
 
 
 Filled = tuple[Place, str, Options]  # a part's place and target, and the defaults added to it

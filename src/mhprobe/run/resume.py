@@ -12,7 +12,8 @@ import lightning as L
 
 from mhprobe.errors import UserError, nearest
 from mhprobe.io.code import file_digest
-from mhprobe.run.constructors import leaves, options
+from mhprobe.io.nested import leaves
+from mhprobe.run.constructors import options
 from mhprobe.run.schema import Config
 from mhprobe.training.checkpoints import SameRun
 from mhprobe.weights.checkpoint import load_checkpoint

@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from mhprobe.errors import UserError, quoted
 from mhprobe.heads import FillName, Kind, Part, Scope
+from mhprobe.io.nested import leaves
 from mhprobe.recording.outputs import Of
 from mhprobe.run.sections import settings
 
@@ -267,7 +268,9 @@ def check(command: str, cfg: DictConfig) -> Config:
     except InterpolationKeyError as error:
         reason = str(error.msg).splitlines()[0].rstrip(".")
         raise UserError(f"{error.full_key}: {reason}; choose the option that has it.") from None
-    _refuse_no_numbers(plain)
+    for path, value in leaves(plain, lists=True):
+        if isinstance(value, float) and not math.isfinite(value):  # nan passes every limit
+            raise UserError(f"{'.'.join(path)}: expected a finite number, got {value}.")
     checked: Config = _valid(Config, {**plain, "command": command})
     if gone := sorted(settings(command) - plain.keys()):
         raise UserError(_gone(gone[0]))
@@ -315,15 +318,6 @@ def _valid(section: type[_Section], values: dict[str, Any], where: str = "") -> 
         if first["type"] == "missing":
             raise UserError(_gone(key)) from None
         raise UserError(f"{key}: {first['msg']}, got {quoted(first['input'], 100)}.") from None
-
-
-def _refuse_no_numbers(value: Any, key: str = "") -> None:
-    """Raise UserError for nan and inf in any option: nan passes every limit."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"{key}: expected a finite number, got {value}.")
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for name, part in inner:
-        _refuse_no_numbers(part, f"{key}.{name}" if key else str(name))
 
 
 NO_WEIGHTS = ("fetch", "prune")  # prune refuses by a message of its own

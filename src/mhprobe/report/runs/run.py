@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError, refusing
 from mhprobe.io.head_tables import DIGEST, read_cells
+from mhprobe.io.nested import leaves
 from mhprobe.io.tensors import BENCH, OUTCOMES, Outcomes, read_outcomes, unpacked
 from mhprobe.report import ledger
 from mhprobe.report.ledger import Entry
@@ -185,7 +186,7 @@ def read_table(path: Path) -> Table:
 
 def settings(run: Run) -> dict[str, str]:
     """Return the configuration, flat: ``optim.lr`` -> ``0.001``."""
-    return dict(_flat("", run.config))
+    return {".".join(path): str(value) for path, value in leaves(run.config)}
 
 
 def differing(runs: Sequence[Run]) -> dict[str, list[str]]:
@@ -193,12 +194,6 @@ def differing(runs: Sequence[Run]) -> dict[str, list[str]]:
     flat = [settings(run) for run in runs]
     values = {key: [of.get(key, "") for of in flat] for key in sorted(set().union(*flat))}
     return {key: of for key, of in values.items() if len(set(of)) > 1}
-
-
-def _flat(where: str, part: Any) -> list[tuple[str, str]]:
-    if isinstance(part, Mapping) and part:
-        return [pair for key, value in part.items() for pair in _flat(f"{where}.{key}" if where else str(key), value)]
-    return [(where, str(part))]
 
 
 def _value(cell: str) -> Any:
