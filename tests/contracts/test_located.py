@@ -157,6 +157,18 @@ def test_a_head_speaks_through_its_own_weights_and_no_other_hears(name):
         assert spread(after[:, :, head]) < 1e-2 * spread(before[:, :, head]), (site.name, head)
 
 
+@pytest.mark.parametrize(
+    "name, factors",
+    [("mobilenetv5", "layer_scale.gamma"), ("fastvit", "layer_scale_1.gamma"), ("edgenext", "gamma_xca")],
+)
+def test_a_head_writes_what_its_block_lets_through(name, factors):
+    model = copied(loud(name))
+    family, site = family_of(model), layout_of(model).sites[0]
+    written = family.head_weights(model, site).output
+    model.get_submodule(site.name.rpartition(".")[0]).get_parameter(factors).detach().mul_(2)
+    assert torch.equal(family.head_weights(model, site).output, 2 * written)
+
+
 @located
 def test_weights_are_those_that_mix_the_values_or_the_reason_is_said(name):
     model = loud(name)

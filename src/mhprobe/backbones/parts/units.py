@@ -23,7 +23,7 @@ _MERGE = "Merge adapters (LoRA), weight norms and masks of weights into plain la
 _PLAIN = ("torch.nn.modules.", "timm.", "mhprobe.")  # where layers come from whose weight says all
 _CUT = ("qkv", "q_proj", "k_proj", "v_proj", "gate", "proj")  # layers that lose rows or columns with a head
 _LAYER_SCALES = {  # their names in blocks of timm and transformers, behind attention and behind the MLP
-    "head": ("ls1", "ls", "gamma_1", "gamma1", "layer_scale", "layer_scale1", "lambda_1"),
+    "head": ("ls1", "ls", "gamma_1", "gamma1", "gamma_xca", "lambda_1", "layer_scale", "layer_scale1", "layer_scale_1"),
     "neuron": ("ls2", "ls", "gamma_2", "gamma2"),
 }
 
