@@ -8,7 +8,6 @@ when all are open. Figures 7 to 10 are those of studies/sweep.py.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -38,7 +37,7 @@ class Row(NamedTuple):
     delta: float | str = ""
     delta_low: float | str = ""
     delta_high: float | str = ""
-    p: float = math.nan
+    p: float | str = ""
     p_holm: float | str = ""
 
 
@@ -137,11 +136,10 @@ def write(
     from mhprobe.report.report import Report, Result, Sample
 
     images = data.sizes["test"]
-    plain = [["" if value != value else value for value in row] for row in rows]  # NaN is no test
     groups = {row.group: row.of for row in left}
     kept = {(row.run, row.group): row.kept for row in left}
     counts = [list(groups.values())] + [[kept[_arm(row.heads), group] for group in groups] for row in rows[1:]]
-    full = [[*row, images, *count] for row, count in zip(plain, counts, strict=True)]
+    full = [[*row, images, *count] for row, count in zip(rows, counts, strict=True)]
     table = tables.Table([*Row._fields, "images", *groups], full)
     points = [(row.heads, row.pruned, row.scratch) for row in rows]
     sure = [isinstance(row.p_holm, float) and row.p_holm < 0.05 for row in rows]
