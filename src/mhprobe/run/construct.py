@@ -59,9 +59,7 @@ def refuse_types(part: Any, where: str) -> None:
 
 def _holds_part(value: Any) -> bool:
     """Return True for a part, or a list or mapping of parts."""
-    if isinstance(value, Mapping):
-        return "_target_" in value or any(map(_holds_part, value.values()))
-    return isinstance(value, list) and any(map(_holds_part, value))
+    return any(path[-1] == "_target_" for path, _ in leaves(value, lists=True))
 
 
 def explained(make: Callable[..., Any], where: str) -> Callable[..., Any]:
