@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 
+from mhprobe.backbones import layout_of
 from mhprobe.errors import UserError
 from mhprobe.heads import KINDS
 from mhprobe.masking.base import Order
@@ -122,3 +123,15 @@ def test_an_elastic_file_names_a_budget_that_it_can_give(step):
     share = float(re.search(r"(\d\.\d+) is left", str(error.value))[1])
     left = ~mask_at(model, {"scores": scores, "step": step, **how}, {"params": share})
     assert left.sum() == {"head": 1, "layer": 3}[step]
+
+
+def test_a_layer_that_keeps_so_many_keeps_a_multiple_and_the_budget_that_is_named_can_be_had():
+    model, *_ = shown(KINDS)
+    order = ORDERS["knapsack"](multiple=16)
+    with pytest.raises(Unreached, match=r"\(min_heads_per_layer=1\), .* Ask for at least that") as error:
+        OnPath(order, target={"flops": 0.01}, min_heads_per_layer=1).check(model, 1)
+    share = float(re.search(r"(\d\.\d+) is left", str(error.value))[1])
+    source = OnPath(order, target={"flops": share}, min_heads_per_layer=1)
+    layout, images = layout_of(model), shown(KINDS)[2]
+    choice, _ = source.choose(model, images.evaluate(model, False), images.first, layout, 1.0, 1.0)
+    assert [int((~part).sum()) for part in layout.split(choice.mask)] == [1, 1, 1, 16, 16, 16]

@@ -131,8 +131,9 @@ def constrain(units: Units, limits: Limits, where: str, multiple: int | None = N
     most, kept_UA = units.masks.any(0), units.masks
     if "neuron" in layout.kinds:
         kept_UA = kept_UA & torch.tensor([u < (1 if site.kind == "head" else multiple or 1) for _, u, site in layout])
-        for part in layout.split(most):  # views; the units of a site cost the same, whichever stay
-            part[:floor] = False
+        for site, part in zip(layout.sites, layout.split(most), strict=True):  # views; a site's units cost the same
+            size = (multiple or 1) if site.kind == "neuron" else 1
+            part[: -(-floor // size) * size] = False
     elif not limits.reached(torch.zeros_like(most)) and not units.candidates([]):
         raise UserError(
             f"{where}: min_heads_per_layer={floor} leaves no unit to mask: each would take a layer "
