@@ -111,6 +111,26 @@ def test_the_card_says_what_was_measured(tmp_path):
     assert card.startswith("---\nlibrary_name: timm\n") and "- pruned\n---\n" in card
 
 
+def test_the_card_does_not_take_neurons_for_heads(tmp_path):
+    model = pruned.network("vit")
+    layout = mhprobe.attach(model, units={"head", "neuron"}).layout
+    first, second = layout.of("neuron").sites
+    mask = torch.cat([torch.full((site.num_heads,), site == second) for site in layout.sites])
+    mask[[0, 1, 2, 6]] = True  # all heads of the first block, and a neuron
+    pruned.save_pruned(model, mask, tmp_path / "run" / "pruned.safetensors", pruned.description("vit"))
+    columns = ["stage", "heads", "neurons", "accuracy", "low", "high", "parameters", "flops"]
+    stages = [["dense", 6, 192, 0.9, 0.85, 0.93, 1000, 2000], ["pruned", 3, 95, 0.8, 0.74, 0.85, 900, 1500]]
+    Report(tmp_path / "run").add({"pruning": Result(Table(columns, stages, "stages"))})
+    card = (save_for_hub(tmp_path / "run", tmp_path / "shared") / "README.md").read_text()
+    for said in (
+        *("3 heads and 95 neurons are left, in 2 layers", "| blocks.0.attn | none: the layer adds a bias |"),
+        *("| blocks.1.attn | 0, 1, 2 |", f"| {first.name} | 95 neurons |", f"| {second.name} | none: the layer adds"),
+        *("| stage | heads | neurons | test accuracy |", "\n|---|---|---|---|---|---|---|\n"),
+        "| pruned | 3 | 95 | 80.0 % |",
+    ):
+        assert said in card, said
+
+
 def test_a_model_in_memory_is_shared_as_it_is(tmp_path, hub):
     model = pruned.network("vit")
     small = mhprobe.prune_heads(mhprobe.prune_heads(model, [(0, 1)]), [(0, 1)])  # of the dense one 1 and then 2
