@@ -127,6 +127,16 @@ def test_gates_come_along_where_they_are_not_one(model, tmp_path):
     assert not torch.equal(ungated(images), model(images))  # the gate does something
 
 
+def test_gates_of_neurons_alone_come_along(model, tmp_path):
+    gates = mhprobe.attach(model, units={"neuron"})
+    with torch.no_grad():
+        gates.values[4] = 0.25
+    save_weights(model, tmp_path / "gated.safetensors", DESCRIPTION)
+    loaded, _ = load_weights(tmp_path / "gated.safetensors")
+    images = images_for(model, 2)
+    assert torch.equal(loaded(images), model(images))
+
+
 def test_gates_of_another_layout_are_refused(model, file):
     for count, expected in ((5, "6."), (7, "6 of heads, or 198 with neurons.")):
         edit(file, gates=[0.5] * count)

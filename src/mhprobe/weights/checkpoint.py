@@ -97,8 +97,9 @@ def load_weights(path: str | Path, **changes: float) -> tuple[nn.Module, dict[st
     if gate_values is not None and not (gate_values == 1).all():
         gates = attach(model)
         heads = gates.layout.num_heads
-        if gate_values.numel() > heads:  # neurons have some, too
-            gates = attach(model, units=KINDS)
+        if gate_values.numel() > heads:  # neurons have some, too, or alone
+            alone = gate_values.numel() == layout_of(model, {"neuron"}).num_heads
+            gates = attach(model, units={"neuron"} if alone else KINDS)
         if gate_values.shape != gates.values.shape:
             beside = f" of heads, or {gates.layout.num_heads} with neurons" if gates.layout.num_heads > heads else ""
             raise UserError(f"weights: {path} has {gate_values.numel()} gates, expected {heads}{beside}.")
