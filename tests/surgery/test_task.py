@@ -139,13 +139,15 @@ def test_a_pruned_file_is_a_weights_file_for_pruning_again(trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_network_that_lost_all_heads_has_none_to_measure_or_to_mask(trained, tmp_path):
+def test_a_network_that_lost_all_heads_has_none_to_measure_to_mask_or_to_prune(trained, tmp_path):
     """It reads "max() arg is an empty sequence", or that 0 of 0 layers are excluded, otherwise."""
     weights, half = trained.folder / "model.safetensors", "prune.target={head: 0, neuron: 0.5}"
     units = ("gates.units=[head,neuron]", "prune=order", half, "prune.images=60")
     mhprobe.prune.run(config(tmp_path, f"weights={weights}", *units), tmp_path / "a")
-    for command in (mhprobe.probe, mhprobe.mask):
-        cfg = runs.config(command.__name__.split(".")[-1], tmp_path, f"weights={tmp_path / 'a' / 'pruned.safetensors'}")
+    pruned = f"weights={tmp_path / 'a' / 'pruned.safetensors'}"
+    one = ("prune=order", "prune.remove=1")
+    for command, more in ((mhprobe.probe, ()), (mhprobe.mask, ()), (mhprobe.prune, one)):
+        cfg = runs.config(command.__name__.split(".")[-1], tmp_path, pruned, *more)
         with pytest.raises(UserError, match=r"this network has no heads left.*gates.units=\[neuron\]"):
             command.run(cfg, tmp_path / "b")
 

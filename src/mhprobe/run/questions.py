@@ -88,8 +88,8 @@ def material(cfg: Config, model: GatedClassifier, data: ImageData) -> Material:
     section, probe = study or cfg, cfg.probe
     parts = (section.measure or {}) if study or probe else {}
     curves = section.masking
-    if (parts or (curves and curves.curves)) and not model.gates.layout.sites:
-        raise UserError("weights: this network has no heads left. To measure its neurons: gates.units=[neuron].")
+    if (parts or cfg.prune or (curves and curves.curves)) and not model.gates.layout.sites:
+        raise UserError("weights: this network has no heads left. To take its neurons: gates.units=[neuron].")
     built = builders.measures(parts, model.gates.layout, where)
     unfit = {name: error for name, error in built.items() if isinstance(error, UserError)}
     if unfit and not study:
