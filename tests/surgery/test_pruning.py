@@ -230,6 +230,18 @@ def test_a_network_without_heads_loses_neurons_and_is_not_asked_for_heads():
     assert sum(row[kept.table.columns.index("kept")] for row in kept.table.rows) == layout.num_heads - 2
 
 
+def test_heads_that_have_no_gates_are_not_counted_as_gone():
+    model = network("vit")
+    layout = mhprobe.attach(model, units={"neuron"}).layout
+    found = prune(model, images_of(model), Given([*range(1, layout.num_heads)]))
+    assert [row.heads for row in found.stages] == [None] * len(found.stages)
+    assert (found.stages[0].counted, found.stages[-1].counted) == (f"{layout.num_heads} neurons", "1 neuron")
+    stages = of_pruned(found, layout)["pruning"]
+    assert "heads" not in stages.table.columns and stages.table.columns[-1] == "neurons"
+    assert "prune/heads" not in stages.metrics and stages.metrics["prune/neurons"] == 1
+    assert len(layout_of(found.model, {"head"}).sites) == 2
+
+
 def test_a_network_that_cannot_lose_heads_is_refused_before_it_is_scored():
     with pytest.raises(mhprobe.UserError, match="its own forward fails without a head"):
         prune(TWINS["torchvision_vit"](), None, Given([0]))  # no image is asked for

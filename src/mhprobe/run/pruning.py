@@ -337,13 +337,13 @@ def of_pruned(pruned: Pruned, layout: HeadLayout) -> dict[str, Result]:
         row = Result(tables.from_rows([promised], "promise"), metrics=numbers, of=of)
         results["promise"] = row.saying("heads that can go with the promise", "more heads can go")
         results |= of_curves([pruned.promise.curve], (), layout, None)
-    last, names = pruned.stages[-1], list(Stage._fields) if "neuron" in pruned.kinds else list(Stage._fields)[:-1]
-    stages = Table(names, [list(row[: len(names)]) for row in pruned.stages], "stages")
+    last = pruned.stages[-1]
+    names = [name for name in Stage._fields if getattr(last, name) is not None]
+    stages = Table(names, [[getattr(row, name) for name in names] for row in pruned.stages], "stages")
     seen = "Test images chose the heads: these numbers are too good." if pruned.optimistic else ""
-    sizes = [name for name in names if name in ("heads", "neurons", "parameters", "flops")]
     metrics = {
         **{f"prune/{row.stage}/accuracy": row.accuracy for row in pruned.stages},  # of the last round
-        **{f"prune/{name}": getattr(last, name) for name in sizes},
+        **{f"prune/{n}": getattr(last, n) for n in ("heads", "neurons", "parameters", "flops") if n in names},
         "prune/largest_difference": pruned.difference,
         f"test/{pruned.scored.metric}": last.accuracy,
         "test/loss": last.loss,

@@ -77,11 +77,10 @@ class OnPath:
             raise UserError("latency_table: prices target={latency: <share left>} in one round. Give it, or no table.")
         if rounds > 1 and {*(self.target or {})} & layout.kinds:
             raise UserError(f"rounds: shares of each kind go in one round, got {rounds}.")
-        if "neuron" in layout.kinds:
-            if not self.order.of_neurons or self.units != "head":
-                refuse_neurons(layout, "order" if self.units == "head" else "units")
-            if self.remove is not None or "heads" in (self.target or {}):
-                raise UserError("remove: it counts heads; for heads and neurons give target={flops: <share left>}.")
+        if not self.order.of_neurons or self.units != "head":
+            refuse_neurons(layout, "order" if self.units == "head" else "units")
+        if "neuron" in layout.kinds and (self.remove is not None or "heads" in (self.target or {})):
+            raise UserError("remove: it counts heads; for heads and neurons give target={flops: <share left>}.")
         refuse_multiple(multiple := getattr(self.order, "multiple", 1), layout)
         if self.target is not None and "heads" not in self.target:
             targets_of(self.target, layout, dict.fromkeys(SHARES, lambda masks: masks))  # before anything is measured
@@ -201,9 +200,10 @@ def within(
 ) -> Units:  # fmt: skip
     """The units of ``model`` that may go under ``target``, {flops | params | memory: share left} or of each kind.
 
-    multiple: as for ``Knapsack``. UserError for a share below what is left without all of them, but for one.
+    multiple: as for ``Knapsack``. UserError for a share below what is left without all of them, but for one, and for
+    widths that are no multiples.
     """
-    layout = layout_of(model)
+    refuse_multiple(multiple, layout := layout_of(model))
     image = torch.zeros(1, 3, *input_spec(model)["size"], device=next(model.parameters()).device)
     limits = Limits(layout, min_heads_per_layer, targets_of(target, layout, costs(model, layout, image, target)))
     return constrain(_steps(step, layout, exclude_layers), limits, WHERE, multiple)

@@ -26,8 +26,8 @@ from mhprobe.gates.fill import Fill
 from mhprobe.heads import Kind
 from mhprobe.io.progress import progress
 from mhprobe.io.tensors import digest
+from mhprobe.io.written import counted
 from mhprobe.masking.base import LABELS, Evaluate, Scored
-from mhprobe.masking.knapsack import refuse_multiple
 from mhprobe.masking.parts.cache import MaskCache, cache_key, describe
 from mhprobe.recording.fills import check_fill, find_fill
 from mhprobe.recording.outputs import Of
@@ -63,7 +63,7 @@ class Stage(NamedTuple):
 
     round: int
     stage: str  # dense, masked, pruned, repaired, tuned
-    heads: int
+    heads: int | None  # None where none can go: without gates on them
     accuracy: float
     low: float  # Wilson's 95 % interval
     high: float
@@ -81,7 +81,8 @@ class Stage(NamedTuple):
     @property
     def counted(self) -> str:
         """Numbers of heads and neurons in words."""
-        return f"{self.heads} heads" + ("" if self.neurons is None else f" and {self.neurons} neurons")
+        numbers = {"head": self.heads, "neuron": self.neurons}
+        return " and ".join(counted(number, kind) for kind, number in numbers.items() if number is not None)
 
 
 @dataclass
@@ -229,8 +230,7 @@ class Shown:
 
     def check(self, model: nn.Module, rounds: int) -> None:
         """UserError for a target below what is left without all units, and widths that are no multiples."""
-        refuse_multiple(multiple := getattr(self.method, "multiple", 1), layout_of(model))
-        within(model, self.target, multiple=multiple)
+        within(model, self.target, multiple=getattr(self.method, "multiple", 1))
 
     def choose(self, model: nn.Module, images: Images) -> Choice:
         return Choice(self.method.choose(model, images, self.target))
@@ -367,7 +367,7 @@ def _score(
     row = Stage(
         round=number,
         stage=stage,
-        heads=int(left_A[:heads].sum()),
+        heads=int(left_A[:heads].sum()) if "head" in record.kinds else None,
         accuracy=float(result["accuracy"]),
         low=low,
         high=high,
