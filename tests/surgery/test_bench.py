@@ -25,6 +25,7 @@ from mhprobe.masking.turns import Turns
 from mhprobe.report.figures.pruned import pareto
 from mhprobe.report.html import write_comparison
 from mhprobe.report.runs.run import read_run, read_runs
+from mhprobe.report.runs.words import best_methods
 from mhprobe.report.several import lines, several
 from mhprobe.run import cells
 from mhprobe.scoring import knn_train
@@ -188,6 +189,19 @@ class Last:
     def choose(self, model, images, target):
         layout = layout_of(model)
         return torch.arange(layout.num_heads) >= layout.num_heads * target["flops"]
+
+
+def test_budgets_that_differ_in_their_seventh_digit_are_two_cells_and_the_command_names_each():
+    near = [Cell("random", 0.3333333, 0), Cell("random", 0.333333, 0)]
+    assert len({*map(str, near)}) == 2
+    rows = cells.results("bench", dict.fromkeys(near))[cells.TABLE].table.dicts()
+    assert [row["note"].split()[-2] for row in rows] == ["budgets=[0.3333333]", "budgets=[0.333333]"]
+
+
+def test_one_method_is_not_several():
+    row = {"budget": 0.5, "method": "fisher", "dense": 0.9, "accuracy": 0.8, "stage": "repaired", "seeds": 1}
+    (line,) = best_methods([row])
+    assert "fisher is the best of 1 method, with an accuracy of 80.0 % (dense 90.0 %; repaired, seeds: 1)" in line
 
 
 def test_any_class_that_chooses_is_a_method():

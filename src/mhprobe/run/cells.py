@@ -103,8 +103,7 @@ class Cells:
         """Return all cells; None for those that were not run with these settings."""
         cells: dict[Cell, Kept | None] = dict.fromkeys(self.made_from)
         for cell, digest in self.made_from.items():
-            stored = unpacked(self._file(cell))
-            if stored is not None and stored[1].get("made_from") == digest:
+            if (stored := unpacked(self._file(cell))) is not None and stored[1].get("made_from") == digest:
                 cells[cell] = Kept(json.loads(stored[1]["row"]), {stage: of.bool() for stage, of in stored[0].items()})
         return cells
 
@@ -149,7 +148,7 @@ def results(command: str, cells: Mapping[Cell, Kept | None]) -> dict[str, Result
     """Return the table of cells, the ranking, and accuracy against FLOPs and time. command: for missing cells."""
     rows = []
     for cell, kept in cells.items():
-        missing = f"not run: {command} methods=[{cell.method}] budgets=[{cell.budget:g}] seeds=[{cell.seed}]"
+        missing = f"not run: {command} methods=[{cell.method}] budgets=[{cell.budget}] seeds=[{cell.seed}]"
         note = missing if kept is None else kept.row.get("failed", "")
         rows.append({**cell._asdict(), **(kept.row if kept is not None and not note else {}), "note": note})
     whole = Result(from_rows(rows), about="One row per method, budget (share of FLOPs) and seed.")

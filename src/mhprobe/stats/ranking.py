@@ -25,7 +25,7 @@ class Cell(NamedTuple):
 
     def __str__(self) -> str:
         """Name of its file, e.g. fisher_0.5_0."""
-        return f"{self.method}_{self.budget:g}_{self.seed}"
+        return f"{self.method}_{self.budget}_{self.seed}"
 
 
 def ranking(rows: Sequence[Mapping[str, Any]], right: Mapping[Cell, Mapping[str, Tensor]]) -> list[dict[str, Any]]:

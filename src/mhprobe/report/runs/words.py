@@ -120,11 +120,10 @@ def _accuracy(run: Run) -> list[str]:
     if (whole := accuracy(run)) is None:
         return []
     share, low, high, images = whole
-    guess = chance(run)
     on = counted(images, "image") + (f" of {run.model['data']}" if "data" in run.model else "")
     return [
         f"Test accuracy is {percent(share)} (95 % interval {100 * low:.1f} to {100 * high:.1f}, {on})."
-        + (f" Guessing would give {percent(guess)}." if guess else "")
+        + (f" Guessing would give {percent(guess)}." if (guess := chance(run)) else "")
     ]
 
 
@@ -295,8 +294,8 @@ def best_methods(rows: Sequence[Mapping[str, Any]], repeats: str = "seeds") -> l
         worse = [row["method"] for row in others if (p := row.get("p_holm")) not in (None, "") and p < 0.05]
         dense = "" if best.get("dense") is None else f"dense {percent(best['dense'])}; "
         text.append(
-            f"At {100 * budget:g} % of the FLOPs {best['method']} is the best of {1 + len(others)} methods, with an "
-            f"accuracy of {percent(best['accuracy'])} ({dense}{best['stage']}, {repeats}: {best['seeds']}). "
+            f"At {100 * budget:g} % of the FLOPs {best['method']} is the best of {counted(1 + len(others), 'method')}, "
+            f"with an accuracy of {percent(best['accuracy'])} ({dense}{best['stage']}, {repeats}: {best['seeds']}). "
             f"Significantly worse: {', '.join(worse) or 'none'}."
         )
     return text
