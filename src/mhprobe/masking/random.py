@@ -60,9 +60,7 @@ class Random(Order):
         return dataclasses.replace(units.path(order), seed=seed)
 
     def _mixed(self, units: Units, layout: HeadLayout, seed: int) -> Path:
-        drawable, generator = units.masks.any(0), torch.Generator().manual_seed(seed)
-        score_A = torch.zeros(layout.num_heads)
-        score_A[drawable] = torch.rand(int(drawable.sum()), generator=generator)
+        score_A = torch.rand(layout.num_heads, generator=torch.Generator().manual_seed(seed))
         return dataclasses.replace(packed(score_A, units, layout, compete="group"), seed=seed)
 
     def _heads(self, units: Units, layout: HeadLayout, length: int, seed: int) -> Path:

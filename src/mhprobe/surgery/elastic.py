@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from mhprobe.backbones import attach, layout_of
 from mhprobe.errors import UserError, fits, quoted, types_of
-from mhprobe.gates import remove_gates
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate
 from mhprobe.masking.knapsack import Knapsack
@@ -74,7 +73,6 @@ def at_budget(model: nn.Module, description: Mapping[str, Any], target: Mapping[
     small = prune_heads(model, mask).eval()
     kept = promise and promise["unit"] == unit and any(abs(share - budget) < 1e-9 for budget in promise["kept"])
     small.promise = {key: promise[key] for key in ("points", "confidence", "images")} if kept else None  # type: ignore
-    remove_gates(model)
     return small
 
 
@@ -95,8 +93,8 @@ def promise_budgets(
 ) -> dict[str, Any]:  # fmt: skip
     """The budgets down to ``target``, in steps of 5 %, promised together. calibrate: on images that chose nothing."""
     ((unit, least),) = target.items()
-    steps = range(1, round((1 - least) / STEP + 0.5))
-    budgets = [round(1 - STEP * step, 4) for step in steps if 1 - STEP * step > least + 1e-9] + [least]
+    steps = (round(1 - STEP * step, 4) for step in range(1, round(1 / STEP)))
+    budgets = [*(budget for budget in steps if budget > least + 1e-9), least]
     masks = torch.stack([mask_at(model, elastic, {unit: budget}) for budget in budgets])
     right = calibrate(torch.cat([torch.zeros_like(masks[:1]), masks])).right
     count = kept_promise(right[0], right[1:], guarantee.points, guarantee.confidence, seed)

@@ -216,10 +216,10 @@ def pareto(rows: Sequence[Mapping[str, Any]], batch: int = 64) -> Figure:
     batch: the batch size of the measured time; without timings there is no right side.
     """
     stage = next(name for name in ("tuned", "repaired", "pruned") if all(name in row for row in rows))
-    of_cells: dict[tuple[Any, str], list[float]] = {}
+    of_cells: dict[tuple[Any, str], list[Mapping[str, Any]]] = {}
     for row in rows:
-        of_cells.setdefault((row["budget"], row["method"]), []).append(row[stage])
-    ordered = sorted(of_cells, key=lambda cell: (cell[0], -statistics.fmean(of_cells[cell])))
+        of_cells.setdefault((row["budget"], row["method"]), []).append(row)
+    ordered = sorted(of_cells, key=lambda cell: (cell[0], -statistics.fmean(row[stage] for row in of_cells[cell])))
     dense = statistics.fmean(row["dense"] for row in rows)
     timed, methods = f"speedup_{batch}", list(dict.fromkeys(method for _, method in ordered))
     sides = [("share of FLOPs left", lambda row: row["flops"])]
@@ -230,8 +230,7 @@ def pareto(rows: Sequence[Mapping[str, Any]], batch: int = 64) -> Figure:
             for number, method in enumerate(methods):
                 shade, marker = style.colour(number)
                 points = []
-                for budget in {row["budget"] for row in rows if row["method"] == method}:
-                    cells = [row for row in rows if (row["method"], row["budget"]) == (method, budget)]
+                for cells in (cells for (_, of), cells in of_cells.items() if of == method):
                     (accuracy,) = style.percent(cells, stage)
                     middle = (statistics.fmean(map(cost, cells)), statistics.fmean(accuracy))
                     points.append((*middle, min(accuracy), max(accuracy)))
