@@ -71,6 +71,15 @@ def test_the_rate_is_that_of_the_step_which_skipped_work_led_to(capsys, monkeypa
     assert lines[1] == "step 2: 3,600 of 6,000 image-forwards, 10/s, about 4 min left"
 
 
+def test_work_that_takes_longer_than_guessed_does_not_say_that_it_is_done(capsys, monkeypatch):
+    now = iter([0.0, 100.0, 200.0])
+    monkeypatch.setattr(shown.time, "monotonic", lambda: next(now))
+    with screen("", "lines"), progress("choosing", 1000, "image-forwards") as done:
+        done(2000)
+    lines = [line[9:] for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == "choosing: 2,000 of 1,000 image-forwards, 20/s, more than expected"
+
+
 def test_a_bar_of_resumed_work_does_too(monkeypatch):
     with screen("", "lines"), shown._view() as bars, shown._bar(bars, "training", 6000, "batches") as done:
         done(0, done=5000)

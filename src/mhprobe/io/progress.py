@@ -132,9 +132,8 @@ def _lines(description: str, total: int, unit: str) -> Iterator[Advance]:
         finished += pieces
         if now - last_line > EVERY and finished > earlier:
             last_line, rate = now, (finished - earlier) / (now - since)
-            left = (total - finished) / rate
-            text = "%s: %s of %s %s, %s, about %s left"
-            log.info(text, description, f"{finished:,}", f"{total:,}", unit, pace(rate), duration(max(left, 0)))
+            rest = f"about {duration((total - finished) / rate)} left" if finished <= total else "more than expected"
+            log.info("%s: %s of %s %s, %s, %s", description, f"{finished:,}", f"{total:,}", unit, pace(rate), rest)
 
     yield advance
     took = time.monotonic() - began
