@@ -343,6 +343,21 @@ def test_attention_that_nobody_has_looked_at_is_named():
         layout_of(model)
 
 
+def test_a_head_between_tokens_is_looked_at_though_others_of_its_network_are_between_channels():
+    model, seen = loud("davit_channels_v2"), []
+    site = mhprobe.attach(model).layout.sites[0]
+    images = images_for(model, 2)
+    with model.get_submodule(f"{site.name}.softmax.0").register_forward_hook(lambda *args: seen.append(args[2])):
+        model(images)
+    # of windows side by side, 2 x 2 of 4 x 4 tokens; every patch is a query
+    windows = seen[0].unflatten(0, (2, 2, 2)).mean(-2).unflatten(-1, (4, 4)) / 4
+    expected = windows.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
+    torch.testing.assert_close(mhprobe.attention(model, images, head=[(0, 0), (0, 1)]), expected)
+    between_channels = mhprobe.attach(model).layout.offsets[1]
+    with pytest.raises(UserError, match="no attention weights to look at"):
+        mhprobe.attention(model, images, head=between_channels)
+
+
 @pytest.mark.parametrize(
     ("path", "reason"),
     [

@@ -54,8 +54,9 @@ def maps_of_heads(
 ) -> list[Tensor]:
     """(B, h, w) attention that patches get from each head, a pair of (site number, head). who: gives (T,) queries."""
     queries = {number: who(layout.sites[number]) for number, _ in heads}  # refuses before anything is recorded
-    attn = record(model, images, needs={"attn"}).need("attn", asker)
-    maps = {number: looked_at(attn[number], layout.sites[number], share) for number, share in queries.items()}
+    sites = [layout.sites[number] for number in queries]  # others may have no weights to look at
+    attn = record(model, images, needs={"attn"}, sites=sites).need("attn", asker)
+    maps = dict(zip(queries, map(looked_at, attn, sites, queries.values()), strict=True))
     return [maps[number][:, head] for number, head in heads]
 
 

@@ -42,6 +42,7 @@ def record(
     objects: Tensor | None = None,
     of: Of = "loss",
     fills: Mapping[FillName, Fill | None] = MappingProxyType({}),
+    sites: Sequence[HeadSite] | None = None,
 ) -> HeadBatch:
     """Run ``model`` on ``images`` and return a HeadBatch.
 
@@ -55,12 +56,14 @@ def record(
     objects: (B, height, width) int64, passed on. fills: replacements of masked heads, by name (``recording.fills``).
     of: scalar per image to differentiate: the "loss" (cross-entropy, which measures expect), the logit of the "label",
         or without labels the "top1" logit, or the "norm" of the features of a model without a classifier.
+    sites: of which outputs, slopes and attention are recorded; None for all, which the other needs take.
 
     Raises UserError for an unknown need, slopes without labels, labels outside the classes, a model without gates, and
     a head's output that is not finite, with the site and the image, and a record that is larger than the free memory.
     """
     named, grad, attn_grad = _checked(model, needs, labels is not None or of in UNLABELLED, of), None, None
-    slopes, layout = named & {"grad", "attn_grad"}, gates_of(model).layout
+    slopes, gated = named & {"grad", "attn_grad"}, gates_of(model).layout
+    layout = gated if sites is None else HeadLayout(tuple(sites), gated.blocks)
     check_batch(model, images, labels, layout, needs)
     if valid is not None and valid.dtype != torch.bool:
         raise UserError(f"record: valid: expected (B,) bool, which images count, got {quoted(valid.dtype)}.")
@@ -119,12 +122,11 @@ def _ablated(
         ablations = [need for need in needs if isinstance(need, Ablation) and need.fill == name]
         if name not in fills:
             raise UserError(f"record: an ablation with fill={name} needs it in fills, found by recording.fills.")
-        masks = list(dict.fromkeys(mask for need in ablations for mask in need.masks))
+        masks = [layout.mask(mask) for need in ablations for mask in need.masks]
         if masks:
-            stacked = torch.stack([layout.mask(mask) for mask in masks])
-            logits = Replay(model, stacked, fill=fills[name])(images)
-            place = {mask: number for number, mask in enumerate(masks)}
-            logits_of_need |= {need: logits[[place[mask] for mask in need.masks]] for need in ablations}
+            logits = Replay(model, torch.stack(masks), fill=fills[name])(images)  # runs equal masks once
+            parts = logits.split([len(need.masks) for need in ablations])
+            logits_of_need |= dict(zip(ablations, parts, strict=True))
     return logits_of_need
 
 
