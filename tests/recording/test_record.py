@@ -207,7 +207,7 @@ def test_the_grid_of_a_swin_is_what_its_tokens_are_whatever_its_blocks_note(buil
     assert [site.windows.grid for site in layout.sites] == [(9, 9)] * 2 + [(5, 5)] * 2
 
 
-@pytest.mark.parametrize("size", [12, 32])
+@pytest.mark.parametrize("size", [12, 22, 32])  # of 22 the windows hold as many places, most of them padding of 18
 @pytest.mark.parametrize(
     ("build", "grid"), [(lambda: tiny_swin(strict_img_size=False), 9), (torchvision_swin, 18), (huggingface_swin, 9)]
 )
@@ -217,6 +217,16 @@ def test_images_of_another_size_are_refused_by_a_windowed_site(build, grid, size
     mhprobe.attach(model)
     with pytest.raises(mhprobe.UserError, match=rf"a grid of \({grid}, {grid}\)|expected 3 x 18 x 18 .* got 3 x 12"):
         mhprobe.record(model, torch.randn(1, 3, size * grid // 9, size * grid // 9), of="norm")
+
+
+def test_a_grid_of_another_form_with_as_many_tokens_is_refused():
+    """A map of 8 x 2 tokens would be drawn as one of 4 x 4."""
+    model = tiny_vit(dynamic_img_size=True)
+    mhprobe.attach(model)
+    mhprobe.record(model, torch.randn(1, 3, 32, 32), of="norm")  # four times as many: what asks for places refuses
+    for look in (mhprobe.attention, lambda *of: mhprobe.record(*of, needs={"stream"})):
+        with pytest.raises(mhprobe.UserError, match=r"17 places of a grid of \(4, 4\), got those of .* 32 x 8 pixels"):
+            look(model, torch.randn(1, 3, 32, 8))
 
 
 class Around(torch.nn.Module):

@@ -122,12 +122,28 @@ class HeadSite:
         """
         if self.windows is not None:
             return self.windows.places()
-        return torch.arange(self.prefix_tokens + math.prod(self.token_grid))[None]
+        return torch.arange(self._places_in_all)[None]
 
-    def refuse_other_size(self, places: int, where: str) -> None:
-        """UserError unless an image of the model's own size has so many places, in all windows."""
-        expected = math.prod(self.windows.padded) if self.windows else self.prefix_tokens + math.prod(self.token_grid)
-        if places != expected:
+    @property
+    def _places_in_all(self) -> int:
+        """Number of places of an image of the model's own size, in all windows."""
+        return math.prod(self.windows.padded) if self.windows else self.prefix_tokens + math.prod(self.token_grid)
+
+    def refuse_other_form(self, height: int, width: int, where: str) -> None:
+        """UserError for an image, in pixels, of another grid that has as many places: ``refuse_other_size`` cannot tell.
+
+        Sides are rounded up or down, as the model does, so a grid is another if a side differs by a whole token.
+        """
+        if self.line or self.grid is None:
+            return
+        rows, columns = height / self.pixels[0], width / self.pixels[1]
+        other = max(abs(rows - self.grid[0]), abs(columns - self.grid[1])) >= 1
+        if other and (self.windows or round(rows) * round(columns) == math.prod(self.grid)):
+            self.refuse_other_size(f"those of an image of {height} x {width} pixels", where)
+
+    def refuse_other_size(self, places: int | str, where: str) -> None:
+        """UserError unless ``places`` is how many an image of the model's own size has, in all windows."""
+        if places != (expected := self._places_in_all):
             raise UserError(
                 f"{where}: {self.name}: expected the {expected} places of a grid of {self.token_grid}, got {places}. "
                 f"Feed images of the size the model was made for, or make one of theirs (torchvision's Swin: detach, "
@@ -162,9 +178,8 @@ class HeadSite:
         """Number of attention weights of an image; 0 for neurons, and if it depends on the image."""
         if self.line or self.grid is None or self.kind == "neuron":
             return 0
-        if self.windows is None:
-            return self.num_heads * (self.prefix_tokens + math.prod(self.grid)) ** 2
-        return self.num_heads * math.prod(self.windows.padded) * math.prod(self.windows.size)
+        keys = math.prod(self.windows.size) if self.windows else self._places_in_all
+        return self.num_heads * self._places_in_all * keys
 
 
 @dataclass(frozen=True)
