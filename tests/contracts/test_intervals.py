@@ -384,6 +384,7 @@ def test_every_column_that_one_image_leaves_empty_is_named_beside_the_table(name
         (tiny_swin, NoOp, "gradient_cls, gradient_registers", "there are no such tokens in the network"),
         (tiny_vit, NoOp, "gradient_registers, gradient_high_norm", "or none of such a norm in these images"),
         (partial(tiny_vit, img_size=8), OutputFrequency, "value, null, block_input", "share no frequency but 0"),
+        (partial(tiny_vit, img_size=4), OutputFrequency, "value, null", "or it is of one token"),
         (tiny_vit, OutputFrequency, "", ""),
         (tiny_vit, JSDistance, "null, ratio, p", "and between layers (pairs=stage or all); null needs two"),
         (tiny_swin, ObjectAttention, "cls, held_out", "the network has no class token, no patch can meet"),

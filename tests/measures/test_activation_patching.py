@@ -178,6 +178,18 @@ def test_estimates_are_held_against_what_is_exact():
     assert "graddrop" not in cheap.columns()
 
 
+@pytest.mark.filterwarnings("ignore::mhprobe.measures.activation_patching.NothingToRestore")
+@pytest.mark.parametrize("depth", [1, 2])
+def test_in_a_network_of_one_block_graddrop_alone_is_missing_and_says_why(depth):
+    model = tiny_vit(depth=depth)
+    measure = ActivationPatching(mhprobe.attach(model).layout)
+    measure.update(mhprobe.record(model, images_for(model, 6), labels_for(6), needs=measure.needs))
+    missing = {name for name, column in measure.columns().items() if column.isnan().all()}
+    dropped = {"graddrop", *(f"spearman_graddrop{end}" for end in ("", "_low", "_high"))}
+    assert (missing & dropped == dropped and "sees 1 of this" in measure.empty) if depth == 1 else not measure.empty
+    assert "value" not in missing and "atp" not in missing
+
+
 def test_p_is_corrected_for_how_many_heads_there_are():
     """Holm: the smallest p counts as often as there are heads, the largest once."""
     generator = torch.Generator().manual_seed(4)

@@ -107,6 +107,11 @@ def test_a_grid_without_frequencies_has_no_value():
     assert got["value"].isnan().all()
 
 
+def test_a_single_token_has_no_variance_and_the_other_columns_do_not_mind():
+    got = columns(one_layer((1, 1)), batch_of(one_layer((1, 1)), torch.randn(3, 1, 1).double()))
+    assert got["value"].isnan().all() and got["variance"].isnan().all() and got["spectrum"].eq(0).all()
+
+
 @pytest.mark.parametrize("build", [tiny_vit, tiny_registers, tiny_swin], ids=lambda build: build.__name__)
 def test_spectra_match_fft2_of_heads_and_stream(build):
     bare = build().double()

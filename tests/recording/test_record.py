@@ -225,7 +225,7 @@ def test_a_grid_of_another_form_with_as_many_tokens_is_refused():
     mhprobe.attach(model)
     mhprobe.record(model, torch.randn(1, 3, 32, 32), of="norm")  # four times as many: what asks for places refuses
     for look in (mhprobe.attention, lambda *of: mhprobe.record(*of, needs={"stream"})):
-        with pytest.raises(mhprobe.UserError, match=r"17 places of a grid of \(4, 4\), got those of .* 32 x 8 pixels"):
+        with pytest.raises(mhprobe.UserError, match=r"17 places of a grid of \(4, 4\), got those of 32 x 8 pixels"):
             look(model, torch.randn(1, 3, 32, 8))
 
 

@@ -129,17 +129,17 @@ class HeadSite:
         """Number of places of an image of the model's own size, in all windows."""
         return math.prod(self.windows.padded) if self.windows else self.prefix_tokens + math.prod(self.token_grid)
 
-    def refuse_other_form(self, height: int, width: int, where: str) -> None:
-        """UserError for an image, in pixels, of another grid that has as many places: ``refuse_other_size`` cannot tell.
+    def refuse_other_form(self, image: Sequence[int], where: str) -> None:
+        """UserError for an image (height, width) of another grid with as many places, which their number cannot tell.
 
-        Sides are rounded up or down, as the model does, so a grid is another if a side differs by a whole token.
+        Models round sides up or down to whole tokens, so a grid is another if a side differs by a token or more.
         """
         if self.line or self.grid is None:
             return
-        rows, columns = height / self.pixels[0], width / self.pixels[1]
+        rows, columns = (side / step for side, step in zip(image, self.pixels, strict=True))
         other = max(abs(rows - self.grid[0]), abs(columns - self.grid[1])) >= 1
         if other and (self.windows or round(rows) * round(columns) == math.prod(self.grid)):
-            self.refuse_other_size(f"those of an image of {height} x {width} pixels", where)
+            self.refuse_other_size(f"those of {' x '.join(map(str, image))} pixels", where)
 
     def refuse_other_size(self, places: int | str, where: str) -> None:
         """UserError unless ``places`` is how many an image of the model's own size has, in all windows."""

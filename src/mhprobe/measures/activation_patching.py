@@ -83,6 +83,8 @@ class ActivationPatching(Measure):
         if corrupt == "class":
             self.select_needs = frozenset()
         self.needs: frozenset[Need] = frozenset({self.patching})
+        if "graddrop" in self.estimates and (known_blocks := len(layout.blocks)) < 2:
+            self.empty = f"graddrop is a mean over the other blocks, and mhprobe sees {known_blocks} of this network"
         heads = layout.num_heads
         self.add_state("effects", torch.zeros(len(self.estimates), 2, heads, dtype=torch.float64))
         self.add_state("of_donors", torch.zeros(self.pool.size, heads + 2, dtype=torch.float64))
@@ -112,13 +114,12 @@ class ActivationPatching(Measure):
             return
         clean, corrupt = effects.clean[counted].double(), effects.corrupt[counted].double()
         way_B = clean - corrupt
-        for number, name in enumerate(self.estimates):
-            x_BA = effects.effect[name][counted].double()
-            self.effects[number] += torch.stack([x_BA.sum(0), x_BA.abs().sum(0)])
+        x_EPA = torch.stack([effects.effect[name][counted].double() for name in self.estimates])
+        self.effects += torch.stack([x_EPA.sum(1), x_EPA.abs().sum(1)], 1)
         self.ends += torch.stack([clean.sum(), corrupt.sum()])
         self.pairs += counted.sum()
-        main_BA = effects.effect[self.estimates[0]][counted].double()
-        self._cluster(torch.cat([main_BA, way_B[:, None], torch.ones_like(way_B)[:, None]], 1), effects.donor, counted)
+        pairs_PV = torch.cat([x_EPA[0], torch.stack([way_B, torch.ones_like(way_B)], 1)], 1)
+        self._cluster(pairs_PV, effects.donor, counted)
 
     def _cluster(self, pairs_PV: Tensor, donor: Tensor | None, counted: Tensor) -> None:
         """Add to the sums of the errors. pairs: x of all heads, clean - corrupted and 1. counted: (B,) bool."""

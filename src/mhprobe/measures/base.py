@@ -88,7 +88,7 @@ class Measure(Metric):
     fooled_by: ClassVar[str] = ""
     within: Range = REAL
     no_interval: ClassVar[str] = ""
-    empty: ClassVar[str] = ""
+    empty: str = ""
     of_images: ClassVar[bool] = True
     of_units: frozenset[Kind] = frozenset({"head"})
     select_needs: frozenset[Need] | None = None

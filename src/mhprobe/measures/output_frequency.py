@@ -33,7 +33,7 @@ class OutputFrequency(MeanOverImages):
     (unbiased), mean over images and channels, in squared units of the stream. spectrum: (A, K) value along all
     frequencies; NaN where the head's grid has no such frequency. For figures stream: (L, 3, K), variance: (L, 3) by
     block, and frequencies: (1, K). A grid that is not square has the frequencies its two sides share; one with none but
-    0 (2 x 2) has NaN.
+    0 (2 x 2) has NaN; so has the variance of a single token.
     """
 
     fooled_by = "by definition: a map whose mean over the grid is near 0 counts as sharp, however smooth it is"
@@ -41,7 +41,7 @@ class OutputFrequency(MeanOverImages):
     label = "Δ ln amplitude, highest frequency"
     larger = "the head writes sharper maps"
     also = ("spectrum", "depth_variance")
-    empty = "of a grid of tokens of this shape, height and width share no frequency but 0"
+    empty = "of a grid of tokens of this shape, height and width share no frequency but 0, or it is of one token"
 
     heads: Tensor  # (A, K) sums over images of the mean over channels of ln amplitude
     blocks: Tensor  # (L, 3, K) the same of the stream
@@ -76,7 +76,8 @@ class OutputFrequency(MeanOverImages):
             for place, stream in enumerate(streams[block]):
                 map_BTC = wide(stream[batch.valid])[:, site.prefix_tokens :]
                 self.blocks[block, place, self._at[block]] += log_amplitude(self._transform(block, map_BTC)).sum(0)
-                self.spread[block, place] += map_BTC.double().var(1).mean(1).sum()
+                if map_BTC.shape[1] > 1:
+                    self.spread[block, place] += map_BTC.double().var(1).mean(1).sum()
 
     def _transform(self, block: int, maps: Tensor) -> Tensor:
         """(B, T, ...) real -> (B, F, ...) complex, the 2-D discrete Fourier transform at the diagonal frequencies."""
@@ -99,7 +100,8 @@ class OutputFrequency(MeanOverImages):
         heads, stream = heads.where(has_LK[block], torch.nan), stream.where(has_LK[:, None], torch.nan)
         columns = {**self.over_images(), "null": torch.full_like(heads[:, 0], _WHITE)}
         columns |= {place: stream[block, at].gather(1, last[:, None])[:, 0] for at, place in enumerate(_PLACES)}
-        variance = (self.spread / self.images).where(has_LK[:, :1], torch.nan)
+        varies = [b in self._like and max(self._like[b].token_grid) > 1 for b in range(len(stream))]
+        variance = (self.spread / self.images).where(has_LK.new_tensor(varies)[:, None], torch.nan)
         return {
             **{name: values.where(last > 0, torch.nan) for name, values in columns.items()},
             "frequency": heads.new_tensor(self._frequencies)[last],

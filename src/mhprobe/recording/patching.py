@@ -128,10 +128,10 @@ def _from_slopes(
         score = metric(base.logits).sum()
     estimates = {"atp": _along(images, change, base.taps.slopes(score, again=graddrop)[0], layout)}
     if graddrop:
-        size = torch.zeros_like(estimates["atp"])
-        for base.drop.block in range(len(layout.blocks)):
+        size, blocks = torch.zeros_like(estimates["atp"]), range(len(layout.blocks))
+        for base.drop.block in blocks if len(blocks) > 1 else ():  # behind a single one no slope arrives
             size += _along(images, change, base.taps.slopes(score, again=True)[0], layout).abs()
-        estimates["graddrop"] = size / max(1, len(layout.blocks) - 1)
+        estimates["graddrop"] = size / max(1, len(blocks) - 1)
     return estimates
 
 

@@ -87,13 +87,14 @@ class Taps(contextlib.ExitStack):
             self.enter_context(module.register_forward_hook(functools.partial(_leaves, places)))
 
     def _enters_model(self, module: nn.Module, args: Args) -> None:
-        count = len(args[0]) if args and isinstance(args[0], Tensor) else self.batch
+        images = args[0] if args and isinstance(args[0], Tensor) else None
+        count = self.batch if images is None else len(images)
         self.batch = self.batch or count
         if count != self.batch:
             raise self._several(f"on {count} images for a batch of {self.batch}")
-        if module is self.backbone and args and args[0].dim() == 4:  # a wrapper may have made another size of them
+        if module is self.backbone and images is not None and images.dim() == 4:  # a wrapper may have resized them
             for site in self.layout.sites:
-                site.refuse_other_form(*args[0].shape[-2:], "record")
+                site.refuse_other_form(images.shape[2:], "record")
 
     def _several(self, runs: str) -> UserError:
         return UserError(
