@@ -27,6 +27,8 @@ SETTINGS = {  # of the configuration alone
     "trainer.precision=bf16-true": "trainer.precision.*bf16-mixed",
     # what is no number, in sections and in parts alike
     "optim.warmup_epochs=inf": r"optim\.warmup_epochs: expected a finite number, got inf",
+    "~optim": r"optim: is missing and has to be there; leave out what takes it away \(~optim\)",
+    "~optim.lr": r"optim\.lr: is missing .*\(~optim\.lr\)",
     "optim.lr=nan": r"optim\.lr: expected a finite number, got nan",
     "trainer.gradient_clip_val=inf": r"trainer\.gradient_clip_val: expected a finite number",
     "data.augment.mixup=nan": r"data\.augment\.mixup: expected a finite number, got nan",

@@ -12,7 +12,7 @@ from mhprobe.errors import UserError, quoted
 from mhprobe.heads import FillName, Kind, Part, Scope
 from mhprobe.io.nested import leaves
 from mhprobe.recording.outputs import Of
-from mhprobe.run.sections import settings
+from mhprobe.run.sections import sections, settings
 
 
 class _Section(BaseModel):
@@ -272,7 +272,7 @@ def check(command: str, cfg: DictConfig) -> Config:
         if isinstance(value, float) and not math.isfinite(value):  # nan passes every limit
             raise UserError(f"{'.'.join(path)}: expected a finite number, got {value}.")
     checked: Config = _valid(Config, {**plain, "command": command})
-    if gone := sorted(settings(command) - plain.keys()):
+    if gone := sorted((settings(command) | (sections(command) & {"optim"})) - plain.keys()):
         raise UserError(_gone(gone[0]))
     if checked.voita is not None:
         _valid(Optim, {**plain["optim"], **checked.voita.scratch_optim}, "voita.scratch_optim.")
@@ -316,7 +316,8 @@ def _valid(section: type[_Section], values: dict[str, Any], where: str = "") -> 
         first = error.errors()[0]
         key = where + ".".join(str(part) for part in first["loc"])
         if first["type"] == "missing":
-            raise UserError(_gone(key)) from None
+            several = sum(other["type"] == "missing" for other in error.errors()) > 1  # a group was taken away
+            raise UserError(_gone(key.rpartition(".")[0] if several and "." in key else key)) from None
         raise UserError(f"{key}: {first['msg']}, got {quoted(first['input'], 100)}.") from None
 
 
