@@ -120,9 +120,7 @@ class HeadSite:
 
         -1 for padding. One window for global attention.
         """
-        if self.windows is not None:
-            return self.windows.places()
-        return torch.arange(self._places_in_all)[None]
+        return self.windows.places() if self.windows else torch.arange(self._places_in_all)[None]
 
     @property
     def _places_in_all(self) -> int:
@@ -130,15 +128,11 @@ class HeadSite:
         return math.prod(self.windows.padded) if self.windows else self.prefix_tokens + math.prod(self.token_grid)
 
     def refuse_other_form(self, image: Sequence[int], where: str) -> None:
-        """UserError for an image (height, width) of another grid with as many places, which their number cannot tell.
-
-        Models round sides up or down to whole tokens, so a grid is another if a side differs by a token or more.
-        """
-        if self.line or self.grid is None:
-            return
-        rows, columns = (side / step for side, step in zip(image, self.pixels, strict=True))
-        other = max(abs(rows - self.grid[0]), abs(columns - self.grid[1])) >= 1
-        if other and (self.windows or round(rows) * round(columns) == math.prod(self.grid)):
+        """UserError for an image (height, width) of another grid with as many places: their number cannot tell."""
+        rows, columns = (side / step for side, step in zip(image, self.pixels, strict=True))  # models round them
+        grid = self.grid or (rows, columns)
+        other = max(abs(rows - grid[0]), abs(columns - grid[1])) >= 1
+        if other and (self.windows or round(rows) * round(columns) == math.prod(grid)):
             self.refuse_other_size(f"those of {' x '.join(map(str, image))} pixels", where)
 
     def refuse_other_size(self, places: int | str, where: str) -> None:

@@ -5,7 +5,7 @@ Where attention has windows (Swin), a patch attends only within its own, so the 
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -81,8 +81,7 @@ def attention(
     check_batch(model, images, None, layout)
     heads = [(number, within) for number, within, _ in layout]
     if head is not None:
-        chosen: Any = [head] if type(head) is int else head
-        heads = [heads[flat] for flat in layout.indices(chosen, "attention: head")]
+        heads = [heads[flat] for flat in layout.indices([head] if isinstance(head, int) else head, "attention: head")]
     if not heads:
         raise UserError("attention: head: expected at least one head, got none.")
     grids = sorted({" x ".join(map(str, layout.sites[number].token_grid)) for number, _ in heads})

@@ -113,12 +113,11 @@ class ActivationPatching(Measure):
         if not counted.any():
             return
         clean, corrupt = effects.clean[counted].double(), effects.corrupt[counted].double()
-        way_B = clean - corrupt
         x_EPA = torch.stack([effects.effect[name][counted].double() for name in self.estimates])
         self.effects += torch.stack([x_EPA.sum(1), x_EPA.abs().sum(1)], 1)
         self.ends += torch.stack([clean.sum(), corrupt.sum()])
         self.pairs += counted.sum()
-        pairs_PV = torch.cat([x_EPA[0], torch.stack([way_B, torch.ones_like(way_B)], 1)], 1)
+        pairs_PV = torch.cat([x_EPA[0], torch.stack([clean - corrupt, torch.ones_like(clean)], 1)], 1)
         self._cluster(pairs_PV, effects.donor, counted)
 
     def _cluster(self, pairs_PV: Tensor, donor: Tensor | None, counted: Tensor) -> None:

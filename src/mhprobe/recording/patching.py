@@ -80,8 +80,7 @@ def patched(model: nn.Module, clean: Pass, labels: Tensor | None, objects: Tenso
         one_by_one = torch.eye(gates.layout.of("head").num_heads, gates.layout.num_heads, dtype=torch.bool)
         logits_ABC = Replay(model, one_by_one, instead=source.heads)(base.images)
         effect["exact"] = sign * (metric(logits_ABC) - metric(base.logits)).mT
-    effects = {name: effect[name] for name in need.estimates}
-    return Patched(metric(clean.logits), metric(corrupt.logits), twin.paired, effects, twin.donor)
+    return Patched(metric(clean.logits), metric(corrupt.logits), twin.paired, effect, twin.donor)
 
 
 class _Metric(NamedTuple):

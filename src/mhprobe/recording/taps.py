@@ -43,8 +43,7 @@ class Taps(contextlib.ExitStack):
             )
         self.heads: list[Tensor] = [torch.empty(0)] * len(layout.sites)
         self._gated = list(self.heads)
-        attending = self.heads[: len(layout.of("head").sites)]
-        self.attn: list[Tensor] = attending if self.needs & {"attn", "attn_grad"} else []
+        self.attn = self.heads[: len(layout.of("head").sites)] if self.needs & {"attn", "attn_grad"} else []
         self._stream: list[dict[str, Tensor]] = [{} for _ in layout.blocks] if "stream" in self.needs else []
 
     def __enter__(self) -> "Taps":
