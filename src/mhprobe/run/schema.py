@@ -272,7 +272,8 @@ def check(command: str, cfg: DictConfig) -> Config:
         if isinstance(value, float) and not math.isfinite(value):  # nan passes every limit
             raise UserError(f"{'.'.join(path)}: expected a finite number, got {value}.")
     checked: Config = _valid(Config, {**plain, "command": command})
-    if gone := sorted((settings(command) | (sections(command) & {"optim"})) - plain.keys()):
+    needed = settings(command) | ({"optim"} & sections(command))  # other groups may be taken away
+    if gone := sorted(needed - plain.keys()):
         raise UserError(_gone(gone[0]))
     if checked.voita is not None:
         _valid(Optim, {**plain["optim"], **checked.voita.scratch_optim}, "voita.scratch_optim.")
