@@ -274,7 +274,7 @@ def test_a_model_without_attention_weights_is_named(prepared):
     mute = copy.deepcopy(gated)
     name = mhprobe.attach(mute).layout.sites[1].name
     del mute.get_submodule(name).attn_drop  # the module that attention weights enter
-    for kind in (Attention(), Rollout(), GradientRollout(), HeadRollout()):
+    for kind in (Attention([1]), Rollout(), GradientRollout(), HeadRollout()):
         with pytest.raises(UserError, match=rf"{name} \(\w+\) has no attention weights"):
             kind(mute, images)
 

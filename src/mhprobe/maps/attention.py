@@ -54,9 +54,9 @@ def maps_of_heads(
 ) -> list[Tensor]:
     """(B, h, w) attention that patches get from each head, a pair of (site number, head). who: gives (T,) queries."""
     queries = {number: who(layout.sites[number]) for number, _ in heads}  # refuses before anything is recorded
-    sites = [layout.sites[number] for number in queries]  # others may have no weights to look at
-    attn = record(model, images, needs={"attn"}, sites=sites).need("attn", asker)
-    maps = dict(zip(queries, map(looked_at, attn, sites, queries.values()), strict=True))
+    asked_of = HeadLayout(tuple(layout.sites[number] for number in queries))  # others may have no weights to look at
+    attn = record(model, images, needs={"attn"}, layout=asked_of).need("attn", asker)
+    maps = dict(zip(queries, map(looked_at, attn, asked_of.sites, queries.values()), strict=True))
     return [maps[number][:, head] for number, head in heads]
 
 

@@ -42,7 +42,7 @@ def record(
     objects: Tensor | None = None,
     of: Of = "loss",
     fills: Mapping[FillName, Fill | None] = MappingProxyType({}),
-    sites: Sequence[HeadSite] | None = None,
+    layout: HeadLayout | None = None,
 ) -> HeadBatch:
     """Run ``model`` on ``images`` and return a HeadBatch.
 
@@ -56,17 +56,14 @@ def record(
     objects: (B, height, width) int64, passed on. fills: replacements of masked heads, by name (``recording.fills``).
     of: scalar per image to differentiate: the "loss" (cross-entropy, which measures expect), the logit of the "label",
         or without labels the "top1" logit, or the "norm" of the features of a model without a classifier.
-    sites: of which outputs, slopes and attention are recorded; None for all, which the other needs take.
+    layout: sites whose outputs, slopes and attention are recorded; None for all, which the other needs take.
 
     Raises UserError for an unknown need, slopes without labels, labels outside the classes, a model without gates, and
     a head's output that is not finite, with the site and the image, and a record that is larger than the free memory.
     """
-    named, grad, attn_grad = _checked(model, needs, labels is not None or of in UNLABELLED, of), None, None
-    slopes, gated = named & {"grad", "attn_grad"}, gates_of(model).layout
-    layout = gated if sites is None else HeadLayout(tuple(sites), gated.blocks)
+    named, grad, attn_grad = _checked(model, needs, labels is not None or of in UNLABELLED, of, valid), None, None
+    slopes, layout = named & {"grad", "attn_grad"}, layout or gates_of(model).layout
     check_batch(model, images, labels, layout, needs)
-    if valid is not None and valid.dtype != torch.bool:
-        raise UserError(f"record: valid: expected (B,) bool, which images count, got {quoted(valid.dtype)}.")
     with inspecting(model, gradients=bool(slopes)), Taps(model, layout, named) as taps, sized(model, images):
         images, labels = usable(images), None if labels is None else usable(labels)
         logits = logits_of(model(images))
@@ -97,7 +94,7 @@ def record(
     )
 
 
-def _checked(model: nn.Module, needs: Collection[Need], sloped: bool, of: str) -> set[str]:
+def _checked(model: nn.Module, needs: Collection[Need], sloped: bool, of: str, valid: Tensor | None) -> set[str]:
     """Return the needs that are words, checked. sloped: True if there is something to take gradients of."""
     if not isinstance(needs, Collection):
         raise UserError(f"record: needs: expected a set of what to record, got {quoted(needs)}.")
@@ -107,6 +104,8 @@ def _checked(model: nn.Module, needs: Collection[Need], sloped: bool, of: str) -
     slopes = sorted(named & {"grad", "attn_grad"})
     if slopes and not sloped:
         raise UserError(f"record: needs={slopes} takes the slope of the {of}, so it needs labels, got None.")
+    if valid is not None and valid.dtype != torch.bool:
+        raise UserError(f"record: valid: expected (B,) bool, which images count, got {quoted(valid.dtype)}.")
     check_model(model)
     if any(getattr(module, "grad_checkpointing", False) for module in model.modules()):
         raise UserError("record: gradient checkpointing runs blocks twice; call model.set_grad_checkpointing(False).")
