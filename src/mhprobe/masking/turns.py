@@ -53,7 +53,7 @@ class Turns(KeepBest):
         off, sets, rise_A = torch.zeros_like(free), list[Tensor](), torch.full((len(free),), -math.inf).double()
         costly = list(zip(limits.targets, free & (saving_of_each(limits) > 0), strict=True))
         parts = list(itertools.product(range(1, self.turns + 1), costly))
-        about, before = (int(heads.sum()) + 20 * len(parts)) * evaluate.images, evaluate.spent  # seen: 14 to 29
+        about, before = (int(heads.sum()) + 20 * len(parts)) * evaluate.images, evaluate.spent  # seen: 13 to 34
         with evaluate.watched(about) as say:
             now = float(evaluate(off[None]).mean_loss)
             for number, (turn, (target, those)) in enumerate(parts, 1):
