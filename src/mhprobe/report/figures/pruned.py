@@ -225,7 +225,7 @@ def pareto(rows: Sequence[Mapping[str, Any]], batch: int = 64) -> Figure:
     sides = [("share of FLOPs left", lambda row: row["flops"])]
     if all(timed in row for row in rows):
         sides.append((f"share of time, batch {batch}", lambda row: 1 / row[timed]))
-    with style.grid(len(sides), (2.4, 2.4), (0.45, 0), (0.6, 0.5, 3.05, 0.3)) as (figure, places):
+    with style.grid(len(sides), (2.4, 2.4), (0.45, 0), (0.6, 0.5, 2.0, 0.3)) as (figure, places):
         for (axes, first, _), (label, cost) in zip(places, sides, strict=True):
             for number, method in enumerate(methods):
                 shade, marker = style.colour(number)
