@@ -77,6 +77,11 @@ def one_line(error) -> bool:
     return "\n" not in str(error.value) and len(str(error.value)) < 400
 
 
+def test_of_two_options_that_are_taken_away_the_first_is_named_and_not_their_group(tmp_path):
+    with pytest.raises(UserError, match=r"optim\.lr: is missing .*\(~optim\.lr\)"):
+        runs.config("train", tmp_path, "~optim.lr", "~optim.min_lr")
+
+
 @pytest.mark.parametrize("override", SETTINGS)
 def test_settings_that_give_no_answer(tmp_path, override):
     with pytest.raises(UserError, match=SETTINGS[override]) as error:

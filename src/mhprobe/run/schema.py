@@ -317,8 +317,10 @@ def _valid(section: type[_Section], values: dict[str, Any], where: str = "") -> 
         first = error.errors()[0]
         key = where + ".".join(str(part) for part in first["loc"])
         if first["type"] == "missing":
-            several = sum(other["type"] == "missing" for other in error.errors()) > 1  # a group was taken away
-            raise UserError(_gone(key.rpartition(".")[0] if several and "." in key else key)) from None
+            group = str(first["loc"][0])
+            missing = sum(other["type"] == "missing" and other["loc"][0] == group for other in error.errors())
+            whole = missing > len(values.get(group, ()))  # was taken away; an experiment gave what is there
+            raise UserError(_gone(where + group if whole else key)) from None
         raise UserError(f"{key}: {first['msg']}, got {quoted(first['input'], 100)}.") from None
 
 
