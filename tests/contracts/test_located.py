@@ -347,6 +347,7 @@ def test_a_head_between_tokens_is_looked_at_though_others_of_its_network_are_bet
     model, seen = loud("davit_channels_v2"), []
     site = mhprobe.attach(model).layout.sites[0]
     images = images_for(model, 2)
+    model.get_submodule(site.name).fused_attn = False  # so that its softmax is called
     with model.get_submodule(f"{site.name}.softmax.0").register_forward_hook(lambda *args: seen.append(args[2])):
         model(images)
     # of windows side by side, 2 x 2 of 4 x 4 tokens; every patch is a query
