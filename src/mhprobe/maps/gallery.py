@@ -1,6 +1,5 @@
 """Every kind of map of some images, judged, drawn and written down: what ``python -m mhprobe.maps`` does."""
 
-import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -87,43 +86,56 @@ def gallery(
     unlabelled = (stored.labels < 0).any()
     if unlabelled and (asking := [name for name, kind in kinds.items() if getattr(kind, "target", None) == "label"]):
         raise UserError(f"images: a file has no label, which {', '.join(asking)} explains; give target=top1.")
-    pictures, batch = stored.images.float() / 255, data.transform(stored, train=False)
-    batch = batch.to(next(model.parameters()).device)
+    batch = data.transform(stored, train=False).to(next(model.parameters()).device)
     features, labels = puts_out_features(model.eval()), None if unlabelled else batch.labels
     scoring = {"features": features, **options}
     every = {name: _kept(keep, model, batch.images, labels, kind, **scoring) for name, kind in kinds.items()}
-
     names = [*data.class_names, UNKNOWN]  # -1 is the last
-    taken = [()] * len(chosen) if features else _taken_for(model, batch.images, names)
-    rows_of = zip(_called(chosen), batch.labels.tolist(), taken, strict=True)
-    about = [[image, names[label], *best] for image, label, best in rows_of]
-    split = "given" if any(isinstance(image, str) for image in chosen) else "test"
-    called = [f"image {image}" + ("" if name == UNKNOWN else f": {name}") for image, name, *_ in about]
-    arrow = [name + (f"\n→ {top[0]} {top[1]:.2f}" if top else "") for name, top in zip(called, taken, strict=True)]
+    best = [()] * len(chosen) if features else _taken_for(model, batch.images, names)
+    shown = list(map(_Shown, _called(chosen), (names[label] for label in batch.labels.tolist()), best))
+    pictures, headings = stored.images.float() / 255, [image.called("\n→ {} {:.2f}") for image in shown]
+
     results: dict[str, Result] = {}
-    rows, framed = list[list[Any]](), dict[str, tuple[int, int]]()
-    for kind, make in kinds.items():
-        # the query patch, where there is one, by name of a map and of its kind
-        at = {name: make.asking((one.maps.shape[-2], one.maps.shape[-1])) for name, one in every[kind].items()}
-        looking = {title: patch for name, patch in at.items() if patch for title in (name, kind.replace("_", " "))}
-        framed |= {} if make.per_head else looking
-        for name, one in every[kind].items():
-            numbers: list[list[float]] = [[]] * len(about) if one.areas is None else one.areas.T.tolist()
-            rows += [[*image, kind, name, *beside] for image, beside in zip(about, numbers, strict=True)]
-        for number, (image, *_) in enumerate(about if make.per_head else ()):
-            drawn = figures.draw_heads(pictures[number], arrow[number], every[kind], number, looking)
-            results[f"{kind}_{image}"] = Result(figure=drawn, of=Sample(1, split), drawn="maps")
-    areas = AREAS if options.get("score", True) else ()
-    columns = ["image", "label", *([] if features else ["predicted", "probability"]), "kind", "map", *areas]
-    whole, of = _whole(kinds, every), Sample(len(chosen), split)
-    overview = functools.partial(figures.maps, pictures, arrow, whole, asking=framed)
+    split, whole = "given" if any(isinstance(image, str) for image in chosen) else "test", _whole(kinds, every)
+    for kind in (kind for kind, make in kinds.items() if make.per_head):
+        for number, image in enumerate(shown):
+            drawn = figures.draw_heads(pictures[number], headings[number], every[kind], number)
+            results[f"{kind}_{image.image}"] = Result(figure=drawn, of=Sample(1, split), drawn="maps")
+    of = Sample(len(chosen), split)
     if smooth and whole:
-        results["maps_smooth"] = Result(figure=overview(smooth=True), of=of, drawn="maps")
-    results["maps"] = Result(Table(columns, rows, "maps"), overview() if whole else None, of=of, drawn="maps").saying(
+        drawn = figures.maps(pictures, headings, whole, smooth=True)
+        results["maps_smooth"] = Result(figure=drawn, of=of, drawn="maps")
+    overview = figures.maps(pictures, headings, whole) if whole else None
+    results["maps"] = Result(_table(shown, every), overview, of=of, drawn="maps").saying(
         "area under insertion, or deletion", "insertion: a better map, deletion: a worse one"
     )
-    titles = [name + "".join(f", taken for {one}" for one in top[:1]) for name, top in zip(called, taken, strict=True)]
-    return Gallery(results, every, titles)
+    return Gallery(results, every, [image.called(", taken for {}") for image in shown])
+
+
+class _Shown(NamedTuple):
+    """An image by position or file name, its label, and (predicted class, its probability), () of features."""
+
+    image: int | str
+    label: str
+    best: tuple[str, float] | tuple[()]
+
+    def called(self, prediction: str) -> str:
+        """Return its name, and behind it the prediction, as this format string."""
+        name = f"image {self.image}" + ("" if self.label == UNKNOWN else f": {self.label}")
+        return name + (prediction.format(*self.best) if self.best else "")
+
+
+def _table(shown: Sequence[_Shown], every: Mapping[str, Mapping[str, Judged]]) -> Table:
+    """A row per map and image, with the areas of maps that have been judged."""
+    predicted = ("predicted", "probability") if any(image.best for image in shown) else ()
+    areas = AREAS if any(one.areas is not None for maps in every.values() for one in maps.values()) else ()
+    rows = [
+        [image.image, image.label, *image.best, kind, name, *([] if one.areas is None else one.areas[:, row].tolist())]
+        for kind, maps in every.items()
+        for name, one in maps.items()
+        for row, image in enumerate(shown)
+    ]
+    return Table(["image", "label", *predicted, "kind", "map", *areas], rows, "maps")
 
 
 def _kept(
@@ -149,8 +161,11 @@ def _kept(
     pixels = hashlib.sha256(images.cpu().contiguous().numpy().tobytes()).hexdigest()  # a file may change under its name
     label_list = None if labels is None else labels.tolist()
     tensors = keep({"maps": type(kind), **vars(kind), "images": pixels, "labels": label_list, **options}, find)
-    names = dict.fromkeys(key.partition("/")[2] for key in tensors)
-    return {name: Judged(tensors[f"maps/{name}"], tensors.get(f"areas/{name}"), kind.label) for name in names}
+    maps = {key.removeprefix("maps/"): of for key, of in tensors.items() if key.startswith("maps/")}
+    return {
+        name: Judged(of, tensors.get(f"areas/{name}"), kind.label, kind.asking((of.shape[-2], of.shape[-1])))
+        for name, of in maps.items()
+    }
 
 
 def _heads(all_maps: Mapping[str, Mapping[str, Judged]], layout: HeadLayout) -> dict[str, list[Any]]:

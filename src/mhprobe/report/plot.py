@@ -86,9 +86,8 @@ def maps(
     pictures = (pixels - low) / (high - low).clamp(min=torch.finfo(pixels.dtype).tiny)
     names = [name + " " * names[:at].count(name) for at, name in enumerate(names)]  # columns are told apart by name
     seen_by = seen.detach().float().cpu().unbind(1)
-    columns = {name: Judged(of, label="attention") for name, of in zip(names, seen_by, strict=True)}
-    asking = {} if query is None else dict.fromkeys(names, query)
-    return _styled(draw_maps(pictures, ["image"] * len(images), columns, asking=asking), style)
+    columns = {name: Judged(of, label="attention", query=query) for name, of in zip(names, seen_by, strict=True)}
+    return _styled(draw_maps(pictures, ["image"] * len(images), columns), style)
 
 
 def _styled(figure: Figure, style: Style) -> Figure:

@@ -1,7 +1,6 @@
 """Pictures: maps of single images, feature maps, pixel patterns, surfaces, and scores of maps."""
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +11,6 @@ from mhprobe.heads import HeadLayout
 from mhprobe.report.figures import captioned, style
 from mhprobe.report.figures.style import COLOURS, Axes, Figure
 
-Asking = Mapping[str, tuple[int, int]]
 AREAS = ("deletion", "insertion", "random_deletion", "random_insertion")  # under curves of the class's probability
 _SIDE, _GAP, _BELOW, _TITLE = 1.25, 0.14, 0.52, 0.22  # inches; below: colour bar and areas
 BLIND = ("centre", "random")  # maps that have seen no image
@@ -20,11 +18,15 @@ ROWS = ("map before", "map after", "Fourier before", "Fourier after", "after - b
 
 
 class Judged(NamedTuple):
-    """Maps (B, h, w), the ``AREAS`` (4, B) of them and of random orders, or None, and what their colours show."""
+    """Maps (B, h, w), the ``AREAS`` (4, B) of them and of random orders, or None, and what their colours show.
+
+    query: (row, column) of the one patch that looks, which is framed.
+    """
 
     maps: Tensor
     areas: Tensor | None = None
     label: str = ""
+    query: tuple[int, int] | None = None
 
 
 @captioned(
@@ -32,16 +34,10 @@ class Judged(NamedTuple):
     "(higher is better) say how faithful a map is: compare them with random orders (r), not with the look. A "
     "frame: the patch whose attention is shown. Attention: the share that goes to a patch, 0 to 1."
 )
-def maps(
-    pictures: Tensor,
-    titles: Sequence[str],
-    columns: Mapping[str, Judged],
-    smooth: bool = False,
-    asking: Asking = MappingProxyType({}),
-) -> Figure:
+def maps(pictures: Tensor, titles: Sequence[str], columns: Mapping[str, Judged], smooth: bool = False) -> Figure:
     """A row per image (B, 3, height, width) in [0, 1], a column per kind of map, the images themselves first.
 
-    smooth: interpolate between patches. asking: by the name of a map, the patch that looks, which is framed.
+    smooth: interpolate between patches.
     """
     names, edges = list(columns), (_GAP, _BELOW + 0.15, _GAP, _TITLE + 0.05)
     size, per_row = (_SIDE, _SIDE), 1 + len(columns)
@@ -52,23 +48,21 @@ def maps(
                 _image(axes, pictures[row], titles[row])
                 continue
             name = names[column - 1]
-            _overlay(axes, pictures[row], columns[name], row, asking.get(name), smooth)
+            _overlay(axes, pictures[row], columns[name], row, smooth)
             if row == 0:
                 axes.set_title(name, pad=3)
     return figure
 
 
-def draw_heads(
-    picture: Tensor, title: str, heads: Mapping[str, Judged], number: int, asking: Asking = MappingProxyType({})
-) -> Figure:
-    """One image, number ``number`` of the batch, and every head's map of it. asking: as of ``maps``."""
+def draw_heads(picture: Tensor, title: str, heads: Mapping[str, Judged], number: int) -> Figure:
+    """One image, number ``number`` of the batch, and every head's map of it."""
     per_row = min(4, len(heads))  # with the image as wide as a page
     edges, gap = (2 * _GAP + _SIDE, _BELOW + 0.1, _GAP, _TITLE + 0.05), (_GAP, _BELOW + _TITLE)
     with style.grid(len(heads), (_SIDE, _SIDE), gap, edges, per_row=per_row) as (figure, places):
         top = style.inches(figure)[1] - _SIDE - edges[3]
         _image(style.place(figure, _GAP, top, _SIDE, _SIDE), picture, title)
         for (axes, _, _), (name, judged) in zip(places, heads.items(), strict=True):
-            _overlay(axes, picture, judged, number, asking.get(name))
+            _overlay(axes, picture, judged, number)
             axes.set_title(name, pad=3)
     return figure
 
@@ -88,17 +82,15 @@ def frame(axes: Axes, patch: tuple[int, int] | None, grid: Sequence[int], pixels
         style.box(axes, corner, wide, tall, edgecolor=shade, linewidth=width, clip_on=False)
 
 
-def _overlay(
-    axes: Axes, picture: Tensor, judged: Judged, row: int, patch: tuple[int, int] | None, smooth: bool = False
-) -> None:
-    """Draw the map over the grey image, its colour bar and areas below. patch: the one that looks, framed."""
+def _overlay(axes: Axes, picture: Tensor, judged: Judged, row: int, smooth: bool = False) -> None:
+    """Draw the map over the grey image, its colour bar and areas below."""
     values = judged.maps[row].double()
     axes.imshow(picture.mean(0).clamp(0, 1).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     height, width = picture.shape[-2:]
     corners, between = (-0.5, width - 0.5, height - 0.5, -0.5), "bicubic" if smooth else "nearest"
     over = style.picture(axes, values, alpha=0.6, extent=corners, aspect="equal", interpolation=between)
     axes.set_axis_off()
-    frame(axes, patch, values.shape, picture.shape[-2:])
+    frame(axes, judged.query, values.shape, picture.shape[-2:])
     figure: Any = axes.figure
     (wide, tall), box = style.inches(figure), axes.get_position()
     below = style.place(figure, box.x0 * wide, box.y0 * tall - 0.09, _SIDE, 0.05)
