@@ -200,6 +200,21 @@ def test_a_compiled_model_is_looked_into_and_obeys():
         torch.testing.assert_close(compiled(images()), model(images()))
 
 
+def test_gates_that_come_or_go_after_a_model_was_compiled_and_run_are_obeyed():
+    model = tiny_vit()
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        whole = compiled(images())
+        gates = mhprobe.attach(model)
+        with gates.masked([0, 1, 2]):
+            masked = compiled(images())
+            torch.testing.assert_close(masked, model(images()))
+        gates.values[:3] = 0
+        mhprobe.detach(model)
+        torch.testing.assert_close(compiled(images()), whole)
+    assert (masked - whole).abs().max() > 1e-4
+
+
 def test_a_model_in_bfloat16_is_measured():
     model = tiny_vit().bfloat16()
     found = mhprobe.measure(model, [(images().bfloat16(), labels_for(4))], [mhprobe.measures.GateImportance])

@@ -343,8 +343,10 @@ def put_on(model: nn.Module, gates: HeadGates, points: Sequence[nn.Module]) -> N
 
 
 def remove_gates(model: nn.Module) -> None:
-    """Remove the gates of ``model``."""
+    """Remove the gates of ``model``. What torch.compile has made is dropped: it does not notice hooks that change."""
     modules = list(model.modules())
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
     for module, key, _ in list(gate_hooks(modules)):
         del module._forward_pre_hooks[key]
     for module in modules:
