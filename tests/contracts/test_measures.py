@@ -185,7 +185,7 @@ def test_value_matches_the_oracle(name, case):
 def test_under_closed_fractional_and_learned_gates_it_says_what_the_weights_times_the_gates_would(name, case):
     measure = build(name, case.layout)
     reads = measure.needs | (measure.select_needs or frozenset())
-    if reads & {"grad", "attn_grad", "weights"} or any(isinstance(need, Relevance) for need in reads):
+    if reads & {"grad", "attn_grad"} or any(isinstance(need, Relevance) for need in reads):
         pytest.skip("what it reads is taken in front of the gate, and would change with the weights")
     gated = copy.deepcopy(case.bare)
     gates = mhprobe.attach(gated, make=HardConcreteGates)

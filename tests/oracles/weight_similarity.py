@@ -36,6 +36,9 @@ def matrices_of(attention: nn.Module, head: int, heads: int) -> dict[str, np.nda
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    """Cosine of all entries, 0 with a head that has no weights."""
+    if not a.any() or not b.any():
+        return 0.0
     return float(np.sum(a * b) / np.linalg.norm(a) / np.linalg.norm(b))
 
 

@@ -128,9 +128,10 @@ class Relevances(NamedTuple):
 class HeadWeights(NamedTuple):
     """The weights that belong to each head of one site.
 
-    query, key, value: (H, D, C in). output: (H, D, C out), with the block's layer scale: head h writes z_h @ output[h]
-    (and a share of the bias) into the residual stream. A neuron, and a head of outlook attention, has neither query nor
-    key (D = 0). A neuron's value is its row of the first linear layer (of a gated MLP its two rows: D = 2).
+    query, key, value: (H, D, C in). output: (H, D, C out), with layer scale, and in a record with the gate: head h
+    writes z_h @ output[h] (and a share of the bias) into the residual stream. A neuron, and a head of outlook
+    attention, has neither query nor key (D = 0). A neuron's value is its row of the first linear layer (of a gated MLP
+    its two rows: D = 2).
     """
 
     query: Tensor

@@ -40,7 +40,7 @@ class HeadRollout(MapKind):
         places = site.places().to(images.device).clamp(min=0)
         z, output = wide(batch.z[chosen]), wide(weights_of[chosen].output)
         norm_BTH = written(z, output) if self.weight == "written" else z.new_ones(z.shape[:3])
-        length_BTH = norm_BTH / norm_BTH.mean((1, 2), keepdim=True)
+        length_BTH = norm_BTH / norm_BTH.mean((1, 2), keepdim=True).clamp(min=1e-30)
         maps = {}
         for head in range(site.num_heads):
             row = transition(attn[chosen][:, :, head], site, self.discard)

@@ -19,8 +19,8 @@ from torch.overrides import TorchFunctionMode
 from mhprobe.backbones import backbone_of, family_of
 from mhprobe.backbones.base import DirectPath, Family
 from mhprobe.errors import UserError
-from mhprobe.gates import gates_of
-from mhprobe.heads import Direct, HeadLayout, HeadSite, Stream, wide
+from mhprobe.gates import HeadGates, gates_of
+from mhprobe.heads import Direct, HeadLayout, HeadSite, HeadWeights, Stream, wide
 from mhprobe.recording.state import inspecting
 
 _AGREE = 1e-2  # of the largest part; what is left open is no rounding but a part that is not linear
@@ -39,14 +39,22 @@ def direct_logits(model: nn.Module, z: Sequence[Tensor], stream: Sequence[Stream
         path = _Path(family.direct_path(backbone), stream)
         heads: list[list[Tensor]] = [[] for _ in stream]  # per block (H, B, Q, C) of its sites
         biases = [logits.new_zeros(()) for _ in stream]  # (C,)
-        for number, (site, gate_H) in enumerate(zip(layout.sites, gates.layout.split(gates.effective()), strict=False)):
-            output_HDC = wide(family.head_weights(backbone, site).output * gate_H.to(z[number])[:, None, None])
+        for number, (site, weights) in enumerate(zip(layout.sites, gated_weights(backbone, gates), strict=False)):
+            output_HDC = wide(weights.output)
             folded_BQHD = path.folded(z[number].flatten(2), site.block).unflatten(2, z[number].shape[2:])
             heads[site.block].append(torch.einsum("bqhd,hdc->hbqc", folded_BQHD, output_HDC))
             biases[site.block] = biases[site.block] + _bias(family, backbone, site, output_HDC)
         writes = _along(path, stream, heads, biases)
     _check(writes, logits, layout)
     return writes
+
+
+def gated_weights(backbone: nn.Module, gates: HeadGates) -> tuple[HeadWeights, ...]:
+    """Weights of each site's units, ``output`` times the gates: what a unit writes, its gate included."""
+    weights = [family_of(backbone).head_weights(backbone, site) for site in gates.layout.sites]
+    gate_S = gates.layout.split(gates.effective())
+    outputs = [one.output * gate_H.to(one.output)[:, None, None] for one, gate_H in zip(weights, gate_S, strict=True)]
+    return tuple(one._replace(output=output) for one, output in zip(weights, outputs, strict=True))
 
 
 def _along(path: "_Path", stream: Sequence[Stream], heads: list[list[Tensor]], biases: list[Tensor]) -> Direct:

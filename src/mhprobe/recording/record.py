@@ -20,7 +20,7 @@ from mhprobe.gates import gates_of
 from mhprobe.gates.fill import Fill
 from mhprobe.heads import Ablation, FillName, HeadBatch, HeadLayout, HeadSite, Need, Patching, Relevance
 from mhprobe.recording.checks import check_batch, check_labels, check_model, sized
-from mhprobe.recording.direct import direct_logits
+from mhprobe.recording.direct import direct_logits, gated_weights
 from mhprobe.recording.lrp import relevances
 from mhprobe.recording.outputs import UNLABELLED, Of, logits_of, objective, refuse_features
 from mhprobe.recording.patching import Pass, patched
@@ -81,7 +81,7 @@ def record(
         attn=_per_window(taps.attn, count),
         attn_grad=_per_window(attn_grad, count),
         stream=taps.stream,
-        weights=tuple(taps.family.head_weights(taps.backbone, s) for s in layout.sites) if "weights" in named else None,
+        weights=gated_weights(taps.backbone, gates_of(model)) if "weights" in named else None,
         direct=direct_logits(model, z, taps.stream or (), logits.detach()) if "direct" in named else None,
         ablated=_ablated(model, layout, images, needs, {"zero": None, **fills}),
         patched={need: patched(model, clean, labels, objects, need) for need in needs if isinstance(need, Patching)},
