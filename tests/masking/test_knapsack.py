@@ -18,7 +18,7 @@ from mhprobe.masking.base import Evaluate, Limits, Target, Units
 from mhprobe.masking.fisher import Fisher as FisherOrder
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.knapsack import Knapsack
-from mhprobe.masking.parts.units import STEPS, Unreached, make_units, savings, targets_of
+from mhprobe.masking.parts.units import STEPS, Unreached, bundled, make_units, savings, targets_of
 from mhprobe.masking.random import Random
 from mhprobe.masking.search.exact import Exact
 from mhprobe.masking.turns import Turns
@@ -413,6 +413,15 @@ def test_what_it_refuses_it_refuses_by_its_own_name():
         Knapsack()
     with pytest.raises(mhprobe.UserError, match=r"^masking order knapsack: the score of \S+ head 2 is nan"):
         Knapsack(measure=Fisher).paths(make_units("head", layout), layout, Scores(torch.tensor([1, 2, torch.nan] * 2)))
+
+
+def test_a_step_of_one_unit_is_named_in_the_singular():
+    layout = layout_of(tiny_vit(), KINDS)
+    path = bundled([torch.tensor([0]), torch.tensor([7, 8])], layout)
+    assert path.names == ("1 head, 0 neurons", "0 heads, 2 neurons")
+    alone = heads_layout(1)
+    (path,) = Random(repeats=1, per_layer=True).paths(make_units("head", alone), alone, Scores(torch.ones(1)))
+    assert (alone.counted, path.names) == ("1 head", ("1 random head",))
 
 
 def test_units_of_several_heads_go_by_their_sums_and_have_no_rank_among_single_heads():

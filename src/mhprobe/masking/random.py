@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError, whole_number
 from mhprobe.heads import HeadLayout
+from mhprobe.io.written import counted
 from mhprobe.masking.base import Evaluate, Limits, Order, Path, Units
 from mhprobe.masking.knapsack import packed
 
@@ -75,7 +76,7 @@ class Random(Order):
             for step, (start, end) in enumerate(itertools.pairwise(gone)):
                 added[step, shuffled[start:end]] = True
         added = _limited(added, units.limits)
-        return Path(seed, added, tuple(f"{int(step.sum())} random heads" for step in added))
+        return Path(seed, added, tuple(counted(int(step.sum()), "random head") for step in added))
 
 
 def _limited(added: Tensor, limits: Limits | None) -> Tensor:

@@ -32,7 +32,7 @@ def construct(part: Any, where: str, **extra: Any) -> Any:
             raise with_key(cause, part, where) from None
         if isinstance(cause, WRONG):
             options = [(".".join(path), value) for path, value in leaves(part) if not path[-1].startswith("_")]
-            settings = " ".join(f"{key}={value}" for key, value in options if value != {})
+            settings = " ".join(f"{key}={value}" for key, value in options if value != {}) or "no option"
             raise UserError(f"{where}: {_line(cause)} (given {short(settings, 300)})") from error
         raise
     except TypeError as error:  # Hydra's own, about a key like _partial_

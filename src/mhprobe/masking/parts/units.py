@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError, fits, quoted
 from mhprobe.heads import HeadLayout
+from mhprobe.io.written import counted
 from mhprobe.masking.base import ROUNDING, SHARES, Cost, Limits, Path, Target, Units
 
 
@@ -246,4 +247,4 @@ def bundled(sets: Sequence[Tensor], layout: HeadLayout) -> Path:
     for step, start in zip(added, starts, strict=True):
         step[torch.cat(list(sets[start : start + size]))] = True
     counts = ((int(step[:heads].sum()), int(step[heads:].sum())) for step in added)
-    return Path(None, added, tuple(f"{some} heads, {others} neurons" for some, others in counts))
+    return Path(None, added, tuple(f"{counted(some, 'head')}, {counted(others, 'neuron')}" for some, others in counts))
