@@ -9,7 +9,8 @@ import pytest
 import torch
 from scipy import stats
 
-from mhprobe.backbones import layout_of
+from mhprobe.backbones import attach, layout_of
+from mhprobe.heads import KINDS
 from mhprobe.report.figures import pruned as speed_figure
 from mhprobe.surgery import costs
 from mhprobe.surgery import speed as speed_module
@@ -74,6 +75,23 @@ def test_the_speed_table_counts_what_removal_spares(kind):
     assert model.training is False and not any(module._forward_pre_hooks for module in model.modules())
     figure = speed_figure.speed(rows)
     assert len(figure.axes) == 2
+
+
+def test_neurons_that_are_left_are_counted_beside_the_heads():
+    """The table and the legend once told heads alone, whatever the neurons were."""
+    model = network("vit")  # 2 blocks of 3 heads and 96 neurons
+    attach(model, units=KINDS)
+    mask = torch.arange(6 + 192) % 2 == 1
+    mask[:6] = torch.tensor([0, 1, 1, 1, 1, 1])
+    (row,) = speed_table(model, {"this mask": mask}, batches=(1,), rounds=1, seconds=0.0)
+    assert (row["heads"], row["neurons"]) == (1, 96) and "this mask:\n1 head and 96 neurons left" in labels([row])
+    (row,) = speed_table(network("vit"), {"this mask": mask[:6]}, batches=(1,), rounds=1, seconds=0.0)
+    assert row["heads"] == 1 and "neurons" not in row and "this mask:\n1 head left" in labels([row])
+
+
+def labels(rows):
+    """Texts of the figure's legend."""
+    return [text.get_text() for text in speed_figure.speed(rows).axes[1].get_legend().get_texts()]
 
 
 def test_a_speed_up_is_over_the_dense_network_and_round_by_round(monkeypatch):

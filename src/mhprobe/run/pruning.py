@@ -103,8 +103,7 @@ class Pruning:
             masks |= {f"{100 * share:.0f} % removed": evenly(layout, share) for share in SHARES}
             with progress("timing", len(BATCHES), "batch sizes") as done:
                 speeds = speed_table(dense, masks, rounds=settings.speed_rounds, show=done)
-            timed, figure = tables.from_rows(speeds, "speed"), speed_figure(speeds)
-            drawn = Result(timed, figure, of=Sample(), drawn="speed")
+            drawn = Result(tables.from_rows(speeds, "speed"), speed_figure(speeds), of=Sample(), drawn="speed")
             results["speed"] = drawn.saying("times as fast", "the network is faster")
         kept = layout.kept(pruned.gone)
         emptied = [site.name for site in layout.of("neuron").sites if not kept[site.name]]

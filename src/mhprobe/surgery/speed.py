@@ -32,12 +32,12 @@ def speed_table(
 ) -> list[Row]:  # fmt: skip
     """One row per mask and batch size, on the device and in the dtype of ``dense``.
 
-    masks: name -> (A,) bool, True = removed; by default "25 % removed", 50 and 75, of every layer's heads. rounds:
+    masks: name -> (A,) bool, True = removed; by default "25 % removed", 50 and 75, of every layer's units. rounds:
     timings of each variant; below 6 the intervals are infinite. seconds: of a timing, about. show: is called after
     every batch size.
 
-    Columns: removed (the mask's name), heads (left), device, batch; dense_, masked_, pruned_images_per_s with _low and
-    _high (median and 95 % interval); speedup (pruned / dense; larger is faster) with speedup_low, speedup_high;
+    Columns: removed (the mask's name), heads, neurons (left, of kinds that may go), device, batch; dense_, masked_,
+    pruned_images_per_s with _low and _high (median, 95 % interval); speedup (pruned / dense) with _low, _high;
     over_masked (pruned / masked); predicted (FLOPs of dense / pruned); flops (per image), parameters, peak_memory
     (bytes: parameters and the most that one forward pass holds at once), each with dense_ beside it.
     """
@@ -59,8 +59,8 @@ def speed_table(
             taken = dict(zip(variants, interleaved(works, rounds, seconds), strict=True))
         memory = {key: peak_memory(model, images) for key, model in variants.items()}
         for name, model in pruned.items():
-            row: Row = {"removed": name, "heads": layout_of(model).num_heads, "device": device_name(first.device)}
-            row["batch"] = batch
+            left = {f"{kind}s": layout_of(model, {kind}).num_heads for kind in sorted(layout.kinds)}
+            row: Row = {"removed": name, **left, "device": device_name(first.device), "batch": batch}
             clocked = {"dense": taken["dense", ""], "masked": taken["masked", ""], "pruned": taken["pruned", name]}
             for kind, times in clocked.items():
                 rate, low, high = median_interval([batch / t for t in times])

@@ -9,10 +9,11 @@ import torch
 from matplotlib.colors import ListedColormap
 from torch import Tensor
 
-from mhprobe.heads import HeadLayout
-from mhprobe.io.written import percent
+from mhprobe.heads import KINDS, HeadLayout
+from mhprobe.io.written import counted, percent
 from mhprobe.report.figures import captioned, style
 from mhprobe.report.figures.style import COLOURS, MARKERS, Axes, Figure
+from mhprobe.stats.ranking import STAGES
 from mhprobe.stats.significance import wilson
 from mhprobe.stats.survival import LABELS, Survivors
 
@@ -167,29 +168,27 @@ def kept(layout: HeadLayout, left: Tensor) -> Figure:
 )
 def speed(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Speed-up over the dense network, and images per second. rows: of surgery.speed.speed_table."""
-    removed = list(dict.fromkeys(row["removed"] for row in rows))
-    batches = sorted({row["batch"] for row in rows})
-    at = list(range(len(batches)))
+    removed, batches = (list(dict.fromkeys(row[name] for row in rows)) for name in ("removed", "batch"))
+    at = range(len(batches))
     with style.canvas((8.3, 3.1)) as figure:
         gain = style.place(figure, 0.55, 0.5, 2.5, 2.3)
         rate = style.place(figure, 3.75, 0.5, 2.2, 2.3)
         for number, name in enumerate(removed):
-            points = sorted((row for row in rows if row["removed"] == name), key=lambda row: row["batch"])
+            points = [row for row in rows if row["removed"] == name]
             shade, marker = style.colour(number)
-            x = [batches.index(row["batch"]) for row in points]
             # side by side, so that intervals do not hide each other
-            aside = [place + 0.1 * (number - (len(removed) - 1) / 2) for place in x]
+            aside = [place + 0.1 * (number - (len(removed) - 1) / 2) for place in at]
             y, low, high = ([row[f"speedup{end}"] for row in points] for end in ("", "_low", "_high"))
             look: Any = {"color": shade, "marker": marker, "markersize": 3}
-            label = f"{name}: {points[0]['heads']} heads left"
+            left = [counted(points[0][f"{kind}s"], kind) for kind in KINDS if f"{kind}s" in points[0]]
+            label = f"{name}:\n{' and '.join(left)} left"
             finite = all(map(math.isfinite, [*low, *high]))
             style.whiskers(gain, aside, (y, low, high) if finite else (y, y, y), **look, lw=1, label=label)
             style.level(gain, points[0]["predicted"], color=shade, zorder=0)
-            rate.plot(x, [row["pruned_images_per_s"] for row in points], **look)
-        shown = sorted((row for row in rows if row["removed"] == removed[0]), key=lambda row: row["batch"])
+            rate.plot(at, [row["pruned_images_per_s"] for row in points], **look)
         for kind, dashes in (("dense", "-"), ("masked", ":")):
-            y = [row[f"{kind}_images_per_s"] for row in shown]
-            rate.plot([batches.index(row["batch"]) for row in shown], y, color="0.3", linestyle=dashes, label=kind)
+            y = [row[f"{kind}_images_per_s"] for row in rows if row["removed"] == removed[0]]
+            rate.plot(at, y, color="0.3", linestyle=dashes, label=kind)
         gain.plot([], [], color="0.3", linestyle="--", linewidth=0.8, label="predicted from FLOPs")
         style.level(gain, 1, dashes="-", zorder=0)
         gain.set_ylabel("times as fast as dense")
@@ -205,9 +204,9 @@ def speed(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 @captioned(
-    "Accuracy of methods of pruning, best at the smallest budget first: left against the FLOPs that are left, right "
-    "against the measured time of a batch, over the dense network's (star). Lines are means over seeds, bands go from "
-    "the lowest to the highest seed. Up and left is better; lines that overlap by their bands may be equal."
+    "Accuracy of methods of pruning, best at the smallest budget first, against the FLOPs that are left, and against "
+    "the measured time of a batch, over the dense network's (star). Lines are means over seeds (or networks), bands go "
+    "from the lowest to the highest. Up and left is better; lines that overlap by their bands may be equal."
 )
 def pareto(rows: Sequence[Mapping[str, Any]], batch: int = 64) -> Figure:
     """Accuracy of pruning methods against the FLOPs, and the time, that are left.
@@ -215,7 +214,7 @@ def pareto(rows: Sequence[Mapping[str, Any]], batch: int = 64) -> Figure:
     rows: of ``surgery.bench.run_cell``, with method, budget and seed; the last stage that all have is drawn.
     batch: the batch size of the measured time; without timings there is no right side.
     """
-    stage = next(name for name in ("tuned", "repaired", "pruned") if all(name in row for row in rows))
+    stage = next(name for name in reversed(STAGES) if all(name in row for row in rows))
     of_cells: dict[tuple[Any, str], list[Mapping[str, Any]]] = {}
     for row in rows:
         of_cells.setdefault((row["budget"], row["method"]), []).append(row)
@@ -224,18 +223,17 @@ def pareto(rows: Sequence[Mapping[str, Any]], batch: int = 64) -> Figure:
     timed, methods = f"speedup_{batch}", list(dict.fromkeys(method for _, method in ordered))
     sides = [("share of FLOPs left", lambda row: row["flops"])]
     if all(timed in row for row in rows):
-        sides.append((f"share of time, batch {batch}", lambda row: 1 / row[timed]))
-    with style.grid(len(sides), (2.4, 2.4), (0.45, 0), (0.6, 0.5, 2.0, 0.3)) as (figure, places):
+        sides.append((f"share of time left, batch {batch}", lambda row: 1 / row[timed]))
+    right = 0.5 + 0.065 * max(map(len, methods))  # inches of the legend
+    with style.grid(len(sides), (2.4, 2.4), (0.45, 0), (0.6, 0.5, right, 0.3)) as (figure, places):
         for (axes, first, _), (label, cost) in zip(places, sides, strict=True):
             for number, method in enumerate(methods):
                 shade, marker = style.colour(number)
-                points = []
-                for cells in (cells for (_, of), cells in of_cells.items() if of == method):
-                    (accuracy,) = style.percent(cells, stage)
-                    middle = (statistics.fmean(map(cost, cells)), statistics.fmean(accuracy))
-                    points.append((*middle, min(accuracy), max(accuracy)))
+                of_method = [of_cells[cell] for cell in ordered if cell[1] == method]
+                x = [statistics.fmean(map(cost, cells)) for cells in of_method]
+                y = [[100 * row[stage] for row in cells] for cells in of_method]
                 again: Any = {"ls": "--", "mfc": "white"} if number >= len(COLOURS) else {}
-                x, *ends = zip(*sorted(points), strict=True)
+                ends = [[*map(statistics.fmean, y)], [*map(min, y)], [*map(max, y)]]
                 style.band(axes, x, ends, shade, marker=marker, markersize=3, lw=1, label=method, **again)
             axes.plot(1, 100 * dense, "*", color="0.2", markersize=8, label="dense", zorder=3)
             limits = min(map(cost, rows)) - 0.1, max(1.0, *map(cost, rows)) + 0.05  # slower than dense, some are
