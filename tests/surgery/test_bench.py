@@ -108,10 +108,21 @@ def test_times_of_another_machine_are_not_those_of_this_one(tmp_path, monkeypatc
     model = SimpleNamespace(description={"backbone": {}}, backbone=torch.nn.Identity(), device=torch.device("cpu"))
     material = SimpleNamespace(model=model, layout=None, data=SimpleNamespace(fingerprint="images"))
     cfg = config(tmp_path, f"prune.speed={speed}")
-    here = cells.Cells(cfg, material).made_from
-    assert here == cells.Cells(cfg, material).made_from
+    here = cells.Cells(cfg, material).files
+    assert here == cells.Cells(cfg, material).files
     monkeypatch.setattr("mhprobe.surgery.costs.processor", lambda: "another processor")
-    assert (here == cells.Cells(cfg, material).made_from) == (speed == "false")
+    assert (here == cells.Cells(cfg, material).files) == (speed == "false")
+
+
+def test_jobs_with_other_settings_that_share_a_folder_keep_each_others_cells(trained, tmp_path):
+    """A sweep over tuning once ended with tables of cells that were "not run": each job had replaced the other's."""
+    options = (f"weights={trained.folder / 'model.safetensors'}", "methods=[magnitude]", "seeds=[0]")
+    shown_work = []
+    for images in (24, 25, 24):
+        folder = tmp_path / "run"
+        row = next(row for row in ran(config(tmp_path, *options, f"prune.images={images}"), folder) if not row["note"])
+        shown_work.append((images, row["minutes"]))
+    assert shown_work[0] == shown_work[2] != shown_work[1] and len([*(tmp_path / "cells").iterdir()]) == 2
 
 
 @pytest.mark.parametrize(
@@ -151,13 +162,14 @@ def test_features_are_judged_by_neighbours_among_all_images_that_are_not_tested(
 
 
 def test_a_seed_draws_what_a_method_draws_and_its_images(trained, tmp_path, monkeypatch):
-    chosen, choose = [], bench.choose
+    chosen, prune = [], bench.prune
 
-    def watched(method, model, images, share):
-        chosen.append((choose(method, model, images, share), method.seed, images.chosen.tolist()))
-        return chosen[-1][0]
+    def watched(model, images, source, **options):
+        pruned = prune(model, images, source, **options)
+        chosen.append((pruned.gone, source.order.seed, images.chosen.tolist()))
+        return pruned
 
-    monkeypatch.setattr(bench, "choose", watched)
+    monkeypatch.setattr(bench, "prune", watched)
     cfg = config(tmp_path, f"weights={trained.folder / 'model.safetensors'}", "methods=[random]", "seeds=[3,4]")
     ran(cfg, tmp_path / "run")
     (one, first, images), (other, second, others) = chosen
@@ -168,11 +180,11 @@ def test_a_seed_reaches_the_search_inside_an_order(monkeypatch):
     """Its race once looked at the same images in the cells of every seed."""
     methods = []
 
-    def watched(method, *_):
-        methods.append(method)
+    def watched(model, images, source, **_):
+        methods.append(source.order)
         raise StopIteration
 
-    monkeypatch.setattr(bench, "choose", watched)
+    monkeypatch.setattr(bench, "prune", watched)
     model, _, images = shown(KINDS)
     plain = Turns(turns=3, multiple=2)
     for seed in (0, 5):
@@ -184,11 +196,14 @@ def test_a_seed_reaches_the_search_inside_an_order(monkeypatch):
 
 
 class Last:
-    """A method of somebody else's, of a plain class: it takes what is at the end."""
+    """A method of somebody else's, of a plain class: it takes what is at the end, a share of all units."""
+
+    def __init__(self, left):
+        self.left = left
 
     def choose(self, model, images, target):
         layout = layout_of(model)
-        return torch.arange(layout.num_heads) >= layout.num_heads * target["flops"]
+        return torch.arange(layout.num_heads) >= layout.num_heads * self.left
 
 
 def test_budgets_that_differ_in_their_seventh_digit_are_two_cells_and_the_command_names_each():
@@ -206,9 +221,27 @@ def test_one_method_is_not_several():
 
 def test_any_class_that_chooses_is_a_method():
     model, layout, images = shown({"head", "neuron"})
-    row, right, _ = bench.run_cell(Cell("last", 0.6, 3), Last(), model, images)
-    assert row["heads"] + row["neurons"] == math.ceil(0.6 * layout.num_heads)
+    row, right, _ = bench.run_cell(Cell("last", 0.6, 3), Last(0.2), model, images)
+    assert row["heads"] + row["neurons"] == math.ceil(0.2 * layout.num_heads) and row["flops"] <= 0.6
     assert row["pruned"] == pytest.approx(right["pruned"].double().mean().item())
+
+
+@pytest.mark.parametrize(
+    ("choose", "match"),
+    [
+        (
+            Last(0.6).choose,
+            r"^SimpleNamespace: choose: expected at most {'flops': 0.6} to be left, got flops=0\.\d+\.$",
+        ),
+        (lambda *_: [0, 1], r"^SimpleNamespace: choose: expected a mask, \(\d+,\) bool, got \[0, 1\]\.$"),
+        (lambda *_: torch.ones(3, dtype=torch.bool), r"expected a mask, \(\d+,\) bool, got tensor\(\[True, True"),
+    ],
+)
+def test_a_method_that_misses_its_budget_has_no_place_among_equals(choose, match):
+    """It was once the best at .3 of the FLOPs, of which it left .69."""
+    model, _, images = shown(KINDS)
+    with pytest.raises(mhprobe.UserError, match=match):
+        bench.run_cell(Cell("last", 0.6, 0), SimpleNamespace(choose=choose), model, images)
 
 
 def test_the_ranking_tests_pairs_on_the_same_images_and_corrects_over_all_of_them(monkeypatch):
@@ -217,7 +250,7 @@ def test_the_ranking_tests_pairs_on_the_same_images_and_corrects_over_all_of_the
     skill = {"good": 1.0, "equal": 1.0, "bad": 0.2}
     run = [Cell(name, 0.5, seed) for name in skill for seed in range(3)]
     right = {cell: {"repaired": hard_N + torch.randn(2000, generator=generator) < skill[cell.method]} for cell in run}
-    found = {row["method"]: row for row in ranking([cell._asdict() for cell in run], right)}
+    found = {row["method"]: row for row in ranking(right)}
     first, second, last = found.values()
     assert {first["method"], second["method"]} == {"good", "equal"} and last["method"] == "bad"
     assert last["real"] and not second["real"] and "p" not in first
@@ -227,13 +260,34 @@ def test_the_ranking_tests_pairs_on_the_same_images_and_corrects_over_all_of_the
     p = torch.tensor([ranks.crossed(flags[a] - flags[b]).p for a, b in pairs], dtype=torch.float64)
     assert last["p_holm"] == pytest.approx(ranks.holm(p)[pairs.index((first["method"], "bad"))].item())
     assert last["to_best"] == pytest.approx(last["accuracy"] - first["accuracy"])
-    # a seed that one method lacks counts for none
-    partly = ranking([cell._asdict() for cell in run[:-1]], right)
+    # a seed that one method lacks counts for none, and the others' notes say so
+    out = "left out: seed 2"
+    partly = ranking({cell: right[cell] for cell in run[:-1]})
     assert {row["seeds"] for row in partly} == {2}
+    assert {row["method"]: row["note"] for row in partly} == {"good": out, "equal": out, "bad": ""}
     # .03 is no difference among three pairs
     crossed = ranks.crossed
     monkeypatch.setattr(ranks, "crossed", lambda difference: crossed(difference)._replace(p=0.03))
-    assert [row["real"] for row in ranking([cell._asdict() for cell in run], right)[1:]] == [False, False]
+    assert [row["real"] for row in ranking(right)[1:]] == [False, False]
+
+
+def test_a_budget_whose_methods_share_no_seed_is_named_and_so_is_a_method_that_failed():
+    done = [("a", 0.5, 0), ("b", 0.5, 1), ("a", 0.75, 0)]
+    right = {Cell(*cell): {"pruned": torch.tensor([True, False])} for cell in done}
+    right |= {Cell("c", 0.75, 0): {}, Cell("a", 0.5, 3): {}}
+    rows = ranking(right, [Cell("a", 0.5, 4)])
+    assert [(row["method"], row["budget"], row["seeds"], row["note"]) for row in rows] == [
+        ("a", 0.75, 1, ""),
+        ("a", 0.5, 0, "left out: seed 0 3 4"),
+        ("b", 0.5, 0, "left out: seed 1"),
+        ("c", 0.75, 0, "left out: seed 0"),
+    ]
+    one, *others = best_methods([{**row, "dense": 0.9} for row in rows])
+    assert one.startswith("At 75 % of the FLOPs a is the best of 1 method, ")
+    assert others == [
+        "At 50 % of the FLOPs no place (failed, or lack the others' seeds): a, b.",
+        "At 75 % of the FLOPs no place (failed, or lack the others' seeds): c.",
+    ]
 
 
 def test_networks_of_several_benches_are_ranked_together(trained, tmp_path):
@@ -254,6 +308,8 @@ def test_networks_of_several_benches_are_ranked_together(trained, tmp_path):
     rows = {row["method"]: row for row in result.table.dicts()}
     assert {row["seeds"] for row in rows.values()} == {2} and result.figure is not None
     of_cells = [runs.rows(folders[name] / "tables" / "prunebench.csv") for name in ("one", "two")]
+    assert {row["note"] for row in rows.values()} == {"left out: seed 1"}
+    assert str(result.of) == "benches/one, benches/two; n = 101 test images"
     for method, row in rows.items():  # seed 1, which one network has alone, does not count
         (one,), (two,) = ([c for c in cells if (c["method"], c["seed"]) == (method, "0")] for cells in of_cells)
         ends = sorted(float(cell["repaired"]) for cell in (one, two))
@@ -355,6 +411,14 @@ def test_a_method_that_makes_the_network_slower_is_drawn_too():
     row = {"budget": 0.5, "flops": 0.5, "speedup_64": 0.5, "dense": 0.9, "repaired": 0.8, "seed": 0}
     shares, times = pareto([{**row, "method": "slow"}]).axes
     assert shares.get_xlim() == (0.4, 1.05) and times.get_xlim()[1] >= 2
+
+
+@pytest.mark.parametrize("name", ["obs", "fisher_isomorphic"])
+def test_the_figure_ends_where_its_names_end(name):
+    row = {"budget": 0.5, "flops": 0.5, "dense": 0.9, "repaired": 0.8, "seed": 0, "method": name}
+    figure = pareto([row])
+    legend = figure.axes[0].get_legend().get_window_extent().x1 / figure.dpi
+    assert legend - 0.05 < figure.get_figwidth() < legend + 0.35  # inches; it was an inch and a half
 
 
 def test_the_legend_is_a_ranking_at_the_smallest_budget():

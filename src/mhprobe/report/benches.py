@@ -1,37 +1,41 @@
 """PruneBench's ranking: of one network over seeds, and of several networks, such as trainings with other seeds."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, short
 from mhprobe.report.figures.pruned import pareto
-from mhprobe.report.result import Result
+from mhprobe.report.result import Result, Sample
 from mhprobe.report.runs.run import Run
 from mhprobe.report.tables import from_rows
-from mhprobe.stats.ranking import STAGES, Cell, ranking
+from mhprobe.stats.ranking import STAGES, Cell, Right, ranking
 
 TABLE, RANKING = "prunebench", "prunebench_ranking"  # names of results
 
 
-def ranked(rows: Sequence[Mapping[str, Any]], right: Mapping[Cell, Mapping[str, Tensor]]) -> Result:
-    """Return the table of ``ranking``, and accuracy against FLOPs and time. rows, right: of the cells that were run."""
-    table = from_rows(ranking(rows, right), "ranking")
-    return Result(table, pareto(rows), drawn="pareto").saying("accuracy", "a better network")
+def ranked(rows: Sequence[Mapping[str, Any]], right: Right, of: Sample, lost: Iterable[Cell] = ()) -> Result:
+    """Return the table of ``ranking``, with the dense accuracy, and the figure of accuracy against FLOPs and time.
+
+    rows: of cells that did not fail. right, lost: as for ``ranking``. of: the test images.
+    """
+    dense = statistics.fmean(row["dense"] for row in rows)
+    table = from_rows([{**row, "dense": dense} for row in ranking(right, lost)], "ranking")
+    return Result(table, pareto(rows), of=of, drawn="pareto").saying("accuracy", "a better network")
 
 
-def over_networks(runs: Sequence[Run]) -> Result:
+def over_networks(runs: Mapping[str, Run]) -> Result:
     """Rank the methods of several runs of mhprobe.prunebench, each of another network: the networks are the repeats.
 
-    Only cells that every network has count. A network's outcome is the mean over its seeds. Intervals and p are for new
-    images and new networks. Empty for fewer than two networks. Raises UserError for a run without its outcomes, for two
-    runs of one network among others, for different test images, and for runs without a cell in common.
+    runs: by name. Only cells of every network count; notes name the others. A network's outcome is the mean over its
+    seeds. Intervals and p are for new images and new networks. Empty for fewer than two networks. Raises UserError for
+    a run without its outcomes, two runs of one network among others, different test images, and no cell in common.
     """
-    benches = [run for run in runs if TABLE in run.tables]
-    kept = [run.bench() for run in benches] if len(benches) > 1 else []
+    benches = {name: run for name, run in runs.items() if TABLE in run.tables}
+    kept = [run.bench() for run in benches.values()] if len(benches) > 1 else []
     networks, images = ({about[key] for _, about in kept} for key in ("network", "images"))
     if len(networks) < 2:
         return Result()
@@ -39,7 +43,7 @@ def over_networks(runs: Sequence[Run]) -> Result:
         raise UserError("compare: two benches are of one network, expected one of each. Leave out the others.")
     if len(images) > 1:
         raise UserError("compare: the benches tested on different images. Give all the same data and data.limit_test.")
-    done = [[row for row in run.tables[TABLE].dicts() if row["note"] is None] for run in benches]
+    done = [[row for row in run.tables[TABLE].dicts() if row["note"] is None] for run in benches.values()]
     tables = [{Cell(row["method"], row["budget"], row["seed"]): row for row in rows} for rows in done]
     shared = set.intersection(*map(set, tables))
     if not shared:
@@ -55,4 +59,6 @@ def over_networks(runs: Sequence[Run]) -> Result:
             mine = Cell(method, budget, network)
             rows.append({name: statistics.fmean(of) for name, of in numbers.items()} | mine._asdict())
             right[mine] = {stage: stacked.double().mean(0) for stage, stacked in stacks.items()}
-    return ranked(rows, right)._replace(about=f"Ranked over {len(benches)} networks, which the table counts as seeds.")
+    of = Sample(words=f"{short(', '.join(benches), 100)}; {Sample(len(next(iter(kept[0][0].values()))), 'test')}")
+    about = f"Ranked over {len(benches)} networks, which the table counts as seeds: {', '.join(benches)}."
+    return ranked(rows, right, of, set.union(*map(set, tables)) - shared)._replace(about=about)

@@ -81,7 +81,7 @@ def several(runs: Sequence[Run], over: Sequence[str] = ("seed",)) -> dict[str, R
         "curves": lines.saying("accuracy, or what the column of says", "the masked heads are needed less"),
         "agreement": ranks.saying("rank correlation over heads", "the runs rank the heads more alike"),
         "speed": Result(from_rows(timed), pareto(timed) if timed else None, drawn="pareto").saying(*RIGHT),
-        RANKING: over_networks(runs),
+        RANKING: over_networks(dict(zip(networks, runs, strict=True))),
         "claims": matrix({name: run.rows("claims") for name, run in zip(networks, runs, strict=True)}),
     }
     return {name: result for name, result in results.items() if result.table is not None and result.table.rows}

@@ -6,9 +6,8 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError, quoted
@@ -18,7 +17,7 @@ from mhprobe.io.tensors import BENCH, packed, unpacked
 from mhprobe.questions.material import Material
 from mhprobe.questions.plan import Question
 from mhprobe.report.benches import RANKING, TABLE, ranked
-from mhprobe.report.result import Result
+from mhprobe.report.result import Result, Sample
 from mhprobe.report.runs.facts import command
 from mhprobe.report.tables import from_rows
 from mhprobe.run import builders, pruning
@@ -38,7 +37,7 @@ ONE_WAY |= {"rounds": 1, "fold": "zero", "proj_bias": "keep", "elastic": False, 
 
 
 class Kept(NamedTuple):
-    """A cell that was run. row: of the table, or the reason "failed". right: (N,) bool right test images, by stage."""
+    """A cell that was run. row: of the table; its note says why it failed. right: (N,) bool right images, by stage."""
 
     row: dict[str, Any]
     right: dict[str, Tensor]
@@ -66,13 +65,11 @@ def questions(cfg: Config, folder: Path) -> Asks:
 
     def ask(material: Material) -> dict[str, Result]:
         about = {"images": material.data.images_of("test"), "network": material.identity["weights"]}
-        cells = Cells(cfg, material)
-        cells.run()
-        there = cells.there()
+        there = Cells(cfg, material).run()
         right = {f"{cell}/{stage}": of for cell, kept in there.items() if kept for stage, of in kept.right.items()}
         write(folder / BENCH, packed(right, about))
-        if all(kept is None or "failed" in kept.row for kept in there.values()):
-            reason = next(kept.row["failed"] for kept in there.values() if kept is not None)
+        if not right:
+            reason = next(kept.row["note"] for kept in there.values() if kept)
             raise UserError(f"prunebench: no cell has a result to be compared; the first failed: {reason}")
         return results(command(cfg.command, folder), there)
 
@@ -83,55 +80,51 @@ class Cells:
     """All methods at all budgets with all seeds of a configuration."""
 
     def __init__(self, cfg: Config, material: Material) -> None:
-        model: Any = material.model
-        self.cfg, self.material, self.description = cfg, material, model.description
-        self.dense, self.layout = model.backbone.eval(), material.layout
-        self.whole: Any = None  # of the dense network, once for all
         assert cfg.prune is not None, "a section of mhprobe.prunebench"
-        self.settings: Prune = cfg.prune
-        shared = facts(cfg, self.description, material.data.fingerprint)
+        self.cfg, self.settings, self.material, self.model = cfg, cfg.prune, material, cast(Any, material.model)
+        self.whole: Any = None  # of the dense network, once for all
+        shared = facts(cfg, self.model.description, material.data.fingerprint)
         options = {"images", "select_on", "repair", "tune_epochs", "speed", "speed_rounds", "onnx"}
         shared |= {**cfg.prune.model_dump(include=options), "score": cfg.score, "source": our_digest()}
-        shared |= {"machine": device_name(model.device)} if self.settings.speed else {}  # speed-ups are of one machine
-        self.made_from: dict[Cell, str] = {}
+        shared["machine"] = device_name(self.model.device) if cfg.prune.speed else None  # speed-ups are of one machine
+        self.files: dict[Cell, Path] = {}  # other settings have other files, so jobs with either can share a folder
         for seed, budget, (name, part) in itertools.product(cfg.seeds, cfg.budgets, cfg.method.items()):
             about = {**shared, "seed": seed, "method": part, "code": stands_on(part), "budget": budget}
-            text = json.dumps(about, sort_keys=True, default=str)
-            self.made_from[Cell(name, budget, seed)] = hashlib.sha256(text.encode()).hexdigest()[:16]
+            digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:16]
+            cell = Cell(name, budget, seed)
+            self.files[cell] = Path(cfg.cells) / f"{cell}_{digest}.safetensors"
 
-    def there(self) -> dict[Cell, Kept | None]:
-        """Return all cells; None for those that were not run with these settings."""
-        cells: dict[Cell, Kept | None] = dict.fromkeys(self.made_from)
-        for cell, digest in self.made_from.items():
-            if (stored := unpacked(self._file(cell))) is not None and stored[1].get("made_from") == digest:
-                cells[cell] = Kept(json.loads(stored[1]["row"]), {stage: of.bool() for stage, of in stored[0].items()})
-        return cells
+    def there(self, cell: Cell) -> Kept | None:
+        """Return a cell; None if it was not run with these settings."""
+        stored = unpacked(self.files[cell])
+        return None if stored is None else Kept(json.loads(stored[1]["row"]), stored[0])
 
-    def run(self) -> None:
-        """Run the chosen cells that were not run, or failed before."""
-        for cell, kept in self.there().items():
-            if cell.method in (self.cfg.methods or self.cfg.method) and (kept is None or "failed" in kept.row):
+    def run(self) -> dict[Cell, Kept | None]:
+        """Run the chosen cells that were not run, or failed before; return all."""
+        for cell in self.files:
+            if cell.method in (self.cfg.methods or self.cfg.method) and not ((kept := self.there(cell)) and kept.right):
                 log.info("%s ...", cell)
                 try:
                     row, right, self.whole = self._run(cell)
+                    row, level, says = {**row, "note": ""}, logging.INFO, f"{100 * row[list(right)[-1]]:.2f} %"
                 except Exception as error:  # one method, of another package perhaps, may not take down the others
                     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-                    row, right = {"failed": f"{kind}{' '.join(str(error).split())}"[:300]}, {}
-                level = logging.WARNING if "failed" in row else logging.INFO  # of which a run prints the first alone
-                log.log(level, "%s: %s", cell, row.get("failed") or f"{100 * row[list(right)[-1]]:.2f} %")
-                flags = {stage: flags.to("cpu", torch.uint8) for stage, flags in right.items()}
-                write(self._file(cell), packed(flags, {"made_from": self.made_from[cell], "row": json.dumps(row)}))
+                    says = f"{kind}{' '.join(str(error).split())}"[:300]
+                    row, right, level = {"note": says}, {}, logging.WARNING  # which a run prints
+                log.log(level, "%s: %s", cell, says)
+                write(self.files[cell], packed(right, {"row": json.dumps(row)}))
+        return {cell: self.there(cell) for cell in self.files}
 
     def _run(self, cell: Cell) -> tuple[dict[str, Any], dict[str, Tensor], Any]:
-        cfg, settings = self.cfg.model_copy(update={"seed": cell.seed}), self.settings
-        train = None
+        cfg, settings, train = self.cfg.model_copy(update={"seed": cell.seed}), self.settings, None
+        dense = self.model.backbone.eval()
         if settings.tune_epochs:
-            report = builders.report(cfg, self._file(cell).with_suffix(""), self.layout)
-            train = pruning.retraining(cfg, settings, self.dense, self.description, self.material.data, report)
+            report = builders.report(cfg, self.files[cell].with_suffix(""), self.material.layout)
+            train = pruning.retraining(cfg, settings, dense, self.model.description, self.material.data, report)
         return run_cell(
             cell,
             construct(cfg.method[cell.method], f"method.{cell.method}"),
-            self.dense,
+            dense,
             pruning.images(cfg, settings, self.material),
             mend=pruning.repair(settings),
             train=train,
@@ -140,19 +133,16 @@ class Cells:
             whole=self.whole,
         )
 
-    def _file(self, cell: Cell) -> Path:
-        return Path(self.cfg.cells) / f"{cell}.safetensors"
-
 
 def results(command: str, cells: Mapping[Cell, Kept | None]) -> dict[str, Result]:
     """Return the table of cells, the ranking, and accuracy against FLOPs and time. command: for missing cells."""
     rows = []
     for cell, kept in cells.items():
-        missing = f"not run: {command} methods=[{cell.method}] budgets=[{cell.budget}] seeds=[{cell.seed}]"
-        note = missing if kept is None else kept.row.get("failed", "")
-        rows.append({**cell._asdict(), **(kept.row if kept is not None and not note else {}), "note": note})
+        note = f"not run: {command} methods=[{cell.method}] budgets=[{cell.budget}] seeds=[{cell.seed}]"
+        rows.append({**cell._asdict(), **(kept.row if kept else {"note": note})})
     whole = Result(from_rows(rows), about="One row per method, budget (share of FLOPs) and seed.")
     tables = {TABLE: whole.saying("accuracy", "a better network")}
     if done := [row for row in rows if not row["note"]]:
-        tables[RANKING] = ranked(done, {cell: kept.right for cell, kept in cells.items() if kept is not None})
+        right = {cell: kept.right for cell, kept in cells.items() if kept}
+        tables[RANKING] = ranked(done, right, Sample(done[0]["images"], "test"))
     return tables

@@ -4,8 +4,7 @@ Shapes: N test images, R seeds.
 """
 
 import itertools
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -28,20 +27,25 @@ class Cell(NamedTuple):
         return f"{self.method}_{self.budget}_{self.seed}"
 
 
-def ranking(rows: Sequence[Mapping[str, Any]], right: Mapping[Cell, Mapping[str, Tensor]]) -> list[dict[str, Any]]:
+Right = Mapping[Cell, Mapping[str, Tensor]]
+"""Which test images are right, (N,) by stage; {} for a cell that failed."""
+
+
+def ranking(right: Right, lost: Iterable[Cell] = ()) -> list[dict[str, Any]]:
     """One row per budget and method, best first: mean accuracy over seeds, and the paired difference to the best.
 
-    rows: of ``run_cell``, with method, budget and seed. right: (N,) per cell and stage. The last stage that all cells
-    have counts, and only seeds that all methods of a budget have. p is for new images and new seeds (``crossed``),
-    p_holm over all pairs of methods, since the same images say which is best. real: p_holm < .05. dense: accuracy of
-    the networks that were not pruned, the mean over rows.
+    The last stage that all cells have counts, and only seeds that all methods of a budget have. note: names seeds of a
+    method that do not count, also those of ``lost``; of a method without any other it is all that the row says. p is
+    for new images and new seeds (``crossed``), p_holm over all pairs of methods, since the same images say which is
+    best. real: p_holm < .05.
     """
-    table, whole = list[dict[str, Any]](), [row["dense"] for row in rows if "dense" in row]
-    dense = statistics.fmean(whole) if whole else None
-    for budget in sorted({row["budget"] for row in rows}, reverse=True):
-        here = [Cell(row["method"], row["budget"], row["seed"]) for row in rows if row["budget"] == budget]
+    done = [cell for cell, stages in right.items() if stages]
+    table, lost = list[dict[str, Any]](), [*lost, *(right.keys() - done)]
+    for budget in sorted({cell.budget for cell in done}, reverse=True):
+        here = [cell for cell in done if cell.budget == budget]
         names = list(dict.fromkeys(cell.method for cell in here))
         seeds = sorted(set.intersection(*({cell.seed for cell in here if cell.method == name} for name in names)))
+        lost += [cell for cell in here if cell.seed not in seeds]
         if not seeds:
             continue
         cells = [cell for cell in here if cell.seed in seeds]
@@ -53,11 +57,15 @@ def ranking(rows: Sequence[Mapping[str, Any]], right: Mapping[Cell, Mapping[str,
         p_holm = dict(zip(tests, adjusted, strict=True))
         for name in names:
             of_seeds = flags[name].mean(1).tolist()
-            row = {"budget": budget, "method": name, "stage": stage, "seeds": len(seeds), "dense": dense}
+            row = {"budget": budget, "method": name, "stage": stage, "seeds": len(seeds)}
             row |= {"accuracy": sum(of_seeds) / len(seeds), "lowest": min(of_seeds), "highest": max(of_seeds)}
             if name != names[0]:
                 test, p = tests[names[0], name], p_holm[names[0], name]
                 row |= {"to_best": test.difference, "low": test.low, "high": test.high, "p": test.p}
                 row |= {"p_holm": p, "real": p < 0.05}
             table.append(row)
-    return table
+    notes = dict[tuple[str, float], str]()
+    for cell in sorted(lost):
+        notes[cell[:2]] = f"{notes.get(cell[:2], 'left out: seed')} {cell.seed}"
+    table = [{**row, "note": notes.pop((row["method"], row["budget"]), "")} for row in table]
+    return table + [{"budget": budget, "method": name, "seeds": 0, "note": of} for (name, budget), of in notes.items()]

@@ -8,34 +8,23 @@ Shapes: A units of all sites, N test images.
 
 import dataclasses
 import functools
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import input_spec, layout_of
+from mhprobe.backbones import input_spec
 from mhprobe.masking.base import Order
 from mhprobe.stats.ranking import STAGES, Cell
 from mhprobe.surgery.costs import interleaved
 from mhprobe.surgery.export import onnx_sessions
-from mhprobe.surgery.given import Given
 from mhprobe.surgery.on_path import OnPath
 from mhprobe.surgery.removal import prune_heads
 from mhprobe.surgery.rounds import Chooses, Images, Shown, Stage, Train, prune
 from mhprobe.surgery.speed import median_interval, speed_table
 
 BATCHES = (1, 16, 64)
-
-
-def choose(method: Order | Chooses, model: nn.Module, images: Images, share: float) -> Tensor:
-    """(A,) bool, the units that ``method`` takes so that at most ``share`` of the FLOPs is left."""
-    source = OnPath(method, target={"flops": share}) if isinstance(method, Order) else Shown(method, {"flops": share})
-    source.check(model, rounds=1)
-    if isinstance(source, Shown):
-        return source.choose(model, images).mask
-    return source.choose(model, images.evaluate(model, False), images.first, layout_of(model), 1.0, 1.0)[0].mask
 
 
 def seeded(part: Any, seed: int) -> Any:
@@ -59,13 +48,9 @@ def run_cell(
     with its difference to dense (of the last stage, paired, Newcombe's 95 % interval); speedup_<batch> with its
     interval, onnx_<batch> and int8_<batch>: images per second over the dense network's (both in ONNX, float32).
     """
-    method = seeded(method, cell.seed)
-    images.show(model.to(images.device).eval())
-    start = time.perf_counter()
-    mask = choose(method, model, images, cell.budget)
-    minutes = (time.perf_counter() - start) / 60
-    going = Given(mask.nonzero().flatten().tolist())
-    pruned = prune(model, images, going, mend=mend, train=train, chosen_by=[images.name], whole=whole)
+    method, target = seeded(method, cell.seed), {"flops": cell.budget}
+    source = OnPath(method, target=target) if isinstance(method, Order) else Shown(method, target)
+    pruned = prune(model, images, source, mend=mend, train=train, whole=whole)
     dense, last = pruned.stages[0], pruned.stages[-1]
     right = {row.stage: flags for row, flags in zip(pruned.stages, pruned.right, strict=True)}
     row: dict[str, Any] = {
@@ -73,18 +58,15 @@ def run_cell(
         "parameters": last.parameters / dense.parameters,
         "heads": last.heads,
         "neurons": last.neurons,
-        "minutes": minutes,
+        "minutes": pruned.minutes,
         "dense": dense.accuracy,
         **{stage.stage: stage.accuracy for stage in pruned.stages if stage.stage in STAGES},
-        "difference": last.difference,
-        "difference_low": last.difference_low,
-        "difference_high": last.difference_high,
-        "images": last.images,
+        **{name: getattr(last, name) for name in ("difference", "difference_low", "difference_high", "images")},
     }
-    for timed in speed_table(model, {"cell": mask}, BATCHES, rounds) if rounds else ():
+    for timed in speed_table(model, {"cell": pruned.gone}, BATCHES, rounds) if rounds else ():
         row |= {f"speedup{end}_{timed['batch']}": timed[f"speedup{end}"] for end in ("", "_low", "_high")}
     if rounds and onnx:
-        row |= _in_onnx(prune_heads(model, mask & False), pruned.model, rounds)
+        row |= _in_onnx(prune_heads(model, []), pruned.model, rounds)
     return row, right, (dense, pruned.right[0])
 
 

@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import functools
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from mhprobe.backbones import attach, family_of, gives_features, input_spec, lay
 from mhprobe.data.base import SPLITS, ImageData
 from mhprobe.data.batch import Batch, Walk
 from mhprobe.data.draws import stratified
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 from mhprobe.gates import gates_of, remove_gates
 from mhprobe.gates.fill import Fill
 from mhprobe.heads import Kind
@@ -100,6 +101,7 @@ class Pruned:
     chosen_by: tuple[str, ...] = ()  # the images that chose the heads, "split:digest" each, as far as known
     kinds: frozenset[Kind] = frozenset({"head"})  # of its units
     scores: Tensor | None = None  # (A,) of the last round's path, if it had scores
+    minutes: float = 0.0  # that choosing took
 
     @property
     def optimistic(self) -> bool:
@@ -233,7 +235,16 @@ class Shown:
         within(model, self.target, multiple=getattr(self.method, "multiple", 1))
 
     def choose(self, model: nn.Module, images: Images) -> Choice:
-        return Choice(self.method.choose(model, images, self.target))
+        """Choose units. UserError for what is no mask of the units, and for a mask that misses the target."""
+        name, limits = type(self.method).__name__, within(model, self.target).limits
+        assert limits is not None
+        mask, count = self.method.choose(model, images, self.target), limits.layout.num_heads
+        if not isinstance(mask, Tensor) or (mask.dtype, mask.shape) != (torch.bool, (count,)):
+            raise UserError(f"{name}: choose: expected a mask, ({count},) bool, got {quoted(mask)}.")
+        if not limits.reached(mask := mask.cpu()):
+            left = ", ".join(f"{target.unit}={target.left(mask):.3g}" for target in limits.targets)
+            raise UserError(f"{name}: choose: expected at most {quoted({**self.target})} to be left, got {left}.")
+        return Choice(mask)
 
 
 Source = Given | OnPath | Shown
@@ -262,7 +273,6 @@ def prune(
     preset = source.choose(model, kept) if isinstance(source, Given) else None
     looked_at = _looked_at(source, preset, images, chosen_by)
     images.show(model.to(images.device).eval())
-    preset = source.choose(model, images) if isinstance(source, Shown) else preset
     now, left, nothing = model, 1.0, torch.zeros(layout.num_heads, dtype=torch.bool)
     record = Pruned(model, nothing, scored=images.scores["test"].scored, chosen_by=looked_at, kinds=layout.kinds)
     record.stages, record.right = ([whole[0]], [whole[1]]) if whole else ([], [])
@@ -270,7 +280,7 @@ def prune(
     if not whole:
         score("dense", 0, model)
     for number in range(1, rounds + 1):
-        fill, choice = images.stands_in(now, fold), preset
+        start, fill, choice = time.perf_counter(), images.stands_in(now, fold), preset
         if source.guarantee is not None:
             choice, record.promise = _promised(source, preset, now, images, fill)
             if not record.promise.steps:
@@ -278,7 +288,10 @@ def prune(
         elif isinstance(source, OnPath):
             evaluate = images.evaluate(now, source.rescale, fill)
             choice, left = source.choose(now, evaluate, images.first, layout, left, number / rounds)
+        elif isinstance(source, Shown):
+            choice = source.choose(now, images)
         assert choice is not None
+        record.minutes += (time.perf_counter() - start) / 60
         record.gone, record.rescaled = removed_after(record.gone, choice.mask), choice.rescale
         record.scores = choice.scores
         smaller = _remove(now, choice, proj_bias, images, record, number, fill, whole is None)

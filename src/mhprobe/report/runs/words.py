@@ -288,16 +288,18 @@ def unread(runs: Sequence[Run]) -> list[str]:
 
 def best_methods(rows: Sequence[Mapping[str, Any]], repeats: str = "seeds") -> list[str]:
     """Name the best method of PruneBench at each budget, and those that are significantly worse."""
-    text = []
-    for budget in dict.fromkeys(row["budget"] for row in rows):
-        best, *others = (row for row in rows if row["budget"] == budget)
+    text, out = list[str](), [row for row in rows if not row["seeds"]]
+    for budget in dict.fromkeys(row["budget"] for row in rows if row["seeds"]):
+        best, *others = (row for row in rows if row["budget"] == budget and row["seeds"])
         worse = [row["method"] for row in others if (p := row.get("p_holm")) not in (None, "") and p < 0.05]
-        dense = "" if best.get("dense") is None else f"dense {percent(best['dense'])}; "
         text.append(
             f"At {100 * budget:g} % of the FLOPs {best['method']} is the best of {counted(1 + len(others), 'method')}, "
-            f"with an accuracy of {percent(best['accuracy'])} ({dense}{best['stage']}, {repeats}: {best['seeds']}). "
-            f"Significantly worse: {', '.join(worse) or 'none'}."
+            f"with an accuracy of {percent(best['accuracy'])} (dense {percent(best['dense'])}; {best['stage']}, "
+            f"{repeats}: {best['seeds']}). Significantly worse: {', '.join(worse) or 'none'}."
         )
+    for budget in dict.fromkeys(row["budget"] for row in out):
+        names = ", ".join(row["method"] for row in out if row["budget"] == budget)
+        text.append(f"At {100 * budget:g} % of the FLOPs no place (failed, or lack the others' {repeats}): {names}.")
     return text
 
 
