@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -42,6 +43,17 @@ def test_a_network_without_attention_between_patches_gets_the_page_and_the_reaso
     found = look(LOCATED["xcit"](), folder, show_progress=False)
     assert "Where the heads look cannot be shown:" in found.page and '<script type="text/plain"' not in found.page
     assert "Could not be told" in found.sentences[-1].text
+
+
+def test_heads_between_tokens_are_shown_though_others_of_the_network_are_between_channels(folder):
+    model = LOCATED["davit_channels_v2"]()
+    page = look(model, folder, limit=2, untrained=False, show_progress=False).page
+    data = json.loads(re.search(r'<script [^>]*id="data"[^>]*>(.*?)</script>', page, re.S)[1])
+    layout = mhprobe.attach(model).layout
+    between_tokens = [site.name for site in layout.sites if site.windows]  # the others attend between channels
+    assert [site["name"] for site in data["sites"]] == between_tokens and len(between_tokens) < len(layout.sites)
+    count = sum(site.num_heads for site in layout.sites if not site.windows)
+    assert f"{count} of {layout.num_heads} heads are not shown: {layout.sites[1].name} (ChannelAttentionV2)" in page
 
 
 @pytest.mark.parametrize("name", [*TWINS, *LOCATED])

@@ -136,6 +136,17 @@ def test_without_attention_between_patches_there_are_photographs_sentences_and_t
     assert not page.locator("#choices").is_visible() and page.locator(".tile:visible").count() == 0
 
 
+def test_tiles_are_those_of_heads_between_tokens_and_a_link_to_another_head_opens_none(visit, folder, tmp_path):
+    model = LOCATED["davit_channels_v2"]()
+    file = look(model, folder, limit=1, untrained=False, show_progress=False).save(tmp_path / "davit.html")
+    layout, page = mhprobe.attach(model).layout, visit(f"{file.as_uri()}#heads=2")
+    page.wait_for_selector(".tile canvas")
+    shown = [flat for flat, (_, _, site) in enumerate(layout) if site.windows]
+    assert 2 not in shown and [int(tile.get_attribute("data-id")) for tile in page.locator(".tile").all()] == shown
+    assert page.locator(".tile canvas").count() == len(shown)
+    assert page.locator("#open figure").count() == page.locator("#open canvas").count() == 2
+
+
 @pytest.mark.parametrize("width", [390, 1280])
 def test_nothing_is_wider_than_the_window_and_people_can_read_it(visit, pages, width):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")

@@ -10,6 +10,7 @@ import torch
 from safetensors import safe_open
 
 import mhprobe
+from located import LOCATED
 from mhprobe.data.batch import Batch
 from mhprobe.questions.beside import IMAGES, keep_attention
 from models import images_for, tiny_swin, tiny_vit
@@ -53,6 +54,17 @@ def test_every_head_is_kept_as_attention_says(build, tmp_path):
         expected = mhprobe.attention(model, images[CHOSEN], head=heads, query=query)
         expected = 63 * expected / expected.amax((2, 3), keepdim=True)
         torch.testing.assert_close(found[f"{mean}/{site.name}"].float(), expected, rtol=0, atol=0.501)
+
+
+def test_heads_without_attention_weights_are_counted_and_the_others_are_kept(tmp_path):
+    model = LOCATED["davit_channels_v2"]().eval()
+    layout = mhprobe.attach(model).layout
+    with safe_open(keep_attention(tmp_path, model, data_of(model)[0]), "pt") as kept:
+        sites = {name.partition("/")[2] for name in kept.keys() if "/" in name}  # noqa: SIM118
+        hidden = kept.metadata()["hidden"]
+    assert sites == {site.name for site in layout.sites if site.windows}
+    count = sum(site.num_heads for site in layout.sites if not site.windows)
+    assert 0 < count < layout.num_heads and hidden.startswith(f"{count} of {layout.num_heads} heads are not shown: ")
 
 
 def test_a_model_without_attention_weights_does_not_fail_the_run(tmp_path, caplog):

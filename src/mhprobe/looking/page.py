@@ -18,6 +18,7 @@ from mhprobe.io.written import counted, rounded
 from mhprobe.looking.network import Network, chosen
 from mhprobe.looking.photographs import Photographs, masks, photographs
 from mhprobe.looking.seen import Form, all_packed, described
+from mhprobe.recording.looks import visible
 from mhprobe.report.html.page import LIVE, render, write_report
 from mhprobe.report.runs.facts import write_facts
 
@@ -69,7 +70,7 @@ def look(
     untrained: measure an untrained network of this architecture, too.
     first: called with the page of the first photograph, before the others are done.
 
-    The page has the attention of all heads from all tokens, or the reason why the network has none between patches.
+    The page has the attention of all heads from all tokens, or the reason why some or all have none between patches.
     Raises UserError for a folder without photographs, an unknown network, and missing masks.
     """
     whole_number("look: limit", limit, least=1)
@@ -89,7 +90,7 @@ def look(
         try:
             form, packs = all_packed(network.model, images, begun, lambda: done(1))
         except UserError as error:
-            reason = str(error)
+            reason = f"Where the heads look cannot be shown: {error}"
     # behind the first photograph: measures are seconds of imports
     from mhprobe.looking.sentences import TWIN, facts, sentences
 
@@ -110,17 +111,18 @@ def _page(
     measures: Sequence[dict[str, Any]] = (),
     waiting: bool = True,
 ) -> Look:
-    """Render the page. form: of the attention; None without attention, for ``reason``. packs: per image.
+    """Render the page. form: of the attention; None without any, for ``reason``. packs: per image.
 
     measures: columns to sort heads by. waiting: these, sentences and more images follow.
     """
     layout = network.layout
+    shown, hidden = visible(network.model) if form else (layout, reason)
     data = {
         "heads": [
             {"id": flat, "site": site.name, "stage": site.stage, "block": site.block, "index": index}
             for flat, (_, index, site) in enumerate(layout)
         ],
-        "sites": described(layout, form) if form else None,
+        "sites": described(shown, form) if form else None,
         "levels": form and form.levels,
         "photos": [{"name": name, "picture": of} for name, of in zip(photos.names, photos.pictures, strict=True)],
         "measures": measures,
@@ -133,7 +135,7 @@ def _page(
         styles=("page.css", "look.css"),
         title=f"{network.name} looks at {counted(len(photos.names), 'photograph')}",
         packs={f"attention-{number}": pack for number, pack in enumerate(packs)},
-        shown=dict(network=network, photos=photos, form=form, reason=reason, sentences=sentences, waiting=waiting),
+        shown=dict(network=network, photos=photos, form=form, reason=hidden, sentences=sentences, waiting=waiting),
         blocks=counted(len(layout.sites), "block"),
         millions=rounded(sum(weight.numel() for weight in network.model.parameters()) / 1e6, 3),
     )

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d
 
-from mhprobe.backbones import attach
 from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.recording.looks import visible
 from mhprobe.recording.record import record
 from mhprobe.report.html import pictures
 
@@ -33,9 +33,9 @@ FORMS = [Form(63, 1), Form(31, 1), Form(15, 1), Form(15, 2), Form(15, 4), Form(1
 
 
 def attention_of_image(model: nn.Module, image: Tensor) -> list[Tensor]:
-    """Return per site (W, H, K, K) weights of a (1, 3, height, width) image. Raises UserError if there are none."""
-    attach(model)
-    return [attn[0].float().cpu() for attn in record(model, image, needs={"attn"}).need("attn", "look")]
+    """Return (W, H, K, K) weights per ``visible`` site, of a (1, 3, height, width) image. UserError without sites."""
+    layout, _ = visible(model)
+    return [attn[0].float().cpu() for attn in record(model, image, needs={"attn"}, layout=layout).need("attn", "look")]
 
 
 def fitting(attention: list[Tensor], layout: HeadLayout, images: int, room: int) -> Form:
@@ -89,7 +89,7 @@ def all_packed(
     images: (N, 3, height, width), normalised. first: called with the first pack, before the others. done: called after
     each. Raises UserError as ``attention_of_image``.
     """
-    layout, form, packs = attach(model).layout.of("head"), FORMS[-1], list[str]()
+    layout, form, packs = visible(model)[0], FORMS[-1], list[str]()
     for image in images.split(1):
         attention = attention_of_image(model, image)
         form = form if packs else fitting(attention, layout, len(images), ROOM)

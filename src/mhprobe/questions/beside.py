@@ -22,10 +22,9 @@ from mhprobe.data.augment import normalise
 from mhprobe.data.base import ImageData
 from mhprobe.data.draws import evenly
 from mhprobe.errors import UserError
-from mhprobe.gates import gates_of
 from mhprobe.heads import HeadSite
 from mhprobe.io.files import write
-from mhprobe.recording.looks import Query, looked_at, who_looks
+from mhprobe.recording.looks import Query, looked_at, visible, who_looks
 from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.record import record
 from mhprobe.recording.state import inspecting
@@ -61,7 +60,8 @@ def queries(site: HeadSite) -> dict[str, Query]:
 def _keep(folder: Path, model: nn.Module, data: ImageData) -> Path:
     chosen, names = evenly(IMAGES, data.sizes["test"]), data.class_names
     batch = data.some("test", IMAGES, next(model.parameters()).device)
-    recorded = record(model, batch.images, needs={"attn"})
+    layout, hidden = visible(model)  # some heads may have no weights to look at
+    recorded = record(model, batch.images, needs={"attn"}, layout=layout)
     attn = recorded.need("attn", "attention")
     titles = [f"image {image}" for image in chosen]
     if names:
@@ -75,11 +75,12 @@ def _keep(folder: Path, model: nn.Module, data: ImageData) -> Path:
         pictures = interpolate(pictures.float(), size=size, mode="area").round().to(torch.uint8)
     arrays = {"pictures": pictures}
     by_query: dict[str, list[str]] = {}  # names of sites
-    for number, site in enumerate(gates_of(model).layout.of("head").sites):
+    for number, site in enumerate(layout.sites):
         for name, query in queries(site).items():
             arrays[f"{name}/{site.name}"] = levels(looked_at(attn[number], site, who_looks(site, query)))
             by_query.setdefault(name, []).append(site.name)
-    return write(folder / ATTENTION, save(arrays, {"titles": json.dumps(titles), "queries": json.dumps(by_query)}))
+    about = {"titles": json.dumps(titles), "queries": json.dumps(by_query), "hidden": hidden}
+    return write(folder / ATTENTION, save(arrays, about))
 
 
 def keep_live(folder: Path, model: nn.Module, data: ImageData) -> str:

@@ -3,12 +3,28 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from mhprobe.backbones import attach, backbone_of, family_of
 from mhprobe.errors import UserError, quoted
-from mhprobe.heads import HeadSite
+from mhprobe.heads import HeadLayout, HeadSite
 
 Query = str | Sequence[int]
+
+
+def visible(model: nn.Module) -> tuple[HeadLayout, str]:
+    """Return the layout of the heads with attention weights, and a sentence on the others; "" without others.
+
+    Raises UserError with the reason if no head has any.
+    """
+    layout, family = attach(model).layout.of("head"), family_of(backbone := backbone_of(model))
+    seams = {site: family.seam(backbone, site) for site in layout.sites}
+    reasons = [seam.hidden for seam in seams.values() if seam.weights is None]
+    if len(reasons) == len(seams):
+        raise UserError(reasons[0])
+    shown = HeadLayout(tuple(site for site, seam in seams.items() if seam.weights is not None))
+    hidden = layout.num_heads - shown.num_heads
+    return shown, f"{hidden} of {layout.num_heads} heads are not shown: {reasons[0]}" if reasons else ""
 
 
 def who_looks(site: HeadSite, query: Query, asker: str = "attention: query") -> Tensor:

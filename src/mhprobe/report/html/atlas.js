@@ -241,7 +241,8 @@ function drawnMap(rows, says) {
 
 function mapsOf(head) {
   const known = DATA.maps.filter(({ heads }) => heads[head.id]);
-  if (!known.length) return [];
+  const hidden = DATA.maps.find((one) => one.hidden)?.hidden;
+  if (!known.length) return hidden ? [el("h3", {}, "Where it looks"), el("p", { class: "note" }, hidden)] : [];
   const { name, titles, pictures, heads } = known.find((one) => one.name === atlas.map) ?? known[0];
   const menu = el("select", { id: "which-map", onchange: (event) => { atlas.map = event.target.value; drawHead(); byId("which-map").focus(); } },
     ...known.map((one) => el("option", { selected: one.name === name }, one.name)));

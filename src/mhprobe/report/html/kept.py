@@ -34,7 +34,10 @@ _EXPORTED = re.compile(r"export\{([^}]*)\};?\s*(//# sourceMappingURL=\S+\s*)?$")
 
 
 def maps(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return an entry per query or kind of map: titles and pictures of the images, and maps by head, one per image."""
+    """Return an entry per query or kind of map: titles and pictures of the images, and maps by head, one per image.
+
+    hidden: a sentence on the heads that attention cannot be shown of.
+    """
     readers = {ATTENTION: _of_queries, MAPS: _of_kinds} if heads else {}
     return [entry for name, read in readers.items() for entry in run.files.tried(read, name, run, heads) or []]
 
@@ -55,7 +58,8 @@ def _of_queries(name: str, run: Run, heads: list[dict[str, Any]]) -> list[dict[s
             left = [head["id"] for head in heads if head["site"] == site and head["id"] not in gone]
             for flat, levels_Bhw in zip(left, arrays[f"{query}/{site}"].unbind(1), strict=False):
                 grids[flat] = _letters(levels_Bhw)
-        shown.append({"name": f"attention of {query}", "titles": titles, "pictures": pictures, "heads": grids})
+        entry = {"titles": titles, "pictures": pictures, "heads": grids, "hidden": about.get("hidden", "")}
+        shown.append({"name": f"attention of {query}", **entry})
     return shown
 
 

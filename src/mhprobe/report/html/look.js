@@ -2,7 +2,7 @@
 // Where all heads look, from any token of a photograph or towards it. The weights are in the page, packed by looking/seen.py.
 
 const HEADS = DATA.heads, SITES = DATA.sites ?? [], PHOTOS = DATA.photos;
-const headsOf = SITES.map((site) => HEADS.filter((head) => head.site === site.name));
+const headsOf = SITES.map((site) => HEADS.filter((head) => head.site === site.name)), SEEN = headsOf.flat(); // others have no weights
 const view = { image: 0, x: 0.5, y: 0.5, token: null, towards: false, open: [], sort: "", across: false, shared: false };
 const MOST_OPEN = 4;
 let weights = null; // of the chosen photograph: per site where its bytes are
@@ -164,7 +164,7 @@ function drawHeads() {
   const by = sortedBy(shown), most = view.shared ? d3.max(shown.values(), (map) => map.most) : null;
   const focused = byId("heads").contains(document.activeElement) ? Number(document.activeElement.dataset.id) : null;
   const order = (list) => (view.sort ? [...list].sort((a, b) => (by(b.id) ?? -Infinity) - (by(a.id) ?? -Infinity)) : list);
-  const rows = view.across ? [{ name: "All", heads: order(HEADS) }] : blocks(HEADS).map((row) => ({ name: `${stages ? `Stage ${row.stage}, block` : "Block"} ${row.block}`, heads: order(row.heads) }));
+  const rows = view.across ? [{ name: "All", heads: order(SEEN) }] : blocks(SEEN).map((row) => ({ name: `${stages ? `Stage ${row.stage}, block` : "Block"} ${row.block}`, heads: order(row.heads) }));
   let first = true;
   byId("heads").replaceChildren(...rows.map((row) => el("div", { class: "heads-row" }, el("span", {}, row.name),
     el("div", { class: "tiles", style: `--across:${Math.min(12, row.heads.length)}` }, ...row.heads.map((head) => {
@@ -250,7 +250,7 @@ function recall() {
   const [x, y] = (words.get("at") ?? "").split(",");
   if (x === "token") view.token = whole(y, before.prefix);
   else if (Number(x) >= 0 && Number(x) < 1 && Number(y) >= 0 && Number(y) < 1 && y) Object.assign(view, { x: Number(x), y: Number(y) });
-  view.open = (words.get("heads") ?? "").split(",").map((text) => whole(text, HEADS.length)).filter((id) => id !== null).slice(0, MOST_OPEN);
+  view.open = (words.get("heads") ?? "").split(",").map((text) => whole(text, HEADS.length)).filter((id) => SEEN.includes(HEADS[id])).slice(0, MOST_OPEN);
   for (const name of ["towards", "across", "shared"]) byId(name).checked = view[name] = words.get(name) === "1";
   if ([...byId("sort").options].some(({ value }) => value === words.get("sort"))) byId("sort").value = view.sort = words.get("sort");
 }
@@ -260,12 +260,13 @@ function start() {
   byId("tokens").append(...d3.range(before.prefix).slice(0, 6).map((token) => el("button", { type: "button", "data-token": token, onclick: () => { view.token = view.token === token ? null : token; draw(); } }, isClass(token) ? "Class token" : tokenName(token))));
   byId("strip").append(...PHOTOS.map(({ name, picture }, image) => el("button", { type: "button", "data-image": image, title: name, "aria-label": name, style: `background-image:url(${picture})`, disabled: SITES.length > 0 && !byId(`attention-${image}`), onclick: () => chooseImage(image) })));
   byId("choices").hidden = byId("heads").hidden = !SITES.length;
+  for (const sentence of DATA.sentences) sentence.heads = sentence.heads.filter((id) => SEEN.includes(HEADS[id]));
   [...byId("told").children].forEach((line, i) => {
     const heads = DATA.sentences[i]?.heads ?? [];
-    if (heads.length && SITES.length) line.append(" ", el("button", { type: "button", class: "link", onclick: () => { view.open = heads.slice(0, MOST_OPEN); draw(); byId("look").scrollIntoView(); } }, heads.length > 1 ? "Show these heads" : "Show this head"));
+    if (heads.length) line.append(" ", el("button", { type: "button", class: "link", onclick: () => { view.open = heads.slice(0, MOST_OPEN); draw(); byId("look").scrollIntoView(); } }, heads.length > 1 ? "Show these heads" : "Show this head"));
   });
   recall();
-  if (!view.open.length) view.open = SITES.length ? (DATA.sentences.map(({ heads }) => heads[0]).filter((id) => id !== undefined).concat([0, HEADS.length - 1]).filter((id, i, all) => all.indexOf(id) === i).slice(0, 2)) : [];
+  if (!view.open.length) view.open = SITES.length ? (DATA.sentences.map(({ heads }) => heads[0]).filter((id) => id !== undefined).concat([SEEN[0].id, SEEN.at(-1).id]).filter((id, i, all) => all.indexOf(id) === i).slice(0, 2)) : [];
   chooseImage(view.image);
 }
 start();
