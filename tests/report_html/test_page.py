@@ -125,7 +125,7 @@ def test_the_result_is_chosen_on_validation_and_told_on_test(a_run):
     assert atlas.best(run)["curve"] == "wise"
     said = " ".join(words.result(run, atlas.heads(run), atlas.measures(run)))
     assert said.startswith("1 of 12 heads can go within one point of accuracy")
-    assert "Without this head test accuracy is 89.5 % (87.5 to 91.5); with all heads it is 90.0 %" in said
+    assert "Without head 0 of block 0 test accuracy is 89.5 % (87.5 to 91.5); with all heads it is 90.0 %" in said
     assert "as many random heads leave 80.0 % (78.0 to 82.0) on average" in said
     assert "The order wise was the best of the searched ones on validation images; by these 2 could go." in said
     assert "Test accuracy is 90.0 % (95 % interval 86.1 to 92.9, 300 images of animals)." in said

@@ -21,7 +21,7 @@ def result(run: Run, heads: list[dict[str, Any]], measures: list[dict[str, Any]]
     """Return a headline, then sentences with numbers and intervals."""
     headline = "; ".join([*_can_go(run, len(heads)), *_missed(heads, measures)])
     text = [f"{headline[0].upper()}{headline[1:]}."] if headline else []
-    text += [*findings(run.rows("claims")), *_accuracy(run), *_masking(run), *_promise(run, len(heads))]
+    text += [*findings(run.rows("claims")), *_accuracy(run), *_masking(run, heads), *_promise(run, len(heads))]
     text += [*_kept(run), *_speed(run), *_maps(run), *best_methods(run.rows("ranking"))]
     text += _extremes(heads, measures[0]) if measures else []
     return text or ["No accuracy was measured: see the figures and tables."]
@@ -180,7 +180,7 @@ def _missed(heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list
     return [f"{head_name(heads, order[0])} is missed most{as_much}"]
 
 
-def _masking(run: Run) -> list[str]:
+def _masking(run: Run, heads: list[dict[str, Any]]) -> list[str]:
     if (choice := _choice(run)) is None or guesses(run):
         return []
     what, on = atlas.scored(run), choice.reported
@@ -188,7 +188,8 @@ def _masking(run: Run) -> list[str]:
     here = max((p for p in choice.points if p["heads_masked"] <= choice.many), key=lambda p: p["heads_masked"])
     gone, beside = (here, choice.random) if choice.many else (first, [])
     at_random = [p for p in beside if p["heads_masked"] == choice.many]
-    which = "this head" if gone["heads_masked"] == 1 else f"these {gone['heads_masked']} heads"
+    alone = [f"head {head['index']} of block {head['block']}" for head in heads if str(head["id"]) == gone["masked"]]
+    which = alone[0] if alone else f"these {counted(gone['heads_masked'], 'head')}"
     text = [
         f"Without {which} {on} {what} is {interval(gone)}; with all heads it is "
         f"{interval(choice.points[0])}"
