@@ -59,28 +59,24 @@ def measured(
             drawn={f"_{kind}": kind for kind in drawn} or None,
             options={kind: {**(options or {}), **(options_of or {}).get(kind, {})} for kind in shown},
         )
-        notes = _of_few_images(about, columns) + _without_number(about, columns)
+        notes = _empty_columns(about, columns)
         results |= {key: part._replace(about=part.about + notes) for key, part in parts.items()}
     return results
 
 
-def _of_few_images(about: Measure, columns: Mapping[str, Tensor]) -> str:
-    """A sentence on columns of a measure that are empty for want of images; "" for others."""
+def _empty_columns(about: Measure, columns: Mapping[str, Tensor]) -> str:
+    """Sentences on columns without a number: for want of images, or for every head and the measure says why; or ""."""
+    none = [name for name, of in columns.items() if about.empty and of.isnan().all() and name not in ("low", "high")]
+    text = f" No head has a number in {', '.join(none)}: {about.empty}." if none else ""
     images = int(columns.get("images", ENOUGH))
     if images >= ENOUGH or "low" not in columns or not (columns["low"].isnan() & columns["value"].isfinite()).any():
-        return ""
+        return text
     more = [] if about.empty else [name for name, of in columns.items() if of.isnan().all()]
     names = ", ".join(dict.fromkeys(["low", "high", *more]))
     return (
         f" {counted(images, 'image')} gave no {names}: the interval of a mean, a test and a chance level take 2, the "
         f"interval of a similarity or a range {FEWEST} of {FOLDS} folds, which {ENOUGH} images nearly always fill."
-    )
-
-
-def _without_number(about: Measure, columns: Mapping[str, Tensor]) -> str:
-    """A sentence on columns that are NaN for every head; "" for none, or if the measure does not say why."""
-    names = [name for name, of in columns.items() if about.empty and of.isnan().all() and name not in ("low", "high")]
-    return f" No head has a number in {', '.join(names)}: {about.empty}." if names else ""
+    ) + text
 
 
 def agreement(material: Material, top_k: int) -> dict[str, Result]:

@@ -18,13 +18,12 @@ def visible(model: nn.Module) -> tuple[HeadLayout, str]:
     Raises UserError with the reason if no head has any.
     """
     layout, family = attach(model).layout.of("head"), family_of(backbone := backbone_of(model))
-    seams = {site: family.seam(backbone, site) for site in layout.sites}
-    reasons = [seam.hidden for seam in seams.values() if seam.weights is None]
-    if len(reasons) == len(seams):
-        raise UserError(reasons[0])
-    shown = HeadLayout(tuple(site for site, seam in seams.items() if seam.weights is not None))
-    hidden = layout.num_heads - shown.num_heads
-    return shown, f"{hidden} of {layout.num_heads} heads are not shown: {reasons[0]}" if reasons else ""
+    hidden = {site: seam.hidden for site in layout.sites if (seam := family.seam(backbone, site)).weights is None}
+    if len(hidden) == len(layout.sites):
+        raise UserError(next(iter(hidden.values())))
+    shown = HeadLayout(tuple(site for site in layout.sites if site not in hidden))
+    words = [f"{layout.num_heads - shown.num_heads} of {layout.num_heads} heads are not shown:", *hidden.values()]
+    return shown, " ".join(words[:2]) if hidden else ""
 
 
 def who_looks(site: HeadSite, query: Query, asker: str = "attention: query") -> Tensor:

@@ -34,21 +34,18 @@ _EXPORTED = re.compile(r"export\{([^}]*)\};?\s*(//# sourceMappingURL=\S+\s*)?$")
 
 
 def maps(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return an entry per query or kind of map: titles and pictures of the images, and maps by head, one per image.
-
-    hidden: a sentence on the heads that attention cannot be shown of.
-    """
+    """Return an entry per query or kind of map: titles and pictures of the images, and maps by head, one per image."""
     readers = {ATTENTION: _of_queries, MAPS: _of_kinds} if heads else {}
     return [entry for name, read in readers.items() for entry in run.files.tried(read, name, run, heads) or []]
 
 
 def _of_queries(name: str, run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Read the attention of every remaining head in the run's first test images."""
+    """Read the attention of every remaining head in the run's first test images. hidden: on heads without weights."""
     arrays, about = run.files.tensors(name)
     if not arrays:
         return []
-    titles = _list(about, "titles")
-    pictures = [encoded(picture, "png") for picture in arrays["pictures"].permute(0, 2, 3, 1).numpy()]
+    same: dict[str, Any] = {"titles": _list(about, "titles"), "hidden": about.get("hidden", "")}
+    same["pictures"] = [encoded(picture, "png") for picture in arrays["pictures"].permute(0, 2, 3, 1).numpy()]
     pruned = [table for _, entry, table in run.of_kind("per_head") if entry.decides == "removed"]
     gone = {row["head"] for table in pruned for row in table.dicts() if not row["kept"]}
     shown = []
@@ -58,8 +55,7 @@ def _of_queries(name: str, run: Run, heads: list[dict[str, Any]]) -> list[dict[s
             left = [head["id"] for head in heads if head["site"] == site and head["id"] not in gone]
             for flat, levels_Bhw in zip(left, arrays[f"{query}/{site}"].unbind(1), strict=False):
                 grids[flat] = _letters(levels_Bhw)
-        entry = {"titles": titles, "pictures": pictures, "heads": grids, "hidden": about.get("hidden", "")}
-        shown.append({"name": f"attention of {query}", **entry})
+        shown.append({"name": f"attention of {query}", **same, "heads": grids})
     return shown
 
 
