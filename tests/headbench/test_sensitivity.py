@@ -147,6 +147,14 @@ def test_the_grade_from_which_on_a_measure_finds_half_is_the_one_that_it_needs(r
     assert_nothing_is_clipped(headbench.sensitivity(grades, found))
 
 
+def test_names_of_measures_do_not_run_into_the_next_panel(run):
+    _, found = run()
+    long = [row._replace(graft=graft, measure=f"{row.measure}.against_and_more") for row in found for graft in "ab"]
+    figure = headbench.sensitivity([], long)
+    first, second = (axes.get_legend().get_window_extent() for axes in figure.axes)
+    assert first.x1 < second.x0
+
+
 def test_one_network_gives_no_interval_and_the_figure_none(run):
     grades, found = run(seeds=[0])
     row = next(row for row in found if row.measure == "weight_of")

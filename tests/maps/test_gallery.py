@@ -46,7 +46,7 @@ def test_every_image_is_a_row_and_every_kind_a_column_on_its_own_scale():
             assert image.norm.vmin == -image.norm.vmax  # the colours part at 0
     texts = [text.get_text() for axes in figure.axes for text in axes.texts]
     deletion, _, by_chance, _ = kinds["rollout"].areas[:, 0]
-    assert f"del {deletion:.2f} (r {by_chance:.2f})" in "".join(texts)
+    assert f"deletion {deletion:.2f} (random {by_chance:.2f})" in "".join(texts)
     assert_nothing_is_clipped(figure)
 
 

@@ -137,7 +137,7 @@ def test_curves_draw_the_reported_split_and_the_mean_of_random_ones():
     (axes,) = figure.axes
     lines = {line.get_label(): line for line in axes.get_lines()}
     thin = {f"_{name}, validation" for name in names if name != "random"}
-    notes = ["thin: validation, chosen on it", "search: exact", "unmasked", "chance"]
+    notes = ["thin: validation, chosen on it", "steps chosen by\nexact search", "unmasked", "chance"]
     assert set(lines) == {*names, *thin, *notes}
     assert max(lines[name].get_linewidth() for name in thin) < lines["head_max"].get_linewidth()
     assert list(lines["_head_max, validation"].get_ydata()) == pytest.approx([93, 73, 53, 33, 13])

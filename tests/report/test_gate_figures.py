@@ -9,7 +9,7 @@ from drawn import assert_nothing_is_clipped, images
 from layouts import LAYOUTS
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.report.figures import gates, pruned
-from mhprobe.report.figures.style import save
+from mhprobe.report.figures.style import COLOURS, save
 from mhprobe.stats.survival import LABELS, survivors
 from mhprobe.studies.causal_gates import ROLES, roles
 
@@ -43,7 +43,7 @@ def test_histories_and_classes_fit_every_layout(layout):
     heads = layout.num_heads
     figure = gates.gate_history(layout, [0, 10, 20], torch.rand(3, heads), 0.5)
     meshes = [mesh for axes in figure.axes for mesh in axes.collections if hasattr(mesh, "get_coordinates")]
-    assert sum(mesh.get_array().size for mesh in meshes[: len(layout.sites)]) == 3 * heads
+    assert meshes[0].get_array().shape == (heads, 3)
     assert_nothing_is_clipped(figure)
     plus, minus = torch.rand(heads), torch.rand(heads)
     columns = {"role": roles(plus, minus), "plus": plus, "minus": minus, "threshold": torch.tensor(0.5)}
@@ -73,6 +73,20 @@ def test_survivors_are_a_line_per_group_up_to_the_whole_model(layout):
         shares = {heads: sum(all_of) / len(all_of) for heads, all_of in alike.items()}
         assert line.get_xdata() == pytest.approx(sorted(shares), abs=0.02 * layout.num_heads)
         assert line.get_ydata().tolist() == pytest.approx([shares[heads] for heads in sorted(shares)])
+    assert_nothing_is_clipped(figure)
+
+
+def test_survivors_of_many_blocks_have_looks_of_their_own():
+    """Shades of one scale could not be told apart."""
+    groups = {"block": [(f"block {head // 2}",) for head in range(24)]}
+    figure = pruned.survival(survivors("0", [head < 18 for head in range(24)], groups))
+    _, *lines = figure.axes[0].get_lines()
+    looks = {
+        (line.get_color(), line.get_linestyle(), dots.get_marker())
+        for line, dots in zip(lines[::2], lines[1::2], strict=True)
+    }
+    assert len(looks) == 12 and len({look[0] for look in looks}) == len(COLOURS)
+    assert len({look[:2] for look in looks}) == 12, "two lines look alike between their markers"
     assert_nothing_is_clipped(figure)
 
 

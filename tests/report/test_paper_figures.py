@@ -291,6 +291,7 @@ def test_before_and_after_tuning_stand_side_by_side(layout):
         numbers = [int(text.get_text()) for text in axes.get_xticklabels(minor=True)]
         assert numbers == [head for _, head, _ in layout]
         assert axes.get_xticks(minor=True).tolist() == pytest.approx(style.side_by_side(layout, 0.8))
+        assert all(text.get_fontsize() >= style.LEAST for text in axes.get_xticklabels(minor=True))
 
 
 @pytest.mark.parametrize(("measures", "heads"), [(6, 6), (1, 12), (3, 24)])

@@ -133,6 +133,8 @@ def test_the_untrained_control_is_written_on_the_colour_bar_and_apart_from_chanc
     if "off the scale" not in said.get_text():  # then it stands at its own height on the axis
         bottom, top = bar.get_ylim()
         assert bottom < level < top and said.xy[1] == pytest.approx(level, abs=1e-6)
+        norm, drawn = bar._colorbar.norm, [tick for tick in bar.get_yticks() if bottom <= tick <= top]
+        assert all(norm.vmin <= tick <= norm.vmax for tick in drawn), "a tick without a colour"
     assert_nothing_is_clipped(figure)
     boxes = [text.get_window_extent() for text in written if text.get_text()]
     assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])

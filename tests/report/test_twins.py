@@ -35,6 +35,18 @@ def test_axes_of_the_control_are_those_of_the_measure(name):
     assert_nothing_is_clipped(figure)
 
 
+@pytest.mark.parametrize("wider", [0, 1])
+def test_ticks_of_both_are_those_of_the_wider_one(wider):
+    layout, columns = LAYOUTS["vit"], []
+    for reach in (40, 8):
+        rho = torch.full((72, 72, 40), torch.nan)
+        rho[..., :reach] = torch.linspace(0.9, 0.1, reach)
+        columns.append({"rho": rho, "null_rho": rho / 2})
+    figure = twins.draw("coefficients", layout, columns[wider], "", control=columns[1 - wider])
+    own, control = (part.axes[0].get_xticks().tolist() for part in figure.subfigs[1::2])
+    assert own == control and max(own) > 20
+
+
 def test_colours_of_the_control_are_those_of_the_measure():
     layout = LAYOUTS["vit"]
     drop = torch.rand(72, 5) - 0.2

@@ -1,7 +1,6 @@
 """Canonical correlations of heads and of blocks against their index, and singular modes of heads' circuits."""
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,7 +33,6 @@ def coefficients(
         return draw_pairs("coefficients", pairs, heads, columns)
     reached = (~columns["rho"].isnan()).flatten(0, 1).any(0).nonzero()
     last = int(reached.max()) + 1 if len(reached) else 1
-    step = 5 * math.ceil(last / 20) if last > 6 else 1
     labels = ("coefficient", "correlation")
     with style.layer_panels(layout, (1.25, 0.95), (0.55, 0.75), labels, least=3.4) as (figure, panels):
         for number, axes in enumerate(panels):
@@ -50,7 +48,7 @@ def coefficients(
             (mean,) = axes.plot(index, rho_PR.nanmean(0), color=COLOURS[0], marker="o", markersize=2)
             (chance,) = axes.plot(index, null_PR.nanmean(0), color="black", linestyle=":", linewidth=1.2)
             axes.set(xlim=(0.5, last + 0.5), ylim=(0, 1.02), yticks=[0, 0.5, 1])
-            axes.set_xticks(sorted({1, *range(step, last + 1, step)}))
+            style.whole_ticks(axes.xaxis, 4)  # of the limits, which a control may change
         texts = ["mean of the pairs", "their range", "chance"]
         figure.legend([mean, band, chance], texts, loc="lower center", ncols=3, borderaxespad=0.3)
     return figure

@@ -72,23 +72,18 @@ def gate_history(layout: HeadLayout, steps: Sequence[int], amounts: Tensor, thre
     """A row per head. steps: K optimizer steps. amounts: (K, A) P(open), or |gate|. threshold: above it one is open."""
     heads = layout.num_heads
     row = max(0.035, min(0.11, 4.5 / heads))  # inches
-    left, wide, gap, low, between, bottom, top = 0.75, 4.2, 0.05, 1.4, 0.2, 0.45, 0.15
-    tall = max(row * heads + gap * (len(layout.sites) - 1), 1.4)  # the colour bar's label needs so much
+    left, wide, low, between, bottom, top = 0.75, 4.2, 1.4, 0.2, 0.45, 0.15
+    tall = max(row * heads, 1.4)  # the colour bar's label needs so much
     edges = _edges(steps)
     with style.canvas((left + wide + 0.95, bottom + low + between + tall + top)) as figure:
         most = max(1.0, float(amounts.max()))
-        y = bottom + low + between + tall
-        for number, site in enumerate(layout.sites):
-            y -= row * site.num_heads
-            axes = style.place(figure, left, y, wide, row * site.num_heads)
-            amounts_HK = amounts[:, layout.span(number)].T.numpy()
-            image = axes.pcolormesh(edges, range(site.num_heads + 1), amounts_HK, vmin=0, vmax=most, rasterized=True)
-            axes.invert_yaxis()
-            axes.set_xticks([])
-            axes.set_yticks([site.num_heads / 2], [f"block {site.block}" if row * site.num_heads > 0.1 else ""])
-            style.bare(axes)
-            y -= gap
-        bar_tall, top_at = min(tall, 2.0), bottom + low + between + tall
+        top_at, bar_tall = bottom + low + between + tall, min(tall, 2.0)
+        axes = style.place(figure, left, top_at - row * heads, wide, row * heads)
+        image = axes.pcolormesh(edges, range(heads + 1), amounts.T.numpy(), vmin=0, vmax=most, rasterized=True)
+        axes.hlines(layout.offsets[1:-1], edges[0], edges[-1], color="white", linewidth=3)
+        names = [f"block {site.block}" if row * site.num_heads > 0.1 else "" for site in layout.sites]
+        axes.set(xticks=[], ylim=(heads, 0), yticks=[at + 0.5 for at in style.middles(layout)], yticklabels=names)
+        style.bare(axes)
         style.colour_bar(figure, image, left + wide + 0.12, top_at - bar_tall, bar_tall, "gate: P(open) or |gate|")
 
         axes = style.place(figure, left, bottom, wide, low)
@@ -97,7 +92,7 @@ def gate_history(layout: HeadLayout, steps: Sequence[int], amounts: Tensor, thre
         axes.set(xlim=(edges[0], edges[-1]), ylim=(0, 1.04 * heads))
         style.whole_ticks(axes.yaxis, 5)
         axes.set(xlabel="optimizer step", ylabel=f"open heads (of {heads})")
-        axes.legend(loc="lower left")
+        axes.legend()
     return figure
 
 
@@ -123,11 +118,8 @@ def causal(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names:
     roles, threshold = names["role"], columns["threshold"].item()
     widest = max(site.num_heads for site in layout.sites)
     cell = min(0.3, 3.6 / widest)
-    left, top, side = 0.6, 0.3, 2.0
-    grid = style.matrix_height(layout, cell)
-    tall = max(grid, side)
-    beside = tall - grid > 0.7  # a short grid has the legend below it, beside the other panel
-    bottom = 0.5 if beside else 0.85
+    left, bottom, top, side = 0.6, 0.85, 0.3, 2.0
+    tall = max(style.matrix_height(layout, cell), side)
     scatter_at = left + max(cell * widest, 2.4) + 0.7
     with style.canvas((scatter_at + side + 0.2, bottom + tall + top)) as figure:
         look: Any = {"cmap": ListedColormap(SHADES), "vmin": -0.5, "vmax": len(SHADES) - 0.5}
@@ -135,12 +127,7 @@ def causal(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names:
         counts = [int((role == i).sum()) for i in range(len(roles))]
         drawn = [i for i in range(len(roles)) if counts[i] or i < 3]
         patches = [Patch(color=SHADES[i], label=f"{roles[i]}: {counts[i]}") for i in drawn]
-        if beside:
-            wide, high = style.inches(figure)
-            at = (left / wide, (bottom + tall - grid - 0.5) / high)
-            figure.legend(handles=patches, loc="upper left", bbox_to_anchor=at, borderaxespad=0)
-        else:
-            figure.legend(handles=patches, loc="lower left", ncols=len(patches), borderaxespad=0.4, columnspacing=1.0)
+        figure.legend(handles=patches, loc="lower left", ncols=len(patches), borderaxespad=0.4, columnspacing=1.0)
         axes = style.place(figure, scatter_at, bottom + tall - side, side, side)
         for i in range(len(roles)):
             of: Any = role == i

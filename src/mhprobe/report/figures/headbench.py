@@ -54,7 +54,7 @@ def headbench(rows: Sequence[Any]) -> Figure:
 def sensitivity(grades: Sequence[Any], sensitivities: Sequence[Any]) -> Figure:
     """Shares of grafts found. grades, sensitivities: rows of headbench_grades.csv and headbench_sensitivity.csv."""
     kinds = list(dict.fromkeys(row.graft for row in sensitivities))
-    with style.grid(len(kinds), (2.1, 1.5), (0.45, 2.05), (0.5, 1.75, 0.45, 0.3), per_row=ACROSS) as (figure, places):
+    with style.grid(len(kinds), (2.1, 1.5), (0.75, 2.05), (0.5, 1.75, 0.75, 0.3), per_row=ACROSS) as (figure, places):
         for (axes, first, _), kind in zip(places, kinds, strict=True):
             mine = sorted((row for row in sensitivities if row.graft == kind), key=lambda row: row.grade)
             for order, row in enumerate(mine):

@@ -299,7 +299,7 @@ def patching(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
 def before_tuning(layout: HeadLayout, compared: Mapping[str, Tensor], labels: Mapping[str, str]) -> Figure:
     """Heads before and after tuning. compared: of the panel before_tuning. labels: of its measures, by name."""
     blocks = [site.block for site in layout.sites]
-    step = min(0.55, 6.0 / len(blocks))
+    step = min(0.62, 7.4 / len(blocks))
     wide, tall, at = max(2.2, step * len(blocks)), 1.1, style.side_by_side(layout, 0.8)
     cells = (style.ticks(site.num_heads, 2.4 * step / site.num_heads) for _, _, site in layout)  # small numbers
     shown = [(x, head) for x, (_, head, _), of in zip(at, layout, cells, strict=True) if head in of]
@@ -323,7 +323,7 @@ def before_tuning(layout: HeadLayout, compared: Mapping[str, Tensor], labels: Ma
             axes.tick_params(axis="x", labelbottom=last, pad=9)
             axes.set_xlabel("block (small: head)" if last else "")
             axes.xaxis.remove_overlapping_locs = False  # a head may stand above the block's number
-            axes.set_xticks(*zip(*shown, strict=True), minor=True, fontsize=5)
+            axes.set_xticks(*zip(*shown, strict=True), minor=True, fontsize=style.LEAST)
             axes.tick_params(which="minor", length=0, pad=2)
         for axes in (itself, *rows[:1]):
             style.legend_beside(axes, 1.01)

@@ -31,7 +31,7 @@ class Judged(NamedTuple):
 
 @captioned(
     "What single images' maps point at, each with its own colour scale. Deletion (lower is better) and insertion "
-    "(higher is better) say how faithful a map is: compare them with random orders (r), not with the look. A "
+    "(higher is better) say how faithful a map is: compare them with random orders, not with the look. A "
     "frame: the patch whose attention is shown. Attention: the share that goes to a patch, 0 to 1."
 )
 def maps(pictures: Tensor, titles: Sequence[str], columns: Mapping[str, Judged], smooth: bool = False) -> Figure:
@@ -101,8 +101,8 @@ def _overlay(axes: Axes, picture: Tensor, judged: Judged, row: int, smooth: bool
     for x, text, side in ((0, low, "left"), (0.5, judged.label, "center"), (1, high, "right")):
         bar.ax.text(x, -0.4, text, transform=bar.ax.transAxes, ha=side, va="top", fontsize=6)
     if judged.areas is not None:
-        deletion, insertion, by_chance, up_by_chance = judged.areas[:, row].tolist()
-        text = f"del {deletion:.2f} (r {by_chance:.2f})\nins {insertion:.2f} (r {up_by_chance:.2f})"
+        both = zip(AREAS[:2], *judged.areas[:, row].view(2, 2).tolist(), strict=True)
+        text = "\n".join(f"{name} {area:.2f} (random {by_chance:.2f})" for name, area, by_chance in both)
         bar.ax.text(0, -2.6, text, transform=bar.ax.transAxes, va="top", fontsize=6)
 
 

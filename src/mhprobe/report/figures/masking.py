@@ -25,7 +25,7 @@ PHASES = {"before": "masked before the drop", "at": "at the drop", "after": "aft
 @captioned(
     "Accuracy as heads are switched off. A band is the 95 % interval, the grey line the mean over random orders, "
     "the dotted line guessing. On the images that chose a searched order its curve flatters: the thin line, where "
-    "there is one."
+    "there is one. Exact search tries every unit at every step; screened and racing search drop poor ones early."
 )
 def curves(
     curves: Sequence[Curve], num_heads: int, chance: float | None = None, over: Over = "heads", units: str = "heads"
@@ -57,7 +57,7 @@ def curves(
             axes.plot([], [], "o", color="0.3", markersize=7, markerfacecolor="none", label="first sign. lower")
         searches = {curve.search for curve in shown if curve.search}
         notes = [f"chosen on {split}:\ntoo high, not tested"] if any(curve.optimistic for curve in shown) else []
-        for note in notes + ([f"search: {searches.pop()}"] if len(searches) == 1 else []):
+        for note in notes + ([f"steps chosen by\n{searches.pop()} search"] if len(searches) == 1 else []):
             axes.plot([], [], linestyle="", label=note)
         if curves[0].step[0] == 0:
             style.level(axes, 100 * float(shown[0].points.accuracy[0]), "unmasked", zorder=1)

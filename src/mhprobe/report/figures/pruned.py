@@ -112,25 +112,23 @@ def survival(rows: Sequence[Survivors]) -> Figure:
 
 
 def _groups_kept(axes: Axes, rows: Sequence[Survivors], by: str, heads: int) -> None:
-    groups = list(dict.fromkeys(row.group for row in rows))
-    if by == "label":
-        groups = [label for label in LABELS if label in groups]
     size = {row.group: row.of for row in rows}
+    groups = [label for label in LABELS if label in size] if by == "label" else list(size)
     axes.plot([0, heads], [0, 100], color="0.5", ls=":", lw=1, label="at random", zorder=1)
     last = max(1, len(groups) - 1)
     for number, group in enumerate(groups):
-        # groups that have an order get shades that have one, up to a yellow that can still be seen
-        shade = LABEL_SHADES[group] if by == "label" else style.shades("viridis")(0.9 * number / last)
+        shade, marker = LABEL_SHADES.get(group, style.colour(number)[0]), MARKERS[number % len(MARKERS)]
+        dashes = "--" if by != "label" and number >= len(COLOURS) else "-"
         shares: dict[int, list[float]] = {heads: [100.0]}
         for row in (row for row in rows if row.group == group):
             shares.setdefault(row.heads, []).append(100 * row.kept / row.of)
         at = sorted(shares)
         # groups of few heads often keep the same share: side by side by a little, not on each other
         aside = 0.012 * heads * (number - (len(groups) - 1) / 2) / last
-        axes.plot([x + aside for x in at], [statistics.fmean(shares[x]) for x in at], color=shade, lw=1.2)
+        axes.plot([x + aside for x in at], [statistics.fmean(shares[x]) for x in at], color=shade, lw=1.2, ls=dashes)
         dots = [(x + aside, share) for x in at for share in shares[x]]
-        axes.plot(*zip(*dots, strict=True), MARKERS[number % len(MARKERS)], color=shade, ms=3.5,
-                  label=f"{group} ({size[group]})")  # fmt: skip
+        again: Any = {"mfc": "white"} if dashes == "--" else {}  # as the line, of the colours' second round
+        axes.plot(*zip(*dots, strict=True), marker, color=shade, ms=3.5, label=f"{group} ({size[group]})", **again)
     axes.set(xlim=(-0.02 * heads, 1.03 * heads), ylim=(-4, 104))
     axes.set(xlabel="heads kept", ylabel="heads of the group kept (%)")
     axes.set_title(f"by {'function' if by == 'label' else by}", loc="left", pad=4)

@@ -556,5 +556,6 @@ def _reaches(axes: Axes, name: str, level: float) -> bool:
         return False
     if (low, high) != (bottom, top):
         edge = 0.04 * (high - low)
+        axes.set_yticks([at for at in axes.get_yticks() if bottom <= at <= top])  # none where there is no colour
         axes.set_ylim(low - edge * (low < bottom), high + edge * (high > top))
     return True
