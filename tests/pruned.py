@@ -12,6 +12,7 @@ import torch
 import mhprobe
 from mhprobe.backbones import build, layout_of
 from mhprobe.data.batch import Batch
+from mhprobe.surgery.costs import costs
 from mhprobe.surgery.rounds import Images
 from mhprobe.surgery.speed import speed_table
 from mhprobe.weights.checkpoint import save_weights
@@ -92,3 +93,8 @@ def shown(units, model=None):
     images = Images(Data(model), torch.device("cpu"))
     images.show(model)
     return model, layout, images
+
+
+def spared(model, layout, image, unit="flops"):
+    """(A,) share of the network's FLOPs (or parameters) that goes with each unit alone."""
+    return 1 - costs(model, layout, image, {unit})[unit](torch.eye(layout.num_heads, dtype=torch.bool))

@@ -23,10 +23,11 @@ from mhprobe.masking.random import Random
 from mhprobe.masking.search.exact import Exact
 from mhprobe.masking.turns import Turns
 from mhprobe.measures import Entropy, Fisher
-from mhprobe.surgery.costs import costs, count_flops, count_parameters, head_flops, head_parameters
+from mhprobe.surgery.costs import costs, count_flops, count_parameters
 from mhprobe.surgery.on_path import OnPath
 from mhprobe.surgery.rounds import Shown
 from models import images_for, tiny_eva, tiny_swin, tiny_vit
+from pruned import spared
 
 
 class Scores(Evaluate):
@@ -321,13 +322,13 @@ def test_costs_of_neurons_are_what_their_removal_spares(build):
     layout, image = layout_of(model, units), images_for(model, 1)
     mask = torch.rand(layout.num_heads, generator=torch.Generator().manual_seed(0)) < 0.4
     small = mhprobe.prune_heads(model, mask, units=units)
-    assert count_flops(model, image) - count_flops(small, image) == int(head_flops(model, layout)[mask].sum())
-    spared = count_parameters(model) - count_parameters(small)
-    assert spared == int(head_parameters(model, layout)[mask].sum()) > 0
+    for unit, count in (("flops", lambda network: count_flops(network, image)), ("params", count_parameters)):
+        share_A = spared(model, layout, image, unit)
+        assert count(model) - count(small) == pytest.approx(float(share_A[mask].sum()) * count(model), abs=1e-3) != 0
     left = costs(model, layout, image, {"params"})["params"](mask[None])
     assert float(left) == pytest.approx(count_parameters(small) / count_parameters(model))
     target = Target("params", 0.5, costs(model, layout, image, {"params"})["params"])
-    expected = head_parameters(model, layout).double() / count_parameters(model)
+    expected = spared(model, layout, image, "params")
     torch.testing.assert_close(savings(Limits(layout, 0, (target,)), layout), expected)
 
 
@@ -400,7 +401,7 @@ def test_a_budget_below_what_is_left_without_any_unit_is_refused_before_anything
     with pytest.raises(mhprobe.UserError, match=words):
         held.check(model, 1)
     nearest = float(re.search(r"(\d\.\d+) is left", str(error.value))[1])
-    one = float(head_flops(model, layout).max()) / count_flops(model, image)  # of a head, the costlier unit
+    one = float(spared(model, layout, image).max())  # of a head, the costlier unit
     assert least + one <= nearest <= least + one + 1e-4
     OnPath(order, target={"flops": nearest}).check(model, 1)
     with pytest.raises(mhprobe.UserError, match=r"min_heads_per_layer=2"):

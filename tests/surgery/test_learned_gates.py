@@ -13,16 +13,16 @@ import mhprobe
 from mhprobe.errors import UserError
 from mhprobe.heads import KINDS
 from mhprobe.run.pruning import source_of
-from mhprobe.surgery.costs import count_flops, head_flops
+from mhprobe.surgery.costs import count_flops
 from mhprobe.surgery.learned import LearnedGates
 from mhprobe.surgery.rounds import Shown, prune
-from pruned import COUNT, shown
+from pruned import COUNT, shown, spared
 
 
 def test_the_expected_flops_and_those_that_are_left_are_within_a_percent_of_the_budget():
     model, layout, images = shown(KINDS)
     before = copy.deepcopy(model.state_dict())
-    cost_A = head_flops(model, layout).double() / count_flops(model, images.first()[:1])
+    cost_A = spared(model, layout, images.first())
     for share in (0.8, 0.6):
         open_A = LearnedGates(batch=16).fit(model, images, [share], cost_A[None])
         assert float(1 - (cost_A * (1 - open_A)).sum()) == pytest.approx(share, abs=0.01)
@@ -40,7 +40,7 @@ def test_the_expected_flops_and_those_that_are_left_are_within_a_percent_of_the_
 def test_few_sets_of_as_many_heads_lose_less():
     """Against all 84 sets of three heads."""
     model, layout, images = shown({"head"})
-    cost = int(head_flops(model, layout)[0]) / count_flops(model, images.first()[:1])
+    cost = float(spared(model, layout, images.first())[0])
     mask = LearnedGates(batch=24).choose(model, images, {"flops": 1 - 3 * cost})
     assert int(mask.sum()) == 3
     sets = list(itertools.combinations(range(layout.num_heads), 3))

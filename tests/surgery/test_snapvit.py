@@ -15,12 +15,12 @@ from mhprobe.scoring.base import looked
 from mhprobe.scoring.cosine import Cosine
 from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.scoring.top1 import Top1
-from mhprobe.surgery.costs import count_flops, head_flops
+from mhprobe.surgery.costs import count_flops
 from mhprobe.surgery.rounds import Shown, prune
 from mhprobe.surgery.snapvit import AREA, SnapViT, cheapest, cropped, evolved, slopes
 from models import tiny_swin, tiny_vit
 from oracles import snapvit as oracle
-from pruned import COUNT, shown
+from pruned import COUNT, shown, spared
 
 
 @pytest.mark.parametrize("swin", [False, True])
@@ -133,7 +133,7 @@ def test_the_whole_network_is_run_once_on_the_images_that_choose(judge, times, m
 def test_no_set_of_as_many_heads_looks_more_like_the_whole_network():
     """Against all 84 sets of three heads, by the cosine of outputs; factors of 1 alone do not find the best of them."""
     model, layout, images = shown({"head"})
-    cost = int(head_flops(model, layout)[0]) / count_flops(model, images.first()[:1])
+    cost = float(spared(model, layout, images.first())[0])
     sets = list(itertools.combinations(range(layout.num_heads), 3))
     score = looked(Cosine, model, images.selection, COUNT)
     evaluate = Evaluator(model, images.selection, COUNT, score=score)

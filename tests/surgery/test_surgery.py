@@ -16,14 +16,14 @@ from timm.layers import Attention
 from timm.models.swin_transformer import WindowAttention
 
 import mhprobe
-from mhprobe.backbones import layout_of
+from mhprobe.backbones import family_of, layout_of
 from mhprobe.backbones.parts.narrow import NoHeads
 from mhprobe.backbones.swin import Windowed
 from mhprobe.gates import find_gates
-from mhprobe.surgery.costs import count_flops, head_flops
+from mhprobe.surgery.costs import costs, count_flops, count_parameters
 from mhprobe.surgery.removal import largest_difference
 from mhprobe.surgery.repair import repair
-from models import BUILDERS, images_for, labels_for, make_loud, tiny_swin, tiny_swinv2, tiny_vit
+from models import BUILDERS, TWINS, images_for, labels_for, make_loud, tiny_swin, tiny_swinv2, tiny_vit, torchvision_vit
 from oracles import surgery as oracle
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -272,14 +272,33 @@ def test_a_model_that_cannot_be_pruned_is_refused_by_name(monkeypatch):
 # what heads cost
 
 
-@pytest.mark.parametrize("name", ["vit", "vit_registers", "swin", "swin_one_window", "vit_parallel_blocks"])
-def test_a_heads_flops_are_what_its_removal_spares(name):
-    model = MODELS[name]
-    layout = layout_of(model)
-    image = images_for(model, 1)
-    whole, per_head = count_flops(model, image), head_flops(model, layout)
-    for head in range(layout.num_heads):
-        assert whole - count_flops(mhprobe.prune_heads(model, [head]), image) == per_head[head]
+CUT = {name: model for name, build in TWINS.items() if family_of(model := build()).unprunable(model) is None} | MODELS
+
+
+@pytest.mark.parametrize("units", [{"head"}, {"neuron"}, {"head", "neuron"}])
+@pytest.mark.parametrize("name", CUT)
+def test_what_a_mask_leaves_is_what_the_pruned_network_has(name, units):
+    """Without a unit, some, all of a layer: the last also spares what heads of Swin V2 or relative positions share."""
+    model, image = CUT[name], images_for(CUT[name], 1)
+    layout = layout_of(model, units)
+    some = torch.rand(layout.num_heads, generator=torch.Generator().manual_seed(0)) < 0.4
+    masks = [layout.mask([start]) for start in layout.offsets[:-1]] + [some]
+    masks += [some | (layout.site_of_head == number) for number in range(len(layout.sites))]
+    left = costs(model, layout, image, {"flops", "params"})
+    for mask in masks:
+        small = mhprobe.prune_heads(model, mask, units=units)
+        for unit, count in (("flops", lambda network: count_flops(network, image)), ("params", count_parameters)):
+            assert float(left[unit](mask[None])[0]) * count(model) == pytest.approx(count(small), abs=1e-3)
+
+
+def test_flops_of_heads_that_cannot_be_removed_are_those_of_the_same_network_of_timm():
+    """torchvision's attention keeps all its heads; timm's of the same sizes spares as much under every mask."""
+    spared = []
+    for model in (torchvision_vit(), tiny_vit(num_heads=4, mlp_ratio=32 / 24)):
+        layout, image = mhprobe.attach(model).layout, images_for(model, 1)
+        share_A = 1 - costs(model, layout, image, {"flops"})["flops"](torch.eye(layout.num_heads, dtype=torch.bool))
+        spared.append(share_A * count_flops(model, image))
+    torch.testing.assert_close(*spared, rtol=1e-12, atol=0)
 
 
 # repair

@@ -5,7 +5,7 @@ silently ignored), in eval mode, with frozen weights, so that the backward pass 
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -181,14 +181,16 @@ def forward_equivalents(model: nn.Module, batch: Batch, needs: Collection[Need],
     work. of: scalar to differentiate, as for ``record``.
     """
     images, labels = batch.images[:IMAGES], None if batch.labels is None else batch.labels[:IMAGES]
-    with inspecting(model, gradients=False):
-        plain = operations(lambda: model(images))
+    with inspecting(model, gradients=False), Counter() as plain:
+        model(images)
     masked = {dataclasses.replace(need, fill="zero") if isinstance(need, Ablation) else need for need in needs}
-    return operations(lambda: record(model, images, labels, masked, of=of)) / plain  # what stands in costs no product
+    with Counter() as recorded:
+        record(model, images, labels, masked, of=of)  # what stands in costs no product
+    return recorded.total / plain.total
 
 
 class Counter(TorchDispatchMode):
-    """Counter of operations. torch's own FlopCounterMode has hooks that fail if a graph begins inside a module."""
+    """Counter of operations, a multiply-add as two. torch's FlopCounterMode fails if a graph begins in a module."""
 
     total = 0
 
@@ -197,10 +199,3 @@ class Counter(TorchDispatchMode):
         if func._overloadpacket in flop_registry and args[0] is not None:  # None: no slope came
             self.total += flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=out)
         return out
-
-
-def operations(work: Callable[[], object]) -> int:
-    """Floating-point operations of ``work()``; a multiplication with its addition counts as two."""
-    with Counter() as counter:
-        work()
-    return counter.total

@@ -1,4 +1,4 @@
-"""Costs of a model, of each of its heads, and under masks: parameters, operations, time.
+"""Costs of a model, whole and under masks: parameters, operations, time.
 
 Operations are those of matrix products; a multiplication with its addition counts as two.
 
@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -31,7 +32,7 @@ from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
 from mhprobe.io.machine import processor
 from mhprobe.masking.base import Cost
-from mhprobe.recording.record import operations
+from mhprobe.recording.record import Counter
 from mhprobe.surgery.memory import memory_cost
 from mhprobe.surgery.removal import prune_heads
 
@@ -45,36 +46,28 @@ def count_parameters(model: nn.Module) -> int:
 
 def count_flops(model: nn.Module, image: Tensor) -> int:
     """Operations of one image, (1, 3, height, width), in a forward pass."""
+    return int(_flops(model, [], image)[0])
+
+
+def _flops(model: nn.Module, names: Sequence[str], image: Tensor) -> list[float]:
+    """Operations of one image in the whole forward pass, and in each of the modules ``names``."""
     with torch.inference_mode(False), torch.no_grad():  # in inference mode the counter sees no product
         model = copy.deepcopy(model).eval()
-        with family_of(model).materialised(model):  # the counter does not know every fused kernel
-            return operations(lambda: model(image.clone()))
+        with family_of(model).materialised(model), Counter() as counter:  # it does not know every fused kernel
+            return _clocked(model, names, image.clone(), lambda: counter.total)
 
 
-def head_flops(model: nn.Module, layout: HeadLayout) -> Tensor:
-    """(A,) int64, what a forward pass of one image is spared when this head is removed; windows with their padding.
+def _by_width(model: nn.Module, layout: HeadLayout, count: Callable[[nn.Module], Sequence[float]]) -> list[Any]:
+    """(H + 1,) array of each site: its number in ``count(model)`` if it has 0, 1, ... H units.
 
-    Rows of q, k and v, products of queries and keys and of weights and values, and columns of the projection. Of a
-    neuron its rows and its column.
+    Counted are copies of no unit, of one, of all but one and of all. From one to all but one it is a line. A cut module
+    may be of another class than the whole one, and a module without units also loses what they share.
     """
-    flops = []
-    for site in layout.sites:
-        windows, tokens = site.places().shape
-        dim = family_of(model).seam(model, site).output.out_features
-        rows = family_of(model).head_weights(model, site).value.shape[1] if site.kind == "neuron" else 3
-        per_token = rows * dim + dim + (0 if site.kind == "neuron" else 2 * tokens)
-        flops += [2 * windows * tokens * site.head_dim * per_token] * site.num_heads
-    return torch.tensor(flops)
-
-
-def head_parameters(model: nn.Module, layout: HeadLayout) -> Tensor:
-    """(A,) int64, the parameters that go when this head is removed: seen at a copy without the first of each site."""
-    smaller = sliced(model, layout, {site.name: range(1, site.num_heads) for site in layout.sites})
-    gone = []
-    for site in layout.sites:
-        before, after = (count_parameters(part.get_submodule(site.name)) for part in (model, smaller))
-        gone += [before - after] * site.num_heads
-    return torch.tensor(gone)
+    sites, whole = layout.sites, [site.num_heads for site in layout.sites]
+    sizes = [0] * len(sites), [1] * len(sites), [width - 1 for width in whole], whole
+    rows = [count(sliced(model, layout, {s.name: range(n) for s, n in zip(sites, of, strict=True)})) for of in sizes]
+    columns = zip(*rows, whole, strict=True)
+    return [np.r_[none, np.linspace(one, but_one, H - 1), every] for none, one, but_one, every, H in columns]
 
 
 def layer_times(
@@ -90,7 +83,7 @@ def layer_times(
     with torch.inference_mode(), torch.compiler.set_stance("force_eager"):
         for number in range(repeats + 1):  # the first, a warm-up, does not count
             turns = [(number + place) % len(pruned) for place in range(len(pruned))]
-            taken = {which: _clocked(pruned[which], names, images) for which in turns}
+            taken = {which: _clocked(pruned[which], names, images, _seconds) for which in turns}
             rounds.append([taken[which] for which in range(len(pruned))])
     times_RMT = torch.tensor(rounds[1:], dtype=torch.float64)  # the whole pass, and the sites
     whole = float(times_RMT[:, 0, 0].quantile(0.5))
@@ -98,13 +91,19 @@ def layer_times(
     return whole, (share_MT[:, 1:] * whole).mT.tolist()
 
 
-def _clocked(model: nn.Module, names: Sequence[str], images: Tensor) -> list[float]:
-    synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+def _seconds() -> float:
+    """The time, once the device has done what it was asked for."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _clocked(model: nn.Module, names: Sequence[str], images: Tensor, clock: Callable[[], float]) -> list[float]:
+    """Steps of ``clock`` in the whole forward pass, and in each of the modules ``names``."""
     now: dict[str, float] = {}
 
     def passes(name: str, *_: Any) -> None:  # into the module, and out of it
-        synchronize()
-        now[name] = time.perf_counter() - now.get(name, 0.0)
+        now[name] = clock() - now.get(name, 0.0)
 
     with contextlib.ExitStack() as hooks:
         for name in names:
@@ -126,39 +125,56 @@ def costs(
     images: (B, 3, height, width), as many as the time is asked for; memory is of one image. table, multiple: see
     ``latency_cost``.
     """
+    image, names = images[:1], [site.name for site in layout.sites]
 
-    def left(share_A: Tensor) -> Cost:
-        return lambda masks: 1 - masks.to(torch.float64) @ share_A
+    def flops() -> Cost:
+        whole, *of_sites = _flops(model, names, image)
+        if layout.kinds == {"head"} and family_of(model).unprunable(model):  # as if all operations were of heads
+            rows = zip(of_sites, layout.sites, strict=True)
+            return _left(layout, [np.linspace(0, every, site.num_heads + 1) for every, site in rows], whole)
+        return _left(layout, _by_width(model, layout, lambda smaller: _flops(smaller, names, image)[1:]), whole)
+
+    def parameters(smaller: nn.Module) -> list[int]:
+        return [count_parameters(smaller.get_submodule(name)) for name in names]
 
     makers: dict[str, Callable[[], Cost]] = {
-        "flops": lambda: left(head_flops(model, layout).double() / count_flops(model, images[:1])),
-        "params": lambda: left(head_parameters(model, layout).double() / count_parameters(model)),
+        "flops": flops,
+        "params": lambda: _left(layout, _by_width(model, layout, parameters), count_parameters(model)),
         "latency": lambda: latency_cost(table, model, layout, images, multiple=multiple),
-        "memory": lambda: memory_cost(model, layout, images[:1]),
+        "memory": lambda: memory_cost(model, layout, image),
     }
     return {unit: make() for unit, make in makers.items() if unit in units}
 
 
+def _left(layout: HeadLayout, by_width: Sequence[Any], whole: float) -> Cost:
+    """(M, A) masks -> (M,) share of ``whole`` that is left. by_width: each site's part of it, as of ``_by_width``."""
+    spared = np.concatenate([of_H[-1] - of_H for of_H in by_width]) / whole
+    starts = np.array(layout.offsets[:-1])
+    places = starts + range(len(starts))  # in ``spared``, of a site without units
+
+    def left(masks: Tensor) -> Tensor:  # asked thousands of times, of one mask each
+        kept_ML = np.add.reduceat(~masks.cpu().numpy(), starts, axis=1, dtype=np.int64)
+        return 1 - torch.from_numpy(spared[places + kept_ML].sum(1))
+
+    return left
+
+
 def interleaved(works: Sequence[Callable[[], object]], rounds: int, seconds: float = 0.05) -> list[list[float]]:
     """Seconds per call of each of ``works``, ``rounds`` of them; every round begins with another one."""
-    synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     with torch.inference_mode():
         for work in works:  # warm-up: caches, kernels chosen at first sight
             work(), work()
-        synchronize()
-        start = time.perf_counter()
+        start = _seconds()
         works[0]()
-        synchronize()
-        calls = max(1, math.ceil(seconds / (time.perf_counter() - start)))
+        calls = max(1, math.ceil(seconds / (_seconds() - start)))
         taken: list[list[float]] = [[] for _ in works]
         for number in range(rounds):
             for place in range(len(works)):
                 which = (place + number) % len(works)
-                start = time.perf_counter()
+                start = _seconds()
                 for _ in range(calls):
                     works[which]()
-                synchronize()
-                taken[which].append((time.perf_counter() - start) / calls)
+                taken[which].append((_seconds() - start) / calls)
     return taken
 
 
@@ -176,17 +192,9 @@ def latency_cost(
     place = None if file is None else Path(file)
     # times differ from process to process, and all have to stop at the same step
     table = ranks.from_rank_zero(lambda: _table(place, model, layout, images, repeats, multiple))
-    fitted = []  # of each site (H + 1,) float64 seconds at every width from 0 on
-    for site, widths, seconds in zip(layout.sites, table["widths"], table["seconds"], strict=True):
-        fit = IsotonicRegression(out_of_bounds="clip").fit(widths, seconds)
-        fitted.append(torch.from_numpy(fit.predict(range(site.num_heads + 1))).double())
-
-    def left(masks: Tensor) -> Tensor:
-        kept = [(~part).sum(1).cpu() for part in layout.split(masks)]
-        saved = (time_H[-1] - time_H[left_M] for time_H, left_M in zip(fitted, kept, strict=True))
-        return 1 - sum(saved, torch.zeros(())) / table["whole"]
-
-    return left
+    sites = zip(layout.sites, table["widths"], table["seconds"], strict=True)
+    rising = [(IsotonicRegression(out_of_bounds="clip").fit(*points), site.num_heads) for site, *points in sites]
+    return _left(layout, [fit.predict(range(width + 1)) for fit, width in rising], table["whole"])
 
 
 def _table(
