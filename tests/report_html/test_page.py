@@ -351,6 +351,23 @@ def test_a_page_calls_accuracy_what_the_score_measures(name, tmp_path):
     assert page.data["lost"] == ([scored.lost, ""] if scored.lost else ["loss", "nats"])
 
 
+@pytest.mark.parametrize(
+    ("gone", "going", "none"),
+    [
+        ({"heads": 2}, "2 of 12 heads can go", "No head can go"),
+        ({"neurons": 5}, "5 neurons can go", "No neuron can go"),
+        ({"heads": 0, "neurons": 5}, "0 of 12 heads and 5 neurons can go", "No head or neuron can go"),
+    ],
+)
+def test_a_promise_names_the_units_that_can_go(tmp_path, gone, going, none):
+    for steps, says in ((2, going), (0, none)):
+        folder = make_run(tmp_path / str(steps))
+        promised = {"points": 2, "confidence": 0.95, "steps": steps, "images": 50, **gone}
+        add_rows(Report(folder, layout()), "promise", [promised], "promise")
+        run = read_run(folder)
+        assert [line for line in words.result(run, atlas.heads(run), []) if line.startswith(f"{says} with the promise")]
+
+
 @pytest.mark.parametrize("kind", kinds())
 def test_every_kind_of_figure_says_how_to_read_it(kind):
     text = Result(drawn=kind).how_to_read

@@ -14,6 +14,7 @@ import runs
 from mhprobe.run import builders
 from mhprobe.stats.promise import kept_promise
 from mhprobe.weights.checkpoint import as_json
+from mhprobe.weights.hub import save_for_hub
 
 ELASTIC = ("gates.units=[head,neuron]", "prune=order", "prune/order=knapsack", "prune.images=48", "prune.elastic=true")
 
@@ -76,6 +77,26 @@ def test_each_budget_has_its_promise(trained, tmp_path, capsys):
     assert mhprobe.load(file, flops=0.95).promise == {"points": 6.0, "confidence": 0.5, "images": len(steps[0])}
     assert mhprobe.load(file, flops=0.93).promise is None and mhprobe.load(file, params=0.95).promise is None
     assert any(images.startswith("calibration:") for images in about["chosen_by"])  # which promise once
+
+
+def test_what_an_elastic_file_promised_on_is_noted_wherever_the_network_is_saved(trained, tmp_path):
+    guarantee = ("data.calibration_fraction=0.9", "prune.guarantee.points=6", "prune.guarantee.confidence=0.5")
+    for share in (0.95, 0.5):  # the first is promised, the second is not
+        mhprobe.prune.run(
+            config(tmp_path, trained, f"prune.target={{flops:{share}}}", *guarantee), tmp_path / f"{share}"
+        )
+    file = tmp_path / "0.5" / "elastic.safetensors"
+    about = json.loads(file.with_suffix(".json").read_text())
+    described = {key: about[key] for key in ("backbone", "class_names")}
+    shared = save_for_hub(mhprobe.load(file, flops=0.95), tmp_path / "shared", **described)
+    for weights in (file, file.with_name("pruned.safetensors"), shared / "model.safetensors"):
+        again = runs.config("prune", tmp_path, f"weights={weights}", "prune=given", "prune.heads=[0]", *guarantee)
+        with pytest.raises(mhprobe.UserError, match="already used for a guarantee"):
+            mhprobe.prune.run(again, tmp_path / "again")
+    (noted,) = (images for images in about["chosen_by"] if images.startswith("calibration:"))
+    assert noted in runs.rows(file.with_name("tables") / "kept_heads.csv")[0]["chosen_by"].split()
+    made = [json.loads((tmp_path / share / "pruned.json").read_text())["made"] for share in ("0.95", "0.5")]
+    assert made[0]["guarantee"] == mhprobe.load(file, flops=0.95).promise and "guarantee" not in made[1]
 
 
 @pytest.mark.parametrize(

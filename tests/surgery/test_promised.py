@@ -132,6 +132,19 @@ def test_the_command_promises_a_mix(trained, tmp_path):
     assert json.loads((folder / "metrics.json").read_text())["prune/neurons"] == int(last[-1]["neurons"])
 
 
+@pytest.mark.slow
+def test_a_promise_of_neurons_alone_names_no_heads(trained, tmp_path):
+    folder, mix = tmp_path / "run", ("gates.units=[neuron]", "prune/order=knapsack", "prune.target={flops:0.8}")
+    mhprobe.prune.run(config(tmp_path, trained, "prune.guarantee.points=40", *mix), folder)
+    asked = json.loads((folder / "pruned.json").read_text())["made"]["guarantee"]
+    assert asked["neurons"] > 0 and "heads" not in asked
+    assert "heads" not in runs.rows(folder / "tables" / "promise.csv")[0]
+    assert json.loads((folder / "results.json").read_text())["results"]["promise"]["label"].startswith("neurons that")
+    page = (folder / "report.html").read_text().replace("\xa0", " ")
+    assert f"{asked['neurons']} neurons can go with the promise, of 95 % confidence" in page
+    assert "of 0 heads" not in page
+
+
 def test_where_the_first_step_costs_too_much_nothing_goes():
     choice, promise = promised(lost=(60, 0, 0, 0, 0, 0))
     assert not choice.mask.any() and promise.steps == promise.heads == 0

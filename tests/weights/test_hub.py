@@ -12,6 +12,7 @@ import torch
 
 import mhprobe
 import pruned
+from mhprobe.backbones import build, layout_of
 from mhprobe.report.report import Report, Result
 from mhprobe.report.tables import Table
 from mhprobe.weights.checkpoint import save_weights
@@ -127,6 +128,20 @@ def test_the_card_does_not_take_neurons_for_heads(tmp_path):
         *("| blocks.1.attn | 0, 1, 2 |", f"| {first.name} | 95 neurons |", f"| {second.name} | none: the layer adds"),
         *("| stage | heads | neurons | test accuracy |", "\n|---|---|---|---|---|---|---|\n"),
         "| pruned | 3 | 95 | 80.0 % |",
+    ):
+        assert said in card, said
+
+
+def test_the_card_tells_mlps_of_one_block_apart(tmp_path):
+    about = {"name": "vit_small_patch16_18x2_224", "img_size": 16, "patch_size": 4}
+    about |= {"embed_dim": 24, "depth": 1, "num_heads": 3}
+    model = build(**about, num_classes=5).eval()
+    layout = layout_of(model, {"head", "neuron"})
+    small = mhprobe.prune_heads(model, layout.mask([0, 6, 7, 110]), units={"head", "neuron"})
+    card = (save_for_hub(small, tmp_path, backbone=about) / "README.md").read_text()
+    for said in (
+        *("5 heads and 189 neurons are left, in 4 layers", "| blocks.0.attns.0.attn | 1, 2 |"),
+        *("| blocks.0.ffns.0.mlp | 94 neurons |", "| blocks.0.ffns.1.mlp | 95 neurons |"),
     ):
         assert said in card, said
 

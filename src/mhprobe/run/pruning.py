@@ -83,6 +83,9 @@ class Pruning:
         look = images(cfg, settings, material, **cache)
         origin = made_from(cfg, settings, material.data, weights)
         looked_up = measured_on(getattr(source, "order", None))  # no images of ours: "test", whichever they were
+        looked_at = [*description.get("chosen_by", ()), *([f"{looked_up}:"] if looked_up else ())]
+        if settings.elastic and promise_asked(settings):  # ``source`` has no guarantee: budgets are promised
+            looked_at.append(f"calibration:{material.data.set_aside}")
         pruned = prune(
             dense,
             look,
@@ -90,7 +93,7 @@ class Pruning:
             kept=gates_kept(weights) if weights else None,
             mend=repair(settings),
             train=retraining(cfg, settings, dense, description, material.data, report),
-            chosen_by=[*description.get("chosen_by", ()), *([f"{looked_up}:"] if looked_up else ())],
+            chosen_by=looked_at,
             **settings.model_dump(include={"rounds", "proj_bias", "fold"}),
         )
         results = of_pruned(pruned, material.layout)
@@ -118,9 +121,12 @@ class Pruning:
         settings, folder, kept = self.settings, self.folder, layout_of(dense).kept(pruned.gone)
         origin = {**description["made"], "rescaled": pruned.rescaled, "fold": settings.fold}
         origin[f"test/{pruned.scored.metric}"] = pruned.stages[-1].accuracy
-        origin |= {} if pruned.promise is None else {"guarantee": _promised(pruned.promise)}
-        about = pruned_description(description, kept, settings.proj_bias, folded_gates(dense))
-        about = {**about, "chosen_by": list(dict.fromkeys(pruned.chosen_by)), "made": origin}
+        budgets = self._budgets(pruned, dense, source, look) if settings.elastic else {}
+        promise = pruned.promise and _promised(pruned.promise)
+        if promise := elastic.promise_at(budgets, settings.target or {}) if budgets else promise:
+            origin["guarantee"] = promise
+        description = {**description, "chosen_by": list(dict.fromkeys(pruned.chosen_by))}
+        about = pruned_description({**description, "made": origin}, kept, settings.proj_bias, folded_gates(dense))
         files = weights_files(pruned.model, folder / "pruned.safetensors", about)
         example = next(look.test(8)).images.cpu()
         example = example.repeat(2, 1, 1, 1) if len(example) == 1 else example
@@ -128,32 +134,27 @@ class Pruning:
             files[folder / "pruned.onnx"] = export.onnx_bytes(pruned.model, example)
         if settings.torch_export:
             files[folder / "pruned.pt2"] = export.torch_export_bytes(pruned.model, example)
-        if settings.elastic:
-            files |= self._elastic(pruned, dense, source, look, description)
+        if budgets:  # the loaded network, and how to prune it to any of them
+            about = {**description, "made": {**description["made"], "elastic": budgets}}
+            if (folded := folded_gates(dense)) is not None:
+                about["gates_folded"] = folded
+            whole = prune_heads(dense, [])  # its gates multiplied in
+            files |= weights_files(whole, folder / "elastic.safetensors", about)
         return files
 
-    def _elastic(
-        self, pruned: Pruned, dense: nn.Module, source: Source, look: Images, description: dict[str, Any]
-    ) -> dict[Path, bytes]:
-        """Return ``elastic.safetensors`` and its JSON: the loaded network, and how to prune it to any budget."""
+    def _budgets(self, pruned: Pruned, dense: nn.Module, source: Source, look: Images) -> dict[str, Any]:
+        """Return what an elastic file makes budgets of; print which of them are promised."""
         target = self.settings.target
         assert isinstance(source, OnPath) and pruned.scores is not None and target is not None
-        layout, chosen_by = layout_of(dense), pruned.chosen_by
-        budgets = elastic.described(source, pruned.scores, layout)
+        budgets = elastic.described(source, pruned.scores, layout_of(dense))
         if promise := promise_asked(self.settings):
             calibrate = look.calibrate(dense, False)
             budgets["promise"] = elastic.promise_budgets(dense, budgets, target, calibrate, promise, look.seed)
-            chosen_by = (*chosen_by, f"calibration:{look.data.set_aside}")
             (unit, least), kept = next(iter(target.items())), budgets["promise"]["kept"]
             held = f"at {unit} {', '.join(f'{budget:g}' for budget in kept)}" if kept else "at no budget"
             here = "" if least in kept else ", so not here"
             print(f"promised to lose at most {counted(promise.points, 'point')}: {held}{here}")
-        about = {**description, "chosen_by": list(dict.fromkeys(chosen_by))}
-        about["made"] = {**about["made"], "elastic": budgets}
-        if (folded := folded_gates(dense)) is not None:
-            about["gates_folded"] = folded
-        whole = prune_heads(dense, [])  # its gates multiplied in
-        return weights_files(whole, self.folder / "elastic.safetensors", about)
+        return budgets
 
     def complain(self) -> None:
         """Raise UserError where no step can be promised."""
@@ -322,8 +323,8 @@ def lines(pruned: Pruned) -> list[str]:
 
 def _promised(promise: Promise) -> dict[str, Any]:
     """Return the promise in plain values."""
-    numbers = {"heads": promise.heads, "steps": promise.steps, "images": promise.images}
-    numbers |= {} if promise.neurons is None else {"neurons": promise.neurons}
+    counts = {"heads": promise.heads, "neurons": promise.neurons, "steps": promise.steps, "images": promise.images}
+    numbers = {name: number for name, number in counts.items() if number is not None}
     return {"points": promise.guarantee.points, "confidence": promise.guarantee.confidence, **numbers}
 
 
@@ -334,7 +335,8 @@ def of_pruned(pruned: Pruned, layout: HeadLayout) -> dict[str, Result]:
         promised, of = _promised(pruned.promise), Sample(pruned.promise.images, "calibration")
         numbers = {f"prune/promise/{name}": number for name, number in promised.items()}
         row = Result(tables.from_rows([promised], "promise"), metrics=numbers, of=of)
-        results["promise"] = row.saying("heads that can go with the promise", "more heads can go")
+        units = " and ".join(f"{kind}s" for kind in KINDS if kind in layout.kinds)
+        results["promise"] = row.saying(f"{units} that can go with the promise", f"more {units} can go")
         results |= of_curves([pruned.promise.curve], (), layout, None)
     last = pruned.stages[-1]
     names = [name for name in Stage._fields if getattr(last, name) is not None]

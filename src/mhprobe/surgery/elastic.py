@@ -71,9 +71,16 @@ def at_budget(model: nn.Module, description: Mapping[str, Any], target: Mapping[
     except Unreached as error:  # without what a pruning could do about it
         raise UserError(f"load: {error.reason}.") from error
     small = prune_heads(model, mask).eval()
-    kept = promise and promise["unit"] == unit and any(abs(share - budget) < 1e-9 for budget in promise["kept"])
-    small.promise = {key: promise[key] for key in ("points", "confidence", "images")} if kept else None  # type: ignore
+    small.promise = promise_at(elastic, target)  # type: ignore[assignment]
     return small
+
+
+def promise_at(elastic: Mapping[str, Any], target: Mapping[str, float]) -> dict[str, Any] | None:
+    """Points, confidence and images of the promise of the budget ``target``; None where it is not promised."""
+    ((unit, share),), promise = target.items(), elastic.get("promise")
+    if not promise or promise["unit"] != unit or all(abs(share - budget) >= 1e-9 for budget in promise["kept"]):
+        return None
+    return {key: promise[key] for key in ("points", "confidence", "images")}
 
 
 def _check(part: Any, types: Mapping[str, Any]) -> None:

@@ -239,10 +239,10 @@ class Promise(NamedTuple):
 
     guarantee: Guarantee
     steps: int
-    heads: int
+    heads: int | None  # None where none can go: without gates on them
+    neurons: int | None
     images: int
     curve: Curve  # of the whole path on these images
-    neurons: int | None = None  # where they can go, too
 
 
 def promise_of(choice: Choice, calibrate: Evaluate, guarantee: Guarantee, layout: HeadLayout, seed: int = 0) -> Promise:
@@ -286,7 +286,7 @@ def _promise(
     traces = trace([path], calibrate, guarantee=guarantee, seed=seed)
     about |= {"split": "calibration", "scored": calibrate.scored, "layout": layout.digest}
     steps = traces[0].promised or 0
-    heads_A, neurons_A = traces[0].mask[steps].tensor_split([layout.of("head").num_heads])
+    gone = traces[0].mask[steps].tensor_split([layout.of("head").num_heads])
+    heads, neurons = (int(part.sum()) if kind in layout.kinds else None for kind, part in zip(KINDS, gone, strict=True))
     curve = Curve(traces=traces, guarantee=guarantee, **about)
-    neurons = int(neurons_A.sum()) if "neuron" in layout.kinds else None
-    return Promise(guarantee, steps, int(heads_A.sum()), calibrate.images, curve, neurons)
+    return Promise(guarantee, steps, heads, neurons, calibrate.images, curve)

@@ -88,7 +88,8 @@ def load_weights(path: str | Path, **changes: float) -> tuple[nn.Module, dict[st
         description["timm"] = for_timm(description)  # which has what changed, too
     if description.get("gates") is not None:  # in a checkpoint: learned in another form than their values
         gate_values = torch.tensor(description["gates"])
-    model = _built(description, path)
+    model: Any = _built(description, path)
+    model.chosen_by = description.get("chosen_by")
     try:
         model.load_state_dict(in_float32(state))
     except RuntimeError as error:

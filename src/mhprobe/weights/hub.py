@@ -93,6 +93,8 @@ def _described(model: nn.Module, about: dict[str, Any]) -> dict[str, Any]:
     }
     if kept := getattr(model, "kept_heads", None):
         description |= {"kept": kept, "proj_bias": "keep"}
+    if chosen_by := getattr(model, "chosen_by", None):  # of a loaded file
+        description["chosen_by"] = chosen_by
     description["timm"] = for_timm(description)
     checked(description, Path("push_to_hub"))
     with tempfile.TemporaryDirectory(prefix="mhprobe_") as folder:
@@ -110,31 +112,20 @@ def _described(model: nn.Module, about: dict[str, Any]) -> dict[str, Any]:
 
 def card(description: dict[str, Any], folder: Path | None) -> str:
     """The model card, markdown, with numbers from the ``folder`` of the run that made the weights if it has them."""
-    kept, run = description.get("kept"), None
+    run = None
     with contextlib.suppress(UserError):  # of weights that lie alone
         run = folder and read_run(folder)
-    accuracy = None
-    if run and (numbers := words.accuracy(run)) is not None:
-        share, low, high, images = numbers
-        accuracy = f"{words.percent(share)} (95 % interval {100 * low:.1f} to {100 * high:.1f}, {images} test images)"
     loader, strict = jinja2.FileSystemLoader(Path(__file__).parent), jinja2.StrictUndefined
     environment = jinja2.Environment(loader=loader, undefined=strict, trim_blocks=True, lstrip_blocks=True)
     marks = " .,:+%()_/=-"  # names come from data: no markup, one line
     environment.filters["plain"] = lambda text: "".join(c if c.isalnum() or c in marks else " " for c in str(text))
-    speeds = run.rows("speed") if run else []
     return environment.get_template("card.md.jinja").render(
+        **dict.fromkeys(("input", "kept", "gates", "stands_in")) | {"made": {}} | description,
+        mlps=[layer for layer in description.get("kept") or () if layer.endswith("mlp")],  # the others have heads
         version=__version__,
-        name=description["backbone"]["name"],
-        classes=description["class_names"],
-        data=description["data"],
-        seen=description.get("input"),
-        kept=kept,
-        gates=description.get("gates"),
-        made=description.get("made", {}),
-        stands_in=description.get("stands_in"),
-        accuracy=accuracy,
+        accuracy=words.accuracy(run) if run else None,
         stages=run.rows("stages") if run else [],
-        speeds=[row for row in speeds if row["removed"] == speeds[0]["removed"]],  # of the heads that were removed
+        speeds=run.rows("speed") if run else [],
         command=run.facts.get("command") if run else None,
     )
 

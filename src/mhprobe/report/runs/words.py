@@ -221,16 +221,17 @@ def interval(point: dict[str, Any]) -> str:
 def _promise(run: Run, heads: int) -> list[str]:
     if not (rows := run.rows("promise")) or None in rows[0].values():
         return []
-    numbers, neurons = rows[0], rows[0].get("neurons")
+    numbers = rows[0]
+    gone = {kind: numbers[f"{kind}s"] for kind in KINDS if f"{kind}s" in numbers}
     limit = f"{counted(numbers['points'], 'point')} of {atlas.scored(run)}"
     listed = any(row["curve"] == "given" for row in run.rows("curves"))  # by the user: all of them go, or none
-    chose = "; it holds if they did not choose the heads" if listed else ", which chose neither the heads nor how many"
+    chose = "; it holds if they did not choose the heads" if listed else ", which chose neither what goes nor how much"
     end = f"new images lose at most {limit} ({numbers['images']} calibration images{chose})."
     if not numbers["steps"]:
         if listed:
             return [f"It cannot be promised that without the heads of the list {end}"]
-        return [f"No head{'' if neurons is None else ' or neuron'} can go with the promise that {end}"]
-    going = f"{numbers['heads']} of {heads} heads" + ("" if neurons is None else f" and {neurons} neurons")
+        return [f"No {' or '.join(gone)} can go with the promise that {end}"]
+    going = " and ".join(f"{n} of {heads} heads" if kind == "head" else f"{n} neurons" for kind, n in gone.items())
     return [f"{going} can go with the promise, of {100 * numbers['confidence']:g} % confidence, that {end}"]
 
 
