@@ -57,9 +57,7 @@ def unreadable(path: Path) -> str:
 
 def write(path: Path, data: bytes) -> Path:
     """Write ``data`` as the file ``path``, whole or not at all."""
-    with replacing(path) as file:
-        file.write(data)
-    return path
+    return write_all({path: data})[0]
 
 
 def write_all(files: Mapping[Path, bytes]) -> list[Path]:
