@@ -28,6 +28,8 @@ from mhprobe.report.result import Result, Sample
 from mhprobe.report.tables import Table
 
 UNKNOWN = "unknown"  # the label of a file
+# an image by position or file name, its label, and what it is taken for: class and probability, () by features
+_Shown = tuple[int | str, str, tuple[str | float, ...]]
 
 
 class Gallery(NamedTuple):
@@ -92,15 +94,15 @@ def gallery(
     every = {name: _kept(keep, model, batch.images, labels, kind, **scoring) for name, kind in kinds.items()}
     names = [*data.class_names, UNKNOWN]  # -1 is the last
     best = [()] * len(chosen) if features else _taken_for(model, batch.images, names)
-    shown = list(map(_Shown, _called(chosen), (names[label] for label in batch.labels.tolist()), best))
-    pictures, headings = stored.images.float() / 255, [image.called("\n→ {} {:.2f}") for image in shown]
+    shown = list(zip(_called(chosen), [names[label] for label in batch.labels.tolist()], best, strict=True))
+    pictures, headings = stored.images.float() / 255, [_words(image, "\n→ {} {:.2f}") for image in shown]
 
     results: dict[str, Result] = {}
     split, whole = "given" if any(isinstance(image, str) for image in chosen) else "test", _whole(kinds, every)
     for kind in (kind for kind, make in kinds.items() if make.per_head):
-        for number, image in enumerate(shown):
+        for number, (image, *_) in enumerate(shown):
             drawn = figures.draw_heads(pictures[number], headings[number], every[kind], number)
-            results[f"{kind}_{image.image}"] = Result(figure=drawn, of=Sample(1, split), drawn="maps")
+            results[f"{kind}_{image}"] = Result(figure=drawn, of=Sample(1, split), drawn="maps")
     of = Sample(len(chosen), split)
     if smooth and whole:
         drawn = figures.maps(pictures, headings, whole, smooth=True)
@@ -109,31 +111,24 @@ def gallery(
     results["maps"] = Result(_table(shown, every), overview, of=of, drawn="maps").saying(
         "area under insertion, or deletion", "insertion: a better map, deletion: a worse one"
     )
-    return Gallery(results, every, [image.called(", taken for {}") for image in shown])
+    return Gallery(results, every, [_words(image, ", taken for {}") for image in shown])
 
 
-class _Shown(NamedTuple):
-    """An image by position or file name, its label, and (predicted class, its probability), () of features."""
-
-    image: int | str
-    label: str
-    best: tuple[str, float] | tuple[()]
-
-    def called(self, prediction: str) -> str:
-        """Return its name, and behind it the prediction, as this format string."""
-        name = f"image {self.image}" + ("" if self.label == UNKNOWN else f": {self.label}")
-        return name + (prediction.format(*self.best) if self.best else "")
+def _words(shown: _Shown, prediction: str) -> str:
+    """Return the name of an image, and behind it what it is taken for, as this format string."""
+    image, label, best = shown
+    return f"image {image}" + ("" if label == UNKNOWN else f": {label}") + (prediction.format(*best) if best else "")
 
 
 def _table(shown: Sequence[_Shown], every: Mapping[str, Mapping[str, Judged]]) -> Table:
     """A row per map and image, with the areas of maps that have been judged."""
-    predicted = ("predicted", "probability") if any(image.best for image in shown) else ()
+    predicted = ("predicted", "probability") if any(best for _, _, best in shown) else ()
     areas = AREAS if any(one.areas is not None for maps in every.values() for one in maps.values()) else ()
     rows = [
-        [image.image, image.label, *image.best, kind, name, *([] if one.areas is None else one.areas[:, row].tolist())]
+        [image, label, *best, kind, name, *([] if one.areas is None else one.areas[:, row].tolist())]
         for kind, maps in every.items()
         for name, one in maps.items()
-        for row, image in enumerate(shown)
+        for row, (image, label, best) in enumerate(shown)
     ]
     return Table(["image", "label", *predicted, "kind", "map", *areas], rows, "maps")
 

@@ -51,10 +51,10 @@ def direct_logits(model: nn.Module, z: Sequence[Tensor], stream: Sequence[Stream
 
 def gated_weights(backbone: nn.Module, gates: HeadGates) -> tuple[HeadWeights, ...]:
     """Weights of each site's units, ``output`` times the gates: what a unit writes, its gate included."""
-    weights = [family_of(backbone).head_weights(backbone, site) for site in gates.layout.sites]
-    gate_S = gates.layout.split(gates.effective())
-    outputs = [one.output * gate_H.to(one.output)[:, None, None] for one, gate_H in zip(weights, gate_S, strict=True)]
-    return tuple(one._replace(output=output) for one, output in zip(weights, outputs, strict=True))
+    family, gate_S = family_of(backbone), gates.layout.split(gates.effective())
+    weights = [family.head_weights(backbone, site) for site in gates.layout.sites]
+    pairs = zip(weights, gate_S, strict=True)
+    return tuple(one._replace(output=one.output * gate_H.to(one.output)[:, None, None]) for one, gate_H in pairs)
 
 
 def _along(path: "_Path", stream: Sequence[Stream], heads: list[list[Tensor]], biases: list[Tensor]) -> Direct:

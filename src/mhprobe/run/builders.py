@@ -107,7 +107,7 @@ def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
             frozen=gates.frozen,
             **optim(cfg, data),
         )
-    if is_first() and any(images.startswith("test:") for images in description.get("chosen_by", ())):
+    if rank() == 0 and any(images.startswith("test:") for images in description.get("chosen_by", ())):
         log.warning("weights: test images chose the heads of this network: its numbers on test images are too good.")
     if cfg.command == "train" and learns_gates(model) and "neuron" in model.gates.layout.kinds:
         raise UserError("gates.units: the history of learned gates is of heads, expected gates.units=[head].")
@@ -130,7 +130,7 @@ def _label(cfg: Config, data: ImageData, backbone: nn.Module, class_names: Seque
         data.refuse_unlabelled("training")
     device = _lightning(cfg, logger=False, enable_checkpointing=False).strategy.root_device  # each rank has its own
     data.label_by(backbone.to(device).eval(), class_names, device)
-    if is_first():
+    if rank() == 0:
         print(
             f"data: {data.source.name} has no labels. Accuracy is the share of images whose largest logit is where the "
             f"whole network has it, loss the cross-entropy of that class."
@@ -176,7 +176,7 @@ def report(cfg: Config, folder: Path, layout: HeadLayout) -> Report:
     else:
         untrained = "" if backbone.get("pretrained") else "untrained "
         report.network = f"{untrained}{backbone.get('name', 'network')}"
-    if is_first():
+    if rank() == 0:
         report.origin = origin(cfg.command, folder)
     return report
 
@@ -316,11 +316,6 @@ def finish(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageD
 def store(cfg: Config) -> Path:
     """Return the folder of kept measurements, shared by runs."""
     return Path(cfg.cache_dir).expanduser() / "measured"
-
-
-def is_first() -> bool:
-    """Return True in the only process of the run, or the first of several."""
-    return rank() == 0
 
 
 def learns_gates(model: GatedClassifier) -> bool:

@@ -28,6 +28,7 @@ from mhprobe.questions.plan import Question
 from mhprobe.report.report import Report
 from mhprobe.run import builders
 from mhprobe.run.construct import construct, explained
+from mhprobe.run.jobs import rank
 from mhprobe.run.schema import Config, Paper
 from mhprobe.run.schema import Masking as Curves
 from mhprobe.training.classifier import GatedClassifier
@@ -106,7 +107,7 @@ def material(cfg: Config, model: GatedClassifier, data: ImageData) -> Material:
         twin=_control(model, cfg.seed, wanted=not study) if control else None,
         target=probe.target if probe else None,
         seed=cfg.seed,
-        first=builders.is_first(),
+        first=rank() == 0,
         store=builders.store(cfg),
     )
 

@@ -55,6 +55,7 @@ def run(cfg: Config, folder: Path) -> None:
     from mhprobe.report.html import finish_report
     from mhprobe.report.runs.facts import origin
     from mhprobe.run import builders
+    from mhprobe.run.jobs import rank
     from mhprobe.stats.significance import holm
     from mhprobe.studies import sweep
     from mhprobe.weights.checkpoint import load_weights
@@ -88,7 +89,7 @@ def run(cfg: Config, folder: Path) -> None:
         rows.append(_compared(size, pruned, scratch, learned or "", epochs))
     adjusted = holm(torch.tensor([row.p for row in rows[1:]], dtype=torch.float64)).tolist()
     rows[1:] = [row._replace(p_holm=p) for row, p in zip(rows[1:], adjusted, strict=True)]
-    if builders.is_first():
+    if rank() == 0:
         facts, probe = origin(cfg.command, folder), None if options.probe is None else Path(options.probe)
         write(folder, rows, data, cfg.style, facts, sweep.survivors_of(sweep.collect(folder), probe))
         sweep.write(folder, probe, cfg.style, whole, facts)
