@@ -160,6 +160,19 @@ def test_a_model_in_memory_is_shared_as_it_is(tmp_path, hub):
     assert len(hub.created) == 1
 
 
+def test_a_model_that_was_loaded_names_its_heads_by_the_dense_one(tmp_path):
+    """Loaded, pruned again and shared: the numbers in the file are those of the network before any pruning."""
+    path, about = tmp_path / "pruned.safetensors", {"backbone": pruned.BACKBONES["vit"]}
+    once = pruned.save_pruned(pruned.network("vit"), [(0, 0)], path, pruned.description("vit"))
+    loaded = mhprobe.load_pruned(path)
+    twice, x = mhprobe.prune_heads(loaded, [(0, 0)]), pictures("vit")
+    for model, same, left in ((loaded, once, [1, 2]), (twice, mhprobe.prune_heads(once, [(0, 0)]), [2])):
+        folder = save_for_hub(model, tmp_path / f"{len(left)}", **about)
+        assert json.loads((folder / "model.json").read_text())["kept"]["blocks.0.attn"] == left
+        assert f"| blocks.0.attn | {', '.join(map(str, left))} |" in (folder / "README.md").read_text()
+        assert torch.equal(pruned.logits(mhprobe.load(folder), x), pruned.logits(same, x))
+
+
 def test_gates_are_shared(tmp_path, hub, monkeypatch):
     model = pruned.network("vit")
     gates = mhprobe.attach(model)

@@ -153,7 +153,8 @@ def kinds_of(model: nn.Module, units: Collection[Kind] | None = None) -> frozens
 def slice_sites(model: nn.Module, layout: HeadLayout, kept: Mapping[str, Sequence[int]]) -> None:
     """Remove, in place, the units that ``kept`` does not name; sites that keep all are not touched.
 
-    A unit that is named twice is there twice. UserError for heads of a model that can lose none.
+    ``model.kept_heads`` names what is left of each site by its numbers in the dense model. A unit that is named twice
+    is there twice. UserError for heads of a model that can lose none.
     """
     family, cut = family_of(model), [site for site in layout.sites if len(kept[site.name]) != site.num_heads]
     heads = [site.name for site in cut if site.kind == "head"]
@@ -163,6 +164,9 @@ def slice_sites(model: nn.Module, layout: HeadLayout, kept: Mapping[str, Sequenc
         slice_site = slice_heads if site.kind == "neuron" else family.slice_heads
         assert slice_site is not None, "else unprunable says why"
         slice_site(model, site, kept[site.name])
+    first = getattr(model, "kept_heads", {})  # of a model that was pruned before
+    numbers = {name: [first[name][unit] if name in first else unit for unit in units] for name, units in kept.items()}
+    model.kept_heads = {**first, **numbers}  # type: ignore[assignment]
 
 
 def sliced(model: nn.Module, layout: HeadLayout, kept: Mapping[str, Sequence[int]]) -> nn.Module:

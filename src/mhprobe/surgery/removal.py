@@ -77,9 +77,6 @@ def prune_heads(
     if proj_bias == "drop":
         drop_bias(pruned, [site for site in layout.sites if not kept[site.name]])
     slice_sites(pruned, layout, kept)
-    first = getattr(model, "kept_heads", {})  # of a model that was pruned before: its heads' numbers in the dense one
-    numbers = {name: [first[name][head] if name in first else head for head in heads] for name, heads in kept.items()}
-    pruned.kept_heads = {**first, **numbers}  # type: ignore[assignment]
     return pruned
 
 
