@@ -12,7 +12,7 @@ import torch
 
 import mhprobe
 import pruned
-from mhprobe.backbones import build, layout_of
+from mhprobe.backbones import build, input_spec, layout_of
 from mhprobe.report.report import Report, Result
 from mhprobe.report.tables import Table
 from mhprobe.weights.checkpoint import save_weights
@@ -171,6 +171,18 @@ def test_a_model_that_was_loaded_names_its_heads_by_the_dense_one(tmp_path):
         assert json.loads((folder / "model.json").read_text())["kept"]["blocks.0.attn"] == left
         assert f"| blocks.0.attn | {', '.join(map(str, left))} |" in (folder / "README.md").read_text()
         assert torch.equal(pruned.logits(mhprobe.load(folder), x), pruned.logits(same, x))
+
+
+@pytest.mark.parametrize("tag", ["dino", "of_nobody"])
+def test_a_model_in_memory_keeps_the_input_of_its_weights(tmp_path, tag):
+    """A tag of timm's list stays in the name; another, as the Hub has them, does not."""
+    model = build("vit_small_patch16_224.dino", num_classes=2)
+    model.pretrained_cfg = {**model.pretrained_cfg, "tag": tag}
+    folder = save_for_hub(model, tmp_path)
+    assert input_spec(mhprobe.load(folder)) == input_spec(model)
+    assert input_spec(model)["mean"] == (0.485, 0.456, 0.406) != input_spec(build("vit_small_patch16_224"))["mean"]
+    name = json.loads((folder / "model.json").read_text())["backbone"]["name"]
+    assert name == f"vit_small_patch16_224{'.dino' if tag == 'dino' else ''}"
 
 
 def test_gates_are_shared(tmp_path, hub, monkeypatch):

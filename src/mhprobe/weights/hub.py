@@ -11,9 +11,11 @@ from typing import Any
 
 import huggingface_hub
 import jinja2
+from timm.models import is_model_pretrained
 from torch import nn
 
 from mhprobe import __version__
+from mhprobe.backbones import input_spec
 from mhprobe.backbones.parts import narrow
 from mhprobe.backbones.parts.timm_models import untold
 from mhprobe.errors import UserError, first_line, refusing
@@ -62,7 +64,7 @@ def save_for_hub(path_or_model: str | Path | nn.Module, folder: Path, **about: A
             files[pair.with_name("narrow.py")] = Path(narrow.__file__)
         write_all({to: file.read_bytes() for to, file in files.items()})
         run = weights.parent
-    write(pair.with_name("README.md"), card(read_description(pair.with_suffix(".json")), run).encode())
+    write(pair.with_name("README.md"), card(read_description(pair), run).encode())
     return pair.parent
 
 
@@ -85,10 +87,13 @@ def find_weights(path: str | Path, names: Sequence[str] = NAMES) -> Path:
 
 def _described(model: nn.Module, about: dict[str, Any]) -> dict[str, Any]:
     """Describe a model in memory. UserError if the description does not rebuild it."""
+    config = getattr(model, "pretrained_cfg", {})
+    name, tagged = config.get("architecture"), f"{config.get('architecture')}.{config.get('tag')}"
     description = {
-        "backbone": {"name": getattr(model, "pretrained_cfg", {}).get("architecture")},
+        "backbone": {"name": tagged if is_model_pretrained(tagged) else name},  # the tag may say the size of images
         "class_names": [str(number) for number in range(getattr(model, "num_classes", 0))],
         "data": "unknown",
+        "input": {key: list(value) for key, value in input_spec(model).items()},
         **about,
     }
     if kept := getattr(model, "kept_heads", None):
