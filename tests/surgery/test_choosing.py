@@ -26,8 +26,9 @@ from mhprobe.stats.promise import Guarantee
 from mhprobe.surgery.costs import count_flops
 from mhprobe.surgery.given import Given
 from mhprobe.surgery.on_path import OnPath, removed_after
+from mhprobe.surgery.rounds import prune
 from models import images_for, labels_for
-from pruned import network
+from pruned import network, shown
 
 
 @pytest.fixture
@@ -177,6 +178,19 @@ def test_gates_that_are_closed_name_heads(model):
         gates.values.clamp_(min=0.25)
     with pytest.raises(mhprobe.UserError, match=r"at or below 0\.1; the nearest is 0\.25"):
         given(model, "gates", threshold=0.1)
+
+
+def test_the_decision_of_learned_gates_is_of_heads_where_neurons_can_go_too():
+    kept = torch.ones(6, dtype=torch.bool)
+    kept[[0, 4]] = False
+    model, _, images = shown({"head", "neuron"}, network("vit"))
+    result = prune(model, images, Given("gates"), kept=kept)
+    assert off(result.gone) == [0, 4] and result.stages[-1].counted == "4 heads and 192 neurons"
+    small = mhprobe.prune_heads(model, [0, 4])
+    assert all(torch.equal(value, small.state_dict()[key]) for key, value in result.model.state_dict().items())
+    mhprobe.attach(model, units={"neuron"})
+    with pytest.raises(mhprobe.UserError, match="expected gates on heads, got gates on 192 neurons"):
+        Given("gates").choose(model, kept)
 
 
 # on a path

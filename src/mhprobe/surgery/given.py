@@ -58,7 +58,7 @@ class Given:
         elif not isinstance(self.heads, str):
             raise UserError(f"heads: expected a list as in [3,17], a file, a table or gates, got {quoted(self.heads)}.")
         elif self.heads == "gates":
-            choice = Choice(_closed(model, kept, self.threshold))
+            choice = Choice(_closed(model, layout, kept, self.threshold))
         elif Path(self.heads).suffix == ".csv":
             choice = self._table(self.heads, layout)
         else:
@@ -138,14 +138,19 @@ def _numbers(path: str) -> list[Any]:
     return heads
 
 
-def _closed(model: nn.Module, kept: Tensor | None, threshold: float | None) -> Tensor:
+def _closed(model: nn.Module, layout: HeadLayout, kept: Tensor | None, threshold: float | None) -> Tensor:
     if kept is not None and threshold is None:
+        if "head" not in layout.kinds:
+            raise UserError(
+                f"heads: the run that learned the gates decided on heads, expected gates on heads, got gates on "
+                f"{layout.counted}. Put gates on heads, too."
+            )
         if bool(kept.all()):
             raise UserError(
                 f"heads: the run that learned the gates keeps all {len(kept)} heads. Train with a higher "
                 f"weight of the gates' penalty, or give a threshold."
             )
-        return ~kept
+        return layout.mask((~kept).nonzero().flatten().tolist())  # heads come first, neurons stay
     gates = find_gates(model)
     if gates is None or bool((gates.effective() == 1).all()):
         raise UserError("heads: the weights have no learned gates; all are 1. Train with gates=<...> first.")
