@@ -17,7 +17,7 @@ from mhprobe.run import builders, cli, launch
 from mhprobe.run.construct import construct
 from mhprobe.run.questions import of_run
 from mhprobe.run.schema import TrainerSettings
-from mhprobe.weights.checkpoint import load_weights, save_weights
+from mhprobe.weights.checkpoint import load_weights, save_checkpoint, save_weights
 from mhprobe.weights.description import pruned_description
 
 SETTINGS = {  # of the configuration alone
@@ -218,6 +218,20 @@ def test_a_typed_setting_of_a_backbone_that_weights_bring_otherwise_is_refused(h
         cli.refuse_unread({**cfg, "weights": weights}, words)
     same = {"depth": 2, "patch_drop_rate": 0, "num_classes": 0, "embed_dim": None, "fused_attn": False}
     cli.refuse_unread({"backbone": same, "weights": str(half)}, [f"backbone.{name}={same[name]}" for name in same])
+
+
+def test_a_typed_setting_that_a_checkpoint_has_otherwise_is_refused_as_that_of_a_pair(half, tmp_path):
+    model, description = load_weights(half)
+    state = {f"backbone.{name}": value for name, value in model.state_dict().items()}
+    state["gates.values"] = torch.ones(6)
+    save_checkpoint({"state_dict": state, "mhprobe": description}, tmp_path / "best.ckpt")
+    cfg = {"backbone": {"depth": 4, "img_size": 8}, "weights": str(tmp_path / "best.ckpt")}
+    with pytest.raises(UserError, match=r"backbone.depth: .*best.ckpt has 2, got 4. Leave backbone.depth out"):
+        cli.refuse_unread(cfg, ["backbone.depth=4"])
+    cli.refuse_unread(cfg, ["backbone.img_size=8"])
+    (tmp_path / "other.pth").write_bytes(b"of another training")
+    with pytest.raises(UserError, match=r"other.json is missing or damaged.*give the backbone a name"):
+        cli.refuse_unread({**cfg, "weights": str(tmp_path / "other.pth")}, ["backbone.img_size=8"])
 
 
 def test_rates_of_dropping_are_those_of_the_command_and_else_those_of_the_file(tmp_path, half):

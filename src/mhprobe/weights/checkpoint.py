@@ -165,7 +165,7 @@ Loaded = tuple[dict[str, torch.Tensor], dict[str, Any], torch.Tensor | None]  # 
 
 
 def _from_pair(path: Path) -> Loaded:
-    description = read_description(path.with_suffix(".json"))
+    description = read_description(path)
     data = path.read_bytes()
     if description.get("sha256") != hashlib.sha256(data).hexdigest():
         raise UserError(f"weights: {path} is not the file its JSON describes (sha256 differs). Copy both again.")
@@ -174,7 +174,10 @@ def _from_pair(path: Path) -> Loaded:
 
 
 def read_description(path: Path) -> dict[str, Any]:
-    """Read the JSON beside weights. UserError if it is damaged, edited, or not harmless."""
+    """Read the description in a .ckpt, or in the JSON beside weights. UserError: damaged, edited, or not harmless."""
+    if path.suffix == ".ckpt":
+        return _from_checkpoint(path)[1]
+    path = path.with_suffix(".json")
     try:
         description = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
