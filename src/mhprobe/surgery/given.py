@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.nn import functional
 
 from mhprobe.backbones import layout_of
 from mhprobe.errors import UserError, quoted, refusing
@@ -140,17 +141,13 @@ def _numbers(path: str) -> list[Any]:
 
 def _closed(model: nn.Module, layout: HeadLayout, kept: Tensor | None, threshold: float | None) -> Tensor:
     if kept is not None and threshold is None:
-        if "head" not in layout.kinds:
-            raise UserError(
-                f"heads: the run that learned the gates decided on heads, expected gates on heads, got gates on "
-                f"{layout.counted}. Put gates on heads, too."
-            )
         if bool(kept.all()):
             raise UserError(
                 f"heads: the run that learned the gates keeps all {len(kept)} heads. Train with a higher "
                 f"weight of the gates' penalty, or give a threshold."
             )
-        return layout.mask((~kept).nonzero().flatten().tolist())  # heads come first, neurons stay
+        heads = layout.of("head").mask(~kept, "heads")
+        return functional.pad(heads, (0, layout.num_heads - len(heads)))  # neurons stay
     gates = find_gates(model)
     if gates is None or bool((gates.effective() == 1).all()):
         raise UserError("heads: the weights have no learned gates; all are 1. Train with gates=<...> first.")

@@ -15,9 +15,8 @@ from timm.models import is_model_pretrained
 from torch import nn
 
 from mhprobe import __version__
-from mhprobe.backbones import input_spec
 from mhprobe.backbones.parts import narrow
-from mhprobe.backbones.parts.timm_models import untold
+from mhprobe.backbones.parts.timm_models import input_spec, untold
 from mhprobe.errors import UserError, first_line, refusing
 from mhprobe.io.files import write, write_all
 from mhprobe.report.runs import words
