@@ -50,9 +50,7 @@ def main(command: str) -> None:
 
     try:
         application()
-    except UserError as error:
-        fail(str(error))
-    except (HydraException, OmegaConfBaseException) as error:
+    except (UserError, HydraException, OmegaConfBaseException) as error:
         fail(explain(command, error))
     except (ValueError, TypeError) as error:  # Hydra's answer to data=3 and data=[3]
         if started:

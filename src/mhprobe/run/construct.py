@@ -54,12 +54,8 @@ def refuse_types(part: Any, where: str) -> None:
             make = get_object(part["_target_"])
         except Exception:  # instantiate raises
             return
-        refuse_misfits(make, {key: value for key, value in part.items() if not _holds_part(value)}, where)
-
-
-def _holds_part(value: Any) -> bool:
-    """Return True for a part, or a list or mapping of parts."""
-    return any(path[-1] == "_target_" for path, _ in leaves(value, lists=True))
+        inner = {path[0] for path, _ in leaves(part, lists=True) if path[-1] == "_target_" and len(path) > 1}
+        refuse_misfits(make, {key: value for key, value in part.items() if key not in inner}, where)
 
 
 def explained(make: Callable[..., Any], where: str) -> Callable[..., Any]:

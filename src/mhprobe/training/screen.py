@@ -8,7 +8,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
 
-from mhprobe.io.progress import Advance, best, progress, stage
+from mhprobe.io.progress import best, progress, stage
 
 log = logging.getLogger(__name__)
 
@@ -20,8 +20,6 @@ class ShowsTraining(ProgressBar):
         super().__init__()
         self.shown = True
         self._bars = ExitStack()
-        self._training: Advance | None = None
-        self._evaluation: Advance | None = None
         self._best: tuple[float, int] | None = None
         self._began = time.monotonic()
 
@@ -47,11 +45,9 @@ class ShowsTraining(ProgressBar):
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._began = time.monotonic()
-        assert self._training is not None
         self._training(0, f"epoch {trainer.current_epoch + 1} of {trainer.max_epochs}")
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        assert self._training is not None
         self._training(1)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -63,7 +59,6 @@ class ShowsTraining(ProgressBar):
         self._evaluate("testing", trainer.num_test_batches)
 
     def on_validation_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        assert self._evaluation is not None
         self._evaluation(1)
         self._left -= 1
         if self._left <= 0:  # what others do at the end of the epoch has bars of its own
