@@ -122,6 +122,34 @@ def test_orders_are_chosen_on_one_loader_and_reported_on_another():
     assert masked["validation"] == masked["test"]
 
 
+@pytest.mark.parametrize("score", [None, "top1"])
+def test_accuracy_means_the_same_on_both_loaders_though_one_has_no_labels(score):
+    model = tiny_vit()
+    images, labels, others = images_for(model, 12), labels_for(12), images_for(model, 12, seed=5)
+    for loaders in (([(images, labels)], [others]), ([images], [(others, labels)])):
+        rows = mhprobe.masking_curve(model, loaders[0], units="layer", select_loader=loaders[1], score=score)
+        assert {(row["split"], row["score"]) for row in rows} == {("validation", "top1"), ("test", "top1")}
+        assert [row["accuracy"] for row in rows if row["step"] == 0] == [1, 1]
+        with pytest.raises(mhprobe.UserError, match="score=labels: needs labels, and the images have none"):
+            mhprobe.masking_curve(model, loaders[0], units="layer", select_loader=loaders[1], score="labels")
+    assert {row["score"] for row in mhprobe.masking_curve(model, [(images, labels)], units="layer")} == {"labels"}
+
+
+def test_images_that_chose_the_heads_are_not_taken_for_others():
+    model = tiny_vit()
+    images, labels, other = images_for(model, 12), labels_for(12), images_for(model, 12, seed=5)
+    loader = batches(images, labels, 4)
+    alone = mhprobe.masking_curve(model, loader, units="layer")
+    assert {(row["split"], row["chosen_on"], row["p"]) for row in alone} == {("test", "test", "")}
+    for same in (loader, batches(images, labels, 12), batches(images.flip(0), labels.flip(0), 5), [images]):
+        assert mhprobe.masking_curve(model, loader, units="layer", select_loader=same) == alone
+    some = [(torch.cat([images[:3], other]), torch.cat([labels[:3], labels]))]
+    with pytest.warns(MeasureWarning, match="^masking_curve: 3 of the 12 images of loader are in select_loader, too"):
+        rows = mhprobe.masking_curve(model, loader, units="layer", select_loader=some)
+    assert {row["split"] for row in rows} == {"validation", "test"}
+    mhprobe.masking_curve(model, loader, units="layer", select_loader=[(other, labels)])  # nothing to warn of
+
+
 def test_random_curves_take_their_options_and_repeat():
     model = tiny_vit()
     loader = batches(images_for(model, 12), labels_for(12), 6)

@@ -7,7 +7,6 @@ values["gate_importance"]           # (A,) tensor, larger means more important; 
 values["gate_importance"].columns   # with its intervals; .to_frame() for pandas
 """
 
-import functools
 import inspect
 import operator
 import warnings
@@ -25,20 +24,19 @@ from mhprobe.data.photos import PhotoLoader
 from mhprobe.errors import UserError, one_of, quoted, refuse_misfits, whole_number
 from mhprobe.heads import FillName, HeadLayout
 from mhprobe.io.progress import progress
-from mhprobe.masking.base import SHARES, Evaluate
+from mhprobe.masking.base import SHARES
 from mhprobe.masking.parts.curve import CurveSpec, order_named
 from mhprobe.masking.parts.curve import masking_curve as trace_curve
 from mhprobe.masking.parts.trace import Curve
 from mhprobe.measures.base import Measure, MeasureWarning, fitted
 from mhprobe.measures.parts.hashing import image_numbers
-from mhprobe.recording.checks import check_batch, sized
+from mhprobe.recording.checks import check_batch
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.measuring import feed, fills_of, finished, label_of
-from mhprobe.recording.outputs import Of, logits_of
-from mhprobe.recording.state import inspecting
+from mhprobe.recording.outputs import Of
 from mhprobe.report.tables import curve_rows
 from mhprobe.report.values import Found, Values
-from mhprobe.scoring.base import Score, score_for
+from mhprobe.scoring.base import Score, looked, score_for
 from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.surgery.costs import costs
 
@@ -130,15 +128,15 @@ def masking_curve(
         reads it: a DataLoader or a list, not a generator, without shuffling or random augmentation.
     units: index (the same head of every layer), layer, head or stage.
     order: keep_best or another order of masking/; its options are keywords.
-    select_loader: images that choose the order, read as ``loader``. Without it the images of ``loader`` choose: then
-        the curve lies too high, and nothing is tested (p is empty).
+    select_loader: images that choose the order, read as ``loader``. Without it, or if it has the same images, those of
+        ``loader`` choose: then the curve lies too high, and nothing is tested (p is empty).
     steps: largest number of units to mask; None for all.
     exclude_layers: layers whose heads are never masked. min_heads_per_layer: number of heads that every layer keeps.
     rescale: multiply the kept heads of a layer by H / kept.
     target: where to stop: {"heads": number left} | {"flops", "params" or "memory": share of the dense model's} |
         {"latency": share of its time on a batch of the loader}.
     score: meaning of "accuracy" and "loss": the "labels", or agreement with the unmasked model: "top1", "kl", "cosine",
-        "knn" (mhprobe.scoring), or a class. Default: labels if there are any, else top1; cosine for features.
+        "knn" (mhprobe.scoring), or a class. Default: labels if all images have them, else top1; cosine for features.
     batch: as for ``measure``. fill: replacement of a masked head's output, found on the images that choose
         (``mhprobe.recording.fills``).
     Raises UserError for an iterator, a loader that shuffles or augments, a loader without images, an unknown order,
@@ -158,11 +156,10 @@ def masking_curve(
     limits = {"exclude_layers": exclude_layers, "min_heads_per_layer": min_heads_per_layer, "target": target}
     spec = _spec(order, order_options, units=units, rescale=rescale, fill=fill, **limits)
     layout = attach(model).layout
-    walks = [_walked(model, batches, score, batch) for batches in (loader, select_loader) if batches is not None]
-    instead = find_fill(model, fill, walks[-1][0])
-    score_on = [evaluator(rescale=rescale, fill=instead) for _, evaluator in walks]
+    walks = _unlike([_walked(model, batches, batch) for batches in (loader, select_loader) if batches is not None])
+    score_on = _evaluators(model, walks, score, fill, rescale)
     left = costs(model, layout, next(walks[0][0]()).images, target or ())
-    splits = ("test", "test") if select_loader is None else ("validation", "test")
+    splits = ("test", "test") if len(walks) == 1 else ("validation", "test")
     curves = trace_curve(layout, spec, score_on[-1], score_on[0], splits=splits, steps=steps, costs=left)
     return CurveRows(curve_rows(curves), curves, layout)
 
@@ -233,26 +230,34 @@ def _refuse_no_loader(where: str, loader: Any, select_loader: Any) -> None:
             raise UserError(f"{where}: {name}: expected a DataLoader or a list of batches, got {quoted(value)}.")
 
 
-def _walked(
-    model: nn.Module, loader: Iterable[Any], choice: str | type[Score] | None, split: Split
-) -> tuple[Callable[[], Iterator[Batch]], Callable[..., Evaluate]]:
-    """Walk a loader once; return a function that walks it again, and a maker of its evaluate function."""
+_Walked = tuple[Callable[[], Iterator[Batch]], Tensor]  # a loader: a function that walks it, and its ``_marks``
+
+
+def _walked(model: nn.Module, loader: Iterable[Any], split: Split) -> _Walked:
+    """Walk a loader once. UserError for an iterator, no image, and labels that only some of its batches have."""
     if iter(loader) is loader:
         raise UserError(
             "masking_curve: loader: it is read many times, but an iterator can be read only once; give a DataLoader or "
             "a list."
         )
-    device = next(model.parameters()).device
-    features = puts_out_features(model)
-    compared = features or choice not in (None, "labels")
-    labels, outputs, marks = _first_walk(model, loader, device, split, compared)
-    kind = score_for(choice, "masking_curve: score", labels is not None, features, len(marks))
-    score = kind() if kind.banked else kind(outputs, labels)
+    device, layout = next(model.parameters()).device, attach(model).layout
+    parts = []
+    for batch in _batches(loader, device, split):
+        check_batch(model, batch.images, batch.labels, layout)
+        parts.append(_marks(batch))
+    if not any(map(len, parts)):
+        raise UserError(NO_IMAGES)
+    if len({part.shape[1] for part in parts}) > 1:
+        raise UserError(
+            "masking_curve: loader: expected labels in all batches or in none, got some of both. Give all of them, or "
+            "leave them out: batch=lambda item: (images of the item, None)."
+        )
+    marks = torch.cat(parts)
+    labels = marks[:, 1] if marks.shape[1] == 2 else torch.zeros_like(marks[:, 0])
     changed = (
         "masking_curve: loader: expected the same images and labels in the same order in every pass, got others. Use "
         "shuffle=False and no random augmentation."
     )
-    targets = torch.zeros(len(marks), dtype=torch.long, device=device) if labels is None else labels
 
     def again() -> Iterator[Batch]:
         left = marks
@@ -261,39 +266,49 @@ def _walked(
             if not torch.equal(batch_marks, left[: len(batch_marks)]):
                 raise UserError(changed)
             left = left[len(batch_marks) :]
-            yield batch._replace(labels=targets[batch.index])
+            yield batch._replace(labels=labels[batch.index])
         if len(left):
             raise UserError(changed)
 
-    return again, functools.partial(Evaluator, model, again, len(marks), score=score, of="norm" if features else "loss")
+    return again, marks
 
 
-def _first_walk(
-    model: nn.Module, loader: Iterable[Any], device: torch.device, split: Split, compared: bool
-) -> tuple[Tensor | None, Tensor | None, Tensor]:
-    """(N,) labels or None; (N, C) outputs of the model if ``compared``, else None; (N, 2) marks of the images."""
-    labels, outputs, marks = [], [], []
-    layout = attach(model).layout
-    with inspecting(model, gradients=False):
-        for batch in _batches(loader, device, split):
-            check_batch(model, batch.images, batch.labels, layout)
-            if batch.labels is None or compared:
-                with sized(model, batch.images):
-                    outputs.append(logits_of(model(batch.images[batch.valid])))
-            marks.append(_marks(batch))
-            labels.append(None if batch.labels is None else batch.labels[batch.valid])
-    if not any(map(len, marks)):
-        raise UserError(NO_IMAGES)
-    parts = [part for part in labels if part is not None]
-    all_labels = torch.cat(parts) if len(parts) == len(labels) else None
-    return all_labels, torch.cat(outputs) if outputs else None, torch.cat(marks)
+def _unlike(walks: list[_Walked]) -> list[_Walked]:
+    """Leave out the second loader if it has the images of the first; MeasureWarning if it has some of them."""
+    images = [marks[:, 0].unique() for _, marks in walks]
+    shared = int(torch.isin(images[0], images[-1]).sum())
+    if shared == len(images[0]) == len(images[-1]):
+        return walks[:1]
+    if shared:
+        warnings.warn(
+            f"masking_curve: {shared} of the {len(images[0])} images of loader are in select_loader, too: a curve that "
+            f"is chosen and reported on the same images lies too high. Give others.",
+            MeasureWarning,
+            stacklevel=3,
+        )
+    return walks
+
+
+def _evaluators(
+    model: nn.Module, walks: Sequence[_Walked], choice: str | type[Score] | None, fill: FillName, rescale: bool
+) -> list[Evaluator]:
+    """Make the evaluate function of each loader, all of one score, with the fill that the last one finds."""
+    features, labelled = puts_out_features(model), all(marks.shape[1] == 2 for _, marks in walks)
+    kind = score_for(choice, "masking_curve: score", labelled, features, min(len(marks) for _, marks in walks))
+    options: Any = {"rescale": rescale, "fill": find_fill(model, fill, walks[-1][0])}
+    options["of"] = "norm" if features else "loss"
+    return [
+        Evaluator(model, again, len(marks), score=looked(kind, model, again, len(marks)), **options)
+        for again, marks in walks
+    ]
 
 
 def _marks(batch: Batch) -> Tensor:
-    """(n, 2) int64 for the valid images: a digest of the pixels, and the label (0 without labels)."""
-    numbers = image_numbers(batch.images[batch.valid])
-    labels = torch.zeros_like(numbers) if batch.labels is None else batch.labels[batch.valid].long()
-    return torch.stack([numbers, labels], 1)
+    """(n, 2) int64 for the valid images: a digest of the pixels, and the label; (n, 1) without labels."""
+    columns = [image_numbers(batch.images[batch.valid])]
+    if batch.labels is not None:
+        columns.append(batch.labels[batch.valid].long())
+    return torch.stack(columns, 1)
 
 
 def _target(model: nn.Module, loader: Iterable[Any], split: Split) -> Of:

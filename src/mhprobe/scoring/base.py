@@ -15,6 +15,7 @@ from mhprobe.errors import UserError, quoted
 from mhprobe.io.code import classes_in
 from mhprobe.io.progress import progress
 from mhprobe.masking.base import Scored
+from mhprobe.recording.checks import sized
 from mhprobe.recording.outputs import broken, logits_of, refuse_broken
 from mhprobe.recording.state import inspecting
 
@@ -108,7 +109,8 @@ def looked(
 
         def outputs_of(images: Tensor) -> Tensor:
             done(len(images) * ranks.size())
-            return logits_of(model(images))
+            with sized(model, images):
+                return logits_of(model(images))
 
         outputs, labels = outputs_of_split(outputs_of, batches, images)
     return score(outputs, labels if score.labelled else None)
