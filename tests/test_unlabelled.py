@@ -349,6 +349,34 @@ def test_a_loader_that_does_not_know_its_length_and_channels_at_the_end():
         mhprobe.measure(model, [pictures(model).permute(0, 2, 3, 1)], [mhprobe.measures.GateImportance])
 
 
+@pytest.mark.parametrize("labelled", [True, False])
+def test_a_stream_that_can_be_read_once_loses_no_batch(labelled):
+    """Its first batch was taken to see whether there are labels."""
+    model = loud()
+    images, labels = pictures(model), labels_for(COUNT)
+    items = list(zip(images, labels.tolist(), strict=True)) if labelled else list(images)
+
+    class Once(IterableDataset):
+        def __init__(self):
+            self.items = iter(items)
+
+        def __iter__(self):
+            return self.items
+
+    whole = [(images, labels)] if labelled else [images]
+    expected = mhprobe.measure(model, whole, [mhprobe.measures.GateImportance])["gate_importance"]
+    for stream in (DataLoader(Once(), batch_size=4), iter(DataLoader(Once(), batch_size=4))):
+        got = mhprobe.measure(model, stream, [mhprobe.measures.GateImportance])["gate_importance"]
+        assert int(got.columns["images"]) == COUNT and got.label == expected.label
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)
+    if labelled:  # one that reads images twice, and one that has others to choose on
+        chooses = [mhprobe.measures.Interaction]
+        with pytest.raises(mhprobe.UserError, match=r"expected at least one image, got none\. A generator"):
+            mhprobe.measure(model, DataLoader(Once(), batch_size=4), chooses)
+        got = mhprobe.measure(model, DataLoader(Once(), batch_size=4), chooses, select_loader=whole)["interaction"]
+        assert int(got.columns["images"]) == COUNT
+
+
 def test_batches_of_any_form_are_taken_apart_by_a_function():
     model = loud()
     images, labels = pictures(model), labels_for(COUNT)

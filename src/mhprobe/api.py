@@ -8,6 +8,7 @@ values["gate_importance"].columns   # with its intervals; .to_frame() for pandas
 """
 
 import inspect
+import itertools
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -80,21 +81,18 @@ def measure(
             f"measure; got an iterator. Give a DataLoader, a list, or a select_loader."
         )
     selection = loader if select_loader is None else select_loader
-    of = _target(model, loader, batch) if target is None else target
     walked = [selection, loader] if choosing else [loader]
-    images = 0
-    with progress("measuring", sum(map(operator.length_hint, walked)), "batches", show_progress) as done:
-
-        def count(seen: Batch) -> None:
-            nonlocal images
-            images += int(seen.valid.sum())
-            done(1)
+    length = sum(map(operator.length_hint, walked))
+    begun, of = ([], target) if target is not None else _target(model, loader, batch)
+    with progress("measuring", length, "batches", show_progress) as done:
 
         def walk(over: Iterable[Any]) -> Callable[[], Iterator[Batch]]:
-            return lambda: _batches(over, next(model.parameters()).device, batch)
+            started = begun if over is loader else []
+            return lambda: _batches(started.pop() if started else over, next(model.parameters()).device, batch)
 
-        unfit = feed(model, named, walk(loader), walk(selection), done=count, of=of)
-    if not images:
+        unfit = feed(model, named, walk(loader), walk(selection), done=lambda seen: done(1), of=of)
+    fed = [item for name, item in named.items() if name not in unfit]
+    if fed and not any(item.images for item in fed):
         raise UserError(NO_IMAGES)
     columns, refused = finished(named, unfit, show=show_progress)
     for name, error in refused.items():
@@ -311,14 +309,17 @@ def _marks(batch: Batch) -> Tensor:
     return torch.stack(columns, 1)
 
 
-def _target(model: nn.Module, loader: Iterable[Any], split: Split) -> Of:
-    """Choose the scalar to differentiate: "loss" with labels, else "top1", or "norm" without a classifier."""
-    if iter(loader) is loader:
-        return "loss"  # an iterator can be read only once; without labels record raises and names the alternatives
-    first = next(iter(loader), None)
-    if first is not None and _batch(first, 0, split).labels is None:
-        return "norm" if puts_out_features(model) else "top1"
-    return "loss"
+def _target(model: nn.Module, loader: Iterable[Any], split: Split) -> tuple[list[Iterator[Any]], Of]:
+    """Choose the scalar to differentiate: "loss" with labels, else "top1", or "norm" without a classifier.
+
+    Its first batch tells. With it a walk over ``loader`` has begun, returned too: a stream gives each batch once.
+    """
+    rest = iter(loader)
+    first = list(itertools.islice(rest, 1))
+    begun: list[Iterator[Any]] = [itertools.chain(first, rest)]
+    if first and _batch(first[0], 0, split).labels is None:
+        return begun, "norm" if puts_out_features(model) else "top1"
+    return begun, "loss"
 
 
 def _named(measures: Any, layout: HeadLayout) -> dict[str, Measure]:
