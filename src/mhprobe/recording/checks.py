@@ -93,10 +93,14 @@ def _check_pictures(images: Any) -> None:
 
 
 def check_labels(labels: Tensor | None, logits: Tensor) -> None:
-    """Raise UserError for a label without a logit."""
+    """Raise UserError for a label without a logit, and for labels of a network with a single one."""
     if labels is None:
         return
-    classes = logits.shape[1]
+    if (classes := logits.shape[1]) == 1:
+        raise UserError(
+            "labels: expected a model of at least two classes, got one logit: its loss is 0 and its class is right, "
+            "whatever a head does. Give the images without labels."
+        )
     bad = ((labels < 0) | (labels >= classes)).nonzero()
     if len(bad):
         at = int(bad[0])
