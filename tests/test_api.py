@@ -135,6 +135,42 @@ def test_accuracy_means_the_same_on_both_loaders_though_one_has_no_labels(score)
     assert {row["score"] for row in mhprobe.masking_curve(model, [(images, labels)], units="layer")} == {"labels"}
 
 
+@pytest.mark.parametrize("score", [None, "labels", "top1"])
+def test_labels_in_some_batches_alone_are_refused(score):
+    model = tiny_vit()
+    images, labels = images_for(model, 12), labels_for(12)
+    for loader in ([(images[:4], labels[:4]), images[4:]], [images[:4], (images[4:], labels[4:])]):
+        with pytest.raises(mhprobe.UserError, match=r"^masking_curve: loader: expected labels in all batches or in"):
+            mhprobe.masking_curve(model, loader, units="layer", score=score)
+
+
+def test_more_labels_than_images_are_refused_whatever_the_size_of_a_piece():
+    model = tiny_vit()
+    for looks in ([mhprobe.measures.GateImportance], [mhprobe.measures.GateImportance, mhprobe.measures.Entropy]):
+        for labels in (labels_for(18), labels_for(9)):
+            with pytest.raises(mhprobe.UserError, match=r"labels: expected \(12,\) int64, one class per image, got"):
+                mhprobe.measure(model, [(images_for(model, 12), labels)], looks)
+
+
+def test_labels_of_a_network_with_one_logit_are_refused_and_what_needs_none_is_answered():
+    """All importances were 0, and the accuracy 100 % whatever was masked."""
+    model, delta = tiny_vit(num_classes=1), mhprobe.measures.AblationDelta
+    images, labels = images_for(model, 12), torch.zeros(12, dtype=torch.long)
+    for call in (
+        lambda: mhprobe.measure(model, [(images, labels)], [mhprobe.measures.GateImportance]),
+        lambda: mhprobe.measure(model, [(images, labels)], [delta]),
+        lambda: mhprobe.masking_curve(model, [(images, labels)], units="layer"),
+        lambda: mhprobe.masking_curve(model, [(images, labels)], units="layer", fill="optimal", score="cosine"),
+    ):
+        with pytest.raises(mhprobe.UserError, match=r"^labels: expected a model of at least two classes, got one l"):
+            call()
+    assert (mhprobe.measure(model, [images], [mhprobe.measures.GateImportance])["gate_importance"] > 0).all()
+    assert mhprobe.masking_curve(model, [images], units="layer", score="cosine")
+    features = tiny_vit(num_classes=0)
+    assert mhprobe.masking_curve(features, [(images, labels)], units="layer")[0]["score"] == "cosine"
+    assert len(mhprobe.measure(features, [(images, labels)], [mhprobe.measures.GateImportance], target="norm")) == 1
+
+
 def test_images_that_chose_the_heads_are_not_taken_for_others():
     model = tiny_vit()
     images, labels, other = images_for(model, 12), labels_for(12), images_for(model, 12, seed=5)

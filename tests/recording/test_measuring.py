@@ -79,6 +79,24 @@ def test_one_that_refuses_does_not_hold_up_the_others_and_is_fed_no_further(mode
     assert str(refused["no"]) == "refuses: enough." and refusing.shown == 2
 
 
+def test_a_batch_is_summed_whole_whatever_else_is_measured_and_however_its_padding_falls(model):
+    """Attention weights cut a batch into pieces, each of which was once summed as a batch."""
+    layout, (images, labels) = mhprobe.attach(model).layout, (images_for(model, 24), labels_for(24))
+    valid = torch.ones(24, dtype=torch.bool)
+    valid[6:12], valid[23] = False, False  # the last piece of the first batch is padding
+    batches = [Batch(images[of], labels[of], torch.arange(24)[of], valid[of]) for of in (slice(12), slice(12, 24))]
+    assert [part.stop for part in measuring.pieces(12, layout, {"grad", "attn"})] == [6, 12]
+    of_batches = functools.partial(mhprobe.measures.GateImportance, layout, abs_at="batch")
+    for make in (of_batches, functools.partial(of_batches, power=2)):
+        alone = make()
+        for batch in batches:
+            alone.update(mhprobe.record(model, batch.images, batch.labels, {"grad"}, batch.valid))
+        for also in ({}, {"entropy": mhprobe.measures.Entropy(layout)}):
+            got, _ = measure(model, {"batch": make(), **also}, lambda: batches)
+            for name, column in alone.columns().items():
+                torch.testing.assert_close(got["batch"][name], column, rtol=1e-4, atol=1e-9)  # float32 in other pieces
+
+
 def test_what_a_measure_saw_before_is_forgotten(model):
     layout = mhprobe.attach(model).layout
     again = mhprobe.measures.GateImportance(layout)

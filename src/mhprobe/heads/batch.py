@@ -160,6 +160,7 @@ class HeadBatch:
     images: (B, 3, height, width), the model's input. objects: (B, height, width) int64, the object of each pixel, 0 for
         background; None if the data set has no masks.
     valid: (B,) bool, False for images that only pad the batch: they never enter a sum.
+    ends: False if it is a piece of a batch, and not the last one.
     """
 
     z: tuple[Tensor, ...]
@@ -177,6 +178,7 @@ class HeadBatch:
     relevance: Mapping[Relevance, Relevances] = field(default_factory=dict)
     images: Tensor | None = None
     objects: Tensor | None = None
+    ends: bool = field(default=True, repr=False)
     _derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def need(self, what: str, name: str) -> Any:
@@ -195,7 +197,7 @@ class HeadBatch:
         return self._derived[key]
 
     def __repr__(self) -> str:
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.repr}
         recorded = [k for k, v in values.items() if v is not None and not (isinstance(v, Mapping) and not v)]
         return f"HeadBatch({len(self.logits)} images, {len(self.z)} sites; {', '.join(recorded)})"
 

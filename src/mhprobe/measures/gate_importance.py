@@ -60,6 +60,7 @@ class GateImportance(Measure):
     total: Tensor = sums("A")  # of the units' scores; a unit is an image, or a batch where abs_at="batch"
     square: Tensor = sums("A")  # of their squares
     slope: Tensor = sums("A")  # of slopes
+    begun: Tensor = sums("A")  # of slopes of a batch of which pieces are still to come, where abs_at="batch"
     units: Tensor = counts()
 
     def __init__(
@@ -80,7 +81,9 @@ class GateImportance(Measure):
             tokens = token_slopes(batch, self.name)
             score = torch.cat([t[batch.valid].abs().pow(self.power).sum(1) for t in tokens], 1)
         else:
-            score = slope_BA.sum(0, keepdim=True).abs() ** self.power
+            self.begun += slope_BA.sum(0)
+            score = self.begun.expand(int(batch.ends), -1).abs() ** self.power  # none before the last piece
+            self.begun *= not batch.ends
         self.total += score.sum(0)
         self.square += score.square().sum(0)
         self.slope += slope_BA.sum(0)

@@ -20,7 +20,7 @@ from mhprobe.gates.fill import Fill
 from mhprobe.heads import Ablation, FillName, HeadBatch, HeadLayout, Need, first_sites
 from mhprobe.io.progress import progress
 from mhprobe.measures.base import Measure, MeasureWarning
-from mhprobe.recording.checks import numbers_of
+from mhprobe.recording.checks import check_batch, numbers_of
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.outputs import Of
 from mhprobe.recording.record import record
@@ -185,7 +185,10 @@ def _feed(
             if not (active := {key: item for key, item in measures.items() if key not in refused}):
                 break
             needs = needs_of(active.values(), selecting) | beside
-            for piece in map(batch.part, pieces(len(batch.valid), layout, needs)):
+            check_batch(model, batch.images, batch.labels, layout)  # whole: a piece has as many labels as images
+            parts = [part for part in pieces(len(batch.valid), layout, needs) if batch.valid[part].any()]
+            for part in parts:
+                piece = batch.part(part)
                 look = functools.partial(_look, model, piece, of=of, fills=fills)
                 try:
                     heads = look(needs=needs)
@@ -195,9 +198,9 @@ def _feed(
                     if not unfit or not active:
                         raise
                     heads = look(needs=(needs := needs_of(active.values(), selecting) | beside))
-                heads = _at_gates(heads, gates) if at_gates else heads
+                heads = dataclasses.replace(_at_gates(heads, gates) if at_gates else heads, ends=part is parts[-1])
                 for key, item in active.items():
-                    if key in refused or (selecting and not heads.valid.any()):
+                    if key in refused:
                         continue
                     shown = heads if item.layout == layout else heads.derive(first_sites, len(item.layout.sites))
                     try:
