@@ -71,28 +71,23 @@ def measure(
     All measures share one forward pass per batch, and one backward pass if a measure needs slopes.
     Raises UserError for what is no measure or no loader, two of one name, batches of another form, and no image.
     """
-    _refuse_no_loader("measure", loader, select_loader)
     one_of("measure", "show_progress", show_progress, Literal[True, False])
     named = _named(measures, attach(model).layout)
     choosing = [name for name, item in named.items() if item.select_needs is not None or fills_of([item])]
-    if choosing and select_loader is None and iter(loader) is loader:
-        raise UserError(
-            f"measure: loader: {', '.join(choosing)} needs two passes over the images, one to choose and one to "
-            f"measure; got an iterator. Give a DataLoader, a list, or a select_loader."
-        )
+    twice = f"{', '.join(choosing)} chooses on it before it measures" if choosing and select_loader is None else ""
+    _refuse_no_loader("measure", loader, select_loader, twice)
     selection = loader if select_loader is None else select_loader
     walked = [selection, loader] if choosing else [loader]
-    length = sum(map(operator.length_hint, walked))
-    begun, of = ([], target) if target is not None else _target(model, loader, batch)
-    with progress("measuring", length, "batches", show_progress) as done:
+    device = next(model.parameters()).device
+    begun, of = ([], target) if target is not None else _target(model, _batches(loader, device, batch))
+    with progress("measuring", sum(map(operator.length_hint, walked)), "batches", show_progress) as done:
 
         def walk(over: Iterable[Any]) -> Callable[[], Iterator[Batch]]:
             started = begun if over is loader else []
-            return lambda: _batches(started.pop() if started else over, next(model.parameters()).device, batch)
+            return lambda: started.pop() if started else _batches(over, device, batch)
 
         unfit = feed(model, named, walk(loader), walk(selection), done=lambda seen: done(1), of=of)
-    fed = [item for name, item in named.items() if name not in unfit]
-    if fed and not any(item.images for item in fed):
+    if not any(item.images or name in unfit for name, item in named.items()):
         raise UserError(NO_IMAGES)
     columns, refused = finished(named, unfit, show=show_progress)
     for name, error in refused.items():
@@ -149,7 +144,7 @@ def masking_curve(
     >>> [row["heads_masked"] for row in rows], rows[0]["accuracy"]
     ([0, 3, 6], 1.0)
     """
-    _refuse_no_loader("masking_curve", loader, select_loader)
+    _refuse_no_loader("masking_curve", loader, select_loader, "every mask is tried on it")
     whole_number("masking_curve: steps", steps, none="all units")
     limits = {"exclude_layers": exclude_layers, "min_heads_per_layer": min_heads_per_layer, "target": target}
     spec = _spec(order, order_options, units=units, rescale=rescale, fill=fill, **limits)
@@ -222,22 +217,20 @@ def photos(folder: str | Path, model: nn.Module, batch_size: int = 32, limit: in
     return PhotoLoader(folder, **input_spec(backbone_of(model)), batch_size=batch_size, limit=limit)
 
 
-def _refuse_no_loader(where: str, loader: Any, select_loader: Any) -> None:
+def _refuse_no_loader(where: str, loader: Any, select_loader: Any, twice: str) -> None:
+    """UserError for what cannot be walked. twice: the reason why it is walked more than once; "" if it is not."""
     for name, value in (("loader", loader), ("select_loader", [] if select_loader is None else select_loader)):
         if isinstance(value, str | Tensor | Mapping) or not isinstance(value, Iterable):
             raise UserError(f"{where}: {name}: expected a DataLoader or a list of batches, got {quoted(value)}.")
+        if twice and iter(value) is value:
+            raise UserError(f"{where}: {name}: {twice}, expected a DataLoader or a list, got an iterator, read once.")
 
 
 _Walked = tuple[Callable[[], Iterator[Batch]], Tensor]  # a loader: a function that walks it, and its ``_marks``
 
 
 def _walked(model: nn.Module, loader: Iterable[Any], split: Split) -> _Walked:
-    """Walk a loader once. UserError for an iterator, no image, and labels that only some of its batches have."""
-    if iter(loader) is loader:
-        raise UserError(
-            "masking_curve: loader: it is read many times, but an iterator can be read only once; give a DataLoader or "
-            "a list."
-        )
+    """Walk a loader once. UserError for no image, and for labels that only some of its batches have."""
     device, layout = next(model.parameters()).device, attach(model).layout
     parts = []
     for batch in _batches(loader, device, split):
@@ -252,21 +245,16 @@ def _walked(model: nn.Module, loader: Iterable[Any], split: Split) -> _Walked:
         )
     marks = torch.cat(parts)
     labels = marks[:, 1] if marks.shape[1] == 2 else torch.zeros_like(marks[:, 0])
-    changed = (
-        "masking_curve: loader: expected the same images and labels in the same order in every pass, got others. Use "
-        "shuffle=False and no random augmentation."
-    )
 
     def again() -> Iterator[Batch]:
-        left = marks
-        for batch in _batches(loader, device, split):
-            batch_marks = _marks(batch)  # masks are compared image by image, over several walks
-            if not torch.equal(batch_marks, left[: len(batch_marks)]):
-                raise UserError(changed)
-            left = left[len(batch_marks) :]
+        for batch, part in itertools.zip_longest(_batches(loader, device, split), parts):
+            # masks are compared image by image, over several walks
+            if batch is None or part is None or not torch.equal(_marks(batch), part):
+                raise UserError(
+                    "masking_curve: loader: expected the same images and labels in the same order in every pass, batch "
+                    "by batch, got others. Use shuffle=False and no random augmentation."
+                )
             yield batch._replace(labels=labels[batch.index])
-        if len(left):
-            raise UserError(changed)
 
     return again, marks
 
@@ -278,12 +266,8 @@ def _unlike(walks: list[_Walked]) -> list[_Walked]:
     if shared == len(images[0]) == len(images[-1]):
         return walks[:1]
     if shared:
-        warnings.warn(
-            f"masking_curve: {shared} of the {len(images[0])} images of loader are in select_loader, too: a curve that "
-            f"is chosen and reported on the same images lies too high. Give others.",
-            MeasureWarning,
-            stacklevel=3,
-        )
+        which = f"{shared} of the {len(images[0])} images of loader are in select_loader, too"
+        warnings.warn(f"masking_curve: {which}: on these the curve lies too high.", MeasureWarning, stacklevel=3)
     return walks
 
 
@@ -303,21 +287,18 @@ def _evaluators(
 
 def _marks(batch: Batch) -> Tensor:
     """(n, 2) int64 for the valid images: a digest of the pixels, and the label; (n, 1) without labels."""
-    columns = [image_numbers(batch.images[batch.valid])]
-    if batch.labels is not None:
-        columns.append(batch.labels[batch.valid].long())
-    return torch.stack(columns, 1)
+    columns = (image_numbers(batch.images), batch.labels)
+    return torch.stack([column[batch.valid].long() for column in columns if column is not None], 1)
 
 
-def _target(model: nn.Module, loader: Iterable[Any], split: Split) -> tuple[list[Iterator[Any]], Of]:
+def _target(model: nn.Module, batches: Iterator[Batch]) -> tuple[list[Iterator[Batch]], Of]:
     """Choose the scalar to differentiate: "loss" with labels, else "top1", or "norm" without a classifier.
 
-    Its first batch tells. With it a walk over ``loader`` has begun, returned too: a stream gives each batch once.
+    The first batch tells. The walk that has begun with it is returned, too: a stream gives each batch once.
     """
-    rest = iter(loader)
-    first = list(itertools.islice(rest, 1))
-    begun: list[Iterator[Any]] = [itertools.chain(first, rest)]
-    if first and _batch(first[0], 0, split).labels is None:
+    first = list(itertools.islice(batches, 1))
+    begun: list[Iterator[Batch]] = [itertools.chain(first, batches)]
+    if first and first[0].labels is None:
         return begun, "norm" if puts_out_features(model) else "top1"
     return begun, "loss"
 
@@ -358,28 +339,22 @@ def _called(item: Any) -> str:
 
 
 def _batches(loader: Iterable[Any], device: torch.device, split: Split) -> Iterator[Batch]:
-    """Yield the non-empty batches of ``loader`` on ``device``, with images numbered from 0."""
+    """Yield the non-empty batches of ``loader`` on ``device``, images numbered from 0. UserError for other items."""
     first = 0
     for item in loader:
-        batch = _batch(item, first, split)
-        if not len(batch.images):
+        if not isinstance(item, Batch):
+            images, labels = split(item)
+            if not isinstance(images, Tensor) or images.dim() < 2:
+                got = tuple(images.shape) if isinstance(images, Tensor) else quoted(images)
+                raise UserError(f"loader: expected batches of images (B, 3, height, width), got {got}.")
+            item = Batch.whole(images, labels)
+        if not len(item.images):
             continue  # a filter may have removed every image
-        first += int(batch.valid.sum())
-        yield batch.to(device)
-
-
-def _batch(item: Any, first: int, split: Split) -> Batch:
-    """Make a Batch of an item of a loader; its first image gets the number ``first``. UserError for other items."""
-    if not isinstance(item, Batch):
-        images, labels = split(item)
-        if not isinstance(images, Tensor) or images.dim() < 2:
-            got = tuple(images.shape) if isinstance(images, Tensor) else quoted(images)
-            raise UserError(f"loader: expected batches of images (B, 3, height, width), got {got}.")
-        item = Batch.whole(images, labels)
-    if item.valid.dtype != torch.bool:  # 0 and 1 as numbers would name the first two images
-        raise UserError(f"loader: Batch.valid: expected bool, True for images that count, got {item.valid.dtype}.")
-    index = first + torch.cumsum(item.valid.cpu(), 0) - 1
-    return item._replace(index=index.clamp(min=0), targets=None)
+        if item.valid.dtype != torch.bool:  # 0 and 1 as numbers would name the first two images
+            raise UserError(f"loader: Batch.valid: expected bool, True for images that count, got {item.valid.dtype}.")
+        index = first + torch.cumsum(item.valid.cpu(), 0) - 1
+        first += int(item.valid.sum())
+        yield item._replace(index=index.clamp(min=0), targets=None).to(device)
 
 
 class CurveRows(list[dict[str, Any]]):
@@ -392,5 +367,4 @@ class CurveRows(list[dict[str, Any]]):
     @property
     def masks(self) -> list[Tensor | None]:
         """Masks for ``prune_heads``: per row (A,) bool, True for heads that are off; None for a mean over paths."""
-        heads = [None if row["seed"] == "mean" else [*map(int, row["masked"].split())] for row in self]
-        return [None if some is None else self.layout.mask(some) for some in heads]
+        return [None if row["seed"] == "mean" else self.layout.mask([*map(int, row["masked"].split())]) for row in self]

@@ -20,7 +20,7 @@ from mhprobe.gates.fill import Fill
 from mhprobe.heads import Ablation, FillName, HeadBatch, HeadLayout, Need, first_sites
 from mhprobe.io.progress import progress
 from mhprobe.measures.base import Measure, MeasureWarning
-from mhprobe.recording.checks import check_batch, numbers_of
+from mhprobe.recording.checks import check_batch, check_model, numbers_of
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.outputs import Of
 from mhprobe.recording.record import record
@@ -181,6 +181,7 @@ def _feed(
     refused: dict[str | None, UserError] = {}
     layout = gates.layout
     try:
+        check_model(model)
         for batch in batches:
             if not (active := {key: item for key, item in measures.items() if key not in refused}):
                 break
@@ -188,8 +189,7 @@ def _feed(
             check_batch(model, batch.images, batch.labels, layout)  # whole: a piece has as many labels as images
             parts = [part for part in pieces(len(batch.valid), layout, needs) if batch.valid[part].any()]
             for part in parts:
-                piece = batch.part(part)
-                look = functools.partial(_look, model, piece, of=of, fills=fills)
+                look = functools.partial(_look, model, batch.part(part), of=of, fills=fills)
                 try:
                     heads = look(needs=needs)
                 except UserError:

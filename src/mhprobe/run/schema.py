@@ -44,9 +44,8 @@ class Optim(_Section):
 def _parts(frozen: Any) -> Any:
     """Check ``frozen`` in one message: for a union pydantic has one per type."""
     words, parts = get_args(Scope), get_args(Part)
-    if frozen in words or (isinstance(frozen, list) and frozen and all(part in parts for part in frozen)):
-        return frozen
-    if type(frozen) is int and frozen > 0:
+    listed = isinstance(frozen, list) and frozen and all(part in parts for part in frozen)
+    if frozen in words or listed or (type(frozen) is int and frozen > 0):
         return frozen
     raise PydanticCustomError("frozen", f"Give {', '.join(words)}, a number of blocks, or a list of {', '.join(parts)}")
 
