@@ -277,12 +277,10 @@ def _evaluators(
     """Make the evaluate function of each loader, all of one score, with the fill that the last one finds."""
     features, labelled = puts_out_features(model), all(marks.shape[1] == 2 for _, marks in walks)
     kind = score_for(choice, "masking_curve: score", labelled, features, min(len(marks) for _, marks in walks))
-    options: Any = {"rescale": rescale, "fill": find_fill(model, fill, walks[-1][0])}
-    options["of"] = "norm" if features else "loss"
-    return [
-        Evaluator(model, again, len(marks), score=looked(kind, model, again, len(marks)), **options)
-        for again, marks in walks
-    ]
+    options: Any = {"rescale": rescale, "of": "norm" if features else "loss"}
+    options["fill"] = find_fill(model, fill, walks[-1][0])
+    sizes = [(again, len(marks)) for again, marks in walks]
+    return [Evaluator(model, *walk, score=looked(kind, model, *walk), **options) for walk in sizes]
 
 
 def _marks(batch: Batch) -> Tensor:

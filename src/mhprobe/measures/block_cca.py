@@ -6,7 +6,6 @@ Shapes: G blocks of a group, R correlations.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -53,19 +52,16 @@ class BlockCCA(LayerSimilarity):
     def shape(self, group: int, batch: HeadBatch) -> tuple[int, int]:
         sites = [self.layout.sites[s] for s in self.groups[group]]
         streams = batch.need("stream", self.name)
-        return math.prod(_coarsest(sites)), max(streams[site.block].after.shape[2] for site in sites)
+        channels = max(streams[site.block].after.shape[2] for site in sites)
+        return min(math.prod(site.token_grid) for site in sites), channels
 
     def rows_of(self, group: int) -> Rows:
         return _pooled, tuple(self.layout.sites[s] for s in self.groups[group]), self.shapes[group][1]
 
 
-def _coarsest(sites: Sequence[HeadSite]) -> tuple[int, int]:
-    return min((site.token_grid for site in sites), key=math.prod)
-
-
 def _pooled(batch: HeadBatch, sites: tuple[HeadSite, ...], width: int) -> Tensor:
     """(B, cells of the coarsest grid, G * width) streams behind the sites' blocks."""
-    streams, grid = batch.need("stream", "block_cca"), _coarsest(sites)
+    streams, grid = batch.need("stream", "block_cca"), min((site.token_grid for site in sites), key=math.prod)
     return torch.cat([_rows(streams[site.block].after, site, grid, width) for site in sites], -1)
 
 

@@ -220,18 +220,12 @@ class _Norms(TorchFunctionMode):
         self.scales: list[Any] = list(scales or ())
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.linear and self.learn:  # norms stand in front of it
-            return args[0].new_zeros(*args[0].shape[:-1], len(args[1]))
-        if func is F.linear:
-            return self._linear(*args, **kwargs)
-        if func is F.layer_norm:
-            return self._layer_norm(*args, **kwargs)
-        if func is F.rms_norm:
-            return self._rms_norm(*args, **kwargs)
-        return func(*args, **kwargs)
+        ours = {F.linear: self._linear, F.layer_norm: self._layer_norm, F.rms_norm: self._rms_norm}
+        return ours.get(func, func)(*args, **(kwargs or {}))
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if self.learn:  # norms stand in front of it
+            return input.new_zeros(*input.shape[:-1], len(weight))
         # in the writes' precision, which is wider than that of half a model
         return F.linear(input, weight.to(input), None if bias is None or not self.biases else bias.to(input))
 

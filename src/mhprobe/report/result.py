@@ -70,6 +70,4 @@ class Result(NamedTuple):
     @property
     def how_to_read(self) -> str:
         """Return the figure's caption: its own, or that of its kind, or ""."""
-        if self.caption or not self.drawn:
-            return self.caption
-        return kinds()[self.drawn].caption
+        return self.caption if self.caption or not self.drawn else kinds()[self.drawn].caption

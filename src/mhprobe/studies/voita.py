@@ -83,8 +83,8 @@ def run(cfg: Config, folder: Path) -> None:
     rows = [Row(heads, whole, whole, whole, before or "", before or "")]
     for size in options.heads or dict.fromkeys(max(1, round(heads * share)) for share in (0.75, 0.5, 0.25)):
         target = {"penalty": {**(cfg.gates.penalty or {}), "heads": size}, "keep": size}
-        pruned = fit(cfg.but(gates=target), folder / _arm(size))
-        kept = folder / _arm(size) / "tables" / "gates.csv"
+        pruned = fit(cfg.but(gates=target), folder / f"heads_{size}_pruned")
+        kept = folder / f"heads_{size}_pruned" / "tables" / "gates.csv"
         scratch = fit(_scratch(cfg, description, kept, epochs), folder / f"heads_{size}_scratch")
         rows.append(_compared(size, pruned, scratch, learned or "", epochs))
     adjusted = holm(torch.tensor([row.p for row in rows[1:]], dtype=torch.float64)).tolist()
@@ -139,7 +139,8 @@ def write(
     images = data.sizes["test"]
     groups = {row.group: row.of for row in left}
     kept = {(row.run, row.group): row.kept for row in left}
-    counts = [list(groups.values())] + [[kept[_arm(row.heads), group] for group in groups] for row in rows[1:]]
+    arms = [f"heads_{row.heads}_pruned" for row in rows[1:]]
+    counts = [list(groups.values())] + [[kept[arm, group] for group in groups] for arm in arms]
     full = [[*row, images, *count] for row, count in zip(rows, counts, strict=True)]
     table = tables.Table([*Row._fields, "images", *groups], full)
     points = [(row.heads, row.pruned, row.scratch) for row in rows]
@@ -153,10 +154,6 @@ def write(
         tested = f", p = {row.p_holm:.2g} (McNemar, Holm)" if isinstance(row.p_holm, float) else ""
         print(f"{row.heads} of {rows[0].heads} heads: {accuracies}{tested}")
     print(f"tables and figures: {folder}")
-
-
-def _arm(heads: int) -> str:
-    return f"heads_{heads}_pruned"
 
 
 def _scratch(cfg: Config, description: dict[str, Any], kept: Path, epochs: int) -> Config:
