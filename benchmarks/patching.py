@@ -13,7 +13,7 @@ from benchmarks.harness.size import Size
 from benchmarks.harness.timing import Ratio, compare, single
 from mhprobe.heads import Patching
 from mhprobe.recording.patching import Pass, patched
-from mhprobe.recording.record import operations
+from mhprobe.recording.record import Counter
 from mhprobe.recording.replay import Replay
 from mhprobe.recording.state import inspecting
 from mhprobe.recording.taps import Taps
@@ -39,7 +39,11 @@ def _of(name: str, model: nn.Module, size: Size) -> Iterator[Ratio]:
 
     if not torch.allclose(by_hooks(model, twins, heads), shared(), rtol=1e-3, atol=1e-4):
         raise RuntimeError("the logits differ")
-    ratio = operations(shared) / operations(lambda: by_hooks(model, twins, heads))
+    with Counter() as ours:
+        shared()
+    with Counter() as whole:
+        by_hooks(model, twins, heads)
+    ratio = ours.total / whole.total
     what = f"{name}: every head patched, shared blocks / one whole run per head"
     yield single(f"{what}, operations", ratio, "<= .55")
     yield compare(f"{what}, time", shared, lambda: by_hooks(model, twins, heads), size.rounds(5), "<= .55")

@@ -219,9 +219,10 @@ def test_under_gates_that_are_not_one_the_model_as_it_is_is_what_masks_are_held_
         ({"score": "knn"}, "score=knn: needs labels"),
         ({"score": "mood"}, r"score: expected one of cosine, kl, knn, knn_train, labels, top1, got 'mood'"),
         ({"score": int}, r"score: expected one of cosine, kl, .*, got <class 'int'>"),
+        ({"fill": "optimal"}, "fill=optimal: it minimises the loss, so it needs labels"),
     ],
 )
-def test_a_score_that_cannot_be_given_is_said(options, reason):
+def test_what_cannot_be_had_without_labels_is_said(options, reason):
     model = loud()
     with pytest.raises(mhprobe.UserError, match=reason):
         mhprobe.masking_curve(model, [pictures(model)], units="layer", **options)

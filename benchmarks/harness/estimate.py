@@ -25,7 +25,7 @@ from mhprobe.masking.base import Evaluate, Scores
 from mhprobe.masking.parts.curve import CurveSpec, masking_curve
 from mhprobe.measures.base import Measure
 from mhprobe.measures.parts.jackknife import NoInterval
-from mhprobe.recording.record import operations
+from mhprobe.recording.record import Counter
 from mhprobe.run.members import members
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -60,8 +60,9 @@ class Large:
         with torch.device("meta"):
             model = timm.create_model(name).eval()
             image = torch.zeros(1, 3, *model.pretrained_cfg["input_size"][1:])
-        with torch.no_grad():
-            return cls(layout_of(model), float(operations(lambda: model(image))))
+        with torch.no_grad(), Counter() as counter:
+            model(image)
+        return cls(layout_of(model), float(counter.total))
 
     def recorded(self, needs: Any) -> float:
         """Bytes per image of what is recorded in float32: outputs of heads, their slopes, attention."""

@@ -278,9 +278,11 @@ def _evaluators(
     features, labelled = puts_out_features(model), all(marks.shape[1] == 2 for _, marks in walks)
     kind = score_for(choice, "masking_curve: score", labelled, features, min(len(marks) for _, marks in walks))
     options: Any = {"rescale": rescale, "of": "norm" if features else "loss"}
-    options["fill"] = find_fill(model, fill, walks[-1][0])
-    sizes = [(again, len(marks)) for again, marks in walks]
-    return [Evaluator(model, *walk, score=looked(kind, model, *walk), **options) for walk in sizes]
+    walk = walks[-1][0]
+    none: Any = None  # zeros stand in the place of labels that are not there, and no fill may be fitted to them
+    options["fill"] = find_fill(model, fill, walk if labelled else lambda: (b._replace(labels=none) for b in walk()))
+    images = [(again, len(marks)) for again, marks in walks]
+    return [Evaluator(model, *of, score=looked(kind, model, *of), **options) for of in images]
 
 
 def _marks(batch: Batch) -> Tensor:

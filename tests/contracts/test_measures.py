@@ -470,9 +470,7 @@ def random_batch(images: range, padding: int = 0, needs: Collection[Need] = ()) 
         return type(first)(*joined) if hasattr(first, "_fields") else tuple(joined)
 
     names = [f.name for f in dataclasses.fields(HeadBatch) if f.init and getattr(parts[0], f.name) is not None]
-    joined = HeadBatch(
-        **{n: join([getattr(part, n) for part in parts]) for n in names if n not in ("weights", "_derived")}
-    )
+    joined = HeadBatch(**{n: join([getattr(part, n) for part in parts]) for n in names if n not in ("weights", "ends")})
     return dataclasses.replace(joined, valid=torch.arange(len(parts)) < len(images), weights=WEIGHTS)
 
 

@@ -55,6 +55,22 @@ def test_a_part_of_a_study_is_refused_by_the_folder_that_was_named(tmp_path):
     assert "whole" not in str(refused.value)
 
 
+def test_a_run_that_is_stopped_amid_its_results_goes_on(tmp_path, monkeypatch):
+    """What they are of is written first: a folder with numbers of nobody is refused as another's."""
+    report = Report(tmp_path)
+    report.begin({"1": "one network"})
+
+    def stopped(*_):
+        report.add_metrics({"test/accuracy": 0.5})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(report, "_write", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        report.add({"accuracy": Result(metrics={"test/accuracy": 0.5})})
+    assert names(tmp_path) == {"metrics.json", "results.json"}
+    Report(tmp_path).begin({"1": "one network"})
+
+
 def test_every_result_becomes_a_table_and_a_figure(tmp_path, capfd):
     listener = Listener()
     report = Report(tmp_path, LAYOUT, [object(), listener])

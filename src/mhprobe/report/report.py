@@ -91,6 +91,8 @@ class Report:
         """Write tables, figures and metrics of results by their names, and their entries in results.json."""
         paths: list[Path] = []
         written: dict[str, ledger.Entry] = {}
+        if results:
+            self.add({})  # what they are of comes first: a run that is stopped after this goes on
         for name, result in results.items():
             if not result.empty:
                 whole = result._replace(of=self.images if result.of is None else result.of)

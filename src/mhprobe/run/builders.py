@@ -265,8 +265,8 @@ def test(trainer: L.Trainer, model: GatedClassifier, data: ImageData, report: Re
         # "test/accuracy" is always by labels
         metrics = {key.replace("accuracy", "agreement") if by_network else key: n for key, n in model.results.items()}
         judged = {"test/right": int(model.right.sum())} if len(model.right) else {}  # features are not judged
-        report.add_metrics({**metrics, "test/images": data.sizes["test"], **judged})
         report.add({})  # names what they are of
+        report.add_metrics({**metrics, "test/images": data.sizes["test"], **judged})
         keep_outcomes(report.folder, model.right, data)
 
 

@@ -47,7 +47,7 @@ def over_epochs(curves: Mapping[str, Tensor], chance: float) -> Figure:
     """A panel per measure and a line per head: by label (3, P, H) values and ends. chance: of the first measure."""
     heads = next(iter(curves.values())).shape[2]
     columns = math.ceil(heads / 8)  # of the legend
-    edges = (0.75, 0.45, 0.15 + 0.9 * columns, 0.15)
+    edges = (0.82, 0.45, 0.15 + 0.9 * columns, 0.15)
     with style.grid(len(curves), (1.9, 1.4), (0.75, 0.3), edges, per_row=3) as (figure, places):
         for (axes, _, last), (label, ends) in zip(places, curves.items(), strict=True):
             for head, of_head in enumerate(ends.unbind(2)):
