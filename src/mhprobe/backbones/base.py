@@ -168,6 +168,15 @@ class Family(ABC):
         return layer_scale(model.get_submodule(site.name.rpartition(".")[0]), site.kind)
 
     @classmethod
+    def norm_behind(cls, model: Any, site: HeadSite) -> tuple[nn.LayerNorm, Tensor] | None:
+        """The norm between W_O of a site and the residual stream, and W_O's bias; None without one."""
+        block = site.name.rpartition(".")[0]
+        if f"{block}.mlp" not in {of.middle for of in cls.blocks(model)}:  # others have a norm in front of the MLP
+            return None
+        norm = model.get_submodule(f"{block}.norm{2 if site.kind == 'neuron' else 1}")
+        return norm, cls.seam(model, site).output.bias.detach()
+
+    @classmethod
     def materialised(cls, model: Any) -> AbstractContextManager[None]:
         """Switch fused attention off in the whole model for a while: its products can then be counted."""
         return unfused(model.modules())

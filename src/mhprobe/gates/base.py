@@ -202,7 +202,8 @@ class HeadGates(nn.Module):
     def project(self) -> None:
         """Clamp the gates to [low, high]; call it after every optimizer step."""
         if self.low is not None or self.high is not None:
-            self.values.clamp_(self.low, self.high)
+            for learned in (part for part in self.parameters(recurse=False) if part.requires_grad):
+                learned.clamp_(self.low, self.high)
 
     @torch.no_grad()
     def close(self, mask: Tensor) -> None:

@@ -135,11 +135,6 @@ class HardConcreteGates(HeadGates):
         """Return the threshold of P(open); "likelier" keeps gates more likely 1 than 0 (Voita et al. 2019)."""
         return self.distribution.even if rule == "likelier" else super().threshold(rule)
 
-    @torch.no_grad()
-    def project(self) -> None:
-        if self.low is not None or self.high is not None:
-            self.log_alpha.clamp_(self.low, self.high)
-
     @contextlib.contextmanager
     def fixed(self, values: Tensor) -> Iterator[None]:
         with super().fixed(values):  # from here on other threads wait

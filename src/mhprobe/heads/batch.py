@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mhprobe.errors import UserError
 
@@ -154,6 +154,7 @@ class HeadBatch:
         ``site.places()`` and ``site.support()`` say which token each row and column is. attn_grad: slopes along them,
         likewise.
     stream: per block of the layout the residual stream. weights: per site. direct: writes of each part into the logits.
+    norms: per site of the weights the norm between W_O and the stream, and the bias (C,) of W_O; None without a norm.
     ablated: per Ablation (M, B, C) logits under its masks.
     patched: per Patching its effects. relevance: per Relevance the parts of the logit.
     logits: (B, C). labels: (B,).
@@ -172,6 +173,7 @@ class HeadBatch:
     attn_grad: tuple[Tensor, ...] | None = None
     stream: tuple[Stream, ...] | None = None
     weights: tuple[HeadWeights, ...] | None = None
+    norms: tuple[tuple[nn.LayerNorm, Tensor] | None, ...] = field(default=(), repr=False)
     direct: Direct | None = None
     ablated: Mapping[Ablation, Tensor] = field(default_factory=dict)
     patched: Mapping[Patching, Patched] = field(default_factory=dict)
@@ -188,6 +190,18 @@ class HeadBatch:
             called, how = _RECORDED[what]
             raise UserError(f"{name}: the batch has no {called}; record it with {how}.")
         return record
+
+    def writing(self, number: int, name: str) -> tuple[Tensor, Tensor]:
+        """(B, T, H, D) and (H, D, C), whose product the heads of a site write into the stream: z and W_O.
+
+        Where a norm stands behind W_O, its deviation is held at what it is. name: of the measure.
+        """
+        z, output = wide(self.z[number]), wide(self.need("weights", name)[number].output)
+        if not self.norms or (behind := self.norms[number]) is None:
+            return z, output
+        (norm, bias), sum_BTC = behind, z.flatten(2) @ output.flatten(0, 1)
+        deviation_BT1 = ((sum_BTC + bias).var(2, correction=0, keepdim=True) + norm.eps).sqrt()
+        return z / deviation_BT1[..., None], (output - output.mean(-1, keepdim=True)) * norm.weight.detach()
 
     def derive(self, make: Callable[..., T], *args: Hashable) -> T:
         """Return ``make(self, *args)``, computed once per batch and shared by all measures."""
@@ -206,7 +220,7 @@ def first_sites(batch: HeadBatch, sites: int) -> HeadBatch:
     """Return the batch with only its first ``sites`` sites (heads come before neurons)."""
     grad, weights = batch.grad and batch.grad[:sites], batch.weights and batch.weights[:sites]
     relevance = {need: part._replace(heads=part.heads[:sites]) for need, part in batch.relevance.items()}
-    return replace(batch, z=batch.z[:sites], grad=grad, weights=weights, relevance=relevance)
+    return replace(batch, z=batch.z[:sites], grad=grad, weights=weights, norms=batch.norms[:sites], relevance=relevance)
 
 
 _RECORDED = {  # what a need is called, and how to get it

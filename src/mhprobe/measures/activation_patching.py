@@ -229,6 +229,5 @@ def _squares(sums_UV: Tensor) -> Tensor:
 
 def _agreement(name: str, estimate: Tensor, exact: Tensor) -> dict[str, Tensor]:
     rho = spearman(estimate.cpu(), exact.cpu())
-    low, high = spearman_interval(rho, len(exact))
-    key = f"spearman_{name}"
-    return {key: exact.new_tensor(rho), f"{key}_low": exact.new_tensor(low), f"{key}_high": exact.new_tensor(high)}
+    ends = zip(("", "_low", "_high"), (rho, *spearman_interval(rho, len(exact))), strict=True)
+    return {f"spearman_{name}{end}": exact.new_tensor(number) for end, number in ends}

@@ -5,6 +5,7 @@ and for the last blocks of stages. Rows are the patches of all images, averaged 
 Shapes: G blocks of a group, R correlations.
 """
 
+import itertools
 import math
 from typing import Any
 
@@ -43,10 +44,8 @@ class BlockCCA(LayerSimilarity):
     def grouped(self, layout: HeadLayout) -> list[tuple[int, ...]]:
         """Sites of each stage, one per block; then the last one of each stage, if there are several."""
         first = {site.block: number for number, site in reversed(list(enumerate(layout.sites)))}
-        stages: dict[int, list[int]] = {}
-        for number in sorted(first.values()):
-            stages.setdefault(layout.sites[number].stage, []).append(number)
-        inside = [tuple(sites) for sites in stages.values()]
+        stages = itertools.groupby(sorted(first.values()), key=lambda number: layout.sites[number].stage)
+        inside = [tuple(sites) for _, sites in stages]
         return [*inside, tuple(sites[-1] for sites in inside)] if len(inside) > 1 else inside
 
     def shape(self, group: int, batch: HeadBatch) -> tuple[int, int]:

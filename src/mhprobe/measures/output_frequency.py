@@ -61,12 +61,13 @@ class OutputFrequency(MeanOverImages):
         self.add_state("spread", torch.zeros(depth, 3, dtype=torch.float64))
 
     def add(self, batch: HeadBatch) -> None:
-        streams, per_site = batch.need("stream", self.name), batch.need("weights", self.name)
-        for number, (site, z, weights) in enumerate(zip(self.layout.sites, batch.z, per_site, strict=True)):
+        streams = batch.need("stream", self.name)
+        for number, site in enumerate(self.layout.sites):
+            z, output = batch.writing(number, self.name)
             if site.windows is None:
                 site.refuse_other_size(z.shape[1], self.name)
-            wave_BFHD = self._transform(site.block, wide(z[batch.valid])[:, site.prefix_tokens :])
-            output_HDC = wide(weights.output).to(wave_BFHD.dtype)
+            wave_BFHD = self._transform(site.block, z[batch.valid][:, site.prefix_tokens :])
+            output_HDC = output.to(wave_BFHD.dtype)
             for head in range(site.num_heads):  # all at once would hold a map of C channels for every head
                 flat = self.layout.flat(number, head)
                 written_BF = log_amplitude(wave_BFHD[:, :, head] @ output_HDC[head])

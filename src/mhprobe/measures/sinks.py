@@ -76,10 +76,10 @@ class Sinks(OfAttention, MeanOverImages):
 
     def add(self, batch: HeadBatch) -> None:
         super().add(batch)
-        streams, per_site = batch.need("stream", self.name), batch.need("weights", self.name)
-        for number, (site, z, weights) in enumerate(zip(self.layout.sites, batch.z, per_site, strict=True)):
-            span, z_BTHD = self.layout.span(number), wide(z[batch.valid]).double()
-            output_HDC = wide(weights.output).double()
+        streams = batch.need("stream", self.name)
+        for number, site in enumerate(self.layout.sites):
+            (z, output), span = batch.writing(number, self.name), self.layout.span(number)
+            z_BTHD, output_HDC = z[batch.valid].double(), output.double()
             length_BTH = written(z_BTHD, output_HDC)
             stream_BT = wide(streams[site.block].before[batch.valid]).double().norm(dim=-1)
             real_BT = torch.ones_like(stream_BT)

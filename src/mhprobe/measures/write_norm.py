@@ -1,7 +1,8 @@
 """Write norm: the length of a head's write into the residual stream, beside the length of the stream.
 
 Attention is x + sum_h z_h W_O,h (Elhage et al., 2021, "A Mathematical Framework for Transformer Circuits"): layer scale
-included, biases left out. A head that writes little is inert (Kobayashi et al., 2020, arXiv 2004.10102).
+included, as is a norm behind W_O (Swin V2) at the deviation that it has; biases left out. A head that writes little is
+inert (Kobayashi et al., 2020, arXiv 2004.10102).
 """
 
 from torch import Tensor
@@ -28,10 +29,10 @@ class WriteNorm(MeanOverImages):
     length: Tensor = sums("A")  # over images and tokens of the norm
 
     def add(self, batch: HeadBatch) -> None:
-        streams, per_site = batch.need("stream", self.name), batch.need("weights", self.name)
-        for number, (site, z, weights) in enumerate(zip(self.layout.sites, batch.z, per_site, strict=True)):
-            span, z_BTHD, output_HDC = self.layout.span(number), z[batch.valid].double(), weights.output.double()
-            norm_BTH = written(z_BTHD, output_HDC)
+        streams = batch.need("stream", self.name)
+        for number, site in enumerate(self.layout.sites):
+            (z, output), span = batch.writing(number, self.name), self.layout.span(number)
+            norm_BTH = written(z[batch.valid].double(), output.double())
             stream = streams[site.block].before if site.kind == "head" else streams[site.block].middle
             stream_BT = stream[batch.valid].double().norm(dim=-1)
             self.add_images(span, (norm_BTH / stream_BT[..., None]).sum(1), stream_BT.shape[1])

@@ -65,15 +65,14 @@ def record(
     slopes, layout = named & {"grad", "attn_grad"}, layout or gates_of(model).layout
     check_batch(model, images, labels, layout, needs)
     with inspecting(model, gradients=bool(slopes)), Taps(model, layout, named) as taps, sized(model, images):
-        images, labels = usable(images), None if labels is None else usable(labels)
+        images, labels, count = usable(images), None if labels is None else usable(labels), len(images)
         logits = logits_of(model(images))
         _check_finite(layout, taps.heads, logits, valid, index)
         check_labels(labels, logits)
         if slopes:
             refuse_features(model, of)
             grad, attn_grad = taps.slopes(objective(logits, labels, of).sum())
-    count, z = len(images), _per_head(layout, taps.heads, len(images))
-    clean = Pass(images, taps.heads, logits.detach())
+    z, clean = _per_head(layout, taps.heads, count), Pass(images, taps.heads, logits.detach())
     relevant = {need: relevances(model, images, labels, need) for need in needs if isinstance(need, Relevance)}
     return HeadBatch(
         z=z,
@@ -82,6 +81,7 @@ def record(
         attn_grad=_per_window(attn_grad, count),
         stream=taps.stream,
         weights=gated_weights(taps.backbone, gates_of(model)) if "weights" in named else None,
+        norms=tuple(taps.family.norm_behind(taps.backbone, site) for site in gates_of(model).layout.sites),
         direct=direct_logits(model, z, taps.stream or (), logits.detach()) if "direct" in named else None,
         ablated=_ablated(model, layout, images, needs, {"zero": None, **fills}),
         patched={need: patched(model, clean, labels, objects, need) for need in needs if isinstance(need, Patching)},

@@ -12,7 +12,6 @@ Shapes: N rows (tokens of all images), K kept channels of a site, H kept heads, 
 """
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
@@ -24,6 +23,7 @@ from mhprobe.backbones.base import Segments
 from mhprobe.errors import UserError, fits, one_of, quoted
 from mhprobe.heads import HeadSite
 from mhprobe.io.progress import progress
+from mhprobe.measures.parts.moments import Moments, symmetric
 from mhprobe.recording.state import inspecting
 from mhprobe.surgery.removal import ProjBias
 
@@ -67,11 +67,11 @@ def repair(
             # of a block the attention first, then the MLP behind it
             for site in [site for site in lost if site.block == number or len(ours.blocks) == 1]:
                 projection = family_of(pruned).seam(pruned, site).output
-                moments = _Moments(projection.in_features, projection.out_features, projection.weight.device)
+                moments = Moments.zeros(1, sum(projection.weight.shape[:2]), projection.weight.device)
                 with _passing(projection, family_of(dense).seam(dense, site).output) as seen:
                     for images, x, y in streams:
                         mine(x), whole_block(y)
-                        moments.add(*(_rows(site, seen[key], images) for key in ("input", "output")))
+                        moments.add(torch.cat([_rows(site, seen[key], images) for key in ("input", "output")], 1))
                 if per == "weights" or not heads[site]:
                     _solve_weights(projection, moments, ridge)
                 else:
@@ -82,23 +82,6 @@ def repair(
 
 def _pieces(model: nn.Module) -> Segments:
     return family_of(model).segments(model) or Segments(nn.Identity(), (model,), nn.Identity())
-
-
-class _Moments:
-    """Sums over rows in float64: of inputs x (K), of targets y (C), of x x^T (K, K) and of y x^T (C, K)."""
-
-    def __init__(self, inputs: int, outputs: int, device: torch.device) -> None:
-        zeros = functools.partial(torch.zeros, dtype=torch.float64, device=device)
-        self.rows, self.x, self.y = 0, zeros(inputs), zeros(outputs)
-        self.xx, self.yx = zeros(inputs, inputs), zeros(outputs, inputs)
-
-    def add(self, x_NK: Tensor, y_NC: Tensor) -> None:
-        x_NK, y_NC = x_NK.double(), y_NC.double()
-        self.rows += len(x_NK)
-        self.x += x_NK.sum(0)
-        self.y += y_NC.sum(0)
-        self.xx += x_NK.mT @ x_NK
-        self.yx += y_NC.mT @ x_NK
 
 
 @contextlib.contextmanager
@@ -121,27 +104,33 @@ def _rows(site: HeadSite, x: Tensor, images: int) -> Tensor:
     return rows.flatten(0, 1)
 
 
-def _solve_weights(projection: Any, moments: _Moments, ridge: float) -> None:
+def _means(moments: Moments, inputs: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Means over rows of inputs x (K), of targets y (C), of x x^T (K, K) and of y x^T (C, K)."""
+    (rows,), (total,), (outer,) = moments.rows, moments.total, moments.outer
+    products = symmetric(outer) / rows
+    return total[:inputs] / rows, total[inputs:] / rows, products[:inputs, :inputs], products[inputs:, :inputs]
+
+
+def _solve_weights(projection: Any, moments: Moments, ridge: float) -> None:
     """argmin over W, b of |W x + b - y|^2 / N + ridge |W - W_0|^2: on centred moments, for the change W - W_0."""
-    weight_CK, n, has_bias = projection.weight.double(), moments.rows, projection.bias is not None
-    x, y = (moments.x / n, moments.y / n) if has_bias else (moments.x * 0, moments.y * 0)
-    xx = moments.xx / n - torch.outer(x, x)
-    yx = moments.yx / n - torch.outer(y, x)
+    weight_CK, has_bias = projection.weight.double(), projection.bias is not None
+    x, y, xx, yx = _means(moments, projection.in_features)
+    if has_bias:
+        xx, yx = xx - torch.outer(x, x), yx - torch.outer(y, x)
     weight_CK = weight_CK + _solved(xx, yx - weight_CK @ xx, ridge)
     projection.weight.copy_(weight_CK)
     if has_bias:
         projection.bias.copy_(y - weight_CK @ x)
 
 
-def _solve_factors(projection: Any, moments: _Moments, head_dim: int, ridge: float) -> None:
+def _solve_factors(projection: Any, moments: Moments, head_dim: int, ridge: float) -> None:
     """argmin over s of |sum_h s_h W_h x_h + b - y|^2 / N + ridge |s - 1|^2; the factors s go into W."""
-    weight_CK, n, per_head = projection.weight.double(), moments.rows, (-1, head_dim)
+    weight_CK, per_head = projection.weight.double(), (-1, head_dim)
+    x, _, xx, yx = _means(moments, projection.in_features)
     # <W_g x_g, W_h x_h> summed over rows, from the moments of x alone
-    products = (weight_CK.mT @ weight_CK) * (moments.xx / n)
-    gram_HH = products.unflatten(0, per_head).unflatten(2, per_head).sum((1, 3))
-    yx = moments.yx / n
+    gram_HH = ((weight_CK.mT @ weight_CK) * xx).unflatten(0, per_head).unflatten(2, per_head).sum((1, 3))
     if projection.bias is not None:
-        yx = yx - torch.outer(projection.bias.double(), moments.x / n)
+        yx = yx - torch.outer(projection.bias.double(), x)
     target_H = (weight_CK * yx).sum(0).unflatten(0, per_head).sum(1)
     factor_H = 1 + _solved(gram_HH, (target_H - gram_HH.sum(1))[None], ridge)[0]
     projection.weight.copy_(weight_CK * factor_H.repeat_interleave(head_dim))

@@ -8,6 +8,7 @@ import torch
 from scipy.cluster.hierarchy import cut_tree, ward
 from scipy.spatial.distance import squareform
 from torch import Tensor
+from torch.nn.functional import pad
 
 _DIGITS = 10  # rounding noise of the sums must not turn the picture or break a tie
 
@@ -17,15 +18,11 @@ def embed(distance: Tensor) -> tuple[Tensor, float]:
     from sklearn.manifold import smacof
 
     distance = distance.round(decimals=_DIGITS)
-    count, size = len(distance), distance.square().sum()
-    if size == 0:
-        return distance.new_zeros(count, 2), 0.0
-    centre = torch.eye(count, dtype=distance.dtype) - 1 / count
-    strength, direction = torch.linalg.eigh(-0.5 * centre @ distance.square() @ centre)
-    direction = direction[:, -2:].flip(1)
-    # an eigenvector has no sign of its own: its largest entry is positive
-    sign = direction.gather(0, direction.abs().argmax(0, keepdim=True)).sign()
-    start = direction * sign * strength[-2:].flip(0).clamp(min=0).sqrt()
+    if (size := distance.square().sum()) == 0:
+        return distance.new_zeros(len(distance), 2), 0.0
+    plane = pad(scaled(distance)[:, -2:].flip(1), (0, 1))[:, :2]
+    # a dimension has no sign of its own: its largest entry is positive
+    start = plane * plane.gather(0, plane.abs().argmax(0, keepdim=True)).sign()
     solution, _ = smacof(
         distance.numpy(), init=start.numpy(), n_init=1, max_iter=1000, eps=1e-9, random_state=0, normalized_stress=False
     )
@@ -33,6 +30,15 @@ def embed(distance: Tensor) -> tuple[Tensor, float]:
     points = points - points.mean(0)
     error = (torch.cdist(points, points) - distance).square().sum()
     return points, float((error / size).sqrt())
+
+
+def scaled(distance: Tensor) -> Tensor:
+    """(N, dimensions) points with nearly these distances (N, N): the positive dimensions of classical scaling."""
+    count = len(distance)
+    centre = torch.eye(count, dtype=distance.dtype) - 1 / count
+    strength, direction = torch.linalg.eigh(-0.5 * centre @ distance.square() @ centre)
+    positive = strength > 1e-9 * strength.abs().max()
+    return direction[:, positive] * strength[positive].sqrt() if positive.any() else distance.new_zeros(count, 1)
 
 
 def cluster(distance: Tensor, clusters: int) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.measures.js_distance import JSDistance
-from mhprobe.measures.parts.embedding import embed
+from mhprobe.measures.parts.embedding import embed, scaled
 from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import measured
 from mhprobe.report import tables
@@ -75,15 +75,6 @@ def cluster(distance: Tensor, draws: int, seed: int) -> tuple[Tensor, float, flo
     generator, spread = torch.Generator().manual_seed(seed), points.std(0, correction=0)
     clouds = (torch.randn(points.shape, generator=generator, dtype=torch.float64) * spread for _ in range(draws))
     return number, observed, (1 + sum(_cut(cloud)[1] >= observed for cloud in clouds)) / (draws + 1)
-
-
-def scaled(distance: Tensor) -> Tensor:
-    """(N, dimensions) points with nearly these distances (N, N): the positive dimensions of classical scaling."""
-    count = len(distance)
-    centre = torch.eye(count, dtype=distance.dtype) - 1 / count
-    strength, direction = torch.linalg.eigh(-0.5 * centre @ distance.square() @ centre)
-    positive = strength > 1e-9 * strength.abs().max()
-    return direction[:, positive] * strength[positive].sqrt() if positive.any() else distance.new_zeros(count, 1)
 
 
 def _cut(points: Tensor) -> tuple[Tensor, float]:
