@@ -10,10 +10,12 @@ from rich.console import Console
 
 from curves import curve
 from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.looking import sentences
 from mhprobe.masking.parts.trace import totals
 from mhprobe.report.html import finish_report
 from mhprobe.report.measured import answer, of_curves
 from mhprobe.report.report import Report
+from mhprobe.report.runs import words
 from mhprobe.report.summary import show
 from results import add_measure
 
@@ -70,3 +72,17 @@ def test_the_log_of_a_network_that_guesses_says_so_once():
     assert "not told apart from guessing (10.0%)" in line
     (line,) = answer(totals(tested), [], tested, chance=0.01)
     assert "heads go before accuracy is significantly lower" in line
+
+
+def test_heads_of_two_attentions_side_by_side_have_names_of_their_own_in_sentences_figures_and_pages():
+    sites = [HeadSite(f"blocks.{block}.attns.{side}.attn", 0, block, 3, 4) for block in range(2) for side in range(2)]
+    layout = HeadLayout((*sites, HeadSite("blocks.2.attn", 0, 2, 3, 4)))
+    rows = [{"site": site.name, "block": site.block, "index": head} for _, head, site in layout]
+    for name in (
+        words.head_name,
+        lambda _, flat: layout.name_of(flat),
+        lambda _, flat: sentences.head_name(layout, flat),
+    ):
+        names = [name(rows, flat).replace(",", "") for flat in range(layout.num_heads)]
+        assert len({*names}) == layout.num_heads == 15
+        assert names[4] == "blocks.0.attns.1.attn head 1" and names[14] == "block 2 head 2"

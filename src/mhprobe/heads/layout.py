@@ -261,6 +261,12 @@ class HeadLayout:
             raise UserError(f"{self.sites[site].name} has heads 0 to {num_heads - 1}, got {head}.")
         return self.offsets[site] + head
 
+    def name_of(self, flat: int) -> str:
+        """Name of a head, e.g. "block 5 head 11"; by its module if a block has several attentions side by side."""
+        _, head, site = list(self)[flat]
+        several = sum((of.block, of.kind) == (site.block, site.kind) for of in self.sites) > 1
+        return f"{site.name if several else f'block {site.block}'} head {head}"
+
     def __iter__(self) -> Iterator[tuple[int, int, HeadSite]]:
         """(site number, head within the site, site) for each flat index in turn."""
         for number, site in enumerate(self.sites):

@@ -406,9 +406,7 @@ def measured(columns: Columns, at: int | tuple[int, int], form: Form, *against: 
 
 def head_name(layout: HeadLayout, head: int) -> str:
     """Write e.g. ``block 3 head 5``, with the stage if there are several."""
-    _, index, site = list(layout)[head]
-    stage = f"stage {site.stage} " if layout.num_stages > 1 else ""
-    return f"{stage}block {site.block} head {index}"
+    return f"stage {list(layout)[head][2].stage} " * (layout.num_stages > 1) + layout.name_of(head)
 
 
 def share_of(heads: Sequence[int], layout: HeadLayout) -> str:

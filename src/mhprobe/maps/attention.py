@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
-from mhprobe.maps.base import MapKind, chosen_heads, head_name, layout_of, reads_class_token
+from mhprobe.maps.base import MapKind, chosen_heads, layout_of, reads_class_token
 from mhprobe.recording.checks import check_batch
 from mhprobe.recording.looks import Query, looked_at, who_looks
 from mhprobe.recording.measuring import pieces
@@ -37,7 +37,7 @@ class Attention(MapKind):
         layout = layout_of(model)
         chosen = chosen_heads(layout, self.blocks, self.heads, self.kind)
         maps = maps_of_heads(model, images, layout, chosen, self.who_looks, self.kind)
-        return {head_name(layout, *head): of_head for head, of_head in zip(chosen, maps, strict=True)}
+        return {layout.name_of(layout.flat(*head)): of_head for head, of_head in zip(chosen, maps, strict=True)}
 
     def who_looks(self, site: HeadSite) -> Tensor:
         """(T,) weight of each token as a query, as of ``maps.base.readout``; sums to 1."""

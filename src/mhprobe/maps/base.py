@@ -85,13 +85,6 @@ def _head(name: str, layout: HeadLayout, kind: str) -> tuple[int, int]:
     return sites[0], int(head)
 
 
-def head_name(layout: HeadLayout, number: int, head: int) -> str:
-    """Name of a head's map: "block 5 head 11", with the attention module's name if the block has several."""
-    site = layout.sites[number]
-    several = sum(other.block == site.block for other in layout.sites) > 1
-    return f"{site.name if several else f'block {site.block}'} head {head}"
-
-
 def as_grid(tokens: Tensor, site: HeadSite) -> Tensor:
     """(B, ..., T) over a site's tokens -> (B, ..., h, w), without the prefix."""
     return tokens[..., site.prefix_tokens :].unflatten(-1, site.token_grid)

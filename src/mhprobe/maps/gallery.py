@@ -18,7 +18,7 @@ from mhprobe.data.images import decode
 from mhprobe.errors import UserError, quoted
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
-from mhprobe.maps.base import MapKind, head_name
+from mhprobe.maps.base import MapKind
 from mhprobe.maps.faithfulness import faithfulness
 from mhprobe.questions.masking import Keep
 from mhprobe.questions.material import Material
@@ -165,7 +165,7 @@ def _kept(
 
 def _heads(all_maps: Mapping[str, Mapping[str, Judged]], layout: HeadLayout) -> dict[str, list[Any]]:
     """Kind of map and flat index of the head, by name of a tensor."""
-    heads = {head_name(layout, number, head): flat for flat, (number, head, _) in enumerate(layout)}
+    heads = {layout.name_of(flat): flat for flat in range(layout.num_heads)}
     return {
         f"{kind}/{name}": [f"{kind.replace('_', ' ')} maps", heads[name]]
         for kind, maps in all_maps.items()

@@ -3,8 +3,8 @@
 from torch import Tensor, nn
 
 from mhprobe.errors import UserError, quoted
-from mhprobe.heads import wide, written
-from mhprobe.maps.base import MapKind, as_grid, choose_block, head_name, layout_of, readout
+from mhprobe.heads import written
+from mhprobe.maps.base import MapKind, as_grid, choose_block, layout_of, readout
 from mhprobe.maps.rollout import Fusion, chain, check, fuse, transition
 from mhprobe.recording.record import record
 
@@ -33,18 +33,18 @@ class HeadRollout(MapKind):
         if others:
             raise UserError(f"head_rollout: block {self.block} has several attentions side by side, expected one.")
         batch = record(model, images, needs={"attn", "weights"})
-        attn, weights_of = batch.need("attn", "head_rollout"), batch.need("weights", "head_rollout")
+        attn = batch.need("attn", "head_rollout")
         site = layout.sites[chosen]
         rows = [transition(fuse(a, self.fusion), s, self.discard) for a, s in zip(attn, layout.sites, strict=True)]
         before = chain(layout, rows[:chosen]) if chosen else None
         places = site.places().to(images.device).clamp(min=0)
-        z, output = wide(batch.z[chosen]), wide(weights_of[chosen].output)
+        z, output = batch.writing(chosen, "head_rollout")
         norm_BTH = written(z, output) if self.weight == "written" else z.new_ones(z.shape[:3])
         length_BTH = norm_BTH / norm_BTH.mean((1, 2), keepdim=True).clamp(min=1e-30)
         maps = {}
-        for head in range(site.num_heads):
+        for head, name in enumerate(map(layout.name_of, range(layout.num_heads)[layout.span(chosen)])):
             row = transition(attn[chosen][:, :, head], site, self.discard)
             row = row * length_BTH[:, places, head, None].to(row)
             rolled = chain(layout, [row, *rows[chosen + 1 :]], chosen, before)
-            maps[head_name(layout, chosen, head)] = as_grid(readout(rolled, layout.sites[-1]), layout.sites[0])
+            maps[name] = as_grid(readout(rolled, layout.sites[-1]), layout.sites[0])
         return maps

@@ -77,11 +77,10 @@ def logits(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names:
     """One row per head, sites parted by white lines, one column per class; from the columns "own", "own_p" (A, C)."""
     value, p = columns["own"].double(), columns["own_p"].double()
     classes = [short(name) for name in names.get("own", [str(number) for number in range(value.shape[1])])]
-    against, heads, words = (value < 0) & (p < 0.05), list(layout), []
+    against = (value < 0) & (p < 0.05)
     worst = value.masked_fill(~against, 0).flatten().argsort()[: min(SPEAKERS, int(against.sum()))]
-    for head, number in (divmod(cell, value.shape[1]) for cell in worst.tolist()):
-        _, index, site = heads[head]
-        words.append(f"block {site.block} head {index} against {classes[number]}: {value[head, number]:.2g}")
+    cells = (divmod(cell, value.shape[1]) for cell in worst.tolist())
+    words = [f"{layout.name_of(head)} against {classes[at]}: {value[head, at]:.2g}" for head, at in cells]
     return class_matrix(layout, value, against, classes, "write into the class's logit", words[::-1])  # worst on top
 
 

@@ -96,7 +96,9 @@ function blocks(heads) {
   const rows = d3.groups(heads, (head) => head.site).map(([site, all]) => ({ site, stage: all[0].stage, block: all[0].block, heads: all }));
   return rows;
 }
-const headName = (head) => `block ${head.block}, head ${head.index}`;
+// By its module if a block has several attentions side by side.
+const sitesOf = d3.rollup(DATA.heads ?? [], (heads) => new Set(heads.map((head) => head.site)).size, (head) => head.block);
+const headName = (head) => `${sitesOf.get(head.block) > 1 ? head.site : `block ${head.block}`}, head ${head.index}`;
 
 function squares(heads, values, scale, caption) {
   const rows = blocks(heads).map((row) =>

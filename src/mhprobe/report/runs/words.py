@@ -88,7 +88,9 @@ def named(heads: list[dict[str, Any]], measure: Mapping[str, Any], flat: int) ->
 
 
 def head_name(heads: list[dict[str, Any]], flat: int) -> str:
-    return f"block {heads[flat]['block']}, head {heads[flat]['index']}"
+    site, block, index = (heads[flat][name] for name in ("site", "block", "index"))
+    several = any(head["block"] == block and head["site"] != site for head in heads)
+    return f"{site if several else f'block {block}'}, head {index}"
 
 
 def percent(share: float) -> str:
