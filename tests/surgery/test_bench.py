@@ -22,8 +22,10 @@ from mhprobe.backbones import layout_of
 from mhprobe.heads import KINDS
 from mhprobe.masking.search.racing import Racing
 from mhprobe.masking.turns import Turns
+from mhprobe.report.benches import ranked
 from mhprobe.report.figures.pruned import pareto
 from mhprobe.report.html import write_comparison
+from mhprobe.report.result import Sample
 from mhprobe.report.runs.run import read_run, read_runs
 from mhprobe.report.runs.words import best_methods
 from mhprobe.report.several import lines, several
@@ -288,6 +290,20 @@ def test_a_budget_whose_methods_share_no_seed_is_named_and_so_is_a_method_that_f
         "At 50 % of the FLOPs no place (failed, or lack the others' seeds): a, b.",
         "At 75 % of the FLOPs no place (failed, or lack the others' seeds): c.",
     ]
+
+
+def test_the_figure_has_the_seeds_that_the_ranking_counts():
+    accuracy = {Cell("a", 0.5, 0): 0.9, Cell("a", 0.5, 1): 0.1, Cell("b", 0.5, 0): 0.8, Cell("c", 0.75, 0): 0.6}
+    right = {cell: {"pruned": torch.arange(10) < round(10 * share)} for cell, share in accuracy.items()}
+    rows = [{**cell._asdict(), "flops": 0.5, "dense": 0.9, "pruned": share} for cell, share in accuracy.items()]
+    result = ranked(rows, right, Sample(10, "test"))
+    (shares,) = result.figure.axes
+    drawn = {line.get_label(): line.get_ydata() for line in shares.lines if line.get_label() in "abc"}
+    table = {row["method"]: [100 * row["accuracy"]] for row in result.table.dicts()}
+    assert {name: [*y] for name, y in drawn.items()} == table == {"a": [90.0], "b": [80.0], "c": [60.0]}
+    apart = {cell: right[cell] for cell in (Cell("a", 0.5, 1), Cell("b", 0.5, 0))}
+    nothing = ranked([row for row in rows if Cell(row["method"], 0.5, row["seed"]) in apart], apart, Sample(10, "test"))
+    assert nothing.figure is None and [row["seeds"] for row in nothing.table.dicts()] == [0, 0]
 
 
 def test_networks_of_several_benches_are_ranked_together(trained, tmp_path):

@@ -12,19 +12,20 @@ from mhprobe.report.figures.pruned import pareto
 from mhprobe.report.result import Result, Sample
 from mhprobe.report.runs.run import Run
 from mhprobe.report.tables import from_rows
-from mhprobe.stats.ranking import STAGES, Cell, Right, ranking
+from mhprobe.stats.ranking import STAGES, Cell, Right, counted, ranking
 
 TABLE, RANKING = "prunebench", "prunebench_ranking"  # names of results
 
 
 def ranked(rows: Sequence[Mapping[str, Any]], right: Right, of: Sample, lost: Iterable[Cell] = ()) -> Result:
-    """Return the table of ``ranking``, with the dense accuracy, and the figure of accuracy against FLOPs and time.
+    """Return the table of ``ranking``, with the dense accuracy, and the figure of the cells that count in it.
 
     rows: of cells that did not fail. right, lost: as for ``ranking``. of: the test images.
     """
     dense = statistics.fmean(row["dense"] for row in rows)
     table = from_rows([{**row, "dense": dense} for row in ranking(right, lost)], "ranking")
-    return Result(table, pareto(rows), of=of, drawn="pareto").saying("accuracy", "a better network")
+    drawn = [row for row in rows if Cell(row["method"], row["budget"], row["seed"]) in counted(right)]
+    return Result(table, pareto(drawn) if drawn else None, of=of, drawn="pareto").saying("accuracy", "a better network")
 
 
 def over_networks(runs: Mapping[str, Run]) -> Result:

@@ -31,6 +31,14 @@ Right = Mapping[Cell, Mapping[str, Tensor]]
 """Which test images are right, (N,) by stage; {} for a cell that failed."""
 
 
+def counted(right: Right) -> set[Cell]:
+    """Cells with a result whose seed has one of every method that has any at their budget."""
+    done, seeds = [cell for cell, stages in right.items() if stages], dict[float, dict[str, set[int]]]()
+    for cell in done:
+        seeds.setdefault(cell.budget, {}).setdefault(cell.method, set()).add(cell.seed)
+    return {cell for cell in done if all(cell.seed in of for of in seeds[cell.budget].values())}
+
+
 def ranking(right: Right, lost: Iterable[Cell] = ()) -> list[dict[str, Any]]:
     """One row per budget and method, best first: mean accuracy over seeds, and the paired difference to the best.
 
@@ -39,16 +47,10 @@ def ranking(right: Right, lost: Iterable[Cell] = ()) -> list[dict[str, Any]]:
     for new images and new seeds (``crossed``), p_holm over all pairs of methods, since the same images say which is
     best. real: p_holm < .05.
     """
-    done = [cell for cell, stages in right.items() if stages]
-    table, lost = list[dict[str, Any]](), [*lost, *(right.keys() - done)]
-    for budget in sorted({cell.budget for cell in done}, reverse=True):
-        here = [cell for cell in done if cell.budget == budget]
-        names = list(dict.fromkeys(cell.method for cell in here))
-        seeds = sorted(set.intersection(*({cell.seed for cell in here if cell.method == name} for name in names)))
-        lost += [cell for cell in here if cell.seed not in seeds]
-        if not seeds:
-            continue
-        cells = [cell for cell in here if cell.seed in seeds]
+    counts, table = counted(right), list[dict[str, Any]]()
+    for budget in sorted({cell.budget for cell in counts}, reverse=True):
+        cells = [cell for cell in right if cell in counts and cell.budget == budget]
+        names, seeds = list(dict.fromkeys(cell.method for cell in cells)), sorted({cell.seed for cell in cells})
         stage = next(stage for stage in reversed(STAGES) if all(stage in right[cell] for cell in cells))
         flags = {name: torch.stack([right[Cell(name, budget, s)][stage] for s in seeds]).double() for name in names}
         names.sort(key=lambda name: -float(flags[name].mean()))
@@ -65,7 +67,7 @@ def ranking(right: Right, lost: Iterable[Cell] = ()) -> list[dict[str, Any]]:
                 row |= {"p_holm": p, "real": p < 0.05}
             table.append(row)
     notes = dict[tuple[str, float], str]()
-    for cell in sorted(lost):
+    for cell in sorted([*lost, *(right.keys() - counts)]):
         notes[cell[:2]] = f"{notes.get(cell[:2], 'left out: seed')} {cell.seed}"
     table = [{**row, "note": notes.pop((row["method"], row["budget"]), "")} for row in table]
     return table + [{"budget": budget, "method": name, "seeds": 0, "note": of} for (name, budget), of in notes.items()]
