@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 import mhprobe
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
+from mhprobe.measures.fisher import Fisher
 from mhprobe.measures.gate_importance import GateImportance
 from oracles import gate_importance as oracle
 from oracles import intervals
@@ -188,3 +190,13 @@ def test_wrong_options_and_missing_gradients_are_refused_in_one_line():
     batch = fake()
     with pytest.raises(UserError, match="no gradients"):
         GateImportance(RAGGED).update(HeadBatch(z=batch.z, logits=batch.logits, valid=batch.valid))
+
+
+@pytest.mark.parametrize("normalize", ["none", "layer_l2", "layer_l2_sqrtH"])
+@pytest.mark.parametrize("make", [GateImportance, functools.partial(GateImportance, power=2), Fisher])
+def test_the_label_says_whether_slopes_are_squared_and_what_a_layer_is_divided_by(make, normalize):
+    measure = make(RAGGED, normalize=normalize)
+    squared, divided = make is not GateImportance, {"layer_l2": "l2 norm", "layer_l2_sqrtH": "root mean square"}
+    assert ("(dL/dξ)²" in measure.label) == squared and ("|dL/dξ|" in measure.label) != squared
+    assert measure.label.endswith(f", over the layer's {divided.get(normalize)}") == (normalize != "none")
+    assert measure.unit == ("" if normalize != "none" else "nats²" if squared else "nats")

@@ -7,7 +7,7 @@ estimates the loss of masking at a converged model. Unlike in gate importance, i
 from typing import Any
 
 from mhprobe.heads import HeadLayout
-from mhprobe.measures.gate_importance import GateImportance, Normalize
+from mhprobe.measures.gate_importance import SQUARED, GateImportance, Normalize
 
 
 class Fisher(GateImportance):
@@ -17,8 +17,7 @@ class Fisher(GateImportance):
     """
 
     fooled_by = "seen: a head that hurts looks like one that helps; by definition: a few large losses carry the mean"
-    label = "Fisher information of the gate: mean (dL/dξ)² (nats²)"
-    unit = "nats²"
+    label, unit = SQUARED
     larger = "the loss depends more on the head's gate"
 
     def __init__(self, layout: HeadLayout, normalize: Normalize = "none", **kwargs: Any) -> None:

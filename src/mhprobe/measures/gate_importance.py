@@ -18,6 +18,8 @@ from mhprobe.stats.significance import standard_error
 
 AbsAt = Literal["image", "token", "batch"]
 Normalize = Literal["none", "layer_l2", "layer_l2_sqrtH"]
+SQUARED = "Fisher information of the gate: mean (dL/dξ)² (nats²)", "nats²"  # label and unit with power=2
+_SIZES = {"layer_l2": "l2 norm", "layer_l2_sqrtH": "root mean square"}
 _TINY = 1e-20  # Michel's guard in the layer norm: a layer without slopes scores 0
 
 
@@ -70,8 +72,10 @@ class GateImportance(Measure):
         if power not in (1, 2):
             raise UserError(f"{self.name}: power is 1 (absolute value) or 2 (square), got {quoted(power)}.")
         self.abs_at, self.power, self.normalize = abs_at, power, normalize
+        if power == 2:
+            self.label, self.unit = SQUARED
         if normalize != "none":
-            self.label, self.unit = "gate importance: mean |dL/dξ|, over the layer's l2 norm", ""
+            self.label, self.unit = f"{self.label.rpartition(' (')[0]}, over the layer's {_SIZES[normalize]}", ""
 
     def add(self, batch: HeadBatch) -> None:
         slope_BA = gate_slopes(batch, self.name)[batch.valid]
