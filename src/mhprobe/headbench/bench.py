@@ -1,7 +1,7 @@
 """Measures against plants: how well each measure tells the heads of each plant from all others.
 
 A detector is a measure's value, or another of its columns that a plant names. Its AUROC over the heads of a model (over
-pairs of heads of one layer for measures of pairs) is averaged over seeds, with a bootstrap interval over seeds. NaN for
+pairs of heads of one layer for measures of pairs) is averaged over seeds, with Student's interval over seeds. NaN for
 a planted head, or for all others, counts 0.5. Images are others than the weights were calibrated on.
 """
 
@@ -26,7 +26,7 @@ from mhprobe.heads import HeadLayout
 from mhprobe.measures.base import Measure
 from mhprobe.recording.measuring import Columns, measure
 from mhprobe.stats.agreement import auroc
-from mhprobe.stats.intervals import bootstrap
+from mhprobe.stats.significance import t_interval
 
 Make = Callable[[HeadLayout], Measure]
 
@@ -130,9 +130,9 @@ def told_of(
 def _row(direction: int, family: str, plant: str, name: str, scores: Sequence[Told]) -> Row:
     values = torch.tensor([score.auroc for score in scores], dtype=torch.float64)
     values = 1 - values if direction < 0 else values
-    low, high = (float(end) for end in bootstrap(values[None]))
+    mean, low, high = torch.stack(t_interval(values[:, None])).clamp(0, 1).flatten().tolist()
     numbers = sum(score.complete for score in scores)
-    return Row(family, plant, name, direction, float(values.mean()), low, high, len(values), numbers)
+    return Row(family, plant, name, direction, mean, low, high, len(values), numbers)
 
 
 def entries(names: Sequence[str] | None, entered: Sequence[str] = ()) -> dict[str, Make]:

@@ -48,9 +48,9 @@ def t_quantile(freedom: Tensor) -> Tensor:
 
 
 def t_interval(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and Student's 95 % interval of the mean over (R, K) independent repeats, R >= 2; each (K,)."""
+    """Mean and Student's 95 % interval of the mean over (R, K) independent repeats, each (K,); NaN ends of one."""
     repeats, mean = len(values), values.mean(0)
-    half = t_quantile(torch.tensor(repeats - 1)) * values.std(0) / math.sqrt(repeats)
+    half = t_quantile(torch.tensor(repeats - 1)) * values.std(0, correction=min(1, repeats - 1)) / math.sqrt(repeats)
     return mean, mean - half, mean + half
 
 
