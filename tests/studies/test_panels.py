@@ -25,6 +25,7 @@ from mhprobe.maps.rollout import Rollout
 from mhprobe.masking.base import Path
 from mhprobe.masking.parts.trace import Curve, trace
 from mhprobe.measures.object_attention import RELATIONS as RELATIONS_OF_OBJECTS
+from mhprobe.measures.parts.moments import Moments
 from mhprobe.measures.parts.places import Piece, places_of
 from mhprobe.questions.measured import measured
 from mhprobe.report import twins
@@ -490,6 +491,19 @@ def test_a_covering_map_is_what_a_loop_over_queries_adds_up(build):
     torch.testing.assert_close(queries, seen)
 
 
+def test_a_covering_map_of_even_attention_is_as_far_to_the_left_as_to_the_right():
+    """Every key is the favourite of an even row, not the first one, the upper left corner, alone."""
+    layout = mhprobe.attach(tiny_vit()).layout
+    site = layout.sites[0]
+    places = places_of(site, torch.device("cpu"))
+    attn = torch.full((1, 1, 3, len(places.token[0]), len(places.token[0])), 0.5, dtype=torch.float64)
+    piece = Piece(0, layout.span(0), site, places, torch.tensor([0]), torch.tensor([0]), attn)
+    mass, queries = around_the_favourite(piece, tuple(2 * side - 1 for side in site.token_grid))
+    torch.testing.assert_close(mass, mass.flip(1, 2))
+    torch.testing.assert_close(queries, queries.flip(1, 2))
+    assert mass[..., 0, 0].min() > 0
+
+
 def test_attention_without_a_matrix_is_refused_with_the_reason():
     xcit = timm.create_model("xcit_nano_12_p16_224", embed_dim=16, depth=1, num_heads=2, img_size=32, num_classes=3)
     mhprobe.attach(xcit)  # it has heads, and no attention between patches to roll out
@@ -600,7 +614,9 @@ def test_heads_across_views_are_aligned_as_the_definition_says():
     one, other = (torch.randn(50, 3, 4, dtype=torch.float64) + 1 for _ in "ab")  # 3 heads of width 4
     other[:, 1] = one[:, 2] @ torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64)).Q  # head 2 has become head 1
     both = torch.cat([one.flatten(1), other.flatten(1)], 1)
-    found = between(both.mT @ both, both.sum(0), torch.tensor(50.0), heads=3)
+    moments = Moments.zeros(1, 24)
+    moments.add(both)
+    found = between(moments, heads=3)
     for a in range(3):
         for b in range(3):
             x, y = (part[:, head] - part[:, head].mean(0) for part, head in ((one, a), (other, b)))

@@ -15,7 +15,7 @@ from torch import Tensor
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import counts
 from mhprobe.measures.parts.jackknife import FOLDS, fold_of, jackknife
-from mhprobe.measures.parts.places import OfAttention, Piece, even_over, of_largest, places_of, shares
+from mhprobe.measures.parts.places import OfAttention, Piece, around_favourites, even_over, places_of
 from mhprobe.stats.intervals import SIZE
 
 _DIGITS = 6  # roots of equal squares may differ in the last bit: a millionth of a pixel tells distances apart
@@ -56,22 +56,11 @@ class AttentionRange(OfAttention):
     def look(self, piece: Piece, batch: HeadBatch) -> None:
         places, span = piece.places, piece.span
         distances, _ = _rings(piece.site, piece.attn.device)
-        row_bWHQK = shares(piece.attn, places.patch_pairs)
-        windows, heads, count = row_bWHQK.shape[1:4]
         held, place_b = batch.derive(fold_of)[piece.counted].unique(return_inverse=True)
-        # a fold's rows with the same argmax key have the same rings: add them up first, then sort into rings. A sparse
-        # product makes no copy of a row for each of its keys where all are equal
-        share_NK, block = of_largest(piece.attn, places.patch_pairs).flatten(0, 3), windows * heads
-        row, key = share_NK.nonzero(as_tuple=True)
-        centre = (place_b[row // (block * count)] * block + row // count % block) * count + key
-        share, size = share_NK[row, key], (len(held) * block * count, len(share_NK))
-        sums = torch.sparse_coo_tensor(torch.stack([centre, row]), share, size, check_invariants=False)
-        row_K = sums @ row_bWHQK.flatten(0, 3)
-        seen = share.new_zeros(size[0]).index_add_(0, centre, share)
-        seen_WHK = seen.view(len(held), windows, heads, count).sum(0)
-        even_WKK = even_over(places.patch_pairs)
-        self.mass[held, span, : len(distances)] += _by_ring(row_K.view(len(held), *row_bWHQK.shape[1:]), piece)
-        even_WHKK = seen_WHK[..., None] * even_WKK[:, None]
+        # a fold's rows with the same argmax key have the same rings: add them up first, then sort into rings
+        row_FWHKK, seen_WHK = around_favourites(piece, place_b, len(held))
+        self.mass[held, span, : len(distances)] += _by_ring(row_FWHKK, piece)
+        even_WHKK = seen_WHK[..., None] * even_over(places.patch_pairs)[:, None]
         self.uniform_mass[span, : len(distances)] += _by_ring(even_WHKK[None], piece)[0]
 
     def finish(self) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite, Need
 from mhprobe.measures.base import Measure
@@ -195,6 +196,23 @@ def of_largest(attn: Tensor, keys: Tensor) -> Tensor:
     row = attn * keys[:, None] + (keys.int() - 1)[:, None]  # -1 where there is no key, and NaN stays
     top = (row == row.amax(-1, keepdim=True)).double()
     return top / top.sum(-1, keepdim=True) * keys[:, None]
+
+
+def around_favourites(piece: Piece, group_b: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """(G, W, H, K, K) sums of rows by their argmax key, patches alone, by groups of images, and (W, H, K) their number.
+
+    Of n keys that share a row's largest weight each has 1/n of it.
+    """
+    row_bWHQK = shares(piece.attn, piece.places.patch_pairs)
+    windows, heads, count = row_bWHQK.shape[1:4]
+    # a sparse product makes no copy of a row for each of its keys where all are equal
+    share_NK, block = of_largest(piece.attn, piece.places.patch_pairs).flatten(0, 3), windows * heads
+    row, key = share_NK.nonzero(as_tuple=True)
+    centre = (group_b[row // (block * count)] * block + row // count % block) * count + key
+    places, size = torch.stack([centre, row]), (groups * block * count, len(share_NK))
+    sums = torch.sparse_coo_tensor(places, share_NK[row, key], size, check_invariants=False)
+    both = (sums @ pad(row_bWHQK.flatten(0, 3), (0, 1), value=1.0)).view(groups, windows, heads, count, -1)
+    return both[..., :-1], both[..., -1].sum(0)  # the last column counts rows
 
 
 def even_over(pairs: Tensor) -> Tensor:

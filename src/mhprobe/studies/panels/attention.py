@@ -18,7 +18,7 @@ from torch import Tensor
 from mhprobe import ranks
 from mhprobe.errors import one_of
 from mhprobe.maps.attention import Attention
-from mhprobe.measures.parts.places import Piece, attention, shares
+from mhprobe.measures.parts.places import Piece, around_favourites, attention
 from mhprobe.questions.material import Material
 from mhprobe.recording.looks import looked_at
 from mhprobe.recording.measuring import recorded
@@ -68,7 +68,7 @@ def covering(material: Material, images: int = 500) -> dict[str, Result]:
     sums = torch.zeros(2, layout.num_heads, *size, dtype=torch.float64, device=material.model.device)
     for _, heads in recorded(material.model, material.walk(images)(), {"attn"}):
         for piece in attention("covering range", layout, heads):
-            sums[:, layout.span(piece.number)] += torch.stack(around_the_favourite(piece, size))
+            sums[:, layout.span(piece.number)] += around_the_favourite(piece, size)
     mass, queries = ranks.total(sums).cpu()
     # NaN where no favourite key has such a neighbour
     mean = mass / queries.masked_fill(queries == 0, torch.nan)
@@ -87,18 +87,11 @@ def covering(material: Material, images: int = 500) -> dict[str, Result]:
     return {"map": Result(table, drawn, of=material.of(images)).saying("mean attention", "the head looks there more")}
 
 
-def around_the_favourite(piece: Piece, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """(H, Y, X) sum of attention at each offset from the favourite key, and number of queries with a key there."""
-    places = piece.places
-    rows_bWHQK = shares(piece.attn, places.patch_pairs)
-    favourite = rows_bWHQK.argmax(-1)
-    heads, count = piece.attn.shape[2], rows_bWHQK.shape[-1]
-    # the numbers of the keys, seen from each query's favourite
-    index = places.offsets(size)[None, :, None].expand(len(rows_bWHQK), -1, heads, -1, -1)
-    number = index.gather(3, favourite[..., None].expand(*favourite.shape, count))
-    there = (places.patch_pairs & places.patch[:, :, None])[None, :, None].expand_as(rows_bWHQK)
-    flat = (number + torch.arange(heads, device=number.device)[:, None, None] * (size[0] * size[1])).flatten()
-    mass, queries = (rows_bWHQK.new_zeros(heads * size[0] * size[1]) for _ in "ab")
-    mass.index_add_(0, flat, (rows_bWHQK * there).flatten())
-    queries.index_add_(0, flat, there.flatten().double())
-    return mass.view(heads, *size), queries.view(heads, *size)
+def around_the_favourite(piece: Piece, size: tuple[int, int]) -> Tensor:
+    """(2, H, Y, X) sum of attention at each offset from the favourite key, and number of queries with a key there."""
+    pairs_WKK = piece.places.patch_pairs
+    (row_WHKK,), seen_WHK = around_favourites(piece, torch.zeros_like(piece.images), 1)
+    both = torch.stack([row_WHKK, seen_WHK[..., None] * pairs_WKK[:, None]]).transpose(1, 2).flatten(2)
+    sums = both.new_zeros(*both.shape[:2], size[0] * size[1])
+    sums.index_add_(2, (piece.places.offsets(size) * pairs_WKK).flatten(), both)  # others can be further apart
+    return sums.unflatten(2, size)

@@ -25,6 +25,8 @@ from mhprobe import ranks
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite
+from mhprobe.measures.cka import linear_cka
+from mhprobe.measures.parts.moments import Moments
 from mhprobe.measures.parts.places import Piece, places_of
 from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import recorded
@@ -159,23 +161,15 @@ def correspondence(material: Material, images: int = 500) -> dict[str, Result]:
     best_other_index, corresponds (1 where itself is larger), chance.
     """
     layout = material.layout
-    zero = torch.zeros((), dtype=torch.float64, device=material.model.device)
-    products = [zero.new_zeros(2 * site.channels, 2 * site.channels) for site in layout.sites]
-    totals = [zero.new_zeros(2 * site.channels) for site in layout.sites]
+    moments = [Moments.zeros(1, 2 * site.channels, material.model.device) for site in layout.sites]
     batches, again = itertools.tee(material.walk(images)())
     flipped = (batch._replace(images=batch.images.flip(-1)) for batch in again)  # left to right
     walks = (recorded(material.model, view) for view in (batches, flipped))
     for (batch, heads), (_, mirrored) in zip(*walks, strict=True):
         for number, site in enumerate(layout.sites):
             one, other = (view.z[number][batch.valid, site.prefix_tokens :].flatten(2) for view in (heads, mirrored))
-            both = torch.cat([one.flatten(0, 1), other_way(other, site).flatten(0, 1)], 1).double()
-            products[number] += both.mT @ both
-            totals[number] += both.sum(0)
-    of = material.of(images)
-    alike = [
-        between(ranks.total(product), ranks.total(total), of.images * math.prod(site.token_grid), site.num_heads).cpu()
-        for product, total, site in zip(products, totals, layout.sites, strict=True)
-    ]
+            moments[number].add(torch.cat([one.flatten(0, 1), other_way(other, site).flatten(0, 1)], 1))
+    alike = [between(sums, site.num_heads).cpu() for sums, site in zip(moments, layout.sites, strict=True)]
     others = [cka.clone().fill_diagonal_(-torch.inf) for cka in alike]
     itself, best = torch.cat([cka.diagonal() for cka in alike]), torch.cat([cka.amax(1) for cka in others])
     columns = {
@@ -185,7 +179,7 @@ def correspondence(material: Material, images: int = 500) -> dict[str, Result]:
         "corresponds": (itself > best.clamp(min=-1)).long(),
         "chance": torch.tensor([1 / site.num_heads for _, _, site in layout]).double(),
     }
-    drawn = Result(tables.per_head(layout, columns), maps.correspondence(layout, columns), of=of)
+    drawn = Result(tables.per_head(layout, columns), maps.correspondence(layout, columns), of=material.of(images))
     return {"views": drawn.saying("CKA of a head with itself across two views", "it does the same on both")}
 
 
@@ -194,10 +188,7 @@ def other_way(rows: Tensor, site: HeadSite) -> Tensor:
     return rows.unflatten(1, site.token_grid).flip(2).flatten(1, 2)
 
 
-def between(product: Tensor, total: Tensor, rows: int, heads: int) -> Tensor:
-    """(H, H) linear CKA of heads across views. product: (2 H D, 2 H D) of both views' rows; total: (2 H D,) sums."""
-    centred = product - total[:, None] * total / rows
-    blocks = centred.unflatten(0, (2, heads, -1)).unflatten(3, (2, heads, -1))  # (2, H, D, 2, H, D)
-    one, other = (torch.stack([blocks[v, h, :, v, h].norm() for h in range(heads)]) for v in (0, 1))
-    across = blocks[0, :, :, 1].permute(0, 2, 1, 3).square().sum((2, 3))
-    return across / (one[:, None] * other).clamp(min=1e-30)
+def between(moments: Moments, heads: int) -> Tensor:
+    """(H, H) linear CKA of heads across views. moments: of this rank's rows of both views, (N, 2 H D)."""
+    every = Moments(*map(ranks.total, vars(moments).values()))
+    return linear_cka(every.parts(every.total.shape[1] // (2 * heads))(None))[:heads, heads:]
