@@ -154,12 +154,11 @@ def slice_sites(model: nn.Module, layout: HeadLayout, kept: Mapping[str, Sequenc
     """Remove, in place, the units that ``kept`` does not name; sites that keep all are not touched.
 
     ``model.kept_heads`` names what is left of each site by its numbers in the dense model. A unit that is named twice
-    is there twice. UserError for heads of a model that can lose none.
+    is there twice. UserError for units of a model that can lose none.
     """
     family, cut = family_of(model), [site for site in layout.sites if len(kept[site.name]) != site.num_heads]
-    heads = [site.name for site in cut if site.kind == "head"]
-    if heads and (reason := family.unprunable(model)) is not None:
-        raise UserError(f"{heads[0]}: {reason}")
+    if cut and (reason := family.unprunable(model, {site.kind for site in cut})) is not None:
+        raise UserError(f"{cut[0].name}: {reason}")
     for site in cut:
         slice_site = slice_heads if site.kind == "neuron" else family.slice_heads
         assert slice_site is not None, "else unprunable says why"

@@ -5,7 +5,7 @@ Methods here fit most models of timm; a family overrides the others. No other pa
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mhprobe.backbones.parts import timm_models
 from mhprobe.backbones.parts.units import STILL, layer_scale, query_key_value, rows_of, uncuttable, unfused, weight_of
 from mhprobe.errors import UserError, refusing
-from mhprobe.heads import Block, HeadSite, HeadWeights
+from mhprobe.heads import Block, HeadSite, HeadWeights, Kind
 
 
 class Segments(NamedTuple):
@@ -221,11 +221,11 @@ class Family(ABC):
     # taking heads out
 
     @classmethod
-    def unprunable(cls, model: Any) -> str | None:
-        """Why no head of this model can be removed, in a sentence; None where they can."""
-        if cls.slice_heads is not None:
-            reasons = (uncuttable(site.name, submodule(model, site)) for site in cls.sites(model))
-            return next(filter(None, reasons), None)
+    def unprunable(cls, model: Any, kinds: Collection[Kind] = ("head",)) -> str | None:
+        """Why no unit of these kinds can be removed from this model, in a sentence; None where they can."""
+        if cls.slice_heads is not None or "head" not in kinds:
+            of_kind = {"head": cls.sites, "neuron": cls.neurons}
+            return uncuttable(model, [site for kind in kinds for site in of_kind[kind](model)])
         return f"mhprobe does not know how to remove heads of a {cls.title}{cls.whole and f': {cls.whole}'}. {STILL}"
 
 

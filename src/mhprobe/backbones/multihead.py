@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 
 from mhprobe.backbones.base import Family, Seam, Segments, blocks_in, submodule
-from mhprobe.backbones.parts.units import unfused
+from mhprobe.backbones.parts.units import other_forward, unfused
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite
 
@@ -138,7 +138,7 @@ class TorchvisionViT(MultiHead):
 
     @staticmethod
     def segments(model: Any) -> Segments | None:
-        if type(model).forward is not VisionTransformer.forward:
+        if other_forward(model, VisionTransformer):
             return None
 
         def stem(images: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torchvision.models.swin_transformer import (
 
 from mhprobe.backbones.base import Family, Seam, Segments, blocks_in, submodule
 from mhprobe.backbones.multihead import IMAGENET
-from mhprobe.backbones.parts.units import width_of
+from mhprobe.backbones.parts.units import other_forward, width_of
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite, Windows
 
@@ -108,7 +108,7 @@ class TorchvisionSwin(Family):
 
     @staticmethod
     def segments(model: Any) -> Segments | None:
-        if type(model).forward is not SwinTransformer.forward:
+        if other_forward(model, SwinTransformer):
             return None
         blocks = [  # patch merging stands before a later stage's first block
             nn.Sequential(model.features[place - 1], block) if i == 0 < place - 1 else block

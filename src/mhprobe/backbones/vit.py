@@ -7,7 +7,7 @@ Encoder, rotary positions), Beit, VisionTransformerRelPos. Attention pooling beh
 import functools
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -21,7 +21,7 @@ from mhprobe.backbones.base import DirectPath, Family, Segments, blocks_in
 from mhprobe.backbones.parts import units
 from mhprobe.backbones.parts.narrow import Biased, NoHeads, Rotary
 from mhprobe.errors import HeadsMixed, UserError
-from mhprobe.heads import Block, HeadSite
+from mhprobe.heads import Block, HeadSite, Kind
 
 Piece = Callable[[Tensor], Tensor]
 
@@ -157,11 +157,11 @@ class Eva(Tokens):
         return stem, [functools.partial(through, number, block) for number, block in enumerate(model.blocks)]
 
     @classmethod
-    def unprunable(cls, model: Any) -> str | None:
-        if any(getattr(block.attn, "num_kv_groups", 1) > 1 for block in model.blocks):  # timm has them from 1.0.30
+    def unprunable(cls, model: Any, kinds: Collection[Kind] = ("head",)) -> str | None:
+        if "head" in kinds and any(getattr(block.attn, "num_kv_groups", 1) > 1 for block in model.blocks):  # newer timm
             reason = "the heads of timm's AttentionRope share keys and values here, so none can be removed alone."
             return f"{reason} {units.STILL}"
-        return super().unprunable(model)
+        return super().unprunable(model, kinds)
 
 
 class _Positioned(Tokens):

@@ -106,7 +106,8 @@ class _Path:
         self.head = _Frozen(path.head, path.pool(self.norm.seen))
         pooling_1T = path.pool(torch.eye(last.shape[1], dtype=last.dtype, device=last.device)[None])
         bias_C = self.norm.undivided(torch.zeros_like(last[:1, :1]), biases=True)[0, 0]
-        self.constant = self.head.affine(bias_C.expand(len(last), -1) * pooling_1T.sum())
+        with _Norms(self.head.scales):
+            self.constant = self.head.step(bias_C.expand(len(last), -1) * pooling_1T.sum())
         self.between: list[_Frozen | None] = []
         for number, merge in enumerate(path.between):
             before = wide(stream[number - 1].after)
@@ -190,10 +191,6 @@ class _Frozen:
     def deviation(self) -> Tensor:
         """(B, ...) factor of the first norm, 1 over the deviation of its tokens; 1 without a norm."""
         return self.scales[0].squeeze(-1) if self.scales else self.seen.new_ones(())
-
-    def affine(self, x: Tensor) -> Tensor:
-        with _Norms(self.scales):
-            return self.step(x)
 
     def linear(self, x: Tensor) -> Tensor:
         """Apply the linear part to n writes of each image, (n * B, ...)."""

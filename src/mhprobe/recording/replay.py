@@ -66,7 +66,7 @@ class Replay:
         backbone, gates, versions, family = self.backbone, self.gates, self.versions, family_of(self.backbone)
         off_A = (versions.values == 0).all(0)
         able = smaller and instead is None and fill is None and off_A.any() and not off_A.all()
-        if able and family.unprunable(backbone) is None:
+        if able and family.unprunable(backbone, gates.layout.kinds) is None:
             backbone = sliced(backbone, gates.layout, gates.layout.kept(off_A.cpu())).eval()
             gates, versions = attach(backbone, units=gates.layout.kinds), _Versions(versions.values[:, ~off_A])
         segments = family.segments(backbone)  # None if its forward cannot be taken apart

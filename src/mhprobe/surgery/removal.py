@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import backbone_of, family_of, kinds_of, layout_of, refuse_no_model, slice_sites
+from mhprobe.backbones.parts.units import uncuttable
 from mhprobe.errors import UserError, one_of, quoted
 from mhprobe.gates import find_gates, remove_gates
 from mhprobe.gates.fill import Fill
@@ -96,7 +97,7 @@ def refuse_unprunable(model: nn.Module, units: Collection[Kind] | None = None) -
             raise UserError(f"prune_heads: {error}{'' if explained else ' ' + more}") from None
         refuse_unprunable(inside, units)
         raise UserError(f"prune_heads: {error}") from None
-    if "head" in kinds_of(model, units) and (reason := family.unprunable(model)) is not None:
+    if (reason := family.unprunable(model, kinds_of(model, units))) is not None:
         try:
             layout_of(model)
         except UserError as error:  # "can still be gated" would be wrong
@@ -118,11 +119,11 @@ def refuse_unfoldable(model: nn.Module) -> None:
 
 
 def drop_bias(model: Any, sites: Iterable[HeadSite]) -> None:
-    """Set the output projection's bias to zero, in place, at these sites."""
+    """Set the output projection's bias to zero, in place, at these sites; no training brings it back."""
     with torch.no_grad():
         for site in sites:
             if (bias := family_of(model).seam(model, site).output.bias) is not None:
-                bias.zero_()
+                bias.zero_().requires_grad_(False)
 
 
 def largest_difference(one: nn.Module, other: nn.Module, images: Iterable[Tensor]) -> tuple[float, float]:
@@ -163,5 +164,7 @@ def _fold(model: nn.Module, layout: HeadLayout, gates: Tensor) -> None:
     family = family_of(model)
     with torch.no_grad():
         for site, gate_H in zip(layout.sites, layout.split(gates), strict=True):
-            weight = family.seam(model, site).output.weight
-            weight.mul_(gate_H.to(weight).repeat_interleave(site.head_dim))
+            seam = family.seam(model, site)
+            if bool((gate_H != 1).any()) and (reason := uncuttable(model, [site])) is not None:
+                raise UserError(f"prune_heads: gates that are not 1 cannot go into the weights: {reason}")
+            seam.output.weight.mul_(gate_H.to(seam.output.weight).repeat_interleave(site.head_dim))

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import attach, input_spec, layout_of
-from mhprobe.gates import remove_gates
 from mhprobe.surgery.costs import count_flops, count_parameters, device_name, evenly, interleaved
 from mhprobe.surgery.memory import peak_memory
 from mhprobe.surgery.removal import prune_heads
@@ -73,7 +72,6 @@ def speed_table(
             row |= {"peak_memory": memory["pruned", name], "dense_peak_memory": memory["dense", ""]}
             rows.append(row)
         show(1)
-    remove_gates(plain)
     return rows
 
 

@@ -21,7 +21,8 @@ from mhprobe.heads import HeadSite, Kind
 STILL = "They can still be gated, measured and masked (mhprobe.measure, mhprobe.masking_curve)."
 _MERGE = "Merge adapters (LoRA), weight norms and masks of weights into plain layers first, and do not quantise them."
 _PLAIN = ("torch.nn.modules.", "timm.", "mhprobe.")  # where layers come from whose weight says all
-_CUT = ("qkv", "q_proj", "k_proj", "v_proj", "gate", "proj")  # layers that lose rows or columns with a head
+# layers that lose rows or columns with a head or a neuron
+_CUT = ("qkv", "q_proj", "k_proj", "v_proj", "gate", "proj", "fc1", "fc1_g", "fc1_x", "fc2")
 _LAYER_SCALES = {  # their names in blocks of timm and transformers, behind attention and behind the MLP
     "head": ("ls1", "ls", "gamma_1", "gamma1", "gamma_xca", "lambda_1", "layer_scale", "layer_scale1", "layer_scale_1"),
     "neuron": ("ls2", "ls", "gamma_2", "gamma2"),
@@ -49,11 +50,16 @@ def width_of(name: str, layer: Any, heads: int) -> int:
     return inputs // heads
 
 
-def uncuttable(name: str, attention: nn.Module) -> str | None:
-    """Why no head can be cut out of the layers of an attention module, in a sentence; None where they can."""
-    for part, layer in attention.named_children():
-        if part in _CUT and (type(layer) is not nn.Linear or "weight" not in layer._parameters):
-            return f"{name}.{part} is no nn.Linear whose weight is a parameter, so no head can be cut out. {_MERGE}"
+def uncuttable(model: nn.Module, sites: Iterable[HeadSite]) -> str | None:
+    """Why no unit of these sites can be cut out of a copy of the model, in a sentence; None where they can."""
+    for name, module in model.named_modules():
+        if getattr(module.forward, "__self__", None) is not module:  # a function that knows the original
+            return f"{name or 'the model'} has a forward of its own, by which a copy would run the original. Delete it."
+    for site in sites:
+        for name, layer in model.get_submodule(site.name).named_children():
+            if name in _CUT and (type(layer) is not nn.Linear or "weight" not in layer._parameters):
+                where, wrong = f"{site.name}.{name}", "is no nn.Linear whose weight is a parameter"
+                return f"{where} {wrong}, so no {site.kind} can be cut out. {_MERGE}"
     return None
 
 
@@ -89,9 +95,9 @@ def linear_pool(pool: str) -> None:
 
 
 def other_forward(model: nn.Module, base: Any) -> bool:
-    """Return True if a subclass of timm's ``base`` overrides the forward that ``Family.segments`` takes apart."""
-    kind: Any = type(model)
-    return kind.forward is not base.forward or kind.forward_features is not base.forward_features
+    """Return True if the forward of ``base`` that ``Family.segments`` takes apart is overridden, or replaced."""
+    methods = ("forward", "forward_features")
+    return any(getattr(getattr(model, n, None), "__func__", None) is not getattr(base, n, None) for n in methods)
 
 
 def neurons(mlp: Any, site: HeadSite) -> Iterator[HeadSite]:
@@ -119,9 +125,11 @@ def rows_of(mlp: Any) -> Tensor:
 
 
 def slice_heads(model: Any, site: HeadSite, keep: Sequence[int]) -> None:
-    """Replace the attention, or the MLP, of a site by one with these of its units."""
-    by_head = getattr(model, "rope_mixed", False)
-    model.set_submodule(site.name, narrowed(model.get_submodule(site.name), keep, by_head))
+    """Replace the attention, or the MLP, of a site by one with these of its units, and with its hooks."""
+    module = model.get_submodule(site.name)
+    smaller = narrowed(module, keep, by_head=getattr(model, "rope_mixed", False))
+    vars(smaller).update({name: hooks for name, hooks in vars(module).items() if name.startswith("_forward_")})
+    model.set_submodule(site.name, smaller)
 
 
 def layer_scale(block: nn.Module, kind: Kind = "head") -> Tensor | None:
