@@ -70,6 +70,15 @@ def test_a_table_of_heads_alone_is_no_table_of_heads_and_neurons_and_the_line_sa
     latency_cost(file, model, heads, images)  # the digest tells that it is of this network
 
 
+def test_a_table_of_a_network_with_the_same_heads_and_other_patches_is_refused(tmp_path):
+    coarse, fine, file = tiny_vit(patch_size=8), tiny_vit(patch_size=4), tmp_path / "table.json"
+    layout, images = layout_of(coarse, KINDS), images_for(coarse, 2)
+    assert layout.digest == layout_of(fine, KINDS).digest  # so it takes more to tell them apart
+    latency_cost(file, coarse, layout, images, repeats=1)
+    with pytest.raises(mhprobe.UserError, match=r"latency_table: .* has flops \d+, expected \d+"):
+        latency_cost(file, fine, layout, images)
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [

@@ -202,6 +202,7 @@ def _table(
 ) -> Mapping[str, Any]:
     wanted = {"machine": f"{device_name(images.device)}, torch {torch.__version__}", "images": len(images)}
     wanted |= {"size": [*images.shape[2:]], "units": layout.counted, "layout": layout.digest, "multiple": multiple}
+    wanted["flops"] = count_flops(model, images[:1])  # networks of the same heads may have other patches or MLPs
     table: Any = None
     if file is None or not file.exists():
         masks = [evenly(layout, share, multiple) for share in TABLE_SHARES]
@@ -216,7 +217,7 @@ def _table(
     if not isinstance(table, dict) or not all(fits(table.get(key), hint) for key, hint in OF_TABLE.items()):
         raise UserError(f"latency_table: {file} is no table of latency. Name a file that is not there yet.")
     for key, value in wanted.items():
-        if table.get(key, value if key == "units" else None) != value:  # older tables lack it
+        if table.get(key, value if key in ("units", "flops") else None) != value:  # older tables lack them
             raise UserError(
                 f"latency_table: {file} has {key} {quoted(table.get(key))}, expected {quoted(value)}. Name a "
                 f"file that is not there yet: it is measured here."
