@@ -166,6 +166,9 @@ def test_labels_of_a_network_with_one_logit_are_refused_and_what_needs_none_is_a
             call()
     assert (mhprobe.measure(model, [images], [mhprobe.measures.GateImportance])["gate_importance"] > 0).all()
     assert mhprobe.masking_curve(model, [images], units="layer", score="cosine")
+    for score in (None, "top1", "kl"):  # of which none can tell one class from another
+        with pytest.raises(mhprobe.UserError, match=r"^score=(top1|kl): one logit is always right, expected more"):
+            mhprobe.masking_curve(model, [images], units="layer", score=score)
     features = tiny_vit(num_classes=0)
     assert mhprobe.masking_curve(features, [(images, labels)], units="layer")[0]["score"] == "cosine"
     assert len(mhprobe.measure(features, [(images, labels)], [mhprobe.measures.GateImportance], target="norm")) == 1

@@ -23,7 +23,7 @@ from mhprobe.recording.state import inspecting
 class Score(abc.ABC):
     """Judges outputs, of masks or of a smaller model. Its class is the score; an instance knows a split's images.
 
-    outputs: (N, C) of the unmasked model, in the order of the split; UserError for NaN. labels: (N,), where needed.
+    outputs: (N, C) of the unmasked model, in the order of the split; UserError for NaN, or one logit. labels: (N,).
     """
 
     scored: ClassVar[Scored]  # names of its numbers
@@ -39,6 +39,8 @@ class Score(abc.ABC):
         self.labels = labels
         if outputs is not None:
             refuse_broken(broken(outputs), "the output of the unmasked model")
+            if outputs.shape[1] == 1 and not self.of_features:
+                raise UserError(f"score={self.scored.name}: one logit is always right, expected more. Take cosine.")
             self.outputs = outputs.double()
             self.classes = self.outputs.argmax(1)
 
