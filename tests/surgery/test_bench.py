@@ -135,6 +135,8 @@ def test_jobs_with_other_settings_that_share_a_folder_keep_each_others_cells(tra
         ("methods=[]", "methods: expected one at the least"),
         ("prune.onnx=true", "prune.onnx: cells are timed with ONNX Runtime, expected prune.speed=true"),
         ("seeds=[]", "seeds: expected one at the least"),
+        ("seeds=[0,1,0]", r"seeds: expected one at the least, and each once, got \[0, 1, 0\]"),
+        ("methods=[fisher,fisher]", "methods: expected one at the least, and each once"),
         ("prune.rounds=3", r"prune\.rounds: all cells have 1, got 3"),
         ("prune.elastic=true", r"prune\.elastic: all cells have false, got True"),
         ("+prune.min_heads_per_layer=1", r"prune\.min_heads_per_layer: all cells have 0, got 1"),
@@ -237,13 +239,14 @@ def test_any_class_that_chooses_is_a_method():
         ),
         (lambda *_: [0, 1], r"^SimpleNamespace: choose: expected a mask, \(\d+,\) bool, got \[0, 1\]\.$"),
         (lambda *_: torch.ones(3, dtype=torch.bool), r"expected a mask, \(\d+,\) bool, got tensor\(\[True, True"),
+        (None, r"^SimpleNamespace: choose: expected a mask, \(\d+,\) bool, got None\.$"),
     ],
 )
 def test_a_method_that_misses_its_budget_has_no_place_among_equals(choose, match):
     """It was once the best at .3 of the FLOPs, of which it left .69."""
     model, _, images = shown(KINDS)
     with pytest.raises(mhprobe.UserError, match=match):
-        bench.run_cell(Cell("last", 0.6, 0), SimpleNamespace(choose=choose), model, images)
+        bench.run_cell(Cell("last", 0.6, 0), SimpleNamespace(**({"choose": choose} if choose else {})), model, images)
 
 
 def test_the_ranking_tests_pairs_on_the_same_images_and_corrects_over_all_of_them(monkeypatch):

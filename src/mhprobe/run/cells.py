@@ -44,10 +44,10 @@ class Kept(NamedTuple):
 
 
 def refuse(cfg: Config) -> None:
-    """Raise UserError for a budget out of range, an unknown method, and an option that a bench fixes."""
+    """Raise UserError for a budget out of range or twice, an unknown method, and an option that a bench fixes."""
     for key in ("budgets", "methods", "seeds"):
-        if getattr(cfg, key) == []:
-            raise UserError(f"{key}: expected one at the least, got an empty list.")
+        if (wanted := getattr(cfg, key)) is not None and not 0 < len(wanted) == len({*wanted}):
+            raise UserError(f"{key}: expected one at the least, and each once, got {quoted(wanted)}.")
     if wrong := [budget for budget in cfg.budgets if not 0 < budget < 1]:
         raise UserError(f"budgets: expected shares of the FLOPs between 0 and 1, got {wrong[0]}.")
     if unknown := [name for name in cfg.methods or () if name not in cfg.method]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import attach, family_of, gives_features, input_spec, layout_of
+from mhprobe.backbones import attach, gives_features, input_spec, layout_of
 from mhprobe.data.base import SPLITS, ImageData
 from mhprobe.data.batch import Batch, Walk
 from mhprobe.data.draws import stratified
@@ -238,9 +238,9 @@ class Shown:
         """Choose units. UserError for what is no mask of the units, and for a mask that misses the target."""
         name, limits = type(self.method).__name__, within(model, self.target).limits
         assert limits is not None
-        mask, count = self.method.choose(model, images, self.target), limits.layout.num_heads
-        if not isinstance(mask, Tensor) or (mask.dtype, mask.shape) != (torch.bool, (count,)):
-            raise UserError(f"{name}: choose: expected a mask, ({count},) bool, got {quoted(mask)}.")
+        mask = getattr(self.method, "choose", lambda *_: None)(model, images, self.target)
+        if not isinstance(mask, Tensor) or (mask.dtype, *mask.shape) != (torch.bool, limits.layout.num_heads):
+            raise UserError(f"{name}: choose: expected a mask, ({limits.layout.num_heads},) bool, got {quoted(mask)}.")
         if not limits.reached(mask := mask.cpu()):
             left = ", ".join(f"{target.unit}={target.left(mask):.3g}" for target in limits.targets)
             raise UserError(f"{name}: choose: expected at most {quoted({**self.target})} to be left, got {left}.")
@@ -335,7 +335,6 @@ def _remove(
 ) -> nn.Module:  # fmt: skip
     layout, gates = layout_of(model), gates_of(model)
     kept = layout.kept(choice.mask)
-    emptied = [site for site in layout.sites if not kept[site.name]]
     values = gate_values(gates, choice.mask[None], choice.rescale)[0]
     pruned = None if fill is None else prune_heads(model, choice.mask, fold=fill)  # under the present gates
     with gates.filled(fill, values[None]), gates.fixed(values):
@@ -343,7 +342,7 @@ def _remove(
         reference = model
         if proj_bias == "drop":
             reference = copy.deepcopy(model)
-            drop_bias(reference, emptied)
+            drop_bias(reference, [site for site in layout.sites if not kept[site.name]])
         with gates_of(reference).fixed(values):
             shown = (batch.images for batch in images.test(CHECKED))
             difference, size = largest_difference(reference, pruned, shown)
@@ -356,9 +355,6 @@ def _remove(
             if score_masked:
                 _score(images, record, "masked", number, reference, choice.mask)
     _score(images, record, "pruned", number, pruned)
-    for site in emptied if proj_bias == "drop" else ():  # training is not to bring back what was dropped
-        if (bias := family_of(pruned).seam(pruned, site).output.bias) is not None:
-            bias.requires_grad_(False)
     return pruned
 
 
