@@ -7,7 +7,7 @@ from typing import Any, cast
 from torch import nn
 
 from mhprobe.backbones import attach, gives_features, layout_of
-from mhprobe.data.base import SPLITS, ImageData
+from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.heads import KINDS, HeadLayout
@@ -36,12 +36,12 @@ from mhprobe.stats.promise import Guarantee
 from mhprobe.surgery import elastic, export
 from mhprobe.surgery.costs import evenly
 from mhprobe.surgery.given import Given
-from mhprobe.surgery.on_path import OnPath, Promise, check_images, check_unseen
+from mhprobe.surgery.on_path import OnPath, Promise, check_images
 from mhprobe.surgery.removal import prune_heads
 from mhprobe.surgery.rounds import Chooses, Images, Pruned, Shown, Source, Stage, Train, prune
 from mhprobe.surgery.speed import BATCHES, SHARES, speed_table
 from mhprobe.training.classifier import GatedClassifier
-from mhprobe.weights.checkpoint import gates_kept, load_weights, weights_files
+from mhprobe.weights.checkpoint import gates_kept, read_description, weights_files
 from mhprobe.weights.description import pruned_description
 
 LIMITS = ("remove", "exclude_layers", "min_heads_per_layer", "rescale", "latency_table")  # of paths
@@ -76,7 +76,7 @@ class Pruning:
     def _pruned(self, material: Material, report: Report, source: Source) -> tuple[Pruned, dict[str, Result]]:
         cfg, settings, model = self.cfg, self.settings, cast(GatedClassifier, material.model)
         dense, description = model.backbone.eval(), model.description
-        weights = load_weights(file)[1] if (file := builders.weights_file(cfg)) else {}
+        weights = read_description(Path(file)) if (file := builders.weights_file(cfg)) else {}
         if settings.onnx:
             export.needs_onnx()
         cache = {"cache": Path(cfg.cache_dir).expanduser() / "orders", "facts": material.identity}
@@ -84,8 +84,6 @@ class Pruning:
         origin = made_from(cfg, settings, material.data, weights)
         looked_up = measured_on(getattr(source, "order", None))  # no images of ours: "test", whichever they were
         looked_at = [*description.get("chosen_by", ()), *([f"{looked_up}:"] if looked_up else ())]
-        if settings.elastic and promise_asked(settings):  # ``source`` has no guarantee: budgets are promised
-            looked_at.append(f"calibration:{material.data.set_aside}")
         pruned = prune(
             dense,
             look,
@@ -94,6 +92,7 @@ class Pruning:
             mend=repair(settings),
             train=retraining(cfg, settings, dense, description, material.data, report),
             chosen_by=looked_at,
+            promised=not settings.elastic,
             **settings.model_dump(include={"rounds", "proj_bias", "fold"}),
         )
         results = of_pruned(pruned, material.layout)
@@ -223,9 +222,6 @@ def made_from(cfg: Config, settings: Prune, data: ImageData, weights: dict[str, 
     if (promise := promise_asked(settings)) is None:
         return origin
     check_images(promise, data.sizes["calibration"])
-    if settings.elastic:
-        split = SPLITS[settings.select_on]
-        check_unseen((*weights.get("chosen_by", ()), f"{split}:{data.images_of(split)}"), data)
     set_aside = weights.get("made", {}).get("set_aside") == data.set_aside
     if not set_aside:
         print(
@@ -291,8 +287,6 @@ def source_of(settings: Prune, order: Order | Chooses | None, seed: int = 0) -> 
             )
         return Shown(order, settings.target)
     options = settings.model_dump(include={*LIMITS, "units", "target"})
-    if settings.elastic:  # whose budgets are promised, one by one
-        guarantee = None
     return OnPath(order, **options, guarantee=guarantee, chosen_on=settings.select_on, seed=seed)
 
 

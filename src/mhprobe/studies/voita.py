@@ -58,7 +58,7 @@ def run(cfg: Config, folder: Path) -> None:
     from mhprobe.run.jobs import rank
     from mhprobe.stats.significance import holm
     from mhprobe.studies import sweep
-    from mhprobe.weights.checkpoint import load_weights
+    from mhprobe.weights.checkpoint import read_description
 
     options = cfg.voita
     assert options is not None
@@ -66,7 +66,7 @@ def run(cfg: Config, folder: Path) -> None:
         raise UserError("voita: weights: expected the network to prune, the model.safetensors of a training run.")
     if "heads" not in (cfg.gates.penalty or {}):
         raise UserError("voita: gates: expected gates with a target number of heads: gates=hard_concrete_target.")
-    _, description = load_weights(weights)
+    description = read_description(Path(weights))
     before = description.get("made", {}).get("epochs")
     learned = None if before is None else before + cfg.trainer.max_epochs
     if (epochs := options.scratch_epochs or learned) is None:

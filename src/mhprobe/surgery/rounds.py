@@ -254,12 +254,14 @@ def prune(
     model: nn.Module, images: Images, source: Source, *, kept: Tensor | None = None, rounds: int = 1,
     proj_bias: ProjBias = "keep", fold: Fold = "zero", mend: Mapping[str, Any] | None = None,
     train: Train | None = None, chosen_by: Sequence[str] = (), whole: tuple[Stage, Tensor] | None = None,
+    promised: bool = True,
 ) -> Pruned:  # fmt: skip
     """Return a copy of ``model`` without the heads that ``source`` chooses; ``model`` itself keeps its gates.
 
     kept: decision of learned gates, for ``Given``. rounds: of choosing and removing, with ``OnPath``. proj_bias: as for
     ``prune_heads``. fold: see ``Fold``. mend: options of ``repair``. train: called after each round. chosen_by: images
     that chose heads before. whole: the dense network's row and right images, if known: the masked is not scored.
+    promised: False where a guarantee is of budgets, which are tested later.
 
     UserError for a model that cannot lose heads, RuntimeError if masked and pruned logits differ by more than rounding.
     """
@@ -281,7 +283,7 @@ def prune(
         score("dense", 0, model)
     for number in range(1, rounds + 1):
         start, fill, choice = time.perf_counter(), images.stands_in(now, fold), preset
-        if source.guarantee is not None:
+        if source.guarantee is not None and promised:
             choice, record.promise = _promised(source, preset, now, images, fill)
             if not record.promise.steps:
                 return record
