@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mhprobe.backbones.parts import timm_models
 from mhprobe.backbones.parts.units import STILL, layer_scale, query_key_value, rows_of, uncuttable, unfused, weight_of
 from mhprobe.errors import UserError, refusing
-from mhprobe.heads import Block, HeadSite, HeadWeights, Kind
+from mhprobe.heads import Block, HeadSite, HeadWeights
 
 
 class Segments(NamedTuple):
@@ -221,7 +221,7 @@ class Family(ABC):
     # taking heads out
 
     @classmethod
-    def unprunable(cls, model: Any, kinds: Collection[Kind] = ("head",)) -> str | None:
+    def unprunable(cls, model: Any, kinds: Collection[str] = ("head",)) -> str | None:
         """Why no unit of these kinds can be removed from this model, in a sentence; None where they can."""
         if cls.slice_heads is not None or "head" not in kinds:
             of_kind = {"head": cls.sites, "neuron": cls.neurons}

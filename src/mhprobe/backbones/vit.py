@@ -21,7 +21,7 @@ from mhprobe.backbones.base import DirectPath, Family, Segments, blocks_in
 from mhprobe.backbones.parts import units
 from mhprobe.backbones.parts.narrow import Biased, NoHeads, Rotary
 from mhprobe.errors import HeadsMixed, UserError
-from mhprobe.heads import Block, HeadSite, Kind
+from mhprobe.heads import Block, HeadSite
 
 Piece = Callable[[Tensor], Tensor]
 
@@ -157,7 +157,7 @@ class Eva(Tokens):
         return stem, [functools.partial(through, number, block) for number, block in enumerate(model.blocks)]
 
     @classmethod
-    def unprunable(cls, model: Any, kinds: Collection[Kind] = ("head",)) -> str | None:
+    def unprunable(cls, model: Any, kinds: Collection[str] = ("head",)) -> str | None:
         if "head" in kinds and any(getattr(block.attn, "num_kv_groups", 1) > 1 for block in model.blocks):  # newer timm
             reason = "the heads of timm's AttentionRope share keys and values here, so none can be removed alone."
             return f"{reason} {units.STILL}"
