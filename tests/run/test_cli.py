@@ -19,7 +19,7 @@ from mhprobe.backbones import build
 from mhprobe.run import cli, sections
 from mhprobe.run.members import FOLDERS, members
 from mhprobe.run.sections import CONF
-from mhprobe.weights.checkpoint import save_weights
+from mhprobe.weights.checkpoint import save_checkpoint, save_weights
 
 PROBE = ("probe", "weights=random", *runs.TINY, "data.limit_test=3")
 TRAIN = ("train", *runs.TINY)  # so that a mistake nobody sees costs seconds
@@ -289,6 +289,10 @@ def test_weights_that_say_their_data_set_need_no_other_word(tmp_path):
     assert chosen(weights, "data=cifar10") == chosen(weights, "+experiment=cifar10_vit") == "Cifar10"
     (tmp_path / "a.json").write_text('{"data": "../secret"}')
     assert chosen(weights) == "Digits"  # the default; the classes are compared when the weights are loaded
+    described = {"backbone": {"name": "vit_tiny_patch16_224"}, "class_names": [], "data": "scenes"}
+    save_checkpoint({"mhprobe": described, "state_dict": {"gates.values": torch.ones(36)}}, tmp_path / "a.ckpt")
+    assert chosen(f"weights={tmp_path / 'a.ckpt'}") == "Scenes"
+    assert chosen(f"weights={tmp_path / 'b.ckpt'}") == "Digits"  # loading it raises
 
 
 def test_cfg_job_prints_the_composed_configuration(tmp_path):

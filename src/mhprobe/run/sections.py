@@ -138,8 +138,14 @@ def data_of_weights(overrides: Sequence[str]) -> list[str]:
     keys = {_key(override): override.partition("=")[2] for override in overrides}
     if "weights" not in keys or {"data", "experiment"} & set(keys):
         return []
+    file = Path(keys["weights"].strip("'\""))
     try:
-        name = json.loads(Path(keys["weights"].strip("'\"")).with_suffix(".json").read_text())["data"]
+        if file.suffix == ".ckpt":  # it has no file beside it
+            from mhprobe.weights.checkpoint import read_description
+
+            name = read_description(file)["data"]
+        else:
+            name = json.loads(file.with_suffix(".json").read_text())["data"]
     except (OSError, ValueError, KeyError, TypeError):
         return []  # loading the weights raises
     return [f"data={name}"] if isinstance(name, str) and (CONF / "data" / f"{name}.yaml").is_file() else []
