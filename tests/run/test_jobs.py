@@ -48,6 +48,12 @@ def test_a_mistake_leaves_the_settings_of_the_run_that_is_in_the_folder(tmp_path
     assert Folder(tmp_path).yaml("config/config.yaml") == {"seed": 2}
 
 
+def test_a_job_that_is_run_again_in_its_folder_no_longer_counts_as_failed(tmp_path):
+    jobs.note(tmp_path, 2, "weights: no file")
+    with jobs.settings(tmp_path, OmegaConf.create({"seed": 1}), ["seed=1"]):
+        assert not (tmp_path / jobs.FAILED).exists()
+
+
 @pytest.mark.parametrize(("codes", "expected"), [((2, 2), 2), ((2, 1), 1), ((), None)])
 def test_the_end_of_a_sweep_names_the_jobs_that_failed(tmp_path, capsys, codes, expected):
     for number in range(3):

@@ -79,6 +79,7 @@ def settings(folder: Path, cfg: DictConfig, overrides: Sequence[str]) -> Iterato
         yield
         return
     before = {file: file.read_bytes() for file in (folder / "config").glob("*.yaml")}
+    (folder / FAILED).unlink(missing_ok=True)  # of a job that was here before
     write(folder / "config" / "config.yaml", OmegaConf.to_yaml(cfg).encode())
     keep_typed(folder, overrides)
     try:
