@@ -64,7 +64,7 @@ def test_a_share_of_the_validation_images_can_be_set_aside(tmp_path):
     assert not parts[0] & parts[1] and parts[0] | parts[1] == set(whole.splits["val"].positions.tolist())
     assert some.splits["train"].positions.tolist() == whole.splits["train"].positions.tolist()
     assert some.set_aside == noise(tmp_path, calibration_fraction=0.4, limit_test=5).set_aside is not None
-    assert some.training_fingerprint != whole.training_fingerprint
+    assert some.images_of("train", "val") != whole.images_of("train", "val")
     assert noise(tmp_path, calibration_fraction=0.4, limit_calibration=2).sizes["calibration"] == 2
     for share, words in ((0.01, "are 0, expected at least one"), (1.0, "from 0 to below 1"), ("a", "got 'a'")):
         with pytest.raises(UserError, match=words):

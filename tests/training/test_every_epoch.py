@@ -34,7 +34,7 @@ def fit(folder, epochs, *callbacks, ckpt_path=None):
     callbacks = [EveryEpoch(SimpleNamespace(folder=folder)), *callbacks]
     L.Trainer(
         max_epochs=epochs, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False, callbacks=callbacks,
+        callbacks=callbacks,
     ).fit(Net(), ckpt_path=ckpt_path)  # fmt: skip
     files = sorted((folder / "checkpoints").iterdir())
     return {file.stem: torch.load(file)["state_dict"]["one.weight"].item() for file in files}

@@ -190,11 +190,6 @@ class ImageData(L.LightningDataModule):
         return self.images_of(*SPLITS.values())
 
     @property
-    def training_fingerprint(self) -> str:
-        """The fingerprint of the training and validation images, the only ones that a training run depends on."""
-        return self.images_of("train", "val")
-
-    @property
     def set_aside(self) -> str | None:
         """The fingerprint of the images that are set aside for promises; None where there are none."""
         return self.images_of("calibration") if "calibration" in self.splits else None

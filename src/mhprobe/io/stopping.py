@@ -100,9 +100,6 @@ class _Outliving:
         for line in lines:
             self.write(line)
 
-    def __iter__(self) -> Any:
-        return iter(self._stream)
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import lightning as L
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException as FabricMisconfiguration
-from lightning.pytorch.callbacks import EMAWeightAveraging, LearningRateMonitor
+from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from timm.models import save_for_hf
@@ -40,6 +40,7 @@ from mhprobe.run.sections import network
 from mhprobe.scoring.base import Score, score_for
 from mhprobe.training.checkpoints import (
     AtomicCheckpointIO,
+    Average,
     SameRun,
     SaveOnTerminate,
     SeedEachStep,
@@ -192,8 +193,7 @@ def callbacks(
     cfg: Config, model: GatedClassifier, data: ImageData, report: Report, checkpoints: Path | None = None
 ) -> list[L.Callback]:
     """Return the callbacks of a run, in the order in which Lightning calls them. checkpoints: their folder."""
-    watching: list[L.Callback] = []  # callbacks before those that save checkpoints are in the checkpoint
-    probe = cfg.probe
+    watching, probe = list[L.Callback](), cfg.probe
     if cfg.optim and cfg.measure and probe and (probe.every_n_epochs or probe.every_n_steps):
         built = measures(cfg.measure, model.gates.layout, "measure")
         fit = {name: measure for name, measure in built.items() if isinstance(measure, Measure)}
@@ -205,13 +205,13 @@ def callbacks(
         return watching
     checkpoints = checkpoints or report.folder / "checkpoints"
     return [
+        *best_and_last(checkpoints, cfg.checkpoint.every_n_steps if cfg.checkpoint else None),  # before EveryEpoch
         *watching,
         *([LearningRateMonitor(logging_interval="step")] if report.loggers else []),
         SeedEachStep(cfg.seed),
-        SameRun(facts(cfg, model.description, data.training_fingerprint)),
+        SameRun(facts(cfg, model.description, data.images_of("train", "val"))),
         StopAtNonFinite(),
-        *([] if cfg.optim.ema is None else [EMAWeightAveraging(decay=cfg.optim.ema)]),  # checkpoints hold the average
-        *best_and_last(checkpoints, cfg.checkpoint.every_n_steps if cfg.checkpoint else None),
+        *([] if cfg.optim.ema is None else [Average(decay=cfg.optim.ema)]),  # checkpoints hold the average
         SaveOnTerminate(checkpoints),
         *([GateHistory(report, cfg.gates.keep, cfg.gates.threshold)] if learns_gates(model) else []),
     ]

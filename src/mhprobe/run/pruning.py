@@ -257,7 +257,7 @@ def retraining(
         checkpoints = report.folder / "checkpoints" / f"round_{number}"
         model = GatedClassifier(pruned, about, **optim)
         trainer = builders.trainer(cfg, builders.callbacks(cfg, model, data, report, checkpoints), report)
-        training = {**facts(cfg, about, data.training_fingerprint), "precision": trainer.precision}
+        training = {**facts(cfg, about, data.images_of("train", "val")), "precision": trainer.precision}
         key = cache_key(training=training, round=number, source=our_digest(), of=digest(pruned.state_dict()))
         if (tuned := stored.read(builders.store(cfg), key)) is None:
             trainer.fit(model, datamodule=data)

@@ -1,6 +1,7 @@
 """Checkpoints that are whole or absent, hold plain data, and outlive a SIGTERM; a run that goes on is the same run."""
 
 import hashlib
+import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,9 +10,8 @@ from typing import Any, cast
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Checkpoint, EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
-from lightning.pytorch.utilities import rank_zero_only
 
 from mhprobe.data.draws import reseed
 from mhprobe.errors import UserError, causes
@@ -19,6 +19,8 @@ from mhprobe.io.files import reason, write
 from mhprobe.io.stopping import handle, stop
 from mhprobe.report.report import Report
 from mhprobe.weights.checkpoint import load_checkpoint, save_checkpoint
+
+log = logging.getLogger(__name__)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -56,7 +58,7 @@ class WithinEpoch(ModelCheckpoint):
             super().on_train_batch_end(trainer, *args, **kwargs)
 
 
-class EveryEpoch(L.Callback):
+class EveryEpoch(Checkpoint):  # which Lightning calls after all that count the epoch
     """Callback that keeps the checkpoint of every epoch, ``checkpoints/epoch_<number>.ckpt``, numbered from 0."""
 
     def __init__(self, report: Report) -> None:
@@ -82,14 +84,27 @@ class Best(ModelCheckpoint):
                 f"trainer's max_epochs or max_steps, or validate more often (its check_val_every_n_epoch)."
             )
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        theirs, ours = Path(state_dict["best_model_path"]), Path(str(self.dirpath)) / "best.ckpt"
-        if theirs.is_file():
-            if theirs != ours and rank_zero_only.rank == 0:  # type: ignore[attr-defined]
-                write(ours, theirs.read_bytes())
-            paths = {"dirpath": self.dirpath, "best_model_path": str(ours), "kth_best_model_path": str(ours)}
-            state_dict = {**state_dict, **paths, "best_k_models": {str(ours): state_dict["best_model_score"]}}
-        super().load_state_dict(state_dict)
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        state, ours = checkpoint["callbacks"].pop(self.state_key), Path(str(self.dirpath)) / "best.ckpt"
+        score = state["best_model_score"]
+        # the run's folder may have been moved, and a later epoch may have taken the file
+        places = Path(str(trainer.ckpt_path)).with_name("best.ckpt"), Path(state["best_model_path"])
+        for theirs in filter(Path.is_file, places):
+            if load_checkpoint(theirs).get("callbacks", {}).get(self.state_key, state)["best_model_score"] == score:
+                if theirs != ours and trainer.is_global_zero:
+                    write(ours, theirs.read_bytes())
+                paths = {"dirpath": self.dirpath, "best_model_path": str(ours), "kth_best_model_path": str(ours)}
+                return self.load_state_dict({**state, **paths, "best_k_models": {str(ours): score}})
+        if score is not None and trainer.is_global_zero:
+            log.warning("no best.ckpt with the best accuracy so far (%.4f): chosen are epochs from here on", score)
+
+
+class Average(EMAWeightAveraging):
+    """Lightning's average of the weights, at which others look, too; it stays if a run goes on from its last step."""
+
+    on_validation_epoch_end = L.Callback.on_validation_epoch_end
+    on_validation_end = EMAWeightAveraging.on_validation_epoch_end  # puts the weights back, after others have looked
+    on_fit_end = EMAWeightAveraging.on_train_end  # which Lightning skips for a run that goes on from its last step
 
 
 class SaveOnTerminate(L.Callback):

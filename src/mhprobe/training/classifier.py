@@ -1,5 +1,6 @@
 """A backbone with a gate on every head, trained to classify. It does not know that it is being watched."""
 
+import copy
 import math
 from collections.abc import Callable, Collection
 from typing import Any, Literal
@@ -112,14 +113,13 @@ class GatedClassifier(L.LightningModule):
         self.gates.project()
 
     def on_validation_epoch_start(self) -> None:
-        self._start("val", whole=self.trainer.limit_val_batches == 1.0)
+        self._start("val")
 
     def on_test_epoch_start(self) -> None:
-        self._start("test", whole=self.trainer.limit_test_batches == 1.0)
+        self._start("test")
 
-    def _start(self, split: str, whole: bool) -> None:
-        images = self.trainer.datamodule.sizes[split]  # type: ignore[attr-defined]
-        self.tally = Tally(images, check_images=whole).to(self.device)
+    def _start(self, split: str) -> None:
+        self.tally = Tally(self.trainer.datamodule.sizes[split]).to(self.device)  # type: ignore[attr-defined]
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self.tally.update(batch, self(batch.images))
@@ -180,25 +180,18 @@ class GatedClassifier(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["mhprobe"], checkpoint["results"] = self.description, dict(self.results)
-        if (self.gates.effective() != self.gates.values).any():
-            checkpoint["mhprobe"] = {**self.description, "gates": self.gates.effective().tolist()}
-        # a compiled backbone adds nothing, a metric in flight must not ride along
-        checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if not k.startswith("tally.")}
+        saved, state = copy.deepcopy(self.gates), checkpoint["state_dict"].items()  # an average's, if there is one
+        saved.load_state_dict({key.removeprefix("gates."): part for key, part in state if key.startswith("gates.")})
+        if (saved.effective() != saved.values).any():
+            checkpoint["mhprobe"] = {**self.description, "gates": saved.effective().tolist()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.results = checkpoint.get("results", {})
-        theirs = checkpoint.get("mhprobe", {}).get("backbone")
-        if theirs != self.description["backbone"]:
+        theirs, states = checkpoint.get("mhprobe", {}), (checkpoint["state_dict"], self.state_dict())
+        differ = [key for key in ("backbone", "kept") if theirs.get(key) != self.description.get(key)]
+        gates = [{key for key in state if key.startswith(("gates.", "penalty."))} for state in states]
+        if differ := [*differ, *sorted(gates[0] ^ gates[1])]:
             raise UserError(
-                f"checkpoint: expected backbone {self.description['backbone']}, got {theirs}. Use the backbone it was "
-                f"trained with, or weights=<file> to let the file choose."
-            )
-        if checkpoint["mhprobe"].get("kept") != self.description.get("kept"):
-            raise UserError("checkpoint: its network keeps other heads. Use weights=<file> that its run began with.")
-        states = checkpoint["state_dict"], self.state_dict()
-        theirs, ours = (sorted(key for key in state if key.startswith(("gates.", "penalty."))) for state in states)
-        if theirs != ours:
-            raise UserError(
-                f"checkpoint: expected the gates of this run ({', '.join(ours)}), got {', '.join(theirs)}. Use the "
-                f"gates=<...> it was trained with, or weights=<file> to start from its weights."
+                f"checkpoint: expected the backbone and gates of this run, got others (they differ in "
+                f"{', '.join(differ)}). Use those it was trained with, or weights=<file> to start from its weights."
             )

@@ -99,7 +99,3 @@ class EarlyStopping(callbacks.EarlyStopping):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict({**state_dict, "patience": self.patience})  # as it is asked for now
-
-    @staticmethod
-    def _log_info(*_: Any) -> None:
-        """Lightning would say it with the metric's name and a score."""
