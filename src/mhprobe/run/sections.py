@@ -5,7 +5,6 @@ A command takes its own sections of an experiment; on the command line, other se
 
 import functools
 import importlib.util
-import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -138,14 +137,10 @@ def data_of_weights(overrides: Sequence[str]) -> list[str]:
     keys = {_key(override): override.partition("=")[2] for override in overrides}
     if "weights" not in keys or {"data", "experiment"} & set(keys):
         return []
-    file = Path(keys["weights"].strip("'\""))
-    try:
-        if file.suffix == ".ckpt":  # it has no file beside it
-            from mhprobe.weights.checkpoint import read_description
+    from mhprobe.weights.checkpoint import read_description  # torch takes seconds, --help none
 
-            name = read_description(file)["data"]
-        else:
-            name = json.loads(file.with_suffix(".json").read_text())["data"]
+    try:
+        name = read_description(Path(keys["weights"].strip("'\"")))["data"]
     except (OSError, ValueError, KeyError, TypeError):
         return []  # loading the weights raises
     return [f"data={name}"] if isinstance(name, str) and (CONF / "data" / f"{name}.yaml").is_file() else []
