@@ -109,6 +109,19 @@ def test_the_schedule_is_as_long_as_the_training(tmp_path, images, batch_size):
     assert trainer.global_step == model._steps() == 3 * math.ceil(max(1, images // batch_size) / 2)
 
 
+@pytest.mark.parametrize(("most", "steps"), [([], 12), (["+trainer.max_steps=8"], 8)])
+def test_a_run_that_ends_early_warms_up_for_as_many_epochs(tmp_path, most, steps):
+    size = ["data.limit_train=96", "data.batch_size=24", "trainer.max_epochs=3", "optim.warmup_epochs=1"]
+    cfg = runs.config("train", tmp_path, *size, *most)
+    data = builders.data(cfg)
+    model = builders.classifier(cfg, data)
+    trainer = builders.trainer(cfg, [], builders.report(cfg, tmp_path / "run", model.gates.layout))
+    trainer.fit(model, datamodule=data)
+    factor = trainer.lr_scheduler_configs[0].scheduler.lr_lambdas[0]
+    assert trainer.global_step == model.total_steps == steps
+    assert [factor(step) for step in range(4)] == [0.25, 0.5, 0.75, 1.0] and factor(5) < 1  # an epoch has 4 steps
+
+
 def test_weights_that_are_trained_on_name_the_images_they_saw_last(tmp_path, trained):
     weights = f"weights={trained.folder / 'model.safetensors'}"
     for command, named in (("train", "other"), ("probe", "digits")):

@@ -156,8 +156,9 @@ class GatedClassifier(L.LightningModule):
             groups.append({"params": multipliers, "lr": self.penalty.lr, "weight_decay": 0.0, "maximize": True})
         make: Any = torch.optim.AdamW if self.algorithm == "adamw" else Muon
         optimizer = make([group for group in groups if group["params"]], lr=self.lr)
-        steps = self.total_steps = self._steps()
-        warmup = round(self.warmup_epochs * steps / self.trainer.max_epochs) if self.trainer.max_epochs else 0
+        whole, most = self._steps(), self.trainer.max_steps
+        steps = self.total_steps = whole if most < 0 else min(whole, most)
+        warmup = round(self.warmup_epochs * whole / self.trainer.max_epochs) if self.trainer.max_epochs else 0
 
         def factor(step: int) -> float:
             if step < warmup:
@@ -169,14 +170,13 @@ class GatedClassifier(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _steps(self) -> int:
-        """Optimizer steps of the whole run."""
+        """Optimizer steps of all epochs."""
         trainer: Any = self.trainer  # its estimated_stepping_batches would make the loader before its state is restored
         data, limit = trainer.datamodule, trainer.limit_train_batches
         # the loader drops the remainder, and makes one batch of a set that is smaller than a batch
         batches = max(1, data.sizes["train"] // (data.batch_size * trainer.world_size))
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
-        steps = math.ceil(batches / trainer.accumulate_grad_batches) * trainer.max_epochs
-        return steps if trainer.max_steps < 0 else min(steps, trainer.max_steps)
+        return math.ceil(batches / trainer.accumulate_grad_batches) * trainer.max_epochs
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["mhprobe"], checkpoint["results"] = self.description, dict(self.results)
