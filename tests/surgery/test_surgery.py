@@ -490,3 +490,13 @@ def test_masked_and_pruned_are_compared_in_whole_float32():
     finally:
         torch.set_float32_matmul_precision(before)
     assert set(Asking.said) == {("ieee", "ieee")} and len(Asking.said) == 2
+
+
+@pytest.mark.parametrize("of", [tiny_vit, tiny_swin, tiny_swinv2])
+def test_a_network_that_is_pruned_in_inference_mode_can_be_trained(of):
+    """Its parameters were inference tensors, which no backward pass may use."""
+    model = of()
+    with torch.inference_mode():
+        pruned = mhprobe.prune_heads(model, [0])
+    assert not any(parameter.is_inference() for parameter in pruned.parameters())
+    pruned(images_for(model, 2)).sum().backward()

@@ -27,6 +27,7 @@ from mhprobe.recording.outputs import broken, refuse_broken
 ProjBias = Literal["keep", "drop"]
 
 
+@torch.inference_mode(False)  # the copy may be trained
 def prune_heads(
     model: nn.Module,
     mask: Tensor | Sequence[int] | Sequence[tuple[int, int]],
