@@ -225,8 +225,8 @@ def made_from(cfg: Config, settings: Prune, data: ImageData, weights: dict[str, 
     set_aside = weights.get("made", {}).get("set_aside") == data.set_aside
     if not set_aside:
         print(
-            "prune.guarantee: the weights do not say that their training set these images aside, so their epoch may "
-            "have been chosen on them: train with the same data.calibration_fraction."
+            "prune.guarantee: the weights do not say that their training set these images aside, so it may have used "
+            "them, and the promise may not hold: train with the same seed and data.calibration_fraction."
         )
     return {**origin, "set_aside_in_training": set_aside}
 
