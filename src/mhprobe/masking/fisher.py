@@ -66,8 +66,7 @@ class Fisher(Order):
         off = rearrange(layout, blocks, path.masks()[-1], free)
         if not mixed:
             return [units.path(sorted((g for g, unit in enumerate(sets) if off[unit]), key=price_G.__getitem__))]
-        gone = off.nonzero()
-        return [bundled(list(gone[(diagonal_A / saving_A)[off].argsort(stable=True)]), layout)]
+        return [bundled(list(off.nonzero()[(diagonal_A / saving_A)[off].argsort(stable=True)]), layout)]
 
 
 def rearrange(layout: HeadLayout, blocks: Sequence[Tensor], mask: Tensor, among: Tensor) -> Tensor:

@@ -281,9 +281,7 @@ def check(command: str, cfg: DictConfig) -> Config:
         if not (value is None or value is False or (isinstance(value, float) and value == whole)):
             raise UserError(f"trainer.{key}: a number of part of the images is no result, got {value}. Use {instead}.")
     if checked.optim and checked.optim.ema and checked.probe and checked.probe.every_n_steps:
-        raise UserError(
-            "probe.every_n_steps: with optim.ema the averaged weights count; expected probe.every_n_epochs."
-        )
+        raise UserError("probe.every_n_steps: optim.ema validates averaged weights; expected probe.every_n_epochs.")
     if (masking := checked.masking) is not None:
         if masking.step is not None and masking.steps is not None:
             raise UserError("masking: give step (one point) or steps (the curve up to there), not both.")

@@ -5,6 +5,7 @@ A command takes its own sections of an experiment; on the command line, other se
 
 import functools
 import importlib.util
+import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -139,8 +140,10 @@ def data_of_weights(overrides: Sequence[str]) -> list[str]:
         return []
     from mhprobe.weights.checkpoint import read_description  # torch takes seconds, --help none
 
-    try:
-        name = read_description(Path(keys["weights"].strip("'\"")))["data"]
+    file = Path(keys["weights"].strip("'\""))
+    try:  # what stands beside weights is checked when they are loaded
+        about = read_description(file) if file.suffix == ".ckpt" else json.loads(file.with_suffix(".json").read_text())
+        name = about["data"]
     except (OSError, ValueError, KeyError, TypeError):
         return []  # loading the weights raises
     return [f"data={name}"] if isinstance(name, str) and (CONF / "data" / f"{name}.yaml").is_file() else []

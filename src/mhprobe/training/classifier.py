@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mhprobe.backbones import attach, family_of, gives_features
 from mhprobe.backbones.parts.freezing import Frozen, freeze
 from mhprobe.data.batch import Batch
-from mhprobe.errors import UserError, quoted
+from mhprobe.errors import UserError
 from mhprobe.gates import HeadGates
 from mhprobe.heads import HeadLayout, Kind
 from mhprobe.scoring.parts.tally import Tally
@@ -119,7 +119,9 @@ class GatedClassifier(L.LightningModule):
         self._start("test")
 
     def _start(self, split: str) -> None:
-        self.tally = Tally(self.trainer.datamodule.sizes[split]).to(self.device)  # type: ignore[attr-defined]
+        trainer: Any = self.trainer
+        whole = getattr(trainer, f"limit_{split}_batches") == 1.0
+        self.tally = Tally(trainer.datamodule.sizes[split], check_images=whole).to(self.device)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self.tally.update(batch, self(batch.images))
@@ -187,12 +189,11 @@ class GatedClassifier(L.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.results = checkpoint.get("results", {})
-        saved = checkpoint.get("mhprobe", {}), checkpoint["state_dict"]
-        ours, theirs = (
-            {**about, "gates": sorted(key for key in state if key.startswith(("gates.", "penalty.")))}
-            for about, state in ((self.description, self.state_dict()), saved)
-        )
-        pairs = {key: (ours.get(key), theirs.get(key)) for key in ("backbone", "kept", "gates")}
-        wrong = [f"{key} {quoted(a, 200)}, got {quoted(b, 200)}" for key, (a, b) in pairs.items() if a != b]
-        if wrong:
-            raise UserError(f"checkpoint: expected {'; '.join(wrong)}. Use its settings, or weights=<file> alone.")
+        theirs, states = checkpoint.get("mhprobe", {}), (checkpoint["state_dict"], self.state_dict())
+        differ = [key for key in ("backbone", "kept") if theirs.get(key) != self.description.get(key)]
+        gates = [{key for key in state if key.startswith(("gates.", "penalty."))} for state in states]
+        if differ := [*differ, *sorted(gates[0] ^ gates[1])]:
+            raise UserError(
+                f"checkpoint: expected the backbone and gates of this run, got others (they differ in "
+                f"{', '.join(differ)}). Use those it was trained with, or weights=<file> to start from its weights."
+            )

@@ -32,9 +32,6 @@ class ShowsTraining(ProgressBar):
     def disable(self) -> None:
         self.shown = False
 
-    def enable(self) -> None:
-        self.shown = True
-
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         epochs = trainer.max_epochs or 0
         if self.shown:

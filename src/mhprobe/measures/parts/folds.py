@@ -186,5 +186,4 @@ def _rolled(site: HeadSite, generator: torch.Generator) -> Tensor:
     height, width = site.token_grid
     offset = int(torch.randint(1, max(2, height * width), (), generator=generator))
     grid = torch.arange(height * width).view(height, width).roll((offset // width, offset % width), (0, 1))
-    prefix = torch.arange(site.prefix_tokens)
-    return torch.cat([prefix, site.prefix_tokens + grid.flatten()])
+    return torch.cat([torch.arange(site.prefix_tokens), site.prefix_tokens + grid.flatten()])

@@ -88,8 +88,8 @@ def named(heads: list[dict[str, Any]], measure: Mapping[str, Any], flat: int) ->
 
 
 def head_name(heads: list[dict[str, Any]], flat: int) -> str:
-    site, block, index = (heads[flat][name] for name in ("site", "block", "index"))
-    several = any(head["block"] == block and head["site"] != site for head in heads)
+    site, block, index = (heads[flat].get(name) for name in ("site", "block", "index"))
+    several = any(head["block"] == block and head.get("site") != site for head in heads)
     return f"{site if several else f'block {block}'}, head {index}"
 
 

@@ -15,7 +15,10 @@ from mhprobe.scoring.labels import Labels
 
 
 class Tally(Metric):
-    """Correct predictions, summed cross-entropy in nats and the images seen. score: by default of labels."""
+    """Correct predictions, summed cross-entropy in nats and the images seen.
+
+    check_images: RuntimeError unless every image 0 ... N - 1 was seen exactly once. score: by default of labels.
+    """
 
     full_state_update = False
     right: Tensor  # (N,) how often each image was counted as right: its largest logit is the label's
@@ -23,9 +26,9 @@ class Tally(Metric):
     seen: Tensor  # (N,) how often each image of the split was counted
     broken: Tensor  # (N,) how often its outputs were NaN or infinite
 
-    def __init__(self, num_images: int, score: Score | None = None, **kwargs: Any) -> None:
+    def __init__(self, num_images: int, check_images: bool = True, score: Score | None = None, **kwargs: Any) -> None:
         super().__init__(**{"dist_sync_fn": all_reduce, **kwargs})
-        self.score = score or Labels()
+        self.check_images, self.score = check_images, score or Labels()
         self.add_state("loss", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
         for name in ("right", "seen", "broken"):
             self.add_state(name, torch.zeros(num_images, dtype=torch.long), dist_reduce_fx="sum")
@@ -40,7 +43,8 @@ class Tally(Metric):
 
     def compute(self) -> dict[str, Tensor]:
         """``accuracy``, ``loss`` (mean nats), ``correct``, ``images``, ``right`` (N,). UserError for NaN."""
-        refuse_missed(self.seen)
+        if self.check_images:
+            refuse_missed(self.seen)
         refuse_broken(self.broken > 0, "evaluation: the output of the model")
         images, correct = self.seen.sum(), self.right.sum()
         means = {"accuracy": correct.double() / images, "loss": self.loss / images}
