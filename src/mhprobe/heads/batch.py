@@ -154,7 +154,7 @@ class HeadBatch:
         ``site.places()`` and ``site.support()`` say which token each row and column is. attn_grad: slopes along them,
         likewise.
     stream: per block of the layout the residual stream. weights: per site. direct: writes of each part into the logits.
-    norms: per site of the weights the norm between W_O and the stream, and the bias (C,) of W_O; None without a norm.
+    norms: with weights, per site the norm between W_O and the stream, and the bias (C,) of W_O; None without a norm.
     ablated: per Ablation (M, B, C) logits under its masks.
     patched: per Patching its effects. relevance: per Relevance the parts of the logit.
     logits: (B, C). labels: (B,).

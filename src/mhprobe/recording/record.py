@@ -81,7 +81,7 @@ def record(
         attn_grad=_per_window(attn_grad, count),
         stream=taps.stream,
         weights=gated_weights(taps.backbone, gates_of(model)) if "weights" in named else None,
-        norms=tuple(taps.family.norm_behind(taps.backbone, site) for site in gates_of(model).layout.sites),
+        norms=tuple(taps.family.norm_behind(taps.backbone, site) for site in layout.sites if "weights" in named),
         direct=direct_logits(model, z, taps.stream or (), logits.detach()) if "direct" in named else None,
         ablated=_ablated(model, layout, images, needs, {"zero": None, **fills}),
         patched={need: patched(model, clean, labels, objects, need) for need in needs if isinstance(need, Patching)},
