@@ -256,6 +256,26 @@ def test_heads_that_are_tried_when_they_are_due_are_those_of_trying_every_head(s
     assert {list(layout)[unit][2].kind for unit in expected} == {"head", "neuron"}
 
 
+def test_in_turns_losses_are_of_as_many_images_as_are_shown_and_slopes_of_all():
+    layout = mixed(5, 6)
+    units, cost_A = limited(layout, 0.5, head=2.0, floor=1)
+    loss, judged = Quadratic(cost_A, 0), []
+
+    class Noted(Quadratic):
+        def __call__(self, masks, images=None):
+            judged.append(images)
+            return super().__call__(masks, images)
+
+    whole = Turns(turns=4).paths(units, layout, loss)[0]
+    some = Turns(turns=4, shown=12).paths(units, layout, Noted(cost_A, 0))[0]
+    assert some.masks().equal(whole.masks()) and judged  # of a loss that every image has alike
+    assert all(images.tolist() == [*range(0, 40, 4)] for images in judged)  # evenly spread, 12 at most of 40
+    Turns(turns=4).paths(units, layout, Noted(cost_A, 0))
+    assert judged[-1] is None
+    with pytest.raises(mhprobe.UserError, match="turns: shown: expected a whole number of at least 1, or None for all"):
+        Turns(shown=0)
+
+
 @pytest.mark.parametrize("dear", [True, False])
 def test_no_more_heads_are_tried_once_they_cost_more_than_the_neurons(dear):
     """In one part of three units: dear heads are tried once each, cheap ones again as they go."""

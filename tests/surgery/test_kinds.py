@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_hook
 
 from mhprobe.backbones import layout_of
 from mhprobe.errors import UserError
@@ -22,7 +23,7 @@ from mhprobe.surgery.elastic import mask_at
 from mhprobe.surgery.learned import LearnedGates
 from mhprobe.surgery.on_path import OnPath
 from mhprobe.surgery.peer import TorchPruning
-from mhprobe.surgery.rounds import Shown
+from mhprobe.surgery.rounds import Shown, prune
 from mhprobe.surgery.snapvit import SnapViT
 from pruned import shown
 
@@ -62,6 +63,60 @@ def test_every_order_leaves_the_shares_of_each_kind_in_widths_that_are_multiples
     assert (192 if name.startswith("tp_") else 224) <= sum(widths[3:]) <= 230
     params = going(ORDERS[name](), {"params": 0.8}, model, layout, images)
     assert params.any() and not params.all()
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_with_half_every_order_chooses_in_bfloat16_and_nothing_else_is_in_it(name, monkeypatch):
+    """Two precisions choose nearly the same units; accuracies, and the check of the mask, are float32's."""
+    if name.startswith("tp_"):
+        pytest.importorskip("torch_pruning")
+    seen, where = {"choosing": set(), "the rest": set()}, ["the rest"]
+
+    def note(module, inputs, output):
+        if isinstance(module, torch.nn.Linear):
+            seen[where[0]].add(output.dtype)
+
+    def chosen(half):
+        model, _, images = shown(KINDS)
+        images.half, order = half, ORDERS[name]()
+        source = OnPath(order, target=OF_EACH) if isinstance(order, Order) else Shown(order, OF_EACH)
+        choose = type(source).choose
+
+        def noted(*args):
+            where[0] = "choosing"
+            choice = choose(*args)
+            where[0] = "the rest"
+            return choice
+
+        monkeypatch.setattr(type(source), "choose", noted)
+        pruned = prune(model, images, source, mend={"per": "weights"})
+        monkeypatch.setattr(type(source), "choose", choose)
+        return pruned
+
+    with register_module_forward_hook(note):
+        whole = chosen(half=False)
+        assert seen == {"choosing": {torch.float32}, "the rest": {torch.float32}}
+        seen["choosing"].clear()
+        half = chosen(half=True)
+    assert seen == {"choosing": {torch.bfloat16}, "the rest": {torch.float32}}
+    assert half.stages[0] == whole.stages[0] and half.difference < 1e-5
+    assert (half.gone == whole.gone).float().mean() > 0.9
+
+
+def test_with_half_times_are_those_of_float32(monkeypatch):
+    model, layout, images = shown(KINDS)
+    half = []
+
+    def timed(*args):
+        half.append(torch.is_autocast_enabled("cpu"))
+        return {"latency": lambda masks: 1 - masks.double().mean(1)}
+
+    monkeypatch.setattr("mhprobe.surgery.on_path.costs", timed)
+    source, images.half = OnPath(ORDERS["knapsack"](), target={"latency": 0.8}), True
+    with images.choosing():
+        source.choose(model, images.evaluate(model, False), images.first, layout, 1.0, 1.0)
+        assert torch.is_autocast_enabled("cpu")
+    assert half == [False]
 
 
 @pytest.mark.parametrize("name", ORDERS)

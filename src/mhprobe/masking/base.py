@@ -89,6 +89,10 @@ class Evaluate(Protocol):
         """Scores of (M, A) bool masks on all images, in the order of the split, or on those at positions ``images``."""
         ...
 
+    def spread(self, count: int) -> Tensor:
+        """Positions of at most ``count`` images, evenly spread: of every class as many as of all."""
+        return torch.arange(self.images)[:: -(-self.images // count)]
+
     def slopes(self, mask: Tensor) -> tuple[Tensor, Tensor]:
         """(A,) mean slope of the loss and (A,) its mean square over images, with the heads of ``mask`` (A,) off.
 

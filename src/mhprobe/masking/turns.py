@@ -10,8 +10,10 @@ the plain greedy choice wherever a head is missed the more, the more units are o
 """
 
 import dataclasses
+import functools
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,25 +23,32 @@ from torch.nn.functional import one_hot
 
 from mhprobe.errors import UserError, whole_number
 from mhprobe.heads import HeadLayout
-from mhprobe.masking.base import Evaluate, Limits, Path, Units
+from mhprobe.masking.base import Evaluate, Limits, Path, Scores, Units
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.knapsack import going_together, refuse_multiple
 from mhprobe.masking.parts.units import bundled, saving_of_each, savings
+
+Trial = Callable[[Tensor], Scores]
+"""(M, A) masks -> their scores on the images that losses are of."""
 
 
 @dataclass(frozen=True)
 class Turns(KeepBest):
     """Heads and neurons in turns. turns: number of equal parts of the way. multiple: as for ``Knapsack``.
 
+    shown: number of images that losses are of, None for all; slopes are of all.
+
     Of shares of each kind one after the other. Of heads alone the greedy path, which search and tie_break belong to.
     """
 
     turns: int = 10
     multiple: int = 1
+    shown: int | None = None
     of_neurons: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         whole_number("masking order turns: turns", self.turns, 1)
+        whole_number("masking order turns: shown", self.shown, 1, none="all images")
 
     def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
         """The one path, of a step per part, 32 at most. UserError for heads and neurons without a target."""
@@ -53,9 +62,12 @@ class Turns(KeepBest):
         off, sets, rise_A = torch.zeros_like(free), list[Tensor](), torch.full((len(free),), -math.inf).double()
         costly = list(zip(limits.targets, free & (saving_of_each(limits) > 0), strict=True))
         parts = list(itertools.product(range(1, self.turns + 1), costly))
-        about, before = (int(heads.sum()) + 20 * len(parts)) * evaluate.images, evaluate.spent  # seen: 13 to 34
+        shown = None if self.shown is None else evaluate.spread(self.shown)
+        trial: Trial = functools.partial(evaluate, images=shown)
+        tries, before = int(heads.sum()) + 18 * len(parts), evaluate.spent  # seen: 11 to 32 a part, and slopes
+        about = tries * (evaluate.images if shown is None else len(shown)) + 2 * evaluate.images * len(parts)
         with evaluate.watched(about) as say:
-            now = float(evaluate(off[None]).mean_loss)
+            now = float(trial(off[None]).mean_loss)
             for number, (turn, (target, those)) in enumerate(parts, 1):
                 say(f"part {number} of {len(parts)}", evaluate.spent - before)
                 whole = target.left(torch.zeros_like(off))
@@ -63,10 +75,10 @@ class Turns(KeepBest):
                 near = dataclasses.replace(limits, targets=(goal,))
                 while not near.reached(off):
                     neurons = self._neurons(those & ~heads, off, near, evaluate)
-                    then = float(evaluate(neurons[None]).mean_loss)
+                    then = float(trial(neurons[None]).mean_loss)
                     saved = target.left(off) - target.left(neurons)
                     price = (then - now) / saved if saved > 0 else math.inf
-                    after, loss = self._heads(those & heads, off, near, evaluate, now, price, rise_A)
+                    after, loss = self._heads(those & heads, off, near, trial, now, price, rise_A)
                     after, loss = (neurons, then) if after.equal(off) else (after, loss)
                     if after.equal(off):
                         break  # what is left is protected
@@ -75,7 +87,7 @@ class Turns(KeepBest):
         return [bundled(sets, layout)]
 
     def _heads(
-        self, heads: Tensor, off: Tensor, limits: Limits, evaluate: Evaluate, now: float, price: float, rise_A: Tensor
+        self, heads: Tensor, off: Tensor, limits: Limits, trial: Trial, now: float, price: float, rise_A: Tensor
     ) -> tuple[Tensor, float]:
         """(A,) ``off`` and more heads up to the target, and its loss; ``off`` once they cost more than ``price``.
 
@@ -87,7 +99,7 @@ class Turns(KeepBest):
             left = left[limits.permits(after, after | one_hot(left, len(off)).bool())]
             if not len(left):
                 break
-            head = least_missed(left, after, loss, latest_A, evaluate)
+            head = least_missed(left, after, loss, latest_A, trial)
             after, loss = after.index_fill(0, head, True), loss + float(latest_A[head])
             if loss - now > price * (target.left(off) - target.left(after)):
                 return off, now
@@ -109,12 +121,12 @@ class Turns(KeepBest):
         return off
 
 
-def least_missed(heads: Tensor, off: Tensor, loss: float, rise_A: Tensor, evaluate: Evaluate) -> Tensor:
+def least_missed(heads: Tensor, off: Tensor, loss: float, rise_A: Tensor, trial: Trial) -> Tensor:
     """(1,) of ``heads``, (U,), the one that raises the loss least on top of ``off``. rise_A: as for ``_heads``."""
     tried, due = torch.zeros_like(off), heads[rise_A[heads].isneginf()]
     while True:
         if len(due):
-            rise_A[due] = evaluate(off | one_hot(due, len(off)).bool()).mean_loss.double() - loss
+            rise_A[due] = trial(off | one_hot(due, len(off)).bool()).mean_loss.double() - loss
             tried[due] = True
         due = heads[rise_A[heads].argmin()[None]]
         if tried[due]:

@@ -84,7 +84,7 @@ class Cells:
         self.cfg, self.settings, self.material, self.model = cfg, cfg.prune, material, cast(Any, material.model)
         self.whole: Any = None  # of the dense network, once for all
         shared = facts(cfg, self.model.description, material.data.fingerprint)
-        options = {"images", "select_on", "repair", "tune_epochs", "speed", "speed_rounds", "onnx"}
+        options = {"images", "select_on", "precision", "repair", "tune_epochs", "speed", "speed_rounds", "onnx"}
         shared |= {**cfg.prune.model_dump(include=options), "score": cfg.score, "source": our_digest()}
         shared["machine"] = device_name(self.model.device) if cfg.prune.speed else None  # speed-ups are of one machine
         self.files: dict[Cell, Path] = {}  # other settings have other files, so jobs with either can share a folder

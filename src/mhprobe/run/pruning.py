@@ -197,11 +197,12 @@ def refuse(cfg: Config, settings: Prune) -> None:
     with_promise = {
         **{"rounds": rounds, "repair": settings.repair.per != "none"},
         **{"tune_epochs": settings.tune_epochs > 0, "proj_bias": proj_bias},
+        "precision": settings.precision != "32-true",
     }
     if wrong := [key for key, refused in with_promise.items() if refused]:
         raise UserError(
-            f"prune.{wrong[0]}: a guarantee is of the heads that go in one round and of nothing else; leave it out, or "
-            f"prune the pruned file again (weights=<pruned.safetensors>)."
+            f"prune.{wrong[0]}: a guarantee is of heads that go in one round, chosen in float32, and of nothing else; "
+            f"leave it out, or prune the pruned file again (weights=<pruned.safetensors>)."
         )
     if not cfg.data["calibration_fraction"]:
         raise UserError(
@@ -234,7 +235,8 @@ def made_from(cfg: Config, settings: Prune, data: ImageData, weights: dict[str, 
 def images(cfg: Config, settings: Prune, material: Material, **kept: Any) -> Images:
     """Return the images of a pruning. kept: the cache of scores, and the facts that decide them."""
     chosen = (settings.select_on, settings.images, cfg.seed, builders.score(cfg))
-    return Images(material.data, material.model.device, *chosen, **kept)
+    half = settings.precision == "bf16-mixed"
+    return Images(material.data, material.model.device, *chosen, half=half, **kept)
 
 
 def retraining(

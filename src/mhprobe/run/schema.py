@@ -177,6 +177,7 @@ class Prune(_Section):
     remove: Annotated[int, Field(ge=1)] | None = None  # both
     select_on: Literal["train", "validation"]
     images: Annotated[int, Field(ge=1)]
+    precision: Literal["32-true", "bf16-mixed"]
     proj_bias: Literal["keep", "drop"]
     fold: Literal["zero", "mean", "optimal"]
     rounds: Annotated[int, Field(ge=1)]

@@ -156,7 +156,8 @@ class OnPath:
         return Choice(promise.curve.traces[0].mask[promise.steps], self.rescale), promise
 
     def _costs(self, model: nn.Module, layout: HeadLayout, images: Tensor, units: Collection[str]) -> dict[str, Cost]:
-        return costs(model, layout, images, units, self.latency_table, getattr(self.order, "multiple", 1))
+        with torch.autocast(images.device.type, enabled=False):  # times are of the precision that the network runs in
+            return costs(model, layout, images, units, self.latency_table, getattr(self.order, "multiple", 1))
 
     def _in_all(self, num_heads: int) -> int | None:
         if self.target is None or "heads" not in self.target:

@@ -113,15 +113,16 @@ class Images:
     """Batches of a pruning on ``device``: images that choose and repair, test images, calibration for a guarantee.
 
     look_at: number of images of the split ``select_on``, stratified, not augmented. score: None for the labels, or
-    without them what the model allows. cache: folder for the scores of masks, so that a killed run goes on; None for
-    none. facts: plain values that decide scores, beside the weights and the images.
+    without them what the model allows. half: units are chosen in bfloat16. cache: folder for the scores of masks, so
+    that a killed run goes on; None for none. facts: plain values that decide scores, beside the weights and the images.
     """
 
     def __init__(
         self, data: ImageData, device: torch.device, select_on: str = "train", look_at: int = 1024, seed: int = 0,
-        score: type[Score] | None = None, cache: Path | None = None, facts: Mapping[str, Any] | None = None,
+        score: type[Score] | None = None, half: bool = False, cache: Path | None = None,
+        facts: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        self.data, self.device, self.seed, self.score = data, device, seed, score
+        self.data, self.device, self.seed, self.score, self.half = data, device, seed, score, half
         self.cache, self.facts = cache, facts or {}
         self.scores: dict[str, Score] = {}  # by who is shown the images; until ``show`` the labels alone
         self.of: Of = "loss"
@@ -148,6 +149,10 @@ class Images:
         for batch in self.selection(positions):
             labels = batch.labels if self.of == "norm" else self.scores["chosen"].sloped(batch).labels
             yield batch.images[batch.valid], labels[batch.valid]
+
+    def choosing(self) -> torch.autocast:
+        """Context in which units are chosen: products in bfloat16 with ``half``."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.half)
 
     def first(self) -> Tensor:
         """(B, 3, height, width), the first batch of them."""
@@ -195,6 +200,7 @@ class Images:
             images = chosen if shown == "chosen" else [shown, self.data.set_aside]
             fill_from = None if fill is None else chosen
             how = {"images": images, "rescale": rescale, "fill_from": fill_from, "score": describe(type(score))}
+            how |= {"half": self.half}
             if score is not None and score.banked:
                 how |= {"bank": [*map(self.data.images_of, self.banked)], "itself": score.places is None}
             cache = MaskCache(self.cache, cache_key(dense=self.facts, pruned=weights, **how))
@@ -289,9 +295,11 @@ def prune(
                 return record
         elif isinstance(source, OnPath):
             evaluate = images.evaluate(now, source.rescale, fill)
-            choice, left = source.choose(now, evaluate, images.first, layout, left, number / rounds)
+            with images.choosing():
+                choice, left = source.choose(now, evaluate, images.first, layout, left, number / rounds)
         elif isinstance(source, Shown):
-            choice = source.choose(now, images)
+            with images.choosing():
+                choice = source.choose(now, images)
         assert choice is not None
         record.minutes += (time.perf_counter() - start) / 60
         record.gone, record.rescaled = removed_after(record.gone, choice.mask), choice.rescale

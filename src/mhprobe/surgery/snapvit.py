@@ -70,11 +70,11 @@ class SnapViT:
         cost_TA = saving_of_each(units.limits)
         within_A = self.within_layers(model, images)
         count = len(images.chosen)
-        positions = torch.arange(count)[:: -(-count // self.shown)]  # of every class alike, as all of them
         score = images.scores.get("chosen")  # of this network: it chooses before any head has gone
         if not isinstance(score, Cosine):
             score = looked(Cosine, model, images.selection, count, show=True)
         evaluate = Evaluator(model, images.selection, count, "evolving", True, pick=images.selection, score=score)
+        positions = evaluate.spread(self.shown)
         saved_TL = [(1 - share) * torch.arange(1, self.levels + 1) / self.levels for share in target.values()]
 
         def likeness(points_KS: Tensor) -> Tensor:
