@@ -491,10 +491,10 @@ def _inside(given: list[Interval]) -> list[Tensor]:
     return [((one.low <= truth) & (truth <= one.high)).double()[varied & one.low.isfinite()] for one in given]
 
 
-PAGE = """# How often chance is called something
+PAGE = """# Are p values and intervals right?
 
-Does a p value of a table reject in 5 % of the cases where nothing is there? Does a 95 % interval contain the truth in
-95 %? `make levels` simulates every p and every interval of the tables, with at least {draws} draws of each. Every
+If nothing is there, a p value should be below 0.05 in 5 % of the cases. A 95 % interval should contain the truth in
+95 %. `make levels` simulates every p and every interval of the tables, with at least {draws} draws of each. Every
 draw takes new images, donors, folds, null images and heads. `tests/contracts/test_levels.py` repeats this with fewer
 draws, and fails for a p or an interval without a simulation.
 
@@ -507,16 +507,15 @@ in less than 5 %.
 
 - `p_svcca` and the like test a head's largest similarity to the [kept heads](masking.md#redundant-or-inert), here
   between five heads that share nothing, on 150 images. "Of a list" is the share of networks in which any of the five
-  is named. js_distance lies far below its level, because its null has eight images.
+  is named.
 - "measure: interval" means the columns `low` and `high` of that measure, on 80 images of random heads and layers that
   share something. The truth is the mean over all draws.
-- Squares of slopes have long tails: with 80 images the interval of fisher contains the truth in 94.0 %, with 300 in
-  94.8 % (20,000 draws of squared normal numbers).
+- The interval of fisher contains the truth in 94.0 % with 80 images, in 94.8 % with 300 (20,000 draws of squared
+  normal numbers), because squares of slopes have long tails.
 - The interval is too wide where similarity is chance alone (98 to 99 %), and for the position of a head without a
-  favourite offset: the largest of many equal shares varies less than each.
+  favourite offset.
 - Heads here are 3 wide. With heads of width 48 and 600 images p_svcca rejected in 5.0 % (standard error 1.9) and
   p_procrustes in 4.0 % (1.5) of 60 draws.
-- The patching measures have 30 donors here, fewer than the 256 that tables use by default.
 """
 
 
