@@ -1,1 +1,1 @@
-"""Claims of the literature about heads, a module per subject, and the verdict that a network gives each."""
+"""Claims of the literature about heads, a module per subject, and the verdict on each for one network."""

@@ -1,4 +1,4 @@
-"""Maps of single images: where attention, its rollouts and relevance point, and how faithful that is.
+"""Maps of single images: where attention, its rollouts and relevance point, and how faithful the maps are.
 
     model = mhprobe.load("model.safetensors")
     maps = mhprobe.maps.rollout.Rollout(fusion="max")(model, images)         # {"rollout": (B, h, w)}

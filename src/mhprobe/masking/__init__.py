@@ -1,1 +1,1 @@
-"""Masking curves: sets of heads, orders in which they go, and the accuracy that is left."""
+"""Masking curves: sets of heads, orders in which they are switched off, and the accuracy that is left."""

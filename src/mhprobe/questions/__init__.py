@@ -1,1 +1,1 @@
-"""Questions that are asked of a model and its images, and one driver that answers them."""
+"""Questions to a model and its images (measures, masking curves, maps), and the driver that answers and stores them."""

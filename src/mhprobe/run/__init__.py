@@ -1,1 +1,1 @@
-"""From a composed configuration to a run."""
+"""Run a command: check its configuration, build the parts that it names, and continue what was stopped."""

@@ -1,1 +1,1 @@
-"""Statistics of scores and ranks. Plain numbers in, plain numbers out."""
+"""Statistics: intervals, tests, rank correlations and guarantees, as functions of numbers and tensors."""

@@ -1,1 +1,1 @@
-"""Taking heads out for good: what is left is an ordinary, smaller timm model."""
+"""Removal of heads and neurons for good: an ordinary, smaller timm model is left."""

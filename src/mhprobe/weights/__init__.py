@@ -1,1 +1,1 @@
-"""Weights in files: trained ones and pruned ones."""
+"""Files of weights: trained and pruned networks, saved, loaded and shared."""
