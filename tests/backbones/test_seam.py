@@ -128,56 +128,45 @@ class ForeignFamily(Family):
 
     title = "Foreign"
 
-    @staticmethod
-    def claims(model):
+    def claims(self, model):
         return isinstance(model, Foreign)
 
-    @staticmethod
-    def sites(model):
+    def sites(self, model):
         for number, layer in enumerate(model.layers):
             name, heads, width = f"layers.{number}.mixer", layer.mixer.num_heads, layer.mixer.head_dim
             yield HeadSite(name, 0, number, heads, width, grid=(2, 2), pixels=(4.0, 4.0), pooled=True)
 
-    @staticmethod
-    def blocks(model):
+    def blocks(self, model):
         for number in range(len(model.layers)):
             yield Block(f"layers.{number}", 0, f"layers.{number}.second")
 
-    @classmethod
-    def prepare(cls, model):
+    def prepare(self, model):
         for layer in model.layers:  # a class, not a closure: copies and pickles follow
             layer.mixer.__class__, layer.mixer.joined, layer.mixer.softmaxed = Mixed, nn.Identity(), nn.Identity()
 
-    @classmethod
-    def seam(cls, model, site):
+    def seam(self, model, site):
         mixer = submodule(model, site)
         return Whole(mixer, mixer.joined, mixer.out_proj, mixer.softmaxed)
 
-    @classmethod
-    def head_weights(cls, model, site):
+    def head_weights(self, model, site):
         mixer = submodule(model, site)
         query, key, value = mixer.in_proj_weight.detach().unflatten(0, (3, site.num_heads, site.head_dim))
         output = mixer.out_proj.weight.detach().mT.unflatten(0, (site.num_heads, site.head_dim))
-        return HeadWeights(query, key, value, output * cls.layer_scale(model, site))
+        return HeadWeights(query, key, value, output * self.layer_scale(model, site))
 
-    @classmethod
-    def layer_scale(cls, model, site):
+    def layer_scale(self, model, site):
         return model.layers[site.block].lambda_1.detach()
 
-    @classmethod
-    def stem(cls, model):
+    def stem(self, model):
         return model.embeddings
 
-    @classmethod
-    def builds(cls, name):
+    def builds(self, name):
         return name == "foreign"
 
-    @classmethod
-    def build(cls, name, **settings):
+    def build(self, name, **settings):
         return Foreign()
 
-    @classmethod
-    def input_spec(cls, model):
+    def input_spec(self, model):
         return {"size": (8, 8), "mean": (0.5,) * 3, "std": (0.5,) * 3}
 
 
@@ -234,7 +223,7 @@ def test_a_family_may_be_probed_and_not_pruned(foreign):
 
 
 def test_families_of_the_package_are_not_the_only_ones():
-    assert ForeignFamily in families()
+    assert ForeignFamily in map(type, families())
 
 
 class Wrapped(nn.Module):

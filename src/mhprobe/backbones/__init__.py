@@ -12,16 +12,23 @@ from torch import inference_mode, nn
 
 from mhprobe.backbones.base import Family as Family
 from mhprobe.backbones.base import Seam as Seam
+from mhprobe.backbones.parts import timm_models
 from mhprobe.backbones.parts.units import slice_heads
 from mhprobe.errors import HeadsMixed, UserError, quoted
 from mhprobe.gates import HeadGates, find_gates, put_on, remove_gates
 from mhprobe.heads import KINDS, HeadLayout, Kind
 
 
-def families() -> tuple[type[Family], ...]:
-    """Every Family of this package, and those that a program has defined."""
+def families() -> tuple[Family, ...]:
+    """Every Family of this package, and those that a program has defined, one of each class."""
     _import_all()
-    return tuple(family for family in _below(Family) if not inspect.isabstract(family) and hasattr(family, "title"))
+    classes = (family for family in _below(Family) if not inspect.isabstract(family) and hasattr(family, "title"))
+    return tuple(map(_only, classes))
+
+
+@functools.cache
+def _only(family: type[Family]) -> Family:
+    return family()
 
 
 @functools.cache
@@ -43,7 +50,7 @@ def refuse_no_model(where: str, model: object) -> None:
         )
 
 
-def family_of(model: nn.Module) -> type[Family]:
+def family_of(model: nn.Module) -> Family:
     """The family a model belongs to. A model outside the supported ones is refused by name."""
     if (family := _claiming(model)) is not None:
         return family
@@ -117,15 +124,15 @@ def backbone_of(model: nn.Module) -> nn.Module:
     return next(iter(inside.values()))
 
 
-def _claiming(model: nn.Module, classes: Sequence[type[Family]] | None = None) -> type[Family] | None:
-    return next((family for family in classes or families() if family.claims(model)), None)
+def _claiming(model: nn.Module, among: Sequence[Family] | None = None) -> Family | None:
+    return next((family for family in among or families() if family.claims(model)), None)
 
 
 def _inside(model: nn.Module) -> dict[str, nn.Module]:
     """The outermost modules in ``model`` that a family claims, by name."""
-    classes, claimed = families(), dict[str, nn.Module]()  # gathered once: a model has hundreds of modules
+    every, claimed = families(), dict[str, nn.Module]()  # gathered once: a model has hundreds of modules
     for name, module in model.named_modules():  # outer ones first
-        if not name.startswith(tuple(f"{other}." for other in claimed)) and _claiming(module, classes) is not None:
+        if not name.startswith(tuple(f"{other}." for other in claimed)) and _claiming(module, every) is not None:
             claimed[name] = module
     return claimed
 
@@ -186,9 +193,9 @@ def build(
         bfloat16 on CPU); True asks for scaled_dot_product_attention (a quarter faster than timm's default for Swin).
     kwargs: of the timm model, e.g. img_size, patch_size, embed_dim, depth, num_heads; None keeps the model's own.
     """
-    family = next((family for family in families() if family.builds(name)), Family)
+    make = next((family.build for family in families() if family.builds(name)), timm_models.build)
     options = {key: value for key, value in kwargs.items() if value is not None}
-    return family.build(name, pretrained=pretrained, num_classes=num_classes, fused_attn=fused_attn, **options)
+    return make(name, pretrained=pretrained, num_classes=num_classes, fused_attn=fused_attn, **options)
 
 
 def input_spec(model: nn.Module) -> dict[str, Any]:

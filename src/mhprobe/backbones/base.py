@@ -95,47 +95,39 @@ class Family(ABC):
 
     # where heads are
 
-    @classmethod
-    def claims(cls, model: nn.Module) -> bool:
+    def claims(self, model: nn.Module) -> bool:
         """Return True if the model belongs to this family."""
-        return isinstance(model, cls.model)
+        return isinstance(model, self.model)
 
-    @staticmethod
     @abstractmethod
-    def sites(model: Any) -> Iterator[HeadSite]:
+    def sites(self, model: Any) -> Iterator[HeadSite]:
         """The model's sites from input to output; UserError with module and reason where a head is not private."""
 
-    @classmethod
-    def neurons(cls, model: Any) -> Iterator[HeadSite]:
+    def neurons(self, model: Any) -> Iterator[HeadSite]:
         """The model's MLPs from input to output, as sites of neurons; UserError where a neuron is not private."""
-        raise UserError(f"units: mhprobe does not know where neurons of a {cls.title} are, expected units={{'head'}}.")
+        raise UserError(f"units: mhprobe does not know where neurons of a {self.title} are, expected units={{'head'}}.")
 
-    @staticmethod
     @abstractmethod
-    def blocks(model: Any) -> Iterator[Block]:
+    def blocks(self, model: Any) -> Iterator[Block]:
         """The model's residual blocks from input to output."""
 
-    @staticmethod
-    def segments(model: Any) -> Segments | None:
+    def segments(self, model: Any) -> Segments | None:
         """The model's forward in pieces, which masks can share; None where it cannot be taken apart."""
         return None
 
-    @classmethod
-    def direct_path(cls, model: Any) -> DirectPath:
+    def direct_path(self, model: Any) -> DirectPath:
         """The way from the residual stream to the logits, past all later blocks; UserError if it is not known."""
         raise UserError(
-            f"logit_attribution: mhprobe does not know the direct path to the logits of a {cls.title}. Its other "
+            f"logit_attribution: mhprobe does not know the direct path to the logits of a {self.title}. Its other "
             f"measures work; lrp_relevance also divides a logit among the heads."
         )
 
     # what stands around a head
 
-    @classmethod  # noqa: B027  # most have room
-    def prepare(cls, model: Any) -> None:
+    def prepare(self, model: Any) -> None:  # noqa: B027  # most have room
         """Add modules that gates can be pre-hooks of, before every ``attach``. Outputs and state dict stay the same."""
 
-    @classmethod
-    def seam(cls, model: Any, site: HeadSite) -> Seam:
+    def seam(self, model: Any, site: HeadSite) -> Seam:
         attention: Any = submodule(model, site)
         if site.kind == "neuron":
             hidden = f"{site.name} is an MLP: a neuron attends to nothing."
@@ -144,89 +136,76 @@ class Family(ABC):
         hidden = f"{site.name} ({type(attention).__name__}) has no attention weights to look at."
         return Seam(attention, attention.proj, attention.proj, weights, hidden, visible=lambda: unfused([attention]))
 
-    @classmethod
-    def head_weights(cls, model: Any, site: HeadSite) -> HeadWeights:
+    def head_weights(self, model: Any, site: HeadSite) -> HeadWeights:
         """Each head's own weights, detached, with the layer scale in ``output``; or each neuron's."""
         attention: Any = submodule(model, site)
         if site.kind == "neuron":
             value = rows_of(attention)
             query = key = value[:, :0]
         else:
-            query, key, value = cls.query_key_value(attention, site)
-        written = weight_of(cls.seam(model, site).output)
-        output, scale = written.mT.unflatten(0, (site.num_heads, site.head_dim)), cls.layer_scale(model, site)
+            query, key, value = self.query_key_value(attention, site)
+        written = weight_of(self.seam(model, site).output)
+        output, scale = written.mT.unflatten(0, (site.num_heads, site.head_dim)), self.layer_scale(model, site)
         return HeadWeights(query, key, value, output if scale is None else output * scale.flatten())
 
-    @classmethod
-    def query_key_value(cls, attention: Any, site: HeadSite) -> tuple[Tensor, Tensor, Tensor]:
+    def query_key_value(self, attention: Any, site: HeadSite) -> tuple[Tensor, Tensor, Tensor]:
         """Each (H, D, C in), detached, of the module itself."""
         return query_key_value(attention, site.num_heads)
 
-    @classmethod
-    def layer_scale(cls, model: Any, site: HeadSite) -> Tensor | None:
+    def layer_scale(self, model: Any, site: HeadSite) -> Tensor | None:
         """(C,) factors of the block on the attention's (or the MLP's) output; None without any."""
         return layer_scale(model.get_submodule(site.name.rpartition(".")[0]), site.kind)
 
-    @classmethod
-    def norm_behind(cls, model: Any, site: HeadSite) -> tuple[nn.LayerNorm, Tensor] | None:
+    def norm_behind(self, model: Any, site: HeadSite) -> tuple[nn.LayerNorm, Tensor] | None:
         """The norm between W_O of a site and the residual stream, and W_O's bias; None without one."""
         block = site.name.rpartition(".")[0]
-        if f"{block}.mlp" not in {of.middle for of in cls.blocks(model)}:  # others have a norm in front of the MLP
+        if f"{block}.mlp" not in {of.middle for of in self.blocks(model)}:  # others have a norm in front of the MLP
             return None
         norm = model.get_submodule(f"{block}.norm{2 if site.kind == 'neuron' else 1}")
-        return norm, cls.seam(model, site).output.bias.detach()
+        return norm, self.seam(model, site).output.bias.detach()
 
-    @classmethod
-    def materialised(cls, model: Any) -> AbstractContextManager[None]:
+    def materialised(self, model: Any) -> AbstractContextManager[None]:
         """Switch fused attention off in the whole model for a while: its products can then be counted."""
         return unfused(model.modules())
 
-    @classmethod
-    def stem(cls, model: Any) -> nn.Module:
+    def stem(self, model: Any) -> nn.Module:
         """The module whose output embeds the patches, where relevance arrives. UserError without one."""
-        return model.get_submodule(cls.embedding)
+        return model.get_submodule(self.embedding)
 
-    @classmethod
-    def patches(cls, embedded: Tensor) -> Tensor:
+    def patches(self, embedded: Tensor) -> Tensor:
         """The output of ``stem``, or slopes along it, -> (B, ..., C) in raster order."""
         return embedded
 
     # making and training a model
 
-    @classmethod
-    def builds(cls, name: str) -> bool:
+    def builds(self, name: str) -> bool:
         """Return True if this family builds models of this ``name``; families of timm models leave that to timm."""
         return False
 
-    @classmethod
-    def build(cls, name: str, **settings: Any) -> nn.Module:
+    def build(self, name: str, **settings: Any) -> nn.Module:
         """A model with the settings of ``mhprobe.backbones.build``."""
         return timm_models.build(name, **settings)
 
-    @classmethod
-    def input_spec(cls, model: Any) -> dict[str, Any]:
+    def input_spec(self, model: Any) -> dict[str, Any]:
         """Return the input of the model: ``size`` (height, width) in pixels, ``mean`` and ``std`` per channel."""
         return timm_models.input_spec(model)
 
-    @classmethod
-    def classifier(cls, model: Any) -> nn.Module:
+    def classifier(self, model: Any) -> nn.Module:
         """Return the classifier, which makes logits of features; an Identity if the model only gives features."""
-        return model.get_submodule(cls.head) if cls.head else getattr(model, "get_classifier", nn.Sequential)()
+        return model.get_submodule(self.head) if self.head else getattr(model, "get_classifier", nn.Sequential)()
 
-    @classmethod
-    def parameter_groups(cls, model: Any, weight_decay: float, layer_decay: float | None) -> list[dict[str, Any]]:
+    def parameter_groups(self, model: Any, weight_decay: float, layer_decay: float | None) -> list[dict[str, Any]]:
         """Groups for the optimizer, with ``weight_decay`` where it is due; "lr_scale" by depth with a layer_decay."""
         return timm_models.parameter_groups(model, weight_decay, layer_decay)
 
     # taking heads out
 
-    @classmethod
-    def unprunable(cls, model: Any, kinds: Collection[str] = ("head",)) -> str | None:
+    def unprunable(self, model: Any, kinds: Collection[str] = ("head",)) -> str | None:
         """Why no unit of these kinds can be removed from this model, in a sentence; None where they can."""
-        if cls.slice_heads is not None or "head" not in kinds:
-            of_kind = {"head": cls.sites, "neuron": cls.neurons}
+        if self.slice_heads is not None or "head" not in kinds:
+            of_kind = {"head": self.sites, "neuron": self.neurons}
             return uncuttable(model, [site for kind in kinds for site in of_kind[kind](model)])
-        return f"mhprobe does not know how to remove heads of a {cls.title}{cls.whole and f': {cls.whole}'}. {STILL}"
+        return f"mhprobe does not know how to remove heads of a {self.title}{self.whole and f': {self.whole}'}. {STILL}"
 
 
 def blocks_in(model: nn.Module, layers: str, middle: Callable[[Any], str], stage: int = 0) -> Iterator[Block]:

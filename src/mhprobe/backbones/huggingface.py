@@ -55,14 +55,12 @@ class HuggingFace(Family):
     names: ClassVar[Collection[str]] = KINDS
     whole = "its configuration holds one number of heads for all blocks, so one without some could not be loaded again"
 
-    @classmethod
-    def claims(cls, model: nn.Module) -> bool:
-        return type(model).__module__.startswith("transformers.") and type(model).__name__ in cls.names
+    def claims(self, model: nn.Module) -> bool:
+        return type(model).__module__.startswith("transformers.") and type(model).__name__ in self.names
 
-    @classmethod
-    def sites(cls, model: Any) -> Iterator[HeadSite]:
+    def sites(self, model: Any) -> Iterator[HeadSite]:
         kind, config = KINDS[type(model).__name__], model.config
-        for number, block in enumerate(cls.blocks(model)):
+        for number, block in enumerate(self.blocks(model)):
             name, heads = f"{block.name}.{kind.attention}", config.num_attention_heads
             width = width_of(name, _output(model.get_submodule(name), model, name), heads)
             if kind.text:
@@ -74,20 +72,17 @@ class HuggingFace(Family):
             tokens: dict[str, Any] = {"prefix_tokens": prefix, "class_token": prefix > 0, "pooled": prefix == 0}
             yield HeadSite(name, 0, number, heads, width, grid=grid, pixels=pixels, **tokens)
 
-    @classmethod
-    def blocks(cls, model: Any) -> Iterator[Block]:
+    def blocks(self, model: Any) -> Iterator[Block]:
         kind = KINDS[type(model).__name__]
         return blocks_in(model, kind.layers, lambda _: kind.middle)
 
-    @classmethod
-    def prepare(cls, model: Any) -> None:
-        for site in cls.sites(model):
+    def prepare(self, model: Any) -> None:
+        for site in self.sites(model):
             attention: Any = submodule(model, site)
             if not hasattr(attention, "softmaxed"):
                 attention.softmaxed = nn.Identity()
 
-    @classmethod
-    def seam(cls, model: Any, site: HeadSite) -> Seam:
+    def seam(self, model: Any, site: HeadSite) -> Seam:
         attention: Any = submodule(model, site)
         point = _output(attention, model, site.name)
         return Seam(
@@ -97,26 +92,21 @@ class HuggingFace(Family):
             behind=lambda heads: (heads if site.line else point(heads), None),
         )
 
-    @classmethod
-    def materialised(cls, model: Any) -> AbstractContextManager[None]:
+    def materialised(self, model: Any) -> AbstractContextManager[None]:
         return _implementation(model.config)
 
-    @classmethod
-    def stem(cls, model: Any) -> nn.Module:
+    def stem(self, model: Any) -> nn.Module:
         embeddings = model.embeddings
         stem = getattr(embeddings, "patch_embeddings", None) or getattr(embeddings, "patch_embedding", embeddings)
         return getattr(stem, "projection", stem)
 
-    @classmethod
-    def patches(cls, embedded: Tensor) -> Tensor:
+    def patches(self, embedded: Tensor) -> Tensor:
         return embedded.flatten(2).mT if embedded.dim() == 4 else embedded  # of a convolution
 
-    @classmethod
-    def input_spec(cls, model: Any) -> dict[str, Any]:
+    def input_spec(self, model: Any) -> dict[str, Any]:
         return {"size": to_2tuple(model.config.image_size), "mean": (0.5,) * 3, "std": (0.5,) * 3}
 
-    @classmethod
-    def classifier(cls, model: Any) -> nn.Module:
+    def classifier(self, model: Any) -> nn.Module:
         return nn.Identity()  # the classifier is in the module that holds this model
 
 
@@ -126,11 +116,10 @@ class HuggingFaceSwin(HuggingFace):
     title = "Hugging Face transformers' Swin"
     names = ("SwinModel",)
 
-    @classmethod
-    def sites(cls, model: Any) -> Iterator[HeadSite]:
+    def sites(self, model: Any) -> Iterator[HeadSite]:
         image, patch = to_2tuple(model.config.image_size), to_2tuple(model.config.patch_size)
         size = model.config.window_size
-        for number, about in enumerate(cls.blocks(model)):
+        for number, about in enumerate(self.blocks(model)):
             block: Any = model.get_submodule(about.name)
             rows, columns = (side * 2**about.stage for side in patch)
             grid = (-(-image[0] // rows), -(-image[1] // columns))
@@ -144,8 +133,7 @@ class HuggingFaceSwin(HuggingFace):
                 pooled=True,
             )
 
-    @classmethod
-    def blocks(cls, model: Any) -> Iterator[Block]:
+    def blocks(self, model: Any) -> Iterator[Block]:
         for stage in range(len(model.encoder.layers)):
             yield from blocks_in(model, f"encoder.layers.{stage}.blocks", lambda _: "layernorm_after", stage)
 
@@ -190,7 +178,7 @@ def from_folder(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     with refusing(lambda error: f"{folder}: transformers cannot read it ({short(' '.join(str(error).split()), 200)})."):
         model = AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True, trust_remote_code=False)
     model = getattr(model, "vision_model", model)
-    spec = HuggingFace.input_spec(model)
+    spec = HuggingFace().input_spec(model)
     processor = folder / "preprocessor_config.json"
     if processor.is_file():
         settings = json.loads(processor.read_text(encoding="utf-8"))

@@ -240,9 +240,8 @@ class MobileNetV4(MobileNetV5):
     title = "timm MobileNetV4, hybrid"
     model = "timm.models.mobilenetv3.MobileNetV3"
 
-    @classmethod
-    def claims(cls, model: nn.Module) -> bool:
-        return super().claims(model) and any(cls.kind(part) is not None for part in model.modules())
+    def claims(self, model: nn.Module) -> bool:
+        return super().claims(model) and any(self.kind(part) is not None for part in model.modules())
 
 
 def _levit(attention: Any, heads: int, of: Callable[[Any], Tensor] = lambda layer: weight_of(layer.linear)) -> Parts:
@@ -274,8 +273,7 @@ class Levit(Located):
         ("Attention", "AttentionDownsample"), Kind(point="proj.ln.linear", parts=_levit, weights=None)
     )
 
-    @classmethod
-    def head_weights(cls, model: Any, site: HeadSite) -> HeadWeights:
+    def head_weights(self, model: Any, site: HeadSite) -> HeadWeights:
         attention: Any = submodule(model, site)
         written = _normed(attention.proj.ln).mT.unflatten(0, (site.num_heads, site.head_dim))
         return HeadWeights(*_levit(attention, site.num_heads, _normed), written)

@@ -83,15 +83,13 @@ class MultiHead(Family):
 
     whole = "torch's MultiheadAttention holds as many channels as its input, so its own forward fails without a head"
 
-    @classmethod
-    def prepare(cls, model: Any) -> None:
-        for site in cls.sites(model):
+    def prepare(self, model: Any) -> None:
+        for site in self.sites(model):
             attention: Any = submodule(model, site)
             if type(attention) is not Open:
                 attention.__class__, attention.joined, attention.softmaxed = Open, nn.Identity(), nn.Identity()
 
-    @classmethod
-    def seam(cls, model: Any, site: HeadSite) -> Seam:
+    def seam(self, model: Any, site: HeadSite) -> Seam:
         attention: Any = submodule(model, site)
         return Seam(
             *(attention, attention.joined, attention.out_proj, attention.softmaxed),
@@ -99,8 +97,7 @@ class MultiHead(Family):
             behind=lambda heads: (attention.after(attention.joined(heads)), None),
         )
 
-    @classmethod
-    def query_key_value(cls, attention: Any, site: HeadSite) -> tuple[Tensor, Tensor, Tensor]:
+    def query_key_value(self, attention: Any, site: HeadSite) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = attention.in_proj_weight.detach().unflatten(0, (3, site.num_heads, site.head_dim))
         return query, key, value
 
@@ -120,10 +117,9 @@ class TorchvisionViT(MultiHead):
     title = "torchvision VisionTransformer"
     model, embedding, head = VisionTransformer, "conv_proj", "heads"
 
-    @classmethod
-    def sites(cls, model: Any) -> Iterator[HeadSite]:
+    def sites(self, model: Any) -> Iterator[HeadSite]:
         side = model.image_size // model.patch_size
-        for number, block in enumerate(cls.blocks(model)):
+        for number, block in enumerate(self.blocks(model)):
             name, layer = f"{block.name}.self_attention", model.get_submodule(block.name)
             if type(layer) is not EncoderBlock:
                 raise UserError(f"{name}: its block is a {type(layer).__name__}, expected torchvision's EncoderBlock.")
@@ -132,12 +128,10 @@ class TorchvisionViT(MultiHead):
             pixels = (float(model.patch_size),) * 2
             yield HeadSite(name, 0, number, attention.num_heads, attention.head_dim, pixels=pixels, **tokens)
 
-    @staticmethod
-    def blocks(model: Any) -> Iterator[Block]:
+    def blocks(self, model: Any) -> Iterator[Block]:
         return blocks_in(model, "encoder.layers", lambda _: "ln_2")
 
-    @staticmethod
-    def segments(model: Any) -> Segments | None:
+    def segments(self, model: Any) -> Segments | None:
         if other_forward(model, VisionTransformer):
             return None
 
@@ -148,12 +142,10 @@ class TorchvisionViT(MultiHead):
 
         return Segments(stem, tuple(model.encoder.layers), tail=lambda x: model.heads(model.encoder.ln(x)[:, 0]))
 
-    @classmethod
-    def patches(cls, embedded: Tensor) -> Tensor:
+    def patches(self, embedded: Tensor) -> Tensor:
         return embedded.flatten(2).mT
 
-    @classmethod
-    def input_spec(cls, model: Any) -> dict[str, Any]:
+    def input_spec(self, model: Any) -> dict[str, Any]:
         return {"size": (model.image_size,) * 2, **IMAGENET}
 
 
@@ -163,8 +155,7 @@ class Encoder(MultiHead):
     title = "torch TransformerEncoder"
     model = nn.TransformerEncoder
 
-    @staticmethod
-    def sites(model: Any) -> Iterator[HeadSite]:
+    def sites(self, model: Any) -> Iterator[HeadSite]:
         for number, layer in enumerate(model.layers):
             name = f"layers.{number}.self_attn"
             if type(layer) is not nn.TransformerEncoderLayer:
@@ -177,24 +168,19 @@ class Encoder(MultiHead):
                 )
             yield HeadSite(name, 0, number, attention.num_heads, attention.head_dim, line=True)
 
-    @staticmethod
-    def blocks(model: Any) -> Iterator[Block]:
+    def blocks(self, model: Any) -> Iterator[Block]:
         # post-norm layers have no norm before the MLP
         return blocks_in(model, "layers", lambda layer: "norm2" if layer.norm_first else "linear1")
 
-    @classmethod
-    def prepare(cls, model: Any) -> None:
+    def prepare(self, model: Any) -> None:
         super().prepare(model)
         model.use_nested_tensor = False  # nested tensors need torch's inference kernels
 
-    @classmethod
-    def stem(cls, model: Any) -> nn.Module:
+    def stem(self, model: Any) -> nn.Module:
         raise UserError("a TransformerEncoder takes embedded tokens; it does not contain the embedding.")
 
-    @classmethod
-    def input_spec(cls, model: Any) -> dict[str, Any]:
+    def input_spec(self, model: Any) -> dict[str, Any]:
         raise UserError("a TransformerEncoder takes embedded tokens, not images; its embedding knows the size.")
 
-    @classmethod
-    def classifier(cls, model: Any) -> nn.Module:
+    def classifier(self, model: Any) -> nn.Module:
         return nn.Identity()  # a classifier is in the module around it

@@ -25,14 +25,15 @@ class Windowed(Family):
     middle: ClassVar[str]
     slice_heads = staticmethod(units.slice_heads)
 
-    @classmethod
-    def sites(cls, model: Any) -> Iterator[HeadSite]:
-        for site, block in cls._places(model, "attn"):
+    def sites(self, model: Any) -> Iterator[HeadSite]:
+        for site, block in self._places(model, "attn"):
             attn = block.attn
             if type(attn) is NoHeads:
                 continue
-            if type(attn) not in cls.attention:
-                raise UserError(f"{site.name} is a {type(attn).__name__}, expected the WindowAttention of {cls.title}.")
+            if type(attn) not in self.attention:
+                raise UserError(
+                    f"{site.name} is a {type(attn).__name__}, expected the WindowAttention of {self.title}."
+                )
             yield dataclasses.replace(
                 site,
                 num_heads=attn.num_heads,
@@ -40,30 +41,26 @@ class Windowed(Family):
                 windows=Windows(grid=site.token_grid, size=tuple(block.window_size), shift=tuple(block.shift_size)),
             )
 
-    @classmethod
-    def neurons(cls, model: Any) -> Iterator[HeadSite]:
-        for site, block in cls._places(model, "mlp"):  # an MLP sees its tokens in raster order
+    def neurons(self, model: Any) -> Iterator[HeadSite]:
+        for site, block in self._places(model, "mlp"):  # an MLP sees its tokens in raster order
             yield from units.neurons(block.mlp, site)
 
-    @classmethod
-    def _places(cls, model: Any, part: str) -> Iterator[tuple[HeadSite, Any]]:
+    def _places(self, model: Any, part: str) -> Iterator[tuple[HeadSite, Any]]:
         """Each block with the site of its ``part``, without units. Grids are rounded up, as merging does."""
         patches = model.patch_embed
         down, across = units.pixels(patches.img_size, patches.grid_size)
-        for number, about in enumerate(cls.blocks(model)):
+        for number, about in enumerate(self.blocks(model)):
             name, scale = f"{about.name}.{part}", 2**about.stage
             grid = tuple(-(-side // scale) for side in patches.grid_size)
             site = HeadSite(name, about.stage, number, 0, 1, grid=grid, pixels=(down * scale, across * scale))
             yield site, model.get_submodule(about.name)
 
-    @classmethod
-    def blocks(cls, model: Any) -> Iterator[Block]:
+    def blocks(self, model: Any) -> Iterator[Block]:
         for stage in range(len(model.layers)):
-            yield from blocks_in(model, f"layers.{stage}.blocks", lambda _: cls.middle, stage)
+            yield from blocks_in(model, f"layers.{stage}.blocks", lambda _: self.middle, stage)
 
-    @classmethod
-    def segments(cls, model: Any) -> Segments | None:
-        if cls._other_forward(model):
+    def segments(self, model: Any) -> Segments | None:
+        if self._other_forward(model):
             return None
         blocks = (  # patch merging is before a stage's first block
             nn.Sequential(layer.downsample, block) if i == 0 else block
@@ -72,9 +69,8 @@ class Windowed(Family):
         )
         return Segments(model.patch_embed, tuple(blocks), tail=lambda x: model.forward_head(model.norm(x)))
 
-    @classmethod
-    def _other_forward(cls, model: Any) -> bool:
-        return units.other_forward(model, cls.model) or any(type(layer) is not cls.stage for layer in model.layers)
+    def _other_forward(self, model: Any) -> bool:
+        return units.other_forward(model, self.model) or any(type(layer) is not self.stage for layer in model.layers)
 
 
 class Swin(Windowed):
@@ -84,13 +80,12 @@ class Swin(Windowed):
     model, middle = swin_transformer.SwinTransformer, "norm2"
     stage, attention = swin_transformer.SwinTransformerStage, (swin_transformer.WindowAttention,)
 
-    @classmethod
-    def direct_path(cls, model: Any) -> DirectPath:
-        if cls._other_forward(model):
+    def direct_path(self, model: Any) -> DirectPath:
+        if self._other_forward(model):
             raise UserError(f"logit_attribution: {type(model).__name__} has its own forward, not timm's Swin's.")
         units.linear_pool(model.head.global_pool.pool_type)
         merged = {layer.blocks[0]: layer.downsample for layer in model.layers[1:]}
-        head, grids = model.head, tuple(site.token_grid for site, _ in cls._places(model, "attn"))
+        head, grids = model.head, tuple(site.token_grid for site, _ in self._places(model, "attn"))
         return DirectPath(
             between=tuple(merged.get(block) for layer in model.layers for block in layer.blocks),
             norm=model.norm,

@@ -61,10 +61,9 @@ class TorchvisionSwin(Family):
     model, embedding, head = SwinTransformer, "features.0", "head"
     whole = "torchvision's window attention takes its heads' width from its input's, so it fails without one"
 
-    @classmethod
-    def sites(cls, model: Any) -> Iterator[HeadSite]:
+    def sites(self, model: Any) -> Iterator[HeadSite]:
         step = model.features[0][0].stride
-        for number, about in enumerate(cls.blocks(model)):
+        for number, about in enumerate(self.blocks(model)):
             block: Any = model.get_submodule(about.name)
             name, attn, scale = f"{about.name}.attn", block.attn, 2**about.stage
             if type(block) not in _BLOCKS or type(attn) not in (*_OPEN, *_OPEN.values()):
@@ -80,22 +79,19 @@ class TorchvisionSwin(Family):
                 pooled=True,
             )
 
-    @classmethod
-    def blocks(cls, model: Any) -> Iterator[Block]:
+    def blocks(self, model: Any) -> Iterator[Block]:
         # every second feature merges tokens
         for stage, place in enumerate(range(1, len(model.features), 2)):
             yield from blocks_in(model, f"features.{place}", lambda block: _BLOCKS.get(type(block), ""), stage)
 
-    @classmethod
-    def prepare(cls, model: Any) -> None:
-        for site in cls.sites(model):
+    def prepare(self, model: Any) -> None:
+        for site in self.sites(model):
             attention: Any = submodule(model, site)
             if type(attention) in _OPEN:
                 attention.__class__ = _OPEN[type(attention)]
                 attention.joined, attention.softmaxed = nn.Identity(), nn.Identity()
 
-    @classmethod
-    def seam(cls, model: Any, site: HeadSite) -> Seam:
+    def seam(self, model: Any, site: HeadSite) -> Seam:
         attention: Any = submodule(model, site)
         windows: Any = site.windows
 
@@ -106,8 +102,7 @@ class TorchvisionSwin(Family):
 
         return Seam(attention, attention.joined, attention.proj, attention.softmaxed, behind=behind)
 
-    @staticmethod
-    def segments(model: Any) -> Segments | None:
+    def segments(self, model: Any) -> Segments | None:
         if other_forward(model, SwinTransformer):
             return None
         blocks = [  # patch merging stands before a later stage's first block
@@ -118,8 +113,7 @@ class TorchvisionSwin(Family):
         tail = nn.Sequential(model.norm, model.permute, model.avgpool, model.flatten, model.head)
         return Segments(stem=model.features[0], blocks=tuple(blocks), tail=tail)
 
-    @classmethod
-    def input_spec(cls, model: Any) -> dict[str, Any]:
+    def input_spec(self, model: Any) -> dict[str, Any]:
         return {"size": _size(model), **IMAGENET}
 
 

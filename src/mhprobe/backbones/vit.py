@@ -33,48 +33,42 @@ class Tokens(Family):
     middle: ClassVar[Mapping[type, str]]
     slice_heads = staticmethod(units.slice_heads)
 
-    @classmethod
-    def sites(cls, model: Any) -> Iterator[HeadSite]:
+    def sites(self, model: Any) -> Iterator[HeadSite]:
         for number, block in enumerate(model.blocks):
-            if type(block) not in cls.middle:
-                raise cls.strange(f"blocks.{number}", block)
+            if type(block) not in self.middle:
+                raise self.strange(f"blocks.{number}", block)
             for name, attention in _named("attn", number, block):
-                if type(attention) not in (*cls.attention, NoHeads):
-                    raise cls.strange(name, attention)
+                if type(attention) not in (*self.attention, NoHeads):
+                    raise self.strange(name, attention)
                 if type(attention) is not NoHeads:
                     heads = attention.num_heads
                     units.no_norm_between(name, attention)
                     yield _site(model, number, name, heads, units.width_of(name, attention.proj, heads))
 
-    @classmethod
-    def neurons(cls, model: Any) -> Iterator[HeadSite]:
+    def neurons(self, model: Any) -> Iterator[HeadSite]:
         for number, block in enumerate(model.blocks):
             for name, mlp in _named("mlp", number, block):
                 yield from units.neurons(mlp, _site(model, number, name, 0, 1))
 
-    @classmethod
-    def strange(cls, name: str, module: nn.Module) -> UserError:
+    def strange(self, name: str, module: nn.Module) -> UserError:
         """The error for a block or attention of another class."""
-        expected = " or ".join(kind.__name__ for kind in (*cls.middle, *cls.attention))
+        expected = " or ".join(kind.__name__ for kind in (*self.middle, *self.attention))
         return UserError(
-            f"{name} is a {type(module).__name__}, expected the {expected} of timm's {cls.model.__name__}: mhprobe "
+            f"{name} is a {type(module).__name__}, expected the {expected} of timm's {self.model.__name__}: mhprobe "
             f"does not know where its heads are."
         )
 
-    @classmethod
-    def blocks(cls, model: Any) -> Iterator[Block]:
-        return blocks_in(model, "blocks", lambda block: cls.middle[type(block)])
+    def blocks(self, model: Any) -> Iterator[Block]:
+        return blocks_in(model, "blocks", lambda block: self.middle[type(block)])
 
-    @classmethod
-    def segments(cls, model: Any) -> Segments | None:
-        if units.other_forward(model, cls.model):
+    def segments(self, model: Any) -> Segments | None:
+        if units.other_forward(model, self.model):
             return None
-        stem, blocks = cls.pieces(model)
+        stem, blocks = self.pieces(model)
         return Segments(stem=stem, blocks=tuple(blocks), tail=lambda x: model.forward_head(model.norm(x)))
 
-    @classmethod
     @abstractmethod
-    def pieces(cls, model: Any) -> tuple[Piece, Sequence[Piece]]:
+    def pieces(self, model: Any) -> tuple[Piece, Sequence[Piece]]:
         """The model's own forward up to its first block, and its blocks."""
 
 
@@ -102,8 +96,7 @@ class ViT(Tokens):
     # ParallelThingsBlock names its parts ffns; ResPostBlock normalises behind them
     middle: ClassVar = {ParallelThingsBlock: "ffns.0", ResPostBlock: "mlp", ViTBlock: "norm2"}
 
-    @classmethod
-    def strange(cls, name: str, module: nn.Module) -> UserError:
+    def strange(self, name: str, module: nn.Module) -> UserError:
         if name.endswith(".attn"):
             return HeadsMixed(
                 f"{name} is a {type(module).__name__}, expected timm.layers.Attention: its heads are combined before "
@@ -114,13 +107,11 @@ class ViT(Tokens):
             f"combined before it, so no slice of channels belongs to one head. Use a model of plain blocks."
         )
 
-    @classmethod
-    def pieces(cls, model: Any) -> tuple[Piece, Sequence[Piece]]:
+    def pieces(self, model: Any) -> tuple[Piece, Sequence[Piece]]:
         parts = (model.patch_embed, model._pos_embed, model.patch_drop, model.norm_pre)
         return lambda images: functools.reduce(lambda x, part: part(x), parts, images), model.blocks
 
-    @classmethod
-    def direct_path(cls, model: Any) -> DirectPath:
+    def direct_path(self, model: Any) -> DirectPath:
         odd = next((type(block).__name__ for block in model.blocks if type(block) is ResPostBlock), None)
         if odd is not None or units.other_forward(model, VisionTransformer):
             apart = f"{type(model).__name__} has its own forward"
@@ -142,8 +133,7 @@ class Eva(Tokens):
     model, attention = eva.Eva, (eva.EvaAttention, AttentionRope, Rotary)
     middle: ClassVar = {eva.EvaBlock: "norm2", eva.EvaBlockPostNorm: "mlp"}  # the latter normalises behind its parts
 
-    @classmethod
-    def pieces(cls, model: Any) -> tuple[Piece, Sequence[Piece]]:
+    def pieces(self, model: Any) -> tuple[Piece, Sequence[Piece]]:
         rope: list[Any] = [None]  # of the images that went through the stem last
 
         def stem(images: Tensor) -> Tensor:
@@ -156,8 +146,7 @@ class Eva(Tokens):
 
         return stem, [functools.partial(through, number, block) for number, block in enumerate(model.blocks)]
 
-    @classmethod
-    def unprunable(cls, model: Any, kinds: Collection[str] = ("head",)) -> str | None:
+    def unprunable(self, model: Any, kinds: Collection[str] = ("head",)) -> str | None:
         if "head" in kinds and any(getattr(block.attn, "num_kv_groups", 1) > 1 for block in model.blocks):  # newer timm
             reason = "the heads of timm's AttentionRope share keys and values here, so none can be removed alone."
             return f"{reason} {units.STILL}"
@@ -170,8 +159,7 @@ class _Positioned(Tokens):
     positions: ClassVar[str]
     shared: ClassVar[str]
 
-    @classmethod
-    def pieces(cls, model: Any) -> tuple[Piece, Sequence[Piece]]:
+    def pieces(self, model: Any) -> tuple[Piece, Sequence[Piece]]:
         def stem(images: Tensor) -> Tensor:
             x = model.patch_embed(images)
             if model.cls_token is not None:
@@ -179,9 +167,9 @@ class _Positioned(Tokens):
             x = x if getattr(model, "pos_embed", None) is None else x + model.pos_embed
             return getattr(model, "pos_drop", nn.Identity())(x)
 
-        of_all = getattr(model, cls.positions)
+        of_all = getattr(model, self.positions)
         bias = None if of_all is None else getattr(of_all, "get_bias", of_all)()
-        return stem, [functools.partial(block, **{cls.shared: bias}) for block in model.blocks]
+        return stem, [functools.partial(block, **{self.shared: bias}) for block in model.blocks]
 
 
 class Beit(_Positioned):

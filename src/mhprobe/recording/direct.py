@@ -82,7 +82,7 @@ def _along(path: "_Path", stream: Sequence[Stream], heads: list[list[Tensor]], b
     )
 
 
-def _bias(family: type[Family], backbone: nn.Module, site: HeadSite, output_HDC: Tensor) -> Tensor:
+def _bias(family: Family, backbone: nn.Module, site: HeadSite, output_HDC: Tensor) -> Tensor:
     """(C,) constant that the site's projection adds to every token."""
     bias, scale = family.seam(backbone, site).output.bias, family.layer_scale(backbone, site)
     bias_C: Tensor = output_HDC.new_zeros(output_HDC.shape[-1]) if bias is None else bias.detach()

@@ -122,46 +122,41 @@ class Located(Family):
             cls.model = (cls.model,) if isinstance(cls.model, str) else cls.model
             cls.title = vars(cls).get("title") or f"timm {cls.model[0].rpartition('.')[2]}"
 
-    @classmethod
-    def claims(cls, model: nn.Module) -> bool:
-        return not _paths(type(model)).isdisjoint(cls.model)  # type: ignore[arg-type]  # mypy doubts its hash
+    def claims(self, model: nn.Module) -> bool:
+        return not _paths(type(model)).isdisjoint(self.model)  # type: ignore[arg-type]  # mypy doubts its hash
 
-    @classmethod
-    def kind(cls, attention: nn.Module) -> Any:
+    def kind(self, attention: nn.Module) -> Any:
         """Return the Kind of a module; None of what is no attention."""
         path = path_of(type(attention))
-        return cls.kinds.get(path.rpartition(".")[2] if path.startswith("timm.") else path)
+        return self.kinds.get(path.rpartition(".")[2] if path.startswith("timm.") else path)
 
-    @classmethod
-    def sites(cls, model: Any) -> Iterator[HeadSite]:
-        points = {name: f"{name}.{kind.point}" for name, module in model.named_modules() if (kind := cls.kind(module))}
+    def sites(self, model: Any) -> Iterator[HeadSite]:
+        points = {name: f"{name}.{kind.point}" for name, module in model.named_modules() if (kind := self.kind(module))}
         if not points:
             raise UserError(f"{type(model).__name__}: this one has no attention modules, so no heads.")
-        cls._look_at_others(model, points)
-        size = cls.input_spec(model)["size"]
+        self._look_at_others(model, points)
+        size = self.input_spec(model)["size"]
         grids: list[Any] = []  # a stage is what has one grid
         for number, trial in enumerate(_trials(model, points, size)):
-            cls.kind(trial.attention).refuse(trial)
-            site = cls._site(model, trial, size, number)
+            self.kind(trial.attention).refuse(trial)
+            site = self._site(model, trial, size, number)
             grids += [] if site.grid in grids else [site.grid]
             yield dataclasses.replace(site, stage=grids.index(site.grid))
 
-    @classmethod
-    def _look_at_others(cls, model: nn.Module, names: Iterable[str]) -> None:
+    def _look_at_others(self, model: nn.Module, names: Iterable[str]) -> None:
         """Refuse attention of an unknown class, which would get no gates."""
         for name, module in model.named_modules():
             kind = type(module).__name__
             heads = hasattr(module, "num_heads") and re.search("Att|MHSA|XCA", kind)
-            supported = kind in cls.aside or any(f"{other}.".startswith(f"{name}.") for other in names)
+            supported = kind in self.aside or any(f"{other}.".startswith(f"{name}.") for other in names)
             if heads and not supported:
                 raise UserError(
-                    f"{name} is a {kind}: mhprobe does not know where its heads are. Supported in {cls.title}: "
-                    f"{', '.join(sorted(cls.kinds))}."
+                    f"{name} is a {kind}: mhprobe does not know where its heads are. Supported in {self.title}: "
+                    f"{', '.join(sorted(self.kinds))}."
                 )
 
-    @classmethod
-    def _site(cls, model: Any, trial: Trial, image: tuple[int, int], block: int) -> HeadSite:
-        kind, before = cls.kind(trial.attention), cls.before
+    def _site(self, model: Any, trial: Trial, image: tuple[int, int], block: int) -> HeadSite:
+        kind, before = self.kind(trial.attention), type(self).before  # of self a function would be a method
         prefix = before(trial) if callable(before) else getattr(model, before) if isinstance(before, str) else before
         heads, output = getattr(trial.attention, kind.heads), kind.output(trial.attention)
         windows = None if kind.windows is None else kind.windows(trial)
@@ -173,39 +168,34 @@ class Located(Family):
             pooled=prefix == 0,
         )
 
-    @classmethod
-    def blocks(cls, model: Any) -> Iterator[Block]:
+    def blocks(self, model: Any) -> Iterator[Block]:
         return iter(())
 
-    @classmethod
-    def prepare(cls, model: Any) -> None:
+    def prepare(self, model: Any) -> None:
         for module in list(model.modules()):
-            if (kind := cls.kind(module)) is None:
+            if (kind := self.kind(module)) is None:
                 continue
             kind.prepare(module)
             if type(output := kind.output(module)) is nn.Conv2d:
                 output.__class__, output.joined = ChannelsFirst, nn.Identity()
 
-    @classmethod
-    def seam(cls, model: Any, site: HeadSite) -> Seam:
+    def seam(self, model: Any, site: HeadSite) -> Seam:
         attention: Any = submodule(model, site)
-        kind = cls.kind(attention)
+        kind = self.kind(attention)
         output = kind.output(attention)
         point = output.joined if isinstance(output, ChannelsFirst) else attention.get_submodule(kind.point)
         weights = kind.weights(attention) if kind.weights else None
         hidden = f"{site.name} ({type(attention).__name__}): no attention weights to look at, {kind.hidden}."
         return Seam(attention, point, output, weights, hidden, visible=lambda: unfused([attention]))
 
-    @classmethod
-    def query_key_value(cls, attention: Any, site: HeadSite) -> Parts:
-        parts: Parts = cls.kind(attention).parts(attention, site.num_heads)
+    def query_key_value(self, attention: Any, site: HeadSite) -> Parts:
+        parts: Parts = self.kind(attention).parts(attention, site.num_heads)
         return parts
 
-    @classmethod
-    def stem(cls, model: Any) -> nn.Module:
+    def stem(self, model: Any) -> nn.Module:
         raise UserError(
             f"relevance: its rules are for attention, linear layers and norms, and mhprobe does not know what else a "
-            f"{cls.title} has. Use gate_importance, which needs only slopes."
+            f"{self.title} has. Use gate_importance, which needs only slopes."
         )
 
 
