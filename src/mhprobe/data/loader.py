@@ -30,17 +30,14 @@ class Picks(NamedTuple):
 
 
 class Images(Dataset[Batch]):
-    """Images at ``positions`` of a cached split. new_labels: (N,) int64 labels in the place of the cached ones."""
+    """Images at ``positions`` of a cached split. labels: (N,) int64; None for those of the cache."""
 
-    def __init__(self, cached: CachedSplit, positions: np.ndarray, new_labels: np.ndarray | None = None) -> None:
-        self.cached, self.positions, self.new_labels = cached, positions, new_labels
+    def __init__(self, cached: CachedSplit, positions: np.ndarray, labels: np.ndarray | None = None) -> None:
+        self.cached, self.positions = cached, positions
+        self.labels = cached.labels[positions] if labels is None else labels
 
     def __len__(self) -> int:
         return len(self.positions)
-
-    @property
-    def labels(self) -> np.ndarray:
-        return self.cached.labels[self.positions] if self.new_labels is None else self.new_labels
 
     def limited(self, limit: int | None, seed: int) -> "Images":
         """At most ``limit`` of the images, of every class alike."""
@@ -49,12 +46,10 @@ class Images(Dataset[Batch]):
         return Images(self.cached, self.positions[stratified(self.labels, limit, seed)])
 
     def __getitem__(self, picks: Picks) -> Batch:
-        where = self.positions[picks.index]
-        labels = self.cached.labels[where] if self.new_labels is None else self.new_labels[picks.index]
-        objects = self.cached.objects
+        where, objects = self.positions[picks.index], self.cached.objects
         return Batch(
             images=torch.from_numpy(np.asarray(self.cached.images[where])),
-            labels=torch.from_numpy(labels),
+            labels=torch.from_numpy(self.labels[picks.index]),
             index=torch.from_numpy(picks.index),
             valid=torch.from_numpy(picks.valid),
             objects=None if objects is None else torch.from_numpy(np.asarray(objects[where])),

@@ -4,7 +4,6 @@ The grade from which on a measure finds a graft tells how sensitive the measure 
 """
 
 import abc
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import ClassVar
@@ -219,4 +218,4 @@ def _steps(
 
 
 def known_grafts() -> dict[str, Graft]:
-    return by_name(sys.modules[__name__], Graft)  # type: ignore[type-abstract]
+    return by_name(Graft)  # type: ignore[type-abstract]

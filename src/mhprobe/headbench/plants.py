@@ -4,7 +4,6 @@ import abc
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from types import ModuleType
 from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
@@ -60,9 +59,10 @@ class Plant(Made):
         """Return True if an intervention on the finished model shows the plant in these heads."""
 
 
-def by_name(module: ModuleType, base: type[Kind]) -> dict[str, Kind]:
-    """Make one of each class below ``base`` in a module, by its name in small letters, in the order of names."""
-    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, base)]
+def by_name(base: type[Kind]) -> dict[str, Kind]:
+    """Make one of each class below ``base`` in its module, by its name in small letters, in the order of names."""
+    items = vars(sys.modules[base.__module__]).values()
+    kinds = [kind for kind in items if isinstance(kind, type) and issubclass(kind, base)]
     named = {re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower(): kind for kind in kinds if kind is not base}
     return {name: named[name]() for name in sorted(named)}
 
@@ -384,7 +384,7 @@ class Planted(NamedTuple):
 
 
 def all_plants() -> dict[str, Plant]:
-    return by_name(sys.modules[__name__], Plant)  # type: ignore[type-abstract]
+    return by_name(Plant)  # type: ignore[type-abstract]
 
 
 def grow(family: str, seed: int) -> tuple[Canvas, list[Planted]]:
