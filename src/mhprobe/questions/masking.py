@@ -10,9 +10,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import lightning as L
 from torch import Tensor, nn
 
 from mhprobe import __version__
@@ -46,10 +45,14 @@ Keep = Callable[[Any, Callable[[], dict[str, Tensor]]], dict[str, Tensor]]
 
 @dataclass
 class Subject:
-    """A model and its images. seed: of random draws. first: True if this rank shows progress. facts: a cache."""
+    """A model and its images.
+
+    model: a LightningModule with a backbone, its gates and a description. seed: of random draws. first: True if this
+    rank shows progress. facts: a cache.
+    """
 
     layout: HeadLayout
-    model: L.LightningModule
+    model: Any
     data: ImageData
     seed: int = 0
     first: bool = True
@@ -57,7 +60,8 @@ class Subject:
 
     @property
     def backbone(self) -> nn.Module:
-        return self.model.backbone  # type: ignore[return-value]
+        backbone: nn.Module = self.model.backbone
+        return backbone
 
     @property
     def chance(self) -> float:
@@ -67,13 +71,12 @@ class Subject:
     def identity(self) -> dict[str, Any]:
         """Facts that decide an answer about the model on these images, for a key, without the question."""
         if not self.facts:
-            model: Any = self.model
-            weights = model.state_dict()
+            weights = self.model.state_dict()
             self.facts |= {
                 "version": __version__,
-                "code": code_digests(*model.modules()),
+                "code": code_digests(*self.model.modules()),
                 "weights": digest({key: of for key, of in weights.items() if key.startswith(("backbone.", "gates."))}),
-                "backbone": model.description["backbone"],
+                "backbone": self.model.description["backbone"],
                 "layout": self.layout.digest,
                 "data": self.data.fingerprint,
                 "input": self.data.spec and astuple(self.data.spec),
@@ -82,8 +85,7 @@ class Subject:
 
     def untrained(self) -> nn.Module:
         """Return an untrained network of the same shape, on the model's device."""
-        model: Any = self.model
-        return RandomTwin(model.backbone, self.layout, model.description, self.seed)()
+        return RandomTwin(self.backbone, self.layout, self.model.description, self.seed)()
 
     def of(self, images: int, split: str = "test") -> Sample:
         """Return the images for ``Result.of``: at most so many of a split."""
@@ -173,7 +175,6 @@ class Masking:
 
     def evaluate(self, material: Subject, split: str, spec: CurveSpec) -> Evaluate:
         """Return a function from masks to their scores on a split, with the fill and scale of a curve."""
-        model: Any = material.model
         score, fill = self._score(material, split), self._fill(material, spec.fill)
         beside: dict[str, Any] = {} if fill is None else {"fill": spec.fill, "fill_from": self.select_on}
         if type(score) is not Labels:
@@ -181,22 +182,22 @@ class Masking:
             beside |= {"bank": material.data.images_of("train")} if score.banked else {}
         name = SPLITS[split]
         return Evaluator(
-            model,
+            material.model,
             material.walk(split=name),
             material.data.sizes[name],
             label=f"{spec.name} on {split}",
             show=material.first,
-            pick=functools.partial(material.data.batches, name, model.device),
+            pick=functools.partial(material.data.batches, name, material.model.device),
             rescale=spec.rescale,
             cache=MaskCache(self.cache, cache_key(**material.identity, split=name, rescale=spec.rescale, **beside)),
             fill=fill,
             score=score,
-            of="norm" if model.features_only else "loss",
+            of="norm" if material.model.features_only else "loss",
         )
 
     def _score(self, material: Subject, split: str) -> Score:
         if split not in self._scores:
-            model, data = cast(Any, material.model), material.data
+            model, data = material.model, material.data
             name, bank = SPLITS[split], (material.walk(split="train"), data.sizes["train"])
             facts, walk = (not data.unlabelled, bool(model.features_only), data.sizes[name]), material.walk(split=name)
             kind = score_for(self.score, "score", *facts, bank=bank[1])
@@ -219,5 +220,5 @@ class Masking:
             self._shares = {}
             if units:
                 images = next(iter(material.walk(split="val")())).images
-                self._shares = costs(cast(nn.Module, material.model.backbone), material.layout, images, units)
+                self._shares = costs(material.backbone, material.layout, images, units)
         return self._shares

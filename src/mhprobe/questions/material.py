@@ -98,12 +98,12 @@ class Material(Subject):
         """Return masking curves by name, on each split. UserError for an unknown or impossible curve. A collective."""
         for name in names or self.curve_names:
             if name not in self.measurements.curves:
-                self.measurements.curves[name] = self._masking.curve(self, name)
+                self.measurements.curves[name] = self.described.curve(self, name)
         return [curve for name in names or self.curve_names for curve in self.measurements.curves[name]]
 
     def masked_heads(self, curves: Sequence[Curve]) -> list[MaskedHead]:
         """Return the heads that the searched curves mask, each redundant or inert, if asked for. A collective."""
-        return self._masking.masked_heads(self, curves, self.kept)
+        return self.described.masked_heads(self, curves, self.kept)
 
     def kept(self, about: Any, find: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         """Return other numbers, kept as columns are if ``about`` has names for all its parts. A collective."""
@@ -132,7 +132,8 @@ class Material(Subject):
         return replace(self, data=data, twin=None, measurements=Measurements(), facts={})
 
     @property
-    def _masking(self) -> Masking:
+    def described(self) -> Masking:
+        """The descriptions of masking curves. UserError if there are none."""
         if self.masking is None:
             raise UserError("curves: none are described, expected some masking curves.")
         return self.masking

@@ -72,7 +72,7 @@ def steps(questions: Sequence[Question], measures: Mapping[str, Any]) -> list[St
     fit = {name: measure for name, measure in measures.items() if not isinstance(measure, UserError)}
     groups: dict[frozenset[Ablation], list[str]] = {frozenset(): []}  # measures by the masks that they share
     for name in dict.fromkeys(name for question in questions for name in question.measures if name in fit):
-        groups.setdefault(_masks(fit[name]), []).append(name)
+        groups.setdefault(masks_of(fit[name]), []).append(name)
     passes = [group for group in groups.values() if group] or [[]]
     number = {name: index for index, group in enumerate(passes) for name in group}
     plain = [question for question in questions if not question.measures and not question.curves]
@@ -82,7 +82,7 @@ def steps(questions: Sequence[Question], measures: Mapping[str, Any]) -> list[St
         if question.measures and not question.curves:
             waiting[max((number.get(name, 0) for name in question.measures), default=0)].append(question)
     measuring = [Step(tuple(group), tuple(of)) for group, of in zip(passes, waiting, strict=True)]
-    looking = 0 if passes[0] and _masks(fit[passes[0][0]]) else 1
+    looking = 0 if passes[0] and masks_of(fit[passes[0][0]]) else 1
     planned = [*measuring[:looking], Step((), tuple(plain)), *measuring[looking:], Step((), tuple(curved))]
     return [step for step in planned if step.measures or step.questions]
 
@@ -143,9 +143,8 @@ def _shown(material: Material, model: nn.Module, measures: Mapping[str, Measure]
 
 
 def _cost_of_curves(material: Material, names: Sequence[str], forward: float) -> str:
-    masking = material.masking
-    assert masking is not None
     try:
+        masking = material.described
         specs = [masking.named(name) for name in names]
     except UserError:  # the figure raises it
         return "not estimated"
@@ -213,6 +212,7 @@ def forwards(spec: CurveSpec, layout: HeadLayout, steps: int | None, select: int
     return tried * select + reported * (test + (select if spec.order.searches else 0))
 
 
-def _masks(measure: Measure) -> frozenset[Ablation]:
+def masks_of(measure: Measure) -> frozenset[Ablation]:
+    """Return the masks under which a measure, or its choice, needs the model."""
     needs: Collection[Any] = {*measure.needs, *(measure.select_needs or ())}
     return frozenset(need for need in needs if isinstance(need, Ablation))

@@ -4,7 +4,6 @@ import functools
 import inspect
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from mhprobe.errors import UserError
 from mhprobe.io import files
@@ -89,8 +88,7 @@ def _number(key: str) -> tuple[str, str]:
 
 def write_page(paper: Paper, answers: Answers, name: str) -> None:
     """Write ``figures.md`` on rank 0: the paper's figures in order, with captions. name: of the weights."""
-    material = answers.material
-    model: Any = material.model
+    material, model = answers.material, answers.material.model
     if not material.first:
         return
     captions = {entry.part_of: entry.caption for entry in answers.report.results.results.values() if entry.caption}

@@ -17,13 +17,12 @@ from mhprobe.backbones import gives_features
 from mhprobe.claims.parts.estimates import Estimate, of_accuracy, over_images, third_of
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
-from mhprobe.heads import Ablation
 from mhprobe.masking.base import Evaluate
 from mhprobe.masking.parts.units import make_units
 from mhprobe.measures.base import Measure
 from mhprobe.measures.parts.kinds import high_norm
-from mhprobe.questions.masking import Masking
 from mhprobe.questions.material import Material, Measurements
+from mhprobe.questions.plan import masks_of
 from mhprobe.recording.measuring import recorded
 from mhprobe.report.runs.run import Run, read_run
 from mhprobe.stats.significance import wilson
@@ -80,7 +79,7 @@ class Evidence:
     def path(self, name: str) -> Tensor:
         """(R, S + 1, A) bool masks after each step of R paths, chosen on validation images; True: head off."""
         self._refuse_guessing()
-        spec = self._masking.named(name)
+        spec = self.material.described.named(name)
         paths = spec.order.paths(make_units(spec.units, self.layout), self.layout, self._evaluate("validation"))
         return torch.stack([path.masks() for path in paths])
 
@@ -112,16 +111,10 @@ class Evidence:
     def _on_second(self) -> Material:
         return dataclasses.replace(self.material.on(second_set(self.material.data, self.other)), passes={})
 
-    @property
-    def _masking(self) -> Masking:
-        masking = self.material.masking
-        assert masking is not None, "conf/claims.yaml describes the orders"
-        return masking
-
     def _evaluate(self, split: str) -> Evaluate:
-        specs = (spec for spec in self._masking.specs.values() if not isinstance(spec, UserError))
-        material = self.material if split == "test" else self.choosing
-        return self._masking.evaluate(material, split, dataclasses.replace(next(specs), name="masks"))
+        masking, material = self.material.described, self.material if split == "test" else self.choosing
+        spec = next(spec for spec in masking.specs.values() if not isinstance(spec, UserError))
+        return masking.evaluate(material, split, dataclasses.replace(spec, name="masks"))
 
     def _refuse_guessing(self) -> None:
         """UserError for a network that is no better than a guess: it has no accuracy to lose."""
@@ -142,9 +135,7 @@ class Untrained(Evidence):
 
     def columns(self, name: str) -> Columns:
         """Columns of a measure. UserError for one that masks heads, and for one that refuses the twin."""
-        measure = self.material.measures[name]
-        needs = {*measure.needs, *(measure.select_needs or ())} if isinstance(measure, Measure) else set()
-        if any(isinstance(need, Ablation) for need in needs):
+        if isinstance(measure := self.material.measures[name], Measure) and masks_of(measure):
             raise UserError(NOTHING_LEARNED)
         if (columns := self.material.control(name)) is None:
             raise UserError(f"{name} refuses the untrained network.")
