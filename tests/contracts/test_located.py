@@ -297,6 +297,13 @@ def test_what_is_not_there_is_refused_in_a_line(name):
         family.stem(model)
 
 
+def test_attention_that_runs_twice_is_refused_for_that_and_not_for_the_size_of_the_images():
+    model = LOCATED["naflexvit"]()
+    model.blocks[1].attn = model.blocks[0].attn
+    with pytest.raises(UserError, match=r"^blocks\.0\.attn runs more than once per image, .* several heads\.$"):
+        mhprobe.attach(model)
+
+
 @pytest.mark.slow
 def test_every_such_family_has_a_twin_or_is_one_that_has_under_another_models_name():
     ours = {family for family in families() if isinstance(family, Located) and family.kinds}

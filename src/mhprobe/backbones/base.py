@@ -51,8 +51,8 @@ class Seam:
 
     point: its first input is the heads' outputs side by side, (rows, tokens, H * D), head 0 first. Gates and taps are
         pre-hooks of it. Often it is ``output``, or a norm in front of that. output: W_O.
-    weights: its first input is the softmaxed attention weights (rows, H, queries, keys), while they are ``visible``;
-        None where no module has them, for the reason ``hidden``.
+    weights: its first input is the softmaxed attention weights (rows, H, queries, keys), while they are ``visible``, by
+        default without the fused path; None where no module has them, for the reason ``hidden``.
     behind: from the input of ``point`` to the output of ``attention``; None for ``point`` itself.
     """
 
@@ -61,7 +61,7 @@ class Seam:
     output: nn.Linear
     weights: nn.Module | None = None
     hidden: str = ""
-    visible: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    visible: Callable[[], AbstractContextManager[None]] | None = None
     behind: Callable[[Tensor], Any] | None = None
 
     def rest(self, heads: Tensor) -> Any:
@@ -73,7 +73,8 @@ class Seam:
         """Register ``hook`` as a pre-hook of ``weights`` for a while. UserError without them."""
         if self.weights is None:
             raise UserError(self.hidden)
-        with self.visible(), self.weights.register_forward_pre_hook(hook):
+        visible = self.visible() if self.visible else unfused([self.attention])
+        with visible, self.weights.register_forward_pre_hook(hook):
             yield
 
 
@@ -134,7 +135,7 @@ class Family(ABC):
             return Seam(attention, point=attention.fc2, output=attention.fc2, hidden=hidden)
         weights = getattr(attention, "attn_drop", None)
         hidden = f"{site.name} ({type(attention).__name__}) has no attention weights to look at."
-        return Seam(attention, attention.proj, attention.proj, weights, hidden, visible=lambda: unfused([attention]))
+        return Seam(attention, attention.proj, attention.proj, weights, hidden)
 
     def head_weights(self, model: Any, site: HeadSite) -> HeadWeights:
         """Each head's own weights, detached, with the layer scale in ``output``; or each neuron's."""

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 
 from mhprobe.backbones.base import Family, Seam, Segments, blocks_in, submodule
-from mhprobe.backbones.parts.units import other_forward, unfused
+from mhprobe.backbones.parts.units import other_forward
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite
 
@@ -93,7 +93,6 @@ class MultiHead(Family):
         attention: Any = submodule(model, site)
         return Seam(
             *(attention, attention.joined, attention.out_proj, attention.softmaxed),
-            visible=lambda: unfused([attention]),
             behind=lambda heads: (attention.after(attention.joined(heads)), None),
         )
 

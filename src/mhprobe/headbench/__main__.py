@@ -66,11 +66,11 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _table(rows: Sequence[Any]) -> "Table":
-    from mhprobe.report.tables import Table
+    from mhprobe.report.tables import from_rows
 
     if not rows:
         raise UserError("headbench: none of the heads was verified, so nothing was measured. Raise --seeds.")
-    return Table(list(rows[0]._fields), [list(row) for row in rows])
+    return from_rows([row._asdict() for row in rows])
 
 
 if __name__ == "__main__":

@@ -91,8 +91,8 @@ class Subject:
         """Return the images for ``Result.of``: at most so many of a split."""
         return Sample(min(images, self.data.sizes[split]), {"train": "training"}.get(split, split))
 
-    def walk(self, images: int | None = None, split: str = "test") -> Walk:
-        """Return a walk over the images of a split, or so many of them, evenly from all."""
+    def walk(self, images: Tensor | int | None = None, split: str = "test") -> Walk:
+        """Return a walk over a split: all images, those at these positions, or so many of them, evenly from all."""
         return functools.partial(self.data.batches, split, self.model.device, images=images)
 
 

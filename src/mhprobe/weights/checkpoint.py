@@ -90,11 +90,9 @@ def load_weights(path: str | Path, **changes: float) -> tuple[nn.Module, dict[st
         gate_values = torch.tensor(description["gates"])
     model: Any = _built(description, path)
     model.chosen_by = description.get("chosen_by")
-    try:
+    misfit = f"weights: {path} does not fit the backbone it names"
+    with refusing(lambda error: f"{misfit} ({' '.join(str(error).split())[:200]}).", (RuntimeError,)):
         model.load_state_dict(in_float32(state))
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"weights: {path} does not fit the backbone it names ({reason}).") from error
     if gate_values is not None and not (gate_values == 1).all():
         gates = attach(model)
         heads = gates.layout.num_heads

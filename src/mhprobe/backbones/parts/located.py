@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones.base import Family, Seam, submodule
-from mhprobe.backbones.parts.units import pixels, unfused, weight_of
+from mhprobe.backbones.parts.units import pixels, weight_of
 from mhprobe.backbones.parts.units import query_key_value as packed
-from mhprobe.errors import UserError, first_line
+from mhprobe.errors import UserError, first_line, refusing
 from mhprobe.heads import Block, HeadSite, Windows
 
 Parts = tuple[Tensor, Tensor, Tensor]
@@ -186,7 +186,7 @@ class Located(Family):
         point = output.joined if isinstance(output, ChannelsFirst) else attention.get_submodule(kind.point)
         weights = kind.weights(attention) if kind.weights else None
         hidden = f"{site.name} ({type(attention).__name__}): no attention weights to look at, {kind.hidden}."
-        return Seam(attention, point, output, weights, hidden, visible=lambda: unfused([attention]))
+        return Seam(attention, point, output, weights, hidden)
 
     def query_key_value(self, attention: Any, site: HeadSite) -> Parts:
         parts: Parts = self.kind(attention).parts(attention, site.num_heads)
@@ -240,15 +240,13 @@ def _trials(model: nn.Module, points: Mapping[str, str], size: tuple[int, int]) 
 
         ghost.get_submodule(point).register_forward_pre_hook(at_point)
         ghost.get_submodule(name.rpartition(".")[0]).register_forward_pre_hook(at_block)
-    try:
-        with torch.no_grad():
-            ghost(torch.empty(1, 3, *size, device="meta", dtype=next(ghost.parameters()).dtype))
-    except (AssertionError, RuntimeError, ValueError, IndexError) as error:
-        reason = first_line(error)
-        raise UserError(
-            f"{type(model).__name__}: a trial run on images of {size[0]} x {size[1]} fails ({reason}). If it was built "
-            "for others, give their size: model.pretrained_cfg = {**model.pretrained_cfg, 'input_size': (3, 64, 64)}."
-        ) from error
+    fails = f"{type(model).__name__}: a trial run on images of {size[0]} x {size[1]} fails"
+    todo = "give their size: model.pretrained_cfg = {**model.pretrained_cfg, 'input_size': (3, 64, 64)}."
+    kinds = (AssertionError, RuntimeError, ValueError, IndexError)
+    images = torch.empty(1, 3, *size, device="meta", dtype=next(ghost.parameters()).dtype)
+    trouble = refusing(lambda error: f"{fails} ({first_line(error)}). If it was built for others, {todo}", kinds)
+    with trouble, torch.no_grad():
+        ghost(images)
     return [
         Trial(name, model.get_submodule(name), model.get_submodule(name.rpartition(".")[0]), shape, outer.get(name, ()))
         for name, shape in entered.items()

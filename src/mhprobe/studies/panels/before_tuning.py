@@ -8,7 +8,6 @@ Shapes: A heads of all sites, H of one, F folds, P networks in the order of tuni
 """
 
 import dataclasses
-import functools
 import itertools
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -88,13 +87,12 @@ def _along(
     chosen = torch.tensor(evenly(images, material.data.sizes["test"]))
     if len(chosen) < 2 * FOLDS:
         raise UserError(f"before_tuning: images: expected at least {2 * FOLDS} test images, got {len(chosen)}.")
-    walk = functools.partial(material.data.batches, "test", material.model.device)
-    folds = [functools.partial(walk, images=chosen[fold::FOLDS]) for fold in range(FOLDS)]
+    folds = [material.walk(chosen[fold::FOLDS]) for fold in range(FOLDS)]
     older, alike = next(_networks(material, files)), []
     values: dict[str, list[Tensor]] = {name: [] for name in measures}
     with warnings.catch_warnings(action="ignore", category=MeasureWarning):  # unchanged heads are duplicates
         for model in _networks(material, files):
-            alike.append(_itself(material.layout, older, model, functools.partial(walk, images=chosen)))
+            alike.append(_itself(material.layout, older, model, material.walk(chosen)))
             of_folds = [measured(model, measures, fold, of="norm") for fold in folds]
             for name, points in values.items():
                 points.append(torch.stack([of[name]["value"].double().cpu() for of in of_folds]))

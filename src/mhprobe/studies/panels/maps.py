@@ -150,7 +150,7 @@ def surfaces(material: Material, image: int = 0) -> dict[str, Result]:
     """
     layout, data = material.layout, material.data
     chosen = torch.tensor([min(image, data.sizes["test"] - 1)])  # the same for every rank
-    (batch,) = data.batches("test", material.model.device, images=chosen)
+    (batch,) = material.walk(chosen)()
     (rollout,) = Rollout()(material.backbone, batch.images).values()
     streams = record(material.model, batch.images, needs={"stream"}).need("stream", "surfaces")
     last = [number for number, block in enumerate(layout.blocks) if block.stage == layout.blocks[-1].stage]
