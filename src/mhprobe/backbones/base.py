@@ -12,8 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from mhprobe.backbones.parts import timm_models
-from mhprobe.backbones.parts.units import STILL, layer_scale, query_key_value, rows_of, uncuttable, unfused, weight_of
+from mhprobe.backbones.parts import timm_models, units
 from mhprobe.errors import UserError, refusing
 from mhprobe.heads import Block, HeadSite, HeadWeights
 
@@ -73,7 +72,7 @@ class Seam:
         """Register ``hook`` as a pre-hook of ``weights`` for a while. UserError without them."""
         if self.weights is None:
             raise UserError(self.hidden)
-        visible = self.visible() if self.visible else unfused([self.attention])
+        visible = self.visible() if self.visible else units.unfused([self.attention])
         with visible, self.weights.register_forward_pre_hook(hook):
             yield
 
@@ -141,21 +140,21 @@ class Family(ABC):
         """Each head's own weights, detached, with the layer scale in ``output``; or each neuron's."""
         attention: Any = submodule(model, site)
         if site.kind == "neuron":
-            value = rows_of(attention)
+            value = units.rows_of(attention)
             query = key = value[:, :0]
         else:
             query, key, value = self.query_key_value(attention, site)
-        written = weight_of(self.seam(model, site).output)
+        written = units.weight_of(self.seam(model, site).output)
         output, scale = written.mT.unflatten(0, (site.num_heads, site.head_dim)), self.layer_scale(model, site)
         return HeadWeights(query, key, value, output if scale is None else output * scale.flatten())
 
-    def query_key_value(self, attention: Any, site: HeadSite) -> tuple[Tensor, Tensor, Tensor]:
+    def query_key_value(self, attention: Any, site: HeadSite) -> units.Parts:
         """Each (H, D, C in), detached, of the module itself."""
-        return query_key_value(attention, site.num_heads)
+        return units.query_key_value(attention, site.num_heads)
 
     def layer_scale(self, model: Any, site: HeadSite) -> Tensor | None:
         """(C,) factors of the block on the attention's (or the MLP's) output; None without any."""
-        return layer_scale(model.get_submodule(site.name.rpartition(".")[0]), site.kind)
+        return units.layer_scale(model.get_submodule(site.name.rpartition(".")[0]), site.kind)
 
     def norm_behind(self, model: Any, site: HeadSite) -> tuple[nn.LayerNorm, Tensor] | None:
         """The norm between W_O of a site and the residual stream, and W_O's bias; None without one."""
@@ -167,7 +166,7 @@ class Family(ABC):
 
     def materialised(self, model: Any) -> AbstractContextManager[None]:
         """Switch fused attention off in the whole model for a while: its products can then be counted."""
-        return unfused(model.modules())
+        return units.unfused(model.modules())
 
     def stem(self, model: Any) -> nn.Module:
         """The module whose output embeds the patches, where relevance arrives. UserError without one."""
@@ -205,8 +204,9 @@ class Family(ABC):
         """Why no unit of these kinds can be removed from this model, in a sentence; None where they can."""
         if self.slice_heads is not None or "head" not in kinds:
             of_kind = {"head": self.sites, "neuron": self.neurons}
-            return uncuttable(model, [site for kind in kinds for site in of_kind[kind](model)])
-        return f"mhprobe does not know how to remove heads of a {self.title}{self.whole and f': {self.whole}'}. {STILL}"
+            return units.uncuttable(model, [site for kind in kinds for site in of_kind[kind](model)])
+        unknown = f"mhprobe does not know how to remove heads of a {self.title}"
+        return f"{unknown}{self.whole and f': {self.whole}'}. {units.STILL}"
 
 
 def blocks_in(model: nn.Module, layers: str, middle: Callable[[Any], str], stage: int = 0) -> Iterator[Block]:

@@ -17,14 +17,13 @@ from mhprobe.backbones.parts.located import (
     COARSER,
     Kind,
     Located,
-    Parts,
     Trial,
     apart,
     by_head,
     packed,
     row,
 )
-from mhprobe.backbones.parts.units import no_norm_between, weight_of
+from mhprobe.backbones.parts.units import Parts, no_norm_between, weight_of
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite, HeadWeights, Windows
 
@@ -53,8 +52,7 @@ def _global_queries(attention: Any, heads: int) -> Parts:
 
 
 def _three_by_head(attention: Any, heads: int) -> Parts:
-    query, key, value = weight_of(attention.pwise).unflatten(0, (heads, 3, -1)).unbind(1)
-    return query, key, value
+    return weight_of(attention.pwise).unflatten(0, (heads, 3, -1)).unbind(1)
 
 
 def _shared(attention: Any, heads: int) -> Parts:
@@ -248,8 +246,7 @@ def _levit(attention: Any, heads: int, of: Callable[[Any], Tensor] = lambda laye
     """Values are wider than queries and keys; where the grid shrinks, queries have a layer of their own."""
     width = attention.key_dim
     if hasattr(attention, "qkv"):
-        query, key, value = of(attention.qkv).unflatten(0, (heads, -1)).tensor_split((width, 2 * width), dim=1)
-        return query, key, value
+        return of(attention.qkv).unflatten(0, (heads, -1)).tensor_split((width, 2 * width), dim=1)
     key, value = of(attention.kv).unflatten(0, (heads, -1)).tensor_split((width,), dim=1)
     return of(attention.q.ln).unflatten(0, (heads, -1)), key, value
 
@@ -276,4 +273,5 @@ class Levit(Located):
     def head_weights(self, model: Any, site: HeadSite) -> HeadWeights:
         attention: Any = submodule(model, site)
         written = _normed(attention.proj.ln).mT.unflatten(0, (site.num_heads, site.head_dim))
-        return HeadWeights(*_levit(attention, site.num_heads, _normed), written)
+        query, key, value = _levit(attention, site.num_heads, _normed)
+        return HeadWeights(query, key, value, written)

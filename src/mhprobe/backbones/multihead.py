@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 
 from mhprobe.backbones.base import Family, Seam, Segments, blocks_in, submodule
-from mhprobe.backbones.parts.units import other_forward
+from mhprobe.backbones.parts.units import Parts, other_forward
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite
 
@@ -96,9 +96,8 @@ class MultiHead(Family):
             behind=lambda heads: (attention.after(attention.joined(heads)), None),
         )
 
-    def query_key_value(self, attention: Any, site: HeadSite) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value = attention.in_proj_weight.detach().unflatten(0, (3, site.num_heads, site.head_dim))
-        return query, key, value
+    def query_key_value(self, attention: Any, site: HeadSite) -> Parts:
+        return attention.in_proj_weight.detach().unflatten(0, (3, site.num_heads, site.head_dim)).unbind()
 
 
 def _plain(name: str, attention: Any) -> Any:

@@ -19,12 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones.base import Family, Seam, submodule
-from mhprobe.backbones.parts.units import pixels, weight_of
+from mhprobe.backbones.parts.units import Parts, pixels, weight_of
 from mhprobe.backbones.parts.units import query_key_value as packed
 from mhprobe.errors import UserError, first_line, refusing
 from mhprobe.heads import Block, HeadSite, Windows
 
-Parts = tuple[Tensor, Tensor, Tensor]
 CHANNELS = "its attention is between channels, not between tokens"
 COARSER = "its keys are on a coarser grid than its queries, or are no tokens of the image"
 NO_MODULE = "timm passes its attention weights through no module"
@@ -34,8 +33,7 @@ def by_head(attention: Any, heads: int) -> Parts:
     """Weights of one layer, head by head: queries, keys, values, which may be wider."""
     weight = weight_of(attention.qkv).unflatten(0, (heads, -1))
     width = getattr(attention, "key_dim", weight.shape[1] // 3)
-    query, key, value = weight.tensor_split((width, 2 * width), dim=1)
-    return query, key, value
+    return weight.tensor_split((width, 2 * width), dim=1)
 
 
 def apart(*names: str) -> Callable[[Any, int], Parts]:
@@ -43,8 +41,7 @@ def apart(*names: str) -> Callable[[Any, int], Parts]:
 
     def parts(attention: Any, heads: int) -> Parts:
         layers = ((weight_of(getattr(attention, name)), 2 if name in ("kv", "qk") else 1) for name in names)
-        query, key, value = (part for weight, count in layers for part in weight.unflatten(0, (count, heads, -1)))
-        return query, key, value
+        return [part for weight, count in layers for part in weight.unflatten(0, (count, heads, -1))]
 
     return parts
 
@@ -189,8 +186,7 @@ class Located(Family):
         return Seam(attention, point, output, weights, hidden)
 
     def query_key_value(self, attention: Any, site: HeadSite) -> Parts:
-        parts: Parts = self.kind(attention).parts(attention, site.num_heads)
-        return parts
+        return self.kind(attention).parts(attention, site.num_heads)
 
     def stem(self, model: Any) -> nn.Module:
         raise UserError(

@@ -18,6 +18,7 @@ from mhprobe.errors import HeadsMixed, UserError, quoted
 from mhprobe.gates.meanwhile import meanwhile
 from mhprobe.heads import HeadSite, Kind
 
+Parts = Sequence[Tensor]  # the weights of queries, keys and values
 STILL = "They can still be gated, measured and masked (mhprobe.measure, mhprobe.masking_curve)."
 _MERGE = "Merge adapters (LoRA), weight norms and masks of weights into plain layers first, and do not quantise them."
 _PLAIN = ("torch.nn.modules.", "timm.", "mhprobe.")  # where layers come from whose weight says all
@@ -63,11 +64,10 @@ def uncuttable(model: nn.Module, sites: Iterable[HeadSite]) -> str | None:
     return None
 
 
-def query_key_value(attention: Any, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+def query_key_value(attention: Any, heads: int) -> Parts:
     """Each (H, D, C in), detached, of one layer or of three; shared keys and values are repeated for each head."""
     if getattr(attention, "qkv", None) is not None:
-        query, key, value = weight_of(attention.qkv).unflatten(0, (3, heads, -1))
-        return query, key, value
+        return weight_of(attention.qkv).unflatten(0, (3, heads, -1)).unbind()
     names = ("query", "key", "value") if hasattr(attention, "query") else ("q_proj", "k_proj", "v_proj")
     query, key, value = (weight_of(getattr(attention, name)) for name in names)
     query, key, value = (part.unflatten(0, (-1, len(query) // heads)) for part in (query, key, value))
