@@ -25,22 +25,12 @@ from mhprobe.measures.parts.losses import outcomes
 CLASSES, GRID, PATCH, OBJECT, NOISE = 4, 8, 4, 4, 24
 MARKED = 0.9  # share of images whose mark is right
 CORNERS = [(y, x) for y in (0, 2, 4) for x in (0, 2, 4) if (y, x) != (0, 0)]
-NAMES = (
-    *(f"texture{k}" for k in range(CLASSES)),
-    *(f"mark{k}" for k in range(CLASSES)),
-    "landmark",
-    *(f"noise{i}" for i in range(NOISE)),  # up to here: the features of pixels
-    *(f"evidence{k}" for k in range(CLASSES)),
-    *(f"scratch{k}" for k in range(CLASSES)),
-    "class_token",
-    *(f"row{i}" for i in range(GRID)),
-    *(f"column{i}" for i in range(GRID)),
+# the directions of the stream, numbered kind by kind; up to the noises they are the features of pixels
+_ENDS = itertools.accumulate((CLASSES, CLASSES, 1, NOISE, CLASSES, CLASSES, 1, GRID, GRID), initial=0)
+TEXTURES, MARKS, LANDMARK, NOISES, EVIDENCE, SCRATCH, CLASS_TOKEN, ROWS, COLUMNS = itertools.starmap(
+    range, itertools.pairwise(_ENDS)
 )
-TEXTURES, MARKS, EVIDENCE, SCRATCH, NOISES, ROWS, COLUMNS = (
-    tuple(name for name in NAMES if name.rstrip("0123456789") == kind)
-    for kind in ("texture", "mark", "evidence", "scratch", "noise", "row", "column")
-)
-FEATURES = NAMES.index("evidence0")
+FEATURES = NOISES.stop
 _CALIBRATION = 40
 
 
@@ -81,13 +71,13 @@ def draw(count: int, seed: int, shown: Tensor | None = None, marked: Tensor | No
     for image in range(count):
         y, x = CORNERS[int(place[image])]
         square = image, slice(y, y + OBJECT), slice(x, x + OBJECT)
-        features[*square, int(other[image])] += strength[image]
-        features[*square, int(texture[image])] += 2.0
+        features[*square, TEXTURES[int(other[image])]] += strength[image]
+        features[*square, TEXTURES[int(texture[image])]] += 2.0
         objects[square] = 1
-        features[image, 0, 0, CLASSES + int(mark[image])] = 3.0
+        features[image, 0, 0, MARKS[int(mark[image])]] = 3.0
         for v, h in itertools.product(range(2), repeat=2):
             down, across = bright[image, v, h].tolist()
-            features[image, 4 * v + down, 4 * h + across, NAMES.index("landmark")] = 3.0
+            features[image, 4 * v + down, 4 * h + across, LANDMARK[0]] = 3.0
     patches = (features @ pixels_of_features().T).unflatten(-1, (3, PATCH, PATCH))
     images = patches.permute(0, 3, 1, 4, 2, 5).reshape(count, 3, GRID * PATCH, GRID * PATCH)
     objects = objects.repeat_interleave(PATCH, 1).repeat_interleave(PATCH, 2)
@@ -95,10 +85,14 @@ def draw(count: int, seed: int, shown: Tensor | None = None, marked: Tensor | No
 
 
 class Canvas(Blank):
-    """A blank model to write heads into. seen: images on which amplitudes are set; no measure sees them."""
+    """A blank model to write heads into. seen: images on which amplitudes are set; no measure sees them.
+
+    sink: the feature of tokens that sinks attend to.
+    """
 
     def __init__(self, family: str, seed: int) -> None:
         super().__init__(family, GRID, PATCH, CLASSES)
+        self.sink = CLASS_TOKEN if family == "vit" else LANDMARK
         self.random = torch.Generator().manual_seed(1000 + seed)
         self.seed_of_seen = 77_000 + seed
         self.seen = draw(_CALIBRATION, self.seed_of_seen)
@@ -110,23 +104,23 @@ class Canvas(Blank):
 
     # directions
 
-    def rows(self, site: int, names: Sequence[str]) -> Tensor:
-        """(names, C) directions of these features at a site."""
-        return _directions(self.bases[self.site(site).stage], names)
+    def rows(self, site: int, features: Sequence[int]) -> Tensor:
+        """(features, C) directions of these features at a site."""
+        return _directions(self.bases[self.site(site).stage], features)
 
-    def mixed(self, site: int, names: Sequence[str], count: int) -> Tensor:
+    def mixed(self, site: int, features: Sequence[int], count: int) -> Tensor:
         """(count, C) random directions among those of these features."""
-        mix = torch.randn(count, len(names), generator=self.random)
-        return nn.functional.normalize(mix, dim=1) @ self.rows(site, names)
+        mix = torch.randn(count, len(features), generator=self.random)
+        return nn.functional.normalize(mix, dim=1) @ self.rows(site, features)
 
     def uniform(self, low: float, high: float) -> float:
         return low + (high - low) * float(torch.rand((), generator=self.random))
 
     # writing heads
 
-    def look_for(self, site: int, head: int, names: Sequence[str], sharpness: float) -> None:
+    def look_for(self, site: int, head: int, features: Sequence[int], sharpness: float) -> None:
         """Let all queries attend to tokens with much of these features. sharpness: logits from none to the most."""
-        key = self.rows(site, names).sum(0, keepdim=True)
+        key = self.rows(site, features).sum(0, keepdim=True)
         amount = (self.normalised(site) @ key[0]).flatten()
         scale = sharpness / float(amount.quantile(0.99) - amount.median()) * self.site(site).head_dim ** 0.5
         self.write(site, head, query=key * 0, query_bias=torch.ones(1), key=key * scale, key_bias=torch.zeros(1))
@@ -198,7 +192,7 @@ class Canvas(Blank):
 
     def _basis(self, width: int) -> Tensor:
         """(C, features) orthonormal, at right angles to ones."""
-        drawn = torch.randn(width, len(NAMES) + 1, generator=self.random)
+        drawn = torch.randn(width, COLUMNS.stop + 1, generator=self.random)
         drawn[:, 0] = 1
         return torch.linalg.qr(drawn).Q[:, 1:]
 
@@ -208,11 +202,11 @@ class Canvas(Blank):
         self.embed(first[:, :FEATURES] @ pixels_of_features().T)
         if self.family == "vit":
             positions = _directions(first, ROWS)[:, None] + _directions(first, COLUMNS)
-            self.place(4 * first[:, NAMES.index("class_token")], 2 * positions.flatten(0, 1))
+            self.place(4 * first[:, CLASS_TOKEN[0]], 2 * positions.flatten(0, 1))
             return
         for stage in range(1, len(self.bases)):
             self.merge(stage, self.bases[stage] @ self.bases[stage - 1].T)  # a merged token has the mean of four
 
 
-def _directions(basis: Tensor, names: Sequence[str]) -> Tensor:
-    return basis[:, [NAMES.index(name) for name in names]].T
+def _directions(basis: Tensor, features: Sequence[int]) -> Tensor:
+    return basis[:, list(features)].T

@@ -226,7 +226,7 @@ class SinkNoOp(Plant):
 
     def plant(self, canvas: Canvas, site: int, heads: Sequence[int]) -> None:
         width = canvas.site(site).head_dim
-        canvas.look_for(site, heads[0], self.sink(canvas), 9.0)
+        canvas.look_for(site, heads[0], canvas.sink, 9.0)
         value = canvas.mixed(site, NOISES, width)
         canvas.write(site, heads[0], value=value, value_bias=torch.zeros(width))
         canvas.write(site, heads[0], output=canvas.mixed(site, NOISES, width))
@@ -237,12 +237,9 @@ class SinkNoOp(Plant):
         canvas.write(site, heads[0], value=values - values @ mean[:, None] * mean[None])
         canvas.scale_write(site, heads[0], 0.01)
 
-    def sink(self, canvas: Canvas) -> tuple[str, ...]:
-        return ("class_token",) if canvas.family == "vit" else ("landmark",)
-
     def drawn(self, canvas: Canvas, site: int, heads: Sequence[int]) -> float:
         """Share of the attention that goes to sink tokens, read off the write of a head that carries them alone."""
-        parts, row = canvas.parts(site, heads[0]), canvas.rows(site, self.sink(canvas))
+        parts, row = canvas.parts(site, heads[0]), canvas.rows(site, canvas.sink)
         canvas.write(site, heads[0], value=row, value_bias=torch.zeros(1), output=row)
         written = canvas.writes(site, heads[0]) @ row[0]
         canvas.write(site, heads[0], **parts)
@@ -254,7 +251,7 @@ class SinkNoOp(Plant):
         return self.drawn(canvas, site, heads) > 0.7 and bool(moved < 0.1)
 
     def _sinks(self, canvas: Canvas, site: int) -> Tensor:
-        amount = canvas.normalised(site) @ canvas.rows(site, self.sink(canvas))[0]
+        amount = canvas.normalised(site) @ canvas.rows(site, canvas.sink)[0]
         return amount > amount.amax() / 2
 
 
@@ -266,8 +263,8 @@ class SinkBroadcast(SinkNoOp):
 
     def plant(self, canvas: Canvas, site: int, heads: Sequence[int]) -> None:
         width = canvas.site(site).head_dim
-        canvas.look_for(site, heads[0], self.sink(canvas), 9.0)
-        value = torch.cat([canvas.rows(site, self.sink(canvas)), canvas.mixed(site, NOISES, width - 1)])
+        canvas.look_for(site, heads[0], canvas.sink, 9.0)
+        value = torch.cat([canvas.rows(site, canvas.sink), canvas.mixed(site, NOISES, width - 1)])
         output = torch.cat([canvas.mixed(site, SCRATCH, 1), 0.3 * canvas.mixed(site, NOISES, width - 1)])
         canvas.write(site, heads[0], value=value, value_bias=torch.zeros(width), output=output)
         canvas.scale_write(site, heads[0], 0.15)
