@@ -3,14 +3,14 @@
 import contextlib
 import functools
 import io
+import itertools
 import logging
 import os
 import struct
 import warnings
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,35 +56,33 @@ class ImageFolder:
 
 def scan(archive: Archive, size: int, resize: bool = True) -> Contents:
     """List the class folders of ``archive``; images become ``size`` px square, or must be so if not ``resize``."""
-    images = _class_folders(archive)
-    classes = {split: {name for s, name, _ in images if s == split} for split in SPLITS}
-    where = f"root: {archive.path}"
+    folders, where = _class_folders(archive), f"root: {archive.path}"
     for split in SPLITS:
-        if not classes[split]:
+        if not folders[split]:
             raise UserError(
                 f"{where} has no images under {split}/<class>/. Expected {ImageFolder.expected} "
                 f"({', '.join(SUFFIXES)})."
             )
     for has, lacks in (("train", "test"), ("test", "train")):
-        if missing := sorted(classes[has] - classes[lacks]):
+        if missing := sorted(folders[has].keys() - folders[lacks].keys()):
             raise UserError(
                 f"{where}: {len(missing)} of the classes in {has}/ have no images in {lacks}/: "
                 f"{', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}. Both need the same classes."
             )
-    names = tuple(sorted(classes["train"]))
+    names = tuple(sorted(folders["train"]))
     if len(names) < 2:
         raise UserError(f"{where} has one class, {names[0]}; telling classes apart needs at least two.")
-    number = {name: i for i, name in enumerate(names)}
     # sorted, so that a folder and an archive of the same files are the same data set
-    members = {split: sorted((name, file) for s, name, file in images if s == split) for split in SPLITS}
-    labels = {s: np.array([number[name] for name, _ in members[s]], dtype=np.int64) for s in SPLITS}
-    places = {file: (split, i) for split in SPLITS for i, (_, file) in enumerate(members[split])}
+    files = {split: [sorted(folders[split][name]) for name in names] for split in SPLITS}
+    labels = {split: np.repeat(np.arange(len(names)), list(map(len, of))) for split, of in files.items()}
+    places = {file: (split, i) for split, of in files.items() for i, file in enumerate(itertools.chain(*of))}
     return Contents(names, labels, (size, size), functools.partial(decode_all, archive, places, size, resize))
 
 
-def _class_folders(archive: Archive) -> list[tuple[str, str, str]]:
-    """(split, class, file name in the archive) for every image; the three may lie in folders of any depth."""
-    images, roots, others, names = [], set(), [], archive.names()
+def _class_folders(archive: Archive) -> dict[str, dict[str, list[str]]]:
+    """Names in the archive of all images, by split and class; their folders may lie at any depth."""
+    images: dict[str, dict[str, list[str]]] = {split: defaultdict(list) for split in SPLITS}
+    roots, others, names = set(), [], archive.names()
     folders = {folder for file in names if not hidden(file) for folder in file.split("/")[-3:-2]}
     # the test images of ImageNet have no classes: those of val/ stand in for them
     splits = {"train": "train", "val" if "val" in folders and "test" not in folders else "test": "test"}
@@ -98,7 +96,7 @@ def _class_folders(archive: Archive) -> list[tuple[str, str, str]]:
         if not leaf.lower().endswith(SUFFIXES):
             raise UserError(f"root: {archive.path}: {file} is not an image; expected {', '.join(SUFFIXES)}.")
         roots.add("/".join(part for part in root if part))
-        images.append((splits[split], name, file))
+        images[splits[split]][name].append(file)
     if len(roots) > 1:
         raise UserError(
             f"root: {archive.path} holds {len(roots)} data sets, in {', '.join(sorted(roots)[:3])}. "
@@ -143,7 +141,7 @@ def decode_all(
     pending: deque[Future[list[tuple[Any, ...]]]] = deque()
     pool = ThreadPoolExecutor(workers)
     try:
-        while chunk := list(islice(stream, _CHUNK)):
+        while chunk := list(itertools.islice(stream, _CHUNK)):
             pending.append(pool.submit(decode_chunk, chunk))
             if len(pending) > 2 * workers:
                 yield from pending.popleft().result()
