@@ -161,7 +161,7 @@ class ImageData(L.LightningDataModule):
     @torch.no_grad()  # and not inference mode: some models put biases by, which are asked for slopes later
     def label_by(self, model: torch.nn.Module, class_names: Sequence[str], device: torch.device | str = "cpu") -> None:
         """Give every image the class of the largest logit of ``model``, in eval mode. UserError for one not finite."""
-        self._classes, splits = tuple(class_names), {}
+        self._classes = tuple(class_names)
         for split, images in self.splits.items():
             classes = np.zeros(len(images), dtype=np.int64)
             for batch in self.batches(split, device):
@@ -172,8 +172,7 @@ class ImageData(L.LightningDataModule):
                         f"classes. Check its weights and the precision."
                     )
                 classes[batch.index.cpu().numpy()] = logits.argmax(1).cpu().numpy()
-            splits[split] = Images(images.cached, images.positions, classes)
-        self.splits = splits
+            images.labels = classes
 
     @property
     def num_classes(self) -> int:
