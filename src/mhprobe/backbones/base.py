@@ -89,7 +89,7 @@ class Family(ABC):
     title: ClassVar[str]
     model: ClassVar[Any] = ()  # the class of its models
     embedding: ClassVar[str] = "patch_embed"  # the name of the module whose output embeds the patches
-    head: ClassVar[str] = ""  # the name of the classifier, for a model without get_classifier
+    head: ClassVar[str | None] = ""  # the name of the classifier, without get_classifier; None: it is around the model
     slice_heads: ClassVar[Callable[..., None] | None] = None
     whole: ClassVar[str] = ""  # the reason why no head of its models can be removed, if known
 
@@ -192,6 +192,8 @@ class Family(ABC):
 
     def classifier(self, model: Any) -> nn.Module:
         """Return the classifier, which makes logits of features; an Identity if the model only gives features."""
+        if self.head is None:
+            return nn.Identity()
         return model.get_submodule(self.head) if self.head else getattr(model, "get_classifier", nn.Sequential)()
 
     def parameter_groups(self, model: Any, weight_decay: float, layer_decay: float | None) -> list[dict[str, Any]]:

@@ -53,6 +53,7 @@ KINDS = {
 class HuggingFace(Family):
     title = "Hugging Face transformers (ViT, DeiT, DINOv2, DINOv3, CLIP, SigLIP, BEiT; BERT, RoBERTa)"
     names: ClassVar[Collection[str]] = KINDS
+    head = None
     whole = "its configuration holds one number of heads for all blocks, so one without some could not be loaded again"
 
     def claims(self, model: nn.Module) -> bool:
@@ -105,9 +106,6 @@ class HuggingFace(Family):
 
     def input_spec(self, model: Any) -> dict[str, Any]:
         return {"size": to_2tuple(model.config.image_size), "mean": (0.5,) * 3, "std": (0.5,) * 3}
-
-    def classifier(self, model: Any) -> nn.Module:
-        return nn.Identity()  # the classifier is in the module that holds this model
 
 
 class HuggingFaceSwin(HuggingFace):

@@ -151,7 +151,7 @@ class Encoder(MultiHead):
     """Any nn.TransformerEncoder, usually inside a model of your own. Its input is a line of embedded tokens."""
 
     title = "torch TransformerEncoder"
-    model = nn.TransformerEncoder
+    model, head = nn.TransformerEncoder, None
 
     def sites(self, model: Any) -> Iterator[HeadSite]:
         for number, layer in enumerate(model.layers):
@@ -179,6 +179,3 @@ class Encoder(MultiHead):
 
     def input_spec(self, model: Any) -> dict[str, Any]:
         raise UserError("a TransformerEncoder takes embedded tokens, not images; its embedding knows the size.")
-
-    def classifier(self, model: Any) -> nn.Module:
-        return nn.Identity()  # a classifier is in the module around it
