@@ -151,12 +151,12 @@ def kinds(layout: HeadLayout) -> dict[str, Tensor]:
     if layout.num_stages > 1:
         kind_of = {f"stage {stage}": [s.stage == stage for s in sites] for stage in range(layout.num_stages)}
     else:
-        third = [min(2, 3 * number // len(sites)) for number in range(len(sites))]
+        third = [3 * number // len(sites) for number in range(len(sites))]
         kind_of = {name: [t == i for t in third] for i, name in enumerate(("early", "middle", "late"))}
     shifted = [s.windows is not None and any(s.windows.shift) for s in sites]
     if any(shifted):
         kind_of |= {"plain windows": [not on for on in shifted], "shifted windows": shifted}
-    masks = {name: torch.tensor([on[number] for number, _, _ in layout]) for name, on in kind_of.items()}
+    masks = {name: torch.tensor(on)[layout.site_of_head] for name, on in kind_of.items()}
     return {name: mask for name, mask in masks.items() if mask.any()}
 
 

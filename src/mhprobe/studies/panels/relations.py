@@ -343,7 +343,7 @@ def probe(fit: Queries, test: Queries, relation: int, steps: int, embedded: bool
 
 def _by_offset(fit: Queries, test: Queries, relation: int) -> Tensor:
     numbers, place = fit.offset.unique(return_inverse=True)
-    counts = torch.zeros(len(numbers)).index_add_(0, place.flatten(), fit.right[..., relation].float().flatten())
+    counts = place.flatten().bincount(fit.right[..., relation].double().flatten())
     return (test.offset == numbers[counts.argmax()]).float() - 2 * test.itself
 
 
@@ -359,6 +359,4 @@ def _judge(score: Tensor, test: Queries, relation: int) -> dict[str, float]:
 
 def _mean(hit: Tensor, answerable: Tensor, image: Tensor) -> dict[str, float]:
     _, place = image[answerable].unique(return_inverse=True)
-    count = torch.zeros(int(place.max()) + 1, dtype=torch.float64)
-    total = count.clone().index_add_(0, place, hit[answerable])
-    return summary(total / count.index_add_(0, place, torch.ones(len(place), dtype=torch.float64)))
+    return summary(place.bincount(hit[answerable]) / place.bincount())
