@@ -76,6 +76,16 @@ def test_the_stored_bench_gives_a_row_for_every_measure_and_curve(capsys):
     assert "8 GPUs" in said and "assumed" in said
 
 
+def test_sums_whose_shape_the_first_record_decides_are_counted(large):
+    """SVCCA sums outer products of all channels of a layer, in folds of images; closed form for 24 layers."""
+    measure = estimate.sums_of("svcca", large.layout)
+    held = sum(getattr(measure, name).nbytes for name in measure._defaults)
+    folds, channels, tokens = measure.jackknife, 1024, 197
+    moments = 24 * folds * (channels**2 + channels + 1)
+    assert held == pytest.approx(8 * (moments + 24 * measure.folds * (tokens * channels + 1)), rel=1e-6)
+    assert all(getattr(measure, name).device.type == "meta" for name in measure._defaults if "_" in name)
+
+
 def test_a_file_that_is_no_bench_is_answered_in_a_line(tmp_path, capsys):
     assert scaling.main([str(tmp_path / "none.json")]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from benchmarks.harness.timing import Ratio
 from mhprobe.backbones import layout_of
-from mhprobe.heads import Ablation, HeadLayout
+from mhprobe.heads import Ablation, HeadBatch, HeadLayout
+from mhprobe.heads.batch import Stream
 from mhprobe.masking.base import Evaluate, Scores
 from mhprobe.masking.parts.curve import CurveSpec, masking_curve
 from mhprobe.measures.base import Measure
@@ -146,9 +147,22 @@ def sums_of(name: str, layout: HeadLayout) -> Measure:
     try:
         with torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore", NoInterval)  # no interval is asked for, only how large the sums are
-            return build(name, layout)
+            measure = build(name, layout)
+            if hasattr(measure, "declare"):  # sums that take the shape of the first record
+                measure.declare([measure.shape(group, _record(layout)) for group in range(len(measure.groups))])
+            return measure
     except (NotImplementedError, RuntimeError):  # it looks into tensors, which are small then
         return build(name, layout)
+
+
+def _record(layout: HeadLayout) -> HeadBatch:
+    """Shapes of a record of one image: outputs of heads, and a residual stream as wide as they are together."""
+    z, stream = [], []
+    for site in layout.sites:
+        rows = torch.zeros(1, site.places().numel(), site.num_heads, site.head_dim)
+        z.append(rows)
+        stream.append(Stream(*[rows.flatten(2)] * 3))
+    return HeadBatch(tuple(z), torch.zeros(1, 1), torch.ones(1, dtype=torch.bool), stream=tuple(stream))
 
 
 def curves() -> list[CurveSpec]:
