@@ -27,13 +27,11 @@ class Windowed(Family):
 
     def sites(self, model: Any) -> Iterator[HeadSite]:
         for site, block in self._places(model, "attn"):
-            attn = block.attn
-            if type(attn) is NoHeads:
+            attn, kind = block.attn, type(block.attn)
+            if kind is NoHeads:
                 continue
-            if type(attn) not in self.attention:
-                raise UserError(
-                    f"{site.name} is a {type(attn).__name__}, expected the WindowAttention of {self.title}."
-                )
+            if kind not in self.attention:
+                raise UserError(f"{site.name} is a {kind.__name__}, expected the WindowAttention of {self.title}.")
             yield dataclasses.replace(
                 site,
                 num_heads=attn.num_heads,
