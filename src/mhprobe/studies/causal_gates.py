@@ -55,7 +55,7 @@ def causal_roles(material: Material, batch_size: int = 500, **options: Any) -> d
     def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         order = torch.randperm(data.sizes["train"], generator=torch.Generator().manual_seed(material.seed + epoch))
         for images in order.split(batch_size):  # the same images however many ranks and batches of data share them
-            parts = [(b.images[b.valid], b.labels[b.valid]) for b in material.walk(images, "train")()]
+            parts = [(b.images[b.valid], b.labels[b.valid]) for b in data.batches("train", model.device, images=images)]
             yield torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
     def keep(fit: str, find: Callable[[], Tensor]) -> Tensor:
