@@ -152,7 +152,8 @@ class Images:
 
     def choosing(self) -> torch.autocast:
         """Context in which units are chosen: products in bfloat16 with ``half``."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.half)
+        # a cache would hold the weights of all smaller networks that are tried
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.half, cache_enabled=False)
 
     def first(self) -> Tensor:
         """(B, 3, height, width), the first batch of them."""
