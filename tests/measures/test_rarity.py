@@ -112,7 +112,7 @@ def test_without_codes_or_with_too_few_patches_it_says_what_to_do():
         Rarity(layout).end_select()
     with pytest.raises(UserError, match="rarity: patches: expected a whole number of at least 32, got 10"):
         Rarity(layout, patches=10)
-    with pytest.raises(UserError, match="no images to take patches from"):
+    with pytest.raises(UserError, match="the batch has no images"):
         Rarity(layout).select(batch_of(*even(layout)))
 
 

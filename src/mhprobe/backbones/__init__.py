@@ -11,7 +11,6 @@ from typing import Any
 from torch import inference_mode, nn
 
 from mhprobe.backbones.base import Family as Family
-from mhprobe.backbones.base import Seam as Seam
 from mhprobe.backbones.parts import timm_models
 from mhprobe.backbones.parts.units import slice_heads
 from mhprobe.errors import HeadsMixed, UserError, quoted

@@ -231,6 +231,7 @@ _RECORDED = {  # what a need is called, and how to get it
     "weights": ("weights", 'needs={"weights"}'),
     "direct": ("direct path to the logits", 'needs={"direct"}'),
     "labels": ("labels", "labels"),
+    "images": ("images", "record()"),
 }
 
 

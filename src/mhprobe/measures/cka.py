@@ -123,14 +123,8 @@ def _sizes(heads: Parts) -> Tensor:
     size_H = (n - 1) * heads.spectrum.sum(1) + n * mean_size_H  # sum |x|^2
     along_HH = torch.einsum("hd,hdg->hg", heads.mean, heads.cubic.unflatten(0, heads.mean.shape))
     cross_HH = heads.between(lambda a, row: torch.einsum("d,pde,pe->p", heads.mean[a], row, heads.mean[a:]))
-    return (
-        heads.quartic
-        - 2 * (along_HH + along_HH.mT)
-        + torch.outer(size_H, mean_size_H)
-        + torch.outer(mean_size_H, size_H)
-        + 4 * (n - 1) * cross_HH
-        + n * torch.outer(mean_size_H, mean_size_H)
-    )
+    one_sided_HH = torch.outer(size_H + n / 2 * mean_size_H, mean_size_H) - 2 * along_HH
+    return heads.quartic + 4 * (n - 1) * cross_HH + one_sided_HH + one_sided_HH.mT
 
 
 def linear_cka(heads: Parts) -> Tensor:

@@ -86,8 +86,7 @@ class OutputFrequency(MeanOverImages):
         down, across = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
         half = torch.tensor([float(frequency) / 2 for frequency in diagonal((height, width))], dtype=torch.float64)
         turns_FT = half[:, None] * (down + across).flatten()
-        waves_FT = torch.polar(torch.ones_like(turns_FT), -2 * math.pi * turns_FT).to(maps.device)
-        real, imaginary = (part.to(maps.dtype) for part in (waves_FT.real, waves_FT.imag))
+        real, imaginary = (wave(-2 * math.pi * turns_FT).to(maps) for wave in (torch.cos, torch.sin))
         flat = maps.flatten(2)
         return torch.complex(real @ flat, imaginary @ flat).unflatten(2, maps.shape[2:])
 

@@ -65,7 +65,7 @@ class Rarity(OfAttention, MeanOverImages):
 
     def select(self, batch: HeadBatch) -> None:
         for sort, site in self._sorts().items():
-            patches = patches_of(_images(batch)[batch.valid], site, self.cells)
+            patches = patches_of(batch.need("images", self.name)[batch.valid], site, self.cells)
             sample = self.samples.setdefault(sort, Pool(self.patches))
             sample.add(numbers_of(patches).flatten(), [patches.flatten(0, 1)])
 
@@ -80,7 +80,7 @@ class Rarity(OfAttention, MeanOverImages):
     def look(self, piece: Piece, batch: HeadBatch) -> None:
         places, site, span = piece.places, piece.site, piece.span
         if _sort(site) in self.codes:
-            patches = patches_of(_images(batch)[piece.images], site, self.cells)
+            patches = patches_of(batch.need("images", self.name)[piece.images], site, self.cells)
             density_bT = self.codes[_sort(site)].density_of(patches)
         else:  # finish() will refuse
             density_bT = torch.zeros(len(piece.images), site.token_grid[0] * site.token_grid[1]).to(piece.attn)
@@ -120,12 +120,6 @@ class Rarity(OfAttention, MeanOverImages):
     def _sorts(self) -> dict[Any, HeadSite]:
         """The different ways in which sites cut the image, each with one of its sites."""
         return {_sort(site): site for site in reversed(self.layout.sites)}
-
-
-def _images(batch: HeadBatch) -> Tensor:
-    if batch.images is None:
-        raise UserError("rarity: the batch has no images to take patches from; record() delivers them.")
-    return batch.images
 
 
 def _sort(site: HeadSite) -> Any:

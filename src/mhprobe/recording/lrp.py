@@ -104,18 +104,15 @@ class _Rules(TorchFunctionMode):
 
     def __init__(self, rule: Relevance) -> None:
         super().__init__()
-        self.rule = rule
+        self.rule, self.changed = rule, {**_CHANGED, F.linear: self._linear}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if func is F.linear:
-            return self._linear(*args, **kwargs)
-        changed = _CHANGED.get(func)
-        return func(*args, **kwargs) if changed is None else changed(func, *args, **kwargs)
+        changed = self.changed.get(func)
+        return func(*args, **(kwargs or {})) if changed is None else changed(func, *args, **(kwargs or {}))
 
-    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def _linear(self, _func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return _Linear.apply(input, weight, bias, self.rule.gamma, self.rule.epsilon)
 
 

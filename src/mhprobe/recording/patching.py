@@ -136,14 +136,9 @@ def _from_slopes(
 
 def _along(images: int, change: Sequence[Tensor], slopes: Sequence[Tensor], layout: HeadLayout) -> Tensor:
     """(B, A) float64: sum over windows, tokens and width of slope times change."""
-    return torch.cat(
-        [
-            (wide(slope) * wide(delta)).reshape(images, -1, site.num_heads, site.head_dim)
-            .sum((1, 3), dtype=torch.float64)
-            for site, delta, slope in zip(layout.sites, change, slopes, strict=False)  # neurons have slopes, too
-        ],
-        1,
-    )  # fmt: skip
+    sites = zip(layout.sites, change, slopes, strict=False)  # neurons have slopes, too
+    along = ((wide(slope) * wide(by)).reshape(images, -1, of.num_heads, of.head_dim) for of, by, slope in sites)
+    return torch.cat([products.sum((1, 3), dtype=torch.float64) for products in along], 1)
 
 
 class _Drop(contextlib.ExitStack):

@@ -212,12 +212,9 @@ class _Tree:
 
     def attended(self, block: int, x: Tensor) -> int:
         """Count the attention weights of a batch ``x`` in the widest site from ``block`` on."""
-        tokens = x[..., 0].numel()
-        counts = [
-            site.num_heads * (math.prod(site.windows.size) if site.windows else tokens // len(x))
-            for site in self.gates.layout.of("head").sites
-            if site.block >= block
-        ]
+        tokens, sites = x[..., 0].numel(), self.gates.layout.of("head").sites
+        keys = [math.prod(site.windows.size) if site.windows else tokens // len(x) for site in sites]
+        counts = [site.num_heads * of for site, of in zip(sites, keys, strict=True) if site.block >= block]
         return tokens * max(counts, default=0)
 
     def _beside(self, branches: list[list[int]], widest: int) -> Iterator[list[list[int]]]:

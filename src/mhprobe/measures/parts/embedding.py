@@ -62,18 +62,17 @@ def layer_ratio(distance: Tensor, layer: Tensor, group: Tensor, permutations: in
     distance: (A, A), only pairs of one group count. layer, group: (A,). p: share of relabellings (heads of a group swap
     their layers) whose ratio is at most the observed one, itself included. NaN, NaN without pairs of both sorts.
     """
-    nothing = distance.new_tensor(torch.nan)
     distance = distance.round(decimals=_DIGITS)
     compared = (group[:, None] == group).triu(1)
-    if not (compared & (layer[:, None] == layer)).any() or not (compared & (layer[:, None] != layer)).any():
-        return nothing, nothing
     values = distance[compared]
 
     def ratio(layer: Tensor) -> Tensor:
         same = (layer[:, None] == layer)[compared]
         return values[same].mean() / values[~same].mean()
 
-    observed = ratio(layer)
+    observed = ratio(layer)  # of none the mean is NaN
+    if observed.isnan():
+        return observed, observed
     generator = torch.Generator().manual_seed(seed)
     as_small = 1
     for _ in range(permutations):

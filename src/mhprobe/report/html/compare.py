@@ -164,11 +164,8 @@ def _heads(
 def _numbers_only(runs: Sequence[Run], names: Sequence[str], measures: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a warning if heads are matched by number alone: networks that were not read from the same weights."""
     weights = [run.config.get("weights") for run in runs]
-    others = [
-        name
-        for run, name, file in zip(runs[1:], names[1:], weights[1:], strict=True)
-        if run.folder != runs[0].folder and (file is None or file != weights[0])
-    ]
+    further = [of for of in zip(runs, names, weights, strict=True) if of[0].folder != runs[0].folder]
+    others = [name for _, name, file in further if file is None or file != weights[0]]
     if not others or not measures:
         return []
     return [
@@ -214,7 +211,5 @@ def _kept_rows(runs: Sequence[Run], names: Sequence[str], heads: Sequence[Mappin
 
 def _estimate(run: Mapping[str, Any], at: int) -> Estimate | None:
     value = run["value"][at]
-    if value is None:
-        return None
-    low, high = ((run[name] or run["value"])[at] for name in ("low", "high"))
-    return value, value if low is None else low, value if high is None else high
+    low, high = (value if (end := (run[name] or run["value"])[at]) is None else end for name in ("low", "high"))
+    return None if value is None else (value, low, high)

@@ -175,11 +175,8 @@ def lost(run: Run) -> tuple[str, str]:
 
 def repeats(run: Run) -> list[dict[str, Any]]:
     """Return the points of single random repeats."""
-    return [
-        {"curve": row["curve"], "split": row["split"], **_point(row)}
-        for row in run.rows("curves")
-        if row["seed"] not in (None, "mean")
-    ]
+    single = [row for row in run.rows("curves") if row["seed"] not in (None, "mean")]
+    return [{"curve": row["curve"], "split": row["split"], **_point(row)} for row in single]
 
 
 def totals(run: Run) -> list[dict[str, Any]]:
