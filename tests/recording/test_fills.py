@@ -75,6 +75,20 @@ def test_masks_give_what_plain_hooks_give(model, name, gate, monkeypatch):
     assert torch.equal(nothing[0], got[0]) and not torch.allclose(nothing[5], got[5], atol=1e-3)
 
 
+@pytest.mark.parametrize("name", FILLS)
+def test_what_was_found_by_position_is_refused_for_images_of_another_form(name, monkeypatch):
+    monkeypatch.setattr(fills, "STEPS", 1)
+    model = tiny_vit(dynamic_img_size=True)
+    layout = mhprobe.attach(model).layout
+    fill, replayed = found(model, name), torch.randn(2, 3, 8, 32)  # of 16 patches, too, but 2 x 8 of them
+    mask = layout.mask([0])[None]
+    if name in ("mean", "optimal"):  # everywhere the same
+        assert Replay(model, mask, fill=fill)(replayed).isfinite().all()
+        return
+    with pytest.raises(mhprobe.UserError, match=r"by position .* \(3, 16, 16\), expected the same, got \(3, 8, 32\)"):
+        Replay(model, mask, fill=fill)(replayed)
+
+
 def test_means_are_means(model):
     outputs = oracle.outputs(model, [name for name, _ in sites_of(model)], images_for(model, N))
     places, everywhere = found(model, "mean_per_position"), found(model, "mean")

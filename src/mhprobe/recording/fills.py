@@ -64,12 +64,13 @@ def check_fill(model: nn.Module, name: FillName, where: str = "fill") -> None:
 def mean(model: nn.Module, batches: Walk) -> Fill:
     """Fill with each head's mean over images and positions, without padding."""
     layout = gates_of(model).layout
-    return _even(layout, _moments(model, layout, batches))
+    return _even(layout, _moments(model, layout, batches)[0])
 
 
 def mean_per_position(model: nn.Module, batches: Walk) -> Fill:
     """Fill with each head's mean over images, by window and token."""
-    return Fill(tuple(mean[None].float() for mean, _ in _moments(model, gates_of(model).layout, batches)))
+    moments, image = _moments(model, gates_of(model).layout, batches)
+    return Fill(tuple(mean[None].float() for mean, _ in moments), image=image)
 
 
 def resample(model: nn.Module, batches: Walk) -> Fill:
@@ -78,13 +79,14 @@ def resample(model: nn.Module, batches: Walk) -> Fill:
     if len(images) < 2:
         raise UserError(f"fill=resample: takes another image's output, got {len(images)} images to take it from.")
     device = next(model.parameters()).device
-    return Donors(tuple(_outputs(model, gates_of(model).layout, images.to(device))), numbers.to(device))
+    outputs = _outputs(model, gates_of(model).layout, images.to(device))
+    return Donors(tuple(outputs), numbers.to(device), image=tuple(images.shape[1:]))
 
 
 def optimal(model: nn.Module, batches: Walk) -> Fill:
     """Fill with a constant per head, fitted while that head alone is off."""
     gates = gates_of(model)
-    layout, moments = gates.layout, _moments(model, gates.layout, batches)
+    layout, (moments, _) = gates.layout, _moments(model, gates.layout, batches)
     images, _, labels = _drawn(batches, FITTED)
     if labels is None:
         raise UserError("fill=optimal: it minimises the loss, so it needs labels, got none. Use fill=mean.")
@@ -125,6 +127,7 @@ class Donors(Fill):
 
     def for_images(self, images: Tensor) -> Fill:
         """Return the output on each image's donor, which its pixels choose; never on itself."""
+        super().for_images(images)
         number_B = image_numbers(images)
         place_B = mixed(number_B) % len(self.numbers)
         itself_B = self.numbers[place_B] == number_B
@@ -151,18 +154,18 @@ def _outputs(model: nn.Module, layout: HeadLayout, images: Tensor) -> list[Tenso
     return [rows.unflatten(0, (len(images), -1)) for rows in taps.heads]
 
 
-def _moments(model: nn.Module, layout: HeadLayout, batches: Walk) -> list[Tensor]:
-    """Per site (2, W, T, H * D) float64: mean over images, and mean of squares."""
-    sums: list[Tensor] = []
+def _moments(model: nn.Module, layout: HeadLayout, batches: Walk) -> tuple[list[Tensor], tuple[int, ...]]:
+    """Per site (2, W, T, H * D) float64: mean over images, and mean of squares; and the shape of an image."""
+    sums, image = list[Tensor](), tuple[int, ...]()
     images = torch.zeros((), dtype=torch.float64, device=next(model.parameters()).device)
     for batch in batches():
         outputs = [site[batch.valid].double() for site in _outputs(model, layout, batch.images)]
         batch_sums = [torch.stack([site.sum(0), site.square().sum(0)]) for site in outputs]
         sums = [a + b for a, b in zip(sums, batch_sums, strict=True)] if sums else batch_sums
-        images += batch.valid.sum()
+        images, image = images + batch.valid.sum(), tuple(batch.images.shape[1:])
     if not bool(ranks.total(images)):
         raise UserError("fill: expected at least one image to compute it from, got none.")
-    return [ranks.total(part) / images for part in sums]
+    return [ranks.total(part) / images for part in sums], image
 
 
 def _even(layout: HeadLayout, moments: list[Tensor]) -> Fill:
