@@ -65,7 +65,7 @@ class Padded(nn.Module):
         return self.model(words, attention_mask=(words != 0).long() if self.masked else None)
 
 
-@pytest.mark.parametrize("measure", ["Entropy", "Confidence", "Sinks", "JSDistance"])
+@pytest.mark.parametrize("measure", ["Entropy", "Confidence", "Sinks", "JSDistance", "WriteNorm", "ActivationNorm"])
 def test_padding_is_neither_query_nor_key(bert, measure):
     texts, filled = texts_and_filled()
     make = getattr(mhprobe.measures, measure)

@@ -8,13 +8,14 @@ from torch import Tensor
 
 from mhprobe.heads import KINDS, HeadBatch
 from mhprobe.measures.parts.image_sums import MeanOverImages
+from mhprobe.measures.parts.places import real_tokens
 from mhprobe.stats.intervals import SIZE
 
 
 class ActivationNorm(MeanOverImages):
     """Square root of the mean over tokens and images of sum over channels of z_d^2 ||W_O,d||^2.
 
-    Columns, (A,), larger writes more: value, with low and high.
+    Columns, (A,), larger writes more: value, with low and high. What pads a text is no token.
     """
 
     fooled_by = "by definition: a large constant output, which a bias could replace; a large write that nobody reads"
@@ -26,9 +27,10 @@ class ActivationNorm(MeanOverImages):
 
     def add(self, batch: HeadBatch) -> None:
         for number, (z, weights) in enumerate(zip(batch.z, batch.need("weights", self.name), strict=True)):
+            real_BT = real_tokens(self.name, batch, number, self.layout.sites[number])
             z_BTHD, read_HD = z[batch.valid].double(), weights.output.double().square().sum(-1)
-            square_BH = (z_BTHD.square().sum(1) * read_HD).sum(-1)
-            self.add_images(self.layout.span(number), square_BH, z_BTHD.shape[1])
+            square_BH = ((z_BTHD.square() * real_BT[..., None, None]).sum(1) * read_HD).sum(-1)
+            self.add_images(self.layout.span(number), square_BH, real_BT.sum(1, keepdim=True))
 
     def finish(self) -> dict[str, Tensor]:
         # a silent head has a value of 0, where the root has no slope

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadBatch, HeadLayout, wide, written
+from mhprobe.heads import HeadBatch, HeadLayout, written
 from mhprobe.measures.base import counts, mean_of, sums
 from mhprobe.measures.parts.image_sums import MeanOverImages
-from mhprobe.measures.parts.places import OfAttention, Piece, shares, where_site, words_of
+from mhprobe.measures.parts.places import OfAttention, Piece, real_tokens, shares, where_site
 from mhprobe.stats.intervals import SHARE
 
 GIVES, QUIET = 0.5, 0.25  # of a query's attention; of the median head's write
@@ -81,10 +81,8 @@ class Sinks(OfAttention, MeanOverImages):
             (z, output), span = batch.writing(number, self.name), self.layout.span(number)
             z_BTHD, output_HDC = z[batch.valid].double(), output.double()
             length_BTH = written(z_BTHD, output_HDC)
-            stream_BT = wide(streams[site.block].before[batch.valid]).double().norm(dim=-1)
-            real_BT = torch.ones_like(stream_BT)
-            if site.line:
-                real_BT = words_of(batch.need("attn", self.name)[number][batch.valid]).double()
+            real_BT = real_tokens(self.name, batch, number, site)
+            stream_BT = streams[site.block].before[batch.valid].double().norm(dim=-1).where(real_BT > 0, 1.0)
             self.ratio[span] += (length_BTH / stream_BT[..., None] * real_BT[..., None]).sum((0, 1))
             self.tokens[span] += real_BT.sum().long()
             share_BT = real_BT / real_BT.sum(1, keepdim=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 from mhprobe.heads import KINDS, HeadBatch, written
 from mhprobe.measures.base import sums
 from mhprobe.measures.parts.image_sums import MeanOverImages
+from mhprobe.measures.parts.places import real_tokens
 from mhprobe.stats.intervals import SIZE
 
 
@@ -17,6 +18,7 @@ class WriteNorm(MeanOverImages):
     """Mean over tokens and images of ||z_h W_O,h|| / ||stream before the block|| (of a neuron: before the MLP).
 
     Columns, (A,), larger writes more: value, with low and high; norm: mean of ||z_h W_O,h|| in units of the stream.
+    What pads a text is no token.
     """
 
     fooled_by = "by definition: a large write that nobody reads, that others cancel, or that is the same for all images"
@@ -32,10 +34,11 @@ class WriteNorm(MeanOverImages):
         streams = batch.need("stream", self.name)
         for number, site in enumerate(self.layout.sites):
             (z, output), span = batch.writing(number, self.name), self.layout.span(number)
-            norm_BTH = written(z[batch.valid].double(), output.double())
+            real_BT = real_tokens(self.name, batch, number, site)
+            norm_BTH = written(z[batch.valid].double(), output.double()) * real_BT[..., None]
             stream = streams[site.block].before if site.kind == "head" else streams[site.block].middle
-            stream_BT = stream[batch.valid].double().norm(dim=-1)
-            self.add_images(span, (norm_BTH / stream_BT[..., None]).sum(1), stream_BT.shape[1])
+            stream_BT = stream[batch.valid].double().norm(dim=-1).where(real_BT > 0, 1.0)
+            self.add_images(span, (norm_BTH / stream_BT[..., None]).sum(1), real_BT.sum(1, keepdim=True))
             self.length[span] += norm_BTH.sum((0, 1))
 
     def finish(self) -> dict[str, Tensor]:

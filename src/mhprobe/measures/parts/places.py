@@ -95,6 +95,13 @@ def words_of(attn: Tensor) -> Tensor:
     return (attn > 0).any(3).any(2)[:, 0]
 
 
+def real_tokens(name: str, batch: HeadBatch, number: int, site: HeadSite) -> Tensor:
+    """(V, T) float64 for the valid images: 1 for a token, 0 for the padding of a text. name: of the measure."""
+    if site.line:
+        return words_of(batch.need("attn", name)[number][batch.valid]).double()
+    return batch.z[number].new_ones(batch.z[number][batch.valid].shape[:2], dtype=torch.float64)
+
+
 class Piece(NamedTuple):
     """The attention of one site on some valid images of a batch.
 
