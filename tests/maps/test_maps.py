@@ -20,7 +20,7 @@ from mhprobe.maps.head_rollout import HeadRollout
 from mhprobe.maps.relevance_map import RelevanceMap
 from mhprobe.maps.rollout import Rollout, carried, chain, drop_lowest, transition
 from mhprobe.run.members import members
-from models import images_for, tiny_registers, tiny_swin, tiny_vit
+from models import images_for, make_loud, tiny_registers, tiny_swin, tiny_vit
 from oracles import maps as oracle
 from oracles.lrp_relevance import Books
 
@@ -78,6 +78,22 @@ def test_gradient_rollout_is_the_product_of_whole_matrices(prepared, fusion):
         positive = [fused((a * s).clamp(min=0), fusion) for a, s in zip(attn, slopes, strict=True)]
         expected = oracle.read(bare, oracle.rollout(bare, positive))
         torch.testing.assert_close(got[n].flatten(), expected, **EXACT)
+
+
+@pytest.mark.parametrize("kind", [Rollout, GradientRollout, HeadRollout])
+@pytest.mark.parametrize("fusion", ["mean", "max", "min"])
+def test_closed_heads_are_left_out_as_removed_ones_are(kind, fusion):
+    model = tiny_vit(depth=3)
+    make_loud(model, 0.2)
+    gates, images = mhprobe.attach(model), images_for(model, 2)
+    options = {"block": 2} if kind is HeadRollout else {}
+    plain = kind(fusion=fusion, **options)(model, images)
+    gates.close(gates.layout.mask([0, 3, 4, 5]))  # a head, and a whole block
+    removed = mhprobe.prune_heads(model, gates.layout.mask([0, 3, 4, 5]))
+    expected = kind(fusion=fusion, **options)(removed, images)
+    for name, got in kind(fusion=fusion, **options)(model, images).items():
+        torch.testing.assert_close(got, expected[name], rtol=1e-4, atol=1e-6)
+        assert not torch.allclose(got, plain[name], rtol=1e-3)
 
 
 def site(tokens=(3, 3), prefix=1, block=0) -> HeadSite:

@@ -35,7 +35,8 @@ class HeadRollout(MapKind):
         batch = record(model, images, needs={"attn", "weights"})
         attn = batch.need("attn", "head_rollout")
         site = layout.sites[chosen]
-        rows = [transition(fuse(a, self.fusion), s, self.discard) for a, s in zip(attn, layout.sites, strict=True)]
+        fused = zip(fuse(model, attn, self.fusion), layout.sites, strict=True)
+        rows = [transition(weights, one, self.discard) for weights, one in fused]
         before = chain(layout, rows[:chosen]) if chosen else None
         places = site.places().to(images.device).clamp(min=0)
         z, output = batch.writing(chosen, "head_rollout")

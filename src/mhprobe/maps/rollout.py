@@ -10,7 +10,7 @@ merging the merged token's row is the mean of its children's, so the map is over
 Shapes: T tokens of a block, S tokens of the first block.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mhprobe.errors import UserError, one_of
+from mhprobe.gates import gates_of
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.maps.base import MapKind, as_grid, layout_of, readout
 from mhprobe.recording.record import record
@@ -28,8 +29,8 @@ Fusion = Literal["mean", "max", "min"]
 class Rollout(MapKind):
     """The map "rollout" (B, h, w) over the first block's grid: what reaches the class token (or the mean token).
 
-    fusion: over heads. discard: share of each image's smallest fused weights, block by block, that is set to 0, but for
-        the class token's weight on itself. Raises UserError for other fusions and shares outside [0, 1).
+    fusion: over heads with open gates. discard: share of each image's smallest fused weights, block by block, that is
+        set to 0, but the class token's on itself. Raises UserError for other fusions and shares outside [0, 1).
     """
 
     kind: ClassVar[str] = "rollout"
@@ -40,8 +41,8 @@ class Rollout(MapKind):
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         layout = layout_of(model)
-        weights = zip(self.weights(model, images, labels), layout.sites, strict=True)
-        chained = chain(layout, [transition(fuse(attn, self.fusion), site, self.discard) for attn, site in weights])
+        fused = zip(fuse(model, self.weights(model, images, labels), self.fusion), layout.sites, strict=True)
+        chained = chain(layout, [transition(weights, site, self.discard) for weights, site in fused])
         return {self.kind.replace("_", " "): as_grid(readout(chained, layout.sites[-1]), layout.sites[0])}
 
     def weights(self, model: nn.Module, images: Tensor, labels: Tensor | None) -> Iterable[Tensor]:
@@ -56,9 +57,12 @@ def check(fusion: str, discard: float, kind: str) -> None:
         raise UserError(f"{kind}: discard is a share from 0 to below 1, got {discard}.")
 
 
-def fuse(attn: Tensor, fusion: str) -> Tensor:
-    """(B, W, H, K, K) -> (B, W, K, K)."""
-    return attn.mean(2) if fusion == "mean" else attn.amax(2) if fusion == "max" else attn.amin(2)
+def fuse(model: nn.Module, attn: Iterable[Tensor], fusion: Fusion) -> Iterator[Tensor]:
+    """(B, W, H, K, K) of each site -> (B, W, K, K), of the heads whose gates are open: 0 if there are none."""
+    gates, over_heads = gates_of(model), {"mean": "mean", "max": "amax", "min": "amin"}[fusion]
+    for weights, gate_H in zip(attn, gates.layout.split(gates.effective()), strict=False):
+        of_open = weights[:, :, gate_H != 0]
+        yield getattr(of_open, over_heads if of_open.shape[2] else "sum")(2)
 
 
 def chain(layout: HeadLayout, rows: Sequence[Tensor], first: int = 0, rolled: Tensor | None = None) -> Tensor:
