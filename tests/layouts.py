@@ -18,6 +18,13 @@ def layout_of(*heads: int, stages: Sequence[int] | None = None, head_dim: int = 
     )
 
 
+def side_by_side(blocks: int = 2, heads: int = 2) -> HeadLayout:
+    """Two attentions side by side in every block, as in timm's ParallelThingsBlock, and one in a last block."""
+    pairs = [(block, f"blocks.{block}.attns.{side}.attn") for block in range(blocks) for side in range(2)]
+    names = [*pairs, (blocks, f"blocks.{blocks}.attn")]
+    return HeadLayout(tuple(HeadSite(name, 0, block, heads, 4) for block, name in names))
+
+
 LAYOUTS = {  # of networks that figures are drawn of
     "vit": layout_of(*[12] * 6),
     "vit_base": layout_of(*[12] * 12),

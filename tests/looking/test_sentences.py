@@ -7,8 +7,9 @@ import functools
 import pytest
 import torch
 
-from layouts import layout_of
+from layouts import layout_of, side_by_side
 from mhprobe.backbones import attach
+from mhprobe.errors import UserError
 from mhprobe.headbench.canvas import draw
 from mhprobe.headbench.plants import grow
 from mhprobe.io.written import percent
@@ -110,8 +111,8 @@ def test_a_sink_that_writes_nothing_is_called_a_no_op_and_one_that_writes_is_not
 NAMES = ("attention_distance", "entropy", "sinks", "position")
 
 
-def by_hand(values: torch.Tensor, uniform: float, spread: float = 0.01, **twin) -> Facts:
-    layout = layout_of(*[2] * (len(values) // 2))
+def by_hand(values: torch.Tensor, uniform: float, spread: float = 0.01, layout=None, **twin) -> Facts:
+    layout = layout or layout_of(*[2] * (len(values) // 2))
     columns = {"value": values, "low": values - spread, "high": values + spread, "sink": values, "chance": values}
     columns |= {name: torch.full_like(values, uniform) for name in ("uniform", "reach", "write", "class_token")}
     columns |= {name: torch.zeros_like(values) for name in ("dy", "dx", "role")}
@@ -141,6 +142,10 @@ def test_distance_that_rises_with_depth_is_told_and_shuffled_blocks_are_not():
     enough = tell("depth", by_hand(10 + rising / 20, 10.0))
     assert "in the first 2 blocks 1.01 times as far as even attention, in the last 2 blocks 1.07 times" in enough.text
     assert tell("depth", by_hand(10 + rising / 1000, 10.0)) is None  # in perfect order, from 1.0002 to 1.0014
+    twice = tell("depth", by_hand(torch.arange(26, dtype=torch.float64), 10.0, layout=side_by_side(6)))
+    assert "in the first 2 blocks 0.35 times" in twice.text  # heads 0 to 7
+    with pytest.raises(UserError, match="4 blocks and 12 photographs"):
+        tell("depth", by_hand(torch.arange(14, dtype=torch.float64), 10.0, layout=side_by_side(3)))
     shuffled = rising.view(8, 2)[[3, 6, 0, 5, 7, 1, 4, 2]].flatten()
     assert tell("depth", by_hand(shuffled, 10.0)) is None
 

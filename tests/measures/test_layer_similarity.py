@@ -66,6 +66,21 @@ def test_layers_with_equally_many_tokens_match_the_oracle_also_where_heads_were_
     assert got["rows"].tolist() == [320, 320, 80, 80]
 
 
+def test_a_block_of_several_attentions_is_compared_once():
+    first, _, *others = SITES
+    twice = HeadLayout((first, HeadSite("also a", 0, 0, 2, 4, grid=(4, 4)), *others), LAYOUT.blocks)
+    measure = LayerSimilarity(twice, of="blocks")
+    measure.update(batch())
+    value = measure.columns()["value"]
+    compared = torch.tensor([True, False, True, True])
+    assert value.isnan().all(1).tolist() == (~compared).tolist() == value.isnan().all(0).tolist()
+    whole = columns(of="blocks")["value"]
+    torch.testing.assert_close(value[2:, 2:], whole[2:, 2:])
+    measure = LayerSimilarity(twice, of="layers")
+    measure.update(batch())
+    assert not measure.columns()["value"][:2, :2].isnan().any()
+
+
 def test_the_stream_is_measured_as_wide_as_it_comes_and_batches_merge():
     whole = columns(batch(), of="blocks")
     measure = LayerSimilarity(LAYOUT, of="blocks")

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from drawn import assert_nothing_is_clipped
-from layouts import LAYOUTS, layout_of
+from layouts import LAYOUTS, layout_of, side_by_side
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.report import tables
-from mhprobe.report.figures import correlations, pairs
+from mhprobe.report.figures import correlations, pairs, style
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +54,22 @@ def test_layers_are_listed_by_block_once_per_pair():
     assert table.columns == ["block_a", "block_b", "value", "null", "rows_a", "rows_b"]
     assert [row[:2] for row in table.rows] == [[0, 2]]  # block 1 has no heads left, block 3 other tokens
     assert table.rows[0][4:] == [7, 7]
+
+
+def test_attentions_side_by_side_are_one_block_in_sums_and_have_names_in_pairs():
+    layout = side_by_side(1, 2)
+    heads = tables.pairwise(layout, {"value": torch.rand(6, 6)})
+    places = ("block", "index", "site")
+    ends = [tuple(zip(*(heads.column(f"{name}_{end}") for name in places), strict=True)) for end in "ab"]
+    assert len({*ends[0], *ends[1]}) == 6 and len({*zip(*ends, strict=True)}) == 15
+    layers = tables.pairwise_layers(layout, {"value": torch.rand(3, 3)}).dicts()
+    assert [(row["block_a"], row["block_b"]) for row in layers] == [(0, 0), (0, 1), (0, 1)]
+    first, second, last = (site.name for site in layout.sites)
+    assert [(row["site_a"], row["site_b"]) for row in layers] == [(first, second), (first, last), (second, last)]
+    blocks = tables.pairwise_blocks(layout, {"value": torch.rand(6, 6)})
+    assert [row[:3] for row in blocks.rows] == [[0, 0, 6], [0, 1, 8], [1, 1, 1]]
+    titles = [style.site_title(layout, number) for number in range(3)]
+    assert titles == [first, second, "block 1"]
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

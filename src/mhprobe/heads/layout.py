@@ -261,11 +261,16 @@ class HeadLayout:
             raise UserError(f"{self.sites[site].name} has heads 0 to {num_heads - 1}, got {head}.")
         return self.offsets[site] + head
 
+    @functools.cached_property
+    def site_names(self) -> tuple[str, ...]:
+        """(S,) names, e.g. "block 5"; those of the modules where a block has several attentions side by side."""
+        beside = Counter((site.block, site.kind) for site in self.sites)
+        return tuple(site.name if beside[site.block, site.kind] > 1 else f"block {site.block}" for site in self.sites)
+
     def name_of(self, flat: int) -> str:
-        """Name of a head, e.g. "block 5 head 11"; by its module if a block has several attentions side by side."""
-        _, head, site = list(self)[flat]
-        several = sum((of.block, of.kind) == (site.block, site.kind) for of in self.sites) > 1
-        return f"{site.name if several else f'block {site.block}'} head {head}"
+        """Name of a head, e.g. "block 5 head 11", with the name of its site."""
+        number, head, _ = list(self)[flat]
+        return f"{self.site_names[number]} head {head}"
 
     def __iter__(self) -> Iterator[tuple[int, int, HeadSite]]:
         """(site number, head within the site, site) for each flat index in turn."""

@@ -136,7 +136,7 @@ def _page(
         title=f"{network.name} looks at {counted(len(photos.names), 'photograph')}",
         packs={f"attention-{number}": pack for number, pack in enumerate(packs)},
         shown=dict(network=network, photos=photos, form=form, reason=hidden, sentences=sentences, waiting=waiting),
-        blocks=counted(len(layout.sites), "block"),
+        blocks=counted(len({site.block for site in layout.sites}), "block"),
         millions=rounded(sum(weight.numel() for weight in network.model.parameters()) / 1e6, 3),
     )
     return Look(page, sentences, [*network.notes, *photos.notes])

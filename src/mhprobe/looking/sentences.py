@@ -272,7 +272,8 @@ def depth(facts: Facts) -> Sentence | None:
     ``STEP``, and of one photograph nothing is said.
     """
     table = facts.columns("attention_distance")
-    distance = torch.stack([part.mean() for part in facts.layout.split(table["value"] / table["uniform"])])
+    share, block = table["value"] / table["uniform"], torch.tensor([site.block for _, _, site in facts.layout])
+    distance = torch.stack([share[block == number].mean() for number in block.unique()])
     if len(distance) < LEAST or facts.images < 2:
         got = f"{counted(len(distance), 'block')} and {counted(facts.images, 'photograph')}"
         raise UserError(f"{got}, expected at least {LEAST} blocks and 2 photographs")
@@ -291,8 +292,8 @@ def depth(facts: Facts) -> Sentence | None:
     return Sentence(
         f"Heads look {'farther' if rho > 0 else 'less far'} the deeper they stand: in the first {blocks} "
         f"{rounded(first, 3)} times as far as even attention, in the last {blocks} {rounded(last, 3)} times: a rank "
-        f"correlation with depth of {rounded(rho)} (95 % interval {rounded(low)} to {rounded(high)}; shuffled blocks "
-        f"stay within {rounded(chance)} in 95 % of cases)."
+        f"correlation with depth of {rounded(rho)} (95 % interval over blocks {rounded(low)} to {rounded(high)}; "
+        f"shuffled blocks stay within {rounded(chance)} in 95 % of cases)."
     )
 
 

@@ -43,8 +43,7 @@ class BlockCCA(LayerSimilarity):
 
     def grouped(self, layout: HeadLayout) -> list[tuple[int, ...]]:
         """Sites of each stage, one per block; then the last one of each stage, if there are several."""
-        first = {site.block: number for number, site in reversed(list(enumerate(layout.sites)))}
-        stages = itertools.groupby(sorted(first.values()), key=lambda number: layout.sites[number].stage)
+        stages = itertools.groupby(self.compared(layout), key=lambda number: layout.sites[number].stage)
         inside = [tuple(sites) for _, sites in stages]
         return [*inside, tuple(sites[-1] for sites in inside)] if len(inside) > 1 else inside
 

@@ -33,8 +33,8 @@ class LayerSimilarity(Similarity):
     null, null_draws, seed, folds, interval: as in Similarity. In ViT-B a fold of the interval takes 680 MB.
 
     Columns: value (S, S) in [0, 1], larger is more alike; low, high, null (S, S); images (), rows (S,). NaN where the
-    numbers of tokens differ. Raises UserError for unknown options; of svcca also UserError and FewImages as in
-    Similarity.
+    numbers of tokens differ, and of blocks behind the first of a block's sites. Raises UserError for unknown options;
+    of svcca also UserError and FewImages as in Similarity.
     """
 
     fooled_by = "by definition: layers that add different things to what both carry along; one direction they share"
@@ -52,19 +52,24 @@ class LayerSimilarity(Similarity):
         folds: int = 8,
         **kwargs: Any,
     ) -> None:
-        self.label = f"{'SVCCA' if method == 'svcca' else 'linear CKA'} of {of}"
+        self.of, self.label = of, f"{'SVCCA' if method == 'svcca' else 'linear CKA'} of {of}"
         super().__init__(layout, self.grouped(layout), folds=folds, **kwargs)
         if not 0 < variance <= 1:
             raise UserError(f"{self.name}: variance is a share above 0 and at most 1, got {variance}.")
-        self.of, self.method, self.variance = of, method, variance
+        self.method, self.variance = method, variance
         self.needs = frozenset({"stream"}) if of == "blocks" else frozenset()
 
     def grouped(self, layout: HeadLayout) -> list[tuple[int, ...]]:
         """Sites, by their number of tokens."""
         by_tokens: dict[int | None, list[int]] = {}
-        for number, site in enumerate(layout.sites):
-            by_tokens.setdefault(token_count(site), []).append(number)
+        for number in self.compared(layout):
+            by_tokens.setdefault(token_count(layout.sites[number]), []).append(number)
         return [tuple(sites) for sites in by_tokens.values()]
+
+    def compared(self, layout: HeadLayout) -> list[int]:
+        """Numbers of the sites to compare; for blocks the first of each, since its sites share a stream."""
+        sites = reversed(list(enumerate(layout.sites)))
+        return sorted({site.block if self.of == "blocks" else number: number for number, site in sites}.values())
 
     def shape(self, group: int, batch: HeadBatch) -> tuple[int, int]:
         features = [_features(batch, self.of, self.layout, s) for s in self.groups[group]]

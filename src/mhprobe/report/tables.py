@@ -97,22 +97,29 @@ def pairwise_along(layout: HeadLayout, values: Tensor, names: Sequence[str]) -> 
 def pairwise(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
     """head_a < head_b, then the (A, A) columns, the (A,) columns of both heads, the () columns, and the heads' places.
 
-    Places are block_a, index_a (within the site), block_b, index_b. Pairs with a NaN "value" are left out.
+    Places are block_a, index_a (within the site), block_b, index_b, and where blocks have several sites their names,
+    site_a and site_b. Pairs with a NaN "value" are left out.
     """
-    return _placed(layout, _pairs("head", list(range(layout.num_heads)), columns)._replace(kind="pairwise"))
+    return _placed(layout, _pairs("head", columns)._replace(kind="pairwise"))
 
 
 def _placed(layout: HeadLayout, table: Table) -> Table:
     """Append the places of both heads to a table of pairs."""
-    places = [[site.block, head] for _, head, site in layout]
-    names = ["block_a", "index_a", "block_b", "index_b"]
+    several = len({site.block for site in layout.sites}) < len(layout.sites)
+    names = ["block", "index"] + ["site"] * several
+    places = [[site.block, head] + [site.name] * several for _, head, site in layout]
     rows = [[a, b, *more, *places[a], *places[b]] for a, b, *more in table.rows]
-    return table._replace(columns=[*table.columns, *names], rows=rows)
+    return table._replace(columns=[*table.columns, *(f"{name}_{end}" for end in "ab" for name in names)], rows=rows)
 
 
 def pairwise_layers(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
-    """block_a, block_b, then the (S, S), (S,) and () columns as in ``pairwise``."""
-    return _pairs("block", [site.block for site in layout.sites], columns)._replace(kind="pairwise_layers")
+    """block_a, block_b, then the (S, S), (S,) and () columns, and site_a, site_b, as in ``pairwise``."""
+    table, sites = _pairs("block", columns), layout.sites
+    several = len({site.block for site in sites}) < len(sites)
+    rows = [
+        [sites[a].block, sites[b].block, *more, *[sites[a].name, sites[b].name] * several] for a, b, *more in table.rows
+    ]
+    return Table([*table.columns, *["site_a", "site_b"] * several], rows, "pairwise_layers")
 
 
 def pairwise_blocks(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
@@ -121,24 +128,23 @@ def pairwise_blocks(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
     Both orders of a pair count; a head and itself are no pair. Blocks that were not compared are left out.
     """
     value, null = columns["value"].double().clone().fill_diagonal_(torch.nan), columns.get("null")
+    block = torch.tensor([site.block for _, _, site in layout])
     rows: list[list[Any]] = []
-    for (i, a), (j, b) in itertools.combinations_with_replacement(enumerate(layout.sites), 2):
-        inside = torch.zeros_like(value, dtype=torch.bool)
-        inside[layout.span(i), layout.span(j)] = inside[layout.span(j), layout.span(i)] = True
-        inside &= ~value.isnan()
+    for a, b in itertools.combinations_with_replacement(block.unique().tolist(), 2):
+        across = (block[:, None] == a) & (block == b)
+        inside = (across | across.mT) & ~value.isnan()
         if inside.any():
             of = value[inside]
             levels = [of.min(), of.mean(), of.max(), *([] if null is None else [null[inside].double().mean()])]
-            rows.append([a.block, b.block, len(of) // 2, *(level.item() for level in levels)])
+            rows.append([a, b, len(of) // 2, *(level.item() for level in levels)])
     names = ["block_a", "block_b", "pairs", "min", "mean", "max", *([] if null is None else ["null"])]
     return Table(names, rows, "pairwise_blocks")
 
 
-def _pairs(noun: str, names: Sequence[int], columns: Mapping[str, Tensor]) -> Table:
+def _pairs(noun: str, columns: Mapping[str, Tensor]) -> Table:
     """List every compared pair once."""
-    count, named = len(names), torch.tensor(names)
     a, b = torch.triu(~columns["value"].isnan(), diagonal=1).nonzero(as_tuple=True)
-    lists = {f"{noun}_a": named[a], f"{noun}_b": named[b]}
+    lists, count = {f"{noun}_a": a, f"{noun}_b": b}, len(columns["value"])
     for name, values in columns.items():
         if values.shape == (count, count):
             lists[name] = values[a, b]

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from mhprobe.errors import short
 from mhprobe.heads import HeadLayout
 from mhprobe.report.figures import captioned, style
 from mhprobe.report.figures.style import NAMELESS, Figure, Names
@@ -34,7 +35,7 @@ def class_matrix(
         axes.plot(across.tolist(), down.tolist(), "o", color="black", markersize=min(3.0, 20 * row))
         for edge in layout.offsets[1:-1]:
             axes.axhline(edge - 0.5, color="white", linewidth=1.5)
-        axes.set_yticks(style.middles(layout), [f"block {site.block}" for site in layout.sites])
+        axes.set_yticks(style.middles(layout), layout.site_names)
         axes.set_ylabel("heads, 0 on top in each block")
         shown = range(0, count, max(1, round(0.13 / column)))
         axes.set_xticks(shown, [classes[number] for number in shown], rotation=45, ha="right")
@@ -43,11 +44,6 @@ def class_matrix(
             figure.text(0.1 / style.inches(figure)[0], (0.1 + 0.16 * line) / style.inches(figure)[1], words, fontsize=7)
         style.colour_bar(figure, image, 1.15 + wide, edges[1] + (tall - bar_tall) / 2, bar_tall, text)
     return figure
-
-
-def short(name: str) -> str:
-    """A class's name, cut where it would not fit."""
-    return name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
 
 
 @captioned(
@@ -59,7 +55,7 @@ def short(name: str) -> str:
 def by_class(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """One row per head, sites parted by white lines, one column per class; from the column "by_class" (A, C)."""
     value = columns["by_class"].double()
-    classes = [short(name) for name in names.get("by_class", [str(number) for number in range(value.shape[1])])]
+    classes = [short(name, LONGEST) for name in names.get("by_class", [*map(str, range(value.shape[1]))])]
     if "class_accuracy" in columns:
         base = columns["class_accuracy"][0]
         classes = [f"{name} ({100 * share:.0f} %)" for name, share in zip(classes, base, strict=True)]
@@ -76,7 +72,7 @@ def by_class(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
 def logits(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """One row per head, sites parted by white lines, one column per class; from the columns "own", "own_p" (A, C)."""
     value, p = columns["own"].double(), columns["own_p"].double()
-    classes = [short(name) for name in names.get("own", [str(number) for number in range(value.shape[1])])]
+    classes = [short(name, LONGEST) for name in names.get("own", [*map(str, range(value.shape[1]))])]
     against = (value < 0) & (p < 0.05)
     worst = value.masked_fill(~against, 0).flatten().argsort()[: min(SPEAKERS, int(against.sum()))]
     cells = (divmod(cell, value.shape[1]) for cell in worst.tolist())
@@ -95,7 +91,8 @@ def classes_at_steps(accuracy: Tensor, sure: Tensor, heads_masked: Sequence[int]
     deep, classes = drop.shape
     wide_cell, tall_cell = max(0.24, min(0.42, 6.5 / classes)), max(0.08, min(0.24, 5.0 / max(deep, 1)))
     wide, tall = wide_cell * classes, max(tall_cell * deep, 0.8)
-    labels = [f"{short(name)} ({100 * base:.0f} %)" for name, base in zip(names, accuracy[0].tolist(), strict=True)]
+    whole = zip(names, accuracy[0].tolist(), strict=True)
+    labels = [f"{short(name, LONGEST)} ({100 * base:.0f} %)" for name, base in whole]
     below = 0.25 + 0.065 * max(map(len, labels))  # inches: names stand upright
     with style.panel((wide, tall), (0.75, below, 1.0, 0.2)) as (figure, axes):
         image = style.picture(axes, drop)

@@ -29,7 +29,7 @@ def coefficients(
     pairs: of flat head numbers, drawn as a line each instead. Raises UserError for one that was not compared.
     """
     if pairs:
-        heads = [f"head {head} of block {site.block}" for _, head, site in layout]
+        heads = [f"head {head} of {layout.site_names[number]}" for number, head, _ in layout]
         return draw_pairs("coefficients", pairs, heads, columns)
     reached = (~columns["rho"].isnan()).flatten(0, 1).any(0).nonzero()
     last = int(reached.max()) + 1 if len(reached) else 1
@@ -105,7 +105,7 @@ def block_coefficients(
     pairs: of layer numbers, drawn in one panel instead, also across stages. Raises UserError for one that is missing.
     """
     if pairs:
-        return draw_pairs("block_coefficients", pairs, [f"block {site.block}" for site in layout.sites], columns)
+        return draw_pairs("block_coefficients", pairs, layout.site_names, columns)
     stages: dict[str, list[int]] = {}
     for number, site in enumerate(layout.sites):
         stages.setdefault(f"stage {site.stage}" if layout.num_stages > 1 else "blocks", []).append(number)

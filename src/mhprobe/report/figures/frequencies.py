@@ -27,11 +27,11 @@ def spectrum(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
     shown = shown[shown.isfinite()]
     room = 0.05 * float(shown.max() - shown.min()) or 1.0
     limits = (min(0.0, float(shown.min())) - room, max(_WHITE, float(shown.max())) + room)
-    size, gap, left, bottom = (1.05, 1.05), (0.12, 0.3), 0.55, 0.45
-    _, deep = style.grid_size(len(layout.sites), size, gap)
+    size, left, bottom = (1.05, 1.05), 0.55, 0.45
+    _, deep = style.grid_size(len(layout.sites), size, style.LAYER_GAP)
     tall = max(deep, 1.9)
-    edges = (left + 1.9 + 0.9, bottom + tall - deep, 0.15, 0.3)
-    with style.grid(len(layout.sites), size, gap, edges) as (figure, places):
+    edge, labels = (left + 1.9 + 0.9, bottom + tall - deep), ("frequency (π)", "heads: Δ ln")
+    with style.layer_panels(layout, size, edge, labels, least=0) as (figure, panels):
         axes = style.place(figure, left, bottom, 1.9, tall)
         for block, row in enumerate(stream):
             shade, finite = style.shades("viridis_r")(0.1 + 0.9 * block / max(1, len(stream) - 1)), row.isfinite()
@@ -39,14 +39,11 @@ def spectrum(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
         _frequency_frame(axes, limits)
         axes.set_title(f"stream after block 0 (light) to {len(stream) - 1} (dark)", pad=4)
         axes.set(ylabel="Δ ln amplitude (nats)", xlabel="frequency (π per token)")
-        for number, (axes, beside, below) in enumerate(places):
+        for number, axes in enumerate(panels):
             for spectrum in spectra[layout.span(number)]:
                 finite = spectrum.isfinite()
                 axes.plot(frequencies[finite], spectrum[finite], color=COLOURS[0], linewidth=0.8, alpha=0.7)
             _frequency_frame(axes, limits)
-            axes.set_title(style.site_title(layout, number), pad=3)
-            axes.tick_params(labelleft=beside, labelbottom=below)
-            axes.set(xlabel="frequency (π)" if below else "", ylabel="heads: Δ ln" if beside else "")
     return figure
 
 

@@ -81,7 +81,7 @@ def gate_history(layout: HeadLayout, steps: Sequence[int], amounts: Tensor, thre
         axes = style.place(figure, left, top_at - row * heads, wide, row * heads)
         image = axes.pcolormesh(edges, range(heads + 1), amounts.T.numpy(), vmin=0, vmax=most, rasterized=True)
         axes.hlines(layout.offsets[1:-1], edges[0], edges[-1], color="white", linewidth=3)
-        names = [f"block {site.block}" if row * site.num_heads > 0.1 else "" for site in layout.sites]
+        names = [name * (row * of.num_heads > 0.1) for name, of in zip(layout.site_names, layout.sites, strict=True)]
         axes.set(xticks=[], ylim=(heads, 0), yticks=[at + 0.5 for at in style.middles(layout)], yticklabels=names)
         style.bare(axes)
         style.colour_bar(figure, image, left + wide + 0.12, top_at - bar_tall, bar_tall, "gate: P(open) or |gate|")

@@ -59,6 +59,7 @@ NOT_COMPARED = "0.85"
 SCREEN = 150  # dots per inch of a PNG for the screen; text is some percent wider at 150 than at 100
 ONE, TWO = 3.35, 7.0  # inches of a column of a printed page, and of both with what is between them
 LEAST, DPI = 6.0, 300  # points of the smallest text, and dots per inch, on paper
+LAYER_GAP = 0.12, 0.32  # inches between panels of layers
 _TICKS = 7.0  # points of the smallest text of a figure on the screen, as a rule
 OUTLIER = 8  # times the median: from there on a colour scale is logarithmic
 # Okabe & Ito's colours without yellow, in an order in which neighbours differ in lightness too
@@ -313,7 +314,7 @@ def layer_panels(
     layout: HeadLayout, size: Pair, edge: Pair, labels: tuple[str, str], least: float
 ) -> Iterator[tuple[Figure, list[Axes]]]:
     """Open a ``grid`` with a panel per layer, all with the same axes. edge: left and bottom. labels: of both axes."""
-    with grid(len(layout.sites), size, (0.12, 0.32), (*edge, 0.15, 0.25), least) as (figure, places):
+    with grid(len(layout.sites), size, LAYER_GAP, (*edge, 0.15, 0.25), least) as (figure, places):
         for number, (axes, first, last) in enumerate(places):
             axes.set_title(site_title(layout, number), pad=3)
             axes.set(xlabel=labels[0] if last else "", ylabel=labels[1] if first else "")
@@ -484,8 +485,7 @@ def even_groups(layout: HeadLayout) -> list[list[int]]:
 
 
 def site_title(layout: HeadLayout, i: int) -> str:
-    site = layout.sites[i]
-    return f"block {site.block}" if layout.num_stages == 1 else f"stage {site.stage}, block {site.block}"
+    return f"stage {layout.sites[i].stage}, " * (layout.num_stages > 1) + layout.site_names[i]
 
 
 def wrapped(text: str, inches: float) -> str:

@@ -70,7 +70,7 @@ function drawGrid() {
     if (stages > 1 && row.stage !== stage) rows.push(el("p", { class: "stage", role: "presentation" }, `Stage ${row.stage}`));
     stage = row.stage;
     rows.push(el("div", { role: "row", class: "row" },
-      el("span", { role: "rowheader" }, DATA.live ? many(row.heads.map(({ id }) => id), `Block ${row.block}`) : `Block ${row.block}`),
+      el("span", { role: "rowheader" }, DATA.live ? many(row.heads.map(({ id }) => id), siteName(row, "Block")) : siteName(row, "Block")),
       el("div", { class: "cells", role: "presentation" }, ...row.heads.map((head) => cell(head, choice, scale)))));
   }
   if (DATA.live) rows.unshift(el("div", { class: "row columns" }, el("span"), el("div", { class: "cells" }, ...d3.range(d3.max(HEADS, ({ index }) => index) + 1).map((index) => many(HEADS.filter((head) => head.index === index).map(({ id }) => id), String(index), "column")))));

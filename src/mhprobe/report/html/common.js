@@ -98,7 +98,8 @@ function blocks(heads) {
 }
 // By its module if a block has several attentions side by side.
 const sitesOf = d3.rollup(DATA.heads ?? [], (heads) => new Set(heads.map((head) => head.site)).size, (head) => head.block);
-const headName = (head) => `${sitesOf.get(head.block) > 1 ? head.site : `block ${head.block}`}, head ${head.index}`;
+const siteName = ({ site, block }, word = "block") => (sitesOf.get(block) > 1 ? site : `${word} ${block}`);
+const headName = (head) => `${siteName(head)}, head ${head.index}`;
 
 function squares(heads, values, scale, caption) {
   const rows = blocks(heads).map((row) =>

@@ -164,7 +164,7 @@ function drawHeads() {
   const by = sortedBy(shown), most = view.shared ? d3.max(shown.values(), (map) => map.most) : null;
   const focused = byId("heads").contains(document.activeElement) ? Number(document.activeElement.dataset.id) : null;
   const order = (list) => (view.sort ? [...list].sort((a, b) => (by(b.id) ?? -Infinity) - (by(a.id) ?? -Infinity)) : list);
-  const rows = view.across ? [{ name: "All", heads: order(SEEN) }] : blocks(SEEN).map((row) => ({ name: `${stages ? `Stage ${row.stage}, block` : "Block"} ${row.block}`, heads: order(row.heads) }));
+  const rows = view.across ? [{ name: "All", heads: order(SEEN) }] : blocks(SEEN).map((row) => ({ name: stages ? `Stage ${row.stage}, ${siteName(row)}` : siteName(row, "Block"), heads: order(row.heads) }));
   let first = true;
   byId("heads").replaceChildren(...rows.map((row) => el("div", { class: "heads-row" }, el("span", {}, row.name),
     el("div", { class: "tiles", style: `--across:${Math.min(12, row.heads.length)}` }, ...row.heads.map((head) => {

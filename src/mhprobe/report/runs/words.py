@@ -87,10 +87,10 @@ def named(heads: list[dict[str, Any]], measure: Mapping[str, Any], flat: int) ->
     return head_name(heads, flat), number
 
 
-def head_name(heads: list[dict[str, Any]], flat: int) -> str:
+def head_name(heads: list[dict[str, Any]], flat: int, form: str = "{0}, head {1}") -> str:
     site, block, index = (heads[flat].get(name) for name in ("site", "block", "index"))
     several = any(head["block"] == block and head.get("site") != site for head in heads)
-    return f"{site if several else f'block {block}'}, head {index}"
+    return form.format(site if several else f"block {block}", index)
 
 
 def percent(share: float) -> str:
@@ -190,11 +190,10 @@ def _masking(run: Run, heads: list[dict[str, Any]]) -> list[str]:
     here = max((p for p in choice.points if p["heads_masked"] <= choice.many), key=lambda p: p["heads_masked"])
     gone, beside = (here, choice.random) if choice.many else (first, [])
     at_random = [p for p in beside if p["heads_masked"] == choice.many]
-    alone = [f"head {head['index']} of block {head['block']}" for head in heads if str(head["id"]) == gone["masked"]]
+    alone = [head_name(heads, one["id"], "head {1} of {0}") for one in heads if str(one["id"]) == gone["masked"]]
     which = alone[0] if alone else f"these {counted(gone['heads_masked'], 'head')}"
     text = [
-        f"Without {which} {on} {what} is {interval(gone)}; with all heads it is "
-        f"{interval(choice.points[0])}"
+        f"Without {which} {on} {what} is {interval(gone)}; with all heads it is {interval(choice.points[0])}"
         + (f"; as many random heads leave {interval(at_random[0])} on average." if at_random else ".")
     ]
     if on == choice.chosen_on:
@@ -263,7 +262,7 @@ def _speed(run: Run) -> list[str]:
         return []
     row = max((row for row in rows if row["removed"] == rows[0]["removed"]), key=lambda row: row["batch"])
     low, high = row["speedup_low"], row["speedup_high"]  # none where too few timings were taken
-    within = "too few rounds for an interval" if low is None or high is None else f"{low:.2f} to {high:.2f}"
+    within = "too few rounds for an interval" if low is None or high is None else f"{low:.2f} to {high:.2f} over rounds"
     return [
         f"At batch {row['batch']} the pruned network is {row['speedup']:.2f} times as fast as the dense one ({within}) "
         f"on {row['device']}; its FLOPs predict {row['predicted']:.2f}."
