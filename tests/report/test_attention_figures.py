@@ -39,6 +39,18 @@ def columns(measure, layout):
     return run(measure, batch_of(*maps, **extra))
 
 
+def test_offsets_of_whole_images_are_shown_beside_those_of_windows():
+    """Windows in the first block, all tokens in the second, as many heads in both: one matrix holds their maps."""
+    layout = HeadLayout(tuple(HeadSite(f"b{block}", 0, block, 2, 4) for block in range(2)))
+    exists = torch.zeros(4, 7, 7, dtype=torch.float64)
+    exists[:2, 2:5, 2:5] = exists[2:] = 8
+    counts = torch.zeros_like(exists)
+    counts[2, 6, 0] = 8  # far down to the left, for every query
+    shown = {"counts": counts, "exists": exists, "positional": torch.tensor([0, 0, 1, 0])}
+    (mosaic,) = images(attention.offset_maps(layout, shown, "share"))
+    assert mosaic.get_array().shape == (2 * 8, 2 * 8) and mosaic.get_array().max() == 1
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("level", ["uniform", "chance", None])
 def test_by_depth_has_a_dot_per_head_and_the_level_to_read_it_against(name, level):

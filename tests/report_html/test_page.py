@@ -563,8 +563,8 @@ def test_speed_and_faithful_maps_are_said_in_words(tmp_path):
     add_rows(report, "maps", judged, "maps")
     said = words.result(read_run(tmp_path), [], [])
     assert said == [
-        "At batch 16 the pruned network is 1.25 times as fast as the dense one (1.20 to 1.30) on a CPU; its FLOPs "
-        "predict 1.50.",
+        "At batch 16 the pruned network is 1.25 times as fast as the dense one (1.20 to 1.30 over rounds) on a CPU; "
+        "its FLOPs predict 1.50.",
         "rollout: deletion 0.25 (random orders 0.38; lower is better), insertion 0.50 (random orders 0.38; higher is "
         "better), mean over 2 maps.",
     ]

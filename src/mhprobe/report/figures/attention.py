@@ -56,7 +56,7 @@ def offset_maps(
     with style.canvas((left + wide + 1.1, top + 0.3)) as figure:
         for axes, sites, heads in style.matrix_panels(figure, layout, left, top, side):
             maps = torch.stack([share[layout.span(s)] for s in sites])
-            mosaic, (high, across) = _mosaic(maps, exists[layout.span(sites[0])])
+            mosaic, (high, across) = _mosaic(maps, torch.cat([exists[layout.span(s)] for s in sites]))
             image = axes.imshow(mosaic.numpy(), aspect="auto", **look)
             positional = torch.stack([columns["positional"][layout.span(s)] for s in sites])
             for row, head in positional.nonzero().tolist():
@@ -73,7 +73,7 @@ def offset_maps(
 
 
 def _mosaic(maps: Tensor, exists: Tensor) -> tuple[Tensor, tuple[int, int]]:
-    """Tile maps (S, H, Y, X), cut to the offsets that any query of ``exists`` (H, Y, X) reaches; the size of a tile."""
+    """Tile maps (S, H, Y, X), cut to offsets that any query of ``exists`` (S * H, Y, X) reaches; the size of a tile."""
     ends = [int(exists.sum((0, axis)).nonzero().max()) for axis in (2, 1)]
     down, across = (slice(2 * (size // 2) - end, end + 1) for size, end in zip(maps.shape[2:], ends, strict=True))
     padded = torch.nn.functional.pad(maps[:, :, down, across], (0, 1, 0, 1), value=torch.nan)
@@ -82,8 +82,8 @@ def _mosaic(maps: Tensor, exists: Tensor) -> tuple[Tensor, tuple[int, int]]:
 
 
 @captioned(
-    "The share of attention within a radius of the query, a line per head. The dashed line is even attention: "
-    "heads above it look near, heads below it far."
+    "The share of attention within a radius of the key that a query looks at most, a line per head. The dashed line "
+    "is even attention: heads above it are narrow, heads below it broad."
 )
 def range_profile(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """Share of attention within a radius, over the radius in input pixels; dashed for even attention."""
@@ -214,7 +214,7 @@ def special_keys(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, 
 @captioned(
     "How often the key that a head attends to most is right for a relation between patches. Compare with the best "
     "fixed offset, which needs no content, and with an even draw, which is chance. The best of many dots is best by "
-    "luck too: the ring is the head that is best on one half of the images, scored on the other, with a 95 % interval."
+    "luck too: the ring is the head that is best on one half of the images, scored on the other (95 % over images)."
 )
 def relations(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """A panel per relation: accuracy in per cent of each head over its block."""

@@ -23,9 +23,9 @@ LEGEND = 4.1
 
 @captioned(
     "Findings of the literature, judged on this network. A dot is an effect in multiples of the smallest that matters, "
-    "its bar the 95 % interval; bars end at 4. A claim holds if its bar lies right of 1, and is contradicted left of "
-    "-1. That a cost is at most so large (square) holds right of -1, that there is no effect (diamond) between. "
-    "Colours are after Holm's correction. A ring: it holds for an untrained network as well."
+    "its bar the 95 % interval over what it averages (heads, blocks, images); bars end at 4. A claim holds if its bar "
+    "lies right of 1, and is contradicted left of -1. That a cost is at most so large (square) holds right of -1, that "
+    "there is no effect (diamond) between. Colours are after Holm's correction. A ring: it holds untrained as well."
 )
 def claims(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """A forest of claims: effects in multiples of the smallest that matters, coloured by verdict.

@@ -28,8 +28,8 @@ FURTHEST = 3  # heads furthest from the line
 
 @captioned(
     "A square per head, blocks from input to output. Beside, where there is an interval or a reference, the heads "
-    "in order, the first and the last by name (block.head): a bar is the 95 % interval, the line what chance or a "
-    "freshly initialised network gives. Heads whose intervals overlap are not told apart.",
+    "in order, the first and the last by name (block.head): a bar is the 95 % interval over images, the line what "
+    "chance or a freshly initialised network gives. Heads whose intervals overlap are not told apart.",
     draws_control=True,  # from the column "random_init"
 )
 def per_head(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
@@ -261,7 +261,7 @@ def sufficiency(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, n
 @captioned(
     "What patching each head really does (across) against what slopes say it would (up). On the grey line both agree. "
     "Left: AtP, with its sign. Right: sizes, AtP (dots) and GradDrop (crosses). Colour: the block, from dark to light. "
-    "The heads furthest off are named, block:head. A rank correlation of 0 would be chance."
+    "The heads furthest off are named, block:head. Rank correlations (95 % interval over heads) of 0 would be chance."
 )
 def patching(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """Exact effects against estimates: "value" and "atp", "size", "atp_size" and "graddrop" (A,), if there are any."""
@@ -293,8 +293,8 @@ def patching(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
 
 @captioned(
     "Heads of each block, with their numbers. Above, how alike a head's outputs are to what they were before tuning, "
-    "with its 95 % interval; the dash is chance. Below, each measure before (ring) and after (dot): filled where the "
-    "change differs from 0 (p < .05 after Holm over all heads and measures)."
+    "with its 95 % interval over images; the dash is chance. Below, each measure before (ring) and after (dot): filled "
+    "where the change differs from 0 (p < .05 after Holm over all heads and measures)."
 )
 def before_tuning(layout: HeadLayout, compared: Mapping[str, Tensor], labels: Mapping[str, str]) -> Figure:
     """Heads before and after tuning. compared: of the panel before_tuning. labels: of its measures, by name."""

@@ -23,9 +23,9 @@ PHASES = {"before": "masked before the drop", "at": "at the drop", "after": "aft
 
 
 @captioned(
-    "Accuracy as heads are switched off. A band is the 95 % interval, the grey line the mean over random orders, "
-    "the dotted line guessing. On the images that chose a searched order its curve flatters: the thin line, where "
-    "there is one. Exact search tries every unit at every step; screened and racing search drop poor ones early."
+    "Accuracy as heads are switched off. Bands are 95 % intervals over images, at the grey line, the mean of random "
+    "orders, over orders. Dotted: guessing. On the images that chose a searched order its curve flatters: the thin "
+    "line, where there is one. Exact search tries every unit at every step; others drop poor ones early."
 )
 def curves(
     curves: Sequence[Curve], num_heads: int, chance: float | None = None, over: Over = "heads", units: str = "heads"

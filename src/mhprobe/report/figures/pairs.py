@@ -19,7 +19,7 @@ Limits = Literal["shared", "each"] | Sequence[float]
 @captioned(
     "How alike every two heads are. Chance for as many images is marked on the colour bar, and so is a freshly "
     "initialised network where it was probed: likeness that is no larger was not learned. Beside the label, how wide "
-    "the 95 % interval of a pair is, at the median; the table has that of each.",
+    "the 95 % interval of a pair over images is, at the median; the table has that of each.",
     draws_control=True,  # from the column "random_init"
 )
 def pairwise(
@@ -90,7 +90,7 @@ def _parted(axes: Axes, edges: Sequence[int], shade: str, at: Sequence[float], s
 @captioned(
     "A value for every pair among the heads that were compared. A dot: it differs from 0 by more than chance, with "
     "Holm's correction over all pairs that were looked at (5 %). Where a measure has no such p, a dot says that the "
-    "95 % interval of this pair excludes 0 (or chance, where that is not 0), which one pair in twenty does by chance.",
+    "95 % interval over images excludes 0 (or chance, where that is not 0), as that of one pair in twenty by chance.",
     draws_control=True,  # from the column "random_init"
 )
 def few_heads(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
@@ -130,7 +130,7 @@ def few_heads(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, nam
 @captioned(
     "How alike every two blocks are, input at the top left. Near the diagonal everything is alike: blocks add to "
     "one stream. Chance and a freshly initialised network are marked at the colour bar; beside its label stands how "
-    "wide the 95 % interval of a pair is, at the median.",
+    "wide the 95 % interval of a pair over images is, at the median.",
     draws_control=True,  # from the column "random_init"
 )
 def pairwise_layers(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
@@ -278,13 +278,9 @@ def _around_zero(axes: Axes, points: Tensor) -> None:
 
 def _compared(layout: HeadLayout, value: Tensor) -> list[list[int]]:
     """Group sites whose heads were compared with each other."""
-    groups: list[list[int]] = []
-    for s in range(len(layout.sites)):
-        if groups and not value[layout.offsets[groups[-1][0]], layout.offsets[s]].isnan():
-            groups[-1].append(s)
-        else:
-            groups.append([s])
-    return groups
+    first, sites = layout.offsets, range(len(layout.sites))
+    starts = [s for s in sites if s == 0 or value[first[s - 1], first[s]].isnan()]
+    return [list(range(*ends)) for ends in itertools.pairwise([*starts, len(sites)])]
 
 
 class Group(NamedTuple):

@@ -63,8 +63,8 @@ def _percents(shares: Sequence[float], images: int) -> tuple[list[float], list[f
 
 
 @captioned(
-    "Accuracy of heads pruned from a trained model, against the same number of heads trained from scratch, with "
-    "95 % intervals; grey is the whole model, before pruning. A star: the two differ on the same images (McNemar, "
+    "Accuracy of heads pruned from a trained model, against the same number of heads trained from scratch; bars are "
+    "95 % intervals over images, grey is the whole model. A star: the two differ on the same images (McNemar, "
     "p < .05 after Holm). Without one, training the larger model first has not been shown to help. Dotted: guessing."
 )
 def voita(points: Sequence[tuple[int, float, float]], images: int, chance: float, sure: Sequence[bool] = ()) -> Figure:
@@ -161,8 +161,8 @@ def kept(layout: HeadLayout, left: Tensor) -> Figure:
 
 
 @captioned(
-    "How much faster the pruned network is than the dense one. Bars are 95 % intervals, the dashed line is what "
-    "its FLOPs predict, 1 is no gain. Measured on the machine named above the figure, and true there."
+    "How much faster the pruned network is than the dense one. Bars are 95 % intervals over rounds of timing, the "
+    "dashed line is what its FLOPs predict, 1 is no gain. Measured on the machine named above, and true there."
 )
 def speed(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Speed-up over the dense network, and images per second. rows: of surgery.speed.speed_table."""

@@ -116,7 +116,7 @@ def run_agreement(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 @captioned(
     "Each head on two data sets, a panel per measure. On the grey line both agree. r near 0 would be chance: the "
-    "measure told about the images, not about the head."
+    "measure told about the images, not about the head. In brackets the 95 % interval of r over heads."
 )
 def scatter(
     layout: HeadLayout, measures: Sequence[tuple[str, Tensor, Tensor, Pearson]], first: str, second: str
