@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from mhprobe.errors import UserError
 from mhprobe.gates.base import GateHook, HeadGates
+from mhprobe.gates.meanwhile import meanwhile
 from mhprobe.heads import HeadLayout
 
 EPS = 1e-6
@@ -137,13 +138,8 @@ class HardConcreteGates(HeadGates):
 
     @contextlib.contextmanager
     def fixed(self, values: Tensor) -> Iterator[None]:
-        with super().fixed(values):  # from here on other threads wait
-            before = self.relaxed.clone()
-            self.relaxed.zero_()
-            try:
-                yield
-            finally:
-                self.relaxed.copy_(before)
+        with super().fixed(values), meanwhile([self], relaxed=torch.zeros_like(self.relaxed)):  # other threads wait
+            yield
 
     @torch.no_grad()
     def draw(self) -> None:

@@ -7,9 +7,9 @@ imports. Hydra's own completion (``-sc install=bash``) is for a program that is 
 import itertools
 import re
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from hydra import initialize_config_dir
 from hydra._internal.core_plugins.bash_completion import BashCompletion
@@ -58,7 +58,11 @@ def about(word: str) -> str:
         raise UserError(f"{word}: {group} has {', '.join(options(group))}.")
     fill(chosen)
     plain = OmegaConf.to_container(chosen, resolve=False)
-    typed = [f"  {key}={value}" for key, value in _typed(place, plain)]
+    typed = []
+    for path, value in leaves(plain):
+        word = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
+        if not any(key.startswith("_") for key in path):
+            typed.append(f"  {'.'.join(filter(None, (place, *path)))}={word}")
     # docstrings of all its parts, each once, up to their examples
     targets = [str(value) for path, value in leaves(plain) if path[-1] == "_target_"]
     texts = {name: text.partition("\n>>>")[0] for target in targets for name, text in docstrings(target)}
@@ -68,22 +72,12 @@ def about(word: str) -> str:
 
 def _whole(file: Path) -> DictConfig:
     """Return a file merged into its base files, of its group or of conf/."""
-    settings = OmegaConf.load(file)
-    assert isinstance(settings, DictConfig)
+    settings = cast(DictConfig, OmegaConf.load(file))
     places = [[folder / f"{name}.yaml" for folder in (file.parent, CONF)] for name in begins_with(settings)]
-    whole = OmegaConf.merge(*(_whole(next(filter(Path.is_file, paths))) for paths in places), settings)
-    assert isinstance(whole, DictConfig)
+    merged = OmegaConf.merge(*(_whole(next(filter(Path.is_file, paths))) for paths in places), settings)
+    whole = cast(DictConfig, merged)
     whole.pop("defaults", None)
     return whole
-
-
-def _typed(place: str, part: Any) -> Iterator[tuple[str, Any]]:
-    if not isinstance(part, dict):
-        yield place, "null" if part is None else str(part).lower() if isinstance(part, bool) else part
-        return
-    for key, value in sorted(part.items(), key=lambda pair: isinstance(pair[1], dict)):
-        if not str(key).startswith("_"):
-            yield from _typed(f"{place}.{key}".lstrip("."), value)
 
 
 def offers(line: str, commands: Iterable[str], demo: tuple[str, ...]) -> list[str]:

@@ -15,12 +15,10 @@ from mhprobe.run.schema import Config
 from mhprobe.run.shortage import no_memory
 from mhprobe.training.classifier import GatedClassifier
 
-AUTO = "auto"
-
 
 def settled(cfg: Config, model: GatedClassifier, data: ImageData, report: Report) -> Config:
     """Return ``cfg`` with a number for ``data.batch_size``. UserError if resumed, on a CPU, or in several processes."""
-    if cfg.data["batch_size"] != AUTO:
+    if cfg.data["batch_size"] != "auto":
         return cfg
     if cfg.ckpt_path is not None:
         raise UserError(

@@ -123,7 +123,10 @@ def _usual(cfg: Config, material: Material) -> list[Question]:
         if (top_k := cfg.probe.top_k) is not None:
             questions.append(Question("agreement", functools.partial(agreement, top_k=top_k), names, control=control))
         if (also_on := cfg.probe.also_on) is not None:
-            second = functools.partial(on_another_data_set, data=_second_data(also_on, material.data))
+            other = second_to(material.data, builders.prepared(also_on, "probe.also_on"), "probe.also_on")
+            if other.source.name == material.data.source.name:
+                raise UserError(f"probe.also_on: expected another data set than data, got {other.source.name} twice.")
+            second = functools.partial(on_another_data_set, data=other)
             questions.append(Question("second data set", second, names))
     for name, part in cfg.question.items():
         where = f"question.{name}"
@@ -176,11 +179,3 @@ def _masking(cfg: Config, settings: Curves, model: GatedClassifier) -> Masking:
     options = settings.model_dump(include={"select_on", "steps", "step"})
     options |= {"join": settings.join and construct(settings.join, "masking.join"), "score": builders.score(cfg)}
     return Masking(specs, Path(cfg.cache_dir) / "orders", key="masking.curves", **options)
-
-
-def _second_data(part: dict[str, Any], first: ImageData) -> ImageData:
-    """Return the data set of ``probe.also_on``, prepared like the first. UserError for the same set twice."""
-    second = second_to(first, builders.prepared(part, "probe.also_on"), "probe.also_on")
-    if second.source.name == first.source.name:
-        raise UserError(f"probe.also_on: expected another data set than data, got {second.source.name} twice.")
-    return second

@@ -289,7 +289,7 @@ def check(command: str, cfg: DictConfig) -> Config:
         if not masking.curves and command == "mask":
             raise UserError("masking.curves: expected a curve, got {}; take masking=six_curves or masking=orders.")
     untrained = checked.weights is None and checked.optim is None and not comes_with_weights(checked.backbone)
-    if untrained and command not in NO_WEIGHTS:
+    if untrained and command not in ("fetch", "prune"):  # prune refuses by a message of its own
         raise UserError(_missing("weights"))
     if (classes := checked.backbone.get("num_classes")) == 0:
         refuse_without_classifier(command)
@@ -299,16 +299,11 @@ def check(command: str, cfg: DictConfig) -> Config:
             f"features, got {classes}."
         )
     if checked.optim is not None and checked.optim.teacher == "dense":
-        checked = checked.but(optim={"teacher": _dense(checked)})
+        file = None if checked.weights == "random" else checked.weights
+        if checked.prune is None or (checked.prune.tune_epochs and file is None):
+            raise UserError("optim.teacher=dense: is the network before pruning, of weights=<file>; here is none.")
+        checked = checked.but(optim={"teacher": file if checked.prune.tune_epochs else None})
     return checked
-
-
-def _dense(cfg: Config) -> str | None:
-    """Return the file of the network before pruning; None where nothing is tuned. UserError where there is none."""
-    file = None if cfg.weights == "random" else cfg.weights
-    if cfg.prune is None or (cfg.prune.tune_epochs and file is None):
-        raise UserError("optim.teacher=dense: is the network before pruning, of weights=<file>; here is none.")
-    return file if cfg.prune.tune_epochs else None
 
 
 def _valid(section: type[_Section], values: dict[str, Any], where: str = "") -> Any:
@@ -326,7 +321,6 @@ def _valid(section: type[_Section], values: dict[str, Any], where: str = "") -> 
         raise UserError(f"{key}: {first['msg']}, got {quoted(first['input'], 100)}.") from None
 
 
-NO_WEIGHTS = ("fetch", "prune")  # prune refuses by a message of its own
 WITH_FEATURES = ("fetch", "claims", "maps", "mask", "probe", "prune", "prunebench")  # commands that need no classifier
 
 

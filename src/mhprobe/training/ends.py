@@ -24,7 +24,7 @@ class StopAtNonFinite(L.Callback):
     """
 
     batch: Any = None
-    loss: Tensor | None = None  # the sum over what the step accumulates: not finite if one of them is not
+    loss: Any = None  # the sum over what the step accumulates: not finite if one of them is not
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, *_: Any) -> None:
         self.batch = batch
@@ -33,7 +33,6 @@ class StopAtNonFinite(L.Callback):
         self.loss = loss.detach() if self.loss is None else self.loss + loss.detach()
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
-        assert self.loss is not None
         loss, self.loss = self.loss, None
         named = {name: p.grad for name, p in pl_module.named_parameters() if p.grad is not None}
         fine = loss.isfinite()

@@ -55,28 +55,25 @@ class ShowsTraining(ProgressBar):
             stage("testing")
         self._evaluate("testing", trainer.num_test_batches)
 
-    def on_validation_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+    def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
         self._evaluation(1)
         self._left -= 1
         if self._left <= 0:  # what others do at the end of the epoch has bars of its own
             self._evaluated.close()
 
-    def on_test_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        self.on_validation_batch_end(trainer)
+    on_test_batch_end = on_validation_batch_end
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._evaluated.close()
         if self.shown and not trainer.sanity_checking and trainer.state.fn == "fit":
             self._say(trainer, {name: float(value) for name, value in trainer.callback_metrics.items()})
 
-    def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._evaluated.close()
+    on_test_end = on_validation_end  # which says nothing after a test
 
-    def on_train_end(self, *_: Any) -> None:
+    def on_train_end(self, *_: Any, **__: Any) -> None:
         self._bars.close()
 
-    def on_exception(self, *_: Any) -> None:
-        self._bars.close()
+    on_exception = on_train_end
 
     def _evaluate(self, what: str, batches: list[int | float]) -> None:
         self._evaluated, self._left = ExitStack(), int(sum(batches))
