@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from pathlib import Path
 
 import pytest
 from hydra._internal import config_loader_impl
@@ -74,3 +75,13 @@ def test_a_configuration_that_was_written_to_is_composed_again(tmp_path):
                 os.utime(path, ns=(time, time))
         seen.append(dict(loader.load_configuration("all", [], RunMode.RUN).part))
     assert seen == [{"a": 1}, {"b": 1}, {"b": 1}, {"b": 2}, {"a": 2}]
+
+
+@pytest.mark.parametrize("command", ["train", "prunebench"])
+def test_a_folder_may_be_given_from_the_home_folder(command, tmp_path, monkeypatch):
+    """Without it, ckpt_path=last looked into ./~, and mhprobe.prunebench wrote there."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    cfg = runs.composed(command, 'out="~/out"', 'cache_dir="~/cache"', "~logger", hydra=True)
+    folders = [cfg.out, cfg.cache_dir, *([cfg.cells, cfg.hydra.run.dir] if command == "prunebench" else [])]
+    assert all(Path(folder).is_relative_to(tmp_path) for folder in folders)
+    assert "~logger" in cfg.hydra.overrides.task and not cfg.get("logger")

@@ -315,7 +315,7 @@ def finish(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageD
 
 def store(cfg: Config) -> Path:
     """Return the folder of kept measurements, shared by runs."""
-    return Path(cfg.cache_dir).expanduser() / "measured"
+    return Path(cfg.cache_dir) / "measured"
 
 
 def learns_gates(model: GatedClassifier) -> bool:

@@ -4,6 +4,7 @@ A failed job leaves a note in its folder, since jobs may run elsewhere. Launcher
 """
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -22,7 +23,6 @@ from mhprobe.io.files import write
 from mhprobe.report.runs.folder import Folder
 
 FAILED = "failed.json"
-_claimed: dict[str, str] = {}  # wanted folder -> folder of this process
 
 
 def rank() -> int:
@@ -30,25 +30,22 @@ def rank() -> int:
     return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
 
 
+@functools.cache
 def claim(wanted: str) -> str:
     """Make a new folder of that name, or the next free one (_2, _3 ...). Ranks of a launcher share ``wanted``."""
     if "RANK" in os.environ or "SLURM_PROCID" in os.environ:
         return wanted
-    if wanted in _claimed:
-        return _claimed[wanted]
-    first = os.path.expanduser(wanted)
-    names = itertools.chain([first], (f"{first}_{number}" for number in itertools.count(2)))
+    names = itertools.chain([wanted], (f"{wanted}_{number}" for number in itertools.count(2)))
     try:
-        Path(first).parent.mkdir(parents=True, exist_ok=True)
-        while wanted not in _claimed:
+        Path(wanted).parent.mkdir(parents=True, exist_ok=True)
+        while True:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name := next(names))  # of two processes only one can
-                _claimed[wanted] = name
+                return name
     except OSError as error:
         raise UserError(
             f"out: {error.filename} cannot be written ({error.strerror}). Choose another folder with out=<folder>."
         ) from error
-    return _claimed[wanted]
 
 
 @contextlib.contextmanager
@@ -63,8 +60,9 @@ def held(folder: Path) -> Iterator[None]:
                 if rank() == 0:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                wait = "Wait, or give another hydra.run.dir."
-                raise UserError(f"{folder}: another run is writing there. {wait}") from None
+                raise UserError(
+                    f"{folder}: another run is writing there. Wait, or give another hydra.run.dir."
+                ) from None
         yield
         if not folder.exists() or not os.path.samestat(os.fstat(handle), folder.stat()):
             raise UserError(f"{folder} was removed or replaced while the run wrote there: its results are not whole.")

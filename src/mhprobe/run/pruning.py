@@ -79,7 +79,7 @@ class Pruning:
         weights = read_description(Path(file)) if (file := builders.weights_file(cfg)) else {}
         if settings.onnx:
             export.needs_onnx()
-        cache = {"cache": Path(cfg.cache_dir).expanduser() / "orders", "facts": material.identity}
+        cache = {"cache": Path(cfg.cache_dir) / "orders", "facts": material.identity}
         look = images(cfg, settings, material, **cache)
         origin = made_from(cfg, settings, material.data, weights)
         looked_up = measured_on(getattr(source, "order", None))  # no images of ours: "test", whichever they were

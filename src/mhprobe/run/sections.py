@@ -3,9 +3,11 @@
 A command takes its own sections of an experiment; on the command line, other sections are a UserError.
 """
 
+import contextlib
 import functools
 import importlib.util
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,11 +23,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from mhprobe.errors import UserError
+from mhprobe.io.nested import leaves
 from mhprobe.run import members
-from mhprobe.run.constructors import Filled, fill, take_back
+from mhprobe.run.constructors import PACKAGE, Filled, fill, take_back
 from mhprobe.run.jobs import claim
 
-PACKAGE = Path(__file__).parents[1]
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parents[1] / "conf"
 ENGINES = ("launcher", "sweeper")  # of Hydra: they run the jobs of a sweep, and choose them
 NAMES = ("name", "experiment", "backbone", "backbone.name")  # keys that name a sweep, the first that is swept
@@ -83,6 +85,9 @@ class OwnSections(ConfigLoaderImpl):
                 del cfg[section]
         take_back(cfg, self._filled, map(_key, overrides))  # the command line replaced parts, and added some
         fill(cfg)
+        for path, value in leaves(OmegaConf.to_container(cfg, resolve=False), lists=True):
+            if str(value).startswith("~/"):
+                OmegaConf.update(cfg, ".".join(path), os.path.expanduser(value))
         _check_installed(cfg)
         if cfg.hydra.mode is None and any(".core_plugins." not in cfg.hydra[part]["_target_"] for part in ENGINES):
             cfg.hydra.mode = RunMode.MULTIRUN  # a launcher or a sweeper means a sweep, also without -m
@@ -115,14 +120,12 @@ class OwnSections(ConfigLoaderImpl):
 def _check_installed(cfg: DictConfig) -> None:
     for part in ENGINES:
         module = cfg.hydra[part]["_target_"].rpartition(".")[0]
-        try:
-            spec = importlib.util.find_spec(module)
-        except ModuleNotFoundError:
-            spec = None
-        if spec is None:
-            choice = cfg.hydra.runtime.choices[f"hydra/{part}"]
-            extra = re.sub(r"hydra_plugins\.hydra_(\w+?)_.*", r"\1", module)
-            raise UserError(f'hydra/{part}={choice}: not installed; pip install "mhprobe[{extra}]".')
+        with contextlib.suppress(ModuleNotFoundError):
+            if importlib.util.find_spec(module):
+                continue
+        choice = cfg.hydra.runtime.choices[f"hydra/{part}"]
+        extra = re.sub(r"hydra_plugins\.hydra_(\w+?)_.*", r"\1", module)
+        raise UserError(f'hydra/{part}={choice}: not installed; pip install "mhprobe[{extra}]".')
 
 
 def install() -> None:
@@ -140,7 +143,7 @@ def data_of_weights(overrides: Sequence[str]) -> list[str]:
         return []
     from mhprobe.weights.checkpoint import read_description  # torch takes seconds, --help none
 
-    file = Path(keys["weights"].strip("'\""))
+    file = Path(keys["weights"].strip("'\"")).expanduser()
     try:  # what stands beside weights is checked when they are loaded
         about = read_description(file) if file.suffix == ".ckpt" else json.loads(file.with_suffix(".json").read_text())
         name = about["data"]

@@ -38,9 +38,8 @@ def explained(cfg: "Config") -> Iterator[None]:
     except OSError as error:
         if error.errno not in DISK:
             raise
-        folders = {key: Path(folder).expanduser() for key, folder in (("out", cfg.out), ("cache_dir", cfg.cache_dir))}
-        places = " and ".join(f"{key}={folder} ({reason(error, folder)})" for key, folder in folders.items())
         raise UserError(
             f"{error.filename or 'a file of the run'} cannot be written ({error.strerror}). Make room or choose other "
-            f"folders: now {places}."
+            f"folders: now out={cfg.out} ({reason(error, Path(cfg.out))}) and cache_dir={cfg.cache_dir} "
+            f"({reason(error, Path(cfg.cache_dir))})."
         ) from error
