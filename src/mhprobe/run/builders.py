@@ -167,16 +167,15 @@ def report(cfg: Config, folder: Path, layout: HeadLayout) -> Report:
         loggers.append(construct(part, f"logger.{name}", folder=folder))
         loggers[-1].log_hyperparams(cfg.model_dump(include=cfg.model_fields_set))
     report = Report(folder, layout, loggers, cfg.style)
-    backbone = cfg.backbone
     if cfg.resume is not None:  # a training
         report.network = cfg.name
     elif weights_file(cfg):
         report.network = network(cfg.weights)
-    elif backbone.get("checkpoint") is not None:
-        report.network = Path(backbone["checkpoint"]).stem
+    elif cfg.backbone.get("checkpoint") is not None:
+        report.network = Path(cfg.backbone["checkpoint"]).stem
     else:
-        untrained = "" if backbone.get("pretrained") else "untrained "
-        report.network = f"{untrained}{backbone.get('name', 'network')}"
+        untrained = "" if cfg.backbone.get("pretrained") else "untrained "
+        report.network = f"{untrained}{cfg.backbone.get('name', 'network')}"
     if rank() == 0:
         report.origin = origin(cfg.command, folder)
     return report
@@ -248,8 +247,10 @@ def _lightning(cfg: Config, **more: Any) -> L.Trainer:
 
 def best(model: GatedClassifier, checkpoints: Path) -> None:
     """Load the weights of the epoch that was best on validation; with a penalty on open heads the last ones stay."""
-    if model.penalty is None:
-        chosen = load_checkpoint(checkpoints / "best.ckpt")
+    if model.penalty is None and not (file := checkpoints / "best.ckpt").is_file():
+        log.warning("the training ended before its first validation: the last weights are taken, none are the best")
+    elif model.penalty is None:
+        chosen = load_checkpoint(file)
         model.load_state_dict(chosen["state_dict"])
         model.results = chosen.get("results", {})
 
