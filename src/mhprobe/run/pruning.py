@@ -45,7 +45,6 @@ from mhprobe.weights.checkpoint import gates_kept, read_description, weights_fil
 from mhprobe.weights.description import pruned_description
 
 LIMITS = ("remove", "exclude_layers", "min_heads_per_layer", "rescale", "latency_table")  # of paths
-MINE = "this mask"  # in the table of speeds: the removed heads, beside evenly spread ones
 
 
 class Pruning:
@@ -98,10 +97,11 @@ class Pruning:
         results = of_pruned(pruned, material.layout)
         if pruned.promise is not None and not pruned.promise.steps:
             return pruned, results
-        saved = write_all(self._files(pruned, dense, source, look, {**description, "made": origin}))
+        budgets, promised = self._budgets(pruned, dense, source, look) if settings.elastic else ({}, [])
+        saved = write_all(self._files(pruned, dense, budgets, look, {**description, "made": origin}))
         layout = layout_of(dense)
         if settings.speed:
-            masks = {MINE: pruned.gone}
+            masks = {"this mask": pruned.gone}  # beside evenly spread ones
             masks |= {f"{100 * share:.0f} % removed": evenly(layout, share) for share in SHARES}
             with progress("timing", len(BATCHES), "batch sizes") as done:
                 speeds = speed_table(dense, masks, rounds=settings.speed_rounds, show=done)
@@ -109,18 +109,17 @@ class Pruning:
             results["speed"] = drawn.saying("times as fast", "the network is faster")
         kept = layout.kept(pruned.gone)
         emptied = [site.name for site in layout.of("neuron").sites if not kept[site.name]]
-        print(*lines(pruned), *(f"{name}: no neuron is left, so a bias alone" for name in emptied), sep="\n")
+        print(*promised, *lines(pruned), *(f"{name}: no neuron is left, so a bias alone" for name in emptied), sep="\n")
         print(f"saved: {', '.join(path.name for path in saved)}")
         return pruned, results
 
     def _files(
-        self, pruned: Pruned, dense: nn.Module, source: Source, look: Images, description: dict[str, Any]
+        self, pruned: Pruned, dense: nn.Module, budgets: dict[str, Any], look: Images, description: dict[str, Any]
     ) -> dict[Path, bytes]:
-        """Return ``pruned.safetensors`` and its JSON, and the exports asked for."""
+        """Return ``pruned.safetensors`` and its JSON, and the exports asked for. budgets: of an elastic file."""
         settings, folder, kept = self.settings, self.folder, layout_of(dense).kept(pruned.gone)
         origin = {**description["made"], "rescaled": pruned.rescaled, "fold": settings.fold}
         origin[f"test/{pruned.scored.metric}"] = pruned.stages[-1].accuracy
-        budgets = self._budgets(pruned, dense, source, look) if settings.elastic else {}
         promise = pruned.promise and _promised(pruned.promise)
         if promise := elastic.promise_at(budgets, settings.target or {}) if budgets else promise:
             origin["guarantee"] = promise
@@ -141,9 +140,9 @@ class Pruning:
             files |= weights_files(whole, folder / "elastic.safetensors", about)
         return files
 
-    def _budgets(self, pruned: Pruned, dense: nn.Module, source: Source, look: Images) -> dict[str, Any]:
-        """Return what an elastic file makes budgets of; print which of them are promised."""
-        target = self.settings.target
+    def _budgets(self, pruned: Pruned, dense: nn.Module, source: Source, look: Images) -> tuple[Any, list[str]]:
+        """Return what an elastic file makes budgets of, and lines for the terminal: which of them are promised."""
+        target, promised = self.settings.target, list[str]()
         assert isinstance(source, OnPath) and pruned.scores is not None and target is not None
         budgets = elastic.described(source, pruned.scores, layout_of(dense))
         if promise := promise_asked(self.settings):
@@ -152,8 +151,8 @@ class Pruning:
             (unit, least), kept = next(iter(target.items())), budgets["promise"]["kept"]
             held = f"at {unit} {', '.join(f'{budget:g}' for budget in kept)}" if kept else "at no budget"
             here = "" if least in kept else ", so not here"
-            print(f"promised to lose at most {counted(promise.points, 'point')}: {held}{here}")
-        return budgets
+            promised = [f"promised to lose at most {counted(promise.points, 'point')}: {held}{here}"]
+        return budgets, promised
 
     def complain(self) -> None:
         """Raise UserError where no step can be promised."""
