@@ -10,6 +10,7 @@ import json
 import math
 import re
 import shutil
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -65,7 +66,7 @@ def test_a_bench_goes_on_where_it_stopped_and_says_what_is_missing(trained, tmp_
     missing = [row for row in rows if row["note"]]
     command = f"not run: python -m mhprobe.prunebench {weights} prune.images=24 "  # the same settings: the same cell
     assert missing and all(row["note"].startswith(command) for row in missing)
-    assert "methods=[magnitude] budgets=[0.6] seeds=[1]" in {row["note"].removeprefix(command) for row in missing}
+    assert "'methods=[magnitude]' 'budgets=[0.6]' 'seeds=[1]'" in {row["note"].removeprefix(command) for row in missing}
     ranked = runs.rows(tmp_path / "run" / "tables" / "prunebench_ranking.csv")
     assert {row["method"] for row in ranked} == {"random", "fisher"} and all(row["seeds"] == "2" for row in ranked)
     page, (best, other) = (tmp_path / "run" / "report.html").read_text(), ranked
@@ -114,6 +115,46 @@ def test_times_of_another_machine_are_not_those_of_this_one(tmp_path, monkeypatc
     assert here == cells.Cells(cfg, material).files
     monkeypatch.setattr("mhprobe.surgery.costs.processor", lambda: "another processor")
     assert (here == cells.Cells(cfg, material).files) == (speed == "false")
+
+
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_tuning_in_another_precision_makes_cells_of_its_own(tmp_path, epochs):
+    """A bench tuned in bfloat16 once showed the numbers of one that was tuned in float32."""
+    model = SimpleNamespace(description={"backbone": {}}, backbone=torch.nn.Identity(), device=torch.device("cpu"))
+    material = SimpleNamespace(model=model, layout=None, data=SimpleNamespace(fingerprint="images"))
+    tuned = (f"prune.tune_epochs={epochs}", "optim.teacher=null")
+    plain, changed = (
+        cells.Cells(config(tmp_path, *tuned, *more), material).files for more in ((), ("trainer.precision=bf16-mixed",))
+    )
+    assert (plain == changed) == (epochs == 0)
+
+
+def test_jobs_that_start_together_share_out_the_cells_and_take_over_from_one_that_was_killed(tmp_path, monkeypatch):
+    """Each once ran them all."""
+    model = SimpleNamespace(description={"backbone": {}}, backbone=torch.nn.Identity(), device=torch.device("cpu"))
+    material = SimpleNamespace(model=model, layout=None, data=SimpleNamespace(fingerprint="images"))
+    cfg = config(tmp_path, "methods=[random,fisher]", "seeds=[0,1]")
+    ran, theirs = [], []
+
+    def watched(cell, *_, **__):
+        ran.append(cell)
+        if len(ran) == 1:  # while this job is at its first cell, another one runs the others, and waits for it
+            other.start()
+            runs.wait(lambda: len(ran) == 4)
+        return {"repaired": 0.5}, {"repaired": torch.ones(2, dtype=torch.bool)}, None
+
+    monkeypatch.setattr(cells, "run_cell", watched)
+    monkeypatch.setattr(cells.pruning, "images", lambda *_: None)
+    job = cells.Cells(cfg, material)
+    other = threading.Thread(target=lambda: theirs.append(cells.Cells(cfg, material).run()), daemon=True)
+    claim = next(iter(job.files.values())).with_suffix(".lock")
+    claim.parent.mkdir(parents=True)
+    claim.touch()  # of a job that was killed
+    ours = job.run()
+    other.join(60)
+    for there in (ours, *theirs):
+        assert sum(kept is not None for kept in there.values()) == 4
+    assert len(theirs) == 1 and len(set(ran)) == len(ran) == 4 and not [*claim.parent.glob("*.lock")]
 
 
 def test_jobs_with_other_settings_that_share_a_folder_keep_each_others_cells(trained, tmp_path):
@@ -214,7 +255,7 @@ def test_budgets_that_differ_in_their_seventh_digit_are_two_cells_and_the_comman
     near = [Cell("random", 0.3333333, 0), Cell("random", 0.333333, 0)]
     assert len({*map(str, near)}) == 2
     rows = cells.results("bench", dict.fromkeys(near))[cells.TABLE].table.dicts()
-    assert [row["note"].split()[-2] for row in rows] == ["budgets=[0.3333333]", "budgets=[0.333333]"]
+    assert [row["note"].split()[-2] for row in rows] == ["'budgets=[0.3333333]'", "'budgets=[0.333333]'"]
 
 
 def test_one_method_is_not_several():

@@ -1,16 +1,19 @@
 """Cells of PruneBench: which to run, their files, and the tables and the figure of all."""
 
+import contextlib
 import hashlib
 import itertools
 import json
 import logging
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import filelock
 from torch import Tensor
 
-from mhprobe.errors import UserError, quoted
+from mhprobe.errors import UserError, quoted, refusing
 from mhprobe.io.code import our_digest, stands_on
 from mhprobe.io.files import write
 from mhprobe.io.tensors import BENCH, packed, unpacked
@@ -86,6 +89,7 @@ class Cells:
         shared = facts(cfg, self.model.description, material.data.fingerprint)
         options = {"images", "select_on", "precision", "repair", "tune_epochs", "speed", "speed_rounds", "onnx"}
         shared |= {**cfg.prune.model_dump(include=options), "score": cfg.score, "source": our_digest()}
+        shared["precision"] = cfg.trainer.precision if cfg.prune.tune_epochs else None
         shared["machine"] = device_name(self.model.device) if cfg.prune.speed else None  # speed-ups are of one machine
         self.files: dict[Cell, Path] = {}  # other settings have other files, so jobs with either can share a folder
         for seed, budget, (name, part) in itertools.product(cfg.seeds, cfg.budgets, cfg.method.items()):
@@ -100,46 +104,59 @@ class Cells:
         return None if stored is None else Kept(json.loads(stored[1]["row"]), stored[0])
 
     def run(self) -> dict[Cell, Kept | None]:
-        """Run the chosen cells that were not run, or failed before; return all."""
-        for cell in self.files:
-            if cell.method in (self.cfg.methods or self.cfg.method) and not ((kept := self.there(cell)) and kept.right):
-                log.info("%s ...", cell)
-                try:
-                    row, right, self.whole = self._run(cell)
-                    row, level, says = {**row, "note": ""}, logging.INFO, f"{100 * row[list(right)[-1]]:.2f} %"
-                except Exception as error:  # one method, of another package perhaps, may not take down the others
-                    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-                    says = f"{kind}{' '.join(str(error).split())}"[:300]
-                    row, right, level = {"note": says}, {}, logging.WARNING  # which a run prints
-                log.log(level, "%s: %s", cell, says)
-                write(self.files[cell], packed(right, {"row": json.dumps(row)}))
+        """Run the chosen cells that were not run, or failed before, and wait for those of other jobs; return all."""
+        chosen = [cell for cell in self.files if cell.method in (self.cfg.methods or self.cfg.method)]
+        left = [cell for cell in chosen if not self._ran(cell)]
+        where = f"cells: {self.cfg.cells} cannot be written"
+        with refusing(lambda error: f"{where} ({error}). Choose another folder with cells=<folder>.", (OSError,)):
+            for seconds in (0, -1):  # at last wait for what other jobs run
+                for cell in [*left]:
+                    claim = self.files[cell].with_suffix(".lock")  # no longer locked when its process has died
+                    with contextlib.suppress(filelock.Timeout), filelock.FileLock(claim, seconds):
+                        if not self._ran(cell):
+                            self._run(cell)
+                        left.remove(cell)
+                        claim.unlink()
         return {cell: self.there(cell) for cell in self.files}
 
-    def _run(self, cell: Cell) -> tuple[dict[str, Any], dict[str, Tensor], Any]:
+    def _ran(self, cell: Cell) -> bool:
+        return bool((kept := self.there(cell)) and kept.right)
+
+    def _run(self, cell: Cell) -> None:
+        """Run a cell, and write its file whether it fails or not."""
+        log.info("%s ...", cell)
         cfg, settings, train = self.cfg.model_copy(update={"seed": cell.seed}), self.settings, None
-        dense = self.model.backbone.eval()
-        if settings.tune_epochs:
-            report = builders.report(cfg, self.files[cell].with_suffix(""), self.material.layout)
-            train = pruning.retraining(cfg, settings, dense, self.model.description, self.material.data, report)
-        return run_cell(
-            cell,
-            construct(cfg.method[cell.method], f"method.{cell.method}"),
-            dense,
-            pruning.images(cfg, settings, self.material),
-            mend=pruning.repair(settings),
-            train=train,
-            rounds=settings.speed_rounds if settings.speed else 0,
-            onnx=settings.onnx,
-            whole=self.whole,
-        )
+        try:
+            dense = self.model.backbone.eval()
+            if settings.tune_epochs:
+                report = builders.report(cfg, self.files[cell].with_suffix(""), self.material.layout)
+                train = pruning.retraining(cfg, settings, dense, self.model.description, self.material.data, report)
+            row, right, self.whole = run_cell(
+                cell,
+                construct(cfg.method[cell.method], f"method.{cell.method}"),
+                dense,
+                pruning.images(cfg, settings, self.material),
+                mend=pruning.repair(settings),
+                train=train,
+                rounds=settings.speed_rounds if settings.speed else 0,
+                onnx=settings.onnx,
+                whole=self.whole,
+            )
+            row, level, says = {**row, "note": ""}, logging.INFO, f"{100 * row[list(right)[-1]]:.2f} %"
+        except Exception as error:  # one method, of another package perhaps, may not take down the others
+            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+            says = f"{kind}{' '.join(str(error).split())}"[:300]
+            row, right, level = {"note": says}, {}, logging.WARNING  # which a run prints
+        log.log(level, "%s: %s", cell, says)
+        write(self.files[cell], packed(right, {"row": json.dumps(row)}))
 
 
 def results(command: str, cells: Mapping[Cell, Kept | None]) -> dict[str, Result]:
     """Return the table of cells, the ranking, and accuracy against FLOPs and time. command: for missing cells."""
     rows = []
     for cell, kept in cells.items():
-        note = f"not run: {command} methods=[{cell.method}] budgets=[{cell.budget}] seeds=[{cell.seed}]"
-        rows.append({**cell._asdict(), **(kept.row if kept else {"note": note})})
+        one = shlex.join([f"methods=[{cell.method}]", f"budgets=[{cell.budget}]", f"seeds=[{cell.seed}]"])
+        rows.append({**cell._asdict(), **(kept.row if kept else {"note": f"not run: {command} {one}"})})
     whole = Result(from_rows(rows), about="One row per method, budget (share of FLOPs) and seed.")
     tables = {TABLE: whole.saying("accuracy", "a better network")}
     if done := [row for row in rows if not row["note"]]:
