@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
+from torch import nn
 
 import mhprobe.train
 import runs
 from mhprobe.errors import UserError
+from mhprobe.training.checkpoints import Average
 from mhprobe.weights.checkpoint import load_checkpoint, load_weights
 
 # gates close so fast that the average of them stays open
@@ -46,6 +49,13 @@ def test_a_checkpoint_is_loaded_with_the_averaged_gates(whole):
     assert not torch.allclose(average, now, atol=0.5)  # negative control: the gates of the last step are others
 
 
+def test_the_history_of_gates_is_of_those_that_are_kept(whole):
+    """It once drew the gates of the last step, which nothing validates."""
+    table, history = (runs.rows(whole / "tables" / f"{name}.csv") for name in ("gates", "gate_history"))
+    amounts = [float(value) for name, value in history[-1].items() if "." in name]
+    assert amounts == pytest.approx([float(row["open"]) for row in table], abs=1e-6)
+
+
 def test_a_run_that_goes_on_from_its_very_last_step_keeps_the_average(whole):
     again = train(whole.parent / "again", *CLOSING, f"ckpt_path={whole}/checkpoints/last.ckpt")
     assert gates(again / "model.safetensors") == gates(whole / "model.safetensors")
@@ -76,3 +86,35 @@ def test_heads_are_scored_on_the_weights_that_are_validated(watched):
 def test_a_history_along_steps_would_be_of_other_weights(tmp_path):
     with pytest.raises(UserError, match=r"probe\.every_n_steps: .*expected probe\.every_n_epochs"):
         runs.config("train", tmp_path, "optim.ema=0.9", "probe.every_n_steps=12")
+
+
+class Indexed(L.LightningModule):
+    """A layer beside indices of positions, as a Swin has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(1, 1)
+        self.register_buffer("index", torch.arange(200), persistent=False)
+
+    def training_step(self, batch, _):
+        return self.one(batch).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(torch.ones(4, 1))
+
+
+def test_indices_of_positions_are_not_averaged(tmp_path):
+    """Each step once took them in part for the number below: .9 * 57 + .1 * 57 is less than 57."""
+    model, average = Indexed(), Average(0.9)
+    begin = model.one.weight.flatten().tolist()
+    L.Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=tmp_path, callbacks=[average],
+    ).fit(model)  # fmt: skip
+    assert torch.equal(model.index, torch.arange(200))
+    # the weights are: 1 step is taken as it is, of 3 more .1, .19 and .271 have arrived
+    ((start, end),) = zip(begin, model.one.weight.flatten().tolist(), strict=True)
+    assert end == pytest.approx(start - 0.1 - 0.1 * (0.1 + 0.19 + 0.271))

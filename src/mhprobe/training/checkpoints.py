@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Checkpoint, EMAWeightAveraging, ModelCheckpoint
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, WeightAveraging
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from mhprobe.data.draws import reseed
@@ -75,9 +75,7 @@ class Best(ModelCheckpoint):
         super().on_train_start(trainer, pl_module)
         per_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
         every = trainer.check_val_every_n_epoch or 1
-        steps = per_epoch * (trainer.max_epochs or 0)
-        steps = steps if trainer.max_steps < 0 else min(steps, trainer.max_steps)
-        if steps < per_epoch * every:
+        if (steps := cast(Any, pl_module).total_steps) < per_epoch * every:
             raise UserError(
                 f"trainer: the training ends after {steps} steps and the first validation comes after "
                 f"{per_epoch * every} ({every} epochs of {per_epoch}), so no weights would be chosen. Raise the "
@@ -99,12 +97,20 @@ class Best(ModelCheckpoint):
             log.warning("no best.ckpt with the best accuracy so far (%.4f): chosen are epochs from here on", score)
 
 
-class Average(EMAWeightAveraging):
-    """Lightning's average of the weights, at which others look, too; it stays if a run goes on from its last step."""
+class Average(WeightAveraging):
+    """Lightning's average of the weights, at which others look, too; it stays if a run goes on from its last step.
+
+    decay: share of the average that a step leaves. Buffers of whole numbers (indices of positions) are not averaged.
+    """
+
+    def __init__(self, decay: float) -> None:
+        super().__init__(
+            avg_fn=lambda mean, now, _: decay * mean + (1 - decay) * now if now.is_floating_point() else now
+        )
 
     on_validation_epoch_end = L.Callback.on_validation_epoch_end
-    on_validation_end = EMAWeightAveraging.on_validation_epoch_end  # puts the weights back, after others have looked
-    on_fit_end = EMAWeightAveraging.on_train_end  # which Lightning skips for a run that goes on from its last step
+    on_validation_end = WeightAveraging.on_validation_epoch_end  # puts the weights back, after others have looked
+    on_fit_end = WeightAveraging.on_train_end  # which Lightning skips for a run that goes on from its last step
 
 
 class SaveOnTerminate(L.Callback):
@@ -135,8 +141,7 @@ class SaveOnTerminate(L.Callback):
         if number := self._told_to_any_rank(trainer):  # during the last step or the validation of the epoch before
             stop(number)
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.on_train_epoch_start(trainer, pl_module)
+    on_train_end = on_train_epoch_start
 
     def _told_to_any_rank(self, trainer: L.Trainer) -> int:
         if trainer.world_size == 1:

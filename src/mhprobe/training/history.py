@@ -18,6 +18,7 @@ from mhprobe.report.figures.gates import gate_history
 from mhprobe.report.measured import Point, history, of_measure
 from mhprobe.report.report import Report
 from mhprobe.report.result import Result, Sample
+from mhprobe.training.checkpoints import Average
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +130,9 @@ class GateHistory(L.Callback):
     def _note(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         if not self.steps or trainer.global_step > self.steps[-1]:  # accumulating batches take no step
             self.steps.append(trainer.global_step)
-            self.amounts.append(gates_of(module).amount().detach().tolist())
+            averages: list[Any] = [part for part in trainer.callbacks if isinstance(part, Average)]  # type: ignore[attr-defined]
+            kept = averages[0]._average_model.module if averages else module
+            self.amounts.append(gates_of(kept).amount().detach().tolist())
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write at the end; Lightning skips on_train_end for a run that goes on from its very last step."""
