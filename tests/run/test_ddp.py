@@ -132,3 +132,17 @@ def test_training_on_two_processes_survives_sigterm_and_goes_on(tmp_path):
 
     result = runs.run("train", *runs.TINY, "data.batch_size=12", f"ckpt_path={last}", cwd=tmp_path)
     assert "processes was 2, is 1 (they share out the images of a step)" in result.answer
+
+
+@slow
+def test_the_loss_of_a_training_step_is_that_of_all_processes(tmp_path):
+    """It once was that of the first process's images alone."""
+    command = [*runs.TINY, "masking=none", "measure=[]", "trainer.max_epochs=1", "trainer.precision=32-true"]
+    command += ["optim.warmup_epochs=0", "trainer.log_every_n_steps=1"]
+    losses = []
+    for name, more in (("one", ["data.batch_size=24"]), ("two", [*TWO, "data.batch_size=12"])):
+        result = runs.run("train", *command, *more, f"hydra.run.dir={name}", cwd=tmp_path)
+        assert result.code == 0, result.err
+        (log,) = (tmp_path / name).rglob("metrics.csv")
+        losses.append([float(row["train/loss"]) for row in rows(log) if row["train/loss"]])
+    assert len(losses[0]) == 4 and losses[1] == pytest.approx(losses[0], rel=1e-4)

@@ -92,9 +92,9 @@ class GatedClassifier(L.LightningModule):
         loss = self.loss(logits, batch.labels if batch.targets is None else batch.targets)
         if self.teacher is not None:
             distance = distillation(logits, self.teacher(batch, self.temperature), self.temperature)
-            self.log("train/distance_to_teacher", distance.detach())
+            self.log("train/distance_to_teacher", distance.detach(), sync_dist=True)
             loss = (1 - self.teacher_weight) * loss + self.teacher_weight * distance
-        self.log("train/loss", loss.detach(), prog_bar=True)
+        self.log("train/loss", loss.detach(), prog_bar=True, sync_dist=True)
         return loss if self.penalty is None else loss + self._price()
 
     def _price(self) -> Tensor:
@@ -113,15 +113,12 @@ class GatedClassifier(L.LightningModule):
         self.gates.project()
 
     def on_validation_epoch_start(self) -> None:
-        self._start("val")
-
-    def on_test_epoch_start(self) -> None:
-        self._start("test")
-
-    def _start(self, split: str) -> None:
         trainer: Any = self.trainer
+        split = "test" if trainer.testing else "val"
         whole = getattr(trainer, f"limit_{split}_batches") == 1.0
         self.tally = Tally(trainer.datamodule.sizes[split], check_images=whole).to(self.device)
+
+    on_test_epoch_start = on_validation_epoch_start
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self.tally.update(batch, self(batch.images))
