@@ -6,12 +6,15 @@ import os
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 
 from mhprobe.errors import UserError
 from mhprobe.run.constructors import options
 from mhprobe.run.resume import ABSENT, differences, earlier, facts, judge
 from mhprobe.run.schema import Config, Gates, Optim, TrainerSettings
+from mhprobe.training.checkpoints import SameRun
+from mhprobe.training.ends import EarlyStopping
 
 CFG: dict[str, Any] = {
     "seed": 0,
@@ -136,6 +139,22 @@ def test_more_epochs_need_no_word_and_say_what_they_are():
 def test_a_checkpoint_that_says_nothing_is_refused_unless_asked_for():
     assert "run was unknown" in answer(None, of())
     assert judge(None, of(), ["run"], PATH)
+
+
+def stopped_early(patience: int | None) -> Any:
+    """Facts as a checkpoint keeps them, of a run with or without early stopping."""
+    stops = [] if patience is None else [EarlyStopping(None, patience)]
+    return SameRun(of()).facts(L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=stops))
+
+
+def test_early_stopping_is_neither_dropped_nor_changed_in_silence():
+    """A run that went on without it once trained to its last epoch."""
+    key = "early_stopping.patience"
+    for ours, now in ((None, ABSENT), (3, "3")):
+        assert f"{key} was 2, is {now}" in (line := answer(stopped_early(2), stopped_early(ours)))
+        assert f"resume.allow=[{key}]" in line and judge(stopped_early(2), stopped_early(ours), [key], PATH)
+    assert f"{key} was {ABSENT}, is 2" in answer(stopped_early(None), stopped_early(2))
+    assert differences(stopped_early(2), stopped_early(2)) == {}
 
 
 def test_a_permission_for_nothing_is_a_mistake():

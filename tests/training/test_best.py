@@ -16,7 +16,7 @@ RISES = [
     *("masking=none", "measure=[]", "trainer.max_epochs=4", "optim.lr=0.02"),
     *("data.limit_train=400", "data.augment.mixup=0", "backbone.patch_size=4", "backbone.depth=1"),
 ]
-WORSE = ["optim.lr=30", "resume.allow=[optim]"]
+WORSE = ["optim.lr=30", "resume.allow=[optim,early_stopping]"]
 
 
 def run(folder: Path, *more: str) -> Path:

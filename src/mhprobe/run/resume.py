@@ -1,7 +1,7 @@
 """Resuming a training run from a checkpoint of the same run, or with the differences that are allowed.
 
-Facts decide the numbers of a training: seed, images, backbone, gates, optimizer, precision, processes, versions. Where
-files lie and what is measured (folders, loggers, measures, curves) are no facts. Facts are plain values.
+Facts decide the numbers of a training: seed, images, backbone, gates, optimizer, early stopping, precision, processes,
+versions. Where files lie and what is measured (folders, loggers, measures, curves) are no facts. They are plain values.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -107,8 +107,9 @@ def differences(theirs: Facts | None, ours: Facts) -> dict[str, tuple[Any, Any]]
 
 def judge(theirs: Facts | None, ours: Facts, allow: Sequence[str], path: Path) -> list[str]:
     """Return a line for each allowed difference; UserError for others. allow: keys, or their beginnings (``optim``)."""
-    if unknown := [name for name in allow if name != "run" and not any(_under(key, [name]) for key in ours)]:
-        names = {".".join(key.split(".")[:depth]): None for key in ours for depth in (1, 2, 3)}
+    keys = {**ours, **(theirs or {})}
+    if unknown := [name for name in allow if name != "run" and not any(_under(key, [name]) for key in keys)]:
+        names = {".".join(key.split(".")[:depth]): None for key in keys for depth in (1, 2, 3)}
         hint = nearest(unknown[0], names) + f"parts: {', '.join(name for name in names if '.' not in name)}."
         raise UserError(f"resume.allow: no part of a run is called {unknown[0]}; {hint}")
     changes = differences(theirs, ours)

@@ -164,7 +164,9 @@ class SameRun(L.Callback):
         self._facts, self.changed = dict(facts), False
 
     def facts(self, trainer: L.Trainer) -> dict[str, Any]:
-        return {**self._facts, "processes": trainer.world_size, "precision": str(trainer.precision)}
+        now = {"processes": trainer.world_size, "precision": str(trainer.precision)}
+        stops = [("early_stopping.patience", part.patience) for part in trainer.early_stopping_callbacks]
+        return {**self._facts, **now, **dict(stops)}
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["run"] = self.facts(trainer)
