@@ -618,6 +618,17 @@ def test_numbers_are_rounded_as_people_write_them(tmp_path):
     assert none["high"].endswith(": 120") and none["low"].endswith(": 100")
 
 
+def test_an_interval_is_not_written_wider_than_it_is(tmp_path):
+    # two digits tell these ends apart, but "3.5 (3.5 to 3.6)" would be three times as wide
+    report = Report(tmp_path, layout())
+    ends = {"value": 3.5447, "low": 3.5274, "high": 3.5621}
+    spread = torch.linspace(0, 11, 12)
+    add_measure(report, "entropy", "per_head", {name: end + spread for name, end in ends.items()})
+    run = read_run(tmp_path)
+    (entropy,) = words.glance(atlas.heads(run), atlas.measures(run))
+    assert entropy["low"].endswith(": 3.54 (3.53 to 3.56)") and entropy["high"].endswith(": 14.54 (14.53 to 14.56)")
+
+
 @pytest.mark.parametrize(
     ("column", "value", "reason"),
     [("heads_masked", "7", "column masked names 2, heads_masked says 7"), ("accuracy", "1.798", "accuracy is 1.798")],

@@ -1,5 +1,6 @@
 """Numbers as people write them."""
 
+import math
 from collections.abc import Callable
 from typing import SupportsFloat
 
@@ -15,16 +16,22 @@ def rounded(value: SupportsFloat, digits: int = 2) -> str:
     return f"{float(f'{float(value):.{digits}g}'):.{max(6, digits)}g}"
 
 
-def digits_apart(low: float, high: float, least: int = 2, form: Form = rounded) -> int | None:
-    """Return the fewest digits, ``least`` or more, in which two numbers read unlike; None for equal numbers."""
-    return next((digits for digits in range(least, 16) if form(low, digits) != form(high, digits)), None)
+def digits_apart(low: float, high: float, least: int = 2) -> int | None:
+    """Return the fewest digits, ``least`` or more, of which the last is no coarser than half of an interval.
+
+    None for an interval without width.
+    """
+    if not 0 < high - low < math.inf:
+        return None
+    first, last = (math.floor(math.log10(size)) for size in (max(abs(low), abs(high)), 0.51 * (high - low)))
+    return max(least, first - last + 1)
 
 
 def with_interval(value: float, low: float, high: float) -> str:
-    """Return a number with its interval, in as many digits as tell the ends apart; without one that has no width.
+    """Return a number with its interval, in as many digits as it needs; without one that has no width.
 
-    >>> with_interval(3.0, 2.9, 3.1), with_interval(117.3, 116.3, 118.3), with_interval(0.5, 0.5, 0.5)
-    ('3 (2.9 to 3.1)', '117 (116 to 118)', '0.5')
+    >>> with_interval(3.0, 2.9, 3.1), with_interval(3.545, 3.527, 3.562), with_interval(0.5, 0.5, 0.5)
+    ('3 (2.9 to 3.1)', '3.54 (3.53 to 3.56)', '0.5')
     """
     if (digits := digits_apart(low, high)) is None:
         return rounded(value)

@@ -397,10 +397,10 @@ def strongest(sure: Tensor, by: Tensor) -> tuple[int, ...]:
 def measured(columns: Columns, at: int | tuple[int, int], form: Form, *against: str, digits: int = 2) -> str:
     """Write e.g. ``97 % (95 % interval 95 % to 98 %; by chance 0.4 %)``. against: reference values, in words.
 
-    digits: at least so many; more where they tell the ends of the interval apart.
+    digits: at least so many; more where the interval is narrower.
     """
     value, low, high = (float(columns[name][at]) for name in ENDS)
-    digits = digits_apart(low, high, digits, form) or digits
+    digits = digits_apart(low, high, digits) or digits
     interval = f"95 % interval {form(low, digits)} to {form(high, digits)}"
     return f"{form(value, digits)} ({'; '.join([interval, *against])})"
 
