@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -201,6 +202,17 @@ def test_no_server_stops_or_hangs_a_run(tmp_path, monkeypatch, caplog, silent_se
     assert not logging.getLogger("opentelemetry.sdk").isEnabledFor(logging.ERROR)
     offline = [file for file in folder.glob("wandb/offline-run-*/*.wandb") if file.parent.name in message]
     assert len(offline) == 1
+
+
+def test_any_experiment_name_gives_artifacts_and_a_command_to_paste(tmp_path, caplog):
+    folder = tmp_path / "mein Lauf ü" / "run"
+    with caplog.at_level(logging.WARNING, logger="mhprobe"):
+        log_everything(RunLogger(folder, model_aliases=["best"]), folder)
+    (message,) = said(caplog)  # that there is no key; once also that W&B takes no such artifact name
+    (offline,) = folder.glob("wandb/offline-run-*")
+    assert shlex.split(message)[-3:] == ["wandb", "sync", str(offline)]
+    kinds = [record["artifact"]["type"] for record in records(folder) if record["type"] == "artifact"]
+    assert {"report", "model"} <= set(kinds)
 
 
 class Answers(BaseHTTPRequestHandler):

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,7 @@ class RunLogger(WandbLogger):
             _let_go()
 
     def _share(self, kind: str, files: Sequence[Path], name: str, aliases: list[str] | None) -> None:
-        experiment = re.sub(r"[^\w.-]+", "_", self.folder.resolve().parent.name)
+        experiment = re.sub(r"[^\w.-]+", "_", self.folder.resolve().parent.name, flags=re.ASCII)
         artifact = wandb.Artifact(f"{experiment}-{name}", kind)
         for file in files:
             artifact.add_file(str(file))
@@ -158,9 +159,8 @@ def _start(settings: wandb.Settings, **where: Any) -> Any:
     except Exception as error:  # CommError: the server; UsageError: no key; and whatever comes next
         _let_go()
         run = _begun(settings, mode="offline", **where)
-        log.warning(
-            "W&B: %s. Recording offline; send it later with: wandb sync %s", first_line(error), run.settings.sync_dir
-        )
+        send = shlex.join(["wandb", "sync", run.settings.sync_dir])
+        log.warning("W&B: %s. Recording offline; send it later with: %s", first_line(error), send)
     if run.url:
         print(f"W&B: {run.url}")
     return run
