@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 import mhprobe
@@ -148,6 +151,22 @@ def test_a_sweep_runs_all_its_jobs_and_says_at_the_end_which_failed(tmp_path):
 )
 def test_flags_may_stand_anywhere(words, expected):
     assert cli.flags_first(words.split()) == expected.split()
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("data.root=my dätä/a, b", "my dätä/a, b"),
+        ("images=[my dätä/one (1).png,2,three.png]", ["my dätä/one (1).png", 2, "three.png"]),
+        ("images=[]ä", "[]ä"),
+    ],
+)
+def test_the_quotes_that_a_line_suggests_keep_the_value_what_it_is(word, value):
+    parser = OverridesParser.create()
+    with pytest.raises(HydraException) as raised:
+        parser.parse_overrides([word])
+    (suggested,) = shlex.split(cli.explain("maps", raised.value).partition("only: ")[2].rstrip("."))
+    assert parser.parse_override(suggested).value() == value  # a list in quotes would be a text
 
 
 @pytest.mark.slow
