@@ -368,6 +368,20 @@ def test_what_is_no_batch_no_measure_or_no_model_is_said_in_a_line():
         mhprobe.record(wrapped, images, labels)
 
 
+def test_a_network_of_grey_images_says_how_many_channels_it_takes():
+    torch.manual_seed(0)
+    grey = timm.create_model(
+        "vit_tiny_patch16_224", img_size=8, patch_size=2, embed_dim=24, depth=1, num_heads=3, in_chans=1
+    )
+    for size in ((3, 8, 8), (1, 12, 12)):
+        got = " x ".join(map(str, size))
+        with pytest.raises(
+            mhprobe.UserError, match=f"^images: expected 1 x 8 x 8 for this VisionTransformer, got {got}: "
+        ):
+            mhprobe.measure(grey, [torch.rand(2, *size)], [mhprobe.measures.Entropy])
+    assert len(mhprobe.measure(grey, [torch.rand(2, 1, 8, 8)], [mhprobe.measures.Entropy])["entropy"]) == 3
+
+
 def test_images_of_another_size_are_said_to_be():
     model, gate = tiny_vit(), [mhprobe.measures.Entropy]
     for images, got in ((torch.zeros(2, 3, 30, 32), "3 x 30 x 32"), (torch.zeros(2, 1, 32, 32), "1 x 32 x 32")):

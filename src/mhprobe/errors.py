@@ -47,8 +47,9 @@ def refusing(say: Callable[[Exception], str], kinds: tuple[type[Exception], ...]
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message without the mark at its end, or its type where there is none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
+    """Return the first line of an error's message, with the next if it ends in a colon; its type if there is none."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[: 1 + lines[0].endswith(":")]).rstrip(".:")  # "Error(s) in loading ...:" says nothing yet
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -255,6 +255,8 @@ def test_a_notebook_makes_the_page_of_its_own_network(visit, kept):
     assert "of all 20 test images" in page.inner_text("#live-says")
     with pytest.raises(UserError, match="uint8"):
         mhprobe.live(model, images.float(), labels)
+    with pytest.raises(UserError, match=r"expected \(N, 3, .* got \(.*, 1, "):
+        mhprobe.live(model, images[:, :1], labels)
 
 
 def hugging_face():

@@ -1,10 +1,7 @@
 """Numbers as people write them."""
 
 import math
-from collections.abc import Callable
 from typing import SupportsFloat
-
-Form = Callable[[float, int], str]  # writes a number in so many significant digits
 
 
 def rounded(value: SupportsFloat, digits: int = 2) -> str:
@@ -17,10 +14,7 @@ def rounded(value: SupportsFloat, digits: int = 2) -> str:
 
 
 def digits_apart(low: float, high: float, least: int = 2) -> int | None:
-    """Return the fewest digits, ``least`` or more, of which the last is no coarser than half of an interval.
-
-    None for an interval without width.
-    """
+    """Return the digits, ``least`` or more, whose last is at most half of an interval; None for one without width."""
     if not 0 < high - low < math.inf:
         return None
     first, last = (math.floor(math.log10(size)) for size in (max(abs(low), abs(high)), 0.51 * (high - low)))

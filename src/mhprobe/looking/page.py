@@ -155,7 +155,7 @@ def live(model: nn.Module, images: Tensor, labels: Tensor, class_names: Sequence
     from mhprobe.questions.beside import keep
 
     layout, backbone = attach(model).layout.of("head"), backbone_of(model)
-    if not isinstance(images, Tensor) or images.dim() != 4 or "uint8" not in str(images.dtype):
+    if not isinstance(images, Tensor) or images.shape[1:-2] != (3,) or "uint8" not in str(images.dtype):
         got = f"{tuple(images.shape)} {images.dtype}" if isinstance(images, Tensor) else type(images).__name__
         raise UserError(f"live: images: expected (N, 3, height, width) uint8, pixels from 0 to 255, got {got}.")
     if len(labels) != len(images):

@@ -18,7 +18,7 @@ from mhprobe.backbones import attach
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
-from mhprobe.io.written import Form, counted, digits_apart, percent, rounded
+from mhprobe.io.written import counted, digits_apart, percent, rounded
 from mhprobe.measures.attention_distance import AttentionDistance
 from mhprobe.measures.base import Measure, MeasureWarning
 from mhprobe.measures.cka import CKA
@@ -47,6 +47,7 @@ SHUFFLES = 2000
 WAYS = (("up", "down"), ("left", "right"))
 
 Columns = Mapping[str, Tensor]
+Form = Callable[[float, int], str]  # writes a number in so many significant digits
 Kinds = Mapping[str, Callable[[HeadLayout], Measure]]
 
 

@@ -42,7 +42,8 @@ def sized(model: nn.Module, images: Tensor) -> Iterator[None]:
         raise
     except (AssertionError, RuntimeError, ValueError) as error:
         backbone, size = backbone_of(model), tuple(images.shape[1:])
-        if len(size) != 3 or (wanted := (3, *input_spec(backbone)["size"])) == size:
+        channels = next((part.in_channels for part in backbone.modules() if isinstance(part, nn.Conv2d)), 3)
+        if len(size) != 3 or (wanted := (channels, *input_spec(backbone)["size"])) == size:
             raise
         got, expected, name = *(" x ".join(map(str, part)) for part in (size, wanted)), type(backbone).__name__
         raise UserError(f"images: expected {expected} for this {name}, got {got}: {error}") from error

@@ -12,7 +12,7 @@ from timm.models.vision_transformer_hybrid import ConvStem, HybridEmbed
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import nn
 
-from mhprobe.errors import UserError, quoted, refusing
+from mhprobe.errors import UserError, first_line, quoted, refusing
 
 SIZES = {"attn_head_dim", "img_size", "patch_size", "embed_dim", "depth", "num_heads", "window_size"}
 
@@ -54,14 +54,14 @@ def build(
         if elsewhere and "in loading state_dict" not in str(error):
             raise UserError(_not_there(name, error)) from error
         if not pretrained or elsewhere or "size mismatch" in str(error):
-            raise UserError(f"backbone {name}: {_first_line(error)} Check the sizes given under backbone.") from error
+            raise UserError(f"backbone {name}: {first_line(error)}. Check the sizes given under backbone.") from error
         raise UserError(
-            f"backbone {name}: the pretrained weights could not be fetched ({_first_line(error)}) "
+            f"backbone {name}: the pretrained weights could not be fetched ({first_line(error)}). "
             f"Without a network give pretrained=false checkpoint=<weights you have>, or fetch them "
             f"where there is one (python -m mhprobe.fetch)."
         ) from error
     except (TypeError, AssertionError, ValueError, ArithmeticError, IndexError) as error:
-        reason = f"backbone {name}: {_first_line(error)} Check the keys and sizes given under backbone."
+        reason = f"backbone {name}: {first_line(error)}. Check the keys and sizes given under backbone."
         if attn_head_dim is not None and "attn_layer" in str(error):
             expected = "a VisionTransformer of timm, whose heads may have any width"
             reason = f"attn_head_dim: expected {expected}, got {name}. Leave it out."
@@ -111,9 +111,9 @@ def _instead_of(name: str) -> str:
 def _not_there(name: str, error: BaseException) -> str:
     if name.startswith("local-dir:"):
         reason = "no folder with a config.json and weights as timm's save_for_hf writes them"
-        return f"backbone {name}: {reason} ({_first_line(error)})"
+        return f"backbone {name}: {reason} ({first_line(error)})"
     return (
-        f"backbone {name}: the hub could not be reached, or has no such model ({_first_line(error)}) Without a network "
+        f"backbone {name}: the hub could not be reached, or has no such model ({first_line(error)}). Without a network "
         f"fetch it where there is one (python -m mhprobe.fetch), and give what that prints."
     )
 
@@ -160,12 +160,6 @@ def parameter_groups(model: Any, weight_decay: float, layer_decay: float | None)
     if layer_decay is None:
         return param_groups_weight_decay(model, weight_decay, no_weight_decay_list=exempt)
     return param_groups_layer_decay(model, weight_decay, no_weight_decay_list=exempt, layer_decay=layer_decay)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]  # "Error(s) in loading ...:" says nothing yet
-    return text if text.endswith(".") else text + "."
 
 
 def stem_of(channels: Sequence[int]) -> Callable[..., HybridEmbed]:
