@@ -127,6 +127,8 @@ def test_tuning_in_another_precision_makes_cells_of_its_own(tmp_path, epochs):
         cells.Cells(config(tmp_path, *tuned, *more), material).files for more in ((), ("trainer.precision=bf16-mixed",))
     )
     assert (plain == changed) == (epochs == 0)
+    chosen = cells.Cells(config(tmp_path, *tuned, "prune.precision=bf16-mixed"), material).files
+    assert chosen != plain  # and so does choosing in another precision, whatever tunes
 
 
 def test_jobs_that_start_together_share_out_the_cells_and_take_over_from_one_that_was_killed(tmp_path, monkeypatch):

@@ -75,3 +75,10 @@ def test_going_on_from_an_earlier_epoch_no_later_one_of_the_old_run_is_taken(who
     assert accuracy(best(other)) == max(accuracy(best(other)), accuracy(other / "checkpoints" / "last.ckpt"))
     assert accuracy(best(other)) < accuracy(best(whole))
     assert "chosen are epochs from here on" in caplog.text
+
+
+def test_a_training_that_ends_before_its_first_validation_keeps_its_last_weights_and_says_so(tmp_path, caplog):
+    """It once ended in "no file best.ckpt"."""
+    ended = run(tmp_path / "ended", "+trainer.max_time='00:00:00:00'")
+    assert "ended before its first validation: the last weights are taken" in caplog.text
+    assert (ended / "model.safetensors").is_file() and not best(ended).exists()

@@ -89,7 +89,7 @@ class Cells:
         shared = facts(cfg, self.model.description, material.data.fingerprint)
         options = {"images", "select_on", "precision", "repair", "tune_epochs", "speed", "speed_rounds", "onnx"}
         shared |= {**cfg.prune.model_dump(include=options), "score": cfg.score, "source": our_digest()}
-        shared["precision"] = cfg.trainer.precision if cfg.prune.tune_epochs else None
+        shared["tuned"] = cfg.trainer.precision if cfg.prune.tune_epochs else None
         shared["machine"] = device_name(self.model.device) if cfg.prune.speed else None  # speed-ups are of one machine
         self.files: dict[Cell, Path] = {}  # other settings have other files, so jobs with either can share a folder
         for seed, budget, (name, part) in itertools.product(cfg.seeds, cfg.budgets, cfg.method.items()):
@@ -116,7 +116,7 @@ class Cells:
                         if not self._ran(cell):
                             self._run(cell)
                         left.remove(cell)
-                        claim.unlink()
+                        claim.unlink(missing_ok=True)
         return {cell: self.there(cell) for cell in self.files}
 
     def _ran(self, cell: Cell) -> bool:
