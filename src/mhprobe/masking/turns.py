@@ -64,7 +64,7 @@ class Turns(KeepBest):
         parts = list(itertools.product(range(1, self.turns + 1), costly))
         shown = None if self.shown is None else evaluate.spread(self.shown)
         trial: Trial = functools.partial(evaluate, images=shown)
-        tries, before = int(heads.sum()) + 18 * len(parts), evaluate.spent  # seen: 11 to 32 a part, and slopes
+        tries, before = 4 * int(heads.sum()) + 2 * len(parts), evaluate.spent  # seen: 3 to 5 a head
         about = tries * (evaluate.images if shown is None else len(shown)) + 2 * evaluate.images * len(parts)
         with evaluate.watched(about) as say:
             now = float(trial(off[None]).mean_loss)
