@@ -226,6 +226,16 @@ def test_families_of_the_package_are_not_the_only_ones():
     assert ForeignFamily in map(type, families())
 
 
+def test_a_family_that_is_defined_anew_takes_the_place_of_the_one_before():
+    """A cell of a notebook that is run again, mended. The first one once went on claiming the models."""
+    there = []
+    for number in range(2):
+        type("Mine", (ForeignFamily,), {"title": f"Mine {number}", "claims": lambda *_: False})
+        there.append([family.title for family in families() if type(family).__name__ == "Mine"])
+        assert families() == families()  # one of each class
+    assert there == [["Mine 0"], ["Mine 1"]]
+
+
 class Wrapped(nn.Module):
     def __init__(self, **models: nn.Module) -> None:
         super().__init__()
