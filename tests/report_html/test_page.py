@@ -19,6 +19,7 @@ from PIL import Image
 from mhprobe.backbones import layout_of
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.io.written import with_interval
 from mhprobe.report import tables
 from mhprobe.report.figures import kinds
 from mhprobe.report.html import finish_report, finish_sweep, write_report
@@ -627,6 +628,11 @@ def test_an_interval_is_not_written_wider_than_it_is(tmp_path):
     run = read_run(tmp_path)
     (entropy,) = words.glance(atlas.heads(run), atlas.measures(run))
     assert entropy["low"].endswith(": 3.54 (3.53 to 3.56)") and entropy["high"].endswith(": 14.54 (14.53 to 14.56)")
+
+
+def test_rounding_is_no_interval():
+    """A value that all images share, as the entropy of even attention, once had 17 digits, and so had its ends."""
+    assert with_interval(0.3, 0.3, 0.1 + 0.2) == "0.3" and with_interval(0.7, 0.7 - 2e-16, 0.7 + 2e-16) == "0.7"
 
 
 @pytest.mark.parametrize(

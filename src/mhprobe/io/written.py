@@ -15,9 +15,10 @@ def rounded(value: SupportsFloat, digits: int = 2) -> str:
 
 def digits_apart(low: float, high: float, least: int = 2) -> int | None:
     """Return the digits, ``least`` or more, whose last is at most half of an interval; None for one without width."""
-    if not 0 < high - low < math.inf:
+    size, width = max(abs(low), abs(high)), high - low
+    if not 1e-14 * size < width < math.inf:  # less is rounding
         return None
-    first, last = (math.floor(math.log10(size)) for size in (max(abs(low), abs(high)), 0.51 * (high - low)))
+    first, last = (math.floor(math.log10(number)) for number in (size, 0.51 * width))
     return max(least, first - last + 1)
 
 
