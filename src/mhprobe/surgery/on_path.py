@@ -206,7 +206,8 @@ def within(
     """
     refuse_multiple(multiple, layout := layout_of(model))
     image = torch.zeros(1, 3, *input_spec(model)["size"], device=next(model.parameters()).device)
-    limits = Limits(layout, min_heads_per_layer, targets_of(target, layout, costs(model, layout, image, target)))
+    with torch.autocast(image.device.type, enabled=False):  # as in ``OnPath._costs``
+        limits = Limits(layout, min_heads_per_layer, targets_of(target, layout, costs(model, layout, image, target)))
     return constrain(_steps(step, layout, exclude_layers), limits, WHERE, multiple)
 
 
