@@ -90,7 +90,7 @@ class Evaluate(Protocol):
         ...
 
     def spread(self, count: int) -> Tensor:
-        """Positions of at most ``count`` images, evenly spread: of every class as many as of all."""
+        """Positions of at most ``count`` images, evenly spread over all."""
         return torch.arange(self.images)[:: -(-self.images // count)]
 
     def slopes(self, mask: Tensor) -> tuple[Tensor, Tensor]:

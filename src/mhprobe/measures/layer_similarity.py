@@ -33,8 +33,8 @@ class LayerSimilarity(Similarity):
     null, null_draws, seed, folds, interval: as in Similarity. In ViT-B a fold of the interval takes 680 MB.
 
     Columns: value (S, S) in [0, 1], larger is more alike; low, high, null (S, S); images (), rows (S,). NaN where the
-    numbers of tokens differ, and of blocks behind the first of a block's sites. Raises UserError for unknown options;
-    of svcca also UserError and FewImages as in Similarity.
+    numbers of tokens differ; with "blocks" also for all sites of a block but its first. Raises UserError for unknown
+    options; of svcca also UserError and FewImages as in Similarity.
     """
 
     fooled_by = "by definition: layers that add different things to what both carry along; one direction they share"

@@ -99,7 +99,7 @@ def real_tokens(name: str, batch: HeadBatch, number: int, site: HeadSite) -> Ten
     """(V, T) float64 for the valid images: 1 for a token, 0 for the padding of a text. name: of the measure."""
     if site.line:
         return words_of(batch.need("attn", name)[number][batch.valid]).double()
-    return batch.z[number].new_ones(batch.z[number][batch.valid].shape[:2], dtype=torch.float64)
+    return torch.ones_like(batch.z[number][batch.valid, :, 0, 0], dtype=torch.float64)
 
 
 class Piece(NamedTuple):
