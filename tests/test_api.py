@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import mhprobe
 import oracles.gate_importance
 import oracles.svcca
+from located import LOCATED
+from mhprobe.backbones import input_spec
 from mhprobe.data.batch import Batch
 from mhprobe.measures.base import MeasureWarning
 from models import BUILDERS, images_for, labels_for, tiny_swin, tiny_vit
@@ -380,6 +382,9 @@ def test_a_network_of_grey_images_says_how_many_channels_it_takes():
         ):
             mhprobe.measure(grey, [torch.rand(2, *size)], [mhprobe.measures.Entropy])
     assert len(mhprobe.measure(grey, [torch.rand(2, 1, 8, 8)], [mhprobe.measures.Entropy])["entropy"]) == 3
+    coloured = LOCATED["csatv2"]()  # its first convolution is behind a transform of 64 channels
+    with pytest.raises(mhprobe.UserError, match=r"^images: expected 3 x "):
+        mhprobe.measure(coloured, [torch.rand(2, 1, *input_spec(coloured)["size"])], [mhprobe.measures.ActivationNorm])
 
 
 def test_images_of_another_size_are_said_to_be():
