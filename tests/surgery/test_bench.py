@@ -131,8 +131,10 @@ def test_tuning_in_another_precision_makes_cells_of_its_own(tmp_path, epochs):
     assert chosen != plain  # and so does choosing in another precision, whatever tunes
 
 
-def test_jobs_that_start_together_share_out_the_cells_and_take_over_from_one_that_was_killed(tmp_path, monkeypatch):
-    """Each once ran them all."""
+def test_jobs_that_start_together_share_out_the_cells_and_take_over_from_one_that_was_killed(
+    tmp_path, monkeypatch, caplog
+):
+    """Each once ran them all; then one waited for the other without a word."""
     model = SimpleNamespace(description={"backbone": {}}, backbone=torch.nn.Identity(), device=torch.device("cpu"))
     material = SimpleNamespace(model=model, layout=None, data=SimpleNamespace(fingerprint="images"))
     cfg = config(tmp_path, "methods=[random,fisher]", "seeds=[0,1]")
@@ -156,6 +158,9 @@ def test_jobs_that_start_together_share_out_the_cells_and_take_over_from_one_tha
     other.join(60)
     for there in (ours, *theirs):
         assert sum(kept is not None for kept in there.values()) == 4
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        f"other jobs run what is left; waiting for {ran[0]}"
+    ]
     assert len(theirs) == 1 and len(set(ran)) == len(ran) == 4 and not [*claim.parent.glob("*.lock")]
 
 

@@ -110,6 +110,8 @@ class Cells:
         where = f"cells: {self.cfg.cells} cannot be written"
         with refusing(lambda error: f"{where} ({error}). Choose another folder with cells=<folder>.", (OSError,)):
             for seconds in (0, -1):  # at last wait for what other jobs run
+                if seconds and left:
+                    log.warning("other jobs run what is left; waiting for %s", ", ".join(map(str, left)))
                 for cell in [*left]:
                     claim = self.files[cell].with_suffix(".lock")  # no longer locked when its process has died
                     with contextlib.suppress(filelock.Timeout), filelock.FileLock(claim, seconds):
