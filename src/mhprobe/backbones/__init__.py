@@ -19,10 +19,7 @@ from mhprobe.heads import KINDS, HeadLayout, Kind
 
 
 def families() -> tuple[Family, ...]:
-    """Every Family of this package, and those that a program has defined, one of each class.
-
-    Of classes of one name the last, as a notebook defines them whose cell is run again.
-    """
+    """Every Family of this package, and those that a program has defined, one of each class; of one name the last."""
     _import_all()
     classes = (family for family in _below(Family) if not inspect.isabstract(family) and hasattr(family, "title"))
     return tuple(map(_only, {(family.__module__, family.__qualname__): family for family in classes}.values()))
