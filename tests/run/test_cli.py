@@ -158,6 +158,7 @@ def test_flags_may_stand_anywhere(words, expected):
     [
         ("data.root=my dätä/a, b", "my dätä/a, b"),
         ("images=[my dätä/one (1).png,2,three.png]", ["my dätä/one (1).png", 2, "three.png"]),
+        ("images=[ä]", ["ä"]),
         ("images=[]ä", "[]ä"),
     ],
 )

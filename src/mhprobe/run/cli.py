@@ -194,7 +194,7 @@ def explain(command: str, error: Exception) -> str:
         word = override or text.split("'")[-2]
         key, _, value = word.partition("=")
         odd = r"[^][,]*[^][,\w.-][^][,]*" if value[:1] + value[-1:] == "[]" else ".+"  # a list's odd items
-        value = re.sub(odd, r'"\g<0>"', value)
+        value = re.sub(odd, r'"\g<0>"', value, flags=re.ASCII)
         return f"{word}: Hydra's grammar takes such a value in quotes only: '{key}={value}'."
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if override is not None and override not in text:
