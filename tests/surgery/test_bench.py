@@ -131,10 +131,11 @@ def test_tuning_in_another_precision_makes_cells_of_its_own(tmp_path, epochs):
     assert chosen != plain  # and so does choosing in another precision, whatever tunes
 
 
+@pytest.mark.parametrize("fails", [False, True])
 def test_jobs_that_start_together_share_out_the_cells_and_take_over_from_one_that_was_killed(
-    tmp_path, monkeypatch, caplog
+    tmp_path, monkeypatch, caplog, fails
 ):
-    """Each once ran them all; then one waited for the other without a word."""
+    """Each once ran them all; then one waited for the other without a word, and did again what had failed there."""
     model = SimpleNamespace(description={"backbone": {}}, backbone=torch.nn.Identity(), device=torch.device("cpu"))
     material = SimpleNamespace(model=model, layout=None, data=SimpleNamespace(fingerprint="images"))
     cfg = config(tmp_path, "methods=[random,fisher]", "seeds=[0,1]")
@@ -145,6 +146,8 @@ def test_jobs_that_start_together_share_out_the_cells_and_take_over_from_one_tha
         if len(ran) == 1:  # while this job is at its first cell, another one runs the others, and waits for it
             other.start()
             runs.wait(lambda: len(ran) == 4)
+            if fails:
+                raise RuntimeError("not this one")
         return {"repaired": 0.5}, {"repaired": torch.ones(2, dtype=torch.bool)}, None
 
     monkeypatch.setattr(cells, "run_cell", watched)
@@ -159,7 +162,8 @@ def test_jobs_that_start_together_share_out_the_cells_and_take_over_from_one_tha
     for there in (ours, *theirs):
         assert sum(kept is not None for kept in there.values()) == 4
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        f"other jobs run what is left; waiting for {ran[0]}"
+        f"other jobs run what is left; waiting for {ran[0]}",
+        *([f"{ran[0]}: RuntimeError: not this one"] * fails),
     ]
     assert len(theirs) == 1 and len(set(ran)) == len(ran) == 4 and not [*claim.parent.glob("*.lock")]
 

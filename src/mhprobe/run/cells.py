@@ -106,23 +106,24 @@ class Cells:
     def run(self) -> dict[Cell, Kept | None]:
         """Run the chosen cells that were not run, or failed before, and wait for those of other jobs; return all."""
         chosen = [cell for cell in self.files if cell.method in (self.cfg.methods or self.cfg.method)]
-        left = [cell for cell in chosen if not self._ran(cell)]
+        left = {cell: self._written(cell) for cell in chosen if not ((kept := self.there(cell)) and kept.right)}
         where = f"cells: {self.cfg.cells} cannot be written"
         with refusing(lambda error: f"{where} ({error}). Choose another folder with cells=<folder>.", (OSError,)):
             for seconds in (0, -1):  # at last wait for what other jobs run
                 if seconds and left:
                     log.warning("other jobs run what is left; waiting for %s", ", ".join(map(str, left)))
-                for cell in [*left]:
+                for cell, before in [*left.items()]:
                     claim = self.files[cell].with_suffix(".lock")  # no longer locked when its process has died
                     with contextlib.suppress(filelock.Timeout), filelock.FileLock(claim, seconds):
-                        if not self._ran(cell):
+                        if self._written(cell) == before:  # no other job has run it since, or failed to
                             self._run(cell)
-                        left.remove(cell)
+                        del left[cell]
                         claim.unlink(missing_ok=True)
         return {cell: self.there(cell) for cell in self.files}
 
-    def _ran(self, cell: Cell) -> bool:
-        return bool((kept := self.there(cell)) and kept.right)
+    def _written(self, cell: Cell) -> int | None:
+        """Time at which the cell's file was written; None without one."""
+        return file.stat().st_mtime_ns if (file := self.files[cell]).exists() else None
 
     def _run(self, cell: Cell) -> None:
         """Run a cell, and write its file whether it fails or not."""
