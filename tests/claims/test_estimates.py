@@ -12,6 +12,7 @@ from layouts import layout_of
 from mhprobe.claims.parts.estimates import (
     go_together,
     goes_with_cost,
+    halves,
     late_minus_early,
     mean_of,
     minus_another,
@@ -26,6 +27,7 @@ from mhprobe.claims.parts.estimates import (
 )
 from mhprobe.claims.parts.evidence import at_share
 from mhprobe.errors import UserError
+from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.stats.agreement import spearman_interval
 from mhprobe.stats.significance import Z95, crossed
 from mhprobe.studies.panels.maps import auc_interval
@@ -257,3 +259,13 @@ def test_a_mask_at_a_share_closes_no_more_than_that():
     assert at_share(path, 0.3).sum(1).tolist() == [3, 3]
     assert at_share(path, 0.35).sum(1).tolist() == [3, 3]
     assert at_share(path[0], 0.05).sum() == 0
+
+
+def test_thirds_and_halves_are_of_blocks_and_not_of_attentions():
+    """A block may have several attentions side by side."""
+    layout = HeadLayout(tuple(HeadSite(f"s{site}", 0, block, 1, 1) for site, block in enumerate([0, 0, 0, 0, 1, 2])))
+    assert third_of(layout).tolist() == [0, 0, 0, 0, 1, 2]
+    early, late = halves(layout)
+    assert early.tolist() == [True] * 4 + [False] * 2 and late.tolist() == [False] * 5 + [True]
+    with pytest.raises(UserError, match="the network has 2 blocks"):
+        third_of(HeadLayout(layout.sites[:5]))

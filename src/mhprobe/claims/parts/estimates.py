@@ -225,17 +225,24 @@ def minus_another(first: Estimate, second: Mapping[str, Any]) -> Estimate:
 
 def third_of(layout: HeadLayout) -> Tensor:
     """(A,) 0, 1 or 2 for heads of the early, the middle and the late blocks. UserError for fewer than three blocks."""
-    if len(layout.sites) < 3:
-        raise UserError(f"the network has {len(layout.sites)} blocks, expected three at the least.")
-    return layout.site_of_head * 3 // len(layout.sites)
+    block, blocks = _depth(layout)
+    if blocks < 3:
+        raise UserError(f"the network has {blocks} blocks, expected three at the least.")
+    return block * 3 // blocks
 
 
 def halves(layout: HeadLayout) -> tuple[Tensor, Tensor]:
     """(A,) bool each: heads of the early and of the late half of the blocks. UserError for one block."""
-    half = len(layout.sites) // 2
-    if not half:
+    block, blocks = _depth(layout)
+    if not (half := blocks // 2):
         raise UserError("the network has one block, expected two at the least.")
-    return layout.site_of_head < half, layout.site_of_head >= len(layout.sites) - half
+    return block < half, block >= blocks - half
+
+
+def _depth(layout: HeadLayout) -> tuple[Tensor, int]:
+    """(A,) number of each head's block among those with heads, and how many there are."""
+    blocks, block = torch.tensor([site.block for _, _, site in layout]).unique(return_inverse=True)
+    return block, len(blocks)
 
 
 def mean_of(
