@@ -1,6 +1,7 @@
 """Schema of the configuration: types and rules across fields; parts with a ``_target_`` check themselves."""
 
 import math
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast, get_args
 
 from omegaconf import DictConfig, OmegaConf
@@ -13,6 +14,7 @@ from mhprobe.heads import FillName, Kind, Part, Scope
 from mhprobe.io.nested import leaves
 from mhprobe.recording.outputs import Of
 from mhprobe.run.sections import sections, settings
+from mhprobe.weights.hub import find_weights
 
 
 class _Section(BaseModel):
@@ -271,6 +273,8 @@ def check(command: str, cfg: DictConfig) -> Config:
     for path, value in leaves(plain, lists=True):
         if isinstance(value, float) and not math.isfinite(value):  # nan passes every limit
             raise UserError(f"{'.'.join(path)}: expected a finite number, got {value}.")
+    if isinstance(named := plain.get("weights"), str) and named != "random" and Path(named).is_dir():
+        plain["weights"] = str(find_weights(named))
     checked: Config = _valid(Config, {**plain, "command": command})
     needed = settings(command) | ({"optim"} & sections(command))  # other groups may be taken away
     if gone := sorted(needed - plain.keys()):
