@@ -142,12 +142,14 @@ def refuse_empty(cfg: DictConfig, overrides: Iterable[str]) -> None:
 def refuse_unread(cfg: Any, overrides: Iterable[str]) -> None:
     """Raise UserError for a typed ``backbone``, or setting of one, that differs from that of the file ``weights``."""
     typed = [word.lstrip("+").partition("=")[0] for word in overrides if word.lstrip("+").startswith("backbone")]
+    if not typed:
+        return
     from mhprobe.weights.checkpoint import read_description
     from mhprobe.weights.description import FREE
     from mhprobe.weights.hub import NAMES
 
     place = Path(str(cfg.get("weights")))
-    if not typed or not (files := [*filter(Path.is_file, (place, *map(place.joinpath, NAMES)))]):
+    if not (files := [*filter(Path.is_file, (place, *map(place.joinpath, NAMES)))]):
         return
     theirs, taken = read_description(files[0])["backbone"], (*FREE, "num_classes", "checkpoint")
     for key in typed:
