@@ -108,11 +108,11 @@ def test_with_half_times_are_those_of_float32(monkeypatch):
     model, layout, images = shown(KINDS)
     half = []
 
-    def timed(*args):
+    def timed(*args, **options):
         half.append(torch.is_autocast_enabled("cpu"))
-        return {"latency": lambda masks: 1 - masks.double().mean(1)}
+        return lambda masks: 1 - masks.double().mean(1)
 
-    monkeypatch.setattr("mhprobe.surgery.on_path.costs", timed)
+    monkeypatch.setattr("mhprobe.surgery.costs.latency_cost", timed)
     source, images.half = OnPath(ORDERS["knapsack"](), target={"latency": 0.8}), True
     with images.choosing():
         source.choose(model, images.evaluate(model, False), images.first, layout, 1.0, 1.0)

@@ -143,7 +143,8 @@ def costs(
         "latency": lambda: latency_cost(table, model, layout, images, multiple=multiple),
         "memory": lambda: memory_cost(model, layout, image),
     }
-    return {unit: make() for unit, make in makers.items() if unit in units}
+    with torch.autocast(images.device.type, enabled=False):  # of the pruned network, whatever precision chooses
+        return {unit: make() for unit, make in makers.items() if unit in units}
 
 
 def _left(layout: HeadLayout, by_width: Sequence[Any], whole: float) -> Cost:

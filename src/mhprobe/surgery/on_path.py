@@ -156,8 +156,7 @@ class OnPath:
         return Choice(promise.curve.traces[0].mask[promise.steps], self.rescale), promise
 
     def _costs(self, model: nn.Module, layout: HeadLayout, images: Tensor, units: Collection[str]) -> dict[str, Cost]:
-        with torch.autocast(images.device.type, enabled=False):  # times are of the precision that the network runs in
-            return costs(model, layout, images, units, self.latency_table, getattr(self.order, "multiple", 1))
+        return costs(model, layout, images, units, self.latency_table, getattr(self.order, "multiple", 1))
 
     def _in_all(self, num_heads: int) -> int | None:
         if self.target is None or "heads" not in self.target:
@@ -206,8 +205,7 @@ def within(
     """
     refuse_multiple(multiple, layout := layout_of(model))
     image = torch.zeros(1, 3, *input_spec(model)["size"], device=next(model.parameters()).device)
-    with torch.autocast(image.device.type, enabled=False):  # as in ``OnPath._costs``
-        limits = Limits(layout, min_heads_per_layer, targets_of(target, layout, costs(model, layout, image, target)))
+    limits = Limits(layout, min_heads_per_layer, targets_of(target, layout, costs(model, layout, image, target)))
     return constrain(_steps(step, layout, exclude_layers), limits, WHERE, multiple)
 
 
