@@ -8,11 +8,11 @@ from torch import Tensor
 
 from mhprobe.heads import KINDS, HeadBatch
 from mhprobe.measures.parts.image_sums import MeanOverImages
-from mhprobe.measures.parts.places import real_tokens
+from mhprobe.measures.parts.places import OfTokens, real_tokens
 from mhprobe.stats.intervals import SIZE
 
 
-class ActivationNorm(MeanOverImages):
+class ActivationNorm(OfTokens, MeanOverImages):
     """Square root of the mean over tokens and images of sum over channels of z_d^2 ||W_O,d||^2.
 
     Columns, (A,), larger writes more: value, with low and high. What pads a text is no token.

@@ -10,11 +10,11 @@ from torch import Tensor
 from mhprobe.heads import KINDS, HeadBatch, written
 from mhprobe.measures.base import sums
 from mhprobe.measures.parts.image_sums import MeanOverImages
-from mhprobe.measures.parts.places import real_tokens
+from mhprobe.measures.parts.places import OfTokens, real_tokens
 from mhprobe.stats.intervals import SIZE
 
 
-class WriteNorm(MeanOverImages):
+class WriteNorm(OfTokens, MeanOverImages):
     """Mean over tokens and images of ||z_h W_O,h|| / ||stream before the block|| (of a neuron: before the MLP).
 
     Columns, (A,), larger writes more: value, with low and high; norm: mean of ||z_h W_O,h|| in units of the stream.

@@ -60,9 +60,9 @@ def about(word: str) -> str:
     plain = OmegaConf.to_container(chosen, resolve=False)
     typed = []
     for path, value in leaves(plain):
-        word = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
+        written = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
         if not any(key.startswith("_") for key in path):
-            typed.append(f"  {'.'.join(filter(None, (place, *path)))}={word}")
+            typed.append(f"  {'.'.join(filter(None, (place, *path)))}={written}")
     # docstrings of all its parts, each once, up to their examples
     targets = [str(value) for path, value in leaves(plain) if path[-1] == "_target_"]
     texts = {name: text.partition("\n>>>")[0] for target in targets for name, text in docstrings(target)}

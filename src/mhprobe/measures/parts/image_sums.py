@@ -35,8 +35,6 @@ class MeanOverImages(Measure):
 
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
-        if any(site.line for site in layout.sites):
-            self.needs = self.needs | {"attn"}  # it tells which tokens only pad a text
         rows = (layout.num_heads,) * (2 if self.of_pairs else 1)
         self.add_state("image_sums", torch.zeros(self.numbers, *rows, dtype=torch.float64))
         self.add_state("image_products", torch.zeros(self.numbers, self.numbers, *rows, dtype=torch.float64))

@@ -12,7 +12,7 @@ of one "image". Padding is what gets exactly no attention from any query of any 
 import functools
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -125,6 +125,15 @@ class Piece(NamedTuple):
     def counts(self, queries: Tensor) -> Tensor:
         """(b, 1), or (1, 1) if all images have as many: number of queries (W, Q) bool of an image."""
         return (queries.sum(1) if self.site.line else queries.sum().view(1)).double()[:, None]
+
+
+class OfTokens(Measure):
+    """Base of measures that are means over tokens. Of texts they need attention, which tells what is padding."""
+
+    def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
+        super().__init__(layout, **kwargs)
+        if any(site.line for site in layout.sites):
+            self.needs = self.needs | {"attn"}
 
 
 class OfAttention(Measure):
