@@ -382,6 +382,8 @@ def test_a_network_of_grey_images_says_how_many_channels_it_takes():
         ):
             mhprobe.measure(grey, [torch.rand(2, *size)], [mhprobe.measures.Entropy])
     assert len(mhprobe.measure(grey, [torch.rand(2, 1, 8, 8)], [mhprobe.measures.Entropy])["entropy"]) == 3
+    with pytest.raises(mhprobe.UserError, match=r"^photos: model: expected .* 3 channels, got one that takes 1\."):
+        mhprobe.photos(".", grey)
     coloured = LOCATED["csatv2"]()  # its first convolution is behind a transform of 64 channels
     with pytest.raises(mhprobe.UserError, match=r"^images: expected 3 x "):
         mhprobe.measure(coloured, [torch.rand(2, 1, *input_spec(coloured)["size"])], [mhprobe.measures.ActivationNorm])

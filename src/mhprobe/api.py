@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe import measures as all_measures
-from mhprobe.backbones import attach, backbone_of, input_spec, puts_out_features, refuse_no_model
+from mhprobe.backbones import attach, backbone_of, channels_of, input_spec, puts_out_features, refuse_no_model
 from mhprobe.data.batch import Batch, Split, images_and_labels
 from mhprobe.data.photos import PhotoLoader
 from mhprobe.errors import UserError, one_of, quoted, refuse_misfits, whole_number
@@ -210,11 +210,13 @@ def photos(folder: str | Path, model: nn.Module, batch_size: int = 32, limit: in
 
     folder: a folder, .tar or .zip with images at any depth. model: a model of a supported family. limit: largest number
     of images, taken evenly from all. Raises UserError for a folder without images, and for a model that does not state
-    its input size, mean and deviation.
+    its input size, mean and deviation, or takes other than 3 channels.
     """
     refuse_misfits(photos, {"folder": folder, "batch_size": batch_size, "limit": limit}, "photos")
     refuse_no_model("photos", model)
-    return PhotoLoader(folder, **input_spec(backbone_of(model)), batch_size=batch_size, limit=limit)
+    if (channels := channels_of(backbone := backbone_of(model))) != 3:
+        raise UserError(f"photos: model: expected one that takes images of 3 channels, got one that takes {channels}.")
+    return PhotoLoader(folder, **input_spec(backbone), batch_size=batch_size, limit=limit)
 
 
 def _refuse_no_loader(where: str, loader: Any, select_loader: Any, twice: str) -> None:

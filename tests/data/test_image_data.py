@@ -56,6 +56,14 @@ def test_limits_cut_each_split_and_keep_class_shares(tmp_path):
     assert noise(tmp_path, limit_test=1000).sizes["test"] == 31
 
 
+def test_runs_with_other_seeds_keep_the_same_test_images(tmp_path):
+    """So that their numbers on some of the test images can be compared image by image."""
+    one, other = (noise(tmp_path, seed=seed, limit_train=9, limit_val=3, limit_test=6) for seed in (0, 1))
+    assert one.splits["test"].positions.tolist() == other.splits["test"].positions.tolist()
+    for split in ("train", "val"):  # the control: these do differ
+        assert one.splits[split].positions.tolist() != other.splits[split].positions.tolist()
+
+
 def test_a_share_of_the_validation_images_can_be_set_aside(tmp_path):
     whole, some = noise(tmp_path), noise(tmp_path, calibration_fraction=0.4)
     assert "calibration" not in whole.sizes and whole.set_aside is None

@@ -49,15 +49,16 @@ def test_a_file_that_is_not_there_is_missed_before_images_are_decoded(key, tmp_p
         builders.data(runs.checked("train"))
 
 
-def test_the_folder_of_a_run_stands_for_its_weights(tmp_path, monkeypatch):
+@pytest.mark.parametrize("key", ["weights", "optim.teacher"])
+def test_the_folder_of_a_run_stands_for_its_weights(key, tmp_path, monkeypatch):
     """The pruned ones, if there are some, as look takes them; a folder without any is refused in one line."""
     monkeypatch.setattr(builders, "prepared", lambda *_: "images")
-    with pytest.raises(mhprobe.UserError, match=r"^weights: .* holds no pruned\.safetensors"):
-        runs.checked("train", f"weights={tmp_path}")
+    with pytest.raises(mhprobe.UserError, match=rf"^{key}: .* holds no pruned\.safetensors"):
+        runs.checked("train", f"{key}={tmp_path}")
     for name in ("model.safetensors", "pruned.safetensors"):
         (tmp_path / name).touch()
-        cfg = runs.checked("train", f"weights={tmp_path}")
-        assert cfg.weights == str(tmp_path / name)
+        cfg = runs.checked("train", f"{key}={tmp_path}")
+        assert {"weights": cfg.weights, "optim.teacher": cfg.optim.teacher}[key] == str(tmp_path / name)
         assert builders.data(cfg) == "images"
 
 

@@ -1,5 +1,6 @@
 """Find the family of a model and its heads, and put gates on them. Each file of this package holds families."""
 
+import contextlib
 import copy
 import functools
 import importlib
@@ -200,6 +201,14 @@ def build(
 def input_spec(model: nn.Module) -> dict[str, Any]:
     """Return the input that a model expects: ``size`` (height, width) in pixels, ``mean`` and ``std`` per channel."""
     return family_of(model).input_spec(model)
+
+
+def channels_of(model: nn.Module) -> int:
+    """Return the number of channels of an image that a model expects; 3 where its first layer is not known."""
+    with contextlib.suppress(UserError):
+        stem = family_of(model).stem(model)
+        return next((part.in_channels for part in stem.modules() if isinstance(part, nn.Conv2d)), 3)
+    return 3
 
 
 @inference_mode(False)  # gates outlive the test that they are made in, and a GPU keeps their mode

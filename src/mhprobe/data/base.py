@@ -49,7 +49,8 @@ class ImageData(L.LightningDataModule):
     num_workers: processes that load. A batch is one gather from a memory map, so they cost more than they hide.
     seed: of the split, the order and the augmentation. augment: of training images; None for none.
     cache_dir: folder of decoded images.
-    limit_train, limit_val, limit_test, limit_calibration: keep only so many images (stratified), for quick runs.
+    limit_train, limit_val, limit_test, limit_calibration: keep only so many images (stratified), for quick runs. Which
+        test images are kept does not depend on ``seed``.
     spec: input that the model expects, set before use; by default the stored size, scaled to [-1, 1].
     """
 
@@ -125,7 +126,8 @@ class ImageData(L.LightningDataModule):
             "test": Images(cached["test"], np.arange(len(cached["test"].labels))),
             **({"calibration": Images(cached["train"], aside)} if len(aside) else {}),
         }
-        return {split: images.limited(self.limits[split], self.seed) for split, images in whole.items()}
+        seeds = {split: self.seed if split != "test" else 0 for split in whole}  # runs with other seeds test alike
+        return {split: images.limited(self.limits[split], seeds[split]) for split, images in whole.items()}
 
     @property
     def input_spec(self) -> InputSpec:

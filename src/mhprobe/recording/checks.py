@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import backbone_of, family_of, input_spec, refuse_no_model
+from mhprobe.backbones import backbone_of, channels_of, input_spec, refuse_no_model
 from mhprobe.errors import UserError
 from mhprobe.heads import Ablation, HeadLayout, Need, Patching, Relevance
 from mhprobe.io.machine import free_memory
@@ -42,11 +42,7 @@ def sized(model: nn.Module, images: Tensor) -> Iterator[None]:
         raise
     except (AssertionError, RuntimeError, ValueError) as error:
         backbone, size = backbone_of(model), tuple(images.shape[1:])
-        channels = 3
-        with contextlib.suppress(UserError):  # of a family whose stem is not known
-            stem = family_of(backbone).stem(backbone)
-            channels = next((part.in_channels for part in stem.modules() if isinstance(part, nn.Conv2d)), channels)
-        if len(size) != 3 or (wanted := (channels, *input_spec(backbone)["size"])) == size:
+        if len(size) != 3 or (wanted := (channels_of(backbone), *input_spec(backbone)["size"])) == size:
             raise
         got, expected, name = *(" x ".join(map(str, part)) for part in (size, wanted)), type(backbone).__name__
         raise UserError(f"images: expected {expected} for this {name}, got {got}: {error}") from error

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from timm.models import save_for_hf
 from torch import nn
 
-from mhprobe.backbones import build, gives_features, input_spec
+from mhprobe.backbones import build, channels_of, gives_features, input_spec
 from mhprobe.backbones.parts.timm_models import registered
 from mhprobe.data.base import SPLITS, ImageData, InputSpec
 from mhprobe.data.source import other_classes
@@ -85,6 +85,8 @@ def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
     backbone, description = _loaded(cfg, weights, data) if (weights := weights_file(cfg)) else _fresh(cfg, data)
     spec = input_spec(backbone)
     data.spec = InputSpec(**spec)
+    if (channels := channels_of(backbone)) != 3:
+        raise UserError(f"backbone.in_chans: the images of data have 3 channels, expected 3, got {channels}.")
     if features := gives_features(backbone):
         refuse_without_classifier(cfg.command)
     if cfg.score:  # refused before anything is computed

@@ -273,8 +273,9 @@ def check(command: str, cfg: DictConfig) -> Config:
     for path, value in leaves(plain, lists=True):
         if isinstance(value, float) and not math.isfinite(value):  # nan passes every limit
             raise UserError(f"{'.'.join(path)}: expected a finite number, got {value}.")
-    if isinstance(named := plain.get("weights"), str) and named != "random" and Path(named).is_dir():
-        plain["weights"] = str(find_weights(named))
+    for section, key, part in ((plain, "weights", ""), (plain.get("optim") or {}, "teacher", "optim.")):
+        if isinstance(named := section.get(key), str) and named not in ("random", "dense") and Path(named).is_dir():
+            section[key] = str(find_weights(named, key=part + key))
     checked: Config = _valid(Config, {**plain, "command": command})
     needed = settings(command) | ({"optim"} & sections(command))  # other groups may be taken away
     if gone := sorted(needed - plain.keys()):

@@ -67,8 +67,11 @@ def save_for_hub(path_or_model: str | Path | nn.Module, folder: Path, **about: A
     return pair.parent
 
 
-def find_weights(path: str | Path, names: Sequence[str] = NAMES) -> Path:
-    """Find the .safetensors of ``hf-hub:owner/name[@revision]``, a run's folder or a file. UserError without any."""
+def find_weights(path: str | Path, names: Sequence[str] = NAMES, key: str = "weights") -> Path:
+    """Find the .safetensors of ``hf-hub:owner/name[@revision]``, a run's folder or a file.
+
+    key: setting that names it, for the UserError where there is none.
+    """
     if str(path).startswith(PREFIX):
         repo, _, revision = str(path).removeprefix(PREFIX).partition("@")
         with _hub(repo), untold():
@@ -81,7 +84,7 @@ def find_weights(path: str | Path, names: Sequence[str] = NAMES) -> Path:
     for name in names:
         if (path / name).is_file():
             return path / name
-    raise UserError(f"weights: {path} holds no {' and no '.join(names)}. Give the folder of a run, or a file.")
+    raise UserError(f"{key}: {path} holds no {' and no '.join(names)}. Give the folder of a run, or a file.")
 
 
 def _described(model: nn.Module, about: dict[str, Any]) -> dict[str, Any]:
