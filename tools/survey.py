@@ -58,32 +58,29 @@ def page(results: dict[str, Architecture]) -> str:
     attached, prunable, mixed, total = (
         sum(getattr(entry, what) for entry in heads.values()) for what in ("attached", "prunable", "mixed", "names")
     )
-    alike: dict[str, list[str]] = defaultdict(list)
     reasons: dict[str, list[str]] = defaultdict(list)
     for name, entry in heads.items():
-        if entry.refused and entry.attached:
-            some = f"{name} {entry.attached} of {entry.names} ({entry.prunable} can be pruned)"
-            alike["Some names attach"].append(some)
-        elif entry.attached:
-            can = "can" if entry.prunable else "cannot"
-            alike[f"Every name attaches and {can} be pruned"].append(f"{name} {entry.names}")
         for reason, names in entry.refused.items():
             reasons[reason].append(f"{name} {len(names)} (e.g. {names[0]})")
     return "\n".join(
         [
-            "# Which of timm's models have their heads found",
+            "# Which timm models work",
             "",
-            f"Written by `make models` with timm {timm.__version__}. {attached} of the {total} names with heads can be "
-            f"gated, measured and masked; {prunable} can lose heads for good. {mixed} of the others mix their heads "
-            f"before the projection, so no head can be gated alone: of the names whose heads can be told apart "
-            f"{attached / max(1, total - mixed):.0%} attach. {len(results) - len(heads)} more architectures have no "
-            f"heads that mhprobe finds: mostly convolutions, and models that name their heads otherwise (Hiera).",
+            f"timm {timm.__version__} has {total} model names with attention heads. mhprobe can gate, measure and mask "
+            f"the heads of {attached}, and remove heads from {prunable}. {mixed} of the others mix their heads before "
+            f"the projection, so no head can be gated alone; without those, {attached / max(1, total - mixed):.0%} of "
+            f"the names work. `make models` writes this page.",
             "",
             "Some heads have no attention weights over the tokens of an image (attention between channels, coarser "
-            "keys); measures of attention are then left out with that reason. The number after a class counts its "
-            "names.",
+            "keys); measures of attention are then left out with that reason.",
             "",
-            *(line for words, names in alike.items() for line in (f"{words}: {', '.join(names)}.", "")),
+            "| class in timm | names | can be gated, measured, masked | heads can be removed |",
+            "|---|---|---|---|",
+            *(f"| {name} | {entry.names} | {entry.attached} | {entry.prunable} |" for name, entry in heads.items()),
+            "",
+            f"{len(results) - len(heads)} more classes have no heads that mhprobe finds: mostly convolutions, and "
+            f"models that name their heads otherwise (Hiera).",
+            "",
             "| names that are refused | why |",
             "|---|---|",
             *(f"| {', '.join(names)} | {reason} |" for reason, names in reasons.items()),
