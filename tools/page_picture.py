@@ -27,7 +27,7 @@ def picture(page: Page, home: Path) -> bytes:
 
     home: where the command was typed; neither it nor the cache is shown.
     """
-    many = re.match(r"\d+", sentences(page)[0])  # in an order of single heads as many steps
+    many = re.search(r"\d+", sentences(page)[0])  # in an order of single heads as many steps
     page.evaluate(
         "([step, many]) => { step.value = many; step.dispatchEvent(new Event('input')); }",
         [page.query_selector("#step"), int(many[0]) if many else 1],

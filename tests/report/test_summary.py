@@ -43,7 +43,7 @@ def written(folder, terminal: bool = False, accuracy: float = 0.9) -> str:
 def test_it_says_accuracy_heads_curves_and_places(tmp_path):
     text = written(tmp_path)
     assert "Test accuracy is 90.0 % (95 % interval 85.1 to 93.4, 200 images of digits)." in text
-    assert "2 of 12 heads can go within one point of accuracy." in text
+    assert "By validation images 4 of 12 heads can go within one point of accuracy." in text
     row = next(line for line in text.splitlines() if line.startswith("head_[max]"))
     assert row.split()[1:] == ["2", "4", "2"]
     extremes = next(line for line in text.splitlines() if line.startswith("By gate importance the highest heads are "))

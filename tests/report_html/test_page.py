@@ -125,10 +125,10 @@ def test_the_result_is_chosen_on_validation_and_told_on_test(a_run):
     assert max(atlas.totals(run), key=lambda total: total["heads_within_1_point"])["curve"] == "lucky"
     assert atlas.best(run)["curve"] == "wise"
     said = " ".join(words.result(run, atlas.heads(run), atlas.measures(run)))
-    assert said.startswith("1 of 12 heads can go within one point of accuracy")
-    assert "Without head 0 of block 0 test accuracy is 89.5 % (87.5 to 91.5); with all heads it is 90.0 %" in said
-    assert "as many random heads leave 80.0 % (78.0 to 82.0) on average" in said
-    assert "The order wise was the best of the searched ones on validation images; by these 2 could go." in said
+    assert said.startswith("By validation images 2 of 12 heads can go within one point of accuracy")
+    assert "Without these 2 heads test accuracy is 87.0 % (85.0 to 89.0); with all heads it is 90.0 %" in said
+    assert "as many random heads leave 70.0 % (68.0 to 72.0) on average" in said
+    assert "The order wise was the best of the searched ones on validation images." in said
     assert "Test accuracy is 90.0 % (95 % interval 86.1 to 92.9, 300 images of animals)." in said
     assert "Guessing would give 20.0 %." in said
 
@@ -163,21 +163,26 @@ def headline(folder: Path, steps: int, within: float, low: float, up: float = 1.
 
 def test_the_headline_says_how_many_heads_can_go_and_which_is_missed(tmp_path):
     assert headline(tmp_path / "a", 1, 1.0, 0.5) == (
-        "1 of 12 heads can go within one point of accuracy; block 2, head 3 is missed most (11 others may be missed as "
-        "much)."
+        "By validation images 1 of 12 heads can go within one point of accuracy; block 2, head 3 is missed most (11 "
+        "others may be missed as much)."
     )
     # intervals that do not meet: heads are one apart
     assert headline(tmp_path / "d", 1, 1.0, 10.9, 0.5).endswith("; block 2, head 3 is missed most.")
     # a curve that ends before accuracy falls does not say how many more could go
-    assert headline(tmp_path / "c", 1, 2.0, 0.5).startswith("At least 2 of 12 heads can go within one point")
+    assert headline(tmp_path / "c", 1, 2.0, 0.5).startswith(
+        "By validation images at least 2 of 12 heads can go within one point"
+    )
     # control: a loss that may not rise at all is not missed
-    assert headline(tmp_path / "b", 1, 0.0, -0.5) == "None of 12 heads can go within one point of accuracy."
+    assert (
+        headline(tmp_path / "b", 1, 0.0, -0.5)
+        == "By validation images none of 12 heads can go within one point of accuracy."
+    )
 
 
 def test_a_step_of_several_heads_does_not_say_that_no_single_head_can_go(tmp_path):
     assert (
         headline(tmp_path, 4, 0.0, -0.5)
-        == "The first 4 of 12 heads to go together cost more than one point of accuracy."
+        == "By validation images the first 4 of 12 heads to go together cost more than one point of accuracy."
     )
 
 
@@ -343,7 +348,7 @@ def test_a_page_calls_accuracy_what_the_score_measures(name, tmp_path):
     said = " ".join(words.result(run, atlas.heads(run), []))
     assert f"Test {scored.right} goes from 90.0 % (80.0 to 95.0) to 85.0 %" in said
     assert ", -5.0 points on the same images (95 % -8.1 to -2.0; McNemar's p = 0.0013), parameters from 7 to 7." in said
-    assert f"1 of 12 heads can go within one point of {scored.right}." in said
+    assert f"By validation images 2 of 12 heads can go within one point of {scored.right}." in said
     assert f"that new images lose at most 2 points of {scored.right} (50 calibration images" in said
     page = Page(write_report(folder).read_text(encoding="utf-8"))
     assert page.data["scored"] == scored.right and f"{scored.right[1:]} as heads are switched off" in page.text

@@ -132,7 +132,7 @@ def _accuracy(run: Run) -> list[str]:
 class _Choice(NamedTuple):
     """The searched order that was best on the images that chose it, on the images that it is reported on.
 
-    many: heads that go within one point there. where_chosen: the same on the images that chose the order.
+    many: heads that go within one point of accuracy on the images that chose it, which are no part of the test.
     points: of the reported curve. random: of the mean of random orders.
     """
 
@@ -140,7 +140,6 @@ class _Choice(NamedTuple):
     chosen_on: str
     reported: str
     many: int
-    where_chosen: int
     points: list[dict[str, Any]]
     random: list[dict[str, Any]]
 
@@ -151,11 +150,10 @@ def _choice(run: Run) -> _Choice | None:
     name, chosen_on = best["curve"], best["split"]
     lines = {(line["curve"], line["split"]): line for line in atlas.lines(run)}
     reported = "test" if (name, "test") in lines else chosen_on
-    within = {row["split"]: row["heads_within_1_point"] for row in atlas.totals(run) if row["curve"] == name}
     random = [p for (_, on), line in lines.items() if line["averaged"] and on == reported for p in line["points"]]
-    many = round(within.get(reported, best["heads_within_1_point"]))
-    points = lines[name, reported]["points"]
-    return _Choice(name, chosen_on, reported, many, round(best["heads_within_1_point"]), points, random)
+    return _Choice(
+        name, chosen_on, reported, round(best["heads_within_1_point"]), lines[name, reported]["points"], random
+    )
 
 
 def _can_go(run: Run, heads: int) -> list[str]:
@@ -163,12 +161,12 @@ def _can_go(run: Run, heads: int) -> list[str]:
         return []
     if guesses(run):
         return ["the whole network is not told apart from guessing, so this run does not say which heads can go"]
-    what = atlas.scored(run)
+    what, by = atlas.scored(run), f"by {choice.chosen_on} images " * (choice.reported != choice.chosen_on)
     masked = [point["heads_masked"] for point in choice.points if point["heads_masked"]] or [1]
     if choice.many or masked[0] == 1:
         least = "at least " * (choice.many == masked[-1] < heads)  # the curve ends there
-        return [f"{least}{choice.many or 'none'} of {heads or 'the'} heads can go within one point of {what}"]
-    return [f"the first {masked[0]} of {heads or 'the'} heads to go together cost more than one point of {what}"]
+        return [f"{by}{least}{choice.many or 'none'} of {heads or 'the'} heads can go within one point of {what}"]
+    return [f"{by}the first {masked[0]} of {heads or 'the'} heads to go together cost more than one point of {what}"]
 
 
 def _missed(heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list[str]:
@@ -199,10 +197,7 @@ def _masking(run: Run, heads: list[dict[str, Any]]) -> list[str]:
     if on == choice.chosen_on:
         text.append(f"The order {choice.curve} was chosen and judged on the same images, which flatters it.")
     else:
-        text.append(
-            f"The order {choice.curve} was the best of the searched ones on {choice.chosen_on} images; by these "
-            f"{choice.where_chosen or 'none'} could go."
-        )
+        text.append(f"The order {choice.curve} was the best of the searched ones on {choice.chosen_on} images.")
     worse = next((p for p in choice.points if p["p_holm"] is not None and p["p_holm"] < 0.05 and p["step"]), None)
     if worse is not None and worse["accuracy"] < choice.points[0]["accuracy"]:
         text.append(
