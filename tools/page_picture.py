@@ -42,8 +42,8 @@ def picture(page: Page, home: Path) -> bytes:
     )
     top, bottom = (page.locator(where).bounding_box() for where in ("#colour", "#curve"))
     assert top is not None and bottom is not None
-    height = bottom["y"] + bottom["height"] - top["y"] + 24
-    return page.screenshot(full_page=True, clip={"x": 0, "y": top["y"] - 16, "width": WIDTH, "height": height})
+    height = bottom["y"] + bottom["height"] - top["y"] + 12
+    return page.screenshot(full_page=True, clip={"x": 0, "y": top["y"] - 4, "width": WIDTH, "height": height})
 
 
 def sentences(page: Page) -> list[str]:
