@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from mhprobe.report.figures.pruned import PALE
 from mhprobe.report.html import finish_report, write_comparison
 from mhprobe.report.report import Report
 from mhprobe.report.runs.run import read_runs
@@ -93,6 +94,17 @@ def test_the_grid_takes_the_colours_of_the_chosen_measure(visit, address):
     assert "How much the loss of an image moves" in page.inner_text("#about")
     assert page.locator("#control .cell").count() == 12  # a random network's, on the same scale
     assert "importance (nats)" in page.inner_text("#legend")
+
+
+def test_what_is_kept_has_the_colours_of_the_figure_of_kept_heads(visit, tmp_path):
+    """Blue is left and pale is gone: on one page dark once meant left in the figure and gone in the grid."""
+    kept = torch.tensor([1.0, 0.0] * 6)
+    add_measure(Report(tmp_path, layout()), "kept_heads", "per_head", {"value": kept}, "kept (1), removed (0)")
+    page = visit(finish_report(tmp_path, "prune", layout()).as_uri())
+    left, gone = (background(page, head) for head in (0, 1))
+    assert [background(page, head) for head in range(12)] == [left, gone] * 6
+    assert left == "rgb(0, 114, 178)" and gone == f"rgb{tuple(bytes.fromhex(PALE[1:]))}"
+    assert page.inner_text("#legend") == "Blue is 1, pale is 0."
 
 
 def test_a_click_opens_a_head_with_all_that_is_known_of_it(visit, address):
@@ -295,7 +307,7 @@ def test_without_scripts_words_and_figures_are_there(browser, address):
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(address)
-    assert "1 of 12 heads can go" in page.inner_text("#result")
+    assert "2 of 12 heads can go" in page.inner_text("#result")
     assert page.locator("#figures img").count() == len(list((Path(address[7:]).parent / "figures").glob("*.png")))
     context.close()
 

@@ -28,6 +28,7 @@ function openHead(id, scroll = false) {
 // what the grid can be coloured by: every column of every measure of single heads
 const CHOICES = DATA.measures.flatMap((measure, m) =>
   Object.entries(measure.columns).map(([column, values]) => ({ key: `${m}/${column}`, measure, column, values, main: column === "value" })));
+const KEPT = { low: 0, high: 1, of: d3.interpolateRgb("#DCE6EE", "#0072B2") }; // as in the figure of kept heads
 const current = () => CHOICES.find((choice) => choice.key === atlas.colour);
 
 function besides(choice) {
@@ -61,7 +62,7 @@ function drawBeside() {
 
 function drawGrid() {
   const choice = current(), beside = drawBeside(), decided = isDecided(choice?.values);
-  const scale = colours([choice?.values ?? [], beside?.values ?? []]);
+  const scale = decided ? KEPT : colours([choice?.values ?? [], beside?.values ?? []]);
   const rows = [];
   let stage = null;
   const stages = new Set(HEADS.map((head) => head.stage)).size;
@@ -84,7 +85,7 @@ function drawGrid() {
   if (choice?.main)
     for (const one of besides(choice)) marks.push({ name: `mean of ${one.name === "chance" ? "chance" : "a random network"}`, value: d3.mean(one.values) });
   const alike = Object.entries(choice?.main ? choice.measure.constants : {}).map(([name, value]) => `${name.replaceAll("_", " ")} ${number(value)}`);
-  byId("legend").replaceChildren(decided ? el("p", { class: "note" }, `${choice.measure.label}.`) : choice ? colourBar(scale, choice.main ? choice.measure.label : choice.column.replaceAll("_", " "), marks.filter(({ value }) => value != null)) : "", alike.length ? el("p", { class: "note" }, `The same for all heads: ${alike.join(", ")}.`) : "");
+  byId("legend").replaceChildren(decided ? el("p", { class: "note" }, "Blue is 1, pale is 0.") : choice ? colourBar(scale, choice.main ? choice.measure.label : choice.column.replaceAll("_", " "), marks.filter(({ value }) => value != null)) : "", alike.length ? el("p", { class: "note" }, `The same for all heads: ${alike.join(", ")}.`) : "");
   drawNeurons(choice?.main ? choice.measure : null);
   const nothing = choice?.main && !decided && !besides(choice).length ? " This run has no control for it: probe.control=random_init makes one." : "";
   byId("about").textContent = choice ? `${choice.measure.about}${choice.measure.about ? " " : ""}Colour: ${choice.main ? choice.measure.label : choice.column.replaceAll("_", " ")}.${choice.main && choice.measure.larger ? ` Larger means: ${choice.measure.larger}.` : ""}${nothing}`
@@ -93,8 +94,8 @@ function drawGrid() {
 
 // the neurons of a block from the lowest to the highest, a colour for each of 64 equal parts, and the names of both ends
 function drawNeurons(measure) {
-  const strips = measure?.neurons ?? [], scale = colours(strips.map(({ bins }) => bins));
-  const decided = isDecided(measure?.columns.value);
+  const strips = measure?.neurons ?? [], decided = isDecided(measure?.columns.value);
+  const scale = decided ? KEPT : colours(strips.map(({ bins }) => bins));
   // bins are means of parts that differ by one neuron at most
   const ones = ({ bins, count }) => Math.round(d3.sum(bins, (mean, i) => mean * (Math.floor(count / bins.length) + (i < count % bins.length))));
   const ends = (strip) => decided ? `${ones(strip)} of ${strip.count} (${percent(ones(strip) / strip.count)}) kept`
