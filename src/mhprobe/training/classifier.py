@@ -10,6 +10,7 @@ import torch
 from timm.optim.muon import Muon
 from torch import Tensor, nn
 
+from mhprobe import ranks
 from mhprobe.backbones import attach, family_of, gives_features
 from mhprobe.backbones.parts.freezing import Frozen, freeze
 from mhprobe.data.batch import Batch
@@ -92,10 +93,17 @@ class GatedClassifier(L.LightningModule):
         loss = self.loss(logits, batch.labels if batch.targets is None else batch.targets)
         if self.teacher is not None:
             distance = distillation(logits, self.teacher(batch, self.temperature), self.temperature)
-            self.log("train/distance_to_teacher", distance.detach(), sync_dist=True)
+            self._log_mean("train/distance_to_teacher", distance)
             loss = (1 - self.teacher_weight) * loss + self.teacher_weight * distance
-        self.log("train/loss", loss.detach(), prog_bar=True, sync_dist=True)
+        self._log_mean("train/loss", loss, prog_bar=True)
         return loss if self.penalty is None else loss + self._price()
+
+    def _log_mean(self, name: str, value: Tensor, **options: Any) -> None:
+        """Log the mean over all processes in steps that loggers record; in others no process waits for the rest."""
+        value = value.detach().clone()
+        if ranks.size() > 1 and (every := self.trainer.log_every_n_steps) and not (self.global_step + 1) % every:
+            value = ranks.total(value) / ranks.size()
+        self.log(name, value, **options)
 
     def _price(self) -> Tensor:
         """() the price of the open heads, in nats."""
