@@ -12,9 +12,8 @@ from mhprobe.backbones import attach
 from mhprobe.errors import UserError
 from mhprobe.headbench.canvas import draw
 from mhprobe.headbench.plants import grow
-from mhprobe.io.written import percent
 from mhprobe.looking import sentences as module
-from mhprobe.looking.sentences import ENDS, Facts, Sentence, answers, facts, measured, sentences
+from mhprobe.looking.sentences import ENDS, SHARE, Facts, Sentence, answers, facts, measured, sentences
 from models import tiny_vit
 
 IMAGES = 16
@@ -122,15 +121,15 @@ def by_hand(values: torch.Tensor, uniform: float, spread: float = 0.01, layout=N
 def test_local_heads_are_told_from_global_ones():
     told = tell("reach", by_hand(torch.tensor([3.0, 9.0, 10.0, 12.0]), 10.0))
     assert told.heads == (0,) and "1 of 4 heads are local" in told.text
-    assert "2 are global" in told.text and "nearest, 3 (95 % interval 2.99 to 3.01; even attention 10)" in told.text
+    assert "2 are global" in told.text and "nearest, 3.00 (95 % interval 2.99 to 3.01; even attention 10)" in told.text
     assert tell("reach", by_hand(torch.tensor([6.0, 9.0, 10.0, 12.0]), 10.0)) is None
 
 
 def test_the_ends_of_an_interval_do_not_read_alike():
     columns = {name: torch.tensor([share]) for name, share in zip(ENDS, (0.9722, 0.9708, 0.9741), strict=True)}
-    assert measured(columns, 0, percent, "by chance 1 %") == "97.2 % (95 % interval 97.1 % to 97.4 %; by chance 1 %)"
-    assert measured({**columns, "low": torch.tensor([0.86])}, 0, percent) == "97 % (95 % interval 86 % to 97 %)"
-    assert measured(dict.fromkeys(ENDS, torch.tensor([1.0])), 0, percent) == "100 % (95 % interval 100 % to 100 %)"
+    assert measured(columns, 0, SHARE, "by chance 1 %") == "97.2 % (95 % interval 97.1 % to 97.4 %; by chance 1 %)"
+    assert measured({**columns, "low": torch.tensor([0.86])}, 0, SHARE) == "97 % (95 % interval 86 % to 97 %)"
+    assert measured(dict.fromkeys(ENDS, torch.tensor([1.0])), 0, SHARE) == "100 % (95 % interval 100 % to 100 %)"
 
 
 def test_distance_that_rises_with_depth_is_told_and_shuffled_blocks_are_not():
@@ -154,7 +153,7 @@ def test_even_heads_are_those_near_the_largest_entropy():
     told = tell("even", by_hand(torch.tensor([9.95, 9.0, 5.0, 9.6]), 10.0))
     assert told.heads == (0,) and "1 of 4 heads" in told.text
     near = tell("even", by_hand(torch.tensor([4.6149, 2.0]), 4.6152, spread=0.0001))
-    assert "entropy of 4.6149 (95 % interval 4.6148 to 4.615; even attention 4.6152) nats" in near.text
+    assert "entropy of 4.6149 (95 % interval 4.6148 to 4.6150; even attention 4.6152) nats" in near.text
     assert tell("even", by_hand(torch.tensor([9.0, 8.0]), 10.0)) is None
 
 

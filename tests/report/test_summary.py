@@ -47,7 +47,7 @@ def test_it_says_accuracy_heads_curves_and_places(tmp_path):
     row = next(line for line in text.splitlines() if line.startswith("head_[max]"))
     assert row.split()[1:] == ["2", "4", "2"]
     extremes = next(line for line in text.splitlines() if line.startswith("By gate importance the highest heads are "))
-    assert "block 3, head 2: 11 (10.5 to 11.5)" in extremes and "block 0, head 0: 0 (-0.5 to 0.5)" in extremes
+    assert "block 3, head 2: 11.0 (10.5 to 11.5)" in extremes and "block 0, head 0: 0.00 (-0.50 to 0.50)" in extremes
     assert f"report: {tmp_path / 'report.html'}" in text.splitlines()
     assert "\n\n\n" not in text
 

@@ -112,7 +112,7 @@ def test_a_click_opens_a_head_with_all_that_is_known_of_it(visit, address):
     page.click('[data-id="2"]')
     said = page.inner_text("#head").replace("\xa0", " ")
     assert said.startswith("Block 0, head 2")
-    assert "3 (2.9 to 3.1)" in said and "1 of 12" in said and "random 0.03" in said
+    assert "3.0 (2.9 to 3.1)" in said and "1 of 12" in said and "random 0.03" in said
     assert "Nearest by svcca" in said and "Chance: 0.05" in said
     assert "step 3 of 3" in said  # of the order "wise"
     assert len(page.locator("#head .bars .name").all()) == len(CLASSES) and "{{ 7 * 7 }}" in said

@@ -190,7 +190,7 @@ def test_every_measure_stands_with_its_chance(a_run):
     run = read_run(a_run)
     glance = {line["name"]: line for line in words.glance(atlas.heads(run), atlas.measures(run))}
     assert "; above that: 12" in glance["gate importance"]["chance"]
-    assert glance["gate importance"]["high"] == "block 0, head 2: 3 (2.9 to 3.1)"
+    assert glance["gate importance"]["high"] == "block 0, head 2: 3.0 (2.9 to 3.1)"
     assert glance["gate importance"]["about"].startswith("How much the loss of an image moves")
     assert glance["ablation delta"]["chance"] == ""
 
@@ -620,7 +620,7 @@ def test_numbers_are_rounded_as_people_write_them(tmp_path):
     wide, narrow, none = words.glance(atlas.heads(run), atlas.measures(run))
     assert wide["high"].endswith(": 120 (110 to 130)") and wide["low"].endswith(": 100 (93 to 110)")
     # an interval that is narrower than two digits show: once "120 (120 to 120)"
-    assert narrow["high"].endswith(": 117.3 (117.2 to 117.4)") and narrow["low"].endswith(": 103 (102.9 to 103.1)")
+    assert narrow["high"].endswith(": 117.3 (117.2 to 117.4)") and narrow["low"].endswith(": 103.0 (102.9 to 103.1)")
     assert none["high"].endswith(": 120") and none["low"].endswith(": 100")
 
 

@@ -1,6 +1,7 @@
 """Numbers as people write them."""
 
 import math
+from collections.abc import Sequence
 from typing import SupportsFloat
 
 
@@ -26,11 +27,24 @@ def with_interval(value: float, low: float, high: float) -> str:
     """Return a number with its interval, in as many digits as it needs; without one that has no width.
 
     >>> with_interval(3.0, 2.9, 3.1), with_interval(3.545, 3.527, 3.562), with_interval(0.5, 0.5, 0.5)
-    ('3 (2.9 to 3.1)', '3.54 (3.53 to 3.56)', '0.5')
+    ('3.0 (2.9 to 3.1)', '3.54 (3.53 to 3.56)', '0.5')
     """
     if (digits := digits_apart(low, high)) is None:
         return rounded(value)
-    return f"{rounded(value, digits)} ({rounded(low, digits)} to {rounded(high, digits)})"
+    return "{} ({} to {})".format(*aligned((value, low, high), digits))
+
+
+def aligned(numbers: Sequence[float], digits: int) -> list[str]:
+    """Return numbers with the decimals, also zeros, that the largest has with ``digits`` significant digits.
+
+    >>> aligned((0.013, 0.0101, 0.017), 2), aligned((0.011, 0.0084), 2), aligned((117.3, 3), 2)
+    (['0.013', '0.010', '0.017'], ['0.011', '0.008'], ['120', '3'])
+    """
+    largest = float(f"{max(map(abs, numbers)):.{digits}g}")
+    decimals = digits - 1 - math.floor(math.log10(largest)) if largest else 0
+    if not 0 <= decimals < digits + 4:  # none, or an exponent
+        return [rounded(number, digits) for number in numbers]
+    return [f"{round(number, decimals) + 0.0:.{decimals}f}" for number in numbers]  # no "-0.00"
 
 
 def percent(share: SupportsFloat, digits: int = 2) -> str:

@@ -18,7 +18,7 @@ from mhprobe.backbones import attach
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
-from mhprobe.io.written import counted, digits_apart, percent, rounded
+from mhprobe.io.written import aligned, counted, digits_apart, percent, rounded
 from mhprobe.measures.attention_distance import AttentionDistance
 from mhprobe.measures.base import Measure, MeasureWarning
 from mhprobe.measures.cka import CKA
@@ -47,7 +47,7 @@ SHUFFLES = 2000
 WAYS = (("up", "down"), ("left", "right"))
 
 Columns = Mapping[str, Tensor]
-Form = Callable[[float, int], str]  # writes a number in so many significant digits
+SHARE, PLAIN = " %", ""  # units
 Kinds = Mapping[str, Callable[[HeadLayout], Measure]]
 
 
@@ -177,7 +177,7 @@ def offset(facts: Facts) -> Sentence:
         where = " and ".join(f"{abs(step)} {ways[step > 0]}" for step, ways in steps if step)  # 2 down and 1 right
         return (
             f"look at one fixed place beside the patch, whatever is there. Surest is {name}: the most attended patch "
-            f"is {where}, for {measured(table, best, percent, *chance)} of all patches."
+            f"is {where}, for {measured(table, best, SHARE, *chance)} of all patches."
         )
 
     away = (table["dy"] != 0) | (table["dx"] != 0)
@@ -190,7 +190,7 @@ def itself(facts: Facts) -> Sentence:
     table = facts.columns("position")
 
     def words(best: int, name: str) -> str:
-        number = measured(table, best, percent, f"by chance {percent(table['chance'][best])}")
+        number = measured(table, best, SHARE, f"by chance {percent(table['chance'][best])}")
         return f"look at the patch itself most of the time, {name} from {number} of patches."
 
     home = (table["dy"] == 0) & (table["dx"] == 0)
@@ -209,7 +209,7 @@ def sinks(facts: Facts) -> Sentence:
         loud = int(statement.sure.sum()) - silent
         at_class = table["class_token"][best].item()
         on = " (the class token)" if at_class >= 0.5 else "" if at_class != at_class else " (a patch or a register)"
-        number = measured(table, best, percent, f"even attention would give {percent(table['uniform'][best])}")
+        number = measured(table, best, SHARE, f"even attention would give {percent(table['uniform'][best])}")
         no_ops = f"{silent} {'is a no-op that writes' if silent == 1 else 'are no-ops that write'} next to nothing"
         others = f"{loud} {'hands' if loud == 1 else 'hand'} out what is there to all patches"
         return (
@@ -236,7 +236,7 @@ def twins(facts: Facts) -> Sentence | None:
     named = [f"{head_name(facts.layout, a)} and head {list(facts.layout)[b][1]}" for a, b in pairs[:NAMED].tolist()]
     pair = (int(pairs[0, 0]), int(pairs[0, 1]))
     likeness, divergence = (
-        measured(columns, pair, rounded, f"by chance {rounded(columns['null'][pair])}") for columns in (written, seen)
+        measured(columns, pair, PLAIN, f"by chance {rounded(columns['null'][pair])}") for columns in (written, seen)
     )
     also = f" Also {'; '.join(named[1:])}." if named[1:] else ""
     return Sentence(
@@ -257,7 +257,7 @@ def reach(facts: Facts) -> Sentence:
     def words(best: int, name: str) -> str:
         return (
             f"are local: they look less than half as far as even attention. {name.capitalize()} looks nearest, "
-            f"{measured(table, best, rounded, f'even attention {rounded(even[best])}')} pixels away on average. "
+            f"{measured(table, best, PLAIN, f'even attention {rounded(even[best])}')} pixels away on average. "
             f"{int((high >= even).sum())} are global: they look as far as even attention, or farther."
         )
 
@@ -314,7 +314,7 @@ def salient(facts: Facts) -> Sentence:
     return Sentence(
         f"{share_of(heads, facts.layout)} look at what is salient more often than chance. "
         f"{head_name(facts.layout, best).capitalize()}, the best on one half of the photographs, does so on the "
-        f"other half for {measured(held, best, percent, f'by chance {percent(chance)}')} of patches.",
+        f"other half for {measured(held, best, SHARE, f'by chance {percent(chance)}')} of patches.",
         heads,
         statement,
     )
@@ -327,7 +327,7 @@ def even(facts: Facts) -> Sentence:
     value, most = table["value"], table["uniform"]
 
     def words(best: int, name: str) -> str:
-        number = measured(table, best, rounded, f"even attention {rounded(most[best], 5)}", digits=5)
+        number = measured(table, best, PLAIN, f"even attention {rounded(most[best], 5)}", digits=5)
         return f"look nearly everywhere alike. Most even is {name}, with an entropy of {number} nats."
 
     return _on(facts, claim("look nearly everywhere alike", table, NEARLY * most, facts.images), value / most, words)
@@ -349,7 +349,7 @@ def untrained(facts: Facts) -> Sentence | None:
         name = list(SINGLE)[int(which[head])]
         ends = facts.columns(name, of_twin=True)["value"]
         against = f"untrained heads {rounded(ends.min(), 3)} to {rounded(ends.max(), 3)}"
-        number = measured(facts.columns(name), head, rounded, against, digits=3)
+        number = measured(facts.columns(name), head, PLAIN, against, digits=3)
         return f"{head_name(facts.layout, head)}, {SINGLE[name].label} {number}"
 
     named = "; then ".join(words(head) for head in heads[:NAMED])
@@ -395,15 +395,15 @@ def strongest(sure: Tensor, by: Tensor) -> tuple[int, ...]:
     return tuple(heads[by[heads].argsort(descending=True, stable=True)].tolist())
 
 
-def measured(columns: Columns, at: int | tuple[int, int], form: Form, *against: str, digits: int = 2) -> str:
+def measured(columns: Columns, at: int | tuple[int, int], unit: str, *against: str, digits: int = 2) -> str:
     """Write e.g. ``97 % (95 % interval 95 % to 98 %; by chance 0.4 %)``. against: reference values, in words.
 
-    digits: at least so many; more where the interval is narrower.
+    unit: ``SHARE`` (in per cent) or ``PLAIN``. digits: at least so many; more where the interval is narrower.
     """
-    value, low, high = (float(columns[name][at]) for name in ENDS)
-    digits = digits_apart(low, high, digits) or digits
-    interval = f"95 % interval {form(low, digits)} to {form(high, digits)}"
-    return f"{form(value, digits)} ({'; '.join([interval, *against])})"
+    numbers = [float(columns[name][at]) * (100 if unit == SHARE else 1) for name in ENDS]
+    digits = digits_apart(*numbers[1:], digits) or digits
+    value, low, high = (number + unit for number in aligned(numbers, digits))
+    return f"{value} ({'; '.join([f'95 % interval {low} to {high}', *against])})"
 
 
 def head_name(layout: HeadLayout, head: int) -> str:

@@ -28,7 +28,7 @@ function openHead(id, scroll = false) {
 // what the grid can be coloured by: every column of every measure of single heads
 const CHOICES = DATA.measures.flatMap((measure, m) =>
   Object.entries(measure.columns).map(([column, values]) => ({ key: `${m}/${column}`, measure, column, values, main: column === "value" })));
-const KEPT = { low: 0, high: 1, of: d3.interpolateRgb("#DCE6EE", "#0072B2") }; // as in the figure of kept heads
+const LEFT_OR_GONE = { low: 0, high: 1, of: d3.interpolateRgb("#DCE6EE", "#0072B2") }; // as in the figure of kept heads
 const current = () => CHOICES.find((choice) => choice.key === atlas.colour);
 
 function besides(choice) {
@@ -62,7 +62,7 @@ function drawBeside() {
 
 function drawGrid() {
   const choice = current(), beside = drawBeside(), decided = isDecided(choice?.values);
-  const scale = decided ? KEPT : colours([choice?.values ?? [], beside?.values ?? []]);
+  const scale = decided ? LEFT_OR_GONE : colours([choice?.values ?? [], beside?.values ?? []]);
   const rows = [];
   let stage = null;
   const stages = new Set(HEADS.map((head) => head.stage)).size;
@@ -95,7 +95,7 @@ function drawGrid() {
 // the neurons of a block from the lowest to the highest, a colour for each of 64 equal parts, and the names of both ends
 function drawNeurons(measure) {
   const strips = measure?.neurons ?? [], decided = isDecided(measure?.columns.value);
-  const scale = decided ? KEPT : colours(strips.map(({ bins }) => bins));
+  const scale = decided ? LEFT_OR_GONE : colours(strips.map(({ bins }) => bins));
   // bins are means of parts that differ by one neuron at most
   const ones = ({ bins, count }) => Math.round(d3.sum(bins, (mean, i) => mean * (Math.floor(count / bins.length) + (i < count % bins.length))));
   const ends = (strip) => decided ? `${ones(strip)} of ${strip.count} (${percent(ones(strip) / strip.count)}) kept`

@@ -26,11 +26,14 @@ function number(value, digits = 3) {
 }
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
 const share = ({ accuracy, low, high }) => (low == null ? percent(accuracy) : `${percent(accuracy)} (${(100 * low).toFixed(1)} to ${(100 * high).toFixed(1)})`);
-// In as many digits as tell the ends apart; without an interval that has no width.
+// In as many decimals as the interval needs; without an interval that has no width. As mhprobe.io.written.with_interval.
 function withInterval(value, low, high) {
-  if (low == null || high == null || low === high) return number(value);
-  const digits = d3.range(3, 16).find((some) => number(low, some) !== number(high, some)) ?? 3;
-  return `${number(value, digits)} (${number(low, digits)} to ${number(high, digits)})`;
+  const size = Math.max(Math.abs(low), Math.abs(high)), width = high - low;
+  if (low == null || high == null || !(width > 1e-14 * size)) return number(value);
+  const first = Math.floor(Math.log10(size)), digits = Math.max(2, first - Math.floor(Math.log10(0.51 * width)) + 1);
+  const decimals = digits - 1 - first, plain = decimals >= 0 && decimals < digits + 4;
+  const written = (x) => (plain ? (Number(x.toFixed(decimals)) + 0).toFixed(decimals) : number(x, digits)); // no "-0.00"
+  return `${written(value)} (${written(low)} to ${written(high)})`;
 }
 
 // Lightness tells low from high; red and blue tell signs. Both can be read by colour-blind readers.
