@@ -401,7 +401,7 @@ def measured(columns: Columns, at: int | tuple[int, int], unit: str, *against: s
     unit: ``SHARE`` (in per cent) or ``PLAIN``. digits: at least so many; more where the interval is narrower.
     """
     numbers = [float(columns[name][at]) * (100 if unit == SHARE else 1) for name in ENDS]
-    digits = digits_apart(*numbers[1:], digits) or digits
+    digits = digits_apart(numbers[1], numbers[2], digits) or digits
     value, low, high = (number + unit for number in aligned(numbers, digits))
     return f"{value} ({'; '.join([f'95 % interval {low} to {high}', *against])})"
 

@@ -101,7 +101,8 @@ class GatedClassifier(L.LightningModule):
     def _log_mean(self, name: str, value: Tensor, **options: Any) -> None:
         """Log the mean over all processes in steps that loggers record; in others no process waits for the rest."""
         value = value.detach().clone()
-        if ranks.size() > 1 and (every := self.trainer.log_every_n_steps) and not (self.global_step + 1) % every:
+        every = self.trainer.log_every_n_steps if ranks.size() > 1 else 0  # type: ignore[attr-defined]
+        if every and not (self.global_step + 1) % every:
             value = ranks.total(value) / ranks.size()
         self.log(name, value, **options)
 
