@@ -118,7 +118,7 @@ def test_times_of_another_machine_are_not_those_of_this_one(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("epochs", [0, 1])
-def test_tuning_in_another_precision_makes_cells_of_its_own(tmp_path, epochs):
+def test_tuning_in_another_precision_makes_cells_of_its_own(tmp_path, epochs, monkeypatch):
     """A bench tuned in bfloat16 once showed the numbers of one that was tuned in float32."""
     model = SimpleNamespace(description={"backbone": {}}, backbone=torch.nn.Identity(), device=torch.device("cpu"))
     material = SimpleNamespace(model=model, layout=None, data=SimpleNamespace(fingerprint="images"))
@@ -129,6 +129,10 @@ def test_tuning_in_another_precision_makes_cells_of_its_own(tmp_path, epochs):
     assert (plain == changed) == (epochs == 0)
     chosen = cells.Cells(config(tmp_path, *tuned, "prune.precision=bf16-mixed"), material).files
     assert chosen != plain  # and so does choosing in another precision, whatever tunes
+    for faster, expected in ((False, plain), (True, changed)):  # "auto" is what this machine makes of it
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda faster=faster: faster)
+        auto = config(tmp_path, *tuned, "trainer.precision=auto", "trainer.accelerator=cpu")
+        assert cells.Cells(auto, material).files == expected
 
 
 @pytest.mark.parametrize("fails", [False, True])

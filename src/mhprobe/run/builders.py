@@ -232,19 +232,24 @@ def trainer(cfg: Config, callbacks: list[L.Callback], report: Report) -> L.Train
 
 
 def _lightning(cfg: Config, **more: Any) -> L.Trainer:
-    """Return a trainer with the settings of ``trainer``; bf16 where the hardware multiplies it faster than float32."""
-    settings = cfg.trainer.model_dump()
-    if settings["precision"] == "auto":
-        accelerator, faster = settings["accelerator"], False
-        if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
-            faster = torch.cuda.is_bf16_supported(including_emulation=False)
-        elif accelerator in ("auto", "cpu"):
-            faster = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        settings["precision"] = "bf16-mixed" if faster else "32-true"
+    """Return a trainer with the settings of ``trainer``."""
+    settings = {**cfg.trainer.model_dump(), "precision": precision(cfg)}
     try:
         return L.Trainer(**settings, **more, enable_model_summary=False)
     except (MisconfigurationException, FabricMisconfiguration, TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"trainer: {' '.join(str(error).split())}") from error
+
+
+def precision(cfg: Config) -> str:
+    """Return the precision of training; for "auto" bf16 where the hardware multiplies it faster than float32."""
+    if cfg.trainer.precision != "auto":
+        return cfg.trainer.precision
+    accelerator, faster = cfg.trainer.accelerator, False
+    if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
+        faster = torch.cuda.is_bf16_supported(including_emulation=False)
+    elif accelerator in ("auto", "cpu"):
+        faster = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return "bf16-mixed" if faster else "32-true"
 
 
 def best(model: GatedClassifier, checkpoints: Path) -> None:

@@ -89,7 +89,7 @@ class Cells:
         shared = facts(cfg, self.model.description, material.data.fingerprint)
         options = {"images", "select_on", "precision", "repair", "tune_epochs", "speed", "speed_rounds", "onnx"}
         shared |= {**cfg.prune.model_dump(include=options), "score": cfg.score, "source": our_digest()}
-        shared["tuned"] = cfg.trainer.precision if cfg.prune.tune_epochs else None
+        shared["tuned"] = builders.precision(cfg) if cfg.prune.tune_epochs else None
         shared["machine"] = device_name(self.model.device) if cfg.prune.speed else None  # speed-ups are of one machine
         self.files: dict[Cell, Path] = {}  # other settings have other files, so jobs with either can share a folder
         for seed, budget, (name, part) in itertools.product(cfg.seeds, cfg.budgets, cfg.method.items()):
