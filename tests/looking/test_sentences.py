@@ -130,6 +130,8 @@ def test_the_ends_of_an_interval_do_not_read_alike():
     assert measured(columns, 0, SHARE, "by chance 1 %") == "97.2 % (95 % interval 97.1 % to 97.4 %; by chance 1 %)"
     assert measured({**columns, "low": torch.tensor([0.86])}, 0, SHARE) == "97 % (95 % interval 86 % to 97 %)"
     assert measured(dict.fromkeys(ENDS, torch.tensor([1.0])), 0, SHARE) == "100 % (95 % interval 100 % to 100 %)"
+    one_photograph = {**columns, "low": torch.tensor([torch.nan]), "high": torch.tensor([torch.nan])}
+    assert measured(one_photograph, 0, SHARE) == "97 % (95 % interval nan % to nan %)"
 
 
 def test_distance_that_rises_with_depth_is_told_and_shuffled_blocks_are_not():

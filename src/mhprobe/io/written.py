@@ -41,7 +41,7 @@ def aligned(numbers: Sequence[float], digits: int) -> list[str]:
     (['0.013', '0.010', '0.017'], ['0.011', '0.008'], ['120', '3'])
     """
     largest = float(f"{max(map(abs, numbers)):.{digits}g}")
-    decimals = digits - 1 - math.floor(math.log10(largest)) if largest else 0
+    decimals = digits - 1 - math.floor(math.log10(largest)) if 0 < largest < math.inf else 0
     if not 0 <= decimals < digits + 4:  # none, or an exponent
         return [rounded(number, digits) for number in numbers]
     return [f"{round(number, decimals) + 0.0:.{decimals}f}" for number in numbers]  # no "-0.00"

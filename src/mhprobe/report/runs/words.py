@@ -290,12 +290,13 @@ def best_methods(rows: Sequence[Mapping[str, Any]], repeats: str = "seeds") -> l
     for budget in dict.fromkeys(row["budget"] for row in rows if row["seeds"]):
         best, *others = (row for row in rows if row["budget"] == budget and row["seeds"])
         worse = [row["method"] for row in others if (p := row.get("p_holm")) not in (None, "") and p < 0.05]
-        place = f"is the best of {1 + len(others)} methods, with" if others else "has"
+        place, rest = "has", ""
+        if others:
+            place = f"is the best of {1 + len(others)} methods, with"
+            rest = f" Significantly worse: {', '.join(worse) or 'none'}."
         text.append(
             f"At {100 * budget:g} % of the FLOPs {best['method']} {place} an accuracy of {percent(best['accuracy'])} "
-            f"(dense {percent(best['dense'])}; {best['stage']}, {repeats}: {best['seeds']})."
-            + f" Significantly worse: {', '.join(worse) or 'none'}."
-            * bool(others)
+            f"(dense {percent(best['dense'])}; {best['stage']}, {repeats}: {best['seeds']}).{rest}"
         )
     for budget in dict.fromkeys(row["budget"] for row in out):
         names = ", ".join(row["method"] for row in out if row["budget"] == budget)
