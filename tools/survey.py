@@ -59,11 +59,11 @@ def page(results: dict[str, Architecture]) -> str:
         sum(getattr(entry, what) for entry in heads.values()) for what in ("attached", "prunable", "mixed", "names")
     )
     reasons: dict[str, list[str]] = defaultdict(list)
-    alike: dict[tuple[str, str], list[str]] = defaultdict(list)
+    alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for name, entry in heads.items():
-        parts = (entry.attached, entry.prunable)
-        results_of = tuple({0: "none", entry.names: "all"}.get(part, str(part)) for part in parts)
-        alike[results_of].append(f"{name} {entry.names}")
+        words = {0: "none", entry.names: "all"}
+        able = tuple(words.get(count, str(count)) for count in (entry.attached, entry.prunable))
+        alike[able].append(f"{name} {entry.names}")
         for reason, names in entry.refused.items():
             reasons[reason].append(f"{name} {len(names)} (e.g. {names[0]})")
     return "\n".join(
@@ -80,7 +80,7 @@ def page(results: dict[str, Architecture]) -> str:
             "",
             "| class in timm, and its number of names | can be gated, measured, masked | heads can be removed |",
             "|---|---|---|",
-            *(f"| {', '.join(names)} | {' | '.join(parts)} |" for parts, names in alike.items()),
+            *(f"| {', '.join(names)} | {' | '.join(able)} |" for able, names in alike.items()),
             "",
             f"{len(results) - len(heads)} more classes have no heads that mhprobe finds: mostly convolutions, and "
             f"models that name their heads otherwise (Hiera).",

@@ -215,7 +215,10 @@ def photos(folder: str | Path, model: nn.Module, batch_size: int = 32, limit: in
     refuse_misfits(photos, {"folder": folder, "batch_size": batch_size, "limit": limit}, "photos")
     refuse_no_model("photos", model)
     if (channels := channels_of(backbone := backbone_of(model))) != 3:
-        raise UserError(f"photos: model: expected one that takes images of 3 channels, got one that takes {channels}.")
+        raise UserError(
+            f"photos: model: expected one that takes images of 3 channels, got one that takes {channels}. Make batches "
+            f"of your own: any loader will do."
+        )
     return PhotoLoader(folder, **input_spec(backbone), batch_size=batch_size, limit=limit)
 
 

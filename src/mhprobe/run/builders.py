@@ -86,7 +86,7 @@ def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
     spec = input_spec(backbone)
     data.spec = InputSpec(**spec)
     if (channels := channels_of(backbone)) != 3:
-        raise UserError(f"backbone.in_chans: the images of data have 3 channels, expected 3, got {channels}.")
+        raise UserError(f"backbone.in_chans: images are in colour, expected 3, got {channels}. Take a network of 3.")
     if features := gives_features(backbone):
         refuse_without_classifier(cfg.command)
     if cfg.score:  # refused before anything is computed

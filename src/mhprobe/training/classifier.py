@@ -100,10 +100,10 @@ class GatedClassifier(L.LightningModule):
 
     def _log_mean(self, name: str, value: Tensor, **options: Any) -> None:
         """Log the mean over all processes in steps that loggers record; in others no process waits for the rest."""
-        value = value.detach().clone()
+        value = value.detach()
         every = self.trainer.log_every_n_steps if ranks.size() > 1 else 0  # type: ignore[attr-defined]
         if every and not (self.global_step + 1) % every:
-            value = ranks.total(value) / ranks.size()
+            value = ranks.total(value.clone()) / ranks.size()
         self.log(name, value, **options)
 
     def _price(self) -> Tensor:

@@ -29,7 +29,7 @@ const share = ({ accuracy, low, high }) => (low == null ? percent(accuracy) : `$
 // In as many decimals as the interval needs; without an interval that has no width. As mhprobe.io.written.with_interval.
 function withInterval(value, low, high) {
   const size = Math.max(Math.abs(low), Math.abs(high)), width = high - low;
-  if (low == null || high == null || !(width > 1e-14 * size)) return number(value);
+  if (value == null || low == null || high == null || !(width > 1e-14 * size)) return number(value);
   const first = Math.floor(Math.log10(size)), digits = Math.max(2, first - Math.floor(Math.log10(0.51 * width)) + 1);
   const decimals = digits - 1 - first, plain = decimals >= 0 && decimals < digits + 4;
   const written = (x) => (plain ? (Number(x.toFixed(decimals)) + 0).toFixed(decimals) : number(x, digits)); // no "-0.00"
