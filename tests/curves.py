@@ -29,7 +29,7 @@ def curve(
     for number, seed in enumerate(seeds):
         value = torch.tensor(accuracy, dtype=torch.float64) + 0.001 * (number - middle)
         masked = torch.tensor(heads, dtype=torch.float64)
-        points = Points(masked, value, 1 - value, value - width, value + width, -value, -value, -value)
+        points = Points(masked, value, 1 - value, value - width, value + width, *[-value] * 6)
         path = Path(seed, torch.zeros(count - 1, 1, dtype=torch.bool), ("unit",) * (count - 1))
         found = None if p is None else torch.tensor(p, dtype=torch.float64)
         traces.append(Trace(path, tuple(range(count)), torch.zeros(count, 1, dtype=torch.bool), points, found))

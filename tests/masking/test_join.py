@@ -14,10 +14,12 @@ from mhprobe.masking.redundant_or_inert import Likeness, MaskedHead, Similarity,
 from mhprobe.report.measured import answer
 from mhprobe.report.tables import masked_heads as table_of
 
+OTHERS = len(Points._fields) - 1  # than the number of heads
+
 
 def curve(masked: list[set[int]], accuracy: list[float], p: list[float] | None) -> Curve:
     mask = torch.tensor([[head in heads for head in range(6)] for heads in masked])
-    points = Points(mask.sum(1).double(), *[torch.tensor(accuracy, dtype=torch.float64)] * 7)
+    points = Points(mask.sum(1).double(), *[torch.tensor(accuracy, dtype=torch.float64)] * OTHERS)
     path = Path(None, mask[1:] & ~mask[:-1], ("",) * (len(masked) - 1))
     found = None if p is None else torch.tensor(p, dtype=torch.float64)
     trace = Trace(path, tuple(range(len(masked))), mask, points, found)
@@ -130,7 +132,7 @@ def test_heads_that_are_alike_by_chance_are_called_alike_as_rarely_as_the_level_
     generator = torch.Generator().manual_seed(0)
     masked = [set(), *[set(range(k + 1)) for k in range(40)]]
     mask = torch.tensor([[head in heads for head in range(60)] for heads in masked])
-    points = Points(mask.sum(1).double(), *[torch.linspace(1, 0.5, 41, dtype=torch.float64)] * 7)
+    points = Points(mask.sum(1).double(), *[torch.linspace(1, 0.5, 41, dtype=torch.float64)] * OTHERS)
     trace = Trace(
         Path(None, mask[1:] & ~mask[:-1], ("",) * 40), tuple(range(41)), mask, points, torch.ones(41).double()
     )

@@ -89,6 +89,33 @@ def test_delta_is_the_paired_difference_of_losses_with_its_interval(rows):
         assert row["delta_low"] < row["delta"] < row["delta_high"]
 
 
+def newcombe(before: np.ndarray, after: np.ndarray) -> tuple[float, float]:
+    """Newcombe, 1998 (Stat. Med. 17:2635), method 10, of the share right after minus that right before."""
+    n = len(before)
+    e, f, g, h = ((x & y).sum() for x, y in ((after, before), (after, ~before), (~after, before), (~after, ~before)))
+    (l1, u1), (l2, u2) = (stats.binomtest(int(k), n).proportion_ci(method="wilson") for k in (e + f, e + g))
+    p1, p2 = (e + f) / n, (e + g) / n
+    top = e * h - f * g
+    phi = (max(top - n / 2, 0) if top > 0 else top) / np.sqrt(float((e + f) * (g + h)) * float((e + g) * (f + h)))
+    down = np.sqrt((p1 - l1) ** 2 - 2 * phi * (p1 - l1) * (u2 - p2) + (u2 - p2) ** 2)
+    up = np.sqrt((p2 - l2) ** 2 - 2 * phi * (p2 - l2) * (u1 - p1) + (u1 - p1) ** 2)
+    return p1 - p2 - down, p1 - p2 + up
+
+
+def test_the_difference_of_accuracies_is_paired_and_has_newcombes_interval(rows):
+    before, _ = scores_of(rows[0])
+    assert rows[0]["difference"] == 0 and rows[0]["difference_low"] < 0 < rows[0]["difference_high"]
+    for row in rows[1:]:
+        after, _ = scores_of(row)
+        assert row["difference"] == pytest.approx(after.mean() - before.mean(), abs=1e-12)
+        ends = newcombe(before, after)
+        assert (row["difference_low"], row["difference_high"]) == pytest.approx(ends, abs=1e-6)
+        alone = 2 * 1.96 * np.sqrt((before.var() + after.var()) / IMAGES)  # as if the images were others
+        assert ends[1] - ends[0] < 0.95 * alone
+    worst = min(rows, key=lambda row: row["difference"])
+    assert worst["difference_high"] < 0 and worst["p"] < 0.05  # the test and the interval agree
+
+
 class OneLosesMuch(Evaluate):
     """Of 40 images one loses 80 nats with any head off, and no other changes."""
 
@@ -154,6 +181,9 @@ def test_the_mean_of_random_paths_has_no_p_but_an_interval_over_repeats():
         deltas = [row["delta"] for row in rows if row["step"] == step and row["seed"] != "mean"]
         low, high = stats.t.interval(0.95, 4, loc=np.mean(deltas), scale=stats.sem(deltas))
         assert (mean[step]["delta_low"], mean[step]["delta_high"]) == pytest.approx((low, high), rel=1e-9)
+        changes = [row["difference"] for row in rows if row["step"] == step and row["seed"] != "mean"]
+        low, high = stats.t.interval(0.95, 4, loc=np.mean(changes), scale=stats.sem(changes))
+        assert (mean[step]["difference_low"], mean[step]["difference_high"]) == pytest.approx((low, high), rel=1e-9)
 
 
 @pytest.mark.parametrize("images", [100, 360, 1000])

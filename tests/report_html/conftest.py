@@ -31,6 +31,9 @@ def row(curve: str, split: str, step: int, masked: list[int], accuracy: float, s
         **{"masked": " ".join(map(str, masked)), "accuracy": accuracy, "loss": 1.0},
         **{"low": accuracy - 0.02, "high": accuracy + 0.02, "p": 1.0, "p_holm": 0.01 if accuracy < 0.8 else 1.0},
         **{
+            "difference": accuracy - 0.9,
+            "difference_low": accuracy - 0.92,
+            "difference_high": accuracy - 0.89,
             "delta": 0.1 * step,
             "delta_low": 0.0,
             "delta_high": 0.3 * step,

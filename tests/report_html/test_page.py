@@ -127,7 +127,8 @@ def test_the_result_is_chosen_on_validation_and_told_on_test(a_run):
     said = " ".join(words.result(run, atlas.heads(run), atlas.measures(run)))
     assert said.startswith("By validation images 2 of 12 heads can go within one point of accuracy")
     assert "Without these 2 heads test accuracy is 87.0 % (85.0 to 89.0); with all heads it is 90.0 %" in said
-    assert "as many random heads leave 70.0 % (68.0 to 72.0) on average" in said
+    assert "That is -3.0 points on the same images (95 % -5.0 to -2.0)." in said
+    assert "As many random heads leave 70.0 % (68.0 to 72.0) on average." in said
     assert "The order wise was the best of the searched ones on validation images." in said
     assert "Test accuracy is 90.0 % (95 % interval 86.1 to 92.9, 300 images of animals)." in said
     assert "Guessing would give 20.0 %." in said

@@ -255,7 +255,7 @@ def precision(cfg: Config) -> str:
 def best(model: GatedClassifier, checkpoints: Path) -> None:
     """Load the weights of the epoch that was best on validation; with a penalty on open heads the last ones stay."""
     if model.penalty is None and not (file := checkpoints / "best.ckpt").is_file():
-        log.warning("the training ended before its first validation: the last weights are taken, none are the best")
+        log.warning("best.ckpt is gone, or the training ended before its first validation: the last weights are taken")
     elif model.penalty is None:
         chosen = load_checkpoint(file)
         model.load_state_dict(chosen["state_dict"])

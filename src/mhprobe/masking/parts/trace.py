@@ -14,14 +14,15 @@ from torch import Tensor
 from mhprobe.masking.base import LABELS, ROUNDING, Evaluate, Path, Scored
 from mhprobe.stats.intervals import bootstrap
 from mhprobe.stats.promise import Guarantee, kept_promise
-from mhprobe.stats.significance import holm, mcnemar, t_interval, wilson
+from mhprobe.stats.significance import holm, mcnemar, paired_difference, t_interval, wilson
 
 
 class Points(NamedTuple):
     """Numbers at K points, each (K,) float64.
 
-    heads: masked. accuracy: in [0, 1]. loss: mean nats. delta: of the loss against the unmasked model on the same
-    images, positive where masking hurts. low, high, delta_low, delta_high: 95 % intervals.
+    heads: masked. accuracy: in [0, 1]. loss: mean nats. difference: accuracy minus the unmasked model's on the same
+    images; delta: the same of the loss, so positive where masking hurts. low, high (of accuracy), and others on _low
+    and _high: 95 % intervals.
     """
 
     heads: Tensor
@@ -29,6 +30,9 @@ class Points(NamedTuple):
     loss: Tensor
     low: Tensor
     high: Tensor
+    difference: Tensor
+    difference_low: Tensor
+    difference_high: Tensor
     delta: Tensor
     delta_low: Tensor
     delta_high: Tensor
@@ -38,8 +42,9 @@ class Points(NamedTuple):
 class Trace:
     """One path with its points. step: their numbers, 0 for the unmasked model. mask: (K, A) bool.
 
-    Intervals of accuracy are Wilson's, of delta by bootstrap over images (stats/). p: (K,) McNemar's exact test against
-    the unmasked model; None on the images that chose the path. promised: number of steps that keep a guarantee.
+    Intervals of accuracy are Wilson's, of difference Newcombe's, of delta by bootstrap over images (stats/). p: (K,)
+    McNemar's exact test against the unmasked model; None on the images that chose the path. promised: number of steps
+    that keep a guarantee.
     """
 
     path: Path
@@ -103,9 +108,8 @@ class Curve:
         count = len(self.step)
         runs = Points(*(torch.stack([p[:count] for p in part]) for part in zip(*(t.points for t in self.traces))))  # noqa: B905
         accuracy, low, high = t_interval(runs.accuracy)
-        delta, delta_low, delta_high = t_interval(runs.delta)
-        shares = (low.clamp(min=0), high.clamp(max=1))
-        return Points(runs.heads.mean(0), accuracy, runs.loss.mean(0), *shares, delta, delta_low, delta_high)
+        shares, changes = (low.clamp(min=0), high.clamp(max=1)), (*t_interval(runs.difference), *t_interval(runs.delta))
+        return Points(runs.heads.mean(0), accuracy, runs.loss.mean(0), *shares, *changes)
 
     @property
     def worse(self) -> Tensor | None:
@@ -143,12 +147,13 @@ def trace(
     unmasked = paths[0].added.new_zeros(1, paths[0].added.shape[1])
     distinct, place = torch.unique(torch.cat([unmasked, *masks]), dim=0, return_inverse=True)
     scores = evaluate(distinct)
-    low, high = wilson(scores.correct, torch.tensor(scores.images))
-    right = scores.right[place[0]]
-    p = mcnemar((~scores.right & right).sum(1), (scores.right & ~right).sum(1))
-    difference = scores.losses - scores.losses[place[0]]
-    heads, delta = distinct.sum(1).double(), difference.mean(1)
-    points = Points(heads, scores.accuracy, scores.mean_loss, low, high, delta, *bootstrap(difference))
+    images, right = torch.tensor(scores.images), scores.right[place[0]]
+    both, lost, won = ((scores.right & right).sum(1), (~scores.right & right).sum(1), (scores.right & ~right).sum(1))
+    p, down = mcnemar(lost, won), paired_difference(both, lost, won, images)
+    change = (won - lost).double() / images, -down[1], -down[0]
+    losses = scores.losses - scores.losses[place[0]]
+    accuracy = scores.accuracy, scores.mean_loss, *wilson(scores.correct, images)
+    points = Points(distinct.sum(1).double(), *accuracy, *change, losses.mean(1), *bootstrap(losses))
 
     def promised(at: Tensor) -> int | None:
         if guarantee is None:
