@@ -15,7 +15,10 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, Union, get_args
+from typing import Annotated, Any, Literal, Union, get_args
+
+Positive = Annotated[int, 1]  # types of options: the number is the least that is allowed
+Natural = Annotated[int, 0]
 
 
 class UserError(ValueError):
@@ -117,10 +120,13 @@ def refuse_misfits(
     hints = types_of(make)
     named = zip(list(inspect.signature(make.__init__).parameters)[1:], by_position, strict=False) if by_position else ()
     for name, value in (*named, *options.items()):
-        if typing.get_origin(hints.get(name)) is Literal:
-            one_of(where, name, value, hints[name])
-        elif name in hints and not fits(value, hints[name]):
-            raise UserError(f"{where}.{name}: expected {_in_words(hints[name])}, got {quoted(value)}.")
+        hint, *least = get_args(of) if typing.get_origin(of := hints.get(name)) is Annotated else [of]
+        if typing.get_origin(hint) is Literal:
+            one_of(where, name, value, hint)
+        elif name in hints and not fits(value, hint):
+            raise UserError(f"{where}.{name}: expected {_in_words(hint)}, got {quoted(value)}.")
+        elif least:
+            whole_number(f"{where}: {name}", value, *least)
 
 
 @functools.cache
@@ -130,7 +136,7 @@ def types_of(make: Callable[..., Any]) -> Mapping[str, Any]:
     hints: dict[str, Any] = {}
     for function in filter(None, functions):
         with contextlib.suppress(NameError, TypeError, AttributeError):  # a type imported for the type checker alone
-            hints |= typing.get_type_hints(function)
+            hints |= typing.get_type_hints(function, include_extras=True)
     return {name: hint for name, hint in hints.items() if name != "return"}
 
 
@@ -139,6 +145,8 @@ def fits(value: Any, hint: Any) -> bool:
     if isinstance(value, float) and not math.isfinite(value):
         return False
     origin, parts = typing.get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return fits(value, parts[0]) and value >= parts[1]
     if hint in _PLAIN:
         return isinstance(value, _PLAIN[hint][1]) and (hint is bool or not isinstance(value, bool))  # True is Integral
     if origin in (Union, types.UnionType):
@@ -165,6 +173,8 @@ def _in_words(hint: Any) -> str:
         return " or ".join(dict.fromkeys(map(_in_words, parts)))
     if origin is Literal:
         return f"one of {', '.join(map(str, parts))}"
+    if origin is Annotated:
+        return f"{_in_words(parts[0])} of at least {parts[1]}"
     if _is(origin, Collection) and not _is(origin, Mapping):
         return "a list"
     if origin is Callable:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import lightning as L
 import pytest
 import timm
@@ -85,6 +87,23 @@ def test_the_twin_is_shown_fewer_images_and_both_are_kept(made, monkeypatch):
     again = made()
     assert torch.equal(again.columns("entropy")["share"], shares)
     assert torch.equal(again.control("entropy")["share"], untrained) and not torch.equal(shares, untrained)
+
+
+def test_an_order_that_claims_judge_keeps_the_limits_of_its_curve(made, monkeypatch):
+    """It once closed heads of a layer that the curve beside it leaves alone."""
+    evidence = made()
+    monkeypatch.setattr(evidence, "_refuse_guessing", lambda: None)
+    specs = evidence.material.described.specs
+    whole = evidence.path("importance")[0]
+    specs["importance"] = dataclasses.replace(specs["importance"], exclude_layers=[0])
+    (path,) = evidence.path("importance")
+    heads = evidence.layout.split(path[-1])
+    assert len(path) < len(whole) and not heads[0].any() and heads[1].all() and whole[-1].all()
+    specs["importance"] = dataclasses.replace(specs["importance"], target={"heads": 4})
+    assert int(evidence.path("importance")[0, -1].sum()) == 2
+    specs["other"] = dataclasses.replace(specs["importance"], rescale=True)
+    with pytest.raises(UserError, match="the curves differ in fill or rescale"):
+        evidence.right(path)
 
 
 def test_a_network_that_guesses_has_no_accuracy_to_lose(made):

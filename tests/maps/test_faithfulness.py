@@ -40,7 +40,7 @@ def test_areas_match_a_loop_over_patches(build):
     side = model.patch_embed.grid_size
     maps = torch.rand(3, *side, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     (found,) = faithfulness(model, images, [maps], steps=5, random_orders=1)
-    drawn = torch.rand(3, *side, generator=torch.Generator().manual_seed(0))
+    drawn = torch.stack([torch.rand(*side, generator=torch.Generator().manual_seed(n)) for n in range(3)])
     for n in range(3):
         image, grey = images[n], images[n].mean((1, 2), keepdim=True).expand_as(images[n])
         target = int(model(images[n : n + 1]).argmax())
@@ -93,6 +93,23 @@ def test_random_orders_are_reproducible_and_the_model_is_left_as_it_was():
     a, b = (faithfulness(model, images, [maps], steps=3, random_orders=2, baseline="blur") for _ in range(2))
     assert all(torch.equal(x, y) for x, y in zip(a[0], b[0], strict=True))
     assert model.training
+
+
+def test_the_random_orders_of_an_image_are_its_own_whatever_the_batch():
+    """They were those of its place in the batch: images of one place shared them, and the batch size changed areas."""
+    model = tiny_vit().double()
+    images = images_for(model, 1, dtype=torch.float64).expand(6, -1, -1, -1)  # six times the same
+    maps, index = torch.rand(6, 4, 4), torch.arange(6)
+
+    def areas(batch: int, **options) -> torch.Tensor:
+        parts = zip(images.split(batch), maps.split(batch), index.split(batch), strict=True)
+        of = [faithfulness(model, i, [m], steps=4, random_orders=1, index=n, **options)[0] for i, m, n in parts]
+        return torch.cat([one.random_deletion for one in of])
+
+    whole = areas(6)
+    torch.testing.assert_close(areas(1), whole, rtol=1e-9, atol=0)
+    torch.testing.assert_close(areas(4), whole, rtol=1e-9, atol=0)
+    assert len(set(whole.tolist())) == 6 and not areas(6, seed=1).allclose(whole)
 
 
 def test_wrong_options_are_refused_in_one_line():

@@ -272,7 +272,7 @@ def test_in_turns_losses_are_of_as_many_images_as_are_shown_and_slopes_of_all():
     assert all(images.tolist() == [*range(0, 40, 4)] for images in judged)  # evenly spread, 12 at most of 40
     Turns(turns=4).paths(units, layout, Noted(cost_A, 0))
     assert judged[-1] is None
-    with pytest.raises(mhprobe.UserError, match="turns: shown: expected a whole number of at least 1, or None for all"):
+    with pytest.raises(mhprobe.UserError, match=r"turns\.shown: expected a whole number of at least 1 or null, got 0"):
         Turns(shown=0)
 
 

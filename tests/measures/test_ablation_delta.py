@@ -92,6 +92,15 @@ def test_a_class_that_a_head_carries_is_found_among_all_cells():
     assert (p.flatten()[[0, 1, 3, 4, 5]] == 1).all()
 
 
+def test_classes_without_images_are_no_tests():
+    """Each counted as one that found nothing, so the images of two classes of a thousand could show nothing."""
+    measure = AblationDelta(LAYOUT)
+    whole = [1] * 10
+    measure.update(batch(measure, whole, [whole, [-1] * 10, whole], [0] * 10))  # none of class 1
+    p = measure.columns()["class_p_holm"]
+    assert p[1, 0].item() == pytest.approx(3 * 2 / 2**10) and p[:, 1].isnan().all()
+
+
 def test_a_class_without_images_has_no_number():
     measure = AblationDelta(LAYOUT)
     measure.update(batch(measure, [1, 1], [[1, -1]] * 3, [0, 0]))

@@ -85,7 +85,7 @@ def test_wrong_options_are_refused_under_its_own_name():
     layout, _ = recorded(BUILDERS["vit"], images=1)
     with pytest.raises(UserError, match=r"fisher: normalize is one of .*, got 'l2'"):
         Fisher(layout, normalize="l2")
-    with pytest.raises(UserError, match="power is 1"):
+    with pytest.raises(UserError, match="power is one of 1, 2, got 3"):
         GateImportance(layout, power=3)
 
 

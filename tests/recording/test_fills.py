@@ -14,6 +14,7 @@ from mhprobe.data.batch import Batch
 from mhprobe.gates.fill import Fill
 from mhprobe.masking.by_score import ByScore
 from mhprobe.masking.parts.curve import known_orders
+from mhprobe.measures.parts.hashing import DONORS, image_numbers, mixed
 from mhprobe.recording import fills
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.replay import Replay
@@ -163,6 +164,17 @@ def test_what_is_drawn_is_another_images_output():
     assert (match != torch.arange(N)).all() and len(set(match.tolist())) > 2
     with pytest.raises(mhprobe.UserError, match="takes another image's output, got 1"):
         found(model, "resample", count=1)
+
+
+def test_images_whose_numbers_agree_have_one_donor():
+    """Errors of measures are clustered by these numbers, so they have to be those of the donors."""
+    model = loud()
+    mhprobe.attach(model)
+    images = images_for(model, 200, seed=7)  # none of them is a donor
+    drawn = found(model, "resample").for_images(images).sites[0].flatten(1)
+    number = mixed(image_numbers(images)) % DONORS
+    first = {int(n): drawn[at] for at, n in reversed([*enumerate(number)])}
+    assert all(torch.equal(drawn[at], first[int(n)]) for at, n in enumerate(number)) and len(first) == DONORS
 
 
 def test_heads_that_all_masks_have_off_stay_in_the_model_with_what_stands_there():

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
 
-from mhprobe.studies.panels.masking import likeness
+from mhprobe.masking.keep_best import KeepBest
+from mhprobe.masking.parts.curve import CurveSpec
+from mhprobe.questions.masking import Masking
+from mhprobe.studies.panels.masking import classes_at_steps, likeness
+from models import tiny_vit
 
 SITE = torch.tensor([0] * 4 + [1] * 5)
 GROUPS = {
@@ -83,3 +88,25 @@ def test_heads_that_are_alike_are_found():
 
 def test_heads_that_nobody_compared_have_no_rows():
     assert likeness(torch.full((9, 9), torch.nan), None, GROUPS, SITE, 10, seed=0) == []
+
+
+@pytest.mark.parametrize("material", [tiny_vit], indirect=True)
+@pytest.mark.parametrize("select_on", ["validation", "test"])
+def test_classes_along_a_curve_are_scored_as_the_curve_and_tested_where_it_is(material, tmp_path, select_on):
+    """The panel left out the curve's fill, and gave p on the images that had chosen the order."""
+    specs = {fill: CurveSpec(fill, "head", KeepBest(), fill=fill) for fill in ("zero", "mean")}
+    for weight in material.backbone.parameters():
+        torch.nn.init.normal_(weight, std=0.3)  # so that images of one class differ
+    material.model.features_only, material.model.description = False, {"backbone": {"name": "tiny"}}
+    material.masking, material.curve_names = Masking(specs, tmp_path / "scores", select_on), tuple(specs)
+    curves = {curve.name: curve for curve in material.curves() if curve.split == "test"}
+    tables = {name: result.table.dicts() for name, result in classes_at_steps(material).items()}
+    assert set(curves) == set(tables) == set(specs)
+    for name, curve in curves.items():
+        for k, accuracy in enumerate(curve.points.accuracy.tolist()):
+            rows = [row for row in tables[name] if row["step"] == k]
+            right = sum(row["accuracy"] * row["images"] for row in rows)
+            assert right / sum(row["images"] for row in rows) == pytest.approx(accuracy)
+            assert all(math.isnan(row["p"]) for row in rows) == curve.optimistic == (select_on == "test")
+    zero, mean = (curves[name].points.accuracy for name in ("zero", "mean"))
+    assert not zero.equal(mean)  # the control: the fill matters

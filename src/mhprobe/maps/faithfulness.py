@@ -41,12 +41,14 @@ def faithfulness(
     random_orders: int = 5,
     seed: int = 0,
     features: bool = False,
+    index: Tensor | None = None,
 ) -> list[Faithfulness]:
     """Areas of several maps, each (B, h, w), for images (B, 3, height, width), by each image's class or features.
 
     baseline: replacement of deleted patches: the image's mean colour, or the blurred image. steps: number of equal
-    shares of patches. features: True if the model's outputs are features, no logits. Maps of one size share their
-    random orders. Forward passes per image: 2 (steps + 1) for each map, and random_orders times as many for each size.
+    shares of patches. features: True if the model's outputs are features, no logits. index: (B,) numbers of the images
+    in their data set, by which their random orders differ; None: their places. Maps of one size share them. Forward
+    passes per image: 2 (steps + 1) for each map, and random_orders times as many for each size.
     Raises UserError for an unknown baseline, for no steps or no random orders, and for outputs that are NaN or
     infinite.
     """
@@ -72,9 +74,11 @@ def faithfulness(
             return area(watched, images, without, order, steps), area(watched, without, images, order, steps)
 
         chance: dict[torch.Size, tuple[Tensor, Tensor]] = {}
+        numbers = range(len(images)) if index is None else index.tolist()
         for shape in {order.shape for order in maps}:
-            generator = torch.Generator().manual_seed(seed)
-            draws = [areas(torch.rand(shape, generator=generator).to(images.device)) for _ in range(random_orders)]
+            draw = [torch.Generator().manual_seed(seed * 1_000_003 + number) for number in numbers]
+            orders = [torch.rand(random_orders, *shape[1:], generator=of_image) for of_image in draw]
+            draws = [areas(order) for order in torch.stack(orders, 1).to(images.device)]
             deletion, insertion = (torch.stack(both).mean(0) for both in zip(*draws, strict=True))
             chance[shape] = deletion, insertion
         return [Faithfulness(*areas(order), *chance[order.shape]) for order in maps]

@@ -22,7 +22,7 @@ class HeadRollout(MapKind):
     per_head = True
 
     def __init__(self, block: int = -1, fusion: Fusion = "mean", discard: float = 0.0, weight: str = "none") -> None:
-        check(fusion, discard, "head_rollout")
+        check(discard, "head_rollout")
         if weight not in ("none", "written"):
             raise UserError(f"head_rollout: weight is none or written, got {quoted(weight)}.")
         self.block, self.fusion, self.discard, self.weight = block, fusion, discard, weight

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mhprobe.errors import UserError, one_of
+from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.maps.base import MapKind, as_grid, layout_of, readout
@@ -36,7 +36,7 @@ class Rollout(MapKind):
     kind: ClassVar[str] = "rollout"
 
     def __init__(self, fusion: Fusion = "mean", discard: float = 0.0) -> None:
-        check(fusion, discard, self.kind)
+        check(discard, self.kind)
         self.fusion, self.discard = fusion, discard
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
@@ -50,9 +50,8 @@ class Rollout(MapKind):
         return record(model, images, needs={"attn"}).need("attn", self.kind)
 
 
-def check(fusion: str, discard: float, kind: str) -> None:
-    """Raise UserError for an unknown fusion, or a share to discard outside [0, 1)."""
-    one_of(kind, "fusion", fusion, Fusion)
+def check(discard: float, kind: str) -> None:
+    """Raise UserError for a share to discard outside [0, 1)."""
     if not 0 <= discard < 1:
         raise UserError(f"{kind}: discard is a share from 0 to below 1, got {discard}.")
 

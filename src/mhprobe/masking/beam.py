@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from mhprobe.errors import whole_number
+from mhprobe.errors import Positive
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Order, Path, Units
 
@@ -25,10 +25,7 @@ class _Way(NamedTuple):
 class Beam(Order):
     """Greedy search that keeps ``width`` sets of masked units at every step; 1 is ``KeepBest``."""
 
-    width: int = 4
-
-    def __post_init__(self) -> None:
-        whole_number("masking order beam: width", self.width, 1)
+    width: Positive = 4
 
     def search_name(self, units: Units) -> str:
         return f"beam of {self.width}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mhprobe.errors import whole_number
+from mhprobe.errors import Natural
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Order, Path, Units
 
@@ -25,10 +25,7 @@ class Interactions(Order):
     among: m, the number of least harmful units whose pairs are measured; 24 take 276 evaluations.
     """
 
-    among: int = 24
-
-    def __post_init__(self) -> None:
-        whole_number("masking order interactions: among", self.among)
+    among: Natural = 24
 
     def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
         """Return the path of least predicted loss; ties go to the lowest unit index."""

@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError, whole_number
+from mhprobe.errors import Positive, UserError, whole_number
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Path, Units
 from mhprobe.masking.by_score import ByScore
@@ -38,14 +38,13 @@ class Knapsack(ByScore):
 
     compete: Literal["all", "group", "layer"] = "all"
     normalize: Literal["none", "layer"] = "none"
-    multiple: int = 1
+    multiple: Positive = 1
     of_neurons: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.rescore_every is not None:
             raise UserError(f"{self._asker}: scores once, expected rescore_every=null.")
-        whole_number(f"{self._asker}: multiple", self.multiple, 1)
 
     def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
         """The one path to the target. Equal scores: the lower index first. UserError names a unit without a score.

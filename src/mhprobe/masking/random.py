@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError, whole_number
+from mhprobe.errors import Positive, UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.io.written import counted
 from mhprobe.masking.base import Evaluate, Limits, Order, Path, Units
@@ -27,16 +27,14 @@ class Random(Order):
     then only say which heads may be drawn. Of heads and neurons every kind loses the same share.
     """
 
-    repeats: int = 10
+    repeats: Positive = 10
     seed: int = 0
     per_layer: bool = False
-    heads_per_step: int = 1
+    heads_per_step: Positive = 1
     searches: ClassVar[bool] = False
     of_neurons: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        whole_number("masking order random: repeats", self.repeats, 1)
-        whole_number("masking order random: heads_per_step", self.heads_per_step, 1)
         if self.heads_per_step > 1 and not self.per_layer:
             raise UserError("masking order random: heads_per_step needs per_layer=true; else a step adds one unit.")
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from mhprobe.errors import UserError, whole_number
+from mhprobe.errors import Positive, UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Limits, Path, Scores, Units
 from mhprobe.masking.keep_best import KeepBest
@@ -41,14 +41,10 @@ class Turns(KeepBest):
     Of shares of each kind one after the other. Of heads alone the greedy path, which search and tie_break belong to.
     """
 
-    turns: int = 10
-    multiple: int = 1
-    shown: int | None = None
+    turns: Positive = 10
+    multiple: Positive = 1
+    shown: Positive | None = None
     of_neurons: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        whole_number("masking order turns: turns", self.turns, 1)
-        whole_number("masking order turns: shown", self.shown, 1, none="all images")
 
     def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
         """The one path, of a step per part, 32 at most. UserError for heads and neurons without a target."""

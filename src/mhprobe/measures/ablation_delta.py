@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mhprobe.errors import whole_number
+from mhprobe.errors import Natural
 from mhprobe.heads import KINDS, Ablation, FillName, HeadBatch, HeadLayout
 from mhprobe.measures.base import counts, mean_of
 from mhprobe.measures.parts.losses import Paired, PerClass, labels_of
@@ -31,7 +31,8 @@ class AblationDelta(PerClass, Paired):
     drop_low and drop_high (95 %); lost, won: number of images that only the unmasked, only the masked model gets right;
     p: exact McNemar of the two; p_holm: over all masks; accuracy: () of the unmasked model; by_class (A, C): drop
     within each class, NaN without images; class_p_holm (A, C): of McNemar within it, Holm over heads and classes;
-    class_accuracy (A, C): of the unmasked model, equal rows.
+    class_accuracy (A, C): of the unmasked model, equal rows. With fill=resample many images share a donor: low and high
+    are over other donors, too; drop_low, drop_high and every p are for the donors that were drawn.
 
     >>> import math, torch
     >>> from mhprobe.heads import Ablation, HeadBatch, HeadLayout, HeadSite
@@ -60,8 +61,7 @@ class AblationDelta(PerClass, Paired):
     class_lost: Tensor = counts("A", "C")  # right with the head only
     class_won: Tensor = counts("A", "C")  # right without it only
 
-    def __init__(self, layout: HeadLayout, fill: FillName = "zero", bins: int = 0, **kwargs: Any) -> None:
-        whole_number("ablation_delta: bins", bins)
+    def __init__(self, layout: HeadLayout, fill: FillName = "zero", bins: Natural = 0, **kwargs: Any) -> None:
         self.of_units = frozenset(KINDS) if bins else self.of_units
         counts = [site.num_heads if site.kind == "head" else min(bins or 1, site.num_heads) for site in layout.sites]
         parts = [replace(site, num_heads=count) for site, count in zip(layout.sites, counts, strict=True)]
@@ -88,7 +88,7 @@ class AblationDelta(PerClass, Paired):
         self.class_won.index_add_(1, labels, (~right & right_AV).long())
 
     def finish(self) -> dict[str, Tensor]:
-        p = mcnemar(self.lost, self.won)
+        p, class_p = mcnemar(self.lost, self.won), mcnemar(self.class_lost, self.class_won)
         columns = {
             **self.losses(),
             **self.drops(),
@@ -98,7 +98,7 @@ class AblationDelta(PerClass, Paired):
             "p_holm": holm(p),
             "accuracy": self.whole(),
             "by_class": mean_of(self.class_lost - self.class_won, self.class_images),
-            "class_p_holm": holm(mcnemar(self.class_lost, self.class_won).flatten()).view_as(self.class_lost),
+            "class_p_holm": holm(class_p.where(self.class_images > 0, torch.nan).flatten()).view_as(class_p),
             "class_accuracy": mean_of(self.class_right, self.class_images).expand(self.class_lost.shape),
         }
         return {name: values[self.part_of] if values.dim() else values for name, values in columns.items()}

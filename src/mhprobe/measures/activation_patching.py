@@ -14,12 +14,12 @@ Shapes: E estimates, N donors, P pairs of images.
 import dataclasses
 import warnings
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError, whole_number
+from mhprobe.errors import UserError
 from mhprobe.heads import Donors, HeadBatch, HeadLayout, Need, Patching
 from mhprobe.measures.base import Measure, MeasureWarning, counts, sums
 from mhprobe.measures.parts.hashing import Pool, image_numbers
@@ -68,13 +68,12 @@ class ActivationPatching(Measure):
         direction: str = "denoising",
         metric: str = "logit_difference",
         noise: float = 1.0,
-        donors: int = 256,
+        donors: Annotated[int, 2] = 256,
         seed: int = 0,
         estimates: Sequence[str] = ("exact", "atp", "graddrop"),
         **kwargs: Any,
     ) -> None:
         super().__init__(layout, **kwargs)
-        whole_number(f"{self.name}: donors", donors, 2)
         self.estimates = tuple(estimates)
         if self.estimates[:1] not in (("exact",), ("atp",)):
             raise UserError(f"{self.name}: the first of estimates is exact or atp, got {list(self.estimates)}.")

@@ -9,14 +9,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError, quoted
 from mhprobe.heads import KINDS, HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure, counts, sums
+from mhprobe.measures.parts.jackknife import FOLDS, fold_of, jackknife
 from mhprobe.measures.parts.losses import gate_slopes, token_slopes
 from mhprobe.stats.intervals import SIZE, interval
 from mhprobe.stats.significance import standard_error
 
 AbsAt = Literal["image", "token", "batch"]
+Pow = Literal[1, 2]
 Normalize = Literal["none", "layer_l2", "layer_l2_sqrtH"]
 SQUARED = "Fisher information of the gate: mean (dL/dξ)² (nats²)", "nats²"  # label and unit with power=2
 _SIZES = {"layer_l2": "l2 norm", "layer_l2_sqrtH": "root mean square"}
@@ -37,7 +38,8 @@ class GateImportance(Measure):
 
     Columns, (A,) in nats of loss per unit of gate (a ratio if normalised), larger is more important: value; signed:
     mean slope, negative where opening the gate lowers the loss; standard_error of value over the units of abs_at
-    (tokens: over images), NaN with a single one; low, high: 95 % interval.
+    (tokens: over images), NaN with a single one, and if normalised; low, high: 95 % interval, if normalised by leaving
+    out folds of images (jackknife.py), NaN of batches.
 
     >>> import torch
     >>> from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
@@ -62,15 +64,15 @@ class GateImportance(Measure):
     total: Tensor = sums("A")  # of the units' scores; a unit is an image, or a batch where abs_at="batch"
     square: Tensor = sums("A")  # of their squares
     slope: Tensor = sums("A")  # of slopes
+    of_folds: Tensor = sums(FOLDS, "A")  # of scores, if a layer's norm is divided by, and their images
+    in_folds: Tensor = counts(FOLDS)
     begun: Tensor = sums("A")  # of slopes of a batch of which pieces are still to come, where abs_at="batch"
     units: Tensor = counts()
 
     def __init__(
-        self, layout: HeadLayout, abs_at: AbsAt = "image", power: int = 1, normalize: Normalize = "none", **kwargs: Any
+        self, layout: HeadLayout, abs_at: AbsAt = "image", power: Pow = 1, normalize: Normalize = "none", **kwargs: Any
     ) -> None:
         super().__init__(layout, **kwargs)
-        if power not in (1, 2):
-            raise UserError(f"{self.name}: power is 1 (absolute value) or 2 (square), got {quoted(power)}.")
         self.abs_at, self.power, self.normalize = abs_at, power, normalize
         if power == 2:
             self.label, self.unit = SQUARED
@@ -88,6 +90,10 @@ class GateImportance(Measure):
             self.begun += slope_BA.sum(0)
             score = self.begun.expand(int(batch.ends), -1).abs() ** self.power  # none before the last piece
             self.begun *= not batch.ends
+        if self.normalize != "none" and self.abs_at != "batch":
+            fold = fold_of(batch)
+            self.of_folds.index_add_(0, fold, score)
+            self.in_folds += fold.bincount(minlength=FOLDS)
         self.total += score.sum(0)
         self.square += score.square().sum(0)
         self.slope += slope_BA.sum(0)
@@ -101,6 +107,12 @@ class GateImportance(Measure):
         columns = {"value": value, "signed": signed, "standard_error": error, "low": low, "high": high}
         if self.normalize == "none":
             return columns
-        power, layers = 0.5 if self.normalize == "layer_l2_sqrtH" else 0.0, self.layout.split(value)
-        scales = [(len(layer) ** power / (layer.norm() + _TINY)).expand(len(layer)) for layer in layers]
-        return {name: column * torch.cat(scales) for name, column in columns.items()}
+        power = 0.5 if self.normalize == "layer_l2_sqrtH" else 0.0
+
+        def scale(total: Tensor) -> Tensor:
+            layers = self.layout.split(total)
+            return torch.cat([(len(of) ** power / (of.norm() + _TINY)).expand(len(of)) for of in layers])
+
+        left = self.total - self.of_folds
+        scaled = jackknife(value * scale(value), lambda j: left[j] * scale(left[j]), self.in_folds, self.within)
+        return {**columns, **scaled, "signed": signed * scale(value), "standard_error": error * torch.nan}

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError, whole_number
+from mhprobe.errors import Positive, UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.parts.embedding import cluster, embed, layer_ratio
 from mhprobe.measures.parts.hashing import Pool, image_numbers, numbers_in
@@ -64,15 +64,13 @@ class JSDistance(MeanOverImages):
         layout: HeadLayout,
         pairs: Pairs = "layer",
         clark: bool = False,
-        clusters: int = 4,
-        permutations: int = 1000,
+        clusters: Positive = 4,
+        permutations: Positive = 1000,
         seed: int = 0,
         null_images: int = 8,
         **kwargs: Any,
     ) -> None:
         super().__init__(layout, **kwargs)
-        for option, got in (("clusters", clusters), ("permutations", permutations)):
-            whole_number(f"js_distance: {option}", got, 1)
         if null_images < 0 or null_images == 1:
             raise UserError(f"js_distance: null_images is 0, or at least 2, got {null_images}.")
         self.within = SIZE if clark else SHARE

@@ -139,7 +139,7 @@ class Masking:
             if make_units(spec.units, material.layout, spec.exclude_layers).per_stage:
                 log.info("%s: stages differ in their heads, so units=%s goes stage by stage", name, spec.units)
         splits = (self.select_on, "test")
-        costs = self._costs(material)
+        costs = self.costs(material)
         select, report = (self.evaluate(material, split, spec) for split in splits)
         on = measured_on(spec.order) or self.select_on
         chosen: dict[str, Any] = {"chosen_on": on, "chosen_by": material.data.images_of(SPLITS[on])}
@@ -210,7 +210,7 @@ class Masking:
             self._fills[name] = find_fill(material.backbone, name, material.walk(split=self.splits[0]))
         return self._fills[name]
 
-    def _costs(self, material: Subject) -> dict[str, Cost]:
+    def costs(self, material: Subject) -> dict[str, Cost]:
         """Return the functions from masks to the FLOPs, parameters, time or memory left, for targets of curves."""
         from mhprobe.surgery.costs import costs
 

@@ -3,7 +3,6 @@
 docs/results.schema.json is made of the classes in this file.
 """
 
-import json
 import re
 from typing import Annotated, Any, Literal
 
@@ -101,8 +100,3 @@ def roles(table: Table) -> dict[str, Any]:
     """Return the columns of a table that are no values, with what they are; {} if data have named its columns."""
     matches = {} if table.kind.endswith("_along") else {name: COLUMNS.fullmatch(name) for name in table.columns}
     return {name: match.lastgroup for name, match in matches.items() if match}
-
-
-def schema() -> str:
-    """The JSON schema of results.json, as docs/results.schema.json holds it."""
-    return json.dumps(Ledger.model_json_schema(), indent=2) + "\n"

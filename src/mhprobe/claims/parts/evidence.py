@@ -18,7 +18,6 @@ from mhprobe.claims.parts.estimates import Estimate, of_accuracy, over_images, t
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
 from mhprobe.masking.base import Evaluate
-from mhprobe.masking.parts.units import make_units
 from mhprobe.measures.base import Measure
 from mhprobe.measures.parts.kinds import high_norm
 from mhprobe.questions.material import Material, Measurements
@@ -80,8 +79,10 @@ class Evidence:
         """(R, S + 1, A) bool masks after each step of R paths, chosen on validation images; True: head off."""
         self._refuse_guessing()
         spec = self.material.described.named(name)
-        paths = spec.order.paths(make_units(spec.units, self.layout), self.layout, self._evaluate("validation"))
-        return torch.stack([path.masks() for path in paths])
+        units = spec.limited_units(self.layout, self.material.described.costs(self.material))
+        paths = spec.order.paths(units, self.layout, self._evaluate("validation"))
+        steps = min(len(path.names) for path in paths)
+        return torch.stack([path.masks()[: 1 + steps] for path in paths])
 
     def right(self, masks: Tensor, split: str = "test") -> Tensor:
         """(M, n) bool: images of a split that are classified rightly under each of the (M, A) masks."""
@@ -113,8 +114,10 @@ class Evidence:
 
     def _evaluate(self, split: str) -> Evaluate:
         masking, material = self.material.described, self.material if split == "test" else self.choosing
-        spec = next(spec for spec in masking.specs.values() if not isinstance(spec, UserError))
-        return masking.evaluate(material, split, dataclasses.replace(spec, name="masks"))
+        specs = [spec for spec in masking.specs.values() if not isinstance(spec, UserError)]
+        if len({(spec.fill, spec.rescale) for spec in specs}) > 1:
+            raise UserError("all masks of claims are scored in one way, but the curves differ in fill or rescale.")
+        return masking.evaluate(material, split, dataclasses.replace(specs[0], name="masks"))
 
     def _refuse_guessing(self) -> None:
         """UserError for a network that is no better than a guess: it has no accuracy to lose."""

@@ -102,6 +102,7 @@ def masking_curve(
         return []
 
     chosen_on = (chosen_on or splits[0]) if spec.order.searches else None
+    fitted = spec.fill != "zero" and splits[0] == splits[1]  # the fill was found on the images that score it
     scored = [(splits[1], evaluate_report)] if splits[0] != splits[1] else []
     if spec.order.searches or not scored:
         scored.insert(0, (splits[0], evaluate_select))
@@ -112,7 +113,7 @@ def masking_curve(
             search=spec.order.search_name(units),
             chosen_on=chosen_on,
             rescale=spec.rescale,
-            traces=trace(paths, evaluate, step, tested=split != chosen_on),
+            traces=trace(paths, evaluate, step, tested=split != chosen_on and not fitted),
             fill=spec.fill,
             scored=evaluate.scored,
             layout=layout.digest,

@@ -13,6 +13,7 @@ from torch import Tensor
 from mhprobe import ranks
 from mhprobe.heads import HeadBatch
 
+DONORS = 32  # images that stand in for others
 _NOBODY = torch.iinfo(torch.int64).max
 _ENOUGH = 4096  # numbers of a head's output, which differ everywhere as pixels do not
 

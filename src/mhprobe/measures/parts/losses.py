@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from mhprobe import ranks
-from mhprobe.heads import Ablation, HeadBatch, wide
+from mhprobe.heads import Ablation, FillName, HeadBatch, wide
 from mhprobe.measures.base import Measure, counts, sums
-from mhprobe.measures.parts.hashing import mixed, numbers_in
+from mhprobe.measures.parts.hashing import DONORS, mixed, numbers_in
 from mhprobe.stats.intervals import percentiles
 from mhprobe.stats.significance import paired_difference, standard_error
 
@@ -114,7 +114,7 @@ class Paired(Measure):
         rise_AV = self.sign * (loss_AV - loss)
         self.rise += rise_AV.sum(1)
         self.square += rise_AV.square().sum(1)
-        times_RV = batch.derive(_times)
+        times_RV = batch.derive(_times, self.ablation.fill)
         self.resampled += times_RV.double() @ rise_AV.double().T
         self.drawn += times_RV.sum(1)
         return right, right_AV
@@ -124,6 +124,7 @@ class Paired(Measure):
         mean_RA = self.resampled[self.drawn > 0] / self.drawn[self.drawn > 0, None]
         low, high = percentiles(mean_RA if self.images > 1 else mean_RA * torch.nan)
         error = standard_error(self.rise, self.square, self.images)
+        error = mean_RA.std(0) if self.ablation.fill == "resample" else error
         return {"value": self.rise / self.images, "standard_error": error, "low": low, "high": high}
 
     def drops(self) -> dict[str, Tensor]:
@@ -136,9 +137,9 @@ class Paired(Measure):
         return (self.both + self.lost)[0].double() / self.images
 
 
-def _times(batch: HeadBatch) -> Tensor:
-    """(R, V) int64 how often each resample has each image."""
-    number_V = numbers_in(batch)
+def _times(batch: HeadBatch, fill: FillName) -> Tensor:
+    """(R, V) int64 how often each resample has each image; with fill=resample those that share a donor as often."""
+    number_V = mixed(numbers_in(batch)) % DONORS if fill == "resample" else numbers_in(batch)
     resample_R = torch.arange(1, RESAMPLES + 1, device=number_V.device)
     even_RV = (mixed(number_V + (resample_R * _GOLDEN)[:, None]) & 2**53 - 1).double() / 2**53
     return torch.searchsorted(_LAW.to(number_V.device), even_RV, right=True)

@@ -11,14 +11,14 @@ import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torchmetrics.utilities import rank_zero_warn
 
 from mhprobe import ranks
-from mhprobe.errors import UserError, whole_number
+from mhprobe.errors import Positive, UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure, MeasureWarning
 from mhprobe.measures.parts.folds import Folds, Null, Rows, declare, declared, sums_of
@@ -70,15 +70,13 @@ class Similarity(Measure):
         layout: HeadLayout,
         groups: Sequence[tuple[int, ...]],
         null: Null = "images",
-        null_draws: int = 10,
+        null_draws: Positive = 10,
         seed: int = 0,
-        folds: int = 64,
+        folds: Annotated[int, 2] = 64,
         interval: bool | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(layout, **kwargs)
-        for option, got, least in (("null_draws", null_draws, 1), ("folds", folds, 2)):
-            whole_number(f"{self.name}: {option}", got, least)
         if null != "images":
             self.label = f"{self.label}; null={null}"
         self.null, self.null_draws, self.seed, self.folds, self.interval = null, null_draws, seed, folds, interval

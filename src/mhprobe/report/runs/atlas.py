@@ -19,8 +19,8 @@ from mhprobe.report.tables import Table
 PLACE = ["head", "site", "stage", "block", "index"]  # how a table of heads begins
 MOST = 20_000  # heads of a model that a page can show
 BINS = 64  # of a block's neurons
-CHANGE = ["difference", "difference_low", "difference_high"]  # of accuracy, on the same images
-NUMBERS = ["step", "heads_masked", "accuracy", "low", "high", *CHANGE, "delta", "delta_low", "delta_high", "p_holm"]
+NUMBERS = ["step", "heads_masked", "accuracy", "low", "high", "difference", "difference_low", "difference_high"]
+NUMBERS += ["delta", "delta_low", "delta_high", "p_holm"]
 
 
 def heads(run: Run) -> list[dict[str, Any]]:

@@ -24,7 +24,6 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same in C, where i
 MB = 1_000_000
 ROOM = 400 * MB  # of all files of a run together
 DEPTH = 40  # of settings within settings
-LONGEST = 200_000  # characters of a text, such as a class's name
 
 
 class Folder:

@@ -191,8 +191,8 @@ def _masking(run: Run, heads: list[dict[str, Any]]) -> list[str]:
     alone = [head_name(heads, one["id"], "head {1} of {0}") for one in heads if str(one["id"]) == gone["masked"]]
     which = alone[0] if alone else f"these {counted(gone['heads_masked'], 'head')}"
     text = [f"Without {which} {on} {what} is {interval(gone)}; with all heads it is {interval(choice.points[0])}."]
-    if None not in (change := [gone[name] for name in atlas.CHANGE]):
-        text.append(f"That is {_points(*change)}.")
+    if gone["difference"] is not None:
+        text.append(f"That is {_points(gone)}.")
     text += [f"As many random heads leave {interval(at_random[0])} on average." for _ in at_random]
     if on == choice.chosen_on:
         text.append(f"The order {choice.curve} was chosen and judged on the same images, which flatters it.")
@@ -214,9 +214,10 @@ def interval(point: dict[str, Any]) -> str:
     return f"{percent(point['accuracy'])} ({100 * point['low']:.1f} to {100 * point['high']:.1f})"
 
 
-def _points(change: float, low: float, high: float, more: str = "") -> str:
-    """Write a paired change of accuracy with its 95 % interval, in points."""
-    return f"{100 * change:+.1f} points on the same images (95 % {100 * low:+.1f} to {100 * high:+.1f}{more})"
+def _points(of: Mapping[str, Any], more: str = "") -> str:
+    """Write a paired difference of accuracies with its 95 % interval, in points."""
+    change, low, high = (100 * of[name] for name in ("difference", "difference_low", "difference_high"))
+    return f"{change:+.1f} points on the same images (95 % {low:+.1f} to {high:+.1f}{more})"
 
 
 def _promise(run: Run, heads: int) -> list[str]:
@@ -247,7 +248,7 @@ def _kept(run: Run) -> list[str]:
         first, last = stages[0], stages[-1]
         change = " (test images chose the heads: these numbers are too good)" if last.get("p", 1) is None else ""
         if (p := last.get("p")) is not None:  # against the dense network, image by image
-            change = ", " + _points(*(last[name] for name in atlas.CHANGE), f"; McNemar's p = {p:.2g}")
+            change = ", " + _points(last, f"; McNemar's p = {p:.2g}")
         text.append(
             f"Test {atlas.scored(run, 'stages')} goes from {interval(first)} to {interval(last)}{change}, "
             f"parameters from {first['parameters']:,} to {last['parameters']:,}."

@@ -132,8 +132,8 @@ def heat(material: Material, images: int = 1000, kind: MapKind | None = None) ->
 
 
 def auc_interval(auc: float, first: int, second: int) -> tuple[float, float]:
-    """95 % interval of an AUC of ``first`` against ``second`` values (Hanley & McNeil)."""
-    half = Z95 * auroc_error(auc, first, second)
+    """95 % interval of an AUC of ``first`` against ``second`` values (Hanley & McNeil), wide at 0 and 1, too."""
+    half = Z95 * auroc_error(auc, first, second, least=0.25)
     return max(0.0, auc - half), min(1.0, auc + half)
 
 
@@ -166,7 +166,8 @@ def areas_of(material: Material, kinds: Kinds, images: int, **options: Any) -> T
     """(n, K, 4) areas of ``Faithfulness`` of each kind's maps of test images. options: of ``faithfulness``."""
 
     def of_batch(batch: Batch) -> Tensor:
-        areas = faithfulness(material.backbone, batch.images, maps_of(kinds, material, batch), **options)
+        maps = maps_of(kinds, material, batch)
+        areas = faithfulness(material.backbone, batch.images, maps, index=batch.index, **options)
         return torch.stack([torch.stack(of_kind, -1) for of_kind in areas], 1)[batch.valid]
 
     return of_images(material, images, of_batch)

@@ -35,11 +35,6 @@ def reported(material: Material) -> list[Curve]:
     return [curve for curve in {curve.name: curve for curve in material.curves()}.values() if len(curve.traces) == 1]
 
 
-def _evaluator(material: Material, split: str, label: str) -> Evaluator:
-    walk, size = material.walk(split=split), material.data.sizes[split]
-    return Evaluator(material.model, walk, size, label=label, show=material.first)
-
-
 def masked_at_each_step(material: Material, heads_per_step: int = 1) -> dict[str, Result]:
     """Draw a small grid of masked heads per step and curve, and of ``heads_per_step`` random heads of each layer."""
     masks = {curve.name: curve.traces[0].mask for curve in reported(material)}
@@ -128,7 +123,9 @@ def kinds_of_layers(material: Material, shares: Sequence[float] = SHARES) -> dic
 
     shares: of the kind's heads that are masked. Table: kind, share, heads_masked, heads, accuracy, low, high, loss.
     """
-    select, test = (_evaluator(material, split, f"kinds of layers on {split}") for split in ("val", "test"))
+    model, sizes = material.model, material.data.sizes
+    about: dict[str, Any] = {"label": "kinds of layers", "show": material.first}
+    select, test = (Evaluator(model, material.walk(split=s), sizes[s], **about) for s in ("val", "test"))
     make = functools.partial(GateImportance, normalize="layer_l2")
     score_A = select.measure(make, torch.zeros(material.layout.num_heads, dtype=torch.bool)).double()
     cases = [(name, on_A, share) for name, on_A in kinds(material.layout).items() for share in shares]
@@ -164,16 +161,20 @@ def classes_at_steps(material: Material) -> dict[str, Result]:
     """Measure accuracy within each class at each step of a masking curve; a result per curve of one path.
 
     Every cell is compared with the unmasked model on the same images (McNemar's exact test, Holm's correction over the
-    cells of a curve). Table: curve, step, heads_masked, class, accuracy, images, drop, p, p_holm.
+    cells of a curve; NaN if test images chose the order). Table: curve, step, heads_masked, class, accuracy, images,
+    drop, p, p_holm.
     """
     data = material.data
-    score = _evaluator(material, "test", "classes along curves")
     labels = torch.from_numpy(data.splits["test"].labels)
     images = labels.bincount(minlength=data.num_classes)
     results = {}
     for curve in reported(material):
-        (trace,) = curve.traces
+        (trace,), score = (
+            curve.traces,
+            material.described.evaluate(material, "test", material.described.named(curve.name)),
+        )
         accuracy, p, p_holm = cells(score(trace.mask).right.cpu(), labels, data.num_classes)
+        p, p_holm = (part * torch.nan if curve.optimistic else part for part in (p, p_holm))
         off, columns = trace.mask.sum(1).tolist(), {"accuracy": accuracy, "images": images.expand_as(accuracy)}
         columns |= {"drop": accuracy[:1] - accuracy, "p": p, "p_holm": p_holm}
         rows: list[dict[str, Any]] = [
@@ -183,7 +184,7 @@ def classes_at_steps(material: Material) -> dict[str, Result]:
             for c, name in enumerate(data.class_names)
         ]
         drawn = classes.classes_at_steps(accuracy, p_holm < 0.05, off, data.class_names)
-        about = "accuracy within the class", "the class needs the masked heads less"
+        about = f"{curve.scored.right} within the class", "the class needs the masked heads less"
         results[curve.name] = Result(from_rows(rows), drawn).saying(*about)
     return results
 
