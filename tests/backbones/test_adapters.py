@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 import mhprobe
+from mhprobe.backbones import gives_features
 from mhprobe.heads import KINDS
 from mhprobe.recording.replay import Replay
 from models import images_for, labels_for, make_loud, tiny_swin, tiny_vit
@@ -172,3 +173,13 @@ def test_hooks_of_the_user_are_on_the_pruned_model_too(name, heads):
     with torch.no_grad(), gates.masked(gates.layout.mask(heads)):
         masked = model(images)
         torch.testing.assert_close(mhprobe.prune_heads(model, heads)(images), masked, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["deit_tiny_distilled_patch16_224", "pit_ti_distilled_224", "samvit_base_patch16"])
+def test_a_network_without_its_several_or_wrapped_classifiers_gives_features(name):
+    """Its features once counted as logits, so that a run gave the accuracy of 24 features."""
+    sizes = {"pit": {}, "sam": {"img_size": 64, "embed_dim": 24, "depth": 2, "num_heads": 3, "global_attn_indexes": ()}}
+    sizes["dei"] = {"img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 1, "num_heads": 3}
+    for classes in (0, 5):
+        model = timm.create_model(name, num_classes=classes, **sizes[name[:3]])
+        assert gives_features(model) == (classes == 0)

@@ -415,3 +415,17 @@ def test_threads_that_measure_and_mask_one_model_get_what_each_gets_alone():
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
     assert gates.values.eq(1).all() and not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_attaching_again_to_a_model_whose_grid_has_changed_keeps_the_gates(learned):
+    """Closed gates once were open again: a site with another grid counted as another site."""
+    model = tiny_vit()
+    gates = mhprobe.attach(model, learnable=learned)
+    with torch.no_grad():
+        gates.values[[0, 4]] = 0
+    model.set_input_size(img_size=32)
+    again = mhprobe.attach(model, units={"head", "neuron"})
+    assert again.layout.sites[0].grid != gates.layout.sites[0].grid
+    assert again.effective()[:6].tolist() == gates.effective().tolist() == [0, 1, 1, 1, 0, 1]
+    assert again.values.requires_grad == learned

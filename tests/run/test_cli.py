@@ -313,6 +313,9 @@ def test_weights_that_say_their_data_set_need_no_other_word(tmp_path):
     save_checkpoint({"mhprobe": described, "state_dict": {"gates.values": torch.ones(36)}}, tmp_path / "a.ckpt")
     assert chosen(f"weights={tmp_path / 'a.ckpt'}") == "Scenes"
     assert chosen(f"weights={tmp_path / 'b.ckpt'}") == "Digits"  # loading it raises
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "model.json").write_text('{"data": "scenes"}')
+    assert chosen(f"weights={tmp_path}") == "Scenes"  # the folder of a run
 
 
 def test_cfg_job_prints_the_composed_configuration(tmp_path):

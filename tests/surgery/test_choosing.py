@@ -178,6 +178,8 @@ def test_gates_that_are_closed_name_heads(model):
         gates.values.clamp_(min=0.25)
     with pytest.raises(mhprobe.UserError, match=r"at or below 0\.1; the nearest is 0\.25"):
         given(model, "gates", threshold=0.1)
+    with pytest.raises(mhprobe.UserError, match="threshold: it is of heads=gates, got heads="):
+        given(model, [0, 2], threshold=0.5)
 
 
 def test_the_decision_of_learned_gates_is_of_heads_where_neurons_can_go_too():

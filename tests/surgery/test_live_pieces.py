@@ -13,7 +13,7 @@ from mhprobe.backbones import attach, backbone_of
 from mhprobe.errors import UserError
 from mhprobe.recording.outputs import logits_of
 from mhprobe.surgery.live import pieces, stored
-from models import make_loud, tiny_eva, tiny_registers, tiny_swin, tiny_vit
+from models import TWINS, make_loud, tiny_eva, tiny_registers, tiny_swin, tiny_vit
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'mhprobe[export]'")
 
@@ -36,6 +36,16 @@ def dropping():
     return tiny_vit(patch_drop_rate=0.5)
 
 
+def beit():
+    """Its class token once was traced for two images, whatever their number."""
+    return TWINS["beit"]()
+
+
+def shared_positions():
+    """Biases that all blocks share once could not be exported."""
+    return TWINS["relpos_shared"]()
+
+
 def hugging_face():
     transformers = pytest.importorskip("transformers")
     sizes = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=32)
@@ -46,7 +56,10 @@ def hugging_face():
 
 @pytest.mark.parametrize(
     ("make", "count"),
-    [(tiny_vit, 4), (dropping, 4), (tiny_registers, 4), (tiny_swin, 6), (tiny_eva, 4), (hugging_face, 1)],
+    [
+        *[(tiny_vit, 4), (dropping, 4), (tiny_registers, 4), (tiny_swin, 6), (tiny_eva, 4), (hugging_face, 1)],
+        *[(beit, 4), (shared_positions, 4)],
+    ],
 )
 def test_masks_and_half_open_gates_give_the_models_logits(make, count):
     model = make()
@@ -72,6 +85,14 @@ def test_masks_and_half_open_gates_give_the_models_logits(make, count):
     assert sorted(seen) == list(range(len(attn)))
     for site, weights in seen.items():
         torch.testing.assert_close(weights, attn[site].flatten(0, 1), rtol=0, atol=1e-5)
+
+
+def test_a_model_of_half_precision_is_taken_apart_in_float32():
+    model, images = tiny_vit().bfloat16(), torch.randn(2, 3, 16, 16)
+    whole = tiny_vit()
+    whole.load_state_dict({key: value.float() for key, value in model.state_dict().items()})
+    torch.testing.assert_close(run(pieces(model, images), images, torch.ones(6))[0], whole(images), rtol=0, atol=1e-4)
+    assert model.head.weight.dtype == torch.bfloat16
 
 
 def test_gates_that_were_learned_are_in_the_pieces():

@@ -225,6 +225,17 @@ def test_a_folder_of_timm_s_passes_through_and_is_remembered_by_timm_s_name(fold
     assert torch.equal(mhprobe.load(tmp_path / "again.safetensors").head.weight, model.head.weight)
 
 
+def test_what_was_typed_beside_a_folder_of_timm_s_is_described(folder, tmp_path):
+    """The folder's own size once stood in the description of a network built for another: no file could be loaded."""
+    place, _ = folder
+    left = [word for word in OURS if "img_size" not in word]
+    typed = (f"backbone.name=local-dir:{place}", "backbone.pretrained=true", *left, "backbone.img_size=16")
+    found, _ = network(tmp_path, *typed)
+    assert found.description["backbone"]["img_size"] == 16 and found.description["backbone"]["embed_dim"] == 24
+    builders.save_weights(found.backbone, tmp_path / "again.safetensors", found.description)
+    assert mhprobe.load(tmp_path / "again.safetensors").patch_embed.img_size == (16, 16)
+
+
 def test_what_is_not_there_is_said_in_a_line(tmp_path, monkeypatch):
     with pytest.raises(mhprobe.UserError, match=r"backbone local-dir:/nowhere: no folder with a config\.json"):
         build("local-dir:/nowhere", pretrained=True)

@@ -212,3 +212,16 @@ def test_names_from_data_are_no_markup(tmp_path):
     save_weights(pruned.network("vit"), tmp_path / "model.safetensors", about)
     card = (save_for_hub(tmp_path, tmp_path / "shared") / "README.md").read_text()
     assert "<script>" not in card and "| data |  script  x , 5 classes |" in card
+
+
+def test_the_snippet_of_the_card_loads_a_network_with_a_stem_of_convolutions(tmp_path, monkeypatch):
+    about = {**pruned.description("vit"), "backbone": {**pruned.BACKBONES["vit"], "conv_stem": [8, 16]}}
+    torch.manual_seed(0)
+    model = build(**about["backbone"], num_classes=5).eval()
+    save_weights(model, tmp_path / "model.safetensors", about)
+    folder = save_for_hub(tmp_path, tmp_path / "shared")
+    (block,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.S)
+    monkeypatch.chdir(folder)
+    exec(compile(block, "card", "exec"), names := {})
+    x = pictures("vit")
+    torch.testing.assert_close(pruned.logits(names["model"], x), pruned.logits(model, x), rtol=1e-5, atol=1e-5)

@@ -99,7 +99,9 @@ _REFUSED: Mapping[str, tuple[type[UserError], str]] = {  # classes whose heads n
 
 def gives_features(model: nn.Module) -> bool:
     """Return True if the backbone in ``model`` has no classifier, and gives features."""
-    return isinstance(family_of(backbone := backbone_of(model)).classifier(backbone), nn.Identity)
+    classifier = family_of(backbone := backbone_of(model)).classifier(backbone)
+    several = classifier if isinstance(classifier, tuple | list | nn.ModuleList) else [classifier]
+    return all(isinstance(getattr(part, "fc", part), nn.Identity) for part in several)
 
 
 def puts_out_features(model: nn.Module) -> bool:

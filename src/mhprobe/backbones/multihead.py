@@ -135,7 +135,7 @@ class TorchvisionViT(MultiHead):
 
         def stem(images: Tensor) -> Tensor:
             x = model._process_input(images)
-            x = torch.cat([model.class_token.expand(len(x), -1, -1), x], dim=1)
+            x = torch.cat([model.class_token.expand(x.shape[0], -1, -1), x], dim=1)
             return model.encoder.dropout(x + model.encoder.pos_embedding)
 
         return Segments(stem, tuple(model.encoder.layers), tail=lambda x: model.heads(model.encoder.ln(x)[:, 0]))

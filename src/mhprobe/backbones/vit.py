@@ -163,7 +163,7 @@ class _Positioned(Tokens):
         def stem(images: Tensor) -> Tensor:
             x = model.patch_embed(images)
             if model.cls_token is not None:
-                x = torch.cat((model.cls_token.expand(len(x), -1, -1), x), dim=1)
+                x = torch.cat((model.cls_token.expand(x.shape[0], -1, -1), x), dim=1)
             x = x if getattr(model, "pos_embed", None) is None else x + model.pos_embed
             return getattr(model, "pos_drop", nn.Identity())(x)
 

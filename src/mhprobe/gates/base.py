@@ -95,13 +95,14 @@ class HeadGates(nn.Module):
 
     @torch.no_grad()
     def hand_over(self, new: "HeadGates", learned: bool) -> None:
-        """Copy the factors of sites that both have to ``new``. learned: if of the same class, all tensors as is."""
+        """Copy the factors of sites of one name and heads to ``new``. learned: if of one class, all tensors as is."""
         whole = learned and type(new) is type(self)
         for name in [name for name, _ in (*new.named_parameters(), *new.named_buffers())] if whole else ["values"]:
             values, theirs = getattr(self, name) if whole else self.effective(), getattr(new, name)
-            before = dict(zip(self.layout.sites, self.layout.split(values), strict=True))
+            parts = zip(self.layout.sites, self.layout.split(values), strict=True)
+            before = {(site.name, site.num_heads, site.head_dim): part for site, part in parts}
             for site, part in zip(new.layout.sites, new.layout.split(theirs), strict=True):
-                part.copy_(before.get(site, part))
+                part.copy_(before.get((site.name, site.num_heads, site.head_dim), part))
             if whole:
                 theirs.requires_grad_(values.requires_grad)
 

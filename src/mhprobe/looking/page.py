@@ -79,8 +79,8 @@ def look(
     side: tuple[int, int] = network.spec["size"]
     photos = photographs(there, max(side), limit)
     objects = None if masks_in is None else masks(masks_in, photos.names, side)
-    device = next(network.model.parameters()).device
-    images = normalise(photos.pixels, side, network.spec["mean"], network.spec["std"]).to(device)
+    weight = next(network.model.parameters())
+    images = normalise(photos.pixels, side, network.spec["mean"], network.spec["std"]).to(weight)
 
     def begun(form: Form, pack: str) -> None:
         first(_page(network, photos, form, [pack]))

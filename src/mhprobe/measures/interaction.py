@@ -8,13 +8,13 @@ Shapes: K heads looked at.
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
 from mhprobe import ranks
-from mhprobe.errors import UserError, whole_number
+from mhprobe.errors import UserError
 from mhprobe.heads import Ablation, HeadBatch, HeadLayout, Need
 from mhprobe.measures.base import Measure, sums
 from mhprobe.measures.parts.losses import gate_slopes, outcomes_of
@@ -54,7 +54,7 @@ class Interaction(Measure):
         layout: HeadLayout,
         heads: Sequence[int] | None = None,
         pairs: Sequence[Sequence[int]] | None = None,
-        top_k: int = 8,
+        top_k: Annotated[int, 2] = 8,
         which: Which = "most",
         **kwargs: Any,
     ) -> None:
@@ -62,7 +62,6 @@ class Interaction(Measure):
         if heads is not None and pairs is not None:
             raise UserError("interaction: give heads (all pairs among them) or pairs (exactly these), not both.")
         if heads is None and pairs is None:
-            whole_number("interaction: top_k", top_k, 2)
             self.select_needs = frozenset({"grad"})
         self.which = which
         first = range(min(top_k, layout.num_heads))

@@ -111,9 +111,9 @@ def keep(
         pixels = interpolate(pixels.float(), size=tuple(spec["size"]), mode="bicubic", antialias=True)
         pixels = pixels.clamp(0, 255).round().byte()
     seen = normalise(pixels, spec["size"], spec["mean"], spec["std"])
-    device = next(model.parameters()).device
+    weight = next(model.parameters())
     with inspecting(model, gradients=False):
-        logits = torch.cat([logits_of(model(some.to(device))).cpu() for some in seen.split(100)]).float()
+        logits = torch.cat([logits_of(model(some.to(weight))).cpu() for some in seen.split(100)]).float()
     classes = classes or [str(number) for number in range(0 if puts_out_features(model) else logits.shape[-1])]
     if logits.dim() != 2 or logits.shape[1] != len(classes):
         raise UserError("live: expected a network with logits of the classes, got one that gives features.")

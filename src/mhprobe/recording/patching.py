@@ -125,16 +125,16 @@ def _from_slopes(
     ]
     with torch.enable_grad():
         score = metric(base.logits).sum()
-    estimates = {"atp": _along(images, change, base.taps.slopes(score, again=graddrop)[0], layout)}
+    estimates = {"atp": summed_along(images, change, base.taps.slopes(score, again=graddrop)[0], layout)}
     if graddrop:
         size, blocks = torch.zeros_like(estimates["atp"]), range(len(layout.blocks))
         for base.drop.block in blocks if len(blocks) > 1 else ():  # behind a single one no slope arrives
-            size += _along(images, change, base.taps.slopes(score, again=True)[0], layout).abs()
+            size += summed_along(images, change, base.taps.slopes(score, again=True)[0], layout).abs()
         estimates["graddrop"] = size / max(1, len(blocks) - 1)
     return estimates
 
 
-def _along(images: int, change: Sequence[Tensor], slopes: Sequence[Tensor], layout: HeadLayout) -> Tensor:
+def summed_along(images: int, change: Sequence[Tensor], slopes: Sequence[Tensor], layout: HeadLayout) -> Tensor:
     """(B, A) float64: sum over windows, tokens and width of slope times change."""
     sites = zip(layout.sites, change, slopes, strict=False)  # neurons have slopes, too
     along = ((wide(slope) * wide(by)).reshape(images, -1, of.num_heads, of.head_dim) for of, by, slope in sites)

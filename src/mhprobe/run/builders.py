@@ -300,7 +300,7 @@ def save(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageDat
 def save_backbone(cfg: Config, folder: Path) -> Path:
     """Write the pretrained backbone with its own classifier for timm's ``local-dir:``; return the folder."""
     part = {key: value for key, value in cfg.backbone.items() if key not in ("_target_", "checkpoint")}
-    described = portable({**part, **registered(part["name"])})
+    described = portable(registered(part))
     backbone = build(**{**part, "num_classes": None})
     place = folder / "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in part["name"])
     settings = {key: value for key, value in described.items() if key not in OURS}
@@ -369,7 +369,7 @@ def _fresh(cfg: Config, data: ImageData) -> tuple[nn.Module, dict[str, Any]]:
                 f"backbone.pretrained: {part['name']} was trained on {pretrained} classes, the data has "
                 f"{classes}: its classifier would be a random one. Train it first (mhprobe.train)."
             )
-    described, numbered = portable({**part, **registered(part["name"])}), data.unlabelled or features
+    described, numbered = portable(registered(part)), data.unlabelled or features
     names = [str(number) for number in range(backbone.num_classes)] if numbered else list(data.class_names)
     return backbone, {"backbone": described, "class_names": names, "data": data.source.name}
 

@@ -142,8 +142,10 @@ def data_of_weights(overrides: Sequence[str]) -> list[str]:
     if "weights" not in keys or {"data", "experiment"} & set(keys):
         return []
     from mhprobe.weights.checkpoint import read_description  # torch takes seconds, --help none
+    from mhprobe.weights.hub import NAMES as FILES
 
     file = Path(keys["weights"].strip("'\"")).expanduser()
+    file = next(filter(Path.is_file, map(file.joinpath, FILES)), file)  # of a run's folder
     try:  # what stands beside weights is checked when they are loaded
         about = read_description(file) if file.suffix == ".ckpt" else json.loads(file.with_suffix(".json").read_text())
         name = about["data"]

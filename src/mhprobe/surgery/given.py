@@ -54,6 +54,8 @@ class Given:
     def choose(self, model: nn.Module, kept: Tensor | None = None) -> Choice:
         """Choose heads. kept: (A,) bool, decision of the run that learned the gates; None if the weights have none."""
         layout = layout_of(model)
+        if self.threshold is not None and self.heads != "gates":
+            raise UserError(f"threshold: it is of heads=gates, got heads={quoted(self.heads)}. Leave one of them out.")
         if isinstance(self.heads, list | tuple):
             choice = Choice(_listed(layout, list(self.heads), "heads"))
         elif not isinstance(self.heads, str):

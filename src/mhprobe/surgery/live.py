@@ -49,18 +49,17 @@ def pieces(model: nn.Module, images: Tensor) -> list[Piece]:
     """
     if importlib.util.find_spec("onnx") is None:
         raise UserError("live: needs the package onnx: pip install 'mhprobe[live]'.")
-    whole = copy.deepcopy(model).cpu().eval()
+    whole = copy.deepcopy(model).cpu().float().eval()
     layout, backbone = attach(whole).layout.of("head"), backbone_of(whole)
     family, exports, stream = family_of(backbone), [], images.cpu()
-    segments = None if backbone is not whole else family.segments(backbone)
     every = list(range(len(layout.sites)))
     parts: list[tuple[str, Callable[[Tensor], Any], list[int]]] = [("", whole, every)]
-    if segments is not None:
-        count = len(segments.blocks)
-        of_block = [[site for site in every if layout.sites[site].block == block] for block in range(count)]
-        blocks = zip([block.name for block in layout.blocks], segments.blocks, of_block, strict=True)
-        parts = [("the stem", segments.stem, []), *blocks, ("the classifier", segments.tail, [])]
-    with inspecting(whole, gradients=False):
+    with inspecting(whole, gradients=False):  # also what segments compute for all blocks
+        if (segments := None if backbone is not whole else family.segments(backbone)) is not None:
+            count = len(segments.blocks)
+            of_block = [[site for site in every if layout.sites[site].block == block] for block in range(count)]
+            blocks = zip([block.name for block in layout.blocks], segments.blocks, of_block, strict=True)
+            parts = [("the stem", segments.stem, []), *blocks, ("the classifier", segments.tail, [])]
         for name, part, sites in parts:
             module = _Gated(backbone, layout, part, sites)
             exports.append(_exported(module, name, stream))

@@ -31,6 +31,7 @@ from mhprobe.io.progress import progress
 from mhprobe.masking.base import ROUNDING
 from mhprobe.masking.parts.units import saving_of_each
 from mhprobe.recording.outputs import logits_of
+from mhprobe.recording.patching import summed_along
 from mhprobe.recording.state import inspecting
 from mhprobe.recording.taps import Taps
 from mhprobe.scoring.base import looked
@@ -126,9 +127,7 @@ def slopes(model: nn.Module, whole: Tensor, crops: list[Tensor]) -> Tensor:
         with inspecting(model, gradients=True), Taps(model, gates.layout, {"grad"}) as taps:
             said_BC = F.normalize(wide(logits_of(model(crop))), dim=1).log_softmax(1)
             grads, _ = taps.slopes(-(wanted_BC * said_BC).sum())
-        for number, (site, z, grad) in enumerate(zip(gates.layout.sites, taps.heads, grads, strict=True)):
-            share = (wide(z) * wide(grad)).reshape(len(whole), -1, site.num_heads, site.head_dim)
-            slope_BA[:, gates.layout.span(number)] += share.sum((1, 3), dtype=torch.float64)
+        slope_BA += summed_along(len(whole), taps.heads, grads, gates.layout)
     return slope_BA * gates.effective()
 
 

@@ -87,15 +87,16 @@ def untold(library: str = "huggingface_hub", level: int = logging.ERROR) -> Iter
         logger.setLevel(before)
 
 
-def registered(name: str) -> dict[str, Any]:
-    """Name in timm's list, and settings, of ``hf-hub:...`` or ``local-dir:...``; UserError if it is not there."""
+def registered(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings by a name in timm's list; ``hf-hub:...`` and ``local-dir:...`` add theirs. UserError if not there."""
+    name, chosen = settings["name"], {key: value for key, value in settings.items() if value is not None}
     source, _, place = name.partition(":")
     if not place:
-        return {}
+        return chosen
     read = load_model_config_from_path if source == "local-dir" else load_model_config_from_hf
     with refusing(lambda error: _not_there(name, error), (OSError, RuntimeError, ValueError, KeyError)), untold():
-        _, architecture, settings = read(place)
-    return {"name": architecture, **(settings or {})}
+        _, architecture, theirs = read(place)
+    return {**(theirs or {}), **chosen, "name": architecture}
 
 
 def _instead_of(name: str) -> str:
