@@ -190,10 +190,10 @@ def _masking(run: Run, heads: list[dict[str, Any]]) -> list[str]:
     at_random = [p for p in beside if p["heads_masked"] == choice.many]
     alone = [head_name(heads, one["id"], "head {1} of {0}") for one in heads if str(one["id"]) == gone["masked"]]
     which = alone[0] if alone else f"these {counted(gone['heads_masked'], 'head')}"
-    text = [f"Without {which} {on} {what} is {interval(gone)}; with all heads it is {interval(choice.points[0])}."]
-    if gone["difference"] is not None:
-        text.append(f"That is {_points(gone)}.")
-    text += [f"As many random heads leave {interval(at_random[0])} on average." for _ in at_random]
+    lost = f" That is {_points(gone)}." if gone["difference"] is not None else ""
+    lost += f" As many random heads leave {interval(at_random[0])} on average." if at_random else ""
+    whole = interval(choice.points[0])
+    text = [f"Without {which} {on} {what} is {interval(gone)}; with all heads it is {whole}.{lost}"]
     if on == choice.chosen_on:
         text.append(f"The order {choice.curve} was chosen and judged on the same images, which flatters it.")
     else:
