@@ -143,7 +143,7 @@ def distances(curves: Sequence[Curve], num_heads: int) -> Figure:
         for number, curve in enumerate(shown):
             points, (shade, marker) = curve.points, ("0.45", "") if curve.averaged else style.colour(number)
             whole = points.loss - points.delta  # of the unmasked model; delta has the interval
-            ends = [part.tolist() for part in (points.loss, *(whole + end for end in points[6:]))]
+            ends = [of.tolist() for of in (points.loss, whole + points.delta_low, whole + points.delta_high)]
             look: Any = {"marker": marker, "ms": 3, "markevery": -(-len(whole) // 13), "label": curve.name}
             style.band(axes, points.heads.tolist(), ends, shade, **look)
         style.whole_ticks(axes.xaxis)
