@@ -183,3 +183,9 @@ def test_the_docs_commands_have_options_that_there_are(capsys):
 def test_the_door_opens_it():
     done = subprocess.run([sys.executable, "-m", "mhprobe", "look", "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and "usage: mhprobe look" in done.stdout
+
+
+def test_a_model_of_half_precision_is_looked_at(folder, tmp_path):
+    """The photographs stayed in float32, and the user, who gave none, was told to convert them."""
+    model = tiny_vit().bfloat16()
+    assert look(model, folder, limit=1, untrained=False, show_progress=False).save(tmp_path / "half.html").is_file()

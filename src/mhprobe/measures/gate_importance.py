@@ -38,8 +38,8 @@ class GateImportance(Measure):
 
     Columns, (A,) in nats of loss per unit of gate (a ratio if normalised), larger is more important: value; signed:
     mean slope, negative where opening the gate lowers the loss; standard_error of value over the units of abs_at
-    (tokens: over images), NaN with a single one, and if normalised; low, high: 95 % interval, if normalised by leaving
-    out folds of images (jackknife.py), NaN of batches.
+    (tokens: over images), NaN with a single one; low, high: 95 % interval. If normalised, the interval comes from
+    leaving out folds of images (jackknife.py; NaN with abs_at="batch"), and standard_error is NaN.
 
     >>> import torch
     >>> from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
@@ -64,7 +64,7 @@ class GateImportance(Measure):
     total: Tensor = sums("A")  # of the units' scores; a unit is an image, or a batch where abs_at="batch"
     square: Tensor = sums("A")  # of their squares
     slope: Tensor = sums("A")  # of slopes
-    of_folds: Tensor = sums(FOLDS, "A")  # of scores, if a layer's norm is divided by, and their images
+    of_folds: Tensor = sums(FOLDS, "A")  # of scores by fold of images, and the images of each, if normalised
     in_folds: Tensor = counts(FOLDS)
     begun: Tensor = sums("A")  # of slopes of a batch of which pieces are still to come, where abs_at="batch"
     units: Tensor = counts()

@@ -24,7 +24,7 @@ from mhprobe.errors import UserError, one_of
 from mhprobe.gates import HeadGates, gates_of
 from mhprobe.gates.fill import Fill
 from mhprobe.heads import FillName, HeadBatch, HeadLayout, HeadSite
-from mhprobe.measures.parts.hashing import DONORS, Pool, image_numbers, mixed
+from mhprobe.measures.parts.hashing import DONORS, Pool, donor_of, image_numbers, mixed
 from mhprobe.measures.parts.losses import outcomes
 from mhprobe.recording.checks import check_labels
 from mhprobe.recording.outputs import logits_of, slopes_along
@@ -128,7 +128,7 @@ class Donors(Fill):
         """Return the output on each image's donor, which its pixels choose; never on itself."""
         super().for_images(images)
         number_B = image_numbers(images)
-        place_B = mixed(number_B) % DONORS % len(self.numbers)
+        place_B = donor_of(number_B) % len(self.numbers)
         itself_B = self.numbers[place_B] == number_B
         place_B = (place_B + itself_B.long()) % len(self.numbers)
         return Fill(tuple(site[place_B] for site in self.sites))

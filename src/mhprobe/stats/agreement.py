@@ -71,7 +71,7 @@ def spearman(x: Tensor, y: Tensor) -> float:
 
 
 def spearman_interval(rho: float, heads: int) -> tuple[float, float]:
-    """95 % interval of a rank correlation over heads (Bonett & Wright, 2000, Psychometrika 65:23); NaN for < 4, +-1."""
+    """95 % interval of a rank correlation (Bonett & Wright, 2000, Psychometrika 65:23); NaN for < 4 heads, or +-1."""
     if math.isnan(rho) or heads < 4 or abs(rho) > 1 - 1e-12:
         return math.nan, math.nan
     half = Z95 * math.sqrt((1 + rho**2 / 2) / (heads - 3))

@@ -88,15 +88,14 @@ def untold(library: str = "huggingface_hub", level: int = logging.ERROR) -> Iter
 
 
 def registered(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings by a name in timm's list; ``hf-hub:...`` and ``local-dir:...`` add theirs. UserError if not there."""
-    name, chosen = settings["name"], {key: value for key, value in settings.items() if value is not None}
-    source, _, place = name.partition(":")
+    """Settings by a name in timm's list. A repository or folder adds what is not set; UserError if it is not there."""
+    source, _, place = (name := settings["name"]).partition(":")
     if not place:
-        return chosen
+        return settings
     read = load_model_config_from_path if source == "local-dir" else load_model_config_from_hf
     with refusing(lambda error: _not_there(name, error), (OSError, RuntimeError, ValueError, KeyError)), untold():
         _, architecture, theirs = read(place)
-    return {**(theirs or {}), **chosen, "name": architecture}
+    return {**(theirs or {}), **{key: of for key, of in settings.items() if of is not None}, "name": architecture}
 
 
 def _instead_of(name: str) -> str:

@@ -116,7 +116,7 @@ class Evidence:
         masking, material = self.material.described, self.material if split == "test" else self.choosing
         specs = [spec for spec in masking.specs.values() if not isinstance(spec, UserError)]
         if len({(spec.fill, spec.rescale) for spec in specs}) > 1:
-            raise UserError("all masks of claims are scored in one way, but the curves differ in fill or rescale.")
+            raise UserError("claims score all masks alike, but the curves differ in fill or rescale. Make them equal.")
         return masking.evaluate(material, split, dataclasses.replace(specs[0], name="masks"))
 
     def _refuse_guessing(self) -> None:

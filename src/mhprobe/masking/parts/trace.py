@@ -20,9 +20,8 @@ from mhprobe.stats.significance import holm, mcnemar, paired_difference, t_inter
 class Points(NamedTuple):
     """Numbers at K points, each (K,) float64.
 
-    heads: masked. accuracy: in [0, 1]. loss: mean nats. difference: accuracy minus the unmasked model's on the same
-    images; delta: the same of the loss, so positive where masking hurts. low, high (of accuracy), and others on _low
-    and _high: 95 % intervals.
+    heads: masked. accuracy: in [0, 1]. loss: mean nats. difference, delta: accuracy and loss minus the unmasked model's
+    on the same images (delta is positive where masking hurts). low, high (of accuracy), _low, _high: 95 % intervals.
     """
 
     heads: Tensor

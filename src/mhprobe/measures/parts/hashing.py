@@ -40,6 +40,11 @@ def mixed(number: Tensor) -> Tensor:
     return number ^ (number >> 31 & 2**33 - 1)
 
 
+def donor_of(number: Tensor) -> Tensor:
+    """Number of the donor, of ``DONORS``, that stands in for each image. Images that share one are not independent."""
+    return mixed(number) % DONORS
+
+
 @functools.lru_cache(maxsize=8)
 def _odd(count: int, device: torch.device) -> Tensor:
     """(count,) odd factors, always the same."""

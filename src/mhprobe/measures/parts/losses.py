@@ -17,7 +17,7 @@ from torch import Tensor
 from mhprobe import ranks
 from mhprobe.heads import Ablation, FillName, HeadBatch, wide
 from mhprobe.measures.base import Measure, counts, sums
-from mhprobe.measures.parts.hashing import DONORS, mixed, numbers_in
+from mhprobe.measures.parts.hashing import donor_of, mixed, numbers_in
 from mhprobe.stats.intervals import percentiles
 from mhprobe.stats.significance import paired_difference, standard_error
 
@@ -123,8 +123,8 @@ class Paired(Measure):
         """Columns value, standard_error, low and high: 95 % percentile interval, NaN with a single image."""
         mean_RA = self.resampled[self.drawn > 0] / self.drawn[self.drawn > 0, None]
         low, high = percentiles(mean_RA if self.images > 1 else mean_RA * torch.nan)
-        error = standard_error(self.rise, self.square, self.images)
-        error = mean_RA.std(0) if self.ablation.fill == "resample" else error
+        shared = self.ablation.fill == "resample"  # images share donors, and are not independent
+        error = mean_RA.std(0) if shared else standard_error(self.rise, self.square, self.images)
         return {"value": self.rise / self.images, "standard_error": error, "low": low, "high": high}
 
     def drops(self) -> dict[str, Tensor]:
@@ -139,7 +139,7 @@ class Paired(Measure):
 
 def _times(batch: HeadBatch, fill: FillName) -> Tensor:
     """(R, V) int64 how often each resample has each image; with fill=resample those that share a donor as often."""
-    number_V = mixed(numbers_in(batch)) % DONORS if fill == "resample" else numbers_in(batch)
+    number_V = donor_of(numbers_in(batch)) if fill == "resample" else numbers_in(batch)
     resample_R = torch.arange(1, RESAMPLES + 1, device=number_V.device)
     even_RV = (mixed(number_V + (resample_R * _GOLDEN)[:, None]) & 2**53 - 1).double() / 2**53
     return torch.searchsorted(_LAW.to(number_V.device), even_RV, right=True)

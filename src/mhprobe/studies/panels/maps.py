@@ -132,7 +132,7 @@ def heat(material: Material, images: int = 1000, kind: MapKind | None = None) ->
 
 
 def auc_interval(auc: float, first: int, second: int) -> tuple[float, float]:
-    """95 % interval of an AUC of ``first`` against ``second`` values (Hanley & McNeil), wide at 0 and 1, too."""
+    """95 % interval of an AUC of ``first`` against ``second`` values (Hanley & McNeil), never of width 0."""
     half = Z95 * auroc_error(auc, first, second, least=0.25)
     return max(0.0, auc - half), min(1.0, auc + half)
 

@@ -123,9 +123,8 @@ def kinds_of_layers(material: Material, shares: Sequence[float] = SHARES) -> dic
 
     shares: of the kind's heads that are masked. Table: kind, share, heads_masked, heads, accuracy, low, high, loss.
     """
-    model, sizes = material.model, material.data.sizes
-    about: dict[str, Any] = {"label": "kinds of layers", "show": material.first}
-    select, test = (Evaluator(model, material.walk(split=s), sizes[s], **about) for s in ("val", "test"))
+    model, walk, sizes, show = material.model, material.walk, material.data.sizes, material.first
+    select, test = (Evaluator(model, walk(split=s), sizes[s], f"kinds of layers on {s}", show) for s in ("val", "test"))
     make = functools.partial(GateImportance, normalize="layer_l2")
     score_A = select.measure(make, torch.zeros(material.layout.num_heads, dtype=torch.bool)).double()
     cases = [(name, on_A, share) for name, on_A in kinds(material.layout).items() for share in shares]
@@ -169,10 +168,8 @@ def classes_at_steps(material: Material) -> dict[str, Result]:
     images = labels.bincount(minlength=data.num_classes)
     results = {}
     for curve in reported(material):
-        (trace,), score = (
-            curve.traces,
-            material.described.evaluate(material, "test", material.described.named(curve.name)),
-        )
+        (trace,) = curve.traces
+        score = material.described.evaluate(material, "test", material.described.named(curve.name))
         accuracy, p, p_holm = cells(score(trace.mask).right.cpu(), labels, data.num_classes)
         p, p_holm = (part * torch.nan if curve.optimistic else part for part in (p, p_holm))
         off, columns = trace.mask.sum(1).tolist(), {"accuracy": accuracy, "images": images.expand_as(accuracy)}
