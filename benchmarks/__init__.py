@@ -1,1 +1,4 @@
-"""Ratios, both sides in one run, interleaved: `make bench`. Nothing here is a test; absolute times belong to GPUs."""
+"""Ratios, both sides in one run, interleaved: `make bench`.
+
+Nothing here is a test; absolute times belong to GPUs.
+"""

@@ -1,7 +1,8 @@
 """python -m benchmarks [part ...]: every part, or the named ones; a row is printed as soon as it is measured.
 
-A part is a file of this folder with ``run(size)``, which yields rows. A part that fails costs its own rows only; the
-exit status then is 1. The rows go to bench.json, with versions, commit and machine.
+A part is a file of this folder with ``run(size)``, which yields rows. A part that fails costs its
+own rows only; the exit status then is 1. The rows go to bench.json, with versions, commit and
+machine.
 
 Times mean something on an idle machine only: the load at the start is printed and kept.
 """
@@ -41,7 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     conditions = record.conditions(chosen.size)
     print(", ".join(f"{key} {value}" for key, value in conditions.items()), flush=True)
     if conditions["load"] is not None and conditions["load"] > BUSY:
-        print("the machine is busy: ratios are interleaved, but take no time from this run", flush=True)
+        print(
+            "the machine is busy: ratios are interleaved, but take no time from this run",
+            flush=True,
+        )
     size, rows, failed, seconds = Size(chosen.size, chosen.cifar, chosen.cache), {}, {}, {}
     for part in chosen.parts or parts():
         print(part, flush=True)
@@ -62,13 +66,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(parts())}")
-    parser.add_argument("--size", choices=("tiny", "usual", "full"), default="usual", help="tiny is for tests")
+    parser.add_argument(
+        "--size", choices=("tiny", "usual", "full"), default="usual", help="tiny is for tests"
+    )
     parser.add_argument("--out", type=Path, default=Path("bench.json"))
-    parser.add_argument("--against", type=Path, help="the bench.json of an earlier run: print the ratio to it")
-    parser.add_argument("--cifar", type=Path, help="the CIFAR-10 archive or folder; without it, generated images")
-    parser.add_argument("--cache", type=Path, default=Path(".cache/mhprobe"), help="where decoded images are kept")
+    parser.add_argument(
+        "--against", type=Path, help="the bench.json of an earlier run: print the ratio to it"
+    )
+    parser.add_argument(
+        "--cifar", type=Path, help="the CIFAR-10 archive or folder; without it, generated images"
+    )
+    parser.add_argument(
+        "--cache", type=Path, default=Path(".cache/mhprobe"), help="where decoded images are kept"
+    )
     chosen = parser.parse_args(arguments)
     if unknown := set(chosen.parts) - set(parts()):
         parser.error(f"no part {', '.join(sorted(unknown))}; expected some of {', '.join(parts())}")
@@ -83,14 +97,18 @@ def _line(row, before: Sequence) -> str:
     """A row as it is printed, with the same row of an earlier run."""
     from benchmarks.harness.record import worse
 
-    text = f"  {row.ratio:8.3g}  {row.low:.3g} - {row.high:.3g}, n {row.rounds}".ljust(42) + row.what
+    text = (
+        f"  {row.ratio:8.3g}  {row.low:.3g} - {row.high:.3g}, n {row.rounds}".ljust(42) + row.what
+    )
     text += f" ({row.note})" if row.note else ""
     if row.limit:
         text += f", aim {row.limit}" + (": MISSED" if row.missed else "")
     for old in before:
         if old.what == row.what:
             change = row.ratio / old.ratio if old.ratio else float("nan")
-            text += f"; {change:.3g} x what it was ({old.ratio:.3g})" + (": WORSE" if worse(row, old) else "")
+            text += f"; {change:.3g} x what it was ({old.ratio:.3g})" + (
+                ": WORSE" if worse(row, old) else ""
+            )
     return text
 
 
@@ -100,11 +118,21 @@ def _sum_up(out: Path, rows, failed, before) -> None:
     missed = sum(row.missed for of_part in rows.values() for row in of_part)
     print(f"{sum(map(len, rows.values()))} rows, {missed} miss their aim: {out}")
     if before:
-        pairs = [(row, old) for part in rows for row in rows[part] for old in before[1].get(part, [])]
+        pairs = [
+            (row, old) for part in rows for row in rows[part] for old in before[1].get(part, [])
+        ]
         same = [(row, old) for row, old in pairs if row.what == old.what]
         count = sum(worse(row, old) for row, old in same)
-        print(f"{len(same)} rows were measured before (commit {before[0].get('commit')}), {count} got worse")
-        if gone := [old.what for part in rows for old in before[1].get(part, []) if old not in [o for _, o in same]]:
+        print(
+            f"{len(same)} rows were measured before (commit {before[0].get('commit')}), {count} "
+            "got worse"
+        )
+        if gone := [
+            old.what
+            for part in rows
+            for old in before[1].get(part, [])
+            if old not in [o for _, o in same]
+        ]:
             print(f"not measured now: {'; '.join(gone)}")
     if failed:
         print(f"failed: {', '.join(failed)}")

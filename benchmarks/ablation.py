@@ -22,8 +22,12 @@ def run(size: Size) -> Iterator[Ratio]:
     whole, shared = whole_model(model, images, masks), Replay(model, masks)(images)
     if not torch.equal(whole.argmax(-1), shared.argmax(-1)):
         raise RuntimeError("the predictions differ")
-    ratio = flops(lambda: whole_model(model, images, masks)) / flops(lambda: Replay(model, masks)(images))
-    yield single("all heads alone: FLOPs through the whole model / with shared blocks", ratio, ">= 1.8")
+    ratio = flops(lambda: whole_model(model, images, masks)) / flops(
+        lambda: Replay(model, masks)(images)
+    )
+    yield single(
+        "all heads alone: FLOPs through the whole model / with shared blocks", ratio, ">= 1.8"
+    )
     yield compare(
         "all heads alone: time through the whole model / with shared blocks",
         lambda: whole_model(model, images, masks),

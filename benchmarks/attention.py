@@ -1,7 +1,8 @@
 """What it takes to measure attention weights: peak memory for a batch, beside the model's own unfused forward of it.
 
-A recorded pass keeps the weights and the outputs of all blocks until the measures have seen them, which is why a batch
-is measured in pieces. What counts is what a fresh process takes beyond what it had with the model and the images.
+A recorded pass keeps the weights and the outputs of all blocks until the measures have seen them,
+which is why a batch is measured in pieces. What counts is what a fresh process takes beyond what it
+had with the model and the images.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ def run(size: Size) -> Iterator[Ratio]:
     names = size.pick(("small_vit",), ("deit_small_patch16_224", "swin_tiny_patch4_window7_224"))
     images = size.pick(2, 128)
     for name in names:
-        unfused, recorded = in_forks("benchmarks.attention", [(name, images, what) for what in ("forward", "measured")])
+        unfused, recorded = in_forks(
+            "benchmarks.attention", [(name, images, what) for what in ("forward", "measured")]
+        )
         note = f"{images} images: {recorded:.0f} MiB / {unfused:.0f} MiB"
         what = f"{name}, attention weights of all blocks measured: memory / its own unfused forward"
         yield single(what, recorded / max(unfused, 1.0), AIM, note)
@@ -39,7 +42,9 @@ def in_fork(name: str, count: int, what: str) -> float:
     before = peak()
     with torch.no_grad():
         if what == "measured":
-            mhprobe.measure(model, [(images, torch.zeros(count, dtype=torch.long))], [mhprobe.measures.Entropy])
+            mhprobe.measure(
+                model, [(images, torch.zeros(count, dtype=torch.long))], [mhprobe.measures.Entropy]
+            )
         else:
             with family_of(model).materialised(model):
                 model(images)

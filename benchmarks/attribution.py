@@ -26,7 +26,9 @@ def run(size: Size) -> Iterator[Ratio]:
         *((n, timm.create_model(n)) for n in names),
     ]
     for name, model in models:
-        images = torch.randn(size.pick(2, 8 if name in names else 32), 3, *input_spec(model)["size"])
+        images = torch.randn(
+            size.pick(2, 8 if name in names else 32), 3, *input_spec(model)["size"]
+        )
         yield _of(name, model.eval(), images, size)
 
 
@@ -40,4 +42,10 @@ def _of(name: str, model: nn.Module, images: Tensor, size: Size) -> Ratio:
     def forward() -> None:
         model(images)
 
-    return compare(f"{name}: a batch of logit attribution / its forward pass", look, forward, size.rounds(5), AIM)
+    return compare(
+        f"{name}: a batch of logit attribution / its forward pass",
+        look,
+        forward,
+        size.rounds(5),
+        AIM,
+    )

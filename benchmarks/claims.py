@@ -1,7 +1,8 @@
 """What all claims cost beside the recorded pass that they share: in operations, counted, since no claim computes much.
 
-The masks that a claim evaluates are counted with numbers in the place of a network, one test image at a time; masks of
-heads of late blocks cost less than a forward pass, which is not counted in their favour.
+The masks that a claim evaluates are counted with numbers in the place of a network, one test image
+at a time; masks of heads of late blocks cost less than a forward pass, which is not counted in
+their favour.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Counting(Evidence):
     def path(self, name: str) -> Tensor:
         heads = self.layout.num_heads
         seeds = range(5) if name == "random" else [len(name)]
-        orders = [torch.randperm(heads, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+        orders = [
+            torch.randperm(heads, generator=torch.Generator().manual_seed(seed)) for seed in seeds
+        ]
         return torch.stack([torch.arange(heads + 1)[:, None] > order.argsort() for order in orders])
 
     def right(self, masks: Tensor, split: str = "test") -> Tensor:
@@ -54,8 +57,12 @@ def run(size: Size) -> Iterator[Ratio]:
     layout = mhprobe.attach(model).layout
     names = {name for claim in all_claims().values() for name in claim.measures}
     needs = needs_of(build(name, layout) for name in MEASURES if name in names)
-    batch = Batch(torch.randn(4, 3, 32, 32), torch.arange(4), torch.arange(4), torch.ones(4, dtype=torch.bool))
-    shared = forward_equivalents(model, batch, {need for need in needs if not isinstance(need, Ablation)})
+    batch = Batch(
+        torch.randn(4, 3, 32, 32), torch.arange(4), torch.arange(4), torch.ones(4, dtype=torch.bool)
+    )
+    shared = forward_equivalents(
+        model, batch, {need for need in needs if not isinstance(need, Ablation)}
+    )
     alone = forward_equivalents(model, batch, needs) - shared
     counting = Counting(layout)
     for claim in all_claims().values():
@@ -66,6 +73,9 @@ def run(size: Size) -> Iterator[Ratio]:
     masks = len(counting.masks)
     note = f"{len(all_claims())} claims, {masks} masks beside single heads"
     yield single(
-        "all claims / their shared pass, operations per test image", (shared + alone + masks) / shared, "", note
+        "all claims / their shared pass, operations per test image",
+        (shared + alone + masks) / shared,
+        "",
+        note,
     )
     yield single("  the shared pass / forward", shared)

@@ -66,13 +66,23 @@ class PerImage(Dataset):
 def run(size: Size) -> Iterator[Ratio]:
     source = Noise(size.pick(1_500, 20_000))
     with tempfile.TemporaryDirectory() as folder:
-        data = ImageData(source, 128, augment=Augment(crop_padding=4, flip=True), cache_dir=folder, val_fraction=0.1)
+        data = ImageData(
+            source,
+            128,
+            augment=Augment(crop_padding=4, flip=True),
+            cache_dir=folder,
+            val_fraction=0.1,
+        )
         data.prepare_data()
         data.setup()
         data.spec = InputSpec((32, 32))
         ours = data.train_dataloader()
         theirs = DataLoader(
-            PerImage(source, len(ours) * 128), batch_size=128, shuffle=True, num_workers=2, persistent_workers=True
+            PerImage(source, len(ours) * 128),
+            batch_size=128,
+            shuffle=True,
+            num_workers=2,
+            persistent_workers=True,
         )
 
         def batched() -> None:

@@ -29,7 +29,9 @@ def run(size: Size) -> Iterator[Ratio]:
         optimizer.step()
 
     mhprobe.attach(both := copy.deepcopy(bare), units={"head", "neuron"})
-    optimizers = {model: torch.optim.AdamW(model.parameters(), 1e-4) for model in (bare, gated, both)}
+    optimizers = {
+        model: torch.optim.AdamW(model.parameters(), 1e-4) for model in (bare, gated, both)
+    }
     yield compare(
         "training step: gates at one / bare timm model",
         lambda: step(gated, optimizers[gated]),
@@ -67,6 +69,16 @@ def run(size: Size) -> Iterator[Ratio]:
             mhprobe.record(gated, image[None], label[None])
 
     rounds = size.rounds(11)
-    yield compare("GateImportance, per image, all heads / forward", one_pass, forward, size.rounds(21), "<= 2.4")
-    yield compare("  beside it: full backward, batch sum only / forward", full_backward, forward, rounds)
-    yield compare("  beside it: per image at batch size 1 / forward", one_by_one, forward, size.rounds(5))
+    yield compare(
+        "GateImportance, per image, all heads / forward",
+        one_pass,
+        forward,
+        size.rounds(21),
+        "<= 2.4",
+    )
+    yield compare(
+        "  beside it: full backward, batch sum only / forward", full_backward, forward, rounds
+    )
+    yield compare(
+        "  beside it: per image at batch size 1 / forward", one_by_one, forward, size.rounds(5)
+    )

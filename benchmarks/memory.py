@@ -1,7 +1,7 @@
 """What a ViT-S/14 at 518 px takes: peak memory of a fresh process for each measure, attention and each kind of map.
 
-An image has 1,370 tokens: its attention weights alone take half a gigabyte. Weights are random, which memory does not
-see. The images come as one batch, which has to be taken apart.
+An image has 1,370 tokens: its attention weights alone take half a gigabyte. Weights are random,
+which memory does not see. The images come as one batch, which has to be taken apart.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def run(size: Size) -> Iterator[Ratio]:
     names, pixels = size.pick(FEW[:2], FEW, every), size.pick(28, 518)
     jobs = [(name, pixels, IMAGES.get(name, 3)) for name in names]
     for (name, _, images), took in zip(jobs, in_forks("benchmarks.memory", jobs), strict=True):
-        yield single(f"{name}, ViT-S/14 at {pixels} px: peak memory (GiB)", took, AIM, f"{images} images")
+        yield single(
+            f"{name}, ViT-S/14 at {pixels} px: peak memory (GiB)", took, AIM, f"{images} images"
+        )
 
 
 def in_fork(name: str, pixels: int, images: int) -> float:

@@ -32,7 +32,11 @@ def _of(name: str, model: nn.Module, size: Size) -> Iterator[Ratio]:
     labels = torch.arange(count) % 10
     with inspecting(model, gradients=False), Taps(model, layout, ()) as taps:
         clean = Pass(images, taps.heads, model(images))
-    masks, twins, heads = torch.eye(layout.num_heads, dtype=torch.bool), images.roll(1, 0), tuple(taps.heads)
+    masks, twins, heads = (
+        torch.eye(layout.num_heads, dtype=torch.bool),
+        images.roll(1, 0),
+        tuple(taps.heads),
+    )
 
     def shared() -> Tensor:
         return Replay(model, masks, instead=heads)(twins)
@@ -46,12 +50,16 @@ def _of(name: str, model: nn.Module, size: Size) -> Iterator[Ratio]:
     ratio = ours.total / whole.total
     what = f"{name}: every head patched, shared blocks / one whole run per head"
     yield single(f"{what}, operations", ratio, "<= .55")
-    yield compare(f"{what}, time", shared, lambda: by_hooks(model, twins, heads), size.rounds(5), "<= .55")
+    yield compare(
+        f"{what}, time", shared, lambda: by_hooks(model, twins, heads), size.rounds(5), "<= .55"
+    )
     for estimates, aim in ((("atp",), ">= 10"), (("atp", "graddrop"), "")):
         yield compare(
             f"{name}: patching exactly / {' and '.join(estimates)}",
             lambda: patched(model, clean, labels, None, Patching(estimates=("exact",))),
-            lambda estimates=estimates: patched(model, clean, labels, None, Patching(estimates=estimates)),
+            lambda estimates=estimates: patched(
+                model, clean, labels, None, Patching(estimates=estimates)
+            ),
             size.rounds(5),
             aim,
         )
@@ -66,7 +74,10 @@ def by_hooks(model: nn.Module, images: Tensor, heads: tuple[Tensor, ...]) -> Ten
             part = slice(head * site.head_dim, (head + 1) * site.head_dim)
 
             def swap(
-                _module: nn.Module, args: tuple[Tensor, ...], part: slice = part, theirs: Tensor = theirs
+                _module: nn.Module,
+                args: tuple[Tensor, ...],
+                part: slice = part,
+                theirs: Tensor = theirs,
             ) -> Tensor:
                 z = args[0].clone()
                 z[..., part] = theirs[..., part]

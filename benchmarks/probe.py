@@ -25,24 +25,41 @@ def run(size: Size) -> Iterator[Ratio]:
     model = small_vit(size.pick(2, 6)).eval()
     layout = mhprobe.attach(model).layout
     needs = needs_of(build(name, layout) for name in MEASURES)
-    batch = Batch(torch.randn(4, 3, 32, 32), torch.arange(4), torch.arange(4), torch.ones(4, dtype=torch.bool))
-    passes = forward_equivalents(model, batch, {n for n in needs if not isinstance(n, Ablation | Patching)})
+    batch = Batch(
+        torch.randn(4, 3, 32, 32), torch.arange(4), torch.arange(4), torch.ones(4, dtype=torch.bool)
+    )
+    passes = forward_equivalents(
+        model, batch, {n for n in needs if not isinstance(n, Ablation | Patching)}
+    )
     masked = forward_equivalents(model, batch, needs) - passes
-    yield single("all measures, without ablation: operations / forward", passes, "<= 6", f"{len(MEASURES)} measures")
+    yield single(
+        "all measures, without ablation: operations / forward",
+        passes,
+        "<= 6",
+        f"{len(MEASURES)} measures",
+    )
     yield single("  beside it: masked passes of ablation / forward", masked)
     both = small_vit(size.pick(2, 6)).eval()
     needs = Fisher(mhprobe.attach(both, units=KINDS).layout).needs
-    whole = forward_equivalents(both, batch, needs) / 3  # a training step's pass: one forward, two backward
-    yield single("choosing among heads and neurons, Fisher information: forward-backward passes", whole, "<= 3")
+    whole = (
+        forward_equivalents(both, batch, needs) / 3
+    )  # a training step's pass: one forward, two backward
+    yield single(
+        "choosing among heads and neurons, Fisher information: forward-backward passes",
+        whole,
+        "<= 3",
+    )
     names = size.pick(MEASURES[:2], MEASURES)
-    yield from _memory(names, size.pick(20, 500, 1_000), size.pick(40, 2_500, 10_000), size.pick(20, 100))
+    yield from _memory(
+        names, size.pick(20, 500, 1_000), size.pick(40, 2_500, 10_000), size.pick(20, 100)
+    )
 
 
 def _memory(names: Sequence[str], few: int, many: int, batch: int) -> Iterator[Ratio]:
     """Peak resident memory of a fresh process after many images / after few, measure by measure.
 
-    Most of it is the libraries' own, so this sees what grows by megabytes; that a measure's sums do not grow at all is
-    one of the contract tests.
+    Most of it is the libraries' own, so this sees what grows by megabytes; that a measure's sums do
+    not grow at all is one of the contract tests.
     """
     jobs = [(name, few, many, batch) for name in names]
     for name, (before, after) in zip(names, in_forks("benchmarks.probe", jobs), strict=True):
@@ -51,7 +68,14 @@ def _memory(names: Sequence[str], few: int, many: int, batch: int) -> Iterator[R
 
 def _tiny() -> nn.Module:
     torch.manual_seed(0)
-    options = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "num_heads": 3, "depth": 2, "reg_tokens": 2}
+    options = {
+        "img_size": 32,
+        "patch_size": 8,
+        "embed_dim": 48,
+        "num_heads": 3,
+        "depth": 2,
+        "reg_tokens": 2,
+    }
     return timm.create_model("vit_tiny_patch16_224", num_classes=5, **options).eval()
 
 
@@ -61,7 +85,9 @@ def in_fork(name: str, few: int, many: int, batch: int) -> list[int]:
     measure, peaks = build(name, mhprobe.attach(model).layout), []
     if measure.select_needs is not None:
         for number in range(2):
-            measure.select(mhprobe.record(model, **_draw(number, batch), needs=measure.select_needs))
+            measure.select(
+                mhprobe.record(model, **_draw(number, batch), needs=measure.select_needs)
+            )
         measure.end_select()
     for number in range(many // batch):
         measure.update(mhprobe.record(model, **_draw(number, batch), needs=measure.needs))

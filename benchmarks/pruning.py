@@ -1,7 +1,7 @@
 """What removal really gains: four blocks of DeiT-S at 224 pixels, half of the heads gone; torch-pruning beside it.
 
-And of heads and neurons, priced by a table of latency: whether a network is as fast as the table says, and what it
-costs when widths of MLPs are odd.
+And of heads and neurons, priced by a table of latency: whether a network is as fast as the table
+says, and what it costs when widths of MLPs are odd.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from mhprobe.surgery.removal import prune_heads
 
 def run(size: Size) -> Iterator[Ratio]:
     torch.manual_seed(0)
-    side, batch, depth = size.pick((32, 2, 1), (224, 64, 4))  # the ratio does not depend on the depth
+    side, batch, depth = size.pick(
+        (32, 2, 1), (224, 64, 4)
+    )  # the ratio does not depend on the depth
     dense = timm.create_model("deit_small_patch16_224", img_size=side, depth=depth).eval()
     half = evenly(layout_of(dense), 0.5)
     masked, pruned = copy.deepcopy(dense), prune_heads(dense, half)
@@ -46,7 +48,9 @@ def run(size: Size) -> Iterator[Ratio]:
     yield from_rounds("  forward pass: masked / pruned", _over(masked_s, pruned_s), ">= 1")
     yield from _heads_and_neurons(dense, images, size.pick(0.97, 0.5), size.rounds(7))
     if importlib.util.find_spec("torch_pruning"):
-        whole = timm.create_model("deit_small_patch16_224", img_size=side, depth=size.pick(1, 12)).eval()
+        whole = timm.create_model(
+            "deit_small_patch16_224", img_size=side, depth=size.pick(1, 12)
+        ).eval()
         yield _beside_torch_pruning(whole, images[:1], size.rounds(9))
 
 
@@ -54,7 +58,9 @@ def _over(above: Sequence[float], below: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(above, below, strict=True)]
 
 
-def _heads_and_neurons(dense: nn.Module, images: Tensor, share: float, rounds: int) -> Iterator[Ratio]:
+def _heads_and_neurons(
+    dense: nn.Module, images: Tensor, share: float, rounds: int
+) -> Iterator[Ratio]:
     """So much of the FLOPs is left, and so much of the time by a table of latency: is it as fast as that?"""
     layout = attach(gated := copy.deepcopy(dense), units=KINDS).layout
     nobody = Evaluator(gated, lambda: [], 0)  # random units: no image chooses
@@ -66,10 +72,14 @@ def _heads_and_neurons(dense: nn.Module, images: Tensor, share: float, rounds: i
             source = OnPath(Random(repeats=1), target={unit: share}, latency_table=table)
             choice, left = source.choose(gated, nobody, lambda: images, layout, 1.0, 1.0)
         pruned = prune_heads(dense, choice.mask, units=KINDS)
-        dense_s, pruned_s = interleaved([functools.partial(model, images) for model in (dense, pruned)], rounds, 0)
+        dense_s, pruned_s = interleaved(
+            [functools.partial(model, images) for model in (dense, pruned)], rounds, 0
+        )
         what = f"heads and neurons, half of the {unit}, batch {len(images)}: speed-up / predicted"
         yield from_rounds(what, [ratio * left for ratio in _over(dense_s, pruned_s)], limit)
-    odd, eighths = (prune_heads(dense, evenly(layout, 0.5, multiple), units=KINDS) for multiple in (1, 8))
+    odd, eighths = (
+        prune_heads(dense, evenly(layout, 0.5, multiple), units=KINDS) for multiple in (1, 8)
+    )
     what = "  half of the neurons of each MLP and one more gone, over half (a multiple of 8): time of a forward pass"
     works = [functools.partial(model, images) for model in (odd, eighths)]
     yield from_rounds(what, _over(*interleaved(works, rounds, 0)))
@@ -78,7 +88,8 @@ def _heads_and_neurons(dense: nn.Module, images: Tensor, share: float, rounds: i
 def _beside_torch_pruning(model: nn.Module, image: Tensor, rounds: int) -> Ratio:
     """Half of the heads and neurons, removed through its graph and by us: the same logits, and how long it takes.
 
-    Both copy the model: its groups are pruned in place. In CPU seconds: both are milliseconds of one thread.
+    Both copy the model: its groups are pruned in place. In CPU seconds: both are milliseconds of
+    one thread.
     """
     import torch_pruning as tp
 
@@ -88,7 +99,9 @@ def _beside_torch_pruning(model: nn.Module, image: Tensor, rounds: int) -> Ratio
     def theirs() -> nn.Module:
         pruned = copy.deepcopy(model)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # parameters outside modules: it would prune them for other groups
+            warnings.simplefilter(
+                "ignore"
+            )  # parameters outside modules: it would prune them for other groups
             graph = tp.DependencyGraph().build_dependency(pruned, example_inputs=image)
         for site, gone in zip(layout.sites, layout.split(mask), strict=True):
             part = pruned.get_submodule(site.name)
@@ -107,6 +120,8 @@ def _beside_torch_pruning(model: nn.Module, image: Tensor, rounds: int) -> Ratio
     removed, smaller = theirs(), ours()
     with torch.no_grad():
         difference = (removed(image) - smaller(image)).abs().max().item()
-    assert difference < 1e-5 and count_flops(removed, image) == count_flops(smaller, image), difference
+    assert difference < 1e-5 and count_flops(removed, image) == count_flops(smaller, image), (
+        difference
+    )
     what = "  beside it: time of removing them and as many neurons, torch-pruning / mhprobe (the same logits)"
     return compare(what, theirs, ours, rounds, ">= 5", clock=time.process_time)

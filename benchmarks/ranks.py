@@ -1,7 +1,7 @@
 """Two processes beside one, with a thread each: how near to twice as fast, and what memory a rank takes.
 
-Both sides do the same work to the same numbers; the images are shared out. On fewer than two idle cores the ratio says
-nothing. Processes are started once; what they wait for costs them no time.
+Both sides do the same work to the same numbers; the images are shared out. On fewer than two idle
+cores the ratio says nothing. Processes are started once; what they wait for costs them no time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ AIM = ">= 1.6"  # of 2: an efficiency of 0.8
 
 
 class Work:
-    """The jobs, on this rank's share of the images. depth: of the network. images: (N, 3, h, w). labels: (N,)."""
+    """The jobs, on this rank's share of the images.
+
+    depth: of the network. images: (N, 3, h, w). labels: (N,).
+    """
 
     def __init__(self, depth: int, images: Tensor, labels: Tensor) -> None:
         self.model: nn.Module = small_vit(depth).eval()
@@ -75,7 +78,10 @@ class Work:
         return values["delta"]["value"].argsort().tolist()[:3]
 
     def importance_and_svcca(self) -> Any:
-        measures: dict[str, Measure] = {"importance": GateImportance(self.layout), "svcca": SVCCA(self.layout)}
+        measures: dict[str, Measure] = {
+            "importance": GateImportance(self.layout),
+            "svcca": SVCCA(self.layout),
+        }
         values, _ = measure(self.model, measures, self.batches)
         return values["importance"]["value"].argsort().tolist()[:3]
 
@@ -88,7 +94,9 @@ class Work:
         return causal_gates(self.model, batches, steps=2, start_steps=1)["role"].tolist()
 
     def _greedy(self, units: str, search: Search) -> Any:
-        (path,) = KeepBest(search=search).paths(make_units(units, self.layout), self.layout, self._evaluate(), 1)
+        (path,) = KeepBest(search=search).paths(
+            make_units(units, self.layout), self.layout, self._evaluate(), 1
+        )
         return path.names
 
     def _evaluate(self) -> Any:
@@ -113,7 +121,14 @@ def run(size: Size) -> Iterator[Ratio]:
                     raise RuntimeError(f"{job}: two processes give something else than one")
                 peak = f"{result[1] / 1024:.0f} MiB at most in a rank"
                 what = f"{job.replace('_', ' ')}: time of one process / of {RANKS}"
-                yield compare(what, getattr(work, job), lambda job=job: helpers.do(job), size.rounds(5), AIM, peak)  # type: ignore[misc]
+                yield compare(
+                    what,
+                    getattr(work, job),
+                    lambda job=job: helpers.do(job),
+                    size.rounds(5),
+                    AIM,
+                    peak,
+                )  # type: ignore[misc]
     finally:
         torch.set_num_threads(threads)
 
@@ -121,11 +136,19 @@ def run(size: Size) -> Iterator[Ratio]:
 def _memory(helpers: Helpers, megabytes: int) -> Ratio:
     grown, _ = helpers.do(f"sums {megabytes}")
     what = f"adding up {megabytes} MiB of sums over ranks: memory a rank takes for it / the sums"
-    return single(what, grown, "<= 1.5", "one copy is the rank's own sums, put aside; gloo copies a piece at a time")
+    return single(
+        what,
+        grown,
+        "<= 1.5",
+        "one copy is the rank's own sums, put aside; gloo copies a piece at a time",
+    )
 
 
 class Helpers:
-    """Processes that do a job together, as often as they are told to. start: how; of: what ``Work`` is given."""
+    """Processes that do a job together, as often as they are told to.
+
+    start: how; of: what ``Work`` is given.
+    """
 
     def __init__(self, start: str, *of: Any) -> None:
         context = mp.get_context(start)
@@ -159,7 +182,9 @@ class Helpers:
 
 def _rank(rank: int, pipe: Any, folder: str, *of: Any) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS
+    )
     work = Work(*of)
     while (job := pipe.recv()) is not None:
         name, _, number = job.partition(" ")

@@ -3,7 +3,8 @@
     python -m benchmarks scaling search ranks          measures, on this machine
     python -m benchmarks.scaling bench.json            estimates from it: docs/scaling.md
 
-Measures are timed one at a time. A run shares the recorded pass among them, so theirs is less than the sum.
+Measures are timed one at a time. A run shares the recorded pass among them, so theirs is less than
+the sum.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def run(size: Size) -> Iterator[Ratio]:
     for name in MEASURES:
         measure = build(name, layout)
         if measure.select_needs is not None:
-            measure.select(mhprobe.record(model, images, labels, measure.select_needs, objects=objects))
+            measure.select(
+                mhprobe.record(model, images, labels, measure.select_needs, objects=objects)
+            )
             measure.end_select()
 
         def look(measure: Measure = measure) -> None:
@@ -62,10 +65,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("bench", type=Path, help="what python -m benchmarks wrote")
     parser.add_argument("--model", default=usual.model, help="a name of timm's")
     parser.add_argument("--gpus", type=int, default=usual.gpus)
-    parser.add_argument("--tflops", type=float, default=usual.tflops, help="that one GPU keeps up in float32")
-    parser.add_argument("--link", type=float, default=usual.link, help="gigabytes a second that a GPU sends to others")
-    parser.add_argument("--select", type=int, default=usual.select, help="images that orders are chosen on")
-    parser.add_argument("--report", type=int, default=usual.report, help="images that are measured and reported")
+    parser.add_argument(
+        "--tflops", type=float, default=usual.tflops, help="that one GPU keeps up in float32"
+    )
+    parser.add_argument(
+        "--link",
+        type=float,
+        default=usual.link,
+        help="gigabytes a second that a GPU sends to others",
+    )
+    parser.add_argument(
+        "--select", type=int, default=usual.select, help="images that orders are chosen on"
+    )
+    parser.add_argument(
+        "--report", type=int, default=usual.report, help="images that are measured and reported"
+    )
     chosen = vars(parser.parse_args(arguments))
     try:
         conditions, rows = load(chosen.pop("bench"))

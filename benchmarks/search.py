@@ -1,11 +1,12 @@
 """Greedy searches on a trained model: every candidate through the whole model, against the exact and the fast search.
 
-The naive search is not run to its end: a sample of its evaluations is timed between the steps of the others and scaled
-to their number. It would choose what the exact search chooses; that is checked at the first step, against every
-candidate on every image. What is compared is CPU time: a search takes minutes, in which a busy machine would favour one
-side or the other.
+The naive search is not run to its end: a sample of its evaluations is timed between the steps of
+the others and scaled to their number. It would choose what the exact search chooses; that is
+checked at the first step, against every candidate on every image. What is compared is CPU time: a
+search takes minutes, in which a busy machine would favour one side or the other.
 
-Without CIFAR-10 (--cifar) the images are generated scenes, and their labels what the unmasked network says of them,
+Without CIFAR-10 (--cifar) the images are generated scenes, and their labels what the unmasked
+network says of them,
 two in ten drawn at random: a stand-in on which the network is as often wrong as on its own data.
 """
 
@@ -48,7 +49,9 @@ AIM = {"head": (">= 1.8", ">= 6"), "index": (">= 2", "")}
 def run(size: Size) -> Iterator[Ratio]:
     images = size.pick(24, 300, 2_000)
     model = mhprobe.load(WEIGHTS)
-    split = Split.of_cifar(size, model, images) if size.cifar else Split.of_scenes(size, model, images)
+    split = (
+        Split.of_cifar(size, model, images) if size.cifar else Split.of_scenes(size, model, images)
+    )
     yield from _compare(model, split, "index", size.pick(1, 8, 12))
     yield from _compare(model, split, "head", size.pick(1, 3, 20))
 
@@ -72,7 +75,11 @@ class Split:
         with torch.inference_mode():
             classes = torch.cat([model(some).argmax(1) for some in pixels.split(BATCH)])
         drawn = torch.randint(10, classes.shape, generator=generator)
-        return cls("scenes", pixels, torch.where(torch.rand(len(classes), generator=generator) < WRONG, drawn, classes))
+        return cls(
+            "scenes",
+            pixels,
+            torch.where(torch.rand(len(classes), generator=generator) < WRONG, drawn, classes),
+        )
 
     def batches(self, chosen: Tensor | None = None) -> Iterator[Batch]:
         """The images, or those at some positions."""
@@ -84,13 +91,19 @@ class Split:
         return Evaluator(model, self.batches, len(self.labels), pick=self.batches)
 
 
-def _validation(size: Size, model: nn.Module, source: Cifar10 | Scenes, images: int) -> tuple[Tensor, Tensor]:
-    data = ImageData(source, batch_size=BATCH, val_fraction=0.5, limit_val=images, cache_dir=size.cache)
+def _validation(
+    size: Size, model: nn.Module, source: Cifar10 | Scenes, images: int
+) -> tuple[Tensor, Tensor]:
+    data = ImageData(
+        source, batch_size=BATCH, val_fraction=0.5, limit_val=images, cache_dir=size.cache
+    )
     data.prepare_data()
     data.setup()
     data.spec = InputSpec(**input_spec(model))
     batches = list(data.batches("val"))
-    return torch.cat([batch.images for batch in batches]), torch.cat([batch.labels for batch in batches])
+    return torch.cat([batch.images for batch in batches]), torch.cat(
+        [batch.labels for batch in batches]
+    )
 
 
 def _compare(model: nn.Module, split: Split, name: str, steps: int) -> Iterator[Ratio]:
@@ -104,7 +117,9 @@ def _compare(model: nn.Module, split: Split, name: str, steps: int) -> Iterator[
         seconds["naive"].append(_one_evaluation(model, split, step.masks[0]) * len(step.masks))
 
     for search, options in {"exact": Exact(), "fast": FAST[name]}.items():
-        timed = _Timed(options, f"{name}, {search}", sample if search == "exact" else lambda step: None)
+        timed = _Timed(
+            options, f"{name}, {search}", sample if search == "exact" else lambda step: None
+        )
         wanted = min(steps, len(units) - 1)
         (path,) = KeepBest(search=timed).paths(units, layout, split.evaluator(model), wanted)
         orders[search] = [units.names.index(unit) for unit in path.names]
@@ -113,19 +128,30 @@ def _compare(model: nn.Module, split: Split, name: str, steps: int) -> Iterator[
     if orders["exact"][0] != int(evaluate(units.masks).correct.argmax()):
         raise RuntimeError("the exact search does not choose what the exhaustive one does")
     accuracy = {
-        search: evaluate(torch.stack([units.masks[order[: k + 1]].any(0) for k in range(len(order))])).accuracy
+        search: evaluate(
+            torch.stack([units.masks[order[: k + 1]].any(0) for k in range(len(order))])
+        ).accuracy
         for search, order in orders.items()
     }
     what = f"units={name}, {len(seconds['naive'])} steps, {len(split.labels)} images ({split.name})"
     for search, aim in zip(orders, AIM[name], strict=True):
-        yield _ratio(f"{what}: CPU time, naive (sampled) / {search}", seconds["naive"], seconds[search], aim)
+        yield _ratio(
+            f"{what}: CPU time, naive (sampled) / {search}", seconds["naive"], seconds[search], aim
+        )
     behind = (accuracy["exact"] - accuracy["fast"]).max().item() * 100
-    yield single(f"{what}: points that fast falls behind exact, at most", behind, "<= 0.5" if name == "head" else "")
+    yield single(
+        f"{what}: points that fast falls behind exact, at most",
+        behind,
+        "<= 0.5" if name == "head" else "",
+    )
 
 
 @dataclass(frozen=True)
 class _Timed:
-    """A search that notes the CPU time of each of its steps. before: is called before each, and not counted."""
+    """A search that notes the CPU time of each of its steps.
+
+    before: is called before each, and not counted.
+    """
 
     search: Search
     label: str
@@ -137,7 +163,11 @@ class _Timed:
         start = time.process_time()
         choice = self.search.choose(step, evaluate)
         self.seconds.append(time.process_time() - start)
-        print(f"  {self.label}, step {step.number}: {self.seconds[-1]:.0f} s", file=sys.stderr, flush=True)
+        print(
+            f"  {self.label}, step {step.number}: {self.seconds[-1]:.0f} s",
+            file=sys.stderr,
+            flush=True,
+        )
         return choice
 
 

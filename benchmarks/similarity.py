@@ -1,11 +1,13 @@
 """Similarity of heads: streamed second moments against the original authors' pairwise procedure.
 
-The size is that of a 12 x 12-head model of head width 16 over 10,000 images of 65 tokens (2,000 unless all is asked
-for). Across layers it is a tenth of the images, since the time of both sides grows with the rows. Every pair costs
-NumPy the same, so a sample of pairs is timed at the full number of rows, and scaled to all of them.
+The size is that of a 12 x 12-head model of head width 16 over 10,000 images of 65 tokens (2,000
+unless all is asked for). Across layers it is a tenth of the images, since the time of both sides
+grows with the rows. Every pair costs NumPy the same, so a sample of pairs is timed at the full
+number of rows, and scaled to all of them.
 
-Times are of the CPU, on one thread. What is streamed compares each pair 19 times (the value, eight folds of the
-interval, ten draws of chance), NumPy once, however many rows there are: ratios are lower where rows are few.
+Times are of the CPU, on one thread. What is streamed compares each pair 19 times (the value, eight
+folds of the interval, ten draws of chance), NumPy once, however many rows there are: ratios are
+lower where rows are few.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ compare = partial(timing.compare, clock=time.process_time)
 
 
 def layout(layers: int) -> HeadLayout:
-    return HeadLayout(tuple(HeadSite(f"blocks.{i}.attn", 0, i, HEADS, WIDTH) for i in range(layers)))
+    return HeadLayout(
+        tuple(HeadSite(f"blocks.{i}.attn", 0, i, HEADS, WIDTH) for i in range(layers))
+    )
 
 
 def batches(count: int, layers: int = 1) -> list[HeadBatch]:
@@ -64,7 +68,9 @@ def stream(kinds: list[Callable[[HeadLayout], Measure]], few: list[HeadBatch], i
     measures = [kind(layout(len(few[0].z))) for kind in kinds]
     for number in range(images // BATCH):
         batch = few[number % len(few)]
-        fresh = HeadBatch(z=batch.z, logits=batch.logits, valid=batch.valid, images=batch.images)  # nothing derived yet
+        fresh = HeadBatch(
+            z=batch.z, logits=batch.logits, valid=batch.valid, images=batch.images
+        )  # nothing derived yet
         for measure in measures:
             measure.update(fresh)
     for measure in measures:
@@ -77,18 +83,29 @@ def at_size(pairs: Literal["layer", "all"], images: int, layers: int) -> Ratio:
 
     few, count = batches(3, layers), images * TOKENS
     generator = np.random.default_rng(0)
-    rows = generator.standard_normal((count, 2 * WIDTH)) @ generator.standard_normal((2 * WIDTH, 2 * WIDTH))
+    rows = generator.standard_normal((count, 2 * WIDTH)) @ generator.standard_normal(
+        (2 * WIDTH, 2 * WIDTH)
+    )
     group = HEADS if pairs == "layer" else HEADS * layers
     number = layers * HEADS * (group - 1) // 2
     pair = [seconds(lambda: similarity(rows[:, :WIDTH], rows[:, WIDTH:])) for _ in range(SAMPLE)]
     streamed = seconds(lambda: stream([partial(SVCCA, pairs=pairs)], few, images))
     ratios = [number * one / streamed for one in sorted(pair)]
     what = (
-        f"SVCCA of {layers} x {HEADS} heads (d={WIDTH}), {number:,} pairs ({pairs}), {count:,} rows: "
+        f"SVCCA of {layers} x {HEADS} heads (d={WIDTH}), {number:,} pairs ({pairs}), {count:,} "
+        "rows: "
         f"pairwise NumPy ({SAMPLE} pairs timed, scaled to all) / streamed"
     )
     aim = ">= 100" if pairs == "layer" else ">= 60"
-    return Ratio(what, statistics.median(ratios), ratios[0], ratios[-1], SAMPLE, aim, f"streamed {streamed:.0f} s")
+    return Ratio(
+        what,
+        statistics.median(ratios),
+        ratios[0],
+        ratios[-1],
+        SAMPLE,
+        aim,
+        f"streamed {streamed:.0f} s",
+    )
 
 
 def run(size: Size) -> Iterator[Ratio]:
@@ -109,7 +126,9 @@ def rows_of(size: Size) -> Iterator[Ratio]:
         return [similarity(rows[:, a], rows[:, b]) for a in range(HEADS) for b in range(a)]
 
     what = f"SVCCA of {HEADS} heads (d={WIDTH}), {len(rows):,} rows: pairwise NumPy / streamed"
-    yield compare(what, pairwise, lambda: stream([SVCCA], few, len(few) * BATCH), size.rounds(5), ">= 40")
+    yield compare(
+        what, pairwise, lambda: stream([SVCCA], few, len(few) * BATCH), size.rounds(5), ">= 40"
+    )
 
     every, count = [SVCCA, CCA, PWCCA, CKA, Procrustes], size.pick(100, 2_000)
     yield compare(

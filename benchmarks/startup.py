@@ -12,7 +12,12 @@ from benchmarks.harness.timing import Ratio, compare
 
 def run(size: Size) -> Iterator[Ratio]:
     def call(*arguments: str) -> None:
-        subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, *arguments],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
 
     yield compare(
         'python -m mhprobe.train --help / python -c "import torch, lightning, timm"',

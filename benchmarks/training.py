@@ -22,7 +22,9 @@ def run(size: Size) -> Iterator[Ratio]:
     torch.manual_seed(0)
     images, labels = torch.randn(batch, 3, 112, 112), torch.randint(0, 10, (batch,))
     options = size.pick({"depth": 2, "embed_dim": 48, "num_heads": 3}, {})
-    bare = timm.create_model("vit_small_patch14_dinov2", img_size=112, num_classes=10, **options).train()
+    bare = timm.create_model(
+        "vit_small_patch14_dinov2", img_size=112, num_classes=10, **options
+    ).train()
     gated = copy.deepcopy(bare)
     mhprobe.attach(gated)
     halved = copy.deepcopy(bare)
@@ -55,13 +57,25 @@ def run(size: Size) -> Iterator[Ratio]:
         rounds,
         ">= 0.97",
     )
-    yield compare("  the same: all patches / half of the patches left out", whole, step_of(halved), rounds)
+    yield compare(
+        "  the same: all patches / half of the patches left out", whole, step_of(halved), rounds
+    )
     yield compare("  the same: fused attention / plain", whole, step_of(plain), rounds)
     yield compare(
-        "  the same: nothing frozen / embedding and the first blocks, a third of them", whole, step_of(shallow), rounds
+        "  the same: nothing frozen / embedding and the first blocks, a third of them",
+        whole,
+        step_of(shallow),
+        rounds,
     )
-    compiled = torch.compile(copy.deepcopy(gated), backend=size.pick("eager", "inductor"))  # kernels take a minute
-    yield compare("  the same, with gates: as it is / by torch.compile", step_of(gated), step_of(compiled), rounds)
+    compiled = torch.compile(
+        copy.deepcopy(gated), backend=size.pick("eager", "inductor")
+    )  # kernels take a minute
+    yield compare(
+        "  the same, with gates: as it is / by torch.compile",
+        step_of(gated),
+        step_of(compiled),
+        rounds,
+    )
     yield from _shares(step_of(gated))
 
 
@@ -77,6 +91,9 @@ def _shares(step: Callable[[], None]) -> Iterator[Ratio]:
     for what, time in (
         ("products of matrices", sum(event.self_cpu_time_total for event in products)),
         ("attention, forward and backward", sum(event.self_cpu_time_total for event in attention)),
-        ("AdamW", sum(event.cpu_time_total for event in events if event.key.startswith("Optimizer.step"))),
+        (
+            "AdamW",
+            sum(event.cpu_time_total for event in events if event.key.startswith("Optimizer.step")),
+        ),
     ):
         yield single(f"  share of that step's time: {what}", time / whole)

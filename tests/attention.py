@@ -10,27 +10,47 @@ from mhprobe.heads import Block, HeadBatch, HeadLayout, HeadSite, Stream, Window
 CPU = torch.device("cpu")
 
 
-def vit_layout(heads: int = 1, grid: tuple[int, int] = (4, 4), prefix: int = 1, layers: int = 1, pixels=(16.0, 16.0)):
+def vit_layout(
+    heads: int = 1,
+    grid: tuple[int, int] = (4, 4),
+    prefix: int = 1,
+    layers: int = 1,
+    pixels=(16.0, 16.0),
+):
     sites = tuple(
-        HeadSite(f"blocks.{i}.attn", 0, i, heads, 2, prefix, None, grid, pixels, prefix > 0) for i in range(layers)
+        HeadSite(f"blocks.{i}.attn", 0, i, heads, 2, prefix, None, grid, pixels, prefix > 0)
+        for i in range(layers)
     )
-    return HeadLayout(sites, tuple(Block(f"blocks.{i}", 0, f"blocks.{i}.norm2") for i in range(layers)))
+    return HeadLayout(
+        sites, tuple(Block(f"blocks.{i}", 0, f"blocks.{i}.norm2") for i in range(layers))
+    )
 
 
-def swin_layout(heads: int = 1, grid=(8, 8), size=(4, 4), shift=(2, 2), pixels=(4.0, 4.0)) -> HeadLayout:
+def swin_layout(
+    heads: int = 1, grid=(8, 8), size=(4, 4), shift=(2, 2), pixels=(4.0, 4.0)
+) -> HeadLayout:
     """One stage of two blocks, the second with shifted windows."""
     sites = tuple(
-        HeadSite(f"layers.0.blocks.{i}.attn", 0, i, heads, 2, 0, Windows(grid, size, s), grid, pixels)
+        HeadSite(
+            f"layers.0.blocks.{i}.attn", 0, i, heads, 2, 0, Windows(grid, size, s), grid, pixels
+        )
         for i, s in enumerate([(0, 0), shift])
     )
-    return HeadLayout(sites, tuple(Block(f"layers.0.blocks.{i}", 0, f"layers.0.blocks.{i}.norm2") for i in range(2)))
+    return HeadLayout(
+        sites,
+        tuple(Block(f"layers.0.blocks.{i}", 0, f"layers.0.blocks.{i}.norm2") for i in range(2)),
+    )
 
 
 def batch_of(*attn: Tensor, **more) -> HeadBatch:
     """attn: per site (B, windows, H, K, K)."""
     count = len(attn[0])
     return HeadBatch(
-        z=(), logits=torch.zeros(count, 2), valid=torch.ones(count, dtype=torch.bool), attn=tuple(attn), **more
+        z=(),
+        logits=torch.zeros(count, 2),
+        valid=torch.ones(count, dtype=torch.bool),
+        attn=tuple(attn),
+        **more,
     )
 
 
@@ -52,20 +72,28 @@ def looking(layout: HeadLayout, dy: int, dx: int, images: int = 2) -> list[Tenso
         width = site.token_grid[1]
         one = torch.zeros(pairs.shape, dtype=torch.float64)
         for w, window in enumerate(places.tolist()):
-            where = {token: place for place, token in enumerate(window) if token >= site.prefix_tokens}
+            where = {
+                token: place for place, token in enumerate(window) if token >= site.prefix_tokens
+            }
             for q, token in enumerate(window):
                 target = q
                 if token >= site.prefix_tokens:
                     y, x = divmod(token - site.prefix_tokens, width)
                     inside = 0 <= x + dx < width and 0 <= y + dy < site.token_grid[0]
-                    k = where.get((y + dy) * width + x + dx + site.prefix_tokens) if inside else None
+                    k = (
+                        where.get((y + dy) * width + x + dx + site.prefix_tokens)
+                        if inside
+                        else None
+                    )
                     target = k if k is not None and pairs[w, q, k] else q
                 one[w, q, target] = 1
         maps.append(one[None, :, None].expand(images, -1, site.num_heads, -1, -1).clone())
     return maps
 
 
-def random_maps(layout: HeadLayout, images: int = 3, seed: int = 0, sharpness: float = 2.0) -> list[Tensor]:
+def random_maps(
+    layout: HeadLayout, images: int = 3, seed: int = 0, sharpness: float = 2.0
+) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     maps = []
     for site in layout.sites:
@@ -76,7 +104,9 @@ def random_maps(layout: HeadLayout, images: int = 3, seed: int = 0, sharpness: f
     return maps
 
 
-def stream_of(layout: HeadLayout, images: int, loud: dict[int, float] | None = None) -> tuple[Stream, ...]:
+def stream_of(
+    layout: HeadLayout, images: int, loud: dict[int, float] | None = None
+) -> tuple[Stream, ...]:
     """Tokens of norm 1, except ``loud``: token -> norm."""
     streams = []
     for site in layout.sites[: len(layout.blocks)]:

@@ -23,7 +23,10 @@ def curve(
     width: float = 0.02,
     seeds: Sequence[int | None] = (None,),
 ) -> Curve:
-    """width: of the interval, to either side. seeds: one trace each, with accuracies evenly around ``accuracy``."""
+    """width: of the interval, to either side.
+
+    seeds: one trace each, with accuracies evenly around ``accuracy``.
+    """
     count, middle = len(heads), (len(seeds) - 1) / 2
     traces = []
     for number, seed in enumerate(seeds):
@@ -32,9 +35,13 @@ def curve(
         points = Points(masked, value, 1 - value, value - width, value + width, *[-value] * 6)
         path = Path(seed, torch.zeros(count - 1, 1, dtype=torch.bool), ("unit",) * (count - 1))
         found = None if p is None else torch.tensor(p, dtype=torch.float64)
-        traces.append(Trace(path, tuple(range(count)), torch.zeros(count, 1, dtype=torch.bool), points, found))
+        traces.append(
+            Trace(path, tuple(range(count)), torch.zeros(count, 1, dtype=torch.bool), points, found)
+        )
     return Curve(name, split, search, chosen_on, False, tuple(traces))
 
 
 def masked_head(name: str, phase: str, like: Likeness | None, share: float) -> MaskedHead:
-    return MaskedHead(name, "test", 0, 1, phase, {"svcca": like}, 0.01, share, share, share > 0.5, inert=False)
+    return MaskedHead(
+        name, "test", 0, 1, phase, {"svcca": like}, 0.01, share, share, share > 0.5, inert=False
+    )

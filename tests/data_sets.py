@@ -28,7 +28,10 @@ def class_files(
 ) -> dict[str, bytes]:
     """File name -> contents of ``train`` and ``test`` images per class."""
     names = [
-        f"{split}/{c}/{i}.png" for split, n in (("train", train), ("test", test)) for c in classes for i in range(n)
+        f"{split}/{c}/{i}.png"
+        for split, n in (("train", train), ("test", test))
+        for c in classes
+        for i in range(n)
     ]
     return {name: encoded(seed, **image) for seed, name in enumerate(names)}
 
@@ -56,7 +59,9 @@ def write_zip(path: Path, files: dict[str, bytes]) -> Path:
     return path
 
 
-def write_pets(root: Path, each: int = 1, breeds: tuple[str, ...] = ("Abyssinian", "beagle")) -> Path:
+def write_pets(
+    root: Path, each: int = 1, breeds: tuple[str, ...] = ("Abyssinian", "beagle")
+) -> Path:
     """``each`` animals per breed and split, in the layout that torchvision downloads."""
     base = root / "oxford-iiit-pet"
     (base / "images").mkdir(parents=True)
@@ -82,23 +87,38 @@ def write_flowers(root: Path, each: int = 1, kinds: int = 2) -> Path:
     (base / "jpg").mkdir(parents=True)
     numbers = np.arange(1, 3 * kinds * each + 1)
     for number in numbers.tolist():
-        Image.fromarray(np.full((30, 40, 3), 7 * number % 256, np.uint8)).save(base / "jpg" / f"image_{number:05d}.jpg")
+        Image.fromarray(np.full((30, 40, 3), 7 * number % 256, np.uint8)).save(
+            base / "jpg" / f"image_{number:05d}.jpg"
+        )
     savemat(base / "imagelabels.mat", {"labels": 1 + numbers % kinds})
-    savemat(base / "setid.mat", dict(zip(("trnid", "valid", "tstid"), numbers.reshape(3, -1), strict=True)))
+    savemat(
+        base / "setid.mat",
+        dict(zip(("trnid", "valid", "tstid"), numbers.reshape(3, -1), strict=True)),
+    )
     return root
 
 
 class Noise:
-    """Random pixels: ``sizes`` (train, test) images, labels in turn 0, 1, 2, ... ``version`` changes the key."""
+    """Random pixels: ``sizes`` (train, test) images, labels in turn 0, 1, 2, ...
+
+    ``version`` changes the key.
+    """
 
     name = "noise"
 
-    def __init__(self, sizes: tuple[int, int] = (40, 21), classes: int = 3, pixels: int = 8, version: int = 0) -> None:
+    def __init__(
+        self, sizes: tuple[int, int] = (40, 21), classes: int = 3, pixels: int = 8, version: int = 0
+    ) -> None:
         self.sizes, self.classes, self.pixels, self.version = sizes, classes, pixels, version
         self.scans = 0
 
     def key(self) -> dict[str, Any]:
-        return {"sizes": self.sizes, "classes": self.classes, "pixels": self.pixels, "version": self.version}
+        return {
+            "sizes": self.sizes,
+            "classes": self.classes,
+            "pixels": self.pixels,
+            "version": self.version,
+        }
 
     def scan(self) -> Contents:
         self.scans += 1
@@ -108,11 +128,18 @@ class Noise:
             for split, size in sizes.items():
                 rng = np.random.default_rng([self.version, size])
                 for i in range(size):
-                    yield split, i, rng.integers(0, 256, (self.pixels, self.pixels, 3), dtype=np.uint8)
+                    yield (
+                        split,
+                        i,
+                        rng.integers(0, 256, (self.pixels, self.pixels, 3), dtype=np.uint8),
+                    )
 
         return Contents(
             class_names=tuple(f"class{i}" for i in range(self.classes)),
-            labels={split: np.arange(size, dtype=np.int64) % self.classes for split, size in sizes.items()},
+            labels={
+                split: np.arange(size, dtype=np.int64) % self.classes
+                for split, size in sizes.items()
+            },
             size=(self.pixels, self.pixels),
             images=images,
         )

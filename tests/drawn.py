@@ -12,14 +12,20 @@ from matplotlib.text import Text
 
 from mhprobe.report.figures.style import LEAST, ONE, SCREEN, TWO, fit
 
-_ON_PAPER: set[str] = set()  # tests whose first figure was held against a printed page: one each is enough
+_ON_PAPER: set[str] = (
+    set()
+)  # tests whose first figure was held against a printed page: one each is enough
 
 
 def assert_nothing_is_clipped(figure) -> None:
     """Neither on the screen nor, for the first figure of a test, on paper."""
     figure.set_dpi(SCREEN)  # as it is printed
     box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
-    assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, (box.extents, width, height)
+    assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, (
+        box.extents,
+        width,
+        height,
+    )
     test = os.environ.get("PYTEST_CURRENT_TEST", "").partition("[")[0]
     if test not in _ON_PAPER:
         _ON_PAPER.add(test)
@@ -27,12 +33,24 @@ def assert_nothing_is_clipped(figure) -> None:
 
 
 def assert_fits_paper(figure) -> None:
-    """One column or two wide, all of it inside, no text below six points. The figure is made smaller."""
+    """One column or two wide, all of it inside, no text below six points.
+
+    The figure is made smaller.
+    """
     page = fit(figure)
     box = figure.get_tightbbox()
     assert page.width == pytest.approx(ONE) or page.width == pytest.approx(TWO)
-    assert page.x0 <= box.x0 + 1e-6 and box.x1 <= page.x1 + 1e-6 and page.y0 <= box.y0 and box.y1 <= page.y1
-    small = {t.get_text(): t.get_fontsize() for t in figure.findobj(Text) if t.get_text() and t.get_fontsize() < LEAST}
+    assert (
+        page.x0 <= box.x0 + 1e-6
+        and box.x1 <= page.x1 + 1e-6
+        and page.y0 <= box.y0
+        and box.y1 <= page.y1
+    )
+    small = {
+        t.get_text(): t.get_fontsize()
+        for t in figure.findobj(Text)
+        if t.get_text() and t.get_fontsize() < LEAST
+    }
     assert not small, small
 
 
@@ -45,4 +63,6 @@ def assert_axes_do_not_overlap(figure) -> None:
 
 
 def images(figure) -> list[Any]:
-    return [image for axes in figure.axes for image in axes.get_images() if isinstance(image, AxesImage)]
+    return [
+        image for axes in figure.axes for image in axes.get_images() if isinstance(image, AxesImage)
+    ]

@@ -10,7 +10,9 @@ from PIL import Image
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
-def image_folder(root: Path, train: int = 8, test: int = 3, size: int = 32, classes: tuple[str, ...] = CLASSES) -> Path:
+def image_folder(
+    root: Path, train: int = 8, test: int = 3, size: int = 32, classes: tuple[str, ...] = CLASSES
+) -> Path:
     """``root/train/<class>/*.png`` and ``root/test/<class>/*.png``, so many of each class."""
     draw = np.random.default_rng(0)
     for split, count in (("train", train), ("test", test)):

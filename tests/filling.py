@@ -1,8 +1,8 @@
 """A disk that is full from a moment on: at each moment of a command a fork finds it so, and says how it ends.
 
-A command runs once. Whenever it creates a file or a folder, and whenever it writes, it forks: the child is refused,
-then and from there on, and goes to its end; the parent waits, puts back what the child changed, and goes on. So a sweep
-over all writes costs one run, and an end for each of them.
+A command runs once. Whenever it creates a file or a folder, and whenever it writes, it forks: the
+child is refused, then and from there on, and goes to its end; the parent waits, puts back what the
+child changed, and goes on. So a sweep over all writes costs one run, and an end for each of them.
 
 ``obey`` is asked of a fork of the server of tests. It prints a line of JSON per moment.
 """
@@ -22,12 +22,18 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-REAL = {name: getattr(os, name) for name in ("open", "write", "fsync", "mkdir", "posix_fallocate", "ftruncate")}
+REAL = {
+    name: getattr(os, name)
+    for name in ("open", "write", "fsync", "mkdir", "posix_fallocate", "ftruncate")
+}
 OPEN = io.open
 
 
 class Disk:
-    """What lies in ``folder``. full: "files" if nothing can be created, "bytes" if nothing can be written."""
+    """What lies in ``folder``.
+
+    full: "files" if nothing can be created, "bytes" if nothing can be written.
+    """
 
     def __init__(self, folder: Path, told: Any) -> None:
         self.folder, self.told, self.full, self.busy = folder, told, "", False
@@ -42,9 +48,18 @@ class Disk:
         if self.busy or not self.has(path):
             return
         if not self.full:
-            self._fork(kind, os.readlink(f"/proc/self/fd/{path}") if isinstance(path, int) else os.fsdecode(path))
+            self._fork(
+                kind,
+                os.readlink(f"/proc/self/fd/{path}")
+                if isinstance(path, int)
+                else os.fsdecode(path),
+            )
         if self.full == kind:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *([] if kind == "bytes" else [os.fsdecode(path)]))
+            raise OSError(
+                errno.ENOSPC,
+                os.strerror(errno.ENOSPC),
+                *([] if kind == "bytes" else [os.fsdecode(path)]),
+            )
 
     def _fork(self, kind: str, path: str) -> None:
         self.busy = True
@@ -72,12 +87,16 @@ class Disk:
             "err": os.pread(err, 1 << 20, 0).decode(),
             "left": [str(each.relative_to(self.folder)) for each in after],
             "changed": [
-                str(each.relative_to(self.folder)) for each, data in before.items() if after.get(each, data) != data
+                str(each.relative_to(self.folder))
+                for each, data in before.items()
+                if after.get(each, data) != data
             ],
             "lost": [str(each.relative_to(self.folder)) for each in before if each not in after],
         }
         os.close(out), os.close(err)
-        for number, (each, data) in enumerate(before.items()):  # the very files: the parent has some of them open
+        for number, (each, data) in enumerate(
+            before.items()
+        ):  # the very files: the parent has some of them open
             if each not in after:
                 each.parent.mkdir(parents=True, exist_ok=True)
                 os.link(safe / str(number), each)
@@ -87,7 +106,9 @@ class Disk:
             each.mkdir(parents=True, exist_ok=True)
         for each in set(after) - set(before):
             each.unlink()
-        for each in sorted((p for p in self.folder.rglob("*") if p.is_dir() and p not in folders), reverse=True):
+        for each in sorted(
+            (p for p in self.folder.rglob("*") if p.is_dir() and p not in folders), reverse=True
+        ):
             each.rmdir()
         shutil.rmtree(safe)
         self.busy = False
@@ -105,7 +126,16 @@ def watch(disk: Disk) -> None:
             disk.moment("bytes", self.fileno())
             return super().write(data)
 
-    def opened(file, mode="r", buffering=-1, encoding=None, errors=None, newline=None, closefd=True, opener=None):
+    def opened(
+        file,
+        mode="r",
+        buffering=-1,
+        encoding=None,
+        errors=None,
+        newline=None,
+        closefd=True,
+        opener=None,
+    ):
         if not set(mode) & set("wax+") or not disk.has(file):
             return OPEN(file, mode, buffering, encoding, errors, newline, closefd, opener)
         if not isinstance(file, int) and not os.path.exists(file):
@@ -139,7 +169,11 @@ def watch(disk: Disk) -> None:
 
     builtins.open = io.open = opened
     os.open, os.mkdir = os_open, mkdir
-    os.write, os.fsync, os.posix_fallocate = on_bytes("write"), on_bytes("fsync"), on_bytes("posix_fallocate")
+    os.write, os.fsync, os.posix_fallocate = (
+        on_bytes("write"),
+        on_bytes("fsync"),
+        on_bytes("posix_fallocate"),
+    )
 
 
 def ended(task: str) -> int:

@@ -1,6 +1,7 @@
 """One process that has imported everything, for all processes of a test run: it forks for whoever asks.
 
-Importing takes longer than most of what tests start. Who asks first starts the server; it ends with the test run.
+Importing takes longer than most of what tests start. Who asks first starts the server; it ends with
+the test run.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ PATIENCE = 60  # of one that waits for a server that another process is starting
 
 
 class End(NamedTuple):
-    """How a fork ended. code: negative for the signal that killed it. cpu: seconds of processor time."""
+    """How a fork ended.
+
+    code: negative for the signal that killed it. cpu: seconds of processor time.
+    """
 
     code: int
     out: str
@@ -54,7 +58,13 @@ def environment() -> dict[str, str]:
     package = importlib.util.find_spec("mhprobe")
     assert package is not None and package.origin is not None
     source = str(Path(package.origin).parents[1])
-    return {**left, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+    return {
+        **left,
+        "PYTHONPATH": source,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "COLUMNS": "200",
+    }
 
 
 def prepare() -> None:
@@ -98,11 +108,18 @@ def _connected() -> TextIO:
 
 
 def _start(folder: Path) -> None:
-    command = [sys.executable, str(Path(__file__)), str(folder), os.environ[PLACE].partition(":")[0]]
+    command = [
+        sys.executable,
+        str(Path(__file__)),
+        str(folder),
+        os.environ[PLACE].partition(":")[0],
+    ]
     started = os.spawnve(os.P_NOWAIT, sys.executable, command, environment())
     deadline = time.monotonic() + PATIENCE
     while not (folder / "socket").exists():
-        assert os.waitpid(started, os.WNOHANG) == (0, 0) and time.monotonic() < deadline, "no server of tests"
+        assert os.waitpid(started, os.WNOHANG) == (0, 0) and time.monotonic() < deadline, (
+            "no server of tests"
+        )
         time.sleep(0.05)
 
 
@@ -136,7 +153,9 @@ def _serve(folder: Path, owner: int) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(folder / "early"))
     listener.listen(100)
-    (folder / "early").rename(folder / "socket")  # who connects before all is imported waits for the first answer only
+    (folder / "early").rename(
+        folder / "socket"
+    )  # who connects before all is imported waits for the first answer only
     import warm
 
     for name in ("pytest", "runs", "spawned", "pieces"):
@@ -178,8 +197,15 @@ def _attend(client: socket.socket) -> None:
             _, status, used = os.wait4(child, 0)
             out.seek(0), err.seek(0)
             ended = os.waitstatus_to_exitcode(status)
-            late = "it was stopped: it had not ended in its time (forks.ALARM)\n" if ended == -signal.SIGALRM else ""
-            pipe.write(json.dumps([ended, out.read(), err.read() + late, used.ru_utime + used.ru_stime]) + "\n")
+            late = (
+                "it was stopped: it had not ended in its time (forks.ALARM)\n"
+                if ended == -signal.SIGALRM
+                else ""
+            )
+            pipe.write(
+                json.dumps([ended, out.read(), err.read() + late, used.ru_utime + used.ru_stime])
+                + "\n"
+            )
             pipe.flush()
 
 

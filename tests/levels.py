@@ -1,7 +1,8 @@
 """Simulations of every p value and interval: how often does a p reject its null, and an interval hold the truth?
 
-Every simulation draws all that a number stands on anew: images, donors, folds, null images, heads. ``python
-tests/levels.py`` prints docs/levels.md and writes its table; ``tests/contracts/test_levels.py`` takes fewer draws.
+Every simulation draws all that a number stands on anew: images, donors, folds, null images, heads.
+``python tests/levels.py`` prints docs/levels.md and writes its table;
+``tests/contracts/test_levels.py`` takes fewer draws.
 
 Shapes: N draws, B images, T tokens, A heads of all sites, C classes.
 """
@@ -69,7 +70,10 @@ LEVEL = 0.05
 
 
 class Interval(NamedTuple):
-    """Numbers and their ends, NaN where there is none. Nobody knows the truth: it is the mean over all draws."""
+    """Numbers and their ends, NaN where there is none.
+
+    Nobody knows the truth: it is the mean over all draws.
+    """
 
     value: Tensor
     low: Tensor
@@ -81,10 +85,11 @@ class Simulation(NamedTuple):
 
     Equal seeds give equal draws.
 
-    promises: what ``draw`` gives, by name, and whether it is a "p" (rejected in 5 % of the draws), an "interval" (the
-    truth is inside in 95 %), or "at most": a p that rejects in 5 % or less, because counts are whole numbers or because
-    it guards against any of many; or "at least": an interval that holds the truth in 95 % or more. laws: the functions
-    whose promise it is, beside the measures' columns.
+    promises: what ``draw`` gives, by name, and whether it is a "p" (rejected in 5 % of the draws),
+    an "interval" (the truth is inside in 95 %), or "at most": a p that rejects in 5 % or less,
+    because counts are whole numbers or because it guards against any of many; or "at least": an
+    interval that holds the truth in 95 % or more. laws: the functions whose promise it is, beside
+    the measures' columns.
     few: draws in a quick test; 0 where one draw takes too long for it.
     """
 
@@ -116,7 +121,12 @@ def normals(seed: int) -> Callable[..., Tensor]:
 def batch(images: int, seed: int, **fields) -> HeadBatch:
     """A batch of what a test says. Pixels are only for what images are drawn by."""
     pixels = torch.randn(images, 1, 2, 2, generator=torch.Generator().manual_seed(seed + 10**6))
-    ready = {"z": (), "logits": torch.zeros(images, 2), "valid": torch.ones(images).bool(), "images": pixels}
+    ready = {
+        "z": (),
+        "logits": torch.zeros(images, 2),
+        "valid": torch.ones(images).bool(),
+        "images": pixels,
+    }
     return HeadBatch(**{**ready, **fields})
 
 
@@ -134,20 +144,29 @@ def unrelated_outputs(seed: int) -> Tensor:
     heads = []
     for head in range(HEADS):
         of_image = torch.rand((), generator=torch.Generator().manual_seed(100 * seed + head))
-        image, token, place = normal(IMAGES, 1, width), normal(IMAGES, tokens, width), 0.3 * normal(1, tokens, width)
+        image, token, place = (
+            normal(IMAGES, 1, width),
+            normal(IMAGES, tokens, width),
+            0.3 * normal(1, tokens, width),
+        )
         spectrum = torch.arange(1, width + 1) ** -(3.0 * of_image)
         turn = torch.linalg.qr(normal(width, width)).Q
-        heads.append((of_image.sqrt() * image + (1 - of_image).sqrt() * token + place) * spectrum @ turn)
+        heads.append(
+            (of_image.sqrt() * image + (1 - of_image).sqrt() * token + place) * spectrum @ turn
+        )
     return torch.stack(heads, 2)
 
 
 def alike(similarity: Similarity) -> tuple[Tensor, Tensor]:
     """(A,) whether p < .05 for each head, and () whether the list that is adjusted over heads names any."""
-    # heads 0 and 1 go before the drop, then all others: all are compared with those kept just before it
+    # heads 0 and 1 go before the drop, then all others: all are compared with those kept just
+    # before it
     mask = torch.arange(HEADS) < torch.tensor([0, 2, 3, HEADS])[:, None]
     one = curve("a", heads=[0, 2, 3, HEADS], accuracy=[0.9, 0.9, 0.5, 0.4], p=[1.0, 1.0, 0.0, 0.0])
     traces = (dataclasses.replace(one.traces[0], mask=mask),)
-    heads = masked_heads(dataclasses.replace(one, traces=traces), {"any": similarity}, torch.ones(HEADS))
+    heads = masked_heads(
+        dataclasses.replace(one, traces=traces), {"any": similarity}, torch.ones(HEADS)
+    )
     p = torch.tensor([head.likeness["any"].p for head in heads])
     return p < LEVEL, torch.tensor(any(head.alike for head in heads))
 
@@ -163,25 +182,47 @@ def _similar(kind: Callable[..., Measure], name: str) -> None:
     SIMULATIONS.append(Simulation(draw, promises, (beyond, benjamini_hochberg)))
 
 
-for _kind, _name in ((SVCCA, "svcca"), (CKA, "cka"), (Procrustes, "procrustes"), (CCA, "cca"), (PWCCA, "pwcca")):
+for _kind, _name in (
+    (SVCCA, "svcca"),
+    (CKA, "cka"),
+    (Procrustes, "procrustes"),
+    (CCA, "cca"),
+    (PWCCA, "pwcca"),
+):
     _similar(_kind, _name)
 
 
 @simulation(
-    (beyond,), few=40, **{"p_js_distance": "at most", "p of a list by js_distance": "at most", "js_distance__p": "p"}
+    (beyond,),
+    few=40,
+    **{"p_js_distance": "at most", "p of a list by js_distance": "at most", "js_distance__p": "p"},
 )
 def _(seed: int) -> dict[str, Tensor]:
     """Heads of two layers, whose attention differs from image to image in how sharp it is."""
-    layout = HeadLayout(tuple(dataclasses.replace(SITE, name=name, block=k) for k, name in enumerate("ab")))
+    layout = HeadLayout(
+        tuple(dataclasses.replace(SITE, name=name, block=k) for k, name in enumerate("ab"))
+    )
     normal = normals(seed)
     attn = [
-        (normal(1, 1, HEADS, 6, 6) + 2 * normal(40, 1, HEADS, 1, 1).exp() * normal(40, 1, HEADS, 6, 6)).softmax(-1)
+        (
+            normal(1, 1, HEADS, 6, 6)
+            + 2 * normal(40, 1, HEADS, 1, 1).exp() * normal(40, 1, HEADS, 6, 6)
+        ).softmax(-1)
         for _ in range(2)
     ]
-    got = columns_of(JSDistance(layout, pairs="all", permutations=59, seed=seed), batch(40, seed, attn=tuple(attn)))
+    got = columns_of(
+        JSDistance(layout, pairs="all", permutations=59, seed=seed),
+        batch(40, seed, attn=tuple(attn)),
+    )
     part = slice(HEADS)
-    single, any_of_them = alike(Similarity(*(1 - got[name][part, part] for name in ("value", "null", "null_draws"))))
-    return {"p_js_distance": single, "p of a list by js_distance": any_of_them, "js_distance.p": got["p"] <= LEVEL}
+    single, any_of_them = alike(
+        Similarity(*(1 - got[name][part, part] for name in ("value", "null", "null_draws")))
+    )
+    return {
+        "p_js_distance": single,
+        "p of a list by js_distance": any_of_them,
+        "js_distance.p": got["p"] <= LEVEL,
+    }
 
 
 # Masked heads
@@ -206,7 +247,8 @@ def _(seed: int) -> dict[str, Tensor]:
     for name, measure in (("ablation_delta", AblationDelta(LAYOUT)), ("one_head", OneHead(LAYOUT))):
         logits, without = in_exchange(normal, HEADS)
         got = columns_of(
-            measure, batch(IMAGES, seed, logits=logits, labels=labels, ablated={measure.ablation: without})
+            measure,
+            batch(IMAGES, seed, logits=logits, labels=labels, ablated={measure.ablation: without}),
         )
         found[f"{name}.p"] = got["p"] < LEVEL
         for column in ("p_holm", "class_p_holm"):
@@ -221,7 +263,9 @@ def _(seed: int) -> dict[str, Tensor]:
     normal, images = normals(seed), 40
     measure = Interaction(LAYOUT, heads=range(4))
     whole, alone = 5 + normal(images).square(), normal(4, images)
-    both = torch.stack([alone[a] + alone[b] + normal(images) for a, b in itertools.combinations(range(4), 2)])
+    both = torch.stack(
+        [alone[a] + alone[b] + normal(images) for a, b in itertools.combinations(range(4), 2)]
+    )
     losses = (whole + torch.cat([alone, both])).clamp(min=1e-3)
 
     def logits(loss: Tensor) -> Tensor:
@@ -229,8 +273,18 @@ def _(seed: int) -> dict[str, Tensor]:
         return torch.stack([torch.zeros_like(loss), loss.expm1().log()], -1)
 
     labels = torch.zeros(images, dtype=torch.long)
-    made = batch(images, seed, logits=logits(whole), labels=labels, ablated={measure.ablation: logits(losses)})
-    return {"interaction.p_holm": torch.tensor(float(columns_of(measure, made)["p_holm"].nan_to_num(1).min()) < LEVEL)}
+    made = batch(
+        images,
+        seed,
+        logits=logits(whole),
+        labels=labels,
+        ablated={measure.ablation: logits(losses)},
+    )
+    return {
+        "interaction.p_holm": torch.tensor(
+            float(columns_of(measure, made)["p_holm"].nan_to_num(1).min()) < LEVEL
+        )
+    }
 
 
 @simulation((two_sided, holm), logit_attribution__own_p="at most")
@@ -238,8 +292,12 @@ def _(seed: int) -> dict[str, Tensor]:
     """Heads that write into all logits alike, ten images a class."""
     normal = normals(seed)
     parts = [normal(30, count, 3) for count in (HEADS, 1, 1, 1, 1)]
-    made = batch(30, seed, logits=torch.zeros(30, 3), labels=torch.arange(30) % 3, direct=Direct(*parts))
-    return {"logit_attribution.own_p": columns_of(LogitAttribution(LAYOUT), made)["own_p"].min() < LEVEL}
+    made = batch(
+        30, seed, logits=torch.zeros(30, 3), labels=torch.arange(30) % 3, direct=Direct(*parts)
+    )
+    return {
+        "logit_attribution.own_p": columns_of(LogitAttribution(LAYOUT), made)["own_p"].min() < LEVEL
+    }
 
 
 def _patched(kind: type[ActivationPatching]) -> None:
@@ -247,10 +305,15 @@ def _patched(kind: type[ActivationPatching]) -> None:
     name, estimate = ("activation_patching", "exact") if exact else ("attribution_patching", "atp")
 
     def draw(seed: int) -> dict[str, Tensor]:
-        """A donor brings as much as an image does, and serves five of them. Heads bring nothing, but the last half."""
+        """A donor brings as much as an image does, and serves five of them.
+
+        Heads bring nothing, but the last half.
+        """
         normal, donors = normals(seed), 30
         measure = kind(LAYOUT, donors=donors, estimates=[estimate])
-        measure.pool.add(torch.arange(donors), [torch.zeros(donors, 3, 2, 2), torch.arange(donors) % 2])
+        measure.pool.add(
+            torch.arange(donors), [torch.zeros(donors, 3, 2, 2), torch.arange(donors) % 2]
+        )
         measure.end_select()
         (need,) = measure.needs
         assert isinstance(need.donors, Donors)
@@ -259,7 +322,9 @@ def _patched(kind: type[ActivationPatching]) -> None:
         effect = normal(IMAGES, HEADS) + normal(donors, HEADS)[donor]
         effect[:, -1] += 0.5 * (clean - corrupt)
         there = torch.ones(IMAGES, dtype=torch.bool)
-        made = batch(IMAGES, seed, patched={need: Patched(clean, corrupt, there, {estimate: effect}, donor)})
+        made = batch(
+            IMAGES, seed, patched={need: Patched(clean, corrupt, there, {estimate: effect}, donor)}
+        )
         got = columns_of(measure, made)
         inside = (got["low"] <= TRUE_SHARES) & (got["high"] >= TRUE_SHARES)
         return {f"{name}.p_holm": got["p_holm"][:-1].min() < LEVEL, f"{name}.low": inside}
@@ -300,7 +365,9 @@ def _of_columns(measured: str) -> None:
 
     def draw(seed: int) -> dict[str, Tensor | Interval]:
         fed = selected(build(measured, LAYOUT))
-        columns = columns_of(fed, sharing(seed, frozenset(need for need in fed.needs if not isinstance(need, str))))
+        columns = columns_of(
+            fed, sharing(seed, frozenset(need for need in fed.needs if not isinstance(need, str)))
+        )
         found = {}
         for name in columns:
             if end := LOW.fullmatch(name):
@@ -309,7 +376,8 @@ def _of_columns(measured: str) -> None:
         return found
 
     few = 0 if "embedding" in measure.also else 40  # points in a plane take most of a second
-    # random heads have no favourite offset, and the largest of equal shares varies less than each; below they have one
+    # random heads have no favourite offset, and the largest of equal shares varies less than each;
+    # below they have one
     kind = "at least" if measured == "position" else "interval"
     SIMULATIONS.append(Simulation(draw, {f"{measured}.low": kind}, (), few))
 
@@ -324,11 +392,15 @@ def _(seed: int) -> dict[str, Tensor]:
     from test_intervals import looking_at
 
     grid, random = (2, 3), torch.Generator().manual_seed(seed)
-    often = torch.rand(80, 10, generator=random, dtype=torch.float64) ** torch.tensor([1 / 9, 1.0]).repeat(5)
+    often = torch.rand(80, 10, generator=random, dtype=torch.float64) ** torch.tensor(
+        [1 / 9, 1.0]
+    ).repeat(5)
     layout = HeadLayout((dataclasses.replace(SITE, num_heads=10, grid=grid),))
     got = columns_of(Position(layout), batch(80, seed, attn=(looking_at(often, grid, seed),)))
     truth = torch.tensor([0.9, 0.5]).repeat(5).double()
-    truth = truth + (1 - truth) / 6  # else they look at the first token, which looks at itself anyway
+    truth = (
+        truth + (1 - truth) / 6
+    )  # else they look at the first token, which looks at itself anyway
     return {"position.low of a favourite": (got["low"] <= truth) & (truth <= got["high"])}
 
 
@@ -336,7 +408,10 @@ def _(seed: int) -> dict[str, Tensor]:
 
 
 @simulation(
-    (paired, paired_difference, mcnemar, wilson), paired__p="at most", paired__low="interval", wilson="interval"
+    (paired, paired_difference, mcnemar, wilson),
+    paired__p="at most",
+    paired__low="interval",
+    wilson="interval",
 )
 def _(seed: int) -> dict[str, Tensor]:
     """Two networks of accuracy .8 on the same images, of which many are right or wrong in both."""
@@ -370,7 +445,9 @@ def _(seed: int) -> dict[str, Tensor]:
     return {"of_mean": (got["low"] <= 1) & (got["high"] >= 1)}
 
 
-@simulation((pearson, spearman_interval), **{"pearson": "interval", "spearman_interval": "interval"})
+@simulation(
+    (pearson, spearman_interval), **{"pearson": "interval", "spearman_interval": "interval"}
+)
 def _(seed: int) -> dict[str, Tensor]:
     """Two measures of 72 heads whose values are normal, correlated by .6."""
     normal, r = normals(seed), 0.6
@@ -379,10 +456,15 @@ def _(seed: int) -> dict[str, Tensor]:
     got = pearson(x, y)
     low, high = spearman_interval(spearman(x, y), 72)
     rho = 6 / math.pi * math.asin(r / 2)  # of ranks, for normal values
-    return {"pearson": torch.tensor(got.low <= r <= got.high), "spearman_interval": torch.tensor(low <= rho <= high)}
+    return {
+        "pearson": torch.tensor(got.low <= r <= got.high),
+        "spearman_interval": torch.tensor(low <= rho <= high),
+    }
 
 
-@simulation((likeness,), **{"similarity_of_masked__p": "at most", "similarity_of_masked__p_holm": "at most"})
+@simulation(
+    (likeness,), **{"similarity_of_masked__p": "at most", "similarity_of_masked__p_holm": "at most"}
+)
 def _(seed: int) -> dict[str, Tensor]:
     """Heads that are masked at random, some more alike to all others than others are."""
     normal, site = normals(seed), torch.arange(24) // 6
@@ -403,7 +485,8 @@ def _(seed: int) -> dict[str, Tensor]:
 def _(seed: int) -> dict[str, Tensor]:
     standing = torch.rand(24, generator=torch.Generator().manual_seed(seed)).tolist()
     heads = [
-        masked_head("a", "before" if n < 12 else "after", Likeness(0, s, 0.0), 1.0) for n, s in enumerate(standing)
+        masked_head("a", "before" if n < 12 else "after", Likeness(0, s, 0.0), 1.0)
+        for n, s in enumerate(standing)
     ]
     return {"control": torch.tensor(control(heads) < LEVEL)}
 
@@ -438,14 +521,19 @@ def _(seed: int) -> dict[str, Tensor]:
     """Functions that are given to the heads at random."""
     normal = normals(seed)
     distance, names = cloud(normal), [f"{int(number) % 3}" for number in normal(12).argsort()]
-    return {"functions.p": torch.tensor(clusters.alike(distance, names, 19, seed + 10**6)[1] <= LEVEL)}
+    return {
+        "functions.p": torch.tensor(clusters.alike(distance, names, 19, seed + 10**6)[1] <= LEVEL)
+    }
 
 
 # How they are counted
 
 
 class Share(NamedTuple):
-    """Rejections, or intervals that hold the truth. draws: of the simulation; numbers: in all of them."""
+    """Rejections, or intervals that hold the truth.
+
+    draws: of the simulation; numbers: in all of them.
+    """
 
     promise: str
     kind: str
@@ -458,21 +546,36 @@ class Share(NamedTuple):
     def kept(self) -> bool:
         """Within three standard errors of the promise; "at most" may stay below, "at least" above."""
         promised = 0.95 if self.kind in ("interval", "at least") else LEVEL
-        independent = self.numbers if self.error else self.draws  # all alike, they may be one number
+        independent = (
+            self.numbers if self.error else self.draws
+        )  # all alike, they may be one number
         reach = 3 * max(self.error, (LEVEL * (1 - LEVEL) / independent) ** 0.5)
         below, above = promised - self.share, self.share - promised
-        return (above if self.kind == "at most" else below if self.kind == "at least" else max(below, above)) < reach
+        return (
+            above
+            if self.kind == "at most"
+            else below
+            if self.kind == "at least"
+            else max(below, above)
+        ) < reach
 
 
 def shares(simulation: Simulation, draws: int, first: int = 0) -> list[Share]:
-    """One per promise. The numbers of a draw are not independent, draws are: the error is over draws."""
+    """One per promise.
+
+    The numbers of a draw are not independent, draws are: the error is over draws.
+    """
     found: dict[str, list[Tensor | Interval]] = {name: [] for name in simulation.promises}
     for seed in range(first, first + draws):
         for name, drawn in simulation.draw(seed).items():
             found.setdefault(name, []).append(drawn)
     rows = []
     for name, given in found.items():
-        hits = _inside(given) if isinstance(given[0], Interval) else [part.double().flatten() for part in given]
+        hits = (
+            _inside(given)
+            if isinstance(given[0], Interval)
+            else [part.double().flatten() for part in given]
+        )
         if not (numbers := sum(len(part) for part in hits)):
             continue  # of images so small there are no such numbers
         of_draw = torch.stack([part.mean() for part in hits if len(part)])
@@ -488,7 +591,10 @@ def _inside(given: list[Interval]) -> list[Tensor]:
     known = value.isfinite()
     truth = value.nanmean(0)
     varied = (value.where(known, truth) - truth).abs().amax(0) > 1e-9
-    return [((one.low <= truth) & (truth <= one.high)).double()[varied & one.low.isfinite()] for one in given]
+    return [
+        ((one.low <= truth) & (truth <= one.high)).double()[varied & one.low.isfinite()]
+        for one in given
+    ]
 
 
 PAGE = """# Are p values and intervals right?
@@ -527,7 +633,9 @@ def summary(rows: list[dict[str, str]]) -> str:
     """Rows of the page: of each promise how many there are, and which of them lie lowest and highest."""
     lines = []
     for promised in dict.fromkeys(row["of"] for row in rows):
-        shares_of = sorted((float(row["share_percent"]), row["promise"]) for row in rows if row["of"] == promised)
+        shares_of = sorted(
+            (float(row["share_percent"]), row["promise"]) for row in rows if row["of"] == promised
+        )
         ends = (f"{share:.1f} % ({name})" for share, name in (shares_of[0], shares_of[-1]))
         lines.append(f"| {promised} | {len(shares_of)} | {' | '.join(ends)} |")
     return "\n".join(lines)
@@ -535,16 +643,25 @@ def summary(rows: list[dict[str, str]]) -> str:
 
 def main(draws: int, *words: str) -> int:
     """Write the table and print the page; for words only the rows of simulations with one of them in a promise."""
-    chosen = [law for law in SIMULATIONS if not words or any(word in name for word in words for name in law.promises)]
+    chosen = [
+        law
+        for law in SIMULATIONS
+        if not words or any(word in name for word in words for name in law.promises)
+    ]
     rows, broken = [], 0
     for simulation in chosen:
         for row in shares(simulation, draws, first=10_000):
             broken += not row.kept
-            rows.append({
-                "promise": row.promise.replace(".low", ": interval"), "of": PROMISED[row.kind],
-                "share_percent": f"{100 * row.share:.1f}", "standard_error": f"{100 * row.error:.1f}",
-                "draws": str(row.draws), "kept": str(int(row.kept)),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "promise": row.promise.replace(".low", ": interval"),
+                    "of": PROMISED[row.kind],
+                    "share_percent": f"{100 * row.share:.1f}",
+                    "standard_error": f"{100 * row.error:.1f}",
+                    "draws": str(row.draws),
+                    "kept": str(int(row.kept)),
+                }
+            )
     if words:
         print(*(" ".join(row.values()) for row in rows), sep="\n")
     else:

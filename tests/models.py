@@ -29,7 +29,13 @@ def tiny_swin(seed: int = 0, **kwargs) -> nn.Module:
     """Ragged heads, shifted windows, and a grid (9, then 5) that is no multiple of the window."""
     torch.manual_seed(seed)
     settings = dict(
-        img_size=18, patch_size=2, window_size=4, embed_dim=12, depths=(2, 2), num_heads=(2, 3), num_classes=5
+        img_size=18,
+        patch_size=2,
+        window_size=4,
+        embed_dim=12,
+        depths=(2, 2),
+        num_heads=(2, 3),
+        num_classes=5,
     )
     return timm.create_model("swin_tiny_patch4_window7_224", **{**settings, **kwargs}).eval()
 
@@ -53,7 +59,9 @@ def tiny_tokens(name: str, **kwargs) -> nn.Module:
 def tiny_swinv2(seed: int = 0) -> nn.Module:
     """As for Swin v1: ragged, shifted, padded."""
     torch.manual_seed(seed)
-    settings = dict(img_size=18, patch_size=2, window_size=4, embed_dim=12, depths=(2, 2), num_heads=(2, 3))
+    settings = dict(
+        img_size=18, patch_size=2, window_size=4, embed_dim=12, depths=(2, 2), num_heads=(2, 3)
+    )
     return timm.create_model("swinv2_tiny_window8_256", num_classes=5, **settings).eval()
 
 
@@ -61,7 +69,15 @@ def torchvision_vit(seed: int = 0) -> nn.Module:
     from torchvision.models.vision_transformer import VisionTransformer
 
     torch.manual_seed(seed)
-    settings = dict(image_size=16, patch_size=4, num_layers=2, num_heads=4, hidden_dim=24, mlp_dim=32, num_classes=5)
+    settings = dict(
+        image_size=16,
+        patch_size=4,
+        num_layers=2,
+        num_heads=4,
+        hidden_dim=24,
+        mlp_dim=32,
+        num_classes=5,
+    )
     return VisionTransformer(**settings).eval()
 
 
@@ -70,9 +86,13 @@ def torchvision_swin(seed: int = 0, v2: bool = False) -> nn.Module:
     from torchvision.models import swin_transformer as module
 
     torch.manual_seed(seed)
-    settings = dict(patch_size=[2, 2], embed_dim=12, depths=[2, 2], num_heads=[2, 3], window_size=[4, 4])
+    settings = dict(
+        patch_size=[2, 2], embed_dim=12, depths=[2, 2], num_heads=[2, 3], window_size=[4, 4]
+    )
     if v2:
-        settings |= dict(block=module.SwinTransformerBlockV2, downsample_layer=module.PatchMergingV2)
+        settings |= dict(
+            block=module.SwinTransformerBlockV2, downsample_layer=module.PatchMergingV2
+        )
     model = module.SwinTransformer(**settings, stochastic_depth_prob=0.0, num_classes=5)
     model.image_size = 36
     return model.eval()
@@ -81,7 +101,9 @@ def torchvision_swin(seed: int = 0, v2: bool = False) -> nn.Module:
 def encoder(seed: int = 0, norm_first: bool = True) -> nn.Module:
     """torch's own, alone: it takes embedded tokens (B, 7, 24)."""
     torch.manual_seed(seed)
-    layer = nn.TransformerEncoderLayer(24, 4, 32, dropout=0.0, batch_first=True, norm_first=norm_first)
+    layer = nn.TransformerEncoderLayer(
+        24, 4, 32, dropout=0.0, batch_first=True, norm_first=norm_first
+    )
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
     model.takes = (7, 24)
     return model
@@ -93,8 +115,15 @@ def huggingface(name: str, seed: int = 0, **settings) -> nn.Module:
 
     torch.manual_seed(seed)
     kind = getattr(transformers, name)
-    sizes = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=32) | settings
-    images = dict(image_size=16, patch_size=4) if kind.main_input_name == "pixel_values" else dict(vocab_size=11)
+    sizes = (
+        dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=32)
+        | settings
+    )
+    images = (
+        dict(image_size=16, patch_size=4)
+        if kind.main_input_name == "pixel_values"
+        else dict(vocab_size=11)
+    )
     return kind(kind.config_class(**sizes, **images)).eval()
 
 
@@ -103,8 +132,12 @@ def huggingface_swin(seed: int = 0, **settings) -> nn.Module:
     import transformers
 
     torch.manual_seed(seed)
-    sizes = dict(image_size=18, patch_size=2, embed_dim=12, depths=[2, 2], num_heads=[2, 3], window_size=4)
-    model = transformers.SwinModel(transformers.SwinConfig(**sizes, drop_path_rate=0.0, **settings)).eval()
+    sizes = dict(
+        image_size=18, patch_size=2, embed_dim=12, depths=[2, 2], num_heads=[2, 3], window_size=4
+    )
+    model = transformers.SwinModel(
+        transformers.SwinConfig(**sizes, drop_path_rate=0.0, **settings)
+    ).eval()
     model.takes = (3, 18, 18)
     return model
 
@@ -118,7 +151,8 @@ def text(name: str) -> nn.Module:
 
 
 BUILDERS = {"vit": tiny_vit, "vit_registers": tiny_registers, "swin": tiny_swin}
-# of every family what differs in how it is written: tests/contracts/test_backbones.py holds for all of them
+# of every family what differs in how it is written: tests/contracts/test_backbones.py holds for all
+# of them
 TWINS = {
     **BUILDERS,
     "eva": tiny_eva,
@@ -126,9 +160,15 @@ TWINS = {
     "eva_mixed": lambda: tiny_eva(name="vit_small_patch16_rope_mixed_224"),
     "eva_apart": lambda: tiny_rope(qkv_fused=False, qk_norm=True),
     "swinv2": tiny_swinv2,
-    "beit": lambda: tiny_tokens("beit_base_patch16_224"),  # a table of positions in each block, layer scale
-    "beit_shared": lambda: tiny_tokens("beit_base_patch16_224", use_rel_pos_bias=False, use_shared_rel_pos_bias=True),
-    "relpos": lambda: tiny_tokens("vit_relpos_small_patch16_224", init_values=0.5, class_token=True),
+    "beit": lambda: tiny_tokens(
+        "beit_base_patch16_224"
+    ),  # a table of positions in each block, layer scale
+    "beit_shared": lambda: tiny_tokens(
+        "beit_base_patch16_224", use_rel_pos_bias=False, use_shared_rel_pos_bias=True
+    ),
+    "relpos": lambda: tiny_tokens(
+        "vit_relpos_small_patch16_224", init_values=0.5, class_token=True
+    ),
     "relpos_shared": lambda: tiny_tokens("vit_srelpos_small_patch16_224", init_values=0.5),
     "relpos_behind": lambda: tiny_tokens("vit_relpos_small_patch16_rpn_224"),
     "torchvision_vit": torchvision_vit,
@@ -138,10 +178,14 @@ TWINS = {
     "encoder_behind": lambda: encoder(norm_first=False),
     "hf_vit": lambda: huggingface("ViTModel"),
     "hf_deit": lambda: huggingface("DeiTModel", attn_implementation="eager"),
-    "hf_beit": lambda: huggingface("BeitModel", use_relative_position_bias=True, layer_scale_init_value=0.5),
+    "hf_beit": lambda: huggingface(
+        "BeitModel", use_relative_position_bias=True, layer_scale_init_value=0.5
+    ),
     "hf_dinov2": lambda: huggingface("Dinov2Model"),
     "hf_registers": lambda: huggingface("Dinov2WithRegistersModel", num_register_tokens=2),
-    "hf_dinov3": lambda: huggingface("DINOv3ViTModel", num_register_tokens=2, num_attention_heads=2),
+    "hf_dinov3": lambda: huggingface(
+        "DINOv3ViTModel", num_register_tokens=2, num_attention_heads=2
+    ),
     "hf_clip": lambda: huggingface("CLIPVisionModel"),
     "hf_siglip": lambda: huggingface("SiglipVisionModel"),
     "hf_swin": huggingface_swin,
@@ -151,7 +195,9 @@ TWINS = {
 }
 
 
-def images_for(model: nn.Module, count: int, seed: int = 1, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def images_for(
+    model: nn.Module, count: int, seed: int = 1, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     size = getattr(getattr(model, "patch_embed", None), "img_size", None)
     shape = model.takes if hasattr(model, "takes") else (3, *(size or input_spec(model)["size"]))

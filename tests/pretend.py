@@ -1,11 +1,13 @@
 """A pretend accelerator: tensors that hold real numbers, claim another device, and refuse what a GPU refuses.
 
-torch keeps a device type free for others, PrivateUse1; here it is called "pretend". A tensor of it is a ``Pretended``
-around one on the CPU, which does the work. Every operation comes through ``run``. It raises, in torch's words, where
-tensors of two devices meet, or a tensor and a random generator. ``collectives`` raises where one of the CPU is sent, as
-NCCL does. What it cannot show: speed, memory, other rounding, kernels that are not deterministic, autocast's choices.
+torch keeps a device type free for others, PrivateUse1; here it is called "pretend". A tensor of it
+is a ``Pretended`` around one on the CPU, which does the work. Every operation comes through
+``run``. It raises, in torch's words, where tensors of two devices meet, or a tensor and a random
+generator. ``collectives`` raises where one of the CPU is sent, as NCCL does. What it cannot show:
+speed, memory, other rounding, kernels that are not deterministic, autocast's choices.
 
-``start`` is for good, and once backward ran torch cannot be told of another device: so it belongs in a fork.
+``start`` is for good, and once backward ran torch cannot be told of another device: so it belongs
+in a fork.
 """
 
 from __future__ import annotations
@@ -31,15 +33,43 @@ import forks
 
 NAME = "pretend"
 CPU = torch.device("cpu")
-NUMBERS = {int, float, bool, type(None), torch.dtype}  # most arguments, and quickly told from tensors
-BY_ITSELF = torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional  # torch's own work on a tensor's shape
+NUMBERS = {
+    int,
+    float,
+    bool,
+    type(None),
+    torch.dtype,
+}  # most arguments, and quickly told from tensors
+BY_ITSELF = (
+    torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional
+)  # torch's own work on a tensor's shape
 
-# between devices these copy; of the indexed and the indexing tensor only the first has to be on the device
+# between devices these copy; of the indexed and the indexing tensor only the first has to be on the
+# device
 CROSSING = {"_to_copy", "copy_", "_copy_from", "_copy_from_and_resize"}
 INDEXING = {"index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_"}
 # a number on the CPU is taken for a number only by what works element by element
-NO_NUMBERS = {"cat", "stack", "mm", "bmm", "addmm", "baddbmm", "gather", "scatter", "scatter_", "scatter_add_"}
-NO_NUMBERS |= {"index_select", "index_add", "index_add_", "index_copy_", "embedding", "convolution", "bucketize"}
+NO_NUMBERS = {
+    "cat",
+    "stack",
+    "mm",
+    "bmm",
+    "addmm",
+    "baddbmm",
+    "gather",
+    "scatter",
+    "scatter_",
+    "scatter_add_",
+}
+NO_NUMBERS |= {
+    "index_select",
+    "index_add",
+    "index_add_",
+    "index_copy_",
+    "embedding",
+    "convolution",
+    "bucketize",
+}
 
 
 class Pretended(torch.Tensor):
@@ -49,7 +79,9 @@ class Pretended(torch.Tensor):
 
     @staticmethod
     def __new__(cls, held: Tensor) -> Pretended:
-        if torch.is_inference_mode_enabled() and not held.is_inference():  # a view of what was there before
+        if (
+            torch.is_inference_mode_enabled() and not held.is_inference()
+        ):  # a view of what was there before
             with torch.inference_mode(False):
                 return cls(held)
         made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
@@ -65,8 +97,11 @@ class Pretended(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # where nothing has slopes, in inference mode, torch leaves it to the device what an operation is composed of
-        return (func.decompose if _composed(func) else functools.partial(run, func))(*args, **(kwargs or {}))
+        # where nothing has slopes, in inference mode, torch leaves it to the device what an
+        # operation is composed of
+        return (func.decompose if _composed(func) else functools.partial(run, func))(
+            *args, **(kwargs or {})
+        )
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -94,7 +129,11 @@ def _lists_as_tensors(where: Any) -> Any:
     """torch turns lists into tensors of the device below the dispatcher, where nobody of Python is asked."""
     if isinstance(where, tuple):
         return tuple(_lists_as_tensors(part) for part in where)
-    return torch.tensor(where, dtype=None if where else torch.long) if isinstance(where, list) else where
+    return (
+        torch.tensor(where, dtype=None if where else torch.long)
+        if isinstance(where, list)
+        else where
+    )
 
 
 @functools.cache
@@ -105,7 +144,10 @@ def _composed(func: Any) -> bool:
 def run(func: Any, *args: Any, **kwargs: Any) -> Any:
     """One operation: checked as a GPU would check it, done on the CPU, its results wrapped again."""
     seen = _Seen()
-    held, named = [seen.strip(arg) for arg in args], {key: seen.strip(arg) for key, arg in kwargs.items()}
+    held, named = (
+        [seen.strip(arg) for arg in args],
+        {key: seen.strip(arg) for key, arg in kwargs.items()},
+    )
     there = bool(seen.pretended)
     if (device := named.get("device")) is not None and (there := device.type == NAME):
         named["device"] = CPU
@@ -116,11 +158,15 @@ def run(func: Any, *args: Any, **kwargs: Any) -> Any:
     result = func(*held, **named)
     writes = _writes(func)
     if seen.pretended and (
-        not there or (writes and seen.written_on_cpu(held)) or not isinstance(result, Tensor | list | tuple)
+        not there
+        or (writes and seen.written_on_cpu(held))
+        or not isinstance(result, Tensor | list | tuple)
     ):
         waits.append(func)
     for leaf in seen.pretended if writes else ():
-        if leaf.shape != leaf.held.shape or leaf.stride() != leaf.held.stride():  # unsqueeze_ and its like
+        if (
+            leaf.shape != leaf.held.shape or leaf.stride() != leaf.held.stride()
+        ):  # unsqueeze_ and its like
             shaped = (leaf.held.size(), leaf.held.stride(), leaf.held.storage_offset())
             torch.ops.aten.as_strided_.default._op_dk(BY_ITSELF, leaf, *shaped)
     return _wrapped(result, seen.pretended, there)
@@ -188,7 +234,8 @@ def _check(func: Any, args: Any, seen: _Seen) -> None:
         if not written:
             return
     raise RuntimeError(
-        f"{name}: Expected all tensors to be on the same device, but found at least two devices, {NAME}:0 and cpu!"
+        f"{name}: Expected all tensors to be on the same device, but found at least two devices, "
+        f"{NAME}:0 and cpu!"
     )
 
 
@@ -220,13 +267,18 @@ class _Module:
         return [torch.bfloat16, torch.float16]
 
 
-waits: list[Any] = []  # operations whose result the CPU wants to know: it has to wait for a device that is far behind
+waits: list[
+    Any
+] = []  # operations whose result the CPU wants to know: it has to wait for a device that is far behind
 _libraries: list[torch.library.Library] = []  # what they registered ends with them
 
 
 @functools.cache
 def start() -> torch.device:
-    """From now on there is a device "pretend". Lightning knows it as an accelerator of that name."""
+    """From now on there is a device "pretend".
+
+    Lightning knows it as an accelerator of that name.
+    """
     _setup_privateuseone_for_python_backend(NAME, _Module())
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(run, "PrivateUse1")
@@ -267,7 +319,9 @@ def _built(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if isinstance(data, Pretended):
             return data if device is None and not kwargs else data.to(device=device, **kwargs)
         made = make(data, *args, **kwargs)
-        return made if device is None else made.detach().to(device).requires_grad_(made.requires_grad)
+        return (
+            made if device is None else made.detach().to(device).requires_grad_(made.requires_grad)
+        )
 
     return built
 
@@ -304,7 +358,15 @@ class _Accelerator(Accelerator):
 
 def collectives() -> None:
     """From now on only tensors of the device may be sent to other ranks, as with NCCL; objects are sent as they are."""
-    for name in ("all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter"):
+    for name in (
+        "all_reduce",
+        "broadcast",
+        "reduce",
+        "all_gather",
+        "all_gather_into_tensor",
+        "gather",
+        "scatter",
+    ):
         setattr(dist, name, _sent(getattr(dist, name)))
 
 
@@ -322,7 +384,10 @@ def _sent(send: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def alone(work: Callable[..., None], folder: Path, *told: Any) -> None:
-    """``work(*told)`` in a fork that has the device, in ``folder``. What it printed is raised where it fails."""
+    """``work(*told)`` in a fork that has the device, in ``folder``.
+
+    What it printed is raised where it fails.
+    """
     pickled = base64.b64encode(pickle.dumps((work, told))).decode()
     end = forks.ask("pretend.obey", folder, forks.environment(), sys.path, pickled)
     assert end.code == 0, end.out + end.err

@@ -21,11 +21,28 @@ from models import images_for, make_loud, tiny_vit
 
 BACKBONES = {
     "vit": {
-        **{"name": "vit_tiny_patch16_224", "img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 2},
-        **{"num_heads": 3, "qk_norm": True, "reg_tokens": 2, "fused_attn": False, "pretrained": False},
+        **{
+            "name": "vit_tiny_patch16_224",
+            "img_size": 16,
+            "patch_size": 4,
+            "embed_dim": 24,
+            "depth": 2,
+        },
+        **{
+            "num_heads": 3,
+            "qk_norm": True,
+            "reg_tokens": 2,
+            "fused_attn": False,
+            "pretrained": False,
+        },
     },
     "swin": {
-        **{"name": "swin_tiny_patch4_window7_224", "img_size": 18, "patch_size": 2, "window_size": 4},
+        **{
+            "name": "swin_tiny_patch4_window7_224",
+            "img_size": 18,
+            "patch_size": 2,
+            "window_size": 4,
+        },
         **{"embed_dim": 12, "depths": [2, 2], "num_heads": [2, 3]},
     },
 }
@@ -63,7 +80,9 @@ def logits(model, images):
 
 def time_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One pass a timing, where nothing is said of how fast a network is: six seconds less."""
-    monkeypatch.setattr("mhprobe.run.pruning.speed_table", functools.partial(speed_table, seconds=0.0))
+    monkeypatch.setattr(
+        "mhprobe.run.pruning.speed_table", functools.partial(speed_table, seconds=0.0)
+    )
 
 
 class Data:
@@ -82,7 +101,12 @@ class Data:
 
     def batches(self, split, device, images=None):
         for index in (torch.arange(COUNT) if images is None else images).split(self.batch_size):
-            yield Batch(self.images[index], self.labels[index], index, torch.ones(len(index), dtype=torch.bool))
+            yield Batch(
+                self.images[index],
+                self.labels[index],
+                index,
+                torch.ones(len(index), dtype=torch.bool),
+            )
 
 
 def shown(units, model=None):
@@ -97,4 +121,6 @@ def shown(units, model=None):
 
 def spared(model, layout, image, unit="flops"):
     """(A,) share of the network's FLOPs (or parameters) that goes with each unit alone."""
-    return 1 - costs(model, layout, image, {unit})[unit](torch.eye(layout.num_heads, dtype=torch.bool))
+    return 1 - costs(model, layout, image, {unit})[unit](
+        torch.eye(layout.num_heads, dtype=torch.bool)
+    )

@@ -8,7 +8,9 @@ import torch
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 
 D = 6
-LAYOUT = HeadLayout((HeadSite("a", 0, 0, 3, D), HeadSite("b", 0, 1, 2, D), HeadSite("c", 1, 2, 2, D)))
+LAYOUT = HeadLayout(
+    (HeadSite("a", 0, 0, 3, D), HeadSite("b", 0, 1, 2, D), HeadSite("c", 1, 2, 2, D))
+)
 
 
 def related(images=10, tokens=12, layout=LAYOUT, seed=0) -> list[torch.Tensor]:
@@ -21,7 +23,11 @@ def related(images=10, tokens=12, layout=LAYOUT, seed=0) -> list[torch.Tensor]:
     hidden = randn(images, tokens, 4)
     return [
         torch.stack(
-            [hidden @ randn(4, D) * 10 ** randn(1) + 0.5 * randn(images, tokens, D) + 3 for _ in range(s.num_heads)], 2
+            [
+                hidden @ randn(4, D) * 10 ** randn(1) + 0.5 * randn(images, tokens, D) + 3
+                for _ in range(s.num_heads)
+            ],
+            2,
         )
         for s in layout.sites
     ]
@@ -29,7 +35,9 @@ def related(images=10, tokens=12, layout=LAYOUT, seed=0) -> list[torch.Tensor]:
 
 def batch_of(z: list[torch.Tensor]) -> HeadBatch:
     images = len(z[0])
-    return HeadBatch(z=tuple(z), logits=torch.zeros(images, 2), valid=torch.ones(images, dtype=torch.bool))
+    return HeadBatch(
+        z=tuple(z), logits=torch.zeros(images, 2), valid=torch.ones(images, dtype=torch.bool)
+    )
 
 
 def rows_of(z) -> list[np.ndarray]:

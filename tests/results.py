@@ -17,7 +17,9 @@ from mhprobe.report.tables import Table
 def measure(kind: str, **about: Any) -> Any:
     """What a measure says of itself."""
     usual = {"label": "", "unit": "", "larger": "", "alike": "largest", "masks": False, "about": ""}
-    return SimpleNamespace(**{**usual, "also": (), "axes": {}, "of_images": True, "kind": kind, **about})
+    return SimpleNamespace(
+        **{**usual, "also": (), "axes": {}, "of_images": True, "kind": kind, **about}
+    )
 
 
 def add_measure(
@@ -33,10 +35,16 @@ def add_measure(
     **about: Any,
 ) -> list[Path]:
     about["label"] = label or name.replace("_", " ")
-    results = of_measure(name, measure(kind, **about), report.layout, columns, control, None, end, during)
+    results = of_measure(
+        name, measure(kind, **about), report.layout, columns, control, None, end, during
+    )
     return report.add(results)
 
 
-def add_rows(report: Report, name: str, rows: Sequence[Mapping[str, Any]], kind: str = "table", **more: Any) -> None:
+def add_rows(
+    report: Report, name: str, rows: Sequence[Mapping[str, Any]], kind: str = "table", **more: Any
+) -> None:
     columns = list(rows[0])
-    report.add({name: Result(Table(columns, [[row[c] for c in columns] for row in rows], kind), **more)})
+    report.add(
+        {name: Result(Table(columns, [[row[c] for c in columns] for row in rows], kind), **more)}
+    )

@@ -25,7 +25,8 @@ from forks import environment, patient
 from mhprobe.run import sections
 from mhprobe.run.schema import Config, check
 
-# a ViT of 2 layers x 3 heads on a few digits, without curves: a whole run is a few seconds of imports and one of work
+# a ViT of 2 layers x 3 heads on a few digits, without curves: a whole run is a few seconds of
+# imports and one of work
 TINY = (
     "+experiment=digits_vit",
     "backbone.embed_dim=24",
@@ -51,7 +52,8 @@ def rows(path: Path) -> list[dict[str, str]]:
 def config(command: str, folder: Path, *overrides: str) -> Config:
     """A tiny configuration of a command, checked, for its ``run``; decoded images are kept in ``folder``.
 
-    A command that looks into trained weights is given random ones, unless ``overrides`` name others.
+    A command that looks into trained weights is given random ones, unless ``overrides`` name
+    others.
     """
     return checked(command, *TINY, "trainer.precision=32-true", f"cache_dir={folder}", *overrides)
 
@@ -74,7 +76,9 @@ def composed(command: str, *overrides: str, hydra: bool = False) -> DictConfig:
 def known(command: str, overrides: Sequence[str]) -> list[str]:
     """Without what only makes a training short, for a command that has no such section."""
     own = sections.sections(command)
-    return [part for part in overrides if part not in SHORT or part.split(".")[0].split("=")[0] in own]
+    return [
+        part for part in overrides if part not in SHORT or part.split(".")[0].split("=")[0] in own
+    ]
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,10 @@ def module(name: str, *arguments: str, cwd: Path) -> Result:
 
 
 def as_main(name: str, arguments: Sequence[str]) -> None:
-    """In a fork: the module, found where ``python -m`` looks for it. What it starts by its Python are forks, too."""
+    """In a fork: the module, found where ``python -m`` looks for it.
+
+    What it starts by its Python are forks, too.
+    """
     sys.path.insert(0, os.getcwd())
     sys.executable = str(forks.executable())
     sys.argv = [name, *arguments]
@@ -170,15 +177,18 @@ def wait(done: Callable[[], bool]) -> None:
 
 def newest(cwd: Path) -> Path | None:
     """The folder of the run that started last in ``cwd``; its name is the time."""
-    runs = sorted((path.parent for path in cwd.glob("outputs/*/*/config")), key=lambda path: path.stat().st_mtime_ns)
+    runs = sorted(
+        (path.parent for path in cwd.glob("outputs/*/*/config")),
+        key=lambda path: path.stat().st_mtime_ns,
+    )
     return runs[-1] if runs else None
 
 
 class Command(NamedTuple):
     """``python -m mhprobe.<task> <overrides>``, sending itself ``signal`` at a moment that is none of the clock.
 
-    After checkpoint number ``save``, at batch number ``batch`` of images, or after ``cpu`` seconds of work. rank: of
-    several processes only this one does, else each of them.
+    After checkpoint number ``save``, at batch number ``batch`` of images, or after ``cpu`` seconds
+    of work. rank: of several processes only this one does, else each of them.
     """
 
     task: str
@@ -191,17 +201,27 @@ class Command(NamedTuple):
 
 
 def answers(commands: Sequence[Command], cwd: Path) -> list[Result]:
-    """How each command ends. Each runs in a fork, and its ranks in forks of that: most of a tiny run is import time.
+    """How each command ends.
+
+    Each runs in a fork, and its ranks in forks of that: most of a tiny run is import time.
 
     ``start`` starts processes as a user does.
     """
-    told = [command._replace(overrides=known(command.task, command.overrides)) for command in commands]
+    told = [
+        command._replace(overrides=known(command.task, command.overrides)) for command in commands
+    ]
     ends = [forks.ask("runs.obey", cwd, environment(), *command) for command in told]
     return [Result(end.code, end.out, end.err, cpu=end.cpu) for end in ends]
 
 
 def obey(
-    task: str, overrides: Sequence[str], number: int = 0, save: int = 0, batch: int = 0, cpu: float = 0, rank: str = ""
+    task: str,
+    overrides: Sequence[str],
+    number: int = 0,
+    save: int = 0,
+    batch: int = 0,
+    cpu: float = 0,
+    rank: str = "",
 ) -> None:
     """In a fork: the command, with the signal at its moment."""
     from mhprobe.data.base import ImageData
@@ -215,7 +235,9 @@ def obey(
     if batch:
         _send_after(ImageData, "transform", number, batch, rank)
     if cpu:
-        if number != signal.SIGKILL:  # the timer's own signal ends a process as kill -9 does: nothing runs
+        if (
+            number != signal.SIGKILL
+        ):  # the timer's own signal ends a process as kill -9 does: nothing runs
             signal.signal(signal.SIGPROF, lambda *_: os.kill(os.getpid(), number))
         signal.setitimer(signal.ITIMER_PROF, cpu)
     sys.argv = [f"python -m mhprobe.{task}", *overrides]
@@ -225,7 +247,9 @@ def obey(
 def _ranks_are_forks() -> None:
     from torch.distributed.launcher import api
 
-    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # which rank it ended: we say so ourselves
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(
+        logging.ERROR
+    )  # which rank it ended: we say so ourselves
     launcher = api.elastic_launch
 
     def forked(config: Any, _: Any) -> Callable[..., Any]:
@@ -234,13 +258,21 @@ def _ranks_are_forks() -> None:
 
     api.elastic_launch = forked
 
-    context: Any = sys.modules["torch.multiprocessing.spawn"].ProcessContext  # under its name lies a function
+    context: Any = sys.modules[
+        "torch.multiprocessing.spawn"
+    ].ProcessContext  # under its name lies a function
     join = context.join
 
     def killed_first(self: Any, *args: Any) -> bool:
         """Of ranks that fail within one look it names the first; real ranks are all named (launch._failed)."""
-        ends = {sentinel: self.processes[index].exitcode or 0 for sentinel, index in self.sentinels.items()}
-        self.sentinels = {sentinel: self.sentinels[sentinel] for sentinel in sorted(ends, key=lambda one: ends[one])}
+        ends = {
+            sentinel: self.processes[index].exitcode or 0
+            for sentinel, index in self.sentinels.items()
+        }
+        self.sentinels = {
+            sentinel: self.sentinels[sentinel]
+            for sentinel in sorted(ends, key=lambda one: ends[one])
+        }
         return bool(join(self, *args))
 
     context.join = killed_first

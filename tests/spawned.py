@@ -19,7 +19,10 @@ from mhprobe.errors import UserError
 
 
 def ranks(one_rank: Callable[..., None], world: int, folder: Path, *args: Any) -> None:
-    """``one_rank(rank, world, folder, *args)`` in so many processes. What the first that fails printed is raised."""
+    """``one_rank(rank, world, folder, *args)`` in so many processes.
+
+    What the first that fails printed is raised.
+    """
     told = base64.b64encode(pickle.dumps((one_rank, world, folder, args))).decode()
     end = forks.ask("spawned.obey", folder, dict(os.environ), sys.path, told)
     assert end.code == 0, end.out + end.err
@@ -33,7 +36,9 @@ def obey(path: list[str], told: str) -> None:
     torch.multiprocessing.start_processes(_in_a_group, each, world, start_method="fork")
 
 
-def _in_a_group(rank: int, world: int, folder: Path, one_rank: Callable[..., None], args: tuple[Any, ...]) -> None:
+def _in_a_group(
+    rank: int, world: int, folder: Path, one_rank: Callable[..., None], args: tuple[Any, ...]
+) -> None:
     torch.set_num_threads(1)
     store = f"file://{folder}/store"
     torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=world)

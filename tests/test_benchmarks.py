@@ -63,7 +63,10 @@ def test_a_part_that_fails_costs_its_own_rows_only(monkeypatch, tmp_path, capsys
     code, out = run_parts(monkeypatch, tmp_path, {"a": part(ROW, fails=True), "b": part(ROW)})
     document = json.loads(out.read_text())
     assert code == 1 and document["failed"] == {"a": "RuntimeError: no data here"}
-    assert [len(document["rows"][name]) for name in "ab"] == [1, 1]  # also what the failed part had measured
+    assert [len(document["rows"][name]) for name in "ab"] == [
+        1,
+        1,
+    ]  # also what the failed part had measured
     assert "a failed: RuntimeError: no data here" in capsys.readouterr().out
 
 
@@ -103,14 +106,18 @@ def test_a_row_is_worse_when_it_went_the_wrong_way_beyond_both_spreads(
 
 
 def test_a_row_that_is_not_measured_any_more_is_named(monkeypatch, tmp_path, capsys):
-    _, before = run_parts(monkeypatch, tmp_path, {"a": part(ROW, dataclasses.replace(ROW, what="gone"))})
+    _, before = run_parts(
+        monkeypatch, tmp_path, {"a": part(ROW, dataclasses.replace(ROW, what="gone"))}
+    )
     before = before.rename(tmp_path / "before.json")
     run_parts(monkeypatch, tmp_path, {"a": part(ROW)}, "--against", before)
     assert "not measured now: gone" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("text", [None, "{", '{"rows": 1}'])
-def test_an_earlier_run_that_cannot_be_read_is_refused_before_anything_is_measured(monkeypatch, tmp_path, capsys, text):
+def test_an_earlier_run_that_cannot_be_read_is_refused_before_anything_is_measured(
+    monkeypatch, tmp_path, capsys, text
+):
     file = tmp_path / "old.json"
     if text is not None:
         file.write_text(text)
@@ -121,8 +128,14 @@ def test_an_earlier_run_that_cannot_be_read_is_refused_before_anything_is_measur
 
 def test_an_aim_is_missed_only_outside_the_spread():
     assert not ROW.missed
-    assert not dataclasses.replace(ROW, limit=">= 2.05").missed and dataclasses.replace(ROW, limit=">= 2.2").missed
-    assert dataclasses.replace(ROW, limit="<= 1.8").missed and not dataclasses.replace(ROW, limit="").missed
+    assert (
+        not dataclasses.replace(ROW, limit=">= 2.05").missed
+        and dataclasses.replace(ROW, limit=">= 2.2").missed
+    )
+    assert (
+        dataclasses.replace(ROW, limit="<= 1.8").missed
+        and not dataclasses.replace(ROW, limit="").missed
+    )
 
 
 def test_sides_are_timed_in_turn():

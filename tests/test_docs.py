@@ -28,13 +28,21 @@ def blocks(page: Path, language: str) -> list[str]:
     return [text for claimed, text in found if not claimed]
 
 
-CLAIMS = [(page.name, name) for page in PAGES for name in re.findall(r"<!-- (.+?) -->\n```", page.read_text())]
+CLAIMS = [
+    (page.name, name)
+    for page in PAGES
+    for name in re.findall(r"<!-- (.+?) -->\n```", page.read_text())
+]
 
 
 @pytest.mark.parametrize(("page", "name"), CLAIMS)
 def test_a_block_that_is_claimed_is_read_by_a_test(page, name):
-    texts = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__)]
-    assert any(page in text and (f'"{name}"' in text or f"<!-- {name} -->" in text) for text in texts)
+    texts = [
+        path.read_text() for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__)
+    ]
+    assert any(
+        page in text and (f'"{name}"' in text or f"<!-- {name} -->" in text) for text in texts
+    )
 
 
 def commands() -> list[tuple[str, str]]:
@@ -57,24 +65,35 @@ def commands() -> list[tuple[str, str]]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::mhprobe.measures.base.MeasureWarning")  # two images are few
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name
+)
 def test_python_in_the_docs_runs(page, tmp_path, monkeypatch):
     """With random weights in the place of pretrained ones, two images, and a folder of three photographs."""
     monkeypatch.chdir(tmp_path)
     make = timm.create_model
-    monkeypatch.setattr(timm, "create_model", lambda name, pretrained=False, **kwargs: make(name, **kwargs))
-    images, labels = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 2])
+    monkeypatch.setattr(
+        timm, "create_model", lambda name, pretrained=False, **kwargs: make(name, **kwargs)
+    )
+    images, labels = (
+        torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0)),
+        torch.tensor([1, 2]),
+    )
     given = {"images": images, "labels": labels, "loader": [(images, labels)]}
     (tmp_path / "holiday").mkdir()
     for number in range(3):
-        Image.new("RGB", (300, 200), (80 * number, 90, 120)).save(tmp_path / "holiday" / f"{number}.png")
+        Image.new("RGB", (300, 200), (80 * number, 90, 120)).save(
+            tmp_path / "holiday" / f"{number}.png"
+        )
     for block in blocks(page, "python"):
         exec(compile(block, f"{page.name}", "exec"), given)  # a block goes on from the one before
 
 
 def single(override: str) -> str:
     """Of a sweep over a setting one job."""
-    if match := re.fullmatch(r"([^=]+)=\w+\(.*?([\d.e-]+).*\)", override):  # tag(log, interval(0.01, 1))
+    if match := re.fullmatch(
+        r"([^=]+)=\w+\(.*?([\d.e-]+).*\)", override
+    ):  # tag(log, interval(0.01, 1))
         return f"{match[1]}={match[2]}"
     return re.sub(r"=([^\[,]+),.*", r"=\1", override)
 
@@ -94,15 +113,24 @@ def test_commands_in_the_docs_compose(page, line):
     command, overrides = words[2].removeprefix("mhprobe."), words[3:]
     if command not in sections.commands():
         file = place(command)
-        assert all(f'"{option}"' in file.read_text() for option in overrides if option.startswith("--"))
+        assert all(
+            f'"{option}"' in file.read_text() for option in overrides if option.startswith("--")
+        )
         return
-    if any(part in ("-m", "--multirun") or part.startswith(("hydra/launcher", "hydra/sweeper")) for part in overrides):
+    if any(
+        part in ("-m", "--multirun") or part.startswith(("hydra/launcher", "hydra/sweeper"))
+        for part in overrides
+    ):
         overrides = [single(part) for part in overrides if part not in ("-m", "--multirun")]
-    runs.checked(command, *(part for part in overrides if not part.startswith(("hydra.", "hydra/"))))
+    runs.checked(
+        command, *(part for part in overrides if not part.startswith(("hydra.", "hydra/")))
+    )
 
 
 def test_bash_makes_no_two_words_of_one_override():
-    bare = [re.sub(r"'[^']*'|\"[^\"]*\"", "", line) for _, line in commands()]  # {head:0.9,neuron:0.75} needs quotes
+    bare = [
+        re.sub(r"'[^']*'|\"[^\"]*\"", "", line) for _, line in commands()
+    ]  # {head:0.9,neuron:0.75} needs quotes
     assert not [line for line in bare if re.search(r"\{[^ }]*,", line)]
 
 
@@ -113,7 +141,11 @@ def test_there_are_commands_and_blocks_to_try():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
-    missing = [t for t in targets if "://" not in t and not t.startswith("mailto:") and not (page.parent / t).exists()]
+    missing = [
+        t
+        for t in targets
+        if "://" not in t and not t.startswith("mailto:") and not (page.parent / t).exists()
+    ]
     assert not missing
 
 
@@ -126,7 +158,11 @@ def test_commands_that_the_text_names_exist(page):
 def place(command: str) -> Path:
     """The file that ``python -m mhprobe.<command>`` runs."""
     path = ROOT / "src" / "mhprobe" / command.replace(".", "/")
-    path = path if path.parent.name != "mhprobe" or path.is_dir() else path.parent / "commands" / path.name
+    path = (
+        path
+        if path.parent.name != "mhprobe" or path.is_dir()
+        else path.parent / "commands" / path.name
+    )
     return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
 
 
@@ -141,7 +177,9 @@ def test_the_readme_says_of_its_picture_what_the_run_in_it_says():
         assert picture.text["Comment"] == told["commit"]  # the same run
     quoted = re.findall(r"(?:^>.*\n)+", (ROOT / "README.md").read_text(), re.M)
     assert len(quoted) == 1
-    sentences = [" ".join(part.replace(">", " ").split()) for part in re.split(r"^>$", quoted[0], flags=re.M)]
+    sentences = [
+        " ".join(part.replace(">", " ").split()) for part in re.split(r"^>$", quoted[0], flags=re.M)
+    ]
     assert sentences == told["said"][: len(sentences)] and len(sentences) >= 3
 
 
@@ -162,4 +200,6 @@ def test_a_figure_says_what_made_it_and_stands_on_a_page(figure):
     assert word == "commit" and re.fullmatch("[0-9a-f]{12}", commit), said  # not -dirty
     if git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
         pytest.skip("no checkout with its history")
-    assert git("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0, f"{commit} was never landed"
+    assert git("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0, (
+        f"{commit} was never landed"
+    )

@@ -12,7 +12,11 @@ import mhprobe
 
 PACKAGE = Path(__file__).parents[1] / "src" / "mhprobe"
 # what the package names for a notebook, and the rooms of the nouns that these give back
-NAMED = {*mhprobe._HOME.values(), *(set(mhprobe.__all__) - set(mhprobe._HOME) - {"plot"}), "report.plot"}
+NAMED = {
+    *mhprobe._HOME.values(),
+    *(set(mhprobe.__all__) - set(mhprobe._HOME) - {"plot"}),
+    "report.plot",
+}
 GIVEN = {"gates", "heads", "weights"}
 FAMILIES = "backbones"  # of that room a notebook meets the door alone
 
@@ -30,12 +34,16 @@ FILES = sorted({path for name in NAMED | GIVEN for path in files_of(name)})
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def raises(function: Function, helpers: dict[str, Function], seen: frozenset[str] = frozenset()) -> bool:
+def raises(
+    function: Function, helpers: dict[str, Function], seen: frozenset[str] = frozenset()
+) -> bool:
     """Whether it raises a UserError, itself or through a private helper of its file."""
     for node in ast.walk(function):
         if isinstance(node, ast.Raise) and "UserError" in ast.dump(node):
             return True
-        name = getattr(getattr(node, "func", None), "id", None) or getattr(getattr(node, "func", None), "attr", None)
+        name = getattr(getattr(node, "func", None), "id", None) or getattr(
+            getattr(node, "func", None), "attr", None
+        )
         if name == "one_of":  # of errors.py
             return True
         if name in helpers and name not in seen and raises(helpers[name], helpers, seen | {name}):
@@ -52,9 +60,13 @@ def silent(source: str) -> Iterator[str]:
         if isinstance(owner, ast.ClassDef) and owner.name.startswith("_"):
             continue
         for node in owner.body:
-            if not isinstance(node, Function) or (node.name.startswith("_") and node.name != "__init__"):
+            if not isinstance(node, Function) or (
+                node.name.startswith("_") and node.name != "__init__"
+            ):
                 continue
-            said = (ast.get_docstring(node) or "") + (ast.get_docstring(owner) or "") * isinstance(owner, ast.ClassDef)
+            said = (ast.get_docstring(node) or "") + (ast.get_docstring(owner) or "") * isinstance(
+                owner, ast.ClassDef
+            )
             if raises(node, helpers) and "UserError" not in said and "refuse" not in said.lower():
                 yield node.name
 
@@ -67,29 +79,55 @@ def test_public_functions_say_that_they_raise_a_user_error(path):
 def test_a_silent_function_is_found_also_behind_a_helper():
     helper = 'def _check():\n    raise UserError("no")\n'
     assert list(silent(helper + 'def load():\n    """Load."""\n    _check()\n')) == ["load"]
-    assert not list(silent(helper + 'def load():\n    """Load. Raises UserError."""\n    _check()\n'))
-    assert list(silent('def load(a):\n    """Load."""\n    one_of("load", "a", a, A)\n')) == ["load"]
+    assert not list(
+        silent(helper + 'def load():\n    """Load. Raises UserError."""\n    _check()\n')
+    )
+    assert list(silent('def load(a):\n    """Load."""\n    one_of("load", "a", a, A)\n')) == [
+        "load"
+    ]
 
 
 def test_every_public_file_is_read():
     read = {str(path.relative_to(PACKAGE)) for path in FILES}
-    assert {"api.py", "surgery/removal.py", "report/plot.py", "maps/rollout.py", "measures/sinks.py"} <= read
+    assert {
+        "api.py",
+        "surgery/removal.py",
+        "report/plot.py",
+        "maps/rollout.py",
+        "measures/sinks.py",
+    } <= read
     assert all(path.is_file() for path in FILES)
 
 
-VAGUE = {"What", "Those", "Who", "Whether", "Where", "Which", "How", "As", "Nothing", "So", "It", "They"}
+VAGUE = {
+    "What",
+    "Those",
+    "Who",
+    "Whether",
+    "Where",
+    "Which",
+    "How",
+    "As",
+    "Nothing",
+    "So",
+    "It",
+    "They",
+}
 VAGUE |= {"Its", "Whose", "Of", "For"}
 
 
 def documented(path: Path) -> Iterator[tuple[str, int, set[str]]]:
     """(docstring, line, names of its arguments or fields) of a module and all that it defines."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (
+            text := ast.get_docstring(node)
+        ):
             makers = [node] if isinstance(node, ast.FunctionDef) else [*getattr(node, "body", [])]
             arguments = {
                 argument.arg
                 for maker in makers
-                if maker is node or (isinstance(maker, ast.FunctionDef) and maker.name == "__init__")
+                if maker is node
+                or (isinstance(maker, ast.FunctionDef) and maker.name == "__init__")
                 if isinstance(maker, ast.FunctionDef)
                 for argument in (*maker.args.args, *maker.args.kwonlyargs)
             }

@@ -17,12 +17,19 @@ def test_examples_in_docstrings_give_what_they_say(path):
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     module = importlib.import_module(".".join(part for part in parts if part != "__init__"))
     results = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
-    # doctest passes over a function behind a decorator of another module: an example there would never be run
+    # doctest passes over a function behind a decorator of another module: an example there would
+    # never be run
     assert results.attempted == path.read_text().count(">>> ") and not results.failed
 
 
 def test_what_a_notebook_starts_with_shows_an_exact_answer():
-    first = ("heads/layout.py", "backbones/__init__.py", "gates/base.py", "surgery/removal.py", "api.py")
+    first = (
+        "heads/layout.py",
+        "backbones/__init__.py",
+        "gates/base.py",
+        "surgery/removal.py",
+        "api.py",
+    )
     assert {PACKAGE / name for name in first} <= set(SHOWING)
 
 

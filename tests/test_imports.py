@@ -16,32 +16,86 @@ PACKAGE = Path(__file__).parents[1] / "src" / "mhprobe"
 
 # From the ground up: a room (a folder or a loose module) imports only rooms that stand before it.
 FLOORS = (
-    "errors", "ranks",
-    "stats", "heads",
-    "measures", "gates", "io", "data",
-    "backbones", "masking",
-    "recording", "report",
-    "scoring", "headbench",
+    "errors",
+    "ranks",
+    "stats",
+    "heads",
+    "measures",
+    "gates",
+    "io",
+    "data",
+    "backbones",
+    "masking",
+    "recording",
+    "report",
+    "scoring",
+    "headbench",
     "surgery",
     "weights",
-    "api", "questions",
+    "api",
+    "questions",
     "training",
     "run",
-    "maps", "looking", "studies", "claims",
+    "maps",
+    "looking",
+    "studies",
+    "claims",
     "commands",
-)  # fmt: skip
-# What a room, or one file, must not import although it stands higher: a library, or a room it has no business with.
+)
+# What a room, or one file, must not import although it stands higher: a library, or a room it has
+# no business with.
 FORBIDDEN = {
     "heads": {"lightning", "timm", "hydra", "wandb", "matplotlib", "torchmetrics", "numpy"},
     "stats": {"lightning", "timm", "hydra", "wandb", "matplotlib", "mhprobe.heads"},
     "io": {"lightning", "timm", "hydra", "wandb", "matplotlib", "torchmetrics"},
-    "gates": {"lightning", "timm", "hydra", "wandb", "matplotlib", "torchmetrics", "mhprobe.measures"},
-    "recording": {"lightning", "timm", "hydra", "wandb", "matplotlib", "mhprobe.masking", "mhprobe.report"},
+    "gates": {
+        "lightning",
+        "timm",
+        "hydra",
+        "wandb",
+        "matplotlib",
+        "torchmetrics",
+        "mhprobe.measures",
+    },
+    "recording": {
+        "lightning",
+        "timm",
+        "hydra",
+        "wandb",
+        "matplotlib",
+        "mhprobe.masking",
+        "mhprobe.report",
+    },
     "scoring": {"lightning", "timm", "hydra", "wandb", "matplotlib", "mhprobe.report"},
     "backbones": {"lightning", "hydra", "wandb", "matplotlib", "mhprobe.measures"},
-    "measures": {"lightning", "timm", "hydra", "omegaconf", "wandb", "matplotlib", "mhprobe.io", "mhprobe.data"},
-    "maps": {"lightning", "timm", "hydra", "wandb", "matplotlib", "mhprobe.measures", "mhprobe.masking"},
-    "masking": {"lightning", "timm", "hydra", "wandb", "matplotlib", "mhprobe.gates", "mhprobe.data"},
+    "measures": {
+        "lightning",
+        "timm",
+        "hydra",
+        "omegaconf",
+        "wandb",
+        "matplotlib",
+        "mhprobe.io",
+        "mhprobe.data",
+    },
+    "maps": {
+        "lightning",
+        "timm",
+        "hydra",
+        "wandb",
+        "matplotlib",
+        "mhprobe.measures",
+        "mhprobe.masking",
+    },
+    "masking": {
+        "lightning",
+        "timm",
+        "hydra",
+        "wandb",
+        "matplotlib",
+        "mhprobe.gates",
+        "mhprobe.data",
+    },
     "surgery": {"lightning", "hydra", "wandb", "matplotlib", "mhprobe.report"},
     "data": {"timm", "hydra", "wandb", "mhprobe.gates", "mhprobe.measures"},
     "report": {"hydra", "timm", "mhprobe.gates", "mhprobe.measures", "mhprobe.backbones"},
@@ -51,7 +105,8 @@ FORBIDDEN = {
 }
 # Some libraries stop at one door: room -> the only rooms or files that may import it.
 DOORS = {"hydra": {"run"}, "wandb": {"report/wandb.py"}, "transformers": {"backbones"}}
-# Of the package itself a room may take this; all else that it names for users comes from rooms that stand above most.
+# Of the package itself a room may take this; all else that it names for users comes from rooms that
+# stand above most.
 OWN = {"__version__"}
 
 
@@ -67,7 +122,8 @@ def modules(package: Path) -> dict[str, Path]:
 def imports(path: Path) -> frozenset[str]:
     """Every module named in an import statement or an import_module("..."), in functions and under TYPE_CHECKING too.
 
-    ``from a import b`` counts as a.b, and as a where that is inside a package. A relative import begins with dots.
+    ``from a import b`` counts as a.b, and as a where that is inside a package. A relative import
+    begins with dots.
     """
     return imports_of(path.read_text())
 
@@ -82,7 +138,10 @@ def imports_of(text: str) -> frozenset[str]:
             module = "." * node.level + (node.module or "")
             found |= {module} if "." in module else set()
             found |= {f"{module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Call) and "import_module" in (vars(node.func).get("attr"), vars(node.func).get("id")):
+        elif isinstance(node, ast.Call) and "import_module" in (
+            vars(node.func).get("attr"),
+            vars(node.func).get("id"),
+        ):
             found |= {each.value for each in node.args if isinstance(each, ast.Constant)}
     return frozenset(found)
 
@@ -92,7 +151,10 @@ def reaches(name: str, forbidden: str) -> bool:
 
 
 def rooms(package: Path) -> set[str]:
-    return {path.stem if path.is_file() else path.name for path in package.iterdir()} - {"__init__", "__pycache__"}
+    return {path.stem if path.is_file() else path.name for path in package.iterdir()} - {
+        "__init__",
+        "__pycache__",
+    }
 
 
 def room_of(module: str) -> str:
@@ -114,15 +176,29 @@ def wrong_arrows(package: Path) -> list[str]:
             continue
         packages.setdefault(room, set()).update({room_of(name) for name in arrows} - {room})
         for name in sorted(arrows):
-            if room_of(name) != room and room_of(name) in FLOORS and FLOORS.index(room_of(name)) > FLOORS.index(room):
+            if (
+                room_of(name) != room
+                and room_of(name) in FLOORS
+                and FLOORS.index(room_of(name)) > FLOORS.index(room)
+            ):
                 wrong.append(f"{module} imports {name}, which stands above it")
         where = str(path.relative_to(package))
         forbidden = FORBIDDEN.get(room, set()) | FORBIDDEN.get(where, set())
-        wrong += [f"{module} imports {name}" for name in sorted(names) for no in forbidden if reaches(name, no)]
-        wrong += [f"{module} imports {name}: name it from {package.name}" for name in sorted(names) if name[0] == "."]
+        wrong += [
+            f"{module} imports {name}"
+            for name in sorted(names)
+            for no in forbidden
+            if reaches(name, no)
+        ]
+        wrong += [
+            f"{module} imports {name}: name it from {package.name}"
+            for name in sorted(names)
+            if name[0] == "."
+        ]
         if FLOORS.index(room) < FLOORS.index("api"):
             wrong += [
-                f"{module} imports {name}, which stands above it" for name in sorted(for_users(names, package, known))
+                f"{module} imports {name}, which stands above it"
+                for name in sorted(for_users(names, package, known))
             ]
         wrong += [
             f"{module} imports {name}: only {', '.join(sorted(doors))} may"
@@ -165,7 +241,9 @@ def copy(tmp_path_factory):
     """Of the package, to plant in."""
     return Path(
         shutil.copytree(
-            PACKAGE, tmp_path_factory.mktemp("copy") / "mhprobe", ignore=shutil.ignore_patterns("__pycache__")
+            PACKAGE,
+            tmp_path_factory.mktemp("copy") / "mhprobe",
+            ignore=shutil.ignore_patterns("__pycache__"),
         )
     )
 
@@ -173,12 +251,21 @@ def copy(tmp_path_factory):
 @pytest.mark.parametrize(
     ("where", "line", "complaint"),
     [
-        ("masking/search/planted.py", "from mhprobe.training.classifier import GatedClassifier", "stands above it"),
+        (
+            "masking/search/planted.py",
+            "from mhprobe.training.classifier import GatedClassifier",
+            "stands above it",
+        ),
         ("measures/planted.py", "import timm", "imports timm"),
-        ("report/figures/planted.py", "def f():\n    from mhprobe.gates import gates_of", "imports mhprobe.gates"),
+        (
+            "report/figures/planted.py",
+            "def f():\n    from mhprobe.gates import gates_of",
+            "imports mhprobe.gates",
+        ),
         (
             "surgery/planted.py",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from mhprobe.run.cli import main",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from mhprobe.run.cli import "
+            "main",
             "stands above it",
         ),
         ("maps/planted.py", "import hydra", "only run may"),
@@ -189,7 +276,11 @@ def copy(tmp_path_factory):
         ("heads/planted.py", "from mhprobe import plot", "stands above it"),
         ("masking/planted.py", "def f():\n    from mhprobe import prune_heads", "stands above it"),
         ("heads/planted.py", "import mhprobe\nmhprobe.load", "stands above it"),
-        ("heads/planted.py", "import importlib\nimportlib.import_module('mhprobe.run.cli')", "stands above it"),
+        (
+            "heads/planted.py",
+            "import importlib\nimportlib.import_module('mhprobe.run.cli')",
+            "stands above it",
+        ),
         ("annexe/planted.py", "", "has no floor"),
         ("planted.py", "", "has no floor"),
     ],
@@ -224,10 +315,15 @@ def test_every_door_is_used(library):
         ("mhprobe", {"torch", "lightning", "timm", "hydra", "wandb", "matplotlib"}),
         ("mhprobe.run.cli", {"torch", "lightning", "timm", "wandb", "matplotlib", "sklearn"}),
         ("mhprobe.measures.gate_importance", {"lightning", "timm", "hydra", "wandb", "sklearn"}),
-        ("mhprobe.masking.parts.curve", {"lightning", "timm", "hydra", "wandb", "matplotlib", "sklearn"}),
+        (
+            "mhprobe.masking.parts.curve",
+            {"lightning", "timm", "hydra", "wandb", "matplotlib", "sklearn"},
+        ),
     ],
 )
 def test_importing_costs_no_more_than_it_needs(module, absent):
     code = f"import sys, {module}; print(*sorted(set(sys.modules) & {absent!r}))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert result.stdout.split() == []

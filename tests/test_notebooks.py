@@ -19,15 +19,26 @@ SHORTER = {
     "2_objects": {"number = 200": "number = 40"},
     "3_prune": {**FEWER, "range(6)": "range(2)"},
     "6_your_model": {
-        **{"images[:84:3]": "images[:84:21]", "images[84::3]": "images[84::21]", "images.split": "images[::8].split"},
-        **{"chosen_on, steps=12": "chosen_on, steps=3", "repeats=3, steps=12": "repeats=2, steps=3"},
+        **{
+            "images[:84:3]": "images[:84:21]",
+            "images[84::3]": "images[84::21]",
+            "images.split": "images[::8].split",
+        },
+        **{
+            "chosen_on, steps=12": "chosen_on, steps=3",
+            "repeats=3, steps=12": "repeats=2, steps=3",
+        },
     },
 }
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
 def pictures(cell: dict) -> list[str]:
-    return [out["data"]["image/png"] for out in cell.get("outputs", ()) if "image/png" in out.get("data", {})]
+    return [
+        out["data"]["image/png"]
+        for out in cell.get("outputs", ())
+        if "image/png" in out.get("data", {})
+    ]
 
 
 @pytest.mark.slow
@@ -43,15 +54,27 @@ def test_runs_from_the_first_cell_to_the_last(path, tmp_path):
     (tmp_path / "notebooks").mkdir()
     copy = tmp_path / "notebooks" / path.name
     copy.write_text(_without_outputs(path))
-    folders = {"JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "runtime", "IPYTHONDIR": "ipython"}
-    environment = {**os.environ, **{name: str(tmp_path / folder) for name, folder in folders.items()}}
-    kernel = {"argv": [sys.executable, str(KERNEL), "{connection_file}"], "display_name": "of tests"}
+    folders = {
+        "JUPYTER_DATA_DIR": "data",
+        "JUPYTER_RUNTIME_DIR": "runtime",
+        "IPYTHONDIR": "ipython",
+    }
+    environment = {
+        **os.environ,
+        **{name: str(tmp_path / folder) for name, folder in folders.items()},
+    }
+    kernel = {
+        "argv": [sys.executable, str(KERNEL), "{connection_file}"],
+        "display_name": "of tests",
+    }
     (tmp_path / "data" / "kernels" / "tests").mkdir(parents=True)
     (tmp_path / "data" / "kernels" / "tests" / "kernel.json").write_text(json.dumps(kernel))
     run = "from nbclient.cli import main; main()"
     patience = ["--startup_timeout=300", "--timeout=500"]  # seconds: of a busy machine
     command = [sys.executable, "-c", run, "--inplace", "--kernel_name=tests", *patience, str(copy)]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=550)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=550
+    )
     assert done.returncode == 0, done.stderr
     assert pictures(json.loads(copy.read_text())["cells"][-1])
 
@@ -75,8 +98,12 @@ def test_is_short_and_ends_in_a_picture(path):
     cells = json.loads(text)["cells"]
     assert len(cells) <= 12 and path.stat().st_size < 300_000
     assert cells[0]["cell_type"] == "markdown" and pictures(cells[-1])
-    assert all(cell["outputs"] or cell["execution_count"] for cell in cells if cell["cell_type"] == "code")
-    assert not [out for cell in cells for out in cell.get("outputs", ()) if out["output_type"] == "error"]
+    assert all(
+        cell["outputs"] or cell["execution_count"] for cell in cells if cell["cell_type"] == "code"
+    )
+    assert not [
+        out for cell in cells for out in cell.get("outputs", ()) if out["output_type"] == "error"
+    ]
     assert not re.search(r"/(home|root|tmp|work|Users)/", text)
 
 

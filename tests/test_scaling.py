@@ -50,9 +50,17 @@ def test_costs_under_masks_grow_with_the_heads_and_others_do_not(large):
 
     small = layout_of(small_vit())
     row = record.load(BENCH)[1]["scaling"][0]
-    rows = {"scaling": [dataclasses.replace(row, what=f"{name}: x", ratio=3.0) for name in ("ablation_delta", "svcca")]}
+    rows = {
+        "scaling": [
+            dataclasses.replace(row, what=f"{name}: x", ratio=3.0)
+            for name in ("ablation_delta", "svcca")
+        ]
+    }
     costs = dict(estimate.costs(rows, large.layout, small))
-    assert costs["ablation_delta"] == pytest.approx(3 * (384 + 1) / (72 + 1), rel=0.02) and costs["svcca"] == 3
+    assert (
+        costs["ablation_delta"] == pytest.approx(3 * (384 + 1) / (72 + 1), rel=0.02)
+        and costs["svcca"] == 3
+    )
 
 
 def test_the_bench_decides_the_efficiency_and_without_it_the_aim_is_named():
@@ -82,8 +90,12 @@ def test_sums_whose_shape_the_first_record_decides_are_counted(large):
     held = sum(getattr(measure, name).nbytes for name in measure._defaults)
     folds, channels, tokens = measure.jackknife, 1024, 197
     moments = 24 * folds * (channels**2 + channels + 1)
-    assert held == pytest.approx(8 * (moments + 24 * measure.folds * (tokens * channels + 1)), rel=1e-6)
-    assert all(getattr(measure, name).device.type == "meta" for name in measure._defaults if "_" in name)
+    assert held == pytest.approx(
+        8 * (moments + 24 * measure.folds * (tokens * channels + 1)), rel=1e-6
+    )
+    assert all(
+        getattr(measure, name).device.type == "meta" for name in measure._defaults if "_" in name
+    )
 
 
 def test_a_file_that_is_no_bench_is_answered_in_a_line(tmp_path, capsys):
@@ -92,6 +104,13 @@ def test_a_file_that_is_no_bench_is_answered_in_a_line(tmp_path, capsys):
 
 
 def test_durations_and_sizes_are_in_the_unit_that_suits():
-    assert [estimate.duration(hours) for hours in (1e-6, 0.01, 2.5, 250)] == ["< 1 s", "36 s", "2.5 h", "250 h"]
+    assert [estimate.duration(hours) for hours in (1e-6, 0.01, 2.5, 250)] == [
+        "< 1 s",
+        "36 s",
+        "2.5 h",
+        "250 h",
+    ]
     assert [estimate.size(held) for held in (12, 2048, 300 * 2**20)] == ["12 B", "2 KiB", "300 MiB"]
-    assert torch.get_default_device().type == "cpu"  # sums without memory were made in a context that ended
+    assert (
+        torch.get_default_device().type == "cpu"
+    )  # sums without memory were made in a context that ended

@@ -36,26 +36,42 @@ def hooks():
 def test_every_page_is_in_the_navigation_once(hooks):
     pages = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")]
     pages += ["index.md", "a_new_page.md"]
-    shown = [page for section in hooks.navigation(pages) for here in section.values() for page in here]
+    shown = [
+        page for section in hooks.navigation(pages) for here in section.values() for page in here
+    ]
     assert sorted(shown) == sorted(pages)
     assert hooks.navigation(pages)[0]["Start"][0] == "index.md"
-    assert [*hooks.navigation(pages)[-1].items()] == [("More", ["a_new_page.md"])]  # ORDER names every page of docs/
+    assert [*hooks.navigation(pages)[-1].items()] == [
+        ("More", ["a_new_page.md"])
+    ]  # ORDER names every page of docs/
 
 
 def test_a_list_behind_a_line_of_text_is_a_list(hooks):
     page = "It says:\n- one\n  goes on\n- two\n\n```\ncode\n- no list\n```"
-    assert hooks.lists_stand_apart(page) == "It says:\n\n- one\n  goes on\n- two\n\n```\ncode\n- no list\n```"
+    assert (
+        hooks.lists_stand_apart(page)
+        == "It says:\n\n- one\n  goes on\n- two\n\n```\ncode\n- no list\n```"
+    )
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem
+)
 def test_a_notebook_is_a_page_with_all_that_it_says_and_shows(hooks, path):
     text, pictures = hooks.notebook(path)
     cells = json.loads(path.read_text())["cells"]
     assert all("".join(cell["source"]).replace("../docs/", "../") in text for cell in cells)
-    shown = [out for cell in cells for out in cell.get("outputs", ()) if "image/png" in out.get("data", {})]
+    shown = [
+        out
+        for cell in cells
+        for out in cell.get("outputs", ())
+        if "image/png" in out.get("data", {})
+    ]
     assert len(pictures) == len(shown) > 0 and all(f"]({name})" in text for name in pictures)
     assert all(picture.startswith(b"\x89PNG") for picture in pictures.values())
-    printed = [line for cell in cells for out in cell.get("outputs", ()) for line in out.get("text", ())]
+    printed = [
+        line for cell in cells for out in cell.get("outputs", ()) for line in out.get("text", ())
+    ]
     assert all(line.rstrip() in text for line in printed)
 
 
@@ -77,29 +93,52 @@ def with_demo(checkout: Path) -> Path:
 
 @pytest.mark.slow
 def test_it_builds_without_a_broken_link(tmp_path):
-    pytest.importorskip("material", reason="mkdocs-material is not installed: pip install -e .[docs]")
+    pytest.importorskip(
+        "material", reason="mkdocs-material is not installed: pip install -e .[docs]"
+    )
     checkout = with_demo(tmp_path / "checkout")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
-    done = subprocess.run(command, cwd=checkout, text=True, capture_output=True, timeout=300, env=_environment())
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--site-dir",
+        str(tmp_path / "site"),
+    ]
+    done = subprocess.run(
+        command, cwd=checkout, text=True, capture_output=True, timeout=300, env=_environment()
+    )
     assert done.returncode == 0, done.stderr
     for page in [*(ROOT / "docs").rglob("*.md")]:
         assert (tmp_path / "site" / page.relative_to(ROOT / "docs").with_suffix(".html")).is_file()
     front = (tmp_path / "site" / "index.html").read_text()
     fetched = re.findall(r"<(?:script|link)[^>]+(?:src|href)=\"?(https?:[^\"> ]+)", front)
-    assert not [address for address in fetched if "github.com/mhprobe" not in address]  # nothing, the search included
-    assert "iframe-worker" in front and (tmp_path / "site" / "vendor" / "iframe-worker.js").is_file()
+    assert not [
+        address for address in fetched if "github.com/mhprobe" not in address
+    ]  # nothing, the search included
+    assert (
+        "iframe-worker" in front and (tmp_path / "site" / "vendor" / "iframe-worker.js").is_file()
+    )
     for path in (ROOT / "notebooks").glob("*.ipynb"):
         assert (tmp_path / "site" / "notebooks" / f"{path.stem}.html").is_file()
-    assert f'href="../notebooks/{path.stem}.html"' in (tmp_path / "site" / "tutorials" / "notebooks.html").read_text()
+    assert (
+        f'href="../notebooks/{path.stem}.html"'
+        in (tmp_path / "site" / "tutorials" / "notebooks.html").read_text()
+    )
     look = (tmp_path / "site" / "example" / "look.html").read_text()
     example = (tmp_path / "site" / "example.html").read_text()
-    assert "china.jpg" in look and all(f'src="example/{name}.html"' in example for name in ("look", "report", "live"))
+    assert "china.jpg" in look and all(
+        f'src="example/{name}.html"' in example for name in ("look", "report", "live")
+    )
     for name, holds in (("report", "gate_importance"), ("live", 'id="live-piece-4"')):
         page = (tmp_path / "site" / "example" / f"{name}.html").read_text()
         assert holds in page and str(checkout) not in page
     assert "prune_heads" in (tmp_path / "site" / "api.html").read_text()
     entry = (tmp_path / "site" / "measures.html").read_text().partition('id="svcca"')[2]
-    assert "null_draws" in entry and SVCCA.fooled_by.partition(": ")[2] in entry  # options and more, from the class
+    assert (
+        "null_draws" in entry and SVCCA.fooled_by.partition(": ")[2] in entry
+    )  # options and more, from the class
 
 
 def _environment() -> dict[str, str]:

@@ -44,7 +44,10 @@ def test_a_soak_complains_about_what_grows_or_stays():
     soak = tool("soak")
 
     def samples(memory: float, files: int, threads: int) -> list:
-        return [soak.Sample(n, 10 * n, 1000 + memory * n, 7 + files * n, 1 + threads * n) for n in range(1, 41)]
+        return [
+            soak.Sample(n, 10 * n, 1000 + memory * n, 7 + files * n, 1 + threads * n)
+            for n in range(1, 41)
+        ]
 
     assert list(soak.complaints(samples(0, 0, 0), [])) == []
     assert list(soak.complaints(samples(0.2, 0, 0), [])) == []  # half a percent

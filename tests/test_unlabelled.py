@@ -57,9 +57,13 @@ def test_importance_without_labels_is_the_slope_of_what_was_asked_for(build, tar
     gates = mhprobe.attach(model)
     gates.values.data = gates.values.data.double()
     images = pictures(model, 4)
-    found = mhprobe.measure(model, [images], [mhprobe.measures.GateImportance], target=target)["gate_importance"]
+    found = mhprobe.measure(model, [images], [mhprobe.measures.GateImportance], target=target)[
+        "gate_importance"
+    ]
     expected = slopes(model, images, of).abs().mean(0)
-    torch.testing.assert_close(torch.Tensor(found), expected, rtol=1e-4, atol=1e-8, check_dtype=False)
+    torch.testing.assert_close(
+        torch.Tensor(found), expected, rtol=1e-4, atol=1e-8, check_dtype=False
+    )
     assert expected.std() > 0.1 * expected.mean()
     assert found.label.endswith(f"of the {'norm' if target or not classes else 'top1'}")
 
@@ -67,7 +71,9 @@ def test_importance_without_labels_is_the_slope_of_what_was_asked_for(build, tar
 def test_a_feature_extractor_s_features_are_no_logits():
     model = loud(num_classes=0)
     with pytest.raises(mhprobe.UserError, match=r"gives features, no logits.*target='norm'"):
-        mhprobe.measure(model, [(pictures(model), labels_for(COUNT))], [mhprobe.measures.GateImportance])
+        mhprobe.measure(
+            model, [(pictures(model), labels_for(COUNT))], [mhprobe.measures.GateImportance]
+        )
 
 
 def test_features_of_a_compiled_model_are_no_logits_either():
@@ -77,13 +83,19 @@ def test_features_of_a_compiled_model_are_no_logits_either():
     compiled = torch.compile(model, backend="eager")
     found = mhprobe.measure(compiled, [images], measures)["gate_importance"]
     assert torch.equal(found, expected) and found.label == expected.label
-    curves = [mhprobe.masking_curve(either, [images], "layer", steps=1) for either in (model, compiled)]
+    curves = [
+        mhprobe.masking_curve(either, [images], "layer", steps=1) for either in (model, compiled)
+    ]
     assert curves[1][1]["loss"] == pytest.approx(curves[0][1]["loss"], rel=1e-9)
 
 
 def test_measures_that_need_labels_are_left_out_with_a_word():
     model = loud()
-    wanted = [mhprobe.measures.GateImportance, mhprobe.measures.AblationDelta, mhprobe.measures.Entropy]
+    wanted = [
+        mhprobe.measures.GateImportance,
+        mhprobe.measures.AblationDelta,
+        mhprobe.measures.Entropy,
+    ]
     with pytest.warns(MeasureWarning, match="has no labels"):
         found = mhprobe.measure(model, [pictures(model)], wanted)
     assert set(found) == {"gate_importance", "entropy"} and set(found.refused) == {"ablation_delta"}
@@ -91,15 +103,23 @@ def test_measures_that_need_labels_are_left_out_with_a_word():
 
 def test_what_cannot_be_recorded_for_one_measure_does_not_hold_up_the_others():
     model = loud(num_classes=0)
-    wanted = [mhprobe.measures.Entropy, mhprobe.measures.LRPRelevance, mhprobe.measures.ActivationPatching]
+    wanted = [
+        mhprobe.measures.Entropy,
+        mhprobe.measures.LRPRelevance,
+        mhprobe.measures.ActivationPatching,
+    ]
     with pytest.warns(MeasureWarning) as said:
-        found = mhprobe.measure(model, [pictures(model)], [*wanted, mhprobe.measures.GateImportance])
+        found = mhprobe.measure(
+            model, [pictures(model)], [*wanted, mhprobe.measures.GateImportance]
+        )
     assert set(found) == {"entropy", "gate_importance"} and len(said) == 2
     assert "gives features, no logits" in str(found.refused["lrp_relevance"])
     assert "has no labels" in str(found.refused["activation_patching"])
     alone = mhprobe.measure(model, [pictures(model)], [mhprobe.measures.GateImportance])
     for name, column in alone["gate_importance"].columns.items():  # nothing was counted twice
-        torch.testing.assert_close(found["gate_importance"].columns[name], column, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            found["gate_importance"].columns[name], column, rtol=1e-9, atol=1e-12
+        )
     with pytest.raises(mhprobe.UserError, match="NaN or infinite"):  # that concerns all
         mhprobe.measure(model, [pictures(model) * torch.nan], wanted[:2])
 
@@ -128,12 +148,16 @@ def judged(score, out, whole, labels):
     return sum(right) / len(right), sum(losses) / len(losses)
 
 
-@pytest.mark.parametrize(("score", "classes"), [("top1", 5), ("kl", 5), ("cosine", 5), ("cosine", 0), ("knn", 0)])
+@pytest.mark.parametrize(
+    ("score", "classes"), [("top1", 5), ("kl", 5), ("cosine", 5), ("cosine", 0), ("knn", 0)]
+)
 def test_curves_are_agreement_with_the_unmasked_model(score, classes):
     model = loud(num_classes=classes)
     images, labels = pictures(model), labels_for(COUNT, num_classes=3)
     loader = [(images[:5], labels[:5]), (images[5:], labels[5:])]
-    rows = mhprobe.masking_curve(model, loader, units="head", order="keep_best", score=score, steps=3)
+    rows = mhprobe.masking_curve(
+        model, loader, units="head", order="keep_best", score=score, steps=3
+    )
     gates = mhprobe.attach(model)
     with torch.no_grad():
         whole = model(images)
@@ -156,7 +180,9 @@ def test_a_photograph_that_stands_twice_in_the_folder_is_found_either_way():
     row, *_ = mhprobe.masking_curve(model, loader, units="head", score="cosine", steps=1)
     assert row["accuracy"] == 1
     outputs = torch.eye(4)[[0, 1, 1, 2]]
-    right, _ = Cosine(outputs)(outputs[None, [1, 2, 0, 2]], torch.tensor([2, 1, 3, 0]), torch.zeros(4))
+    right, _ = Cosine(outputs)(
+        outputs[None, [1, 2, 0, 2]], torch.tensor([2, 1, 3, 0]), torch.zeros(4)
+    )
     assert right.tolist() == [[True, True, False, False]]  # another's output is a mistake as before
 
 
@@ -166,7 +192,10 @@ def test_the_default_is_what_the_loader_and_the_model_allow():
     first = mhprobe.masking_curve(model, [images], units="layer")
     assert first == mhprobe.masking_curve(model, [images], units="layer", score="top1")
     third = mhprobe.masking_curve(features, [images], units="layer")
-    assert third == mhprobe.masking_curve(features, [images], units="layer", score="cosine") and third != first
+    assert (
+        third == mhprobe.masking_curve(features, [images], units="layer", score="cosine")
+        and third != first
+    )
     # orders that take slopes take them of the model's own classes
     rows = mhprobe.masking_curve(model, [images], units="head", order="fisher", steps=2)
     own = [(images, model(images).argmax(1))]
@@ -175,24 +204,38 @@ def test_the_default_is_what_the_loader_and_the_model_allow():
 
 
 @pytest.mark.parametrize(("score", "classes"), [("top1", 5), ("kl", 5), ("cosine", 0)])
-def test_heads_go_by_an_unlabelled_curve_and_the_smaller_model_agrees_as_the_curve_said(score, classes):
+def test_heads_go_by_an_unlabelled_curve_and_the_smaller_model_agrees_as_the_curve_said(
+    score, classes
+):
     model = loud(num_classes=classes)
     images = pictures(model)
-    rows = mhprobe.masking_curve(model, [images], units="head", order="keep_best", score=score, steps=3)
-    assert [int(mask.sum()) for mask in rows.masks] == [row["heads_masked"] for row in rows] == [0, 1, 2, 3]
+    rows = mhprobe.masking_curve(
+        model, [images], units="head", order="keep_best", score=score, steps=3
+    )
+    assert (
+        [int(mask.sum()) for mask in rows.masks]
+        == [row["heads_masked"] for row in rows]
+        == [0, 1, 2, 3]
+    )
     small = mhprobe.prune_heads(model, rows.masks[-1])
     with torch.no_grad():
         accuracy, loss = judged(score, small(images), model(images), None)
-    assert accuracy == pytest.approx(rows[-1]["accuracy"]) and loss == pytest.approx(rows[-1]["loss"], rel=1e-6)
+    assert accuracy == pytest.approx(rows[-1]["accuracy"]) and loss == pytest.approx(
+        rows[-1]["loss"], rel=1e-6
+    )
     # negative control: three others leave another loss
     others = (~rows.masks[-1]).nonzero().flatten()[:3].tolist()
     with torch.no_grad():
-        assert judged(score, mhprobe.prune_heads(model, others)(images), model(images), None)[1] != pytest.approx(loss)
+        assert judged(score, mhprobe.prune_heads(model, others)(images), model(images), None)[
+            1
+        ] != pytest.approx(loss)
 
 
 @pytest.mark.parametrize("values", ["closed", "fractional"])
 @pytest.mark.parametrize(("score", "classes"), [("kl", 5), ("cosine", 0), ("knn", 0)])
-def test_under_gates_that_are_not_one_the_model_as_it_is_is_what_masks_are_held_against(score, classes, values):
+def test_under_gates_that_are_not_one_the_model_as_it_is_is_what_masks_are_held_against(
+    score, classes, values
+):
     model = loud(tiny_swin, num_classes=classes)
     gates, images, labels = mhprobe.attach(model), pictures(model), labels_for(COUNT, num_classes=3)
     gates.values.data = torch.linspace(0.2, 1.5, gates.layout.num_heads, dtype=torch.float64)
@@ -209,7 +252,9 @@ def test_under_gates_that_are_not_one_the_model_as_it_is_is_what_masks_are_held_
         loss, rel=1e-6, abs=1e-9
     )
     assert rows[0]["loss"] == pytest.approx(judged(score, whole, whole, labels)[1], abs=1e-9)
-    assert (opened - whole).abs().max() > 1e-3  # negative control: it is another model with all gates at one
+    assert (
+        opened - whole
+    ).abs().max() > 1e-3  # negative control: it is another model with all gates at one
 
 
 @pytest.mark.parametrize(
@@ -217,7 +262,10 @@ def test_under_gates_that_are_not_one_the_model_as_it_is_is_what_masks_are_held_
     [
         ({"score": "labels"}, "score=labels: needs labels.* there is top1"),
         ({"score": "knn"}, "score=knn: needs labels"),
-        ({"score": "mood"}, r"score: expected one of cosine, kl, knn, knn_train, labels, top1, got 'mood'"),
+        (
+            {"score": "mood"},
+            r"score: expected one of cosine, kl, knn, knn_train, labels, top1, got 'mood'",
+        ),
         ({"score": int}, r"score: expected one of cosine, kl, .*, got <class 'int'>"),
         ({"fill": "optimal"}, "fill=optimal: it minimises the loss, so it needs labels"),
     ],
@@ -231,14 +279,18 @@ def test_what_cannot_be_had_without_labels_is_said(options, reason):
 def test_neighbours_of_too_few_images_are_refused_with_what_to_do():
     features = loud(num_classes=0)
     loader = [(pictures(features)[:5], labels_for(5))]
-    with pytest.raises(mhprobe.UserError, match=r"needs 6 images .* got 5\. Give more .* or take cosine"):
+    with pytest.raises(
+        mhprobe.UserError, match=r"needs 6 images .* got 5\. Give more .* or take cosine"
+    ):
         mhprobe.masking_curve(features, loader, units="layer", score="knn")
 
 
 def test_neighbours_among_training_images_are_refused_where_there_are_none():
     features = loud(num_classes=0)
     loader = [(pictures(features), labels_for(COUNT))]
-    with pytest.raises(mhprobe.UserError, match=r"score=knn_train: .* 21 training images, got 0\. .* take knn"):
+    with pytest.raises(
+        mhprobe.UserError, match=r"score=knn_train: .* 21 training images, got 0\. .* take knn"
+    ):
         mhprobe.masking_curve(features, loader, units="layer", score="knn_train")
 
 
@@ -246,9 +298,13 @@ def test_features_are_not_judged_as_logits_where_there_are_labels():
     features = loud(num_classes=0)
     loader = [(pictures(features), labels_for(COUNT))]
     rows = mhprobe.masking_curve(features, loader, units="head", order="fisher", steps=2)
-    assert rows == mhprobe.masking_curve(features, loader, units="head", order="fisher", steps=2, score="cosine")
+    assert rows == mhprobe.masking_curve(
+        features, loader, units="head", order="fisher", steps=2, score="cosine"
+    )
     for score in ("labels", "top1", "kl"):
-        with pytest.raises(mhprobe.UserError, match=f"score={score}: the model gives features.*one of cosine, knn"):
+        with pytest.raises(
+            mhprobe.UserError, match=f"score={score}: the model gives features.*one of cosine, knn"
+        ):
             mhprobe.masking_curve(features, loader, units="head", score=score)
 
 
@@ -277,7 +333,11 @@ FORMS = {
         "pixel_values": images,
         "label": labels,
     },
-    "WebDataset's": lambda images, labels: {"jpg": images, "cls": labels, "__key__": ["0"] * len(images)},
+    "WebDataset's": lambda images, labels: {
+        "jpg": images,
+        "cls": labels,
+        "__key__": ["0"] * len(images),
+    },
     "WebDataset's lists": lambda images, labels: {
         "__key__": ["0"] * len(images),
         "jpg": list(images.numpy()),
@@ -291,8 +351,12 @@ FORMS = {
 def test_batches_of_common_forms_are_understood(form):
     model = loud()
     images, labels = pictures(model), labels_for(COUNT)
-    plain = mhprobe.measure(model, [(images, labels)], [mhprobe.measures.GateImportance])["gate_importance"]
-    found = mhprobe.measure(model, [form(images, labels)], [mhprobe.measures.GateImportance])["gate_importance"]
+    plain = mhprobe.measure(model, [(images, labels)], [mhprobe.measures.GateImportance])[
+        "gate_importance"
+    ]
+    found = mhprobe.measure(model, [form(images, labels)], [mhprobe.measures.GateImportance])[
+        "gate_importance"
+    ]
     assert torch.equal(found, plain)
 
 
@@ -303,11 +367,15 @@ def test_shards_of_web_dataset_are_walked_as_they_are(tmp_path):
     with wds.TarWriter(str(tmp_path / "shard.tar")) as shard:
         for number, (image, label) in enumerate(zip(images, labels.tolist(), strict=True)):
             shard.write({"__key__": f"{number:03d}", "npy": image.numpy(), "cls": label})
-    plain = mhprobe.measure(model, [(images, labels)], [mhprobe.measures.GateImportance])["gate_importance"]
+    plain = mhprobe.measure(model, [(images, labels)], [mhprobe.measures.GateImportance])[
+        "gate_importance"
+    ]
     shards = wds.WebDataset(str(tmp_path / "shard.tar"), shardshuffle=False).decode()
     for loader in (shards.to_tuple("npy", "cls").batched(5), shards.rename(jpg="npy").batched(5)):
         found = mhprobe.measure(model, loader, [mhprobe.measures.GateImportance])["gate_importance"]
-        torch.testing.assert_close(found, plain, rtol=1e-9, atol=0)  # the same numbers in other batches
+        torch.testing.assert_close(
+            found, plain, rtol=1e-9, atol=0
+        )  # the same numbers in other batches
 
 
 @pytest.mark.filterwarnings("ignore")  # what the library warns of itself
@@ -315,11 +383,19 @@ def test_hugging_face_s_data_sets_are_walked_as_they_are(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     datasets = pytest.importorskip("datasets")
     model, images, labels = loud().float(), pictures(loud()).float(), labels_for(COUNT)
-    plain = mhprobe.measure(model, [(images, labels)], [mhprobe.measures.GateImportance])["gate_importance"]
+    plain = mhprobe.measure(model, [(images, labels)], [mhprobe.measures.GateImportance])[
+        "gate_importance"
+    ]
     held = datasets.Dataset.from_dict({"pixel_values": images.numpy(), "label": labels.tolist()})
-    typed = datasets.Features({**held.features, "pixel_values": datasets.Array3D(images.shape[1:], "float32")})
+    typed = datasets.Features(
+        {**held.features, "pixel_values": datasets.Array3D(images.shape[1:], "float32")}
+    )
     held = held.cast(typed)
-    torch_s, numpy_s, streamed = held.with_format("torch"), held.with_format("numpy"), held.to_iterable_dataset()
+    torch_s, numpy_s, streamed = (
+        held.with_format("torch"),
+        held.with_format("numpy"),
+        held.to_iterable_dataset(),
+    )
     loaders = {
         "DataLoader": DataLoader(torch_s, batch_size=5),
         "DataLoader of arrays": DataLoader(numpy_s, batch_size=5),
@@ -329,7 +405,9 @@ def test_hugging_face_s_data_sets_are_walked_as_they_are(tmp_path, monkeypatch):
     }
     for form, loader in loaders.items():
         found = mhprobe.measure(model, loader, [mhprobe.measures.GateImportance])["gate_importance"]
-        torch.testing.assert_close(found, plain, rtol=1e-4, atol=0, msg=form)  # the same numbers in other batches
+        torch.testing.assert_close(
+            found, plain, rtol=1e-4, atol=0, msg=form
+        )  # the same numbers in other batches
     with pytest.raises(mhprobe.UserError, match="One image at a time"):
         mhprobe.measure(model, torch_s, [mhprobe.measures.GateImportance])
 
@@ -345,9 +423,17 @@ def test_a_loader_that_does_not_know_its_length_and_channels_at_the_end():
     with pytest.raises(TypeError):
         len(streamed)
     assert len(mhprobe.masking_curve(model, streamed, units="layer")) == 3
-    assert mhprobe.measure(model, streamed, [mhprobe.measures.GateImportance])["gate_importance"].isfinite().all()
-    with pytest.raises(mhprobe.UserError, match=r"channels come last; give images\.permute\(0, 3, 1, 2\)"):
-        mhprobe.measure(model, [pictures(model).permute(0, 2, 3, 1)], [mhprobe.measures.GateImportance])
+    assert (
+        mhprobe.measure(model, streamed, [mhprobe.measures.GateImportance])["gate_importance"]
+        .isfinite()
+        .all()
+    )
+    with pytest.raises(
+        mhprobe.UserError, match=r"channels come last; give images\.permute\(0, 3, 1, 2\)"
+    ):
+        mhprobe.measure(
+            model, [pictures(model).permute(0, 2, 3, 1)], [mhprobe.measures.GateImportance]
+        )
 
 
 @pytest.mark.parametrize("labelled", [True, False])
@@ -372,20 +458,30 @@ def test_a_stream_that_can_be_read_once_loses_no_batch(labelled):
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)
     if labelled:  # one that reads images twice, and one that has others to choose on
         chooses = [mhprobe.measures.Interaction]
-        with pytest.raises(mhprobe.UserError, match=r"expected at least one image, got none\. A generator"):
+        with pytest.raises(
+            mhprobe.UserError, match=r"expected at least one image, got none\. A generator"
+        ):
             mhprobe.measure(model, DataLoader(Once(), batch_size=4), chooses)
-        got = mhprobe.measure(model, DataLoader(Once(), batch_size=4), chooses, select_loader=whole)["interaction"]
+        got = mhprobe.measure(
+            model, DataLoader(Once(), batch_size=4), chooses, select_loader=whole
+        )["interaction"]
         assert int(got.columns["images"]) == COUNT
 
 
 def test_batches_of_any_form_are_taken_apart_by_a_function():
     model = loud()
     images, labels = pictures(model), labels_for(COUNT)
-    plain = mhprobe.measure(model, [(images, labels)], [mhprobe.measures.GateImportance])["gate_importance"]
+    plain = mhprobe.measure(model, [(images, labels)], [mhprobe.measures.GateImportance])[
+        "gate_importance"
+    ]
     odd = [{"left": {"photo": images}, "right": labels}]
-    with pytest.raises(mhprobe.UserError, match=r"got a dict with 'left' .*'right'.*batch=lambda item"):
+    with pytest.raises(
+        mhprobe.UserError, match=r"got a dict with 'left' .*'right'.*batch=lambda item"
+    ):
         mhprobe.measure(model, odd, [mhprobe.measures.GateImportance])
     split = lambda item: (item["left"]["photo"], item["right"])  # noqa: E731
-    found = mhprobe.measure(model, odd, [mhprobe.measures.GateImportance], batch=split)["gate_importance"]
+    found = mhprobe.measure(model, odd, [mhprobe.measures.GateImportance], batch=split)[
+        "gate_importance"
+    ]
     assert torch.equal(found, plain)
     assert mhprobe.masking_curve(model, odd, units="layer", batch=split)

@@ -22,11 +22,19 @@ from mhprobe.io import code
 from mhprobe.run import members, sections
 from mhprobe.run.quiet import quiet
 
-LIBRARIES = ("sklearn.datasets", "torchvision.transforms.v2", "matplotlib.backends.backend_pdf", "pydantic")
+LIBRARIES = (
+    "sklearn.datasets",
+    "torchvision.transforms.v2",
+    "matplotlib.backends.backend_pdf",
+    "pydantic",
+)
 
 
 def up() -> None:
-    """Import everything, compose what most tests choose, draw a figure. What was made is left to no collector."""
+    """Import everything, compose what most tests choose, draw a figure.
+
+    What was made is left to no collector.
+    """
     quiet()
     quick_disk()
     quick_pictures()
@@ -46,8 +54,8 @@ def up() -> None:
 def quick_pictures() -> dict[str, Callable[..., Any]]:
     """Each PNG and PDF is a blank page of its figure's size: text takes most of the time of a figure.
 
-    It is neither drawn nor, to place the small print on a screen, measured. Gives what does so whole, by where it
-    belongs; tests of figures put it back (fixture ``whole_pictures``).
+    It is neither drawn nor, to place the small print on a screen, measured. Gives what does so
+    whole, by where it belongs; tests of figures put it back (fixture ``whole_pictures``).
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_pdf import FigureCanvasPdf
@@ -68,8 +76,14 @@ def _blank(canvas: type[Any], whole: Callable[..., None]) -> Callable[..., None]
 
     @functools.wraps(whole)  # by its signature matplotlib decides what it passes
     def blank(self: Any, *args: Any, **options: Any) -> None:
-        measured = "draw" in vars(self.figure)  # matplotlib wants a renderer, and has put one of its own there
-        page = self if measured else canvas(Figure(figsize=self.figure.get_size_inches(), dpi=self.figure.dpi))
+        measured = "draw" in vars(
+            self.figure
+        )  # matplotlib wants a renderer, and has put one of its own there
+        page = (
+            self
+            if measured
+            else canvas(Figure(figsize=self.figure.get_size_inches(), dpi=self.figure.dpi))
+        )
         whole(page, *args, **options)
 
     return blank
@@ -79,7 +93,13 @@ def _unmeasured(whole: Callable[..., Any]) -> Callable[..., Any]:
     """Nothing hangs out of a figure; one for paper is measured, as its size follows from it."""
 
     @functools.wraps(whole)
-    def save(figure: Any, stem: Path, about: str = "", paper: bool = False, origin: Any = MappingProxyType({})) -> Any:
+    def save(
+        figure: Any,
+        stem: Path,
+        about: str = "",
+        paper: bool = False,
+        origin: Any = MappingProxyType({}),
+    ) -> Any:
         if not paper:
             figure.get_tightbbox = lambda: figure.bbox_inches
         try:
@@ -100,7 +120,8 @@ def quick_disk() -> None:
 def quick_configurations() -> dict[str, Callable[..., Any]]:
     """Hydra parses a yaml once and merges the same options once, and again after one was written to.
 
-    It composes a command of thirty yamls, twice; one with a wrong key, four times. Gives what composes anew each time.
+    It composes a command of thirty yamls, twice; one with a wrong key, four times. Gives what
+    composes anew each time.
     """
     from hydra._internal import config_loader_impl
     from hydra._internal.config_repository import ConfigRepository
@@ -112,14 +133,22 @@ def quick_configurations() -> dict[str, Callable[..., Any]]:
         source: Any = SourcesRegistry.instance().resolve(scheme)
         source.load_config = _once(source.load_config)
     repository: Any = ConfigRepository
-    repository.__deepcopy__ = lambda self, _: copy.copy(self)  # Hydra gives the copy other sources, and changes none
+    repository.__deepcopy__ = lambda self, _: copy.copy(
+        self
+    )  # Hydra gives the copy other sources, and changes none
     members.register = functools.cache(members.register)
     loader: Any = config_loader_impl
-    choose, merge = loader.create_defaults_list, loader.ConfigLoaderImpl._compose_config_from_defaults_list
+    choose, merge = (
+        loader.create_defaults_list,
+        loader.ConfigLoaderImpl._compose_config_from_defaults_list,
+    )
     loader.create_defaults_list = _chosen_once(choose)
     loader.ConfigLoaderImpl._compose_config_from_defaults_list = _merged_once(merge)
     names = ("create_defaults_list", "ConfigLoaderImpl._compose_config_from_defaults_list")
-    return {f"{loader.__name__}.{name}": whole for name, whole in zip(names, (choose, merge), strict=True)}
+    return {
+        f"{loader.__name__}.{name}": whole
+        for name, whole in zip(names, (choose, merge), strict=True)
+    }
 
 
 def _once(parse: Callable[..., Any]) -> Callable[..., Any]:
@@ -142,14 +171,20 @@ def _chosen_once(choose: Callable[..., Any]) -> Callable[..., Any]:
     chosen: dict[str, tuple[str, Any]] = {}
 
     @functools.wraps(choose)
-    def create_defaults_list(repo: Any, config_name: str, overrides_list: list[Any], **options: Any) -> Any:
-        new = Overrides(repo, overrides_list)  # of the command line, what chooses options and what sets values
+    def create_defaults_list(
+        repo: Any, config_name: str, overrides_list: list[Any], **options: Any
+    ) -> Any:
+        new = Overrides(
+            repo, overrides_list
+        )  # of the command line, what chooses options and what sets values
         choices = (new.override_choices, new.append_group_defaults, new.deletions)
         key = repr((config_name, choices, [source.path for source in repo.get_sources()]))
         before, defaults = chosen.get(key, ("", None))
         if defaults is None or before != _changed(repo, defaults.defaults):
             defaults = choose(repo, config_name, overrides_list, **options)
-            if "???" not in defaults.overrides.known_choices.values():  # the options say whether that is a mistake
+            if (
+                "???" not in defaults.overrides.known_choices.values()
+            ):  # the options say whether that is a mistake
                 chosen[key] = _changed(repo, defaults.defaults), defaults
         return dataclasses.replace(defaults, config_overrides=new.config_overrides)
 
@@ -191,7 +226,10 @@ def quick_imports() -> None:
 def modules() -> list[str]:
     """All of mhprobe but the commands themselves, with what it imports late."""
     inside = [module.name for module in pkgutil.walk_packages(mhprobe.__path__, "mhprobe.")]
-    return [*LIBRARIES, *(name for name in inside if name.count(".") > 1 and not name.endswith("__main__"))]
+    return [
+        *LIBRARIES,
+        *(name for name in inside if name.count(".") > 1 and not name.endswith("__main__")),
+    ]
 
 
 def _compose() -> None:

@@ -1,6 +1,7 @@
 """What mhprobe and its tests are installed with: python tools/dependencies.py constraints | licences | audit.
 
-All walk from pyproject.toml through what is installed, so that nothing else of this machine is in them.
+All walk from pyproject.toml through what is installed, so that nothing else of this machine is in
+them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def wanted() -> list[Requirement]:
     return list(_others([*project["dependencies"], f"{project['name']}[test]"], extras))
 
 
-def _others(lines: Iterable[str], extras: Mapping[str, Mapping[str, list[str]]]) -> Iterator[Requirement]:
+def _others(
+    lines: Iterable[str], extras: Mapping[str, Mapping[str, list[str]]]
+) -> Iterator[Requirement]:
     """Requirements that are not the project itself; where one of its extras is named, what is in that."""
     for requirement in map(Requirement, lines):
         if requirement.name not in extras:
@@ -53,7 +56,9 @@ def closure(requirements: Iterable[Requirement]) -> dict[str, str]:
         versions[name] = package.version.partition("+")[0]  # without the name of a build
         for line in package.requires or ():
             inner = Requirement(line)
-            if inner.marker is None or any(inner.marker.evaluate({"extra": extra}) for extra in (*key, "")):
+            if inner.marker is None or any(
+                inner.marker.evaluate({"extra": extra}) for extra in (*key, "")
+            ):
                 left.append(inner)
     return dict(sorted(versions.items()))
 
@@ -69,8 +74,14 @@ def licences() -> str:
     lines = []
     for name, version in closure(wanted()).items():
         about = distribution(name).metadata
-        classes = [text.rpartition(" :: ")[2] for text in about.get_all("Classifier") or () if "License" in text]
-        lines.append(f"{name} {version}: {about.get('License-Expression') or ', '.join(classes) or 'see its files'}\n")
+        classes = [
+            text.rpartition(" :: ")[2]
+            for text in about.get_all("Classifier") or ()
+            if "License" in text
+        ]
+        lines.append(
+            f"{name} {version}: {about.get('License-Expression') or ', '.join(classes) or 'see its files'}\n"
+        )
     return "".join(lines)
 
 
@@ -79,9 +90,18 @@ def audit() -> int:
 
     pip-audit itself calls what it could not look up a success.
     """
-    command = [sys.executable, "-m", "pip_audit", "--no-deps", "--disable-pip", "--progress-spinner=off"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip_audit",
+        "--no-deps",
+        "--disable-pip",
+        "--progress-spinner=off",
+    ]
     done = subprocess.run(
-        [*command, "--format=json", "-r", str(ROOT / "constraints.txt")], capture_output=True, text=True
+        [*command, "--format=json", "-r", str(ROOT / "constraints.txt")],
+        capture_output=True,
+        text=True,
     )
     try:
         packages = json.loads(done.stdout)["dependencies"]
@@ -94,11 +114,18 @@ def audit() -> int:
 
 def verdict(packages: Sequence[Mapping[str, Any]], reason: str = "") -> tuple[int, list[str]]:
     """packages: as in pip-audit's JSON. reason: why there are none."""
-    holes = [f"{one['name']} {one['version']}: {hole['id']}" for one in packages for hole in one.get("vulns", ())]
+    holes = [
+        f"{one['name']} {one['version']}: {hole['id']}"
+        for one in packages
+        for hole in one.get("vulns", ())
+    ]
     skipped = [package for package in packages if "skip_reason" in package]
     if skipped or not packages:
         why = skipped[0]["skip_reason"] if skipped else reason
-        holes.append(f"NOT AUDITED: {len(skipped)} of {len(packages)} packages could not be looked up ({why})")
+        holes.append(
+            f"NOT AUDITED: {len(skipped)} of {len(packages)} packages could not be looked up "
+            f"({why})"
+        )
         return (1 if len(holes) > 1 else 3), holes
     return (1, holes) if holes else (0, [f"{len(packages)} packages, nothing known against them"])
 

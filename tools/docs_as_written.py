@@ -1,4 +1,7 @@
-"""An extension of griffe: docstrings are shown as they are written. Their lines and examples are no Markdown."""
+"""An extension of griffe: docstrings are shown as they are written.
+
+Their lines and examples are no Markdown.
+"""
 
 from __future__ import annotations
 

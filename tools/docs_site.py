@@ -1,6 +1,7 @@
 """Hooks of mkdocs: what the site is made of is found, not listed; links of README, the API and notebooks come along.
 
-The navigation: pages named in ORDER come first, in this order; every other page of docs/ after them.
+The navigation: pages named in ORDER come first, in this order; every other page of docs/ after
+them.
 """
 
 from __future__ import annotations
@@ -25,10 +26,24 @@ ORDER = {  # sections by what a reader wants, and their pages: a page that is no
         *("tutorials/notebooks.md", "notebooks/", "others.md", "glossary.md"),
     ],
     "See": [
-        *("look.md", "tutorials/researcher.md", "which-measure.md", "measures.md", "maps.md", "reading-figures.md"),
+        *(
+            "look.md",
+            "tutorials/researcher.md",
+            "which-measure.md",
+            "measures.md",
+            "maps.md",
+            "reading-figures.md",
+        ),
         *("headbench.md", "claims.md", "results.md", "before_after.md", "run-folder.md", "papers/"),
     ],
-    "Prune": ["tutorials/engineer.md", "masking.md", "pruning.md", "prunebench.md", "gates.md", "models.md"],
+    "Prune": [
+        "tutorials/engineer.md",
+        "masking.md",
+        "pruning.md",
+        "prunebench.md",
+        "gates.md",
+        "models.md",
+    ],
     "Train and scale": ["training.md", "scaling.md", "dashboards.md"],
     "Teach": ["tutorials/teacher.md"],
     "Contribute": ["extending.md", "api.md", "reliability.md", "levels.md", "changelog.md"],
@@ -59,7 +74,10 @@ def navigation(pages: list[str]) -> list[dict[str, list[str]]]:
     sections = []
     for section, names in ORDER.items():
         here = [
-            page for name in names for page in left if page == name or (name.endswith("/") and page.startswith(name))
+            page
+            for name in names
+            for page in left
+            if page == name or (name.endswith("/") and page.startswith(name))
         ]
         left = [page for page in left if page not in here]
         sections += [{section: here}] if here else []
@@ -71,7 +89,11 @@ def lists_stand_apart(markdown: str) -> str:
     lines, apart, fenced = markdown.split("\n"), [], False
     for before, line in zip(["", *lines], lines, strict=False):
         fenced ^= line.lstrip().startswith("```")
-        begins = re.match(r"([-*]|\d+\.) ", line) and before.strip() and not re.match(r"\s|([-*]|\d+\.) ", before)
+        begins = (
+            re.match(r"([-*]|\d+\.) ", line)
+            and before.strip()
+            and not re.match(r"\s|([-*]|\d+\.) ", before)
+        )
         apart += ["", line] if begins and not fenced else [line]
     return "\n".join(apart)
 
@@ -93,7 +115,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             return f"]({os.path.relpath(place.relative_to(ROOT).with_suffix('.md'), here)})"
         folder = ROOT / "docs" / target
         if base == ROOT and folder.is_dir():  # of README: a folder of pages stands for its first
-            first = folder / "README.md" if (folder / "README.md").exists() else sorted(folder.glob("*.md"))[0]
+            first = (
+                folder / "README.md"
+                if (folder / "README.md").exists()
+                else sorted(folder.glob("*.md"))[0]
+            )
             return f"]({first.relative_to(ROOT / 'docs')})"
         inside = place.is_relative_to(ROOT / "docs") or not place.exists()
         return match[0] if inside else f"]({SOURCE}{place.relative_to(ROOT)})"
@@ -107,7 +133,9 @@ def with_docstrings(markdown: str) -> str:
     for name, part in members("measure").items():
         fooled_by = get_class(part["_target_"]).fooled_by
         more = f"**Fooled by:** {fooled_by}.\n\n::: {part['_target_']}\n    options: {shown}\n\n"
-        markdown = re.sub(rf"(^## {name}\n.*?)(?=^## |\Z)", rf"\g<1>{more}", markdown, flags=re.M | re.S)
+        markdown = re.sub(
+            rf"(^## {name}\n.*?)(?=^## |\Z)", rf"\g<1>{more}", markdown, flags=re.M | re.S
+        )
     return markdown
 
 
@@ -117,7 +145,11 @@ def api() -> str:
 
     names = [f"mhprobe.{home}.{name}" for name, home in sorted(mhprobe._HOME.items())]
     return "\n\n".join(
-        ["# API", "[Measures](measures.md) have a page of their own.", *(f"::: {name}" for name in names)]
+        [
+            "# API",
+            "[Measures](measures.md) have a page of their own.",
+            *(f"::: {name}" for name in names),
+        ]
     )
 
 
@@ -145,20 +177,34 @@ def example(files: Files, config: Any) -> str:
     import mhprobe
 
     photos = Path(sklearn.datasets.__file__).parent / "images"
-    look = mhprobe.look(ROOT / "weights" / "cifar10_vit_dinov2.safetensors", photos, show_progress=False)
+    look = mhprobe.look(
+        ROOT / "weights" / "cifar10_vit_dinov2.safetensors", photos, show_progress=False
+    )
     whose = "photographs (danielbuechele and vultilion, CC BY 2.0), seen by a ViT-S fine-tuned on CIFAR-10"
     pages = {"look": (look.page, whose)}
-    runs = sorted((ROOT / "outputs" / "demo").glob("*/report.html"), key=lambda path: path.stat().st_mtime)
-    for name, what in (("report", "the report of the demo"), ("live", "the same, with heads that switch live")):
+    runs = sorted(
+        (ROOT / "outputs" / "demo").glob("*/report.html"), key=lambda path: path.stat().st_mtime
+    )
+    for name, what in (
+        ("report", "the report of the demo"),
+        ("live", "the same, with heads that switch live"),
+    ):
         if runs and (page := runs[-1].with_name(f"{name}.html")).is_file():
-            text = page.read_text(encoding="utf-8").replace(str(ROOT) + "/", "").replace(str(ROOT), ".")
+            text = (
+                page.read_text(encoding="utf-8")
+                .replace(str(ROOT) + "/", "")
+                .replace(str(ROOT), ".")
+            )
             pages[name] = text, what
     for name, (text, _) in pages.items():
         files.append(File.generated(config, f"example/{name}.html", content=text))
     shown = [
         f"[{what[0].upper()}{what[1:]}](example/{name}.html).\n\n"
-        f'<iframe src="example/{name}.html" title="{what}" loading="lazy" style="width:100%;height:80vh"></iframe>\n'
+        f'<iframe src="example/{name}.html" title="{what}" loading="lazy" '
+        'style="width:100%;height:80vh"></iframe>\n'
         for name, (_, what) in pages.items()
     ]
-    more = "" if runs else "`make demo` writes more: open `report.html` in the folder that it names.\n"
+    more = (
+        "" if runs else "`make demo` writes more: open `report.html` in the folder that it names.\n"
+    )
     return "\n".join(["# Pages to click\n", *shown, more])

@@ -55,9 +55,13 @@ def shot(page: Page) -> Image.Image:
 
 
 def main(page_file: Path, live_file: Path, to: Path) -> None:
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
+    browser = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome")))
+    )
     with sync_playwright() as started:
-        chromium = started.chromium.launch(executable_path=browser, args=["--no-sandbox", "--disable-gpu"])
+        chromium = started.chromium.launch(
+            executable_path=browser, args=["--no-sandbox", "--disable-gpu"]
+        )
         page = chromium.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
         page.goto(page_file.resolve().as_uri())
         page.wait_for_selector(".tile canvas")
@@ -67,7 +71,13 @@ def main(page_file: Path, live_file: Path, to: Path) -> None:
         chromium.close()
     for quality in (70, 55, 40, 25):
         first.save(
-            to, save_all=True, append_images=others, duration=int(1000 * SECONDS), loop=0, quality=quality, method=4
+            to,
+            save_all=True,
+            append_images=others,
+            duration=int(1000 * SECONDS),
+            loop=0,
+            quality=quality,
+            method=4,
         )
         if to.stat().st_size < MOST:
             return

@@ -1,9 +1,9 @@
 """The picture of a report that README opens with.
 
 python tools/page_picture.py <run>/report.html docs/figures/report_page.png
-The heads that can go, as the page's first sentence says, are off, and the head of the largest importance is open. What
-the page says in words lies beside the picture as .json: tests hold README to it.
-Needs Chromium, and playwright (the extra "test").
+The heads that can go, as the page's first sentence says, are off, and the head of the largest
+importance is open. What the page says in words lies beside the picture as .json: tests hold README
+to it. Needs Chromium, and playwright (the extra "test").
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def picture(page: Page, home: Path) -> bytes:
         [page.query_selector("#step"), int(many[0]) if many else 1],
     )
     values = json.loads(page.text_content("#data") or "")["measures"]
-    (importance,) = (measure["columns"]["value"] for measure in values if measure["key"] == "gate_importance")
+    (importance,) = (
+        measure["columns"]["value"] for measure in values if measure["key"] == "gate_importance"
+    )
     page.click(f'#grid [data-id="{importance.index(max(importance))}"]')
     page.locator("#chosen-command code, #chosen-command pre").first.evaluate(
         "(code, home) => { code.textContent = code.textContent.replace(home, '')"
@@ -43,18 +45,26 @@ def picture(page: Page, home: Path) -> bytes:
     top, bottom = (page.locator(where).bounding_box() for where in ("#colour", "#curve"))
     assert top is not None and bottom is not None
     height = bottom["y"] + bottom["height"] - top["y"] + 12
-    return page.screenshot(full_page=True, clip={"x": 0, "y": top["y"] - 4, "width": WIDTH, "height": height})
+    return page.screenshot(
+        full_page=True, clip={"x": 0, "y": top["y"] - 4, "width": WIDTH, "height": height}
+    )
 
 
 def sentences(page: Page) -> list[str]:
     """The result in words, a sentence each."""
-    return [" ".join(text.split()) for text in page.locator("#result .words li").all_text_contents()]
+    return [
+        " ".join(text.split()) for text in page.locator("#result .words li").all_text_contents()
+    ]
 
 
 def main(report: Path, to: Path) -> None:
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
+    browser = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome")))
+    )
     with sync_playwright() as started:
-        chromium = started.chromium.launch(executable_path=browser, args=["--no-sandbox", "--disable-gpu"])
+        chromium = started.chromium.launch(
+            executable_path=browser, args=["--no-sandbox", "--disable-gpu"]
+        )
         page = chromium.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
         page.goto(report.resolve().as_uri())
         home = report.resolve().parents[3]  # of outputs/<experiment>/<run>

@@ -1,9 +1,10 @@
 """Cycles of training, probing, masking and pruning in one process, and what stays behind: python tools/soak.py 30.
 
-So many minutes of tiny runs on the digits, each in a folder that is removed. After every cycle: resident memory, open
-files, threads. Over the cycles after the warm-up (the first fifth of the time) memory must not grow by 1 % from their
-first quarter to their last, files and threads not at all, and the temporary folder must be empty at the end. A row per
-cycle goes to soak.csv; the verdict is printed, and exit code 1 says that it is bad.
+So many minutes of tiny runs on the digits, each in a folder that is removed. After every cycle:
+resident memory, open files, threads. Over the cycles after the warm-up (the first fifth of the
+time) memory must not grow by 1 % from their first quarter to their last, files and threads not at
+all, and the temporary folder must be empty at the end. A row per cycle goes to soak.csv; the
+verdict is printed, and exit code 1 says that it is bad.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def sample(cycle: int, started: float) -> Sample:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     memory = pages * os.sysconf("SC_PAGE_SIZE") // 1024
     files = len(os.listdir("/proc/self/fd"))
-    return Sample(cycle, round(time.monotonic() - started, 1), memory, files, threading.active_count())
+    return Sample(
+        cycle, round(time.monotonic() - started, 1), memory, files, threading.active_count()
+    )
 
 
 def cycle(folder: Path) -> None:
@@ -99,7 +102,9 @@ def complaints(samples: Sequence[Sample], left: Sequence[str]) -> Iterator[str]:
     warm = [cycle for cycle in samples if cycle.seconds >= samples[-1].seconds / 5]
     quarter = max(1, len(warm) // 4)
     first, last = warm[:quarter], warm[-quarter:]
-    growth = statistics.median(s.memory for s in last) / statistics.median(s.memory for s in first) - 1
+    growth = (
+        statistics.median(s.memory for s in last) / statistics.median(s.memory for s in first) - 1
+    )
     print(f"{len(samples)} cycles, {len(warm)} after the warm-up; memory {100 * growth:+.2f} %")
     if growth >= GROWTH:
         yield f"memory grew by {100 * growth:.2f} %"
@@ -116,7 +121,11 @@ def main(minutes: str, table: Path) -> int:
     """Libraries clear what they have in the temporary folder when the process ends: so it is another one's."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as torchs:
         places = {"TMPDIR": folder, "TORCHINDUCTOR_CACHE_DIR": torchs}  # a cache, meant to stay
-        subprocess.run([sys.executable, __file__, minutes, str(table), INSIDE], env=os.environ | places, check=True)
+        subprocess.run(
+            [sys.executable, __file__, minutes, str(table), INSIDE],
+            env=os.environ | places,
+            check=True,
+        )
         left = sorted(os.listdir(folder))
     with table.open(newline="") as file:
         rows = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]

@@ -17,7 +17,10 @@ from mhprobe.errors import HeadsMixed, UserError
 
 @dataclass
 class Architecture:
-    """Number of models of one class of timm, that have heads, by result. mixed: refused since no head is a slice."""
+    """Number of models of one class of timm, that have heads, by result.
+
+    mixed: refused since no head is a slice.
+    """
 
     attached: int = 0
     prunable: int = 0
@@ -36,15 +39,22 @@ def survey(names: Iterable[str]) -> dict[str, Architecture]:
         with torch.device("meta"):
             model = timm.create_model(name)
         entry = results[type(model).__name__]
-        if not any(hasattr(module, "num_heads") for module in model.modules()):  # of convolutions alone
+        if not any(
+            hasattr(module, "num_heads") for module in model.modules()
+        ):  # of convolutions alone
             continue
         try:
             layout_of(model)
         except UserError as error:
             entry.mixed += isinstance(error, HeadsMixed)
-            reason = re.sub(r"^timm\.models\S*: |; docs/models\.md.*| Not supported\.$", "", str(error))
-            place = r"^\S*\d\S*: |^\S*\d\S*?(?=\.attn| )"  # the name of a block: all have the same reason
-            entry.refused[re.sub(place, lambda name: "" if name[0].endswith(" ") else "a block", reason)].append(name)
+            reason = re.sub(
+                r"^timm\.models\S*: |; docs/models\.md.*| Not supported\.$", "", str(error)
+            )
+            # the name of a block: all have the same reason
+            place = r"^\S*\d\S*: |^\S*\d\S*?(?=\.attn| )"
+            entry.refused[
+                re.sub(place, lambda name: "" if name[0].endswith(" ") else "a block", reason)
+            ].append(name)
         else:
             entry.attached += 1
             entry.prunable += family_of(model).unprunable(model) is None
@@ -54,9 +64,12 @@ def survey(names: Iterable[str]) -> dict[str, Architecture]:
 def page(results: dict[str, Architecture]) -> str:
     """The results as markdown."""
     heads = {name: entry for name, entry in results.items() if entry.names}
-    heads = dict(sorted(heads.items(), key=lambda item: (-item[1].attached, -item[1].names, item[0])))
+    heads = dict(
+        sorted(heads.items(), key=lambda item: (-item[1].attached, -item[1].names, item[0]))
+    )
     attached, prunable, mixed, total = (
-        sum(getattr(entry, what) for entry in heads.values()) for what in ("attached", "prunable", "mixed", "names")
+        sum(getattr(entry, what) for entry in heads.values())
+        for what in ("attached", "prunable", "mixed", "names")
     )
     reasons: dict[str, list[str]] = defaultdict(list)
     alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
@@ -70,19 +83,25 @@ def page(results: dict[str, Architecture]) -> str:
         [
             "# Which timm models work",
             "",
-            f"timm {timm.__version__} has {total} model names with attention heads. mhprobe can gate, measure and mask "
-            f"the heads of {attached}, and remove heads from {prunable}. {mixed} of the others mix their heads before "
-            f"the projection, so no head can be gated alone; without those, {attached / max(1, total - mixed):.0%} of "
+            f"timm {timm.__version__} has {total} model names with attention heads. mhprobe can "
+            "gate, measure and mask "
+            f"the heads of {attached}, and remove heads from {prunable}. {mixed} of the others mix "
+            "their heads before "
+            "the projection, so no head can be gated alone; without those, "
+            f"{attached / max(1, total - mixed):.0%} of "
             f"the names work. `make models` writes this page.",
             "",
-            "Some heads have no attention weights over the tokens of an image (attention between channels, coarser "
+            "Some heads have no attention weights over the tokens of an image (attention between "
+            "channels, coarser "
             "keys); measures of attention are then left out with that reason.",
             "",
-            "| class in timm, and its number of names | can be gated, measured, masked | heads can be removed |",
+            "| class in timm, and its number of names | can be gated, measured, masked | heads can "
+            "be removed |",
             "|---|---|---|",
             *(f"| {', '.join(names)} | {' | '.join(able)} |" for able, names in alike.items()),
             "",
-            f"{len(results) - len(heads)} more classes have no heads that mhprobe finds: mostly convolutions, and "
+            f"{len(results) - len(heads)} more classes have no heads that mhprobe finds: mostly "
+            "convolutions, and "
             f"models that name their heads otherwise (Hiera).",
             "",
             "| names that are refused | why |",

@@ -1,7 +1,7 @@
 """python -m benchmarks.gpu pack FOLDER --cifar ARCHIVE, then on the machine: run FOLDER [stage ...].
 
-Every stage takes at most nine minutes, writes FOLDER/results/<stage>.json when it is done, and is skipped where that is
-there. A training that ran out of its minutes goes on with the next ``run``.
+Every stage takes at most nine minutes, writes FOLDER/results/<stage>.json when it is done, and is
+skipped where that is there. A training that ran out of its minutes goes on with the next ``run``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def main() -> int:
 
     works = stages()
     if unknown := set(chosen.stages) - set(works):
-        raise SystemExit(f"no stage {', '.join(sorted(unknown))}; expected some of {', '.join(works)}")
+        raise SystemExit(
+            f"no stage {', '.join(sorted(unknown))}; expected some of {', '.join(works)}"
+        )
     kit = Kit(chosen.folder.resolve(), ROOT, chosen.tiny, chosen.minutes)
     return 0 if all([_stage(kit, name, works[name]) for name in chosen.stages or works]) else 1
 
@@ -53,8 +55,16 @@ def _stage(kit, name, work) -> bool:
     if results is None:
         print(f"{name}: not finished; run it again", flush=True)
         return False
-    about = {**conditions("tiny" if kit.tiny else "full"), "minutes": round((time.monotonic() - start) / 60, 2)}
-    write(out, (json.dumps({"stage": name, "conditions": about, "found": results}, indent=2) + "\n").encode())
+    about = {
+        **conditions("tiny" if kit.tiny else "full"),
+        "minutes": round((time.monotonic() - start) / 60, 2),
+    }
+    write(
+        out,
+        (
+            json.dumps({"stage": name, "conditions": about, "found": results}, indent=2) + "\n"
+        ).encode(),
+    )
     print(f"{name}: {about['minutes']} minutes, {out}", flush=True)
     return True
 
@@ -68,10 +78,16 @@ def _unpack(folder: Path) -> None:
     for wheel in sorted((folder / "wheels").glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:
             tops = {name.split("/")[0] for name in archive.namelist() if ".dist-info" not in name}
-            if not all(importlib.util.find_spec(top.removesuffix(".py")) for top in tops if "." not in top[:-3]):
+            if not all(
+                importlib.util.find_spec(top.removesuffix(".py"))
+                for top in tops
+                if "." not in top[:-3]
+            ):
                 archive.extractall(site)
     sys.path[:0] = [str(ROOT / "src"), str(site)]
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(site), os.environ.get("PYTHONPATH", "")])
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(ROOT / "src"), str(site), os.environ.get("PYTHONPATH", "")]
+    )
 
 
 def _options() -> argparse.Namespace:
@@ -83,8 +99,12 @@ def _options() -> argparse.Namespace:
     run = what.add_parser("run", help="do the stages that are not done yet")
     run.add_argument("folder", type=Path)
     run.add_argument("stages", nargs="*", metavar="stage")
-    run.add_argument("--tiny", action="store_true", help="shrunk, on whatever device there is: to try the kit")
-    run.add_argument("--minutes", type=float, default=8.5, help="after which a training stops, to go on later")
+    run.add_argument(
+        "--tiny", action="store_true", help="shrunk, on whatever device there is: to try the kit"
+    )
+    run.add_argument(
+        "--minutes", type=float, default=8.5, help="after which a training stops, to go on later"
+    )
     return parser.parse_args()
 
 

@@ -1,6 +1,9 @@
-"""The stages. Each is a function of the kit that gives what goes into its JSON, or None where it is not finished.
+"""The stages.
 
-Random weights, but for the two trainings: how fast something runs does not depend on what a network knows.
+Each is a function of the kit that gives what goes into its JSON, or None where it is not finished.
+
+Random weights, but for the two trainings: how fast something runs does not depend on what a network
+knows.
 """
 
 from __future__ import annotations
@@ -38,13 +41,23 @@ from mhprobe.training.screen import ShowsTraining
 NAMES = {"vit": "vit_base_patch16_224", "swin": "swin_base_patch4_window7_224"}
 TINY = {
     "vit": {"img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 3},
-    "swin": {"img_size": 16, "patch_size": 2, "window_size": 4, "embed_dim": 12, "depths": (1, 1), "num_heads": (2, 3)},
+    "swin": {
+        "img_size": 16,
+        "patch_size": 2,
+        "window_size": 4,
+        "embed_dim": 12,
+        "depths": (1, 1),
+        "num_heads": (2, 3),
+    },
 }
 
 
 @dataclass(frozen=True)
 class Kit:
-    """folder: that of the kit. root: the source. tiny: shrunk, for a test. minutes: for one piece of a training."""
+    """folder: that of the kit.
+
+    root: the source. tiny: shrunk, for a test. minutes: for one piece of a training.
+    """
 
     folder: Path
     root: Path
@@ -61,11 +74,15 @@ class Kit:
 
     def network(self, kind: str) -> nn.Module:
         torch.manual_seed(0)
-        return timm.create_model(NAMES[kind], num_classes=10, **(TINY[kind] if self.tiny else {})).to(self.device)
+        return timm.create_model(
+            NAMES[kind], num_classes=10, **(TINY[kind] if self.tiny else {})
+        ).to(self.device)
 
     def batch(self, model: Any, images: int) -> Batch:
         size = mhprobe.backbones.input_spec(model)["size"]
-        pixels = torch.randn(images, 3, *size, generator=torch.Generator().manual_seed(0)).to(self.device)
+        pixels = torch.randn(images, 3, *size, generator=torch.Generator().manual_seed(0)).to(
+            self.device
+        )
         index = torch.arange(images, device=self.device)
         return Batch(pixels, index % 10, index, torch.ones_like(index, dtype=torch.bool))
 
@@ -114,14 +131,28 @@ def two_ranks(kit: Kit) -> dict[str, Any]:
             "data.source.train=200",
             "data.source.test=100",
         ]
-        command += ["backbone=vit", "measure=[gate_importance,svcca]", f"cache_dir={kit.folder / 'cache'}"]
-        command += [f"++backbone.{key}={value}" for key, value in {**TINY["vit"], "img_size": 32}.items()]
-        command += [f"trainer.accelerator={kind}", "trainer.precision=32-true", f"hydra.run.dir={out}"]
-        command += ["trainer=ddp", f"trainer.devices={count}"] if count > 1 else ["trainer.devices=1"]
+        command += [
+            "backbone=vit",
+            "measure=[gate_importance,svcca]",
+            f"cache_dir={kit.folder / 'cache'}",
+        ]
+        command += [
+            f"++backbone.{key}={value}" for key, value in {**TINY["vit"], "img_size": 32}.items()
+        ]
+        command += [
+            f"trainer.accelerator={kind}",
+            "trainer.precision=32-true",
+            f"hydra.run.dir={out}",
+        ]
+        command += (
+            ["trainer=ddp", f"trainer.devices={count}"] if count > 1 else ["trainer.devices=1"]
+        )
         subprocess.run(command, cwd=kit.root, check=True)
         for name in ("gate_importance", "svcca"):
             with (out / "tables" / f"{name}.csv").open(newline="") as file:
-                tables[name, count] = torch.tensor([float(row["value"]) for row in csv.DictReader(file)])
+                tables[name, count] = torch.tensor(
+                    [float(row["value"]) for row in csv.DictReader(file)]
+                )
     apart = {
         name: float(((tables[name, 1] - tables[name, 2]).abs() / tables[name, 1].abs().max()).max())
         for name in ("gate_importance", "svcca")
@@ -138,13 +169,26 @@ def train(kit: Kit, kind: str) -> dict[str, Any] | None:
     if not files and not _trained(kit, kind, name, out):
         return None
     folder = sorted(out.glob(f"{name}/*/metrics.json"))[-1].parent
-    return {"folder": str(folder.relative_to(kit.folder)), **json.loads((folder / "metrics.json").read_text())}
+    return {
+        "folder": str(folder.relative_to(kit.folder)),
+        **json.loads((folder / "metrics.json").read_text()),
+    }
 
 
 def _trained(kit: Kit, kind: str, name: str, out: Path) -> bool:
     """Whether the training came to its end within the kit's minutes; otherwise its last checkpoint is there."""
-    command = [sys.executable, "-m", "mhprobe.train", f"+experiment=cifar10_{kind}_stem", f"name={name}"]
-    command += [f"data.root={next(kit.folder.glob('cifar10.*'))}", f"out={out}", f"cache_dir={kit.folder / 'cache'}"]
+    command = [
+        sys.executable,
+        "-m",
+        "mhprobe.train",
+        f"+experiment=cifar10_{kind}_stem",
+        f"name={name}",
+    ]
+    command += [
+        f"data.root={next(kit.folder.glob('cifar10.*'))}",
+        f"out={out}",
+        f"cache_dir={kit.folder / 'cache'}",
+    ]
     command += ["measure=[]", "masking=none", *(_shrunk(kind) if kit.tiny else _wide(kind))]
     if list(out.glob(f"{name}/*/checkpoints/last.ckpt")):
         command.append("ckpt_path=last")
@@ -163,29 +207,53 @@ def _trained(kit: Kit, kind: str, name: str, out: Path) -> bool:
 
 def _wide(kind: str) -> list[str]:
     """What makes the recipe for a CPU one for a GPU: no patches left out, more width, epochs and augmentation."""
-    more = ["data.batch_size=256", "data.augment.cutmix=1", "data.augment.mixup=0.2", "optim.ema=0.999"]
+    more = [
+        "data.batch_size=256",
+        "data.augment.cutmix=1",
+        "data.augment.mixup=0.2",
+        "optim.ema=0.999",
+    ]
     more += ["optim.label_smoothing=0.05", "optim.warmup_epochs=5", "checkpoint.every_n_steps=200"]
     if kind == "vit":
-        return [*more, "trainer.max_epochs=100", "backbone.patch_drop_rate=0", "backbone.embed_dim=192"]
+        return [
+            *more,
+            "trainer.max_epochs=100",
+            "backbone.patch_drop_rate=0",
+            "backbone.embed_dim=192",
+        ]
     return [*more, "trainer.max_epochs=100", "backbone.embed_dim=48"]
 
 
 def _shrunk(kind: str) -> list[str]:
-    size = [f"++backbone.{key}={list(v) if isinstance(v, tuple) else v}" for key, v in TINY[kind].items()]
+    size = [
+        f"++backbone.{key}={list(v) if isinstance(v, tuple) else v}"
+        for key, v in TINY[kind].items()
+    ]
     less = ["data.limit_train=32", "data.limit_val=20", "data.limit_test=20", "data.batch_size=16"]
-    return [*size, *less, "data.val_fraction=0.3", "trainer.max_epochs=1", "trainer.accelerator=cpu"]
+    return [
+        *size,
+        *less,
+        "data.val_fraction=0.3",
+        "trainer.max_epochs=1",
+        "trainer.accelerator=cpu",
+    ]
 
 
 def tuning_speed(kit: Kit) -> list[dict[str, Any]]:
     """Images per second of a training step in bfloat16: a whole training, the gated classifier, the bare timm model.
 
-    A whole training is Lightning's loop with all that watches it, and images that come from the host.
+    A whole training is Lightning's loop with all that watches it, and images that come from the
+    host.
     """
     rows = []
     for kind in NAMES:
         for compiled in (False, True) if kit.device.type == "cuda" else (False,):
             for what in ("training", "mhprobe", "timm"):
-                taken = _training(kit, kind, compiled) if what == "training" else _step(kit, kind, compiled, what)
+                taken = (
+                    _training(kit, kind, compiled)
+                    if what == "training"
+                    else _step(kit, kind, compiled, what)
+                )
                 rows.append({"network": NAMES[kind], "compile": compiled, "loop": what, **taken})
                 print(f"  {rows[-1]}", flush=True)
     return rows
@@ -226,9 +294,16 @@ class Clock(L.Callback):
 def _training(kit: Kit, kind: str, compiled: bool) -> dict[str, float]:
     model = kit.network(kind).cpu().train()
     skipped, steps = (1, 2) if kit.tiny else (5, 35)
-    batch = Batch(*(None if part is None else part.cpu() for part in kit.batch(model, 4 if kit.tiny else 128)))
+    batch = Batch(
+        *(None if part is None else part.cpu() for part in kit.batch(model, 4 if kit.tiny else 128))
+    )
     clock = Clock(kit, skipped)
-    watching = [ShowsTraining(), SeedEachStep(0), StopAtNonFinite(), EMAWeightAveraging(decay=0.999)]
+    watching = [
+        ShowsTraining(),
+        SeedEachStep(0),
+        StopAtNonFinite(),
+        EMAWeightAveraging(decay=0.999),
+    ]
     trainer = L.Trainer(
         max_epochs=1,
         accelerator=kit.device.type,
@@ -244,7 +319,11 @@ def _training(kit: Kit, kind: str, compiled: bool) -> dict[str, float]:
         model.compile()
     trainer.fit(classifier, datamodule=Same(batch, steps))
     images = (steps - skipped) * len(batch.labels)
-    return {"images_per_s": images / clock.seconds, "batch": len(batch.labels), "first_step_s": clock.first}
+    return {
+        "images_per_s": images / clock.seconds,
+        "batch": len(batch.labels),
+        "first_step_s": clock.first,
+    }
 
 
 def _step(kit: Kit, kind: str, compiled: bool, what: str) -> dict[str, float]:
@@ -274,7 +353,11 @@ def _step(kit: Kit, kind: str, compiled: bool, what: str) -> dict[str, float]:
     step()
     taken = [_seconds(kit, step) for _ in range(1 if kit.tiny else 30)]
     middle = sorted(taken)[len(taken) // 2]
-    return {"images_per_s": len(batch.images) / middle, "batch": len(batch.images), "first_step_s": first}
+    return {
+        "images_per_s": len(batch.images) / middle,
+        "batch": len(batch.images),
+        "first_step_s": first,
+    }
 
 
 def measuring_time(kit: Kit) -> list[dict[str, Any]]:
@@ -284,7 +367,10 @@ def measuring_time(kit: Kit) -> list[dict[str, Any]]:
     images = sum(len(batch.images) for batch in batches)
     rows = []
     for name in ("GateImportance", "SVCCA", "AblationDelta"):
-        taken = _seconds(kit, functools.partial(mhprobe.measure, model, batches, [getattr(mhprobe.measures, name)]))
+        taken = _seconds(
+            kit,
+            functools.partial(mhprobe.measure, model, batches, [getattr(mhprobe.measures, name)]),
+        )
         rows.append({"network": NAMES["vit"], "measure": name, "images": images, "seconds": taken})
         print(f"  {rows[-1]}", flush=True)
     return rows
@@ -297,10 +383,20 @@ def searching_time(kit: Kit) -> list[dict[str, Any]]:
     fast = Screened(best=20, then=Racing(epsilon=0.002, delta=0.01, batch=100, seed=0))
     rows, steps = [], 1 if kit.tiny else 3
     for name, search in (("fast", fast), ("exact", Exact(parts=2 if kit.tiny else 24))):
-        trace = functools.partial(mhprobe.masking_curve, model, batches, "head", steps=steps, search=search)
+        trace = functools.partial(
+            mhprobe.masking_curve, model, batches, "head", steps=steps, search=search
+        )
         taken = _seconds(kit, trace)
         images = sum(len(batch.images) for batch in batches)
-        rows.append({"network": NAMES["vit"], "search": name, "steps": steps, "images": images, "seconds": taken})
+        rows.append(
+            {
+                "network": NAMES["vit"],
+                "search": name,
+                "steps": steps,
+                "images": images,
+                "seconds": taken,
+            }
+        )
         print(f"  {rows[-1]}", flush=True)
     return rows
 
@@ -310,7 +406,11 @@ def pruned_speed(kit: Kit) -> list[dict[str, Any]]:
     rows = []
     for kind in NAMES:
         model = kit.network(kind).eval()
-        table = speed_table(model, batches=(2,), rounds=2, seconds=0) if kit.tiny else speed_table(model)
+        table = (
+            speed_table(model, batches=(2,), rounds=2, seconds=0)
+            if kit.tiny
+            else speed_table(model)
+        )
         rows += [{"network": NAMES[kind], **row} for row in table]
     return rows
 

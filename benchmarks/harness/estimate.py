@@ -1,8 +1,9 @@
 """From ratios measured on a small network to hours on a large one: products of what was measured and what is assumed.
 
-Measured: what a measure costs in forward passes, what a search saves, how near two ranks are to twice as fast. Counted:
-operations of a forward pass, bytes of sums, the image-forwards that each order of conf/masking asks for. Assumed: how
-fast a GPU is, that ratios are those of the small network on this machine, and that many ranks lose what two lose.
+Measured: what a measure costs in forward passes, what a search saves, how near two ranks are to
+twice as fast. Counted: operations of a forward pass, bytes of sums, the image-forwards that each
+order of conf/masking asks for. Assumed: how fast a GPU is, that ratios are those of the small
+network on this machine, and that many ranks lose what two lose.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ Rows = Mapping[str, Sequence[Ratio]]
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is estimated. tflops: kept up by one GPU, in float32. link: GB/s. select, report: images of the splits."""
+    """What is estimated.
+
+    tflops: kept up by one GPU, in float32. link: GB/s. select, report: images of the splits.
+    """
 
     model: str = "vit_large_patch16_224"
     gpus: int = 64
@@ -71,7 +75,10 @@ class Large:
         for site in self.layout.sites:
             windows, tokens = site.places().shape
             z, attention = windows * tokens * site.channels, site.num_heads * windows * tokens**2
-            total += 4 * (z * (2 if "grad" in needs else 1) + attention * len({"attn", "attn_grad"} & set(needs)))
+            total += 4 * (
+                z * (2 if "grad" in needs else 1)
+                + attention * len({"attn", "attn_grad"} & set(needs))
+            )
         return total
 
 
@@ -83,10 +90,14 @@ def pages(conditions: Mapping[str, Any], rows: Rows, setting: Setting) -> Iterat
     share, source = efficiency(rows)
     per_hour = setting.gpus * setting.tflops * 1e12 * share * 3600 / large.flops
     yield (
-        f"{setting.model}: {large.layout.num_heads} heads, {large.flops / 1e9:.0f} GFLOP a forward pass. "
-        f"{setting.gpus} GPUs of {setting.tflops:g} TFLOP/s (assumed), efficiency {share:.2f} ({source}): "
-        f"{per_hour / 1e6:,.0f} million image-forwards an hour. Ratios from commit {conditions.get('commit')}, "
-        f"{conditions.get('cores')} cores of {conditions.get('processor')}, load {conditions.get('load')}."
+        f"{setting.model}: {large.layout.num_heads} heads, {large.flops / 1e9:.0f} GFLOP a forward "
+        "pass. "
+        f"{setting.gpus} GPUs of {setting.tflops:g} TFLOP/s (assumed), efficiency {share:.2f} "
+        f"({source}): "
+        f"{per_hour / 1e6:,.0f} million image-forwards an hour. Ratios from commit "
+        f"{conditions.get('commit')}, "
+        f"{conditions.get('cores')} cores of {conditions.get('processor')}, load "
+        f"{conditions.get('load')}."
     )
     yield ""
     yield from _of_measures(rows, setting, large, small, per_hour)
@@ -94,7 +105,9 @@ def pages(conditions: Mapping[str, Any], rows: Rows, setting: Setting) -> Iterat
     yield from _of_curves(rows, setting, large, per_hour)
 
 
-def _of_measures(rows: Rows, setting: Setting, large: Large, small: HeadLayout, per_hour: float) -> Iterator[str]:
+def _of_measures(
+    rows: Rows, setting: Setting, large: Large, small: HeadLayout, per_hour: float
+) -> Iterator[str]:
     images = setting.report
     yield f"| measure | passes an image | {images:,} images | sums, and a copy | recorded, an image | a rank sends |"
     yield "|---|---|---|---|---|---|"
@@ -110,7 +123,14 @@ def _of_measures(rows: Rows, setting: Setting, large: Large, small: HeadLayout, 
 def _of_curves(rows: Rows, setting: Setting, large: Large, per_hour: float) -> Iterator[str]:
     savings = {(units, search): ratio for units, search, ratio in _savings(rows)}
     shown = ("exact", "fast") if savings else ()
-    columns = ["curve", "units", "image-forwards", "time", *(f"search={name}" for name in shown), "scores"]
+    columns = [
+        "curve",
+        "units",
+        "image-forwards",
+        "time",
+        *(f"search={name}" for name in shown),
+        "scores",
+    ]
     yield f"| {' | '.join(columns)} |"
     yield f"|{'---|' * len(columns)}"
     for spec in curves():
@@ -118,13 +138,20 @@ def _of_curves(rows: Rows, setting: Setting, large: Large, per_hour: float) -> I
         cells = [duration(forwards / per_hour)]
         for name in shown:
             ratio = savings.get((spec.units, name))
-            cells.append(duration(forwards / ratio / per_hour) if ratio and hasattr(spec.order, "search") else "")
+            cells.append(
+                duration(forwards / ratio / per_hour)
+                if ratio and hasattr(spec.order, "search")
+                else ""
+            )
         cells.append(size(9 * widest))
         yield f"| {spec.name} | {spec.units} | {forwards / 1e6:,.0f} million | {' | '.join(cells)} |"
 
 
 def costs(rows: Rows, large: HeadLayout, small: HeadLayout) -> Iterator[tuple[str, float]]:
-    """(measure, forward passes an image). Those under masks grow with the number of masks, the others do not."""
+    """(measure, forward passes an image).
+
+    Those under masks grow with the number of masks, the others do not.
+    """
     for row in rows.get("scaling", ()):
         name = row.what.partition(":")[0]
         if name in members("measure"):
@@ -146,10 +173,14 @@ def sums_of(name: str, layout: HeadLayout) -> Measure:
 
     try:
         with torch.device("meta"), warnings.catch_warnings():
-            warnings.simplefilter("ignore", NoInterval)  # no interval is asked for, only how large the sums are
+            warnings.simplefilter(
+                "ignore", NoInterval
+            )  # no interval is asked for, only how large the sums are
             measure = build(name, layout)
             if hasattr(measure, "declare"):  # sums that take the shape of the first record
-                measure.declare([measure.shape(group, _record(layout)) for group in range(len(measure.groups))])
+                measure.declare(
+                    [measure.shape(group, _record(layout)) for group in range(len(measure.groups))]
+                )
             return measure
     except (NotImplementedError, RuntimeError):  # it looks into tensors, which are small then
         return build(name, layout)
@@ -162,7 +193,9 @@ def _record(layout: HeadLayout) -> HeadBatch:
         rows = torch.zeros(1, site.places().numel(), site.num_heads, site.head_dim)
         z.append(rows)
         stream.append(Stream(*[rows.flatten(2)] * 3))
-    return HeadBatch(tuple(z), torch.zeros(1, 1), torch.ones(1, dtype=torch.bool), stream=tuple(stream))
+    return HeadBatch(
+        tuple(z), torch.zeros(1, 1), torch.ones(1, dtype=torch.bool), stream=tuple(stream)
+    )
 
 
 def curves() -> list[CurveSpec]:
@@ -176,7 +209,9 @@ def curves() -> list[CurveSpec]:
         part.search = {"_target_": "mhprobe.masking.search.exact.Exact", "parts": 1}
         for name, curve in (part.curves or {}).items():
             order = instantiate(curve.order, _convert_="all")
-            rest = {key: value for key, value in OmegaConf.to_container(curve).items() if key != "order"}  # type: ignore[union-attr]
+            rest = {
+                key: value for key, value in OmegaConf.to_container(curve).items() if key != "order"
+            }  # type: ignore[union-attr]
             specs.append(CurveSpec(name=f"{yaml.stem}/{name}", order=order, **rest))  # type: ignore[misc]
     return specs
 
@@ -193,7 +228,10 @@ def image_forwards(spec: CurveSpec, layout: HeadLayout, setting: Setting) -> tup
 
 
 class Counted(Evaluate):
-    """Answers at random, and counts what it is asked. A measure's column counts as a recorded pass."""
+    """Answers at random, and counts what it is asked.
+
+    A measure's column counts as a recorded pass.
+    """
 
     def __init__(self, layout: HeadLayout) -> None:
         self.layout, self.images, self.spent, self.most = layout, STAND_IN, 0, 0
@@ -214,10 +252,14 @@ class Counted(Evaluate):
     def fisher(self, mask: Tensor) -> list[Tensor]:
         self.spent += 2 * STAND_IN
         counts = [site.num_heads for site in self.layout.sites]
-        roots = [torch.rand(count, count, generator=self.random, dtype=torch.float64) for count in counts]
+        roots = [
+            torch.rand(count, count, generator=self.random, dtype=torch.float64) for count in counts
+        ]
         return [root @ root.mT for root in roots]
 
-    def measure(self, make: Callable[[HeadLayout], Any], mask: Tensor, column: str = "value") -> Tensor:
+    def measure(
+        self, make: Callable[[HeadLayout], Any], mask: Tensor, column: str = "value"
+    ) -> Tensor:
         self.spent += max(2, len(mask) if "Ablation" in repr(make) else 0) * STAND_IN
         return torch.rand(len(mask), generator=self.random, dtype=torch.float64)
 
@@ -236,7 +278,11 @@ def duration(hours: float) -> str:
     """To two digits, in the unit that suits."""
     for unit, factor in (("h", 1), ("min", 60), ("s", 3600)):
         if hours * factor >= 1:
-            return f"{hours * factor:.2g} {unit}" if hours * factor < 100 else f"{hours * factor:,.0f} {unit}"
+            return (
+                f"{hours * factor:.2g} {unit}"
+                if hours * factor < 100
+                else f"{hours * factor:,.0f} {unit}"
+            )
     return "< 1 s"
 
 
@@ -244,5 +290,9 @@ def size(held: float) -> str:
     """Bytes, to two digits."""
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if held >= factor:
-            return f"{held / factor:.2g} {unit}" if held < 100 * factor else f"{held / factor:,.0f} {unit}"
+            return (
+                f"{held / factor:.2g} {unit}"
+                if held < 100 * factor
+                else f"{held / factor:,.0f} {unit}"
+            )
     return f"{held:.0f} B"

@@ -1,6 +1,7 @@
 """What jobs take of memory: each in a fork of one fresh process that has imported everything, with a single thread.
 
-python -m benchmarks.harness.memory <module> <jobs as JSON>: what ``module.in_fork(*job)`` gives, a line of JSON each.
+python -m benchmarks.harness.memory <module> <jobs as JSON>: what ``module.in_fork(*job)`` gives, a
+line of JSON each.
 """
 
 from __future__ import annotations

@@ -10,9 +10,19 @@ import mhprobe
 
 
 def small_vit(depth: int = 6) -> nn.Module:
-    """The network of cifar10_vit_scratch, not trained. depth: its number of blocks; fewer are for tests."""
+    """The network of cifar10_vit_scratch, not trained.
+
+    depth: its number of blocks; fewer are for tests.
+    """
     torch.manual_seed(0)
-    options = {"img_size": 32, "patch_size": 4, "embed_dim": 192, "depth": depth, "num_heads": 12, "mlp_ratio": 2}
+    options = {
+        "img_size": 32,
+        "patch_size": 4,
+        "embed_dim": 192,
+        "depth": depth,
+        "num_heads": 12,
+        "mlp_ratio": 2,
+    }
     return timm.create_model("vit_tiny_patch16_224", num_classes=10, **options)
 
 
@@ -24,7 +34,9 @@ def small_swin(depths: tuple[int, ...] = (2, 2, 4)) -> nn.Module:
     torch.manual_seed(0)
     heads = (3, 6, 12)[: len(depths)]
     sizes = {"patch_size": 2, "window_size": 4, "embed_dim": 48, "depths": depths}
-    return timm.create_model("swin_tiny_patch4_window7_224", img_size=32, num_classes=10, num_heads=heads, **sizes)
+    return timm.create_model(
+        "swin_tiny_patch4_window7_224", img_size=32, num_classes=10, num_heads=heads, **sizes
+    )
 
 
 def whole_model(model: nn.Module, images: Tensor, masks: Tensor) -> Tensor:

@@ -22,7 +22,10 @@ PACKAGES = ("torch", "timm", "lightning", "torchmetrics", "numpy", "scipy")
 
 
 def conditions(size: str) -> dict[str, Any]:
-    """What decides the numbers besides the code. load: processes that wanted a core in the last minute."""
+    """What decides the numbers besides the code.
+
+    load: processes that wanted a core in the last minute.
+    """
     import torch
 
     return {
@@ -48,7 +51,10 @@ def float32() -> dict[str, str]:
     import torch
 
     backends: Any = torch.backends
-    return {"products": backends.cuda.matmul.fp32_precision, "convolutions": backends.cudnn.conv.fp32_precision}
+    return {
+        "products": backends.cuda.matmul.fp32_precision,
+        "convolutions": backends.cudnn.conv.fp32_precision,
+    }
 
 
 def commit() -> str:
@@ -74,7 +80,12 @@ def save(
     seconds: that each part took.
     """
     plain = {part: [dataclasses.asdict(row) for row in ratios] for part, ratios in rows.items()}
-    document = {"conditions": conditions, "rows": plain, "failed": dict(failed), "seconds": dict(seconds)}
+    document = {
+        "conditions": conditions,
+        "rows": plain,
+        "failed": dict(failed),
+        "seconds": dict(seconds),
+    }
     write(file, (json.dumps(document, indent=2) + "\n").encode())
 
 
@@ -85,9 +96,13 @@ def load(file: Path) -> tuple[dict[str, Any], dict[str, list[Ratio]]]:
         rows = {part: [Ratio(**row) for row in ratios] for part, ratios in document["rows"].items()}
         return document["conditions"], rows
     except FileNotFoundError:
-        raise UserError(f"--against: no file {file}; expected the bench.json of an earlier run.") from None
+        raise UserError(
+            f"--against: no file {file}; expected the bench.json of an earlier run."
+        ) from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        raise UserError(f"--against: {file} is no bench.json. Name the one that an earlier run wrote.") from None
+        raise UserError(
+            f"--against: {file} is no bench.json. Name the one that an earlier run wrote."
+        ) from None
 
 
 def worse(now: Ratio, before: Ratio) -> bool:

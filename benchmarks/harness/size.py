@@ -11,7 +11,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Size:
-    """name: tiny, usual or full. cifar: the CIFAR-10 archive, None for stand-ins. cache: where decoded images go."""
+    """name: tiny, usual or full.
+
+    cifar: the CIFAR-10 archive, None for stand-ins. cache: where decoded images go.
+    """
 
     name: str
     cifar: Path | None = None

@@ -13,9 +13,13 @@ FEWEST = 3
 
 @dataclass(frozen=True)
 class Ratio:
-    """One row. what: stays the same from run to run, so that runs can be compared; note: what was found besides.
+    """One row.
 
-    ratio: median over rounds of time(numerator) / time(denominator), or a number. low, high: its quartiles.
+    what: stays the same from run to run, so that runs can be compared; note: what was found
+    besides.
+
+    ratio: median over rounds of time(numerator) / time(denominator), or a number. low, high: its
+    quartiles.
     rounds: n. limit: the aim, ">= 2" or "<= 2"; it says which direction is better.
     """
 
@@ -31,7 +35,9 @@ class Ratio:
     def missed(self) -> bool:
         """Whether the aim is not reached; one that is inside the spread is reached."""
         sign, _, aim = self.limit.partition(" ")
-        return bool(self.limit) and (self.high < float(aim) if sign == ">=" else self.low > float(aim))
+        return bool(self.limit) and (
+            self.high < float(aim) if sign == ">=" else self.low > float(aim)
+        )
 
 
 def single(what: str, number: float, limit: str = "", note: str = "") -> Ratio:

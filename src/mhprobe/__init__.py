@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from mhprobe.weights.hub import push_to_hub as push_to_hub
 
 __version__ = "0.1.0"
-__path__.append(str(Path(__file__).parent / "commands"))  # python -m mhprobe.train is commands/train.py
+__path__.append(
+    str(Path(__file__).parent / "commands")
+)  # python -m mhprobe.train is commands/train.py
 _HOME = {
     "UserError": "errors",
     "attach": "backbones",

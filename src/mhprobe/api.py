@@ -19,7 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe import measures as all_measures
-from mhprobe.backbones import attach, backbone_of, channels_of, input_spec, puts_out_features, refuse_no_model
+from mhprobe.backbones import (
+    attach,
+    backbone_of,
+    channels_of,
+    input_spec,
+    puts_out_features,
+    refuse_no_model,
+)
 from mhprobe.data.batch import Batch, Split, images_and_labels
 from mhprobe.data.photos import PhotoLoader
 from mhprobe.errors import UserError, one_of, quoted, refuse_misfits, whole_number
@@ -41,7 +48,9 @@ from mhprobe.scoring.base import Score, looked, score_for
 from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.surgery.costs import costs
 
-NO_IMAGES = "loader: expected at least one image, got none. A generator can be read only once: give a list."
+NO_IMAGES = (
+    "loader: expected at least one image, got none. A generator can be read only once: give a list."
+)
 
 
 def measure(
@@ -55,32 +64,48 @@ def measure(
 ) -> Found:
     """Run ``measures`` on the images of ``loader``; return their values by name, on the CPU.
 
-    A value is a tensor; the measure's docstring says what larger means. ``.columns`` has its other columns, as
-    intervals. A measure that does not fit the model is left out with a warning; if none fits, its error is raised.
+    A value is a tensor; the measure's docstring says what larger means. ``.columns`` has its other
+    columns, as intervals. A measure that does not fit the model is left out with a warning; if none
+    fits, its error is raised.
 
     model: a timm model; gates are attached if it has none. Its weights and mode do not change.
-    loader: yields (images, labels, ...), images alone, dicts of them, or Batch. Images are float, normalised as the
+    loader: yields (images, labels, ...), images alone, dicts of them, or Batch. Images are float,
+    normalised as the
         model expects. Without labels, measures that need them are left out.
     measures: measures, or functions that make one from a layout (a class, a functools.partial).
-    select_loader: images for measures that first choose something (Interaction chooses pairs). Without it they choose
+    select_loader: images for measures that first choose something (Interaction chooses pairs).
+    Without it they choose
         on the images of ``loader``, and their values look too good.
-    target: the scalar to differentiate: the "loss", the "top1" logit, the "label"'s logit, or the "norm" of the
-        features. Default: the loss if there are labels, else top1; norm for a model without a classifier.
+    target: the scalar to differentiate: the "loss", the "top1" logit, the "label"'s logit, or the
+    "norm" of the
+        features. Default: the loss if there are labels, else top1; norm for a model without a
+        classifier.
     batch: turns an item of the loader into (images, labels or None), for loaders of another form.
 
     All measures share one forward pass per batch, and one backward pass if a measure needs slopes.
-    Raises UserError for what is no measure or no loader, two of one name, batches of another form, and no image.
+    Raises UserError for what is no measure or no loader, two of one name, batches of another form,
+    and no image.
     """
     one_of("measure", "show_progress", show_progress, Literal[True, False])
     named = _named(measures, attach(model).layout)
-    choosing = [name for name, item in named.items() if item.select_needs is not None or fills_of([item])]
-    twice = f"{', '.join(choosing)} chooses on it before it measures" if choosing and select_loader is None else ""
+    choosing = [
+        name for name, item in named.items() if item.select_needs is not None or fills_of([item])
+    ]
+    twice = (
+        f"{', '.join(choosing)} chooses on it before it measures"
+        if choosing and select_loader is None
+        else ""
+    )
     _refuse_no_loader("measure", loader, select_loader, twice)
     selection = loader if select_loader is None else select_loader
     walked = [selection, loader] if choosing else [loader]
     device = next(model.parameters()).device
-    begun, of = ([], target) if target is not None else _target(model, _batches(loader, device, batch))
-    with progress("measuring", sum(map(operator.length_hint, walked)), "batches", show_progress) as done:
+    begun, of = (
+        ([], target) if target is not None else _target(model, _batches(loader, device, batch))
+    )
+    with progress(
+        "measuring", sum(map(operator.length_hint, walked)), "batches", show_progress
+    ) as done:
 
         def walk(over: Iterable[Any]) -> Callable[[], Iterator[Batch]]:
             started = begun if over is loader else []
@@ -93,9 +118,14 @@ def measure(
     for name, error in refused.items():
         if not columns:
             raise error
-        warnings.warn(f"{error} ({name} is left out, the others were measured)", MeasureWarning, stacklevel=2)
+        warnings.warn(
+            f"{error} ({name} is left out, the others were measured)", MeasureWarning, stacklevel=2
+        )
     labels = {n: label_of(named[n], of) for n in columns}
-    return Found({n: Values.of(n, labels[n], named[n].kind, named[n].layout, columns[n]) for n in columns}, refused)
+    return Found(
+        {n: Values.of(n, labels[n], named[n].kind, named[n].layout, columns[n]) for n in columns},
+        refused,
+    )
 
 
 def masking_curve(
@@ -117,23 +147,30 @@ def masking_curve(
     """Mask heads unit by unit and return the accuracy: a row per point (``mhprobe.report.tables.curve_rows``).
 
     model: a timm model; gates are attached if it has none.
-    loader: test images, on which the curve is reported: (images, labels), normalised as the model expects. Every step
+    loader: test images, on which the curve is reported: (images, labels), normalised as the model
+    expects. Every step
         reads it: a DataLoader or a list, not a generator, without shuffling or random augmentation.
     units: index (the same head of every layer), layer, head or stage.
     order: keep_best or another order of masking/; its options are keywords.
-    select_loader: images that choose the order, read as ``loader``. Without it, or if it has the same images, those of
+    select_loader: images that choose the order, read as ``loader``. Without it, or if it has the
+    same images, those of
         ``loader`` choose: then the curve lies too high, and nothing is tested (p is empty).
     steps: largest number of units to mask; None for all.
-    exclude_layers: layers whose heads are never masked. min_heads_per_layer: number of heads that every layer keeps.
+    exclude_layers: layers whose heads are never masked. min_heads_per_layer: number of heads that
+    every layer keeps.
     rescale: multiply the kept heads of a layer by H / kept.
-    target: where to stop: {"heads": number left} | {"flops", "params" or "memory": share of the dense model's} |
+    target: where to stop: {"heads": number left} | {"flops", "params" or "memory": share of the
+    dense model's} |
         {"latency": share of its time on a batch of the loader}.
-    score: meaning of "accuracy" and "loss": the "labels", or agreement with the unmasked model: "top1", "kl", "cosine",
-        "knn" (mhprobe.scoring), or a class. Default: labels if all images have them, else top1; cosine for features.
-    batch: as for ``measure``. fill: replacement of a masked head's output, found on the images that choose
+    score: meaning of "accuracy" and "loss": the "labels", or agreement with the unmasked model:
+    "top1", "kl", "cosine",
+        "knn" (mhprobe.scoring), or a class. Default: labels if all images have them, else top1;
+        cosine for features.
+    batch: as for ``measure``. fill: replacement of a masked head's output, found on the images that
+    choose
         (``mhprobe.recording.fills``).
-    Raises UserError for an iterator, a loader that shuffles or augments, a loader without images, an unknown order,
-    unit or target, and for an argument of another type.
+    Raises UserError for an iterator, a loader that shuffles or augments, a loader without images,
+    an unknown order, unit or target, and for an argument of another type.
 
     >>> import timm
     >>> size = dict(img_size=16, patch_size=8, embed_dim=12, depth=2, num_heads=3, num_classes=2)
@@ -146,14 +183,26 @@ def masking_curve(
     """
     _refuse_no_loader("masking_curve", loader, select_loader, "every mask is tried on it")
     whole_number("masking_curve: steps", steps, none="all units")
-    limits = {"exclude_layers": exclude_layers, "min_heads_per_layer": min_heads_per_layer, "target": target}
+    limits = {
+        "exclude_layers": exclude_layers,
+        "min_heads_per_layer": min_heads_per_layer,
+        "target": target,
+    }
     spec = _spec(order, order_options, units=units, rescale=rescale, fill=fill, **limits)
     layout = attach(model).layout
-    walks = _unlike([_walked(model, batches, batch) for batches in (loader, select_loader) if batches is not None])
+    walks = _unlike(
+        [
+            _walked(model, batches, batch)
+            for batches in (loader, select_loader)
+            if batches is not None
+        ]
+    )
     score_on = _evaluators(model, walks, score, fill, rescale)
     left = costs(model, layout, next(walks[0][0]()).images, target or ())
     splits = ("test", "test") if len(walks) == 1 else ("validation", "test")
-    curves = trace_curve(layout, spec, score_on[-1], score_on[0], splits=splits, steps=steps, costs=left)
+    curves = trace_curve(
+        layout, spec, score_on[-1], score_on[0], splits=splits, steps=steps, costs=left
+    )
     return CurveRows(curve_rows(curves), curves, layout)
 
 
@@ -164,23 +213,35 @@ def _spec(order: Any, order_options: Mapping[str, Any], **settings: Any) -> Curv
     refuse_misfits(masking_curve, {**settings, "order": order}, "masking_curve")
     try:
         chosen = order_named(order, **order_options)
-    except TypeError as error:  # an option that the order has not, or of another type than it can compare
+    except (
+        TypeError
+    ) as error:  # an option that the order has not, or of another type than it can compare
         raise UserError(f"masking_curve: order={order}: {error}.") from error
     return CurveSpec(f"{settings['units']}_{order}", order=chosen, **settings)
 
 
 def load(
-    path: str | Path, name: str | None = None, *, flops: float | None = None, params: float | None = None,
+    path: str | Path,
+    name: str | None = None,
+    *,
+    flops: float | None = None,
+    params: float | None = None,
     **settings: Any,
-) -> nn.Module:  # fmt: skip
+) -> nn.Module:
     """Load a timm model, in eval mode, from a .safetensors + .json pair or a checkpoint of mhprobe.
 
-    path: the file, the folder of a run (the pruned model if there is one), or ``hf-hub:owner/name[@revision]``.
-    name: a timm name, for weights trained elsewhere (.safetensors, .pth, .ckpt with a state dict under any usual key
-        and prefix). settings: sizes of that model, as for ``timm.create_model``; the file gives the number of classes.
-    flops, params: share of FLOPs or parameters to keep, for an elastic file (``prune.elastic=true``) or its folder. The
-        result is the network that ``prune`` makes at this budget; its ``promise`` is the budget's guarantee, or None.
-    Raises UserError if a file is missing, damaged, holds code, or is not what its JSON or ``name`` says.
+    path: the file, the folder of a run (the pruned model if there is one), or
+    ``hf-hub:owner/name[@revision]``.
+    name: a timm name, for weights trained elsewhere (.safetensors, .pth, .ckpt with a state dict
+    under any usual key
+        and prefix). settings: sizes of that model, as for ``timm.create_model``; the file gives the
+        number of classes.
+    flops, params: share of FLOPs or parameters to keep, for an elastic file
+    (``prune.elastic=true``) or its folder. The
+        result is the network that ``prune`` makes at this budget; its ``promise`` is the budget's
+        guarantee, or None.
+    Raises UserError if a file is missing, damaged, holds code, or is not what its JSON or ``name``
+    says.
     """
     from mhprobe.surgery.elastic import at_budget
     from mhprobe.weights.checkpoint import load_weights
@@ -188,54 +249,85 @@ def load(
     from mhprobe.weights.hub import ELASTIC, NAMES, find_weights
 
     if not isinstance(path, str | Path):
-        raise UserError(f"load: path: expected a file, a folder or hf-hub:owner/name, got {quoted(path)}.")
+        raise UserError(
+            f"load: path: expected a file, a folder or hf-hub:owner/name, got {quoted(path)}."
+        )
     refuse_misfits(load, {"name": name, "flops": flops, "params": params}, "load")
-    target = {key: share for key, share in (("flops", flops), ("params", params)) if share is not None}
+    target = {
+        key: share for key, share in (("flops", flops), ("params", params)) if share is not None
+    }
     if len(target) > (name is None):
-        raise UserError("load: flops, params: expected one of them, of an elastic file and without name=.")
+        raise UserError(
+            "load: flops, params: expected one of them, of an elastic file and without name=."
+        )
     if name is not None:
         return model_from(path, name, **settings)
     if budgets := sorted({*settings} & {*SHARES}):
-        raise UserError(f"load: {', '.join(budgets)}: the budget of an elastic file is one of flops and params.")
+        raise UserError(
+            f"load: {', '.join(budgets)}: the budget of an elastic file is one of flops and params."
+        )
     if settings:
-        raise UserError(f"load: {', '.join(settings)}: options of a timm model need its name; give name=.")
+        raise UserError(
+            f"load: {', '.join(settings)}: options of a timm model need its name; give name=."
+        )
     model, description = load_weights(find_weights(path, ELASTIC if target else NAMES))
     return at_budget(model, description, target) if target else model
 
 
-def photos(folder: str | Path, model: nn.Module, batch_size: int = 32, limit: int | None = None) -> PhotoLoader:
+def photos(
+    folder: str | Path, model: nn.Module, batch_size: int = 32, limit: int | None = None
+) -> PhotoLoader:
     """Make a loader of the photos in a folder, with the size, mean and deviation that ``model`` expects.
 
-    The loader can be read repeatedly. It gives (B, 3, height, width) batches in the order of ``loader.files``.
+    The loader can be read repeatedly. It gives (B, 3, height, width) batches in the order of
+    ``loader.files``.
 
-    folder: a folder, .tar or .zip with images at any depth. model: a model of a supported family. limit: largest number
-    of images, taken evenly from all. Raises UserError for a folder without images, and for a model that does not state
-    its input size, mean and deviation, or takes other than 3 channels.
+    folder: a folder, .tar or .zip with images at any depth. model: a model of a supported family.
+    limit: largest number of images, taken evenly from all. Raises UserError for a folder without
+    images, and for a model that does not state its input size, mean and deviation, or takes other
+    than 3 channels.
     """
     refuse_misfits(photos, {"folder": folder, "batch_size": batch_size, "limit": limit}, "photos")
     refuse_no_model("photos", model)
     if (channels := channels_of(backbone := backbone_of(model))) != 3:
         raise UserError(
-            f"photos: model: expected one that takes images of 3 channels, got one that takes {channels}. Make batches "
+            "photos: model: expected one that takes images of 3 channels, got one that takes "
+            f"{channels}. Make batches "
             f"of your own: any loader will do."
         )
     return PhotoLoader(folder, **input_spec(backbone), batch_size=batch_size, limit=limit)
 
 
 def _refuse_no_loader(where: str, loader: Any, select_loader: Any, twice: str) -> None:
-    """UserError for what cannot be walked. twice: the reason why it is walked more than once; "" if it is not."""
-    for name, value in (("loader", loader), ("select_loader", [] if select_loader is None else select_loader)):
+    """UserError for what cannot be walked.
+
+    twice: the reason why it is walked more than once; "" if it is not.
+    """
+    for name, value in (
+        ("loader", loader),
+        ("select_loader", [] if select_loader is None else select_loader),
+    ):
         if isinstance(value, str | Tensor | Mapping) or not isinstance(value, Iterable):
-            raise UserError(f"{where}: {name}: expected a DataLoader or a list of batches, got {quoted(value)}.")
+            raise UserError(
+                f"{where}: {name}: expected a DataLoader or a list of batches, got {quoted(value)}."
+            )
         if twice and iter(value) is value:
-            raise UserError(f"{where}: {name}: {twice}, expected a DataLoader or a list, got an iterator, read once.")
+            raise UserError(
+                f"{where}: {name}: {twice}, expected a DataLoader or a list, got an iterator, read "
+                "once."
+            )
 
 
-_Walked = tuple[Callable[[], Iterator[Batch]], Tensor]  # a loader: a function that walks it, and its ``_marks``
+_Walked = tuple[
+    Callable[[], Iterator[Batch]], Tensor
+]  # a loader: a function that walks it, and its ``_marks``
 
 
 def _walked(model: nn.Module, loader: Iterable[Any], split: Split) -> _Walked:
-    """Walk a loader once. UserError for no image, and for labels that only some of its batches have."""
+    """Walk a loader once.
+
+    UserError for no image, and for labels that only some of its batches have.
+    """
     device, layout = next(model.parameters()).device, attach(model).layout
     parts = []
     for batch in _batches(loader, device, split):
@@ -245,7 +337,8 @@ def _walked(model: nn.Module, loader: Iterable[Any], split: Split) -> _Walked:
         raise UserError(NO_IMAGES)
     if len({part.shape[1] for part in parts}) > 1:
         raise UserError(
-            "masking_curve: loader: expected labels in all batches or in none, got some of both. Give all of them, or "
+            "masking_curve: loader: expected labels in all batches or in none, got some of both. "
+            "Give all of them, or "
             "leave them out: batch=lambda item: (images of the item, None)."
         )
     marks = torch.cat(parts)
@@ -256,7 +349,8 @@ def _walked(model: nn.Module, loader: Iterable[Any], split: Split) -> _Walked:
             # masks are compared image by image, over several walks
             if batch is None or part is None or not torch.equal(_marks(batch), part):
                 raise UserError(
-                    "masking_curve: loader: expected the same images and labels in the same order in every pass, batch "
+                    "masking_curve: loader: expected the same images and labels in the same order "
+                    "in every pass, batch "
                     "by batch, got others. Use shuffle=False and no random augmentation."
                 )
             yield batch._replace(labels=labels[batch.index])
@@ -272,20 +366,33 @@ def _unlike(walks: list[_Walked]) -> list[_Walked]:
         return walks[:1]
     if shared:
         which = f"{shared} of the {len(images[0])} images of loader are in select_loader, too"
-        warnings.warn(f"masking_curve: {which}: on these the curve lies too high.", MeasureWarning, stacklevel=3)
+        warnings.warn(
+            f"masking_curve: {which}: on these the curve lies too high.",
+            MeasureWarning,
+            stacklevel=3,
+        )
     return walks
 
 
 def _evaluators(
-    model: nn.Module, walks: Sequence[_Walked], choice: str | type[Score] | None, fill: FillName, rescale: bool
+    model: nn.Module,
+    walks: Sequence[_Walked],
+    choice: str | type[Score] | None,
+    fill: FillName,
+    rescale: bool,
 ) -> list[Evaluator]:
     """Make the evaluate function of each loader, all of one score, with the fill that the last one finds."""
     features, labelled = puts_out_features(model), all(marks.shape[1] == 2 for _, marks in walks)
-    kind = score_for(choice, "masking_curve: score", labelled, features, min(len(marks) for _, marks in walks))
+    kind = score_for(
+        choice, "masking_curve: score", labelled, features, min(len(marks) for _, marks in walks)
+    )
     options: Any = {"rescale": rescale, "of": "norm" if features else "loss"}
     walk = walks[-1][0]
-    none: Any = None  # zeros stand in the place of labels that are not there, and no fill may be fitted to them
-    options["fill"] = find_fill(model, fill, walk if labelled else lambda: (b._replace(labels=none) for b in walk()))
+    # zeros stand in the place of labels that are not there, and no fill may be fitted to them
+    none: Any = None
+    options["fill"] = find_fill(
+        model, fill, walk if labelled else lambda: (b._replace(labels=none) for b in walk())
+    )
     images = [(again, len(marks)) for again, marks in walks]
     return [Evaluator(model, *of, score=looked(kind, model, *of), **options) for of in images]
 
@@ -299,7 +406,8 @@ def _marks(batch: Batch) -> Tensor:
 def _target(model: nn.Module, batches: Iterator[Batch]) -> tuple[list[Iterator[Batch]], Of]:
     """Choose the scalar to differentiate: "loss" with labels, else "top1", or "norm" without a classifier.
 
-    The first batch tells. The walk that has begun with it is returned, too: a stream gives each batch once.
+    The first batch tells. The walk that has begun with it is returned, too: a stream gives each
+    batch once.
     """
     first = list(itertools.islice(batches, 1))
     begun: list[Iterator[Batch]] = [itertools.chain(first, batches)]
@@ -309,18 +417,28 @@ def _target(model: nn.Module, batches: Iterator[Batch]) -> tuple[list[Iterator[B
 
 
 def _named(measures: Any, layout: HeadLayout) -> dict[str, Measure]:
-    """Return measures by name. Raises UserError for none, two of one name, and an item that is no measure."""
+    """Return measures by name.
+
+    Raises UserError for none, two of one name, and an item that is no measure.
+    """
     if isinstance(measures, str) or not isinstance(measures, Iterable):
         raise UserError(
-            f"measure: measures: expected a list, e.g. [mhprobe.measures.GateImportance], got {_called(measures)}; put "
+            "measure: measures: expected a list, e.g. [mhprobe.measures.GateImportance], got "
+            f"{_called(measures)}; put "
             f"it in brackets."
         )
     built = [_built(item, layout) for item in measures]
     if not built:
-        raise UserError("measure: measures: expected at least one, e.g. [mhprobe.measures.GateImportance], got none.")
+        raise UserError(
+            "measure: measures: expected at least one, e.g. [mhprobe.measures.GateImportance], got "
+            "none."
+        )
     names = [item.name for item in built]
     if len(set(names)) < len(names):
-        raise UserError(f"measure: measures: expected one of each name, got {names}; call measure() once for each.")
+        raise UserError(
+            f"measure: measures: expected one of each name, got {names}; call measure() once for "
+            "each."
+        )
     return dict(zip(names, built, strict=True))
 
 
@@ -330,33 +448,50 @@ def _built(item: Any, layout: HeadLayout) -> Measure:
     makes = whole or (callable(item) and not isinstance(item, type | nn.Module))
     measure = fitted(item, layout) if makes else item
     if not isinstance(measure, Measure):
-        names = [name for name in dir(all_measures) if isinstance(item, str) and name.lower() == item.replace("_", "")]
+        names = [
+            name
+            for name in dir(all_measures)
+            if isinstance(item, str) and name.lower() == item.replace("_", "")
+        ]
         example = names[0] if names else "GateImportance"
         raise UserError(
-            f"measure: measures: {_called(item)} is no measure; expected measures or their classes, e.g. "
+            f"measure: measures: {_called(item)} is no measure; expected measures or their "
+            "classes, e.g. "
             f"mhprobe.measures.{example}."
         )
     return measure
 
 
 def _called(item: Any) -> str:
-    return repr(item) if isinstance(item, str | int | float | None) else getattr(item, "__name__", type(item).__name__)
+    return (
+        repr(item)
+        if isinstance(item, str | int | float | None)
+        else getattr(item, "__name__", type(item).__name__)
+    )
 
 
 def _batches(loader: Iterable[Any], device: torch.device, split: Split) -> Iterator[Batch]:
-    """Yield the non-empty batches of ``loader`` on ``device``, images numbered from 0. UserError for other items."""
+    """Yield the non-empty batches of ``loader`` on ``device``, images numbered from 0.
+
+    UserError for other items.
+    """
     first = 0
     for item in loader:
         if not isinstance(item, Batch):
             images, labels = split(item)
             if not isinstance(images, Tensor) or images.dim() < 2:
                 got = tuple(images.shape) if isinstance(images, Tensor) else quoted(images)
-                raise UserError(f"loader: expected batches of images (B, 3, height, width), got {got}.")
+                raise UserError(
+                    f"loader: expected batches of images (B, 3, height, width), got {got}."
+                )
             item = Batch.whole(images, labels)
         if not len(item.images):
             continue  # a filter may have removed every image
         if item.valid.dtype != torch.bool:  # 0 and 1 as numbers would name the first two images
-            raise UserError(f"loader: Batch.valid: expected bool, True for images that count, got {item.valid.dtype}.")
+            raise UserError(
+                "loader: Batch.valid: expected bool, True for images that count, got "
+                f"{item.valid.dtype}."
+            )
         index = first + torch.cumsum(item.valid.cpu(), 0) - 1
         first += int(item.valid.sum())
         yield item._replace(index=index.clamp(min=0), targets=None).to(device)
@@ -365,11 +500,16 @@ def _batches(loader: Iterable[Any], device: torch.device, split: Split) -> Itera
 class CurveRows(list[dict[str, Any]]):
     """Rows of masking curves, with the curves themselves; ``mhprobe.plot.curve`` draws them."""
 
-    def __init__(self, rows: Iterable[dict[str, Any]], curves: Sequence[Curve], layout: HeadLayout) -> None:
+    def __init__(
+        self, rows: Iterable[dict[str, Any]], curves: Sequence[Curve], layout: HeadLayout
+    ) -> None:
         super().__init__(rows)
         self.curves, self.layout = curves, layout
 
     @property
     def masks(self) -> list[Tensor | None]:
         """Masks for ``prune_heads``: per row (A,) bool, True for heads that are off; None for a mean over paths."""
-        return [None if row["seed"] == "mean" else self.layout.mask([*map(int, row["masked"].split())]) for row in self]
+        return [
+            None if row["seed"] == "mean" else self.layout.mask([*map(int, row["masked"].split())])
+            for row in self
+        ]

@@ -22,7 +22,10 @@ Natural = Annotated[int, 0]
 
 
 class UserError(ValueError):
-    """Bad input. The message is one line that says how to go on; line breaks in it become spaces."""
+    """Bad input.
+
+    The message is one line that says how to go on; line breaks in it become spaces.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.splitlines()))
@@ -39,7 +42,9 @@ def one_line() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def refusing(say: Callable[[Exception], str], kinds: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
+def refusing(
+    say: Callable[[Exception], str], kinds: tuple[type[Exception], ...] = (Exception,)
+) -> Iterator[None]:
     """Turn an error of these kinds into a UserError with the message that ``say`` makes of it; a UserError stays."""
     try:
         yield
@@ -51,8 +56,12 @@ def refusing(say: Callable[[Exception], str], kinds: tuple[type[Exception], ...]
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, with the next if it ends in a colon; its type if there is none."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return " ".join(lines[: 1 + lines[0].endswith(":")]).rstrip(".:")  # "Error(s) in loading ...:" says nothing yet
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
+        type(error).__name__
+    ]
+    return " ".join(lines[: 1 + lines[0].endswith(":")]).rstrip(
+        ".:"
+    )  # "Error(s) in loading ...:" says nothing yet
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -65,7 +74,10 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 def one_of(where: str, option: str, got: object, choices: Any) -> None:
     """Raise UserError unless an option's value is one of those of its type, a ``Literal``."""
     if not any(type(got) is type(value) and got == value for value in get_args(choices)):
-        raise UserError(f"{where}: {option} is one of {', '.join(map(str, get_args(choices)))}, got {quoted(got)}.")
+        raise UserError(
+            f"{where}: {option} is one of {', '.join(map(str, get_args(choices)))}, got "
+            f"{quoted(got)}."
+        )
 
 
 def whole_number(where: str, got: object, least: int = 0, none: str = "") -> None:
@@ -76,7 +88,9 @@ def whole_number(where: str, got: object, least: int = 0, none: str = "") -> Non
     fits = type(got) is int and got >= least
     if not fits and not (got is None and none):
         other = f", or None for {none}" if none else ""
-        raise UserError(f"{where}: expected a whole number of at least {least}{other}, got {quoted(got)}.")
+        raise UserError(
+            f"{where}: expected a whole number of at least {least}{other}, got {quoted(got)}."
+        )
 
 
 def nearest(name: object, names: Iterable[str], cutoff: float = 0.6) -> str:
@@ -99,7 +113,9 @@ def quoted(value: object, most: int = 60) -> str:
     return short(repr(value), most)
 
 
-_PLAIN: dict[Any, tuple[str, Any]] = {  # by type: its name in messages, and the classes of its values
+_PLAIN: dict[
+    Any, tuple[str, Any]
+] = {  # by type: its name in messages, and the classes of its values
     bool: ("true or false", bool),
     int: ("a whole number", Integral),  # NumPy's are as good
     float: ("a finite number", Real),
@@ -110,17 +126,27 @@ _PLAIN: dict[Any, tuple[str, Any]] = {  # by type: its name in messages, and the
 
 
 def refuse_misfits(
-    make: Callable[..., Any], options: Mapping[str, Any], where: str, by_position: Sequence[Any] = ()
+    make: Callable[..., Any],
+    options: Mapping[str, Any],
+    where: str,
+    by_position: Sequence[Any] = (),
 ) -> None:
     """Raise UserError for an option that does not fit the annotations of ``make``, a class or a function.
 
-    where: the options' key or argument, for the message. by_position: options of a class without names. Python itself
-    would accept ``True`` as 1, slices of 1.5 steps, and NaN, which fails every comparison with a limit.
+    where: the options' key or argument, for the message. by_position: options of a class without
+    names. Python itself would accept ``True`` as 1, slices of 1.5 steps, and NaN, which fails every
+    comparison with a limit.
     """
     hints = types_of(make)
-    named = zip(list(inspect.signature(make.__init__).parameters)[1:], by_position, strict=False) if by_position else ()
+    named = (
+        zip(list(inspect.signature(make.__init__).parameters)[1:], by_position, strict=False)
+        if by_position
+        else ()
+    )
     for name, value in (*named, *options.items()):
-        hint, *least = get_args(of) if typing.get_origin(of := hints.get(name)) is Annotated else [of]
+        hint, *least = (
+            get_args(of) if typing.get_origin(of := hints.get(name)) is Annotated else [of]
+        )
         if typing.get_origin(hint) is Literal:
             one_of(where, name, value, hint)
         elif name in hints and not fits(value, hint):
@@ -132,10 +158,16 @@ def refuse_misfits(
 @functools.cache
 def types_of(make: Callable[..., Any]) -> Mapping[str, Any]:
     """Return the types of options, of a function, or of a class and its base classes."""
-    functions = [vars(base).get("__init__") for base in reversed(make.__mro__)] if isinstance(make, type) else [make]
+    functions = (
+        [vars(base).get("__init__") for base in reversed(make.__mro__)]
+        if isinstance(make, type)
+        else [make]
+    )
     hints: dict[str, Any] = {}
     for function in filter(None, functions):
-        with contextlib.suppress(NameError, TypeError, AttributeError):  # a type imported for the type checker alone
+        with contextlib.suppress(
+            NameError, TypeError, AttributeError
+        ):  # a type imported for the type checker alone
             hints |= typing.get_type_hints(function, include_extras=True)
     return {name: hint for name, hint in hints.items() if name != "return"}
 
@@ -148,7 +180,9 @@ def fits(value: Any, hint: Any) -> bool:
     if origin is Annotated:
         return fits(value, parts[0]) and value >= parts[1]
     if hint in _PLAIN:
-        return isinstance(value, _PLAIN[hint][1]) and (hint is bool or not isinstance(value, bool))  # True is Integral
+        return isinstance(value, _PLAIN[hint][1]) and (
+            hint is bool or not isinstance(value, bool)
+        )  # True is Integral
     if origin in (Union, types.UnionType):
         return any(fits(value, part) for part in parts)
     if origin is Callable:
@@ -156,7 +190,9 @@ def fits(value: Any, hint: Any) -> bool:
     if origin is Literal:  # the class checks the name
         return value is None or isinstance(value, str | int | float)
     if _is(origin, Mapping):
-        return isinstance(value, Mapping) and all(fits(item, (*parts, Any, Any)[1]) for item in value.values())
+        return isinstance(value, Mapping) and all(
+            fits(item, (*parts, Any, Any)[1]) for item in value.values()
+        )
     if _is(origin, Collection):
         several = isinstance(value, Collection) and not isinstance(value, str | Mapping)
         return several and all(fits(item, (*parts, Any)[0]) for item in value)

@@ -61,7 +61,10 @@ def _tried(work: Callable[[], T]) -> T | UserError:
 
 
 def gather(value: T) -> list[T]:
-    """Gather an object of each rank, in the order of the ranks, on every rank. For small things: they are pickled."""
+    """Gather an object of each rank, in the order of the ranks, on every rank.
+
+    For small things: they are pickled.
+    """
     if size() == 1:
         return [value]
     everyone: list[T] = [value] * size()
@@ -76,7 +79,8 @@ class LeftAlone(UserError):
 def together(work: Callable[[], T], patience: float = PATIENCE) -> T:
     """Call ``work`` on every rank; raise UserError on all of them if it failed on one.
 
-    A rank that fails waits ``patience`` seconds for the others, which may wait for it inside ``work`` for ever. Then it
+    A rank that fails waits ``patience`` seconds for the others, which may wait for it inside
+    ``work`` for ever. Then it
     raises LeftAlone, which nobody may catch: the end of one rank is the end of all (run/launch.py).
     """
     if size() == 1:
@@ -105,7 +109,9 @@ def in_turn(work: Callable[[int], T], count: int) -> list[T]:
     """Share ``work`` on the numbers below ``count`` among ranks; all results, or the first UserError, on every rank."""
     if size() == 1 or count == 1:
         return [work(number) for number in range(count)]
-    done = {number: _tried(functools.partial(work, number)) for number in range(rank(), count, size())}
+    done = {
+        number: _tried(functools.partial(work, number)) for number in range(rank(), count, size())
+    }
     everyone = {number: result for part in gather(done) for number, result in part.items()}
     for result in everyone.values():
         if isinstance(result, UserError):

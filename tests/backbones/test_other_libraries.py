@@ -60,7 +60,9 @@ def test_measures_and_curves_take_them_as_they_are(build):
     model = build().eval()
     make_loud(model, 0.3)
     loader = [(images(), labels_for(4))]
-    found = mhprobe.measure(model, loader, [mhprobe.measures.GateImportance, mhprobe.measures.AblationDelta])
+    found = mhprobe.measure(
+        model, loader, [mhprobe.measures.GateImportance, mhprobe.measures.AblationDelta]
+    )
     assert found["gate_importance"].min() > 0 and found["ablation_delta"].isfinite().all()
     gates = mhprobe.attach(model)
     with torch.no_grad():
@@ -96,7 +98,9 @@ def test_text_has_heads_and_no_grid():
     wanted = [mhprobe.measures.GateImportance, mhprobe.measures.WriteNorm]
     found = mhprobe.measure(model, loader, wanted, target="norm")
     assert found["gate_importance"].shape == (6,) and found["gate_importance"].min() > 0
-    with pytest.raises(mhprobe.UserError, match="expected tokens in a grid, as of an image, got a line of tokens"):
+    with pytest.raises(
+        mhprobe.UserError, match="expected tokens in a grid, as of an image, got a line of tokens"
+    ):
         mhprobe.measure(model, loader, [mhprobe.measures.AttentionDistance])
     batch = mhprobe.record(model, tokens, needs={"attn"})
     with torch.no_grad():
@@ -123,7 +127,9 @@ def test_padding_of_text_is_masked_as_by_the_model_itself():
         assert weights[0, 0, :, :, 5:].max() < 1e-6 and weights[1, 0, :, :, 2:].max() < 1e-6
 
 
-@pytest.mark.parametrize("build", [torchvision_vit, torchvision_swin, encoder, lambda: huggingface("CLIPVisionModel")])
+@pytest.mark.parametrize(
+    "build", [torchvision_vit, torchvision_swin, encoder, lambda: huggingface("CLIPVisionModel")]
+)
 def test_copies_and_pickles_take_their_gates_along(build):
     model = build()
     for parameter in model.parameters():  # torchvision's classifier begins at zero
@@ -144,7 +150,11 @@ def test_torch_s_own_masks_are_obeyed():
     gated = copy.deepcopy(plain)
     mhprobe.attach(gated)
     x = images_for(plain, 2)
-    for options in ({"src_key_padding_mask": padding}, {"mask": causal}, {"mask": causal, "is_causal": True}):
+    for options in (
+        {"src_key_padding_mask": padding},
+        {"mask": causal},
+        {"mask": causal, "is_causal": True},
+    ):
         assert torch.equal(gated(x, **options), plain(x, **options)), (
             options
         )  # with slopes: torch's inference kernel is off
@@ -169,7 +179,9 @@ class Odd(nn.TransformerEncoderLayer):
 
 
 def encoder_of(**settings):
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(24, 4, 32, **settings), 1, enable_nested_tensor=False)
+    return nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(24, 4, 32, **settings), 1, enable_nested_tensor=False
+    )
 
 
 class Mine(nn.Module):
@@ -217,9 +229,14 @@ def test_gates_that_come_or_go_after_a_model_was_compiled_and_run_are_obeyed():
 
 def test_a_model_in_bfloat16_is_measured():
     model = tiny_vit().bfloat16()
-    found = mhprobe.measure(model, [(images().bfloat16(), labels_for(4))], [mhprobe.measures.GateImportance])
+    found = mhprobe.measure(
+        model, [(images().bfloat16(), labels_for(4))], [mhprobe.measures.GateImportance]
+    )
     assert found["gate_importance"].isfinite().all()
-    with pytest.raises(mhprobe.UserError, match=r"images are float32, the model is bfloat16.*\.to\(torch\.bfloat16\)"):
+    with pytest.raises(
+        mhprobe.UserError,
+        match=r"images are float32, the model is bfloat16.*\.to\(torch\.bfloat16\)",
+    ):
         mhprobe.measure(model, [(images(), labels_for(4))], [mhprobe.measures.GateImportance])
 
 
@@ -236,7 +253,10 @@ def test_torchvision_s_swin_is_told_another_size_of_images():
     model = SwinTransformer([2, 2], 12, [2, 2], [2, 3], [4, 4], num_classes=5).eval()
     images = torch.randn(2, 3, 32, 32)
     mhprobe.attach(model)
-    with pytest.raises(mhprobe.UserError, match=r"torchvision's Swin: detach, set model\.image_size = .*attach again"):
+    with pytest.raises(
+        mhprobe.UserError,
+        match=r"torchvision's Swin: detach, set model\.image_size = .*attach again",
+    ):
         mhprobe.record(model, images, needs={"attn"})
     mhprobe.detach(model)
     model.image_size = 32
@@ -245,7 +265,9 @@ def test_torchvision_s_swin_is_told_another_size_of_images():
 
 
 def test_a_name_of_the_hub_is_told_from_a_name_of_timm():
-    with pytest.raises(UserError, match=r"'google/vit'; expected hf-hub:google/vit .*mhprobe\[transformers\]"):
+    with pytest.raises(
+        UserError, match=r"'google/vit'; expected hf-hub:google/vit .*mhprobe\[transformers\]"
+    ):
         build("google/vit")
     with pytest.raises(UserError, match=r"'vit_tiniest'; close: convit"):
         build("vit_tiniest")

@@ -11,7 +11,8 @@ import runs
 from mhprobe.backbones import input_spec
 
 DOC = Path(__file__).parents[2] / "docs" / "your_model.md"
-# what the contract tests hold of shipped families: a closed head is the same as a head whose values are 0
+# what the contract tests hold of shipped families: a closed head is the same as a head whose values
+# are 0
 PROOF = """
 images = batch[0][0]
 gates = mhprobe.attach(net)
@@ -38,7 +39,9 @@ else:
 
 def test_the_documented_family_has_heads_of_its_own(tmp_path):
     """In a process of its own: a family that a program has defined stays."""
-    (code,) = re.findall(r"<!-- a family of your own -->\n```python\n(.*?)```", DOC.read_text(), re.S)
+    (code,) = re.findall(
+        r"<!-- a family of your own -->\n```python\n(.*?)```", DOC.read_text(), re.S
+    )
     (family,) = re.findall(r"class Mine\(Located\):\n((?:    .+\n)+)", code)
     assert len(family.splitlines()) == 3
     result = runs.python(code + PROOF, tmp_path)
@@ -46,6 +49,8 @@ def test_the_documented_family_has_heads_of_its_own(tmp_path):
 
 
 def test_mean_and_deviation_are_a_half_where_a_model_says_nothing_of_them():
-    model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=12, depth=1, num_heads=3)
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=12, depth=1, num_heads=3
+    )
     model.pretrained_cfg = {}
     assert input_spec(model) == {"size": (32, 32), "mean": (0.5,) * 3, "std": (0.5,) * 3}

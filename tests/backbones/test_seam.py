@@ -12,7 +12,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mhprobe
-from mhprobe.backbones import backbone_of, build, families, family_of, input_spec, layout_of, slice_sites
+from mhprobe.backbones import (
+    backbone_of,
+    build,
+    families,
+    family_of,
+    input_spec,
+    layout_of,
+    slice_sites,
+)
 from mhprobe.backbones.base import Family, Seam, submodule
 from mhprobe.backbones.parts.units import layer_scale
 from mhprobe.heads import Block, HeadSite, HeadWeights
@@ -21,11 +29,59 @@ from models import images_for, labels_for, tiny_swin, tiny_vit
 PACKAGE = Path(mhprobe.__file__).parent
 # what attention modules and their blocks call their parts, in timm, torch and transformers
 PARTS = (
-    *("proj", "qkv", "q_proj", "k_proj", "v_proj", "in_proj", "in_proj_weight", "in_proj_bias", "out_proj", "c_proj"),
-    *("q_bias", "k_bias", "v_bias", "attn_drop", "proj_drop", "fused_attn", "attn_dim", "q_norm", "k_norm", "rope"),
-    *("relative_position_bias_table", "relative_position_index", "rel_pos", "logit_scale", "cpb_mlp", "attn_mask"),
-    *("ls", "ls1", "ls2", "gamma_1", "gamma_2", "gamma1", "gamma2", "layer_scale1", "layer_scale2", "layerscale"),
-    *("patch_embed", "pos_embed", "cls_token", "reg_token", "drop_path1", "drop_path2", "num_attention_heads"),
+    *(
+        "proj",
+        "qkv",
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "in_proj",
+        "in_proj_weight",
+        "in_proj_bias",
+        "out_proj",
+        "c_proj",
+    ),
+    *(
+        "q_bias",
+        "k_bias",
+        "v_bias",
+        "attn_drop",
+        "proj_drop",
+        "fused_attn",
+        "attn_dim",
+        "q_norm",
+        "k_norm",
+        "rope",
+    ),
+    *(
+        "relative_position_bias_table",
+        "relative_position_index",
+        "rel_pos",
+        "logit_scale",
+        "cpb_mlp",
+        "attn_mask",
+    ),
+    *(
+        "ls",
+        "ls1",
+        "ls2",
+        "gamma_1",
+        "gamma_2",
+        "gamma1",
+        "gamma2",
+        "layer_scale1",
+        "layer_scale2",
+        "layerscale",
+    ),
+    *(
+        "patch_embed",
+        "pos_embed",
+        "cls_token",
+        "reg_token",
+        "drop_path1",
+        "drop_path2",
+        "num_attention_heads",
+    ),
     *("attention_probs", "is_causal", "shift_size"),
 )
 WORD = re.compile(rf"(?<!\w)({'|'.join(PARTS)})(?!\w)")
@@ -42,15 +98,23 @@ def parts_named(package: Path) -> list[str]:
         if where.parts[0] == "backbones":
             continue
         tree = ast.parse(path.read_text())
-        said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+        said = {
+            id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)
+        }  # docstrings
         for node in ast.walk(tree):
             if isinstance(node, (ast.Attribute, ast.keyword)):
                 words = {node.attr if isinstance(node, ast.Attribute) else node.arg} & set(PARTS)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
+            elif (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and id(node) not in said
+            ):
                 words = set(WORD.findall(node.value))
             else:
                 continue
-            words -= {word for place, word in OPTIONS | ELSEWHERE if place in (str(where), where.parts[0])}
+            words -= {
+                word for place, word in OPTIONS | ELSEWHERE if place in (str(where), where.parts[0])
+            }
             found += [f"{where}:{node.lineno} {word}" for word in words]
     return found
 
@@ -69,14 +133,21 @@ def test_only_families_name_the_parts_of_attention():
             "x = getattr(block, '{}')",
             "x = build(m, {}=None)",
         ),
-        *("x = dict({}=1)", "setattr(block, '{}', x)", "x = weights['blocks.0.attn.{}.weight']", "del m.{}"),
+        *(
+            "x = dict({}=1)",
+            "setattr(block, '{}', x)",
+            "x = weights['blocks.0.attn.{}.weight']",
+            "del m.{}",
+        ),
     ],
 )
 def test_a_planted_part_is_found(tmp_path, line):
     for part in PARTS:
         for room in ("recording", "backbones"):
             (tmp_path / part / room).mkdir(parents=True)
-            (tmp_path / part / room / "planted.py").write_text(f'"""The {part}."""\n{line.format(part)}\n')
+            (tmp_path / part / room / "planted.py").write_text(
+                f'"""The {part}."""\n{line.format(part)}\n'
+            )
         assert parts_named(tmp_path / part) == [f"recording/planted.py:2 {part}"]
 
 
@@ -87,7 +158,9 @@ class Mixed(nn.MultiheadAttention):
         def split(part: Tensor) -> Tensor:
             return part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
-        query, key, value = map(split, F.linear(x, self.in_proj_weight, self.in_proj_bias).chunk(3, -1))
+        query, key, value = map(
+            split, F.linear(x, self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
+        )
         attn = self.softmaxed((query * query.shape[-1] ** -0.5 @ key.mT).softmax(-1))
         return self.out_proj(self.joined((attn @ value).transpose(1, 2).flatten(2))), None
 
@@ -102,7 +175,11 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         normed = self.norm(x)
-        out = self.mixer(normed) if isinstance(self.mixer, Mixed) else self.mixer(normed, normed, normed)
+        out = (
+            self.mixer(normed)
+            if isinstance(self.mixer, Mixed)
+            else self.mixer(normed, normed, normed)
+        )
         x = x + self.lambda_1 * out[0]
         return x + self.mlp(self.second(x))
 
@@ -133,8 +210,14 @@ class ForeignFamily(Family):
 
     def sites(self, model):
         for number, layer in enumerate(model.layers):
-            name, heads, width = f"layers.{number}.mixer", layer.mixer.num_heads, layer.mixer.head_dim
-            yield HeadSite(name, 0, number, heads, width, grid=(2, 2), pixels=(4.0, 4.0), pooled=True)
+            name, heads, width = (
+                f"layers.{number}.mixer",
+                layer.mixer.num_heads,
+                layer.mixer.head_dim,
+            )
+            yield HeadSite(
+                name, 0, number, heads, width, grid=(2, 2), pixels=(4.0, 4.0), pooled=True
+            )
 
     def blocks(self, model):
         for number in range(len(model.layers)):
@@ -142,7 +225,11 @@ class ForeignFamily(Family):
 
     def prepare(self, model):
         for layer in model.layers:  # a class, not a closure: copies and pickles follow
-            layer.mixer.__class__, layer.mixer.joined, layer.mixer.softmaxed = Mixed, nn.Identity(), nn.Identity()
+            layer.mixer.__class__, layer.mixer.joined, layer.mixer.softmaxed = (
+                Mixed,
+                nn.Identity(),
+                nn.Identity(),
+            )
 
     def seam(self, model, site):
         mixer = submodule(model, site)
@@ -150,7 +237,9 @@ class ForeignFamily(Family):
 
     def head_weights(self, model, site):
         mixer = submodule(model, site)
-        query, key, value = mixer.in_proj_weight.detach().unflatten(0, (3, site.num_heads, site.head_dim))
+        query, key, value = mixer.in_proj_weight.detach().unflatten(
+            0, (3, site.num_heads, site.head_dim)
+        )
         output = mixer.out_proj.weight.detach().mT.unflatten(0, (site.num_heads, site.head_dim))
         return HeadWeights(query, key, value, output * self.layer_scale(model, site))
 
@@ -190,8 +279,12 @@ def test_a_model_with_no_name_of_timm_s_is_one_family(foreign):
     gates = mhprobe.attach(foreign)
     assert list(foreign.state_dict()) == keys
     torch.testing.assert_close(foreign(images), plain)
-    batch = mhprobe.record(foreign, images, labels, needs={"grad", "attn", "attn_grad", "stream", "weights"})
-    for site, z, weights, attn in zip(gates.layout.sites, batch.z, batch.weights, batch.attn, strict=True):
+    batch = mhprobe.record(
+        foreign, images, labels, needs={"grad", "attn", "attn_grad", "stream", "weights"}
+    )
+    for site, z, weights, attn in zip(
+        gates.layout.sites, batch.z, batch.weights, batch.attn, strict=True
+    ):
         assert z.shape == (4, 4, 3, 4) and attn.shape == (4, 1, 3, 4, 4)
         stream = batch.stream[site.block]
         bias = foreign.layers[site.block].lambda_1 * foreign.layers[site.block].mixer.out_proj.bias
@@ -204,17 +297,33 @@ def test_a_model_with_no_name_of_timm_s_is_one_family(foreign):
 
 def test_measures_curves_and_maps_take_it(foreign):
     loader = [(torch.randn(8, 3, 8, 8), labels_for(8))]
-    wanted = ("GateImportance", "AblationDelta", "Entropy", "LRPRelevance", "WriteNorm", "WeightSimilarity")
+    wanted = (
+        "GateImportance",
+        "AblationDelta",
+        "Entropy",
+        "LRPRelevance",
+        "WriteNorm",
+        "WeightSimilarity",
+    )
     found = mhprobe.measure(foreign, loader, [getattr(mhprobe.measures, name) for name in wanted])
     assert all(value.isfinite().any() for value in found.values()) and len(found) == len(wanted)
     assert mhprobe.masking_curve(foreign, loader, "head", "keep_best", steps=2)
-    maps = mhprobe.maps.gradient_rollout.GradientRollout()(foreign, loader[0][0])["gradient rollout"]
+    maps = mhprobe.maps.gradient_rollout.GradientRollout()(foreign, loader[0][0])[
+        "gradient rollout"
+    ]
     assert maps.shape == (8, 2, 2) and maps.std() > 0
 
 
 def test_a_family_may_be_probed_and_not_pruned(foreign):
-    assert family_of(foreign).unprunable(foreign).startswith("mhprobe does not know how to remove heads of a Foreign")
-    with pytest.raises(mhprobe.UserError, match="prune_heads: mhprobe does not know how to remove heads of a Foreign"):
+    assert (
+        family_of(foreign)
+        .unprunable(foreign)
+        .startswith("mhprobe does not know how to remove heads of a Foreign")
+    )
+    with pytest.raises(
+        mhprobe.UserError,
+        match="prune_heads: mhprobe does not know how to remove heads of a Foreign",
+    ):
         mhprobe.prune_heads(foreign, [0])
     layout = layout_of(foreign)
     with pytest.raises(mhprobe.UserError, match=r"layers\.0\.mixer: mhprobe does not know"):
@@ -227,7 +336,10 @@ def test_families_of_the_package_are_not_the_only_ones():
 
 
 def test_a_family_that_is_defined_anew_takes_the_place_of_the_one_before():
-    """A cell of a notebook that is run again, mended. The first one once went on claiming the models."""
+    """A cell of a notebook that is run again, mended.
+
+    The first one once went on claiming the models.
+    """
     there = []
     for number in range(2):
         type("Mine", (ForeignFamily,), {"title": f"Mine {number}", "claims": lambda *_: False})
@@ -252,14 +364,18 @@ def test_the_model_in_a_wrapper_is_found():
     assert backbone_of(wrapped) is model
     gates = mhprobe.attach(model)
     assert mhprobe.attach(wrapped) is gates
-    with pytest.raises(mhprobe.UserError, match=r"it wraps a supported VisionTransformer; pass model\.0\.0\."):
+    with pytest.raises(
+        mhprobe.UserError, match=r"it wraps a supported VisionTransformer; pass model\.0\.0\."
+    ):
         mhprobe.prune_heads(wrapped, [0])
 
 
 def test_of_two_models_the_gated_one_is_meant():
     teacher, student = tiny_swin(), tiny_vit()
     both = Wrapped(teacher=teacher, student=student)
-    with pytest.raises(mhprobe.UserError, match=r"several models with heads: parts\.teacher, parts\.student"):
+    with pytest.raises(
+        mhprobe.UserError, match=r"several models with heads: parts\.teacher, parts\.student"
+    ):
         backbone_of(both)
     mhprobe.attach(student)
     assert backbone_of(both) is student
@@ -289,7 +405,9 @@ def test_gradients_that_are_not_of_the_loss():
         ("label", lambda logits: logits[range(2), labels]),
     ):
         batch = mhprobe.record(model, images, None if of == "top1" else labels, of=of)
-        slopes = torch.cat([(z * g).sum((1, 3)) for z, g in zip(batch.z, batch.grad, strict=True)], dim=1)
+        slopes = torch.cat(
+            [(z * g).sum((1, 3)) for z, g in zip(batch.z, batch.grad, strict=True)], dim=1
+        )
         expected = []
         for head in range(gates.layout.num_heads):
             step = 1e-5 * torch.eye(gates.layout.num_heads, dtype=torch.float64)[head]

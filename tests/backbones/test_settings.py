@@ -20,7 +20,10 @@ BACKBONES = sorted(path.stem for path in (CONF / "backbone").glob("*.yaml"))
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_each_size_that_a_yaml_lists_is_one_that_its_network_takes(backbone):
     sizes = OmegaConf.load(CONF / "backbone" / f"{backbone}.yaml")
-    listed = {str(key) for key, value in sizes.items() if value is None} - {"num_classes", "checkpoint"}
+    listed = {str(key) for key, value in sizes.items() if value is None} - {
+        "num_classes",
+        "checkpoint",
+    }
     with torch.device("meta"):
         taken = inspect.signature(type(timm.create_model(sizes.name)).__init__).parameters
     assert "img_size" in listed
@@ -32,7 +35,11 @@ def test_a_size_needs_no_plus_and_one_that_is_left_out_is_the_models_own(tmp_pat
     sizes = ["backbone.img_size=32", "backbone.drop_path_rate=0.1", "backbone.conv_stem=null"]
     part = runs.config("train", tmp_path, *sizes).backbone
     assert (part["img_size"], part["drop_path_rate"], part["patch_drop_rate"]) == (32, 0.1, None)
-    given = {key: value for key, value in part.items() if key not in ("_target_", "checkpoint", "num_classes")}
+    given = {
+        key: value
+        for key, value in part.items()
+        if key not in ("_target_", "checkpoint", "num_classes")
+    }
     with torch.device("meta"):
         model = build(**given)
     assert model.patch_embed.img_size == (32, 32)

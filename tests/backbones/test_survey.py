@@ -10,7 +10,12 @@ from survey import page, survey
 
 DOCS = Path(__file__).parents[2] / "docs" / "models.md"
 NAMES = [
-    *("vit_tiny_patch16_224", "vit_base_patch16_224", "vit_small_patch16_rope_224", "beit_base_patch16_224"),
+    *(
+        "vit_tiny_patch16_224",
+        "vit_base_patch16_224",
+        "vit_small_patch16_rope_224",
+        "beit_base_patch16_224",
+    ),
     *(
         "eva02_base_patch16_clip_224",
         "mobilenetv5_300m",
@@ -42,7 +47,10 @@ def test_every_name_with_heads_is_counted_once_under_its_class(found):
 def test_the_page_counts_names_with_heads_alone(found):
     text = page(found)
     assert "has 8 model names" in text and "mask the heads of 6, and remove heads from 4." in text
-    assert "2 of the others mix their heads" in text and "without those, 100% of the names work" in text
+    assert (
+        "2 of the others mix their heads" in text
+        and "without those, 100% of the names work" in text
+    )
     rows = (
         "VisionTransformer 2, Beit 1 | all | all",
         "MobileNetV5 2 | all | none",
@@ -52,7 +60,10 @@ def test_the_page_counts_names_with_heads_alone(found):
     for row in rows:
         assert f"\n| {row} |\n" in text
     assert "\n| Cait 1 (e.g. cait_xxs24_224) | its heads talk: " in text
-    assert "| Eva 1 (e.g. eva02_base_patch16_clip_224) | a block.attn.norm is a LayerNorm between" in text
+    assert (
+        "| Eva 1 (e.g. eva02_base_patch16_clip_224) | a block.attn.norm is a LayerNorm between"
+        in text
+    )
     assert "ResNet" not in text and "FastVit" not in text
 
 

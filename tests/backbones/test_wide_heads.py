@@ -30,7 +30,11 @@ def test_every_head_is_as_wide_as_the_input_of_its_block():
     assert all(type(block.attn) is Attention for block in model.blocks)
     assert [block.attn.qkv.weight.shape for block in model.blocks] == [(3 * 72, 24)] * 2
     # as a ViT of three times the width has it, and not the default
-    assert model.blocks[0].attn.scale == 24**-0.5 != timm.create_model(NAME, **VIT).blocks[0].attn.scale
+    assert (
+        model.blocks[0].attn.scale
+        == 24**-0.5
+        != timm.create_model(NAME, **VIT).blocks[0].attn.scale
+    )
 
 
 def test_a_width_of_embed_dim_over_heads_is_timms_own_network():
@@ -57,16 +61,24 @@ def test_wide_heads_are_saved_and_loaded(tmp_path):
     model = wide()
     settings = {"name": NAME, "pretrained": False, "attn_head_dim": 24, **VIT}
     path = tmp_path / "wide.safetensors"
-    save_weights(model, path, {"backbone": settings, "class_names": list("abcde"), "data": "digits"})
+    save_weights(
+        model, path, {"backbone": settings, "class_names": list("abcde"), "data": "digits"}
+    )
     assert json.loads(path.with_suffix(".json").read_text())["backbone"]["attn_head_dim"] == 24
     images = torch.rand(2, 3, 16, 16)
     assert torch.equal(load_weights(path)[0](images), model(images))
 
 
-@pytest.mark.parametrize(("name", "told"), [
-    ("swin_tiny_patch4_window7_224", r"attn_head_dim: expected a VisionTransformer .* got swin_tiny"),
-    ("beit_base_patch16_224", r"attn_head_dim: expected a VisionTransformer .* got beit_base"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (
+            "swin_tiny_patch4_window7_224",
+            r"attn_head_dim: expected a VisionTransformer .* got swin_tiny",
+        ),
+        ("beit_base_patch16_224", r"attn_head_dim: expected a VisionTransformer .* got beit_base"),
+    ],
+)
 def test_another_family_refuses_a_width(name, told):
     with pytest.raises(UserError, match=told):
         build(name, attn_head_dim=24)

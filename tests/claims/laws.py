@@ -1,7 +1,7 @@
 """Evidence drawn from a known law, per claim: of a population in which the claim's effect is the number that is given.
 
-Heads, pairs of heads and images are drawn; six blocks of six heads, or 400 images. A law shares nothing with the claim
-but the names of columns and orders.
+Heads, pairs of heads and images are drawn; six blocks of six heads, or 400 images. A law shares
+nothing with the claim but the names of columns and orders.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ IMAGES = 400
 
 @dataclass
 class Drawn:
-    """Evidence from a draw. accuracy: of a mask, in the population; right images are drawn once for all masks."""
+    """Evidence from a draw.
+
+    accuracy: of a mask, in the population; right images are drawn once for all masks.
+    """
 
     random: torch.Generator
     tables: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
@@ -45,7 +48,9 @@ class Drawn:
     layout: HeadLayout = LAYOUT
 
     def __post_init__(self) -> None:
-        self.hard = {split: torch.rand(IMAGES, generator=self.random) for split in ("validation", "test")}
+        self.hard = {
+            split: torch.rand(IMAGES, generator=self.random) for split in ("validation", "test")
+        }
 
     def columns(self, name):
         return self.tables[name]
@@ -87,7 +92,9 @@ class Law(NamedTuple):
 LAWS: dict[str, Law] = {}
 
 
-def law(*claims: str, true: float = 5, false: float = -5, word: str = "contradicted") -> Callable[[Draw], Draw]:
+def law(
+    *claims: str, true: float = 5, false: float = -5, word: str = "contradicted"
+) -> Callable[[Draw], Draw]:
     def keep(draw: Draw) -> Draw:
         LAWS.update(dict.fromkeys(claims, Law(draw, true, false, word)))
         return draw
@@ -140,7 +147,10 @@ def _(effect, random):
 @law("the_class_token_draws_attention")
 def _(effect, random):
     even = torch.full((HEADS,), 0.015)
-    return Drawn(random, {"token_kinds": {"cls": even + effect + 0.1 * noise(random, HEADS), "uniform_cls": even}})
+    return Drawn(
+        random,
+        {"token_kinds": {"cls": even + effect + 0.1 * noise(random, HEADS), "uniform_cls": even}},
+    )
 
 
 @law("special_attention_is_a_no_op")
@@ -152,21 +162,33 @@ def _(effect, random):
 def _(effect, random):
     block = BLOCK.double()
     return Drawn(
-        random, {"output_frequency": {"block_input": block, "value": block - effect + 0.2 * noise(random, HEADS)}}
+        random,
+        {
+            "output_frequency": {
+                "block_input": block,
+                "value": block - effect + 0.2 * noise(random, HEADS),
+            }
+        },
     )
 
 
 @law("high_norm_tokens_draw_attention")
 def _(effect, random):
     even = torch.full((HEADS,), 0.01, dtype=torch.float64)
-    columns = {"high_norm": even * 2 ** (effect + 2 * noise(random, HEADS)), "uniform_high_norm": even}
+    columns = {
+        "high_norm": even * 2 ** (effect + 2 * noise(random, HEADS)),
+        "uniform_high_norm": even,
+    }
     return Drawn(random, {"token_kinds": columns})
 
 
 @law("late_blocks_carry_the_direct_effect", true=4, false=-4)
 def _(effect, random):
     part = torch.where(THIRD == 2, (0.5 + effect) / 12, (0.5 - effect) / 24)
-    return Drawn(random, {"logit_attribution": {"size": part * (1 + 0.3 * noise(random, HEADS)).clamp(min=0.01)}})
+    return Drawn(
+        random,
+        {"logit_attribution": {"size": part * (1 + 0.3 * noise(random, HEADS)).clamp(min=0.01)}},
+    )
 
 
 # shares of heads
@@ -186,7 +208,10 @@ def _(effect, random):
 @law("some_heads_are_positional", true=8, false=0, word="cannot be told")
 def _(effect, random):
     value = torch.where(flags(effect, random), 0.95, 0.3)
-    return Drawn(random, {"position": {"low": value - 0.01, "high": value + 0.01, "images": torch.tensor(IMAGES)}})
+    return Drawn(
+        random,
+        {"position": {"low": value - 0.01, "high": value + 0.01, "images": torch.tensor(IMAGES)}},
+    )
 
 
 @law("some_heads_are_sinks", true=8, false=0, word="cannot be told")
@@ -197,14 +222,24 @@ def _(effect, random):
 @law("early_blocks_have_local_heads", true=6, false=0, word="cannot be told")
 def _(effect, random):
     value = torch.where(flags(effect, random), 0.3, 0.8)
-    columns = {"low": value - 0.05, "high": value + 0.05, "uniform": torch.ones(HEADS), "images": torch.tensor(IMAGES)}
+    columns = {
+        "low": value - 0.05,
+        "high": value + 0.05,
+        "uniform": torch.ones(HEADS),
+        "images": torch.tensor(IMAGES),
+    }
     return Drawn(random, {"attention_distance": columns})
 
 
 @law("late_heads_look_everywhere", true=5, false=-5)
 def _(effect, random):
     value = torch.where(flags(0.5 + effect, random), 0.97, 0.5)
-    columns = {"low": value - 0.05, "high": value + 0.05, "whole": torch.ones(HEADS), "images": torch.tensor(IMAGES)}
+    columns = {
+        "low": value - 0.05,
+        "high": value + 0.05,
+        "whole": torch.ones(HEADS),
+        "images": torch.tensor(IMAGES),
+    }
     return Drawn(random, {"attention_distance": columns})
 
 
@@ -242,7 +277,9 @@ def _(effect, random):
 
 @law("middle_blocks_are_least_alike")
 def _(effect, random):
-    value = (0.4 + effect * (THIRD != 1)[:, None] + pair_noise(random, 0.1)).where(INSIDE, torch.nan)
+    value = (0.4 + effect * (THIRD != 1)[:, None] + pair_noise(random, 0.1)).where(
+        INSIDE, torch.nan
+    )
     return Drawn(random, {"svcca": {"value": value, "null": torch.full_like(value, 0.1)}})
 
 
@@ -250,7 +287,9 @@ def _(effect, random):
 def _(effect, random):
     trained, untrained = (0.3 + mean + pair_noise(random, 0.02) for mean in (effect, 0.0))
     return Drawn(
-        random, {"weight_similarity": {"cosine_ov": -trained}}, {"weight_similarity": {"cosine_ov": untrained}}
+        random,
+        {"weight_similarity": {"cosine_ov": -trained}},
+        {"weight_similarity": {"cosine_ov": untrained}},
     )
 
 
@@ -319,7 +358,11 @@ law("importance_is_mostly_output_norm", true=2.3, false=-4)(
 @law("importance_agrees_between_data_sets", true=2.3, false=-4)
 def _(effect, random):
     here, there = together(effect + 0.5, random, HEADS)
-    return Drawn(random, {"gate_importance": {"value": here}}, elsewhere={"gate_importance": {"value": there}})
+    return Drawn(
+        random,
+        {"gate_importance": {"value": here}},
+        elsewhere={"gate_importance": {"value": there}},
+    )
 
 
 @law("importance_settles_early", true=2.4, false=-4)
@@ -336,27 +379,39 @@ def _(effect, random):
     value = torch.full((HEADS, HEADS), -9.0, dtype=torch.float64)
     for head in range(HEADS):
         value[head, 6 * BLOCK[head] + (head + 1) % 6] = likeness[head]
-    return Drawn(random, {"svcca": {"value": value}, "ablation_delta": {"value": rise, **surely(rise)}})
+    return Drawn(
+        random, {"svcca": {"value": value}, "ablation_delta": {"value": rise, **surely(rise)}}
+    )
 
 
 @law("relevant_heads_stay", true=2.9, false=-2.9)
 def _(effect, random):
     relevance, stays = together(effect, random, HEADS)
     order = stays.argsort()[:, None].tolist()
-    return Drawn(random, {"lrp_relevance": {"value": relevance}}, paths={"importance": closing(order)})
+    return Drawn(
+        random, {"lrp_relevance": {"value": relevance}}, paths={"importance": closing(order)}
+    )
 
 
 @law("importance_predicts_cost", true=2.9, false=-2.9)
 def _(effect, random):
     rise, stays = together(effect, random, HEADS)
     order = stays.argsort()[:, None].tolist()
-    return Drawn(random, {"ablation_delta": {"value": rise, **surely(rise)}}, paths={"importance": closing(order)})
+    return Drawn(
+        random,
+        {"ablation_delta": {"value": rise, **surely(rise)}},
+        paths={"importance": closing(order)},
+    )
 
 
 @law("specialised_heads_stay", true=4.5, false=-4.5)
 def _(effect, random):
     named = torch.arange(HEADS) % 3 == 0
-    order = (math.sqrt(2) * norm.ppf(0.5 + effect) * named + noise(random, HEADS)).argsort()[:, None].tolist()
+    order = (
+        (math.sqrt(2) * norm.ppf(0.5 + effect) * named + noise(random, HEADS))
+        .argsort()[:, None]
+        .tolist()
+    )
     ones = torch.ones(HEADS)
     tables = {
         "position": {"positional": named.double()},
@@ -424,9 +479,13 @@ def _(effect, random):
 def _(effect, random):
     """The two agree on most images."""
     hard = torch.rand(IMAGES, generator=random)
-    pruned, scratch = (SimpleNamespace(right=hard < 0.6 + more, images="these") for more in (effect, 0.0))
+    pruned, scratch = (
+        SimpleNamespace(right=hard < 0.6 + more, images="these") for more in (effect, 0.0)
+    )
     runs = {"pruned": pruned, "scratch": scratch}
-    return Drawn(random, runs={name: SimpleNamespace(outcomes=lambda of=of: of) for name, of in runs.items()})
+    return Drawn(
+        random, runs={name: SimpleNamespace(outcomes=lambda of=of: of) for name, of in runs.items()}
+    )
 
 
 # numbers of images
@@ -458,7 +517,9 @@ def paired(name, other, size):
     """Numbers of images, and others that lie below them by the effect; one image in five has none."""
 
     def made(effect, random):
-        of_image = noise(random, IMAGES).masked_fill(torch.rand(IMAGES, generator=random) < 0.2, torch.nan)
+        of_image = noise(random, IMAGES).masked_fill(
+            torch.rand(IMAGES, generator=random) < 0.2, torch.nan
+        )
         first = 0.5 + effect + size * (of_image + noise(random, IMAGES))
         return Drawn(random, images={name: first, other: 0.5 + size * of_image})
 

@@ -56,7 +56,9 @@ def test_the_power_that_is_stated_is_how_often_a_claim_holds(name):
     effect = 2 * claim.margin.size if claim.shape == "more" else 0.0
     seen = [verdict(name, effect, seed) for seed in range(DRAWS // 2)]
     holds = sum(each.word == "holds" for each in seen) / len(seen)
-    assert holds == pytest.approx(sum(each.power for each in seen) / len(seen), abs=0.2)  # a few images are steps
+    assert holds == pytest.approx(
+        sum(each.power for each in seen) / len(seen), abs=0.2
+    )  # a few images are steps
 
 
 @pytest.mark.parametrize("name", CLAIMS)
@@ -73,13 +75,19 @@ def test_every_claim_has_a_law_to_be_tried_on():
 
 
 def test_contributing_says_what_a_new_claim_touches():
-    (row,) = re.findall(r"^\| claim \|.*$", (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    (row,) = re.findall(
+        r"^\| claim \|.*$",
+        (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(),
+        re.MULTILINE,
+    )
     assert "| 0: a function under `@claim`" in row and "`claims/`" in row
     assert "`tests/claims/laws.py`" in row and "`docs/claims.md`" in row
 
 
 def test_an_unknown_claim_is_answered_with_the_nearest_name():
-    with pytest.raises(UserError, match=r"most_heads_go.*did you mean most_heads_can_go.*there are a_fifth"):
+    with pytest.raises(
+        UserError, match=r"most_heads_go.*did you mean most_heads_can_go.*there are a_fifth"
+    ):
         chosen(["most_heads_go"])
     with pytest.raises(UserError, match="empty list"):
         chosen([])
@@ -102,11 +110,21 @@ def test_narrow_heads_are_compared_within_a_network_that_has_two_widths():
     layout = layout_of(3, 3, head_dim=8)
     sites = (layout.sites[0], dataclasses.replace(layout.sites[1], head_dim=16))
     value = torch.full((6, 6), 0.3) + 0.2 * (torch.arange(6) < 3)[:, None]
-    evidence = Drawn(RANDOM, {"svcca": {"value": value, "null": torch.zeros(6, 6)}}, layout=HeadLayout(sites))
-    assert all_claims()["narrow_heads_are_more_alike"].estimate(evidence).effect == pytest.approx(0.2)
+    evidence = Drawn(
+        RANDOM, {"svcca": {"value": value, "null": torch.zeros(6, 6)}}, layout=HeadLayout(sites)
+    )
+    assert all_claims()["narrow_heads_are_more_alike"].estimate(evidence).effect == pytest.approx(
+        0.2
+    )
 
 
-UNKNOWN = {"claim": "heads_of_a_block_are_alike", "effect": None, "low": None, "high": None, "count": 0}
+UNKNOWN = {
+    "claim": "heads_of_a_block_are_alike",
+    "effect": None,
+    "low": None,
+    "high": None,
+    "count": 0,
+}
 
 
 @pytest.mark.parametrize(
@@ -114,37 +132,68 @@ UNKNOWN = {"claim": "heads_of_a_block_are_alike", "effect": None, "low": None, "
     [
         ("pruned_beats_from_scratch", {"outcomes": lambda: None}, "same test images"),
         ("importance_settles_early", {"tables": {}}, "no heads in its first quarter"),
-        ("narrow_heads_are_more_alike", {"rows": lambda kind: []}, "no number for heads_of_a_block_are_alike"),
-        ("narrow_heads_are_more_alike", {"rows": lambda kind: [UNKNOWN]}, "no number for heads_of_a_block_are_alike"),
+        (
+            "narrow_heads_are_more_alike",
+            {"rows": lambda kind: []},
+            "no number for heads_of_a_block_are_alike",
+        ),
+        (
+            "narrow_heads_are_more_alike",
+            {"rows": lambda kind: [UNKNOWN]},
+            "no number for heads_of_a_block_are_alike",
+        ),
     ],
 )
 def test_a_run_that_does_not_say_it_is_no_answer(claim, of_runs, reason):
     tables = {"svcca": {"value": torch.zeros(36, 36), "null": torch.zeros(36, 36)}}
     other = dict.fromkeys(("pruned", "scratch", "training", "wider"), SimpleNamespace(**of_runs))
-    verdict = ask({claim: all_claims()[claim]}, Drawn(RANDOM, tables, runs=other, layout=LAYOUT))[claim]
+    verdict = ask({claim: all_claims()[claim]}, Drawn(RANDOM, tables, runs=other, layout=LAYOUT))[
+        claim
+    ]
     assert verdict.word == "not applicable" and reason in verdict.reason
 
 
-NO_ENDS = {"low": torch.full((36,), torch.nan), "high": torch.full((36,), torch.nan), "images": torch.tensor(1)}
+NO_ENDS = {
+    "low": torch.full((36,), torch.nan),
+    "high": torch.full((36,), torch.nan),
+    "images": torch.tensor(1),
+}
 
 
 @pytest.mark.parametrize(
     ("name", "tables"),
     [
-        ("early_blocks_have_local_heads", {"attention_distance": {**NO_ENDS, "uniform": torch.ones(36)}}),
-        ("late_heads_look_everywhere", {"attention_distance": {**NO_ENDS, "whole": torch.ones(36)}}),
+        (
+            "early_blocks_have_local_heads",
+            {"attention_distance": {**NO_ENDS, "uniform": torch.ones(36)}},
+        ),
+        (
+            "late_heads_look_everywhere",
+            {"attention_distance": {**NO_ENDS, "whole": torch.ones(36)}},
+        ),
         ("some_heads_are_positional", {"position": NO_ENDS}),
         (
             "most_heads_can_go",
-            {"ablation_delta": {**NO_ENDS, "drop_low": NO_ENDS["low"], "drop_high": NO_ENDS["high"]}},
+            {
+                "ablation_delta": {
+                    **NO_ENDS,
+                    "drop_low": NO_ENDS["low"],
+                    "drop_high": NO_ENDS["high"],
+                }
+            },
         ),
         (
             "heads_have_class_roles",  # the largest class has one image, and no p
-            {"logit_attribution": {"own": torch.eye(4)[torch.zeros(36, dtype=torch.long)], "images": torch.tensor(30),
-                                   "own_p": torch.tensor([torch.nan, 1, 1, 1]).expand(36, 4)}},
+            {
+                "logit_attribution": {
+                    "own": torch.eye(4)[torch.zeros(36, dtype=torch.long)],
+                    "images": torch.tensor(30),
+                    "own_p": torch.tensor([torch.nan, 1, 1, 1]).expand(36, 4),
+                }
+            },
         ),
     ],
-)  # fmt: skip
+)
 def test_an_interval_that_is_not_known_excludes_nothing(name, tables):
     (verdict,) = ask(chosen([name]), Drawn(torch.Generator().manual_seed(0), tables)).values()
     assert verdict.word == "cannot be told"

@@ -12,7 +12,13 @@ from mhprobe.report.figures import claims
 
 def row(number: int, verdict: str, effect: float) -> dict[str, object]:
     name = f"claim_number_{number}" + "_of_many_words" * (number % 3)
-    ends = {"effect": effect, "low": effect - 0.3, "high": effect + 0.3, "matters": 0.1, "learned": number % 2 == 0}
+    ends = {
+        "effect": effect,
+        "low": effect - 0.3,
+        "high": effect + 0.3,
+        "matters": 0.1,
+        "learned": number % 2 == 0,
+    }
     return {"claim": name, "verdict": verdict, "shape": list(claims.MARKS)[number % 3], **ends}
 
 
@@ -28,5 +34,8 @@ def test_a_forest_is_whole(count):
 def test_a_matrix_is_whole(networks):
     names = [f"cifar10_network_{k}" for k in range(networks)]
     words = [*claims.WORDS, ""]
-    rows = [{"claim": f"claim_{k}", **{name: words[(k + n) % 6] for n, name in enumerate(names)}} for k in range(9)]
+    rows = [
+        {"claim": f"claim_{k}", **{name: words[(k + n) % 6] for n, name in enumerate(names)}}
+        for k in range(9)
+    ]
     assert_nothing_is_clipped(claims.claims_matrix(rows, names))

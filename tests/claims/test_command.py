@@ -23,7 +23,13 @@ from mhprobe.report.runs.words import findings
 from mhprobe.report.several import matrix, several
 
 SMALL = (
-    *("+experiment=digits_vit", "backbone.embed_dim=24", "backbone.depth=3", "backbone.num_heads=3", "weights=random"),
+    *(
+        "+experiment=digits_vit",
+        "backbone.embed_dim=24",
+        "backbone.depth=3",
+        "backbone.num_heads=3",
+        "weights=random",
+    ),
     *("data.limit_train=64", "data.limit_val=20", "data.limit_test=40", "trainer.accelerator=cpu"),
     *("trainer.precision=32-true", "evidence.control_of=20", "evidence.maps_of=12"),
 )
@@ -45,49 +51,87 @@ def told(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # forty images of noise are few for nearly every measure
 def test_every_claim_gets_a_verdict_and_none_is_dropped(tmp_path, monkeypatch, told):
-    monkeypatch.setattr(Evidence, "_refuse_guessing", lambda self: None)  # so that masks are evaluated, too
+    monkeypatch.setattr(
+        Evidence, "_refuse_guessing", lambda self: None
+    )  # so that masks are evaluated, too
     (folder := tmp_path / "run").mkdir()
     command.run(settings(tmp_path), folder)
     rows = {row["claim"]: row for row in runs.rows(folder / "tables" / "claims.csv")}
     assert set(rows) == set(all_claims()) and {row["verdict"] for row in rows.values()} <= WORDS
-    refused = {name: row["reason"] for name, row in rows.items() if row["verdict"] == "not applicable"}
-    of_runs = {"narrow_heads_are_more_alike", "pruned_beats_from_scratch", "importance_settles_early"}
+    refused = {
+        name: row["reason"] for name, row in rows.items() if row["verdict"] == "not applicable"
+    }
+    of_runs = {
+        "narrow_heads_are_more_alike",
+        "pruned_beats_from_scratch",
+        "importance_settles_early",
+    }
     assert {name for name, reason in refused.items() if "evidence.runs." in reason} == of_runs
     of_norms = {"high_norm_tokens_draw_attention", "high_norm_tokens_lose_their_place"}
     assert all(refused.values()) and set(refused) <= of_runs | of_norms | {"specialised_heads_stay"}
-    assert re.match(rf"\d+ of {len(all_claims())} claims hold \(contradicted: \d+, .*not applicable: \d+\)\.", told[0])
+    assert re.match(
+        rf"\d+ of {len(all_claims())} claims hold \(contradicted: \d+, .*not applicable: \d+\)\.",
+        told[0],
+    )
     assert re.match(r"Of those that hold, these hold for an untrained network, too: [a-z]", told[1])
     page = (folder / "report.html").read_text()
-    assert "Findings of the literature, judged on this network" in page and "entropy_falls_with_depth" in page
+    assert (
+        "Findings of the literature, judged on this network" in page
+        and "entropy_falls_with_depth" in page
+    )
     assert all(sentence in page for sentence in told)
     entry = Report(folder).results.results["claims"]
     assert (entry.kind, entry.drawn, entry.interval) == ("claims", "claims", ["low", "high"])
     (second := tmp_path / "second").mkdir()
     given = [f"evidence.runs.{name}={folder}" for name in ("wider", "pruned", "scratch")]
-    asked = "importance_agrees_between_data_sets,narrow_heads_are_more_alike,pruned_beats_from_scratch"
-    given += [f"claims=[{asked}]", "control=null", "+data@evidence.second=digits", "evidence.second.limit_test=40"]
+    asked = (
+        "importance_agrees_between_data_sets,narrow_heads_are_more_alike,pruned_beats_from_scratch"
+    )
+    given += [
+        f"claims=[{asked}]",
+        "control=null",
+        "+data@evidence.second=digits",
+        "evidence.second.limit_test=40",
+    ]
     command.run(settings(tmp_path, *given), second)
     rows = runs.rows(second / "tables" / "claims.csv")  # compared with itself
     assert [row["claim"] for row in rows] == asked.split(",")
-    assert [float(row["effect"]) for row in rows] == pytest.approx([0.5, 0, 0]) and rows[2]["over"] == "images"
+    assert [float(row["effect"]) for row in rows] == pytest.approx([0.5, 0, 0]) and rows[2][
+        "over"
+    ] == "images"
 
 
-def test_a_second_data_set_that_is_not_there_is_named_before_anything_is_measured(tmp_path, monkeypatch):
+def test_a_second_data_set_that_is_not_there_is_named_before_anything_is_measured(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(Material, "columns", None)
-    given = ("claims=[importance_agrees_between_data_sets]", "control=null", "+data@evidence.second=image_folder")
+    given = (
+        "claims=[importance_agrees_between_data_sets]",
+        "control=null",
+        "+data@evidence.second=image_folder",
+    )
     with pytest.raises(UserError, match=r"^evidence\.second\.\S*root: .*nowhere does not exist"):
-        command.run(settings(tmp_path, *given, f"evidence.second.source.root={tmp_path / 'nowhere'}"), tmp_path)
+        command.run(
+            settings(tmp_path, *given, f"evidence.second.source.root={tmp_path / 'nowhere'}"),
+            tmp_path,
+        )
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_claims_about_accuracy_do_not_apply_to_features(tmp_path, told):
     asked = "entropy_falls_with_depth,heads_of_a_block_are_alike,heads_have_class_roles,importance_predicts_cost"
-    asked += ",most_heads_can_go,one_head_is_enough,rollout_beats_raw_attention,compact_heat_is_right"
+    asked += (
+        ",most_heads_can_go,one_head_is_enough,rollout_beats_raw_attention,compact_heat_is_right"
+    )
     command.run(settings(tmp_path, f"claims=[{asked}]", "backbone.num_classes=0"), tmp_path)
     reasons = {row["claim"]: row["reason"] for row in runs.rows(tmp_path / "tables" / "claims.csv")}
     judged = {"entropy_falls_with_depth", "heads_of_a_block_are_alike"}
     assert {name for name, reason in reasons.items() if not reason} == judged
-    assert all(re.search("gives features|labels", reason) for name, reason in reasons.items() if name not in judged)
+    assert all(
+        re.search("gives features|labels", reason)
+        for name, reason in reasons.items()
+        if name not in judged
+    )
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -96,7 +140,10 @@ def test_a_second_run_measures_nothing_again_and_asks_what_it_is_asked(tmp_path,
     asked = "claims=[entropy_falls_with_depth,a_fifth_of_the_heads_goes]"
     command.run(settings(tmp_path, asked), folder)
     first = (folder / "tables" / "claims.csv").read_text()
-    assert "an untrained network guesses" not in first and "not shown to be better than a guess" in first
+    assert (
+        "an untrained network guesses" not in first
+        and "not shown to be better than a guess" in first
+    )
     monkeypatch.setattr("mhprobe.questions.material.look", None)
     command.run(settings(tmp_path, asked), folder)
     assert (folder / "tables" / "claims.csv").read_text() == first
@@ -106,7 +153,9 @@ def test_a_second_run_measures_nothing_again_and_asks_what_it_is_asked(tmp_path,
 
 
 def found(effect, half, heads):
-    return Estimate(effect, effect - half, effect + half, lambda *_: 0.1, lambda *_: 0.5, "heads", heads)
+    return Estimate(
+        effect, effect - half, effect + half, lambda *_: 0.1, lambda *_: 0.5, "heads", heads
+    )
 
 
 def verdict(word, effect=math.nan):
@@ -142,9 +191,14 @@ def folders(tmp_path):
 def test_compared_runs_give_the_matrix_of_claims_by_networks(folders):
     result = several(read_runs(folders))["claims"]
     rows = {
-        row["claim"]: row for row in (dict(zip(result.table.columns, each, strict=True)) for each in result.table.rows)
+        row["claim"]: row
+        for row in (
+            dict(zip(result.table.columns, each, strict=True)) for each in result.table.rows
+        )
     }
-    names = [column for column in result.table.columns if column not in ("claim", "says", "holds_in")]
+    names = [
+        column for column in result.table.columns if column not in ("claim", "says", "holds_in")
+    ]
     assert len(names) == 2
     assert [rows["entropy_falls_with_depth"][name] for name in names] == ["holds", "contradicted"]
     assert [rows["a_fifth_of_the_heads_goes"][name] for name in names] == ["", "holds"]
@@ -159,11 +213,23 @@ def test_runs_without_claims_have_no_matrix():
 
 
 def test_the_forest_draws_each_effect_in_multiples_of_what_matters(folders):
-    claims = {name: all_claims()[name] for name in ("entropy_falls_with_depth", "a_fifth_of_the_heads_goes")}
-    seen = {"entropy_falls_with_depth": verdict("holds", 0.1), "a_fifth_of_the_heads_goes": verdict("holds", 0.9)}
-    result = asking.result(asking.rows_of(claims, seen, {"entropy_falls_with_depth": verdict("holds", 0.1)}))
+    claims = {
+        name: all_claims()[name]
+        for name in ("entropy_falls_with_depth", "a_fifth_of_the_heads_goes")
+    }
+    seen = {
+        "entropy_falls_with_depth": verdict("holds", 0.1),
+        "a_fifth_of_the_heads_goes": verdict("holds", 0.9),
+    }
+    result = asking.result(
+        asking.rows_of(claims, seen, {"entropy_falls_with_depth": verdict("holds", 0.1)})
+    )
     (axes,) = result.figure.axes
-    dots = {line.get_marker(): line.get_xdata()[0] for line in axes.get_lines() if len(line.get_xdata()) == 1}
+    dots = {
+        line.get_marker(): line.get_xdata()[0]
+        for line in axes.get_lines()
+        if len(line.get_xdata()) == 1
+    }
     assert dots[">"] == 4.0  # ninety times what matters is beyond the end
     ends = [each for bar in axes.collections for line in bar.get_segments() for each in line[:, 0]]
     assert max(ends) == 4.0
@@ -187,7 +253,10 @@ def test_a_line_says_the_number_or_why_there_is_none():
 
 
 def test_two_sentences_say_what_was_found():
-    claims = {name: all_claims()[name] for name in ("entropy_falls_with_depth", "a_fifth_of_the_heads_goes")}
+    claims = {
+        name: all_claims()[name]
+        for name in ("entropy_falls_with_depth", "a_fifth_of_the_heads_goes")
+    }
     seen = dict.fromkeys(claims, verdict("holds", 1.0))
     others = "contradicted: 0, too small to matter: 0, cannot be told: 0, not applicable: 0"
     first = f"2 of 2 claims hold ({others})."
@@ -195,8 +264,13 @@ def test_two_sentences_say_what_was_found():
     also = "Of those that hold, these hold for an untrained network, too: entropy_falls_with_depth."
     assert findings(rows) == [first, also]
     rows = asking.rows_of(claims, seen, {"entropy_falls_with_depth": verdict("contradicted", 1.0)})
-    assert findings(rows)[1] == "Of those that hold, these hold for an untrained network, too: none."
-    assert findings(asking.rows_of(claims, seen, {})) == [first, "There is no untrained twin to compare with."]
+    assert (
+        findings(rows)[1] == "Of those that hold, these hold for an untrained network, too: none."
+    )
+    assert findings(asking.rows_of(claims, seen, {})) == [
+        first,
+        "There is no untrained twin to compare with.",
+    ]
     assert findings([]) == []
 
 

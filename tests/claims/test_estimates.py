@@ -51,10 +51,14 @@ def test_blocks_do_not_vary_their_heads_do():
     values = drawn(12) + 100 * torch.arange(3).repeat_interleave(4)
     of_blocks = values.view(3, 4)
     parts = of_blocks.var(1) / 4 / 9  # of a mean of three means
-    freedom = float(parts.sum() ** 2 / (parts**2 / 3).sum())  # Satterthwaite's: a block that varies more counts more
+    freedom = float(
+        parts.sum() ** 2 / (parts**2 / 3).sum()
+    )  # Satterthwaite's: a block that varies more counts more
     found = mean_of(layout_of(4, 4, 4), values)
     assert 3 < freedom < 9
-    assert found.high - found.low == pytest.approx(2 * stats.t.ppf(0.975, freedom) * math.sqrt(float(parts.sum())))
+    assert found.high - found.low == pytest.approx(
+        2 * stats.t.ppf(0.975, freedom) * math.sqrt(float(parts.sum()))
+    )
 
 
 def test_late_minus_early_is_a_difference_of_means_without_the_middle():
@@ -67,18 +71,27 @@ def test_the_mean_over_images_is_students():
     values = drawn(40)
     found, expected = over_images(values), stats.ttest_1samp(values.numpy(), 0.2)
     ends = expected.confidence_interval()
-    assert (found.low, found.high, found.p(0.2)) == pytest.approx((ends.low, ends.high, expected.pvalue))
+    assert (found.low, found.high, found.p(0.2)) == pytest.approx(
+        (ends.low, ends.high, expected.pvalue)
+    )
 
 
 def test_a_few_random_draws_leave_few_degrees_of_freedom():
     rows = drawn(5, 300) + 0.3 * drawn(5, 1)
     found, expected = over_images(rows), crossed(rows)
-    assert (found.effect, found.low, found.high) == pytest.approx((expected.difference, expected.low, expected.high))
-    assert found.p(0.0) == pytest.approx(expected.p) and found.p(0.0) > over_images(rows.mean(0)).p(0.0)
+    assert (found.effect, found.low, found.high) == pytest.approx(
+        (expected.difference, expected.low, expected.high)
+    )
+    assert found.p(0.0) == pytest.approx(expected.p) and found.p(0.0) > over_images(rows.mean(0)).p(
+        0.0
+    )
 
 
 def images_of(both, won, lost, neither):
-    better, worse = [True] * (both + won) + [False] * (lost + neither), [True] * both + [False] * won
+    better, worse = (
+        [True] * (both + won) + [False] * (lost + neither),
+        [True] * both + [False] * won,
+    )
     return torch.tensor(better), torch.tensor(worse + [True] * lost + [False] * neither)
 
 
@@ -86,7 +99,9 @@ def test_against_nothing_the_score_of_accuracy_is_mcnemars():
     found = of_accuracy(*images_of(50, 20, 8, 22))
     assert found.effect == pytest.approx(0.12)
     assert found.p(0.0) == pytest.approx(2 * stats.norm.sf(12 / math.sqrt(28)))
-    assert found.low < 0.12 < found.high and found.p(found.low) == pytest.approx(0.05) == found.p(found.high)
+    assert found.low < 0.12 < found.high and found.p(found.low) == pytest.approx(0.05) == found.p(
+        found.high
+    )
     mirrored = of_accuracy(*images_of(50, 8, 20, 22))
     assert (-mirrored.low, -mirrored.high) == pytest.approx((found.high, found.low), abs=1e-6)
 
@@ -114,7 +129,10 @@ def test_the_score_keeps_what_it_promises_at_holms_first_step():
 
 def test_a_share_is_binomial():
     flags = torch.tensor([True] * 9 + [False] * 11)
-    found, expected = share(flags, ~flags).beyond(0.2), stats.binomtest(9, 20).proportion_ci(method="exact")
+    found, expected = (
+        share(flags, ~flags).beyond(0.2),
+        stats.binomtest(9, 20).proportion_ci(method="exact"),
+    )
     assert (found.low, found.high) == pytest.approx((expected.low - 0.2, expected.high - 0.2))
     assert found.p(0.0) == pytest.approx(2 * stats.binomtest(9, 20, 0.2, "greater").pvalue)
     assert found.p(0.5) == pytest.approx(2 * stats.binomtest(9, 20, 0.7, "less").pvalue)
@@ -123,8 +141,12 @@ def test_a_share_is_binomial():
 
 def test_the_power_of_a_share_is_exact():
     flags = torch.zeros(72, dtype=torch.bool)
-    fewest = next(k for k in range(72) if stats.binomtest(k, 72).proportion_ci(method="exact").low > 0.05)
-    assert share(flags, ~flags).power(0.05, 0.1) == pytest.approx(stats.binom.sf(fewest - 1, 72, 0.1))
+    fewest = next(
+        k for k in range(72) if stats.binomtest(k, 72).proportion_ci(method="exact").low > 0.05
+    )
+    assert share(flags, ~flags).power(0.05, 0.1) == pytest.approx(
+        stats.binom.sf(fewest - 1, 72, 0.1)
+    )
     assert share(flags, torch.arange(72) >= 5, images=9).power(0.05, 0.1) == pytest.approx(
         stats.binom.sf(fewest + 4, 72, 0.1)
     )
@@ -145,7 +167,9 @@ def test_the_hotter_one_is_counted_as_in_the_figure_of_heat():
     found = more_often(torch.cat([hot, cold]), inside)
     area = float((hot[:, None] > cold).double().mean())
     assert found.effect == pytest.approx(area - 0.5)
-    assert (found.low + 0.5, found.high + 0.5) == pytest.approx(auc_interval(area, 60, 50), abs=2e-3)  # t for z
+    assert (found.low + 0.5, found.high + 0.5) == pytest.approx(
+        auc_interval(area, 60, 50), abs=2e-3
+    )  # t for z
     with pytest.raises(UserError, match="60 images are right and 0 wrong"):
         more_often(hot, inside[:60])
 
@@ -169,11 +193,18 @@ def test_noise_of_few_images_is_no_sign_that_nothing_goes_together():
     for images, told in ((40, False), (4000, True)):
         error = 20 / math.sqrt(images)
         value = truth + error * drawn(100)
-        columns = {"value": value, "low": value - 1.96 * error, "high": value + 1.96 * error, "images": images}
+        columns = {
+            "value": value,
+            "low": value - 1.96 * error,
+            "high": value + 1.96 * error,
+            "images": images,
+        }
         found = goes_with_cost(layout, truth, columns)
         assert (found.high - found.low < 1) == told
         assert told or (found.unit == "images" and found.p(0.3) == 1)
-        assert told or found.needed is None or found.needed > 400  # 1600 are so many that four fifths are of heads
+        assert (
+            told or found.needed is None or found.needed > 400
+        )  # 1600 are so many that four fifths are of heads
 
 
 def test_pairs_are_correlated_within_blocks():
@@ -198,7 +229,9 @@ def test_pairs_of_a_head_vary_together():
 
 def test_chance_is_subtracted_and_said_where_it_is_not_the_same_on_both_sides():
     values, chance = drawn(6, 6), torch.rand(6, 6, generator=RANDOM)
-    pairs = torch.block_diag(torch.ones(3, 3), torch.ones(3, 3)).bool() & ~torch.eye(6, dtype=torch.bool)
+    pairs = torch.block_diag(torch.ones(3, 3), torch.ones(3, 3)).bool() & ~torch.eye(
+        6, dtype=torch.bool
+    )
     found = mean_of(layout_of(3, 3), values, chance)
     assert found.effect == pytest.approx(float((values - chance)[pairs].mean()))
     assert found.chance == pytest.approx(float(chance[pairs].mean()))
@@ -219,8 +252,13 @@ def test_chance_stands_on_the_same_scale_as_an_effect_beyond_a_half():
 def test_a_rank_correlation_has_the_interval_of_the_other_pages():
     found, expected = rank_correlation(0.6, 72), spearman_interval(0.6, 72)
     assert (found.low, found.high) == pytest.approx(expected, abs=5e-3)  # t for z
-    few, half = rank_correlation(0.6, 13), stats.t.ppf(0.975, 10) * math.sqrt((1 + 0.6**2 / 2) / 10)  # 13 - 3 = 10
-    assert (few.low, few.high) == pytest.approx([math.tanh(math.atanh(0.6) + end) for end in (-half, half)], rel=1e-9)
+    few, half = (
+        rank_correlation(0.6, 13),
+        stats.t.ppf(0.975, 10) * math.sqrt((1 + 0.6**2 / 2) / 10),
+    )  # 13 - 3 = 10
+    assert (few.low, few.high) == pytest.approx(
+        [math.tanh(math.atanh(0.6) + end) for end in (-half, half)], rel=1e-9
+    )
     with pytest.raises(UserError, match="too few to correlate"):
         rank_correlation(0.6, 6)
 
@@ -230,7 +268,9 @@ def test_two_networks_add_their_errors():
     one, other = (mean_of(layout_of(400), each) for each in values)
     found = minus_another(one, {**vars(other), "count": other.count})
     expected = stats.ttest_ind(*values.numpy()).confidence_interval()
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=2e-3)  # t of fewer degrees
+    assert (found.low, found.high) == pytest.approx(
+        (expected.low, expected.high), abs=2e-3
+    )  # t of fewer degrees
     assert found.count == 800
 
 
@@ -263,7 +303,9 @@ def test_a_mask_at_a_share_closes_no_more_than_that():
 
 def test_thirds_and_halves_are_of_blocks_and_not_of_attentions():
     """A block may have several attentions side by side."""
-    layout = HeadLayout(tuple(HeadSite(f"s{site}", 0, block, 1, 1) for site, block in enumerate([0, 0, 0, 0, 1, 2])))
+    layout = HeadLayout(
+        tuple(HeadSite(f"s{site}", 0, block, 1, 1) for site, block in enumerate([0, 0, 0, 0, 1, 2]))
+    )
     assert third_of(layout).tolist() == [0, 0, 0, 0, 1, 2]
     early, late = halves(layout)
     assert early.tolist() == [True] * 4 + [False] * 2 and late.tolist() == [False] * 5 + [True]

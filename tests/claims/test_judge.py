@@ -60,13 +60,21 @@ def test_a_wrong_verdict_on_any_of_many_claims_is_rare_wherever_the_effects_lie(
     generator, draws, wrong = torch.Generator().manual_seed(0), 400, 0
     for _ in range(draws):
         seen = (torch.tensor(truth) + 0.1 * torch.randn(12, generator=generator)).tolist()
-        verdicts = judge(claims, {str(number): estimate(effect) for number, effect in enumerate(seen)})
-        wrong += any(not _right(verdicts[str(number)].word, effect) for number, effect in enumerate(truth))
+        verdicts = judge(
+            claims, {str(number): estimate(effect) for number, effect in enumerate(seen)}
+        )
+        wrong += any(
+            not _right(verdicts[str(number)].word, effect) for number, effect in enumerate(truth)
+        )
     assert wrong <= binom.ppf(0.999, draws, 0.05)
 
 
 def _right(said, effect):
-    pieces = {"holds": effect > 1, "contradicted": effect < -1, "too small to matter": -1 < effect < 1}
+    pieces = {
+        "holds": effect > 1,
+        "contradicted": effect < -1,
+        "too small to matter": -1 < effect < 1,
+    }
     return said == "cannot be told" or pieces[said]
 
 
@@ -83,7 +91,11 @@ def test_so_many_heads_as_are_said_to_be_needed_would_tell():
     assert before.word == "cannot be told" and before.needed is not None and before.needed > 50
     for count, expected in ((before.needed, "holds"), (before.needed - 3, "cannot be told")):
         narrow = {**found, "a": estimate(1.12, 0.1 * math.sqrt(50 / count), count)}
-        alone = {"a": narrow["a"], "b": estimate(1.0, 1), "c": estimate(1.0, 1)}  # the others tell nothing
+        alone = {
+            "a": narrow["a"],
+            "b": estimate(1.0, 1),
+            "c": estimate(1.0, 1),
+        }  # the others tell nothing
         assert judge(claims, alone)["a"].word == expected
     assert judge({"a": claim()}, {"a": estimate(1.0)})["a"].needed is None
 
@@ -98,9 +110,13 @@ def test_power_is_how_often_twice_the_smallest_effect_holds():
 
 
 def test_what_cannot_be_asked_keeps_its_reason_and_its_place():
-    verdicts = judge({"one": claim(), "two": claim()}, {"one": UserError("no class token."), "two": estimate(2)})
+    verdicts = judge(
+        {"one": claim(), "two": claim()}, {"one": UserError("no class token."), "two": estimate(2)}
+    )
     assert [each.word for each in verdicts.values()] == ["not applicable", "holds"]
     assert verdicts["one"].reason == "no class token."
     few = judge({"one": claim()}, {"one": TooFewError("there are 3 images.", 10)})["one"]
     assert (few.word, few.needed, few.reason) == ("cannot be told", 10, "there are 3 images.")
-    assert verdicts["two"].p_holm == verdicts["two"].p  # what was not asked takes no part in Holm's correction
+    assert (
+        verdicts["two"].p_holm == verdicts["two"].p
+    )  # what was not asked takes no part in Holm's correction

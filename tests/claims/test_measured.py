@@ -29,7 +29,9 @@ from models import make_loud, tiny_swin, tiny_vit
 
 def tiny_xcit():
     """Attention among channels: none between patches."""
-    return timm.create_model("xcit_nano_12_p16_224", embed_dim=12, depth=3, num_heads=3, img_size=32, num_classes=5)
+    return timm.create_model(
+        "xcit_nano_12_p16_224", embed_dim=12, depth=3, num_heads=3, img_size=32, num_classes=5
+    )
 
 
 class Whole(L.LightningModule):
@@ -50,7 +52,9 @@ def made(tmp_path):
         backbone = build()
         make_loud(backbone, 0.2)
         layout = mhprobe.attach(backbone).layout
-        data = ImageData(Noise((40, 30), 5, 32), 8, eval_batch_size=16, cache_dir=tmp_path, val_fraction=0.5)
+        data = ImageData(
+            Noise((40, 30), 5, 32), 8, eval_batch_size=16, cache_dir=tmp_path, val_fraction=0.5
+        )
         data.prepare_data()
         data.setup("test")
         data.spec = InputSpec(tuple(backbone.patch_embed.img_size))
@@ -69,7 +73,8 @@ def made(tmp_path):
             measures={**measures, "rarity": UserError("it does not fit.")},
             options={name: {"_target_": type(each).__module__} for name, each in measures.items()},
             masking=Masking(
-                {"importance": CurveSpec("importance", "head", ByScore(GateImportance))}, tmp_path / "orders"
+                {"importance": CurveSpec("importance", "head", ByScore(GateImportance))},
+                tmp_path / "orders",
             ),
             twin=control if twin else None,
             store=tmp_path / "measured",
@@ -82,11 +87,16 @@ def made(tmp_path):
 def test_the_twin_is_shown_fewer_images_and_both_are_kept(made, monkeypatch):
     evidence = made()
     shares, untrained = evidence.columns("entropy")["share"], evidence.control("entropy")["share"]
-    assert int(evidence.columns("entropy")["images"]) == 30 and int(evidence.control("entropy")["images"]) == 12
+    assert (
+        int(evidence.columns("entropy")["images"]) == 30
+        and int(evidence.control("entropy")["images"]) == 12
+    )
     monkeypatch.setattr("mhprobe.questions.material.look", None)  # another run measures nothing
     again = made()
     assert torch.equal(again.columns("entropy")["share"], shares)
-    assert torch.equal(again.control("entropy")["share"], untrained) and not torch.equal(shares, untrained)
+    assert torch.equal(again.control("entropy")["share"], untrained) and not torch.equal(
+        shares, untrained
+    )
 
 
 def test_an_order_that_claims_judge_keeps_the_limits_of_its_curve(made, monkeypatch):
@@ -108,7 +118,10 @@ def test_an_order_that_claims_judge_keeps_the_limits_of_its_curve(made, monkeypa
 
 def test_a_network_that_guesses_has_no_accuracy_to_lose(made):
     evidence = made()
-    for question in (lambda: evidence.path("importance"), lambda: evidence.right(torch.zeros(1, 6, dtype=torch.bool))):
+    for question in (
+        lambda: evidence.path("importance"),
+        lambda: evidence.right(torch.zeros(1, 6, dtype=torch.bool)),
+    ):
         with pytest.raises(UserError, match="not shown to be better than a guess"):
             question()
     with pytest.raises(UserError, match="an untrained network guesses"):

@@ -48,13 +48,23 @@ def test_the_reading_is_that_of_least_squares(monkeypatch):
     of = {"val": drawn(1), "test": drawn(2)}
     loud, other = read(monkeypatch, of)
     cells = np.stack([np.arange(36) // SIDE, np.arange(36) % SIDE], 1) - (SIDE - 1) / 2
-    with_one = {name: np.concatenate([x.double().numpy(), np.ones((IMAGES, 36, 1))], 2) for name, x in of.items()}
-    weights = np.linalg.lstsq(with_one["val"].reshape(-1, CHANNELS + 1), np.tile(cells, (IMAGES, 1)), rcond=None)[0]
+    with_one = {
+        name: np.concatenate([x.double().numpy(), np.ones((IMAGES, 36, 1))], 2)
+        for name, x in of.items()
+    }
+    weights = np.linalg.lstsq(
+        with_one["val"].reshape(-1, CHANNELS + 1), np.tile(cells, (IMAGES, 1)), rcond=None
+    )[0]
     for image in range(IMAGES):
-        far = np.linalg.norm(with_one["test"][image] @ weights - cells, axis=1) / np.linalg.norm(cells, axis=1).mean()
+        far = (
+            np.linalg.norm(with_one["test"][image] @ weights - cells, axis=1)
+            / np.linalg.norm(cells, axis=1).mean()
+        )
         norm = np.linalg.norm(with_one["test"][image][:, :-1], axis=1)
         top = norm > norm.mean() + 3 * norm.std()
-        assert float(other[image]) == pytest.approx(far[~top].mean(), rel=1e-3)  # the ridge is a millionth
+        assert float(other[image]) == pytest.approx(
+            far[~top].mean(), rel=1e-3
+        )  # the ridge is a millionth
         if top.any():
             assert float(loud[image]) == pytest.approx(far[top].mean(), rel=1e-3)
         assert bool(loud[image].isnan()) == (not top.any())

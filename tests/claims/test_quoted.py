@@ -26,7 +26,13 @@ from mhprobe.report.runs.run import read_run
 
 QUOTED = {name: claim for name, claim in all_claims().items() if claim.figure}
 SMALL = (
-    *("+experiment=digits_vit", "backbone.embed_dim=24", "backbone.depth=4", "backbone.num_heads=3", "weights=random"),
+    *(
+        "+experiment=digits_vit",
+        "backbone.embed_dim=24",
+        "backbone.depth=4",
+        "backbone.num_heads=3",
+        "weights=random",
+    ),
     *("data.limit_train=64", "data.limit_val=20", "data.limit_test=40", "trainer.accelerator=cpu"),
     *("trainer.precision=32-true", "+paper=byun_kim", "figures=[table_1,8]", "control=null"),
 )
@@ -75,26 +81,37 @@ def test_a_figure_has_what_its_claims_need(name):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # forty images of noise are few for SVCCA
 def test_the_verdict_stands_below_the_caption_on_both_pages(tmp_path, monkeypatch):
-    monkeypatch.setattr(Evidence, "_refuse_guessing", lambda self: None)  # so that masks are evaluated, too
+    monkeypatch.setattr(
+        Evidence, "_refuse_guessing", lambda self: None
+    )  # so that masks are evaluated, too
     folder = tmp_path / "run"
     mhprobe.study.run(runs.checked("study", *SMALL, f"cache_dir={tmp_path}"), folder)
     page = (folder / "figures.md").read_text()
     shown = read_run(folder).results
     for key, label in (("table_1", "Table 1"), ("figure_8", "Figure 8")):
         section = page.split(f"## {label}:")[1].split("\n## ")[0]
-        captions = {entry.caption for entry in shown.values() if entry.part_of == key and entry.caption}
+        captions = {
+            entry.caption for entry in shown.values() if entry.part_of == key and entry.caption
+        }
         for claim in (claim for claim in QUOTED.values() if claim.figure == f"byun_kim/{key}"):
             verdict = rf'"{re.escape(claim.says)}" Here: (holds|contradicted|too small to matter|cannot be told), '
             number = rf"{verdict}\S+ {claim.margin.unit} \(95 % \S+ to \S+; .*\), of \d+ "
-            assert re.search(number, section) and all(re.search(number, caption) for caption in captions)
-        assert re.search(r"Look for: .*\n\n\"", section)  # below the caption, in a paragraph of its own
+            assert re.search(number, section) and all(
+                re.search(number, caption) for caption in captions
+            )
+        assert re.search(
+            r"Look for: .*\n\n\"", section
+        )  # below the caption, in a paragraph of its own
     assert "Heads of a block are more alike than chance." in (folder / "report.html").read_text()
 
 
 def test_a_figure_without_claims_is_left_as_it_is():
     question = Question("figure_1", lambda material: {})
     assert quoted(question, "byun_kim") is question
-    assert quoted(dataclasses.replace(question, name="table_1"), "byun_kim").made_from != question.made_from
+    assert (
+        quoted(dataclasses.replace(question, name="table_1"), "byun_kim").made_from
+        != question.made_from
+    )
 
 
 @pytest.mark.parametrize(("select_on", "steps"), [("test", None), ("validation", 2)])
@@ -103,7 +120,9 @@ def test_curves_that_are_not_what_the_claim_is_about_are_not_searched_again(sele
     data = SimpleNamespace(sizes={"val": 2, "test": 2})
     material = SimpleNamespace(masking=masking, data=data, layout=None, twin=None)
     results = {"figure_8_curves": Result(caption="Curves.")}
-    assert quoted(Question("figure_8", lambda material: results), "byun_kim").ask(material) == results
+    assert (
+        quoted(Question("figure_8", lambda material: results), "byun_kim").ask(material) == results
+    )
 
 
 def test_claims_that_are_not_here_count_in_the_correction():

@@ -42,7 +42,9 @@ def kept(tmp_path_factory) -> Path:
 
 
 def test_every_command_that_computes_is_tried():
-    assert {command for command, _ in PIECES.values()} == set(sections.commands()) - {"fetch"}  # it downloads
+    assert {command for command, _ in PIECES.values()} == set(sections.commands()) - {
+        "fetch"
+    }  # it downloads
 
 
 @pytest.mark.slow
@@ -56,7 +58,9 @@ def test_it_runs(piece, tmp_path, kept):
 
 def loader(model: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
     device = next(model.parameters()).device
-    return [(images_for(model, 6, seed).to(device), labels_for(6, seed).to(device)) for seed in (1, 2)]
+    return [
+        (images_for(model, 6, seed).to(device), labels_for(6, seed).to(device)) for seed in (1, 2)
+    ]
 
 
 @pytest.mark.slow
@@ -68,7 +72,10 @@ def search_fill_and_score() -> None:
     warnings.simplefilter("ignore")  # so few images say little about heads
     model = tiny_vit().to(pretend.start())
     options: list[dict[str, Any]] = [{"fill": fill} for fill in get_args(FillName)]
-    apart = ("auto", "knn_train")  # the second asks for training images: `mhprobe.mask` gives it these
+    apart = (
+        "auto",
+        "knn_train",
+    )  # the second asks for training images: `mhprobe.mask` gives it these
     options += [{"score": score} for score in names("score") if score not in apart]
     searches = [runs.checked("mask", f"search={name}").search for name in names("search")]
     options += [{"search": instantiate(search)} for search in searches if search]
@@ -129,7 +136,9 @@ def forget(measure: type[Measure], words: str | None) -> None:
     model.to(pretend.start())
     if words is None:
         found = mhprobe.measure(model, loader(model), [measure])["entropy"]
-        assert torch.equal(torch.as_tensor(found).cpu(), torch.as_tensor(expected))  # the same kernels did the work
+        assert torch.equal(
+            torch.as_tensor(found).cpu(), torch.as_tensor(expected)
+        )  # the same kernels did the work
         return
     with pytest.raises(RuntimeError, match=words):
         mhprobe.measure(model, loader(model), [measure])
@@ -142,7 +151,12 @@ def test_a_twin_that_is_left_behind_is_found(left, tmp_path):
 
 
 def leave(left: str, kept: str, folder: str) -> None:
-    options = (*FEW, "trainer.accelerator=pretend", "measure=[gate_importance]", "probe.control=random_init")
+    options = (
+        *FEW,
+        "trainer.accelerator=pretend",
+        "measure=[gate_importance]",
+        "probe.control=random_init",
+    )
     cfg = runs.config("probe", Path(kept), *options)
     if left == "gates":  # as they were before they followed their model
         Follower._apply = lambda self, fn, *args: self  # type: ignore[method-assign]
@@ -159,7 +173,10 @@ def leave(left: str, kept: str, folder: str) -> None:
         assert with_control and not warned
     else:
         (line,) = warned
-        assert line.startswith("gate_importance: no control.") and "made inside torch.inference_mode()" in line
+        assert (
+            line.startswith("gate_importance: no control.")
+            and "made inside torch.inference_mode()" in line
+        )
         assert not with_control
 
 
@@ -193,7 +210,12 @@ class Net(L.LightningModule):
 def waits_of(callbacks: list[L.Callback]) -> int:
     """How often a training waits for the device."""
     before = len(pretend.waits)
-    off = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    off = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     trainer = L.Trainer(max_epochs=1, accelerator="pretend", callbacks=callbacks, **off)
     trainer.fit(Net(), torch.utils.data.DataLoader(torch.ones(STEPS, 2, 4), batch_size=None))
     return len(pretend.waits) - before
@@ -209,13 +231,18 @@ def label() -> None:
     places: list[torch.device] = []
     source = SimpleNamespace(name="photos")
     data = SimpleNamespace(
-        source=source, label_by=lambda model, names, device: places.extend([device, next(model.parameters()).device])
+        source=source,
+        label_by=lambda model, names, device: places.extend(
+            [device, next(model.parameters()).device]
+        ),
     )
     builders._label(cfg, data, tiny_vit(), ["one", "other"])  # type: ignore[arg-type]
     assert places == [torch.device("pretend", 0)] * 2
 
 
-@pytest.mark.parametrize("work", ["add", "cat", "index", "index_put", "where", "in place", "to numpy"])
+@pytest.mark.parametrize(
+    "work", ["add", "cat", "index", "index_put", "where", "in place", "to numpy"]
+)
 def test_the_pretence_refuses_what_a_gpu_refuses(work, tmp_path):
     pretend.alone(refuse, tmp_path, work)
 
@@ -234,5 +261,8 @@ def refuse(work: str) -> None:
     with pytest.raises((RuntimeError, TypeError)):
         mistakes[work]()
     assert (there + torch.tensor(1.0)).tolist() == [2.0] * 3  # a number on the CPU is a number
-    assert there[torch.tensor([0, 2])].tolist() == [1.0] * 2 and here.copy_(there).tolist() == [1.0] * 3
+    assert (
+        there[torch.tensor([0, 2])].tolist() == [1.0] * 2
+        and here.copy_(there).tolist() == [1.0] * 3
+    )
     assert (there + 1).device == there.device and torch.equal(there.cpu(), torch.ones(3))

@@ -51,7 +51,10 @@ SUPPORTED = [
 ]
 
 REFUSED = [  # (timm name, what the one line must name)
-    ("eva02_base_patch16_clip_224", r"blocks\.0\.attn\.norm is a LayerNorm .*scale_norm.*mixes heads"),
+    (
+        "eva02_base_patch16_clip_224",
+        r"blocks\.0\.attn\.norm is a LayerNorm .*scale_norm.*mixes heads",
+    ),
     ("cait_xxs24_224", "Cait: its heads talk"),
     ("nest_tiny", "Nest: .* lie among each other"),
     ("resnet18", "ResNet"),
@@ -79,13 +82,18 @@ def test_unsupported_architectures_are_refused_by_name(name, reason):
 @pytest.mark.parametrize(
     ("kwargs", "reason"),
     [
-        ({"block_fn": timm.models.vision_transformer.ParallelScalingBlock}, r"blocks\.0 is a ParallelScalingBlock"),
+        (
+            {"block_fn": timm.models.vision_transformer.ParallelScalingBlock},
+            r"blocks\.0 is a ParallelScalingBlock",
+        ),
         ({"attn_layer": "diff"}, r"blocks\.0\.attn is a DiffAttention"),
         ({"scale_attn_norm": True}, r"blocks\.0\.attn\.norm is a LayerNorm"),
     ],
 )
 def test_blocks_that_mix_heads_are_refused_by_module_and_reason(kwargs, reason):
-    model = timm.create_model("vit_tiny_patch16_224", img_size=16, patch_size=4, embed_dim=24, depth=1, **kwargs)
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=16, patch_size=4, embed_dim=24, depth=1, **kwargs
+    )
     with pytest.raises(mhprobe.UserError, match=reason):
         mhprobe.attach(model)
 
@@ -135,7 +143,9 @@ def test_without_its_W_V_a_head_says_the_same_to_every_image_and_no_other_head_n
         others = [other for other in range(site.num_heads) if other != head]
         constant = after[:, :, head]
         # what is left is the bias, averaged with weights that add up to one
-        torch.testing.assert_close(constant, constant[:1, :1].expand_as(constant), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            constant, constant[:1, :1].expand_as(constant), rtol=1e-4, atol=1e-5
+        )
         assert torch.equal(after[:, :, others], before[:, :, others]), (site.name, head)
         assert before[:, :, head].std(0).mean() > 1e-3
 
@@ -163,7 +173,9 @@ def test_what_a_head_hands_on_hangs_on_its_own_gate_alone(build):
     family, images, passed = family_of(model), images_for(model, 2), {}
     for number, site in enumerate(gates.layout.sites):
         point = family.seam(model, site).point
-        point.register_forward_pre_hook(lambda _, args, number=number: passed.__setitem__(number, args[0]))
+        point.register_forward_pre_hook(
+            lambda _, args, number=number: passed.__setitem__(number, args[0])
+        )
     heads = list(head_by_head(model))
     gates.values.requires_grad_(True)
     run(model, images)
@@ -184,8 +196,12 @@ def test_the_seam_is_where_the_family_says(build):
     for site in layout.sites:
         seam, seen = family.seam(model, site), {}
         handles = [
-            seam.point.register_forward_pre_hook(lambda _, args, seen=seen: seen.update(heads=args[0])),
-            seam.attention.register_forward_hook(lambda _, args, out, seen=seen: seen.update(out=out)),
+            seam.point.register_forward_pre_hook(
+                lambda _, args, seen=seen: seen.update(heads=args[0])
+            ),
+            seam.attention.register_forward_hook(
+                lambda _, args, out, seen=seen: seen.update(out=out)
+            ),
         ]
         with torch.no_grad(), seam.watched(lambda _, args, seen=seen: seen.update(weights=args[0])):
             run(model, images)
@@ -214,7 +230,9 @@ def test_gates_at_one_leave_every_bit_with_fused_attention_on(build):
     for (name, expected), got in zip(bare.named_parameters(), model.parameters(), strict=True):
         assert (expected.grad is got.grad is None) or torch.equal(expected.grad, got.grad), name
     mhprobe.record(model, images, needs={"attn"})
-    assert [module.fused_attn for module in model.modules() if hasattr(module, "fused_attn")] == fused
+    assert [
+        module.fused_attn for module in model.modules() if hasattr(module, "fused_attn")
+    ] == fused
     assert list(model.state_dict()) == list(bare.state_dict()) and gates.values.eq(1).all()
 
 
@@ -233,7 +251,9 @@ def test_masks_replay_and_the_pieces_are_the_forward(build):
         found = Replay(model, masks)(images, side_by_side)
         torch.testing.assert_close(found, torch.stack(expected), rtol=1e-4, atol=1e-4)
     assert torch.stack(expected).std(0).median() > 1e-3
-    first = masks | masks[0]  # off under all of them: where heads can be removed, a copy has not got it
+    first = (
+        masks | masks[0]
+    )  # off under all of them: where heads can be removed, a copy has not got it
     found = Replay(model, first, smaller=True)(images)
     torch.testing.assert_close(found, Replay(model, first)(images), rtol=1e-4, atol=1e-4)
     with torch.no_grad():
@@ -252,7 +272,9 @@ def test_attention_times_values_is_what_the_heads_hand_on(build):
     rows = {}
     for site in layout.sites:
         model.get_submodule(site.name).register_forward_pre_hook(
-            lambda _, args, named, name=site.name: rows.__setitem__(name, [*args, *named.values()][0].detach()),
+            lambda _, args, named, name=site.name: rows.__setitem__(
+                name, [*args, *named.values()][0].detach()
+            ),
             with_kwargs=True,
         )
     plain = mhprobe.record(model, images, needs=()).z  # with fused attention, where there is any
@@ -274,7 +296,9 @@ def test_attention_times_values_is_what_the_heads_hand_on(build):
         if site.line:
             continue
         real = site.places() >= 0
-        outside = ~site.support() & real[:, :, None] & real[:, None, :]  # of other regions of a shifted window
+        outside = (
+            ~site.support() & real[:, :, None] & real[:, None, :]
+        )  # of other regions of a shifted window
         assert not outside.any() or attn.amax((0, 2))[outside].max() < 1e-6
 
 
@@ -305,7 +329,10 @@ def test_the_stem_gives_patches(build):
         return
     family_of(model).stem(model).register_forward_hook(lambda _, args, out: seen.append(out))
     model(images_for(model, 2))
-    assert family_of(model).patches(seen[0]).flatten(1, -2).shape[:2] == (2, site.token_grid[0] * site.token_grid[1])
+    assert family_of(model).patches(seen[0]).flatten(1, -2).shape[:2] == (
+        2,
+        site.token_grid[0] * site.token_grid[1],
+    )
 
 
 @twins
@@ -337,12 +364,15 @@ def test_a_model_whose_heads_share_keys_is_probed_and_not_pruned():
     plain = model(images)
     with gates.masked(gates.layout.mask([1])):
         assert not torch.allclose(model(images), plain)
-    with pytest.raises(mhprobe.UserError, match=r"share keys and values.*can still be gated") as error:
+    with pytest.raises(
+        mhprobe.UserError, match=r"share keys and values.*can still be gated"
+    ) as error:
         mhprobe.prune_heads(model, [1])
     assert "\n" not in str(error.value)
     batch = mhprobe.record(model, images, needs={"attn", "weights"})
     assert all(
-        len(weights.value) == site.num_heads for weights, site in zip(batch.weights, gates.layout.sites, strict=True)
+        len(weights.value) == site.num_heads
+        for weights, site in zip(batch.weights, gates.layout.sites, strict=True)
     )
 
 
@@ -361,9 +391,14 @@ def test_heads_that_share_keys_and_values_are_said_to_have_those_that_they_use()
             after = mhprobe.record(model, images, needs={"attn"})
             with torch.no_grad():
                 layer.weight[rows] = shared
-            seen = [(a.attn[0].transpose(0, 2) if name == "key" else a.z[0].transpose(0, 2)) for a in (before, after)]
+            seen = [
+                (a.attn[0].transpose(0, 2) if name == "key" else a.z[0].transpose(0, 2))
+                for a in (before, after)
+            ]
             users = [head for head in range(4) if not torch.equal(seen[0][head], seen[1][head])]
-            assert users == [head for head in range(4) if torch.equal(getattr(weights, name)[head], shared)]
+            assert users == [
+                head for head in range(4) if torch.equal(getattr(weights, name)[head], shared)
+            ]
             assert len(users) == 2, (name, half)
 
 

@@ -26,7 +26,9 @@ def loud(build, gate) -> nn.Module:
     """A model whose heads matter, under those gates."""
     model = build()
     for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(parameter.numel()))
+        nn.init.normal_(
+            parameter, std=0.3, generator=torch.Generator().manual_seed(parameter.numel())
+        )
     with torch.no_grad():
         gate(model)
     return model
@@ -51,9 +53,13 @@ def loader(model: nn.Module):
 def test_what_a_head_is_worth_is_measured_under_the_present_gates(build, gate):
     model = loud(build, gate)
     layout = mhprobe.attach(model).layout
-    found = mhprobe.measure(model, loader(model), [mhprobe.measures.AblationDelta])["ablation_delta"]
+    found = mhprobe.measure(model, loader(model), [mhprobe.measures.AblationDelta])[
+        "ablation_delta"
+    ]
     whole = losses(model, layout.mask([]))
-    expected = torch.stack([(losses(model, layout.mask([head])) - whole).mean() for head in range(layout.num_heads)])
+    expected = torch.stack(
+        [(losses(model, layout.mask([head])) - whole).mean() for head in range(layout.num_heads)]
+    )
     torch.testing.assert_close(found.float(), expected, rtol=1e-4, atol=1e-5)
     off = mhprobe.attach(model).effective() == 0
     assert found[off].abs().max() < 1e-5 and found[~off].abs().min() > 1e-5
@@ -63,14 +69,19 @@ def test_interaction_is_zero_with_a_closed_head(gate):
     model = loud(tiny_vit, gate)
     layout = mhprobe.attach(model).layout
     heads = list(range(layout.num_heads))
-    found = mhprobe.measure(model, loader(model), [functools.partial(mhprobe.measures.Interaction, heads=heads)])
+    found = mhprobe.measure(
+        model, loader(model), [functools.partial(mhprobe.measures.Interaction, heads=heads)]
+    )
     off = mhprobe.attach(model).effective() == 0
     values = next(iter(found.values()))
     pairs = ~torch.eye(len(heads), dtype=torch.bool)
     assert values[pairs & (off[:, None] | off)].abs().max() < 1e-5
     expected = [losses(model, layout.mask(mask)).mean() for mask in ([4, 5], [4], [5], [])]
     torch.testing.assert_close(
-        values[4, 5].float(), expected[0] - expected[1] - expected[2] + expected[3], rtol=1e-3, atol=1e-5
+        values[4, 5].float(),
+        expected[0] - expected[1] - expected[2] + expected[3],
+        rtol=1e-3,
+        atol=1e-5,
     )
 
 
@@ -91,7 +102,11 @@ def test_one_head_alone_is_the_mask_of_its_layers_others(gate):
 def test_every_order_draws_its_curve(order, units, gate):
     model = loud(tiny_vit, gate)
     layout = mhprobe.attach(model).layout
-    options = {"measure": mhprobe.measures.AblationDelta} if issubclass(known_orders()[order], ByScore) else {}
+    options = (
+        {"measure": mhprobe.measures.AblationDelta}
+        if issubclass(known_orders()[order], ByScore)
+        else {}
+    )
     rows = mhprobe.masking_curve(model, loader(model), units, order, **options)
     assert rows
     for row in rows:

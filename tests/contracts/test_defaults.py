@@ -22,7 +22,9 @@ def parts(stated: Any) -> Iterator[dict[str, Any]]:
     """All parts with a ``_target_`` of ours in what a yaml states."""
     if isinstance(stated, dict) and str(stated.get("_target_", "")).startswith(constructors.OURS):
         yield stated
-    for inner in stated.values() if isinstance(stated, dict) else stated if isinstance(stated, list) else ():
+    for inner in (
+        stated.values() if isinstance(stated, dict) else stated if isinstance(stated, list) else ()
+    ):
         yield from parts(inner)
 
 
@@ -30,12 +32,16 @@ def repeated(part: dict[str, Any]) -> set[str]:
     """The options that a part states although its constructor has the same default."""
     known = constructors.options(part["_target_"])
     return {
-        key for key, value in part.items() if key in known and (type(value), value) == (type(known[key]), known[key])
+        key
+        for key, value in part.items()
+        if key in known and (type(value), value) == (type(known[key]), known[key])
     }
 
 
 STATED = {
-    str(path.relative_to(CONF)): list(parts(OmegaConf.to_container(OmegaConf.load(path), resolve=False)))
+    str(path.relative_to(CONF)): list(
+        parts(OmegaConf.to_container(OmegaConf.load(path), resolve=False))
+    )
     for path in sorted(CONF.rglob("*.yaml"))
 }
 STATED |= {f"{group}/{name}": [part] for group in FOLDERS for name, part in members(group).items()}
@@ -70,14 +76,20 @@ def test_a_constructor_is_read_as_python_reads_it(target):
     made = get_object(target)
     read = dict(constructors.options(target))
     assert {name: read.pop(name, "not read") for name in in_python(made)} == in_python(made)
-    above = [vars(base)["__init__"] for base in inspect.getmro(made)[1:] if "__init__" in vars(base)] if read else []
+    above = (
+        [vars(base)["__init__"] for base in inspect.getmro(made)[1:] if "__init__" in vars(base)]
+        if read
+        else []
+    )
     inherited = [pair for base in above for pair in in_python(base).items()]
     assert all(pair in inherited for pair in read.items())
 
 
 def test_some_options_are_those_of_a_base_class_but_not_what_a_class_decides_itself():
     """Negative control of the test before."""
-    assert any(set(constructors.options(target)) - set(in_python(get_object(target))) for target in TARGETS)
+    assert any(
+        set(constructors.options(target)) - set(in_python(get_object(target))) for target in TARGETS
+    )
     fisher = constructors.options("mhprobe.measures.fisher.Fisher")
     assert "normalize" in fisher and not {"power", "abs_at"} & fisher.keys()
 
@@ -85,7 +97,9 @@ def test_some_options_are_those_of_a_base_class_but_not_what_a_class_decides_its
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_docstring_says_what_every_option_is(target):
     said = "\n".join(text for _, text in constructors.docstrings(target))
-    assert [option for option in constructors.options(target) if not re.search(rf"\b{option}\b", said)] == []
+    assert [
+        option for option in constructors.options(target) if not re.search(rf"\b{option}\b", said)
+    ] == []
 
 
 def test_what_a_yaml_leaves_out_can_be_seen_and_set_also_below_what_the_command_line_adds():
@@ -94,7 +108,10 @@ def test_what_a_yaml_leaves_out_can_be_seen_and_set_also_below_what_the_command_
     assert cfg.masking.join.similar.svcca.variance == 0.5
     pairs = in_python(get_object("mhprobe.measures.parts.pairs.Similarity"))
     assert cfg.masking.join.similar.svcca.folds == pairs["folds"]
-    assert cfg.masking.curves.mine.order.width == in_python(get_object("mhprobe.masking.beam.Beam"))["width"]
+    assert (
+        cfg.masking.curves.mine.order.width
+        == in_python(get_object("mhprobe.masking.beam.Beam"))["width"]
+    )
 
 
 def test_a_part_that_is_replaced_keeps_nothing_of_the_one_before():
@@ -112,14 +129,23 @@ def test_a_part_that_the_command_line_replaces_keeps_only_what_was_typed():
     other = f"masking.curves.beam_index.order._target_={random}"
     order = runs.composed("mask", "masking=orders", other).masking.curves.beam_index.order
     assert order == {"_target_": random, **constructors.options(random)}
-    seeded = runs.composed("mask", "masking=orders", other, f"+masking.curves.beam_index.order.seed={seed}")
+    seeded = runs.composed(
+        "mask", "masking=orders", other, f"+masking.curves.beam_index.order.seed={seed}"
+    )
     assert seeded.masking.curves.beam_index.order.seed == seed
-    typed = "masking.curves.beam_index.order.width=4"  # which Random has not: whoever builds it says so
-    assert runs.composed("mask", "masking=orders", other, typed).masking.curves.beam_index.order.width == 4
+    typed = (
+        "masking.curves.beam_index.order.width=4"  # which Random has not: whoever builds it says so
+    )
+    assert (
+        runs.composed("mask", "masking=orders", other, typed).masking.curves.beam_index.order.width
+        == 4
+    )
 
 
 def test_what_is_not_there_has_no_options_and_is_left_to_whoever_builds_it():
-    cfg = OmegaConf.create({"a": {"_target_": "mhprobe.nowhere.X"}, "b": {"_target_": "torch.nn.Linear"}, "c": ["d"]})
+    cfg = OmegaConf.create(
+        {"a": {"_target_": "mhprobe.nowhere.X"}, "b": {"_target_": "torch.nn.Linear"}, "c": ["d"]}
+    )
     before = OmegaConf.to_container(cfg)
     constructors.fill(cfg)
     assert OmegaConf.to_container(cfg) == before
@@ -148,7 +174,9 @@ def twice(model: type[BaseModel]) -> set[str]:
     """Defaults of the schema that no command's configuration leaves to it."""
     found: dict[str, list[bool]] = {}
     for command in sections.commands():
-        for name, stated in of_schema(model, OmegaConf.to_container(runs.composed(command), resolve=False)):
+        for name, stated in of_schema(
+            model, OmegaConf.to_container(runs.composed(command), resolve=False)
+        ):
             found.setdefault(name, []).append(stated)
     return {name for name, stated in found.items() if all(stated)}
 
@@ -157,5 +185,7 @@ def test_the_schema_has_no_default_that_every_yaml_states():
     class Drifted(schema.Config):
         seed: int = 0
 
-    assert twice(schema.Config) == {"Config.logger"}  # the one group that a user may leave out: ~logger
+    assert twice(schema.Config) == {
+        "Config.logger"
+    }  # the one group that a user may leave out: ~logger
     assert twice(Drifted) == {"Drifted.logger", "Drifted.seed"}

@@ -30,12 +30,16 @@ PAGES = {  # group of conf -> the page that tells of its members, and how it wri
 NAMES = [(group, name) for group in PAGES for name in options(group)]
 
 
-@pytest.mark.parametrize(("group", "name"), [pair for pair in NAMES if pair[1] not in ("base", "none")])
+@pytest.mark.parametrize(
+    ("group", "name"), [pair for pair in NAMES if pair[1] not in ("base", "none")]
+)
 def test_what_can_be_chosen_is_in_the_docs(group, name):
     page, *forms = PAGES[group]
     text = (ROOT / page).read_text()
     for form in forms:
-        assert form.format(name) in text, f"{page} says nothing of {group}={name}: expected {form.format(name)!r}"
+        assert form.format(name) in text, (
+            f"{page} says nothing of {group}={name}: expected {form.format(name)!r}"
+        )
 
 
 @pytest.mark.parametrize("name", known_orders())
@@ -48,11 +52,15 @@ def test_every_masking_order_has_its_row(name):
 def test_every_kind_of_figure_has_a_right_and_a_wrong_reading(kind):
     text = (ROOT / "docs/reading-figures.md").read_text()
     rows = re.findall(rf"^\| `{kind}` \| (\S.*) \| (\S.*) \|$", text, re.M)
-    assert len(rows) == 1, f"docs/reading-figures.md: expected one row `{kind}` with a right and a wrong reading"
+    assert len(rows) == 1, (
+        f"docs/reading-figures.md: expected one row `{kind}` with a right and a wrong reading"
+    )
     right, wrong = rows[0]
     assert right != wrong
 
 
-@pytest.mark.parametrize("name", [name for group, name in NAMES if group == "measure" and name != "base"])
+@pytest.mark.parametrize(
+    "name", [name for group, name in NAMES if group == "measure" and name != "base"]
+)
 def test_every_measure_answers_a_question(name):
     assert f"[{name}](measures.md#{name})" in (ROOT / "docs/which-measure.md").read_text()

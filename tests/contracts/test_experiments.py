@@ -21,7 +21,9 @@ from mhprobe.weights.checkpoint import load_checkpoint, load_weights
 from runs import rows
 
 COMMANDS = (Path(__file__).parents[2] / "docs/commands.md").read_text()
-EXPERIMENTS = sorted(path.stem for path in (Path(__file__).parents[2] / "conf" / "experiment").glob("*.yaml"))
+EXPERIMENTS = sorted(
+    path.stem for path in (Path(__file__).parents[2] / "conf" / "experiment").glob("*.yaml")
+)
 
 # by the yaml in conf/backbone: two layers where the experiment has many
 SMALL = {
@@ -35,7 +37,17 @@ COLUMNS = {
     "per_head": {"head", "site", "stage", "block", "index", "value"},
     "pairwise": {"head_a", "head_b", "value"},
     "pairwise_layers": {"block_a", "block_b", "value"},
-    "curves": {"curve", "step", "heads_masked", "masked", "accuracy", "loss", "low", "high", "seed"},
+    "curves": {
+        "curve",
+        "step",
+        "heads_masked",
+        "masked",
+        "accuracy",
+        "loss",
+        "low",
+        "high",
+        "seed",
+    },
 }
 
 
@@ -107,13 +119,19 @@ def test_it_runs_from_end_to_end_and_leaves_what_it_promises(name, tmp_path, cif
         table = rows(folder / "tables" / "masking_curves.csv")
         assert COLUMNS["curves"] <= set(table[0])
         assert {row["curve"] for row in table} == set(curves)
-        unmasked = {row["accuracy"] for row in table if row["step"] == "0" and row["split"] == "test"}
+        unmasked = {
+            row["accuracy"] for row in table if row["step"] == "0" and row["split"] == "test"
+        }
     for figure in [*(cfg.measure or {}), *(["masking_curves"] if curves else [])]:
         assert (folder / "figures" / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
         assert (folder / "figures" / f"{figure}.pdf").read_bytes().startswith(b"%PDF")
 
     if "settling" in cfg.callback:
-        assert {row["share"] for row in rows(folder / "tables" / "settling.csv")} >= {"0.0", "0.5", "0.9"}
+        assert {row["share"] for row in rows(folder / "tables" / "settling.csv")} >= {
+            "0.0",
+            "0.5",
+            "0.9",
+        }
         assert (folder / "figures" / "settling.png").read_bytes().startswith(b"\x89PNG")
 
     metrics = json.loads((folder / "metrics.json").read_text())

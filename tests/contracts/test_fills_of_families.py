@@ -23,11 +23,15 @@ def test_an_images_own_outputs_in_its_heads_places_change_nothing(build):
 
     def batches(count):
         index = torch.arange(count)
-        return lambda: [Batch(images[:count], torch.zeros(count, dtype=torch.long), index, index >= 0)]
+        return lambda: [
+            Batch(images[:count], torch.zeros(count, dtype=torch.long), index, index >= 0)
+        ]
 
     every = torch.ones(1, layout.num_heads, dtype=torch.bool)
     whole = Replay(model, ~every)(images)[0]
-    own = Replay(model, every, fill=find_fill(model, "mean_per_position", batches(1)))(images[:1])[0]
+    own = Replay(model, every, fill=find_fill(model, "mean_per_position", batches(1)))(images[:1])[
+        0
+    ]
     torch.testing.assert_close(own, whole[:1], rtol=1e-4, atol=1e-5)
     for name in ("mean", "resample"):  # the control
         other = Replay(model, every, fill=find_fill(model, name, batches(3)))(images)[0]

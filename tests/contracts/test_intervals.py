@@ -1,7 +1,8 @@
 """The 95 % intervals of measures: against slow ones, their width, and how often they hold what they are about.
 
-Coverage is simulated for each way to an interval: hundreds of sets of images are drawn anew, all in one measure, as
-heads (or pairs, or layers) that have nothing to do with each other. Images are the unit: the tokens of one are alike.
+Coverage is simulated for each way to an interval: hundreds of sets of images are drawn anew, all in
+one measure, as heads (or pairs, or layers) that have nothing to do with each other. Images are the
+unit: the tokens of one are alike.
 """
 
 from __future__ import annotations
@@ -80,15 +81,21 @@ class Sums(MeanOverImages):
 def batch_of(z: list[Tensor] | None = None, attn: list[Tensor] | None = None) -> HeadBatch:
     images = len((z or attn or ())[0])
     valid = torch.ones(images, dtype=torch.bool)
-    return HeadBatch(z=tuple(z or ()), attn=tuple(attn or ()), logits=torch.zeros(images, 2), valid=valid)
+    return HeadBatch(
+        z=tuple(z or ()), attn=tuple(attn or ()), logits=torch.zeros(images, 2), valid=valid
+    )
 
 
-def related(pairs: int, images: int, seed: int = 0, width: int = 2, tokens: int = 3) -> list[Tensor]:
+def related(
+    pairs: int, images: int, seed: int = 0, width: int = 2, tokens: int = 3
+) -> list[Tensor]:
     """Per pair (images, tokens, 2, width): two heads that share a part of what they see; tokens of an image are alike.
 
     All pairs follow one law, and have nothing else in common.
     """
-    shared = normal(pairs, images, 1, width, seed=seed) + 0.3 * normal(pairs, images, tokens, width, seed=seed + 1)
+    shared = normal(pairs, images, 1, width, seed=seed) + 0.3 * normal(
+        pairs, images, tokens, width, seed=seed + 1
+    )
     own = normal(pairs, images, 1, 2, width, seed=seed + 2)
     own = own + 0.3 * normal(pairs, images, tokens, 2, width, seed=seed + 3)
     maps = normal(2, width, width, seed=99)
@@ -96,7 +103,9 @@ def related(pairs: int, images: int, seed: int = 0, width: int = 2, tokens: int 
 
 
 def layers(count: int, heads: int, width: int = 2) -> HeadLayout:
-    return HeadLayout(tuple(HeadSite(f"s{number}", 0, number, heads, width) for number in range(count)))
+    return HeadLayout(
+        tuple(HeadSite(f"s{number}", 0, number, heads, width) for number in range(count))
+    )
 
 
 def covered(low: Tensor, high: Tensor, truth: float | Tensor) -> float:
@@ -110,7 +119,12 @@ def within_binomial_error(share: float, draws: int) -> bool:
 
 def shares(images: int, draws: int, seed: int = 0) -> Tensor:
     """Many near 0, a few near 1; mean .1."""
-    return torch.rand(images, draws, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) ** 9
+    return (
+        torch.rand(
+            images, draws, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
+        ** 9
+    )
 
 
 NUMBERS = {  # of an image and a draw: where the mean lies, how to draw, the true mean
@@ -129,7 +143,9 @@ def test_a_mean_over_images_lies_in_its_interval_as_often_as_is_said(of):
 
 
 def test_without_its_scale_a_skewed_share_would_be_missed_too_often():
-    plain, scaled = (Sums(4000, within).take(shares(60, 4000), 1.0).columns() for within in (REAL, SHARE))
+    plain, scaled = (
+        Sums(4000, within).take(shares(60, 4000), 1.0).columns() for within in (REAL, SHARE)
+    )
     assert within_binomial_error(covered(scaled["low"], scaled["high"], 0.1), 4000)
     assert covered(plain["low"], plain["high"], 0.1) < 0.935
 
@@ -160,7 +176,10 @@ def looking_at(share: Tensor, grid: tuple[int, int], seed: int = 0) -> Tensor:
     """(B, 1, H, T, T): each query looks at itself with the image's and head's probability (B, H), else at the first."""
     tokens = grid[0] * grid[1]
     generator = torch.Generator().manual_seed(seed)
-    itself = torch.rand(*share.shape, tokens, generator=generator, dtype=torch.float64) < share[..., None]
+    itself = (
+        torch.rand(*share.shape, tokens, generator=generator, dtype=torch.float64)
+        < share[..., None]
+    )
     key = torch.where(itself, torch.arange(tokens), 0)
     return torch.nn.functional.one_hot(key, tokens).double()[:, None]
 
@@ -188,10 +207,15 @@ def test_the_range_of_attention_lies_in_its_interval_as_often_as_is_said():
 
 @pytest.mark.parametrize("name", ["svcca", "cka", "procrustes"])
 def test_a_similarity_lies_in_its_interval_as_often_as_is_said(name):
-    draws = 250  # of heads all of whose directions are related: with some at the level of noise it is 97 to 98 %
+    # of heads all of whose directions are related: with some at the level of noise it is 97 to 98 %
+    draws = 250
     measure = SIMILARITIES[name][0](layers(draws, 2), null_draws=1)
     measure.update(batch_of(related(draws, 60)))
-    got = {column: part[0::2, 1::2].diagonal() for column, part in measure.columns().items() if part.dim() == 2}
+    got = {
+        column: part[0::2, 1::2].diagonal()
+        for column, part in measure.columns().items()
+        if part.dim() == 2
+    }
     # what as many images give on average
     assert within_binomial_error(covered(got["low"], got["high"], got["value"].mean()), draws)
     # as if the tokens of an image had nothing to do with each other: half as wide
@@ -204,7 +228,11 @@ def test_the_likeness_of_two_layers_lies_in_its_interval_as_often_as_is_said():
     measure = LayerSimilarity(layers(2 * draws, 1), null_draws=1)
     pairs = related(draws, 60)
     measure.update(batch_of([pair[:, :, [head]] for pair in pairs for head in (0, 1)]))
-    got = {column: part[0::2, 1::2].diagonal() for column, part in measure.columns().items() if part.dim() == 2}
+    got = {
+        column: part[0::2, 1::2].diagonal()
+        for column, part in measure.columns().items()
+        if part.dim() == 2
+    }
     assert within_binomial_error(covered(got["low"], got["high"], got["value"].mean()), draws)
 
 
@@ -215,12 +243,18 @@ def test_half_of_the_images_make_every_interval_wider_by_the_root_of_two():
         measures = [selected(build(name, LAYOUT)) for _ in range(3)]
         if measures[0].no_interval:
             continue
-        needs = frozenset(need for measure in measures for need in measure.needs if not isinstance(need, str))
+        needs = frozenset(
+            need for measure in measures for need in measure.needs if not isinstance(need, str)
+        )
         if any(isinstance(need, Patching) for need in needs):
             continue  # its error is by donor, and there are as many donors
         if needs not in made:  # what is asked for by a word is in every batch
-            made[needs] = [alike(random_batch(images, needs=needs)) for images in (range(80), range(80, 160))]
-        for measure, batches in zip(measures, (made[needs], made[needs][:1], made[needs][1:]), strict=True):
+            made[needs] = [
+                alike(random_batch(images, needs=needs)) for images in (range(80), range(80, 160))
+            ]
+        for measure, batches in zip(
+            measures, (made[needs], made[needs][:1], made[needs][1:]), strict=True
+        ):
             for batch in batches:
                 measure.update(batch)
         widths = [width(measure.columns(), measure.kind) for measure in measures]
@@ -228,7 +262,9 @@ def test_half_of_the_images_make_every_interval_wider_by_the_root_of_two():
             continue  # a single one says little; on this grid output_frequency has no value
         ratios[name] = ((widths[1] + widths[2]) / 2 / widths[0]).log().mean().exp().item()
     assert len(ratios) > 20
-    assert {name: ratio for name, ratio in ratios.items() if abs(ratio / 2**0.5 - 1) > 0.3} == {}  # of several widths
+    assert {
+        name: ratio for name, ratio in ratios.items() if abs(ratio / 2**0.5 - 1) > 0.3
+    } == {}  # of several widths
     assert np.mean(list(ratios.values())) == pytest.approx(2**0.5, rel=0.05)
 
 
@@ -268,7 +304,9 @@ def test_the_jackknife_of_a_similarity_is_that_of_leaving_folds_of_images_out(na
     low, high = intervals.left_out(of, fold_of(batch_of([z])).tolist(), measure.within)
     assert float(got["value"][0, 1]) == pytest.approx(of(np.arange(40)), rel=1e-9)
     # derivatives of the oracle's scale are differences: six digits
-    assert (float(got["low"][0, 1]), float(got["high"][0, 1])) == pytest.approx((low, high), rel=1e-5)
+    assert (float(got["low"][0, 1]), float(got["high"][0, 1])) == pytest.approx(
+        (low, high), rel=1e-5
+    )
     assert got["low"][0, 0] == got["value"][0, 0] == got["high"][0, 0] == 1
 
 
@@ -286,7 +324,9 @@ def test_the_range_of_attention_has_the_jackknife_of_leaving_folds_of_images_out
     got, folds = measure.columns(), fold_of(batch_of(attn=[attn])).tolist()
     for head in range(2):
         expected = intervals.left_out(partial(of, head=head), folds, SIZE)
-        assert (float(got["low"][head]), float(got["high"][head])) == pytest.approx(expected, rel=1e-5)
+        assert (float(got["low"][head]), float(got["high"][head])) == pytest.approx(
+            expected, rel=1e-5
+        )
     assert int(got["folds"]) == len(set(folds))
 
 
@@ -296,7 +336,11 @@ def test_means_have_the_interval_of_one_number_per_image():
     batches = [random_batch(range(image, image + 1)) for image in range(12)]
     for name in MEASURES:
         whole = selected(build(name, LAYOUT))
-        if whole.no_interval or whole.kind != "per_head" or not all(isinstance(need, str) for need in whole.needs):
+        if (
+            whole.no_interval
+            or whole.kind != "per_head"
+            or not all(isinstance(need, str) for need in whole.needs)
+        ):
             continue
         values = []
         for batch in batches:
@@ -322,7 +366,9 @@ def test_a_ratio_has_the_interval_of_the_slow_way():
         got = Sums(2, within).take(x * w, w).columns()
         for row in range(2):
             low, high = intervals.of_ratio((x * w)[:, row].tolist(), w[:, row].tolist(), within)
-            assert (float(got["low"][row]), float(got["high"][row])) == pytest.approx((low, high), rel=1e-6)
+            assert (float(got["low"][row]), float(got["high"][row])) == pytest.approx(
+                (low, high), rel=1e-6
+            )
 
 
 def test_one_image_or_one_fold_has_no_interval_and_no_spread_has_no_width():
@@ -348,14 +394,18 @@ def test_an_interval_does_not_show_the_rounding_of_its_sums():
     assert float(wide["high"] - wide["low"]) == pytest.approx(12.7062 * 0.1, rel=1e-4)
 
 
-@pytest.mark.parametrize(("kind", "count", "few"), [(Entropy, 1, True), (Entropy, 2, False), (AttentionRange, 3, True)])
+@pytest.mark.parametrize(
+    ("kind", "count", "few"), [(Entropy, 1, True), (Entropy, 2, False), (AttentionRange, 3, True)]
+)
 def test_an_interval_that_few_images_cannot_have_is_said_beside_the_table(kind, count, few):
     model = tiny_vit()
     measure = kind(mhprobe.attach(model).layout)
     measure.update(mhprobe.record(model, images_for(model, count), needs={"attn"}))
     columns = measure.columns()
     assert columns["low"].isnan().all() == few
-    material = SimpleNamespace(names=["it"], slopes_of="loss", about=lambda _: measure, control=lambda _: None)
+    material = SimpleNamespace(
+        names=["it"], slopes_of="loss", about=lambda _: measure, control=lambda _: None
+    )
     material.columns = lambda _: columns
     for part in measured(material).values():
         said = f"image{'s' * (count > 1)} gave no low, high: the interval of a mean, a test and a chance level take 2"
@@ -371,7 +421,9 @@ def test_every_column_that_one_image_leaves_empty_is_named_beside_the_table(name
     except UserError as refused:
         assert "more images" in str(refused) or "of 1 images" in str(refused)
         return
-    material = SimpleNamespace(names=["it"], slopes_of="loss", about=lambda _: measure, control=lambda _: None)
+    material = SimpleNamespace(
+        names=["it"], slopes_of="loss", about=lambda _: measure, control=lambda _: None
+    )
     material.columns = lambda _: columns
     about = measured(material)["it"].about
     empty = [key for key, column in columns.items() if column.isnan().all() and key not in about]
@@ -381,13 +433,38 @@ def test_every_column_that_one_image_leaves_empty_is_named_beside_the_table(name
 @pytest.mark.parametrize(
     ("make", "kind", "columns", "why"),
     [
-        (tiny_swin, NoOp, "gradient_cls, gradient_registers", "there are no such tokens in the network"),
-        (tiny_vit, NoOp, "gradient_registers, gradient_high_norm", "or none of such a norm in these images"),
-        (partial(tiny_vit, img_size=8), OutputFrequency, "value, null, block_input", "share no frequency but 0"),
+        (
+            tiny_swin,
+            NoOp,
+            "gradient_cls, gradient_registers",
+            "there are no such tokens in the network",
+        ),
+        (
+            tiny_vit,
+            NoOp,
+            "gradient_registers, gradient_high_norm",
+            "or none of such a norm in these images",
+        ),
+        (
+            partial(tiny_vit, img_size=8),
+            OutputFrequency,
+            "value, null, block_input",
+            "share no frequency but 0",
+        ),
         (partial(tiny_vit, img_size=4), OutputFrequency, "value, null", "or it is of one token"),
         (tiny_vit, OutputFrequency, "", ""),
-        (tiny_vit, JSDistance, "null, ratio, p", "and between layers (pairs=stage or all); null needs two"),
-        (tiny_swin, ObjectAttention, "cls, held_out", "the network has no class token, no patch can meet"),
+        (
+            tiny_vit,
+            JSDistance,
+            "null, ratio, p",
+            "and between layers (pairs=stage or all); null needs two",
+        ),
+        (
+            tiny_swin,
+            ObjectAttention,
+            "cls, held_out",
+            "the network has no class token, no patch can meet",
+        ),
         (tiny_swin, Entropy, "class_query", "the network has no class token"),
         (tiny_swin, Sinks, "class_token", "the network has no class token"),
         (tiny_vit, Entropy, "", ""),
@@ -398,16 +475,28 @@ def test_why_no_head_has_a_number_is_said_beside_the_table(make, kind, columns, 
     model = make()
     measure = kind(mhprobe.attach(model).layout)
     objects = (images_for(model, 1)[:, 0] > 0).long()
-    measure.update(mhprobe.record(model, images_for(model, 1), labels_for(1), needs=measure.needs, objects=objects))
-    material = SimpleNamespace(names=["it"], slopes_of="loss", about=lambda _: measure, control=lambda _: None)
+    measure.update(
+        mhprobe.record(
+            model, images_for(model, 1), labels_for(1), needs=measure.needs, objects=objects
+        )
+    )
+    material = SimpleNamespace(
+        names=["it"], slopes_of="loss", about=lambda _: measure, control=lambda _: None
+    )
     material.columns = lambda _: measure.columns()
     about = measured(material)["it"].about
-    assert f" No head has a number in {columns}" in about and why in about if why else "No head" not in about
+    assert (
+        f" No head has a number in {columns}" in about and why in about
+        if why
+        else "No head" not in about
+    )
 
 
 def test_fewer_than_five_folds_have_no_interval():
     def of(folds: int) -> Tensor:
-        return jackknife(torch.ones(2), lambda fold: torch.full((2,), 1.0 + fold), torch.ones(folds).long())["low"]
+        return jackknife(
+            torch.ones(2), lambda fold: torch.full((2,), 1.0 + fold), torch.ones(folds).long()
+        )["low"]
 
     assert of(4).isnan().all() and of(5).isfinite().all()
 
@@ -419,14 +508,18 @@ def test_the_p_of_an_interval_is_that_of_students_test():
     error = x.std(0) / 12**0.5
     low, _ = interval(x.mean(0), error, 11)
     expected = stats.ttest_1samp(x.numpy(), 0.0).pvalue
-    np.testing.assert_allclose(p_of_interval(x.mean(0), x.mean(0) - low, 11).numpy(), expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        p_of_interval(x.mean(0), x.mean(0) - low, 11).numpy(), expected, rtol=1e-6
+    )
 
 
 def test_intervals_that_take_too_much_memory_are_left_out_with_a_word():
     assert affordable("svcca", 64, None, 768**2 * 12) == 8  # the heads of a ViT-B, layer by layer
     assert affordable("layer_similarity", 8, None, 4608**2) == 8  # all layers of a ViT-S at once
     assert affordable("svcca", 5, None, 768**2) == 5  # no more folds than there are
-    with pytest.warns(NoInterval, match="svcca: low and high stay empty: .* 5.1 GiB, more than 2. interval=true"):
+    with pytest.warns(
+        NoInterval, match="svcca: low and high stay empty: .* 5.1 GiB, more than 2. interval=true"
+    ):
         assert affordable("svcca", 64, None, 9216**2) == 1  # all heads of a ViT-B at once
     assert affordable("svcca", 64, True, 9216**2) == 8  # asked for
     (z,) = related(1, 40)

@@ -1,6 +1,7 @@
 """Every p and every interval keeps its promise under its own null, with few draws; ``make levels`` takes many.
 
-What has to be simulated is found: columns of every measure, functions of stats/, and files that fill tables.
+What has to be simulated is found: columns of every measure, functions of stats/, and files that
+fill tables.
 """
 
 from __future__ import annotations
@@ -64,15 +65,32 @@ def columns() -> dict[str, list[str]]:
 
 def test_every_p_of_a_measure_is_simulated(columns):
     simulated = {promise for simulation in levels.SIMULATIONS for promise in simulation.promises}
-    named = {f"{measure}.{name}" for measure, names in columns.items() for name in names if P.search(name)}
+    named = {
+        f"{measure}.{name}"
+        for measure, names in columns.items()
+        for name in names
+        if P.search(name)
+    }
     assert len(named) > 8 and named <= simulated
 
 
 def test_every_interval_of_a_measure_is_simulated(columns):
-    simulated = {promise for simulation in QUICK for promise in [*simulation.promises, *simulation.draw(0)]}
-    named = {f"{measure}.{name}" for measure, names in columns.items() for name in names if levels.LOW.fullmatch(name)}
+    simulated = {
+        promise for simulation in QUICK for promise in [*simulation.promises, *simulation.draw(0)]
+    }
+    named = {
+        f"{measure}.{name}"
+        for measure, names in columns.items()
+        for name in names
+        if levels.LOW.fullmatch(name)
+    }
     nulls = {name for name in named if "null_low" in name}  # of draws of chance: quantiles of them
-    slow = {promise for simulation in levels.SIMULATIONS if not simulation.few for promise in simulation.promises}
+    slow = {
+        promise
+        for simulation in levels.SIMULATIONS
+        if not simulation.few
+        for promise in simulation.promises
+    }
     assert len(named) > 30 and named - nulls <= simulated | slow
 
 
@@ -89,7 +107,9 @@ def test_an_interval_that_is_too_narrow_is_seen():
 def test_every_law_of_a_p_or_an_interval_is_simulated():
     laws = {law for simulation in levels.SIMULATIONS for law in simulation.laws}
     said = {
-        function for function in functions() if re.search(r"\bp\b|interval|quantile", inspect.getdoc(function) or "")
+        function
+        for function in functions()
+        if re.search(r"\bp\b|interval|quantile", inspect.getdoc(function) or "")
     }
     assert len(said) > 8 and {law.__name__ for law in said - laws} <= ELSEWHERE
 
@@ -99,7 +119,9 @@ ELSEWHERE = {  # simulated where their own promise is explained
     "loses_more",
     "ranking",  # its p are those of crossed: tests/stats/test_significance.py
     "agreement",  # its intervals are spearman_interval's
-    "interval",  # of resampled means: bootstrap's; of an error and its freedom: tests/contracts/test_intervals.py
+    # of resampled means: bootstrap's; of an error and its freedom:
+    # tests/contracts/test_intervals.py
+    "interval",
     "p_of_interval",  # there it is Student's test
     "percentiles",  # the ends of bootstrap's
 }
@@ -116,8 +138,12 @@ def functions() -> Iterator[object]:
 def test_a_table_has_its_p_from_a_law_that_is_simulated():
     """Files outside of measures/ that write a column of p: they call a simulated law, or are one."""
     laws = {law.__name__ for simulation in levels.SIMULATIONS for law in simulation.laws}
-    homes = {inspect.getsourcefile(law) for simulation in levels.SIMULATIONS for law in simulation.laws}
-    writers = [path for path in SOURCE.rglob("*.py") if path.parent.name != "measures" and _writes_p(path)]
+    homes = {
+        inspect.getsourcefile(law) for simulation in levels.SIMULATIONS for law in simulation.laws
+    }
+    writers = [
+        path for path in SOURCE.rglob("*.py") if path.parent.name != "measures" and _writes_p(path)
+    ]
     assert len(writers) > 5
     without = [p for p in writers if str(p) not in homes and not laws & _names(p)]
     assert {path.relative_to(SOURCE).as_posix() for path in without} <= HANDED_ON
@@ -133,7 +159,10 @@ HANDED_ON = {  # they write the p of a curve or a comparison that another file t
 def _writes_p(path: Path) -> bool:
     tree = ast.parse(path.read_text())
     keys = [key for node in ast.walk(tree) if isinstance(node, ast.Dict) for key in node.keys]
-    return any(isinstance(key, ast.Constant) and isinstance(key.value, str) and P.search(key.value) for key in keys)
+    return any(
+        isinstance(key, ast.Constant) and isinstance(key.value, str) and P.search(key.value)
+        for key in keys
+    )
 
 
 def _names(path: Path) -> set[str]:

@@ -1,6 +1,7 @@
 """timm's families whose attention is found by class keep the promises of test_backbones.py, on a few heads each.
 
-What such a family does not show, it says: no residual stream, no relevance, no removal, and some no attention weights.
+What such a family does not show, it says: no residual stream, no relevance, no removal, and some no
+attention weights.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from models import images_for, make_loud
 # one of each form in every run: windows, channels first, between channels, coarser keys
 QUICK = {"maxvit", "maxvit_first", "davit", "xcit", "pvt_v2", "sam"}
 located = pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in LOCATED]
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in LOCATED],
 )
 
 
@@ -36,7 +38,8 @@ def loud(name: str) -> nn.Module:
     """Gated, and with weights so that each head matters; tests of one model come one after the other."""
     model = LOCATED[name]()
     make_loud(model, 0.3)
-    # many factors of 0.3 would leave nothing of the image; NextViT is wide enough to blow up without them
+    # many factors of 0.3 would leave nothing of the image; NextViT is wide enough to blow up
+    # without them
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and name != "nextvit":
             nn.init.ones_(module.weight)
@@ -45,7 +48,8 @@ def loud(name: str) -> nn.Module:
 
 
 def copied(model):
-    model.train().eval()  # timm puts biases of positions by, as results, which cannot be copied; this drops them
+    # timm puts biases of positions by, as results, which cannot be copied; this drops them
+    model.train().eval()
     return copy.deepcopy(model)
 
 
@@ -58,7 +62,12 @@ def some_heads(model) -> list:
     layout = mhprobe.attach(model).layout
     chosen = {}
     for flat, (number, head, site) in enumerate(layout):
-        chosen[type(model.get_submodule(site.name)), site.windows is None] = (flat, number, head, site)
+        chosen[type(model.get_submodule(site.name)), site.windows is None] = (
+            flat,
+            number,
+            head,
+            site,
+        )
     _, head, site = next(iter(layout))
     return [(0, 0, head, site), *chosen.values()]
 
@@ -118,7 +127,9 @@ def test_gates_are_exact_and_own_their_heads(name):
         with torch.no_grad():
             family.seam(cut, site).output.weight[:, columns(head, site)] = 0
             with gates.masked(gates.layout.mask([flat])):
-                torch.testing.assert_close(run(model, images), run(cut, images), rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(
+                    run(model, images), run(cut, images), rtol=1e-4, atol=1e-4
+                )
         assert not torch.allclose(run(cut, images), plain, atol=1e-5), (site.name, head)
 
 
@@ -132,7 +143,8 @@ def test_a_head_speaks_through_its_own_weights_and_no_other_hears(name):
         cut = copied(model)
         before_model = copied(model) if silent else model
         if silent:
-            # attention between channels, pooled queries that are added: only without all three there is nothing left
+            # attention between channels, pooled queries that are added: only without all three
+            # there is nothing left
             for each in (before_model, cut):
                 no_bias(each, site)
         attention = cut.get_submodule(site.name)
@@ -143,7 +155,9 @@ def test_a_head_speaks_through_its_own_weights_and_no_other_hears(name):
         else:
             if silent:
                 query[head].zero_(), key[head].zero_()
-                if hasattr(attention, "attn"):  # outlook attention has one layer in the place of both
+                if hasattr(
+                    attention, "attn"
+                ):  # outlook attention has one layer in the place of both
                     attention.attn.weight.detach().unflatten(0, (site.num_heads, -1))[head].zero_()
             value[head].zero_()
         before = mhprobe.record(before_model, images, needs=()).z[number]
@@ -159,7 +173,11 @@ def test_a_head_speaks_through_its_own_weights_and_no_other_hears(name):
 
 @pytest.mark.parametrize(
     "name, factors",
-    [("mobilenetv5", "layer_scale.gamma"), ("fastvit", "layer_scale_1.gamma"), ("edgenext", "gamma_xca")],
+    [
+        ("mobilenetv5", "layer_scale.gamma"),
+        ("fastvit", "layer_scale_1.gamma"),
+        ("edgenext", "gamma_xca"),
+    ],
 )
 def test_a_head_writes_what_its_block_lets_through(name, factors):
     model = copied(loud(name))
@@ -172,7 +190,12 @@ def test_a_head_writes_what_its_block_lets_through(name, factors):
 @located
 def test_weights_are_those_that_mix_the_values_or_the_reason_is_said(name):
     model = loud(name)
-    family, layout, images, rows = family_of(model), mhprobe.attach(model).layout, images_for(model, 2), {}
+    family, layout, images, rows = (
+        family_of(model),
+        mhprobe.attach(model).layout,
+        images_for(model, 2),
+        {},
+    )
     handles = [
         model.get_submodule(site.name).register_forward_pre_hook(
             lambda _, args, name=site.name: rows.__setitem__(name, args[0].detach())
@@ -183,7 +206,10 @@ def test_weights_are_those_that_mix_the_values_or_the_reason_is_said(name):
     for site, mixed in zip(layout.sites, z, strict=True):
         seam, seen = family.seam(model, site), []
         if seam.weights is None:
-            with pytest.raises(UserError, match="no attention weights to look at") as error, seam.watched(print):
+            with (
+                pytest.raises(UserError, match="no attention weights to look at") as error,
+                seam.watched(print),
+            ):
                 pass
             assert "\n" not in str(error.value)
             continue
@@ -232,7 +258,9 @@ def test_what_a_head_gives_is_linear_in_what_is_called_its_values(name):
         value[head] /= 2
         query[head] *= 2
         other = mhprobe.record(plain, images, needs=()).z[number][:, :, head]
-        assert kind.hidden == FACTORISED or not torch.allclose(other, 2 * once, rtol=1e-2), site.name
+        assert kind.hidden == FACTORISED or not torch.allclose(other, 2 * once, rtol=1e-2), (
+            site.name
+        )
 
 
 def normed_values(model, site) -> bool:
@@ -249,9 +277,13 @@ def test_masks_replay_and_measures_run(name):
         for mask in masks:
             with gates.masked(mask):
                 expected.append(run(model, images))
-    torch.testing.assert_close(Replay(model, masks)(images), torch.stack(expected), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        Replay(model, masks)(images), torch.stack(expected), rtol=1e-4, atol=1e-4
+    )
     batch = mhprobe.record(model, images, needs={"grad", "weights"}, of="norm")
-    for site, z, slope, weights in zip(gates.layout.sites, batch.z, batch.grad, batch.weights, strict=True):
+    for site, z, slope, weights in zip(
+        gates.layout.sites, batch.z, batch.grad, batch.weights, strict=True
+    ):
         assert z.shape == slope.shape and z.shape[2:] == (site.num_heads, site.head_dim)
         assert z.shape[1] == site.prefix_tokens + site.token_grid[0] * site.token_grid[1]
         assert weights.output.shape[:2] == (site.num_heads, site.head_dim)
@@ -277,7 +309,9 @@ def test_attribution_is_patching_where_the_twin_hardly_differs(name):
 
 
 @located
-@pytest.mark.filterwarnings("ignore::mhprobe.measures.activation_patching.NothingToRestore")  # two images
+@pytest.mark.filterwarnings(
+    "ignore::mhprobe.measures.activation_patching.NothingToRestore"
+)  # two images
 def test_where_blocks_are_not_known_graddrop_is_no_number(name):
     model, labels = with_slopes(name), torch.tensor([0, 1])
     measure = ActivationPatching(mhprobe.attach(model).layout, estimates=["atp", "graddrop"])
@@ -300,7 +334,9 @@ def test_what_is_not_there_is_refused_in_a_line(name):
 def test_attention_that_runs_twice_is_refused_for_that_and_not_for_the_size_of_the_images():
     model = LOCATED["naflexvit"]()
     model.blocks[1].attn = model.blocks[0].attn
-    with pytest.raises(UserError, match=r"^blocks\.0\.attn runs more than once per image, .* several heads\.$"):
+    with pytest.raises(
+        UserError, match=r"^blocks\.0\.attn runs more than once per image, .* several heads\.$"
+    ):
         mhprobe.attach(model)
 
 
@@ -319,7 +355,9 @@ def test_an_encoder_that_gives_a_map_is_recorded_inside_a_module_that_pools_it()
     whole = nn.Sequential(encoder, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     layout, images = mhprobe.attach(whole).layout, torch.randn(2, 3, 32, 32)
     batch = mhprobe.record(whole, images, needs=set())
-    assert [z.shape[2:] for z in batch.z] == [(site.num_heads, site.head_dim) for site in layout.sites]
+    assert [z.shape[2:] for z in batch.z] == [
+        (site.num_heads, site.head_dim) for site in layout.sites
+    ]
     assert torch.equal(batch.logits, whole(images))
     with pytest.raises(UserError, match=r"\(2, 2048, 4, 4\).*Wrap it"):
         mhprobe.record(encoder, images, needs=set())
@@ -346,7 +384,9 @@ def test_attention_that_nobody_has_looked_at_is_named():
         num_heads = 2
 
     model.transformers[0].blocks[0].mlp.act = OtherAttention()
-    with pytest.raises(UserError, match=r"mlp\.act is a OtherAttention: mhprobe does not know where its heads are"):
+    with pytest.raises(
+        UserError, match=r"mlp\.act is a OtherAttention: mhprobe does not know where its heads are"
+    ):
         layout_of(model)
 
 
@@ -355,7 +395,9 @@ def test_a_head_between_tokens_is_looked_at_though_others_of_its_network_are_bet
     site = mhprobe.attach(model).layout.sites[0]
     images = images_for(model, 2)
     model.get_submodule(site.name).fused_attn = False  # so that its softmax is called
-    with model.get_submodule(f"{site.name}.softmax.0").register_forward_hook(lambda *args: seen.append(args[2])):
+    with model.get_submodule(f"{site.name}.softmax.0").register_forward_hook(
+        lambda *args: seen.append(args[2])
+    ):
         model(images)
     # of windows side by side, 2 x 2 of 4 x 4 tokens; every patch is a query
     windows = seen[0].unflatten(0, (2, 2, 2)).mean(-2).unflatten(-1, (4, 4)) / 4
@@ -402,7 +444,10 @@ def test_a_model_is_tried_at_the_size_that_it_was_built_for(name, size, grid):
         model = timm.create_model(name, img_size=size)
     layout = layout_of(model)
     assert input_spec(model)["size"] == (size, size)
-    assert layout.sites[0].grid == (grid, grid) and layout.sites[0].pixels == (size / grid, size / grid)
+    assert layout.sites[0].grid == (grid, grid) and layout.sites[0].pixels == (
+        size / grid,
+        size / grid,
+    )
 
 
 def test_a_model_that_keeps_no_note_of_its_size_is_told_by_who_built_it_or_asked_for():
@@ -410,7 +455,9 @@ def test_a_model_that_keeps_no_note_of_its_size_is_told_by_who_built_it_or_asked
 
     with torch.device("meta"):
         model = timm.create_model("levit_128s", img_size=64)
-        with pytest.raises(UserError, match=r"trial run on images of 224 x 224 fails .*pretrained_cfg") as error:
+        with pytest.raises(
+            UserError, match=r"trial run on images of 224 x 224 fails .*pretrained_cfg"
+        ) as error:
             layout_of(model)
         assert "\n" not in str(error.value)
         model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, 64, 64)}

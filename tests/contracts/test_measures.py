@@ -1,6 +1,7 @@
 """What every measure promises, whatever it measures: held for each file of mhprobe.measures.
 
-A new one is tested by being there. It needs an oracle: tests/oracles/<name>.py with ``value`` (see oracles/__init__).
+A new one is tested by being there. It needs an oracle: tests/oracles/<name>.py with ``value`` (see
+oracles/__init__).
 """
 
 from __future__ import annotations
@@ -52,11 +53,16 @@ PLAIN = frozenset(NEEDS)  # of measures that ask for no masks or patches of thei
 IMAGES = 17  # odd, and more than the width of a head
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::mhprobe.measures.parts.pairs.FewImages"),  # a stream is wider than a head
-    pytest.mark.filterwarnings("ignore::mhprobe.measures.activation_patching.NothingToRestore"),  # of random weights
+    pytest.mark.filterwarnings(
+        "ignore::mhprobe.measures.parts.pairs.FewImages"
+    ),  # a stream is wider than a head
+    pytest.mark.filterwarnings(
+        "ignore::mhprobe.measures.activation_patching.NothingToRestore"
+    ),  # of random weights
 ]
 
-# float64 sums in another order; what is left is a few roundings, amplified by the whitening (condition below 1e4)
+# float64 sums in another order; what is left is a few roundings, amplified by the whitening
+# (condition below 1e4)
 SAME = {"rtol": 1e-9, "atol": 1e-10, "equal_nan": True}
 
 
@@ -73,16 +79,31 @@ class Case:
 
     @property
     def sites(self) -> list[tuple[str, int]]:
-        return [(name, m.num_heads) for name, m in self.bare.named_modules() if name.endswith(".attn")]
+        return [
+            (name, m.num_heads) for name, m in self.bare.named_modules() if name.endswith(".attn")
+        ]
 
 
 def tiny(family: str) -> nn.Module:
     import timm
 
     if family == "vit":
-        options = {"patch_size": 8, "embed_dim": 48, "num_heads": 3, "depth": 2, "class_token": True, "reg_tokens": 2}
+        options = {
+            "patch_size": 8,
+            "embed_dim": 48,
+            "num_heads": 3,
+            "depth": 2,
+            "class_token": True,
+            "reg_tokens": 2,
+        }
         return timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=5, **options)
-    options = {"patch_size": 4, "window_size": 4, "embed_dim": 24, "num_heads": (3, 6), "depths": (2, 2)}
+    options = {
+        "patch_size": 4,
+        "window_size": 4,
+        "embed_dim": 24,
+        "num_heads": (3, 6),
+        "depths": (2, 2),
+    }
     return timm.create_model("swin_tiny_patch4_window7_224", img_size=32, num_classes=5, **options)
 
 
@@ -116,8 +137,8 @@ def build(name: str, layout: HeadLayout):
 def feed(measure, case: Case, batches: list[list[int]], padding: int = 0, alone: bool = False):
     """Show it these images batch by batch, each with ``padding`` random images that are flagged as invalid.
 
-    alone: record what this measure needs and nothing else; else what it needs is recorded for many measures at once,
-    as it is in a run.
+    alone: record what this measure needs and nothing else; else what it needs is recorded for many
+    measures at once, as it is in a run.
     """
     if measure.select_needs is not None and not int(measure.images):
         measure.select(recorded(case, tuple(range(IMAGES)), measure.select_needs))
@@ -137,10 +158,14 @@ def whole(name: str, case: Case):
 
 
 @functools.lru_cache(maxsize=512)
-def recorded(case: Case, index: tuple[int, ...], needs: frozenset[Need], padding: int = 0) -> HeadBatch:
+def recorded(
+    case: Case, index: tuple[int, ...], needs: frozenset[Need], padding: int = 0
+) -> HeadBatch:
     """Once for all measures that need the same: recording is most of the work here."""
     picked = list(index)
-    images = torch.cat([case.images[picked], 5 * torch.randn(padding, 3, 32, 32, dtype=case.images.dtype)])
+    images = torch.cat(
+        [case.images[picked], 5 * torch.randn(padding, 3, 32, 32, dtype=case.images.dtype)]
+    )
     labels = torch.cat([case.labels[picked], torch.zeros(padding, dtype=torch.long)])
     objects = torch.cat([case.objects[picked], torch.randint(0, 3, (padding, 32, 32))])
     valid = torch.arange(len(images)) < len(index)
@@ -150,7 +175,9 @@ def recorded(case: Case, index: tuple[int, ...], needs: frozenset[Need], padding
 def assert_same_columns(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
     assert list(a) == list(b)
     for name in a:
-        torch.testing.assert_close(a[name], b[name], **SAME, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            a[name], b[name], **SAME, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def measures_weights(name: str) -> bool:
@@ -174,7 +201,9 @@ def test_there_are_measures():
 
 def test_value_matches_the_oracle(name, case):
     oracle = importlib.import_module(f"oracles.{name}")
-    more = {"objects": case.objects} if "objects" in inspect.signature(oracle.value).parameters else {}
+    more = (
+        {"objects": case.objects} if "objects" in inspect.signature(oracle.value).parameters else {}
+    )
     expected = oracle.value(case.bare, case.images, case.labels, case.sites, **more)
     value = feed(build(name, case.layout), case, batches(5), alone=True).compute()
     # float64 on both sides; the oracle goes another way, so allow for its own roundings
@@ -182,23 +211,33 @@ def test_value_matches_the_oracle(name, case):
     assert differs(value)
 
 
-def test_under_closed_fractional_and_learned_gates_it_says_what_the_weights_times_the_gates_would(name, case):
+def test_under_closed_fractional_and_learned_gates_it_says_what_the_weights_times_the_gates_would(
+    name, case
+):
     measure = build(name, case.layout)
     reads = measure.needs | (measure.select_needs or frozenset())
     if reads & {"grad", "attn_grad"} or any(isinstance(need, Relevance) for need in reads):
-        pytest.skip("what it reads is taken in front of the gate, and would change with the weights")
+        pytest.skip(
+            "what it reads is taken in front of the gate, and would change with the weights"
+        )
     gated = copy.deepcopy(case.bare)
     gates = mhprobe.attach(gated, make=HardConcreteGates)
     with torch.no_grad():
-        gates.log_alpha.copy_(torch.tensor([9.0, -9.0, 0.3]).repeat(case.layout.num_heads)[: case.layout.num_heads])
+        gates.log_alpha.copy_(
+            torch.tensor([9.0, -9.0, 0.3]).repeat(case.layout.num_heads)[: case.layout.num_heads]
+        )
     values = gates.effective().double()
     assert values[:2].tolist() == [1, 0] and 0 < values[2] < 1
     folded = copy.deepcopy(case.bare)
     with torch.no_grad():
         for site, gate in zip(case.layout.sites, case.layout.split(values), strict=True):
-            folded.get_submodule(f"{site.name}.proj").weight *= gate.repeat_interleave(site.head_dim)
+            folded.get_submodule(f"{site.name}.proj").weight *= gate.repeat_interleave(
+                site.head_dim
+            )
     oracle = importlib.import_module(f"oracles.{name}")
-    more = {"objects": case.objects} if "objects" in inspect.signature(oracle.value).parameters else {}
+    more = (
+        {"objects": case.objects} if "objects" in inspect.signature(oracle.value).parameters else {}
+    )
     expected = oracle.value(folded, case.images, case.labels, case.sites, **more)
     value = feed(measure, dataclasses.replace(case, gated=gated), batches(5), alone=True).compute()
     torch.testing.assert_close(value, expected, rtol=1e-8, atol=1e-9, equal_nan=True)
@@ -209,11 +248,15 @@ def rounded(case: Case, dtype: torch.dtype) -> Case:
     """Weights and images rounded to bfloat16, computed with in ``dtype``."""
     gated = copy.deepcopy(case.bare)
     with torch.no_grad():
-        for parameter in gated.parameters():  # not so large that a rounding decides where a head looks
+        for (
+            parameter
+        ) in gated.parameters():  # not so large that a rounding decides where a head looks
             parameter *= 0.5
     gated = gated.bfloat16().to(dtype)
     layout = mhprobe.attach(gated).layout
-    return dataclasses.replace(case, gated=gated, layout=layout, images=case.images.bfloat16().to(dtype))
+    return dataclasses.replace(
+        case, gated=gated, layout=layout, images=case.images.bfloat16().to(dtype)
+    )
 
 
 def test_a_half_model_gives_nearly_what_its_weights_give_in_full_precision(name, case):
@@ -222,7 +265,10 @@ def test_a_half_model_gives_nearly_what_its_weights_give_in_full_precision(name,
     half, full = found
     assert half.dtype == torch.float64 and torch.equal(half.isnan(), full.isnan())
     measure, kept = build(name, case.layout), ~full.isnan()
-    if not any(isinstance(need, Ablation | Patching) for need in measure.needs | (measure.select_needs or frozenset())):
+    if not any(
+        isinstance(need, Ablation | Patching)
+        for need in measure.needs | (measure.select_needs or frozenset())
+    ):
         # differences of losses lose more of bfloat16's eight bits, and are left out
         assert (half - full)[kept].abs().max() < 0.25 * full[kept].abs().max()
 
@@ -247,7 +293,9 @@ def test_columns_have_the_shapes_of_their_kind(name, case):
     references = own & {"null", "chance", "uniform"}
     assert references == named & {"null", "chance", "uniform"} and named <= own
     assert said != "none" or not references
-    assert measure.no_interval == interval.partition("none: ")[2] and ("low" in own) != bool(measure.no_interval)
+    assert measure.no_interval == interval.partition("none: ")[2] and ("low" in own) != bool(
+        measure.no_interval
+    )
 
 
 def test_every_value_has_an_interval_over_images_that_holds_it_or_says_why_not(name, case):
@@ -257,41 +305,67 @@ def test_every_value_has_an_interval_over_images_that_holds_it_or_says_why_not(n
         assert not {"low", "high"} & set(columns) and not measure.of_images
         return
     assert int(columns["images"]) == IMAGES
-    low, value, high = (columns[name][columns["value"].isfinite()] for name in ("low", "value", "high"))
+    low, value, high = (
+        columns[name][columns["value"].isfinite()] for name in ("low", "value", "high")
+    )
     assert low.shape == value.shape and (low <= value).all() and (value <= high).all()
-    assert (low < high).double().mean() > 0.3  # a layer with itself, and a head that never differs, have no width
+    assert (
+        low < high
+    ).double().mean() > 0.3  # a layer with itself, and a head that never differs, have no width
     ends = measure.within
     assert ends[0] <= low.min() and high.max() <= ends[1]
-    (table,) = (table for end, table in of_measure(case.layout, measure.kind, columns).items() if not end)
+    (table,) = (
+        table for end, table in of_measure(case.layout, measure.kind, columns).items() if not end
+    )
     assert {"value", "low", "high", "images"} <= set(table.columns)
 
 
-FORM = ("Value", "Larger", "Read against", "Interval", "Source", "Cost")  # of an entry, in this order
-UNSAID = {"Interval": "mean over images", "Cost": "little"}  # what an entry means that leaves them out
+FORM = (
+    "Value",
+    "Larger",
+    "Read against",
+    "Interval",
+    "Source",
+    "Cost",
+)  # of an entry, in this order
+UNSAID = {
+    "Interval": "mean over images",
+    "Cost": "little",
+}  # what an entry means that leaves them out
 
 
 def entry(name: str) -> dict[str, str]:
     """What docs/measures.md says of a measure, by the words in bold; fails naming the page where it says nothing."""
     page = DOCS.read_text() + "\n## "
     entries = re.findall(rf"^## {name}\n\n(.+?)\n(?=## )", page, re.M | re.S)
-    assert len(entries) == 1, f"docs/measures.md: expected one entry '## {name}', got {len(entries)}"
+    assert len(entries) == 1, (
+        f"docs/measures.md: expected one entry '## {name}', got {len(entries)}"
+    )
     fields = "|".join(FORM)
-    parts = re.findall(rf"\*\*({fields}):\*\*\s+(.+?)(?=\s+(?:- )?\*\*(?:{fields}):|\n\n|\n?$)", entries[0], re.S)
+    parts = re.findall(
+        rf"\*\*({fields}):\*\*\s+(.+?)(?=\s+(?:- )?\*\*(?:{fields}):|\n\n|\n?$)", entries[0], re.S
+    )
     return {field: " ".join(text.split()) for field, text in parts}
 
 
 def test_a_measure_without_its_entry_fails_with_the_page_and_the_heading():
-    with pytest.raises(AssertionError, match=r"docs/measures\.md: expected one entry '## unheard_of'"):
+    with pytest.raises(
+        AssertionError, match=r"docs/measures\.md: expected one entry '## unheard_of'"
+    ):
         entry("unheard_of")
 
 
 def test_every_entry_of_the_docs_has_the_same_form(name):
     fields = list(entry(name))
-    assert fields == [field for field in FORM if field in fields] and set(FORM) - set(fields) <= set(UNSAID)
+    assert fields == [field for field in FORM if field in fields] and set(FORM) - set(
+        fields
+    ) <= set(UNSAID)
 
 
 def test_it_says_what_fools_it(name):
-    fooled_by = vars(type(build(name, LAYOUT))).get("fooled_by")  # its own, not that of a measure it derives from
+    fooled_by = vars(type(build(name, LAYOUT))).get(
+        "fooled_by"
+    )  # its own, not that of a measure it derives from
     assert fooled_by.startswith(("seen: ", "by definition: "))  # in HeadBench, or by thinking
 
 
@@ -373,7 +447,16 @@ def test_outputs_that_are_not_finite_are_an_error_and_no_number(name, case):
     z = batch.z[0].clone()
     z[0, 0, 0, 0] = torch.nan
     broken = {"z": (z, *batch.z[1:])}
-    for name in ("attn", "attn_grad", "weights", "stream", "direct", "relevance", "ablated", "patched"):
+    for name in (
+        "attn",
+        "attn_grad",
+        "weights",
+        "stream",
+        "direct",
+        "relevance",
+        "ablated",
+        "patched",
+    ):
         broken[name] = poisoned(getattr(batch, name))
     measure.update(dataclasses.replace(batch, **broken))
     with pytest.raises(UserError, match="NaN or infinity"):
@@ -424,9 +507,13 @@ def random_batch(images: range, padding: int = 0, needs: Collection[Need] = ()) 
             grad=tuple(normal(*shape) for shape in heads),
             attn=tuple(normal(*shape).softmax(-1) for shape in rows),
             attn_grad=tuple(normal(*shape) for shape in rows),
-            stream=tuple(Stream(normal(9, 10), normal(9, 10), normal(9, 10)) for _ in LAYOUT.blocks),
+            stream=tuple(
+                Stream(normal(9, 10), normal(9, 10), normal(9, 10)) for _ in LAYOUT.blocks
+            ),
             direct=Direct(*(normal(n, 5) for n in (LAYOUT.num_heads, 2, 2, 1, 1))),
-            ablated={n: normal(len(n.masks), 5).transpose(0, 1) for n in needs if isinstance(n, Ablation)},
+            ablated={
+                n: normal(len(n.masks), 5).transpose(0, 1) for n in needs if isinstance(n, Ablation)
+            },
             patched={
                 n: Patched(
                     normal()[:1],
@@ -439,7 +526,11 @@ def random_batch(images: range, padding: int = 0, needs: Collection[Need] = ()) 
                 if isinstance(n, Patching)
             },
             relevance={
-                n: Relevances(normal()[:1], tuple(normal(*shape) for shape in heads), normal(len(LAYOUT.blocks)))
+                n: Relevances(
+                    normal()[:1],
+                    tuple(normal(*shape) for shape in heads),
+                    normal(len(LAYOUT.blocks)),
+                )
                 for n in needs
                 if isinstance(n, Relevance)
             },
@@ -469,9 +560,21 @@ def random_batch(images: range, padding: int = 0, needs: Collection[Need] = ()) 
         joined = [join(list(each)) for each in zip(*values, strict=True)]
         return type(first)(*joined) if hasattr(first, "_fields") else tuple(joined)
 
-    names = [f.name for f in dataclasses.fields(HeadBatch) if f.init and getattr(parts[0], f.name) is not None]
-    joined = HeadBatch(**{n: join([getattr(part, n) for part in parts]) for n in names if n not in ("weights", "ends")})
-    return dataclasses.replace(joined, valid=torch.arange(len(parts)) < len(images), weights=WEIGHTS)
+    names = [
+        f.name
+        for f in dataclasses.fields(HeadBatch)
+        if f.init and getattr(parts[0], f.name) is not None
+    ]
+    joined = HeadBatch(
+        **{
+            n: join([getattr(part, n) for part in parts])
+            for n in names
+            if n not in ("weights", "ends")
+        }
+    )
+    return dataclasses.replace(
+        joined, valid=torch.arange(len(parts)) < len(images), weights=WEIGHTS
+    )
 
 
 def selected(measure, rank: int = 0, world_size: int = 1):
@@ -513,6 +616,11 @@ def test_processes_with_uneven_shares_agree_with_one(tmp_path, world_size):
             got = rank[name]
             assert_same_columns(got["columns"], alone.columns())
             torch.testing.assert_close(got["compute"], alone.compute(), **SAME)
-            assert got["images left"] == count  # the local sums are back, so that updating can go on
+            assert (
+                got["images left"] == count
+            )  # the local sums are back, so that updating can go on
             for part, column in ranks[0][name]["columns"].items():
-                assert torch.equal(column.nan_to_num(-1), got["columns"][part].nan_to_num(-1)), (name, part)
+                assert torch.equal(column.nan_to_num(-1), got["columns"][part].nan_to_num(-1)), (
+                    name,
+                    part,
+                )

@@ -49,7 +49,9 @@ def test_a_text_gives_numbers_or_a_line_that_says_what_it_lacks(bert, name):
         said = str(error)
         assert "\n" not in said and said.endswith("."), said
         assert re.search(LACKS, said), said
-        assert make.func.needs & {"attn", "stream", "direct"}, "heads' outputs, slopes and weights are there for a text"
+        assert make.func.needs & {"attn", "stream", "direct"}, (
+            "heads' outputs, slopes and weights are there for a text"
+        )
     else:
         assert values.isfinite().any()
 
@@ -65,7 +67,9 @@ class Padded(nn.Module):
         return self.model(words, attention_mask=(words != 0).long() if self.masked else None)
 
 
-@pytest.mark.parametrize("measure", ["Entropy", "Confidence", "Sinks", "JSDistance", "WriteNorm", "ActivationNorm"])
+@pytest.mark.parametrize(
+    "measure", ["Entropy", "Confidence", "Sinks", "JSDistance", "WriteNorm", "ActivationNorm"]
+)
 def test_padding_is_neither_query_nor_key(bert, measure):
     texts, filled = texts_and_filled()
     make = getattr(mhprobe.measures, measure)
@@ -95,9 +99,14 @@ def texts_and_filled():
 def test_js_distance_and_its_null_of_texts_agree_with_scipy_on_each_text_alone(bert):
     texts, filled = texts_and_filled()
     layout = mhprobe.attach(bert).layout
-    alone = [[attn[0, 0] for attn in mhprobe.record(bert, text, needs={"attn"}).attn] for text in texts]
+    alone = [
+        [attn[0, 0] for attn in mhprobe.record(bert, text, needs={"attn"}).attn] for text in texts
+    ]
     value, null = js_distance.of_texts(alone)
-    for batches in ([filled], [filled[:2, :], filled[2:, :6]]):  # the second batch is filled up less
+    for batches in (
+        [filled],
+        [filled[:2, :], filled[2:, :6]],
+    ):  # the second batch is filled up less
         measure = JSDistance(layout)
         for words in batches:
             measure.update(mhprobe.record(Padded(bert), words, needs={"attn"}))
@@ -105,14 +114,19 @@ def test_js_distance_and_its_null_of_texts_agree_with_scipy_on_each_text_alone(b
         # float32 softmax over filled up rows
         torch.testing.assert_close(got["value"], value, rtol=1e-4, atol=1e-5, equal_nan=True)
         torch.testing.assert_close(got["null"], null, rtol=1e-4, atol=1e-5, equal_nan=True)
-    assert (null - value)[:2, :2].abs().max() > 1e-2  # negative control: other texts are another number
+    assert (null - value)[
+        :2, :2
+    ].abs().max() > 1e-2  # negative control: other texts are another number
 
 
 def test_padding_in_front_of_a_text_is_padding_too():
     """By hand, since a model counts positions from the padding."""
     layout = HeadLayout((HeadSite("attn", 0, 0, 3, 1, line=True),))
     draw = torch.Generator().manual_seed(0)
-    texts = [torch.rand(1, 1, 3, n, n, generator=draw, dtype=torch.float64).softmax(-1) for n in (4, 2, 3)]
+    texts = [
+        torch.rand(1, 1, 3, n, n, generator=draw, dtype=torch.float64).softmax(-1)
+        for n in (4, 2, 3)
+    ]
 
     def filled(front):
         whole = torch.zeros(3, 1, 3, 4, 4, dtype=torch.float64)
@@ -125,7 +139,11 @@ def test_padding_in_front_of_a_text_is_padding_too():
     def columns(*attn):
         return run(JSDistance(layout), *(batch_of(each) for each in attn))
 
-    expected, behind, before = columns(*texts), columns(filled(front=False)), columns(filled(front=True))
+    expected, behind, before = (
+        columns(*texts),
+        columns(filled(front=False)),
+        columns(filled(front=True)),
+    )
     for name in ("value", "null"):
         torch.testing.assert_close(behind[name], expected[name], rtol=1e-12, atol=1e-14)
         torch.testing.assert_close(before[name], expected[name], rtol=1e-12, atol=1e-14)

@@ -32,14 +32,21 @@ def places(part: object, above: str = "") -> Iterator[str]:
 def keys() -> set[str]:
     """Every key of every command, below its section."""
     chosen = [(command,) for command in commands()]
-    chosen += [("prune", f"prune={name}") for name in options("prune")] + [("train", "gates=hard_concrete")]
+    chosen += [("prune", f"prune={name}") for name in options("prune")] + [
+        ("train", "gates=hard_concrete")
+    ]
     chosen += [("train", f"+callback={name}") for name in options("callback")]
-    configurations = (OmegaConf.to_container(runs.composed(*words), resolve=False) for words in chosen)
+    configurations = (
+        OmegaConf.to_container(runs.composed(*words), resolve=False) for words in chosen
+    )
     return {key for cfg in configurations for key in places(cfg) if "." in key}
 
 
 def is_door(path: Path) -> bool:
-    return path.relative_to(PACKAGE).parts[0] in DOORS or "from mhprobe.run.cli import main" in path.read_text()
+    return (
+        path.relative_to(PACKAGE).parts[0] in DOORS
+        or "from mhprobe.run.cli import main" in path.read_text()
+    )
 
 
 def texts(tree: ast.AST) -> Iterator[str]:
@@ -50,15 +57,21 @@ def texts(tree: ast.AST) -> Iterator[str]:
             inside.add(node.value)
         if isinstance(node, ast.JoinedStr):
             inside.update(node.values)
-            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in node.values)
+            yield "".join(
+                str(part.value) if isinstance(part, ast.Constant) else "x" for part in node.values
+            )
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in inside:
             yield node.value
 
 
 def named(text: str, keys: set[str]) -> set[str]:
     sections = "|".join({key.partition(".")[0] for key in keys})
-    text = re.sub(r"(?<=: x: )[\w.]+", "", text)  # "weights: <file>: backbone.depth": behind a file stands its own key
-    text = re.sub(r"python -m mhprobe\S*( \S*=\S*| \.\.\.)*", "", text)  # a whole command says which command it is of
+    text = re.sub(
+        r"(?<=: x: )[\w.]+", "", text
+    )  # "weights: <file>: backbone.depth": behind a file stands its own key
+    text = re.sub(
+        r"python -m mhprobe\S*( \S*=\S*| \.\.\.)*", "", text
+    )  # a whole command says which command it is of
     found = re.findall(rf"(?<![\w./-])(?:{sections})\.\w+", text)
     return {key for key in found if key in keys or key.endswith(".x")}
 
@@ -67,13 +80,19 @@ def test_no_message_below_the_command_line_names_a_key_of_its_configuration(keys
     assert {"data.root", "prune.heads", "optim.lr", "masking.curves"} <= keys
     homes = PACKAGE / "__init__.py"  # says in which module a name is
     files = [path for path in sorted(PACKAGE.rglob("*.py")) if not is_door(path) and path != homes]
-    said = {path: {key for text in texts(ast.parse(path.read_text())) for key in named(text, keys)} for path in files}
+    said = {
+        path: {key for text in texts(ast.parse(path.read_text())) for key in named(text, keys)}
+        for path in files
+    }
     assert not {str(path.relative_to(PACKAGE)): found for path, found in said.items() if found}
 
 
 def test_a_message_that_names_one_is_seen(keys):
     """Negative control."""
-    for line in ('UserError(f"prune.heads: {path} is none.")', 'UserError("Raise data.val_fraction.")'):
+    for line in (
+        'UserError(f"prune.heads: {path} is none.")',
+        'UserError("Raise data.val_fraction.")',
+    ):
         assert [key for text in texts(ast.parse(line)) for key in named(text, keys)]
     for line in ('"""data.root"""', 'UserError(f"weights: {file}: data.root: expected another.")'):
         assert not [key for text in texts(ast.parse(line)) for key in named(text, keys)]
@@ -95,7 +114,12 @@ def refuse(option: str) -> None:
     ],
 )
 def test_the_command_line_puts_its_key_in_front(option, key):
-    part = {"root": None, "source": {"root": "x", "kinds": []}, "augment": {"flip": True}, "a": {"b": 1}}
+    part = {
+        "root": None,
+        "source": {"root": "x", "kinds": []},
+        "augment": {"flip": True},
+        "a": {"b": 1},
+    }
     with pytest.raises(UserError, match=f"^{key}: expected another") as error, keyed(part, "data"):
         refuse(option)
     with pytest.raises(UserError) as again, keyed({"data": part}):  # a key is put there once
@@ -105,7 +129,10 @@ def test_the_command_line_puts_its_key_in_front(option, key):
 
 def test_advice_names_keys_of_the_command_line_too():
     with pytest.raises(UserError) as error, keyed({"fold": "mean", "units": None}, "prune"):
-        raise UserError("fold: it has no bias; use fold=zero, units=head or data=scenes, not root.fold=mean, unfold=1.")
+        raise UserError(
+            "fold: it has no bias; use fold=zero, units=head or data=scenes, not root.fold=mean, "
+            "unfold=1."
+        )
     advice = "use prune.fold=zero, prune.units=head or data=scenes, not root.fold=mean, unfold=1."
     assert str(error.value) == f"prune.fold: it has no bias; {advice}"
 
@@ -114,7 +141,9 @@ def test_parts_that_are_made_now_or_later_complain_under_their_keys():
     corrupted = {"_target_": "mhprobe.data.corrupted.Corrupted", "source": None, "kinds": ["snow"]}
     with pytest.raises(UserError, match=r"^data\.source\.kinds: expected some of"):
         construct({"_target_": "builtins.dict", "source": corrupted}, "data")
-    later = construct({"_target_": f"{__name__}.refuse", "_partial_": True, "option": "option"}, "score")
+    later = construct(
+        {"_target_": f"{__name__}.refuse", "_partial_": True, "option": "option"}, "score"
+    )
     with pytest.raises(UserError, match=r"^score\.option: expected another"):
         explained(later, "score")()
 

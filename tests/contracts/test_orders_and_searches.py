@@ -43,13 +43,20 @@ def _orders() -> dict[str, Order]:
     found: dict[str, Order] = {}
     for path in sorted((CONF / "masking").glob("*.yaml")):
         for search, options in SEARCHES.items():
-            settings = OmegaConf.create({"masking": OmegaConf.load(path), "search": options}).masking
+            settings = OmegaConf.create(
+                {"masking": OmegaConf.load(path), "search": options}
+            ).masking
             for name, curve in settings.curves.items():
                 takes_search = "search" in curve.order
                 if takes_search or search == "exact":
                     order = hydra.utils.instantiate(curve.order, _convert_="all")
                     found[f"{name} {search}" if takes_search else name] = order
-    return {name: order for key, (name, order) in {cache_key(o=describe(o)): (n, o) for n, o in found.items()}.items()}
+    return {
+        name: order
+        for key, (name, order) in {
+            cache_key(o=describe(o)): (n, o) for n, o in found.items()
+        }.items()
+    }
 
 
 ORDERS = _orders()
@@ -81,7 +88,10 @@ class Margins(Evaluate):
     def fisher(self, mask: Tensor) -> list[Tensor]:
         self.spent += 2 * self.images
         slope = (torch.sigmoid(-(self.base - mask.float() @ self.head)) * -self.head).double()
-        return [part @ part.mT / self.images for part in slope.split([site.num_heads for site in self.layout.sites])]
+        return [
+            part @ part.mT / self.images
+            for part in slope.split([site.num_heads for site in self.layout.sites])
+        ]
 
     def measure(self, make, mask, column="value"):
         return self.head.mean(1).double() + mask.double()
@@ -113,12 +123,19 @@ PRUNES = sorted(path.stem for path in (CONF / "prune/order").glob("*.yaml"))
 def test_a_name_is_the_same_method_in_prune_and_in_prunebench():
     """A method is one yaml: a new one of heads and neurons has to be in the bench."""
     methods = runs.composed("prunebench").method
-    orders = {name: runs.composed("prune", "prune=order", f"prune/order={name}").prune.order for name in PRUNES}
+    orders = {
+        name: runs.composed("prune", "prune=order", f"prune/order={name}").prune.order
+        for name in PRUNES
+    }
     kinds = {name: hydra.utils.get_class(order._target_) for name, order in orders.items()}
-    of_both = {name for name, kind in kinds.items() if not issubclass(kind, Order) or kind.of_neurons}
+    of_both = {
+        name for name, kind in kinds.items() if not issubclass(kind, Order) or kind.of_neurons
+    }
     assert set(methods) == of_both - {"knapsack"}  # which is fisher until it gets another measure
     assert {name: methods[name] for name in methods} == {name: orders[name] for name in methods}
-    twins = [pair for pair in itertools.combinations(orders, 2) if orders[pair[0]] == orders[pair[1]]]
+    twins = [
+        pair for pair in itertools.combinations(orders, 2) if orders[pair[0]] == orders[pair[1]]
+    ]
     assert twins == [("fisher", "knapsack")]
 
 
@@ -130,7 +147,10 @@ def test_paths_mask_every_head_once_and_are_the_same_again(order, layout, name):
     assert len(paths) == len(again) > 0
     for path, same in zip(paths, again, strict=True):
         assert (path.added.sum(0) == 1).all() and path.added.any(1).all()
-        assert torch.equal(path.added, same.added) and (path.names, path.seed) == (same.names, same.seed)
+        assert torch.equal(path.added, same.added) and (path.names, path.seed) == (
+            same.names,
+            same.seed,
+        )
         assert len(path.names) == len(path.added) == order.length(units, layout)
         assert len(path.spent) in (0, len(path.names)) and len(path.exhaustive) == len(path.spent)
 
@@ -150,7 +170,8 @@ def test_an_order_that_does_not_search_asks_nothing(order, layout):
 
 
 @pytest.mark.parametrize(
-    ("floor", "heads"), [(0, None), (0, 0), (0, 4), (1, None), (1, 3), (1, 7), (2, None), (2, 5), (2, 7)]
+    ("floor", "heads"),
+    [(0, None), (0, 0), (0, 4), (1, None), (1, 3), (1, 7), (2, None), (2, 5), (2, 7)],
 )
 def test_paths_keep_to_their_limits(order, floor, heads):
     layout = layout_of(3, 4, 1)  # the layer of one head cannot keep two
@@ -159,7 +180,9 @@ def test_paths_keep_to_their_limits(order, floor, heads):
     units = constrain(make_units("head", layout), Limits(layout, floor, targets), "c")
     for path in order.paths(units, layout, Margins(layout)):
         masks = path.masks()
-        assert all((~part).sum() >= min(floor, len(part)) for mask in masks for part in layout.split(mask))
+        assert all(
+            (~part).sum() >= min(floor, len(part)) for mask in masks for part in layout.split(mask)
+        )
         left = (~masks).sum(1).tolist()
         assert left[-1] == nearest if heads is None else left[-1] <= heads
         assert heads is None or all(count > heads for count in left[:-1])
@@ -187,7 +210,10 @@ def evaluate_of(model, folder=None):
     images, labels = images_for(model, IMAGES), labels_for(IMAGES)
 
     def walk(index):
-        return [Batch(images[i], labels[i], i, torch.ones(len(i), dtype=torch.bool)) for i in index.split(4)]
+        return [
+            Batch(images[i], labels[i], i, torch.ones(len(i), dtype=torch.bool))
+            for i in index.split(4)
+        ]
 
     cache = None if folder is None else MaskCache(folder, "key")
     return Evaluator(model, lambda: walk(torch.arange(IMAGES)), IMAGES, pick=walk, cache=cache)
@@ -214,7 +240,9 @@ def dies_after(evaluate, calls: int):
 
 
 @pytest.mark.parametrize("name", ["layer", "head"])
-def test_a_search_that_was_killed_costs_what_was_missing_and_says_what_it_would_have_said(order, model, name, tmp_path):
+def test_a_search_that_was_killed_costs_what_was_missing_and_says_what_it_would_have_said(
+    order, model, name, tmp_path
+):
     layout = mhprobe.attach(model).layout
     units = make_units(name, layout)
     whole = evaluate_of(model, tmp_path / "whole")
@@ -226,7 +254,11 @@ def test_a_search_that_was_killed_costs_what_was_missing_and_says_what_it_would_
     found = order.paths(units, layout, resumed, 3)
     for path, other in zip(found, expected, strict=True):
         assert torch.equal(path.added, other.added)
-        assert (path.names, path.spent, path.exhaustive) == (other.names, other.spent, other.exhaustive)
+        assert (path.names, path.spent, path.exhaustive) == (
+            other.names,
+            other.spent,
+            other.exhaustive,
+        )
     assert resumed.spent == whole.spent and first.computed + resumed.computed == whole.computed
     again = evaluate_of(model, tmp_path / "killed")
     order.paths(units, layout, again, 3)
@@ -274,7 +306,9 @@ def test_every_search_of_the_package_has_a_yaml():
 
 @pytest.mark.parametrize("prefers", [1, -1])
 @pytest.mark.parametrize("seed", range(5))
-def test_with_few_candidates_and_images_every_search_chooses_as_the_oracle_does(search, prefers, seed):
+def test_with_few_candidates_and_images_every_search_chooses_as_the_oracle_does(
+    search, prefers, seed
+):
     table = Margins(layout_of(12), seed)
     step = Step(torch.zeros(12, dtype=torch.bool), torch.eye(12, dtype=torch.bool), prefers)
     choice = search.choose(step, table)

@@ -21,7 +21,8 @@ from models import TWINS, tiny_swin, tiny_vit
 MODELS = {**TWINS, **LOCATED}
 QUICK = {"vit", "swin", "encoder", "xcit", "sam"}
 every = pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS],
 )
 
 
@@ -57,7 +58,9 @@ def test_parts_are_apart_and_what_is_frozen_is_not_trained_and_the_rest_is(name)
             for key in found[part]:
                 every[key].requires_grad_(key in trainable)
         else:
-            with pytest.raises(mhprobe.UserError, match=f"cannot tell the {part} .* can freeze {', '.join(found)};"):
+            with pytest.raises(
+                mhprobe.UserError, match=f"cannot tell the {part} .* can freeze {', '.join(found)};"
+            ):
                 freeze(model, ["attention", part])
             assert trained(model) == trainable
     freeze(model, list(found))
@@ -130,7 +133,9 @@ def test_parts_of_timms_vit_and_swin_are_those_of_their_names(build):
         "attention": {key for key, _ in model.named_parameters() if ".attn." in key},
         "mlp": {key for key, _ in model.named_parameters() if ".mlp." in key},
         "embedding": {
-            key for key, _ in model.named_parameters() if key.startswith(("patch_embed", "pos_embed", "cls_token"))
+            key
+            for key, _ in model.named_parameters()
+            if key.startswith(("patch_embed", "pos_embed", "cls_token"))
         },
         "classifier": {key for key, _ in model.named_parameters() if key.startswith("head.")},
     }

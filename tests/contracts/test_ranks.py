@@ -1,7 +1,8 @@
 """Every number is the same on one, two and three processes: counts exactly, sums of floats to 1e-9.
 
-The networks are float64 here. In float32 a forward pass itself rounds differently in batches of another size, by up to
-1e-6 of a number and on one process too; how many processes share the images decides how large their batches are.
+The networks are float64 here. In float32 a forward pass itself rounds differently in batches of
+another size, by up to 1e-6 of a number and on one process too; how many processes share the images
+decides how large their batches are.
 """
 
 from __future__ import annotations
@@ -43,16 +44,28 @@ from mhprobe.scoring.parts.tally import tally
 from mhprobe.studies.causal_gates import causal_gates
 from models import images_for, labels_for, tiny_swin, tiny_vit
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::mhprobe.measures.base.MeasureWarning")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::mhprobe.measures.base.MeasureWarning"),
+]
 
 MODELS = {"vit": tiny_vit, "swin": tiny_swin}
-# by the number of processes: an odd number of images on either network, and fewer than three processes, so that the
-# last has none, which is no matter of the network
-CASES = {1: [("vit", 13), ("swin", 13), ("vit", 2)], 2: [("vit", 13), ("swin", 13)], 3: [("vit", 13), ("vit", 2)]}
+# by the number of processes: an odd number of images on either network, and fewer than three
+# processes, so that the last has none, which is no matter of the network
+CASES = {
+    1: [("vit", 13), ("swin", 13), ("vit", 2)],
+    2: [("vit", 13), ("swin", 13)],
+    3: [("vit", 13), ("vit", 2)],
+}
 BATCH = 4
-# float64 sums in another order; correlations of as many rows as channels amplify that, where they are 0
+# float64 sums in another order; correlations of as many rows as channels amplify that, where they
+# are 0
 SAME = {"rtol": 1e-9, "atol": 1e-9, "equal_nan": True}
-FITTED = {"rtol": 1e-6, "atol": 1e-9, "equal_nan": True}  # Adam divides by the size of a slope, however small
+FITTED = {
+    "rtol": 1e-6,
+    "atol": 1e-9,
+    "equal_nan": True,
+}  # Adam divides by the size of a slope, however small
 
 
 @dataclasses.dataclass
@@ -66,14 +79,21 @@ class Split:
     @classmethod
     def of(cls, model: nn.Module, size: int, seed: int) -> Split:
         """On the model's device."""
-        images, device = images_for(model, size, seed, torch.float64), next(model.parameters()).device
-        objects = torch.randint(0, 3, images[:, 0].shape, generator=torch.Generator().manual_seed(seed))
+        images, device = (
+            images_for(model, size, seed, torch.float64),
+            next(model.parameters()).device,
+        )
+        objects = torch.randint(
+            0, 3, images[:, 0].shape, generator=torch.Generator().manual_seed(seed)
+        )
         return cls(*(part.to(device) for part in (images, labels_for(size, seed), objects)))
 
     def batches(self, chosen: Tensor | None = None) -> Iterator[Batch]:
         count = len(self.labels) if chosen is None else chosen.numpy()
         for picks in EvalOrder(count, BATCH, ranks.rank(), ranks.size()):
-            at, valid = (torch.from_numpy(part).to(self.labels.device) for part in (picks.index, picks.valid))
+            at, valid = (
+                torch.from_numpy(part).to(self.labels.device) for part in (picks.index, picks.valid)
+            )
             yield Batch(self.images[at], self.labels[at], at, valid, objects=self.objects[at])
 
     def training(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -85,20 +105,30 @@ class Split:
 def specs() -> Iterator[CurveSpec]:
     """Every curve of every masking=, and a greedy one with every search=."""
     for masking in options("masking"):
-        if not runs.composed("mask", f"masking={masking}").masking.curves:  # none has nothing to mask
+        if not runs.composed(
+            "mask", f"masking={masking}"
+        ).masking.curves:  # none has nothing to mask
             continue
         for name, part in runs.checked("mask", f"masking={masking}").masking.curves.items():
-            yield CurveSpec(name=f"{masking}/{name}", **{**part.model_dump(), "order": construct(part.order, name)})
+            yield CurveSpec(
+                name=f"{masking}/{name}",
+                **{**part.model_dump(), "order": construct(part.order, name)},
+            )
     for search in options("search"):
         part = runs.checked("mask", "masking=orders", f"search={search}").masking.curves["greedy"]
-        yield CurveSpec(name=f"greedy/{search}", **{**part.model_dump(), "order": construct(part.order, search)})
+        yield CurveSpec(
+            name=f"greedy/{search}", **{**part.model_dump(), "order": construct(part.order, search)}
+        )
 
 
 def numbers(model: nn.Module, size: int, curves: list[CurveSpec]) -> dict[str, Any]:
     """All that mhprobe says of a network on ``size`` images."""
     layout = mhprobe.attach(model).layout
     test, val = Split.of(model, size, 1), Split.of(model, 9, 2)
-    measures = {name: instantiate(part, _convert_="all")(layout) for name, part in members("measure").items()}
+    measures = {
+        name: instantiate(part, _convert_="all")(layout)
+        for name, part in members("measure").items()
+    }
     columns, refused = measure(model, measures, test.batches, val.batches)
     found: dict[str, Any] = {
         "measures": columns,
@@ -106,9 +136,14 @@ def numbers(model: nn.Module, size: int, curves: list[CurveSpec]) -> dict[str, A
         "tally": tally(model, test.batches(), size),
         "curves": {},
     }
-    evaluate = [Evaluator(model, each.batches, len(each.labels), pick=each.batches) for each in (val, test)]
+    evaluate = [
+        Evaluator(model, each.batches, len(each.labels), pick=each.batches) for each in (val, test)
+    ]
     half = torch.arange(layout.num_heads) % 2 == 0
-    found["slopes"], found["fisher"] = torch.stack(evaluate[1].slopes(half)), evaluate[1].fisher(half)
+    found["slopes"], found["fisher"] = (
+        torch.stack(evaluate[1].slopes(half)),
+        evaluate[1].fisher(half),
+    )
     for spec in curves:
         made = masking_curve(layout, spec, *evaluate)
         found["curves"][spec.name] = [plain(curve) for curve in made]
@@ -120,7 +155,9 @@ def numbers(model: nn.Module, size: int, curves: list[CurveSpec]) -> dict[str, A
 def plain(value: Any) -> Any:
     """Dataclasses and tuples as dictionaries and lists, which torch.load takes without their classes."""
     if dataclasses.is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {
+            field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     return [plain(item) for item in value] if isinstance(value, list | tuple) else value
@@ -129,11 +166,16 @@ def plain(value: Any) -> Any:
 def everything(curves: list[CurveSpec], world: int) -> dict[str, Any]:
     warnings.simplefilter("ignore")  # so few images say little about heads
     made = {(name, size): MODELS[name]().double() for name, size in CASES[world]}
-    return {f"{name}/{size}": plain(numbers(model, size, curves)) for (name, size), model in made.items()}
+    return {
+        f"{name}/{size}": plain(numbers(model, size, curves))
+        for (name, size), model in made.items()
+    }
 
 
 def refuse_to_gather(*_: Any, **__: Any) -> None:
-    raise AssertionError("a sum was gathered: that takes as many times its memory as there are processes")
+    raise AssertionError(
+        "a sum was gathered: that takes as many times its memory as there are processes"
+    )
 
 
 def one_rank(rank: int, world: int, folder: Path, weights: str, curves: list[CurveSpec]) -> None:
@@ -142,9 +184,19 @@ def one_rank(rank: int, world: int, folder: Path, weights: str, curves: list[Cur
     torch.save(everything(curves, world), folder / f"{rank}.pt")
     torch.distributed.all_gather = gather
     if world == 2:
-        place = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+        place = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "GROUP_RANK": 0,
+            "WORLD_SIZE": world,
+            "LOCAL_WORLD_SIZE": world,
+        }
         os.environ |= {name: str(value) for name, value in place.items()}
-        os.environ |= {"TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+        os.environ |= {
+            "TORCHELASTIC_RUN_ID": "test",
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": "0",
+        }
         commands(folder, weights, "trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu")
 
 
@@ -159,9 +211,16 @@ TASKS: dict[str, tuple[str, ...]] = {
 def commands(folder: Path, weights: str, *more: str) -> None:
     """The commands that are no measure or curve, each in a folder of its own; what they refuse is kept there."""
     for task, overrides in TASKS.items():
-        tiny = [part for part in runs.TINY if not (part.startswith("+experiment") and "voita" in task)]
+        tiny = [
+            part for part in runs.TINY if not (part.startswith("+experiment") and "voita" in task)
+        ]
         where = folder / task
-        told = [*tiny, "trainer.precision=32-true", "trainer.max_epochs=2", f"cache_dir={folder}/cache"]
+        told = [
+            *tiny,
+            "trainer.precision=32-true",
+            "trainer.max_epochs=2",
+            f"cache_dir={folder}/cache",
+        ]
         cfg = runs.composed(task, *told, f"weights={weights}", *overrides, *more)
         try:
             launch.run(task, cfg, where)
@@ -202,18 +261,28 @@ def differences(one: Any, other: Any, where: str = "") -> list[str]:
         return [line for key in one for line in differences(one[key], other[key], f"{where}/{key}")]
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         pairs = zip(one, other, strict=True)
-        return [line for number, (a, b) in enumerate(pairs) for line in differences(a, b, f"{where}/{number}")]
+        return [
+            line
+            for number, (a, b) in enumerate(pairs)
+            for line in differences(a, b, f"{where}/{number}")
+        ]
     if isinstance(one, Tensor) and one.is_floating_point():
         bound = FITTED if "/fitted/" in where else SAME
         close = torch.allclose(one, other, **bound)
         return [] if close else [f"{where}: by up to {(one - other).abs().nan_to_num(0).max():.1e}"]
-    same = torch.equal(one, other) if isinstance(one, Tensor) else one == other or (one != one and other != other)
+    same = (
+        torch.equal(one, other)
+        if isinstance(one, Tensor)
+        else one == other or (one != one and other != other)
+    )
     return [] if same else [f"{where}: {one} and {other}"]
 
 
 @pytest.mark.parametrize("world", [world for world in CASES if world > 1])
 def test_measures_curves_searches_and_fits_are_those_of_one_process(alone, folder_of, world):
-    expected = {name: alone[name] for name in (f"{network}/{size}" for network, size in CASES[world])}
+    expected = {
+        name: alone[name] for name in (f"{network}/{size}" for network, size in CASES[world])
+    }
     for rank in range(world):
         found = torch.load(folder_of(world) / f"{rank}.pt", weights_only=True)
         assert differences(expected, found) == []
@@ -227,7 +296,9 @@ def test_the_comparison_sees_a_difference(alone):
     assert differences({"x": torch.tensor(1.0)}, {"x": torch.tensor(1.0 + 1e-6)})
 
 
-def test_studies_and_maps_run_on_two_processes_and_pruning_says_that_it_does_not(folder_of, trained, tmp_path):
+def test_studies_and_maps_run_on_two_processes_and_pruning_says_that_it_does_not(
+    folder_of, trained, tmp_path
+):
     folder = folder_of(2)
     assert "prune: runs in one process" in (folder / "prune" / "refused.txt").read_text()
     assert [path.name for path in folder.glob("*/refused.txt")] == ["refused.txt"]
@@ -236,12 +307,22 @@ def test_studies_and_maps_run_on_two_processes_and_pruning_says_that_it_does_not
         one, two = (runs.rows(where / table) for where in (tmp_path, folder))
         for mine, theirs in zip(one, two, strict=True):
             assert same_row(mine, theirs), (table, mine, theirs)
-    one, two = (json.loads((where / "studies.causal" / "metrics.json").read_text()) for where in (tmp_path, folder))
+    one, two = (
+        json.loads((where / "studies.causal" / "metrics.json").read_text())
+        for where in (tmp_path, folder)
+    )
     written = [(where / "studies.causal" / OUTCOMES).read_bytes() for where in (tmp_path, folder)]
     assert written[0] == written[1]
-    assert one["test/accuracy"] == two["test/accuracy"] and one["test/images"] == two["test/images"] == 101
-    rows = runs.rows(folder / "studies.voita" / "tables" / "voita.csv")  # trained with batches twice as large
-    assert [row["heads"] for row in rows] == ["6", "3"] and {row["images"] for row in rows} == {"101"}
+    assert (
+        one["test/accuracy"] == two["test/accuracy"]
+        and one["test/images"] == two["test/images"] == 101
+    )
+    rows = runs.rows(
+        folder / "studies.voita" / "tables" / "voita.csv"
+    )  # trained with batches twice as large
+    assert [row["heads"] for row in rows] == ["6", "3"] and {row["images"] for row in rows} == {
+        "101"
+    }
 
 
 def same_row(one: dict[str, str], two: dict[str, str]) -> bool:
@@ -249,14 +330,18 @@ def same_row(one: dict[str, str], two: dict[str, str]) -> bool:
 
     def same(a: str, b: str) -> bool:
         try:
-            return torch.isclose(torch.tensor(float(a)), torch.tensor(float(b)), rtol=1e-3, atol=1e-4).item()
+            return torch.isclose(
+                torch.tensor(float(a)), torch.tensor(float(b)), rtol=1e-3, atol=1e-4
+            ).item()
         except ValueError:
             return a == b
 
     return one.keys() == two.keys() and all(same(one[key], two[key]) for key in one)
 
 
-def test_work_that_is_not_done_in_its_time_says_so_and_has_more_of_it_on_a_busy_machine(tmp_path, monkeypatch):
+def test_work_that_is_not_done_in_its_time_says_so_and_has_more_of_it_on_a_busy_machine(
+    tmp_path, monkeypatch
+):
     """Once a silent end: exit code -14 and no word, where other processes had left too little of the machine."""
     late = runs.python("import signal, time; signal.alarm(1); time.sleep(60)", tmp_path)
     assert late.code == -signal.SIGALRM and "had not ended in its time" in late.err
@@ -276,5 +361,7 @@ def test_processes_of_a_test_run_the_package_that_the_test_imports(tmp_path, mon
     monkeypatch.syspath_prepend(copy.parents[1])
     monkeypatch.delitem(sys.modules, "mhprobe")
     command = [sys.executable, "-c", "import mhprobe; print(mhprobe.__file__)"]
-    done = subprocess.run(command, env=forks.environment(), cwd=tmp_path, text=True, capture_output=True, check=True)
+    done = subprocess.run(
+        command, env=forks.environment(), cwd=tmp_path, text=True, capture_output=True, check=True
+    )
     assert done.stdout.strip() == str(copy) != here

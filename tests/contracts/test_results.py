@@ -26,7 +26,12 @@ ASKED = {  # one command of each kind, done in seconds
     "mask": ("search=fast", "masking.steps=2"),
     "prune": ("prune=order", "prune.remove=2", "prune.images=60"),
     "maps": (*FEW, "maps=[rollout]", "images=[0,1]"),
-    "study": ("+paper=byun_kim", "control=null", "figures=[table_1,figure_6,figure_6_noise,figure_6_phase]", *FEW[1:]),
+    "study": (
+        "+paper=byun_kim",
+        "control=null",
+        "figures=[table_1,figure_6,figure_6_noise,figure_6_phase]",
+        *FEW[1:],
+    ),
 }
 
 
@@ -41,8 +46,15 @@ def unsaid(folder: Path) -> list[str]:
         found += [f"{name}: no {key}" for key in ("label", "larger") if not entry.get(key)]
         if entry["kind"].endswith("_along"):  # data have named its columns
             continue
-        said = {*entry.get("interval", []), entry.get("chance"), entry.get("control"), *entry.get("roles", {})}
-        found += [f"{name}: {c}" for c in columns if re.fullmatch(f"{ENDS}|{BESIDE}", c) and c not in said]
+        said = {
+            *entry.get("interval", []),
+            entry.get("chance"),
+            entry.get("control"),
+            *entry.get("roles", {}),
+        }
+        found += [
+            f"{name}: {c}" for c in columns if re.fullmatch(f"{ENDS}|{BESIDE}", c) and c not in said
+        ]
         ends = [c for c in columns if re.fullmatch(ENDS, c) and not re.fullmatch(BESIDE, c)]
         if ends and len(entry.get("interval", [])) != 2:
             found.append(f"{name}: no interval, but {ends}")
@@ -60,7 +72,9 @@ def test_tables_of_a_run_say_how_to_read_them(command, tmp_path, trained):
 
 def test_tables_of_a_comparison_say_how_to_read_them(tmp_path):
     report = Report(tmp_path / "both")
-    report.add(several(read_runs([make_run(tmp_path / name, seed) for seed, name in enumerate("ab")])))
+    report.add(
+        several(read_runs([make_run(tmp_path / name, seed) for seed, name in enumerate("ab")]))
+    )
     assert len(report.results.results) > 2 and unsaid(tmp_path / "both") == []
 
 
@@ -74,14 +88,18 @@ def silent(source: str) -> list[int]:
         says = [n for n in inside if isinstance(n, ast.Attribute) and n.attr == "saying"]
         says += [n for n in inside if isinstance(n, ast.keyword) and n.arg == "larger"]
         says += [n for n in inside if isinstance(n, ast.Name) and n.id == "_described"]
-        made = [n for n in inside if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "Result"]
+        made = [
+            n for n in inside if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "Result"
+        ]
         tables = [n for n in made if n.args or any(k.arg == "table" for k in n.keywords)]
         found += [] if len(says) >= len(tables) else [node.lineno for node in tables]
     return found
 
 
 def test_who_makes_a_table_says_what_its_values_are_and_what_a_larger_one_means():
-    wrong = {path.name: lines for path in SOURCE.rglob("*.py") if (lines := silent(path.read_text()))}
+    wrong = {
+        path.name: lines for path in SOURCE.rglob("*.py") if (lines := silent(path.read_text()))
+    }
     assert wrong == {}
     assert silent("def f():\n    return Result(table, figure)") == [2]
     assert not silent('def f():\n    return Result(table).saying("accuracy", "a better network")')

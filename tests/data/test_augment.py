@@ -17,7 +17,9 @@ from oracles import augment as oracle
 def make_batch(size: int = 50, height: int = 12, width: int = 10) -> Batch:
     generator = torch.Generator().manual_seed(0)
     return Batch(
-        images=torch.randint(0, 256, (size, 3, height, width), generator=generator, dtype=torch.uint8),
+        images=torch.randint(
+            0, 256, (size, 3, height, width), generator=generator, dtype=torch.uint8
+        ),
         labels=torch.arange(size) % 4,
         index=torch.randperm(1000, generator=generator)[:size],
         valid=torch.ones(size, dtype=torch.bool),
@@ -54,7 +56,12 @@ def test_draws_are_uniform_and_independent_between_streams_and_epochs(bound):
             together = np.bincount(first * bound + second, minlength=bound * bound)
             assert stats.chisquare(together).pvalue > 1e-4
     # neighbouring images are no more alike than others
-    assert stats.chisquare(np.bincount(draws[0][:-1] * bound + draws[0][1:], minlength=bound**2)).pvalue > 1e-4
+    assert (
+        stats.chisquare(
+            np.bincount(draws[0][:-1] * bound + draws[0][1:], minlength=bound**2)
+        ).pvalue
+        > 1e-4
+    )
 
 
 @pytest.mark.parametrize("padding, flip", [(0, True), (1, False), (4, True), (9, True)])
@@ -67,7 +74,9 @@ def test_crop_and_flip_match_pil_one_image_at_a_time(padding, flip):
     mirrored = draw(fold(3, 5, _FLIP), batch.index, 2) if flip else torch.zeros(300)
     for i in range(300):
         # the crop is taken first: PIL mirrors what was cropped
-        expected = oracle.crop_flip(hwc(batch.images[i]), int(down[i]), int(right[i]), bool(mirrored[i]), padding)
+        expected = oracle.crop_flip(
+            hwc(batch.images[i]), int(down[i]), int(right[i]), bool(mirrored[i]), padding
+        )
         np.testing.assert_array_equal(hwc(moved[i]), expected)
     if padding:
         assert len(set(down.tolist())) == len(set(right.tolist())) == shifts  # all shifts occur
@@ -105,27 +114,39 @@ def test_resize_matches_pil(size):
     # middling greys: PIL clips overshoots after each of its two passes, we after both
     images = 64 + make_batch(8).images // 2
     out = normalise(images, size, (0.5,) * 3, (0.5,) * 3)
-    expected = np.stack([oracle.normalise(hwc(image), size, (0.5,) * 3, (0.5,) * 3) for image in images])
+    expected = np.stack(
+        [oracle.normalise(hwc(image), size, (0.5,) * 3, (0.5,) * 3) for image in images]
+    )
     assert out.shape == (8, 3, *size)
     # PIL rounds to whole grey levels after each pass: together up to 1.5 levels of 2 / 255 each
     np.testing.assert_allclose(out.numpy(), expected, atol=1.5 * 2 / 255)
 
 
 def test_resizing_keeps_pixels_in_range():
-    checkers = ((torch.arange(8)[:, None] + torch.arange(8)) % 2 * 255).to(torch.uint8).expand(1, 3, 8, 8)
+    checkers = (
+        ((torch.arange(8)[:, None] + torch.arange(8)) % 2 * 255).to(torch.uint8).expand(1, 3, 8, 8)
+    )
     out = normalise(checkers, (13, 13), (0.0,) * 3, (1.0,) * 3)
     assert out.min() == 0 and out.max() == 1  # bicubic alone overshoots
 
 
-@pytest.mark.parametrize("options", [{"mixup": 0.4}, {"cutmix": 1.0}, {"mixup": 0.4, "cutmix": 1.0}])
+@pytest.mark.parametrize(
+    "options", [{"mixup": 0.4}, {"cutmix": 1.0}, {"mixup": 0.4, "cutmix": 1.0}]
+)
 def test_mix_blends_images_and_targets_alike_and_leaves_the_global_generator_alone(options):
     batch = make_batch()
     batch = batch._replace(images=normalise(batch.images, (12, 10), (0.5,) * 3, (0.5,) * 3))
     augment = Augment(**options)
-    overlapping = take(batch, [49, *range(50)])._replace(first=batch.index[0])  # begins with the image before it
+    overlapping = take(batch, [49, *range(50)])._replace(
+        first=batch.index[0]
+    )  # begins with the image before it
     state = torch.get_rng_state()
     mixed = augment.mix(overlapping, 4, 0, 0)
-    assert torch.equal(mixed.index, batch.index) and torch.equal(mixed.labels, batch.labels) and mixed.valid.all()
+    assert (
+        torch.equal(mixed.index, batch.index)
+        and torch.equal(mixed.labels, batch.labels)
+        and mixed.valid.all()
+    )
     assert torch.equal(torch.get_rng_state(), state)
     assert mixed.targets.shape == (50, 4)
     torch.testing.assert_close(mixed.targets.sum(1), torch.ones(50))
@@ -135,9 +156,13 @@ def test_mix_blends_images_and_targets_alike_and_leaves_the_global_generator_alo
     assert not torch.equal(augment.mix(overlapping, 4, 0, 1).images, mixed.images)
     # the share of the neighbour in the target is the share of the neighbour in the image
     share = mixed.targets.gather(1, batch.labels.roll(1)[:, None])[0]
-    moved = (mixed.images - batch.images)[0].abs().sum() / (batch.images.roll(1, 0) - batch.images)[0].abs().sum()
+    moved = (mixed.images - batch.images)[0].abs().sum() / (batch.images.roll(1, 0) - batch.images)[
+        0
+    ].abs().sum()
     # cutmix: the box's share of pixels, its share of the difference only on average
-    torch.testing.assert_close(share, moved.view(1), atol=1e-5 if "cutmix" not in options else 0.1, rtol=0)
+    torch.testing.assert_close(
+        share, moved.view(1), atol=1e-5 if "cutmix" not in options else 0.1, rtol=0
+    )
 
 
 @pytest.mark.parametrize("padding", [10, 11])
@@ -155,7 +180,9 @@ def test_reseeding_the_cpu_draws_what_torch_would_and_prepares_no_other_device(m
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(12)
         expected = torch.rand(5)
-        monkeypatch.setattr(torch, "manual_seed", lambda number: pytest.fail("every device was seeded"))
+        monkeypatch.setattr(
+            torch, "manual_seed", lambda number: pytest.fail("every device was seeded")
+        )
         for device in (None, torch.device("cpu")):
             reseed(12, device)
             assert torch.equal(torch.rand(5), expected)
@@ -171,6 +198,8 @@ def test_rand_augment_draws_for_each_image_apart_and_leaves_the_global_generator
     rows = [7, 2, 5]
     assert torch.equal(augment.distort(take(batch, rows), 0, 3).images, whole.images[rows])
     changed = (whole.images != batch.images).flatten(1).any(1)
-    assert whole.images.dtype == torch.uint8 and changed.sum() > 6  # identity is one of 14 operations
+    assert (
+        whole.images.dtype == torch.uint8 and changed.sum() > 6
+    )  # identity is one of 14 operations
     for other in (augment.distort(batch, 0, 4), augment.distort(batch, 1, 3)):
         assert not torch.equal(other.images, whole.images)

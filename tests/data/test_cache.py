@@ -29,7 +29,9 @@ def assert_right(cache, source=None):
     contents = (source or Noise()).scan()
     assert cache.class_names == contents.class_names and cache.size == contents.size
     for split, position, image in contents.images():
-        np.testing.assert_array_equal(cache.splits[split].images[position], image.transpose(2, 0, 1))
+        np.testing.assert_array_equal(
+            cache.splits[split].images[position], image.transpose(2, 0, 1)
+        )
     for split, labels in contents.labels.items():
         np.testing.assert_array_equal(cache.splits[split].labels, labels)
 
@@ -96,7 +98,14 @@ def test_a_damaged_cache_is_built_again(tmp_path, damage):
     assert_right(open_noise(tmp_path, source))
     assert source.scans == 1
     assert sorted(p.name for p in the_folder(tmp_path).iterdir()) == sorted(
-        ["meta.json", *(f"{s}-{what}.npy" for s in ("train", "test") for what in ("images", "labels", "digests"))]
+        [
+            "meta.json",
+            *(
+                f"{s}-{what}.npy"
+                for s in ("train", "test")
+                for what in ("images", "labels", "digests")
+            ),
+        ]
     )
 
 
@@ -129,7 +138,9 @@ def test_a_failed_build_leaves_nothing_and_the_next_one_works(tmp_path, monkeypa
 def test_the_remains_of_a_killed_build_are_cleared(tmp_path, monkeypatch):
     """kill -9 before the rename: the partial folder stays, is never taken for a cache, and goes with the next build."""
     with monkeypatch.context() as patch:
-        patch.setattr(cache_module.os, "rename", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            cache_module.os, "rename", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         patch.setattr(cache_module.shutil, "rmtree", lambda *_, **__: None)
         with pytest.raises(KeyboardInterrupt):
             open_noise(tmp_path)
@@ -143,7 +154,10 @@ def test_images_that_vanish_while_decoding_are_noticed(tmp_path):
         def scan(self):
             contents = super().scan()
             return type(contents)(
-                contents.class_names, contents.labels, contents.size, lambda: list(contents.images())[:-1]
+                contents.class_names,
+                contents.labels,
+                contents.size,
+                lambda: list(contents.images())[:-1],
             )
 
     with pytest.raises(UserError, match="61 images were listed, but 60 read"):
@@ -166,7 +180,9 @@ def test_of_two_processes_at_once_one_builds_and_both_read(tmp_path):
 
 def test_a_cache_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(UserError, match=r"cache_dir: .* cannot be written to .*file/images.* cache_dir=<folder>"):
+    with pytest.raises(
+        UserError, match=r"cache_dir: .* cannot be written to .*file/images.* cache_dir=<folder>"
+    ):
         open_noise(tmp_path / "file")
 
 

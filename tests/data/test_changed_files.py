@@ -30,13 +30,20 @@ def flat(grey: int) -> bytes:
 
 
 def files(shift: int = 0) -> dict[str, bytes]:
-    names = [f"{split}/{name}/{i}.bmp" for split in ("train", "test") for name in ("cat", "dog") for i in range(2)]
+    names = [
+        f"{split}/{name}/{i}.bmp"
+        for split in ("train", "test")
+        for name in ("cat", "dog")
+        for i in range(2)
+    ]
     return {name: flat(10 * number + shift) for number, name in enumerate(names)}
 
 
 def greys(root: Path, cache_dir: Path) -> list[int]:
     cache = open_cache(ImageFolder(root, 16), cache_dir, show=False)
-    return [int(image[0, 0, 0]) for split in ("train", "test") for image in cache.splits[split].images]
+    return [
+        int(image[0, 0, 0]) for split in ("train", "test") for image in cache.splits[split].images
+    ]
 
 
 def keep_times(path: Path, change) -> None:
@@ -68,7 +75,10 @@ def test_new_pixels_with_the_old_size_and_time_are_seen(tmp_path, unread, change
     assert greys(root, tmp_path) == [10 * i for i in range(8)]
     keep_times(root / "test" / "dog" / "1.bmp", change)
     assert greys(root, tmp_path) == [*range(0, 70, 10), 200]
-    assert greys(root, tmp_path) == [*range(0, 70, 10), 200]  # and a second cache, not a damaged first
+    assert greys(root, tmp_path) == [
+        *range(0, 70, 10),
+        200,
+    ]  # and a second cache, not a damaged first
 
 
 def test_classes_that_exchange_their_names_are_seen(tmp_path):
@@ -162,7 +172,9 @@ def test_a_source_of_ones_own_that_is_edited_is_asked_again(tmp_path, monkeypatc
         (tmp_path / "own_source.py").write_text(f"GREY = {grey}\n{SOURCE}")
         shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
         monkeypatch.delitem(sys.modules, "own_source", raising=False)
-        cache = open_cache(importlib.import_module("own_source").Mine(), tmp_path / "cache", show=False)
+        cache = open_cache(
+            importlib.import_module("own_source").Mine(), tmp_path / "cache", show=False
+        )
         seen.append(int(cache.splits["train"].images[0, 0, 0, 0]))
     assert seen == [7, 8]
 
@@ -183,7 +195,9 @@ def pgm(pixels: np.ndarray) -> bytes:
 
 
 def first_image(tmp_path, name: str, data: bytes) -> np.ndarray:
-    root = write_folder(tmp_path / "set", class_files(width=16, height=16) | {f"train/cat/{name}": data})
+    root = write_folder(
+        tmp_path / "set", class_files(width=16, height=16) | {f"train/cat/{name}": data}
+    )
     return open_cache(ImageFolder(root, 16), tmp_path, show=False).splits["train"].images[-3 - 1]
 
 
@@ -196,7 +210,9 @@ def test_sixteen_bits_are_read_as_the_shades_that_they_are(tmp_path, kind):
     assert len(np.unique(found)) > 200  # all white it would be one shade
 
 
-@pytest.mark.parametrize(("dtype", "words"), [(np.int32, "whole numbers of 32 bits"), (np.float32, "floating-point")])
+@pytest.mark.parametrize(
+    ("dtype", "words"), [(np.int32, "whole numbers of 32 bits"), (np.float32, "floating-point")]
+)
 def test_pixels_without_a_white_are_refused_by_name(tmp_path, dtype, words):
     with pytest.raises(UserError, match=rf"train/cat/9\.tiff has {words}.* expected 8 or 16 bits"):
         first_image(tmp_path, "9.tiff", stored(ramp(dtype, 1), "TIFF"))

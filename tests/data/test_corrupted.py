@@ -23,7 +23,9 @@ def test_only_test_images_are_damaged_and_all_of_them():
     assert np.array_equal(images(plain, "train"), images(damaged, "train"))
     differs = (images(plain, "test") != images(damaged, "test")).any((1, 2, 3))
     assert differs.all()
-    assert damaged.scan().class_names == plain.scan().class_names and damaged.name == "noise_corrupted"
+    assert (
+        damaged.scan().class_names == plain.scan().class_names and damaged.name == "noise_corrupted"
+    )
 
 
 def test_an_images_damage_depends_on_the_seed_and_its_position_alone():
@@ -54,7 +56,9 @@ def test_every_kind_does_more_at_a_higher_severity(kind):
     picture[8:20, 8:20] = (250, 20, 90)
     picture = picture.astype(np.uint8)
     damage = [
-        np.abs(Corrupted(Noise(), kinds=[kind], severity=s).damaged(picture, 0).astype(float) - picture).mean()
+        np.abs(
+            Corrupted(Noise(), kinds=[kind], severity=s).damaged(picture, 0).astype(float) - picture
+        ).mean()
         for s in range(1, 6)
     ]
     assert damage[0] > 0 and all(less < more for less, more in itertools.pairwise(damage)), damage
@@ -71,12 +75,20 @@ def test_the_share_of_contrast_that_is_left_is_that_of_its_severity(severity, le
 def test_all_kinds_occur_and_the_drawn_ones_only():
     source = Corrupted(Noise())
     kinds = [source.kind_of(position) for position in range(400)]
-    assert all(60 < kinds.count(kind) < 140 for kind in KINDS)  # 100 each, within 4.6 standard deviations
-    assert {Corrupted(Noise(), kinds=["blur", "jpeg"]).kind_of(i) for i in range(50)} == {"blur", "jpeg"}
+    assert all(
+        60 < kinds.count(kind) < 140 for kind in KINDS
+    )  # 100 each, within 4.6 standard deviations
+    assert {Corrupted(Noise(), kinds=["blur", "jpeg"]).kind_of(i) for i in range(50)} == {
+        "blur",
+        "jpeg",
+    }
 
 
 def test_another_damage_is_another_cache(tmp_path):
-    keys = [Corrupted(Noise(), **options).key() for options in ({}, {"severity": 2}, {"seed": 1}, {"kinds": ["blur"]})]
+    keys = [
+        Corrupted(Noise(), **options).key()
+        for options in ({}, {"severity": 2}, {"seed": 1}, {"kinds": ["blur"]})
+    ]
     assert len({str(key) for key in keys}) == 4
     data = ImageData(Corrupted(Noise()), batch_size=4, cache_dir=tmp_path)
     data.prepare_data()
@@ -84,7 +96,8 @@ def test_another_damage_is_another_cache(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "words"), [({"kinds": ["fog"]}, "fog"), ({"kinds": []}, "blur"), ({"severity": 6}, "1 .slight. to 5")]
+    ("options", "words"),
+    [({"kinds": ["fog"]}, "fog"), ({"kinds": []}, "blur"), ({"severity": 6}, "1 .slight. to 5")],
 )
 def test_wrong_options_are_refused_in_one_line(options, words):
     with pytest.raises(UserError, match=words) as error:
@@ -93,7 +106,9 @@ def test_wrong_options_are_refused_in_one_line(options, words):
 
 
 def test_damage_leaves_object_masks_where_they_are(tmp_path):
-    plain, damaged = (ImageData(source, 4, cache_dir=tmp_path) for source in (scenes(), Corrupted(scenes())))
+    plain, damaged = (
+        ImageData(source, 4, cache_dir=tmp_path) for source in (scenes(), Corrupted(scenes()))
+    )
     before, after = (data.splits["test"].cached for data in (plain, damaged))
     assert before.objects.any() and np.array_equal(before.objects, after.objects)
     assert not np.array_equal(before.images, after.images)

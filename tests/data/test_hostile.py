@@ -42,7 +42,9 @@ def answer(root: Path, cache_dir: Path) -> str:
     with pytest.raises(UserError) as error:
         pixels(root, cache_dir)
     assert "\n" not in str(error.value)
-    assert not [path for path in cache_dir.rglob("*") if ".partial" in path.name or path.suffix == ".npy"]
+    assert not [
+        path for path in cache_dir.rglob("*") if ".partial" in path.name or path.suffix == ".npy"
+    ]
     return str(error.value)
 
 
@@ -93,8 +95,12 @@ def test_an_image_that_rotted_on_disk_is_named_when_it_is_decoded_again(tmp_path
     # a disk that rots sets no time; writing, which stands in for it here, does
     monkeypatch.setattr(archive, "_state", lambda path: str(path.stat().st_size))
     monkeypatch.setattr(archive, "_sample", lambda path, parts: b"")
-    files = {f"{split}/{name}/0.bmp": encoded(i, format="BMP") for i, (split, name) in enumerate(
-        (split, name) for split in ("train", "test") for name in ("cat", "dog"))}  # fmt: skip
+    files = {
+        f"{split}/{name}/0.bmp": encoded(i, format="BMP")
+        for i, (split, name) in enumerate(
+            (split, name) for split in ("train", "test") for name in ("cat", "dog")
+        )
+    }
     root = write_folder(tmp_path / "root", files)
     before = pixels(root, tmp_path / "cache")
     (folder,) = [path for path in (tmp_path / "cache" / "images").iterdir() if path.is_dir()]
@@ -143,7 +149,8 @@ def test_class_folders_may_be_links(tmp_path):
     (root / "train" / "dog").rename(tmp_path / "dogs")
     (root / "train" / "dog").symlink_to(tmp_path / "dogs")
     np.testing.assert_array_equal(
-        pixels(root, tmp_path / "cache")[0], pixels(write_folder(tmp_path / "plain", FILES), tmp_path / "cache")[0]
+        pixels(root, tmp_path / "cache")[0],
+        pixels(write_folder(tmp_path / "plain", FILES), tmp_path / "cache")[0],
     )
 
 
@@ -216,7 +223,10 @@ def test_an_image_of_a_billion_pixels_is_refused(tmp_path, monkeypatch):
         root = write_folder(tmp_path / str(side), class_files(width=31, height=31))
         (root / "train" / "cat" / "bomb.png").write_bytes(encoded(0, width=side, height=side))
         line = answer(root, tmp_path / f"cache{number}")
-        assert "bomb.png has more than the 1,000 pixels that are read" in line and "damaged" not in line
+        assert (
+            "bomb.png has more than the 1,000 pixels that are read" in line
+            and "damaged" not in line
+        )
 
 
 # full disks

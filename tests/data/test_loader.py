@@ -21,15 +21,22 @@ from mhprobe.errors import UserError
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory) -> Images:
-    cached = open_cache(Noise((23, 6)), tmp_path_factory.mktemp("cache"), show=False).splits["train"]
+    cached = open_cache(Noise((23, 6)), tmp_path_factory.mktemp("cache"), show=False).splits[
+        "train"
+    ]
     return Images(cached, np.arange(23)[::-1].copy())
 
 
 def test_a_batch_holds_the_images_its_indices_name(images):
     whole = np.load(images.cached.folder / "train-images.npy")
     for batch in Loader(images, EvalOrder(23, 5)):
-        assert batch.images.dtype == torch.uint8 and batch.labels.dtype == batch.index.dtype == torch.int64
-        np.testing.assert_array_equal(batch.images, whole[22 - batch.index])  # positions are reversed
+        assert (
+            batch.images.dtype == torch.uint8
+            and batch.labels.dtype == batch.index.dtype == torch.int64
+        )
+        np.testing.assert_array_equal(
+            batch.images, whole[22 - batch.index]
+        )  # positions are reversed
         np.testing.assert_array_equal(batch.labels, (22 - batch.index) % 3)
 
 
@@ -37,25 +44,37 @@ def test_a_batch_holds_the_images_its_indices_name(images):
 @pytest.mark.parametrize("batch_size", [1, 4, 200])
 @pytest.mark.parametrize("num_images", [1, 2, 7, 101])
 def test_evaluation_counts_every_image_once_in_equal_batches(num_images, batch_size, world_size):
-    ranks = [list(EvalOrder(num_images, batch_size, rank, world_size)) for rank in range(world_size)]
+    ranks = [
+        list(EvalOrder(num_images, batch_size, rank, world_size)) for rank in range(world_size)
+    ]
     shapes = [[len(picks.index) for picks in batches] for batches in ranks]
     assert all(shape == shapes[0] for shape in shapes)
-    assert all(len(EvalOrder(num_images, batch_size, r, world_size)) == len(shapes[0]) for r in range(world_size))
+    assert all(
+        len(EvalOrder(num_images, batch_size, r, world_size)) == len(shapes[0])
+        for r in range(world_size)
+    )
     seen = np.concatenate([picks.index[picks.valid] for batches in ranks for picks in batches])
     np.testing.assert_array_equal(np.sort(seen), np.arange(num_images))
     everything = np.concatenate([picks.index for batches in ranks for picks in batches])
-    assert everything.min() >= 0 and everything.max() < num_images  # padding repeats images that exist
+    assert (
+        everything.min() >= 0 and everything.max() < num_images
+    )  # padding repeats images that exist
     assert len(everything) - num_images < world_size
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_a_training_epoch_repeats_no_image_and_ranks_share_it_out(world_size):
-    orders = [TrainOrder(101, 12 // world_size, seed=4, rank=r, world_size=world_size) for r in range(world_size)]
+    orders = [
+        TrainOrder(101, 12 // world_size, seed=4, rank=r, world_size=world_size)
+        for r in range(world_size)
+    ]
     epochs = []
     for epoch in (0, 1):
         for order in orders:
             order.set_epoch(epoch)
-        batches = [np.sort(np.concatenate([p.index for p in step])) for step in zip(*orders, strict=True)]
+        batches = [
+            np.sort(np.concatenate([p.index for p in step])) for step in zip(*orders, strict=True)
+        ]
         assert len(batches) == len(orders[0]) == 101 // 12
         assert len(np.unique(np.concatenate(batches))) == 8 * 12
         epochs.append(batches)
@@ -77,12 +96,16 @@ def test_a_batch_larger_than_the_set_is_cut_to_it_and_said_once(caplog):
         TrainOrder(1, 4, seed=0, world_size=2)
 
 
-@pytest.mark.parametrize("options", [{"mixup": 0.4}, {"cutmix": 1.0}, {"mixup": 0.4, "cutmix": 1.0}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"mixup": 0.4}, {"cutmix": 1.0}, {"mixup": 0.4, "cutmix": 1.0}], ids=str
+)
 def test_mixed_images_are_the_same_on_any_number_of_ranks(tmp_path, options, monkeypatch):
     """The partner of a rank's first image is on another rank, and all ranks draw one share, one box."""
 
     def steps(world: int) -> list[list[Batch]]:
-        data = ImageData(Noise((40, 6)), 12 // world, augment=Augment(**options), cache_dir=tmp_path)
+        data = ImageData(
+            Noise((40, 6)), 12 // world, augment=Augment(**options), cache_dir=tmp_path
+        )
         ranks = []
         for rank in range(world):
             monkeypatch.setattr(data, "_rank_and_world", lambda rank=rank: (rank, world))
@@ -96,7 +119,9 @@ def test_mixed_images_are_the_same_on_any_number_of_ranks(tmp_path, options, mon
         for name in ("images", "targets", "labels", "index", "valid"):
             together = torch.cat([getattr(batch, name) for batch in step])
             assert torch.equal(together, getattr(alone, name)), (world, name)
-        assert not torch.equal(step[0].targets[0], step[0].targets[0].round())  # the first image is blended, too
+        assert not torch.equal(
+            step[0].targets[0], step[0].targets[0].round()
+        )  # the first image is blended, too
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -112,7 +137,9 @@ def test_loading_leaves_the_global_generator_alone_and_workers_change_nothing(im
 def test_a_pickled_split_carries_its_path_not_its_images(images):
     images.cached.images  # noqa: B018  mapped by now
     assert len(pickle.dumps(images.cached)) < 500
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(images.cached)).images, images.cached.images)
+    np.testing.assert_array_equal(
+        pickle.loads(pickle.dumps(images.cached)).images, images.cached.images
+    )
 
 
 def test_other_data_cannot_be_resumed(images):
@@ -166,14 +193,25 @@ class SaveAndDie(L.Callback):
 
 def fit(cache_dir, num_workers=0, die=None, ckpt_path=None, **trainer) -> list[tuple]:
     data = ImageData(
-        Noise((40, 5), pixels=12), 12, num_workers=num_workers, cache_dir=cache_dir, augment=Augment(2, flip=True)
+        Noise((40, 5), pixels=12),
+        12,
+        num_workers=num_workers,
+        cache_dir=cache_dir,
+        augment=Augment(2, flip=True),
     )
     assert data.sizes["train"] == 36
     model = Recorder()
     run = L.Trainer(
-        max_epochs=EPOCHS, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, use_distributed_sampler=False, callbacks=[die] if die else None, **trainer,
-    )  # fmt: skip
+        max_epochs=EPOCHS,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        callbacks=[die] if die else None,
+        **trainer,
+    )
     try:
         run.fit(model, datamodule=data, ckpt_path=ckpt_path)
     except Killed:
@@ -190,8 +228,12 @@ KILLS = [
 ]
 
 
-@pytest.mark.parametrize("trainer", [{}, {"val_check_interval": 2}, {"limit_train_batches": 2}], ids=str)
-def test_a_run_killed_at_any_step_goes_on_with_the_very_images_of_the_uninterrupted_one(tmp_path, trainer):
+@pytest.mark.parametrize(
+    "trainer", [{}, {"val_check_interval": 2}, {"limit_train_batches": 2}], ids=str
+)
+def test_a_run_killed_at_any_step_goes_on_with_the_very_images_of_the_uninterrupted_one(
+    tmp_path, trainer
+):
     whole = fit(tmp_path, **trainer)
     per_epoch = trainer.get("limit_train_batches", STEPS_PER_EPOCH)
     assert len(whole) == per_epoch * EPOCHS

@@ -17,7 +17,9 @@ from mhprobe.errors import UserError
 
 
 def test_scenes_are_the_same_every_time_and_differ_from_each_other():
-    first, again = (list(itertools.islice(Scenes(train=8, test=8).scan().images(), 16)) for _ in range(2))
+    first, again = (
+        list(itertools.islice(Scenes(train=8, test=8).scan().images(), 16)) for _ in range(2)
+    )
     for a, b in zip(first, again, strict=True):
         np.testing.assert_array_equal(a[2], b[2])
     assert len({image.tobytes() for _, _, image, _ in first}) == 16
@@ -68,7 +70,8 @@ def test_pets_read_their_trimaps(tmp_path):
     cache = open_cache(source, tmp_path / "cache", show=False)
     assert cache.class_names == ("Abyssinian", "Beagle")
     assert cache.splits["train"].labels.tolist() == [0, 1]
-    # columns 5 to 34 of 40 at half size: the animal's 10 to 29 become 2.5 to 12, its border is ground
+    # columns 5 to 34 of 40 at half size: the animal's 10 to 29 become 2.5 to 12, its border is
+    # ground
     assert (
         cache.splits["test"].objects[0, 0].tolist() == [0] * 3 + [1] * 9 + [0] * 3
         or cache.splits["test"].objects[0, 0].tolist() == [0] * 2 + [1] * 10 + [0] * 3

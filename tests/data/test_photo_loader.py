@@ -15,7 +15,9 @@ MEAN, STD = (0.1, 0.2, 0.3), (0.5, 0.4, 0.2)
 
 @pytest.fixture
 def model():
-    made = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=12, depth=1, num_heads=3)
+    made = timm.create_model(
+        "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=12, depth=1, num_heads=3
+    )
     made.pretrained_cfg = {**made.pretrained_cfg, "mean": MEAN, "std": STD}
     return made.eval()
 
@@ -28,7 +30,11 @@ def folder(tmp_path):
     for place, colour in enumerate([(255, 0, 0), (0, 200, 0), (0, 0, 255)]):
         stripes[:, 64 * place : 64 * (place + 1)] = colour
     (tmp_path / "photos" / "sea").mkdir(parents=True)
-    for name, pixels in (("b.png", noise), ("sea/a.png", stripes), ("c.png", np.full((50, 40), 90, dtype=np.uint8))):
+    for name, pixels in (
+        ("b.png", noise),
+        ("sea/a.png", stripes),
+        ("c.png", np.full((50, 40), 90, dtype=np.uint8)),
+    ):
         Image.fromarray(pixels).save(tmp_path / "photos" / name)
     (tmp_path / "photos" / "notes.txt").write_text("no photograph")
     return tmp_path / "photos", noise
@@ -47,7 +53,9 @@ def test_photographs_come_in_the_size_and_with_the_mean_of_the_model(folder, mod
     torch.testing.assert_close(images[0], expected, rtol=0, atol=1e-6 * 10)
     shown = images[2] * std + mean
     # the middle of the stripes; the other two are cut off
-    torch.testing.assert_close(shown.mean((1, 2)), torch.tensor([0, 200 / 255, 0]), rtol=0, atol=0.02)
+    torch.testing.assert_close(
+        shown.mean((1, 2)), torch.tensor([0, 200 / 255, 0]), rtol=0, atol=0.02
+    )
     assert torch.equal(images, torch.cat(list(loader)))  # it can be walked again
 
 
@@ -55,7 +63,10 @@ def test_a_measure_and_a_masking_curve_take_the_loader(folder, model):
     loader = mhprobe.photos(folder[0], model, limit=2)
     assert loader.files == ["b.png", "sea/a.png"]
     assert mhprobe.measure(model, loader, [mhprobe.measures.WriteNorm])["write_norm"].shape == (3,)
-    assert [row["heads_masked"] for row in mhprobe.masking_curve(model, loader, units="layer")] == [0, 3]
+    assert [row["heads_masked"] for row in mhprobe.masking_curve(model, loader, units="layer")] == [
+        0,
+        3,
+    ]
 
 
 def test_photographs_in_formats_that_are_not_read_are_counted(folder, model, caplog):
@@ -68,11 +79,15 @@ def test_photographs_in_formats_that_are_not_read_are_counted(folder, model, cap
 
 
 def test_what_holds_no_photographs_is_refused(tmp_path, model):
-    with pytest.raises(mhprobe.UserError, match=r"photos: .* has no photographs that can be read \(\.jpg"):
+    with pytest.raises(
+        mhprobe.UserError, match=r"photos: .* has no photographs that can be read \(\.jpg"
+    ):
         mhprobe.photos(tmp_path, model)
     with pytest.raises(mhprobe.UserError, match=r"photos: .*nowhere does not exist"):
         mhprobe.photos(tmp_path / "nowhere", model)
     with pytest.raises(mhprobe.UserError, match=r"batch_size and limit are at least 1, got 0"):
         mhprobe.photos(tmp_path, model, batch_size=0)
-    with pytest.raises(mhprobe.UserError, match=r"batch_size and limit are at least 1, got 32 and 0"):
+    with pytest.raises(
+        mhprobe.UserError, match=r"batch_size and limit are at least 1, got 32 and 0"
+    ):
         mhprobe.photos(tmp_path, model, limit=0)  # it once meant all of them

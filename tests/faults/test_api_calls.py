@@ -65,19 +65,42 @@ def folder() -> str:
 CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "measure": (
         mhprobe.measure,
-        {"model": model, "loader": loader, "measures": lambda: [GateImportance], "show_progress": False,
-         "select_loader": None, "target": None},
+        {
+            "model": model,
+            "loader": loader,
+            "measures": lambda: [GateImportance],
+            "show_progress": False,
+            "select_loader": None,
+            "target": None,
+        },
     ),
     "masking_curve": (
         mhprobe.masking_curve,
-        {"model": model, "loader": loader, "units": "head", "order": "keep_best", "select_loader": None, "steps": 1,
-         "exclude_layers": (), "min_heads_per_layer": 0, "rescale": False, "target": None, "score": None,
-         "fill": "zero"},
+        {
+            "model": model,
+            "loader": loader,
+            "units": "head",
+            "order": "keep_best",
+            "select_loader": None,
+            "steps": 1,
+            "exclude_layers": (),
+            "min_heads_per_layer": 0,
+            "rescale": False,
+            "target": None,
+            "score": None,
+            "fill": "zero",
+        },
     ),
     "masking_curve by_score": (
         functools.partial(mhprobe.masking_curve, order="by_score", units="head", steps=1),
-        {"model": model, "loader": loader, "measure": lambda: GateImportance, "column": "value", "first": "lowest",
-         "rescore_every": None},
+        {
+            "model": model,
+            "loader": loader,
+            "measure": lambda: GateImportance,
+            "column": "value",
+            "first": "lowest",
+            "rescore_every": None,
+        },
     ),
     "masking_curve random": (
         functools.partial(mhprobe.masking_curve, order="random", units="head", steps=1),
@@ -91,30 +114,77 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         functools.partial(mhprobe.masking_curve, order="interactions", units="head", steps=1),
         {"model": model, "loader": loader, "among": 2},
     ),
-    "prune_heads": (mhprobe.prune_heads, {"model": model, "mask": lambda: [0, 4], "proj_bias": "keep", "fold": None}),
+    "prune_heads": (
+        mhprobe.prune_heads,
+        {"model": model, "mask": lambda: [0, 4], "proj_bias": "keep", "fold": None},
+    ),
     "masked": (lambda mask: gates_of(model()).masked(mask).__enter__(), {"mask": lambda: [0, 4]}),
-    "fixed": (lambda values: gates_of(model()).fixed(values).__enter__(), {"values": lambda: torch.ones(6)}),
+    "fixed": (
+        lambda values: gates_of(model()).fixed(values).__enter__(),
+        {"values": lambda: torch.ones(6)},
+    ),
     "attention": (
         mhprobe.attention,
         {"model": model, "images": images, "head": lambda: [0, 4], "query": "mean"},
     ),
     "record": (
         mhprobe.record,
-        {"model": model, "images": images, "labels": lambda: labels_for(COUNT), "needs": lambda: {"grad"}},
+        {
+            "model": model,
+            "images": images,
+            "labels": lambda: labels_for(COUNT),
+            "needs": lambda: {"grad"},
+        },
     ),
-    "load": (mhprobe.load, {"path": "nowhere.safetensors", "name": None, "flops": None, "params": None}),
+    "load": (
+        mhprobe.load,
+        {"path": "nowhere.safetensors", "name": None, "flops": None, "params": None},
+    ),
     "photos": (mhprobe.photos, {"folder": folder, "model": model, "batch_size": 2, "limit": None}),
     "attach": (mhprobe.attach, {"model": model}),
-}  # fmt: skip
+}
 
 SIX = [0, 0, 0, 0, 0, 1]
 values = (
     plain
-    | st.sampled_from([math.nan, math.inf, True, 1.5, "", (), {}, set(), object(), b"x", 10**30, -1, "keep_best"])
-    | st.sampled_from([torch.tensor(SIX), np.array(SIX), torch.tensor(SIX).bool(), torch.zeros(0), torch.zeros(3, 3)])
-    | st.sampled_from([iter([]), [None], [[]], [torch.zeros(2)], lambda: None, GateImportance, torch.nn.Linear(1, 1)])
-    | st.sampled_from(["w" * 999, [7] * 999, [[10**30]], np.array(["a"]), [torch.tensor(3.0)], torch.zeros(2, 3, 5, 5)])
-    | st.dictionaries(st.sampled_from(["heads", "flops", "latency", "legs"]), st.floats() | st.booleans(), max_size=2)
+    | st.sampled_from(
+        [math.nan, math.inf, True, 1.5, "", (), {}, set(), object(), b"x", 10**30, -1, "keep_best"]
+    )
+    | st.sampled_from(
+        [
+            torch.tensor(SIX),
+            np.array(SIX),
+            torch.tensor(SIX).bool(),
+            torch.zeros(0),
+            torch.zeros(3, 3),
+        ]
+    )
+    | st.sampled_from(
+        [
+            iter([]),
+            [None],
+            [[]],
+            [torch.zeros(2)],
+            lambda: None,
+            GateImportance,
+            torch.nn.Linear(1, 1),
+        ]
+    )
+    | st.sampled_from(
+        [
+            "w" * 999,
+            [7] * 999,
+            [[10**30]],
+            np.array(["a"]),
+            [torch.tensor(3.0)],
+            torch.zeros(2, 3, 5, 5),
+        ]
+    )
+    | st.dictionaries(
+        st.sampled_from(["heads", "flops", "latency", "legs"]),
+        st.floats() | st.booleans(),
+        max_size=2,
+    )
     | st.lists(st.integers(-1, 7) | st.booleans() | st.floats(), max_size=7)
 )
 
@@ -142,7 +212,9 @@ def gates_as_they_were():
 
 @fuzzed
 @given(call=calls())
-@example(call=("masking_curve", "steps", 1.5))  # each was once a traceback, or an answer to another question
+@example(
+    call=("masking_curve", "steps", 1.5)
+)  # each was once a traceback, or an answer to another question
 @example(call=("masking_curve", "steps", True))
 @example(call=("masking_curve", "min_heads_per_layer", 0.5))
 @example(call=("masking_curve", "loader", None))
@@ -229,7 +301,10 @@ def test_what_would_be_taken_for_something_else_is_refused(name, argument, value
         answer(name, **{argument: value})
 
 
-NUMBERS = {int: (math.nan, math.inf, 1.5, True), float: (math.nan, math.inf, True)}  # what would pass for another
+NUMBERS = {
+    int: (math.nan, math.inf, 1.5, True),
+    float: (math.nan, math.inf, True),
+}  # what would pass for another
 
 
 @pytest.mark.parametrize("name", names("measure"))
@@ -251,8 +326,16 @@ def test_no_measure_takes_an_option_that_is_not_of_its_type(name):
     [
         (Beam, (True,), r"^masking order beam\.width: expected a whole number, got True"),
         (Random, (10, math.nan), r"^masking order random\.seed: expected a whole number, got nan"),
-        (lambda *options: Sinks(gates_of(model()).layout, *options), (math.nan,), r"^sinks\.queries: expected "),
-        (GradientRollout, ("mean", True), r"^gradient_rollout\.discard: expected a finite number, got True"),
+        (
+            lambda *options: Sinks(gates_of(model()).layout, *options),
+            (math.nan,),
+            r"^sinks\.queries: expected ",
+        ),
+        (
+            GradientRollout,
+            ("mean", True),
+            r"^gradient_rollout\.discard: expected a finite number, got True",
+        ),
     ],
 )
 def test_options_without_their_names_are_of_their_types_too(make, options, words):

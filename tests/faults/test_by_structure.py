@@ -44,15 +44,29 @@ fuzzed = settings(
     database=None,
 )
 
-BACKBONE = {"name": "vit_tiny_patch16_224", "img_size": 8, "patch_size": 4, "embed_dim": 12, "depth": 1, "num_heads": 2}
-ABOUT = {"backbone": BACKBONE, "class_names": ["ape", "bee"], "data": "zoo", "gates": [1.0, 0.5], "gates_kept": [1, 0]}
+BACKBONE = {
+    "name": "vit_tiny_patch16_224",
+    "img_size": 8,
+    "patch_size": 4,
+    "embed_dim": 12,
+    "depth": 1,
+    "num_heads": 2,
+}
+ABOUT = {
+    "backbone": BACKBONE,
+    "class_names": ["ape", "bee"],
+    "data": "zoo",
+    "gates": [1.0, 0.5],
+    "gates_kept": [1, 0],
+}
 SIX = build(**{**BACKBONE, "num_heads": 6}, num_classes=2)
 LAYOUT: HeadLayout = mhprobe.attach(SIX).layout
 
 # small: a forged size that is allowed must not take minutes
 scalars = st.none() | st.booleans() | st.integers(-3, 70) | st.floats() | st.text(max_size=12)
 plain = st.recursive(
-    scalars | st.integers(), lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner)
+    scalars | st.integers(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
 )
 
 
@@ -73,7 +87,13 @@ def pair(tmp_path_factory):
 
 def places(value: Any, before: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The path to every part of a JSON value."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inner = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     return [before, *(place for key, part in inner for place in places(part, (*before, key)))]
 
 
@@ -82,7 +102,9 @@ def replaced(value: Any, place: tuple[Any, ...], new: Any) -> Any:
         return new
     key, *rest = place
     if isinstance(value, list):
-        return [replaced(part, tuple(rest), new) if i == key else part for i, part in enumerate(value)]
+        return [
+            replaced(part, tuple(rest), new) if i == key else part for i, part in enumerate(value)
+        ]
     inside = value if isinstance(value, dict) else {}  # an earlier part may have put anything there
     return {**inside, key: replaced(inside.get(key), tuple(rest), new)}
 
@@ -93,9 +115,16 @@ def test_the_json_of_weights_with_any_part_replaced(pair, data):
     """Its digest is right each time: what is held against it is the schema, and what timm builds."""
     description = json.loads(pair.with_suffix(".json").read_text())
     known = [place for place in places(description) if place[:1] not in (("sha256",), ("digest",))]
-    added = [("backbone", "drop_path_rate"), ("backbone", "class_token"), ("backbone", "checkpoint_path"), ("kept",)]
+    added = [
+        ("backbone", "drop_path_rate"),
+        ("backbone", "class_token"),
+        ("backbone", "checkpoint_path"),
+        ("kept",),
+    ]
     for _ in range(data.draw(st.integers(1, 3))):
-        description = replaced(description, data.draw(st.sampled_from([*known, *added])), data.draw(plain))
+        description = replaced(
+            description, data.draw(st.sampled_from([*known, *added])), data.draw(plain)
+        )
         if not isinstance(description, dict):
             break
         known = [place for place in known if place in places(description)] or [()]
@@ -116,19 +145,29 @@ def test_the_json_of_weights_with_any_part_replaced(pair, data):
 # tables
 
 numbers = st.integers(-2, 8).map(str) | st.floats().map(str)
-fields = numbers | st.text(st.characters(exclude_categories=("Cs",)), max_size=8) | st.sampled_from(["", "0", "1", '"'])
+fields = (
+    numbers
+    | st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
+    | st.sampled_from(["", "0", "1", '"'])
+)
 
 
 @st.composite
 def tables(draw, columns: tuple[str, ...]) -> str:
     """Mostly the right columns and one row per head; then anything."""
-    header = draw(st.permutations([*columns, "site"]) | st.lists(st.sampled_from([*columns, ""]), max_size=4))
+    header = draw(
+        st.permutations([*columns, "site"]) | st.lists(st.sampled_from([*columns, ""]), max_size=4)
+    )
     rows = [[str(head) if name == "head" else draw(fields) for name in header] for head in range(6)]
     for _ in range(draw(st.integers(0, 2))):
         rows.insert(draw(st.integers(0, len(rows))), draw(st.lists(fields, max_size=5)))
     text = io.StringIO()
     csv.writer(text).writerows([header, *rows])
-    return draw(st.sampled_from(["", "\ufeff", "\n"])) + text.getvalue() + draw(st.sampled_from(["", "\n", '"', "\0"]))
+    return (
+        draw(st.sampled_from(["", "\ufeff", "\n"]))
+        + text.getvalue()
+        + draw(st.sampled_from(["", "\n", '"', "\0"]))
+    )
 
 
 @fuzzed
@@ -176,8 +215,32 @@ def line_or_nothing():
 # overrides
 
 # what names code, a file, a place or the network: tried by name elsewhere
-LEFT_OUT = ("_target_", "hydra", "out", "cache_dir", "pretrained", "root", "download", "init_timeout")
-WORDS = ["null", "true", "[]", "{}", "[1,2]", "abc", "''", "nan", "inf", "1e309", "${seed}", "${nope}", "{a:1}", "???"]
+LEFT_OUT = (
+    "_target_",
+    "hydra",
+    "out",
+    "cache_dir",
+    "pretrained",
+    "root",
+    "download",
+    "init_timeout",
+)
+WORDS = [
+    "null",
+    "true",
+    "[]",
+    "{}",
+    "[1,2]",
+    "abc",
+    "''",
+    "nan",
+    "inf",
+    "1e309",
+    "${seed}",
+    "${nope}",
+    "{a:1}",
+    "???",
+]
 values = (
     st.sampled_from(WORDS)
     | st.sampled_from(["-1", "0", "1", "2", "3", "7", "0.5", "-0.5", "1.5"])
@@ -188,7 +251,11 @@ values = (
 def keys(cfg: DictConfig) -> list[str]:
     """Every setting of a command that an override may name, sections too."""
     plain = OmegaConf.to_container(cfg, resolve=False)
-    named = [".".join(place) for place in places(plain) if place and all(isinstance(part, str) for part in place)]
+    named = [
+        ".".join(place)
+        for place in places(plain)
+        if place and all(isinstance(part, str) for part in place)
+    ]
     return [key for key in named if not any(part in key for part in LEFT_OUT)]
 
 
@@ -237,7 +304,9 @@ def put(command: str, key: str, value: str) -> tuple[str, str, str]:
 
 @fuzzed
 @given(said=overrides())
-@example(said=taken_away("prune", "gates"))  # each was once a traceback, a line of pages, or one that names another key
+@example(
+    said=taken_away("prune", "gates")
+)  # each was once a traceback, a line of pages, or one that names another key
 @example(said=taken_away("train", "data"))
 @example(said=taken_away("train", "style"))
 @example(said=put("train", "data.source", "0.5"))
@@ -248,14 +317,24 @@ def put(command: str, key: str, value: str) -> tuple[str, str, str]:
 @example(said=put("prune", "optim.teacher", "abc"))
 def test_any_override_is_taken_or_answered_in_a_line_that_names_it(place, said):
     command, key, override = said
-    told = [*runs.known(command, runs.TINY), f"out={place}/out", f"cache_dir={place}/cache", "~logger.csv"]
+    told = [
+        *runs.known(command, runs.TINY),
+        f"out={place}/out",
+        f"cache_dir={place}/cache",
+        "~logger.csv",
+    ]
     told += [] if command == "train" or key == "weights" else ["weights=random"]
     code, err = ends(command, [*told, override])
     lines = [line for line in err.splitlines() if line.strip()]
     if code == 0:
         assert not lines, (override, err)
         return
-    assert code == 2 and len(lines) == 1 and lines[0].startswith("mhprobe: "), (command, override, code, err)
+    assert code == 2 and len(lines) == 1 and lines[0].startswith("mhprobe: "), (
+        command,
+        override,
+        code,
+        err,
+    )
     assert len(lines[0]) < 900, (override, err)
     assert any(part in lines[0] for part in key.split(".")) or override in lines[0], (override, err)
 

@@ -31,7 +31,14 @@ from mhprobe.training.checkpoints import AtomicCheckpointIO
 from mhprobe.weights.checkpoint import load_checkpoint, load_weights, save_weights
 
 BUDGET = int(os.environ.get("FUZZ", 24))
-BACKBONE = {"name": "vit_tiny_patch16_224", "img_size": 8, "patch_size": 4, "embed_dim": 12, "depth": 1, "num_heads": 2}
+BACKBONE = {
+    "name": "vit_tiny_patch16_224",
+    "img_size": 8,
+    "patch_size": 4,
+    "embed_dim": 12,
+    "depth": 1,
+    "num_heads": 2,
+}
 ABOUT = {"backbone": BACKBONE, "class_names": ["ape", "bee"], "data": "zoo"}
 
 
@@ -67,7 +74,12 @@ class Kind(NamedTuple):
 
 
 def jpegs() -> dict[str, bytes]:
-    names = [f"{split}/{name}/{i}.jpg" for split in ("train", "test") for name in ("cat", "dog") for i in range(2)]
+    names = [
+        f"{split}/{name}/{i}.jpg"
+        for split in ("train", "test")
+        for name in ("cat", "dog")
+        for i in range(2)
+    ]
     return {name: encoded(seed, format="JPEG") for seed, name in enumerate(names)}
 
 
@@ -91,7 +103,11 @@ def archive(name: str, write: Callable[[Path, dict[str, bytes]], Path]) -> Kind:
 
 def make_cache(folder: Path) -> list[str]:
     open_cache(Noise(), folder, show=False)
-    return [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.suffix in (".npy", ".json")]
+    return [
+        str(path.relative_to(folder))
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in (".npy", ".json")
+    ]
 
 
 def read_cache(folder: Path) -> list[np.ndarray]:
@@ -114,7 +130,11 @@ def make_pair(folder: Path) -> list[str]:
 
 def make_checkpoint(folder: Path) -> list[str]:
     state = {f"backbone.{key}": value for key, value in model().state_dict().items()}
-    content = {"state_dict": {**state, "gates.values": torch.tensor([1.0, 0.5])}, "mhprobe": ABOUT, "epoch": 3}
+    content = {
+        "state_dict": {**state, "gates.values": torch.tensor([1.0, 0.5])},
+        "mhprobe": ABOUT,
+        "epoch": 3,
+    }
     AtomicCheckpointIO().save_checkpoint(content, folder / "m.ckpt")
     return ["m.ckpt"]
 
@@ -139,7 +159,9 @@ LAYOUT: HeadLayout = mhprobe.attach(build(**{**BACKBONE, "num_heads": 6}, num_cl
 
 
 def make_table(folder: Path) -> list[str]:
-    (folder / "gates.csv").write_text("head,kept,value\n" + "".join(f"{h},{h % 2},{h / 7}\n" for h in range(6)))
+    (folder / "gates.csv").write_text(
+        "head,kept,value\n" + "".join(f"{h},{h % 2},{h / 7}\n" for h in range(6))
+    )
     return ["gates.csv"]
 
 
@@ -179,7 +201,9 @@ KINDS = {
     "weights in a checkpoint": Kind(make_checkpoint, weights("m.ckpt")),
     "checkpoint": Kind(make_checkpoint, read_checkpoint),
     "cache of masks": Kind(make_scores, read_scores),
-    "table of heads": Kind(make_table, read_table, same=False),  # people edit tables: another 0 or 1 is no damage
+    "table of heads": Kind(
+        make_table, read_table, same=False
+    ),  # people edit tables: another 0 or 1 is no damage
 }
 
 
@@ -202,10 +226,16 @@ def test_damage_is_answered_in_a_line_or_changes_nothing(tmp_path, name, caplog)
         try:
             found = kind.read(folder)
         except UserError as error:
-            assert "\n" not in str(error) and len(str(error)) < 600, (number, damage.__name__, str(error))
+            assert "\n" not in str(error) and len(str(error)) < 600, (
+                number,
+                damage.__name__,
+                str(error),
+            )
             noticed += 1
         else:
             for ours, theirs in zip(found, right, strict=True) if kind.same else ():
-                np.testing.assert_array_equal(ours, theirs, err_msg=f"{number} {damage.__name__} {path.name}")
+                np.testing.assert_array_equal(
+                    ours, theirs, err_msg=f"{number} {damage.__name__} {path.name}"
+                )
         shutil.rmtree(folder)
     assert noticed > BUDGET / 4 or "cache" in name  # a cache that is damaged is made again

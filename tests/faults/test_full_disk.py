@@ -30,7 +30,9 @@ def disk(folder: Path, kilobytes: int, *options: str):
     """A file system of that size; read-only and the like by ``options``."""
     folder.mkdir(parents=True)
     told = ",".join([f"size={kilobytes}k", *options])
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", told, "none", str(folder)], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", told, "none", str(folder)], capture_output=True
+    ).returncode:
         pytest.skip("this machine does not let tests mount a file system")
     try:
         yield folder
@@ -53,7 +55,9 @@ def test_any_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, numbe
     monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(UserError, match="No space left"):
         files.write_all({tmp_path / name: b"after" for name in "abc"})
-    assert [path.name for path in tmp_path.iterdir()] == ["a"] and (tmp_path / "a").read_text() == "before"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"] and (
+        tmp_path / "a"
+    ).read_text() == "before"
 
 
 # a whole command: every file that it creates, everything that it writes
@@ -81,7 +85,9 @@ def litter(names: list[str]) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs Linux's /proc to know which file is written")
+@pytest.mark.skipif(
+    not Path("/proc/self/fd").is_dir(), reason="needs Linux's /proc to know which file is written"
+)
 @pytest.mark.parametrize("task", TASKS)
 def test_a_disk_that_is_full_at_any_write_ends_a_command_in_one_line(task, trained, tmp_path):
     place = tmp_path / "disk"
@@ -92,17 +98,23 @@ def test_a_disk_that_is_full_at_any_write_ends_a_command_in_one_line(task, train
     assert len(moments) > 30 and {moment["kind"] for moment in moments} == {"files", "bytes"}
     for moment in moments:
         about = (moment["kind"], moment["path"], moment["err"])
-        lines = [line for line in moment["err"].splitlines() if "is not kept" not in line]  # of a search, see below
+        lines = [
+            line for line in moment["err"].splitlines() if "is not kept" not in line
+        ]  # of a search, see below
         assert lines and all("No space left on device" in line for line in lines), about
         if any(name in moment["path"] for name in PAGE):  # the maps, the page
             assert moment["code"] == 0 and "Try again with" in lines[-1] and len(lines) <= 2, about
         else:
             assert len(lines) == 1, about
             assert moment["code"] == 2 and lines[0].startswith("mhprobe: "), about
-            assert "bytes" in lines[0] and any(word in lines[0] for word in ("out=", "cache_dir=", "ckpt_path=")), about
+            assert "bytes" in lines[0] and any(
+                word in lines[0] for word in ("out=", "cache_dir=", "ckpt_path=")
+            ), about
         assert not litter(moment["left"]), about
         whole = [name for name in moment["changed"] + moment["lost"] if not litter([name])]
-        assert not [name for name in whole if not any(f"/{part}/" in name for part in (*LOGS, "orders"))], about
+        assert not [
+            name for name in whole if not any(f"/{part}/" in name for part in (*LOGS, "orders"))
+        ], about
 
 
 @pytest.mark.slow
@@ -115,8 +127,13 @@ def test_a_training_on_a_small_disk_ends_in_one_line_and_leaves_whole_files(trai
         whole = runs.answers([Command("train", overrides("train", trained, ample))], tmp_path)
         assert whole[0].code == 0, whole[0].err
         needed = shutil.disk_usage(ample).used // 1024
-        small = [mounted.enter_context(disk(tmp_path / str(share), int(4 + share * needed))) for share in shares]
-        ends = runs.answers([Command("train", overrides("train", trained, each)) for each in small], tmp_path)
+        small = [
+            mounted.enter_context(disk(tmp_path / str(share), int(4 + share * needed)))
+            for share in shares
+        ]
+        ends = runs.answers(
+            [Command("train", overrides("train", trained, each)) for each in small], tmp_path
+        )
         for place, end in zip(small, ends, strict=True):
             assert end.code == 2 and "No space left on device" in end.answer, end.err
             left = [path for path in place.rglob("*") if path.is_file()]
@@ -132,7 +149,9 @@ def test_a_training_on_a_small_disk_ends_in_one_line_and_leaves_whole_files(trai
 
 
 def scores(images: int = 9) -> Scores:
-    return Scores(torch.ones(2, images, dtype=torch.bool), torch.zeros(2, images, dtype=torch.float64))
+    return Scores(
+        torch.ones(2, images, dtype=torch.bool), torch.zeros(2, images, dtype=torch.float64)
+    )
 
 
 MASKS = torch.eye(2, 6, dtype=torch.bool)

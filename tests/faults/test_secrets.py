@@ -29,7 +29,9 @@ def test_no_key_gets_into_what_a_run_writes_or_says(tmp_path, monkeypatch):
     assert bad.code == 2 and broken.code != 0
     said = "".join(result.out + result.err for result in (good, bad, broken)).encode()
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert any(path.suffix == ".wandb" for path in files) and any(path.suffix == ".ckpt" for path in files)
+    assert any(path.suffix == ".wandb" for path in files) and any(
+        path.suffix == ".ckpt" for path in files
+    )
     for name, value in CANARIES.items():
         assert os.environ[name] == value
         assert value.encode() not in said, name

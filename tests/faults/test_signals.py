@@ -19,15 +19,26 @@ from runs import Command
 
 pytestmark = pytest.mark.slow
 
-# at which batch of images: in the midst of what the command is there for, behind the test of the whole model
-BATCH = {"train": 12, "probe": 5, "mask": 5, "prune": 3, "maps": 1, "studies.causal": 5, "studies.voita": 5}
+# at which batch of images: in the midst of what the command is there for, behind the test of the
+# whole model
+BATCH = {
+    "train": 12,
+    "probe": 5,
+    "mask": 5,
+    "prune": 3,
+    "maps": 1,
+    "studies.causal": 5,
+    "studies.voita": 5,
+}
 MORE = {
     "prune": ("prune=order", "prune/order=fisher", "prune.remove=2"),
     "studies.voita": ("+experiment=digits_voita", "voita.heads=[3]"),
     "maps": ("images=[0,1]",),
     "study": ("+paper=clark", "figures=[2]"),
 }
-WALKS = [name for name in commands() if "to" not in sections(name)]  # who only fetches shows no image to a network
+WALKS = [
+    name for name in commands() if "to" not in sections(name)
+]  # who only fetches shows no image to a network
 SIGNALS = {signal.SIGINT: ("interrupted; ", 130), signal.SIGTERM: ("stopped (SIGTERM); ", 143)}
 
 
@@ -46,7 +57,12 @@ def stopped(trained, tmp_path_factory):
 
 def overrides(name: str, weights: str) -> list[str]:
     tiny = runs.TINY[1:] if any("+experiment" in part for part in MORE.get(name, ())) else runs.TINY
-    return [*tiny, *MORE.get(name, ()), *([] if name == "train" else [weights]), "data.eval_batch_size=16"]
+    return [
+        *tiny,
+        *MORE.get(name, ()),
+        *([] if name == "train" else [weights]),
+        "data.eval_batch_size=16",
+    ]
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
@@ -102,9 +118,13 @@ def test_a_sweep_goes_on_after_a_job_that_lost_a_rank(tmp_path):
     """Only the first job has a rank 1, which is the one that dies."""
     sweep = ("-m", "trainer.devices=2,1", "measure=[]", "hydra.sweep.dir=sweep")
     tiny = (*runs.TINY, "trainer=ddp", "trainer.accelerator=cpu", "weights=random")
-    (result,) = runs.answers([Command("probe", [*tiny, *sweep], signal.SIGKILL, batch=1, rank="1")], tmp_path)
+    (result,) = runs.answers(
+        [Command("probe", [*tiny, *sweep], signal.SIGKILL, batch=1, rank="1")], tmp_path
+    )
     assert result.code == 1, result.err
-    assert "1 of 2 jobs failed" in result.err and re.search(r"\n  0 \(.*\): exit code 137\n", result.err)
+    assert "1 of 2 jobs failed" in result.err and re.search(
+        r"\n  0 \(.*\): exit code 137\n", result.err
+    )
     assert [(tmp_path / "sweep" / job / "metrics.json").exists() for job in "01"] == [False, True]
 
 
@@ -119,7 +139,10 @@ def test_a_rank_that_is_told_to_stop_while_it_fails_still_says_why(tmp_path):
     )
     told = {launch.NOTES: str(tmp_path), launch.JOB: "{}"}
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**runs.environment(), **told}, capture_output=True, text=True
+        [sys.executable, "-c", code],
+        env={**runs.environment(), **told},
+        capture_output=True,
+        text=True,
     )
     assert (done.returncode, done.stderr) == (1, "")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["why"]
@@ -129,7 +152,11 @@ def ranks_of(parent: int) -> dict[str, int]:
     """RANK -> process, of the ranks that a command has started."""
     found = {}
     for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
-        told = dict(part.split("=", 1) for part in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in part)
+        told = dict(
+            part.split("=", 1)
+            for part in Path(f"/proc/{pid}/environ").read_text().split("\0")
+            if "=" in part
+        )
         if "RANK" in told:
             found[told["RANK"]] = int(pid)
     return found
@@ -138,7 +165,8 @@ def ranks_of(parent: int) -> dict[str, int]:
 def test_a_process_that_swallows_the_exception_ends_all_the_same(tmp_path):
     """As a destructor or a library may do that the signal happens to come into."""
     code = (
-        "import os, signal, time; from mhprobe.io import stopping; stopping.GRACE = 0.2; stopping.listen(print)\n"
+        "import os, signal, time; from mhprobe.io import stopping; stopping.GRACE = 0.2; "
+        "stopping.listen(print)\n"
         "try: os.kill(os.getpid(), signal.SIGTERM)\n"
         "except BaseException: time.sleep(200)"
     )
@@ -153,7 +181,8 @@ def test_the_grace_is_within_what_is_promised():
 def test_a_signal_that_comes_while_an_object_is_cleaned_up_is_not_lost(tmp_path):
     """Python drops an exception of a weak reference's callback: a traceback was printed, and the process went on."""
     code = (
-        "import os, signal, sys, time, weakref; from mhprobe.io import stopping; stopping.listen(id)\n"
+        "import os, signal, sys, time, weakref; from mhprobe.io import stopping; "
+        "stopping.listen(id)\n"
         "def gone(_): os.kill(os.getpid(), signal.SIGTERM); sum(range(9))\n"
         "thing = {1}; seen = weakref.ref(thing, gone)\n"
         "try: del thing; time.sleep(200)\n"

@@ -89,7 +89,9 @@ def test_measuring_leaves_learnable_gates_learnable():
     """It once fixed them without a word, and a training that went on no longer moved them."""
     model = tiny_vit()
     gates = mhprobe.attach(model, learnable=True)
-    mhprobe.measure(model, [(images_for(model, 2), torch.tensor([0, 1]))], [mhprobe.measures.GateImportance])
+    mhprobe.measure(
+        model, [(images_for(model, 2), torch.tensor([0, 1]))], [mhprobe.measures.GateImportance]
+    )
     assert mhprobe.attach(model) is gates and gates.values.requires_grad
     assert mhprobe.attach(model, units={"head", "neuron"}).values.requires_grad
     assert not mhprobe.attach(model, learnable=False).values.requires_grad
@@ -125,7 +127,9 @@ def devices(gates) -> set[str]:
 
 
 @pytest.mark.parametrize("make", KINDS)
-@pytest.mark.parametrize("hold", [lambda backbone: backbone, Held, lambda backbone: torch.nn.ModuleList([backbone])])
+@pytest.mark.parametrize(
+    "hold", [lambda backbone: backbone, Held, lambda backbone: torch.nn.ModuleList([backbone])]
+)
 def test_gates_go_where_their_model_goes(hold, make):
     """The meta device is another device, which every machine has."""
     model = tiny_vit()
@@ -170,7 +174,11 @@ def test_gates_stay_float32_in_a_model_of_another_type(dtype):
 
 def test_gates_are_no_parameters_of_their_backbone_and_leave_it_whole():
     model = tiny_vit()
-    before = [dict(model.named_parameters()), dict(model.named_buffers()), list(dict(model.named_modules()))]
+    before = [
+        dict(model.named_parameters()),
+        dict(model.named_buffers()),
+        list(dict(model.named_modules())),
+    ]
     mhprobe.attach(model, learnable=True)
     assert [dict(model.named_parameters()).keys(), dict(model.named_buffers()).keys()] == [
         part.keys() for part in before[:2]
@@ -189,18 +197,25 @@ def test_a_backbone_that_runs_its_children_in_turn_is_not_disturbed():
 
 
 def test_a_model_moved_in_inference_mode_can_be_asked_for_slopes():
-    """As the control's twin is, at the end of a test. Another dtype stands for another device: torch moves alike."""
+    """As the control's twin is, at the end of a test.
+
+    Another dtype stands for another device: torch moves alike.
+    """
     model = tiny_vit()
     mhprobe.attach(model)
     with torch.inference_mode():
         plain, moved_ = copy.deepcopy(model).to(torch.float64), moved(model, torch.float64)
-    assert next(plain.parameters()).is_inference() and not any(each.is_inference() for each in moved_.parameters())
+    assert next(plain.parameters()).is_inference() and not any(
+        each.is_inference() for each in moved_.parameters()
+    )
     mhprobe.record(moved_, images_for(model, 2, dtype=torch.float64), labels_for(2))
 
 
 @pytest.fixture
 def alone(tmp_path):
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
     yield
     torch.distributed.destroy_process_group()
 
@@ -224,7 +239,9 @@ def test_a_model_that_fsdp_has_sharded_is_refused(alone):
             lambda: mhprobe.record(model, images, labels),  # noqa: B023
             lambda: mhprobe.prune_heads(model, [0]),  # noqa: B023
         ):
-            with pytest.raises(mhprobe.UserError, match=r"FSDPVisionTransformer: .* DistributedDataParallel"):
+            with pytest.raises(
+                mhprobe.UserError, match=r"FSDPVisionTransformer: .* DistributedDataParallel"
+            ):
                 work()
 
 
@@ -249,7 +266,9 @@ def test_learnable_gates_get_the_slope_of_the_loss(build):
     gates = mhprobe.attach(model, learnable=True)
     torch.nn.functional.cross_entropy(model(images), labels, reduction="sum").backward()
     batch = mhprobe.record(model, images, labels)
-    slopes = torch.cat([(z * g).sum((1, 3)) for z, g in zip(batch.z, batch.grad, strict=True)], dim=1)
+    slopes = torch.cat(
+        [(z * g).sum((1, 3)) for z, g in zip(batch.z, batch.grad, strict=True)], dim=1
+    )
     # float32 sums of a few hundred terms in two orders
     torch.testing.assert_close(gates.values.grad, slopes.sum(0), rtol=1e-4, atol=1e-7)
     assert slopes.abs().min() > 0
@@ -282,17 +301,23 @@ def test_gates_follow_the_dtype_of_the_heads():
     assert model(images_for(model, 2, dtype=torch.bfloat16)).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("mask", [torch.zeros(5, dtype=torch.bool), torch.zeros(2, 3, dtype=torch.bool)])
+@pytest.mark.parametrize(
+    "mask", [torch.zeros(5, dtype=torch.bool), torch.zeros(2, 3, dtype=torch.bool)]
+)
 def test_a_mask_of_the_wrong_length_says_what_is_expected(mask):
     gates = mhprobe.attach(tiny_vit())
     with pytest.raises(mhprobe.UserError, match=r"expected shape \(6,\)"), gates.masked(mask):
         pass
 
 
-@pytest.mark.parametrize("values", [float("nan"), torch.full((6,), torch.nan), torch.full((6,), torch.inf)])
+@pytest.mark.parametrize(
+    "values", [float("nan"), torch.full((6,), torch.nan), torch.full((6,), torch.inf)]
+)
 def test_factors_that_are_not_finite_are_refused_by_the_name_of_the_argument(values):
     gates = mhprobe.attach(tiny_vit())
-    with pytest.raises(mhprobe.UserError, match=r"gates\.fixed: values: expected a tensor of 6 finite numbers"):
+    with pytest.raises(
+        mhprobe.UserError, match=r"gates\.fixed: values: expected a tensor of 6 finite numbers"
+    ):
         gates.fixed(values).__enter__()
 
 
@@ -312,7 +337,9 @@ def test_a_block_pruned_after_attach_is_named():
     attn = model.blocks[1].attn
     attn.qkv, attn.proj = torch.nn.Linear(24, 48), _with_hooks(torch.nn.Linear(16, 24), attn.proj)
     attn.num_heads, attn.attn_dim = 2, 16
-    with pytest.raises(mhprobe.UserError, match=r"blocks.1.attn: projection input has 16 channels, expected .*24"):
+    with pytest.raises(
+        mhprobe.UserError, match=r"blocks.1.attn: projection input has 16 channels, expected .*24"
+    ):
         model(images_for(model, 1))
 
 

@@ -46,7 +46,17 @@ def test_gates_are_learned_from_weights_and_the_files_hold_what_was_tested(weigh
     mhprobe.train.run(runs.checked("train", *GATES, *common, "gates.keep=4"), learned)
 
     table, found = rows(learned / "tables" / "gates.csv"), metrics(learned)
-    assert list(table[0]) == ["head", "site", "stage", "block", "index", "gate", "open", "kept", "layout"]
+    assert list(table[0]) == [
+        "head",
+        "site",
+        "stage",
+        "block",
+        "index",
+        "gate",
+        "open",
+        "kept",
+        "layout",
+    ]
     assert sum(int(row["kept"]) for row in table) == found["gates/kept"] == 4
     gate = [float(row["gate"]) for row in table]
     assert min(gate) < 1  # they have moved
@@ -57,14 +67,25 @@ def test_gates_are_learned_from_weights_and_the_files_hold_what_was_tested(weigh
     assert float(history[0]["open"]) > float(history[-1]["open"])
     assert (learned / "figures" / "gate_history.png").stat().st_size > 0
 
-    assert json.loads((learned / "model.json").read_text())["gates"] == pytest.approx(gate, abs=1e-7)
+    assert json.loads((learned / "model.json").read_text())["gates"] == pytest.approx(
+        gate, abs=1e-7
+    )
     for file in (learned / "model.safetensors", learned / "checkpoints" / "last.ckpt"):
         model, _ = load_weights(file)
         assert gates_of(model).values.tolist() == pytest.approx(gate, abs=1e-7)
     mhprobe.probe.run(
-        runs.checked("probe", *runs.TINY, "measure=[]", f"weights={learned / 'model.safetensors'}", *common[1:]), again
+        runs.checked(
+            "probe",
+            *runs.TINY,
+            "measure=[]",
+            f"weights={learned / 'model.safetensors'}",
+            *common[1:],
+        ),
+        again,
     )
-    assert metrics(again)["test/accuracy"] == found["test/accuracy"]  # not that of the best epoch, with all heads open
+    assert (
+        metrics(again)["test/accuracy"] == found["test/accuracy"]
+    )  # not that of the best epoch, with all heads open
     assert metrics(again)["test/loss"] == pytest.approx(found["test/loss"], rel=1e-6)
 
     # pruning takes away what the run decided on, not only gates of exactly 0
@@ -82,13 +103,18 @@ def test_gates_are_learned_from_weights_and_the_files_hold_what_was_tested(weigh
         ),
         tmp_path / "pruned",
     )
-    assert [int(row["kept"]) for row in rows(tmp_path / "pruned" / "tables" / "kept_heads.csv")] == kept
+    assert [
+        int(row["kept"]) for row in rows(tmp_path / "pruned" / "tables" / "kept_heads.csv")
+    ] == kept
     assert "gates_kept" not in json.loads((tmp_path / "pruned" / "pruned.json").read_text())
 
     # what was kept is a mask for another run
     masked = tmp_path / "masked"
     mhprobe.probe.run(
-        runs.checked("probe", *runs.TINY, "measure=[]", *common, f"gates.mask={learned}/tables/gates.csv"), masked
+        runs.checked(
+            "probe", *runs.TINY, "measure=[]", *common, f"gates.mask={learned}/tables/gates.csv"
+        ),
+        masked,
     )
     assert metrics(masked)["test/loss"] != metrics(again)["test/loss"]
 
@@ -109,7 +135,10 @@ ALL = {"embedding", "attention", "mlp", "classifier", "norms"}
 def test_what_is_frozen_keeps_its_bits(frozen, moves, weights, tmp_path):
     before, _ = load_weights(weights)
     mhprobe.train.run(
-        runs.checked("train", *GATES, f"weights={weights}", f"gates.frozen={frozen}", "trainer.max_epochs=1"), tmp_path
+        runs.checked(
+            "train", *GATES, f"weights={weights}", f"gates.frozen={frozen}", "trainer.max_epochs=1"
+        ),
+        tmp_path,
     )
     state = load_checkpoint(tmp_path / "checkpoints" / "last.ckpt")["state_dict"]
     moved = {
@@ -121,7 +150,13 @@ def test_what_is_frozen_keeps_its_bits(frozen, moves, weights, tmp_path):
     assert (state["gates.log_alpha"] != 3.0).all()  # the gates move in any case
 
 
-NAMED = {".attn.": "attention", ".mlp.": "mlp", "head.": "classifier", "_token": "embedding", "_embed": "embedding"}
+NAMED = {
+    ".attn.": "attention",
+    ".mlp.": "mlp",
+    "head.": "classifier",
+    "_token": "embedding",
+    "_embed": "embedding",
+}
 
 
 def test_a_killed_run_ends_with_the_same_gates(weights, tmp_path):
@@ -136,7 +171,9 @@ def test_a_killed_run_ends_with_the_same_gates(weights, tmp_path):
         ],
         tmp_path,
     )
-    assert (whole.code, stopped.code, resumed.code, other.code) == (0, -signal.SIGKILL, 0, 0), resumed.err
+    assert (whole.code, stopped.code, resumed.code, other.code) == (0, -signal.SIGKILL, 0, 0), (
+        resumed.err
+    )
     states = [
         load_checkpoint(tmp_path / name / "checkpoints" / "last.ckpt")["state_dict"]
         for name in ("whole", "resumed", "other")
@@ -144,15 +181,28 @@ def test_a_killed_run_ends_with_the_same_gates(weights, tmp_path):
     for key, value in states[0].items():
         if isinstance(value, torch.Tensor):
             assert torch.equal(value, states[1][key]), key
-    assert not torch.equal(states[0]["gates.log_alpha"], states[2]["gates.log_alpha"])  # draws matter
+    assert not torch.equal(
+        states[0]["gates.log_alpha"], states[2]["gates.log_alpha"]
+    )  # draws matter
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "resumed")
-    files = [(tmp_path / name / "tables" / "gate_history.csv").read_bytes() for name in ("whole", "resumed")]
+    files = [
+        (tmp_path / name / "tables" / "gate_history.csv").read_bytes()
+        for name in ("whole", "resumed")
+    ]
     assert files[0] == files[1]
 
 
 def test_two_processes_learn_gates_together(weights, tmp_path):
-    two = ("trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu", "data.batch_size=12", "trainer.max_epochs=1")
-    result = runs.run("train", *GATES, *two, f"weights={weights}", "hydra.run.dir=two", cwd=tmp_path)
+    two = (
+        "trainer=ddp",
+        "trainer.devices=2",
+        "trainer.accelerator=cpu",
+        "data.batch_size=12",
+        "trainer.max_epochs=1",
+    )
+    result = runs.run(
+        "train", *GATES, *two, f"weights={weights}", "hydra.run.dir=two", cwd=tmp_path
+    )
     assert result.code == 0, result.err
     assert metrics(tmp_path / "two")["gates/expected_open"] < 5.9
 
@@ -168,26 +218,38 @@ def test_mistakes_are_answered_in_a_line(weights, tmp_path):
         "keeps no head": [f"gates.mask={empty}"],
         "model's 6 heads": [f"gates.mask={foreign}"],
         "nothing is left to train": ["gates=fixed", "gates.frozen=weights"],
-        "gates.frozen: Give nothing, backbone, weights, a number of blocks, or a list": ["gates.frozen=everything"],
+        "gates.frozen: Give nothing, backbone, weights, a number of blocks, or a list": [
+            "gates.frozen=everything"
+        ],
         "attention, mlp, embedding, classifier, got ['mlp', 'wings']": ["gates.frozen=[mlp,wings]"],
         "got []": ["gates.frozen=[]"],
         "wings": ["+gates.relaxation.wings=2"],
     }
     base = [part for part in GATES if not part.startswith(("gates.lr", "gates.penalty"))]
-    commands = [Command("train", [*base, f"weights={weights}", *more]) for more in mistakes.values()]
+    commands = [
+        Command("train", [*base, f"weights={weights}", *more]) for more in mistakes.values()
+    ]
     for words, result in zip(mistakes, runs.answers(commands, tmp_path), strict=True):
         assert words in result.answer
 
 
 def test_voita_compares_pruned_with_scratch(weights, tmp_path, monkeypatch):
     def chosen(*_):
-        raise AssertionError("one arm is tested at its best epoch on validation, the other at its last")
+        raise AssertionError(
+            "one arm is tested at its best epoch on validation, the other at its last"
+        )
 
     monkeypatch.setattr(builders, "best", chosen)
     cfg = runs.checked(
-        "studies.voita", *runs.TINY, f"weights={weights}", "gates=hard_concrete_target", "gates.lr=0.5",
-        "voita.heads=[4,2]", "+voita.scratch_optim.lr=2e-3", "trainer.max_epochs=1",
-    )  # fmt: skip
+        "studies.voita",
+        *runs.TINY,
+        f"weights={weights}",
+        "gates=hard_concrete_target",
+        "gates.lr=0.5",
+        "voita.heads=[4,2]",
+        "+voita.scratch_optim.lr=2e-3",
+        "trainer.max_epochs=1",
+    )
     mhprobe.studies.voita.run(cfg, tmp_path)
     for arm in ("heads_4_pruned", "heads_4_scratch"):
         tested = mhprobe.load(tmp_path / arm / "model.safetensors").state_dict()
@@ -198,7 +260,9 @@ def test_voita_compares_pruned_with_scratch(weights, tmp_path, monkeypatch):
     assert [row["scratch_epochs"] for row in table] == ["2", "3", "3"]  # weights took 2, gates 1
     assert table[0]["p"] == table[0]["p_holm"] == ""  # of the whole model there is one only
     for row in table[1:]:
-        assert float(row["delta"]) == pytest.approx(float(row["scratch"]) - float(row["pruned"]), abs=1e-6)
+        assert float(row["delta"]) == pytest.approx(
+            float(row["scratch"]) - float(row["pruned"]), abs=1e-6
+        )
         assert float(row["delta_low"]) <= float(row["delta"]) <= float(row["delta_high"])
         assert 0 < float(row["p"]) <= float(row["p_holm"]) <= 1
     for row in table:  # of each kind, how many heads are left, as in the paper's table
@@ -206,21 +270,30 @@ def test_voita_compares_pruned_with_scratch(weights, tmp_path, monkeypatch):
         assert sum(blocks) == int(row["stage 0"]) == int(row["heads"])
         arm = tmp_path / f"heads_{row['heads']}_pruned" / "tables" / "gates.csv"
         if row["heads"] != "6":
-            assert blocks[0] == sum(kept["kept"] == "1" for kept in rows(arm) if kept["block"] == "0")
+            assert blocks[0] == sum(
+                kept["kept"] == "1" for kept in rows(arm) if kept["block"] == "0"
+            )
     assert (tmp_path / "heads_4_pruned" / "figures" / "gate_density.png").is_file()
     for figure in ("voita", "sweep", "survivors"):
         with Image.open(tmp_path / "figures" / f"{figure}.png") as drawn:
             assert drawn.text["Source"].startswith("python -m mhprobe.studies.voita"), figure
     assert [row["kept"] for row in rows(tmp_path / "tables" / "sweep.csv")] == ["2", "4"]
     for size in (4, 2):
-        kept = [int(row["kept"]) for row in rows(tmp_path / f"heads_{size}_pruned" / "tables" / "gates.csv")]
+        kept = [
+            int(row["kept"])
+            for row in rows(tmp_path / f"heads_{size}_pruned" / "tables" / "gates.csv")
+        ]
         model, description = load_weights(tmp_path / f"heads_{size}_scratch" / "model.safetensors")
         assert gates_of(model).values.tolist() == kept and sum(kept) == size  # the same heads ...
         theirs = load_weights(tmp_path / f"heads_{size}_pruned" / "model.safetensors")[0]
-        assert not torch.equal(model.blocks[0].attn.qkv.weight, theirs.blocks[0].attn.qkv.weight)  # ... of new weights
+        assert not torch.equal(
+            model.blocks[0].attn.qkv.weight, theirs.blocks[0].attn.qkv.weight
+        )  # ... of new weights
         assert description["made"]["epochs"] == 3
 
     with pytest.raises(UserError, match="hard_concrete_target"):
-        mhprobe.studies.voita.run(runs.checked("studies.voita", *GATES, f"weights={weights}"), tmp_path)
+        mhprobe.studies.voita.run(
+            runs.checked("studies.voita", *GATES, f"weights={weights}"), tmp_path
+        )
     with pytest.raises(UserError, match="voita: weights: expected the network to prune"):
         mhprobe.studies.voita.run(runs.checked("studies.voita", *GATES), tmp_path)

@@ -46,14 +46,18 @@ def set_log_alpha(gates: HardConcreteGates, values: list[float]) -> None:
 def test_the_closed_form_of_p_open_is_how_often_gates_are_open(log_alpha, beta):
     closed = HardConcrete(beta=beta).p_open(torch.tensor(log_alpha)).item()
     counted, _ = oracle.shares(log_alpha, beta, -0.1, 1.1)
-    assert abs(closed - counted) < 0.015  # four standard deviations of 20,000 draws: 4 * 0.5 / sqrt(20,000)
+    assert (
+        abs(closed - counted) < 0.015
+    )  # four standard deviations of 20,000 draws: 4 * 0.5 / sqrt(20,000)
 
 
 def test_draws_are_those_of_the_definition():
     u = torch.linspace(0.01, 0.99, 25, dtype=torch.float64)
     got = HardConcrete().sample(torch.full_like(u, 0.7), u.logit())
     expected = [oracle.gate(x, 0.7, 0.33, -0.1, 1.1) for x in u.tolist()]
-    torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        got, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-12
+    )
     assert got.min() == 0 and got.max() == 1
 
 
@@ -63,7 +67,13 @@ def test_with_zeta_one_gates_never_reach_one():
         assert (oracle.shares(2.5, 0.33, -0.1, zeta)[1] > 0.5) is reached
         assert (HardConcrete(zeta=zeta).evaluated(torch.tensor(2.5)).item() == 1) is reached
     # and the closed form with the wrong zeta is off by more than sampling
-    assert abs(HardConcrete(zeta=1.0).p_open(torch.tensor(0.0)) - oracle.shares(0.0, 0.33, -0.1, 1.1)[0]) < 0.03
+    assert (
+        abs(
+            HardConcrete(zeta=1.0).p_open(torch.tensor(0.0))
+            - oracle.shares(0.0, 0.33, -0.1, 1.1)[0]
+        )
+        < 0.03
+    )
     with pytest.raises(mhprobe.UserError, match="zeta"):
         with_gates(tiny_vit(), zeta=1.0)
 
@@ -71,7 +81,11 @@ def test_with_zeta_one_gates_never_reach_one():
 def test_gradients_are_those_of_finite_differences_under_the_same_noise():
     model = tiny_vit().double()
     gates = with_gates(model, start=2.4)
-    for tensor in (gates.values, gates.log_alpha, gates.noise):  # they stay float32 in whatever model
+    for tensor in (
+        gates.values,
+        gates.log_alpha,
+        gates.noise,
+    ):  # they stay float32 in whatever model
         tensor.data = tensor.data.double()
     set_log_alpha(gates, [-1.0, 0.0, 0.5, 1.0, -0.5, 0.2])
     images, labels = images_for(model, 4, dtype=torch.float64), labels_for(4)
@@ -93,7 +107,9 @@ def test_gradients_are_those_of_finite_differences_under_the_same_noise():
                 gates.log_alpha[head] -= sign * step
             found.append((ends[0] - ends[1]) / (2 * step))
     # central differences in float64: error of order step^2
-    torch.testing.assert_close(slope, torch.tensor(found, dtype=torch.float64), rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(
+        slope, torch.tensor(found, dtype=torch.float64), rtol=1e-5, atol=1e-8
+    )
     assert (slope.abs() > 1e-3).sum() >= 4
 
 
@@ -121,7 +137,9 @@ def test_one_draw_gates_all_images_and_all_sites_of_a_forward(build):
         if type(module).__name__ == "DropPath":  # draws per image
             module.eval()
     logits = model(image.expand(5, -1, -1, -1))
-    torch.testing.assert_close(logits, logits[:1].expand(5, -1), rtol=1e-4, atol=1e-5)  # float32 in another order
+    torch.testing.assert_close(
+        logits, logits[:1].expand(5, -1), rtol=1e-4, atol=1e-5
+    )  # float32 in another order
     # the whole model under this draw is the model with these gates
     drawn = gates.distribution.sample(gates.log_alpha, gates.noise).detach()
     model.eval()
@@ -244,7 +262,9 @@ def test_saved_weights_hold_what_the_gates_come_to(tmp_path):
 
 
 def test_start_is_normal_and_clamped_as_in_cofi():
-    gates = with_gates(tiny_vit(), beta=2 / 3, start=10, start_std=0.01, low=math.log(0.01), high=math.log(100))
+    gates = with_gates(
+        tiny_vit(), beta=2 / 3, start=10, start_std=0.01, low=math.log(0.01), high=math.log(100)
+    )
     torch.testing.assert_close(gates.log_alpha.detach(), torch.full((6,), math.log(100)))
     free = with_gates(tiny_vit(), start=10, start_std=0.5)
     assert 0 < free.log_alpha.std() < 2
@@ -288,7 +308,9 @@ def test_the_weighted_penalty_is_lambda_times_the_sum_and_comes_in_as_told():
 
 def test_l1_gates_arrive_at_exactly_zero_and_stay():
     model = tiny_vit()
-    gates = attach(model, make=lambda m, layout: HeadGates(m, layout, learnable=True, low=0.0, high=1.0))
+    gates = attach(
+        model, make=lambda m, layout: HeadGates(m, layout, learnable=True, low=0.0, high=1.0)
+    )
     worth = torch.tensor([1.0, 0.01, 1.0, 0.01, 0.01, 1.0])  # what opening each head saves
     penalty, optimizer = Weighted(0.1), torch.optim.AdamW([gates.values], lr=0.05, weight_decay=0)
     for step in range(60):
@@ -308,7 +330,12 @@ def test_the_lagrangian_reaches_its_number_of_heads(heads):
     optimizer = torch.optim.AdamW(
         [
             {"params": [gates.log_alpha], "lr": 0.05, "weight_decay": 0.0},
-            {"params": list(target.parameters()), "lr": target.lr, "weight_decay": 0.0, "maximize": True},
+            {
+                "params": list(target.parameters()),
+                "lr": target.lr,
+                "weight_decay": 0.0,
+                "maximize": True,
+            },
         ]
     )
     torch.manual_seed(0)
@@ -320,7 +347,10 @@ def test_the_lagrangian_reaches_its_number_of_heads(heads):
         optimizer.step()
         gates.project()
     assert gates.amount().sum().item() == pytest.approx(heads, abs=0.35)
-    assert gates.kept(keep=heads).tolist() == (worth >= worth.sort(descending=True).values[heads - 1]).tolist()
+    assert (
+        gates.kept(keep=heads).tolist()
+        == (worth >= worth.sort(descending=True).values[heads - 1]).tolist()
+    )
 
 
 def test_the_lagrangian_without_multipliers_that_rise_stays_open():
@@ -332,7 +362,9 @@ def test_the_lagrangian_without_multipliers_that_rise_stays_open():
         target.linear.fill_(2.0), target.square.fill_(3.0)
     excess = 0.9 - 2 / 6
     assert target(amount, 1.0).item() == pytest.approx(2 * excess + 3 * excess**2)
-    assert target(amount, 0.0).item() == pytest.approx(2 * -0.1 + 3 * 0.01)  # at the start the target is all heads
+    assert target(amount, 0.0).item() == pytest.approx(
+        2 * -0.1 + 3 * 0.01
+    )  # at the start the target is all heads
 
 
 # the binary decision
@@ -343,20 +375,33 @@ def test_voitas_rule_keeps_gates_that_are_likelier_one_than_zero(ends):
     """Counted in draws of the distribution itself, on both sides of the place where the two are even."""
     law = HardConcrete(gamma=ends[0], zeta=ends[1])
     generator = torch.Generator().manual_seed(0)
-    noise = torch.empty(200_000, dtype=torch.float64).uniform_(1e-6, 1 - 1e-6, generator=generator).logit()
+    noise = (
+        torch.empty(200_000, dtype=torch.float64)
+        .uniform_(1e-6, 1 - 1e-6, generator=generator)
+        .logit()
+    )
     for log_alpha in (-0.6, -0.2, 0.2, 0.6):
         drawn = law.sample(torch.tensor(log_alpha, dtype=torch.float64), noise)
         ones, zeros = (drawn == 1).double().mean().item(), (drawn == 0).double().mean().item()
         assert abs(ones - zeros) > 0.01  # far above the noise of so many draws
         assert (law.p_open(torch.tensor(log_alpha)).item() > law.even) == (ones > zeros)
-        assert law.binned(torch.tensor([log_alpha]), bins=1)[0, -1].item() == pytest.approx(ones, abs=0.005)
+        assert law.binned(torch.tensor([log_alpha]), bins=1)[0, -1].item() == pytest.approx(
+            ones, abs=0.005
+        )
     assert HardConcrete().even == pytest.approx(0.688, abs=1e-3)
 
 
 def test_kept_is_by_threshold_or_by_number_with_ties_to_the_lower_index():
     gates = with_gates(tiny_vit())
     set_log_alpha(gates, [1.0, -3.0, 1.0, 0.0, -2.0, 1.0])
-    assert gates.kept().tolist() == [True, False, True, True, False, True]  # P > 0.5 from log_alpha > -0.79
+    assert gates.kept().tolist() == [
+        True,
+        False,
+        True,
+        True,
+        False,
+        True,
+    ]  # P > 0.5 from log_alpha > -0.79
     assert gates.kept(keep=2).tolist() == [True, False, True, False, False, False]
     assert gates.kept(threshold=0.8).tolist() == [True, False, True, False, False, True]
     with gates.fixed(gates.kept().float()):
@@ -367,7 +412,9 @@ def test_kept_is_by_threshold_or_by_number_with_ties_to_the_lower_index():
 @pytest.mark.parametrize(("keep", "nearest"), [(7, 6), (100, 6), (0, 1), (-2, 1)])
 def test_a_number_that_cannot_be_kept_names_the_nearest(keep, nearest):
     gates = with_gates(tiny_vit())
-    with pytest.raises(mhprobe.UserError, match=rf"1 to 6 heads.*got {keep}.*nearest is {nearest}\."):
+    with pytest.raises(
+        mhprobe.UserError, match=rf"1 to 6 heads.*got {keep}.*nearest is {nearest}\."
+    ):
         gates.kept(keep=keep)
     with pytest.raises(mhprobe.UserError, match=rf"nearest is {nearest}\."):
         Target(keep)(gates.amount(), 0.0)
@@ -380,8 +427,16 @@ def test_gates_that_are_no_number_name_their_head():
         gates.kept()
 
 
-@pytest.mark.parametrize("make", [lambda: Weighted(-1), lambda: Weighted(math.nan), lambda: Weighted(1, 0.7, 0.6),
-                                  lambda: Target(2, begin=-0.1), lambda: Target(2, lr=0)])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Weighted(-1),
+        lambda: Weighted(math.nan),
+        lambda: Weighted(1, 0.7, 0.6),
+        lambda: Target(2, begin=-0.1),
+        lambda: Target(2, lr=0),
+    ],
+)
 def test_penalties_that_cannot_work_are_refused(make):
     with pytest.raises(mhprobe.UserError, match=r"^(weight|begin|lr): "):
         make()
@@ -403,7 +458,10 @@ def test_masking_a_head_leaves_the_learned_gates_of_the_others_as_they_are():
 def test_learned_gates_go_on_learning_when_neurons_join_or_a_projection_is_replaced(units):
     """They once became fixed ones without a word: an optimizer made afterwards trained no gate."""
     model = tiny_vit()
-    gates, images = with_gates(model, beta=2 / 3, start=10, low=-4.0, high=4.6), images_for(model, 2)
+    gates, images = (
+        with_gates(model, beta=2 / 3, start=10, low=-4.0, high=4.6),
+        images_for(model, 2),
+    )
     set_log_alpha(gates, [*LOG_ALPHAS, 0.3])
     gates.close(gates.layout.mask([4]))
     expected = model(images)
@@ -415,7 +473,11 @@ def test_learned_gates_go_on_learning_when_neurons_join_or_a_projection_is_repla
     assert joined.log_alpha.requires_grad and not joined.values.requires_grad
     assert joined.log_alpha[:6].tolist() == gates.log_alpha.tolist()
     assert all(value == torch.tensor(4.6) for value in joined.log_alpha[6:])
-    assert (joined.distribution, joined.low, joined.high) == (gates.distribution, gates.low, gates.high)
+    assert (joined.distribution, joined.low, joined.high) == (
+        gates.distribution,
+        gates.low,
+        gates.high,
+    )
     assert joined.effective()[:6].equal(gates.effective()) and (joined.effective()[6:] == 1).all()
     if units != {"head"}:
         assert torch.equal(model(images), expected)

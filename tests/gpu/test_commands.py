@@ -1,4 +1,7 @@
-"""Every command, tiny, on a GPU: what tests/contracts/test_accelerator.py pretends. Skipped without one."""
+"""Every command, tiny, on a GPU: what tests/contracts/test_accelerator.py pretends.
+
+Skipped without one.
+"""
 
 from __future__ import annotations
 

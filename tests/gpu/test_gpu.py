@@ -13,7 +13,10 @@ from mhprobe.recording.replay import Replay
 from mhprobe.training.classifier import GatedClassifier
 from models import BUILDERS, images_for, labels_for
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -70,18 +73,25 @@ def test_a_step_in_bfloat16_moves_the_weights_and_keeps_gates_at_one(twins):
     loss.backward()
     optimizer.step()
     assert loss.dtype == torch.float32 and bool(torch.isfinite(loss))
-    assert any(not torch.equal(a, b) for a, b in zip(before, model.backbone.parameters(), strict=True))
+    assert any(
+        not torch.equal(a, b) for a, b in zip(before, model.backbone.parameters(), strict=True)
+    )
     assert bool((model.gates.effective() == 1).all())
 
 
 def test_one_rank_of_nccl_gives_the_numbers_of_none(tmp_path):
     model = BUILDERS["vit"]().cuda()
     alone = mhprobe.measure(model, loader(model, "cuda"), [mhprobe.measures.GateImportance])
-    dist.init_process_group("nccl", init_method=f"file://{tmp_path / 'rendezvous'}", rank=0, world_size=1)
+    dist.init_process_group(
+        "nccl", init_method=f"file://{tmp_path / 'rendezvous'}", rank=0, world_size=1
+    )
     try:
         ranked = mhprobe.measure(model, loader(model, "cuda"), [mhprobe.measures.GateImportance])
     finally:
         dist.destroy_process_group()
     torch.testing.assert_close(
-        torch.as_tensor(ranked["gate_importance"]), torch.as_tensor(alone["gate_importance"]), rtol=0, atol=0
+        torch.as_tensor(ranked["gate_importance"]),
+        torch.as_tensor(alone["gate_importance"]),
+        rtol=0,
+        atol=0,
     )

@@ -25,7 +25,10 @@ from models import tiny_vit
 
 
 class Oracular(Measure):
-    """Knows which head is dead: it looks for columns of W_O that are zero. Enters as a user's measure would."""
+    """Knows which head is dead: it looks for columns of W_O that are zero.
+
+    Enters as a user's measure would.
+    """
 
     needs = frozenset({"weights"})
     kind = "per_head"
@@ -97,7 +100,9 @@ def rows_of(monkeypatch):
         grown = SimpleNamespace(layout=mhprobe.attach(model).layout, model=model)
         monkeypatch.setattr(bench_module, "attach", lambda model: None)  # it has its gates
         monkeypatch.setattr(bench_module, "grow", lambda family, seed: (grown, list(plants)))
-        monkeypatch.setattr(bench_module, "all_plants", lambda: {each.name: each.plant for each in plants})
+        monkeypatch.setattr(
+            bench_module, "all_plants", lambda: {each.name: each.plant for each in plants}
+        )
         return {(row.plant, row.measure): row for row in bench(makes, ["vit"], seeds, images=4)}
 
     return run
@@ -115,7 +120,11 @@ def test_the_images_that_choose_measure_nothing(rows_of):
 
 
 def test_small_values_are_right_where_small_ones_are_expected(rows_of):
-    makes = {"small": saying([0, 1, 2, 3, 4, 5]), "large": saying([5, 4, 3, 2, 1, 0]), "unknown": saying(range(6))}
+    makes = {
+        "small": saying([0, 1, 2, 3, 4, 5]),
+        "large": saying([5, 4, 3, 2, 1, 0]),
+        "unknown": saying(range(6)),
+    }
     found = rows_of(makes, planted(0, signs={"small": -1, "large": 1}))
     auroc_of = {name: (row.direction, row.auroc) for (_, name), row in found.items()}
     assert auroc_of == {"small": (-1, 1.0), "large": (1, 1.0), "unknown": (0, 0.0)}
@@ -145,23 +154,39 @@ def test_pairs_are_compared_with_pairs_of_one_layer(rows_of):
     found = rows_of({"m": saying(value, "pairwise"), "head": saying(range(6))}, planted(0, 1))
     assert found["plant", "m"].auroc == 1
     value[4, 5] = 2
-    assert rows_of({"m": saying(value, "pairwise")}, planted(0, 1))["plant", "m"].auroc == 0.8  # of five pairs one
+    assert (
+        rows_of({"m": saying(value, "pairwise")}, planted(0, 1))["plant", "m"].auroc == 0.8
+    )  # of five pairs one
     like = planted(4, 5, name="like")
-    assert rows_of({"m": saying(value, "pairwise")}, planted(0, 1, like=("like",)), like)["plant", "m"].auroc == 1
+    assert (
+        rows_of({"m": saying(value, "pairwise")}, planted(0, 1, like=("like",)), like)[
+            "plant", "m"
+        ].auroc
+        == 1
+    )
 
 
 def test_the_interval_over_seeds_holds_the_mean_over_all_seeds_in_95_percent():
-    """Draws as they come: AUROCs near 1, of ten seeds. The percentile bootstrap of so few holds it in 88 %."""
+    """Draws as they come: AUROCs near 1, of ten seeds.
+
+    The percentile bootstrap of so few holds it in 88 %.
+    """
     drawn = torch.distributions.Beta(20.0, 4.0)
     torch.manual_seed(0)
     inside = 0
     for values in drawn.sample((1000, 10)).tolist():
-        row = bench_module._row(1, "vit", "plant", "m", [bench_module.Told(value, True) for value in values])
+        row = bench_module._row(
+            1, "vit", "plant", "m", [bench_module.Told(value, True) for value in values]
+        )
         inside += row.low <= float(drawn.mean) <= row.high
     assert 920 <= inside <= 980
     even = bench_module._row(-1, "vit", "plant", "m", [bench_module.Told(0.0, True)] * 3)
     alone = bench_module._row(1, "vit", "plant", "m", [bench_module.Told(0.9, True)])
-    assert (even.low, even.auroc, even.high) == (1, 1, 1) and math.isnan(alone.low) and math.isnan(alone.high)
+    assert (
+        (even.low, even.auroc, even.high) == (1, 1, 1)
+        and math.isnan(alone.low)
+        and math.isnan(alone.high)
+    )
 
 
 def test_no_number_for_a_plant_is_a_coin_and_counts(rows_of):
@@ -175,7 +200,9 @@ def test_no_number_for_a_plant_is_a_coin_and_counts(rows_of):
     some = rows_of({"m": saying([7, nan, 8, 1, nan, nan])}, planted(0))["plant", "m"]
     assert (some.auroc, some.numbers) == (0.5, 1)
     values = iter([[nan, 1, 2, 3, 4, 5], [9, 1, 2, 3, 4, 5]])
-    found = rows_of({"m": lambda layout: Saying(layout, next(values), "per_head")}, planted(0), seeds=(0, 1))
+    found = rows_of(
+        {"m": lambda layout: Saying(layout, next(values), "per_head")}, planted(0), seeds=(0, 1)
+    )
     assert (found["plant", "m"].auroc, found["plant", "m"].numbers) == (0.75, 1)
 
 
@@ -195,11 +222,15 @@ def test_a_blank_model_passes_the_stream_on_and_has_nothing_that_was_drawn(famil
     torch.manual_seed(0)
     blank = Blank(family, grid=8, patch=4, classes=3)
     torch.manual_seed(1)  # timm draws what it starts from
-    for one, other in zip(blank.model.parameters(), Blank(family, 8, 4, 3).model.parameters(), strict=True):
+    for one, other in zip(
+        blank.model.parameters(), Blank(family, 8, 4, 3).model.parameters(), strict=True
+    ):
         assert torch.equal(one, other)
     with torch.no_grad():
         blank.embed(torch.randn(blank.widths()[0], 3 * 4 * 4))
-        last = 1 if family == "swin" else len(blank.layout.sites) - 1  # behind it Swin merges tokens
+        last = (
+            1 if family == "swin" else len(blank.layout.sites) - 1
+        )  # behind it Swin merges tokens
         before, _ = blank.around_norm(0, torch.randn(2, 3, 32, 32))
         torch.manual_seed(1)
         images = torch.randn(2, 3, 32, 32)
@@ -216,10 +247,13 @@ def test_plants_are_found_by_their_names_and_name_plants_and_signs_that_there_ar
         assert {detector.partition(".")[0] for detector in plant.signs} <= set(entries(None))
 
 
-@pytest.mark.parametrize(("words", "line"), [
-    (["--seeds", "0"], "headbench: --seeds: expected a whole number of at least 1, got 0."),
-    (["--images", "-1"], "headbench: --images: expected a whole number of at least 2, got -1."),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--seeds", "0"], "headbench: --seeds: expected a whole number of at least 1, got 0."),
+        (["--images", "-1"], "headbench: --images: expected a whole number of at least 2, got -1."),
+    ],
+)
 def test_a_bench_of_nothing_is_refused_in_a_line(words, line, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["headbench", "--out", str(tmp_path / "out"), *words])
     with pytest.raises(SystemExit, match="2"):
@@ -266,6 +300,8 @@ def test_a_check_that_every_head_passes_verifies_nothing(monkeypatch):
 def test_a_measure_that_knows_is_told_from_one_that_does_not():
     rows = bench({"oracular": Oracular, "blind": Blind}, ["vit"], [0], images=4)
     found = {(row.plant, row.measure): row for row in rows}
-    assert found["dead", "oracular"].auroc == 0  # nothing was expected of it: read as large for planted heads
+    assert (
+        found["dead", "oracular"].auroc == 0
+    )  # nothing was expected of it: read as large for planted heads
     assert found["dead", "blind"].auroc == 0.5
     assert found["dead", "oracular"].direction == 0 and found["dead", "oracular"].seeds == 1

@@ -99,7 +99,11 @@ class WeightOf(Measure):
     def finish(self):
         marks = self.layout.marks.double() + self.layout.others
         value = torch.where(marks > 2.5, marks, 0 * marks)
-        return {"value": value, "turned": -value, "nothing": torch.where(marks > 3.5, marks, torch.nan)}
+        return {
+            "value": value,
+            "turned": -value,
+            "nothing": torch.where(marks > 3.5, marks, torch.nan),
+        }
 
 
 class Stub(Network):
@@ -149,7 +153,11 @@ def test_the_grade_from_which_on_a_measure_finds_half_is_the_one_that_it_needs(r
 
 def test_names_of_measures_do_not_run_into_the_next_panel(run):
     _, found = run()
-    long = [row._replace(graft=graft, measure=f"{row.measure}.against_and_more") for row in found for graft in "ab"]
+    long = [
+        row._replace(graft=graft, measure=f"{row.measure}.against_and_more")
+        for row in found
+        for graft in "ab"
+    ]
     figure = headbench.sensitivity([], long)
     first, second = (axes.get_legend().get_window_extent() for axes in figure.axes)
     assert first.x1 < second.x0
@@ -163,13 +171,19 @@ def test_one_network_gives_no_interval_and_the_figure_none(run):
     assert all(map(math.isnan, ends))
     figure = headbench.sensitivity(grades, found)
     labels = [text.get_text() for axes in figure.axes for text in axes.get_legend().get_texts()]
-    assert labels == [f"weight_of {row.grade:.1f}", f"weight_of.turned {row.grade:.1f}", "weight_of.nothing never"]
+    assert labels == [
+        f"weight_of {row.grade:.1f}",
+        f"weight_of.turned {row.grade:.1f}",
+        "weight_of.nothing never",
+    ]
 
 
 def test_a_measure_without_a_number_has_not_found_it(run):
     grades, found = run()
     nothing = [point for point in grades if point.measure == "weight_of.nothing"]
-    assert [point.numbers for point in nothing] == [0] * 6  # nothing to tell the graft from: no other head has a number
+    assert [point.numbers for point in nothing] == [
+        0
+    ] * 6  # nothing to tell the graft from: no other head has a number
     assert all(point.found == 0 and point.auroc == 0.5 for point in nothing)
     row = next(row for row in found if row.measure == "weight_of.nothing")
     assert math.isinf(row.grade) and math.isinf(row.high)
@@ -197,11 +211,15 @@ def test_networks_are_resampled_not_grafts():
     """One network finds all of its grafts at once and the other none: two networks say little, however many grafts."""
 
     trials = [
-        module.Trial(network, "marked", [0.0] * 6, [{"m": module.Told(float(network == 0), True)}] * 6)
+        module.Trial(
+            network, "marked", [0.0] * 6, [{"m": module.Told(float(network == 0), True)}] * 6
+        )
         for network in (0, 1)
         for _ in range(50)
     ]
-    found_TG = torch.tensor([trial.scores[0]["m"].auroc for trial in trials], dtype=torch.float64)[:, None]
+    found_TG = torch.tensor([trial.scores[0]["m"].auroc for trial in trials], dtype=torch.float64)[
+        :, None
+    ]
     shares = module._resampled(found_TG, trials)[:, 0]
     assert {0.0, 0.5, 1.0} == set(shares.tolist())
 
@@ -210,7 +228,9 @@ def test_shares_that_fall_are_pooled():
     """By hand: neighbours that fall are given their mean."""
     assert half_reached(torch.tensor([0.6, 0.7])) == 0
     assert half_reached(torch.tensor([0.0, 1.0, 0.0, 0.5])) == 1  # 1 and 0 are pooled
-    assert half_reached(torch.tensor([0.0, 0.25, 0.0, 0.875, 0.625])) == pytest.approx(2 + 0.375 / 0.625)
+    assert half_reached(torch.tensor([0.0, 0.25, 0.0, 0.875, 0.625])) == pytest.approx(
+        2 + 0.375 / 0.625
+    )
 
 
 def test_a_half_that_is_pooled_from_other_shares_is_a_half():
@@ -219,11 +239,15 @@ def test_a_half_that_is_pooled_from_other_shares_is_a_half():
     shares = torch.tensor([0.0, 0.7, 0.6, 0.2, 1.0, 1.0], dtype=torch.float64)
     assert half_reached(shares) == pytest.approx(1, abs=1e-9)
     shares[1] -= 1e-6
-    assert half_reached(shares) == pytest.approx(3, abs=1e-5)  # less than one half by more than rounding
+    assert half_reached(shares) == pytest.approx(
+        3, abs=1e-5
+    )  # less than one half by more than rounding
 
 
 def test_the_command_refuses_before_the_work(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("sys.argv", ["headbench", "--out", str(tmp_path / "out"), "--measures", "rarity"])
+    monkeypatch.setattr(
+        "sys.argv", ["headbench", "--out", str(tmp_path / "out"), "--measures", "rarity"]
+    )
     with pytest.raises(SystemExit, match="2"):
         main()
     said = capsys.readouterr().err
@@ -233,7 +257,9 @@ def test_the_command_refuses_before_the_work(monkeypatch, capsys, tmp_path):
 
 def test_the_command_writes_tables_and_the_figure_of_grafts(monkeypatch, capsys, tmp_path, run):
     run()  # networks, grafts and what they are told, of this file
-    monkeypatch.setattr("mhprobe.headbench.bench.entries", lambda names, entered=(): {"weight_of": WeightOf})
+    monkeypatch.setattr(
+        "mhprobe.headbench.bench.entries", lambda names, entered=(): {"weight_of": WeightOf}
+    )
     given = ["--heads", "grafts", "--seeds", "2", "--out", str(tmp_path)]
     monkeypatch.setattr("sys.argv", ["headbench", *given])
     main()

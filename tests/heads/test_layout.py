@@ -13,15 +13,25 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
 from models import images_for, labels_for, tiny_swin, tiny_vit
 
-RAGGED = HeadLayout(tuple(HeadSite(f"blocks.{n}.attn", 0, n, heads, 4) for n, heads in enumerate((2, 3, 4))))
+RAGGED = HeadLayout(
+    tuple(HeadSite(f"blocks.{n}.attn", 0, n, heads, 4) for n, heads in enumerate((2, 3, 4)))
+)
 
 
 @pytest.mark.parametrize(
     "heads",
-    [[0, 4, 8], (0, 4, 8), np.array([0, 4, 8]), torch.tensor([0, 4, 8]), [(0, 0), (1, 2), (2, 3)],
-     [[0, 0], [1, 2], [2, 3]], torch.tensor([[0, 0], [1, 2], [2, 3]]),
-     torch.isin(torch.arange(9), torch.tensor([0, 4, 8])), [n in (0, 4, 8) for n in range(9)]],
-)  # fmt: skip
+    [
+        [0, 4, 8],
+        (0, 4, 8),
+        np.array([0, 4, 8]),
+        torch.tensor([0, 4, 8]),
+        [(0, 0), (1, 2), (2, 3)],
+        [[0, 0], [1, 2], [2, 3]],
+        torch.tensor([[0, 0], [1, 2], [2, 3]]),
+        torch.isin(torch.arange(9), torch.tensor([0, 4, 8])),
+        [n in (0, 4, 8) for n in range(9)],
+    ],
+)
 def test_every_way_to_name_heads_gives_the_same_mask(heads):
     assert RAGGED.mask(heads).nonzero().flatten().tolist() == [0, 4, 8]
 
@@ -75,11 +85,18 @@ def test_a_mask_of_whole_numbers_is_not_taken_for_a_list_of_heads(values, dtype)
 
 
 def test_a_mask_with_a_row_per_site_is_not_taken_for_pairs():
-    two_each = HeadLayout((*RAGGED.sites[:1], dataclasses.replace(RAGGED.sites[0], name="blocks.1.attn", block=1)))
+    two_each = HeadLayout(
+        (*RAGGED.sites[:1], dataclasses.replace(RAGGED.sites[0], name="blocks.1.attn", block=1))
+    )
     with pytest.raises(UserError, match="may be a mask"):
         two_each.mask(torch.tensor([[0, 1], [1, 1]]))
     assert two_each.mask([(0, 1), (1, 1)]).tolist() == [False, True, False, True]
-    assert two_each.mask([0, 1]).tolist() == [True, True, False, False]  # two numbers of four heads are a list
+    assert two_each.mask([0, 1]).tolist() == [
+        True,
+        True,
+        False,
+        False,
+    ]  # two numbers of four heads are a list
     one_site = HeadLayout(RAGGED.sites[:1])
     assert one_site.mask([0, 1]).all() and one_site.mask([1]).tolist() == [False, True]
     with pytest.raises(UserError, match="may be a mask"):
@@ -88,7 +105,11 @@ def test_a_mask_with_a_row_per_site_is_not_taken_for_pairs():
 
 @pytest.mark.parametrize(
     ("heads", "got"),
-    [([3, 5, 3], "got 3 2 times"), ([(1, 1), (0, 0), (1, 1)], "got 3 2 times"), ([1, 1, 1], "got 1 3 times")],
+    [
+        ([3, 5, 3], "got 3 2 times"),
+        ([(1, 1), (0, 0), (1, 1)], "got 3 2 times"),
+        ([1, 1, 1], "got 1 3 times"),
+    ],
 )
 def test_a_head_that_is_named_twice_is_a_mistake(heads, got):
     with pytest.raises(UserError, match=f"expected each head once, {got}"):
@@ -119,11 +140,15 @@ def test_masks_of_whole_numbers_stop_gates_and_surgery_before_they_change_anythi
     assert mhprobe.prune_heads(model, number_mask.bool()).kept_heads["blocks.1.attn"] == [0, 1]
 
 
-@pytest.mark.parametrize("values", [torch.ones(6, dtype=torch.bool), torch.ones(1), torch.ones(6, 1)])
+@pytest.mark.parametrize(
+    "values", [torch.ones(6, dtype=torch.bool), torch.ones(1), torch.ones(6, 1)]
+)
 def test_gates_take_a_number_for_each_head_and_no_mask(values):
     gates = mhprobe.attach(tiny_vit())
     with (
-        pytest.raises(UserError, match=r"gates\.fixed: values: expected a tensor of 6 finite numbers"),
+        pytest.raises(
+            UserError, match=r"gates\.fixed: values: expected a tensor of 6 finite numbers"
+        ),
         gates.fixed(values),
     ):
         pass
@@ -131,7 +156,10 @@ def test_gates_take_a_number_for_each_head_and_no_mask(values):
 
 def test_prune_heads_takes_pairs():
     model = tiny_swin()
-    by_pairs, by_index = mhprobe.prune_heads(model, [(0, 1), (2, 2)]), mhprobe.prune_heads(model, [1, 6])
+    by_pairs, by_index = (
+        mhprobe.prune_heads(model, [(0, 1), (2, 2)]),
+        mhprobe.prune_heads(model, [1, 6]),
+    )
     images = images_for(model, 2)
     assert torch.equal(by_pairs(images), by_index(images))
     assert not torch.allclose(by_pairs(images), model(images))
@@ -143,7 +171,9 @@ def test_the_digest_tells_layouts_apart():
     assert len(layout.digest) == 8 and int(layout.digest, 16) >= 0
     first, *others = RAGGED.sites
     changed = [{"name": "blocks.0.attention"}, {"num_heads": 3}, {"head_dim": 5}]
-    digests = {HeadLayout((dataclasses.replace(first, **change), *others)).digest for change in changed}
+    digests = {
+        HeadLayout((dataclasses.replace(first, **change), *others)).digest for change in changed
+    }
     assert len(digests | {RAGGED.digest, layout.digest}) == 5
 
 
@@ -157,4 +187,6 @@ def test_gates_and_batches_say_in_one_line_what_they_are():
     gates.close(gates.layout.mask([1, 4, 5]))
     assert repr(gates) == "HeadGates(6 heads in 2 sites, 3 closed)"
     batch = mhprobe.record(model, images_for(model, 3), labels_for(3), needs={"grad", "attn"})
-    assert repr(batch) == "HeadBatch(3 images, 2 sites; z, logits, valid, labels, grad, attn, images)"
+    assert (
+        repr(batch) == "HeadBatch(3 images, 2 sites; z, logits, valid, labels, grad, attn, images)"
+    )

@@ -24,7 +24,9 @@ def test_places_and_support_are_those_of_timm(size):
         grid = torch.arange(1, height * width + 1).view(1, height, width, 1)
         grid = torch.roll(grid, (-block.shift_size[0], -block.shift_size[1]), (1, 2))
         pad = (0, 0, 0, -width % block.window_size[1], 0, -height % block.window_size[0])
-        windows = window_partition(torch.nn.functional.pad(grid, pad), block.window_size).flatten(1) - 1
+        windows = (
+            window_partition(torch.nn.functional.pad(grid, pad), block.window_size).flatten(1) - 1
+        )
         assert torch.equal(site.places(), windows)
         real = windows >= 0
         expected = real[:, :, None] & real[:, None, :]
@@ -50,7 +52,9 @@ def test_every_token_stands_in_one_place_and_may_attend_to_itself(build):
 
 def test_tokens_of_a_grid_stand_in_input_pixels():
     def last(site):
-        return [(count - 1) * step for count, step in zip(site.token_grid, site.pixels, strict=True)]
+        return [
+            (count - 1) * step for count, step in zip(site.token_grid, site.pixels, strict=True)
+        ]
 
     vit, swin = mhprobe.attach(tiny_vit(reg_tokens=1)).layout, mhprobe.attach(tiny_swin()).layout
     assert vit.sites[0].token_grid == (4, 4) and last(vit.sites[0]) == [12, 12]
@@ -76,7 +80,9 @@ def test_the_stream_is_what_the_heads_write_into(build):
         written = torch.einsum("bthd,hdc->btc", z, weights.output) + bias
         # one float32 product in another order
         torch.testing.assert_close(stream.before + written, stream.middle, rtol=1e-4, atol=1e-5)
-        assert written.abs().mean() > 10 * 1e-5  # heads do write: more than the tolerance would hide
+        assert (
+            written.abs().mean() > 10 * 1e-5
+        )  # heads do write: more than the tolerance would hide
     for a, b in zip(layout.blocks, layout.blocks[1:], strict=False):
         if a.stage == b.stage:
             number = layout.blocks.index(b)
@@ -96,10 +102,16 @@ def test_slopes_along_attention_are_those_of_autograd_through_the_value_product(
         )
     batch = mhprobe.record(model, images, labels, {"grad", "attn_grad"})
     for site, grad, slope in zip(layout.sites, batch.grad, batch.attn_grad, strict=True):
-        values = model.get_submodule(site.name).qkv(rows[site.name]).unflatten(-1, (3, site.num_heads, site.head_dim))
+        values = (
+            model.get_submodule(site.name)
+            .qkv(rows[site.name])
+            .unflatten(-1, (3, site.num_heads, site.head_dim))
+        )
         values = values[:, :, 2].unflatten(0, slope.shape[:2])
         places = site.places()
-        grad_BWQHD = grad[:, places.clamp(min=0)] * (places >= 0)[..., None, None]  # padding is cut: slope 0
+        grad_BWQHD = (
+            grad[:, places.clamp(min=0)] * (places >= 0)[..., None, None]
+        )  # padding is cut: slope 0
         expected = torch.einsum("bwqhd,bwkhd->bwhqk", grad_BWQHD, values)
         torch.testing.assert_close(slope, expected, rtol=1e-3, atol=1e-7)
 
@@ -112,4 +124,8 @@ def test_a_nan_is_traced_to_its_site_and_image():
     with pytest.raises(UserError, match=r"blocks\.0\.attn's heads is NaN or infinite for image 41"):
         mhprobe.record(model, images, needs=(), index=torch.tensor([40, 41, 42]))
     valid = torch.tensor([True, False, True])  # padding may be anything
-    assert mhprobe.record(model, images, needs=(), valid=valid).valid.tolist() == [True, False, True]
+    assert mhprobe.record(model, images, needs=(), valid=valid).valid.tolist() == [
+        True,
+        False,
+        True,
+    ]

@@ -76,7 +76,11 @@ def test_an_order_by_an_edited_measure_is_found_anew(written, tmp_path):
     nothing = torch.zeros(6, dtype=torch.bool)
 
     def scores(measure):
-        return Evaluator(model, lambda: batches, 4, cache=MaskCache(tmp_path, "key")).measure(measure, nothing).tolist()
+        return (
+            Evaluator(model, lambda: batches, 4, cache=MaskCache(tmp_path, "key"))
+            .measure(measure, nothing)
+            .tolist()
+        )
 
     assert scores(written()) == [0, 1, 2, 3, 4, 5]
     assert scores(written(helper="FACTOR = -1")) == [0, -1, -2, -3, -4, -5]
@@ -92,14 +96,17 @@ def test_a_figures_ingredients_are_the_code_and_the_files_that_it_names(written,
     }
     written()
     before = stands_on(config)
-    assert set(before["code"]) == {"own_measure", "own_helper", "torch", "torchmetrics"} and set(before["files"]) == {
-        str(table)
-    }
+    assert set(before["code"]) == {"own_measure", "own_helper", "torch", "torchmetrics"} and set(
+        before["files"]
+    ) == {str(table)}
     assert json.loads(json.dumps(before)) == stands_on(config) == before
     table.write_text("head,value\n0,1\n")
     written(helper="FACTOR = 3")
     after = stands_on(config)
-    assert after["files"] != before["files"] and after["code"]["own_helper"] != before["code"]["own_helper"]
+    assert (
+        after["files"] != before["files"]
+        and after["code"]["own_helper"] != before["code"]["own_helper"]
+    )
     assert after["code"]["own_measure"] == before["code"]["own_measure"]
 
 
@@ -124,7 +131,9 @@ def test_an_installed_measure_of_another_version_is_another_question(tmp_path, m
             shutil.rmtree(old)
         about = place / f"labs_measures-{number}.dist-info"
         about.mkdir()
-        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: labs-measures\nVersion: {number}\n")
+        (about / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: labs-measures\nVersion: {number}\n"
+        )
         (about / "top_level.txt").write_text("lab_measures\n")
         importlib.invalidate_caches()
         _distributions.cache_clear()

@@ -8,7 +8,9 @@ import pytest
 
 from mhprobe.io.machine import free_memory
 
-MACHINE = "MemTotal: 100 kB\nMemFree: 10 kB\nMemAvailable: 40 kB\nSwapFree: 8 kB\nHugePages_Free: 0\n"
+MACHINE = (
+    "MemTotal: 100 kB\nMemFree: 10 kB\nMemAvailable: 40 kB\nSwapFree: 8 kB\nHugePages_Free: 0\n"
+)
 
 
 @pytest.fixture
@@ -22,8 +24,14 @@ def test_files_that_linux_keeps_in_memory_are_room_and_so_is_swap(machine, tmp_p
 
 
 @pytest.mark.parametrize(("limit", "kilobytes"), [(30 * 1024, 14), (80 * 1024, 48), ("max", 48)])
-def test_a_container_has_what_its_limit_leaves_and_its_cached_files(machine, tmp_path, limit, kilobytes):
-    for name, text in (("max", limit), ("current", 20 * 1024), ("stat", "anon 5\ninactive_file 4096\nfile 9000\n")):
+def test_a_container_has_what_its_limit_leaves_and_its_cached_files(
+    machine, tmp_path, limit, kilobytes
+):
+    for name, text in (
+        ("max", limit),
+        ("current", 20 * 1024),
+        ("stat", "anon 5\ninactive_file 4096\nfile 9000\n"),
+    ):
         (tmp_path / f"memory.{name}").write_text(f"{text}\n")
     assert free_memory(machine, tmp_path) == kilobytes * 1024
 

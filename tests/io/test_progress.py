@@ -81,7 +81,11 @@ def test_work_that_takes_longer_than_guessed_does_not_say_that_it_is_done(capsys
 
 
 def test_a_bar_of_resumed_work_does_too(monkeypatch):
-    with screen("", "lines"), shown._view() as bars, shown._bar(bars, "training", 6000, "batches") as done:
+    with (
+        screen("", "lines"),
+        shown._view() as bars,
+        shown._bar(bars, "training", 6000, "batches") as done,
+    ):
         done(0, done=5000)
         task = bars.tasks[0]
         assert (task.completed, task.total) == (5000, 6000) and not task.speed
@@ -94,7 +98,9 @@ def test_verbose_says_details_and_who_says_them(capsys):
     with screen("", "auto", verbose=True):
         work()
     out = capsys.readouterr().out
-    assert "DEBUG mhprobe.somewhere: a detail" in out and "head_max on test: 30 images in 0 s" in out
+    assert (
+        "DEBUG mhprobe.somewhere: a detail" in out and "head_max on test: 30 images in 0 s" in out
+    )
 
 
 def test_off_is_silent_but_for_warnings(capsys):
@@ -143,6 +149,8 @@ def test_a_terminal_has_one_view_with_the_title_the_stage_and_the_best(monkeypat
     assert "outer" in last and "inner" in last  # one view, a row each
 
 
-@pytest.mark.parametrize(("seconds", "said"), [(0.4, "0 s"), (89, "89 s"), (91, "2 min"), (7500, "2 h 5 min")])
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.4, "0 s"), (89, "89 s"), (91, "2 min"), (7500, "2 h 5 min")]
+)
 def test_durations_are_short(seconds, said):
     assert duration(seconds) == said

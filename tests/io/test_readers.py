@@ -33,7 +33,9 @@ def test_a_reader_that_leaves_does_not_take_the_work_along(tmp_path, shell):
 def test_without_it_the_work_is_lost(tmp_path):
     """Negative control."""
     (tmp_path / "work.py").write_text(LINES.replace("outlive_readers()", ""))
-    subprocess.run(["bash", "-c", f"{sys.executable} work.py | head -1"], cwd=tmp_path, capture_output=True)
+    subprocess.run(
+        ["bash", "-c", f"{sys.executable} work.py | head -1"], cwd=tmp_path, capture_output=True
+    )
     assert not (tmp_path / "done").exists()
 
 

@@ -9,7 +9,10 @@ from safetensors.torch import load_file, save, save_file
 from mhprobe.io.tensors import digest, packed, read_outcomes, unpacked, write_outcomes
 from mhprobe.questions import stored
 
-VALUES = {"value": torch.tensor([0.5, torch.nan, 2.0], dtype=torch.float64), "images": torch.tensor(7)}
+VALUES = {
+    "value": torch.tensor([0.5, torch.nan, 2.0], dtype=torch.float64),
+    "images": torch.tensor(7),
+}
 RIGHT = torch.tensor([True, False, True, True])
 
 
@@ -53,13 +56,17 @@ def test_every_bit_that_flips_is_seen(tmp_path):
     for place in range(8, len(data), 5):
         path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
         found = kept(tmp_path)
-        assert found is None or (found.columns.keys() == VALUES.keys() and found.columns["value"][2] == 2), place
+        assert found is None or (
+            found.columns.keys() == VALUES.keys() and found.columns["value"][2] == 2
+        ), place
 
 
 def test_outcomes_that_were_edited_are_none(tmp_path):
     path = write_outcomes(tmp_path, RIGHT, torch.arange(4), "same")
     assert torch.equal(read_outcomes(tmp_path).right, RIGHT)
-    save_file({**load_file(path), "right": torch.ones(4, dtype=torch.uint8)}, path, {"images": "same"})
+    save_file(
+        {**load_file(path), "right": torch.ones(4, dtype=torch.uint8)}, path, {"images": "same"}
+    )
     assert read_outcomes(tmp_path) is None
     assert read_outcomes(tmp_path / "nowhere") is None
 
@@ -68,7 +75,9 @@ def test_the_same_content_is_the_same_bytes():
     about = {f"key {number}": "ä" * number for number in range(5)}
     tensors = {"a": torch.arange(5), "b": torch.zeros(2, 3, dtype=torch.bool)}
     assert len({packed(tensors, about) for _ in range(20)}) == 1
-    assert len({save(tensors, about) for _ in range(20)}) > 1  # negative control: safetensors alone writes them anyhow
+    assert (
+        len({save(tensors, about) for _ in range(20)}) > 1
+    )  # negative control: safetensors alone writes them anyhow
 
 
 @pytest.mark.parametrize("number", [torch.tensor(0.5).expand(1), torch.tensor(0.5).expand(1, 1)])

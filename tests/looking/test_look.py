@@ -24,7 +24,9 @@ from models import TWINS, tiny_swin, tiny_vit
 
 def test_the_page_fetches_nothing_and_names_are_text(model, folder):
     found = look(model, folder, show_progress=False)
-    assert "default-src 'none'" in found.page and "'unsafe-inline'; script-src 'sha256-" in found.page
+    assert (
+        "default-src 'none'" in found.page and "'unsafe-inline'; script-src 'sha256-" in found.page
+    )
     assert HOSTILE not in found.page and "<img src=x" not in found.page
     assert len(re.findall(r'<script type="text/plain" id="attention-\d">', found.page)) == 5
     assert all(each.text.replace(" %", "\xa0%") in found.page for each in found.sentences)
@@ -41,7 +43,10 @@ def test_the_first_photograph_is_there_before_the_others_are_looked_at(model, fo
 
 def test_a_network_without_attention_between_patches_gets_the_page_and_the_reason(folder):
     found = look(LOCATED["xcit"](), folder, show_progress=False)
-    assert "Where the heads look cannot be shown:" in found.page and '<script type="text/plain"' not in found.page
+    assert (
+        "Where the heads look cannot be shown:" in found.page
+        and '<script type="text/plain"' not in found.page
+    )
     assert "Could not be told" in found.sentences[-1].text
 
 
@@ -50,10 +55,17 @@ def test_heads_between_tokens_are_shown_though_others_of_the_network_are_between
     page = look(model, folder, limit=2, untrained=False, show_progress=False).page
     data = json.loads(re.search(r'<script [^>]*id="data"[^>]*>(.*?)</script>', page, re.S)[1])
     layout = mhprobe.attach(model).layout
-    between_tokens = [site.name for site in layout.sites if site.windows]  # the others attend between channels
-    assert [site["name"] for site in data["sites"]] == between_tokens and len(between_tokens) < len(layout.sites)
+    between_tokens = [
+        site.name for site in layout.sites if site.windows
+    ]  # the others attend between channels
+    assert [site["name"] for site in data["sites"]] == between_tokens and len(between_tokens) < len(
+        layout.sites
+    )
     count = sum(site.num_heads for site in layout.sites if not site.windows)
-    assert f"{count} of {layout.num_heads} heads are not shown: {layout.sites[1].name} (ChannelAttentionV2)" in page
+    assert (
+        f"{count} of {layout.num_heads} heads are not shown: {layout.sites[1].name} "
+        "(ChannelAttentionV2)" in page
+    )
 
 
 @pytest.mark.parametrize("name", [*TWINS, *LOCATED])
@@ -61,7 +73,9 @@ def test_every_family_is_looked_at(name, folder):
     """With its attention, or without and with the reason; but for those that take no images."""
     model = {**TWINS, **LOCATED}[name]()
     if len(getattr(model, "takes", "CHW")) < 3:
-        with pytest.raises(UserError, match=r"a network for images, got [A-Za-z]*, which takes text"):
+        with pytest.raises(
+            UserError, match=r"a network for images, got [A-Za-z]*, which takes text"
+        ):
             look(model, folder, limit=2, show_progress=False)
         return
     page = look(model, folder, limit=2, untrained=False, show_progress=False).page
@@ -76,15 +90,24 @@ def test_what_was_left_out_is_said(tmp_path, model):
         photo(number).save(tmp_path / f"{number}.png")
     (tmp_path / "4.jpg").write_bytes(b"broken")
     whole, some = (look(model, tmp_path, limit=limit, show_progress=False) for limit in (5, 2))
-    for said, (page, _, notes) in {"Left out: 4.jpg is damaged": whole, "2 of the 5 photographs": some}.items():
-        assert said in page and sum(note.startswith(said) for note in notes) == 1  # the command prints notes
+    for said, (page, _, notes) in {
+        "Left out: 4.jpg is damaged": whole,
+        "2 of the 5 photographs": some,
+    }.items():
+        assert (
+            said in page and sum(note.startswith(said) for note in notes) == 1
+        )  # the command prints notes
 
 
 def test_a_photograph_in_a_format_that_is_not_read_is_named_once(tmp_path, model, caplog):
     photo(1).save(tmp_path / "a.png")
     (tmp_path / "b.heic").write_bytes(b"photograph")
     look(model, tmp_path, show_progress=False, untrained=False)
-    assert [message.count("1 photograph is left out") for message in caplog.messages if "left out" in message] == [1]
+    assert [
+        message.count("1 photograph is left out")
+        for message in caplog.messages
+        if "left out" in message
+    ] == [1]
 
 
 def test_what_had_no_room_is_said(monkeypatch, model, folder):
@@ -176,16 +199,25 @@ def test_the_docs_commands_have_options_that_there_are(capsys):
     with pytest.raises(SystemExit):
         command.main(["--help"])
     known = capsys.readouterr().out
-    assert all(option in known for option in re.findall(r"--[\w-]+", block)) and block.count("mhprobe look") == 2
+    assert (
+        all(option in known for option in re.findall(r"--[\w-]+", block))
+        and block.count("mhprobe look") == 2
+    )
 
 
 @pytest.mark.slow
 def test_the_door_opens_it():
-    done = subprocess.run([sys.executable, "-m", "mhprobe", "look", "--help"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "mhprobe", "look", "--help"], capture_output=True, text=True
+    )
     assert done.returncode == 0 and "usage: mhprobe look" in done.stdout
 
 
 def test_a_model_of_half_precision_is_looked_at(folder, tmp_path):
     """The photographs stayed in float32, and the user, who gave none, was told to convert them."""
     model = tiny_vit().bfloat16()
-    assert look(model, folder, limit=1, untrained=False, show_progress=False).save(tmp_path / "half.html").is_file()
+    assert (
+        look(model, folder, limit=1, untrained=False, show_progress=False)
+        .save(tmp_path / "half.html")
+        .is_file()
+    )

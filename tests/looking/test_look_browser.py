@@ -41,10 +41,14 @@ def test_a_page_shows_the_weights_of_the_model_from_a_patch_and_towards_it(visit
     token = site.prefix_tokens + query[0] * site.token_grid[1] + query[1]
     expected = mhprobe.attention(model, images[1:2], head=[1], query=query)[0, 0].flatten()
     seen = torch.tensor(page.evaluate(READ, [0, 1, token, False]))[site.prefix_tokens :]
-    assert (seen - expected).abs().max() <= expected.max() / 63 + 1e-4 and expected.max() > 2 * expected.mean()
+    assert (
+        seen - expected
+    ).abs().max() <= expected.max() / 63 + 1e-4 and expected.max() > 2 * expected.mean()
     for other in ((0, 0), (2, 3)):  # who looks at (2, 1): what each other patch gives it
         back = mhprobe.attention(model, images[1:2], head=[1], query=other)[0, 0]
-        seen = page.evaluate(READ, [0, 1, token, True])[site.prefix_tokens + other[0] * site.token_grid[1] + other[1]]
+        seen = page.evaluate(READ, [0, 1, token, True])[
+            site.prefix_tokens + other[0] * site.token_grid[1] + other[1]
+        ]
         assert abs(seen - back[query]) <= back.max() / 63 + 1e-4
 
 
@@ -90,18 +94,26 @@ def test_hostile_names_are_text(visit, pages):
     page = visit(f"{pages['vit'][0]}#image=0&at=9,x&heads=4000,-1&sort=<b>")
     page.wait_for_selector(".tile canvas")
     names = [button.get_attribute("title") for button in page.locator("#strip button").all()]
-    assert HOSTILE in names and page.locator("img[src=x]").count() == 0 and "49" not in page.inner_text("#asked")
+    assert (
+        HOSTILE in names
+        and page.locator("img[src=x]").count() == 0
+        and "49" not in page.inner_text("#asked")
+    )
     page.locator("#strip button").nth(names.index(HOSTILE)).click()
     page.wait_for_function("() => document.getElementById('asked').textContent.includes('onerror')")
 
 
-def test_names_in_an_archive_are_text_too_and_so_are_those_of_broken_files(visit, pages, folder, tmp_path):
+def test_names_in_an_archive_are_text_too_and_so_are_those_of_broken_files(
+    visit, pages, folder, tmp_path
+):
     with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
         archive.write(folder / "a.jpg", f"{EVIL}.jpg")
         archive.writestr(f"{EVIL}broken.jpg", b"no picture")
     model = tiny_registers()
     model.pretrained_cfg = {**model.pretrained_cfg, "architecture": EVIL}
-    page = visit(look(model, tmp_path / "photos.zip", show_progress=False).save(tmp_path / "l.html").as_uri())
+    page = visit(
+        look(model, tmp_path / "photos.zip", show_progress=False).save(tmp_path / "l.html").as_uri()
+    )
     page.wait_for_selector(".tile canvas")
     assert page.inner_text("h1") == f"{EVIL} looks at 1 photograph"
     assert page.locator("#strip button").get_attribute("title") == f"{EVIL}.jpg"
@@ -109,40 +121,67 @@ def test_names_in_an_archive_are_text_too_and_so_are_those_of_broken_files(visit
     assert page.inner_text("#asked").startswith(f"{EVIL}.jpg: where the patch")
 
 
-def test_a_class_token_that_is_not_there_is_not_offered_and_a_link_to_it_shows_the_patch(visit, pages):
+def test_a_class_token_that_is_not_there_is_not_offered_and_a_link_to_it_shows_the_patch(
+    visit, pages
+):
     page = visit(f"{pages['swin'][0]}#at=token,0")
     page.wait_for_selector(".tile canvas")
-    assert page.locator("#tokens button").count() == 0 and "where the patch in row" in page.inner_text("#asked")
+    assert page.locator(
+        "#tokens button"
+    ).count() == 0 and "where the patch in row" in page.inner_text("#asked")
     assert visit(pages["vit"][0]).get_by_role("button", name="Class token").count() == 1
 
 
-def test_a_class_token_of_late_blocks_is_offered_and_early_heads_say_that_they_have_it_not(visit, folder, tmp_path):
+def test_a_class_token_of_late_blocks_is_offered_and_early_heads_say_that_they_have_it_not(
+    visit, folder, tmp_path
+):
     model = LOCATED["convit"]()
-    page = visit(look(model, folder, limit=1, show_progress=False).save(tmp_path / "late.html").as_uri())
+    page = visit(
+        look(model, folder, limit=1, show_progress=False).save(tmp_path / "late.html").as_uri()
+    )
     page.wait_for_selector(".tile canvas")
     page.get_by_role("button", name="Class token").click()
-    has = [bool(site.class_token) for site in mhprobe.attach(model).layout.sites for _ in range(site.num_heads)]
-    said = [tile.get_attribute("title").endswith("not in this block") for tile in page.locator(".tile").all()]
+    has = [
+        bool(site.class_token)
+        for site in mhprobe.attach(model).layout.sites
+        for _ in range(site.num_heads)
+    ]
+    said = [
+        tile.get_attribute("title").endswith("not in this block")
+        for tile in page.locator(".tile").all()
+    ]
     assert said == [not each for each in has] and len(set(said)) == 2
 
 
-def test_without_attention_between_patches_there_are_photographs_sentences_and_the_reason(visit, folder, tmp_path):
+def test_without_attention_between_patches_there_are_photographs_sentences_and_the_reason(
+    visit, folder, tmp_path
+):
     found = look(LOCATED["xcit"](), folder, show_progress=False)
     page = visit(found.save(tmp_path / "xcit.html").as_uri())
     page.locator("#strip button").nth(2).click()
-    assert "cannot be shown: blocks.0.attn (XCA): no attention weights to look at" in page.inner_text("#look")
+    assert (
+        "cannot be shown: blocks.0.attn (XCA): no attention weights to look at"
+        in page.inner_text("#look")
+    )
     assert page.inner_text("#asked") == page.locator("#strip button").nth(2).get_attribute("title")
     assert page.locator("#told li").count() == len(found.sentences) > 0
     assert not page.locator("#choices").is_visible() and page.locator(".tile:visible").count() == 0
 
 
-def test_tiles_are_those_of_heads_between_tokens_and_a_link_to_another_head_opens_none(visit, folder, tmp_path):
+def test_tiles_are_those_of_heads_between_tokens_and_a_link_to_another_head_opens_none(
+    visit, folder, tmp_path
+):
     model = LOCATED["davit_channels_v2"]()
-    file = look(model, folder, limit=1, untrained=False, show_progress=False).save(tmp_path / "davit.html")
+    file = look(model, folder, limit=1, untrained=False, show_progress=False).save(
+        tmp_path / "davit.html"
+    )
     layout, page = mhprobe.attach(model).layout, visit(f"{file.as_uri()}#heads=2")
     page.wait_for_selector(".tile canvas")
     shown = [flat for flat, (_, _, site) in enumerate(layout) if site.windows]
-    assert 2 not in shown and [int(tile.get_attribute("data-id")) for tile in page.locator(".tile").all()] == shown
+    assert (
+        2 not in shown
+        and [int(tile.get_attribute("data-id")) for tile in page.locator(".tile").all()] == shown
+    )
     assert page.locator(".tile canvas").count() == len(shown)
     assert page.locator("#open figure").count() == page.locator("#open canvas").count() == 2
 
@@ -162,9 +201,14 @@ def test_a_printed_row_of_heads_is_whole_and_open_heads_stand_beside_the_photogr
     page = visit(pages["vit"][0], width=720)
     page.locator(".tile").first.click()
     page.emulate_media(media="print")
-    assert page.evaluate("getComputedStyle(document.querySelector('.heads-row')).breakInside") == "avoid"
+    assert (
+        page.evaluate("getComputedStyle(document.querySelector('.heads-row')).breakInside")
+        == "avoid"
+    )
     photo, opened = page.locator("#photo").bounding_box(), page.locator("#open").bounding_box()
     assert opened["x"] >= photo["x"] + photo["width"] and opened["width"] > photo["width"]
     assert opened["y"] < photo["y"] + 9
     assert page.locator("button:not(.tile):visible").count() == 0
-    assert "Bright: much attention" in page.inner_text("#key") and "click" not in page.inner_text("#key")
+    assert "Bright: much attention" in page.inner_text("#key") and "click" not in page.inner_text(
+        "#key"
+    )

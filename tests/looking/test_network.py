@@ -34,13 +34,17 @@ def test_images_are_made_smaller_where_their_own_size_would_take_minutes(monkeyp
     assert any("Images are 192 pixels wide and not 224" in note for note in found.notes)
     assert any("untrained" in note for note in found.notes)
     monkeypatch.setattr(module, "MOST", 10_000_000)
-    assert chosen("vit_tiny_patch16_224", "random").notes == ("It is untrained: its weights are random.",)
+    assert chosen("vit_tiny_patch16_224", "random").notes == (
+        "It is untrained: its weights are random.",
+    )
 
 
 def test_a_folder_of_transformers(tmp_path):
     transformers = pytest.importorskip("transformers")
     sizes = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=32)
-    model = transformers.Dinov2Model(transformers.Dinov2Config(image_size=28, patch_size=14, **sizes)).eval()
+    model = transformers.Dinov2Model(
+        transformers.Dinov2Config(image_size=28, patch_size=14, **sizes)
+    ).eval()
     model.save_pretrained(tmp_path)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1, 0.2, 0.3]}))
     found = chosen(tmp_path)
@@ -53,12 +57,21 @@ def test_a_folder_of_transformers(tmp_path):
 
 def test_what_was_pushed_to_the_hub_is_found_there(tmp_path, monkeypatch):
     weights = Path(__file__).parents[2] / "weights" / "cifar10_vit_stem"
-    files = {"model.json": weights.with_suffix(".json"), "model.safetensors": weights.with_suffix(".safetensors")}
+    files = {
+        "model.json": weights.with_suffix(".json"),
+        "model.safetensors": weights.with_suffix(".safetensors"),
+    }
     for name, file in files.items():
         (tmp_path / name).symlink_to(file)
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda repo, file, revision: str(tmp_path / file))
+    monkeypatch.setattr(
+        "huggingface_hub.hf_hub_download", lambda repo, file, revision: str(tmp_path / file)
+    )
     found = chosen("hf-hub:owner/name")
-    assert found.name == "hf-hub:owner/name" and found.spec["size"] == (32, 32) and found.layout.num_heads == 72
+    assert (
+        found.name == "hf-hub:owner/name"
+        and found.spec["size"] == (32, 32)
+        and found.layout.num_heads == 72
+    )
     assert found.twin() is not None
 
 

@@ -38,9 +38,15 @@ def test_cmyk_animations_and_turned_photographs_are_read(tmp_path):
     found = photographs(listed(tmp_path, "look"), 40)
     pixels = dict(zip(found.names, found.pixels.float(), strict=True))
     assert found.notes == []
-    for name, reach in (("cmyk.jpg", 30), ("moves.gif", 30), ("turned.png", 1)):  # JPEG and 256 colours lose something
+    for name, reach in (
+        ("cmyk.jpg", 30),
+        ("moves.gif", 30),
+        ("turned.png", 1),
+    ):  # JPEG and 256 colours lose something
         assert (pixels[name] - pixels["upright.png"]).abs().mean() < reach, name
-    assert (pixels["upright.png"].flip(1) - pixels["upright.png"]).abs().mean() > 30  # and not any turn would do
+    assert (
+        pixels["upright.png"].flip(1) - pixels["upright.png"]
+    ).abs().mean() > 30  # and not any turn would do
 
 
 def test_broken_and_huge_ones_are_named_and_left_out(tmp_path):
@@ -70,7 +76,9 @@ def test_masks_are_of_the_same_names_and_bright_where_it_is_salient(tmp_path):
     assert found.tolist() == (drawn > 0).astype(int).tolist()
     with pytest.raises(UserError, match=r"no mask for b\.jpg"):
         masks(tmp_path, ["b.jpg"], (40, 40))
-    with pytest.raises(UserError, match=r"a\.png for one/a\.jpg and two/a\.jpg; expected one image"):
+    with pytest.raises(
+        UserError, match=r"a\.png for one/a\.jpg and two/a\.jpg; expected one image"
+    ):
         masks(tmp_path, ["one/a.jpg", "two/a.jpg"], (40, 40))
     (tmp_path / "two").mkdir()
     Image.fromarray(drawn).save(tmp_path / "two" / "a.png")

@@ -26,7 +26,11 @@ def unpacked(text, layout, form):
     for site in layout.sites:
         windows, keys = site.places().shape
         fields = math.prod(math.ceil(side / form.field) for side in site.token_grid)
-        shape = (windows, site.num_heads, site.prefix_tokens + fields if site.windows is None else keys)
+        shape = (
+            windows,
+            site.num_heads,
+            site.prefix_tokens + fields if site.windows is None else keys,
+        )
         largest = np.frombuffer(data, "<u2", math.prod(shape), at).reshape(shape)
         at += largest.nbytes
         levels = np.frombuffer(data, "u1", math.prod(shape) * keys, at).reshape(*shape, keys)
@@ -41,7 +45,9 @@ def unpacked(text, layout, form):
 def test_a_page_has_every_weight_to_one_step_of_its_levels(make, levels):
     model = make()
     layout = attach(model).layout
-    image = torch.randn(1, 3, 18, 18)[..., : 18 if make is tiny_swin else 16, : 18 if make is tiny_swin else 16]
+    image = torch.randn(1, 3, 18, 18)[
+        ..., : 18 if make is tiny_swin else 16, : 18 if make is tiny_swin else 16
+    ]
     attention = attention_of_image(model, image)
     form = Form(levels, 1)
     read_back = unpacked(packed(attention, layout, form), layout, form)
@@ -57,7 +63,9 @@ def test_the_attention_is_that_of_hooks_by_hand():
     image = torch.randn(1, 3, 16, 16)
     by_hand = sites_of(model, image, [("blocks.0.attn", 1), ("blocks.1.attn", 1)])
     for mine, theirs in zip(attention_of_image(model, image), by_hand, strict=True):
-        torch.testing.assert_close(mine[0], theirs.maps[0], rtol=0, atol=1e-6)  # another order of the same sums
+        torch.testing.assert_close(
+            mine[0], theirs.maps[0], rtol=0, atol=1e-6
+        )  # another order of the same sums
 
 
 def test_queries_are_averaged_over_fields_and_prefix_tokens_are_not():
@@ -84,8 +92,12 @@ def test_the_finest_form_that_has_room_is_taken_then_images_are_left_out(monkeyp
     assert fitting(attention, layout, 6, 6 * sizes[2]) == seen.FORMS[2]
     monkeypatch.setattr(seen, "ROOM", 3 * sizes[-1] + sizes[-1] // 2)
     begun, done = [], []
-    form, packs = all_packed(model, images, lambda *each: begun.append(each), lambda: done.append(1))
-    assert len(packs) in (2, 3) and len(done) == len(packs)  # gzip does not give every image the same size
+    form, packs = all_packed(
+        model, images, lambda *each: begun.append(each), lambda: done.append(1)
+    )
+    assert len(packs) in (2, 3) and len(done) == len(
+        packs
+    )  # gzip does not give every image the same size
     assert begun == [(form, packs[0])]
 
 

@@ -13,7 +13,16 @@ from mhprobe.errors import UserError
 from mhprobe.headbench.canvas import draw
 from mhprobe.headbench.plants import grow
 from mhprobe.looking import sentences as module
-from mhprobe.looking.sentences import ENDS, SHARE, Facts, Sentence, answers, facts, measured, sentences
+from mhprobe.looking.sentences import (
+    ENDS,
+    SHARE,
+    Facts,
+    Sentence,
+    answers,
+    facts,
+    measured,
+    sentences,
+)
 from models import tiny_vit
 
 IMAGES = 16
@@ -25,7 +34,9 @@ def planted() -> tuple[Facts, dict[str, tuple[int, ...]]]:
     canvas, plants = grow("vit", 0)
     attach(canvas.model)
     seen = draw(IMAGES, 5)
-    return facts(canvas.model, seen.images, seen.objects), {plant.name: plant.heads for plant in plants}
+    return facts(canvas.model, seen.images, seen.objects), {
+        plant.name: plant.heads for plant in plants
+    }
 
 
 def sharp():
@@ -64,7 +75,11 @@ def tell(name: str, known: Facts) -> Sentence | None:
 def test_a_plant_gets_its_sentence_and_an_untrained_network_does_not(name, plants, says):
     known, heads = planted()
     told = tell(name, known)
-    assert says in told.text and "95 % interval" in told.text and ("chance" in told.text or "even" in told.text)
+    assert (
+        says in told.text
+        and "95 % interval" in told.text
+        and ("chance" in told.text or "even" in told.text)
+    )
     for plant in plants:
         assert set(heads[plant]) <= set(told.heads), plant
     assert len(told.heads) < known.layout.num_heads / 2  # not everything is called so
@@ -74,7 +89,9 @@ def test_a_plant_gets_its_sentence_and_an_untrained_network_does_not(name, plant
 def test_a_head_that_was_made_even_is_called_so_and_its_sharp_neighbours_are_not():
     model = sharp()
     with torch.no_grad():
-        model.blocks[2].attn.qkv.weight.unflatten(0, (3, 3, -1))[0, 1] = 0  # its queries say nothing
+        model.blocks[2].attn.qkv.weight.unflatten(0, (3, 3, -1))[0, 1] = (
+            0  # its queries say nothing
+        )
         model.blocks[2].attn.qkv.bias.zero_()
     told = tell("even", facts(model, draw(IMAGES, 5).images))
     assert told.heads == (7,) and "block 2 head 1" in told.text and "95 % interval" in told.text
@@ -88,19 +105,28 @@ def test_heads_that_training_changed_most_are_told_with_the_range_of_untrained_o
     images = draw(IMAGES, 5).images
     told = tell("untrained", facts(model, images, twin=lambda: tiny_vit(1, img_size=32, depth=4)))
     assert told.heads[0] == 5 and "block 1 head 2" in told.text and "95 % interval" in told.text
-    assert "untrained heads" in told.text and "still within its range by all 4 measures" in told.text
-    same = facts(tiny_vit(img_size=32, depth=4), images, twin=lambda: tiny_vit(img_size=32, depth=4))
+    assert (
+        "untrained heads" in told.text and "still within its range by all 4 measures" in told.text
+    )
+    same = facts(
+        tiny_vit(img_size=32, depth=4), images, twin=lambda: tiny_vit(img_size=32, depth=4)
+    )
     assert tell("untrained", same) is None  # a network is not unlike itself
 
 
 def test_a_sink_that_writes_nothing_is_called_a_no_op_and_one_that_writes_is_not():
     known, heads = planted()
     role = known.measures["sinks"]["role"]
-    assert role[list(heads["sink_no_op"])].tolist() == [1] and role[list(heads["sink_broadcast"])].tolist() == [2]
+    assert role[list(heads["sink_no_op"])].tolist() == [1] and role[
+        list(heads["sink_broadcast"])
+    ].tolist() == [2]
     told = tell("sinks", known)
     silent = int((role[list(told.heads)] == 1).sum())
     loud = len(told.heads) - silent
-    assert silent > 0 < loud and f"{silent} {'is a no-op' if silent == 1 else 'are no-ops'} that write" in told.text
+    assert (
+        silent > 0 < loud
+        and f"{silent} {'is a no-op' if silent == 1 else 'are no-ops'} that write" in told.text
+    )
     assert f"; {loud} {'hands' if loud == 1 else 'hand'} out what is there" in told.text
 
 
@@ -110,10 +136,21 @@ def test_a_sink_that_writes_nothing_is_called_a_no_op_and_one_that_writes_is_not
 NAMES = ("attention_distance", "entropy", "sinks", "position")
 
 
-def by_hand(values: torch.Tensor, uniform: float, spread: float = 0.01, layout=None, **twin) -> Facts:
+def by_hand(
+    values: torch.Tensor, uniform: float, spread: float = 0.01, layout=None, **twin
+) -> Facts:
     layout = layout or layout_of(*[2] * (len(values) // 2))
-    columns = {"value": values, "low": values - spread, "high": values + spread, "sink": values, "chance": values}
-    columns |= {name: torch.full_like(values, uniform) for name in ("uniform", "reach", "write", "class_token")}
+    columns = {
+        "value": values,
+        "low": values - spread,
+        "high": values + spread,
+        "sink": values,
+        "chance": values,
+    }
+    columns |= {
+        name: torch.full_like(values, uniform)
+        for name in ("uniform", "reach", "write", "class_token")
+    }
     columns |= {name: torch.zeros_like(values) for name in ("dy", "dx", "role")}
     return Facts(layout, 12, dict.fromkeys(NAMES, columns), twin, {})
 
@@ -121,16 +158,35 @@ def by_hand(values: torch.Tensor, uniform: float, spread: float = 0.01, layout=N
 def test_local_heads_are_told_from_global_ones():
     told = tell("reach", by_hand(torch.tensor([3.0, 9.0, 10.0, 12.0]), 10.0))
     assert told.heads == (0,) and "1 of 4 heads are local" in told.text
-    assert "2 are global" in told.text and "nearest, 3.00 (95 % interval 2.99 to 3.01; even attention 10)" in told.text
+    assert (
+        "2 are global" in told.text
+        and "nearest, 3.00 (95 % interval 2.99 to 3.01; even attention 10)" in told.text
+    )
     assert tell("reach", by_hand(torch.tensor([6.0, 9.0, 10.0, 12.0]), 10.0)) is None
 
 
 def test_the_ends_of_an_interval_do_not_read_alike():
-    columns = {name: torch.tensor([share]) for name, share in zip(ENDS, (0.9722, 0.9708, 0.9741), strict=True)}
-    assert measured(columns, 0, SHARE, "by chance 1 %") == "97.2 % (95 % interval 97.1 % to 97.4 %; by chance 1 %)"
-    assert measured({**columns, "low": torch.tensor([0.86])}, 0, SHARE) == "97 % (95 % interval 86 % to 97 %)"
-    assert measured(dict.fromkeys(ENDS, torch.tensor([1.0])), 0, SHARE) == "100 % (95 % interval 100 % to 100 %)"
-    one_photograph = {**columns, "low": torch.tensor([torch.nan]), "high": torch.tensor([torch.nan])}
+    columns = {
+        name: torch.tensor([share])
+        for name, share in zip(ENDS, (0.9722, 0.9708, 0.9741), strict=True)
+    }
+    assert (
+        measured(columns, 0, SHARE, "by chance 1 %")
+        == "97.2 % (95 % interval 97.1 % to 97.4 %; by chance 1 %)"
+    )
+    assert (
+        measured({**columns, "low": torch.tensor([0.86])}, 0, SHARE)
+        == "97 % (95 % interval 86 % to 97 %)"
+    )
+    assert (
+        measured(dict.fromkeys(ENDS, torch.tensor([1.0])), 0, SHARE)
+        == "100 % (95 % interval 100 % to 100 %)"
+    )
+    one_photograph = {
+        **columns,
+        "low": torch.tensor([torch.nan]),
+        "high": torch.tensor([torch.nan]),
+    }
     assert measured(one_photograph, 0, SHARE) == "97 % (95 % interval nan % to nan %)"
 
 
@@ -141,9 +197,16 @@ def test_distance_that_rises_with_depth_is_told_and_shuffled_blocks_are_not():
     falling = tell("depth", by_hand(rising.flip(0), 10.0))
     assert "less far the deeper" in falling.text
     enough = tell("depth", by_hand(10 + rising / 20, 10.0))
-    assert "in the first 2 blocks 1.01 times as far as even attention, in the last 2 blocks 1.07 times" in enough.text
-    assert tell("depth", by_hand(10 + rising / 1000, 10.0)) is None  # in perfect order, from 1.0002 to 1.0014
-    twice = tell("depth", by_hand(torch.arange(26, dtype=torch.float64), 10.0, layout=side_by_side(6)))
+    assert (
+        "in the first 2 blocks 1.01 times as far as even attention, in the last 2 blocks 1.07 times"
+        in enough.text
+    )
+    assert (
+        tell("depth", by_hand(10 + rising / 1000, 10.0)) is None
+    )  # in perfect order, from 1.0002 to 1.0014
+    twice = tell(
+        "depth", by_hand(torch.arange(26, dtype=torch.float64), 10.0, layout=side_by_side(6))
+    )
     assert "in the first 2 blocks 0.35 times" in twice.text  # heads 0 to 7
     with pytest.raises(UserError, match="4 blocks and 12 photographs"):
         tell("depth", by_hand(torch.arange(14, dtype=torch.float64), 10.0, layout=side_by_side(3)))
@@ -155,7 +218,10 @@ def test_even_heads_are_those_near_the_largest_entropy():
     told = tell("even", by_hand(torch.tensor([9.95, 9.0, 5.0, 9.6]), 10.0))
     assert told.heads == (0,) and "1 of 4 heads" in told.text
     near = tell("even", by_hand(torch.tensor([4.6149, 2.0]), 4.6152, spread=0.0001))
-    assert "entropy of 4.6149 (95 % interval 4.6148 to 4.6150; even attention 4.6152) nats" in near.text
+    assert (
+        "entropy of 4.6149 (95 % interval 4.6148 to 4.6150; even attention 4.6152) nats"
+        in near.text
+    )
     assert tell("even", by_hand(torch.tensor([9.0, 8.0]), 10.0)) is None
 
 
@@ -164,7 +230,10 @@ def test_heads_are_unlike_untrained_ones_only_beyond_all_of_them():
     twin = {name: {"value": torch.tensor([4.0, 9.5])} for name in NAMES}
     told = tell("untrained", by_hand(values, 10.0, **twin))
     assert told.heads == (3, 0) and "untrained heads 4 to 9.5" in told.text  # 2.5 beyond, and 1
-    assert "2 of 4 heads are still within its range by all 4 measures (block 0 head 1, block 1 head 0)" in told.text
+    assert (
+        "2 of 4 heads are still within its range by all 4 measures (block 0 head 1, block 1 head 0)"
+        in told.text
+    )
     same = {name: {"value": torch.tensor([2.0, 13.0])} for name in NAMES}
     assert tell("untrained", by_hand(values, 10.0, **same)) is None
 
@@ -178,16 +247,30 @@ def test_what_could_not_be_told_says_with_how_many_photographs_it_could():
         and "2 more heads may or may not look nearly everywhere alike" in last
     )
     claim = module.even(wide).claim
-    assert claim.needed[3] == 31  # 12 photographs reach .16 far; .1 needs (.16 / .1)^2 = 2.56 times as many
-    assert claim.needed[1].isnan() and claim.needed[2].isnan() and claim.sure.tolist() == [False, True, False, False]
+    assert (
+        claim.needed[3] == 31
+    )  # 12 photographs reach .16 far; .1 needs (.16 / .1)^2 = 2.56 times as many
+    assert (
+        claim.needed[1].isnan()
+        and claim.needed[2].isnan()
+        and claim.sure.tolist() == [False, True, False, False]
+    )
     assert "which heads look at what is salient" in last  # no masks
     close = sentences(by_hand(torch.tensor([9.7001, 5.0, 5.0, 5.0]), 10.0, spread=0.16))[-1].text
-    assert "(more than 10,000 photographs would tell)" in close and "about 10,000" not in close  # 30 millions
-    assert "2 more heads may or may not look nearly" not in sentences(by_hand(values, 10.0, spread=0.01))[-1].text
+    assert (
+        "(more than 10,000 photographs would tell)" in close and "about 10,000" not in close
+    )  # 30 millions
+    assert (
+        "2 more heads may or may not look nearly"
+        not in sentences(by_hand(values, 10.0, spread=0.01))[-1].text
+    )
 
 
 def test_more_photographs_than_there_were_would_tell_also_where_an_interval_is_longer_on_one_side():
-    columns = {name: torch.tensor([value]) for name, value in (("value", 0.9), ("low", 0.4), ("high", 0.95))}
+    columns = {
+        name: torch.tensor([value])
+        for name, value in (("value", 0.9), ("low", 0.4), ("high", 0.95))
+    }
     assert module.claim("rest", columns, 0.5, images=12).needed.tolist() == [13]
 
 
@@ -198,10 +281,12 @@ def test_one_photograph_says_nothing_beyond_itself():
     assert "1 photograph:" in last and "at least 2" in last
     rising = by_hand(torch.arange(16, dtype=torch.float64), 10.0)
     assert any("farther the deeper" in each.text for each in sentences(rising))
-    assert not any("farther the deeper" in each.text for each in sentences(rising._replace(images=1)))
+    assert not any(
+        "farther the deeper" in each.text for each in sentences(rising._replace(images=1))
+    )
     assert (
-        "changes with depth (8 blocks and 1 photograph, expected at least 5 blocks and 2 photographs)"
-        in sentences(rising._replace(images=1))[-1].text
+        "changes with depth (8 blocks and 1 photograph, expected at least 5 blocks and 2 "
+        "photographs)" in sentences(rising._replace(images=1))[-1].text
     )
 
 
@@ -209,5 +294,7 @@ def test_a_function_that_is_marked_is_a_rule(monkeypatch):
     monkeypatch.setattr(module, "_rules", {**module._rules})
     known = by_hand(torch.tensor([3.0, 9.0]), 10.0)
     assert not any("There are" in each.text for each in sentences(known))
-    answers("how many heads there are")(lambda facts: Sentence(f"There are {facts.layout.num_heads} heads."))
+    answers("how many heads there are")(
+        lambda facts: Sentence(f"There are {facts.layout.num_heads} heads.")
+    )
     assert "There are 2 heads." in [each.text for each in sentences(known)]

@@ -26,8 +26,12 @@ def test_a_map_that_knows_the_patch_falls_at_once_and_rises_at_once():
     wrong = torch.tensor([[[-1.0, 0], [0, 0]]])
     good, bad = faithfulness(OnePatch(), images, [right, wrong], steps=4, random_orders=200)
     # trapezoids over quarters: 1, 0, 0, 0, 0 and 0, 1, 1, 1, 1
-    assert good.deletion.item() == pytest.approx(0.125) and good.insertion.item() == pytest.approx(0.875)
-    assert bad.deletion.item() == pytest.approx(0.875) and bad.insertion.item() == pytest.approx(0.125)
+    assert good.deletion.item() == pytest.approx(0.125) and good.insertion.item() == pytest.approx(
+        0.875
+    )
+    assert bad.deletion.item() == pytest.approx(0.875) and bad.insertion.item() == pytest.approx(
+        0.125
+    )
     # a random order meets the patch anywhere: half; 200 draws of deviation 0.28
     assert good.random_deletion.item() == pytest.approx(0.5, abs=0.08)
     assert good.random_insertion.item() == pytest.approx(0.5, abs=0.08)
@@ -40,7 +44,9 @@ def test_areas_match_a_loop_over_patches(build):
     side = model.patch_embed.grid_size
     maps = torch.rand(3, *side, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     (found,) = faithfulness(model, images, [maps], steps=5, random_orders=1)
-    drawn = torch.stack([torch.rand(*side, generator=torch.Generator().manual_seed(n)) for n in range(3)])
+    drawn = torch.stack(
+        [torch.rand(*side, generator=torch.Generator().manual_seed(n)) for n in range(3)]
+    )
     for n in range(3):
         image, grey = images[n], images[n].mean((1, 2), keepdim=True).expand_as(images[n])
         target = int(model(images[n : n + 1]).argmax())
@@ -90,7 +96,10 @@ def test_random_orders_are_reproducible_and_the_model_is_left_as_it_was():
     model = tiny_vit().train()
     mhprobe.attach(model)
     images, maps = images_for(model, 2), torch.rand(2, 4, 4)
-    a, b = (faithfulness(model, images, [maps], steps=3, random_orders=2, baseline="blur") for _ in range(2))
+    a, b = (
+        faithfulness(model, images, [maps], steps=3, random_orders=2, baseline="blur")
+        for _ in range(2)
+    )
     assert all(torch.equal(x, y) for x, y in zip(a[0], b[0], strict=True))
     assert model.training
 
@@ -103,7 +112,10 @@ def test_the_random_orders_of_an_image_are_its_own_whatever_the_batch():
 
     def areas(batch: int, **options) -> torch.Tensor:
         parts = zip(images.split(batch), maps.split(batch), index.split(batch), strict=True)
-        of = [faithfulness(model, i, [m], steps=4, random_orders=1, index=n, **options)[0] for i, m, n in parts]
+        of = [
+            faithfulness(model, i, [m], steps=4, random_orders=1, index=n, **options)[0]
+            for i, m, n in parts
+        ]
         return torch.cat([one.random_deletion for one in of])
 
     whole = areas(6)

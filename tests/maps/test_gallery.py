@@ -32,7 +32,11 @@ def judged(count, grid=(4, 4), signed=False):
 
 def test_every_image_is_a_row_and_every_kind_a_column_on_its_own_scale():
     pictures = torch.rand(3, 3, 16, 16)
-    kinds = {"rollout": judged(3), "gradient rollout": judged(3, (8, 8)), "relevance": judged(3, signed=True)}
+    kinds = {
+        "rollout": judged(3),
+        "gradient rollout": judged(3, (8, 8)),
+        "relevance": judged(3, signed=True),
+    }
     figure = figures.maps(pictures, ["image 12345: airplane\n→ automobile 0.87"] * 3, kinds)
     overlaid = [axes.get_images()[1] for axes in figure.axes if len(axes.get_images()) == 2]
     assert len(overlaid) == 9
@@ -74,7 +78,9 @@ def test_every_head_has_its_panel(count):
 @pytest.mark.slow
 def test_the_command_writes_a_table_figures_and_maps(tmp_path):
     kinds = "maps=[attention,rollout,gradient_rollout,head_rollout,relevance_map]"
-    result = runs.run("maps", *runs.TINY, "weights=random", kinds, "images=[7,3]", *FEW, cwd=tmp_path)
+    result = runs.run(
+        "maps", *runs.TINY, "weights=random", kinds, "images=[7,3]", *FEW, cwd=tmp_path
+    )
     assert result.code == 0, result.err
     assert "rollout: deletion 0." in result.out and "random" in result.out
     rows = runs.rows(result.folder / "tables" / "maps.csv")
@@ -83,16 +89,27 @@ def test_the_command_writes_a_table_figures_and_maps(tmp_path):
         ("3", "rollout"),
     ]
     assert len(rows) == 2 * (3 + 3 + 3)  # three heads twice, three whole maps
-    assert all(0 <= float(row["deletion"]) <= 1 and 0 <= float(row["random_insertion"]) <= 1 for row in rows)
+    assert all(
+        0 <= float(row["deletion"]) <= 1 and 0 <= float(row["random_insertion"]) <= 1
+        for row in rows
+    )
     written = {path.name for path in (result.folder / "figures").glob("*.png")}
-    assert written == {"maps.png", "attention_7.png", "attention_3.png", "head_rollout_7.png", "head_rollout_3.png"}
+    assert written == {
+        "maps.png",
+        "attention_7.png",
+        "attention_3.png",
+        "head_rollout_7.png",
+        "head_rollout_3.png",
+    }
     raw = load_file(result.folder / "maps.safetensors")
     assert raw["rollout/rollout"].shape == raw["relevance_map/relevance"].shape
     assert len(raw) == 9 and all(len(maps) == 2 for maps in raw.values())
 
 
 def test_maps_that_are_not_judged_cost_no_further_forward_and_say_nothing_of_it(monkeypatch):
-    monkeypatch.setattr("mhprobe.maps.gallery.puts_out_features", lambda model: False)  # it is of no family
+    monkeypatch.setattr(
+        "mhprobe.maps.gallery.puts_out_features", lambda model: False
+    )  # it is of no family
 
     class Even(MapKind):
         per_head = False
@@ -124,13 +141,21 @@ def test_maps_are_made_of_one_image_after_the_other_and_are_those_of_all_togethe
     mhprobe.attach(model)
     images, shown = torch.rand(3, 3, 16, 16, dtype=torch.float64), []
     data = Stored()
-    data.transform = lambda batch, train: batch._replace(images=images, labels=torch.tensor([2, 0, 1]))
+    data.transform = lambda batch, train: batch._replace(
+        images=images, labels=torch.tensor([2, 0, 1])
+    )
     kind = GradientRollout(target="label")
     weights = GradientRollout.weights
     monkeypatch.setattr(
-        GradientRollout, "weights", lambda self, *asked: (shown.append(len(asked[1])), weights(self, *asked))[1]
+        GradientRollout,
+        "weights",
+        lambda self, *asked: (shown.append(len(asked[1])), weights(self, *asked))[1],
     )
-    maps = gallery(model, data, [0, 1, 2], {"kind": kind}, score=False).maps["kind"]["gradient rollout"].maps
+    maps = (
+        gallery(model, data, [0, 1, 2], {"kind": kind}, score=False)
+        .maps["kind"]["gradient rollout"]
+        .maps
+    )
     assert shown == [1, 1, 1]
     together = kind(model, images, torch.tensor([2, 0, 1]))["gradient rollout"]
     torch.testing.assert_close(maps, together.float())
@@ -140,24 +165,32 @@ def test_named_heads_stand_side_by_side_for_all_images():
     model = tiny_vit(img_size=16)
     mhprobe.attach(model)
     data = Stored()
-    data.transform = lambda batch, train: batch._replace(images=torch.rand(len(batch.labels), 3, 16, 16))
+    data.transform = lambda batch, train: batch._replace(
+        images=torch.rand(len(batch.labels), 3, 16, 16)
+    )
     kinds = {"attention": Attention(heads=["1/2", "0/0"])}
     results, *_ = gallery(model, data, [0, 1], kinds, score=False)
     assert list(results) == ["maps"]  # no figure of its own for every image
     titles = [axes.get_title() for axes in results["maps"].figure.axes if axes.get_title()]
     assert titles == ["block 1 head 2", "block 0 head 0"]
-    assert [row[-1] for row in results["maps"].table.rows] == ["block 1 head 2"] * 2 + ["block 0 head 0"] * 2
+    assert [row[-1] for row in results["maps"].table.rows] == ["block 1 head 2"] * 2 + [
+        "block 0 head 0"
+    ] * 2
     assert_nothing_is_clipped(results["maps"].figure)
     asked = ("maps=[attention]", "maps.attention.heads=[5/11,0/3]")  # as it is typed
     assert runs.checked("maps", *asked).maps["attention"]["heads"] == ["5/11", "0/3"]
 
 
-@pytest.mark.parametrize(("query", "framed"), [("center", (2, 2)), ((0, 3), (0, 3)), ("class", None)])
+@pytest.mark.parametrize(
+    ("query", "framed"), [("center", (2, 2)), ((0, 3), (0, 3)), ("class", None)]
+)
 def test_the_patch_that_looks_is_framed(query, framed):
     model = tiny_vit(img_size=16)
     mhprobe.attach(model)
     data = Stored()
-    data.transform = lambda batch, train: batch._replace(images=torch.rand(len(batch.labels), 3, 16, 16))
+    data.transform = lambda batch, train: batch._replace(
+        images=torch.rand(len(batch.labels), 3, 16, 16)
+    )
     grid = mhprobe.attach(model).layout.sites[0].token_grid
     kinds = {
         "attention_patch": AttentionPatch(query=query),
@@ -167,7 +200,12 @@ def test_the_patch_that_looks_is_framed(query, framed):
     }
     results, *_ = gallery(model, data, [0], kinds, score=False)
     per_head, overview = (
-        [patch for axes in results[name].figure.axes for patch in axes.patches if not patch.get_fill()]
+        [
+            patch
+            for axes in results[name].figure.axes
+            for patch in axes.patches
+            if not patch.get_fill()
+        ]
         for name in ("attention_patch_0", "maps")
     )
     cell = 8 / grid[0]  # pixels of the stored picture
@@ -175,16 +213,26 @@ def test_the_patch_that_looks_is_framed(query, framed):
     assert {patch.get_xy() for patch in per_head} == ({expected} if expected else set())
     assert {patch.get_width() for patch in per_head} <= {cell}
     middle = (grid[1] // 2 * cell - 0.5, grid[0] // 2 * cell - 0.5)
-    assert {patch.get_xy() for patch in overview} == {middle}, "of the named head, and not of the rollout"
-    assert not [patch for axes in results["all_0"].figure.axes for patch in axes.patches], "the same heads, all queries"
+    assert {patch.get_xy() for patch in overview} == {middle}, (
+        "of the named head, and not of the rollout"
+    )
+    assert not [patch for axes in results["all_0"].figure.axes for patch in axes.patches], (
+        "the same heads, all queries"
+    )
 
 
 def test_two_kinds_whose_maps_have_one_name_are_two_columns():
     model = tiny_vit(img_size=16)
     mhprobe.attach(model)
     data = Stored()
-    data.transform = lambda batch, train: batch._replace(images=torch.rand(len(batch.labels), 3, 16, 16))
-    kinds = {"rollout": Rollout(), "rollout_max": Rollout(fusion="max"), "gradient_rollout": GradientRollout()}
+    data.transform = lambda batch, train: batch._replace(
+        images=torch.rand(len(batch.labels), 3, 16, 16)
+    )
+    kinds = {
+        "rollout": Rollout(),
+        "rollout_max": Rollout(fusion="max"),
+        "gradient_rollout": GradientRollout(),
+    }
     figure = gallery(model, data, [0], kinds, score=False)[0]["maps"].figure
     titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
     assert titles == ["rollout", "rollout max", "gradient rollout"]
@@ -201,11 +249,15 @@ def test_what_cannot_be_drawn_is_said_in_one_line(tmp_path):
         (("images=[-1]",), ("images", "-1")),
         (("maps=[]",), ("maps", "at least one")),
         (("maps=[rollout]", "maps.rollout.fusion=sum"), ("fusion", "mean, max, min", "'sum'")),
-        (("maps=[head_rollout]", "maps.head_rollout.block=7"), ("head_rollout", "blocks 0 to 1", "7")),
+        (
+            ("maps=[head_rollout]", "maps.head_rollout.block=7"),
+            ("head_rollout", "blocks 0 to 1", "7"),
+        ),
         (("faithfulness.baseline=black",), ("faithfulness.baseline", "black")),
     ]
     results = runs.answers(
-        [runs.Command("maps", (*runs.TINY, "weights=random", *more, *FEW)) for more, _ in commands], cwd=tmp_path
+        [runs.Command("maps", (*runs.TINY, "weights=random", *more, *FEW)) for more, _ in commands],
+        cwd=tmp_path,
     )
     for result, (_, words) in zip(results, commands, strict=True):
         assert all(word in result.answer for word in words), result.answer
@@ -230,7 +282,9 @@ def test_a_file_stands_beside_images_of_the_data(tmp_path):
     data = Stored()
     batch = opened(data, [2, str(photo), 0])
     assert batch.labels.tolist() == [2, -1, 0]
-    assert torch.equal(batch.images[0], data.pixels[2]) and torch.equal(batch.images[2], data.pixels[0])
+    assert torch.equal(batch.images[0], data.pixels[2]) and torch.equal(
+        batch.images[2], data.pixels[0]
+    )
     assert batch.images[1].shape == (3, 8, 8) and batch.images[1].float().mean() > 180
 
 
@@ -264,4 +318,9 @@ def test_a_map_that_explains_the_label_needs_one(tmp_path):
     photo = tmp_path / "photo.png"
     Image.new("RGB", (8, 8)).save(photo)
     with pytest.raises(UserError, match="gradient_rollout explains"):
-        gallery(torch.nn.Identity(), Stored(), [str(photo)], {"gradient_rollout": GradientRollout(target="label")})
+        gallery(
+            torch.nn.Identity(),
+            Stored(),
+            [str(photo)],
+            {"gradient_rollout": GradientRollout(target="label")},
+        )

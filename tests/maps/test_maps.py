@@ -27,7 +27,9 @@ from oracles.lrp_relevance import Books
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
 
 
-@pytest.fixture(scope="module", params=[tiny_vit, tiny_registers, tiny_swin], ids=lambda build: build.__name__)
+@pytest.fixture(
+    scope="module", params=[tiny_vit, tiny_registers, tiny_swin], ids=lambda build: build.__name__
+)
 def prepared(request):
     bare = request.param().double()
     torch.manual_seed(3)
@@ -53,7 +55,12 @@ def test_rollout_is_the_product_of_whole_matrices(prepared, fusion):
     assert not torch.allclose(got[0], got[1])
 
 
-KINDS = {"attention": Attention, "patch": AttentionPatch, "rollout": Rollout, "gradient": GradientRollout}
+KINDS = {
+    "attention": Attention,
+    "patch": AttentionPatch,
+    "rollout": Rollout,
+    "gradient": GradientRollout,
+}
 KINDS |= {"head": HeadRollout, "relevance": RelevanceMap}
 
 
@@ -97,7 +104,9 @@ def test_closed_heads_are_left_out_as_removed_ones_are(kind, fusion):
 
 
 def site(tokens=(3, 3), prefix=1, block=0) -> HeadSite:
-    return HeadSite("a.attn", 0, block, 2, 4, prefix_tokens=prefix, grid=tokens, class_token=prefix > 0)
+    return HeadSite(
+        "a.attn", 0, block, 2, 4, prefix_tokens=prefix, grid=tokens, class_token=prefix > 0
+    )
 
 
 def test_rollout_of_identity_is_identity_and_of_uniform_attention_is_uniform():
@@ -120,11 +129,15 @@ def test_uniform_attention_stays_uniform_through_windows_and_merging():
         rows.append(transition((support / support.sum(-1, keepdim=True).clamp(min=1))[None], s))
     chained = chain(layout, rows)
     assert chained.shape == (1, 25, 81)
-    torch.testing.assert_close(chained.sum(-1), torch.ones(1, 25, dtype=torch.float64), **EXACT)  # nothing gets lost
+    torch.testing.assert_close(
+        chained.sum(-1), torch.ones(1, 25, dtype=torch.float64), **EXACT
+    )  # nothing gets lost
 
 
 def test_merging_averages_the_children_that_there_are():
-    before, after = (HeadSite("a", stage, stage, 1, 1, grid=grid) for stage, grid in enumerate([(3, 3), (2, 2)]))
+    before, after = (
+        HeadSite("a", stage, stage, 1, 1, grid=grid) for stage, grid in enumerate([(3, 3), (2, 2)])
+    )
     merged = carried(torch.eye(9, dtype=torch.float64)[None], before, after)[0]
     torch.testing.assert_close(merged, oracle.merging((3, 3)), **EXACT)
     assert merged[0].count_nonzero() == 4 and merged[3].count_nonzero() == 1
@@ -158,7 +171,10 @@ def test_discarding_is_per_image_and_never_the_class_token_on_itself():
 @pytest.mark.parametrize("own", [0.01, 5.0])
 def test_discarding_is_that_of_vit_explain(own):
     """Its lines, for one image: among the k lowest the class token's own weight is passed over, not replaced."""
-    fused = torch.rand(1, 1, 10, 10, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.1
+    fused = (
+        torch.rand(1, 1, 10, 10, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        + 0.1
+    )
     fused[:, :, 0, 0] = own
     flat = fused[0].reshape(1, -1).clone()
     _, indices = flat.topk(int(flat.size(-1) * 0.37), -1, False)
@@ -240,17 +256,25 @@ def test_written_weights_queries_by_what_the_head_writes(prepared, block):
         pytest.skip("written out for one window")
     last = bare.blocks[block]
     inputs = {}
-    handle = last.attn.proj.register_forward_pre_hook(lambda _, args: inputs.update(z=args[0].detach()))
+    handle = last.attn.proj.register_forward_pre_hook(
+        lambda _, args: inputs.update(z=args[0].detach())
+    )
     bare(images)
     handle.remove()
     heads = last.attn.num_heads
     scale = last.ls1.gamma if hasattr(last.ls1, "gamma") else 1.0
     rows = last.attn.proj.weight.T.unflatten(0, (heads, -1)) * scale
     norms = torch.stack(
-        [(z @ w).norm(dim=-1) for z, w in zip(inputs["z"].unflatten(-1, (heads, -1)).unbind(2), rows, strict=True)], 2
+        [
+            (z @ w).norm(dim=-1)
+            for z, w in zip(inputs["z"].unflatten(-1, (heads, -1)).unbind(2), rows, strict=True)
+        ],
+        2,
     )
     norms = norms / norms.mean((1, 2), keepdim=True)
-    got, plain = (HeadRollout(block, weight=weight)(gated, images) for weight in ("written", "none"))
+    got, plain = (
+        HeadRollout(block, weight=weight)(gated, images) for weight in ("written", "none")
+    )
     for n, image in enumerate(images):
         attn, _ = oracle.weights(bare, image)
         for head, values in enumerate(got.values()):
@@ -275,14 +299,18 @@ def test_attention_of_a_head_is_its_class_token_s_row_or_its_mean_over_queries(p
         for number in (0, len(attn) - 1):
             for head in range(attn[number].shape[0]):
                 values = got[f"block {number} head {head}"][n]
-                torch.testing.assert_close(values.flatten(), oracle.read(bare, attn[number][head]), **EXACT)
+                torch.testing.assert_close(
+                    values.flatten(), oracle.read(bare, attn[number][head]), **EXACT
+                )
 
 
 def test_relevance_is_that_of_the_patch_embeddings(prepared):
     bare, gated, images = prepared
     got = RelevanceMap(epsilon=1e-15)(gated, images)["relevance"]
     for n, image in enumerate(images):
-        torch.testing.assert_close(got[n].flatten(), Books(bare, image, 0.25).patches.flatten(), rtol=1e-7, atol=1e-9)
+        torch.testing.assert_close(
+            got[n].flatten(), Books(bare, image, 0.25).patches.flatten(), rtol=1e-7, atol=1e-9
+        )
 
 
 def test_a_model_without_attention_weights_is_named(prepared):
@@ -307,7 +335,11 @@ def test_wrong_options_are_refused_in_one_line(prepared):
         HeadRollout(weight="norm")
     with pytest.raises(UserError, match="needs labels"):
         GradientRollout(target="label")(gated, images)
-    misfits = [(RelevanceMap, "gamma", math.nan), (HeadRollout, "block", True), (Attention, "blocks", 1.5)]
+    misfits = [
+        (RelevanceMap, "gamma", math.nan),
+        (HeadRollout, "block", True),
+        (Attention, "blocks", 1.5),
+    ]
     for kind, option, value in misfits:
         with pytest.raises(UserError, match=rf"^\w+\.{option}: expected .*got {value}"):
             kind(**{option: value})
@@ -318,7 +350,11 @@ def test_the_attention_of_all_patches_adds_up_to_what_is_received(prepared):
     _, gated, images = prepared
     site = mhprobe.attach(gated).layout.sites[-1]
     height, width = site.token_grid
-    each = [AttentionPatch(query=(row, column))(gated, images) for row in range(height) for column in range(width)]
+    each = [
+        AttentionPatch(query=(row, column))(gated, images)
+        for row in range(height)
+        for column in range(width)
+    ]
     center = AttentionPatch()(gated, images)
     for name, values in center.items():
         torch.testing.assert_close(values, each[height // 2 * width + width // 2][name])
@@ -327,21 +363,29 @@ def test_the_attention_of_all_patches_adds_up_to_what_is_received(prepared):
             torch.testing.assert_close(mean, Attention()(gated, images)[name], **EXACT)
         elif not site.pooled:
             torch.testing.assert_close(
-                AttentionPatch(query="class")(gated, images)[name], Attention()(gated, images)[name], **EXACT
+                AttentionPatch(query="class")(gated, images)[name],
+                Attention()(gated, images)[name],
+                **EXACT,
             )
-    assert any((each[0][name] - values).abs().max() > 1e-6 for name, values in center.items())  # queries differ
+    assert any(
+        (each[0][name] - values).abs().max() > 1e-6 for name, values in center.items()
+    )  # queries differ
 
 
 def test_a_query_that_is_not_there_is_refused(prepared):
     _, gated, images = prepared
-    with pytest.raises(UserError, match=r"attention_patch\.query: expected mean.* in a grid of \d+ x \d+"):
+    with pytest.raises(
+        UserError, match=r"attention_patch\.query: expected mean.* in a grid of \d+ x \d+"
+    ):
         AttentionPatch(query=(99, 0))(gated, images)
     site = mhprobe.attach(gated).layout.sites[-1]
     if not site.class_token:
         with pytest.raises(UserError, match=r"expected mean(, register, registers)? or"):
             AttentionPatch(query="class")(gated, images)
     if site.prefix_tokens > site.class_token:
-        first, every = (AttentionPatch(query=name)(gated, images) for name in ("register", "registers"))
+        first, every = (
+            AttentionPatch(query=name)(gated, images) for name in ("register", "registers")
+        )
         assert first.keys() == every.keys()
         if site.prefix_tokens - site.class_token == 1:
             assert all(torch.equal(first[name], every[name]) for name in first)
@@ -359,7 +403,9 @@ def test_heads_are_named_by_block_and_head_in_the_order_asked_for(prepared):
         asked = kind(heads=[last_name, f"{first.name}/0"])
         maps = asked(gated, images)
         everything = kind(blocks=range(1 + last.block))(gated, images)
-        assert next(iter(maps)) == calls and len(maps) == 2 and not asked.per_head and kind().per_head
+        assert (
+            next(iter(maps)) == calls and len(maps) == 2 and not asked.per_head and kind().per_head
+        )
         for name, values in maps.items():
             torch.testing.assert_close(values, everything[name], **EXACT)
     for wrong in ("99/0", f"{last.name}/99", "0", f"{last.name}/-1", f"{last.name}/x"):
@@ -375,7 +421,12 @@ def test_every_kind_gives_one_finite_map_per_image_and_name(prepared, name):
     maps = kind(gated, images)
     assert (len(maps) > 1) == kind.per_head
     for values in maps.values():
-        assert values.ndim == 3 and len(values) == len(images) and values.isfinite().all() and values.std() > 0
+        assert (
+            values.ndim == 3
+            and len(values) == len(images)
+            and values.isfinite().all()
+            and values.std() > 0
+        )
         assert not values.requires_grad
 
 

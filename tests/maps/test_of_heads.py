@@ -16,7 +16,9 @@ def weights_of(model, images):
     seen, handles = [], []
     for name, module in model.named_modules():
         if name.endswith("attn_drop"):
-            handles.append(module.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach())))
+            handles.append(
+                module.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
+            )
         if hasattr(module, "fused_attn"):
             module.fused_attn = False
     with torch.no_grad():
@@ -50,11 +52,15 @@ def test_of_a_swin_windows_lie_where_they_are_in_the_image():
             found = mhprobe.attention(model, images, head=head, query=(row, column))[:, 0]
             r, c = (row - shift) % 8, (column - shift) % 8  # after the roll
             window, place = r // 4 * 2 + c // 4, r % 4 * 4 + c % 4
-            weights = expected[block].unflatten(0, (2, 4))[:, window, 1, place].unflatten(-1, (4, 4))
+            weights = (
+                expected[block].unflatten(0, (2, 4))[:, window, 1, place].unflatten(-1, (4, 4))
+            )
             whole = torch.zeros(2, 8, 8)
             for i in range(4):
                 for j in range(4):
-                    whole[:, (r // 4 * 4 + i + shift) % 8, (c // 4 * 4 + j + shift) % 8] = weights[:, i, j]
+                    whole[:, (r // 4 * 4 + i + shift) % 8, (c // 4 * 4 + j + shift) % 8] = weights[
+                        :, i, j
+                    ]
             torch.testing.assert_close(found, whole)
     mean = mhprobe.attention(model, images, head=0)
     assert mean.shape == (2, 1, 8, 8)
@@ -64,12 +70,18 @@ def test_of_a_swin_windows_lie_where_they_are_in_the_image():
 def test_heads_come_in_the_order_they_were_asked_for():
     model = tiny_vit()
     for block in model.blocks:
-        block.attn.fused_attn = False  # as in blocks that are looked at: the others then have the same bits, too
+        block.attn.fused_attn = (
+            False  # as in blocks that are looked at: the others then have the same bits, too
+        )
     images = images_for(model, 2)
     every = mhprobe.attention(model, images, query="class")
     assert every.shape == (2, 6, 4, 4)
-    assert torch.equal(mhprobe.attention(model, images, head=[4, 1], query="class"), every[:, [4, 1]])
-    assert torch.equal(mhprobe.attention(model, images, head=[(1, 1)], query="class"), every[:, [4]])
+    assert torch.equal(
+        mhprobe.attention(model, images, head=[4, 1], query="class"), every[:, [4, 1]]
+    )
+    assert torch.equal(
+        mhprobe.attention(model, images, head=[(1, 1)], query="class"), every[:, [4]]
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,8 +90,16 @@ def test_heads_come_in_the_order_they_were_asked_for():
         (tiny_vit, {"head": 6}, r"numbers from 0 to 5, .* got \[6\]"),
         (tiny_vit, {"head": [1, 2, 1]}, "attention: head: expected each head once, got 1 2 times"),
         (tiny_vit, {"head": [1.5]}, "attention: head: head indices are whole numbers"),
-        (tiny_vit, {"head": torch.arange(6) == 5}, "attention: head: head indices are whole numbers"),
-        (tiny_vit, {"query": "registers"}, r"expected mean, class or \(row, column\) in a grid of 4 x 4"),
+        (
+            tiny_vit,
+            {"head": torch.arange(6) == 5},
+            "attention: head: head indices are whole numbers",
+        ),
+        (
+            tiny_vit,
+            {"query": "registers"},
+            r"expected mean, class or \(row, column\) in a grid of 4 x 4",
+        ),
         (tiny_vit, {"query": (4, 0)}, r"got \(4, 0\)"),
         (tiny_swin, {"query": "class", "head": 0}, r"expected mean or \(row, column\)"),
         (tiny_swin, {}, "grids of 5 x 5, 9 x 9"),
@@ -105,21 +125,38 @@ def test_figures_are_those_of_the_reports(found):
     layout = mhprobe.attach(model).layout
     figure = mhprobe.plot.heads(values["gate_importance"])
     (image,) = figure.axes[0].images
-    torch.testing.assert_close(torch.tensor(image.get_array().data).flatten(), values["gate_importance"].double())
+    torch.testing.assert_close(
+        torch.tensor(image.get_array().data).flatten(), values["gate_importance"].double()
+    )
     own = mhprobe.plot.heads(torch.arange(6.0), layout, label="number")
     assert own.axes[0].images[0].get_array().max() == 5
     assert mhprobe.plot.pairs(values["cka"]).axes
     rows = mhprobe.masking_curve(model, loader, units="layer")
-    (line, *_) = [line for line in mhprobe.plot.curve(rows).axes[0].lines if len(line.get_xdata()) == len(rows)]
+    (line, *_) = [
+        line
+        for line in mhprobe.plot.curve(rows).axes[0].lines
+        if len(line.get_xdata()) == len(rows)
+    ]
     assert list(line.get_ydata()) == [100 * row["accuracy"] for row in rows]
     images = loader[0][0][:2]
-    figure = mhprobe.plot.maps(images, mhprobe.attention(model, images, head=[0, 5], query="class"), titles=["a", "b"])
-    assert len(figure.axes) == 6 + 4 and [axes.get_title() for axes in figure.axes[:3]] == ["", "a", "b"]
+    figure = mhprobe.plot.maps(
+        images, mhprobe.attention(model, images, head=[0, 5], query="class"), titles=["a", "b"]
+    )
+    assert len(figure.axes) == 6 + 4 and [axes.get_title() for axes in figure.axes[:3]] == [
+        "",
+        "a",
+        "b",
+    ]
     seen = mhprobe.attention(model, images, head=[0, 5], query=(0, 1))
     framed = [axes.patches for axes in mhprobe.plot.maps(images, seen, query=(0, 1)).axes[:6]]
     cell = images.shape[-1] / seen.shape[-1]
-    assert [{patch.get_xy() for patch in each} for each in framed] == [set(), *[{(cell - 0.5, -0.5)}] * 2] * 2
-    with pytest.raises(mhprobe.UserError, match=r"plot.maps: query: expected a patch of \(\d, \d\), got \(99, 0\)"):
+    assert [{patch.get_xy() for patch in each} for each in framed] == [
+        set(),
+        *[{(cell - 0.5, -0.5)}] * 2,
+    ] * 2
+    with pytest.raises(
+        mhprobe.UserError, match=r"plot.maps: query: expected a patch of \(\d, \d\), got \(99, 0\)"
+    ):
         mhprobe.plot.maps(images, seen, query=(99, 0))
 
 
@@ -137,20 +174,36 @@ def test_figures_for_paper_are_as_wide_as_its_columns_and_can_be_read(found):
     for name, draw in drawn.items():
         paper = draw(style="paper")
         assert paper.get_tightbbox().width <= TWO, name
-        assert min(text.get_fontsize() for text in paper.findobj(Text) if text.get_text()) >= LEAST, name
-    screen = drawn["curve"]().get_tightbbox().width  # the control: without it, it is drawn wider than a column
+        assert (
+            min(text.get_fontsize() for text in paper.findobj(Text) if text.get_text()) >= LEAST
+        ), name
+    screen = (
+        drawn["curve"]().get_tightbbox().width
+    )  # the control: without it, it is drawn wider than a column
     assert screen > ONE
 
 
 def test_what_cannot_be_drawn_is_said(found):
     _, loader, values = found
     for draw, reason in (
-        (lambda: mhprobe.plot.heads(values["cka"]), "compares heads or layers; draw it with plot.pairs"),
+        (
+            lambda: mhprobe.plot.heads(values["cka"]),
+            "compares heads or layers; draw it with plot.pairs",
+        ),
         (lambda: mhprobe.plot.heads(torch.ones(6)), "the layout they belong to"),
         (lambda: mhprobe.plot.pairs(values["gate_importance"]), "a measure that compares"),
-        (lambda: mhprobe.plot.curve([{"accuracy": 1}]), "expected the result of mhprobe.masking_curve"),
-        (lambda: mhprobe.plot.heads(values["gate_importance"], style="poster"), "style.*screen.*paper.*poster"),
-        (lambda: mhprobe.plot.maps(loader[0][0], torch.ones(1, 2, 4, 4)), r"expected \(8, heads, rows, columns\)"),
+        (
+            lambda: mhprobe.plot.curve([{"accuracy": 1}]),
+            "expected the result of mhprobe.masking_curve",
+        ),
+        (
+            lambda: mhprobe.plot.heads(values["gate_importance"], style="poster"),
+            "style.*screen.*paper.*poster",
+        ),
+        (
+            lambda: mhprobe.plot.maps(loader[0][0], torch.ones(1, 2, 4, 4)),
+            r"expected \(8, heads, rows, columns\)",
+        ),
     ):
         with pytest.raises(mhprobe.UserError, match=reason):
             draw()

@@ -35,8 +35,12 @@ def test_scores_are_those_of_a_loop_over_pixels():
     maps[1] = maps[1].round()  # ties
     maps[2] = 0.5  # flat: nothing is hot
     found = scores(overlap(maps, mask).mean(0))
-    expected = oracle.segmentation([image.tolist() for image in maps], [image.tolist() for image in mask])
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-12)
+    expected = oracle.segmentation(
+        [image.tolist() for image in maps], [image.tolist() for image in mask]
+    )
+    torch.testing.assert_close(
+        found, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-12
+    )
 
 
 def test_precision_of_a_perfect_a_flat_and_a_wrong_order():
@@ -52,10 +56,14 @@ def material(objects, model=None):
     valid[-1] = False  # a padded one does not count
     batch = Batch(images, labels_for(count), torch.arange(count), valid, objects=objects)
     halves = [
-        batch._replace(**{f: getattr(batch, f)[s] for f in ("images", "labels", "index", "valid", "objects")})
+        batch._replace(
+            **{f: getattr(batch, f)[s] for f in ("images", "labels", "index", "valid", "objects")}
+        )
         for s in (slice(0, 3), slice(3, None))
     ]
-    return SimpleNamespace(backbone=model, walk=lambda images: lambda: halves, of=Sample, seed=0, first=False)
+    return SimpleNamespace(
+        backbone=model, walk=lambda images: lambda: halves, of=Sample, seed=0, first=False
+    )
 
 
 def by_map(result):
@@ -70,7 +78,9 @@ def test_a_map_of_the_object_is_ahead_of_the_centre_and_its_opposite_behind():
     given = material(objects)
 
     def truth(model, images, labels):
-        where = {image.sum().item(): shown for image, shown in zip(given_images, objects, strict=True)}
+        where = {
+            image.sum().item(): shown for image, shown in zip(given_images, objects, strict=True)
+        }
         return {"a": torch.stack([(where[image.sum().item()] == 1).double() for image in images])}
 
     def opposite(model, images, labels):
@@ -83,10 +93,16 @@ def test_a_map_of_the_object_is_ahead_of_the_centre_and_its_opposite_behind():
     for score in ("pixel accuracy", "mean IoU", "average precision"):
         good, centre, bad = (rows[name, score] for name in ("truth", "centre", "opposite"))
         assert good["value"] == good["low"] == good["high"] == 1
-        assert good["over_centre"] == pytest.approx(1 - centre["value"]) and good["over_centre_low"] > 0
+        assert (
+            good["over_centre"] == pytest.approx(1 - centre["value"])
+            and good["over_centre_low"] > 0
+        )
         assert bad["value"] < 0.26 and centre["over_centre"] == 0
         assert centre["low"] <= centre["value"] <= centre["high"]
-    assert by_map(segmentation(given, {"truth": truth}, images=24))["truth", "pixel accuracy"]["value"] < 1  # object 2
+    assert (
+        by_map(segmentation(given, {"truth": truth}, images=24))["truth", "pixel accuracy"]["value"]
+        < 1
+    )  # object 2
     assert_nothing_is_clipped(result["scores"].figure)
 
 
@@ -101,7 +117,10 @@ def test_a_map_is_compared_with_the_centre_image_by_image():
     rows = by_map(segmentation(given, {"again": again}, images=24))
     for score in ("pixel accuracy", "mean IoU", "average precision"):
         row = rows["again", score]
-        assert row["value"] == pytest.approx(rows["centre", score]["value"]) and row["high"] > row["low"]
+        assert (
+            row["value"] == pytest.approx(rows["centre", score]["value"])
+            and row["high"] > row["low"]
+        )
         assert row["over_centre_low"] == row["over_centre_high"] == row["over_centre"] == 0
 
 
@@ -123,4 +142,6 @@ def test_data_without_masks_are_refused():
         segmentation(given, {}, images=6)
     given = material(discs(6, 8))
     with pytest.raises(UserError, match="shows object 7"):
-        segmentation(given, {"flat": lambda model, images, labels: {"a": images[:, 0]}}, images=6, number=7)
+        segmentation(
+            given, {"flat": lambda model, images, labels: {"a": images[:, 0]}}, images=6, number=7
+        )

@@ -25,7 +25,9 @@ CONF = Path(__file__).parents[2] / "conf" / "masking"
 def masking(name: str) -> DictConfig:
     """The group in its place, so that its interpolations resolve."""
     search = OmegaConf.load(CONF.parent / "search" / "auto.yaml")
-    return OmegaConf.create({"masking": OmegaConf.load(CONF / f"{name}.yaml"), "search": search}).masking
+    return OmegaConf.create(
+        {"masking": OmegaConf.load(CONF / f"{name}.yaml"), "search": search}
+    ).masking
 
 
 def test_six_curves_are_the_seed_papers_six():
@@ -46,7 +48,9 @@ def test_six_curves_are_the_seed_papers_six():
 
 
 def test_a_search_is_exact_for_few_candidates_and_fast_for_many_unless_told_otherwise():
-    settings = [runs.checked("mask", *overrides) for overrides in ([], ["search=fast"], ["search=exact"])]
+    settings = [
+        runs.checked("mask", *overrides) for overrides in ([], ["search=fast"], ["search=exact"])
+    ]
     found = [instantiate(cfg.masking.curves["head_max"].order).search for cfg in settings]
     fast = Screened(20, Racing(epsilon=0.002, delta=0.01))
     assert found == [Auto(), fast, Exact()] and Auto() == Auto(Exact(), fast)
@@ -56,7 +60,11 @@ def test_orders_has_every_way_to_order_heads():
     curves = masking("orders").curves
     ways = {curve.order._target_.rpartition(".")[2] for curve in curves.values()}
     assert ways == {order.__name__ for order in known_orders().values()}
-    scores = {curve.order.measure._target_.rpartition(".")[2] for curve in curves.values() if "measure" in curve.order}
+    scores = {
+        curve.order.measure._target_.rpartition(".")[2]
+        for curve in curves.values()
+        if "measure" in curve.order
+    }
     assert scores == {"GateImportance", "LRPRelevance", "Confidence", "AblationDelta", "Fisher"}
     assert any("rescore_every" in curve.order for curve in curves.values())
 

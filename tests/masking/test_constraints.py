@@ -36,7 +36,9 @@ class Table(Evaluate):
 
     def __call__(self, masks, images=None):
         every = torch.arange(50) if images is None else images
-        correct = torch.tensor([random.Random(str(mask.tolist())).randrange(51) for mask in masks])[:, None]
+        correct = torch.tensor([random.Random(str(mask.tolist())).randrange(51) for mask in masks])[
+            :, None
+        ]
         return Scores(every < correct, (50 - correct).double().expand(-1, len(every)) / 50)
 
     def measure(self, make, mask, column="value"):
@@ -45,14 +47,19 @@ class Table(Evaluate):
 
 def curve(layout, order, **more):
     select = Table()
-    rows = masking_curve(layout, CurveSpec("c", "head", order, **more), select, select, splits=("test", "test"))
+    rows = masking_curve(
+        layout, CurveSpec("c", "head", order, **more), select, select, splits=("test", "test")
+    )
     return [row for row in rows if row["seed"] in ("", 0)]
 
 
 def left(layout: HeadLayout, row) -> list[int]:
     """Heads left per layer."""
     masked = set(map(int, row["masked"].split()))
-    return [sum(layout.flat(i, h) not in masked for h in range(site.num_heads)) for i, site in enumerate(layout.sites)]
+    return [
+        sum(layout.flat(i, h) not in masked for h in range(site.num_heads))
+        for i, site in enumerate(layout.sites)
+    ]
 
 
 # that every order keeps to its limits is one of the contracts
@@ -60,7 +67,11 @@ def test_a_curve_leaves_each_layer_its_last_heads():
     layout = layout_of(3, 4, 1)
     rows = curve(layout, KeepBest(), min_heads_per_layer=2)
     assert all(count >= 2 for row in rows for count in left(layout, row)[:2])
-    assert left(layout, rows[-1]) == [2, 2, 1]  # and goes as far as it may; the layer of one head is not touched
+    assert left(layout, rows[-1]) == [
+        2,
+        2,
+        1,
+    ]  # and goes as far as it may; the layer of one head is not touched
     assert left(layout, curve(layout, KeepBest())[-1]) == [0, 0, 0]
 
 
@@ -95,10 +106,21 @@ def test_a_target_in_flops_or_time_uses_what_it_is_given():
     costs = {"flops": lambda masks: 1 - masks.double() @ price}
     spec = CurveSpec("c", "head", ByScore(measure=a_measure), target={"flops": 0.7})
     rows = masking_curve(layout, spec, Table(), Table(), costs=costs)
-    shares = [float(costs["flops"](layout.mask(list(map(int, row["masked"].split())))[None])) for row in rows]
-    assert min(shares) <= 0.7 and sum(share <= 0.7 for share in shares) == 2  # the last row of each split
+    shares = [
+        float(costs["flops"](layout.mask(list(map(int, row["masked"].split())))[None]))
+        for row in rows
+    ]
+    assert (
+        min(shares) <= 0.7 and sum(share <= 0.7 for share in shares) == 2
+    )  # the last row of each split
     with pytest.raises(UserError, match=r"flops=0.2 can't be met: .* 0.3 is left"):
-        masking_curve(layout, CurveSpec("c", "head", KeepBest(), target={"flops": 0.2}), Table(), Table(), costs=costs)
+        masking_curve(
+            layout,
+            CurveSpec("c", "head", KeepBest(), target={"flops": 0.2}),
+            Table(),
+            Table(),
+            costs=costs,
+        )
 
 
 @pytest.mark.parametrize(
@@ -124,7 +146,9 @@ def test_what_can_be_known_is_known_before_the_model_runs():
         CurveSpec("c", "head", KeepBest(), [-1], target={"heads": 2}).check(layout_of(4, 4))
 
 
-@pytest.mark.parametrize(("layers", "got"), [([0, 0], "each once"), ([0, 1, 0, 1], "each once"), ([True], "got True")])
+@pytest.mark.parametrize(
+    ("layers", "got"), [([0, 0], "each once"), ([0, 1, 0, 1], "each once"), ([True], "got True")]
+)
 def test_layers_are_numbers_and_each_stands_once(layers, got):
     with pytest.raises(UserError, match=f"exclude_layers: .*{got}"):
         make_units("head", layout_of(4, 4), layers)
@@ -138,6 +162,8 @@ def test_all_heads_may_go():
 @pytest.mark.parametrize("order", [Fisher(multiple=8), Turns(multiple=8)])
 def test_multiples_of_neurons_are_refused_where_only_heads_can_go(order):
     """It was left out without a word, while pruning and the knapsack's curve refused it."""
-    with pytest.raises(UserError, match=r"^multiple: it counts neurons, got 8 for heads alone; take 1, or neurons"):
+    with pytest.raises(
+        UserError, match=r"^multiple: it counts neurons, got 8 for heads alone; take 1, or neurons"
+    ):
         CurveSpec("c", "head", order).check(layout_of(3, 2))
     CurveSpec("c", "head", type(order)()).check(layout_of(3, 2))

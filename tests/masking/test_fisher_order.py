@@ -50,7 +50,9 @@ def off(fisher, remove=None, layout=VIT, limits=None, units="head", **options):
 
 
 def some_fisher(layout, seed):
-    slopes = torch.randn(40, layout.num_heads, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    slopes = torch.randn(
+        40, layout.num_heads, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     slopes[:, 1] = slopes[:, 0] + 0.1 * slopes[:, 1]
     return slopes.mT @ slopes / 40
 
@@ -68,7 +70,9 @@ def test_fisher_is_the_mean_outer_product_of_each_images_slopes(name, gate):
         gates = mhprobe.attach(halved)
         gates.values.copy_(share)
         folded = mhprobe.prune_heads(halved, [])
-    expected = oracle.fisher(folded, images, labels, layout.sites)  # along the share that is let through
+    expected = oracle.fisher(
+        folded, images, labels, layout.sites
+    )  # along the share that is let through
     index, valid = torch.tensor([3, 4, 0]), torch.tensor([True, True, False])
     batches = [
         Batch(images[:3], labels[:3], torch.arange(3), torch.ones(3, dtype=torch.bool)),
@@ -100,7 +104,9 @@ def test_under_a_flop_target_a_head_that_is_dear_and_of_no_use_goes_first():
     fisher = torch.diag(torch.tensor([1.0, 4.0, 9.0, 1.5, 9.0, 9.0]))
     price = torch.tensor([0.1, 0.1, 0.1, 0.2, 0.2, 0.2]).double()
     for value, expected in [(0.95, [3]), (0.71, [0, 3])]:
-        limits = Limits(VIT, targets=(Target("flops", value, lambda masks: 1 - masks.double() @ price),))
+        limits = Limits(
+            VIT, targets=(Target("flops", value, lambda masks: 1 - masks.double() @ price),)
+        )
         assert off(fisher, limits=limits, rearranged=False) == expected
     heads = Limits(VIT, targets=(Target("heads", 5, lambda masks: (~masks).sum(-1).double()),))
     assert off(fisher, limits=heads) == [0]  # every head counts the same
@@ -118,7 +124,10 @@ def test_information_that_is_no_number_names_its_head():
 def test_rearranging_keeps_the_number_per_layer_and_never_costs_more(seed, remove):
     layout = layout_of(MODELS["swin"])
     fisher = some_fisher(layout, seed)
-    before, after = (layout.mask(off(fisher, remove, layout, rearranged=rearranged)) for rearranged in (False, True))
+    before, after = (
+        layout.mask(off(fisher, remove, layout, rearranged=rearranged))
+        for rearranged in (False, True)
+    )
     for number in range(len(layout.sites)):
         span = layout.span(number)
         block, old, new = fisher[span, span], before[span].double(), after[span].double()
@@ -126,7 +135,9 @@ def test_rearranging_keeps_the_number_per_layer_and_never_costs_more(seed, remov
         cost = [(m @ block @ m).item() for m in (old, new)]
         assert cost[1] <= cost[0] + 1e-12
         best, _ = oracle.best_of_layer(block, int(old.sum()))
-        assert cost[1] <= max(best * 1.0001, best + 1e-9)  # with 2 or 3 heads, exchanges reach the best of all
+        assert cost[1] <= max(
+            best * 1.0001, best + 1e-9
+        )  # with 2 or 3 heads, exchanges reach the best of all
 
 
 def test_of_two_twins_rearranging_keeps_one():

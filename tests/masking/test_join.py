@@ -10,7 +10,14 @@ import torch
 
 from mhprobe.masking.base import Path
 from mhprobe.masking.parts.trace import Curve, Points, Trace, totals
-from mhprobe.masking.redundant_or_inert import Likeness, MaskedHead, Similarity, _bar, control, masked_heads
+from mhprobe.masking.redundant_or_inert import (
+    Likeness,
+    MaskedHead,
+    Similarity,
+    _bar,
+    control,
+    masked_heads,
+)
 from mhprobe.report.measured import answer
 from mhprobe.report.tables import masked_heads as table_of
 
@@ -65,7 +72,10 @@ def test_a_drop_of_a_point_that_may_be_chance_does_not_end_the_first_phase():
     """With few images a point is noise: the curve must not say at once that eight heads can go and that none can."""
     noisy = with_p([1.0, 0.4, 0.4, 0.3, 0.001], [0.9, 0.88, 0.88, 0.88, 0.5])
     assert bool(noisy.falls[1])
-    assert list(phases(masked_heads(noisy, {"s": similarity({})}, NORM)).values()) == ["before"] * 3 + ["at"] * 2
+    assert (
+        list(phases(masked_heads(noisy, {"s": similarity({})}, NORM)).values())
+        == ["before"] * 3 + ["at"] * 2
+    )
 
 
 def test_how_many_heads_can_go_is_one_number_wherever_it_is_said():
@@ -78,7 +88,9 @@ def test_how_many_heads_can_go_is_one_number_wherever_it_is_said():
     (line,) = answer([found], heads)
     assert line.startswith("c on test: 3 heads go before accuracy is significantly lower (")
     counts = line.partition(" (")[2].partition(";")[0].rstrip(")").split(", ")
-    assert sum(int(count.split()[0]) for count in counts) == 3, "of each of them it is said what it is"
+    assert sum(int(count.split()[0]) for count in counts) == 3, (
+        "of each of them it is said what it is"
+    )
 
 
 def test_without_a_test_the_drop_is_of_more_than_a_point():
@@ -98,16 +110,25 @@ def test_likeness_is_to_heads_that_are_kept_at_the_drop():
 def test_the_largest_similarity_is_read_against_the_null_of_the_largest():
     value = similarity({(0, 2): 0.7, (0, 3): 0.5}).value
     draws = torch.full((6, 6, 3), 0.2, dtype=torch.float64)
-    draws[0, 2], draws[0, 3] = torch.tensor([0.1, 0.3, 0.2]), torch.tensor([0.3, 0.1, 0.2])  # 0.2 each, the larger 0.27
+    draws[0, 2], draws[0, 3] = (
+        torch.tensor([0.1, 0.3, 0.2]),
+        torch.tensor([0.3, 0.1, 0.2]),
+    )  # 0.2 each, the larger 0.27
     draws[0, 1] = 0.9  # of a head that is gone
-    like = masked_heads(CURVE, {"s": Similarity(value, draws.mean(-1), draws)}, NORM)[0].likeness["s"]
+    like = masked_heads(CURVE, {"s": Similarity(value, draws.mean(-1), draws)}, NORM)[0].likeness[
+        "s"
+    ]
     largest = torch.tensor([0.3, 0.3, 0.2], dtype=torch.float64)
     assert (like.kept, like.null) == (2, pytest.approx(float(largest.mean())))
     assert like.error == pytest.approx(float(largest.std()) / 3**0.5)
     assert like.p == 1 / 4  # above all three: more can not be said with three
     # a measure without draws: the largest of its chance levels, and no test
     without = masked_heads(CURVE, {"s": Similarity(value, draws.mean(-1))}, NORM)[0]
-    assert without.likeness["s"].null == pytest.approx(0.2) and math.isnan(without.p) and not without.redundant
+    assert (
+        without.likeness["s"].null == pytest.approx(0.2)
+        and math.isnan(without.p)
+        and not without.redundant
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,16 +153,25 @@ def test_heads_that_are_alike_by_chance_are_called_alike_as_rarely_as_the_level_
     generator = torch.Generator().manual_seed(0)
     masked = [set(), *[set(range(k + 1)) for k in range(40)]]
     mask = torch.tensor([[head in heads for head in range(60)] for heads in masked])
-    points = Points(mask.sum(1).double(), *[torch.linspace(1, 0.5, 41, dtype=torch.float64)] * OTHERS)
+    points = Points(
+        mask.sum(1).double(), *[torch.linspace(1, 0.5, 41, dtype=torch.float64)] * OTHERS
+    )
     trace = Trace(
-        Path(None, mask[1:] & ~mask[:-1], ("",) * 40), tuple(range(41)), mask, points, torch.ones(41).double()
+        Path(None, mask[1:] & ~mask[:-1], ("",) * 40),
+        tuple(range(41)),
+        mask,
+        points,
+        torch.ones(41).double(),
     )
     path, found = Curve("c", "test", "exact", "validation", False, (trace,)), []
     for _ in range(50):
         draws = 0.2 + 0.02 * torch.randn(60, 60, 11, generator=generator, dtype=torch.float64)
-        heads = masked_heads(path, {"s": Similarity(draws[..., 0], None, draws[..., 1:])}, torch.ones(60))
+        heads = masked_heads(
+            path, {"s": Similarity(draws[..., 0], None, draws[..., 1:])}, torch.ones(60)
+        )
         found.append(any(head.alike for head in heads))
-    # of such lists, those that hold anything are all false: at most 5 %, give or take two standard errors of 50 draws
+    # of such lists, those that hold anything are all false: at most 5 %, give or take two standard
+    # errors of 50 draws
     assert sum(found) / 50 <= 0.05 + 2 * (0.05 * 0.95 / 50) ** 0.5
 
 
@@ -154,20 +184,34 @@ def test_any_similarity_makes_a_head_redundant_and_pays_for_the_others():
 
 
 def test_a_head_that_is_no_more_alike_than_needed_ones_is_not_redundant():
-    pairs = {(0, 5): 0.6, (1, 5): 0.9, (2, 5): 0.7, (3, 5): 0.8, (4, 5): 0.5}  # 2, 3 and 4 can not go
+    pairs = {
+        (0, 5): 0.6,
+        (1, 5): 0.9,
+        (2, 5): 0.7,
+        (3, 5): 0.8,
+        (4, 5): 0.5,
+    }  # 2, 3 and 4 can not go
     found = {head.head: head for head in masked_heads(CURVE, {"s": similarity(pairs)}, NORM)}
     assert all(head.alike for head in found.values())
-    assert [head for head in found if found[head].redundant] == [1, 3]  # 3 stands above the other needed ones
+    assert [head for head in found if found[head].redundant] == [
+        1,
+        3,
+    ]  # 3 stands above the other needed ones
     assert found[0].bar == found[1].bar == pytest.approx(found[3].standing)
     assert found[3].bar == pytest.approx(found[2].standing)
     chance = masked_heads(
-        CURVE, {"s": similarity({**pairs, (1, 5): 0.21, (3, 5): 0.2, (2, 5): 0.2, (4, 5): 0.2})}, NORM
+        CURVE,
+        {"s": similarity({**pairs, (1, 5): 0.21, (3, 5): 0.2, (2, 5): 0.2, (4, 5): 0.2})},
+        NORM,
     )
     assert chance[1].standing > chance[1].bar and not chance[1].alike and not chance[1].redundant
 
 
 def test_the_bar_leaves_the_level_share_of_many_heads_above_it():
-    heads = [MaskedHead("c", "t", n, n, "after", {"s": Likeness(9, n / 100)}, 0, 1, 1, False, False) for n in range(40)]
+    heads = [
+        MaskedHead("c", "t", n, n, "after", {"s": Likeness(9, n / 100)}, 0, 1, 1, False, False)
+        for n in range(40)
+    ]
     own = MaskedHead("c", "t", 40, 0, "before", {"s": Likeness(9, 0.375)}, 0.0, 1, 1, False, False)
     assert _bar([*heads, own], own, 0.05) == pytest.approx(0.37)  # 38 and 39 are above: 2 of 40
     assert _bar(heads[:19], own, 0.05) == pytest.approx(0.18)  # of few, all
@@ -178,11 +222,25 @@ def test_heads_that_can_not_go_are_the_control():
     def heads(before: list[float], after: list[float]) -> list[MaskedHead]:
         phases = [(value, "before") for value in before] + [(value, "after") for value in after]
         return [
-            MaskedHead("c", "test", n, n, phase, {"s": Likeness(9, value, 0.1)}, 0.01, 1.0, 1.0, True, False)
+            MaskedHead(
+                "c",
+                "test",
+                n,
+                n,
+                phase,
+                {"s": Likeness(9, value, 0.1)},
+                0.01,
+                1.0,
+                1.0,
+                True,
+                False,
+            )
             for n, (value, phase) in enumerate(phases)
         ]
 
-    assert control(heads([0.5, 0.6, 0.7, 0.8], [0.1, 0.2, 0.3, 0.4])) == pytest.approx(1 / 70)  # 1 of 8 over 4
+    assert control(heads([0.5, 0.6, 0.7, 0.8], [0.1, 0.2, 0.3, 0.4])) == pytest.approx(
+        1 / 70
+    )  # 1 of 8 over 4
     assert control(heads([0.1, 0.4], [0.2, 0.3])) > 0.3
     assert math.isnan(control(heads([0.5], [])))
 
@@ -199,11 +257,26 @@ def test_the_table_has_a_row_per_head_and_nothing_where_nothing_was_compared():
     table = table_of(found)
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     assert [row["head"] for row in rows] == [0, 1, 2, 3, 4]
-    assert (rows[0]["kept_s"], rows[0]["similarity_s"], rows[0]["null_t"], rows[0]["p_t"]) == (2, 0.7, "", "")
-    assert rows[0]["null_s"] == pytest.approx(0.2) and 0 < rows[0]["null_error_s"] < 0.01 and rows[0]["p"] < 0.05
-    assert {rows[4][f"{column}_s"] for column in ("kept", "similarity", "null", "null_error", "p")} == {""}
-    assert dataclasses.asdict(found[0])["redundant"] == (rows[0]["verdict"] in ("redundant", "both"))
-    assert rows[0]["standing"] == pytest.approx(0.7) and rows[0]["bar"] == ""  # t has no null; no control
+    assert (rows[0]["kept_s"], rows[0]["similarity_s"], rows[0]["null_t"], rows[0]["p_t"]) == (
+        2,
+        0.7,
+        "",
+        "",
+    )
+    assert (
+        rows[0]["null_s"] == pytest.approx(0.2)
+        and 0 < rows[0]["null_error_s"] < 0.01
+        and rows[0]["p"] < 0.05
+    )
+    assert {
+        rows[4][f"{column}_s"] for column in ("kept", "similarity", "null", "null_error", "p")
+    } == {""}
+    assert dataclasses.asdict(found[0])["redundant"] == (
+        rows[0]["verdict"] in ("redundant", "both")
+    )
+    assert (
+        rows[0]["standing"] == pytest.approx(0.7) and rows[0]["bar"] == ""
+    )  # t has no null; no control
 
 
 def test_the_answer_is_a_line_per_tested_curve():
@@ -211,10 +284,17 @@ def test_the_answer_is_a_line_per_tested_curve():
     (line,) = answer(totals([CURVE]), heads)
     start = "c on test: 2 heads go before accuracy is significantly lower (1 redundant, 1 inert"
     assert line.startswith(start)
-    heads = masked_heads(CURVE, {"s": similarity({(0, 5): 0.9, (1, 5): 0.25, (3, 5): 0.95, (4, 5): 0.9})}, NORM)
+    heads = masked_heads(
+        CURVE, {"s": similarity({(0, 5): 0.9, (1, 5): 0.25, (3, 5): 0.95, (4, 5): 0.9})}, NORM
+    )
     (line,) = answer(totals([CURVE]), heads)
-    assert "; of 3 needed heads 2 resemble a kept head more than chance; heads that can go resemble" in line
+    assert (
+        "; of 3 needed heads 2 resemble a kept head more than chance; heads that can go resemble"
+        in line
+    )
     assert "kept heads no more than needed ones, p = " in line
-    (line,) = answer(totals([with_p([1.0, 0.001, 0.001, 0.001, 0.001], [0.9, 0.8, 0.7, 0.6, 0.5])]), [])
+    (line,) = answer(
+        totals([with_p([1.0, 0.001, 0.001, 0.001, 0.001], [0.9, 0.8, 0.7, 0.6, 0.5])]), []
+    )
     assert line == "c on test: already its first step makes accuracy significantly lower"
     assert answer(totals([with_p(None)]), []) == []

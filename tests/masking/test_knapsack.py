@@ -51,7 +51,9 @@ def mixed(*neurons: int) -> HeadLayout:
 
 def limited(layout, share, head=10.0, neuron=1.0, floor=0):
     """Units under a target in a made-up cost: a head costs ten neurons; what is left is a share of all units' cost."""
-    cost_A = torch.tensor([head if site.kind == "head" else neuron for _, _, site in layout], dtype=torch.float64)
+    cost_A = torch.tensor(
+        [head if site.kind == "head" else neuron for _, _, site in layout], dtype=torch.float64
+    )
     target = Target("flops", share, lambda masks: 1 - masks.double() @ cost_A / cost_A.sum())
     everything = torch.ones(1, layout.num_heads, dtype=torch.bool)
     return Units(("all",), everything, limits=Limits(layout, floor, (target,))), cost_A
@@ -66,10 +68,16 @@ def chosen(layout, units, score_A, **options):
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.8])
 def test_no_set_that_meets_the_budget_loses_less_but_by_the_last_unit(seed, share):
-    """Against every set of 6 heads and 8 neurons. Greedy by score per cost is optimal but for the unit it ends in."""
+    """Against every set of 6 heads and 8 neurons.
+
+    Greedy by score per cost is optimal but for the unit it ends in.
+    """
     layout = mixed(4, 4)
     units, cost_A = limited(layout, share)
-    score_A = torch.rand(14, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * cost_A.sqrt()
+    score_A = (
+        torch.rand(14, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        * cost_A.sqrt()
+    )
     mask = chosen(layout, units, score_A)
     every = torch.tensor(list(itertools.product([False, True], repeat=14)))
     fits = 1 - every.double() @ cost_A / cost_A.sum() <= share + 1e-9
@@ -92,13 +100,20 @@ def test_with_scores_below_zero_no_set_that_saves_as_much_loses_less(normalize, 
     for seed in range(8):
         layout = mixed(4, 4)
         units, cost_A = limited(layout, share)
-        score_A = torch.randn(14, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * cost_A.sqrt()
+        score_A = (
+            torch.randn(14, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+            * cost_A.sqrt()
+        )
         mask = chosen(layout, units, score_A, normalize=normalize)
         if normalize == "layer":
             score_A = torch.cat([part / part.abs().mean() for part in layout.split(score_A)])
         saved, sums = every.double() @ cost_A, every.double() @ score_A
-        fits = (saved >= (1 - share) * cost_A.sum() - 1e-9) & (saved <= mask.double() @ cost_A + 1e-9)
-        last = max(0.0, float((score_A / cost_A)[mask].max() * cost_A.max()))  # the unit that the order ends in
+        fits = (saved >= (1 - share) * cost_A.sum() - 1e-9) & (
+            saved <= mask.double() @ cost_A + 1e-9
+        )
+        last = max(
+            0.0, float((score_A / cost_A)[mask].max() * cost_A.max())
+        )  # the unit that the order ends in
         assert float(mask.double() @ score_A) - last <= float(sums[fits].min()) + 1e-9
 
 
@@ -123,7 +138,10 @@ class Information(Evaluate):
         slopes = torch.randn(60, layout.num_heads, generator=generator, dtype=torch.float64)
         slopes[:, :6] *= 30
         slopes[:, 7:9] = slopes[:, 6:7] = 0.5 * slopes[:, 6:7]
-        self.blocks = [part.mT @ part / 60 for part in slopes.split([site.num_heads for site in layout.sites], 1)]
+        self.blocks = [
+            part.mT @ part / 60
+            for part in slopes.split([site.num_heads for site in layout.sites], 1)
+        ]
 
     def slopes(self, mask):
         diagonal = torch.cat([block.diagonal() for block in self.blocks])
@@ -145,7 +163,9 @@ def test_fisher_exchanges_neurons_until_no_exchange_helps_and_keeps_every_width(
         assert units.limits.targets[0].left(masks[-1]) <= 0.9 + 1e-9 and len(path.added) <= STEPS
     twins = slice(6, 9)
     assert masks[0][twins].all() and masks[1][twins].sum() < 3
-    for block, before, after in zip(Information(layout, seed).blocks, *map(layout.split, masks), strict=True):
+    for block, before, after in zip(
+        Information(layout, seed).blocks, *map(layout.split, masks), strict=True
+    ):
         off = after.nonzero().flatten().tolist()
         cost = float(block[off][:, off].sum())
         assert len(off) == int(before.sum())
@@ -177,17 +197,27 @@ def test_in_turns_heads_and_neurons_meet_the_budget_for_little_more_than_the_bes
     """Against every set of 6 heads and 8 neurons: what is lost beyond the best is a last head at the most."""
     layout = mixed(4, 4)
     units, cost_A = limited(layout, 0.5, floor=1)
-    loss_A = torch.rand(14, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * cost_A
-    (path,) = Turns(turns=6, tie_break="loss", search=Exact()).paths(units, layout, Additive(loss_A))
+    loss_A = (
+        torch.rand(14, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * cost_A
+    )
+    (path,) = Turns(turns=6, tie_break="loss", search=Exact()).paths(
+        units, layout, Additive(loss_A)
+    )
     mask = path.masks()[-1]
     every = torch.tensor(list(itertools.product([False, True], repeat=14)))
-    fits = (1 - every.double() @ cost_A / cost_A.sum() <= 0.5 + 1e-9) & units.limits.permits(every[0], every)
+    fits = (1 - every.double() @ cost_A / cost_A.sum() <= 0.5 + 1e-9) & units.limits.permits(
+        every[0], every
+    )
     losses = every[fits].double() @ loss_A
     lost = float(mask.double() @ loss_A)
-    assert units.limits.targets[0].left(mask) <= 0.5 + 1e-9 and units.limits.permits(every[0], mask[None])
+    assert units.limits.targets[0].left(mask) <= 0.5 + 1e-9 and units.limits.permits(
+        every[0], mask[None]
+    )
     assert losses.min() <= lost + 1e-12 and lost - losses.min() <= loss_A.max()
     assert lost < 0.6 * losses.max()  # a set of the budget would not do
-    with pytest.raises(mhprobe.UserError, match="masking order turns: of heads and neurons it needs a target"):
+    with pytest.raises(
+        mhprobe.UserError, match="masking order turns: of heads and neurons it needs a target"
+    ):
         Turns().paths(dataclasses.replace(units, limits=None), layout, Additive(loss_A))
 
 
@@ -196,7 +226,12 @@ class Quadratic(Additive):
 
     def __init__(self, cost_A, seed):
         super().__init__(cost_A)
-        noise = torch.rand(len(cost_A), len(cost_A), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        noise = torch.rand(
+            len(cost_A),
+            len(cost_A),
+            generator=torch.Generator().manual_seed(seed),
+            dtype=torch.float64,
+        )
         self.pair_AA, self.tried = (noise + noise.T) * cost_A.mean() / 8, 0
 
     def __call__(self, masks, images=None):
@@ -204,11 +239,14 @@ class Quadratic(Additive):
         off = masks.double()
         loss_M = off @ self.cost_A + (off @ self.pair_AA * off).sum(1) / 2
         return base.Scores(
-            torch.ones(len(masks), self.images, dtype=torch.bool), loss_M[:, None].expand(-1, self.images)
+            torch.ones(len(masks), self.images, dtype=torch.bool),
+            loss_M[:, None].expand(-1, self.images),
         )
 
     def loss(self, off):
-        return float(self(torch.tensor([[unit in off for unit in range(len(self.cost_A))]])).mean_loss)
+        return float(
+            self(torch.tensor([[unit in off for unit in range(len(self.cost_A))]])).mean_loss
+        )
 
 
 def in_turns(loss, layout, saving, floor, goals):
@@ -220,18 +258,25 @@ def in_turns(loss, layout, saving, floor, goals):
         return 1 - sum(saving[unit] for unit in off)
 
     def stays(off, unit):
-        return sum(site_of[other] == site_of[unit] for other in set(range(len(saving))) - {*off}) > floor
+        return (
+            sum(site_of[other] == site_of[unit] for other in set(range(len(saving))) - {*off})
+            > floor
+        )
 
     off: list[int] = []
     for goal in goals:
         while left(off) > goal + 1e-9:
             ways = []
             neurons = list(off)
-            for unit in sorted(set(range(len(saving))) - {*heads, *off}, key=lambda u: loss.cost_A[u] / saving[u]):
+            for unit in sorted(
+                set(range(len(saving))) - {*heads, *off}, key=lambda u: loss.cost_A[u] / saving[u]
+            ):
                 if left(neurons) > goal + 1e-9 and stays(neurons, unit):
                     neurons.append(unit)
             some = list(off)
-            while left(some) > goal + 1e-9 and (free := [h for h in heads if h not in some and stays(some, h)]):
+            while left(some) > goal + 1e-9 and (
+                free := [h for h in heads if h not in some and stays(some, h)]
+            ):
                 some.append(min(free, key=lambda head: loss.loss([*some, head])))
             for way in (some, neurons):
                 if way != off:
@@ -245,7 +290,9 @@ def test_heads_that_are_tried_when_they_are_due_are_those_of_trying_every_head(s
     """Where a head is missed the more, the more units are off: the same sets, with fewer heads tried."""
     layout = mixed(5, 6)
     units, cost_A = limited(layout, 0.5, head=2.0, floor=1)
-    noise = torch.rand(len(cost_A), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    noise = torch.rand(
+        len(cost_A), generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     loss = Quadratic((0.2 + noise) * cost_A, seed)
     (path,) = Turns(turns=4).paths(units, layout, loss)
     lazily, loss.tried = loss.tried, 0
@@ -269,10 +316,15 @@ def test_in_turns_losses_are_of_as_many_images_as_are_shown_and_slopes_of_all():
     whole = Turns(turns=4).paths(units, layout, loss)[0]
     some = Turns(turns=4, shown=12).paths(units, layout, Noted(cost_A, 0))[0]
     assert some.masks().equal(whole.masks()) and judged  # of a loss that every image has alike
-    assert all(images.tolist() == [*range(0, 40, 4)] for images in judged)  # evenly spread, 12 at most of 40
+    assert all(
+        images.tolist() == [*range(0, 40, 4)] for images in judged
+    )  # evenly spread, 12 at most of 40
     Turns(turns=4).paths(units, layout, Noted(cost_A, 0))
     assert judged[-1] is None
-    with pytest.raises(mhprobe.UserError, match=r"turns\.shown: expected a whole number of at least 1 or null, got 0"):
+    with pytest.raises(
+        mhprobe.UserError,
+        match=r"turns\.shown: expected a whole number of at least 1 or null, got 0",
+    ):
         Turns(shown=0)
 
 
@@ -285,21 +337,32 @@ def test_no_more_heads_are_tried_once_they_cost_more_than_the_neurons(dear):
     loss = Quadratic(torch.where(is_head, 100.0 if dear else 0.01, 1.0) * cost_A, 0)
     (path,) = Turns(turns=1).paths(units, layout, loss)
     assert int(path.added.sum()) == 3 and int(path.added[:, is_head].sum()) == (0 if dear else 3)
-    assert loss.tried == 2 + 6 if dear else loss.tried > 2 + 6  # all on, without the neurons, without each head
+    assert (
+        loss.tried == 2 + 6 if dear else loss.tried > 2 + 6
+    )  # all on, without the neurons, without each head
 
 
 def test_what_a_head_costs_on_top_of_heads_that_do_not_go_is_forgotten():
-    """Two heads may go, not both. After four neurons the first one is missed more than the second alone."""
+    """Two heads may go, not both.
+
+    After four neurons the first one is missed more than the second alone.
+    """
     layout = mixed(6, 6)
-    units, cost_A = limited(layout, 0.75, head=2.0)  # six of 24: first three, which take four neurons, then two
+    units, cost_A = limited(
+        layout, 0.75, head=2.0
+    )  # six of 24: first three, which take four neurons, then two
     may_go = torch.ones_like(units.masks)
     may_go[:, 2:6] = False
-    cost_A = torch.cat([torch.tensor([1.5, 1.8, 9.0, 9.0, 9.0, 9.0]), torch.ones(4), torch.full((8,), 2.0)]).double()
+    cost_A = torch.cat(
+        [torch.tensor([1.5, 1.8, 9.0, 9.0, 9.0, 9.0]), torch.ones(4), torch.full((8,), 2.0)]
+    ).double()
     loss = Quadratic(cost_A, 0)
     loss.pair_AA = torch.zeros(18, 18, dtype=torch.float64)
     loss.pair_AA[0, 1] = loss.pair_AA[1, 0] = 10.0
     loss.pair_AA[0, 6:10] = loss.pair_AA[6:10, 0] = 0.5
-    (path,) = Turns(turns=2, multiple=2).paths(dataclasses.replace(units, masks=may_go), layout, loss)
+    (path,) = Turns(turns=2, multiple=2).paths(
+        dataclasses.replace(units, masks=may_go), layout, loss
+    )
     assert path.masks()[-1].nonzero().flatten().tolist() == [1, 6, 7, 8, 9]
 
 
@@ -331,20 +394,31 @@ def test_widths_are_multiples_and_layers_keep_their_least():
     assert left[2] % 8 == left[3] % 8 == 0 and min(left) >= 1 and left[2] < 40
     with pytest.raises(mhprobe.UserError, match=r"mlp0 has 40 neurons, which is no multiple of 16"):
         chosen(layout, units, score_A, multiple=16)
-    with pytest.raises(mhprobe.UserError, match="multiple: expected a whole number of at least 1, got 0"):
+    with pytest.raises(
+        mhprobe.UserError, match="multiple: expected a whole number of at least 1, got 0"
+    ):
         Knapsack(measure=Fisher, multiple=0)
 
 
-@pytest.mark.parametrize("build", [tiny_vit, tiny_swin, lambda: tiny_eva(name="eva02_tiny_patch14_224")])
+@pytest.mark.parametrize(
+    "build", [tiny_vit, tiny_swin, lambda: tiny_eva(name="eva02_tiny_patch14_224")]
+)
 def test_costs_of_neurons_are_what_their_removal_spares(build):
     model = build()
     units = KINDS if build in (tiny_vit, tiny_swin) else {"neuron"}
     layout, image = layout_of(model, units), images_for(model, 1)
     mask = torch.rand(layout.num_heads, generator=torch.Generator().manual_seed(0)) < 0.4
     small = mhprobe.prune_heads(model, mask, units=units)
-    for unit, count in (("flops", lambda network: count_flops(network, image)), ("params", count_parameters)):
+    for unit, count in (
+        ("flops", lambda network: count_flops(network, image)),
+        ("params", count_parameters),
+    ):
         share_A = spared(model, layout, image, unit)
-        assert count(model) - count(small) == pytest.approx(float(share_A[mask].sum()) * count(model), abs=1e-3) != 0
+        assert (
+            count(model) - count(small)
+            == pytest.approx(float(share_A[mask].sum()) * count(model), abs=1e-3)
+            != 0
+        )
     left = costs(model, layout, image, {"params"})["params"](mask[None])
     assert float(left) == pytest.approx(count_parameters(small) / count_parameters(model))
     target = Target("params", 0.5, costs(model, layout, image, {"params"})["params"])
@@ -354,7 +428,10 @@ def test_costs_of_neurons_are_what_their_removal_spares(build):
 
 @pytest.mark.parametrize(
     ("option", "words"),
-    [({"compete": "groups"}, "compete is one of all, group, layer"), ({"normalize": "l2"}, "normalize is one of none")],
+    [
+        ({"compete": "groups"}, "compete is one of all, group, layer"),
+        ({"normalize": "l2"}, "normalize is one of none"),
+    ],
 )
 def test_a_misspelt_way_to_compare_is_no_other_way(option, words):
     with pytest.raises(mhprobe.UserError, match=rf"^masking order knapsack: {words}.*, got '"):
@@ -375,9 +452,21 @@ def test_a_misspelt_way_to_compare_is_no_other_way(option, words):
             "^units: expected gates on heads alone",
         ),
         (Knapsack(measure=Fisher), {"remove": 3}, "it counts heads; for heads and neurons"),
-        (Knapsack(measure=Fisher), {"target": {"heads": 3}}, "it counts heads; for heads and neurons"),
-        (Knapsack(measure=Fisher), {"target": {"flops": 0.01}}, r"flops=0.01 can't be met: .* 0\.\d+ is left"),
-        (Knapsack(measure=Fisher), {"target": {"flops": 0.5}, "exclude_layers": [4]}, "-4 to 3, got 4"),
+        (
+            Knapsack(measure=Fisher),
+            {"target": {"heads": 3}},
+            "it counts heads; for heads and neurons",
+        ),
+        (
+            Knapsack(measure=Fisher),
+            {"target": {"flops": 0.01}},
+            r"flops=0.01 can't be met: .* 0\.\d+ is left",
+        ),
+        (
+            Knapsack(measure=Fisher),
+            {"target": {"flops": 0.5}, "exclude_layers": [4]},
+            "-4 to 3, got 4",
+        ),
         (Knapsack(measure=Entropy), {"target": {"flops": 0.5}}, "entropy: is of heads"),
     ],
 )
@@ -393,23 +482,33 @@ def test_what_a_mix_cannot_be_asked_is_refused_in_a_line(order, options, words):
     source = OnPath(order, **options)
     with pytest.raises(mhprobe.UserError, match=words) as error:
         source.check(model, 1)
-        source.choose(model, Table(torch.arange(198.0)), lambda: images_for(model, 1), layout, 1.0, 1.0)
+        source.choose(
+            model, Table(torch.arange(198.0)), lambda: images_for(model, 1), layout, 1.0, 1.0
+        )
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    "order", [Knapsack(measure=Fisher), FisherOrder(), Random()], ids=["knapsack", "fisher", "random"]
+    "order",
+    [Knapsack(measure=Fisher), FisherOrder(), Random()],
+    ids=["knapsack", "fisher", "random"],
 )
 def test_a_budget_below_what_is_left_without_any_unit_is_refused_before_anything_is_scored(order):
     model = tiny_vit()
     layout, image = mhprobe.attach(model, units=KINDS).layout, images_for(model, 1)
-    least = float(costs(model, layout, image, {"flops"})["flops"](torch.ones(1, layout.num_heads, dtype=torch.bool)))
+    least = float(
+        costs(model, layout, image, {"flops"})["flops"](
+            torch.ones(1, layout.num_heads, dtype=torch.bool)
+        )
+    )
     source = OnPath(order, target={"flops": least - 0.01})
     words = rf"^prune\.target: flops={least - 0.01:g} can't be met: .* (0\.\d+) is left\. Ask for at least that"
     for refuse in (
         lambda: source.check(model, 1),
         lambda: source.choose(model, Scores(None), lambda: image, layout, 1.0, 1.0),
-        lambda: source.choose(model, Scores(None), lambda: image, layout, 1.0, 0.5),  # in the first of two rounds
+        lambda: source.choose(
+            model, Scores(None), lambda: image, layout, 1.0, 0.5
+        ),  # in the first of two rounds
         lambda: Shown(None, {"flops": least - 0.01}).check(model, 1),
     ):
         with pytest.raises(mhprobe.UserError, match=words) as error:
@@ -430,10 +529,17 @@ def test_a_budget_below_what_is_left_without_any_unit_is_refused_before_anything
 
 def test_what_it_refuses_it_refuses_by_its_own_name():
     layout = heads_layout(3, 3)
-    with pytest.raises(mhprobe.UserError, match=r"^masking order knapsack: expected a measure or a table, got neither"):
+    with pytest.raises(
+        mhprobe.UserError,
+        match=r"^masking order knapsack: expected a measure or a table, got neither",
+    ):
         Knapsack()
-    with pytest.raises(mhprobe.UserError, match=r"^masking order knapsack: the score of \S+ head 2 is nan"):
-        Knapsack(measure=Fisher).paths(make_units("head", layout), layout, Scores(torch.tensor([1, 2, torch.nan] * 2)))
+    with pytest.raises(
+        mhprobe.UserError, match=r"^masking order knapsack: the score of \S+ head 2 is nan"
+    ):
+        Knapsack(measure=Fisher).paths(
+            make_units("head", layout), layout, Scores(torch.tensor([1, 2, torch.nan] * 2))
+        )
 
 
 def test_a_step_of_one_unit_is_named_in_the_singular():
@@ -441,7 +547,9 @@ def test_a_step_of_one_unit_is_named_in_the_singular():
     path = bundled([torch.tensor([0]), torch.tensor([7, 8])], layout)
     assert path.names == ("1 head, 0 neurons", "0 heads, 2 neurons")
     alone = heads_layout(1)
-    (path,) = Random(repeats=1, per_layer=True).paths(make_units("head", alone), alone, Scores(torch.ones(1)))
+    (path,) = Random(repeats=1, per_layer=True).paths(
+        make_units("head", alone), alone, Scores(torch.ones(1))
+    )
     assert (alone.counted, path.names) == ("1 head", ("1 random head",))
 
 
@@ -453,7 +561,9 @@ def test_units_of_several_heads_go_by_their_sums_and_have_no_rank_among_single_h
         (path,) = Knapsack(measure=Fisher).paths(units, layout, scores)
         assert path.names == tuple(units.names[unit] for unit in expected)
         for compete in ("layer", "group"):
-            with pytest.raises(mhprobe.UserError, match=rf"^masking order knapsack: compete={compete} ranks single"):
+            with pytest.raises(
+                mhprobe.UserError, match=rf"^masking order knapsack: compete={compete} ranks single"
+            ):
                 Knapsack(measure=Fisher, compete=compete).paths(units, layout, scores)
 
 
@@ -465,25 +575,38 @@ def test_a_budget_is_met_in_rounds():
     first, left = source.choose(model, Scores(torch.arange(198.0)), lambda: image, layout, 1.0, 0.5)
     smaller = mhprobe.prune_heads(model, first.mask)
     mhprobe.attach(smaller, units=KINDS)
-    last, left = source.choose(smaller, Scores(torch.arange(198.0)[~first.mask]), lambda: image, layout, left, 1.0)
-    whole, half, end = map(count_parameters, (model, smaller, mhprobe.prune_heads(smaller, last.mask)))
-    assert 0.75 < half / whole <= 0.8 and 0.55 < end / whole <= 0.6  # a head is a twentieth of this model
+    last, left = source.choose(
+        smaller, Scores(torch.arange(198.0)[~first.mask]), lambda: image, layout, left, 1.0
+    )
+    whole, half, end = map(
+        count_parameters, (model, smaller, mhprobe.prune_heads(smaller, last.mask))
+    )
+    assert (
+        0.75 < half / whole <= 0.8 and 0.55 < end / whole <= 0.6
+    )  # a head is a twentieth of this model
     assert left == pytest.approx(end / whole)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_budget_of_each_kind_takes_the_lowest_scores_of_each_kind(seed):
     layout = mixed(20, 20)
-    score_A = torch.rand(layout.num_heads, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    score_A = torch.rand(
+        layout.num_heads, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     score_A[:6] *= 100  # heads and neurons do not compete
     targets = targets_of({"neuron": 0.72, "head": 0.5}, layout, {})
     units, _ = limited(layout, 0.5)
     off = chosen(layout, dataclasses.replace(units, limits=Limits(layout, 0, targets)), score_A)
-    lowest = [*score_A[:6].argsort()[:3].tolist(), *(6 + score_A[6:].argsort()[:12]).tolist()]  # 28 of 40 are below .72
+    lowest = [
+        *score_A[:6].argsort()[:3].tolist(),
+        *(6 + score_A[6:].argsort()[:12]).tolist(),
+    ]  # 28 of 40 are below .72
     assert sorted(off.nonzero().flatten().tolist()) == sorted(lowest)
 
 
-@pytest.mark.parametrize("setting", [{"head": 0.5}, {"head": 0.5, "neuron": 1.5}, {"heads": 0.5, "neuron": 0.5}])
+@pytest.mark.parametrize(
+    "setting", [{"head": 0.5}, {"head": 0.5, "neuron": 1.5}, {"heads": 0.5, "neuron": 0.5}]
+)
 def test_a_budget_of_each_kind_names_all_kinds_with_their_shares(setting):
     with pytest.raises(mhprobe.UserError, match=r"head and neuron, .* with its value, got"):
         targets_of(setting, mixed(4, 4), {})

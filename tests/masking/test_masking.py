@@ -66,7 +66,9 @@ def alone(rows: list[dict]) -> list[dict]:
 
     Rounded: the bootstrap of one point and of many are products of matrices of different shapes.
     """
-    plain = [{k: round(v, 12) if isinstance(v, float) else v for k, v in row.items()} for row in rows]
+    plain = [
+        {k: round(v, 12) if isinstance(v, float) else v for k, v in row.items()} for row in rows
+    ]
     return sorted(({**row, "p_holm": ""} for row in plain), key=str)
 
 
@@ -145,19 +147,29 @@ def test_twelve_units_take_78_evaluations_in_12_walks(order, name):
     units = make_units(name, VIT)
     found = order_of(order, units, VIT, table)
     assert (table.evaluations, table.walks) == (78, 12)
-    expected, evaluations = oracle.greedy(sets(units.masks), Table(0).score, highest=isinstance(order, KeepBest))
+    expected, evaluations = oracle.greedy(
+        sets(units.masks), Table(0).score, highest=isinstance(order, KeepBest)
+    )
     assert (found, table.evaluations) == (expected, evaluations)
     assert found != sorted(found)  # the table does not ask for the trivial order
 
 
-@given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.integers(0, 10**6), st.integers(1, 4), st.booleans())
+@given(
+    st.lists(st.integers(1, 3), min_size=1, max_size=4),
+    st.integers(0, 10**6),
+    st.integers(1, 4),
+    st.booleans(),
+)
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_greedy_picks_what_the_oracle_picks_also_among_ties(widths, seed, values, highest):
     layout = layout_of(*widths)
     units = make_units("head", layout)
     table = Table(seed, values)  # 1 to 4 different scores: nearly every step is a tie
     expected, evaluations = oracle.greedy(sets(units.masks), table.score, highest)
-    assert order_of((KeepBest if highest else HurtMost)(search=PLAIN), units, layout, table) == expected
+    assert (
+        order_of((KeepBest if highest else HurtMost)(search=PLAIN), units, layout, table)
+        == expected
+    )
     assert table.evaluations == evaluations
 
 
@@ -195,7 +207,9 @@ def test_random_units_are_seeded_permutations():
 
 @pytest.mark.parametrize("k", [1, 5])
 def test_random_per_layer_takes_k_heads_of_each_layer(k):
-    (path,) = Random(repeats=1, per_layer=True, heads_per_step=k).paths(make_units("head", VIT), VIT)
+    (path,) = Random(repeats=1, per_layer=True, heads_per_step=k).paths(
+        make_units("head", VIT), VIT
+    )
     for step, mask in enumerate(path.masks()):
         assert [int(part.sum()) for part in VIT.split(mask)] == [min(12, k * step)] * 12
     layers = [tuple(part.tolist()) for part in VIT.split(path.masks()[1])]
@@ -213,7 +227,9 @@ def test_random_per_layer_thins_uneven_layers_alike():
 
 def test_random_draws_each_head_equally_often():
     layout, repeats = layout_of(4, 4), 400
-    paths = Random(repeats=repeats, per_layer=True).paths(make_units("head", layout), layout, steps=1)
+    paths = Random(repeats=repeats, per_layer=True).paths(
+        make_units("head", layout), layout, steps=1
+    )
     share = torch.stack([path.masks()[1] for path in paths]).double().mean(0)
     # binomial standard deviation sqrt(1/4 * 3/4 / 400) = 0.022; the seeds are fixed
     torch.testing.assert_close(share, torch.full((8,), 0.25).double(), atol=0.08, rtol=0)
@@ -225,7 +241,9 @@ def test_random_leaves_excluded_layers_alone():
     assert path.masks()[-1].tolist() == [True] * 4 + [False] * 4 and len(path.names) == 2
 
 
-@pytest.mark.parametrize("options", [{"repeats": 0}, {"heads_per_step": 0, "per_layer": True}, {"heads_per_step": 2}])
+@pytest.mark.parametrize(
+    "options", [{"repeats": 0}, {"heads_per_step": 0, "per_layer": True}, {"heads_per_step": 2}]
+)
 def test_random_refuses_impossible_options(options):
     with pytest.raises(UserError, match="masking order random"):
         Random(**options)
@@ -247,9 +265,13 @@ def test_wilson_interval_agrees_with_scipy(images):
 
 def test_a_searched_curve_is_chosen_on_one_split_and_reported_on_both():
     select, report = Table(0), Table(1)
-    rows = masking_curve(VIT, CurveSpec("head_max", "index", KeepBest(search=PLAIN)), select, report)
+    rows = masking_curve(
+        VIT, CurveSpec("head_max", "index", KeepBest(search=PLAIN)), select, report
+    )
     assert all(tuple(row) == CURVE_COLUMNS for row in rows)
-    assert [(row["split"], row["step"]) for row in rows] == [(s, k) for s in ("validation", "test") for k in range(13)]
+    assert [(row["split"], row["step"]) for row in rows] == [
+        (s, k) for s in ("validation", "test") for k in range(13)
+    ]
     assert report.evaluations == 13 and report.walks == 1
     order, _ = oracle.greedy(sets(make_units("index", VIT).masks), Table(0).score, highest=True)
     assert [row["unit"] for row in rows[13:]] == ["", *(f"index {unit}" for unit in order)]
@@ -265,16 +287,22 @@ def test_a_searched_curve_is_chosen_on_one_split_and_reported_on_both():
 
 def test_one_split_gives_one_set_of_rows():
     table = Table(0)
-    rows = masking_curve(VIT, CurveSpec("c", "index", KeepBest(search=PLAIN)), table, table, splits=("test", "test"))
+    rows = masking_curve(
+        VIT, CurveSpec("c", "index", KeepBest(search=PLAIN)), table, table, splits=("test", "test")
+    )
     assert [row["split"] for row in rows] == ["test"] * 13
     assert table.evaluations == 78 + 13
 
 
 def test_a_random_curve_has_every_repeat_and_their_mean():
     select, report = Table(0), Table(1)
-    rows = masking_curve(VIT, CurveSpec("random", "layer", Random(repeats=4, seed=2)), select, report, steps=3)
+    rows = masking_curve(
+        VIT, CurveSpec("random", "layer", Random(repeats=4, seed=2)), select, report, steps=3
+    )
     assert select.evaluations == 0 and report.walks == 1
-    assert [row["seed"] for row in rows] == [seed for seed in (2, 3, 4, 5, "mean") for _ in range(4)]
+    assert [row["seed"] for row in rows] == [
+        seed for seed in (2, 3, 4, 5, "mean") for _ in range(4)
+    ]
     assert {row["split"] for row in rows} == {"test"}
     for step in range(1, 4):
         values = [row["accuracy"] for row in rows if row["step"] == step and row["seed"] != "mean"]
@@ -309,7 +337,9 @@ def test_a_single_step_is_the_same_point_and_searches_no_further():
 @pytest.mark.parametrize("option", ["step", "steps"])
 def test_negative_steps_are_refused(option):
     with pytest.raises(UserError, match=f"^{option}: expected a whole number of at least 0"):
-        masking_curve(VIT, CurveSpec("c", "index", KeepBest(search=PLAIN)), Table(0), Table(1), **{option: -1})
+        masking_curve(
+            VIT, CurveSpec("c", "index", KeepBest(search=PLAIN)), Table(0), Table(1), **{option: -1}
+        )
 
 
 # --- names and summaries
@@ -327,7 +357,12 @@ def test_totals_of_a_straight_line_are_known():
     p = [1.0, 0.9, 0.6, 0.2, 0.009, 0.001]  # Holm: 0.009 * 2 < .05 < 0.2
     line = curve("c", [0, 10, 20, 30, 40, 50], [0.9 - 0.004 * k for k in range(6)], p)
     # mean of a line is its middle: 0.89; 0.9 - 0.004 * 2 is the last one above 0.89
-    numbers = {"area_shared": 0.89, "shared_heads": 50, "heads_within_1_point": 20, "heads_before_worse": 30}
+    numbers = {
+        "area_shared": 0.89,
+        "shared_heads": 50,
+        "heads_within_1_point": 20,
+        "heads_before_worse": 30,
+    }
     expected = {f"c/test/{name}": value for name, value in numbers.items()}
     assert summary(totals([line])) == pytest.approx(expected)
     assert summary(totals([curve("c", [0], [0.9], [1.0])])) == {}
@@ -342,7 +377,10 @@ def test_areas_are_of_the_heads_that_all_curves_reach():
     # trapezoids up to 15, where the long curve stands at 0.75
     assert found["long"].area_shared == pytest.approx((6 * 0.9 + 6 * 0.85 + 3 * 0.775) / 15)
     assert found["short"].area_shared == pytest.approx((9 * 0.85 + 6 * 0.5) / 15)
-    assert totals([long])[0].shared_heads == 24 and totals([long])[0].area_shared < found["long"].area_shared
+    assert (
+        totals([long])[0].shared_heads == 24
+        and totals([long])[0].area_shared < found["long"].area_shared
+    )
     assert totals([long, short, curve("point", [0], [0.9])]) == list(found.values())
 
 
@@ -351,19 +389,28 @@ def test_nothing_is_tested_on_the_images_that_chose_the_path():
     validation, test = curves_of(VIT, spec, Table(0), Table(1))
     assert (validation.split, test.split) == ("validation", "test")
     assert (validation.optimistic, test.optimistic) == (True, False) and validation.worse is None
-    assert totals([validation])[0].heads_before_worse is None is not totals([test])[0].heads_before_worse
+    assert (
+        totals([validation])[0].heads_before_worse
+        is None
+        is not totals([test])[0].heads_before_worse
+    )
     (alone,) = curves_of(VIT, spec, Table(0), Table(0), splits=("test", "test"))
     assert alone.optimistic and alone.worse is None
     rows = curve_rows([validation, test])
-    assert {(row["chosen_on"], row["search"], row["rescale"]) for row in rows} == {("validation", "exact", 0)}
+    assert {(row["chosen_on"], row["search"], row["rescale"]) for row in rows} == {
+        ("validation", "exact", 0)
+    }
     assert all((row["p"] == row["p_holm"] == "") == (row["split"] == "validation") for row in rows)
-    (drawn,) = curves_of(VIT, CurveSpec("r", "index", Random(repeats=1)), Table(0), Table(0), splits=("test", "test"))
+    (drawn,) = curves_of(
+        VIT, CurveSpec("r", "index", Random(repeats=1)), Table(0), Table(0), splits=("test", "test")
+    )
     assert not drawn.optimistic and drawn.worse is not None  # nobody chose it
     assert curve_rows([drawn])[0]["chosen_on"] == curve_rows([drawn])[0]["search"] == ""
 
 
 @pytest.mark.parametrize(
-    ("units", "search"), [("index", "exact"), ("layer", "exact"), ("stage", "exact"), ("head", "screened, racing")]
+    ("units", "search"),
+    [("index", "exact"), ("layer", "exact"), ("stage", "exact"), ("head", "screened, racing")],
 )
 def test_few_candidates_are_searched_exactly_and_many_fast(units, search):
     for order in (KeepBest(), HurtMost()):

@@ -23,9 +23,14 @@ CURVES = {
 
 def masked_first(curve, model, loader) -> list[int]:
     """The heads in the order in which the curve of a yaml takes them."""
-    order = {key: value for key, value in instantiate(curve.order).__dict__.items() if key == "measure"}
+    order = {
+        key: value for key, value in instantiate(curve.order).__dict__.items() if key == "measure"
+    }
     rows = mhprobe.masking_curve(model, loader, units=curve.units, order="by_score", **order)
-    seen = [set() if not row["masked"] else {int(head) for head in str(row["masked"]).split()} for row in rows]
+    seen = [
+        set() if not row["masked"] else {int(head) for head in str(row["masked"]).split()}
+        for row in rows
+    ]
     return [head for before, after in itertools.pairwise(seen) for head in after - before]
 
 
@@ -36,12 +41,16 @@ def test_the_normalised_curve_takes_heads_by_their_share_of_the_layers_norm(name
     torch.manual_seed(0)
     model = tiny_vit().double().eval()
     with torch.no_grad():
-        model.blocks[0].attn.proj.weight *= 0.02  # its slopes are all smaller than those of the next block
+        model.blocks[
+            0
+        ].attn.proj.weight *= 0.02  # its slopes are all smaller than those of the next block
     images, labels = images_for(model, 8, dtype=torch.float64), labels_for(8)
     gates = mhprobe.attach(model)
     sites = [(site.name, site.num_heads) for site in gates.layout.sites]
     slopes = oracle.value(model, images, labels, sites)
-    shares = torch.cat([layer / layer.norm() for layer in slopes.split([heads for _, heads in sites])])
+    shares = torch.cat(
+        [layer / layer.norm() for layer in slopes.split([heads for _, heads in sites])]
+    )
     by_slope, by_share = slopes.argsort().tolist(), shares.argsort().tolist()
     assert by_slope != by_share
     loader = DataLoader(TensorDataset(images, labels), batch_size=4)

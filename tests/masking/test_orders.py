@@ -54,7 +54,9 @@ class Table(Evaluate):
 
     def measure(self, make, mask, column="value"):
         self.measured.append((make, int(mask.sum()), column))
-        return torch.tensor(self.score(frozenset(torch.nonzero(mask).flatten().tolist()), len(mask)))
+        return torch.tensor(
+            self.score(frozenset(torch.nonzero(mask).flatten().tolist()), len(mask))
+        )
 
 
 class Fixed(Table):
@@ -89,7 +91,12 @@ def test_the_least_important_goes_first_or_last_and_equals_by_index():
     units = make_units("head", layout)
     table = Fixed([0.5, 0.1, 0.5, -3.0])
     assert path_of(ByScore(measure=a_measure), units, layout, table) == [3, 1, 0, 2]
-    assert path_of(ByScore(measure=a_measure, first="highest"), units, layout, table) == [0, 2, 1, 3]
+    assert path_of(ByScore(measure=a_measure, first="highest"), units, layout, table) == [
+        0,
+        2,
+        1,
+        3,
+    ]
 
 
 def test_a_unit_is_worth_the_sum_of_its_heads():
@@ -125,7 +132,9 @@ def write(path, rows):
 
 def test_a_table_of_a_run_is_an_order(tmp_path):
     layout = layout_of(2, 1)
-    path = write(tmp_path / "t.csv", [("head", "value", "p_open"), (2, 1, 0.9), (0, 2, 0.1), (1, 3, 0.5)])
+    path = write(
+        tmp_path / "t.csv", [("head", "value", "p_open"), (2, 1, 0.9), (0, 2, 0.1), (1, 3, 0.5)]
+    )
     units = make_units("head", layout)
     assert path_of(ByScore(table=path, column="p_open"), units, layout, Table()) == [0, 1, 2]
     assert path_of(ByScore(table=path), units, layout, Table()) == [2, 0, 1]
@@ -135,9 +144,18 @@ def test_a_table_of_a_run_is_an_order(tmp_path):
     ("rows", "says"),
     [
         ([("head", "score"), (0, 1)], "no column value; it has head, score. Expected"),
-        ([("head", "value"), (0, 1), (1, 2)], "2 rows, column head: expected one for each of the model's 3"),
-        ([("head", "value"), (0, 1), (1, 2), (1, 3)], "row 3, column head: head 1 is in row 2 already"),
-        ([("head", "value"), (0, 1), (1, 2), (2, "x")], "row 3, column value: expected a number, got 'x'"),
+        (
+            [("head", "value"), (0, 1), (1, 2)],
+            "2 rows, column head: expected one for each of the model's 3",
+        ),
+        (
+            [("head", "value"), (0, 1), (1, 2), (1, 3)],
+            "row 3, column head: head 1 is in row 2 already",
+        ),
+        (
+            [("head", "value"), (0, 1), (1, 2), (2, "x")],
+            "row 3, column value: expected a number, got 'x'",
+        ),
         ([("head", "value"), (0, 1), (1, 2), (2, "nan")], "blocks.1.attn head 0 is nan"),
         ([], "no column head, value"),
     ],
@@ -179,10 +197,17 @@ def test_impossible_options_are_refused(options, says):
 
 def test_width_one_is_greedy():
     units = make_units("head", VIT)
-    assert path_of(Beam(1), units, VIT, Table(3)) == path_of(KeepBest(search=Exact()), units, VIT, Table(3))
+    assert path_of(Beam(1), units, VIT, Table(3)) == path_of(
+        KeepBest(search=Exact()), units, VIT, Table(3)
+    )
 
 
-@given(st.lists(st.integers(1, 3), min_size=1, max_size=3), st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 5))
+@given(
+    st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    st.integers(0, 10**6),
+    st.integers(1, 4),
+    st.integers(1, 5),
+)
 @settings(max_examples=40, deadline=None, derandomize=True)
 def test_beam_finds_what_the_oracle_finds(widths, seed, width, steps):
     layout, table = layout_of(*widths), Table(seed)
@@ -194,9 +219,13 @@ def test_beam_finds_what_the_oracle_finds(widths, seed, width, steps):
 def test_a_wide_beam_finds_the_best_set_there_is():
     units, table = make_units("head", VIT), Table(1)
     path = path_of(Beam(1000), units, VIT, table, steps=3)
-    best = max(table.correct(frozenset({a, b, c})) for a in range(12) for b in range(a) for c in range(b))
+    best = max(
+        table.correct(frozenset({a, b, c})) for a in range(12) for b in range(a) for c in range(b)
+    )
     assert table.correct(frozenset(path)) == best
-    assert table.correct(frozenset(path_of(Beam(1), units, VIT, table, steps=3))) < best  # greed does not find it
+    assert (
+        table.correct(frozenset(path_of(Beam(1), units, VIT, table, steps=3))) < best
+    )  # greed does not find it
 
 
 def test_beam_needs_a_width():
@@ -207,7 +236,9 @@ def test_beam_needs_a_width():
 # --- pairs
 
 
-@given(st.lists(st.integers(1, 3), min_size=1, max_size=3), st.integers(0, 10**6), st.integers(0, 12))
+@given(
+    st.lists(st.integers(1, 3), min_size=1, max_size=3), st.integers(0, 10**6), st.integers(0, 12)
+)
 @settings(max_examples=40, deadline=None, derandomize=True)
 def test_interactions_follow_the_predicted_loss(widths, seed, among):
     layout, table = layout_of(*widths), Table(seed)
@@ -219,7 +250,9 @@ def test_interactions_follow_the_predicted_loss(widths, seed, among):
 def test_two_heads_that_stand_in_for_each_other_do_not_go_together():
     layout = layout_of(4)
 
-    class Twins(Table):  # 0 and 1 do the same: harmless alone, fatal together; 2 and 3 cost a little each
+    class Twins(
+        Table
+    ):  # 0 and 1 do the same: harmless alone, fatal together; 2 and 3 cost a little each
         def loss(self, masked):
             return 2.0 * ({0, 1} <= masked) + 0.1 * (2 in masked) + 0.2 * (3 in masked)
 

@@ -45,7 +45,9 @@ class Noisy(Evaluate):
 
 @pytest.fixture(scope="module")
 def rows():
-    return masking_curve(LAYOUT, CurveSpec("c", "head", KeepBest(search=Exact())), Noisy(), Noisy())[9:]  # on test
+    return masking_curve(
+        LAYOUT, CurveSpec("c", "head", KeepBest(search=Exact())), Noisy(), Noisy()
+    )[9:]  # on test
 
 
 def scores_of(row) -> tuple[np.ndarray, np.ndarray]:
@@ -62,7 +64,9 @@ def test_p_is_the_exact_binomial_one(rows):
         expected = stats.binomtest(lost, lost + won).pvalue if lost + won else 1.0
         found.append(row["p"])
         assert row["p"] == pytest.approx(expected, rel=1e-9)
-    assert min(found) < 0.01 < 0.2 < found[1]  # there is something to find, and something to leave alone
+    assert (
+        min(found) < 0.01 < 0.2 < found[1]
+    )  # there is something to find, and something to leave alone
 
 
 def test_holm_is_over_the_steps_of_one_curve(rows):
@@ -80,9 +84,12 @@ def test_delta_is_the_paired_difference_of_losses_with_its_interval(rows):
     for row in rows[1:9]:
         difference = scores_of(row)[1] - before
         assert row["delta"] == pytest.approx(difference.mean(), rel=1e-9)
-        found = stats.bootstrap((difference,), np.mean, n_resamples=20000, method="percentile", random_state=0)
+        found = stats.bootstrap(
+            (difference,), np.mean, n_resamples=20000, method="percentile", random_state=0
+        )
         interval = found.confidence_interval
-        # both ends are random: with 1000 resamples their standard deviation is 0.085 standard errors of the mean
+        # both ends are random: with 1000 resamples their standard deviation is 0.085 standard
+        # errors of the mean
         error = difference.std() / IMAGES**0.5
         assert abs(row["delta_low"] - interval.low) < 0.35 * error
         assert abs(row["delta_high"] - interval.high) < 0.35 * error
@@ -90,13 +97,23 @@ def test_delta_is_the_paired_difference_of_losses_with_its_interval(rows):
 
 
 def newcombe(before: np.ndarray, after: np.ndarray) -> tuple[float, float]:
-    """Newcombe, 1998 (Stat. Med. 17:2635), method 10, of the share right after minus that right before."""
+    """Newcombe, 1998 (Stat.
+
+    Med. 17:2635), method 10, of the share right after minus that right before.
+    """
     n = len(before)
-    e, f, g, h = ((x & y).sum() for x, y in ((after, before), (after, ~before), (~after, before), (~after, ~before)))
-    (l1, u1), (l2, u2) = (stats.binomtest(int(k), n).proportion_ci(method="wilson") for k in (e + f, e + g))
+    e, f, g, h = (
+        (x & y).sum()
+        for x, y in ((after, before), (after, ~before), (~after, before), (~after, ~before))
+    )
+    (l1, u1), (l2, u2) = (
+        stats.binomtest(int(k), n).proportion_ci(method="wilson") for k in (e + f, e + g)
+    )
     p1, p2 = (e + f) / n, (e + g) / n
     top = e * h - f * g
-    phi = (max(top - n / 2, 0) if top > 0 else top) / np.sqrt(float((e + f) * (g + h)) * float((e + g) * (f + h)))
+    phi = (max(top - n / 2, 0) if top > 0 else top) / np.sqrt(
+        float((e + f) * (g + h)) * float((e + g) * (f + h))
+    )
     down = np.sqrt((p1 - l1) ** 2 - 2 * phi * (p1 - l1) * (u2 - p2) + (u2 - p2) ** 2)
     up = np.sqrt((p2 - l2) ** 2 - 2 * phi * (p2 - l2) * (u1 - p1) + (u1 - p1) ** 2)
     return p1 - p2 - down, p1 - p2 + up
@@ -110,7 +127,9 @@ def test_the_difference_of_accuracies_is_paired_and_has_newcombes_interval(rows)
         assert row["difference"] == pytest.approx(after.mean() - before.mean(), abs=1e-12)
         ends = newcombe(before, after)
         assert (row["difference_low"], row["difference_high"]) == pytest.approx(ends, abs=1e-6)
-        alone = 2 * 1.96 * np.sqrt((before.var() + after.var()) / IMAGES)  # as if the images were others
+        alone = (
+            2 * 1.96 * np.sqrt((before.var() + after.var()) / IMAGES)
+        )  # as if the images were others
         assert ends[1] - ends[0] < 0.95 * alone
     worst = min(rows, key=lambda row: row["difference"])
     assert worst["difference_high"] < 0 and worst["p"] < 0.05  # the test and the interval agree
@@ -130,7 +149,9 @@ class OneLosesMuch(Evaluate):
 
 def test_the_interval_of_delta_stays_where_differences_are():
     """A normal one reaches below 0, as if masking had helped some image."""
-    row = masking_curve(LAYOUT, CurveSpec("c", "layer", Random(repeats=1)), OneLosesMuch(), OneLosesMuch())[-1]
+    row = masking_curve(
+        LAYOUT, CurveSpec("c", "layer", Random(repeats=1)), OneLosesMuch(), OneLosesMuch()
+    )[-1]
     assert row["delta"] == 2 and 2 - 1.96 * 80 / 40 < -1
     assert 0 <= row["delta_low"] < 2 < row["delta_high"]
 
@@ -157,7 +178,12 @@ def test_pairing_makes_the_interval_narrower_than_the_losses_alone_would(rows):
     _, before = scores_of(rows[0])
     _, after = scores_of(rows[1])
     alone = 2 * 1.96 * np.sqrt((before.var() + after.var()) / IMAGES)
-    assert 0 < rows[1]["delta_high"] - rows[1]["delta_low"] < 2 * 1.96 * after.std() / IMAGES**0.5 < alone
+    assert (
+        0
+        < rows[1]["delta_high"] - rows[1]["delta_low"]
+        < 2 * 1.96 * after.std() / IMAGES**0.5
+        < alone
+    )
 
 
 def test_bootstrap_is_seeded_and_covers_the_mean():
@@ -180,10 +206,16 @@ def test_the_mean_of_random_paths_has_no_p_but_an_interval_over_repeats():
     for step in range(1, 8):
         deltas = [row["delta"] for row in rows if row["step"] == step and row["seed"] != "mean"]
         low, high = stats.t.interval(0.95, 4, loc=np.mean(deltas), scale=stats.sem(deltas))
-        assert (mean[step]["delta_low"], mean[step]["delta_high"]) == pytest.approx((low, high), rel=1e-9)
-        changes = [row["difference"] for row in rows if row["step"] == step and row["seed"] != "mean"]
+        assert (mean[step]["delta_low"], mean[step]["delta_high"]) == pytest.approx(
+            (low, high), rel=1e-9
+        )
+        changes = [
+            row["difference"] for row in rows if row["step"] == step and row["seed"] != "mean"
+        ]
         low, high = stats.t.interval(0.95, 4, loc=np.mean(changes), scale=stats.sem(changes))
-        assert (mean[step]["difference_low"], mean[step]["difference_high"]) == pytest.approx((low, high), rel=1e-9)
+        assert (mean[step]["difference_low"], mean[step]["difference_high"]) == pytest.approx(
+            (low, high), rel=1e-9
+        )
 
 
 @pytest.mark.parametrize("images", [100, 360, 1000])

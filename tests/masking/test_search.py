@@ -52,7 +52,8 @@ class Margins(Evaluate):
 
     def slopes(self, mask: Tensor) -> tuple[Tensor, Tensor]:
         self.spent += 2 * self.images
-        # the loss softplus(-margin) along the share of a head, where masking it takes ``head`` off the margin
+        # the loss softplus(-margin) along the share of a head, where masking it takes ``head`` off
+        # the margin
         slope = torch.sigmoid(-self.margins(mask[None])) * -self.head
         return slope.double().mean(1), slope.double().square().mean(1)
 
@@ -66,7 +67,12 @@ def order_of(order, table: Margins, steps: int | None = None) -> list[int]:
 
 
 def step_of(table: Margins, prefers: int, number: int = 0, heads: int = 12) -> Step:
-    return Step(torch.zeros(heads, dtype=torch.bool), torch.eye(heads, dtype=torch.bool), prefers, number=number)
+    return Step(
+        torch.zeros(heads, dtype=torch.bool),
+        torch.eye(heads, dtype=torch.bool),
+        prefers,
+        number=number,
+    )
 
 
 @given(st.integers(0, 10**6), st.integers(1, 60), st.integers(1, 30), st.booleans(), st.booleans())
@@ -74,14 +80,20 @@ def step_of(table: Margins, prefers: int, number: int = 0, heads: int = 12) -> S
 def test_exact_chooses_what_the_oracle_chooses_ties_included(seed, images, parts, highest, coarse):
     table = Margins(seed, images, coarse=coarse)
     expected, _ = oracle.greedy([frozenset([head]) for head in range(12)], table.score, highest)
-    assert order_of((KeepBest if highest else HurtMost)(search=Exact(parts, least=1)), table) == expected
+    assert (
+        order_of((KeepBest if highest else HurtMost)(search=Exact(parts, least=1)), table)
+        == expected
+    )
 
 
 @given(st.integers(0, 10**6), st.booleans())
 @settings(max_examples=30, deadline=None, derandomize=True)
 def test_exact_breaks_ties_by_the_loss_like_the_exhaustive_search(seed, highest):
     order = KeepBest if highest else HurtMost
-    found = [order_of(order("loss", Exact(parts, least=1)), Margins(seed, 20, coarse=True)) for parts in (1, 6)]
+    found = [
+        order_of(order("loss", Exact(parts, least=1)), Margins(seed, 20, coarse=True))
+        for parts in (1, 6)
+    ]
     assert found[0] == found[1]
 
 
@@ -95,7 +107,13 @@ def test_exact_looks_at_fewer_images_and_says_how_many():
     assert path.spent == path.exhaustive and plain.walks == 12
 
 
-@given(st.integers(0, 10**6), st.integers(1, 30), st.integers(2, 30), st.booleans(), st.sampled_from(["index", "loss"]))
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 30),
+    st.integers(2, 30),
+    st.booleans(),
+    st.sampled_from(["index", "loss"]),
+)
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_exact_never_costs_more_than_trying_everything(seed, images, parts, highest, tie_break):
     table = Margins(seed, images, coarse=True)
@@ -116,9 +134,13 @@ def test_exact_looks_at_no_fewer_images_at_once_than_keep_a_machine_busy():
     for search, fewest in ((Exact(parts=24), 32), (small, 300 // 24 + 1)):
         asked.clear()
         table = Noting(0, 300)
-        step = dataclasses.replace(step_of(table, 1), before=Margins(0, 300)(torch.zeros(1, 12, dtype=torch.bool)))
+        step = dataclasses.replace(
+            step_of(table, 1), before=Margins(0, 300)(torch.zeros(1, 12, dtype=torch.bool))
+        )
         search.choose(step, table)
-        assert len(asked) > 2 and fewest in asked[1:] and max(asked[1:]) == fewest  # the first piece has its own size
+        assert (
+            len(asked) > 2 and fewest in asked[1:] and max(asked[1:]) == fewest
+        )  # the first piece has its own size
 
 
 @pytest.mark.parametrize("prefers", [1, -1])
@@ -228,7 +250,9 @@ def test_a_true_hypothesis_is_rejected_no_more_often_than_the_level(mean, margin
     generator, images, level, rejections = torch.Generator().manual_seed(0), 500, 0.05, 0
     half = images // 20  # of each sign, shifted by the mean: a tenth of the images differ
     ups = half + round(mean * images / 2)
-    values = torch.cat([torch.ones(ups), -torch.ones(2 * half - ups), torch.zeros(images - 2 * half)]).double()
+    values = torch.cat(
+        [torch.ones(ups), -torch.ones(2 * half - ups), torch.zeros(images - 2 * half)]
+    ).double()
     assert values.mean() == pytest.approx(mean, abs=1e-9)
     rows = torch.stack([values[torch.randperm(images, generator=generator)] for _ in range(2000)])
     rejections = int(rejected(rows, margin, images, -torch.tensor(level).log().item()).sum())

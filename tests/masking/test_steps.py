@@ -19,7 +19,11 @@ def rows(folder: Path) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def command(trained):
-    return [*runs.TINY, f"weights={trained.folder / 'model.safetensors'}", "trainer.precision=32-true"]
+    return [
+        *runs.TINY,
+        f"weights={trained.folder / 'model.safetensors'}",
+        "trainer.precision=32-true",
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +34,9 @@ def whole(command, tmp_path_factory):
     return rows(result.folder)
 
 
-@pytest.mark.parametrize("more", [(), ("trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu")], ids=["1", "2"])
+@pytest.mark.parametrize(
+    "more", [(), ("trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu")], ids=["1", "2"]
+)
 def test_each_job_writes_its_step_of_the_whole_curve(command, whole, tmp_path, more):
     result = runs.run("mask", "-m", *command, *more, "masking.step=0,1", cwd=tmp_path)
     assert result.code == 0, result.err
@@ -57,7 +63,9 @@ def test_orders_are_searched_once_and_then_read(command, tmp_path, monkeypatch):
 
     def computed(step: int, cache: str) -> int:
         """Image-forwards on validation, where orders are chosen, of all searched curves together."""
-        cfg = runs.checked("mask", *command, f"masking.step={step}", f"cache_dir={tmp_path / cache}")
+        cfg = runs.checked(
+            "mask", *command, f"masking.step={step}", f"cache_dir={tmp_path / cache}"
+        )
         made.clear()
         mhprobe.mask.run(cfg, tmp_path / f"{cache}_{step}_{len(list(tmp_path.iterdir()))}")
         return sum(evaluate.computed for label, evaluate in made if label.endswith("on validation"))

@@ -48,8 +48,12 @@ def test_counts_and_shares_by_hand():
     assert got["accuracy"] == 0.75
     assert got["lost"].tolist() == [1, 0, 3] and got["won"].tolist() == [0, 1, 1]
     assert got["drop"].tolist() == [0.25, -0.25, 0.5]
-    torch.testing.assert_close(got["by_class"], torch.tensor([[1 / 3, 0], [-1 / 3, 0], [1 / 3, 1]]).double())
-    assert measure.axes == {key: ["class 0", "class 1"] for key in ("by_class", "class_p_holm", "class_accuracy")}
+    torch.testing.assert_close(
+        got["by_class"], torch.tensor([[1 / 3, 0], [-1 / 3, 0], [1 / 3, 1]]).double()
+    )
+    assert measure.axes == {
+        key: ["class 0", "class 1"] for key in ("by_class", "class_p_holm", "class_accuracy")
+    }
     assert got["class_accuracy"].tolist() == [[pytest.approx(2 / 3), 1.0]] * 3
     assert (got["class_p_holm"] == 1).all()  # one or three images that change say nothing
     expected = [stats.binomtest(b, b + c).pvalue for b, c in ((1, 1 - 1), (0, 1), (3, 1))]
@@ -57,7 +61,9 @@ def test_counts_and_shares_by_hand():
     assert (got["p_holm"] >= got["p"]).all()
     # each flip of a margin from 2 to -2 costs 2 nats of loss exactly: log(1 + e^2) - log(1 + e^-2)
     assert got["value"].tolist() == pytest.approx([0.5, -0.5, 1.0])
-    assert got["standard_error"][0].item() == pytest.approx(torch.tensor([0.0, 2, 0, 0]).std().item() / 2)
+    assert got["standard_error"][0].item() == pytest.approx(
+        torch.tensor([0.0, 2, 0, 0]).std().item() / 2
+    )
     assert ((got["drop_low"] < got["drop"]) & (got["drop"] < got["drop_high"])).all()
 
 
@@ -135,7 +141,10 @@ def test_accuracy_columns_are_those_of_models_without_the_head(build):
     assert got["accuracy"].item() == right.double().mean().item()
     for head in range(layout.num_heads):
         other = torch.tensor(outcome(without(bare, sites, {head}), images, labels)[0])
-        assert got["lost"][head] == (right & ~other).sum() and got["won"][head] == (~right & other).sum()
+        assert (
+            got["lost"][head] == (right & ~other).sum()
+            and got["won"][head] == (~right & other).sum()
+        )
     assert got["lost"].sum() + got["won"].sum() > 0  # masking does something
 
 
@@ -160,11 +169,17 @@ def test_neurons_have_the_numbers_of_their_part_of_the_layer_and_heads_their_own
     torch.testing.assert_close(got["value"][heads:], expected, rtol=1e-8, atol=1e-9)
     assert len(expected.unique()) == bins * len(mlps)
     torch.testing.assert_close(got["value"][:heads], alone.columns()["value"], rtol=1e-8, atol=1e-9)
-    assert all(len(values) == layout.num_heads for name, values in got.items() if name not in ("accuracy", "images"))
+    assert all(
+        len(values) == layout.num_heads
+        for name, values in got.items()
+        if name not in ("accuracy", "images")
+    )
     assert len(measure.ablation.masks) == heads + bins * len(mlps)
     with pytest.raises(NotOfNeurons, match="ablation_delta: is of heads"):
         AblationDelta(layout)
-    with pytest.raises(UserError, match="ablation_delta: bins: expected a whole number of at least 0, got -1"):
+    with pytest.raises(
+        UserError, match="ablation_delta: bins: expected a whole number of at least 0, got -1"
+    ):
         AblationDelta(layout, bins=-1)
 
 
@@ -188,7 +203,9 @@ def test_one_image_has_no_interval_and_no_labels_are_refused():
     measure.update(one)
     assert math.isnan(measure.columns()["low"][0])
     with pytest.raises(UserError, match=r"^ablation_delta: the batch has no labels"):
-        AblationDelta(LAYOUT).update(HeadBatch(z=(), logits=one.logits, valid=one.valid, ablated=one.ablated))
+        AblationDelta(LAYOUT).update(
+            HeadBatch(z=(), logits=one.logits, valid=one.valid, ablated=one.ablated)
+        )
 
 
 @pytest.mark.peer
@@ -209,5 +226,7 @@ def test_the_rise_of_the_loss_is_captums_feature_ablation_of_the_gates(build):
     gates.values.data.fill_(1)
     measure = AblationDelta(gates.layout)
     measure.update(mhprobe.record(model, images, labels, measure.needs))
-    torch.testing.assert_close(measure.compute(), expected.double(), rtol=1e-5, atol=1e-7)  # Captum's is in float32
+    torch.testing.assert_close(
+        measure.compute(), expected.double(), rtol=1e-5, atol=1e-7
+    )  # Captum's is in float32
     assert expected.abs().max() > 2e-5

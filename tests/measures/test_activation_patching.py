@@ -13,7 +13,10 @@ from mhprobe.measures.attribution_patching import AttributionPatching
 from mhprobe.stats.significance import t_quantile
 from models import images_for, labels_for, tiny_vit
 
-LAYOUT = HeadLayout((HeadSite("a", 0, 0, 4, 1),), tuple(Block(f"blocks.{i}", 0, f"blocks.{i}.norm2") for i in range(2)))
+LAYOUT = HeadLayout(
+    (HeadSite("a", 0, 0, 4, 1),),
+    tuple(Block(f"blocks.{i}", 0, f"blocks.{i}.norm2") for i in range(2)),
+)
 
 
 def batch_of(measure, clean, corrupt, paired=None, donor=None, **effect) -> HeadBatch:
@@ -22,14 +25,18 @@ def batch_of(measure, clean, corrupt, paired=None, donor=None, **effect) -> Head
     paired = torch.ones(count, dtype=torch.bool) if paired is None else paired
     return HeadBatch(
         z=(torch.zeros(count, 1, measure.layout.num_heads, 1),),
-        logits=torch.zeros(count, 2), valid=torch.ones(count, dtype=torch.bool),
+        logits=torch.zeros(count, 2),
+        valid=torch.ones(count, dtype=torch.bool),
         patched={need: Patched(clean, corrupt, paired, effect, donor)},
-    )  # fmt: skip
+    )
 
 
 def drawn(count: int = 200, seed: int = 1):
     generator = torch.Generator().manual_seed(seed)
-    clean, corrupt = 4 + torch.randn(count, generator=generator), torch.randn(count, generator=generator)
+    clean, corrupt = (
+        4 + torch.randn(count, generator=generator),
+        torch.randn(count, generator=generator),
+    )
     shares = torch.tensor([0.0, 0.1, 0.5, -0.2])
     noise = 0.3 * torch.randn(count, 4, generator=generator)
     return clean.double(), corrupt.double(), ((clean - corrupt)[:, None] * shares + noise).double()
@@ -45,26 +52,44 @@ def test_value_is_the_share_of_the_way_with_its_interval():
     torch.testing.assert_close(found["effect"], x.mean(0))
     torch.testing.assert_close(found["size"], x.abs().mean(0) / way.mean())
     times = torch.randint(0, 200, (4000, 200), generator=torch.Generator().manual_seed(1))
-    resampled = x[times].mean(1) / way[times].mean(1)[:, None]  # the bootstrap agrees with the delta method
+    resampled = (
+        x[times].mean(1) / way[times].mean(1)[:, None]
+    )  # the bootstrap agrees with the delta method
     half = (found["high"] - found["low"]) / 2
     torch.testing.assert_close(half, 1.96 * resampled.std(0), rtol=0.1, atol=0)
-    assert ((found["value"] - torch.tensor([0.0, 0.1, 0.5, -0.2])).abs() < 1.5 * half).all()  # three standard errors
+    assert (
+        (found["value"] - torch.tensor([0.0, 0.1, 0.5, -0.2])).abs() < 1.5 * half
+    ).all()  # three standard errors
     assert (found["p_holm"] < 0.05).tolist() == [False, True, True, True]
 
 
-def with_donors(images: int, donors: int, seed: int, heads: int = 4, shared: float = 1.0, use: Tensor | None = None):
+def with_donors(
+    images: int,
+    donors: int,
+    seed: int,
+    heads: int = 4,
+    shared: float = 1.0,
+    use: Tensor | None = None,
+):
     """Pairs of images and donors, both drawn anew: donor (B,), clean, corrupt, x (B, heads); every head's share is .5.
 
-    shared: how much of a head's effect on an image is its donor's. use: (donors,) how often each is drawn.
+    shared: how much of a head's effect on an image is its donor's. use: (donors,) how often each is
+    drawn.
     """
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    donor = torch.multinomial(torch.ones(donors) if use is None else use, images, True, generator=generator)
+    donor = torch.multinomial(
+        torch.ones(donors) if use is None else use, images, True, generator=generator
+    )
     clean, corrupt = 4 + normal(images), normal(images) + shared * normal(donors)[donor]
-    x = 0.5 * (clean - corrupt)[:, None] + normal(images, heads) + shared * normal(donors, heads)[donor]
+    x = (
+        0.5 * (clean - corrupt)[:, None]
+        + normal(images, heads)
+        + shared * normal(donors, heads)[donor]
+    )
     return donor, clean, corrupt, x
 
 
@@ -91,9 +116,13 @@ def test_intervals_hold_the_truth_over_draws_of_donors():
         donor, clean, corrupt, x = with_donors(200, 20, seed, heads=100)
         measure, plain = of_pool(20, MANY), of_pool(20, MANY)
         for rows in torch.arange(200).split(64):
-            measure.update(batch_of(measure, clean[rows], corrupt[rows], donor=donor[rows], exact=x[rows]))
+            measure.update(
+                batch_of(measure, clean[rows], corrupt[rows], donor=donor[rows], exact=x[rows])
+            )
         inside.append(covered(measure.columns()))
-        plain.update(batch_of(plain, clean, corrupt, exact=x))  # as if no two pairs had the same donor
+        plain.update(
+            batch_of(plain, clean, corrupt, exact=x)
+        )  # as if no two pairs had the same donor
         naive.append(covered(plain.columns()))
     # heads of a seed share donors' uses and the way: as if of 600 draws
     assert sum(inside) / 30 == pytest.approx(0.95, abs=3 * (0.95 * 0.05 / 600) ** 0.5)
@@ -103,12 +132,16 @@ def test_intervals_hold_the_truth_over_draws_of_donors():
 def test_intervals_hold_where_a_few_donors_serve_most_images():
     inside, naive = [], []
     for seed in range(30):
-        donor, clean, corrupt, x = with_donors(300, 20, seed, heads=100, use=torch.arange(1, 21) ** -0.6)
+        donor, clean, corrupt, x = with_donors(
+            300, 20, seed, heads=100, use=torch.arange(1, 21) ** -0.6
+        )
         measure = of_pool(20, MANY)
         measure.update(batch_of(measure, clean, corrupt, donor=donor, exact=x))
         got = measure.columns()
         inside.append(covered(got))
-        reach = (got["high"] - got["value"]) * 2.0930 / t_quantile(measure._freedom)  # as if they served equally many
+        reach = (
+            (got["high"] - got["value"]) * 2.0930 / t_quantile(measure._freedom)
+        )  # as if they served equally many
         naive.append(covered({"low": got["value"] - reach, "high": got["value"] + reach}))
     assert sum(inside) / 30 == pytest.approx(0.95, abs=3 * (0.95 * 0.05 / 600) ** 0.5)
     assert sum(naive) / 30 < 0.935
@@ -121,8 +154,12 @@ def test_intervals_hold_where_the_images_of_a_batch_are_each_others_donors():
         generator = torch.Generator().manual_seed(seed)
         for number in range(6):
             image = torch.randn(32, 100, generator=generator, dtype=torch.float64)
-            donor, clean, corrupt, x = with_donors(32, 32, 1000 * seed + number, heads=100, shared=0.0)
-            x = x + 2 * image + 2 * image[donor]  # what an image brings into its pair and into those it gives to
+            donor, clean, corrupt, x = with_donors(
+                32, 32, 1000 * seed + number, heads=100, shared=0.0
+            )
+            x = (
+                x + 2 * image + 2 * image[donor]
+            )  # what an image brings into its pair and into those it gives to
             measure.update(batch_of(measure, clean, corrupt, donor=donor, exact=x))
             plain.update(batch_of(plain, clean, corrupt, exact=x))
         inside.append(covered(measure.columns()))
@@ -171,7 +208,9 @@ def test_estimates_are_held_against_what_is_exact():
     found = measure.columns()
     torch.testing.assert_close(found["difference"], found["atp"] - found["value"])
     assert found["places"].tolist() == [0, -1, 1, 0]
-    assert found["spearman_graddrop"] == pytest.approx(1) and found["spearman_atp"] == pytest.approx(0.8)
+    assert found["spearman_graddrop"] == pytest.approx(1) and found[
+        "spearman_atp"
+    ] == pytest.approx(0.8)
     cheap = AttributionPatching(LAYOUT)
     cheap.update(batch_of(cheap, clean, corrupt, atp=atp))
     torch.testing.assert_close(cheap.compute(), found["atp"])
@@ -186,15 +225,26 @@ def test_in_a_network_of_one_block_graddrop_alone_is_missing_and_says_why(depth)
     measure.update(mhprobe.record(model, images_for(model, 6), labels_for(6), needs=measure.needs))
     missing = {name for name, column in measure.columns().items() if column.isnan().all()}
     dropped = {"graddrop", *(f"spearman_graddrop{end}" for end in ("", "_low", "_high"))}
-    assert (missing & dropped == dropped and "sees 1 of this" in measure.empty) if depth == 1 else not measure.empty
+    assert (
+        (missing & dropped == dropped and "sees 1 of this" in measure.empty)
+        if depth == 1
+        else not measure.empty
+    )
     assert "value" not in missing and "atp" not in missing
 
 
 def test_p_is_corrected_for_how_many_heads_there_are():
     """Holm: the smallest p counts as often as there are heads, the largest once."""
     generator = torch.Generator().manual_seed(4)
-    clean, corrupt = 4 + torch.randn(200, generator=generator), torch.randn(200, generator=generator)
-    clean, corrupt, noise = clean.double(), corrupt.double(), torch.randn(200, 4, generator=generator).double()
+    clean, corrupt = (
+        4 + torch.randn(200, generator=generator),
+        torch.randn(200, generator=generator),
+    )
+    clean, corrupt, noise = (
+        clean.double(),
+        corrupt.double(),
+        torch.randn(200, 4, generator=generator).double(),
+    )
     x = (noise - noise.mean(0)) / noise.std(0)
     x[:, 0] += 2.3 / 200**0.5  # standard errors from 0: p = .02
 
@@ -235,7 +285,8 @@ def test_donors_are_of_the_selection_images():
 
 
 @pytest.mark.parametrize(
-    ("options", "words"), [({"donors": 1}, "donors"), ({"estimates": ["graddrop"]}, "first of estimates")]
+    ("options", "words"),
+    [({"donors": 1}, "donors"), ({"estimates": ["graddrop"]}, "first of estimates")],
 )
 def test_options_that_cannot_be_are_refused(options, words):
     with pytest.raises(UserError, match=words):

@@ -18,9 +18,9 @@ def test_one_hot_maps_look_exactly_as_far_as_their_offset():
     for dy, dx in ((0, 0), (0, 1), (2, 0), (1, 3)):
         reach = (4 - dy) * (4 - dx)  # the others look at themselves
         expected = math.hypot(16 * dy, 8 * dx) * reach / 16
-        assert run(AttentionDistance(layout), batch_of(*looking(layout, dy, dx)))["value"].item() == pytest.approx(
-            expected
-        )
+        assert run(AttentionDistance(layout), batch_of(*looking(layout, dy, dx)))[
+            "value"
+        ].item() == pytest.approx(expected)
 
 
 def test_even_attention_looks_as_far_as_the_mean_of_all_pairs():
@@ -31,7 +31,9 @@ def test_even_attention_looks_as_far_as_the_mean_of_all_pairs():
     assert got["value"].item() == pytest.approx(expected, rel=1e-12)
     assert got["uniform"].item() == pytest.approx(expected, rel=1e-12)
     assert got["whole"].item() == pytest.approx(expected, rel=1e-12)
-    assert got["raw"].item() == pytest.approx(expected * 15 / 16, rel=1e-12)  # a sixteenth goes to the class token
+    assert got["raw"].item() == pytest.approx(
+        expected * 15 / 16, rel=1e-12
+    )  # a sixteenth goes to the class token
 
 
 def test_raw_rows_spend_weight_on_all_of_the_prefix():
@@ -86,7 +88,11 @@ def test_a_row_that_gives_patches_nothing_counts_as_zero():
 
 def test_what_a_window_allows_is_less_than_the_whole_grid():
     swin, vit = swin_layout(), vit_layout(grid=(8, 8), pixels=(4.0, 4.0))
-    windowed, whole = (run(AttentionDistance(layout), batch_of(*even(layout))) for layout in (swin, vit))
-    assert whole["whole"].item() == pytest.approx(whole["uniform"].item())  # without windows they are the same
+    windowed, whole = (
+        run(AttentionDistance(layout), batch_of(*even(layout))) for layout in (swin, vit)
+    )
+    assert whole["whole"].item() == pytest.approx(
+        whole["uniform"].item()
+    )  # without windows they are the same
     assert windowed["whole"].tolist() == pytest.approx(2 * whole["uniform"].tolist())
     assert (windowed["uniform"] < 0.6 * windowed["whole"]).all()

@@ -32,7 +32,9 @@ def test_tables_agree_with_the_model_token_by_token(build):
                     if places.pairs[w, q, k]:
                         pairs[tq, tk] = places.distance[w, q, k].item()
                     both = tk >= 0 and tq >= 0 and None not in (dense.cells[tq], dense.cells[tk])
-                    assert bool(places.patch_pairs[w, q, k]) == (bool(places.pairs[w, q, k]) and both)
+                    assert bool(places.patch_pairs[w, q, k]) == (
+                        bool(places.pairs[w, q, k]) and both
+                    )
                 if tq >= 0 and dense.cells[tq] is not None:
                     assert tuple(places.cell[w, q].tolist()) == dense.cells[tq]
         assert set(pairs) == {(t, k) for t, keys in enumerate(dense.support) for k in keys}
@@ -44,7 +46,9 @@ def test_tables_agree_with_the_model_token_by_token(build):
 def test_a_shifted_window_keeps_the_two_sides_of_the_image_apart():
     site = HeadSite("a", 0, 0, 1, 2, windows=Windows((4, 4), (2, 2), (1, 1)), grid=(4, 4))
     places = places_of(site, CPU)
-    assert places.distance.max() == pytest.approx(math.sqrt(2))  # and not 3, from one side to the other
+    assert places.distance.max() == pytest.approx(
+        math.sqrt(2)
+    )  # and not 3, from one side to the other
     (corner,) = (places.token == 0).any(1).nonzero()[0]
     assert places.pairs[corner].sum() == 4  # each corner of the image alone with itself
 
@@ -61,7 +65,9 @@ def test_shares_are_distributions_over_the_keys_that_are_asked_for():
 def test_pieces_hold_every_valid_image_once_and_are_small(monkeypatch):
     monkeypatch.setattr("mhprobe.measures.parts.places._CPU_PIECE", 40)
     valid = torch.tensor([True, False, True, True, True])
-    batch = HeadBatch(z=(), logits=torch.zeros(5, 2), valid=valid, attn=(torch.rand(5, 1, 2, 3, 3),))
+    batch = HeadBatch(
+        z=(), logits=torch.zeros(5, 2), valid=valid, attn=(torch.rand(5, 1, 2, 3, 3),)
+    )
     layout = HeadLayout((HeadSite("a", 0, 0, 2, 2, prefix_tokens=1, grid=(2, 1)),))
     pieces = list(attention("confidence", layout, batch))
     assert [piece.images.tolist() for piece in pieces] == [[0, 2], [3, 4]]
@@ -72,8 +78,14 @@ def test_pieces_hold_every_valid_image_once_and_are_small(monkeypatch):
 def test_missing_or_misshapen_attention_is_refused_in_one_line():
     layout = HeadLayout((HeadSite("blocks.0.attn", 0, 0, 2, 2, grid=(2, 2)),))
     batch = HeadBatch(z=(), logits=torch.zeros(1, 2), valid=torch.tensor([True]))
-    with pytest.raises(UserError, match="entropy: the batch has no attention weights; record it with needs"):
+    with pytest.raises(
+        UserError, match="entropy: the batch has no attention weights; record it with needs"
+    ):
         list(attention("entropy", layout, batch))
-    wrong = HeadBatch(z=(), logits=batch.logits, valid=batch.valid, attn=(torch.rand(1, 1, 2, 9, 9),))
-    with pytest.raises(UserError, match=r"blocks\.0\.attn: expected the 4 places of a grid of .*, got 9"):
+    wrong = HeadBatch(
+        z=(), logits=batch.logits, valid=batch.valid, attn=(torch.rand(1, 1, 2, 9, 9),)
+    )
+    with pytest.raises(
+        UserError, match=r"blocks\.0\.attn: expected the 4 places of a grid of .*, got 9"
+    ):
         list(attention("entropy", layout, wrong))

@@ -31,7 +31,9 @@ class Energy(Measure):
 
 def batch(images: int = 4) -> HeadBatch:
     z = torch.randn(images, 5, 2, 3)
-    return HeadBatch(z=(z,), logits=torch.zeros(images, 2), valid=torch.ones(images, dtype=torch.bool))
+    return HeadBatch(
+        z=(z,), logits=torch.zeros(images, 2), valid=torch.ones(images, dtype=torch.bool)
+    )
 
 
 def test_name_is_that_of_the_class():
@@ -44,7 +46,11 @@ def test_the_zeros_that_a_sum_goes_back_to_take_no_room():
     measure = Energy(LAYOUT)
     measure.update(batch())
     measure.reset()
-    assert measure._defaults["total"].untyped_storage().nbytes() == 8 < measure.total.untyped_storage().nbytes()
+    assert (
+        measure._defaults["total"].untyped_storage().nbytes()
+        == 8
+        < measure.total.untyped_storage().nbytes()
+    )
     assert torch.equal(measure.total, torch.zeros(2, dtype=torch.float64))
     measure.total += torch.tensor([1.0, 2.0])  # every entry has a place of its own
     assert measure.total.tolist() == [1, 2]
@@ -68,7 +74,12 @@ def test_states_must_be_float64_or_int64_sums():
 
 @pytest.mark.parametrize(
     "cast",
-    [lambda m: m.to(torch.bfloat16), lambda m: m.half(), lambda m: m.float(), lambda m: m.type(torch.float16)],
+    [
+        lambda m: m.to(torch.bfloat16),
+        lambda m: m.half(),
+        lambda m: m.float(),
+        lambda m: m.type(torch.float16),
+    ],
     ids=["to", "half", "float", "type"],
 )
 def test_float64_survives_a_cast_of_the_module_around_it(cast):
@@ -99,7 +110,10 @@ def test_made_and_reset_in_inference_mode_it_can_be_updated_outside():
 
 def test_an_error_at_the_end_leaves_the_local_sums_in_place():
     # stand in for two ranks that hold the same: the sum over ranks is twice the local one
-    twice = {"dist_sync_fn": lambda state, group: [2 * state], "distributed_available_fn": lambda: True}
+    twice = {
+        "dist_sync_fn": lambda state, group: [2 * state],
+        "distributed_available_fn": lambda: True,
+    }
     measure = Energy(LAYOUT, **twice)
     with pytest.raises(UserError, match="no valid images"):
         measure.columns()
@@ -139,7 +153,9 @@ def test_measures_of_one_file_or_notebook_have_names_of_their_own():
 
 
 def test_a_mean_over_nothing_is_nan():
-    assert mean_of(torch.tensor([3.0, 0.0, 4.0]), torch.tensor([2, 0, 0])).nan_to_num(-1).tolist() == [1.5, -1, -1]
+    assert mean_of(torch.tensor([3.0, 0.0, 4.0]), torch.tensor([2, 0, 0])).nan_to_num(
+        -1
+    ).tolist() == [1.5, -1, -1]
 
 
 def test_an_option_is_one_of_those_its_type_names():

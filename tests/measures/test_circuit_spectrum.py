@@ -22,16 +22,28 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def columns(weights: tuple[HeadWeights, ...], layout: HeadLayout = LAYOUT, **options) -> dict[str, torch.Tensor]:
+def columns(
+    weights: tuple[HeadWeights, ...], layout: HeadLayout = LAYOUT, **options
+) -> dict[str, torch.Tensor]:
     measure = CircuitSpectrum(layout, **options)
     for _ in range(2):  # batches: the weights stay the same
         z = tuple(torch.zeros(2, 5, s.num_heads, D) for s in layout.sites)
-        measure.update(HeadBatch(z=z, logits=torch.zeros(2, 2), valid=torch.ones(2, dtype=torch.bool), weights=weights))
+        measure.update(
+            HeadBatch(
+                z=z,
+                logits=torch.zeros(2, 2),
+                valid=torch.ones(2, dtype=torch.bool),
+                weights=weights,
+            )
+        )
     return measure.columns()
 
 
 def drawn(seed: int = 0) -> tuple[HeadWeights, ...]:
-    return tuple(HeadWeights(*normal(4, s.num_heads, D, C, seed=seed + n)) for n, s in enumerate(LAYOUT.sites))
+    return tuple(
+        HeadWeights(*normal(4, s.num_heads, D, C, seed=seed + n))
+        for n, s in enumerate(LAYOUT.sites)
+    )
 
 
 ONE = HeadLayout((HeadSite("a", 0, 0, 1, D),))
@@ -55,10 +67,16 @@ def test_all_columns_match_decompositions_of_whole_matrices(of):
             np.testing.assert_allclose(found["cosine"][flat], cosine, atol=1e-9)
             for name, matrix in both.items():
                 s, c = modes(matrix, D)
-                assert float(found[name][flat]) == pytest.approx(np.average(c, weights=s), abs=1e-10)
-                assert float(found[name][flat]) == pytest.approx(np.trace(matrix) / s.sum(), abs=1e-10)
+                assert float(found[name][flat]) == pytest.approx(
+                    np.average(c, weights=s), abs=1e-10
+                )
+                assert float(found[name][flat]) == pytest.approx(
+                    np.trace(matrix) / s.sum(), abs=1e-10
+                )
                 shares = s / s.sum()
-                assert float(found[f"rank_{name}"][flat]) == pytest.approx(np.exp(-(shares * np.log(shares)).sum()))
+                assert float(found[f"rank_{name}"][flat]) == pytest.approx(
+                    np.exp(-(shares * np.log(shares)).sum())
+                )
             eigenvalues = np.linalg.eigvals(both["ov"])
             copying = eigenvalues.real.sum() / np.abs(eigenvalues).sum()
             assert float(found["copying"][flat]) == pytest.approx(copying, abs=1e-7)
@@ -108,11 +126,17 @@ def test_gates_leave_it_alone_closed_fractional_or_learned():
     for value in (0.0, 0.4):
         gates = mhprobe.attach(model)
         gates.values.data.fill_(value)
-        found = mhprobe.measure(model, [images_for(model, 2)], [CircuitSpectrum])["circuit_spectrum"]
-        torch.testing.assert_close(found.as_subclass(torch.Tensor), expected.as_subclass(torch.Tensor))
+        found = mhprobe.measure(model, [images_for(model, 2)], [CircuitSpectrum])[
+            "circuit_spectrum"
+        ]
+        torch.testing.assert_close(
+            found.as_subclass(torch.Tensor), expected.as_subclass(torch.Tensor)
+        )
     learned = tiny_vit()
     mhprobe.attach(learned, make=HardConcreteGates).log_alpha.data.fill_(0.1)
-    found = mhprobe.measure(learned, [images_for(learned, 2)], [CircuitSpectrum])["circuit_spectrum"]
+    found = mhprobe.measure(learned, [images_for(learned, 2)], [CircuitSpectrum])[
+        "circuit_spectrum"
+    ]
     torch.testing.assert_close(found.as_subclass(torch.Tensor), expected.as_subclass(torch.Tensor))
 
 
@@ -140,18 +164,28 @@ def test_a_head_that_writes_into_another_space_is_refused():
 def test_outlook_attention_has_no_queries_and_keys_but_values_and_outputs():
     model = LOCATED["volo"]()
     layout, images = mhprobe.attach(model).layout, images_for(model, 2)
-    with pytest.raises(UserError, match=r"of=qk: network\.0\.0\.attn has no queries and keys\. Use of=ov"):
+    with pytest.raises(
+        UserError, match=r"of=qk: network\.0\.0\.attn has no queries and keys\. Use of=ov"
+    ):
         mhprobe.measure(model, [images], [CircuitSpectrum])
-    got = mhprobe.measure(model, [images], [CircuitSpectrum(layout, of="ov")])["circuit_spectrum"].columns
+    got = mhprobe.measure(model, [images], [CircuitSpectrum(layout, of="ov")])[
+        "circuit_spectrum"
+    ].columns
     outlook = torch.tensor(["network.0." in site.name for _, _, site in layout])
     assert (got["qk"][outlook] == 0).all() and (got["rank_qk"][outlook] == 0).all()
-    assert (got["qk"][~outlook] != 0).all() and (got["value"] != 0).all() and (got["rank_ov"] > 1).all()
+    assert (
+        (got["qk"][~outlook] != 0).all()
+        and (got["value"] != 0).all()
+        and (got["rank_ov"] > 1).all()
+    )
 
 
 def test_no_pair_of_outlook_heads_has_like_queries_or_keys():
     model = LOCATED["volo"]()
     layout = mhprobe.attach(model).layout
-    got = mhprobe.measure(model, [images_for(model, 2)], [WeightSimilarity])["weight_similarity"].columns
+    got = mhprobe.measure(model, [images_for(model, 2)], [WeightSimilarity])[
+        "weight_similarity"
+    ].columns
     heads = layout.span(0)
     for column in ("cosine_query", "cosine_key", "cosine_qk", "overlap_query", "overlap_qk"):
         assert (got[column][heads, heads] == 0).all(), column

@@ -24,17 +24,25 @@ def test_the_debiased_estimate_does_not_grow_when_rows_are_few():
     warnings.simplefilter("ignore", FewImages)  # tokens are independent here
     biased, debiased = [], []
     for _ in range(30):
-        z = [torch.randn(1, 60, s.num_heads, 6, generator=generator, dtype=torch.float64) for s in LAYOUT.sites]
+        z = [
+            torch.randn(1, 60, s.num_heads, 6, generator=generator, dtype=torch.float64)
+            for s in LAYOUT.sites
+        ]
         biased.append(columns(z)["value"][0, 1])
         debiased.append(columns(z, debiased=True)["value"][0, 1])
     assert torch.stack(biased).mean() > 0.07
-    assert float(torch.stack(debiased).mean()) == pytest.approx(0, abs=4 * float(torch.stack(debiased).std()) / 30**0.5)
+    assert float(torch.stack(debiased).mean()) == pytest.approx(
+        0, abs=4 * float(torch.stack(debiased).std()) / 30**0.5
+    )
 
 
 @pytest.mark.parametrize(("offset", "error"), [(10, 1e-9), (1000, 1e-3)])
 def test_an_offset_costs_the_debiased_estimate_four_digits_per_digit(offset, error):
     generator = torch.Generator().manual_seed(0)
-    z = [torch.randn(100, 12, s.num_heads, 6, generator=generator, dtype=torch.float64) for s in LAYOUT.sites]
+    z = [
+        torch.randn(100, 12, s.num_heads, 6, generator=generator, dtype=torch.float64)
+        for s in LAYOUT.sites
+    ]
     z[0][..., 1, :] += z[0][..., 0, :]
     got = columns(z, debiased=True)["value"]
     moved = columns([site + offset for site in z], debiased=True)["value"]

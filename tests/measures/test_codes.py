@@ -21,7 +21,9 @@ def images(count: int, seed: int = 0) -> torch.Tensor:
 
 def blobs(seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    centres = torch.tensor([[0.0, 0], [10, 0], [0, 10], [10, 10]]).repeat_interleave(torch.tensor([50, 30, 15, 5]), 0)
+    centres = torch.tensor([[0.0, 0], [10, 0], [0, 10], [10, 10]]).repeat_interleave(
+        torch.tensor([50, 30, 15, 5]), 0
+    )
     return centres + torch.randn(centres.shape, generator=generator)
 
 
@@ -31,7 +33,12 @@ def test_a_patch_is_described_by_the_mean_colours_of_its_fields():
     assert patches.shape == (1, 6, 12)
     block = x[0, :, 4:8, 8:12]  # the last token: second row, third column
     expected = torch.stack(
-        [block[c, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2].mean() for c in range(3) for i in (0, 1) for j in (0, 1)]
+        [
+            block[c, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2].mean()
+            for c in range(3)
+            for i in (0, 1)
+            for j in (0, 1)
+        ]
     )
     torch.testing.assert_close(patches[0, 5], expected)
 
@@ -46,9 +53,13 @@ def test_tokens_beyond_the_image_repeat_its_edge():
 def test_numbers_depend_on_image_and_place_alone_and_look_random():
     x = patches_of(images(40), SITE, cells=4)
     numbers = numbers_of(x)
-    assert torch.equal(numbers_of(x.flip(0)), numbers.flip(0)) and torch.equal(numbers_of(x[3:4]), numbers[3:4])
+    assert torch.equal(numbers_of(x.flip(0)), numbers.flip(0)) and torch.equal(
+        numbers_of(x[3:4]), numbers[3:4]
+    )
     assert len(numbers.unique()) == numbers.numel()
-    assert len(numbers_of(patches_of(torch.zeros(1, 3, 8, 12), SITE, 4)).unique()) == 6  # equal patches, other places
+    assert (
+        len(numbers_of(patches_of(torch.zeros(1, 3, 8, 12), SITE, 4)).unique()) == 6
+    )  # equal patches, other places
     # each of the upper bits is set in about half of 4,800 numbers: 0.5 +- 5 standard errors
     many = numbers_of(patches_of(images(800, 1), SITE, cells=4)).flatten()
     for bit in range(63):
@@ -70,17 +81,23 @@ def test_the_sample_does_not_depend_on_order_batches_or_repetition():
 def test_densities_of_separate_blobs_are_their_shares():
     codes = Codes.fit(blobs(), 4)
     assert codes.density.sort().values.tolist() == pytest.approx([0.05, 0.15, 0.3, 0.5])
-    assert codes.density_of(torch.tensor([[[10.0, 10.2], [0.3, 0.1]]])).tolist() == [pytest.approx([0.05, 0.5])]
+    assert codes.density_of(torch.tensor([[[10.0, 10.2], [0.3, 0.1]]])).tolist() == [
+        pytest.approx([0.05, 0.5])
+    ]
 
 
 def test_the_order_of_patches_does_not_matter():
     patch = blobs()
     shuffled = patch[torch.randperm(len(patch), generator=torch.Generator().manual_seed(1))]
-    torch.testing.assert_close(Codes.fit(shuffled, 7).centre, Codes.fit(patch, 7).centre, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        Codes.fit(shuffled, 7).centre, Codes.fit(patch, 7).centre, rtol=1e-12, atol=1e-12
+    )
 
 
 def test_too_few_different_patches_for_the_codes_are_refused():
-    with pytest.raises(UserError, match=r"rarity: 3 different patches for 4 codes.*fewer codes: rarity.codes=3"):
+    with pytest.raises(
+        UserError, match=r"rarity: 3 different patches for 4 codes.*fewer codes: rarity.codes=3"
+    ):
         Codes.fit(blobs()[:3].repeat(5, 1), 4)
     with pytest.raises(UserError, match="rarity: 0 different patches for 4 codes"):
         Codes.fit(torch.empty(0, 2), 4)
@@ -92,12 +109,16 @@ def test_scikit_learns_k_means_ends_where_ours_does(codes):
     from sklearn.cluster import KMeans
 
     patch = blobs(2).double()
-    peer = KMeans(codes, init=_spread(patch, codes).numpy(), n_init=1, max_iter=300, tol=0, algorithm="lloyd")
+    peer = KMeans(
+        codes, init=_spread(patch, codes).numpy(), n_init=1, max_iter=300, tol=0, algorithm="lloyd"
+    )
     labels = peer.fit_predict(patch.numpy())
     ours = Codes.fit(patch, codes)
     np.testing.assert_allclose(peer.cluster_centers_, ours.centre.numpy(), rtol=1e-10, atol=1e-10)
     assert (_nearest(patch, ours.centre).numpy() == labels).all()
-    np.testing.assert_allclose(np.bincount(labels, minlength=codes) / len(patch), ours.density.numpy())
+    np.testing.assert_allclose(
+        np.bincount(labels, minlength=codes) / len(patch), ours.density.numpy()
+    )
 
 
 def test_the_sample_replaces_its_parts_one_after_the_other(monkeypatch):

@@ -20,7 +20,8 @@ def test_even_attention_scores_the_column_uniform():
         torch.testing.assert_close(got["value"], got["uniform"])
         torch.testing.assert_close(got["with_prefix"], got["uniform"])
     (first, second) = got["uniform"].tolist()
-    # a shifted window is cut into regions: fewer keys, more for each; 4 windows of 16, 8, 8 and 4 keys
+    # a shifted window is cut into regions: fewer keys, more for each; 4 windows of 16, 8, 8 and 4
+    # keys
     assert first == 1 / 16 and second == (16 / 16 + 2 * 16 / 8 + 16 / 4) / 64
 
 
@@ -41,7 +42,9 @@ def test_the_class_token_is_a_column_of_its_own_where_there_is_one():
     got = run(Confidence(layout), batch_of(attn))
     torch.testing.assert_close(got["class_query"], 0.6 * ONE)
     torch.testing.assert_close(got["value"], 0.2 * ONE)
-    assert run(Confidence(swin_layout()), batch_of(*even(swin_layout())))["class_query"].isnan().all()
+    assert (
+        run(Confidence(swin_layout()), batch_of(*even(swin_layout())))["class_query"].isnan().all()
+    )
 
 
 def test_weights_outside_the_shift_region_do_not_count():

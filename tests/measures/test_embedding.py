@@ -20,7 +20,9 @@ def test_points_of_a_plane_are_found_again_up_to_a_motion():
     found, stress = embed(distance)
     torch.testing.assert_close(distances(found), distance, rtol=1e-3, atol=1e-3)
     assert stress < 1e-3
-    torch.testing.assert_close(found.mean(0), torch.zeros(2, dtype=torch.float64), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        found.mean(0), torch.zeros(2, dtype=torch.float64), rtol=0, atol=1e-12
+    )
 
 
 def test_what_does_not_fit_into_a_plane_has_stress():
@@ -30,7 +32,9 @@ def test_what_does_not_fit_into_a_plane_has_stress():
 
 def test_rounding_noise_changes_nothing():
     distance = distances(points(20)).sqrt()
-    noisy = distance + 1e-15 * torch.rand(20, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    noisy = distance + 1e-15 * torch.rand(
+        20, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(3)
+    )
     assert not torch.equal(distance, noisy)
     torch.testing.assert_close(embed(noisy)[0], embed(distance)[0], rtol=1e-9, atol=1e-10)
 
@@ -42,21 +46,31 @@ def test_few_or_equal_heads_are_no_error(count):
     assert cluster(torch.zeros(count, count, dtype=torch.float64), 4).tolist() == list(range(count))
     if count > 1:
         found, stress = embed(1 - torch.eye(count, dtype=torch.float64))
-        torch.testing.assert_close(distances(found), 1 - torch.eye(count, dtype=torch.float64), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(
+            distances(found), 1 - torch.eye(count, dtype=torch.float64), rtol=1e-3, atol=1e-3
+        )
 
 
 def test_clusters_are_numbered_in_the_order_of_their_first_heads():
-    blobs = torch.cat([points(1), points(3, 1) * 0.01 + 9, points(1) + 0.01, points(2, 2) * 0.01 - 9])
+    blobs = torch.cat(
+        [points(1), points(3, 1) * 0.01 + 9, points(1) + 0.01, points(2, 2) * 0.01 - 9]
+    )
     assert cluster(distances(blobs).square(), 3).tolist() == [0, 1, 1, 1, 0, 2, 2]
 
 
 def test_two_groups_are_found_beside_an_odd_head_that_average_linkage_would_cut_off():
-    groups = torch.cat([0.3 * points(6), 0.3 * points(6, 1) + torch.tensor([4.0, 0.0]), torch.tensor([[2.0, 5.0]])])
+    groups = torch.cat(
+        [0.3 * points(6), 0.3 * points(6, 1) + torch.tensor([4.0, 0.0]), torch.tensor([[2.0, 5.0]])]
+    )
     distance = distances(groups).square()
     found = cluster(distance, 2).tolist()
     assert found[:6] == [0] * 6 and found[6:12] == [1] * 6
-    average = AgglomerativeClustering(2, metric="precomputed", linkage="average").fit_predict(distance.sqrt().numpy())
-    assert len(set(average[:12].tolist())) == 1  # both groups are one, and the odd head is the other
+    average = AgglomerativeClustering(2, metric="precomputed", linkage="average").fit_predict(
+        distance.sqrt().numpy()
+    )
+    assert (
+        len(set(average[:12].tolist())) == 1
+    )  # both groups are one, and the odd head is the other
 
 
 def test_clusters_are_those_of_wards_linkage_on_points_with_these_squared_distances():
@@ -64,7 +78,9 @@ def test_clusters_are_those_of_wards_linkage_on_points_with_these_squared_distan
         cloud = points(9, seed)
         expected = AgglomerativeClustering(3, linkage="ward").fit_predict(cloud.numpy()).tolist()
         number = {label: place for place, label in enumerate(dict.fromkeys(expected))}
-        assert cluster(distances(cloud).square(), 3).tolist() == [number[label] for label in expected]
+        assert cluster(distances(cloud).square(), 3).tolist() == [
+            number[label] for label in expected
+        ]
 
 
 def test_p_is_the_share_of_relabellings_that_are_as_good():
@@ -80,7 +96,9 @@ def test_p_is_the_share_of_relabellings_that_are_as_good():
 
 def test_p_is_uniform_where_layers_mean_nothing():
     layer, group = torch.arange(8) // 4, torch.zeros(8, dtype=torch.long)
-    found = torch.stack([layer_ratio(distances(points(8, s)), layer, group, 99, s)[1] for s in range(60)])
+    found = torch.stack(
+        [layer_ratio(distances(points(8, s)), layer, group, 99, s)[1] for s in range(60)]
+    )
     assert 0.35 < found.mean() < 0.65  # 0.5 +- 4 standard errors of 0.29 / sqrt(60)
     assert found.min() < 0.2 and found.max() > 0.8
 

@@ -33,7 +33,9 @@ def test_one_key_has_no_entropy():
 
 def test_what_padding_takes_is_divided_out():
     grid = (3, 3)  # in windows of 2: 7 of 16 places are padding
-    layout = HeadLayout((HeadSite("a", 0, 0, 1, 2, windows=Windows(grid, (2, 2), (0, 0)), grid=grid),))
+    layout = HeadLayout(
+        (HeadSite("a", 0, 0, 1, 2, windows=Windows(grid, (2, 2), (0, 0)), grid=grid),)
+    )
     attn = torch.full((1, 4, 1, 4, 4), 0.25, dtype=torch.float64)
     got = run(Entropy(layout), batch_of(attn))
     # windows with 4, 2, 2 and 1 real tokens; the last has no choice and no share

@@ -25,7 +25,11 @@ def recorded(build, images=9):
 @families
 def test_it_is_gate_importance_with_a_square(build):
     layout, batch = recorded(build)
-    fisher, importance, squared = Fisher(layout), GateImportance(layout), GateImportance(layout, power=2)
+    fisher, importance, squared = (
+        Fisher(layout),
+        GateImportance(layout),
+        GateImportance(layout, power=2),
+    )
     for measure in (fisher, importance, squared):
         measure.update(batch)
     slopes = gate_slopes(batch, "test")
@@ -35,7 +39,8 @@ def test_it_is_gate_importance_with_a_square(build):
     got = fisher.columns()
     torch.testing.assert_close(got["standard_error"], slopes.square().std(0) / 3)
     torch.testing.assert_close(got["signed"], importance.columns()["signed"])
-    # the mean square is at least the square of the mean size, with equality for heads that treat all images alike
+    # the mean square is at least the square of the mean size, with equality for heads that treat
+    # all images alike
     assert (fisher.compute() > importance.compute().square()).all()
 
 
@@ -63,10 +68,16 @@ def test_at_a_small_step_the_loss_moves_by_the_signed_slope_and_its_square_bound
         with torch.no_grad():
             before = torch.nn.functional.cross_entropy(model(images), labels, reduction="none")
             gates.values[head] = 1 - step
-            rise = torch.nn.functional.cross_entropy(model(images), labels, reduction="none") - before
+            rise = (
+                torch.nn.functional.cross_entropy(model(images), labels, reduction="none") - before
+            )
             gates.values[head] = 1
-        torch.testing.assert_close(rise.mean() / step, -columns["signed"][head], rtol=1e-3, atol=1e-7)
-        torch.testing.assert_close(rise.square().mean() / step**2, columns["value"][head], rtol=1e-3, atol=1e-9)
+        torch.testing.assert_close(
+            rise.mean() / step, -columns["signed"][head], rtol=1e-3, atol=1e-7
+        )
+        torch.testing.assert_close(
+            rise.square().mean() / step**2, columns["value"][head], rtol=1e-3, atol=1e-9
+        )
 
 
 @pytest.mark.parametrize("normalize", ["layer_l2", "layer_l2_sqrtH"])
@@ -108,7 +119,9 @@ def test_slopes_are_captums_gradient_times_activation_of_the_projections_input(b
         found.append(
             rows.reshape(3, -1, site.num_heads, site.head_dim).sum((1, 3))
         )  # windows of an image follow each other
-    torch.testing.assert_close(gate_slopes(batch, "test").float(), torch.cat(found, 1).detach(), rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(
+        gate_slopes(batch, "test").float(), torch.cat(found, 1).detach(), rtol=1e-3, atol=1e-6
+    )
 
 
 @pytest.mark.peer
@@ -122,16 +135,22 @@ def test_torch_prunings_taylor_importance_is_another_order():
     images, labels = images_for(model, 12), labels_for(12)
     torch.nn.functional.cross_entropy(model(images), labels).backward()
     projection = model.blocks[0].attn.proj
-    # only the columns of the projection, not the layers that depend on them: theirs is then sum |w * dL/dw| per column
+    # only the columns of the projection, not the layers that depend on them: theirs is then sum |w
+    # * dL/dw| per column
     taylor = pruning.importance.GroupTaylorImportance(group_reduction="mean", normalizer=None)
-    graph = pruning.DependencyGraph().build_dependency(nn.Sequential(projection), torch.randn(1, 48))
+    graph = pruning.DependencyGraph().build_dependency(
+        nn.Sequential(projection), torch.randn(1, 48)
+    )
     group = graph.get_pruning_group(projection, pruning.prune_linear_in_channels, list(range(48)))
     per_column = taylor(group)
-    torch.testing.assert_close(per_column, (projection.weight * projection.weight.grad).abs().sum(0).detach())
+    torch.testing.assert_close(
+        per_column, (projection.weight * projection.weight.grad).abs().sum(0).detach()
+    )
 
     ours = GateImportance(mhprobe.attach(model).layout, abs_at="batch")
     ours.update(mhprobe.record(model, images, labels))
     theirs = per_column.view(6, 8).sum(1).double()
-    # |sum over a head's weights| <= sum of |weights|; both are of the mean loss, ours by dividing by the images
+    # |sum over a head's weights| <= sum of |weights|; both are of the mean loss, ours by dividing
+    # by the images
     assert (theirs > ours.compute()).all()
     assert theirs.argsort().tolist() != ours.compute().argsort().tolist()

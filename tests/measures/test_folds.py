@@ -40,7 +40,8 @@ def measure(request):
 def outputs(images: int, seed: int = 0, shared: float = 1.0, position: float = 0.0) -> torch.Tensor:
     """(images, T, 2, D) of two heads, whose tokens say much the same about an image.
 
-    shared: how much of the images the two heads both see. position: how much both say about where a token is.
+    shared: how much of the images the two heads both see. position: how much both say about where a
+    token is.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -49,13 +50,19 @@ def outputs(images: int, seed: int = 0, shared: float = 1.0, position: float = 0
 
     seen, where = randn(images, 1, D) + 0.3 * randn(images, TOKENS, D), randn(TOKENS, D)
     own = (randn(images, 1, D) + 0.3 * randn(images, TOKENS, D) for _ in range(2))
-    return torch.stack([each + (shared * seen + position * where) @ randn(D, D) + 2 for each in own], 2)
+    return torch.stack(
+        [each + (shared * seen + position * where) @ randn(D, D) + 2 for each in own], 2
+    )
 
 
 def columns(kind, z, layout=LAYOUT, size=7, **options):
     made = kind(layout, **options)
     for part in z.split(size):
-        made.update(HeadBatch(z=(part,), logits=torch.zeros(len(part), 2), valid=torch.ones(len(part)).bool()))
+        made.update(
+            HeadBatch(
+                z=(part,), logits=torch.zeros(len(part), 2), valid=torch.ones(len(part)).bool()
+            )
+        )
     return made.columns()
 
 
@@ -63,14 +70,20 @@ def columns(kind, z, layout=LAYOUT, size=7, **options):
 def test_null_is_that_of_images_permuted_against_each_other(measure, null):
     kind, similarity = measure
     # the oracle rolls all it gets, so there is no class token
-    layout, z = HeadLayout((HeadSite("a", 0, 0, 2, D, grid=GRID),)), outputs(40, position=0.5)[:, 1:]
+    layout, z = (
+        HeadLayout((HeadSite("a", 0, 0, 2, D, grid=GRID),)),
+        outputs(40, position=0.5)[:, 1:],
+    )
     got = columns(kind, z, layout, size=40, null=null, null_draws=20)
     x, y = z[:, :, 0].numpy(), z[:, :, 1].numpy()
     brute = permuted.null(similarity, x, y, 10, grid=GRID if null == "rolled" else None)
-    # means over 10 and over 20 draws, these from variances of 40 folds' products, which err by up to a fifth
+    # means over 10 and over 20 draws, these from variances of 40 folds' products, which err by up
+    # to a fifth
     error = brute.std() * (1 / 10 + 1 / 20 + 1 / 8) ** 0.5
     assert float(got["null"][0, 1]) == pytest.approx(brute.mean(), abs=4 * error)
-    assert float(got["null_draws"][0, 1].mean()) == pytest.approx(float(got["null"][0, 1]), abs=1e-12)
+    assert float(got["null_draws"][0, 1].mean()) == pytest.approx(
+        float(got["null"][0, 1]), abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("noise", [0.05, 2.0])
@@ -79,7 +92,9 @@ def test_the_null_of_wide_heads_is_that_of_permuted_images_too(name, noise):
     """As many folds as channels: folds that were swapped themselves would give half of it where tokens are alike."""
     kind, similarity = MEASURES[name]
     generator = torch.Generator().manual_seed(0)
-    z = torch.randn(600, 1, 2, 64, generator=generator) + noise * torch.randn(600, 6, 2, 64, generator=generator)
+    z = torch.randn(600, 1, 2, 64, generator=generator) + noise * torch.randn(
+        600, 6, 2, 64, generator=generator
+    )
     got = columns(kind, z, HeadLayout((HeadSite("a", 0, 0, 2, 64, grid=(2, 3)),)), size=200)
     brute = permuted.null(similarity, *(z[:, :, head].double().numpy() for head in (0, 1)), times=3)
     # draws of so many correlations differ by 1 %, and their variances are of 128 products of folds
@@ -93,7 +108,9 @@ def test_heads_whose_images_are_permuted_against_each_other_score_at_the_null(me
     assert as_it_is["value"][0, 1] > as_it_is["null_draws"][0, 1].max()
     for seed in range(8):
         order = torch.randperm(40, generator=torch.Generator().manual_seed(seed))
-        got = columns(kind, torch.stack([z[:, :, 0], z[order, :, 1]], 2), size=40, seed=seed, null_draws=4)
+        got = columns(
+            kind, torch.stack([z[:, :, 0], z[order, :, 1]], 2), size=40, seed=seed, null_draws=4
+        )
         scores.append(float(got["value"][0, 1]))
         nulls.append(float(got["null"][0, 1]))
     error = (np.var(scores, ddof=1) / 8 + np.var(nulls, ddof=1) / 8) ** 0.5
@@ -120,7 +137,9 @@ def test_the_null_falls_with_the_images_and_not_with_the_tokens():
     few, many = columns(SVCCA, outputs(30)), columns(SVCCA, outputs(480))
     # as one over the root of the images: four times lower, give or take the spread of the draws
     assert float(few["null"][0, 1] / many["null"][0, 1]) == pytest.approx(4, rel=0.35)
-    doubled = columns(SVCCA, outputs(30).repeat(1, 2, 1, 1), HeadLayout((HeadSite("a", 0, 0, 2, D),)))
+    doubled = columns(
+        SVCCA, outputs(30).repeat(1, 2, 1, 1), HeadLayout((HeadSite("a", 0, 0, 2, D),))
+    )
     assert float(doubled["null"][0, 1]) == pytest.approx(float(few["null"][0, 1]), rel=0.2)
 
 
@@ -131,7 +150,8 @@ def test_without_the_class_token_it_is_as_if_there_were_none(measure, null):
     z[:, 0] *= 10  # it is another sort of row
     got = columns(kind, z, size=20, tokens="patches", null=null, null_draws=2)
     bare = HeadLayout((HeadSite("a", 0, 0, 2, D, grid=GRID),))
-    # images are dealt by their first heads' outputs here, which hold the class token: by rows, and values, all the same
+    # images are dealt by their first heads' outputs here, which hold the class token: by rows, and
+    # values, all the same
     without = columns(kind, z[:, 1:], bare, size=20, null=null, null_draws=2)
     assert int(got["rows"][0]) == 20 * (TOKENS - 1)
     torch.testing.assert_close(got["value"], without["value"])
@@ -150,7 +170,9 @@ def test_images_are_dealt_by_their_pixels():
     z, pixels = outputs(12), torch.randn(12, 3, 4, 4)
     made = [SVCCA(LAYOUT) for _ in range(2)]
     for measure, images in zip(made, (pixels, None), strict=True):
-        batch = HeadBatch(z=(z,), logits=torch.zeros(12, 2), valid=torch.ones(12).bool(), images=images)
+        batch = HeadBatch(
+            z=(z,), logits=torch.zeros(12, 2), valid=torch.ones(12).bool(), images=images
+        )
         measure.update(batch)
     assert made[0].fold_images_0.sum() == made[1].fold_images_0.sum() == 12
     assert not torch.equal(made[0].fold_images_0, made[1].fold_images_0)
@@ -168,7 +190,9 @@ def test_one_image_has_no_null_and_few_are_warned_of(measure):
 
 
 def test_layers_have_the_same_null():
-    layout = HeadLayout((SITE, HeadSite("b", 0, 1, 2, D, prefix_tokens=1, grid=GRID, class_token=True)))
+    layout = HeadLayout(
+        (SITE, HeadSite("b", 0, 1, 2, D, prefix_tokens=1, grid=GRID, class_token=True))
+    )
     z = outputs(40, position=0.5)
     for method, similarity in (("cka", cka.similarity), ("svcca", svcca.similarity)):
         made = LayerSimilarity(layout, method=method, null_draws=20, folds=16)
@@ -193,6 +217,12 @@ def test_what_cannot_be_permuted_is_refused_in_one_line():
     rest = {"logits": torch.zeros(5, 2), "valid": torch.ones(5).bool()}
     made.update(HeadBatch(z=(z,), **rest))
     channels = z[0, 0].numel()
-    for part, now in ((z[:, :9], f"9 tokens of {channels}"), (z[..., 1:], f"{z.shape[1]} tokens of")):
-        with pytest.raises(UserError, match=f"images with {now} .* after images with 21 tokens of {channels} channels"):
+    for part, now in (
+        (z[:, :9], f"9 tokens of {channels}"),
+        (z[..., 1:], f"{z.shape[1]} tokens of"),
+    ):
+        with pytest.raises(
+            UserError,
+            match=f"images with {now} .* after images with 21 tokens of {channels} channels",
+        ):
             made.update(HeadBatch(z=(part,), **rest))

@@ -21,7 +21,9 @@ def batch(measure, losses: dict[tuple[int, ...], list[float]]) -> HeadBatch:
 
     def logits(loss):
         loss = torch.tensor(loss, dtype=torch.float64)
-        return torch.stack([torch.zeros_like(loss), torch.log(torch.expm1(loss))], -1)  # log(1 + e^x) = loss
+        return torch.stack(
+            [torch.zeros_like(loss), torch.log(torch.expm1(loss))], -1
+        )  # log(1 + e^x) = loss
 
     images = len(losses[()])
     return HeadBatch(
@@ -29,14 +31,18 @@ def batch(measure, losses: dict[tuple[int, ...], list[float]]) -> HeadBatch:
         logits=logits(losses[()]),
         labels=torch.zeros(images, dtype=torch.long),
         valid=torch.ones(images, dtype=torch.bool),
-        ablated={measure.ablation: torch.stack([logits(losses[mask]) for mask in measure.ablation.masks])},
+        ablated={
+            measure.ablation: torch.stack([logits(losses[mask]) for mask in measure.ablation.masks])
+        },
     )
 
 
 def test_second_differences_by_hand():
     measure = Interaction(LAYOUT, pairs=[[3, 0]])
     assert measure.ablation.masks == ((0,), (3,), (0, 3)) and measure.select_needs is None
-    measure.update(batch(measure, {(): [1, 1, 1], (0,): [1.5, 1, 2], (3,): [1, 2, 1], (0, 3): [2, 2, 3]}))
+    measure.update(
+        batch(measure, {(): [1, 1, 1], (0,): [1.5, 1, 2], (3,): [1, 2, 1], (0, 3): [2, 2, 3]})
+    )
     got = measure.columns()
     extra = torch.tensor([0.5, 0, 1], dtype=torch.float64)  # both - a - b + none, image by image
     for name, expected in (
@@ -47,7 +53,9 @@ def test_second_differences_by_hand():
         torch.testing.assert_close(got[name][0, 3], expected, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(got[name][3, 0], expected, rtol=1e-9, atol=1e-9)
     assert got["value"].isfinite().sum() == 2  # no other pair was looked at
-    torch.testing.assert_close(got["alone"][[0, 3]], torch.tensor([0.5, 1 / 3]).double(), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(
+        got["alone"][[0, 3]], torch.tensor([0.5, 1 / 3]).double(), rtol=1e-6, atol=1e-9
+    )
     assert (got["low"][0, 3] < got["value"][0, 3] < got["high"][0, 3]).all()
 
 
@@ -61,8 +69,12 @@ def redundant() -> torch.nn.Module:
     with torch.no_grad():
         for part in range(3):
             start = part * 24
-            attention.qkv.weight[start + width : start + 2 * width] = attention.qkv.weight[start : start + width]
-            attention.qkv.bias[start + width : start + 2 * width] = attention.qkv.bias[start : start + width]
+            attention.qkv.weight[start + width : start + 2 * width] = attention.qkv.weight[
+                start : start + width
+            ]
+            attention.qkv.bias[start + width : start + 2 * width] = attention.qkv.bias[
+                start : start + width
+            ]
         attention.proj.weight[:, width : 2 * width] = attention.proj.weight[:, :width]
     return model
 
@@ -91,7 +103,9 @@ def test_without_names_the_pairs_are_those_of_the_most_or_least_important_heads(
     measure = Interaction(layout, top_k=3, which=which)
     measure.select(mhprobe.record(model, images, labels, measure.select_needs))
     measure.end_select()
-    importance = mhprobe.measure(model, [(images, labels)], [mhprobe.measures.GateImportance])["gate_importance"]
+    importance = mhprobe.measure(model, [(images, labels)], [mhprobe.measures.GateImportance])[
+        "gate_importance"
+    ]
     best = sorted(importance.argsort(descending=which == "most")[:3].tolist())
     assert measure.heads == tuple(best) and measure.pairs == tuple(itertools.combinations(best, 2))
     measure.update(mhprobe.record(model, images, labels, measure.needs))

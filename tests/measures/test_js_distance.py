@@ -61,9 +61,14 @@ def test_pairs_across_blocks_agree_with_scipy_also_where_windows_differ(build):
     if build is tiny_swin:
         assert layout.sites[0].windows.shift != layout.sites[1].windows.shift
     expected = oracle.divergences(
-        model, images, [(s.name, s.num_heads) for s in layout.sites], lambda a, b: stages[a] == stages[b]
+        model,
+        images,
+        [(s.name, s.num_heads) for s in layout.sites],
+        lambda a, b: stages[a] == stages[b],
     )
-    got = run(JSDistance(layout, pairs="stage"), mhprobe.record(model, images, needs={"attn"}))["value"]
+    got = run(JSDistance(layout, pairs="stage"), mhprobe.record(model, images, needs={"attn"}))[
+        "value"
+    ]
     torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12, equal_nan=True)
 
 
@@ -79,11 +84,16 @@ def test_clarks_variant_is_the_smoothed_sum_of_the_paper():
         for i in range(6):
             for j in range(6):
                 middle = (smooth[i] + smooth[j]) / 2
-                left, right = smooth[i] * np.log(smooth[i] / middle), smooth[j] * np.log(smooth[j] / middle)
+                left, right = (
+                    smooth[i] * np.log(smooth[i] / middle),
+                    smooth[j] * np.log(smooth[j] / middle),
+                )
                 expected[i, j] += (left + right).sum() / 2
     np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-10)
     plain = run(JSDistance(layout, pairs="all"), batch_of(*maps))["value"]
-    assert abs(got[0, 1] / (3 * 17 * math.log(2)) / plain[0, 1].item() - 1) > 1e-4  # smoothing is a difference
+    assert (
+        abs(got[0, 1] / (3 * 17 * math.log(2)) / plain[0, 1].item() - 1) > 1e-4
+    )  # smoothing is a difference
 
 
 def test_layers_whose_heads_are_alike_have_a_small_ratio_and_p_and_shuffled_heads_do_not():
@@ -91,7 +101,9 @@ def test_layers_whose_heads_are_alike_have_a_small_ratio_and_p_and_shuffled_head
     maps = []
     for layer in range(3):
         base = random_maps(vit_layout(), seed=layer)[0]
-        noise = torch.cat([random_maps(vit_layout(), seed=10 * layer + h + 5)[0] for h in range(4)], 2)
+        noise = torch.cat(
+            [random_maps(vit_layout(), seed=10 * layer + h + 5)[0] for h in range(4)], 2
+        )
         maps.append(0.8 * base + 0.2 * noise)
     got = run(JSDistance(layout, pairs="all", clusters=3), batch_of(*maps))
     assert got["ratio"] < 0.5 and got["p"] < 0.01
@@ -126,15 +138,22 @@ def test_images_of_the_null_are_compared_a_few_at_a_time(monkeypatch):
 
 
 def test_uneven_grids_and_wrong_options_are_refused_in_one_line():
-    uneven = HeadLayout((HeadSite("a", 0, 0, 1, 2, grid=(4, 4)), HeadSite("b", 1, 1, 1, 2, grid=(2, 2))))
+    uneven = HeadLayout(
+        (HeadSite("a", 0, 0, 1, 2, grid=(4, 4)), HeadSite("b", 1, 1, 1, 2, grid=(2, 2)))
+    )
     with pytest.raises(
-        UserError, match=r"pairs=all compares a \(grid \(4, 4\), 0 .*\) with b \(grid \(2, 2\), 0 .*\).*pairs=stage"
+        UserError,
+        match=r"pairs=all compares a \(grid \(4, 4\), 0 .*\) with b \(grid \(2, 2\), 0 .*\).*pairs=stage",
     ):
         JSDistance(uneven, pairs="all")
     JSDistance(uneven, pairs="stage")
-    with pytest.raises(UserError, match="js_distance: pairs is one of layer, stage, all, got 'block'"):
+    with pytest.raises(
+        UserError, match="js_distance: pairs is one of layer, stage, all, got 'block'"
+    ):
         JSDistance(uneven, pairs="block")
-    with pytest.raises(UserError, match="js_distance: clusters: expected a whole number of at least 1, got 0"):
+    with pytest.raises(
+        UserError, match="js_distance: clusters: expected a whole number of at least 1, got 0"
+    ):
         JSDistance(uneven, clusters=0)
 
 
@@ -151,7 +170,8 @@ def test_null_is_the_divergence_on_each_others_images():
                 p, q = heads[i, a], heads[j, b]
                 middle = (p + q) / 2
                 found.append(
-                    float(((p * (p / middle).log() + q * (q / middle).log()).sum(-1) / 2).mean()) / math.log(2)
+                    float(((p * (p / middle).log() + q * (q / middle).log()).sum(-1) / 2).mean())
+                    / math.log(2)
                 )
             assert float(got["null"][a, b]) == pytest.approx(np.mean(found), rel=1e-9)
     assert got["null_draws"].shape == (6, 6, 4)
@@ -160,7 +180,10 @@ def test_null_is_the_divergence_on_each_others_images():
 def test_heads_whose_images_are_permuted_have_the_distance_of_the_null_and_a_twin_is_below():
     layout = vit_layout(heads=2)
     one = random_maps(vit_layout(), images=40, sharpness=6)[0]
-    same, apart = torch.cat([one, 0.9 * one + 0.1 * one.roll(1, 0)], 2), torch.cat([one, one.roll(1, 0)], 2)
+    same, apart = (
+        torch.cat([one, 0.9 * one + 0.1 * one.roll(1, 0)], 2),
+        torch.cat([one, one.roll(1, 0)], 2),
+    )
     for maps, below in ((same, True), (apart, False)):
         got = run(JSDistance(layout), batch_of(maps))
         if below:

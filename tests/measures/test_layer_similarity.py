@@ -29,12 +29,15 @@ def batch(images=20, seed=0) -> HeadBatch:
     hidden = {tokens: randn(images, tokens, 5) for tokens in (16, 4)}
     tokens = [16, 16, 4, 4]
     z = [
-        hidden[t] @ randn(5, s.channels) + randn(images, t, s.channels) + 2 for t, s in zip(tokens, SITES, strict=True)
+        hidden[t] @ randn(5, s.channels) + randn(images, t, s.channels) + 2
+        for t, s in zip(tokens, SITES, strict=True)
     ]
     after = [hidden[t] @ randn(5, 10) + randn(images, t, 10) for t in tokens]
     return HeadBatch(
         z=tuple(x.unflatten(2, (s.num_heads, 4)) for x, s in zip(z, SITES, strict=True)),
-        stream=tuple(Stream(before=randn(*x.shape), middle=randn(*x.shape), after=x) for x in after),
+        stream=tuple(
+            Stream(before=randn(*x.shape), middle=randn(*x.shape), after=x) for x in after
+        ),
         logits=torch.zeros(images, 2),
         valid=torch.ones(images, dtype=torch.bool),
     )
@@ -52,9 +55,13 @@ def features(made: HeadBatch, of: str) -> list:
 
 
 @pytest.mark.filterwarnings("ignore::mhprobe.measures.parts.pairs.FewImages")
-@pytest.mark.parametrize(("method", "oracle"), [("cka", cka.similarity), ("svcca", svcca.similarity)])
+@pytest.mark.parametrize(
+    ("method", "oracle"), [("cka", cka.similarity), ("svcca", svcca.similarity)]
+)
 @pytest.mark.parametrize("of", ["layers", "blocks"])
-def test_layers_with_equally_many_tokens_match_the_oracle_also_where_heads_were_pruned(of, method, oracle):
+def test_layers_with_equally_many_tokens_match_the_oracle_also_where_heads_were_pruned(
+    of, method, oracle
+):
     got = columns(of=of, method=method)
     rows = features(batch(), of)
     for a, b in itertools.product(range(4), range(4)):
@@ -95,19 +102,27 @@ def test_the_stream_is_measured_as_wide_as_it_comes_and_batches_merge():
                 valid=made.valid[part],
             )
         )
-    torch.testing.assert_close(measure.columns()["value"], whole["value"], rtol=1e-9, atol=1e-10, equal_nan=True)
+    torch.testing.assert_close(
+        measure.columns()["value"], whole["value"], rtol=1e-9, atol=1e-10, equal_nan=True
+    )
     measure.reset()
     measure.update(made)
-    torch.testing.assert_close(measure.columns()["value"], whole["value"], rtol=1e-9, atol=1e-10, equal_nan=True)
+    torch.testing.assert_close(
+        measure.columns()["value"], whole["value"], rtol=1e-9, atol=1e-10, equal_nan=True
+    )
 
 
 def test_a_rank_without_valid_images_has_the_same_sums():
     made = batch()
-    none = HeadBatch(z=made.z, stream=made.stream, logits=made.logits, valid=torch.zeros(20, dtype=torch.bool))
+    none = HeadBatch(
+        z=made.z, stream=made.stream, logits=made.logits, valid=torch.zeros(20, dtype=torch.bool)
+    )
     measures = [LayerSimilarity(LAYOUT, of="blocks") for _ in range(2)]
     for measure, one in zip(measures, (made, none), strict=True):
         measure.update(one)
-    shapes = [{name: state.shape for name, state in measure.metric_state.items()} for measure in measures]
+    shapes = [
+        {name: state.shape for name, state in measure.metric_state.items()} for measure in measures
+    ]
     assert shapes[0] == shapes[1] and "outer_1" in shapes[0]
 
 
@@ -140,5 +155,7 @@ def test_what_cannot_be_compared_is_refused_in_one_line():
     with pytest.raises(UserError, match="no residual stream"):
         LayerSimilarity(LAYOUT, of="blocks").update(bare)
     free = HeadLayout(tuple(HeadSite(s.name, s.stage, s.block, s.num_heads, 4) for s in SITES))
-    with pytest.raises(UserError, match=r"a and the layers it is compared with have \[4, 16\] tokens"):
+    with pytest.raises(
+        UserError, match=r"a and the layers it is compared with have \[4, 16\] tokens"
+    ):
         LayerSimilarity(free).update(made)

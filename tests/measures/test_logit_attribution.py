@@ -18,13 +18,20 @@ def fed(images: int = 40, classes: int = 4):
     heads[range(images), 0, labels] += 2
     heads[labels == 2, 1, 2] -= 1
     heads[:, 2] = 7
-    rest = [torch.randn(images, n, classes, generator=generator, dtype=torch.float64) for n in (1, 1, 1, 1)]
+    rest = [
+        torch.randn(images, n, classes, generator=generator, dtype=torch.float64)
+        for n in (1, 1, 1, 1)
+    ]
     logits = heads.sum(1) + sum(part.sum(1) for part in rest)
     measure = LogitAttribution(LAYOUT)
     measure.class_names = ("ant", "bee", "cow", "doe")
     measure.update(
         HeadBatch(
-            z=(), logits=logits, labels=labels, valid=torch.ones(images, dtype=torch.bool), direct=Direct(heads, *rest)
+            z=(),
+            logits=logits,
+            labels=labels,
+            valid=torch.ones(images, dtype=torch.bool),
+            direct=Direct(heads, *rest),
         )
     )
     return measure, measure.columns(), logits, labels
@@ -36,7 +43,9 @@ def test_who_speaks_for_the_label_and_who_against_which_class():
     assert columns["low"][0] > 0
     assert columns["against"].tolist() == [0, 1, 0]
     assert measure.axes["own"][int(columns["worst_class"][1])] == "cow"
-    assert columns["value"][2] == 0 and columns["size"][2] == 0  # softmax does not see what all classes get
+    assert (
+        columns["value"][2] == 0 and columns["size"][2] == 0
+    )  # softmax does not see what all classes get
 
 
 def test_parts_add_up_to_the_label_s_logit():
@@ -44,5 +53,7 @@ def test_parts_add_up_to_the_label_s_logit():
     above = logits[range(len(labels)), labels] - logits.mean(1)
     torch.testing.assert_close(columns["logit"], above.mean(), rtol=1e-10, atol=1e-12)
     assert FACTS[0] == "logit"
-    torch.testing.assert_close(sum(columns[name] for name in FACTS[1:]), columns["logit"], rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        sum(columns[name] for name in FACTS[1:]), columns["logit"], rtol=1e-10, atol=1e-12
+    )
     torch.testing.assert_close(columns["heads"], columns["value"].sum(), rtol=1e-10, atol=1e-12)

@@ -19,7 +19,10 @@ from models import images_for, tiny_registers, tiny_swin, tiny_vit
 from oracles import intervals
 from oracles.lrp_relevance import Books
 
-EXACT = {"rtol": 1e-8, "atol": 1e-10}  # float64, thousands of terms, denominators down to 1e-6 of their terms
+EXACT = {
+    "rtol": 1e-8,
+    "atol": 1e-10,
+}  # float64, thousands of terms, denominators down to 1e-6 of their terms
 
 
 def prepare(build, std=0.3, **kwargs):
@@ -33,7 +36,9 @@ def prepare(build, std=0.3, **kwargs):
     return bare, gated, layout, images_for(bare, 2, dtype=torch.float64)
 
 
-@pytest.fixture(scope="module", params=[tiny_vit, tiny_registers, tiny_swin], ids=lambda build: build.__name__)
+@pytest.fixture(
+    scope="module", params=[tiny_vit, tiny_registers, tiny_swin], ids=lambda build: build.__name__
+)
 def prepared(request):
     return prepare(request.param)
 
@@ -110,7 +115,9 @@ def test_a_linear_model_is_shared_out_by_contribution():
     model = gated
     found = relevances(model, images, None, Relevance(gamma=0.0, epsilon=1e-15))
     z = mhprobe.record(model, images, needs=()).z[0]
-    wrote = [z[:, 0, h] @ model.blocks[0].attn.proj.weight[:, h * 8 : h * 8 + 8].T for h in range(3)]
+    wrote = [
+        z[:, 0, h] @ model.blocks[0].attn.proj.weight[:, h * 8 : h * 8 + 8].T for h in range(3)
+    ]
     stream = dict.fromkeys("x")
     handle = model.norm.register_forward_pre_hook(lambda _, args: stream.update(x=args[0][:, 0]))
     logits = model(images)
@@ -155,14 +162,19 @@ def test_the_label_is_another_logit_than_the_largest(prepared):
     worst, best = logits.argmin(1), logits.argmax(1)
     rule = Relevance(target="label")
     torch.testing.assert_close(relevances(gated, images, worst, rule).explained, logits.amin(1))
-    as_label, top = relevances(gated, images, best, rule), relevances(gated, images, None, Relevance())
+    as_label, top = (
+        relevances(gated, images, best, rule),
+        relevances(gated, images, None, Relevance()),
+    )
     assert all(torch.equal(a, b) for a, b in zip(as_label.heads, top.heads, strict=True))
     assert not torch.allclose(relevances(gated, images, worst, rule).heads[0], top.heads[0])
 
 
 def test_the_length_of_features_is_shared_out_along_the_features():
     _, gated, _, images = prepare(tiny_vit, num_classes=0)
-    with pytest.raises(UserError, match=r"relevance: .* gives features, no logits, so its top1 means nothing"):
+    with pytest.raises(
+        UserError, match=r"relevance: .* gives features, no logits, so its top1 means nothing"
+    ):
         relevances(gated, images, None, Relevance("top1"))
     found = relevances(gated, images, None, Relevance("norm", gamma=0.0))
     features = gated(images).detach()
@@ -171,7 +183,9 @@ def test_the_length_of_features_is_shared_out_along_the_features():
     for n, unit in enumerate(nn.functional.normalize(features, dim=1)):
         head = nn.Linear(len(unit), 1, bias=False, dtype=torch.float64)
         head.weight.data[0] = unit
-        beside = relevances(nn.Sequential(gated, head).eval(), images, None, Relevance("top1", gamma=0.0))
+        beside = relevances(
+            nn.Sequential(gated, head).eval(), images, None, Relevance("top1", gamma=0.0)
+        )
         for one, other in zip(found.heads, beside.heads, strict=True):
             torch.testing.assert_close(one[n], other[n], rtol=1e-6, atol=1e-9)
 
@@ -182,7 +196,9 @@ def test_the_model_is_left_as_it_was(prepared):
     before = {name: (p.requires_grad, p.grad) for name, p in gated.named_parameters()}
     hooks = sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in gated.modules())
     relevances(gated, images, None, Relevance())
-    assert gated.training and before == {name: (p.requires_grad, p.grad) for name, p in gated.named_parameters()}
+    assert gated.training and before == {
+        name: (p.requires_grad, p.grad) for name, p in gated.named_parameters()
+    }
     assert hooks == sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in gated.modules())
     gated.eval()
 
@@ -226,9 +242,15 @@ def test_columns_follow_from_one_image_at_a_time(prepared):
             sums.append((site, heads))
             attention.append((heads.sum() / books.logit).expand(len(heads)))
             residual.append((beside / books.logit).expand(len(heads)))
-            error.append(((heads.sum() + beside - books.logit) / books.logit).abs().expand(len(heads)))
+            error.append(
+                ((heads.sum() + beside - books.logit) / books.logit).abs().expand(len(heads))
+            )
     half = len(layout.sites)
-    for name, parts in (("attention", attention), ("residual", residual), ("conservation_error", error)):
+    for name, parts in (
+        ("attention", attention),
+        ("residual", residual),
+        ("conservation_error", error),
+    ):
         expected = (torch.cat(parts[:half]) + torch.cat(parts[half:])) / 2
         torch.testing.assert_close(got[name], expected, **EXACT)
     signed = [torch.cat([h / h.abs().sum() for _, h in sums[i : i + half]]) for i in (0, half)]
@@ -238,7 +260,9 @@ def test_columns_follow_from_one_image_at_a_time(prepared):
     shares = torch.stack([s.abs() for s in signed])
     for head, error in enumerate((shares.std(0) / 2**0.5).tolist()):
         low, high = intervals.around(float(shares.mean(0)[head]), error, 1, (0.0, 1.0))
-        assert (float(got["low"][head]), float(got["high"][head])) == pytest.approx((low, high), rel=1e-4)
+        assert (float(got["low"][head]), float(got["high"][head])) == pytest.approx(
+            (low, high), rel=1e-4
+        )
 
 
 def test_a_layer_without_relevance_scores_zero(prepared):
@@ -289,7 +313,9 @@ def test_epsilon_rule_agrees_with_captum():
             module.rule = rules.EpsilonRule()
     theirs = LRP(net).attribute(x.clone().requires_grad_(), target=1)
     # captum's epsilon is 1e-9 where denominators are about 0.1
-    torch.testing.assert_close(relevance_of_inputs(net, x, gamma=0.0), theirs.detach(), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(
+        relevance_of_inputs(net, x, gamma=0.0), theirs.detach(), rtol=1e-6, atol=1e-8
+    )
 
 
 @pytest.mark.peer
@@ -303,8 +329,14 @@ def test_gamma_rule_agrees_with_zennit():
     from zennit.composites import LayerMapComposite
 
     net, x = mlp(bias=False)
-    composite = LayerMapComposite([(nn.ReLU, rules.Pass()), (nn.Linear, rules.Gamma(0.25, stabilizer=1e-12))])
+    composite = LayerMapComposite(
+        [(nn.ReLU, rules.Pass()), (nn.Linear, rules.Gamma(0.25, stabilizer=1e-12))]
+    )
     with Gradient(model=net, composite=composite) as attributor:
-        _, theirs = attributor(x, lambda out: torch.zeros_like(out).index_copy(1, torch.tensor([1]), out[:, 1:2]))
-    torch.testing.assert_close(relevance_of_inputs(net, x, gamma=0.25), theirs, rtol=1e-7, atol=1e-10)
+        _, theirs = attributor(
+            x, lambda out: torch.zeros_like(out).index_copy(1, torch.tensor([1]), out[:, 1:2])
+        )
+    torch.testing.assert_close(
+        relevance_of_inputs(net, x, gamma=0.25), theirs, rtol=1e-7, atol=1e-10
+    )
     assert not torch.allclose(relevance_of_inputs(net, x, gamma=0.0), theirs)

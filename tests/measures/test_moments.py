@@ -17,12 +17,20 @@ def covariance_of(moments, width, without=None):
 
 
 def test_covariance_is_that_of_the_rows():
-    x = torch.randn(9_000, 200, dtype=torch.float64) + 30  # more rows and channels than are taken at a time
-    torch.testing.assert_close(covariance_of(moments_of(x), 200), torch.cov(x.mT), rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(covariance_of(moments_of(x), 50), torch.cov(x.mT)[:50], rtol=1e-10, atol=1e-10)
+    x = (
+        torch.randn(9_000, 200, dtype=torch.float64) + 30
+    )  # more rows and channels than are taken at a time
+    torch.testing.assert_close(
+        covariance_of(moments_of(x), 200), torch.cov(x.mT), rtol=1e-10, atol=1e-10
+    )
+    torch.testing.assert_close(
+        covariance_of(moments_of(x), 50), torch.cov(x.mT)[:50], rtol=1e-10, atol=1e-10
+    )
     parts = moments_of(x).parts(50)(None)
     own = torch.stack([torch.cov(x[:, start : start + 50].mT) for start in range(0, 200, 50)])
-    torch.testing.assert_close(parts.spectrum.flip(1), torch.linalg.eigvalsh(own), rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(
+        parts.spectrum.flip(1), torch.linalg.eigvalsh(own), rtol=1e-9, atol=1e-10
+    )
 
 
 def test_moments_merge_by_addition_and_a_fold_is_left_out_by_subtraction():
@@ -32,7 +40,9 @@ def test_moments_merge_by_addition_and_a_fold_is_left_out_by_subtraction():
     assert int(merged.rows) == 50
     torch.testing.assert_close(covariance_of(merged, 4), covariance_of(moments_of(x), 4))
     for fold, part in enumerate((x[25:], x[:25])):
-        torch.testing.assert_close(covariance_of(moments_of(x, folds=2), 4, fold), torch.cov(part.mT))
+        torch.testing.assert_close(
+            covariance_of(moments_of(x, folds=2), 4, fold), torch.cov(part.mT)
+        )
 
 
 def test_float32_sums_would_have_failed_here():

@@ -22,11 +22,17 @@ def test_slopes_are_averaged_by_absolute_value_over_keys_of_each_kind():
     slope[..., 0] *= 0.1  # the class token matters a tenth as much
     got = no_op(layout, even(layout), [slope])
     assert got["value"].item() == pytest.approx(0.1)
-    assert got["gradient_special"].item() == pytest.approx(0.05) and got["gradient_other"].item() == pytest.approx(0.5)
+    assert got["gradient_special"].item() == pytest.approx(0.05) and got[
+        "gradient_other"
+    ].item() == pytest.approx(0.5)
     assert got["gradient_cls"].item() == pytest.approx(0.05)
     assert got["gradient_border"].item() == pytest.approx(0.5)  # on a 2 x 2 grid every patch
-    assert got["attention"].item() == pytest.approx(0.2) and got["uniform_attention"].item() == pytest.approx(0.2)
-    assert "uniform" not in got  # figures would take it for a level of value, which is a ratio of slopes
+    assert got["attention"].item() == pytest.approx(0.2) and got[
+        "uniform_attention"
+    ].item() == pytest.approx(0.2)
+    assert (
+        "uniform" not in got
+    )  # figures would take it for a level of value, which is a ratio of slopes
     assert got["null"].item() == 1
     assert got["gradient_registers"].isnan().all()
 
@@ -37,7 +43,9 @@ def test_ordinary_patches_do_not_outvote_the_class_token():
     slope = torch.ones(2, 1, 1, 17, 17, dtype=torch.float64)
     slope[..., 0], slope[..., 5] = 0.1, 4.0
     assert no_op(layout, even(layout, 2), [slope], loud={5: 50.0})["value"].item() < 0.1
-    pooled = no_op(layout, even(layout, 2), [slope], loud={5: 50.0}, special=["cls", "registers", "high_norm"])
+    pooled = no_op(
+        layout, even(layout, 2), [slope], loud={5: 50.0}, special=["cls", "registers", "high_norm"]
+    )
     assert pooled["value"].item() > 1
 
 
@@ -45,7 +53,9 @@ def test_special_kinds_can_be_chosen():
     layout = vit_layout(grid=(3, 3))
     slope = torch.ones(1, 1, 1, 10, 10, dtype=torch.float64)
     slope[..., torch.arange(10), torch.arange(10)] = 3.0
-    assert no_op(layout, even(layout, 1), [slope], special=["self"])["value"].item() == pytest.approx(3)
+    assert no_op(layout, even(layout, 1), [slope], special=["self"])[
+        "value"
+    ].item() == pytest.approx(3)
     assert no_op(layout, even(layout, 1), [slope])["value"].item() != pytest.approx(3)
 
 
@@ -89,11 +99,15 @@ def test_slopes_of_a_model_say_how_its_loss_moves_with_attention():
 
 
 def test_wrong_options_and_missing_slopes_are_refused_in_one_line():
-    with pytest.raises(UserError, match=r"no_op: special lists some of cls, registers, self.*got \['sep'\]"):
+    with pytest.raises(
+        UserError, match=r"no_op: special lists some of cls, registers, self.*got \['sep'\]"
+    ):
         NoOp(vit_layout(), special=["sep"])
     with pytest.raises(UserError, match="no_op: special lists"):
         NoOp(vit_layout(), special=[])
-    with pytest.raises(UserError, match="no_op: threshold is a number of standard deviations above 0, got -1"):
+    with pytest.raises(
+        UserError, match="no_op: threshold is a number of standard deviations above 0, got -1"
+    ):
         NoOp(vit_layout(), threshold=-1)
     with pytest.raises(UserError, match="no slopes along attention"):
         NoOp(vit_layout()).update(batch_of(*even(vit_layout())))

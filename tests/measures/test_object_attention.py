@@ -36,7 +36,9 @@ def looking(*heads) -> HeadBatch:
     attn[..., 0] = 0.5  # and everybody at the class token
     attn = attn / attn.sum(-1, keepdim=True)
     z = torch.zeros(1, 17, 3, 2)
-    return HeadBatch(z=(z,), attn=(attn,), objects=OBJECTS, logits=torch.zeros(1, 2), valid=torch.tensor([True]))
+    return HeadBatch(
+        z=(z,), attn=(attn,), objects=OBJECTS, logits=torch.zeros(1, 2), valid=torch.tensor([True])
+    )
 
 
 def test_heads_built_by_hand_are_found_out():
@@ -54,7 +56,11 @@ def test_heads_built_by_hand_are_found_out():
     found = measure.columns()
     torch.testing.assert_close(found["value"], torch.tensor([0.5, 0.5, 1.0], dtype=torch.float64))
     torch.testing.assert_close(found["chance"], torch.full((3,), 0.5, dtype=torch.float64))
-    assert found["cls"].tolist() == [1, 1, 0]  # rows 0 and 1 of the first column show object 1, row 2 the ground
+    assert found["cls"].tolist() == [
+        1,
+        1,
+        0,
+    ]  # rows 0 and 1 of the first column show object 1, row 2 the ground
     right = dict(zip(RELATIONS, found["relations"].T.tolist(), strict=True))
     assert right["same object"][0] == 1 and right["same object"][1] == 0
     assert right["other object"][0] == 0 and right["other object"][1] == 1
@@ -94,14 +100,19 @@ def test_relations_match_a_count_patch_by_patch(build):
     for parameter in model.parameters():  # heads of a fresh model all look alike
         torch.nn.init.normal_(parameter, std=0.3)
     images = images_for(model, 3, dtype=torch.float64)
-    objects = torch.randint(0, 3, (3, *images.shape[2:]), generator=torch.Generator().manual_seed(3))
+    objects = torch.randint(
+        0, 3, (3, *images.shape[2:]), generator=torch.Generator().manual_seed(3)
+    )
     layout = mhprobe.attach(model).layout
     measure = ObjectAttention(layout)
     measure.update(mhprobe.record(model, images, labels_for(3), measure.needs, objects=objects))
     found = measure.columns()["relations"]
     expected = torch.zeros(layout.num_heads, len(RELATIONS), dtype=torch.float64)
     for s, site in enumerate(layout.sites):
-        regions = [{patch: region for patch, region in window.values()} for window in oracle.places(model, site.name)]
+        regions = [
+            {patch: region for patch, region in window.values()}
+            for window in oracle.places(model, site.name)
+        ]
         for r, holds in enumerate(RELATIONS.values()):
             followed, possible = torch.zeros(site.num_heads), 0
             for n in range(3):
@@ -110,26 +121,36 @@ def test_relations_match_a_count_patch_by_patch(build):
                 for window in regions:
                     for query in window:
                         keys = [k for k in window if k != query and window[k] == window[query]]
-                        if any(holds(torch.tensor(shown[query]), torch.tensor(shown[k])) for k in keys):
+                        if any(
+                            holds(torch.tensor(shown[query]), torch.tensor(shown[k])) for k in keys
+                        ):
                             possible += 1
                             for h in range(site.num_heads):
                                 seen = torch.tensor([shown[key] for key in looks[h][query]])
-                                followed[h] += holds(torch.tensor(shown[query]), seen).double().mean()
+                                followed[h] += (
+                                    holds(torch.tensor(shown[query]), seen).double().mean()
+                                )
             expected[layout.span(s), r] = (followed / possible).double()
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)  # the expected shares are float32
+    torch.testing.assert_close(
+        found, expected, rtol=1e-6, atol=0
+    )  # the expected shares are float32
     assert found.std(0).min() > 0  # heads differ
 
 
 def test_a_patch_shows_what_most_of_its_pixels_show():
     objects = torch.tensor([[[0, 0, 2, 2], [0, 1, 2, 1], [1, 1, 0, 3], [0, 0, 3, 0]]])
-    assert patches(objects, (2, 2), (2.0, 2.0)).tolist() == [[0, 2, 0, 0]]  # equals: the lowest number
+    assert patches(objects, (2, 2), (2.0, 2.0)).tolist() == [
+        [0, 2, 0, 0]
+    ]  # equals: the lowest number
 
 
 def test_without_masks_it_says_where_to_get_them():
     model = BUILDERS["vit"]()
     layout = mhprobe.attach(model).layout
     with pytest.raises(UserError, match=r"no object masks.*data=scenes"):
-        ObjectAttention(layout).update(mhprobe.record(model, images_for(model, 2), labels_for(2), {"attn"}))
+        ObjectAttention(layout).update(
+            mhprobe.record(model, images_for(model, 2), labels_for(2), {"attn"})
+        )
 
 
 def test_the_head_to_use_is_chosen_on_one_half_and_scored_on_the_other():
@@ -148,17 +169,27 @@ def test_the_head_to_use_is_chosen_on_one_half_and_scored_on_the_other():
         halves[int((image_numbers(torch.full((1, 3, 8, 8), pixel)) >> 8) % 2)].append(pixel)
     measure = ObjectAttention(LAYOUT)
     for place, pixel in enumerate(halves[0][:8]):
-        measure.update(batch_of(pixel, good=0 if place < 6 else 1))  # head 0 is best on the first half: 6 of 8
+        measure.update(
+            batch_of(pixel, good=0 if place < 6 else 1)
+        )  # head 0 is best on the first half: 6 of 8
     for place, pixel in enumerate(halves[1][:10]):
-        measure.update(batch_of(pixel, good=1 if place < 7 else 0))  # there head 1 is, and head 0 has 3 of 10
+        measure.update(
+            batch_of(pixel, good=1 if place < 7 else 0)
+        )  # there head 1 is, and head 0 has 3 of 10
     found = measure.columns()
     held = found["held_out"]
     assert held.isfinite().tolist() == [True, False, False]
     assert held[0].item() == pytest.approx(0.3)
-    low, high = intervals.of_mean([1.0] * 3 + [0.0] * 7, SHARE)  # Student's, of the ten images that it is scored on
-    assert (found["held_out_low"][0].item(), found["held_out_high"][0].item()) == pytest.approx((low, high), rel=1e-5)
+    low, high = intervals.of_mean(
+        [1.0] * 3 + [0.0] * 7, SHARE
+    )  # Student's, of the ten images that it is scored on
+    assert (found["held_out_low"][0].item(), found["held_out_high"][0].item()) == pytest.approx(
+        (low, high), rel=1e-5
+    )
     assert low > 0.05 and high > 0.65  # a normal one of so few images ends at .00 and .60
-    assert found["value"].argmax() == 0 or found["value"].argmax() == 1  # over all images both have 9 of 18
+    assert (
+        found["value"].argmax() == 0 or found["value"].argmax() == 1
+    )  # over all images both have 9 of 18
     related = found["relations_held_out"]
     assert (related.isfinite().sum(0) <= 1).all() and related.isfinite().any()
     ground = list(RELATIONS).index("ground to object")
@@ -178,7 +209,9 @@ def test_on_one_half_alone_nothing_is_chosen():
 
 def test_a_head_that_looks_evenly_at_all_patches_is_at_chance():
     batch = looking(*[lambda row, column: (0, 0)] * 3)
-    even = dataclasses.replace(batch, attn=(torch.full((1, 1, 3, 17, 17), 1 / 17, dtype=torch.float64),))
+    even = dataclasses.replace(
+        batch, attn=(torch.full((1, 1, 3, 17, 17), 1 / 17, dtype=torch.float64),)
+    )
     measure = ObjectAttention(LAYOUT)
     measure.update(even)
     got = measure.columns()

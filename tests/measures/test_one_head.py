@@ -10,7 +10,9 @@ from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.one_head import OneHead
 from models import BUILDERS, images_for, labels_for
 
-LAYOUT = HeadLayout((HeadSite("a", 0, 0, 2, 3), HeadSite("b", 1, 1, 3, 3), HeadSite("c", 1, 2, 1, 3)))
+LAYOUT = HeadLayout(
+    (HeadSite("a", 0, 0, 2, 3), HeadSite("b", 1, 1, 3, 3), HeadSite("c", 1, 2, 1, 3))
+)
 
 
 def batch(measure, right, margin=2.0) -> HeadBatch:
@@ -31,7 +33,8 @@ def batch(measure, right, margin=2.0) -> HeadBatch:
     )
 
 
-# per head how many of four images are right with it alone; best: head 1 of a, head 0 (3) of b, then others on test
+# per head how many of four images are right with it alone; best: head 1 of a, head 0 (3) of b, then
+# others on test
 VALIDATION = [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]]
 TEST = [[1, 1, 1, 0], [1, 0, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]
 
@@ -52,7 +55,9 @@ def test_the_choice_is_made_on_validation_and_the_score_is_the_tests():
     assert got["accuracy"].tolist() == [0.75, 0.25, 0.25, 0.5, 1, 1]
     assert got["validation"].tolist() == [0.25, 0.5, 0.75, 0.5, 0, 1]
     assert got["drop"].tolist() == [0.25, 0.75, 0.75, 0.5, 0, 0] and got["whole"] == 1
-    assert got["value"].tolist() == pytest.approx([-0.5, -1.5, -1.5, -1, 0, 0])  # 2 nats for each flipped image
+    assert got["value"].tolist() == pytest.approx(
+        [-0.5, -1.5, -1.5, -1, 0, 0]
+    )  # 2 nats for each flipped image
     assert (got["accuracy_low"] < got["accuracy_high"]).all()
 
 
@@ -62,8 +67,15 @@ def test_ties_in_accuracy_go_to_the_lower_loss():
     sharp = batch(measure, rows)
     ablated = sharp.ablated[measure.ablation].clone()
     ablated[3, 0, 0] = 5.0  # head 3 is surer of what it gets right
-    measure.update(HeadBatch(z=(), logits=sharp.logits, labels=sharp.labels, valid=sharp.valid,
-                             ablated={measure.ablation: ablated}))  # fmt: skip
+    measure.update(
+        HeadBatch(
+            z=(),
+            logits=sharp.logits,
+            labels=sharp.labels,
+            valid=sharp.valid,
+            ablated={measure.ablation: ablated},
+        )
+    )
     assert measure.columns()["test_best"].tolist() == [1, 0, 0, 1, 0, 1]
 
 

@@ -22,7 +22,10 @@ def losses() -> torch.Tensor:
 
 
 def columns(order: torch.Tensor, size: int) -> dict[str, torch.Tensor]:
-    measure, pixels = AblationDelta(LAYOUT), torch.randn(IMAGES, 3, 2, 2, generator=torch.Generator().manual_seed(1))
+    measure, pixels = (
+        AblationDelta(LAYOUT),
+        torch.randn(IMAGES, 3, 2, 2, generator=torch.Generator().manual_seed(1)),
+    )
     assert measure.needs == {Ablation(((0,), (1,)))}
     for part in order.split(size):
         margin = losses()[:, part]
@@ -44,11 +47,16 @@ def test_its_interval_is_that_of_resampled_images_and_not_the_normal_one():
     got, rise = columns(torch.arange(IMAGES), 64), losses() + 30
     low, high = bootstrap(rise, resamples=4000)
     spread = rise.std(1) / IMAGES**0.5
-    # the 2.5 % quantile of 1,000 resamples has a standard error of 0.085 spreads; Poisson's law adds next to nothing
-    assert ((got["low"] - low).abs() < 4 * 0.1 * spread).all() and ((got["high"] - high).abs() < 4 * 0.1 * spread).all()
+    # the 2.5 % quantile of 1,000 resamples has a standard error of 0.085 spreads; Poisson's law
+    # adds next to nothing
+    assert ((got["low"] - low).abs() < 4 * 0.1 * spread).all() and (
+        (got["high"] - high).abs() < 4 * 0.1 * spread
+    ).all()
     above, below = got["high"] - got["value"], got["value"] - got["low"]
     assert (above > 1.1 * below).all()  # the normal interval has equal arms
-    assert got["standard_error"].mul(Z95).tolist() == pytest.approx(((above + below) / 2).tolist(), rel=0.15)
+    assert got["standard_error"].mul(Z95).tolist() == pytest.approx(
+        ((above + below) / 2).tolist(), rel=0.15
+    )
 
 
 def test_it_depends_on_the_images_alone():
@@ -65,19 +73,30 @@ def test_where_images_share_donors_errors_are_over_donors():
     inside, ratio, sets = {"resample": 0, "mean": 0}, 0.0, 100
     for seed in range(sets):
         generator = torch.Generator().manual_seed(seed)
-        shift_D = torch.randn(2, DONORS, generator=generator, dtype=torch.float64)  # of mean 0: so is the true value
+        shift_D = torch.randn(
+            2, DONORS, generator=generator, dtype=torch.float64
+        )  # of mean 0: so is the true value
         rise = shift_D[:, donor_N] + torch.randn(2, 600, generator=generator, dtype=torch.float64)
         for fill in inside:
             measure = AblationDelta(LAYOUT, fill=fill)
-            logits = torch.stack([torch.full_like(rise, 30.0), torch.zeros_like(rise)], -1)  # class 1 loses 30 nats
+            logits = torch.stack(
+                [torch.full_like(rise, 30.0), torch.zeros_like(rise)], -1
+            )  # class 1 loses 30 nats
             logits[..., 1] -= rise
             whole = torch.stack([torch.full((600,), 30.0), torch.zeros(600)], -1).double()
             ones = torch.ones(600, dtype=torch.long)
-            batch = {"logits": whole, "ablated": {measure.ablation: logits}, "labels": ones, "images": pixels}
+            batch = {
+                "logits": whole,
+                "ablated": {measure.ablation: logits},
+                "labels": ones,
+                "images": pixels,
+            }
             measure.update(HeadBatch(z=(), valid=ones > 0, **batch))
             got = measure.columns()
             inside[fill] += int(((got["low"] <= 0) & (got["high"] >= 0)).sum())
         ratio += float(measure.columns()["standard_error"].mean()) / sets
-    assert inside["resample"] / (2 * sets) > 0.86  # 32 donors and a percentile interval: a little less than 95 %
+    assert (
+        inside["resample"] / (2 * sets) > 0.86
+    )  # 32 donors and a percentile interval: a little less than 95 %
     assert inside["mean"] / (2 * sets) < 0.5  # the control
     assert ratio == pytest.approx((2 / 600) ** 0.5, rel=0.1)

@@ -47,12 +47,19 @@ def columns(kind, z, layout=LAYOUT, **options):
 
 def gaussian(images=10, tokens=12, seed=2):
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(images, tokens, s.num_heads, D, generator=generator, dtype=torch.float64) for s in LAYOUT.sites]
+    return [
+        torch.randn(images, tokens, s.num_heads, D, generator=generator, dtype=torch.float64)
+        for s in LAYOUT.sites
+    ]
 
 
 @pytest.mark.parametrize(
     ("pairs", "groups"),
-    [("layer", [(0, 1, 2), (3, 4), (5, 6)]), ("stage", [(0, 1, 2, 3, 4), (5, 6)]), ("all", [tuple(range(7))])],
+    [
+        ("layer", [(0, 1, 2), (3, 4), (5, 6)]),
+        ("stage", [(0, 1, 2, 3, 4), (5, 6)]),
+        ("all", [tuple(range(7))]),
+    ],
 )
 def test_every_pair_in_scope_matches_the_pairwise_oracle(measure, pairs, groups):
     kind, oracle = measure
@@ -82,7 +89,9 @@ def test_a_head_and_its_copy_are_equal_and_named(measure):
 def test_a_rotation_a_scale_and_an_offset_change_nothing(measure):
     kind, _ = measure
     z = related()
-    rotation = torch.linalg.qr(torch.randn(D, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))).Q
+    rotation = torch.linalg.qr(
+        torch.randn(D, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    ).Q
     z[0][:, :, 1] = 3 * z[0][:, :, 0] @ rotation - 7
     with pytest.warns(DuplicateHead, match="a head 0 and a head 1"):
         value = columns(kind, z)["value"]
@@ -92,8 +101,12 @@ def test_a_rotation_a_scale_and_an_offset_change_nothing(measure):
     assert float(value[0, 2]) < 0.99
 
 
-@pytest.mark.parametrize(("name", "invariant"), [("cca", True), ("pwcca", True), ("cka", False), ("procrustes", False)])
-def test_any_other_linear_map_changes_what_rests_on_size_and_not_what_rests_on_correlation(name, invariant):
+@pytest.mark.parametrize(
+    ("name", "invariant"), [("cca", True), ("pwcca", True), ("cka", False), ("procrustes", False)]
+)
+def test_any_other_linear_map_changes_what_rests_on_size_and_not_what_rests_on_correlation(
+    name, invariant
+):
     kind, _ = MEASURES[name]
     z = gaussian()
     z[0][:, :, 1] = z[0][:, :, 0] * torch.logspace(-2, 0, D, dtype=torch.float64)
@@ -108,8 +121,11 @@ def test_unrelated_heads_reach_the_null_level(measure):
     kind, _ = measure
     got = columns(kind, gaussian(), pairs="all")
     difference = (got["value"] - got["null"])[OFF]
-    # 21 pairs, nearly independent of each other; their nulls share the same ten permutations of 10 images
-    assert float(difference.mean()) == pytest.approx(0, abs=4 * float(difference.std()) * (2 / 21) ** 0.5)
+    # 21 pairs, nearly independent of each other; their nulls share the same ten permutations of 10
+    # images
+    assert float(difference.mean()) == pytest.approx(
+        0, abs=4 * float(difference.std()) * (2 / 21) ** 0.5
+    )
     assert difference.std() > 0
 
 
@@ -139,7 +155,9 @@ def test_too_few_rows_are_refused(measure):
 def test_all_measures_of_a_run_share_one_product_per_batch(monkeypatch):
     made = []
     add = Moments.add
-    monkeypatch.setattr(Moments, "add", lambda self, x, fold: made.append(len(x)) or add(self, x, fold))
+    monkeypatch.setattr(
+        Moments, "add", lambda self, x, fold: made.append(len(x)) or add(self, x, fold)
+    )
     batch = batch_of(related(images=4))
     measures = [kind(LAYOUT) for kind, _ in MEASURES.values()]
     for one in measures:
@@ -152,13 +170,17 @@ def test_all_measures_of_a_run_share_one_product_per_batch(monkeypatch):
 
 def test_a_swin_layer_may_have_any_number_of_heads(measure):
     kind, _ = measure
-    layout = HeadLayout((HeadSite("s.attn", 0, 0, 1, 4, grid=(3, 3)), HeadSite("t.attn", 1, 1, 3, 8, grid=(3, 3))))
+    layout = HeadLayout(
+        (HeadSite("s.attn", 0, 0, 1, 4, grid=(3, 3)), HeadSite("t.attn", 1, 1, 3, 8, grid=(3, 3)))
+    )
     generator = torch.Generator().manual_seed(0)
     z = [torch.randn(20, 9, s.num_heads, s.head_dim, generator=generator) for s in layout.sites]
     got = columns(kind, z, layout, pairs="stage")
     assert got["value"][0, 0] == 1 and got["value"][0, 1:].isnan().all()
     assert got["value"][1:, 1:].isfinite().all()
-    with pytest.raises(UserError, match=r"s\.attn \(9 tokens, width 4\) with t\.attn \(9 tokens, width 8\)"):
+    with pytest.raises(
+        UserError, match=r"s\.attn \(9 tokens, width 4\) with t\.attn \(9 tokens, width 8\)"
+    ):
         columns(kind, z, layout, pairs="all")
 
 

@@ -13,7 +13,10 @@ from mhprobe.errors import UserError
 from mhprobe.measures.svcca import SVCCA
 from related import LAYOUT, batch_of, related
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::mhprobe.measures.base.MeasureWarning")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::mhprobe.measures.base.MeasureWarning"),
+]
 
 
 def measured(images: slice) -> tuple[dict[str, torch.Tensor], list[int]]:
@@ -29,7 +32,9 @@ def one_rank(rank: int, world: int, folder: Path) -> None:
     found, done = measured(slice(rank, None, world))
     torch.save(found, folder / f"columns_{rank}.pt")
     assert done == list(range(rank, len(LAYOUT.sites), world))
-    with pytest.raises(UserError, match="number 1 refuses"):  # on both ranks, though one alone does it
+    with pytest.raises(
+        UserError, match="number 1 refuses"
+    ):  # on both ranks, though one alone does it
         ranks.in_turn(refuses_one, 3)
 
 

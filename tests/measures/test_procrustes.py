@@ -20,7 +20,9 @@ def test_distance_is_what_no_rotation_can_remove():
     torch.testing.assert_close(got["distance"].square(), 2 - 2 * got["value"])
     assert (got["distance"].diagonal() == 0).all()
     d = got["distance"]
-    assert (d[:, None, :] <= d[:, :, None] + d[None] + 1e-12).all()  # a metric: a to c is no farther than through b
+    assert (
+        d[:, None, :] <= d[:, :, None] + d[None] + 1e-12
+    ).all()  # a metric: a to c is no farther than through b
 
 
 @pytest.mark.peer
@@ -33,16 +35,22 @@ def test_scipy_finds_the_same_rotation():
     x, y = x / np.linalg.norm(x), y / np.linalg.norm(y)
     got = columns(z)
     assert float(got["value"][0, 1]) == pytest.approx(orthogonal_procrustes(x, y)[1], abs=1e-10)
-    # scipy.spatial.procrustes scales the second head for the best fit, so its disparity is 1 - s^2 and not 2 - 2 s
+    # scipy.spatial.procrustes scales the second head for the best fit, so its disparity is 1 - s^2
+    # and not 2 - 2 s
     assert 1 - float(got["value"][0, 1]) ** 2 == pytest.approx(procrustes(x, y)[2], abs=1e-10)
 
 
 def test_small_directions_count_for_more_than_in_cka():
     generator = torch.Generator().manual_seed(0)
-    z = [torch.randn(100, 12, s.num_heads, 6, generator=generator, dtype=torch.float64) for s in LAYOUT.sites]
+    z = [
+        torch.randn(100, 12, s.num_heads, 6, generator=generator, dtype=torch.float64)
+        for s in LAYOUT.sites
+    ]
     z[0][:, :, 1] = z[0][:, :, 0]
     z[0][..., :1] *= 10
-    z[0][..., 1, :1] = z[0][..., 2, :1]  # the large direction is not shared, the five small ones are
+    z[0][..., 1, :1] = z[0][
+        ..., 2, :1
+    ]  # the large direction is not shared, the five small ones are
     assert columns(z)["value"][0, 1] > 2 * columns(z, CKA)["value"][0, 1]
 
 

@@ -20,14 +20,19 @@ def test_row_and_column_weigh_by_their_own_channels():
     z = related(seed=3)
     got, rows = columns(z), rows_of(z)
     assert float(got["value"][0, 1]) == pytest.approx(oracle.similarity(rows[0], rows[1]), abs=1e-9)
-    assert float(got["reverse"][0, 1]) == pytest.approx(oracle.similarity(rows[1], rows[0]), abs=1e-9)
+    assert float(got["reverse"][0, 1]) == pytest.approx(
+        oracle.similarity(rows[1], rows[0]), abs=1e-9
+    )
     assert abs(float(got["value"][0, 1] - got["reverse"][0, 1])) > 1e-3  # the two differ
     torch.testing.assert_close(got["reverse"], got["value"].mT, rtol=0, atol=0, equal_nan=True)
 
 
 def test_shared_directions_count_by_how_much_of_the_head_they_make_up():
     generator = torch.Generator().manual_seed(0)
-    z = [torch.randn(100, 12, s.num_heads, D, generator=generator, dtype=torch.float64) for s in LAYOUT.sites]
+    z = [
+        torch.randn(100, 12, s.num_heads, D, generator=generator, dtype=torch.float64)
+        for s in LAYOUT.sites
+    ]
     z[0][..., 1, :2] = z[0][..., 0, :2]  # heads 0 and 1 share two directions
     z[0][..., 0, :2] *= 50  # which make up nearly all of head 0, and a third of head 1
     got, plain = columns(z), columns(z, CCA)

@@ -11,7 +11,10 @@ PIXELS = {"grid": (4, 4), "pixels": (4.0, 4.0)}
 
 
 def scenes(count: int, rare: int = 1, size: int = 16) -> torch.Tensor:
-    """Grey images with ``rare`` white patches of 4 x 4 pixels; half of the rest is dark. Noise tells patches apart."""
+    """Grey images with ``rare`` white patches of 4 x 4 pixels; half of the rest is dark.
+
+    Noise tells patches apart.
+    """
     generator = torch.Generator().manual_seed(0)
     x = 0.01 * torch.randn(count, 3, size, size, generator=generator)
     x[:, :, : size // 2] -= 1
@@ -45,7 +48,9 @@ def test_a_head_that_looks_at_the_rare_patch_always_hits_and_chance_is_one_key()
     layout, images = vit_layout(**PIXELS), scenes(20)
     got = run(fitted(layout, images), batch_of(towards(layout, images, True), images=images))
     assert got["value"].item() == 1 and got["class_query"].item() == 1
-    assert got["chance"].item() == pytest.approx(1 / 16) and got["class_chance"].item() == pytest.approx(1 / 16)
+    assert got["chance"].item() == pytest.approx(1 / 16) and got[
+        "class_chance"
+    ].item() == pytest.approx(1 / 16)
     away = run(fitted(layout, images), batch_of(towards(layout, images, False), images=images))
     assert away["value"].item() == 0
 
@@ -54,7 +59,9 @@ def test_ties_make_chance_larger_and_all_of_them_hits():
     layout, images = vit_layout(**PIXELS), scenes(20, rare=3)
     got = run(fitted(layout, images), batch_of(*even(layout, 20), images=images))
     assert got["chance"].item() == pytest.approx(3 / 16)
-    assert got["chance_top2"].item() == pytest.approx(3 / 16)  # the second rarest patch is one of the three
+    assert got["chance_top2"].item() == pytest.approx(
+        3 / 16
+    )  # the second rarest patch is one of the three
 
 
 def test_the_second_rarest_counts_for_top2():
@@ -76,7 +83,8 @@ def test_random_heads_reach_chance():
 def test_in_swin_the_rarest_is_that_of_the_shift_region():
     layout, images = swin_layout(), scenes(6, rare=1, size=32)
     got = run(fitted(layout, images), batch_of(*looking(layout, 0, 0, 6), images=images))
-    # 1 of 64 patches is white; in regions without it, all patches of the rarer shade are equally rare
+    # 1 of 64 patches is white; in regions without it, all patches of the rarer shade are equally
+    # rare
     assert (got["chance"] > 0.3).all()
     assert got["class_query"].isnan().all() and got["class_chance_top2"].isnan().all()
 
@@ -97,7 +105,9 @@ def test_codes_are_the_same_whatever_the_batches_and_are_kept_by_a_reset():
     (a,), (b,) = whole.codes.values(), parts.codes.values()
     assert torch.equal(a.centre, b.centre) and torch.equal(a.density, b.density)
     whole.reset()
-    assert run(whole, batch_of(*even(layout, 20), images=images))["chance"].item() == pytest.approx(1 / 16)
+    assert run(whole, batch_of(*even(layout, 20), images=images))["chance"].item() == pytest.approx(
+        1 / 16
+    )
 
 
 def test_without_codes_or_with_too_few_patches_it_says_what_to_do():
@@ -110,7 +120,9 @@ def test_without_codes_or_with_too_few_patches_it_says_what_to_do():
         measure.end_select()
     with pytest.raises(UserError, match="rarity: 0 different patches for 32 codes"):
         Rarity(layout).end_select()
-    with pytest.raises(UserError, match="rarity: patches: expected a whole number of at least 32, got 10"):
+    with pytest.raises(
+        UserError, match="rarity: patches: expected a whole number of at least 32, got 10"
+    ):
         Rarity(layout, patches=10)
     with pytest.raises(UserError, match="the batch has no images"):
         Rarity(layout).select(batch_of(*even(layout)))
@@ -121,5 +133,9 @@ def test_a_head_that_looks_evenly_at_all_keys_is_at_chance(build):
     layout = build()
     images = scenes(6, size=4 * layout.sites[0].token_grid[0])
     got = run(fitted(layout, images), batch_of(*even(layout, 6), images=images))
-    for column, chance in (("value", "chance"), ("top2", "chance_top2"), ("class_query", "class_chance")):
+    for column, chance in (
+        ("value", "chance"),
+        ("top2", "chance_top2"),
+        ("class_query", "class_chance"),
+    ):
         torch.testing.assert_close(got[column], got[chance], equal_nan=True)

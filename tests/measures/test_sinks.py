@@ -38,10 +38,14 @@ def sinks_that_write(*sizes: float) -> dict[str, torch.Tensor]:
 
 
 def test_a_no_op_a_broadcast_and_a_head_that_looks_at_itself():
-    attn = torch.stack([ON_CLASS, ON_CLASS, torch.eye(5, dtype=torch.float64)])[None, None].expand(2, -1, -1, -1, -1)
+    attn = torch.stack([ON_CLASS, ON_CLASS, torch.eye(5, dtype=torch.float64)])[None, None].expand(
+        2, -1, -1, -1, -1
+    )
     z = torch.ones(2, 5, 3, 2, dtype=torch.float64)
     z[:, :, 0] *= 0.01
-    z[:, :, 2] = torch.randn(2, 5, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    z[:, :, 2] = torch.randn(
+        2, 5, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     columns = sinks_of(z, attn)
     assert columns["value"].tolist() == [1, 1, 0.2]  # of five queries one looks at each token
     assert columns["sink"].tolist() == [1, 1, 0]
@@ -60,7 +64,9 @@ def test_a_no_op_is_quiet_beside_the_median_head_not_beside_the_mean():
 
 
 def test_the_median_of_an_even_number_of_heads_lies_between_the_two_middle_ones():
-    role = sinks_that_write(0.3, 1, 3, 9)["role"]  # a quarter of 2 is more than 0.3, one of 1 is not
+    role = sinks_that_write(0.3, 1, 3, 9)[
+        "role"
+    ]  # a quarter of 2 is more than 0.3, one of 1 is not
     assert role.tolist() == [1, 2, 2, 2]
 
 

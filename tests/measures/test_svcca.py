@@ -25,7 +25,11 @@ def columns(z, layout=LAYOUT, **options):
 
 @pytest.mark.parametrize(
     ("pairs", "groups"),
-    [("layer", [(0, 1, 2), (3, 4), (5, 6)]), ("stage", [(0, 1, 2, 3, 4), (5, 6)]), ("all", [tuple(range(7))])],
+    [
+        ("layer", [(0, 1, 2), (3, 4), (5, 6)]),
+        ("stage", [(0, 1, 2, 3, 4), (5, 6)]),
+        ("all", [tuple(range(7))]),
+    ],
 )
 @pytest.mark.parametrize("variance", [0.6, 0.99, 1.0])
 def test_every_pair_in_scope_matches_the_pairwise_oracle(pairs, groups, variance):
@@ -78,16 +82,23 @@ def test_scale_and_offset_of_a_head_do_not_matter():
     z = related()
     moved = [site * 1e-3 + 5 for site in z]
     # offset 5 over a spread of 1e-3 costs 7 of float64's 16 digits
-    torch.testing.assert_close(columns(moved)["rho"], columns(z)["rho"], rtol=1e-6, atol=1e-6, equal_nan=True)
+    torch.testing.assert_close(
+        columns(moved)["rho"], columns(z)["rho"], rtol=1e-6, atol=1e-6, equal_nan=True
+    )
 
 
 def test_unrelated_heads_reach_the_null_level_and_related_ones_exceed_it():
     generator = torch.Generator().manual_seed(2)
-    z = [torch.randn(10, 12, s.num_heads, D, generator=generator, dtype=torch.float64) for s in LAYOUT.sites]
+    z = [
+        torch.randn(10, 12, s.num_heads, D, generator=generator, dtype=torch.float64)
+        for s in LAYOUT.sites
+    ]
     off = ~torch.eye(7, dtype=torch.bool)
     got = columns(z, pairs="all")
     # means over the 21 pairs; one pair's mean correlation spreads by about 0.03
-    assert float((got["value"] - got["null"])[off].mean()) == pytest.approx(0, abs=4 * 0.03 * (2 / 21) ** 0.5)
+    assert float((got["value"] - got["null"])[off].mean()) == pytest.approx(
+        0, abs=4 * 0.03 * (2 / 21) ** 0.5
+    )
     got = columns(related(), pairs="all")
     assert (got["value"] - got["null"])[off].mean() > 0.1
 
@@ -132,7 +143,9 @@ def test_sites_with_other_token_counts_cannot_share_a_group():
             HeadSite("deep.attn", 1, 1, 6, D, grid=(4, 4)),
         )
     )
-    with pytest.raises(UserError, match=r"pairs=all compares stem\.attn \(64 tokens.* with deep\.attn \(16 tokens"):
+    with pytest.raises(
+        UserError, match=r"pairs=all compares stem\.attn \(64 tokens.* with deep\.attn \(16 tokens"
+    ):
         SVCCA(swin, pairs="all")
     SVCCA(swin, pairs="stage")
     # without a grid only the data can tell

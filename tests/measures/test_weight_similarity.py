@@ -25,7 +25,14 @@ def weights(seed=0, scale=1.0) -> tuple[HeadWeights, ...]:
     stretch = torch.logspace(0, 1, C, dtype=torch.float64)
     return tuple(
         HeadWeights(
-            *(scale * (common + torch.randn(4, s.num_heads, D, C, generator=generator, dtype=torch.float64)) * stretch)
+            *(
+                scale
+                * (
+                    common
+                    + torch.randn(4, s.num_heads, D, C, generator=generator, dtype=torch.float64)
+                )
+                * stretch
+            )
         )
         for s in LAYOUT.sites
     )
@@ -40,7 +47,9 @@ def columns(found=None, **options):
 
 def batch_of(found) -> HeadBatch:
     z = tuple(torch.zeros(2, 5, s.num_heads, D) for s in LAYOUT.sites)
-    return HeadBatch(z=z, logits=torch.zeros(2, 2), valid=torch.ones(2, dtype=torch.bool), weights=found)
+    return HeadBatch(
+        z=z, logits=torch.zeros(2, 2), valid=torch.ones(2, dtype=torch.bool), weights=found
+    )
 
 
 def test_all_columns_match_matrices_that_are_written_out():
@@ -55,9 +64,13 @@ def test_all_columns_match_matrices_that_are_written_out():
         head["ov"] = head["value"].T @ head["output"]
     for a, b in itertools.product(range(5), range(5)):
         for of in (*MATRICES, "qk", "ov"):
-            assert float(got[f"cosine_{of}"][a, b]) == pytest.approx(cosine(heads[a][of], heads[b][of]), abs=1e-12)
+            assert float(got[f"cosine_{of}"][a, b]) == pytest.approx(
+                cosine(heads[a][of], heads[b][of]), abs=1e-12
+            )
         for of in MATRICES:
-            assert float(got[f"overlap_{of}"][a, b]) == pytest.approx(overlap(heads[a][of], heads[b][of]), abs=1e-9)
+            assert float(got[f"overlap_{of}"][a, b]) == pytest.approx(
+                overlap(heads[a][of], heads[b][of]), abs=1e-9
+            )
         # the space that a circuit's vec() can lie in is the product of its two spaces
         for of, (one, other) in {"qk": ("query", "key"), "ov": ("value", "output")}.items():
             spaces = [np.kron(head[one], head[other]) for head in (heads[a], heads[b])]
@@ -77,7 +90,10 @@ def test_circuits_do_not_depend_on_the_basis_inside_the_head_and_matrices_do():
     first = found[0]
     turned = HeadWeights(*(m.clone() for m in first))
     turned.query[0], turned.key[0] = mix @ first.query[0], torch.linalg.inv(mix).mT @ first.key[0]
-    turned.value[0], turned.output[0] = mix @ first.value[0], torch.linalg.inv(mix).mT @ first.output[0]
+    turned.value[0], turned.output[0] = (
+        mix @ first.value[0],
+        torch.linalg.inv(mix).mT @ first.output[0],
+    )
     before, after = columns(found), columns((turned, *found[1:]))
     for name in ("cosine_qk", "cosine_ov", *(f"overlap_{of}" for of in (*MATRICES, "qk", "ov"))):
         torch.testing.assert_close(after[name], before[name], rtol=1e-9, atol=1e-9, equal_nan=True)
@@ -93,7 +109,9 @@ def test_chance_is_that_of_randomly_turned_weights(of, by):
     heads = [HeadWeights(*(m[:2] for m in first))]
     for _ in range(count):
         q, r = torch.linalg.qr(torch.randn(4, C, C, generator=generator, dtype=torch.float64))
-        turn = q * r.diagonal(dim1=1, dim2=2).sign()[:, None]  # uniform only with a positive diagonal of R
+        turn = (
+            q * r.diagonal(dim1=1, dim2=2).sign()[:, None]
+        )  # uniform only with a positive diagonal of R
         heads.append(HeadWeights(*(m[1:2] @ t for m, t in zip(first, turn, strict=True))))
     layout = HeadLayout((HeadSite("a", 0, 0, count + 2, D),))
     measure = WeightSimilarity(layout, of=of, by=by)
@@ -133,9 +151,13 @@ def test_weights_that_do_not_fit_together_are_refused_in_one_line():
     first, second = weights()
     wider = HeadWeights(*(torch.cat([m, m], 2) for m in second))
     measure = WeightSimilarity(LAYOUT, pairs="all")
-    with pytest.raises(UserError, match=r"compares a \(W_query of .*\(4, 20\)\) with b \(W_query of .*\(4, 40\)\)"):
+    with pytest.raises(
+        UserError, match=r"compares a \(W_query of .*\(4, 20\)\) with b \(W_query of .*\(4, 40\)\)"
+    ):
         measure.update(batch_of((first, wider)))
-    assert columns((first, wider))["value"][3:, 3:].isfinite().all()  # within layers there is no difficulty
+    assert (
+        columns((first, wider))["value"][3:, 3:].isfinite().all()
+    )  # within layers there is no difficulty
     with pytest.raises(UserError, match="no weights"):
         measure.update(dataclasses.replace(batch_of(weights()), weights=None))
     with pytest.raises(UserError, match="of is one of query, key, value, output, qk, ov, got 'vo'"):
@@ -148,8 +170,16 @@ def test_weights_that_do_not_fit_together_are_refused_in_one_line():
 
 def test_values_may_be_wider_than_keys():
     found = weights()
-    wide = [of._replace(value=torch.cat([of.value] * 2, 1), output=torch.cat([of.output] * 2, 1)) for of in found]
+    wide = [
+        of._replace(value=torch.cat([of.value] * 2, 1), output=torch.cat([of.output] * 2, 1))
+        for of in found
+    ]
     got, plain = (columns(of, pairs="layer") for of in (wide, found))
-    for name in ("cosine_query", "cosine_qk", "overlap_key", "overlap_value"):  # the rows of a value stand there twice
+    for name in (
+        "cosine_query",
+        "cosine_qk",
+        "overlap_key",
+        "overlap_value",
+    ):  # the rows of a value stand there twice
         torch.testing.assert_close(got[name], plain[name], equal_nan=True)
     torch.testing.assert_close(got["cosine_value"], plain["cosine_value"], equal_nan=True)

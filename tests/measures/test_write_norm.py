@@ -14,9 +14,19 @@ from mhprobe.gates import gates_of
 from mhprobe.heads import Block, HeadBatch, HeadLayout, HeadSite, HeadWeights, Stream
 from mhprobe.measures.write_norm import WriteNorm
 from mhprobe.recording.record import record
-from models import images_for, make_loud, tiny_swin, tiny_swinv2, tiny_tokens, tiny_vit, torchvision_swin
+from models import (
+    images_for,
+    make_loud,
+    tiny_swin,
+    tiny_swinv2,
+    tiny_tokens,
+    tiny_vit,
+    torchvision_swin,
+)
 
-LAYOUT = HeadLayout((HeadSite("blocks.0.attn", 0, 0, 2, 3),), (Block("blocks.0", 0, "blocks.0.norm2"),))
+LAYOUT = HeadLayout(
+    (HeadSite("blocks.0.attn", 0, 0, 2, 3),), (Block("blocks.0", 0, "blocks.0.norm2"),)
+)
 
 
 def batch(z: torch.Tensor, stream: torch.Tensor, output: torch.Tensor, **more) -> HeadBatch:
@@ -36,7 +46,9 @@ def parts():
     generator = torch.Generator().manual_seed(0)
     z = torch.randn(4, 5, 2, 3, generator=generator, dtype=torch.float64)
     stream = torch.randn(4, 5, 6, generator=generator, dtype=torch.float64)
-    output = torch.linalg.qr(torch.randn(2, 6, 3, generator=generator, dtype=torch.float64)).Q.mT  # rows orthonormal
+    output = torch.linalg.qr(
+        torch.randn(2, 6, 3, generator=generator, dtype=torch.float64)
+    ).Q.mT  # rows orthonormal
     return z, stream, output
 
 
@@ -63,8 +75,12 @@ def test_a_head_with_no_weights_is_inert_and_twice_the_weights_write_twice(parts
 
 
 def test_a_batch_without_the_stream_is_refused():
-    with pytest.raises(UserError, match="write_norm: the batch has no residual stream; record it with"):
-        WriteNorm(LAYOUT).update(HeadBatch(z=(), logits=torch.zeros(1, 5), valid=torch.ones(1, dtype=torch.bool)))
+    with pytest.raises(
+        UserError, match="write_norm: the batch has no residual stream; record it with"
+    ):
+        WriteNorm(LAYOUT).update(
+            HeadBatch(z=(), logits=torch.zeros(1, 5), valid=torch.ones(1, dtype=torch.bool))
+        )
 
 
 BEHIND = {
@@ -75,11 +91,15 @@ BEHIND = {
 }
 
 
-@pytest.mark.parametrize("build", [*BEHIND.values(), tiny_vit, tiny_swin], ids=[*BEHIND, "vit", "swin"])
+@pytest.mark.parametrize(
+    "build", [*BEHIND.values(), tiny_vit, tiny_swin], ids=[*BEHIND, "vit", "swin"]
+)
 def test_writes_add_up_to_what_the_stream_gains_also_where_a_norm_stands_behind_the_heads(build):
     model = build().double()
     make_loud(model, 0.3)
-    attach(model, units={"head"} if hasattr(model, "features") else {"head", "neuron"})  # of torchvision's heads alone
+    attach(
+        model, units={"head"} if hasattr(model, "features") else {"head", "neuron"}
+    )  # of torchvision's heads alone
     layout, family = gates_of(model).layout, family_of(model)
     for site in layout.sites:
         family.seam(model, site).output.bias.data.zero_()
@@ -94,7 +114,9 @@ def test_writes_add_up_to_what_the_stream_gains_also_where_a_norm_stands_behind_
         before, middle, after = heads.stream[site.block]
         gained = middle - before if site.kind == "head" else after - middle
         written = torch.einsum("bthd,hdc->btc", z, output)
-        torch.testing.assert_close(written, gained, rtol=1e-9, atol=1e-12 * float(gained.abs().max()))
+        torch.testing.assert_close(
+            written, gained, rtol=1e-9, atol=1e-12 * float(gained.abs().max())
+        )
 
 
 def test_heads_behind_a_norm_of_weight_0_write_nothing():

@@ -20,7 +20,9 @@ def value(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[st
     return torch.tensor(rises, dtype=torch.float64)
 
 
-def of_neurons(model: nn.Module, images: Tensor, labels: Tensor, mlps: list[str], bins: int) -> Tensor:
+def of_neurons(
+    model: nn.Module, images: Tensor, labels: Tensor, mlps: list[str], bins: int
+) -> Tensor:
     """(neurons of all MLPs,) rise of the mean loss without all neurons of the part that a neuron is in."""
     _, whole = outcome(model, images, labels)
     rises: list[float] = []

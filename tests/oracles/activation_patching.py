@@ -1,6 +1,7 @@
 """Patching by hand: hooks in front of the projections, one head at a time, every run through the whole model.
 
-Who gets which twin is drawn by a hash; the hash is the package's, since any other draw would be another question.
+Who gets which twin is drawn by a hash; the hash is the package's, since any other draw would be
+another question.
 """
 
 from __future__ import annotations
@@ -24,12 +25,19 @@ def partners(images: Tensor, labels: Tensor) -> list[int]:
     chosen = []
     for i in range(len(images)):
         drawn = [int(mixed(number[i] ^ mixed(number[j]))) for j in range(len(images))]
-        chosen.append(min((j for j in range(len(images)) if labels[j] != labels[i]), key=drawn.__getitem__))
+        chosen.append(
+            min((j for j in range(len(images)) if labels[j] != labels[i]), key=drawn.__getitem__)
+        )
     return chosen
 
 
 def denoising(
-    model: nn.Module, clean: Tensor, twin: Tensor, labels: Tensor, wrong: Tensor, sites: list[tuple[str, int]]
+    model: nn.Module,
+    clean: Tensor,
+    twin: Tensor,
+    labels: Tensor,
+    wrong: Tensor,
+    sites: list[tuple[str, int]],
 ) -> tuple[Tensor, Tensor]:
     """(B, A) logit differences that heads of the clean run add on the twins, and (B,) the whole way."""
     seen = outputs(model, clean, sites)
@@ -59,7 +67,13 @@ def outputs(model: nn.Module, images: Tensor, sites: list[tuple[str, int]]) -> d
 
 @torch.no_grad()
 def with_head(
-    model: nn.Module, images: Tensor, name: str, heads: int, head: int, theirs: Tensor, share: float = 1.0
+    model: nn.Module,
+    images: Tensor,
+    name: str,
+    heads: int,
+    head: int,
+    theirs: Tensor,
+    share: float = 1.0,
 ) -> Tensor:
     """Logits with one head moved towards ``theirs`` by a share of the way."""
 

@@ -1,7 +1,7 @@
 """Attention as one token x token matrix per head and image, whatever the windows, for oracles to loop over.
 
-Read with a hook, one image at a time. Swin's windows are undone with arithmetic on rows and columns, and which pairs
-may attend is read from timm's own mask.
+Read with a hook, one image at a time. Swin's windows are undone with arithmetic on rows and
+columns, and which pairs may attend is read from timm's own mask.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 class Site:
     """maps (N, H, T, T), rows as softmaxed (Swin: padding left out); support[t] the tokens t may attend to.
 
-    cells[t]: (row, column) of the token grid, None for prefix tokens. patch: input pixels per step, down and across.
+    cells[t]: (row, column) of the token grid, None for prefix tokens. patch: input pixels per step,
+    down and across.
     """
 
     maps: Tensor
@@ -52,7 +53,9 @@ def sites_of(model: nn.Module, images: Tensor, sites: list[tuple[str, int]]) -> 
         fused.append((attention, attention.fused_attn))
         attention.fused_attn = False
         handles.append(
-            attention.attn_drop.register_forward_pre_hook(lambda _, args, name=name: kept[name].append(args[0]))
+            attention.attn_drop.register_forward_pre_hook(
+                lambda _, args, name=name: kept[name].append(args[0])
+            )
         )
     with torch.no_grad():
         for image in images:
@@ -72,9 +75,13 @@ def dense(model: nn.Module, images: Tensor, name: str, rows: Tensor) -> Site:
         cells = [None] * prefix + [(y, x) for y in range(grid[0]) for x in range(grid[1])]
         everyone = list(range(len(cells)))
         return Site(
-            rows[:, 0], [everyone] * len(cells), cells, grid, (size[0] / grid[0], size[1] / grid[1]),
+            rows[:, 0],
+            [everyone] * len(cells),
+            cells,
+            grid,
+            (size[0] / grid[0], size[1] / grid[1]),
             model.cls_token is not None,
-        )  # fmt: skip
+        )
     block = model.get_submodule(name.rpartition(".")[0])
     (height, width), (win_h, win_w) = block.input_resolution, block.window_size
     across = -(-width // win_w)
@@ -84,10 +91,15 @@ def dense(model: nn.Module, images: Tensor, name: str, rows: Tensor) -> Site:
     for window in range(rows.shape[1]):
         token = []
         for place in range(win_h * win_w):
-            y, x = window // across * win_h + place // win_w, window % across * win_w + place % win_w
+            y, x = (
+                window // across * win_h + place // win_w,
+                window % across * win_w + place % win_w,
+            )
             inside = y < height and x < width
             token.append(
-                (y + block.shift_size[0]) % height * width + (x + block.shift_size[1]) % width if inside else -1
+                (y + block.shift_size[0]) % height * width + (x + block.shift_size[1]) % width
+                if inside
+                else -1
             )
         for q, tq in enumerate(token):
             for k, tk in enumerate(token):

@@ -13,7 +13,9 @@ def value(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[st
     return distances(model, images, sites, renormalise=True)
 
 
-def distances(model: nn.Module, images: Tensor, sites: list[tuple[str, int]], renormalise: bool) -> Tensor:
+def distances(
+    model: nn.Module, images: Tensor, sites: list[tuple[str, int]], renormalise: bool
+) -> Tensor:
     means = []
     for site in sites_of(model, images, sites):
         total = torch.zeros(len(images), site.heads, dtype=torch.float64)

@@ -29,9 +29,13 @@ def radii(model: nn.Module, images: Tensor, sites: list[tuple[str, int]], share:
                     largest = [k for k in keys if image[h, t, k] == image[h, t, keys].max()]
                     for top in largest:
                         for k, weight in zip(keys, row.tolist(), strict=True):
-                            mass[round(site.distance(top, k), 6)] += 0.0 if k == top else weight / len(largest)
+                            mass[round(site.distance(top, k), 6)] += (
+                                0.0 if k == top else weight / len(largest)
+                            )
             reach = max(mass)
-            for y in range(site.grid[0]):  # a distance that occurs on the grid and has no mass is read too
+            for y in range(
+                site.grid[0]
+            ):  # a distance that occurs on the grid and has no mass is read too
                 for x in range(site.grid[1]):
                     if (d := round(math.hypot(y * site.patch[0], x * site.patch[1]), 6)) <= reach:
                         mass[d] += 0.0

@@ -15,7 +15,9 @@ def crop_flip(image: np.ndarray, down: int, right: int, mirrored: bool, padding:
     return np.asarray(ImageOps.mirror(cropped) if mirrored else cropped)
 
 
-def normalise(image: np.ndarray, size: tuple[int, int], mean: list[float], std: list[float]) -> np.ndarray:
+def normalise(
+    image: np.ndarray, size: tuple[int, int], mean: list[float], std: list[float]
+) -> np.ndarray:
     """(height, width, 3) uint8 -> (3, *size) float64."""
     resized = np.asarray(Image.fromarray(image).resize(size[::-1], Image.Resampling.BICUBIC))
     return ((resized / 255 - np.array(mean)) / np.array(std)).transpose(2, 0, 1)

@@ -24,7 +24,9 @@ def value(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[st
             elif stages[a] == stages[b]:
                 result[a, b] = similarity(flat(maps[a]), flat(maps[b]))
             elif last[stages[a]] == a and last[stages[b]] == b:
-                result[a, b] = similarity(flat(pooled(maps[a], coarsest)), flat(pooled(maps[b], coarsest)))
+                result[a, b] = similarity(
+                    flat(pooled(maps[a], coarsest)), flat(pooled(maps[b], coarsest))
+                )
     return result
 
 
@@ -32,7 +34,9 @@ def outputs(model: nn.Module, images: Tensor, names: list[str]) -> list[np.ndarr
     """(B, h, w, C) of every named block, without prefix tokens."""
     caught: dict[str, Tensor] = {}
     hooks = [
-        model.get_submodule(name).register_forward_hook(lambda _m, _i, out, name=name: caught.update({name: out}))
+        model.get_submodule(name).register_forward_hook(
+            lambda _m, _i, out, name=name: caught.update({name: out})
+        )
         for name in names
     ]
     with torch.no_grad():

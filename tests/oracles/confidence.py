@@ -12,8 +12,12 @@ def value(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[st
     """(A,) mean over images and patch queries of the largest weight on a patch key."""
     return torch.cat(
         [
-            torch.stack([torch.stack([site.maps[:, :, t, k] for k in site.keys(t)]).amax(0) for t in site.patches])
-            .mean((0, 1))
+            torch.stack(
+                [
+                    torch.stack([site.maps[:, :, t, k] for k in site.keys(t)]).amax(0)
+                    for t in site.patches
+                ]
+            ).mean((0, 1))
             for site in sites_of(model, images, sites)
         ]
-    )  # fmt: skip
+    )

@@ -15,6 +15,9 @@ def value(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[st
     means = []
     for site in sites_of(model, images, sites):
         for h in range(site.heads):
-            rows = [stats.entropy(site.maps[:, h, t, keys].numpy(), axis=-1) for t, keys in enumerate(site.support)]
+            rows = [
+                stats.entropy(site.maps[:, h, t, keys].numpy(), axis=-1)
+                for t, keys in enumerate(site.support)
+            ]
             means.append(np.mean(rows))
     return torch.tensor(means, dtype=torch.float64)

@@ -21,7 +21,9 @@ def outputs(model: nn.Module, names: Sequence[str], images: Tensor) -> list[Tens
 
 
 @contextlib.contextmanager
-def replaced(model: nn.Module, sites: Sequence[tuple[str, int]], off: set[int], instead: Sequence[Tensor]) -> Iterator:
+def replaced(
+    model: nn.Module, sites: Sequence[tuple[str, int]], off: set[int], instead: Sequence[Tensor]
+) -> Iterator:
     """Heads ``off`` (numbered through all sites) give what ``instead`` has for their channels, of every row."""
     with contextlib.ExitStack() as stack:
         first = 0
@@ -30,7 +32,11 @@ def replaced(model: nn.Module, sites: Sequence[tuple[str, int]], off: set[int], 
 
             def hook(_module, args, heads=heads, other=other, count=count):
                 x = args[0].clone().unflatten(-1, (count, -1))
-                there = other.expand(*other.shape[:3], args[0].shape[-1]).flatten(0, 1).unflatten(-1, (count, -1))
+                there = (
+                    other.expand(*other.shape[:3], args[0].shape[-1])
+                    .flatten(0, 1)
+                    .unflatten(-1, (count, -1))
+                )
                 for head in heads:
                     x[:, :, head] = there[:, :, head].repeat(len(x) // len(there), 1, 1)
                 return (x.flatten(-2), *args[1:])

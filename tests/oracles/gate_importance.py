@@ -11,13 +11,19 @@ def value(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[st
     return slopes(model, images, labels, sites).abs().mean(0)
 
 
-def slopes(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[str, int]]) -> Tensor:
+def slopes(
+    model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[str, int]]
+) -> Tensor:
     """(N, A) d(loss of image n)/d(gate a) at gates of one."""
     gates = [torch.ones(heads, dtype=torch.float64, requires_grad=True) for _, heads in sites]
-    return torch.stack([torch.cat(_slope(model, images, labels, n, sites, gates)) for n in range(len(images))])
+    return torch.stack(
+        [torch.cat(_slope(model, images, labels, n, sites, gates)) for n in range(len(images))]
+    )
 
 
-def token_sizes(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[str, int]]) -> Tensor:
+def token_sizes(
+    model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[str, int]]
+) -> Tensor:
     """(N, A) sum over an image's tokens of |d(loss)/d(a gate on this token's head alone)|."""
     rows = []
     for n in range(len(images)):
@@ -26,7 +32,9 @@ def token_sizes(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tu
             torch.ones(*shape, heads, dtype=torch.float64, requires_grad=True)
             for shape, (_, heads) in zip(shapes, sites, strict=True)
         ]
-        rows.append(torch.cat([g.abs().sum((0, 1)) for g in _slope(model, images, labels, n, sites, gates)]))
+        rows.append(
+            torch.cat([g.abs().sum((0, 1)) for g in _slope(model, images, labels, n, sites, gates)])
+        )
     return torch.stack(rows)
 
 
@@ -51,7 +59,9 @@ def _row_shapes(model, image, sites):
     """(windows, tokens) that enter each projection for one image."""
     shapes = []
     handles = [
-        model.get_submodule(name).proj.register_forward_pre_hook(lambda _, args: shapes.append(args[0].shape[:2]))
+        model.get_submodule(name).proj.register_forward_pre_hook(
+            lambda _, args: shapes.append(args[0].shape[:2])
+        )
         for name, _ in sites
     ]
     with torch.no_grad():

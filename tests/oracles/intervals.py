@@ -14,7 +14,9 @@ SCALES: dict[tuple[float, float], tuple[Callable, Callable]] = {
 }
 
 
-def around(value: float, error: float, freedom: int, within: tuple[float, float]) -> tuple[float, float]:
+def around(
+    value: float, error: float, freedom: int, within: tuple[float, float]
+) -> tuple[float, float]:
     """Student's interval on the scale of ``within``, and back."""
     if error == 0:
         return value, value
@@ -25,7 +27,9 @@ def around(value: float, error: float, freedom: int, within: tuple[float, float]
     return float(back(there(value) - half)), float(back(there(value) + half))
 
 
-def of_ratio(numerators: Sequence[float], denominators: Sequence[float], within: tuple[float, float]):
+def of_ratio(
+    numerators: Sequence[float], denominators: Sequence[float], within: tuple[float, float]
+):
     """Of (sum of numerators) / (sum of denominators), an entry per image: the spread of what the ratio leaves over."""
     x, w = np.array(numerators), np.array(denominators)
     ratio = x.sum() / w.sum()
@@ -39,7 +43,9 @@ def of_mean(values: Sequence[float], within: tuple[float, float]) -> tuple[float
     return of_ratio(values, np.ones(len(values)), within)
 
 
-def left_out(statistic: Callable[[np.ndarray], float], fold_of: Sequence[int], within: tuple[float, float]):
+def left_out(
+    statistic: Callable[[np.ndarray], float], fold_of: Sequence[int], within: tuple[float, float]
+):
     """Delete-a-group jackknife of ``statistic(numbers of the images)``: Busing et al., 1999, equation by equation."""
     fold_of = np.array(fold_of)
     images, whole = np.arange(len(fold_of)), statistic(np.arange(len(fold_of)))

@@ -69,7 +69,11 @@ def through_swin(held: nn.Module, name: str, write: Tensor) -> Tensor:
     (height, width), (down, across) = block.input_resolution, block.shift_size
     # where each token went: partition an image of numbers as the block does
     number = torch.arange(height * width, dtype=torch.float64).view(1, height, width, 1)
-    rows = window_partition(torch.roll(number, (-down, -across), (1, 2)), block.window_size).flatten().long()
+    rows = (
+        window_partition(torch.roll(number, (-down, -across), (1, 2)), block.window_size)
+        .flatten()
+        .long()
+    )
     tokens = torch.zeros(height * width, write.shape[-1], dtype=write.dtype)
     tokens[rows] = write.flatten(0, 1)
     x = tokens.view(1, height, width, -1)

@@ -1,8 +1,8 @@
 """Layer-wise relevance propagation written out: every layer's matrix of messages from its outputs to its inputs.
 
-One image at a time, relevance (not gradients) handed down layer by layer through a forward pass of our own of a plain
-ViT or Swin. Each step says how much it kept for itself (bias, epsilon, softmax remainder), so that the books can be
-balanced to the last digit.
+One image at a time, relevance (not gradients) handed down layer by layer through a forward pass of
+our own of a plain ViT or Swin. Each step says how much it kept for itself (bias, epsilon, softmax
+remainder), so that the books can be balanced to the last digit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ from torch import Tensor, nn
 
 
 def value(
-    model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[str, int]], gamma: float = 0.25
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    sites: list[tuple[str, int]],
+    gamma: float = 0.25,
 ) -> Tensor:
     """(A,) mean over images of |R_h| / sum over the layer's heads of |R|."""
     total = 0
@@ -29,15 +33,25 @@ def value(
 class Books:
     """LRP of one image. logit: the explained one.
 
-    cuts: per attention, from input to output: relevance of z (windows, tokens, H, D); relevance beside it; what all
-        steps between it and the logit kept for themselves. neurons: per MLP (N,) relevance of what enters its last
-        layer. patches: relevance of the patch embeddings.
+    cuts: per attention, from input to output: relevance of z (windows, tokens, H, D); relevance
+    beside it; what all
+        steps between it and the logit kept for themselves. neurons: per MLP (N,) relevance of what
+        enters its last layer. patches: relevance of the patch embeddings.
     """
 
-    def __init__(self, model: nn.Module, image: Tensor, gamma: float, label: int | None = None) -> None:
-        self.gamma, self.kept, self.cuts, self.neurons = gamma, torch.tensor(0.0, dtype=torch.float64), [], []
+    def __init__(
+        self, model: nn.Module, image: Tensor, gamma: float, label: int | None = None
+    ) -> None:
+        self.gamma, self.kept, self.cuts, self.neurons = (
+            gamma,
+            torch.tensor(0.0, dtype=torch.float64),
+            [],
+            [],
+        )
         with torch.no_grad():
-            self.patches = (self.swin if hasattr(model, "layers") else self.vit)(model, image, label)
+            self.patches = (self.swin if hasattr(model, "layers") else self.vit)(
+                model, image, label
+            )
             self.cuts.reverse()
             self.neurons.reverse()
 
@@ -53,7 +67,11 @@ class Books:
     def vit(self, model, image, label):
         x = patches = model.patch_embed(image[None])[0]
         prefix = [token[0] for token in (model.cls_token, model.reg_token) if token is not None]
-        x = x + model.pos_embed[0, len(model.pos_embed[0]) - len(x) :] if model.no_embed_class else x
+        x = (
+            x + model.pos_embed[0, len(model.pos_embed[0]) - len(x) :]
+            if model.no_embed_class
+            else x
+        )
         x = torch.cat([*prefix, x])
         x = x if model.no_embed_class else x + model.pos_embed[0]
         steps = []
@@ -99,9 +117,17 @@ class Books:
 
     def block(self, block, x, steps, grid):
         """x + attention(norm(x)), then x + mlp(norm(x)); pushes the ways back."""
-        attention, scale1, scale2 = block.attn, getattr(block, "ls1", None), getattr(block, "ls2", None)
+        attention, scale1, scale2 = (
+            block.attn,
+            getattr(block, "ls1", None),
+            getattr(block, "ls2", None),
+        )
         n1 = block.norm1(x)
-        windows = [list(range(len(x)))] if grid is None else cut(grid, attention.window_size, block.shift_size)
+        windows = (
+            [list(range(len(x)))]
+            if grid is None
+            else cut(grid, attention.window_size, block.shift_size)
+        )
         written, inner = self.attention(attention, n1, windows, grid, block)
         added = written if not hasattr(scale1, "gamma") else written * scale1.gamma
         middle = x + added
@@ -160,7 +186,9 @@ class Books:
             relevance_of_x = torch.zeros_like(x)
             cut_z, arriving = [], []
             for places, _, z, _, _ in done:
-                of_out = torch.stack([relevance[p] if p >= 0 else torch.zeros_like(relevance[0]) for p in places])
+                of_out = torch.stack(
+                    [relevance[p] if p >= 0 else torch.zeros_like(relevance[0]) for p in places]
+                )
                 arriving.append(self.linear(module.proj, z, of_out))
                 cut_z.append(arriving[-1].view(len(places), heads, width))
             self.cuts.append((torch.stack(cut_z), beside, self.kept.clone()))
@@ -177,10 +205,15 @@ class Books:
                     self.kept += of_weights.sum() - of_total.sum()
                     of_scores = scores * over(of_total, total)
                     self.kept += of_total.sum() - of_scores.sum()
-                    terms = qn[:, None] * kn[None] * width**-0.5 * over(of_scores, scores)[:, :, None]
+                    terms = (
+                        qn[:, None] * kn[None] * width**-0.5 * over(of_scores, scores)[:, :, None]
+                    )
                     of_q, of_k = terms.sum(1) / 2, terms.sum(0) / 2
                     if qn is not q:
-                        of_q, of_k = self.norm(module.q_norm, q, of_q), self.norm(module.k_norm, k, of_k)
+                        of_q, of_k = (
+                            self.norm(module.q_norm, q, of_q),
+                            self.norm(module.k_norm, k, of_k),
+                        )
                     of_qkv[:, 0, h], of_qkv[:, 1, h], of_qkv[:, 2, h] = of_q, of_k, of_v
                 of_inputs = self.linear(module.qkv, inputs, of_qkv.flatten(1))
                 for row, place in enumerate(places):
@@ -204,7 +237,9 @@ class Books:
         out = module.reduction(normed)
 
         def back(relevance):
-            of_joined = self.norm(module.norm, joined, self.linear(module.reduction, normed, relevance))
+            of_joined = self.norm(
+                module.norm, joined, self.linear(module.reduction, normed, relevance)
+            )
             of_x = torch.zeros_like(x)
             for row, parts in zip(rows, of_joined.view(len(rows), 4, -1), strict=True):
                 for place, part in zip(row, parts, strict=True):
@@ -236,7 +271,9 @@ class Books:
         if isinstance(module, nn.Identity):
             return relevance
         channels = x.shape[-1]
-        deviation = ((x - x.mean(-1, keepdim=True)).square().mean(-1, keepdim=True) + module.eps).sqrt()
+        deviation = (
+            (x - x.mean(-1, keepdim=True)).square().mean(-1, keepdim=True) + module.eps
+        ).sqrt()
         centre = torch.eye(channels, dtype=x.dtype) - 1 / channels
         result = torch.zeros_like(x)
         for t in range(len(x)):
@@ -263,6 +300,8 @@ def cut(grid: tuple[int, int], size: tuple[int, int], shift: tuple[int, int]) ->
             for r in range(top, top + size[0]):
                 for c in range(left, left + size[1]):
                     inside = r < height and c < width
-                    places.append((r + shift[0]) % height * width + (c + shift[1]) % width if inside else -1)
+                    places.append(
+                        (r + shift[0]) % height * width + (c + shift[1]) % width if inside else -1
+                    )
             windows.append(places)
     return windows

@@ -14,12 +14,28 @@ def value(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[st
         for head in range(heads):
             if hasattr(module, "fc2"):
                 firsts = [module.fc1_g, module.fc1_x] if hasattr(module, "fc1_g") else [module.fc1]
-                rows = [half[head] for first in firsts for half in first.weight.reshape(-1, heads, first.in_features)]
-                found.append(torch.cat([*rows, module.fc2.weight[:, head]]).norm() * module.fc2.weight[:, head].any())
+                rows = [
+                    half[head]
+                    for first in firsts
+                    for half in first.weight.reshape(-1, heads, first.in_features)
+                ]
+                found.append(
+                    torch.cat([*rows, module.fc2.weight[:, head]]).norm()
+                    * module.fc2.weight[:, head].any()
+                )
                 continue
             width = module.proj.in_features // heads
             own = [head * width + channel for channel in range(width)]
-            rows = [module.qkv.weight[part * heads * width + channel] for part in range(3) for channel in own]
-            writes = any(bool(module.proj.weight[:, channel].any()) for channel in own)  # else nobody reads its weights
-            found.append(torch.cat([*rows, *(module.proj.weight[:, channel] for channel in own)]).norm() * writes)
+            rows = [
+                module.qkv.weight[part * heads * width + channel]
+                for part in range(3)
+                for channel in own
+            ]
+            writes = any(
+                bool(module.proj.weight[:, channel].any()) for channel in own
+            )  # else nobody reads its weights
+            found.append(
+                torch.cat([*rows, *(module.proj.weight[:, channel] for channel in own)]).norm()
+                * writes
+            )
     return torch.stack(found).detach()

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from oracles.lrp_relevance import cut
 
 
-def weights(model: nn.Module, image: Tensor, along: bool = False) -> tuple[list[Tensor], list[Tensor]]:
+def weights(
+    model: nn.Module, image: Tensor, along: bool = False
+) -> tuple[list[Tensor], list[Tensor]]:
     """Per attention (H, T, T) over the tokens of the image, and the slopes of the largest logit along them."""
     seen, names = [], [name for name, _ in model.named_modules() if name.endswith(".attn")]
     handles, fused = [], []
@@ -86,12 +88,16 @@ def merging(grid: tuple[int, int]) -> Tensor:
 def read(model: nn.Module, chain: Tensor) -> Tensor:
     """The row of a class token that logits are read from, or the mean over the grid's; prefix columns left out."""
     prefix = getattr(model, "num_prefix_tokens", 0)
-    reads_class_token = getattr(model, "cls_token", None) is not None and model.global_pool == "token"
+    reads_class_token = (
+        getattr(model, "cls_token", None) is not None and model.global_pool == "token"
+    )
     row = chain[0] if reads_class_token else chain[prefix:].mean(0)
     return row[prefix:]
 
 
-def area(model: nn.Module, start: Tensor, end: Tensor, map_: Tensor, target: int, steps: int) -> float:
+def area(
+    model: nn.Module, start: Tensor, end: Tensor, map_: Tensor, target: int, steps: int
+) -> float:
     """Trapezoids under the probability as squares of ``start`` become those of ``end``, largest first."""
     height, width = map_.shape
     tall, wide = start.shape[-2] // height, start.shape[-1] // width
@@ -118,7 +124,8 @@ def segmentation(maps: list[list[list[float]]], masks: list[list[list[bool]]]) -
     right = 0
     for map_, mask in zip(maps, masks, strict=True):
         values = [
-            [_between(map_, y, x, len(mask), len(mask[0])) for x in range(len(mask[0]))] for y in range(len(mask))
+            [_between(map_, y, x, len(mask), len(mask[0])) for x in range(len(mask[0]))]
+            for y in range(len(mask))
         ]
         flat, shown = [v for row in values for v in row], [s for row in mask for s in row]
         mean = math.fsum(flat) / len(flat)
@@ -135,7 +142,8 @@ def segmentation(maps: list[list[list[float]]], masks: list[list[list[bool]]]) -
 def _between(map_: list[list[float]], y: int, x: int, height: int, width: int) -> float:
     """The map where the pixel's centre lies, linearly between the centres of patches, and flat beyond the last."""
     (low_y, high_y, down), (low_x, high_x, along) = (
-        _neighbours(at, pixels, patches) for at, pixels, patches in ((y, height, len(map_)), (x, width, len(map_[0])))
+        _neighbours(at, pixels, patches)
+        for at, pixels, patches in ((y, height, len(map_)), (x, width, len(map_[0])))
     )
     top = map_[low_y][low_x] * (1 - along) + map_[low_y][high_x] * along
     bottom = map_[high_y][low_x] * (1 - along) + map_[high_y][high_x] * along

@@ -1,4 +1,7 @@
-"""Masking, slow and obvious: sets of units, a table of scores, and loops. Shares nothing with src."""
+"""Masking, slow and obvious: sets of units, a table of scores, and loops.
+
+Shares nothing with src.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ Score = Callable[[frozenset[int]], int]
 
 
 def greedy(units: list[frozenset[int]], score: Score, highest: bool) -> tuple[list[int], int]:
-    """Order of unit indices and the number of models scored. score: set of masked heads -> images right."""
+    """Order of unit indices and the number of models scored.
+
+    score: set of masked heads -> images right.
+    """
     order: list[int] = []
     evaluations = 0
     while len(order) < len(units):
@@ -34,11 +40,18 @@ def wilson(correct: int, images: int) -> tuple[float, float]:
 
 def t_interval(values: list[float]) -> tuple[float, float]:
     """Student's 95 % interval of the mean."""
-    return stats.t.interval(0.95, len(values) - 1, loc=sum(values) / len(values), scale=stats.sem(values))
+    return stats.t.interval(
+        0.95, len(values) - 1, loc=sum(values) / len(values), scale=stats.sem(values)
+    )
 
 
-def by_score(units: list[frozenset[int]], score: Callable[[frozenset[int]], list[float]], every: int) -> list[int]:
-    """Order of unit indices, lowest sum of scores first. score: set of masked heads -> a number per head."""
+def by_score(
+    units: list[frozenset[int]], score: Callable[[frozenset[int]], list[float]], every: int
+) -> list[int]:
+    """Order of unit indices, lowest sum of scores first.
+
+    score: set of masked heads -> a number per head.
+    """
     order: list[int] = []
     while len(order) < len(units):
         if len(order) % every == 0:
@@ -67,18 +80,29 @@ def beam(units: list[frozenset[int]], score: Score, width: int, steps: int) -> l
                     continue
                 longer, members = (*way, u), frozenset((*way, u))
                 other = by_set.get(members)
-                # the better way to the same set: more right on the way, then the earlier in index order
-                if other is None or (-area(longer[:-1]), longer[:-1]) < (-area(other[:-1]), other[:-1]):
+                # the better way to the same set: more right on the way, then the earlier in index
+                # order
+                if other is None or (-area(longer[:-1]), longer[:-1]) < (
+                    -area(other[:-1]),
+                    other[:-1],
+                ):
                     by_set[members] = longer
         ways = sorted(by_set.values(), key=lambda way: (-at(way), -area(way), way))[:width]
     return list(ways[0])
 
 
-def interactions(units: list[frozenset[int]], loss: Callable[[frozenset[int]], float], among: int) -> list[int]:
+def interactions(
+    units: list[frozenset[int]], loss: Callable[[frozenset[int]], float], among: int
+) -> list[int]:
     base = loss(frozenset())
     own = [loss(unit) - base for unit in units]
     few = sorted(range(len(units)), key=lambda u: own[u])[:among]
-    pair = {frozenset((a, b)): loss(units[a] | units[b]) - base - own[a] - own[b] for a in few for b in few if a != b}
+    pair = {
+        frozenset((a, b)): loss(units[a] | units[b]) - base - own[a] - own[b]
+        for a in few
+        for b in few
+        if a != b
+    }
     order: list[int] = []
     while len(order) < len(units):
         left = [u for u in range(len(units)) if u not in order]

@@ -25,13 +25,19 @@ def value(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[st
             for t, keys in enumerate(site.support):
                 for k in keys:
                     size = site.maps[n, :, t, k].abs()
-                    (special if special_of(model) in kinds(site, t, k, norm[n], high) else other).append(size)
+                    (
+                        special if special_of(model) in kinds(site, t, k, norm[n], high) else other
+                    ).append(size)
         whole = torch.stack(other).mean(0)
-        ratios.append(torch.stack(special).mean(0) / whole if special else torch.full_like(whole, torch.nan))
+        ratios.append(
+            torch.stack(special).mean(0) / whole if special else torch.full_like(whole, torch.nan)
+        )
     return torch.cat(ratios)
 
 
-def gradients(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[str, int]]) -> list[Tensor]:
+def gradients(
+    model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[str, int]]
+) -> list[Tensor]:
     """Per site (N, windows, H, K, K) slope of each image's own loss."""
     per_image: list[list[Tensor]] = []
     for n in range(len(images)):
@@ -43,7 +49,9 @@ def gradients(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tupl
             attention.fused_attn = False
 
             def keep(_module, args, kept=kept):
-                kept.append(args[0].detach().requires_grad_() if not args[0].requires_grad else args[0])
+                kept.append(
+                    args[0].detach().requires_grad_() if not args[0].requires_grad else args[0]
+                )
                 return (kept[-1],)
 
             handles.append(attention.attn_drop.register_forward_pre_hook(keep))

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 
-def value(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[str, int]], objects: Tensor) -> Tensor:
+def value(
+    model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[str, int]], objects: Tensor
+) -> Tensor:
     """(A,) mean over images of the share of patches whose argmax key is on an object."""
     shares = []
     for n in range(len(images)):
@@ -23,12 +25,16 @@ def value(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[st
     return torch.tensor(shares, dtype=torch.float64).mean(0)
 
 
-def looked_at(model: nn.Module, image: Tensor, name: str, skip_self: bool = False) -> list[dict[tuple, list[tuple]]]:
+def looked_at(
+    model: nn.Module, image: Tensor, name: str, skip_self: bool = False
+) -> list[dict[tuple, list[tuple]]]:
     """Per head {query (row, column): the keys it attends to most}, both patches of the grid."""
     seen = {}
     attention = model.get_submodule(name)
     fused, attention.fused_attn = attention.fused_attn, False
-    handle = attention.attn_drop.register_forward_pre_hook(lambda _, args: seen.update(attn=args[0]))
+    handle = attention.attn_drop.register_forward_pre_hook(
+        lambda _, args: seen.update(attn=args[0])
+    )
     with torch.no_grad():
         model(image[None])
     handle.remove()

@@ -6,12 +6,16 @@ import torch
 from torch import Tensor, nn
 
 
-def looked(model: nn.Module, layer: nn.Linear, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def looked(
+    model: nn.Module, layer: nn.Linear, images: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor]:
     """(N, K) what enters a linear layer, and (N, C) the slopes of each image's own loss along what leaves it."""
     inputs, slopes = [], []
     for image, label in zip(images, labels, strict=True):
         seen = []
-        handle = layer.register_forward_hook(lambda _, args, out, seen=seen: seen.extend([args[0], out]))
+        handle = layer.register_forward_hook(
+            lambda _, args, out, seen=seen: seen.extend([args[0], out])
+        )
         loss = nn.functional.cross_entropy(model(image[None]), label[None])
         (slope,) = torch.autograd.grad(loss, [seen[1]])
         handle.remove()
@@ -20,7 +24,9 @@ def looked(model: nn.Module, layer: nn.Linear, images: Tensor, labels: Tensor) -
     return torch.cat(inputs), torch.cat(slopes)
 
 
-def rise(weight: Tensor, inputs: Tensor, slopes: Tensor, images: int, gone: list[int], ridge: float) -> float:
+def rise(
+    weight: Tensor, inputs: Tensor, slopes: Tensor, images: int, gone: list[int], ridge: float
+) -> float:
     """Least tr(D A D^T G) / 2 over changes D of the weights that make the columns ``gone`` zero."""
     centred = inputs - inputs.mean(0)
     a = centred.T @ centred / len(inputs)
@@ -37,7 +43,9 @@ def rise(weight: Tensor, inputs: Tensor, slopes: Tensor, images: int, gone: list
     return float(torch.trace(change @ a @ change.T @ g) / 2)
 
 
-def in_turn(weight: Tensor, inputs: Tensor, slopes: Tensor, images: int, width: int, ridge: float) -> list[float]:
+def in_turn(
+    weight: Tensor, inputs: Tensor, slopes: Tensor, images: int, width: int, ridge: float
+) -> list[float]:
     """By unit, how much more is lost when it goes as the next cheapest; at least as much as for the one before."""
     units = weight.shape[1] // width
     rises, gone, before, least = [0.0] * units, [], 0.0, 0.0

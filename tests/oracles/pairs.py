@@ -34,7 +34,9 @@ def within_layers(
 def proj_input(model: nn.Module, images: Tensor, name: str) -> np.ndarray:
     """(rows, channels) that enter the output projection of one attention module."""
     kept = []
-    handle = model.get_submodule(name).proj.register_forward_pre_hook(lambda _, args: kept.append(args[0]))
+    handle = model.get_submodule(name).proj.register_forward_pre_hook(
+        lambda _, args: kept.append(args[0])
+    )
     with torch.no_grad():
         model(images)
     handle.remove()

@@ -15,7 +15,10 @@ def null(
     seed: int = 0,
     grid: tuple[int, int] | None = None,
 ) -> np.ndarray:
-    """(times,) similarities of (N, T, D) outputs. pi has no fixed point. grid: roll y's tokens on it too, not by 0."""
+    """(times,) similarities of (N, T, D) outputs. pi has no fixed point.
+
+    grid: roll y's tokens on it too, not by 0.
+    """
     rng = np.random.default_rng(seed)
     found = []
     for _ in range(times):
@@ -25,6 +28,8 @@ def null(
         moved = y[other]
         if grid is not None:
             down, across = divmod(rng.integers(1, grid[0] * grid[1]), grid[1])
-            moved = np.roll(moved.reshape(len(x), *grid, -1), (down, across), (1, 2)).reshape(y.shape)
+            moved = np.roll(moved.reshape(len(x), *grid, -1), (down, across), (1, 2)).reshape(
+                y.shape
+            )
         found.append(similarity(np.concatenate(x), np.concatenate(moved)))
     return np.array(found)

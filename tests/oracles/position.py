@@ -15,7 +15,9 @@ def value(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[st
     return torch.tensor([best[0] for best in favourites(model, images, sites)], dtype=torch.float64)
 
 
-def favourites(model: nn.Module, images: Tensor, sites: list[tuple[str, int]]) -> list[tuple[float, int, int]]:
+def favourites(
+    model: nn.Module, images: Tensor, sites: list[tuple[str, int]]
+) -> list[tuple[float, int, int]]:
     """Per head (share, dy, dx)."""
     found = []
     for site in sites_of(model, images, sites):

@@ -1,6 +1,7 @@
 """k-means with loops in NumPy, then every query asks whether its favourite key is the rarest it can see.
 
-All patches of the images are in the sample here (it keeps up to 4,096), so which are kept needs no imitation.
+All patches of the images are in the sample here (it keeps up to 4,096), so which are kept needs no
+imitation.
 """
 
 from __future__ import annotations
@@ -34,11 +35,18 @@ def value(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[st
 
 def densities(site: Site, images: Tensor) -> list[dict[int, float]]:
     """Per image, token -> share of all patches that have its code."""
-    described = {(n, t): describe(image.numpy(), site, t) for n, image in enumerate(images) for t in site.patches}
+    described = {
+        (n, t): describe(image.numpy(), site, t)
+        for n, image in enumerate(images)
+        for t in site.patches
+    }
     points = np.stack(list(described.values())).astype(np.float64)
     codes = lloyd(points, CODES)
     code_of = dict(zip(described, codes, strict=True))
-    return [{t: float(np.mean(codes == code_of[n, t])) for t in site.patches} for n in range(len(images))]
+    return [
+        {t: float(np.mean(codes == code_of[n, t])) for t in site.patches}
+        for n in range(len(images))
+    ]
 
 
 def describe(image: np.ndarray, site: Site, token: int) -> np.ndarray:

@@ -20,6 +20,9 @@ def value(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[st
             for maps in site.maps[:, head]:
                 for region in regions:
                     rows = [maps[q, list(region)] / maps[q, list(region)].sum() for q in region]
-                    shares.append(max(sum(float(row[k]) for row in rows) for k in range(len(region))) / len(region))
+                    shares.append(
+                        max(sum(float(row[k]) for row in rows) for k in range(len(region)))
+                        / len(region)
+                    )
             found.append(torch.tensor(shares, dtype=torch.float64).mean())
     return torch.stack(found)

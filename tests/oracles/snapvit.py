@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 
-def squared_slopes(model: nn.Module, gates: nn.Parameter, images: Tensor, crops: list[Tensor]) -> Tensor:
+def squared_slopes(
+    model: nn.Module, gates: nn.Parameter, images: Tensor, crops: list[Tensor]
+) -> Tensor:
     """(A,) mean over images of the squared slope along each gate of DINO's objective, summed over crops."""
     squares = torch.zeros(len(gates), dtype=torch.float64)
     for number in range(len(images)):

@@ -26,7 +26,9 @@ def fisher(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, sites) 
     heads = sum(site.num_heads for site in sites)
     total = torch.zeros(heads, heads, dtype=torch.float64)
     for image, label in zip(images, labels, strict=True):
-        gates = [torch.ones(site.num_heads, dtype=image.dtype, requires_grad=True) for site in sites]
+        gates = [
+            torch.ones(site.num_heads, dtype=image.dtype, requires_grad=True) for site in sites
+        ]
         handles = []
         for site, gate in zip(sites, gates, strict=True):
 

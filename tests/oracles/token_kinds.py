@@ -10,7 +10,17 @@ from torch import Tensor, nn
 from oracles.attention import Site, norms, sites_of
 
 SIDES = {(-1, 0): "above", (1, 0): "below", (0, -1): "left", (0, 1): "right"}
-KINDS = ("cls", "registers", "self", "neighbours", *SIDES.values(), "same_row", "same_column", "border", "high_norm")
+KINDS = (
+    "cls",
+    "registers",
+    "self",
+    "neighbours",
+    *SIDES.values(),
+    "same_row",
+    "same_column",
+    "border",
+    "high_norm",
+)
 
 
 def value(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[str, int]]) -> Tensor:
@@ -19,7 +29,11 @@ def value(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[st
 
 
 def shares(
-    model: nn.Module, images: Tensor, sites: list[tuple[str, int]], even: bool = False, threshold: float = 3
+    model: nn.Module,
+    images: Tensor,
+    sites: list[tuple[str, int]],
+    even: bool = False,
+    threshold: float = 3,
 ) -> dict[str, Tensor]:
     """Per kind (A,), 0 if it never occurs; even: of attention spread evenly instead."""
     means: dict[str, list[Tensor]] = defaultdict(list)
@@ -47,9 +61,14 @@ def level(site: Site, norm: Tensor, threshold: float) -> float:
 
 
 def kinds(site: Site, query: int, key: int, norm: Tensor, high: float) -> set[str]:
-    """Everything that ``key`` is to ``query``. norm: (T,) of this image; high: above which it is high."""
+    """Everything that ``key`` is to ``query``.
+
+    norm: (T,) of this image; high: above which it is high.
+    """
     if site.cells[key] is None:
-        return {"cls" if site.has_class and key == 0 else "registers"} | ({"self"} if key == query else set())
+        return {"cls" if site.has_class and key == 0 else "registers"} | (
+            {"self"} if key == query else set()
+        )
     found = {"self"} if key == query else set()
     if norm[key] > high:
         found.add("high_norm")

@@ -32,7 +32,12 @@ def matrices_of(attention: nn.Module, head: int, heads: int) -> dict[str, np.nda
     width = channels // heads
     own = slice(head * width, (head + 1) * width)
     query, key, value = (qkv[k * channels : (k + 1) * channels][own] for k in range(3))
-    return {"query": query, "key": key, "value": value, "output": attention.proj.weight.detach().numpy()[:, own].T}
+    return {
+        "query": query,
+        "key": key,
+        "value": value,
+        "output": attention.proj.weight.detach().numpy()[:, own].T,
+    }
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:

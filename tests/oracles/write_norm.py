@@ -26,7 +26,9 @@ def value(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[st
         width = seen["z"].shape[-1] // heads
         for head in range(heads):
             alone = torch.zeros_like(seen["z"])
-            alone[..., head * width : (head + 1) * width] = seen["z"][..., head * width : (head + 1) * width]
+            alone[..., head * width : (head + 1) * width] = seen["z"][
+                ..., head * width : (head + 1) * width
+            ]
             write = alone @ projection.weight.T
             found.append((write.norm(dim=-1) / lengths).mean().detach())
     return torch.stack(found)

@@ -56,21 +56,28 @@ def test_a_refusal_that_ends_the_command_is_printed_once(others, tmp_path, caplo
     more = [Question("b", lambda material: table(1))] * others
     with caplog.at_level("INFO"):
         answers(tmp_path, [Question("a", refuse), *more]).find()
-    assert caplog.text.count("it cannot be said") == others  # the command prints the error at its end
+    assert (
+        caplog.text.count("it cannot be said") == others
+    )  # the command prints the error at its end
 
 
 def test_maps_are_a_question_like_others_and_go_through_the_one_answer(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(run_questions, "answer", lambda cfg, folder, more, tested: asked.extend(more(None, None)))
+    monkeypatch.setattr(
+        run_questions, "answer", lambda cfg, folder, more, tested: asked.extend(more(None, None))
+    )
     mhprobe.maps.__main__.run(runs.config("maps", tmp_path, "maps=[rollout]"), tmp_path / "run")
     (question,) = asked
     assert isinstance(question, Question) and question.name == "maps"
 
 
 @pytest.mark.parametrize(
-    ("command", "told"), [("prune", ("prune=given", "prune.heads=[1]")), ("prunebench", ("optim.teacher=null",))]
+    ("command", "told"),
+    [("prune", ("prune=given", "prune.heads=[1]")), ("prunebench", ("optim.teacher=null",))],
 )
-def test_a_command_of_one_process_is_named_where_it_is_given_two(command, told, tmp_path, monkeypatch):
+def test_a_command_of_one_process_is_named_where_it_is_given_two(
+    command, told, tmp_path, monkeypatch
+):
     monkeypatch.setattr(builders, "trainer", lambda *_: SimpleNamespace(world_size=2))
     cfg = runs.config(command, tmp_path, *told)
     with pytest.raises(UserError, match=f"^{command}: runs in one process, got 2"):
@@ -119,7 +126,9 @@ def test_all_ranks_decide_together_after_each_question(tmp_path):
     spawned.ranks(one_rank, 2, tmp_path)
     assert [(tmp_path / f"{rank}.txt").read_text() for rank in (0, 1)] == ["rank 1 alone"] * 2
     assert sorted(path.name for path in (tmp_path / "tables").iterdir()) == ["result_2.0.csv"]
-    assert time.monotonic() - began < 120  # starting two processes on a busy machine; for ever without the agreement
+    assert (
+        time.monotonic() - began < 120
+    )  # starting two processes on a busy machine; for ever without the agreement
 
 
 def spread(material: Material, times: float = 1.0) -> dict[str, Result]:
@@ -128,18 +137,29 @@ def spread(material: Material, times: float = 1.0) -> dict[str, Result]:
     table = Table(["times", "spread"], [[times, value.std().item()]])
     with canvas((3, 2)) as figure:
         figure.subplots().plot(value)
-    return {"spread": Result(table, figure, caption="How far heads differ.", larger="heads differ more")}
+    return {
+        "spread": Result(table, figure, caption="How far heads differ.", larger="heads differ more")
+    }
 
 
 def test_a_new_kind_of_result_is_one_function(tmp_path):
-    told = ("measure=[gate_importance]", "+question.mine._target_=test_ask.spread", "+question.mine.times=2.5")
+    told = (
+        "measure=[gate_importance]",
+        "+question.mine._target_=test_ask.spread",
+        "+question.mine.times=2.5",
+    )
     few = ("data.limit_test=20", "data.limit_val=10", "data.limit_train=20")
     mhprobe.probe.run(runs.config("probe", tmp_path, *few, *told), tmp_path / "run")
     (row,) = runs.rows(tmp_path / "run" / "tables" / "spread.csv")
-    values = torch.tensor([float(each["value"]) for each in runs.rows(tmp_path / "run/tables/gate_importance.csv")])
+    values = torch.tensor(
+        [float(each["value"]) for each in runs.rows(tmp_path / "run/tables/gate_importance.csv")]
+    )
     assert row["times"] == "2.5" and float(row["spread"]) == pytest.approx(values.std().item())
     entry = json.loads((tmp_path / "run" / "results.json").read_text())["results"]["spread"]
     assert entry["larger"] == "heads differ more" and entry["images"] == 20
     assert "How far heads differ." in (tmp_path / "run" / "report.html").read_text()
     with pytest.raises(UserError, match=r"question\.mine"):
-        mhprobe.probe.run(runs.config("probe", tmp_path, *few, *told, "+question.mine.wrong=1"), tmp_path / "other")
+        mhprobe.probe.run(
+            runs.config("probe", tmp_path, *few, *told, "+question.mine.wrong=1"),
+            tmp_path / "other",
+        )

@@ -32,7 +32,9 @@ def data_of(model, count=5):
         return of_store(split, CHOSEN)._replace(images=images[CHOSEN])
 
     names = tuple("abcdefghij")
-    return SimpleNamespace(sizes={"test": count}, stored=of_store, some=some, class_names=names), images
+    return SimpleNamespace(
+        sizes={"test": count}, stored=of_store, some=some, class_names=names
+    ), images
 
 
 @pytest.mark.parametrize("build", [tiny_vit, tiny_swin])
@@ -53,7 +55,9 @@ def test_every_head_is_kept_as_attention_says(build, tmp_path):
         query = "class" if site.class_token else "mean"
         expected = mhprobe.attention(model, images[CHOSEN], head=heads, query=query)
         expected = 63 * expected / expected.amax((2, 3), keepdim=True)
-        torch.testing.assert_close(found[f"{mean}/{site.name}"].float(), expected, rtol=0, atol=0.501)
+        torch.testing.assert_close(
+            found[f"{mean}/{site.name}"].float(), expected, rtol=0, atol=0.501
+        )
 
 
 def test_heads_without_attention_weights_are_counted_and_the_others_are_kept(tmp_path):
@@ -64,7 +68,9 @@ def test_heads_without_attention_weights_are_counted_and_the_others_are_kept(tmp
         hidden = kept.metadata()["hidden"]
     assert sites == {site.name for site in layout.sites if site.windows}
     count = sum(site.num_heads for site in layout.sites if not site.windows)
-    assert 0 < count < layout.num_heads and hidden.startswith(f"{count} of {layout.num_heads} heads are not shown: ")
+    assert 0 < count < layout.num_heads and hidden.startswith(
+        f"{count} of {layout.num_heads} heads are not shown: "
+    )
 
 
 def test_a_model_without_attention_weights_does_not_fail_the_run(tmp_path, caplog):

@@ -75,14 +75,22 @@ class Halved(Labels):
 
 def test_answers_to_one_score_are_not_anothers(monkeypatch, tmp_path):
     kinds = {**known_scores(), "halved": Halved}
-    keys = {name: _key_of_kept_answers(kind, "these", monkeypatch, tmp_path) for name, kind in kinds.items()}
+    keys = {
+        name: _key_of_kept_answers(kind, "these", monkeypatch, tmp_path)
+        for name, kind in kinds.items()
+    }
     assert len(kinds) >= 6 and len(set(keys.values())) == len(kinds)
-    assert keys["labels"] == cache_key(weights="same", split="test", rescale=False)  # older answers are found
+    assert keys["labels"] == cache_key(
+        weights="same", split="test", rescale=False
+    )  # older answers are found
 
 
 def test_answers_beside_other_training_images_are_others_where_these_vote(monkeypatch, tmp_path):
     for kind in known_scores().values():
-        these, others = (_key_of_kept_answers(kind, images, monkeypatch, tmp_path) for images in ("these", "others"))
+        these, others = (
+            _key_of_kept_answers(kind, images, monkeypatch, tmp_path)
+            for images in ("these", "others")
+        )
         assert (these != others) == (kind.banked > 0)
 
 
@@ -137,7 +145,9 @@ def test_a_measure_of_the_join_chooses_on_validation_images(select_on, measured)
 
     def batches(split, device, images=None):
         label = torch.full((4,), LABEL[split])
-        yield Batch(images_for(module.backbone, 4), label, torch.arange(4), torch.ones(4, dtype=torch.bool))
+        yield Batch(
+            images_for(module.backbone, 4), label, torch.arange(4), torch.ones(4, dtype=torch.bool)
+        )
 
     made = []
 
@@ -148,7 +158,9 @@ def test_a_measure_of_the_join_chooses_on_validation_images(select_on, measured)
     join = SimpleNamespace(measures=measures, answer=lambda curves, columns: [])
     module.device = torch.device("cpu")
     data = SimpleNamespace(batches=batches, class_names=("a", "b", "c"))
-    material = Material(module.gates.layout, module, data, masking=Masking({}, None, select_on, join=join))
+    material = Material(
+        module.gates.layout, module, data, masking=Masking({}, None, select_on, join=join)
+    )
     material.masked_heads([curve("c", [0, 1], [0.9, 0.8])])
     assert made[0].seen == {"chosen": {LABEL["val"]}, "measured": {LABEL[measured]}}
     assert made[0].class_names == ("a", "b", "c")

@@ -59,13 +59,17 @@ def test_a_probe_measures_no_pass_twice(tmp_path, monkeypatch):
     with monkeypatch.context() as dying, pytest.raises(Killed):
         killed_in(dying, OneHead, "select")  # the second pass, of measures that mask heads
         mhprobe.probe.run(config("probe", tmp_path / "cache", *told), tmp_path / "killed")
-    assert set(tables(tmp_path / "killed")) < set(tables(tmp_path / "whole"))  # what was answered is there
+    assert set(tables(tmp_path / "killed")) < set(
+        tables(tmp_path / "whole")
+    )  # what was answered is there
     for measure in (GateImportance, Fisher):
         killed_in(monkeypatch, measure, "update")
     mhprobe.probe.run(config("probe", tmp_path / "cache", *told), tmp_path / "again")
     assert tables(tmp_path / "again") == tables(tmp_path / "whole")
     with pytest.raises(Killed):  # negative control: of other images it is measured
-        mhprobe.probe.run(config("probe", tmp_path / "cache", *told, "seed=1"), tmp_path / "other_run")
+        mhprobe.probe.run(
+            config("probe", tmp_path / "cache", *told, "seed=1"), tmp_path / "other_run"
+        )
 
 
 def test_what_is_kept_is_of_these_weights_images_and_options(tmp_path, monkeypatch):
@@ -73,9 +77,14 @@ def test_what_is_kept_is_of_these_weights_images_and_options(tmp_path, monkeypat
     mhprobe.probe.run(config("probe", tmp_path, *told), tmp_path / "run")
     killed_in(monkeypatch, GateImportance, "update")
     mhprobe.probe.run(config("probe", tmp_path, *told), tmp_path / "same")
-    for number, other in enumerate((
-        "seed=1", "data.limit_test=19", "measure.gate_importance.normalize=layer_l2", "probe.target=top1",
-    )):  # fmt: skip
+    for number, other in enumerate(
+        (
+            "seed=1",
+            "data.limit_test=19",
+            "measure.gate_importance.normalize=layer_l2",
+            "probe.target=top1",
+        )
+    ):
         with pytest.raises(Killed):
             mhprobe.probe.run(config("probe", tmp_path, *told, other), tmp_path / f"run_{number}")
 
@@ -142,19 +151,30 @@ def test_a_fit_of_causal_gates_is_made_once(tmp_path, monkeypatch):
 
     monkeypatch.setattr(causal_gates, "_fit", counted)
     dying = False
-    mhprobe.studies.causal.run(config("studies.causal", tmp_path / "other", *told), tmp_path / "whole")
+    mhprobe.studies.causal.run(
+        config("studies.causal", tmp_path / "other", *told), tmp_path / "whole"
+    )
     fits.clear()
     dying = True
     with pytest.raises(Killed):
-        mhprobe.studies.causal.run(config("studies.causal", tmp_path / "cache", *told), tmp_path / "killed")
+        mhprobe.studies.causal.run(
+            config("studies.causal", tmp_path / "cache", *told), tmp_path / "killed"
+        )
     fits.clear()
-    mhprobe.studies.causal.run(config("studies.causal", tmp_path / "cache", *told), tmp_path / "again")
+    mhprobe.studies.causal.run(
+        config("studies.causal", tmp_path / "cache", *told), tmp_path / "again"
+    )
     assert fits == [-0.002]  # the last one alone
     assert tables(tmp_path / "again") == tables(tmp_path / "whole")
 
 
 def test_a_kind_of_map_is_made_once(tmp_path, monkeypatch):
-    told = ("maps=[attention,rollout]", "images=[3,1]", "faithfulness.steps=2", "faithfulness.random_orders=1")
+    told = (
+        "maps=[attention,rollout]",
+        "images=[3,1]",
+        "faithfulness.steps=2",
+        "faithfulness.random_orders=1",
+    )
     mhprobe.maps.__main__.run(config("maps", tmp_path / "other", *told), tmp_path / "whole")
     with monkeypatch.context() as dying, pytest.raises(Killed):
         killed_in(dying, Rollout, "__call__")
@@ -165,20 +185,40 @@ def test_a_kind_of_map_is_made_once(tmp_path, monkeypatch):
 
 
 def test_a_pruning_chooses_and_tunes_no_round_twice(tmp_path, monkeypatch, capsys):
-    told = ("prune=order", "prune/order=hurt_most", "prune.remove=2", "prune.rounds=2", "prune.tune_epochs=1")
-    told = (*told, "weights=random", "optim.warmup_epochs=0", "prune.images=20", "masking=none", "measure=[]")
+    told = (
+        "prune=order",
+        "prune/order=hurt_most",
+        "prune.remove=2",
+        "prune.rounds=2",
+        "prune.tune_epochs=1",
+    )
+    told = (
+        *told,
+        "weights=random",
+        "optim.warmup_epochs=0",
+        "prune.images=20",
+        "masking=none",
+        "measure=[]",
+    )
     asked = []
     evaluate, fit = MaskCache.save, L.Trainer.fit
     monkeypatch.setattr(MaskCache, "save", lambda *args: asked.append("masks") or evaluate(*args))
-    monkeypatch.setattr(L.Trainer, "fit", lambda *args, **options: asked.append("fit") or fit(*args, **options))
+    monkeypatch.setattr(
+        L.Trainer, "fit", lambda *args, **options: asked.append("fit") or fit(*args, **options)
+    )
 
     def kept(folder: Path) -> tuple[bytes, ...]:
-        return tuple((tmp_path / folder / name).read_bytes() for name in ("pruned.safetensors", "tables/pruning.csv"))
+        return tuple(
+            (tmp_path / folder / name).read_bytes()
+            for name in ("pruned.safetensors", "tables/pruning.csv")
+        )
 
     mhprobe.prune.run(config("prune", tmp_path / "other", *told), tmp_path / "whole")
     assert asked.count("fit") == 2
     with monkeypatch.context() as dying, pytest.raises(Killed):
-        killed_in(dying, rounds, "_remove", lambda *args: args[5] == 2)  # the second round's heads are chosen
+        killed_in(
+            dying, rounds, "_remove", lambda *args: args[5] == 2
+        )  # the second round's heads are chosen
         mhprobe.prune.run(config("prune", tmp_path / "cache", *told), tmp_path / "killed")
     asked.clear()
     mhprobe.prune.run(config("prune", tmp_path / "cache", *told), tmp_path / "again")

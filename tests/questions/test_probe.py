@@ -36,7 +36,12 @@ CORRUPTED = (
 
 
 def config(folder: Path, *overrides: str, command: str = "probe"):
-    small = ["data.limit_test=40", "data.limit_val=23", "data.eval_batch_size=16", "data.batch_size=32"]
+    small = [
+        "data.limit_test=40",
+        "data.limit_val=23",
+        "data.eval_batch_size=16",
+        "data.batch_size=32",
+    ]
     return runs.config(command, folder, *small, "masking=none", *overrides)
 
 
@@ -66,7 +71,9 @@ def probed(tmp_path_factory):
     said = io.StringIO()
     measures = "measure=[gate_importance,fisher,one_head,interaction,svcca]"
     with contextlib.redirect_stdout(said):
-        mhprobe.probe.run(config(folder, measures, "probe.control=random_init", *CORRUPTED), folder / "run")
+        mhprobe.probe.run(
+            config(folder, measures, "probe.control=random_init", *CORRUPTED), folder / "run"
+        )
     return folder / "run", said.getvalue()
 
 
@@ -75,11 +82,14 @@ def test_every_measure_is_there_for_the_model_its_control_and_the_second_data_se
     folder, _ = probed
     for name in ("gate_importance", "fisher", "one_head", "interaction", "svcca"):
         values = [
-            column(folder / "tables" / f"{name}{suffix}.csv") for suffix in ("", "_random_init", "_digits_corrupted")
+            column(folder / "tables" / f"{name}{suffix}.csv")
+            for suffix in ("", "_random_init", "_digits_corrupted")
         ]
         assert values[0] != values[1] != values[2] != values[0]
         assert (folder / "figures" / f"{name}.png").is_file()
-        assert not (folder / "figures" / f"{name}_random_init.png").exists()  # it stands in the measure's own
+        assert not (
+            folder / "figures" / f"{name}_random_init.png"
+        ).exists()  # it stands in the measure's own
     beside = column(folder / "tables" / "gate_importance.csv", "random_init")
     assert beside == column(folder / "tables" / "gate_importance_random_init.csv")
     # the pairs' coefficients are in a table, and their mean is the value
@@ -100,12 +110,18 @@ def test_agreement_and_the_two_data_sets_follow_from_the_tables(probed):
     tables = folder / "tables"
     for row in rows(tables / "agreement.csv"):
         for suffix in ("", "_random_init"):
-            a, b = (column(tables / f"{row[key]}{suffix}.csv") for key in ("measure_a", "measure_b"))
-            assert float(row[f"spearman{suffix}"]) == pytest.approx(stats.spearmanr(a, b).statistic, nan_ok=True)
+            a, b = (
+                column(tables / f"{row[key]}{suffix}.csv") for key in ("measure_a", "measure_b")
+            )
+            assert float(row[f"spearman{suffix}"]) == pytest.approx(
+                stats.spearmanr(a, b).statistic, nan_ok=True
+            )
         assert float(row["chance"]) == 0.5 and row["k"] == "3"  # half of six heads
     assert len(rows(tables / "agreement.csv")) == 3  # pairwise measures rank no heads
     for row in rows(tables / "digits_corrupted_against_digits.csv"):
-        a, b = (column(tables / f"{row['measure']}{suffix}.csv") for suffix in ("", "_digits_corrupted"))
+        a, b = (
+            column(tables / f"{row['measure']}{suffix}.csv") for suffix in ("", "_digits_corrupted")
+        )
         assert float(row["pearson"]) == pytest.approx(stats.pearsonr(a, b).statistic)
     for figure in ("agreement", "digits_corrupted_against_digits"):
         assert (folder / "figures" / f"{figure}.png").is_file()
@@ -115,21 +131,28 @@ def test_agreement_and_the_two_data_sets_follow_from_the_tables(probed):
 def test_choices_are_made_on_validation_images(probed, tmp_path):
     folder, _ = probed
     table = rows(folder / "tables" / "one_head.csv")
-    assert sum(int(row["chosen"]) for row in table) == 2 and all(row["validation"] != "nan" for row in table)
+    assert sum(int(row["chosen"]) for row in table) == 2 and all(
+        row["validation"] != "nan" for row in table
+    )
     for site in ("blocks.0.attn", "blocks.1.attn"):
         own = [row for row in table if row["site"] == site]
         [chosen] = [row for row in own if row["chosen"] == "1"]
         assert float(chosen["validation"]) == max(float(row["validation"]) for row in own)
     # with 23 validation images shares are in 23rds, with 40 test images they would not be
-    assert all(math.isclose(float(row["validation"]) * 23 % 1, 0, abs_tol=1e-9) or
-               math.isclose(float(row["validation"]) * 23 % 1, 1, abs_tol=1e-9) for row in table)  # fmt: skip
+    assert all(
+        math.isclose(float(row["validation"]) * 23 % 1, 0, abs_tol=1e-9)
+        or math.isclose(float(row["validation"]) * 23 % 1, 1, abs_tol=1e-9)
+        for row in table
+    )
 
 
 @pytest.mark.slow
 def test_it_says_what_it_costs(probed):
     folder, _ = probed
     metrics = json.loads((folder / "metrics.json").read_text())
-    assert 1.5 < metrics["probe/forward_equivalents"] < 2.1  # one forward, and a backward without weight gradients
+    assert (
+        1.5 < metrics["probe/forward_equivalents"] < 2.1
+    )  # one forward, and a backward without weight gradients
     assert metrics["probe/forward_equivalents_ablation"] > 5
 
 
@@ -137,10 +160,13 @@ def test_it_says_what_it_costs(probed):
 def test_cost_counts_passes(build):
     model = build()
     mhprobe.attach(model)
-    batch = Batch(images_for(model, 5), labels_for(5), torch.arange(5), torch.ones(5, dtype=torch.bool))
+    batch = Batch(
+        images_for(model, 5), labels_for(5), torch.arange(5), torch.ones(5, dtype=torch.bool)
+    )
     plain = forward_equivalents(model, batch, set())
     assert plain == 1
-    # two products per product of attention in the backward pass, one per product with weights, which are frozen
+    # two products per product of attention in the backward pass, one per product with weights,
+    # which are frozen
     assert 1.5 < forward_equivalents(model, batch, {"grad"}) < 2.1
     masked = forward_equivalents(model, batch, {Ablation(((0,), (1,)))})
     assert 2 < masked <= 3  # two more passes at most: what lies before a mask may be shared
@@ -156,7 +182,9 @@ def test_cost_counts_passes(build):
         ("measure.svcca.variance=2", "variance is a share above 0 and at most 1, got 2"),
     ],
 )
-def test_a_measure_that_cannot_be_built_is_refused_before_the_work(tmp_path, command, option, words):
+def test_a_measure_that_cannot_be_built_is_refused_before_the_work(
+    tmp_path, command, option, words
+):
     name = option.split(".")[1]
     cfg = config(tmp_path, f"measure=[gate_importance,{name}]", option, command=command)
     with pytest.raises(mhprobe.UserError, match=rf"{words}.*~measure\.{name}\.$") as error:
@@ -208,15 +236,21 @@ STEPS = ("measure=[gate_importance,svcca]", "probe.every_n_steps=2", "data.limit
 @pytest.mark.slow
 def test_a_heads_history_is_a_curve_by_steps_and_goes_on_after_a_stop(tmp_path):
     def train(folder: str, *overrides: str, stop: tuple[L.Callback, ...] = ()):
-        return fitted(config(tmp_path, *STEPS, *overrides, command="train"), tmp_path / folder, *stop)
+        return fitted(
+            config(tmp_path, *STEPS, *overrides, command="train"), tmp_path / folder, *stop
+        )
 
     model, data = train("whole")  # two epochs of three steps
     table = rows(tmp_path / "whole" / "tables" / "gate_importance_history.csv")
     assert [row["step"] for row in table[::6]] == ["0", "2", "4", "6"] and len(table) == 24
     assert [row["epoch"] for row in table[::6]] == ["0", "0", "1", "1"]
     assert (tmp_path / "whole" / "figures" / "gate_importance_history.png").is_file()
-    assert (tmp_path / "whole" / "tables" / "svcca_step_000004.csv").is_file()  # no value per head, so no history
-    history = load_checkpoint(tmp_path / "whole" / "checkpoints" / "last.ckpt")["callbacks"]["History"]["history"]
+    assert (
+        tmp_path / "whole" / "tables" / "svcca_step_000004.csv"
+    ).is_file()  # no value per head, so no history
+    history = load_checkpoint(tmp_path / "whole" / "checkpoints" / "last.ckpt")["callbacks"][
+        "History"
+    ]["history"]
     assert len(history["gate_importance"]) == 4
 
     class Stop(L.Callback):
@@ -226,7 +260,9 @@ def test_a_heads_history_is_a_curve_by_steps_and_goes_on_after_a_stop(tmp_path):
 
     with pytest.raises(InterruptedError):
         train("first", stop=(Stop(),))
-    assert len(rows(tmp_path / "first" / "tables" / "gate_importance_history.csv")) == 12  # what it had seen is there
+    assert (
+        len(rows(tmp_path / "first" / "tables" / "gate_importance_history.csv")) == 12
+    )  # what it had seen is there
     train("resumed", f"ckpt_path={tmp_path / 'first' / 'checkpoints' / 'last.ckpt'}")
     resumed = rows(tmp_path / "resumed" / "tables" / "gate_importance_history.csv")
     assert [row["step"] for row in resumed[::6]] == ["0", "2", "4", "6"]
@@ -271,7 +307,9 @@ def test_a_measure_without_control_is_said_once(tmp_path, monkeypatch, caplog):
     assert sorted(said) == [f"{name}: no control. no network to compare with." for name in names]
 
 
-def test_a_measure_that_takes_long_once_it_has_seen_the_images_says_so(tmp_path, monkeypatch, capsys):
+def test_a_measure_that_takes_long_once_it_has_seen_the_images_says_so(
+    tmp_path, monkeypatch, capsys
+):
     """Permutations and clusters once took minutes behind a bar that was full."""
     cfg = config(tmp_path, "measure=[entropy,magnitude]")
     data = builders.data(cfg)

@@ -24,7 +24,13 @@ def lively(model: torch.nn.Module, std: float = 0.3) -> torch.nn.Module:
 
 def deep_swin() -> torch.nn.Module:
     """Three stages on 9 x 9, 5 x 5 and 3 x 3 tokens: merging fills up odd grids."""
-    sizes = {"img_size": 36, "window_size": 3, "embed_dim": 12, "depths": (1, 1, 2), "num_heads": (2, 3, 4)}
+    sizes = {
+        "img_size": 36,
+        "window_size": 3,
+        "embed_dim": 12,
+        "depths": (1, 1, 2),
+        "num_heads": (2, 3, 4),
+    }
     return timm.create_model("swin_tiny_patch4_window7_224", num_classes=5, **sizes).eval()
 
 
@@ -58,7 +64,9 @@ def test_a_layer_whose_heads_are_all_removed_writes_the_bias_that_it_keeps(build
     found, expected = (record(each, images, needs={"direct"}).direct for each in (pruned, model))
     assert found.heads.shape[1] == masked.layout.num_heads - len(removed)
     if proj_bias == "keep":
-        for got, right in zip(found[1:], expected[1:], strict=True):  # heads but for the removed ones
+        for got, right in zip(
+            found[1:], expected[1:], strict=True
+        ):  # heads but for the removed ones
             torch.testing.assert_close(got, right, rtol=1e-9, atol=1e-9)
     else:
         assert (found.biases[:, 0] == 0).all()
@@ -82,10 +90,14 @@ def test_parts_of_a_half_model_are_those_of_its_outputs_in_full_precision(build,
 
 
 @pytest.mark.parametrize("build", [tiny_vit, deep_swin])
-def test_the_heads_of_the_last_block_write_what_the_norm_and_the_classifier_make_of_their_outputs(build):
+def test_the_heads_of_the_last_block_write_what_the_norm_and_the_classifier_make_of_their_outputs(
+    build,
+):
     model = lively(build()).double()
     layout = mhprobe.attach(model).layout
-    batch = record(model, images_for(model, 2, dtype=torch.float64), needs={"direct", "stream", "weights"})
+    batch = record(
+        model, images_for(model, 2, dtype=torch.float64), needs={"direct", "stream", "weights"}
+    )
     last, span = layout.sites[-1], layout.span(len(layout.sites) - 1)
     written = torch.einsum("bthd,hdc->bhtc", batch.z[-1], batch.weights[-1].output)
     stream = batch.stream[last.block].after
@@ -93,7 +105,9 @@ def test_the_heads_of_the_last_block_write_what_the_norm_and_the_classifier_make
     normed = (written - written.mean(-1, keepdim=True)) / deviation[:, None] * model.norm.weight
     pooled = normed.mean(2) if build is deep_swin else normed[:, :, 0]
     classifier = model.head.fc if build is deep_swin else model.head
-    torch.testing.assert_close(batch.direct.heads[:, span], pooled @ classifier.weight.mT, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        batch.direct.heads[:, span], pooled @ classifier.weight.mT, rtol=1e-9, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("build", [tiny_vit, deep_swin])
@@ -102,7 +116,9 @@ def test_the_products_of_the_direct_path_are_few(build):
     model = build().eval()
     mhprobe.attach(model)
     images = images_for(model, 4)
-    batch = Batch(images, torch.zeros(4, dtype=torch.long), torch.arange(4), torch.ones(4, dtype=torch.bool))
+    batch = Batch(
+        images, torch.zeros(4, dtype=torch.long), torch.arange(4), torch.ones(4, dtype=torch.bool)
+    )
     assert 1 < forward_equivalents(model, batch, {"direct"}) < 1.2
 
 
@@ -120,20 +136,36 @@ def test_a_write_of_the_last_block_is_what_the_logits_lose_without_it_while_norm
         torch.testing.assert_close(batch.direct.heads[:, head], lost, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", [name for name in TWINS if name.startswith(("eva", "beit", "relpos"))])
+@pytest.mark.parametrize(
+    "name", [name for name in TWINS if name.startswith(("eva", "beit", "relpos"))]
+)
 def test_other_families_are_refused_by_name(name):
     model = TWINS[name]()
     mhprobe.attach(model)
-    with pytest.raises(UserError, match="logit_attribution: mhprobe does not know the direct path to the logits of a"):
+    with pytest.raises(
+        UserError,
+        match="logit_attribution: mhprobe does not know the direct path to the logits of a",
+    ):
         record(model, images_for(model, 1), needs={"direct"})
 
 
 def test_pooling_that_is_no_sum_and_norms_behind_heads_are_refused():
     pooled = timm.create_model(
-        "vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=12, depth=1, num_heads=3, global_pool="max"
+        "vit_tiny_patch16_224",
+        img_size=16,
+        patch_size=8,
+        embed_dim=12,
+        depth=1,
+        num_heads=3,
+        global_pool="max",
     )
     behind = timm.create_model(
-        "vit_relpos_small_patch16_rpn_224", img_size=16, patch_size=8, embed_dim=12, depth=1, num_heads=3
+        "vit_relpos_small_patch16_rpn_224",
+        img_size=16,
+        patch_size=8,
+        embed_dim=12,
+        depth=1,
+        num_heads=3,
     )
     for model in (pooled, behind, tiny_swinv2()):
         mhprobe.attach(model)

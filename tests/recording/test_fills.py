@@ -34,7 +34,11 @@ def loud(build=tiny_vit) -> nn.Module:
 
 def walk(model, size=5, count=N, shuffled=False):
     images, labels = images_for(model, count), labels_for(count)
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(3)) if shuffled else torch.arange(count)
+    order = (
+        torch.randperm(count, generator=torch.Generator().manual_seed(3))
+        if shuffled
+        else torch.arange(count)
+    )
     for index in order.split(size):
         index = torch.cat([index, index[:1]])  # the last only pads
         yield Batch(images[index], labels[index], index, torch.arange(len(index)) < len(index) - 1)
@@ -55,7 +59,9 @@ def model(request):
     return model
 
 
-@pytest.mark.parametrize("gate", [mhprobe.attach, closed, fractional, learned], ids=lambda gate: gate.__name__)
+@pytest.mark.parametrize(
+    "gate", [mhprobe.attach, closed, fractional, learned], ids=lambda gate: gate.__name__
+)
 @pytest.mark.parametrize("name", FILLS)
 def test_masks_give_what_plain_hooks_give(model, name, gate, monkeypatch):
     monkeypatch.setattr(fills, "STEPS", 2)
@@ -66,11 +72,14 @@ def test_masks_give_what_plain_hooks_give(model, name, gate, monkeypatch):
     masks[1, 0] = masks[2, [0, 3]] = masks[3, -1] = masks[4, gates.layout.span(1)] = masks[5] = True
     got = Replay(model, masks, fill=fill)(images)
     instead = [
-        site * share[gates.layout.span(number)].repeat_interleave(gates.layout.sites[number].head_dim)
+        site
+        * share[gates.layout.span(number)].repeat_interleave(gates.layout.sites[number].head_dim)
         for number, site in enumerate(fill.for_images(images).sites)
     ]
     for mask, logits in zip(masks, got, strict=True):
-        expected = oracle.logits(model, sites_of(model), set(mask.nonzero().flatten().tolist()), instead, images)
+        expected = oracle.logits(
+            model, sites_of(model), set(mask.nonzero().flatten().tolist()), instead, images
+        )
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
     nothing = Replay(model, masks)(images)
     assert torch.equal(nothing[0], got[0]) and not torch.allclose(nothing[5], got[5], atol=1e-3)
@@ -81,12 +90,18 @@ def test_what_was_found_by_position_is_refused_for_images_of_another_form(name, 
     monkeypatch.setattr(fills, "STEPS", 1)
     model = tiny_vit(dynamic_img_size=True)
     layout = mhprobe.attach(model).layout
-    fill, replayed = found(model, name), torch.randn(2, 3, 8, 32)  # of 16 patches, too, but 2 x 8 of them
+    fill, replayed = (
+        found(model, name),
+        torch.randn(2, 3, 8, 32),
+    )  # of 16 patches, too, but 2 x 8 of them
     mask = layout.mask([0])[None]
     if name in ("mean", "optimal"):  # everywhere the same
         assert Replay(model, mask, fill=fill)(replayed).isfinite().all()
         return
-    with pytest.raises(mhprobe.UserError, match=r"by position .* \(3, 16, 16\), expected the same, got \(3, 8, 32\)"):
+    with pytest.raises(
+        mhprobe.UserError,
+        match=r"by position .* \(3, 16, 16\), expected the same, got \(3, 8, 32\)",
+    ):
         Replay(model, mask, fill=fill)(replayed)
 
 
@@ -150,7 +165,9 @@ def test_batches_and_their_order_change_nothing(model, name):
     for a, b in zip(one.for_images(images).sites, other.for_images(images).sites, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
     alone = torch.cat([one.for_images(image[None]).sites[0] for image in images])
-    assert torch.equal(alone.expand_as(together := one.for_images(images).sites[0].expand_as(alone)), together)
+    assert torch.equal(
+        alone.expand_as(together := one.for_images(images).sites[0].expand_as(alone)), together
+    )
 
 
 def test_what_is_drawn_is_another_images_output():
@@ -174,13 +191,20 @@ def test_images_whose_numbers_agree_have_one_donor():
     drawn = found(model, "resample").for_images(images).sites[0].flatten(1)
     number = mixed(image_numbers(images)) % DONORS
     first = {int(n): drawn[at] for at, n in reversed([*enumerate(number)])}
-    assert all(torch.equal(drawn[at], first[int(n)]) for at, n in enumerate(number)) and len(first) == DONORS
+    assert (
+        all(torch.equal(drawn[at], first[int(n)]) for at, n in enumerate(number))
+        and len(first) == DONORS
+    )
 
 
 def test_heads_that_all_masks_have_off_stay_in_the_model_with_what_stands_there():
     model = loud()
     mhprobe.attach(model)
-    masks, images, fill = torch.zeros(2, 6, dtype=torch.bool), images_for(model, 3), found(model, "mean")
+    masks, images, fill = (
+        torch.zeros(2, 6, dtype=torch.bool),
+        images_for(model, 3),
+        found(model, "mean"),
+    )
     masks[:, [0, 3]] = masks[1, 4] = True
     small = Replay(model, masks, smaller=True, fill=fill)(images)
     torch.testing.assert_close(small, Replay(model, masks, fill=fill)(images))
@@ -211,7 +235,9 @@ def test_slopes_are_along_the_way_from_a_head_to_what_stands_there(model, name, 
         nearer[head] *= 1 - 1e-3
         farther = here.clone()
         farther[head] *= 1 + 1e-3
-        assert float(mean[head]) == pytest.approx((loss(farther) - loss(nearer)) / 2e-3, rel=1e-2, abs=1e-5)
+        assert float(mean[head]) == pytest.approx(
+            (loss(farther) - loss(nearer)) / 2e-3, rel=1e-2, abs=1e-5
+        )
     assert mean[2] == square[2] == 0
 
 
@@ -223,10 +249,14 @@ def test_a_head_is_worth_what_it_costs_to_put_that_in_its_place(name, monkeypatc
     images, labels = images_for(model, 8, seed=9), labels_for(8)
     chosen = [(images_for(model, N), labels_for(N))]
     delta = functools.partial(mhprobe.measures.AblationDelta, fill=name)
-    got = mhprobe.measure(model, [(images, labels)], [delta], select_loader=chosen)["ablation_delta"]
+    got = mhprobe.measure(model, [(images, labels)], [delta], select_loader=chosen)[
+        "ablation_delta"
+    ]
     instead = found(model, name).for_images(images).sites
     losses = [
-        nn.functional.cross_entropy(oracle.logits(model, sites_of(model), off, instead, images), labels)
+        nn.functional.cross_entropy(
+            oracle.logits(model, sites_of(model), off, instead, images), labels
+        )
         for off in [set(), *({head} for head in range(layout.num_heads))]
     ]
     expected = torch.stack(losses[1:]) - losses[0]
@@ -242,15 +272,23 @@ def test_every_order_draws_its_curve(order, gate):
     gate(model)
     gates, loader = mhprobe.attach(model), [(images_for(model, N), labels_for(N))]
     scored = issubclass(known_orders()[order], ByScore)
-    options = {"measure": mhprobe.measures.AblationDelta} if scored else {"random": {"repeats": 1}}.get(order, {})
+    options = (
+        {"measure": mhprobe.measures.AblationDelta}
+        if scored
+        else {"random": {"repeats": 1}}.get(order, {})
+    )
     rows = mhprobe.masking_curve(model, loader, "head", order, fill="mean", **options)
     share, fill = gates.effective().detach(), found(model, "mean")
-    instead = [s * share[gates.layout.span(i)].repeat_interleave(8) for i, s in enumerate(fill.sites)]
+    instead = [
+        s * share[gates.layout.span(i)].repeat_interleave(8) for i, s in enumerate(fill.sites)
+    ]
     for row in rows:
         if row["seed"] != "mean":
             off = {int(head) for head in str(row["masked"]).split()}
             logits = oracle.logits(model, sites_of(model), off, instead, loader[0][0])
-            assert row["loss"] == pytest.approx(float(nn.functional.cross_entropy(logits, loader[0][1])), rel=1e-4)
+            assert row["loss"] == pytest.approx(
+                float(nn.functional.cross_entropy(logits, loader[0][1])), rel=1e-4
+            )
             assert row["fill"] == "mean"
 
 

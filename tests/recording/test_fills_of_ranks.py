@@ -1,6 +1,7 @@
 """What stands in a head's place is the same when two processes share the images, also where one of them has none.
 
-The networks are float64, as in contracts/test_ranks.py: in float32 a forward pass itself rounds by the batch's size.
+The networks are float64, as in contracts/test_ranks.py: in float32 a forward pass itself rounds by
+the batch's size.
 """
 
 from __future__ import annotations
@@ -46,13 +47,18 @@ def found(family: str, size: int) -> dict[str, Any]:
         except UserError as error:
             said[name] = str(error)
             continue
-        losses = Evaluator(model, walk, size, fill=fill)(torch.eye(layout.num_heads, dtype=torch.bool)).losses
+        losses = Evaluator(model, walk, size, fill=fill)(
+            torch.eye(layout.num_heads, dtype=torch.bool)
+        ).losses
         said[name] = [losses, *(fill.sites if fill is not None else ())]
     return said
 
 
 def one_rank(rank: int, world: int, folder: Path) -> None:
-    torch.save({f"{family}/{size}": found(family, size) for family in MODELS for size in SIZES}, folder / f"{rank}.pt")
+    torch.save(
+        {f"{family}/{size}": found(family, size) for family in MODELS for size in SIZES},
+        folder / f"{rank}.pt",
+    )
 
 
 @pytest.mark.slow

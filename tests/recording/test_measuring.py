@@ -45,7 +45,9 @@ class Refuses(Measure):
 def split(model, seed: int, count: int = 9) -> list[Batch]:
     images, labels = images_for(model, count, seed=seed), labels_for(count, seed=seed)
     index, valid = torch.arange(count), torch.ones(count, dtype=torch.bool)
-    return [Batch(*(t[i : i + 4] for t in (images, labels, index, valid))) for i in range(0, count, 4)]
+    return [
+        Batch(*(t[i : i + 4] for t in (images, labels, index, valid))) for i in range(0, count, 4)
+    ]
 
 
 @pytest.fixture
@@ -84,7 +86,10 @@ def test_a_batch_is_summed_whole_whatever_else_is_measured_and_however_its_paddi
     layout, (images, labels) = mhprobe.attach(model).layout, (images_for(model, 24), labels_for(24))
     valid = torch.ones(24, dtype=torch.bool)
     valid[6:12], valid[23] = False, False  # the last piece of the first batch is padding
-    batches = [Batch(images[of], labels[of], torch.arange(24)[of], valid[of]) for of in (slice(12), slice(12, 24))]
+    batches = [
+        Batch(images[of], labels[of], torch.arange(24)[of], valid[of])
+        for of in (slice(12), slice(12, 24))
+    ]
     assert [part.stop for part in measuring.pieces(12, layout, {"grad", "attn"})] == [6, 12]
     of_batches = functools.partial(mhprobe.measures.GateImportance, layout, abs_at="batch")
     for make in (of_batches, functools.partial(of_batches, power=2)):
@@ -94,13 +99,17 @@ def test_a_batch_is_summed_whole_whatever_else_is_measured_and_however_its_paddi
         for also in ({}, {"entropy": mhprobe.measures.Entropy(layout)}):
             got, _ = measure(model, {"batch": make(), **also}, lambda: batches)
             for name, column in alone.columns().items():
-                torch.testing.assert_close(got["batch"][name], column, rtol=1e-4, atol=1e-9)  # float32 in other pieces
+                torch.testing.assert_close(
+                    got["batch"][name], column, rtol=1e-4, atol=1e-9
+                )  # float32 in other pieces
 
 
 def test_what_a_measure_saw_before_is_forgotten(model):
     layout = mhprobe.attach(model).layout
     again = mhprobe.measures.GateImportance(layout)
-    (first, _), (second, _) = (measure(model, {"i": again}, lambda: split(model, 1)) for _ in range(2))
+    (first, _), (second, _) = (
+        measure(model, {"i": again}, lambda: split(model, 1)) for _ in range(2)
+    )
     assert torch.equal(first["i"]["value"], second["i"]["value"])
     assert int(second["i"]["images"]) == 9
 
@@ -110,7 +119,11 @@ def test_classes_have_their_names_and_every_batch_is_counted(model):
     ablation, seen = mhprobe.measures.AblationDelta(layout), []
     names = ["cat", "dog", "elk", "fox", "gnu"]
     measure(
-        model, {"a": ablation}, lambda: split(model, 1), class_names=names, done=lambda b: seen.append(len(b.images))
+        model,
+        {"a": ablation},
+        lambda: split(model, 1),
+        class_names=names,
+        done=lambda b: seen.append(len(b.images)),
     )
     assert ablation.axes["by_class"] == names
     assert seen == [4, 4, 1]
@@ -118,10 +131,16 @@ def test_classes_have_their_names_and_every_batch_is_counted(model):
 
 def test_scores_are_one_number_per_head(model):
     layout = mhprobe.attach(model).layout
-    scores = score_heads(model, mhprobe.measures.GateImportance(layout), lambda: split(model, 1), "signed")
+    scores = score_heads(
+        model, mhprobe.measures.GateImportance(layout), lambda: split(model, 1), "signed"
+    )
     assert scores.shape == (layout.num_heads,)
-    with pytest.raises(UserError, match=r"gate_importance: expected one of its columns per head, value, .*'images'"):
-        score_heads(model, mhprobe.measures.GateImportance(layout), lambda: split(model, 1), "images")
+    with pytest.raises(
+        UserError, match=r"gate_importance: expected one of its columns per head, value, .*'images'"
+    ):
+        score_heads(
+            model, mhprobe.measures.GateImportance(layout), lambda: split(model, 1), "images"
+        )
 
 
 def one_rank(rank: int, world: int, folder: Path) -> None:
@@ -134,7 +153,8 @@ def one_rank(rank: int, world: int, folder: Path) -> None:
         "sum": ranks.total(torch.tensor(rank)),
         "at": (ranks.rank(), ranks.size()),
     }
-    # the third rank has nothing to show, and only the first is given a batch twice, at which Refuses gives up
+    # the third rank has nothing to show, and only the first is given a batch twice, at which
+    # Refuses gives up
     mine = {0: batches * 2, 1: batches * 1, 2: []}[rank]
     measures = {"no": Refuses(layout), "yes": mhprobe.measures.GateImportance(layout)}
     found, refused = measure(model, measures, lambda: mine)
@@ -153,7 +173,11 @@ def test_ranks_stay_in_step_whatever_one_of_them_meets(tmp_path):
     model = tiny_vit().double()
     whole = [b._replace(images=b.images.double()) for b in split(model, 1)]
     importance = {"yes": mhprobe.measures.GateImportance(mhprobe.attach(model).layout)}
-    one_by_one = [Batch(*(part[i : i + 1] for part in b[:4])) for b in (whole[0], *whole[:2]) for i in range(4)]
+    one_by_one = [
+        Batch(*(part[i : i + 1] for part in b[:4]))
+        for b in (whole[0], *whole[:2])
+        for i in range(4)
+    ]
     alone, _ = measure(model, importance, lambda: one_by_one)
     told = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(3)]
     for rank, mine in enumerate(told):
@@ -161,7 +185,8 @@ def test_ranks_stay_in_step_whatever_one_of_them_meets(tmp_path):
         assert mine["at"] == (rank, 3)
         assert mine["refused"] == "refuses: enough."
         assert torch.equal(mine["found"], told[0]["found"])
-        # float64: forward passes of other batch sizes alone differ by 1e-6 in float32, whatever the ranks
+        # float64: forward passes of other batch sizes alone differ by 1e-6 in float32, whatever the
+        # ranks
         torch.testing.assert_close(mine["found"], alone["yes"]["value"], rtol=1e-9, atol=0)
         assert "NaN or infinite" in mine["raised"]
 
@@ -169,9 +194,17 @@ def test_ranks_stay_in_step_whatever_one_of_them_meets(tmp_path):
 def test_alone_nothing_is_sent():
     part = torch.ones(2)
     assert ranks.total(part) is part and torch.equal(part, torch.ones(2))
-    assert (ranks.rank(), ranks.size(), ranks.gather("a"), ranks.from_rank_zero(functools.partial(int, 3))) == (
-        0, 1, ["a"], 3,
-    )  # fmt: skip
+    assert (
+        ranks.rank(),
+        ranks.size(),
+        ranks.gather("a"),
+        ranks.from_rank_zero(functools.partial(int, 3)),
+    ) == (
+        0,
+        1,
+        ["a"],
+        3,
+    )
 
 
 class Watches(Measure):
@@ -194,7 +227,12 @@ class Watches(Measure):
 
 
 def one_batch(model, count: int) -> Batch:
-    parts = images_for(model, count), labels_for(count), torch.arange(count), torch.ones(count, dtype=torch.bool)
+    parts = (
+        images_for(model, count),
+        labels_for(count),
+        torch.arange(count),
+        torch.ones(count, dtype=torch.bool),
+    )
     return Batch(*parts)
 
 
@@ -210,7 +248,9 @@ def test_attention_of_all_blocks_takes_the_room_of_one_block_for_the_whole_batch
     if seen.weights[0]:
         assert seen.weights[0] == [seen.sizes[0] * site.attention_size for site in layout.sites]
         assert all(sum(weights) <= room for weights in seen.weights)
-        assert sum(seen.weights[0]) * 70 // seen.sizes[0] > room  # the whole batch at once would not do
+        assert (
+            sum(seen.weights[0]) * 70 // seen.sizes[0] > room
+        )  # the whole batch at once would not do
     measure(model, {"other": other}, lambda: [batch])
     assert other.sizes == [70]  # who asks for no attention gets it whole
 
@@ -223,13 +263,19 @@ def test_pieces_add_up_to_what_the_whole_batch_gives(monkeypatch):
     found = []
     for least in (4, 1000):
         monkeypatch.setattr(measuring, "LEAST", least)
-        found.append(measure(model, {make.__name__: make(layout) for make in makers}, lambda: [batch])[0])
+        found.append(
+            measure(model, {make.__name__: make(layout) for make in makers}, lambda: [batch])[0]
+        )
     for name in found[1]:
         for column, values in found[1][name].items():
-            torch.testing.assert_close(found[0][name][column], values, rtol=1e-9, atol=1e-12, equal_nan=True)
+            torch.testing.assert_close(
+                found[0][name][column], values, rtol=1e-9, atol=1e-12, equal_nan=True
+            )
 
 
-@pytest.mark.parametrize("needs", [{"attn"}, {"grad"}, {"grad", "attn_grad", "stream"}, {Relevance()}])
+@pytest.mark.parametrize(
+    "needs", [{"attn"}, {"grad"}, {"grad", "attn_grad", "stream"}, {Relevance()}]
+)
 def test_records_of_large_images_are_of_few_of_them_and_of_equally_many(needs):
     with torch.device("meta"):  # 1,370 tokens: 541 MB of attention weights an image
         large = timm.create_model("vit_small_patch14_dinov2", img_size=518, num_classes=0)
@@ -248,23 +294,32 @@ def test_records_of_large_images_are_of_few_of_them_and_of_equally_many(needs):
 
 
 @pytest.mark.parametrize("build", [tiny_vit, tiny_swin])
-def test_a_record_that_does_not_fit_is_refused_before_the_work_with_sizes_that_do(monkeypatch, build):
+def test_a_record_that_does_not_fit_is_refused_before_the_work_with_sizes_that_do(
+    monkeypatch, build
+):
     model = build()
     layout, images, ran = mhprobe.attach(model).layout, images_for(model, 4), []
     model.register_forward_pre_hook(lambda *_: ran.append(True))
     one = 4 * checks.numbers_of(layout, {"attn"})
     monkeypatch.setattr(checks, "free_memory", lambda: 2.5 * one)
-    with pytest.raises(UserError, match=r"for 4 images of .* got \d\.\d\d\. Record at most 2 at a time, or build"):
+    with pytest.raises(
+        UserError, match=r"for 4 images of .* got \d\.\d\d\. Record at most 2 at a time, or build"
+    ):
         mhprobe.record(model, images, needs={"attn"})
     assert not ran
     assert mhprobe.record(model, images[:2], needs={"attn"}).attn is not None
     monkeypatch.setattr(checks, "free_memory", lambda: 0.9 * one)
-    with pytest.raises(UserError, match=r"for 1 image of .* got \d\.\d\d\. Build the network") as error:
+    with pytest.raises(
+        UserError, match=r"for 1 image of .* got \d\.\d\d\. Build the network"
+    ) as error:
         mhprobe.record(model, images[:1], needs={"attn"})
     if build is tiny_swin:
         return  # its windows are padded, so smaller images take somewhat more than their share
     size = int(str(error.value).partition("img_size=")[2].split()[0])
-    fits, more = (4 * checks.numbers_of(layout_of(build(img_size=side)), {"attn"}) for side in (size, 2 * size))
+    fits, more = (
+        4 * checks.numbers_of(layout_of(build(img_size=side)), {"attn"})
+        for side in (size, 2 * size)
+    )
     assert size < images.shape[-1] and fits <= 0.45 * one < more
 
 
@@ -272,13 +327,24 @@ def test_a_record_that_does_not_fit_is_refused_before_the_work_with_sizes_that_d
 @pytest.mark.parametrize("patch", [16, 4])  # few tokens and wide ones, or mostly attention weights
 def test_a_record_is_counted_with_all_that_stands_beside_it(patch, need):
     """Against torch's count of what it held; once a third of it was left out, and the system ended the run."""
-    size = {"img_size": 112, "patch_size": patch, "embed_dim": 96, "depth": 3, "num_heads": 2, "num_classes": 10}
+    size = {
+        "img_size": 112,
+        "patch_size": patch,
+        "embed_dim": 96,
+        "depth": 3,
+        "num_heads": 2,
+        "num_classes": 10,
+    }
     model = timm.create_model("vit_tiny_patch16_224", **size).eval()
     layout, count = mhprobe.attach(model).layout, patch // 4
     images, labels = torch.randn(count, 3, 112, 112), torch.zeros(count, dtype=torch.long)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         mhprobe.record(model, images, labels, needs={need})
-    steps = [event.nbytes() for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+    steps = [
+        event.nbytes()
+        for event in seen.profiler.kineto_results.events()
+        if event.name() == "[memory]"
+    ]
     peak, counted = max(itertools.accumulate(steps)), 4 * count * checks.numbers_of(layout, {need})
     assert peak <= counted <= 1.5 * peak, f"{counted / peak:.2f}"
 
@@ -286,7 +352,12 @@ def test_a_record_is_counted_with_all_that_stands_beside_it(patch, need):
 def test_a_measure_whose_record_does_not_fit_does_not_hold_up_the_others(monkeypatch):
     model = tiny_vit()
     layout = mhprobe.attach(model).layout
-    monkeypatch.setattr(checks, "free_memory", lambda: 3 * 4 * (checks.numbers_of(layout, {"attn"}) - 1))
-    measures = {make.__name__: make(layout) for make in (mhprobe.measures.Entropy, mhprobe.measures.WriteNorm)}
+    monkeypatch.setattr(
+        checks, "free_memory", lambda: 3 * 4 * (checks.numbers_of(layout, {"attn"}) - 1)
+    )
+    measures = {
+        make.__name__: make(layout)
+        for make in (mhprobe.measures.Entropy, mhprobe.measures.WriteNorm)
+    }
     columns, refused = measure(model, measures, lambda: [one_batch(model, 3)])
     assert set(columns) == {"WriteNorm"} and "GiB of free memory" in str(refused["Entropy"])

@@ -55,14 +55,18 @@ def test_patched_logits_are_those_of_hooks(model, widest):
     assert torch.equal(found[0], found[-1])
     number = 0
     for (name, heads), heads_there in zip(sites(model), theirs, strict=True):
-        for head in range(heads):  # a hook that is added later stands behind the gate: patch in front of it
+        for head in range(
+            heads
+        ):  # a hook that is added later stands behind the gate: patch in front of it
             expected = in_front_of_the_gate(model, x, name, heads, head, heads_there)
             torch.testing.assert_close(found[number], expected, rtol=1e-10, atol=1e-12)
             number += 1
 
 
 @torch.no_grad()
-def in_front_of_the_gate(model: nn.Module, x: Tensor, name: str, heads: int, head: int, theirs: Tensor) -> Tensor:
+def in_front_of_the_gate(
+    model: nn.Module, x: Tensor, name: str, heads: int, head: int, theirs: Tensor
+) -> Tensor:
     def swap(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor]:
         z = args[0].clone()
         part = slice(head * z.shape[-1] // heads, (head + 1) * z.shape[-1] // heads)
@@ -78,7 +82,10 @@ def in_front_of_the_gate(model: nn.Module, x: Tensor, name: str, heads: int, hea
 def test_several_heads_at_once_and_their_own_outputs(model):
     x = images(model)
     own = taken(model, x)
-    masks = torch.rand(5, len(mhprobe.attach(model).values), generator=torch.Generator().manual_seed(0)) < 0.5
+    masks = (
+        torch.rand(5, len(mhprobe.attach(model).values), generator=torch.Generator().manual_seed(0))
+        < 0.5
+    )
     with torch.no_grad():
         whole = model(x)
     found = Replay(model, masks, instead=own)(x)
@@ -118,7 +125,9 @@ def test_exact_effects_go_from_one_run_towards_the_other(model, direction, metri
     for (name, heads), theirs in zip(sites(model), taken(model, source), strict=True):
         for head in range(heads):
             after = score(in_front_of_the_gate(model, base, name, heads, head, theirs))
-            torch.testing.assert_close(found.effect["exact"][:, number], sign * (after - before), rtol=1e-8, atol=1e-10)
+            torch.testing.assert_close(
+                found.effect["exact"][:, number], sign * (after - before), rtol=1e-8, atol=1e-10
+            )
             number += 1
 
 
@@ -170,7 +179,9 @@ def test_graddrop_averages_sizes_of_slopes_with_one_block_held_at_a_time(model):
     sizes = []
     for block in layout.blocks:
         held = model.get_submodule(block.name)
-        handle = held.register_forward_hook(lambda _m, args, out: args[0] + (out - args[0]).detach())
+        handle = held.register_forward_hook(
+            lambda _m, args, out: args[0] + (out - args[0]).detach()
+        )
         with Taps(model, layout, {"grad"}) as taps:
             logits = model(made.images)
             rows = torch.arange(COUNT)
@@ -200,14 +211,21 @@ def test_a_slope_that_a_block_cancels_is_seen_past_the_block():
 
 
 def test_twins_hang_on_the_image_alone():
-    x, labels = torch.randn(9, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(9) % 3
+    x, labels = (
+        torch.randn(9, 3, 8, 8, generator=torch.Generator().manual_seed(0)),
+        torch.arange(9) % 3,
+    )
     donors = Donors(x.flip(0), labels.flip(0), image_numbers(x.flip(0)))
     for corrupt in ("class", "noise"):
         need = Patching(corrupt=corrupt, donors=donors)
         whole = twins(x, labels, None, need).images
-        alone = torch.cat([twins(x[i : i + 1], labels[i : i + 1], None, need).images for i in range(9)])
+        alone = torch.cat(
+            [twins(x[i : i + 1], labels[i : i + 1], None, need).images for i in range(9)]
+        )
         assert torch.equal(whole, alone)
-        assert not torch.equal(whole, twins(x, labels, None, Patching(corrupt=corrupt, donors=donors, seed=1)).images)
+        assert not torch.equal(
+            whole, twins(x, labels, None, Patching(corrupt=corrupt, donors=donors, seed=1)).images
+        )
 
 
 def test_a_donor_is_of_another_class_and_without_one_there_is_no_pair():
@@ -270,4 +288,6 @@ def test_a_wrapper_that_runs_its_backbone_twice_is_refused():
     model = Twice()
     mhprobe.attach(model.backbone)
     with pytest.raises(UserError, match="runs its backbone twice or more"):
-        mhprobe.record(model, images_for(model.backbone, 2), labels_for(2), {Patching(corrupt="noise")})
+        mhprobe.record(
+            model, images_for(model.backbone, 2), labels_for(2), {Patching(corrupt="noise")}
+        )

@@ -20,9 +20,17 @@ from models import BUILDERS, images_for, make_loud, tiny_swin, tiny_vit
 MORE = {
     "deep": lambda: tiny_vit(depth=4),
     "parallel": lambda: timm.create_model(
-        "vit_small_patch16_18x2_224", img_size=16, patch_size=4, embed_dim=24, depth=2, num_heads=3, num_classes=5
+        "vit_small_patch16_18x2_224",
+        img_size=16,
+        patch_size=4,
+        embed_dim=24,
+        depth=2,
+        num_heads=3,
+        num_classes=5,
     ),
-    "post_norm": lambda: tiny_vit(block_fn=ResPostBlock, init_values=0.1, global_pool="avg", class_token=False),
+    "post_norm": lambda: tiny_vit(
+        block_fn=ResPostBlock, init_values=0.1, global_pool="avg", class_token=False
+    ),
     "padded_swin": lambda: tiny_swin(depths=(2, 2, 2), num_heads=(1, 2, 4)),
 }
 
@@ -103,7 +111,9 @@ def test_masks_that_differ_in_closed_heads_alone_are_one_forward(gate):
     run = []
     model.blocks[0].register_forward_hook(lambda *_: run.append(1))
     Replay(model, masks)(images_for(model, 2), 1)
-    different = 3 - int((values[:3] == 0).sum()) + 1  # each open head of the block, and none of them
+    different = (
+        3 - int((values[:3] == 0).sum()) + 1
+    )  # each open head of the block, and none of them
     assert len(run) == different
 
 
@@ -120,7 +130,9 @@ def test_segments_put_together_are_the_models_forward(model):
 
 def same(logits: Tensor, expected: Tensor) -> bool:
     """The same predictions, and logits that differ by no more than where in memory a matrix lies can make."""
-    return torch.equal(logits.argmax(-1), expected.argmax(-1)) and torch.allclose(logits, expected, 1e-5, 1e-6)
+    return torch.equal(logits.argmax(-1), expected.argmax(-1)) and torch.allclose(
+        logits, expected, 1e-5, 1e-6
+    )
 
 
 def test_logits_are_those_of_the_whole_model(model):
@@ -135,9 +147,10 @@ GPU = 80 * 2**30  # bytes
 
 
 @pytest.mark.parametrize(
-    ("tokens", "width", "heads"), [(197, 768, 12), (197, 1024, 16), (1370, 1024, 16), (3136, 128, 4)],
+    ("tokens", "width", "heads"),
+    [(197, 768, 12), (197, 1024, 16), (1370, 1024, 16), (3136, 128, 4)],
     ids=["ViT-B", "ViT-L", "ViT-L at 518 px", "the first stage of Swin-B"],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("images", [1, 8, 100])
 def test_a_gpu_gets_as_many_masks_as_keep_it_busy_and_fit(tokens, width, heads, images):
     numbers, attended = images * tokens * width, images * heads * tokens * min(tokens, 1370)
@@ -164,8 +177,13 @@ def test_attention_weights_are_counted_as_a_block_has_them():
         segments = family_of(model).segments(model)
         with torch.no_grad():
             x = segments.stem(images_for(model, 2))
-        tree = Replay(model, torch.zeros(1, mhprobe.attach(model).layout.num_heads, dtype=torch.bool)).tree
-        assert tree.attended(0, x) >= expected and x[..., 0].numel() == expected // {vit: 3 * 17, swin: 2 * 16}[model]
+        tree = Replay(
+            model, torch.zeros(1, mhprobe.attach(model).layout.num_heads, dtype=torch.bool)
+        ).tree
+        assert (
+            tree.attended(0, x) >= expected
+            and x[..., 0].numel() == expected // {vit: 3 * 17, swin: 2 * 16}[model]
+        )
 
 
 @pytest.mark.parametrize("side_by_side", [2, 5, 1000])
@@ -173,7 +191,10 @@ def test_masks_may_share_a_batch(model, side_by_side):
     masks, images = masks_for(model), images_for(model, 2)
     # matrix products of another size may add in another order: float32 roundings
     torch.testing.assert_close(
-        Replay(model, masks)(images, side_by_side), one_by_one(model, images, masks), rtol=1e-4, atol=1e-5
+        Replay(model, masks)(images, side_by_side),
+        one_by_one(model, images, masks),
+        rtol=1e-4,
+        atol=1e-5,
     )
 
 
@@ -191,7 +212,9 @@ def test_heads_that_all_masks_switch_off_can_be_left_out(build, rescale, gate):
     whole = flops(lambda: Replay(model, masks, rescale)(images, 1))
     replay = Replay(model, masks, rescale, smaller=True)
     # matrix products of another size may add in another order: float32 roundings
-    torch.testing.assert_close(replay(images, 1), Replay(model, masks, rescale)(images, 1), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        replay(images, 1), Replay(model, masks, rescale)(images, 1), rtol=1e-4, atol=1e-5
+    )
     assert flops(lambda: replay(images, 1)) < whole
     after = model.state_dict()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
@@ -203,9 +226,14 @@ def test_a_smaller_copy_shares_its_weights_and_answers_inside_a_wrapper():
     masks, images = masks_for(model), images_for(model, 2)
     masks[:, 0] = True
     replay = Replay(wrapped, masks, smaller=True)
-    torch.testing.assert_close(replay(images), one_by_one(model, images, masks), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        replay(images), one_by_one(model, images, masks), rtol=1e-4, atol=1e-5
+    )
     inside = replay.tree.segments.blocks
-    assert inside[0].attn.num_heads == 2 and inside[1].attn.proj.weight is model.blocks[1].attn.proj.weight
+    assert (
+        inside[0].attn.num_heads == 2
+        and inside[1].attn.proj.weight is model.blocks[1].attn.proj.weight
+    )
     assert model.blocks[0].attn.num_heads == 3 and gates.values.eq(1).all()
 
 
@@ -242,12 +270,19 @@ def test_the_model_is_left_as_it_was():
     model.train()
     model.blocks[0].eval()
     modes = [module.training for module in model.modules()]
-    values, forwards_before = gates.values.detach().clone(), [vars(m).get("forward") for m in model.modules()]
+    values, forwards_before = (
+        gates.values.detach().clone(),
+        [vars(m).get("forward") for m in model.modules()],
+    )
     Replay(model, masks_for(model))(images_for(model, 2))
     assert [module.training for module in model.modules()] == modes
     assert [vars(m).get("forward") for m in model.modules()] == forwards_before
     assert torch.equal(gates.values, values) and gates.beside is None
-    assert all(parameter.requires_grad for name, parameter in model.named_parameters() if "gates" not in name)
+    assert all(
+        parameter.requires_grad
+        for name, parameter in model.named_parameters()
+        if "gates" not in name
+    )
 
 
 def test_an_error_on_the_way_leaves_the_model_as_it_was(monkeypatch):
@@ -290,7 +325,9 @@ def test_a_subclass_with_a_forward_of_its_own_is_run_whole():
             return super().forward_features(x.flip(-1), **kwargs)
 
     torch.manual_seed(0)
-    model = Other(img_size=16, patch_size=4, embed_dim=24, depth=2, num_heads=3, num_classes=5).eval()
+    model = Other(
+        img_size=16, patch_size=4, embed_dim=24, depth=2, num_heads=3, num_classes=5
+    ).eval()
     mhprobe.attach(model)
     assert family_of(model).segments(model) is None
     masks, images = masks_for(model), images_for(model, 2)

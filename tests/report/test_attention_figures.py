@@ -23,9 +23,20 @@ SMALL = {
     "one layer": vit_layout(heads=4, layers=1, prefix=0),
     "swin": HeadLayout(
         tuple(
-            HeadSite(f"s{i}", stage, i, heads, 2, windows=site.windows, grid=(8, 8), pixels=(4.0 * 2**stage,) * 2)
+            HeadSite(
+                f"s{i}",
+                stage,
+                i,
+                heads,
+                2,
+                windows=site.windows,
+                grid=(8, 8),
+                pixels=(4.0 * 2**stage,) * 2,
+            )
             for i, (stage, heads, site) in enumerate(
-                (stage, heads, site) for stage, heads in enumerate((3, 6, 12)) for site in swin_layout().sites
+                (stage, heads, site)
+                for stage, heads in enumerate((3, 6, 12))
+                for site in swin_layout().sites
             )
         ),
         vit_layout(layers=6).blocks,
@@ -65,7 +76,9 @@ def test_by_depth_has_a_dot_per_head_and_the_level_to_read_it_against(name, leve
     assert len(levels) == (level is not None)
     assert all(y == 0.25 for line in levels for y in line.get_ydata())
     assert_nothing_is_clipped(figure)
-    figure = heads.by_depth(layout, {**shown, "random_init": torch.full_like(value, 0.5)}, "mean attention distance")
+    figure = heads.by_depth(
+        layout, {**shown, "random_init": torch.full_like(value, 0.5)}, "mean attention distance"
+    )
     [control] = [line for line in figure.axes[0].get_lines() if line.get_linestyle() == ":"]
     assert all(y == 0.5 for y in control.get_ydata())
     assert_nothing_is_clipped(figure)
@@ -76,7 +89,9 @@ def test_range_profile_has_a_curve_per_head_that_ends_at_all_the_mass(name):
     layout = SMALL[name]
     figure = attention.range_profile(layout, columns(AttentionRange(layout), layout), "r50")
     assert len(figure.axes) == len(layout.sites)
-    curves = [line for axes in figure.axes for line in axes.get_lines() if line.get_linestyle() == "-"]
+    curves = [
+        line for axes in figure.axes for line in axes.get_lines() if line.get_linestyle() == "-"
+    ]
     assert len(curves) == layout.num_heads
     assert all(line.get_ydata()[-1] == pytest.approx(1) for line in curves)
     assert_nothing_is_clipped(figure)
@@ -98,7 +113,9 @@ def test_offset_maps_frame_positional_heads_and_no_others(name):
     side = 2 * steps  # 2 steps - 1 offsets and a gap
     first_map = first.get_array()[: side - 1, side : 2 * side - 1]
     assert first_map[steps - 1, steps - 1] == pytest.approx(1)  # the middle
-    assert any("queries with a key there" in axes.get_ylabel() for axes in figure.axes)  # what the share is of
+    assert any(
+        "queries with a key there" in axes.get_ylabel() for axes in figure.axes
+    )  # what the share is of
     assert_nothing_is_clipped(figure)
     assert_axes_do_not_overlap(figure)
 
@@ -108,7 +125,9 @@ def test_kind_ratios_show_all_kinds_of_all_heads_and_white_is_even(name):
     layout = SMALL[name]
     found = columns(TokenKinds(layout), layout)
     kinds = [name for name in found if name.startswith("uniform_")]
-    kinds = [name for name in kinds if not found[name.removeprefix("uniform_")].isnan().all()]  # of keys that are there
+    kinds = [
+        name for name in kinds if not found[name.removeprefix("uniform_")].isnan().all()
+    ]  # of keys that are there
     figure = attention.kind_ratios(layout, found, "share")
     (image,) = images(figure)
     assert image.get_array().shape == (len(kinds), layout.num_heads) and len(kinds) > 7
@@ -124,14 +143,21 @@ def test_a_few_cells_far_out_leave_the_others_their_colours():
     layout = SMALL["one layer"]
     kinds = ["self", *"abcdefghijklmnopqrstuvw"]
     one = torch.ones(layout.num_heads, dtype=torch.float64)
-    found = {name: values for kind in kinds for name, values in ((kind, 1.5 * one), (f"uniform_{kind}", one))}
+    found = {
+        name: values
+        for kind in kinds
+        for name, values in ((kind, 1.5 * one), (f"uniform_{kind}", one))
+    }
     far = one.clone()
     far[0] = 2**-5
     figure = attention.kind_ratios(layout, {**found, "self": far}, "share")
     (image,) = images(figure)
     assert image.norm.vmax == 1 and image.get_array().min() == -5
     assert any("and more" in axes.get_title() for axes in figure.axes)
-    assert not any("and more" in axes.get_title() for axes in attention.kind_ratios(layout, found, "share").axes)
+    assert not any(
+        "and more" in axes.get_title()
+        for axes in attention.kind_ratios(layout, found, "share").axes
+    )
 
 
 @pytest.mark.parametrize("ends", [1, 2, 3, 5])
@@ -151,7 +177,9 @@ def test_both_colour_bars_of_kind_ratios_have_their_ends_and_grey_is_explained(e
     for axes in bars:
         low, high = axes.get_ylim()
         marks = [
-            text.get_text() for text in axes.get_yticklabels() if low - 1e-6 < text.get_position()[1] < high + 1e-6
+            text.get_text()
+            for text in axes.get_yticklabels()
+            if low - 1e-6 < text.get_position()[1] < high + 1e-6
         ]
         assert (marks[0], marks[-1]) == (f"1/{2**ends}", f"{2**ends}")
         assert "grey: no such key" in axes.get_ylabel()

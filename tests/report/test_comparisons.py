@@ -28,7 +28,12 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def values(layout: HeadLayout, count: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    names = ["gate_importance", "ablation_delta", "attention_distance", *(f"measure_{n}" for n in range(20))]
+    names = [
+        "gate_importance",
+        "ablation_delta",
+        "attention_distance",
+        *(f"measure_{n}" for n in range(20)),
+    ]
     return dict(zip(names[:count], noise(count, layout.num_heads, seed=seed), strict=True))
 
 
@@ -36,9 +41,13 @@ def values(layout: HeadLayout, count: int, seed: int = 0) -> dict[str, torch.Ten
 @pytest.mark.parametrize("with_control", [False, True])
 def test_agreement_shows_every_pair_once_and_clips_nothing(count, with_control):
     found = agreement(values(LAYOUTS["vit"], count), k=10)
-    figure = figures.agreement(found, agreement(values(LAYOUTS["vit"], count, seed=1), k=10) if with_control else None)
+    figure = figures.agreement(
+        found, agreement(values(LAYOUTS["vit"], count, seed=1), k=10) if with_control else None
+    )
     shown = [axes.get_images()[0].get_array() for axes in figure.axes if axes.get_images()]
-    assert [image.count() for image in shown] == [count * (count + 1) / 2] * (4 if with_control else 2)
+    assert [image.count() for image in shown] == [count * (count + 1) / 2] * (
+        4 if with_control else 2
+    )
     assert_nothing_is_clipped(figure)
     assert_axes_do_not_overlap(figure)
 
@@ -72,7 +81,9 @@ def test_scatter_shows_every_head_and_clips_nothing(layout, count):
     x["gate_importance"][:2] = torch.nan
     panels = [(name, x[name] * 1e-3, y[name] * 1e-3, pearson(x[name], y[name])) for name in x]
     figure = figures.scatter(layout, panels, "cifar10", "cifar10_corrupted")
-    points = [len(axes.collections[0].get_offsets()) for axes in figure.axes if axes.get_title(loc="left")]
+    points = [
+        len(axes.collections[0].get_offsets()) for axes in figure.axes if axes.get_title(loc="left")
+    ]
     assert points == [layout.num_heads - 2] + [layout.num_heads] * (count - 1)
     assert_nothing_is_clipped(figure)
     assert_axes_do_not_overlap(figure)
@@ -80,7 +91,9 @@ def test_scatter_shows_every_head_and_clips_nothing(layout, count):
 
 def test_two_data_sets_are_compared_measure_by_measure(tmp_path):
     a, b = values(LAYOUTS["vit"], 3), values(LAYOUTS["vit"], 2, seed=1)
-    Report(tmp_path).add({"bad_against_cifar10": two_data_sets(LAYOUTS["vit"], "cifar10", "bad", a, b)})
+    Report(tmp_path).add(
+        {"bad_against_cifar10": two_data_sets(LAYOUTS["vit"], "cifar10", "bad", a, b)}
+    )
     table = rows(tmp_path / "tables" / "bad_against_cifar10.csv")
     assert [row["measure"] for row in table] == list(b)
     for row in table:
@@ -92,7 +105,9 @@ def test_two_data_sets_are_compared_measure_by_measure(tmp_path):
 @pytest.mark.parametrize("points", [1, 12])
 def test_history_has_a_line_for_every_head_and_clips_nothing(layout, points):
     label = "gate importance: mean |dL/dξ| (nats)"
-    figure = training.history(layout, list(range(0, 100 * points, 100)), noise(points, layout.num_heads), label)
+    figure = training.history(
+        layout, list(range(0, 100 * points, 100)), noise(points, layout.num_heads), label
+    )
     thin = [line for line in figure.axes[0].lines if line.get_linewidth() == 0.5]
     assert len(thin) == layout.num_heads
     assert_nothing_is_clipped(figure)
@@ -100,7 +115,9 @@ def test_history_has_a_line_for_every_head_and_clips_nothing(layout, points):
 
 def test_a_history_is_one_row_per_point_and_head(tmp_path):
     layout = LAYOUTS["swin"]
-    points = [Point(epoch, 10 * epoch, noise(layout.num_heads, seed=epoch).tolist()) for epoch in range(3)]
+    points = [
+        Point(epoch, 10 * epoch, noise(layout.num_heads, seed=epoch).tolist()) for epoch in range(3)
+    ]
     report = Report(tmp_path, layout)
     report.add({"fisher_history": history_of(report.layout, "Fisher", points, drawn=False)})
     assert not (tmp_path / "figures").exists()
@@ -130,9 +147,14 @@ def test_one_head_layers_are_drawn_with_and_without_a_choice(layout, selected):
     first = torch.zeros(layout.num_heads, dtype=torch.long)
     first[list(layout.offsets[:-1])] = 1
     columns = {
-        "value": -accuracy, "accuracy": accuracy, "accuracy_low": accuracy - 0.05, "accuracy_high": accuracy + 0.05,
-        "chosen": first * selected, "test_best": first, "whole": torch.tensor(0.8),
-    }  # fmt: skip
+        "value": -accuracy,
+        "accuracy": accuracy,
+        "accuracy_low": accuracy - 0.05,
+        "accuracy_high": accuracy + 0.05,
+        "chosen": first * selected,
+        "test_best": first,
+        "whole": torch.tensor(0.8),
+    }
     figure = heads_figures.sufficiency(layout, columns, "value")
     assert_nothing_is_clipped(figure)
     labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]

@@ -15,7 +15,10 @@ def test_a_run_that_goes_on_in_its_folder_keeps_its_first_log(tmp_path):
         logger.finalize("success")
     for version, loss in enumerate((0.5, 0.25)):
         header, row = (tmp_path / f"logs/version_{version}/metrics.csv").read_text().splitlines()
-        assert dict(zip(header.split(","), row.split(","), strict=True)) == {"step": "3", "train/loss": str(loss)}
+        assert dict(zip(header.split(","), row.split(","), strict=True)) == {
+            "step": "3",
+            "train/loss": str(loss),
+        }
 
 
 @pytest.mark.parametrize(("choice", "loggers"), [("csv", {"csv"}), ("wandb", {"csv", "wandb"})])

@@ -27,7 +27,15 @@ def seeded():
     torch.manual_seed(0)
 
 
-PANELS = {"vit": 1, "vit_base": 1, "digits": 1, "swin": 3, "swin_base": 4, "one layer": 1, "one head": 1}
+PANELS = {
+    "vit": 1,
+    "vit_base": 1,
+    "digits": 1,
+    "swin": 3,
+    "swin_base": 4,
+    "one layer": 1,
+    "one head": 1,
+}
 
 
 def pairs_within_layers(layout: HeadLayout) -> dict[str, torch.Tensor]:
@@ -44,11 +52,16 @@ def pairs_within_layers(layout: HeadLayout) -> dict[str, torch.Tensor]:
 def test_per_head_shows_every_head_once_and_clips_nothing(name, interval):
     layout = LAYOUTS[name]
     value = torch.rand(layout.num_heads, dtype=torch.float64) * 0.03
-    columns = {"value": value, **({"low": value - 0.001, "high": value + 0.001} if interval else {})}
+    columns = {
+        "value": value,
+        **({"low": value - 0.001, "high": value + 0.001} if interval else {}),
+    }
     figure = per_head(layout, columns, "gate importance (nats)")
     shown = images(figure)
     assert len(shown) == PANELS[name]
-    torch.testing.assert_close(torch.cat([torch.tensor(i.get_array().data).flatten() for i in shown]), value)
+    torch.testing.assert_close(
+        torch.cat([torch.tensor(i.get_array().data).flatten() for i in shown]), value
+    )
     assert len({(image.norm.vmin, image.norm.vmax) for image in shown}) == 1
     assert len(figure.axes) == PANELS[name] + 1 + interval
     assert_nothing_is_clipped(figure)
@@ -81,12 +94,16 @@ def test_pairwise_has_one_matrix_per_layer_without_its_diagonal(name):
     before = columns["value"].clone()
     figure = pairs.pairwise(layout, columns, "mean canonical correlation")
     shown = images(figure)
-    assert [image.get_array().shape[0] for image in shown] == [site.num_heads for site in layout.sites]
+    assert [image.get_array().shape[0] for image in shown] == [
+        site.num_heads for site in layout.sites
+    ]
     assert all(image.get_array().mask.diagonal().all() for image in shown)  # masked: drawn grey
     assert all(image.get_array().mask.sum() == len(image.get_array()) for image in shown)
     if name != "one head":
         assert shown[0].norm.vmax < 1  # the diagonal does not set the scale
-    assert any("chance 0.17" in text.get_text() for text in figure.axes[-1].texts) == (name != "one head")
+    assert any("chance 0.17" in text.get_text() for text in figure.axes[-1].texts) == (
+        name != "one head"
+    )
     torch.testing.assert_close(columns["value"], before, equal_nan=True)
     assert_nothing_is_clipped(figure)
     assert_axes_do_not_overlap(figure)
@@ -99,7 +116,9 @@ def test_pairs_across_layers_are_one_matrix():
     assert_nothing_is_clipped(figure)
 
 
-def some_curves(num_heads: int, names: list[str], points: int = 5, p: list[float] | None = None) -> list[Curve]:
+def some_curves(
+    num_heads: int, names: list[str], points: int = 5, p: list[float] | None = None
+) -> list[Curve]:
     """Lines that fall from 95 %, each a point below the one before; random ones are means of three repeats."""
     found = []
     heads = [step * num_heads // points for step in range(points)]
@@ -117,7 +136,10 @@ def some_curves(num_heads: int, names: list[str], points: int = 5, p: list[float
 def test_distances_draw_the_mean_loss_of_the_reported_split_with_its_band(heads):
     lost = "KL divergence from the unmasked model (nats)"
     scored = Scored("kl", "agreement", "top-1 agreement", lost)
-    shown = [dataclasses.replace(each, scored=scored) for each in some_curves(heads, ["head_max", "random"])]
+    shown = [
+        dataclasses.replace(each, scored=scored)
+        for each in some_curves(heads, ["head_max", "random"])
+    ]
     figure = masking.distances(shown, heads)
     (axes,) = figure.axes
     assert [line.get_label() for line in axes.get_lines()] == ["head_max", "random"]
@@ -126,9 +148,13 @@ def test_distances_draw_the_mean_loss_of_the_reported_split_with_its_band(heads)
     assert_nothing_is_clipped(figure)
     label = axes.yaxis.label
     assert label.get_text().replace("\n", " ") == f"test: {lost}, smaller is closer"
-    assert label.get_window_extent().height <= axes.get_window_extent().height, "the label is longer than its axis"
+    assert label.get_window_extent().height <= axes.get_window_extent().height, (
+        "the label is longer than its axis"
+    )
     (left, right), last = axes.get_xlim(), shown[0].points.heads[-1]
-    assert left < 0 and last < right < 1.03 * last, "the axis ends where the curves do: no tick beyond the heads"
+    assert left < 0 and last < right < 1.03 * last, (
+        "the axis ends where the curves do: no tick beyond the heads"
+    )
 
 
 def test_curves_draw_the_reported_split_and_the_mean_of_random_ones():
@@ -137,13 +163,23 @@ def test_curves_draw_the_reported_split_and_the_mean_of_random_ones():
     (axes,) = figure.axes
     lines = {line.get_label(): line for line in axes.get_lines()}
     thin = {f"_{name}, validation" for name in names if name != "random"}
-    notes = ["thin: validation, chosen on it", "steps chosen by\nexact search", "unmasked", "chance"]
+    notes = [
+        "thin: validation, chosen on it",
+        "steps chosen by\nexact search",
+        "unmasked",
+        "chance",
+    ]
     assert set(lines) == {*names, *thin, *notes}
     assert max(lines[name].get_linewidth() for name in thin) < lines["head_max"].get_linewidth()
     assert list(lines["_head_max, validation"].get_ydata()) == pytest.approx([93, 73, 53, 33, 13])
     for n, name in enumerate(names):
-        assert list(lines[name].get_ydata()) == pytest.approx([95] + [95 - 20 * k - n for k in range(1, 5)])
-    assert lines["unmasked"].get_ydata()[0] == pytest.approx(95) and lines["unmasked"].get_linestyle() == "--"
+        assert list(lines[name].get_ydata()) == pytest.approx(
+            [95] + [95 - 20 * k - n for k in range(1, 5)]
+        )
+    assert (
+        lines["unmasked"].get_ydata()[0] == pytest.approx(95)
+        and lines["unmasked"].get_linestyle() == "--"
+    )
     assert lines["chance"].get_ydata()[0] == pytest.approx(10)
     assert lines["random"].get_color() == "0.45"
     assert len({lines[name].get_color() for name in names}) == 6
@@ -154,27 +190,43 @@ def test_curves_draw_the_reported_split_and_the_mean_of_random_ones():
 
 
 def rings(found: list[Curve]) -> list[Any]:
-    return [line for line in masking.curves(found, 24).axes[0].get_lines() if line.get_label() == "_ring"]
+    return [
+        line
+        for line in masking.curves(found, 24).axes[0].get_lines()
+        if line.get_label() == "_ring"
+    ]
 
 
 def test_a_ring_marks_the_first_significant_step_and_there_is_none_without_a_test():
     p = [1.0, 0.2, 0.016, 0.01, 0.001]  # Holm: 0.032 at the third
     (ring,) = rings(some_curves(24, ["a"], p=p))
     assert (ring.get_xdata()[0], ring.get_ydata()[0]) == (2 * 24 // 5, pytest.approx(55))
-    assert not rings([curve("a", range(5), [0.95 + k / 100 for k in range(5)], p)])  # significant, but not lower
+    assert not rings(
+        [curve("a", range(5), [0.95 + k / 100 for k in range(5)], p)]
+    )  # significant, but not lower
     assert not rings(some_curves(24, ["a"]))
 
 
 def test_curves_on_the_images_that_chose_them_say_so():
-    found = [curve("a", range(3), [0.9, 0.8, 0.5], chosen_on="test"), curve("b", range(3), [0.9, 0.8, 0.4])]
-    legend = [text.get_text() for text in masking.curves(found, 24).axes[0].get_legend().get_texts()]
+    found = [
+        curve("a", range(3), [0.9, 0.8, 0.5], chosen_on="test"),
+        curve("b", range(3), [0.9, 0.8, 0.4]),
+    ]
+    legend = [
+        text.get_text() for text in masking.curves(found, 24).axes[0].get_legend().get_texts()
+    ]
     assert "chosen on test:\ntoo high, not tested" in legend
-    legend = [text.get_text() for text in masking.curves(found[1:], 24).axes[0].get_legend().get_texts()]
+    legend = [
+        text.get_text() for text in masking.curves(found[1:], 24).axes[0].get_legend().get_texts()
+    ]
     assert not any("too high" in text for text in legend)
 
 
 def test_over_steps_the_legend_says_how_many_heads_a_step_takes():
-    found = [curve("index", [0, 6, 12], [0.9, 0.8, 0.5]), curve("mixed", [0, 3, 15], [0.9, 0.7, 0.4])]
+    found = [
+        curve("index", [0, 6, 12], [0.9, 0.8, 0.5]),
+        curve("mixed", [0, 3, 15], [0.9, 0.7, 0.4]),
+    ]
     found.append(curve("one", [0, 1, 2], [0.9, 0.6, 0.3]))
     for over, expected in (
         ("steps", ["index (6 heads a step)", "mixed", "one (1 head a step)"]),
@@ -186,7 +238,10 @@ def test_over_steps_the_legend_says_how_many_heads_a_step_takes():
 
 
 def test_curves_that_were_searched_differently_say_how():
-    found = [curve("a", range(3), [0.9, 0.8, 0.5]), curve("b", range(3), [0.9, 0.8, 0.4], search="screened, racing")]
+    found = [
+        curve("a", range(3), [0.9, 0.8, 0.5]),
+        curve("b", range(3), [0.9, 0.8, 0.4], search="screened, racing"),
+    ]
     figure = masking.curves(found, 24)
     legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert legend[:2] == ["a (exact)", "b (screened, racing)"]
@@ -202,7 +257,9 @@ def test_matrices_of_twelve_blocks_leave_their_labels_room(paper):
     for site in range(12):
         span = layout.span(site)
         value[span, span] = 0.3 + 0.01 * site
-    figure = pairs.pairwise(layout, {"value": value, "null": 0.1 * torch.ones_like(value)}, "similarity")
+    figure = pairs.pairwise(
+        layout, {"value": value, "null": 0.1 * torch.ones_like(value)}, "similarity"
+    )
     if paper:
         style.printed(figure, 300, paper=True)
     assert_axes_do_not_overlap(figure)
@@ -213,7 +270,9 @@ def test_many_curves_can_be_told_apart():
     figure = masking.curves(some_curves(144, names), 144, chance=0.1)
     drawn = [line for line in figure.axes[0].get_lines() if line.get_label() in names]
     assert len({(line.get_color(), str(line._unscaled_dash_pattern)) for line in drawn}) == 16
-    assert not [line for line in figure.axes[0].get_lines() if "validation" in line.get_label()], "as many lines again"
+    assert not [line for line in figure.axes[0].get_lines() if "validation" in line.get_label()], (
+        "as many lines again"
+    )
     assert_nothing_is_clipped(figure)
 
 
@@ -237,7 +296,9 @@ def test_maskable_draws_every_head_of_every_curve_in_its_phase():
     dots = [line for line in figure.axes[0].get_lines() if line.get_marker() not in ("", "None")]
     assert sum(len(line.get_xdata()) for line in dots) == 5
     (filled,) = [line for line in dots if line.get_label() == "masked before the drop"]
-    assert len(filled.get_xdata()) == 1 and filled.get_markerfacecolor() != "none"  # the other one is not redundant
+    assert (
+        len(filled.get_xdata()) == 1 and filled.get_markerfacecolor() != "none"
+    )  # the other one is not redundant
     assert_nothing_is_clipped(figure)
     assert_axes_do_not_overlap(figure)
 
@@ -264,10 +325,17 @@ def test_settling_draws_every_epoch(epochs):
         for e in range(epochs)
         for s in range(10)
     ]
-    agreement = [{"epoch_a": a, "epoch_b": b, "spearman": 0.5} for a in range(epochs) for b in range(a + 1, epochs)]
+    agreement = [
+        {"epoch_a": a, "epoch_b": b, "spearman": 0.5}
+        for a in range(epochs)
+        for b in range(a + 1, epochs)
+    ]
     figure = training.settling(rows, agreement, 100)
     assert len([line for line in figure.axes[0].get_lines() if line.get_marker() == "."]) == 10
-    assert [image.get_array().shape for image in images(figure)[:2]] == [(9, epochs), (epochs, epochs)]
+    assert [image.get_array().shape for image in images(figure)[:2]] == [
+        (9, epochs),
+        (epochs, epochs),
+    ]
     assert_nothing_is_clipped(figure)
     assert_axes_do_not_overlap(figure)
 
@@ -281,8 +349,15 @@ def test_settling_is_grey_where_the_whole_model_cannot_be_told_from_guessing():
     ]
     for few, grey in ((144, [True, False]), (10_000, [False, False])):
         figure = training.settling(rows, [], few)
-        assert torch.tensor(images(figure)[0].get_array().filled(torch.nan)).isnan().all(0).tolist() == grey
-        said = [axes.get_ylabel() for axes in figure.axes if "grey: whole model at chance" in axes.get_ylabel()]
+        assert (
+            torch.tensor(images(figure)[0].get_array().filled(torch.nan)).isnan().all(0).tolist()
+            == grey
+        )
+        said = [
+            axes.get_ylabel()
+            for axes in figure.axes
+            if "grey: whole model at chance" in axes.get_ylabel()
+        ]
         assert bool(said) == any(grey)
         assert_nothing_is_clipped(figure)
 
@@ -291,7 +366,10 @@ def test_a_curve_keeps_its_colour_when_another_overtakes_it():
     a, b = (curve(name, range(3), [0.9, 0.8, end]) for name, end in (("a", 0.5), ("b", 0.4)))
     lower = curve("a", range(3), [0.9, 0.8, 0.1])
     colours = [
-        {line.get_label(): line.get_color() for line in masking.curves(found, 24).axes[0].get_lines()}
+        {
+            line.get_label(): line.get_color()
+            for line in masking.curves(found, 24).axes[0].get_lines()
+        }
         for found in ([a, b], [lower, b])
     ]
     assert colours[0] == colours[1] and colours[0]["a"] != colours[0]["b"]
@@ -332,7 +410,9 @@ def test_a_figures_file_says_what_made_it(tmp_path):
     from PIL import Image
 
     (tmp_path / "config").mkdir()
-    (tmp_path / "config" / "overrides.yaml").write_text("- +paper=voita\n- weights=/home/somebody/vit.safetensors\n")
+    (tmp_path / "config" / "overrides.yaml").write_text(
+        "- +paper=voita\n- weights=/home/somebody/vit.safetensors\n"
+    )
     made = origin("study", tmp_path)
     assert made["command"] == "python -m mhprobe.study +paper=voita weights=vit.safetensors"
     figure = per_head(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
@@ -357,7 +437,9 @@ def test_the_ranked_heads_have_names_at_both_ends():
 def test_ten_times_the_others_is_far_above_them_and_twice_is_not():
     value = torch.linspace(0.1, 0.4, 24)
     for top, norm in ((3.7, "LogNorm"), (0.8, "Normalize")):
-        (image,) = images(per_head(LAYOUTS["digits"], {"value": value.index_fill(0, torch.tensor(3), top)}, "v"))
+        (image,) = images(
+            per_head(LAYOUTS["digits"], {"value": value.index_fill(0, torch.tensor(3), top)}, "v")
+        )
         assert type(image.norm).__name__ == norm
 
 
@@ -375,8 +457,13 @@ def test_small_print_says_what_a_figure_is_of_below_everything_else(tmp_path):
     def draw():
         return per_head(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
 
-    plain, signed = (style.save(draw(), tmp_path / name, about) for name, about in (("a", ""), ("b", "vit, n = 360")))
-    assert b"n = 360" not in plain[1].read_bytes() and plain[0].read_bytes() != signed[0].read_bytes()
+    plain, signed = (
+        style.save(draw(), tmp_path / name, about)
+        for name, about in (("a", ""), ("b", "vit, n = 360"))
+    )
+    assert (
+        b"n = 360" not in plain[1].read_bytes() and plain[0].read_bytes() != signed[0].read_bytes()
+    )
     figure = draw()
     style.save(figure, tmp_path / "c", "vit, n = 360")
     (text,) = figure.texts
@@ -385,15 +472,30 @@ def test_small_print_says_what_a_figure_is_of_below_everything_else(tmp_path):
 
 @pytest.mark.parametrize("promised", [2, 0])
 def test_a_line_says_where_the_promise_ends(promised):
-    whole = curve("head_fisher", [0, 1, 2, 3, 4], [0.9, 0.9, 0.893, 0.7, 0.5], split="calibration", chosen_on="train")
+    whole = curve(
+        "head_fisher",
+        [0, 1, 2, 3, 4],
+        [0.9, 0.9, 0.893, 0.7, 0.5],
+        split="calibration",
+        chosen_on="train",
+    )
     trace = dataclasses.replace(whole.traces[0], promised=promised)
     figure = masking.curves(
-        [dataclasses.replace(whole, traces=(trace,), guarantee=Guarantee(1.0))], 12, units="heads and neurons"
+        [dataclasses.replace(whole, traces=(trace,), guarantee=Guarantee(1.0))],
+        12,
+        units="heads and neurons",
     )
-    across = [line for line in figure.axes[0].get_lines() if line.get_linestyle() == "-." and len(line.get_xdata())]
+    across = [
+        line
+        for line in figure.axes[0].get_lines()
+        if line.get_linestyle() == "-." and len(line.get_xdata())
+    ]
     assert [float(line.get_xdata()[0]) for line in across] == ([2.0] if promised else [])
     texts = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-    assert any(text.startswith("to here: at most 1 point lost" if promised else "nowhere: ") for text in texts)
+    assert any(
+        text.startswith("to here: at most 1 point lost" if promised else "nowhere: ")
+        for text in texts
+    )
     assert figure.axes[0].get_xlabel() == "heads and neurons masked (of 12)"
     assert_nothing_is_clipped(figure)
 
@@ -401,6 +503,8 @@ def test_a_line_says_where_the_promise_ends(promised):
 def test_a_typical_width_lies_between_the_two_middle_ones():
     low = torch.zeros(2, 2)
     high = torch.tensor([[0.0, 2.0], [6.0, 0.0]])
-    assert style.typical_width({"low": low, "high": high}) == " (95\u00a0%:\u00a0±2)"  # of half-widths 1 and 3
+    assert (
+        style.typical_width({"low": low, "high": high}) == " (95\u00a0%:\u00a0±2)"
+    )  # of half-widths 1 and 3
     _, norm = style.scale(torch.tensor([1.0, 1.0, 3.0, 15.0]), log=True)  # 7.5 medians
     assert type(norm).__name__ == "Normalize"

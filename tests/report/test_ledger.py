@@ -47,15 +47,38 @@ def test_an_entry_says_all_that_a_reader_needs(tmp_path):
     report.images = Sample(200, "test")
     value = torch.arange(6.0)
     columns = {"value": value, "low": value - 1, "high": value + 1, "null": value * 0}
-    about = {"unit": "nats", "larger": "it matters more", "masks": True, "about": "What it measures."}
-    add_measure(report, "worth", "per_head", columns, "worth (nats)", control={"value": value / 9}, **about)
+    about = {
+        "unit": "nats",
+        "larger": "it matters more",
+        "masks": True,
+        "about": "What it measures.",
+    }
+    add_measure(
+        report, "worth", "per_head", columns, "worth (nats)", control={"value": value / 9}, **about
+    )
     add_measure(report, "worth", "per_head", {"value": value}, end="_epoch_004", during="epoch 4")
     entries = json.loads((tmp_path / "results.json").read_text())["results"]
     caption = kinds()["per_head"].caption
     assert entries["worth"] == {
-        **{"kind": "per_head", "title": "worth", "about": "What it measures.", "label": "worth (nats)"},
-        **{"unit": "nats", "larger": "it matters more", "interval": ["low", "high"], "chance": "null"},
-        **{"control": "random_init", "masks": True, "split": "test", "images": 200, "drawn": "per_head"},
+        **{
+            "kind": "per_head",
+            "title": "worth",
+            "about": "What it measures.",
+            "label": "worth (nats)",
+        },
+        **{
+            "unit": "nats",
+            "larger": "it matters more",
+            "interval": ["low", "high"],
+            "chance": "null",
+        },
+        **{
+            "control": "random_init",
+            "masks": True,
+            "split": "test",
+            "images": 200,
+            "drawn": "per_head",
+        },
         **{"caption": caption, "table": "tables/worth.csv", "figure": "figures/worth.png"},
     }
     assert entries["worth_random_init"]["control_of"] == "worth"
@@ -82,7 +105,9 @@ def test_a_later_result_keeps_the_others_and_damage_is_not_overwritten(tmp_path)
         Report(tmp_path, LAYOUT).add({"three": Result(Table(["a"], [[3]]))})
 
 
-@pytest.mark.parametrize("file", ["tables/../../x.csv", "/etc/passwd", "../x", "tables/a/b.csv", "other/x.csv"])
+@pytest.mark.parametrize(
+    "file", ["tables/../../x.csv", "/etc/passwd", "../x", "tables/a/b.csv", "other/x.csv"]
+)
 def test_an_entry_names_files_of_its_two_folders_alone(file):
     with pytest.raises(ValueError, match="pattern"):
         Entry(kind="table", title="x", table=file)
@@ -105,8 +130,13 @@ def test_who_draws_a_figure_says_its_kind():
     package = ROOT / "src" / "mhprobe"
     files = [path for path in package.rglob("*.py") if "panels" not in path.parts]
     wrong = {
-        str(path.relative_to(package)): lines for path in files if (lines := figures_without_kind(path.read_text()))
+        str(path.relative_to(package)): lines
+        for path in files
+        if (lines := figures_without_kind(path.read_text()))
     }
     assert wrong == {}
-    assert figures_without_kind("Result(table, figure)\nResult(figure=figure)\nResult(table)") == [1, 2]
+    assert figures_without_kind("Result(table, figure)\nResult(figure=figure)\nResult(table)") == [
+        1,
+        2,
+    ]
     assert len(kinds()) > 50

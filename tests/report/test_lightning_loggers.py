@@ -29,6 +29,8 @@ def test_a_logger_that_is_not_installed_is_named(tmp_path, monkeypatch, package)
     def missing(**_):
         raise ModuleNotFoundError(package)
 
-    monkeypatch.setattr(loggers, {"tensorboard": "TensorBoardLogger", "mlflow": "MLFlowLogger"}[package], missing)
+    monkeypatch.setattr(
+        loggers, {"tensorboard": "TensorBoardLogger", "mlflow": "MLFlowLogger"}[package], missing
+    )
     with pytest.raises(UserError, match=f"{package} is not installed; pip install {package}"):
         getattr(loggers, f"{package}_logger")(tmp_path)

@@ -32,13 +32,20 @@ def four(tmp_path):
     """Runs on the same images, the last right where the first is."""
     for seed, (name, wrong) in enumerate(WRONG.items()):
         folder = seeded(tmp_path / name, seed, 1 - len(wrong) / N)
-        write_outcomes(folder, torch.tensor([image not in wrong for image in range(N)]), torch.arange(N), "same")
+        write_outcomes(
+            folder,
+            torch.tensor([image not in wrong for image in range(N)]),
+            torch.arange(N),
+            "same",
+        )
     return [tmp_path / name for name in WRONG]
 
 
 def test_every_pair_has_an_exact_test_and_holms_correction(four):
     found = rows(several(read_runs(four))["paired"])
-    assert [(row["run_a"][-1], row["run_b"][-1]) for row in found] == list(itertools.combinations("abcd", 2))
+    assert [(row["run_a"][-1], row["run_b"][-1]) for row in found] == list(
+        itertools.combinations("abcd", 2)
+    )
     p = []
     for row in found:
         a, b = (set(WRONG[row[run][-1]]) for run in ("run_a", "run_b"))
@@ -71,36 +78,64 @@ def test_runs_on_other_images_or_without_outcomes_are_not_tested(four):
 
 def test_the_page_and_the_terminal_say_it(four, tmp_path, monkeypatch, capsys):
     page = Page(write_comparison(read_runs(four), tmp_path / "c.html").read_text())
-    (table,) = [each for each in page.data["tables"] if each["name"] == "accuracies on the same images"]
+    (table,) = [
+        each for each in page.data["tables"] if each["name"] == "accuracies on the same images"
+    ]
     assert len(table["rows"]) == 6
-    assert "+10.0 points" in page.text and "on the same 200 images" in page.text and "told apart" not in page.text
+    assert (
+        "+10.0 points" in page.text
+        and "on the same 200 images" in page.text
+        and "told apart" not in page.text
+    )
     (four[1] / OUTCOMES).unlink()
     page = Page(write_comparison(read_runs(four[:2]), tmp_path / "c.html").read_text())
-    assert "did not write which test images were right" in page.text and "told apart from 0" in page.text
-    assert not [each for each in page.data["tables"] if each["name"] == "accuracies on the same images"]
+    assert (
+        "did not write which test images were right" in page.text
+        and "told apart from 0" in page.text
+    )
+    assert not [
+        each for each in page.data["tables"] if each["name"] == "accuracies on the same images"
+    ]
     monkeypatch.setattr(sys, "argv", ["compare", *map(str, four), "--out", str(tmp_path / "out")])
     mhprobe.compare.main()
     out = capsys.readouterr().out
-    assert out.count("(McNemar, Holm) on the same 200 images.") == 3 and out.count("no paired test") == 3
+    assert (
+        out.count("(McNemar, Holm) on the same 200 images.") == 3
+        and out.count("no paired test") == 3
+    )
     assert (tmp_path / "out" / "tables" / "paired.csv").is_file()
 
 
 def test_a_run_writes_its_outcomes_and_runs_of_one_network_are_equal(trained, tmp_path):
     """Also with another batch size and masks on the way; fewer test images are other ones."""
-    common = ("measure=[]", f"weights={trained.folder / 'model.safetensors'}", "trainer.precision=32-true")
+    common = (
+        "measure=[]",
+        f"weights={trained.folder / 'model.safetensors'}",
+        "trainer.precision=32-true",
+    )
     for name, more in {"again": ["data.batch_size=7"], "fewer": ["data.limit_test=50"]}.items():
         mhprobe.probe.run(runs.checked("probe", *runs.TINY, *common, *more), tmp_path / name)
-    first, again, fewer = (read_outcomes(folder) for folder in (trained.folder, tmp_path / "again", tmp_path / "fewer"))
+    first, again, fewer = (
+        read_outcomes(folder) for folder in (trained.folder, tmp_path / "again", tmp_path / "fewer")
+    )
     for found, folder in ((first, trained.folder), (fewer, tmp_path / "fewer")):
         metrics = json.loads((folder / "metrics.json").read_text())
         assert len(found.right) == metrics["test/images"]
-        assert found.right.double().mean().item() == metrics["test/accuracy"] and 0 < metrics["test/accuracy"] < 1
+        assert (
+            found.right.double().mean().item() == metrics["test/accuracy"]
+            and 0 < metrics["test/accuracy"] < 1
+        )
     assert torch.equal(first.right, again.right) and first.images == again.images != fewer.images
-    positions = [load_file(folder / OUTCOMES)["positions"] for folder in (trained.folder, tmp_path / "fewer")]
+    positions = [
+        load_file(folder / OUTCOMES)["positions"] for folder in (trained.folder, tmp_path / "fewer")
+    ]
     assert [len(each) for each in positions] == [101, 50]
     everywhere = dict(zip(positions[0].tolist(), first.right.tolist(), strict=True))
-    shared = [(everywhere[at], right) for at, right in zip(positions[1].tolist(), fewer.right.tolist(), strict=True)
-              if at in everywhere]  # fmt: skip
+    shared = [
+        (everywhere[at], right)
+        for at, right in zip(positions[1].tolist(), fewer.right.tolist(), strict=True)
+        if at in everywhere
+    ]
     assert len(shared) > 10 and all(one == other for one, other in shared)
     copied = shutil.copytree(tmp_path / "again", tmp_path / "copied")
     (row,) = pairs([read_outcomes(run) for run in (trained.folder, copied)], ["trained", "copied"])

@@ -76,23 +76,31 @@ def test_the_smallest_text_of_a_figure_decides_for_one_column():
     columns = {name: torch.rand(72) for name in ("attention", "value", "uniform_attention")}
     figure = attention.special_keys(LAYOUTS["vit"], columns, "ratio of slopes")
     assert 3.6 < figure.get_tightbbox().width < 4.6
-    assert fit(figure).width == pytest.approx(TWO)  # in one column its text would be below six points
+    assert fit(figure).width == pytest.approx(
+        TWO
+    )  # in one column its text would be below six points
 
 
 def test_runs_with_long_names_are_not_clipped():
     name = "an experiment with a long name, number {}, and more of it"
-    of_runs = [{"run": f"r{i}", "group": name.format(i % 2), **interval(0.8 + i / 99)} for i in range(4)]
+    of_runs = [
+        {"run": f"r{i}", "group": name.format(i % 2), **interval(0.8 + i / 99)} for i in range(4)
+    ]
     assert_nothing_is_clipped(runs.runs(of_runs, None))
 
 
 def test_runs_of_a_sweep_over_sizes_can_be_told_apart_in_their_figure():
     name = "backbone.depth={}, backbone.num_heads=3, backbone.patch_size={}"
-    of_runs = [{"run": f"r{i}", "group": name.format(i // 2, i % 2), **interval(0.8)} for i in range(4)]
+    of_runs = [
+        {"run": f"r{i}", "group": name.format(i // 2, i % 2), **interval(0.8)} for i in range(4)
+    ]
     figure = runs.runs(of_runs, None)
     assert_nothing_is_clipped(figure)
     said = [text.get_text() for text in figure.axes[0].get_yticklabels()]
     assert said == [f"depth={i // 2}, num_heads=3, patch_size={i % 2}" for i in range(4)]
-    alike = [{"run": part, "group": f"{part}.lr=0.1", **interval(0.8)} for part in ("optim", "gates")]
+    alike = [
+        {"run": part, "group": f"{part}.lr=0.1", **interval(0.8)} for part in ("optim", "gates")
+    ]
     assert [text.get_text() for text in runs.runs(alike, None).axes[0].get_yticklabels()] == [
         "optim.lr=0.1",
         "gates.lr=0.1",
@@ -100,10 +108,20 @@ def test_runs_of_a_sweep_over_sizes_can_be_told_apart_in_their_figure():
 
 
 def test_a_table_of_speeds_is_not_clipped():
-    rates = {"dense_images_per_s": 900.0, "masked_images_per_s": 880.0, "pruned_images_per_s": 1250.0}
+    rates = {
+        "dense_images_per_s": 900.0,
+        "masked_images_per_s": 880.0,
+        "pruned_images_per_s": 1250.0,
+    }
     gain = {"heads": 12, "speedup": 1.4, "speedup_low": 1.3, "speedup_high": 1.5, "predicted": 1.6}
     measured = [
-        {"removed": name, "batch": batch, "device": "a processor with a name as long as that of some", **rates, **gain}
+        {
+            "removed": name,
+            "batch": batch,
+            "device": "a processor with a name as long as that of some",
+            **rates,
+            **gain,
+        }
         for name in ("heads", "heads and weights")
         for batch in (1, 8, 64)
     ]
@@ -129,8 +147,12 @@ def test_a_figure_without_small_print_fills_its_column_too(tmp_path):
 def test_small_print_stands_clear_of_a_legend_that_hangs_below(tmp_path, paper):
     heads = [masked_head(curve, "at", Likeness(0, 0.3, 0.05), 0.1) for curve in "abcde"]
     figure = masking.maskable(heads, "svcca", 0.5)
-    save(figure, tmp_path / "wide", "vit_tiny_patch16_224, digits, n = 360 test images", paper=paper)
+    save(
+        figure, tmp_path / "wide", "vit_tiny_patch16_224, digits, n = 360 test images", paper=paper
+    )
     with Image.open(tmp_path / "wide.png") as image:
         inked = [min(line) < 250 for line in np.asarray(image.convert("L"))]
-    bands = sum(inked[row] and not inked[row - 1] for row in range(round(0.9 * len(inked)), len(inked)))
+    bands = sum(
+        inked[row] and not inked[row - 1] for row in range(round(0.9 * len(inked)), len(inked))
+    )
     assert bands == 2  # of ink, with an empty line between

@@ -76,23 +76,36 @@ def test_every_result_becomes_a_table_and_a_figure(tmp_path, capfd):
     report = Report(tmp_path, LAYOUT, [object(), listener])
     made = [
         *add_measure(report, "gate_importance", "per_head", {"value": torch.rand(6)}, label="nats"),
-        *add_measure(report, "gate_importance", "per_head", {"value": torch.rand(6)}, end="_epoch_004"),
+        *add_measure(
+            report, "gate_importance", "per_head", {"value": torch.rand(6)}, end="_epoch_004"
+        ),
         *add_measure(report, "svcca", "pairwise", {"value": torch.rand(6, 6)}),
-        *report.add({"masking_curves": of_curves(CURVES, [], LAYOUT, chance=0.1)["masking_curves"]}),
+        *report.add(
+            {"masking_curves": of_curves(CURVES, [], LAYOUT, chance=0.1)["masking_curves"]}
+        ),
         *report.add_metrics({"test/accuracy": 0.9}),
     ]
     report.close()
     stems = ["gate_importance", "gate_importance_epoch_004", "svcca", "masking_curves"]
-    expected = {"metrics.json", "results.json"} | {f"tables/{stem}.csv" for stem in [*stems, "svcca_blocks"]}
+    expected = {"metrics.json", "results.json"} | {
+        f"tables/{stem}.csv" for stem in [*stems, "svcca_blocks"]
+    }
     expected |= {f"figures/{stem}.{kind}" for stem in stems for kind in ("png", "pdf")}
     assert names(tmp_path) == expected == {str(path.relative_to(tmp_path)) for path in made}
     assert listener.heard == [
-        ("table", "gate_importance: 6 rows"), ("figure", "gate_importance"),
-        ("table", "gate_importance_epoch_004: 6 rows"), ("figure", "gate_importance_epoch_004"),
-        ("table", "svcca: 15 rows"), ("figure", "svcca"), ("table", "svcca_blocks: 3 rows"),
-        ("table", "masking_curves: 4 rows"), ("curves", "head_max"), ("figure", "masking_curves"),
-        ("metrics", "test/accuracy"), ("finish", ""),
-    ]  # fmt: skip
+        ("table", "gate_importance: 6 rows"),
+        ("figure", "gate_importance"),
+        ("table", "gate_importance_epoch_004: 6 rows"),
+        ("figure", "gate_importance_epoch_004"),
+        ("table", "svcca: 15 rows"),
+        ("figure", "svcca"),
+        ("table", "svcca_blocks: 3 rows"),
+        ("table", "masking_curves: 4 rows"),
+        ("curves", "head_max"),
+        ("figure", "masking_curves"),
+        ("metrics", "test/accuracy"),
+        ("finish", ""),
+    ]
     assert capfd.readouterr() == ("", "")
 
 

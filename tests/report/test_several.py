@@ -31,7 +31,9 @@ def seeded(folder, seed, accuracy, **settings):
     """A run's folder with this accuracy of 1,000 images."""
     make_run(folder, seed)
     metrics = json.loads((folder / "metrics.json").read_text())
-    (folder / "metrics.json").write_text(json.dumps({**metrics, "test/accuracy": accuracy, "test/images": 1000}))
+    (folder / "metrics.json").write_text(
+        json.dumps({**metrics, "test/accuracy": accuracy, "test/images": 1000})
+    )
     config = "\n".join(f"{key}: {value}" for key, value in {"seed": seed, **settings}.items())
     (folder / "config").mkdir(exist_ok=True)
     (folder / "config" / "config.yaml").write_text(config + "\n")
@@ -60,7 +62,9 @@ def test_two_runs_have_their_points_and_no_interval(sweep):
         assert legend == ["a run, 95 % over images", "mean, 95 % over runs"][: 1 + diamonds]
         assert sum(line.get_marker() == "D" for line in axes.get_lines()) == diamonds
         figure = found["curves"].figure
-        assert [text.get_text() for text in figure.legends[0].get_texts()] == [f"mean of {len(seeds)} runs{band}"]
+        assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+            f"mean of {len(seeds)} runs{band}"
+        ]
         shaded = [each for panel in figure.axes for each in panel.collections if each.get_paths()]
         assert bool(shaded) == bool(band)
         assert all(panel.get_xlabel() == "heads masked" for panel in figure.axes)
@@ -72,7 +76,10 @@ def test_small_print_of_several_runs_names_their_data_and_images(sweep):
     (sweep / "0" / "model.json").write_text(json.dumps({"data": "digits"}))
     file = sweep / "1" / "metrics.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "test/images": 360}))
-    assert tuple(map(str, about(read_runs([sweep])))) == ("digits, animals", "n = 360 to 1,000 test images")
+    assert tuple(map(str, about(read_runs([sweep])))) == (
+        "digits, animals",
+        "n = 360 to 1,000 test images",
+    )
 
 
 def test_seeds_become_a_group_with_students_interval(sweep):
@@ -84,8 +91,12 @@ def test_seeds_become_a_group_with_students_interval(sweep):
     assert first["accuracy"] == pytest.approx(statistics.fmean(values))
     assert first["deviation"] == pytest.approx(statistics.stdev(values))
     assert first["high"] - first["accuracy"] == pytest.approx(half)
-    assert second["high"] == pytest.approx(second["low"]) == pytest.approx(0.6)  # equal runs have no spread ...
-    assert second["half_width_over_images"] == pytest.approx(0.0303, abs=2e-4)  # ... and images still have one
+    assert (
+        second["high"] == pytest.approx(second["low"]) == pytest.approx(0.6)
+    )  # equal runs have no spread ...
+    assert second["half_width_over_images"] == pytest.approx(
+        0.0303, abs=2e-4
+    )  # ... and images still have one
     assert [row["seed"] for row in rows(found["runs"])] == ["0", "1", "2"] * 2
 
 
@@ -98,9 +109,16 @@ def test_runs_that_differ_in_several_settings_are_a_grid(tmp_path, sweep):
     table = several(read_runs([tmp_path / "sizes"]))["grid"].table
     assert table.columns == ["depth", "num_heads=3", "num_heads=12"]  # as numbers go
     assert [row[0] for row in table.rows] == ["2", "10"]
-    assert table.rows[0][1] == "" and table.rows[0][2] == pytest.approx(0.582)  # the mean of both seeds
+    assert table.rows[0][1] == "" and table.rows[0][2] == pytest.approx(
+        0.582
+    )  # the mean of both seeds
     assert table.rows[1][1:] == pytest.approx([0.653, 0.662])
-    assert [row[0] for row in several(read_runs([tmp_path / "sizes"]), over=["seed", "depth"])["groups"].table.rows]
+    assert [
+        row[0]
+        for row in several(read_runs([tmp_path / "sizes"]), over=["seed", "depth"])[
+            "groups"
+        ].table.rows
+    ]
     assert "grid" not in several(read_runs([tmp_path / "sizes"]), over=["seed", "depth"])
 
 
@@ -108,12 +126,16 @@ def test_an_interval_of_accuracies_ends_where_accuracies_do(tmp_path):
     for number, accuracy in enumerate((0.9, 1.0)):
         seeded(tmp_path / "sweep" / str(number), number, accuracy, lr=0.1)
     (group,) = rows(several(read_runs([tmp_path / "sweep"]))["groups"])
-    assert 0 <= group["low"] < 0.9 and group["high"] == 1.0  # Student's t with one degree of freedom: +- .64
+    assert (
+        0 <= group["low"] < 0.9 and group["high"] == 1.0
+    )  # Student's t with one degree of freedom: +- .64
 
 
 def test_settings_that_change_no_result_part_no_group(tmp_path):
     for seed, progress in enumerate((True, False)):
-        seeded(tmp_path / "runs" / str(seed), seed, 0.5, progress=progress, logger=f"{{csv: {seed}}}")
+        seeded(
+            tmp_path / "runs" / str(seed), seed, 0.5, progress=progress, logger=f"{{csv: {seed}}}"
+        )
     (group,) = rows(several(read_runs([tmp_path / "runs"]))["groups"])
     assert group["runs"] == 2
 
@@ -128,7 +150,9 @@ def test_a_run_without_a_configuration_has_no_settings(tmp_path):
 
 def test_groups_are_drawn_by_the_sections_of_settings_whose_names_end_alike():
     groups = ["encoder.depth=1, decoder.depth=2", "encoder.depth=2, decoder.depth=1"]
-    accuracies = [{"run": name, "group": name, "accuracy": 0.5, "low": 0.4, "high": 0.6} for name in groups]
+    accuracies = [
+        {"run": name, "group": name, "accuracy": 0.5, "low": 0.4, "high": 0.6} for name in groups
+    ]
     (axes,) = figures.runs(accuracies, None).axes
     assert [label.get_text() for label in axes.get_yticklabels()] == groups
 
@@ -136,7 +160,13 @@ def test_groups_are_drawn_by_the_sections_of_settings_whose_names_end_alike():
 def test_settings_that_ask_a_running_command_hide_no_others(tmp_path):
     """As ``name`` of a study does: its networks were one group, with a mean over both."""
     for number, weights in enumerate(("vit", "swin")):
-        seeded(tmp_path / "runs" / str(number), 0, 0.7 + number / 10, name="${mhprobe.nobody:}", network=weights)
+        seeded(
+            tmp_path / "runs" / str(number),
+            0,
+            0.7 + number / 10,
+            name="${mhprobe.nobody:}",
+            network=weights,
+        )
     groups = rows(several(read_runs([tmp_path / "runs"]))["groups"])
     assert [row["group"] for row in groups] == ["network=vit", "network=swin"]
 
@@ -147,14 +177,18 @@ def test_other_settings_can_be_summed_over(sweep):
 
 
 def test_a_setting_that_no_run_has_is_not_summed_over(sweep):
-    with pytest.raises(UserError, match=r"compare: over: no run has a setting sed; did you mean seed\?"):
+    with pytest.raises(
+        UserError, match=r"compare: over: no run has a setting sed; did you mean seed\?"
+    ):
         several(read_runs([sweep]), over=["sed"])
 
 
 def test_curves_have_the_mean_over_seeds(sweep):
     found = rows(several(read_runs([sweep]))["curves"])
     one = next(
-        r for r in found if (r["group"], r["curve"], r["split"], r["heads_masked"]) == ("lr=0.1", "wise", "test", 3)
+        r
+        for r in found
+        if (r["group"], r["curve"], r["split"], r["heads_masked"]) == ("lr=0.1", "wise", "test", 3)
     )
     assert one["runs"] == 3 and one["accuracy"] == pytest.approx(0.6)
 
@@ -164,7 +198,11 @@ def test_a_curve_says_what_its_accuracy_is(sweep):
     add_rows(Report(sweep / "0"), "masking_curves", CURVES, "curves", label="top-1 agreement")
     found = rows(several(read_runs([sweep]))["curves"])
     # a mean over seeds is of one score alone
-    at = [r for r in found if (r["group"], r["curve"], r["split"], r["heads_masked"]) == ("lr=0.1", "wise", "test", 3)]
+    at = [
+        r
+        for r in found
+        if (r["group"], r["curve"], r["split"], r["heads_masked"]) == ("lr=0.1", "wise", "test", 3)
+    ]
     assert {row["of"]: row["runs"] for row in at} == {"accuracy": 2, "top-1 agreement": 1}
 
 
@@ -196,36 +234,70 @@ def test_runs_are_called_what_was_typed_for_them(tmp_path):
     """One word, as prune=order, changes many settings; none of those that nobody typed is in a name."""
     many = {f"setting_{number}": 1 for number in range(40)}
     for number, remove in enumerate((18, 36, 18, 36)):
-        folder = seeded(tmp_path / "sweep" / str(number), number // 2, 0.8 - number / 100, **{**many, "remove": remove})
-        typed(folder, "weights=w/a.safetensors", "prune=order", f"prune.remove={remove}", f"seed={number // 2}")
-    plain = typed(seeded(tmp_path / "plain", 0, 0.9), "weights=outputs/digits/model.safetensors", "seed=0")
+        folder = seeded(
+            tmp_path / "sweep" / str(number),
+            number // 2,
+            0.8 - number / 100,
+            **{**many, "remove": remove},
+        )
+        typed(
+            folder,
+            "weights=w/a.safetensors",
+            "prune=order",
+            f"prune.remove={remove}",
+            f"seed={number // 2}",
+        )
+    plain = typed(
+        seeded(tmp_path / "plain", 0, 0.9), "weights=outputs/digits/model.safetensors", "seed=0"
+    )
     swept = several(read_runs([tmp_path / "sweep"]))
     assert [row["run"] for row in rows(swept["runs"])] == [
         f"remove={remove}, seed={seed}" for seed in (0, 1) for remove in (18, 36)
     ]
-    assert [(row["group"], row["runs"]) for row in rows(swept["groups"])] == [("remove=18", 2), ("remove=36", 2)]
+    assert [(row["group"], row["runs"]) for row in rows(swept["groups"])] == [
+        ("remove=18", 2),
+        ("remove=36", 2),
+    ]
     beside = several(read_runs([tmp_path / "sweep", plain]))
     assert [row["group"] for row in rows(beside["groups"])] == [
-        "remove=18", "remove=36", "weights=digits",
-    ]  # fmt: skip
+        "remove=18",
+        "remove=36",
+        "weights=digits",
+    ]
     assert_nothing_is_clipped(beside["runs"].figure)
     # the control: two groups with the same words stay two, and have a number
-    typed(tmp_path / "sweep" / "1", "weights=w/a.safetensors", "prune=order", "prune.remove=18", "seed=0")
+    typed(
+        tmp_path / "sweep" / "1",
+        "weights=w/a.safetensors",
+        "prune=order",
+        "prune.remove=18",
+        "seed=0",
+    )
     three = read_runs([tmp_path / "sweep" / "0", tmp_path / "sweep" / "1", plain])
     names = [row["group"] for row in rows(several(three)["groups"])]
     assert names == ["weights=a (1)", "weights=a (2)", "weights=digits"]
 
 
 def test_runs_of_the_same_words_are_called_by_their_folders(tmp_path):
-    folders = [typed(seeded(tmp_path / "digits" / name, 0, 0.8), "seed=0") for name in ("monday", "tuesday")]
-    assert [row["run"] for row in rows(several(read_runs(folders))["runs"])] == ["digits/monday", "digits/tuesday"]
+    folders = [
+        typed(seeded(tmp_path / "digits" / name, 0, 0.8), "seed=0")
+        for name in ("monday", "tuesday")
+    ]
+    assert [row["run"] for row in rows(several(read_runs(folders))["runs"])] == [
+        "digits/monday",
+        "digits/tuesday",
+    ]
 
 
 def test_a_run_agrees_with_itself_about_every_head(tmp_path):
     run = seeded(tmp_path / "a", 0, 0.7)
     shutil.copytree(run, tmp_path / "b")
     found = rows(several(read_runs([run, tmp_path / "b"]))["agreement"])
-    assert found and {row["spearman"] for row in found} == {1.0} and {row["overlap"] for row in found} == {1.0}
+    assert (
+        found
+        and {row["spearman"] for row in found} == {1.0}
+        and {row["overlap"] for row in found} == {1.0}
+    )
 
 
 def test_pruned_networks_whose_speed_was_measured_are_drawn_against_time(tmp_path, sweep):
@@ -235,7 +307,9 @@ def test_pruned_networks_whose_speed_was_measured_are_drawn_against_time(tmp_pat
         report = Report(folder, layout())
         stages = [("dense", 0.95, 1000), ("pruned", share, int(1000 * left))]
         columns = ("stage", "accuracy", "flops")
-        add_rows(report, "pruning", [dict(zip(columns, row, strict=True)) for row in stages], "stages")
+        add_rows(
+            report, "pruning", [dict(zip(columns, row, strict=True)) for row in stages], "stages"
+        )
         speeds = [("25 % removed", 64, 1.1), ("this mask", 1, 1.2), ("this mask", 64, 1 / left)]
         columns = ("removed", "batch", "speedup")
         add_rows(report, "speed", [dict(zip(columns, row, strict=True)) for row in speeds], "speed")
@@ -244,7 +318,9 @@ def test_pruned_networks_whose_speed_was_measured_are_drawn_against_time(tmp_pat
     assert measured == [(0.5, 0.91, 0.95), (0.75, 0.93, 0.95)]
     shares, times = result.figure.axes
     for axes in (shares, times):  # here time is as FLOPs predict
-        points = {tuple(map(float, line.get_xydata()[0])) for line in axes.lines if len(line.get_xydata())}
+        points = {
+            tuple(map(float, line.get_xydata()[0])) for line in axes.lines if len(line.get_xydata())
+        }
         assert points == {(0.5, 91.0), (0.75, 93.0), (1.0, 95.0)}
     assert "batch 64" in times.get_xlabel()
 
@@ -275,7 +351,9 @@ def test_what_cannot_be_read_is_named(sweep, tmp_path, monkeypatch, capsys):
     (sweep / "0" / "tables" / "svcca.csv").write_text("head_a,head_b\n1\n")
     monkeypatch.setattr(sys, "argv", ["compare", str(sweep), "--out", str(tmp_path / "c")])
     mhprobe.compare.main()
-    line = next(line for line in capsys.readouterr().out.splitlines() if "could not be read" in line)
+    line = next(
+        line for line in capsys.readouterr().out.splitlines() if "could not be read" in line
+    )
     assert line.startswith("Of sweep/0 ") and line.count("svcca.csv") == 1
     assert line in html.unescape((tmp_path / "c" / "comparison.html").read_text())
 
@@ -286,7 +364,9 @@ def test_the_command_writes_everything(sweep, tmp_path, monkeypatch, capsys):
     for name in ("runs", "curves", "agreement"):
         assert (tmp_path / "c" / "tables" / f"{name}.csv").is_file()
         said = Image.open(tmp_path / "c" / "figures" / f"{name}.png").text
-        assert said["Source"] == f"python -m mhprobe.compare {sweep.name} --out c" and said["Comment"]  # no folders
+        assert (
+            said["Source"] == f"python -m mhprobe.compare {sweep.name} --out c" and said["Comment"]
+        )  # no folders
     assert (tmp_path / "c" / "comparison.html").is_file() and "lr=0.1" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["compare", str(tmp_path / "nothing"), str(sweep)])
     with pytest.raises(SystemExit, match="2"):
@@ -294,7 +374,9 @@ def test_the_command_writes_everything(sweep, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_comparison_does_not_stand_among_the_tables_of_another(sweep, tmp_path, monkeypatch, capsys):
+def test_a_comparison_does_not_stand_among_the_tables_of_another(
+    sweep, tmp_path, monkeypatch, capsys
+):
     def compare(*words):
         monkeypatch.setattr(sys, "argv", ["compare", *map(str, words)])
         mhprobe.compare.main()
@@ -307,7 +389,10 @@ def test_a_comparison_does_not_stand_among_the_tables_of_another(sweep, tmp_path
         with pytest.raises(SystemExit, match="2"):
             compare(*others, "--out", here)
         line = capsys.readouterr().err
-        assert re.search(r"c is that of 0, 1 \(digest \w{8}\), and results of 0, 1.* \(digest \w{8}\) would", line)
+        assert re.search(
+            r"c is that of 0, 1 \(digest \w{8}\), and results of 0, 1.* \(digest \w{8}\) would",
+            line,
+        )
     with pytest.raises(SystemExit, match="2"):
         compare(*first, "--out", sweep / "0")  # a run's own
     assert before and before == {path: path.read_bytes() for path in here.rglob("*.csv")}

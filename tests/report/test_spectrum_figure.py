@@ -9,7 +9,11 @@ from drawn import assert_nothing_is_clipped
 from mhprobe.heads import Block, HeadLayout, HeadSite
 from mhprobe.report.figures import frequencies as frequencies_figures
 
-LAYOUTS = {"vit": ([12] * 12, [0] * 12), "swin": ([3, 3, 6, 6, 12, 12], [0, 0, 1, 1, 2, 2]), "one": ([2], [0])}
+LAYOUTS = {
+    "vit": ([12] * 12, [0] * 12),
+    "swin": ([3, 3, 6, 6, 12, 12], [0, 0, 1, 1, 2, 2]),
+    "one": ([2], [0]),
+}
 
 
 def material(name):
@@ -27,7 +31,12 @@ def material(name):
         stream[i, :, absent] = torch.nan
         spectra[layout.span(i), absent] = torch.nan
     variance = torch.rand(len(heads), 3) + 0.5
-    return layout, {"spectrum": spectra, "stream": stream, "frequencies": frequencies, "variance": variance}
+    return layout, {
+        "spectrum": spectra,
+        "stream": stream,
+        "frequencies": frequencies,
+        "variance": variance,
+    }
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -36,18 +45,28 @@ def test_spectra_have_a_line_per_block_and_per_head(name):
     figure = frequencies_figures.spectrum(layout, columns, "label")
     *panels, stream = figure.axes
     assert len(stream.get_lines()) == len(layout.sites) + 1  # and white noise
-    assert [len(axes.get_lines()) - 1 for axes in panels] == [site.num_heads for site in layout.sites]
+    assert [len(axes.get_lines()) - 1 for axes in panels] == [
+        site.num_heads for site in layout.sites
+    ]
     first = columns["spectrum"][0]
-    assert list(panels[0].get_lines()[0].get_ydata()) == pytest.approx(first[first.isfinite()].tolist())
+    assert list(panels[0].get_lines()[0].get_ydata()) == pytest.approx(
+        first[first.isfinite()].tolist()
+    )
     assert_nothing_is_clipped(figure)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_depth_goes_from_input_through_attention_to_mlp_and_breaks_between_stages(name):
     layout, columns = material(name)
-    figure = frequencies_figures.depth_variance(layout, columns, "Δ ln amplitude, highest frequency")
+    figure = frequencies_figures.depth_variance(
+        layout, columns, "Δ ln amplitude, highest frequency"
+    )
     left, right = figure.axes
-    steps = [line for line in left.get_lines() if len(line.get_xdata()) == 2 and line.get_xdata()[1] % 0.5 == 0]
+    steps = [
+        line
+        for line in left.get_lines()
+        if len(line.get_xdata()) == 2 and line.get_xdata()[1] % 0.5 == 0
+    ]
     steps = [line for line in steps if line.get_xdata()[0] != line.get_xdata()[1]]
     assert len(steps) == 2 * len(layout.blocks)
     assert [y for line in steps for y in line.get_ydata()] == pytest.approx(

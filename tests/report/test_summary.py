@@ -29,11 +29,18 @@ CURVES = [
 def written(folder, terminal: bool = False, accuracy: float = 0.9) -> str:
     value = torch.arange(12.0)
     report = Report(folder, LAYOUT)
-    add_measure(report, "gate_importance", "per_head", {"value": value, "low": value - 0.5, "high": value + 0.5})
+    add_measure(
+        report,
+        "gate_importance",
+        "per_head",
+        {"value": value, "low": value - 0.5, "high": value + 0.5},
+    )
     for name, result in of_curves(CURVES, totals(CURVES), LAYOUT, chance=0.1).items():
         report.add({name: result})
     report.add_metrics({"test/accuracy": accuracy, "test/images": 200})
-    (folder / "model.json").write_text(json.dumps({"class_names": list("abcdefghij"), "data": "digits"}))
+    (folder / "model.json").write_text(
+        json.dumps({"class_names": list("abcdefghij"), "data": "digits"})
+    )
     finish_report(folder, "mask", LAYOUT)
     text = io.StringIO()
     show(folder, Console(file=text, force_terminal=terminal, width=100, highlight=False))
@@ -46,8 +53,15 @@ def test_it_says_accuracy_heads_curves_and_places(tmp_path):
     assert "By validation images 4 of 12 heads can go within one point of accuracy." in text
     row = next(line for line in text.splitlines() if line.startswith("head_[max]"))
     assert row.split()[1:] == ["2", "4", "2"]
-    extremes = next(line for line in text.splitlines() if line.startswith("By gate importance the highest heads are "))
-    assert "block 3, head 2: 11.0 (10.5 to 11.5)" in extremes and "block 0, head 0: 0.00 (-0.50 to 0.50)" in extremes
+    extremes = next(
+        line
+        for line in text.splitlines()
+        if line.startswith("By gate importance the highest heads are ")
+    )
+    assert (
+        "block 3, head 2: 11.0 (10.5 to 11.5)" in extremes
+        and "block 0, head 0: 0.00 (-0.50 to 0.50)" in extremes
+    )
     assert f"report: {tmp_path / 'report.html'}" in text.splitlines()
     assert "\n\n\n" not in text
 
@@ -60,10 +74,15 @@ def test_a_network_that_guesses_is_not_told_which_heads_can_go(tmp_path):
     """Of ten classes: 10 % of 200 images is guessing, and so is 13 %, whose interval begins at 9.0 %."""
     for accuracy in (0.1, 0.13):
         text = written(tmp_path / str(accuracy), accuracy=accuracy)
-        assert "whole network is not told apart from guessing, so this run does not say which heads can go" in text
+        assert (
+            "whole network is not told apart from guessing, so this run does not say which heads "
+            "can go" in text
+        )
         assert "heads can go within" not in text and "heads that can be masked" not in text
         assert "could go" not in text and "Without " not in text
-    assert "heads that can be masked" in written(tmp_path / "better", accuracy=0.2)  # its interval begins at 15.0 %
+    assert "heads that can be masked" in written(
+        tmp_path / "better", accuracy=0.2
+    )  # its interval begins at 15.0 %
 
 
 def test_the_log_of_a_network_that_guesses_says_so_once():
@@ -75,7 +94,11 @@ def test_the_log_of_a_network_that_guesses_says_so_once():
 
 
 def test_heads_of_two_attentions_side_by_side_have_names_of_their_own_in_sentences_figures_and_pages():
-    sites = [HeadSite(f"blocks.{block}.attns.{side}.attn", 0, block, 3, 4) for block in range(2) for side in range(2)]
+    sites = [
+        HeadSite(f"blocks.{block}.attns.{side}.attn", 0, block, 3, 4)
+        for block in range(2)
+        for side in range(2)
+    ]
     layout = HeadLayout((*sites, HeadSite("blocks.2.attn", 0, 2, 3, 4)))
     rows = [{"site": site.name, "block": site.block, "index": head} for _, head, site in layout]
     for name in (

@@ -95,11 +95,26 @@ def test_an_offline_run_holds_metrics_tables_figures_and_curves(tmp_path, monkey
     found = records(folder)
     (run,) = (record["run"] for record in found if record["type"] == "run")
     assert (run["project"], run["run_group"], run["job_type"]) == ("mhprobe", "digits_vit", "train")
-    assert run["display_name"] == "digits_vit/2026-01-01 seed=3" and run["tags"] == ["t"] and "seed=3" in run["notes"]
-    artifacts = {record["artifact"]["name"]: record["artifact"] for record in found if record["type"] == "artifact"}
+    assert (
+        run["display_name"] == "digits_vit/2026-01-01 seed=3"
+        and run["tags"] == ["t"]
+        and "seed=3" in run["notes"]
+    )
+    artifacts = {
+        record["artifact"]["name"]: record["artifact"]
+        for record in found
+        if record["type"] == "artifact"
+    }
     assert artifacts["digits_vit-report"]["type"] == "report"
-    assert artifacts["digits_vit-model"]["type"] == "model" and "best" in artifacts["digits_vit-model"]["aliases"]
-    rules = {record["metric"].get("name"): record["metric"] for record in found if record["type"] == "metric"}
+    assert (
+        artifacts["digits_vit-model"]["type"] == "model"
+        and "best" in artifacts["digits_vit-model"]["aliases"]
+    )
+    rules = {
+        record["metric"].get("name"): record["metric"]
+        for record in found
+        if record["type"] == "metric"
+    }
     assert rules["val/accuracy"]["summary"] == {"max": True}
     assert rules["masking/head_max/test/accuracy"]["summary"] == {"none": True}
     summary = {}
@@ -127,12 +142,17 @@ def test_an_offline_run_holds_metrics_tables_figures_and_curves(tmp_path, monkey
         assert content["columns"] == header.split(",") and len(content["data"]) == len(lines) > 0
 
     (image,) = (step for step in steps if "figures/gate_importance.path" in step)
-    assert "importance (nats). Larger means: the head matters more. A square per head" in json.dumps(image)
+    assert (
+        "importance (nats). Larger means: the head matters more. A square per head"
+        in json.dumps(image)
+    )
     (table,) = (step for step in steps if "tables/results.path" in step)
     (media,) = folder.glob(f"wandb/*run-*/files/{table['tables/results.path']}")
     content = json.loads(media.read_text())
     told = {row[0]: dict(zip(content["columns"], row, strict=True)) for row in content["data"]}
-    assert [told["gate_importance"][key] for key in ("label", "unit", "larger")] == list(SAID.values())
+    assert [told["gate_importance"][key] for key in ("label", "unit", "larger")] == list(
+        SAID.values()
+    )
     assert told["gate_importance"]["caption"].startswith("A square per head")
     assert told["masking_curves"]["larger"] == "the masked heads are needed less"
 
@@ -146,10 +166,18 @@ def test_curves_share_an_axis_and_random_ones_log_their_mean(tmp_path, monkeypat
     for name in ("head_max", "random"):
         points = [step for step in steps if f"masking/{name}/test/accuracy" in step]
         assert [step["masking/heads_masked"] for step in points] == [0, 2, 4, 6]
-        assert [step[f"masking/{name}/test/accuracy"] for step in points] == pytest.approx([0.9, 0.7, 0.5, 0.3])
-    metrics = [record["metric"] for record in records(tmp_path / "run") if record["type"] == "metric"]
+        assert [step[f"masking/{name}/test/accuracy"] for step in points] == pytest.approx(
+            [0.9, 0.7, 0.5, 0.3]
+        )
+    metrics = [
+        record["metric"] for record in records(tmp_path / "run") if record["type"] == "metric"
+    ]
     axes = {metric.get("name"): metric.get("step_metric") for metric in metrics}
-    assert axes["masking/head_max/test/accuracy"] == axes["masking/random/test/loss"] == "masking/heads_masked"
+    assert (
+        axes["masking/head_max/test/accuracy"]
+        == axes["masking/random/test/loss"]
+        == "masking/heads_masked"
+    )
 
 
 def test_two_jobs_of_one_process_are_two_runs(tmp_path, monkeypatch):
@@ -187,7 +215,9 @@ def silent_server():
 
 @pytest.mark.parametrize("case", ["refused", "silent", "no key", "bad key"])
 def test_no_server_stops_or_hangs_a_run(tmp_path, monkeypatch, caplog, silent_server, case):
-    monkeypatch.setenv("WANDB_BASE_URL", silent_server if case == "silent" else "http://127.0.0.1:9")
+    monkeypatch.setenv(
+        "WANDB_BASE_URL", silent_server if case == "silent" else "http://127.0.0.1:9"
+    )
     if case != "no key":
         monkeypatch.setenv("WANDB_API_KEY", "short" if case == "bad key" else "0" * 40)
     folder = tmp_path / "digits_vit" / "run"
@@ -200,7 +230,9 @@ def test_no_server_stops_or_hangs_a_run(tmp_path, monkeypatch, caplog, silent_se
     assert (folder / "tables" / "gate_importance.csv").exists()
     # its telemetry, refused with the key, would say so three times after the run's last line
     assert not logging.getLogger("opentelemetry.sdk").isEnabledFor(logging.ERROR)
-    offline = [file for file in folder.glob("wandb/offline-run-*/*.wandb") if file.parent.name in message]
+    offline = [
+        file for file in folder.glob("wandb/offline-run-*/*.wandb") if file.parent.name in message
+    ]
     assert len(offline) == 1
 
 
@@ -208,10 +240,14 @@ def test_any_experiment_name_gives_artifacts_and_a_command_to_paste(tmp_path, ca
     folder = tmp_path / "mein Lauf ü" / "run"
     with caplog.at_level(logging.WARNING, logger="mhprobe"):
         log_everything(RunLogger(folder, model_aliases=["best"]), folder)
-    (message,) = said(caplog)  # that there is no key; once also that W&B takes no such artifact name
+    (message,) = said(
+        caplog
+    )  # that there is no key; once also that W&B takes no such artifact name
     (offline,) = folder.glob("wandb/offline-run-*")
     assert shlex.split(message)[-3:] == ["wandb", "sync", str(offline)]
-    kinds = [record["artifact"]["type"] for record in records(folder) if record["type"] == "artifact"]
+    kinds = [
+        record["artifact"]["type"] for record in records(folder) if record["type"] == "artifact"
+    ]
     assert {"report", "model"} <= set(kinds)
 
 
@@ -237,7 +273,13 @@ class Answers(BaseHTTPRequestHandler):
             "historyLineCount": 0,
         }
         answer = {
-            "viewer": {"id": "v", "entity": "someone", "username": "someone", "flags": "{}", "teams": {"edges": []}},
+            "viewer": {
+                "id": "v",
+                "entity": "someone",
+                "username": "someone",
+                "flags": "{}",
+                "teams": {"edges": []},
+            },
             "serverInfo": {"cliVersionInfo": {}, "features": []},
             "upsertBucket": {"bucket": bucket, "inserted": True},
             "model": {"bucket": None},
@@ -275,10 +317,14 @@ def server(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fate", ["dies", "no longer answers", "breaks off in its answers"])
-def test_a_server_that_fails_in_the_middle_neither_stops_nor_hangs_a_run(tmp_path, caplog, capsys, server, fate):
+def test_a_server_that_fails_in_the_middle_neither_stops_nor_hangs_a_run(
+    tmp_path, caplog, capsys, server, fate
+):
     folder = tmp_path / "digits_vit" / "run"
     logger = RunLogger(folder, init_timeout=10, finish_timeout=1)
-    assert said(caplog) == [] and "W&B: http://127.0.0.1" in capsys.readouterr().out  # it was online
+    assert (
+        said(caplog) == [] and "W&B: http://127.0.0.1" in capsys.readouterr().out
+    )  # it was online
     if fate == "dies":
         server.shutdown()
         server.server_close()
@@ -290,7 +336,9 @@ def test_a_server_that_fails_in_the_middle_neither_stops_nor_hangs_a_run(tmp_pat
     assert time.monotonic() - started < 60  # without finish_timeout it waits for ever
     (message,) = said(caplog)  # logging a table fails, once
     assert message.startswith("W&B: ") and "The run goes on" in message and "\n" not in message
-    assert (folder / "tables" / "gate_importance.csv").exists() and (folder / "metrics.json").exists()
+    assert (folder / "tables" / "gate_importance.csv").exists() and (
+        folder / "metrics.json"
+    ).exists()
     wandb.teardown()  # as at the end of a process
     steps = history(folder)  # on disk, for `wandb sync`
     for name in ("figures/masking_curves.path", "masking/head_max/test/accuracy", "train/loss"):
@@ -325,13 +373,22 @@ main("probe")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "words"),
-    [("(RunLogger, 'log_hyperparams')", "The run goes on"), ("(wandb, 'init')", "Recording offline")],
+    [
+        ("(RunLogger, 'log_hyperparams')", "The run goes on"),
+        ("(wandb, 'init')", "Recording offline"),
+    ],
     ids=["on the way", "at the start"],
 )
 def test_a_service_of_its_own_that_breaks_costs_a_line(tmp_path, monkeypatch, where, words):
     """As it does where a server's answer has no run in it."""
     monkeypatch.setenv("WANDB_MODE", "offline")
-    tiny = [*runs.known("probe", runs.TINY), "weights=random", "measure=[]", "logger=wandb", "hydra.run.dir=run"]
+    tiny = [
+        *runs.known("probe", runs.TINY),
+        "weights=random",
+        "measure=[]",
+        "logger=wandb",
+        "hydra.run.dir=run",
+    ]
     result = runs.python(BREAKS.format(where=where, overrides=tiny), cwd=tmp_path)
     assert result.code == 0 and "broken" in result.out, result.err
     told = [line for line in result.err.splitlines() if line.strip()]
@@ -360,11 +417,15 @@ def test_a_real_command_leaves_an_offline_run_that_holds_all_of_it(tmp_path, mon
         if record["type"] == "config":
             settings.update(record["config"]["update"])
     assert (
-        settings["backbone"]["depth"] == 2 and settings["data"]["limit_test"] == 40 and settings["command"] == "train"
+        settings["backbone"]["depth"] == 2
+        and settings["data"]["limit_test"] == 40
+        and settings["command"] == "train"
     )
     steps = history(folder)
     logged = {key for step in steps for key in step}
-    tables, figures = ({path.stem for path in (folder / name).iterdir()} for name in ("tables", "figures"))
+    tables, figures = (
+        {path.stem for path in (folder / name).iterdir()} for name in ("tables", "figures")
+    )
     assert tables and {f"tables/{name}.path" for name in tables} <= logged
     assert figures and {f"figures/{name}.path" for name in figures} <= logged
     assert {"report.path", "val/accuracy", "masking/heads_masked"} <= logged
@@ -372,4 +433,6 @@ def test_a_real_command_leaves_an_offline_run_that_holds_all_of_it(tmp_path, mon
     (page,) = (step["report.path"] for step in steps if "report.path" in step)
     (media,) = folder.glob(f"wandb/*run-*/files/{page}")
     assert 'id="grid"' in media.read_text()  # with the atlas
-    assert {record["artifact"]["type"] for record in found if record["type"] == "artifact"} >= {"report"}
+    assert {record["artifact"]["type"] for record in found if record["type"] == "artifact"} >= {
+        "report"
+    }

@@ -1,4 +1,7 @@
-"""The page in a real browser: what a reader clicks, types and sees. Skipped where there is no Chromium."""
+"""The page in a real browser: what a reader clicks, types and sees.
+
+Skipped where there is no Chromium.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +24,33 @@ from mhprobe.report.runs.run import read_runs
 from report_html.conftest import CLASSES, layout, make_run
 from results import add_measure
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update",
-]  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-sync",
+    "--disable-background-networking",
+    "--disable-component-update",
+]
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium"),
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium"
+    ),
 ]
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install 'mhprobe[test]'")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="no playwright: pip install 'mhprobe[test]'"
+    )
     with playwright.sync_playwright() as started:
         found = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield found
@@ -50,7 +65,9 @@ def address(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def comparison(a_run, other_run, tmp_path_factory) -> str:
-    return write_comparison(read_runs([a_run, other_run]), tmp_path_factory.mktemp("compared") / "c.html").as_uri()
+    return write_comparison(
+        read_runs([a_run, other_run]), tmp_path_factory.mktemp("compared") / "c.html"
+    ).as_uri()
 
 
 @pytest.fixture
@@ -65,7 +82,10 @@ def visit(browser) -> Iterator[Any]:
         page.on("console", lambda message: wrong.append(message.text))
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("dialog", lambda dialog: wrong.append(f"a dialog: {dialog.message}"))
-        page.on("request", lambda request: wrong.append(request.url) if "://" in request.url[5:] else None)
+        page.on(
+            "request",
+            lambda request: wrong.append(request.url) if "://" in request.url[5:] else None,
+        )
         page.goto(address)
         return page
 
@@ -81,7 +101,9 @@ def address_of(text: str) -> str:
 
 
 def background(page: Any, head: int) -> str:
-    return page.eval_on_selector(f'[data-id="{head}"]', "cell => getComputedStyle(cell).backgroundColor")
+    return page.eval_on_selector(
+        f'[data-id="{head}"]', "cell => getComputedStyle(cell).backgroundColor"
+    )
 
 
 def test_the_grid_takes_the_colours_of_the_chosen_measure(visit, address):
@@ -99,7 +121,13 @@ def test_the_grid_takes_the_colours_of_the_chosen_measure(visit, address):
 def test_what_is_kept_has_the_colours_of_the_figure_of_kept_heads(visit, tmp_path):
     """Blue is left and pale is gone: on one page dark once meant left in the figure and gone in the grid."""
     kept = torch.tensor([1.0, 0.0] * 6)
-    add_measure(Report(tmp_path, layout()), "kept_heads", "per_head", {"value": kept}, "kept (1), removed (0)")
+    add_measure(
+        Report(tmp_path, layout()),
+        "kept_heads",
+        "per_head",
+        {"value": kept},
+        "kept (1), removed (0)",
+    )
     page = visit(finish_report(tmp_path, "prune", layout()).as_uri())
     left, gone = (background(page, head) for head in (0, 1))
     assert [background(page, head) for head in range(12)] == [left, gone] * 6
@@ -124,17 +152,32 @@ def test_a_click_opens_a_head_with_all_that_is_known_of_it(visit, address):
 def test_random_is_explained_where_it_stands(visit, address, tmp_path):
     page = visit(address)
     page.click('[data-id="2"]')
-    assert page.locator("#control .cell").count() == 12 and page.locator("#control-says").is_visible()
+    assert (
+        page.locator("#control .cell").count() == 12 and page.locator("#control-says").is_visible()
+    )
     assert "random 0.03" in page.inner_text("#head")
     assert "Random: the same head of a freshly initialised network." in page.inner_text("#head")
     alone = Report(tmp_path, layout())
-    add_measure(alone, "entropy", "per_head", {"value": torch.arange(12.0), "null": torch.ones(12)}, "entropy (nats)")
+    add_measure(
+        alone,
+        "entropy",
+        "per_head",
+        {"value": torch.arange(12.0), "null": torch.ones(12)},
+        "entropy (nats)",
+    )
     page = visit(finish_report(tmp_path, "probe", layout()).as_uri())
     page.click('[data-id="2"]')
-    assert "Rank 1 is the largest value." in page.inner_text("#head") and "chance 1" in page.inner_text("#head")
+    assert "Rank 1 is the largest value." in page.inner_text(
+        "#head"
+    ) and "chance 1" in page.inner_text("#head")
     assert "random" not in page.inner_text("#head").lower(), "no such number stands in the table"
-    assert "mean of chance: 1" in page.inner_text("#legend")  # one number for all heads has no grid of its own
-    assert page.locator("#control .cell").count() == 0 and not page.locator("#control-says").is_visible()
+    assert "mean of chance: 1" in page.inner_text(
+        "#legend"
+    )  # one number for all heads has no grid of its own
+    assert (
+        page.locator("#control .cell").count() == 0
+        and not page.locator("#control-says").is_visible()
+    )
 
 
 def test_a_heads_maps_are_drawn(visit, address):
@@ -149,14 +192,17 @@ def test_who_looks_can_be_chosen(visit, address):
     page = visit(address)
     page.click('[data-id="0"]')
     assert page.locator("#which-map option").all_inner_texts() == [
-        f"attention of {who}" for who in ("the class token", "the registers (mean)", "the patch in the middle")
+        f"attention of {who}"
+        for who in ("the class token", "the registers (mean)", "the patch in the middle")
     ]
     pixels = "c => [...c.getContext('2d').getImageData(0, 0, 7, 7).data].join()"
     before = page.eval_on_selector("#head canvas", pixels)
     page.select_option("#which-map", "attention of the patch in the middle")
     assert page.eval_on_selector("#head canvas", pixels) != before
     page.click('[data-id="1"]')
-    assert page.input_value("#which-map") == "attention of the patch in the middle"  # the next head is asked the same
+    assert (
+        page.input_value("#which-map") == "attention of the patch in the middle"
+    )  # the next head is asked the same
     assert page.locator("#head .map img").count() == 2
 
 
@@ -165,7 +211,13 @@ def test_the_keyboard_alone_is_enough(visit, address):
     page.focus("#click-chooses")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.dataset.id") == "2"  # the highest stands open
-    for key, head in (("Home", "0"), ("ArrowRight", "1"), ("ArrowDown", "5"), ("End", "7"), ("ArrowLeft", "6")):
+    for key, head in (
+        ("Home", "0"),
+        ("ArrowRight", "1"),
+        ("ArrowDown", "5"),
+        ("End", "7"),
+        ("ArrowLeft", "6"),
+    ):
         page.keyboard.press(key)
         assert page.evaluate("document.activeElement.dataset.id") == head
     page.keyboard.press("Enter")
@@ -173,18 +225,24 @@ def test_the_keyboard_alone_is_enough(visit, address):
     assert page.evaluate("document.activeElement.dataset.id") == "6"
     page.keyboard.press("Space")
     assert page.get_attribute('[data-id="6"]', "aria-selected") == "true"
-    assert "prune" in page.inner_text("#chosen-command") and "=[6]" in page.inner_text("#chosen-command")
+    assert "prune" in page.inner_text("#chosen-command") and "=[6]" in page.inner_text(
+        "#chosen-command"
+    )
 
 
 def test_chosen_heads_meet_the_curve(visit, address):
     page = visit(address)
     page.locator('[data-id="0"]').click(modifiers=["Control"])
-    assert "Without it the loss rises by" in page.inner_text("#chosen-known") or "step 1 of wise" in page.inner_text(
+    assert "Without it the loss rises by" in page.inner_text(
+        "#chosen-known"
+    ) or "step 1 of wise" in page.inner_text("#chosen-known")
+    page.locator('[data-id="1"]').click(modifiers=["Control"])
+    assert "test accuracy is 87.0 % (85.0 to 89.0): step 2 of wise" in page.inner_text(
         "#chosen-known"
     )
-    page.locator('[data-id="1"]').click(modifiers=["Control"])
-    assert "test accuracy is 87.0 % (85.0 to 89.0): step 2 of wise" in page.inner_text("#chosen-known")
-    assert page.locator('#curve-chart circle[r="8"], #curve-chart [stroke="var(--ring)"]').count() >= 1
+    assert (
+        page.locator('#curve-chart circle[r="8"], #curve-chart [stroke="var(--ring)"]').count() >= 1
+    )
     page.locator('[data-id="11"]').click(modifiers=["Control"])
     assert "did not measure the accuracy without exactly these" in page.inner_text("#chosen-known")
     page.click("#clear")
@@ -218,14 +276,24 @@ def test_the_lowest_heads_by_a_measure_are_chosen(visit, address):
 
 def test_tables_sort_and_filter(visit, address):
     page = visit(address)
-    table = page.locator("#all-tables details").filter(has=page.locator("summary", has_text="gate importance")).first
+    table = (
+        page.locator("#all-tables details")
+        .filter(has=page.locator("summary", has_text="gate importance"))
+        .first
+    )
     table.locator("summary").click()
     first = table.locator("tbody tr").first
     header = table.locator("th", has_text="value")
     header.locator("button").click()
-    assert header.get_attribute("aria-sort") == "descending" and first.locator("td").first.inner_text() == "2"
+    assert (
+        header.get_attribute("aria-sort") == "descending"
+        and first.locator("td").first.inner_text() == "2"
+    )
     header.locator("button").click()
-    assert header.get_attribute("aria-sort") == "ascending" and first.locator("td").first.inner_text() != "2"
+    assert (
+        header.get_attribute("aria-sort") == "ascending"
+        and first.locator("td").first.inner_text() != "2"
+    )
     table.locator("input").fill("block=1 value<3")
     assert table.locator("tbody tr").count() == 4 and "4 of 12 rows" in table.inner_text()
     table.locator("tbody .link").first.click()
@@ -249,11 +317,17 @@ def test_paper_is_white_and_has_nothing_to_click(visit, address):
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
     page.emulate_media(media="print")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert page.evaluate("getComputedStyle(document.querySelector('#atlas h2')).breakAfter") == "avoid"
+    assert (
+        page.evaluate("getComputedStyle(document.querySelector('#atlas h2')).breakAfter") == "avoid"
+    )
     assert "Click" not in page.inner_text("body")
     assert page.locator("button:not(.link):visible, select:visible").count() == 0
-    assert not page.locator("#chosen, #tables").filter(visible=True).count()  # none is chosen, none is open
-    assert page.locator(".pictures img").first.bounding_box()["height"] <= 19 / 2.54 * 96 + 1  # of the 25 cm of a page
+    assert (
+        not page.locator("#chosen, #tables").filter(visible=True).count()
+    )  # none is chosen, none is open
+    assert (
+        page.locator(".pictures img").first.bounding_box()["height"] <= 19 / 2.54 * 96 + 1
+    )  # of the 25 cm of a page
     page.emulate_media(media="screen")
     page.locator('[data-id="0"]').click(modifiers=["Control"])
     page.locator("#tables summary").first.click()
@@ -271,18 +345,26 @@ def test_nothing_is_wider_than_the_screen(visit, address, comparison, width):
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("which", ["address", "comparison"])
 def test_axe_finds_nothing_serious(visit, request, which, theme):
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install 'mhprobe[test]'")
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="pip install 'mhprobe[test]'"
+    )
     page = visit(request.getfixturevalue(which), theme=theme)
     page.eval_on_selector_all("details", "all => all.forEach(one => { one.open = true })")
     page.wait_for_selector("#all-tables tbody tr")
     found = axe.Axe().run(page).response["violations"]
-    serious = [f"{v['id']}: {v['nodes'][0]['html'][:200]}" for v in found if v["impact"] in ("serious", "critical")]
+    serious = [
+        f"{v['id']}: {v['nodes'][0]['html'][:200]}"
+        for v in found
+        if v["impact"] in ("serious", "critical")
+    ]
     assert serious == []
 
 
 def test_a_comparison_shows_runs_on_the_same_scale(visit, comparison):
     page = visit(comparison)
-    assert page.locator("#grids .pair").count() == 2 and page.locator("#grids .cell").count() == 3 * 12
+    assert (
+        page.locator("#grids .pair").count() == 2 and page.locator("#grids .cell").count() == 3 * 12
+    )
     page.select_option("#colour", label="gate importance")
     cells = page.eval_on_selector_all(
         "#grids .pair", "all => all.map(one => one.querySelectorAll('.cell')[2].style.background)"
@@ -290,7 +372,8 @@ def test_a_comparison_shows_runs_on_the_same_scale(visit, comparison):
     assert cells[0] == cells[1]  # head 2 has the same value in both
     # red is larger, blue smaller, white no change, also where all heads changed in one way
     shown = page.evaluate(
-        "[[3, 1, 0], [-3, -1, 0]].map(gaps => gaps.map(gap => d3.rgb(colours([gaps], true).of(gap))))"
+        "[[3, 1, 0], [-3, -1, 0]].map(gaps => gaps.map(gap => d3.rgb(colours([gaps], "
+        "true).of(gap))))"
     )
     up, down = ([(one["r"], one["b"]) for one in gaps] for gaps in shown)
     assert all(red > blue for red, blue in up[:2]) and all(blue > red for red, blue in down[:2])
@@ -308,7 +391,9 @@ def test_without_scripts_words_and_figures_are_there(browser, address):
     page = context.new_page()
     page.goto(address)
     assert "2 of 12 heads can go" in page.inner_text("#result")
-    assert page.locator("#figures img").count() == len(list((Path(address[7:]).parent / "figures").glob("*.png")))
+    assert page.locator("#figures img").count() == len(
+        list((Path(address[7:]).parent / "figures").glob("*.png"))
+    )
     context.close()
 
 
@@ -318,9 +403,14 @@ def test_the_picture_in_the_readme_is_taken_by_a_script(tmp_path):
     report = finish_report(folder, "train", layout(2, 6))
     script = Path(__file__).parents[2] / "tools" / "page_picture.py"
     subprocess.run([sys.executable, script, report, tmp_path / "page.png"], check=True, timeout=120)
-    with Image.open(tmp_path / "page.png") as taken, Image.open(folder / "figures" / "gate_importance.png") as figure:
+    with (
+        Image.open(tmp_path / "page.png") as taken,
+        Image.open(folder / "figures" / "gate_importance.png") as figure,
+    ):
         assert taken.width == 1240 and taken.height > 600 and taken.text == figure.text
         assert len(taken.convert("RGB").getcolors(1 << 20)) > 50  # not a blank page
         told = json.loads((tmp_path / "page.json").read_text())
         assert told["commit"] == taken.text.get("Comment", "")
-    assert told["said"][0].startswith("By validation images 2 of 12 heads can go within one point of accuracy")
+    assert told["said"][0].startswith(
+        "By validation images 2 of 12 heads can go within one point of accuracy"
+    )

@@ -26,7 +26,10 @@ from results import add_rows, measure
 
 def test_the_interval_of_a_difference_is_newcombes():
     """His example (1998, table II): 56 of 70 against 48 of 80 by method 10 is 0.0524 to 0.3339."""
-    a, b = ((k / n, *(x.item() for x in wilson(torch.tensor(k), torch.tensor(n)))) for k, n in ((48, 80), (56, 70)))
+    a, b = (
+        (k / n, *(x.item() for x in wilson(torch.tensor(k), torch.tensor(n))))
+        for k, n in ((48, 80), (56, 70))
+    )
     assert difference(a, b) == pytest.approx((0.2, 0.0524, 0.3339), abs=1e-4)
 
 
@@ -37,14 +40,19 @@ def test_the_report_of_a_sweep_compares_its_jobs(a_run, other_run, tmp_path, mon
     command.main()
     assert capsys.readouterr().out.strip() == str(tmp_path / "report.html")
     assert len(Page((tmp_path / "report.html").read_text()).data["runs"]) == 2
-    monkeypatch.setattr("sys.argv", ["report", str(a_run), str(other_run)])  # that is mhprobe.compare
+    monkeypatch.setattr(
+        "sys.argv", ["report", str(a_run), str(other_run)]
+    )  # that is mhprobe.compare
     with pytest.raises(SystemExit, match="2"):
         command.main()
 
 
 def test_heads_that_changed_are_found(a_run, other_run, tmp_path):
     page = Page(write_comparison(read_runs([a_run, other_run]), tmp_path / "c.html").read_text())
-    tables = {t["name"]: [dict(zip(t["columns"], r, strict=True)) for r in t["rows"]] for t in page.data["tables"]}
+    tables = {
+        t["name"]: [dict(zip(t["columns"], r, strict=True)) for r in t["rows"]]
+        for t in page.data["tables"]
+    }
     rows = [r for r in tables["heads that changed"] if r["measure"] == "gate_importance"]
     assert len(rows) == 12
     same = next(r for r in rows if r["head"] == 2)  # 3.0 in both
@@ -60,11 +68,21 @@ def test_heads_that_changed_are_found(a_run, other_run, tmp_path):
 def test_curves_of_two_scores_are_not_held_against_each_other(a_run, other_run, tmp_path):
     shutil.copytree(other_run, tmp_path / "other")
     at_once = "accuracy at as many heads masked"
-    page = Page(write_comparison(read_runs([a_run, tmp_path / "other"]), tmp_path / "c.html").read_text())
+    page = Page(
+        write_comparison(read_runs([a_run, tmp_path / "other"]), tmp_path / "c.html").read_text()
+    )
     assert at_once in {each["name"] for each in page.data["tables"]}
-    add_rows(Report(tmp_path / "other"), "masking_curves", CURVES, "curves", label="top-1 agreement")
-    page = Page(write_comparison(read_runs([a_run, tmp_path / "other"]), tmp_path / "c.html").read_text())
-    assert not [each["name"] for each in page.data["tables"] if each["name"].endswith("at as many heads masked")]
+    add_rows(
+        Report(tmp_path / "other"), "masking_curves", CURVES, "curves", label="top-1 agreement"
+    )
+    page = Page(
+        write_comparison(read_runs([a_run, tmp_path / "other"]), tmp_path / "c.html").read_text()
+    )
+    assert not [
+        each["name"]
+        for each in page.data["tables"]
+        if each["name"].endswith("at as many heads masked")
+    ]
     assert "Accuracy or top-1 agreement as heads are switched off" in page.text
 
 
@@ -85,7 +103,12 @@ def test_one_run_is_no_comparison(a_run, tmp_path):
 def run_of_heads(folder: Path, values: Tensor, weights: str = "null") -> Path:
     """A run that measured 200 heads, each with a standard error of .1."""
     heads = HeadLayout(tuple(HeadSite(f"b{block}.attn", 0, block, 20, 4) for block in range(10)))
-    columns = {"value": values, "low": values - 0.1962, "high": values + 0.1962, "images": torch.tensor(1000)}
+    columns = {
+        "value": values,
+        "low": values - 0.1962,
+        "high": values + 0.1962,
+        "images": torch.tensor(1000),
+    }
     Report(folder, heads).add(of_measure("entropy", measure("per_head"), heads, columns, drawn={}))
     (folder / "config").mkdir()
     (folder / "config" / "config.yaml").write_text(f"weights: {weights}\n")
@@ -93,17 +116,28 @@ def run_of_heads(folder: Path, values: Tensor, weights: str = "null") -> Path:
 
 
 def test_heads_that_went_are_listed_also_where_neurons_went(tmp_path):
-    columns, kinds = ["head", "site", "stage", "block", "index", "kind", "kept"], ("head", "head", "neuron")
+    columns, kinds = (
+        ["head", "site", "stage", "block", "index", "kind", "kept"],
+        ("head", "head", "neuron"),
+    )
     for name, kept in (("a", (1, 0, 1)), ("b", (1, 1, 0))):
         rows = [[unit, "s", 0, 0, unit, kinds[unit], on] for unit, on in enumerate(kept)]
-        Report(tmp_path / name).add({"pruned": Result(Table(columns, rows, "per_head"), decides="removed")})
-    page = Page(write_comparison(read_runs([tmp_path / "a", tmp_path / "b"]), tmp_path / "c.html").read_text())
+        Report(tmp_path / name).add(
+            {"pruned": Result(Table(columns, rows, "per_head"), decides="removed")}
+        )
+    page = Page(
+        write_comparison(
+            read_runs([tmp_path / "a", tmp_path / "b"]), tmp_path / "c.html"
+        ).read_text()
+    )
     (table,) = (table for table in page.data["tables"] if table["name"] == "heads that went")
     assert table["rows"] == [[1, 0, 1, 0, 1]]
 
 
 def test_heads_that_differ_by_chance_are_not_counted_as_changed(tmp_path):
-    first, second = (0.1 * torch.randn(200, generator=torch.Generator().manual_seed(s)).double() for s in (1, 2))
+    first, second = (
+        0.1 * torch.randn(200, generator=torch.Generator().manual_seed(s)).double() for s in (1, 2)
+    )
     assert int(((second - first).abs() > 0.1962 * 2**0.5).sum()) > 4  # as one in twenty does
     second[7] = first[7] + 1
     runs = [run_of_heads(tmp_path / name, values) for name, values in (("a", first), ("b", second))]

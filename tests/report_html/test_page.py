@@ -89,9 +89,14 @@ def test_the_page_fetches_nothing(page):
     for tag, attributes in page.elements:
         for name in ("src", "href", "action", "data", "poster", "srcset"):
             address = attributes.get(name)
-            assert not address or address.startswith(("data:", "#", "tables/", "figures/")), (tag, address)
+            assert not address or address.startswith(("data:", "#", "tables/", "figures/")), (
+                tag,
+                address,
+            )
         assert tag not in ("iframe", "object", "embed", "base", "form")
-    (policy,) = [a["content"] for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"]
+    (policy,) = [
+        a["content"] for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"
+    ]
     assert policy.startswith("default-src 'none'") and "http" not in policy
     assert not [a for tag, a in page.elements if tag == "script" and "src" in a]
 
@@ -122,11 +127,16 @@ def test_numbers_that_json_lacks_are_nulls(tmp_path):
 def test_the_result_is_chosen_on_validation_and_told_on_test(a_run):
     run = read_run(a_run)
     # the control: by its test curve "lucky" would have won
-    assert max(atlas.totals(run), key=lambda total: total["heads_within_1_point"])["curve"] == "lucky"
+    assert (
+        max(atlas.totals(run), key=lambda total: total["heads_within_1_point"])["curve"] == "lucky"
+    )
     assert atlas.best(run)["curve"] == "wise"
     said = " ".join(words.result(run, atlas.heads(run), atlas.measures(run)))
     assert said.startswith("By validation images 2 of 12 heads can go within one point of accuracy")
-    assert "Without these 2 heads test accuracy is 87.0 % (85.0 to 89.0); with all heads it is 90.0 %" in said
+    assert (
+        "Without these 2 heads test accuracy is 87.0 % (85.0 to 89.0); with all heads it is 90.0 %"
+        in said
+    )
     assert "That is -3.0 points on the same images (95 % -5.0 to -2.0)." in said
     assert "As many random heads leave 70.0 % (68.0 to 72.0) on average." in said
     assert "The order wise was the best of the searched ones on validation images." in said
@@ -136,9 +146,17 @@ def test_the_result_is_chosen_on_validation_and_told_on_test(a_run):
 
 def test_a_choice_on_the_test_images_is_said_to_flatter(tmp_path):
     report = Report(tmp_path / "run", layout())
-    rows = [{**r, "chosen_on": "test"} for r in CURVES if (r["curve"], r["split"]) == ("lucky", "test")]
+    rows = [
+        {**r, "chosen_on": "test"} for r in CURVES if (r["curve"], r["split"]) == ("lucky", "test")
+    ]
     add_rows(report, "masking_curves", rows, "curves")
-    total = {"curve": "lucky", "split": "test", "unmasked": 0.9, "area_shared": 0.9, "heads_within_1_point": 3.0}
+    total = {
+        "curve": "lucky",
+        "split": "test",
+        "unmasked": 0.9,
+        "area_shared": 0.9,
+        "heads_within_1_point": 3.0,
+    }
     add_rows(report, "masking_totals", [total], "totals")
     run = read_run(tmp_path / "run")
     assert "which flatters" in " ".join(words.result(run, [], []))
@@ -147,13 +165,20 @@ def test_a_choice_on_the_test_images_is_said_to_flatter(tmp_path):
 def headline(folder: Path, steps: int, within: float, low: float, up: float = 1.0) -> str:
     """Of a curve whose first step masks ``steps`` heads.
 
-    low: of the interval of the head that is missed most; up: how far each interval reaches above its head's value.
+    low: of the interval of the head that is missed most; up: how far each interval reaches above
+    its head's value.
     """
     report = Report(folder, layout())
     splits = ("validation", "test")
-    points = [row("greedy", split, k, list(range(k * steps)), 0.9 - 0.2 * k) for split in splits for k in range(3)]
+    points = [
+        row("greedy", split, k, list(range(k * steps)), 0.9 - 0.2 * k)
+        for split in splits
+        for k in range(3)
+    ]
     add_rows(report, "masking_curves", points, "curves")
-    totals = [{"curve": "greedy", "split": split, "heads_within_1_point": within} for split in splits]
+    totals = [
+        {"curve": "greedy", "split": split, "heads_within_1_point": within} for split in splits
+    ]
     add_rows(report, "masking_totals", totals, "totals")
     rise = torch.arange(12.0).double()
     columns = {"value": rise, "low": rise - 11 + low, "high": rise + up}
@@ -164,7 +189,8 @@ def headline(folder: Path, steps: int, within: float, low: float, up: float = 1.
 
 def test_the_headline_says_how_many_heads_can_go_and_which_is_missed(tmp_path):
     assert headline(tmp_path / "a", 1, 1.0, 0.5) == (
-        "By validation images 1 of 12 heads can go within one point of accuracy; block 2, head 3 is missed most (11 "
+        "By validation images 1 of 12 heads can go within one point of accuracy; block 2, head 3 "
+        "is missed most (11 "
         "others may be missed as much)."
     )
     # intervals that do not meet: heads are one apart
@@ -199,14 +225,18 @@ def test_every_measure_stands_with_its_chance(a_run):
 def test_heads_above_chance_are_counted_where_a_test_says_so():
     """Of heads at chance half lie above it, and two of forty outside of their 95 % intervals: neither is a finding."""
     error, level = 0.1, 1.0
-    value = level + error * torch.randn(40, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    value = level + error * torch.randn(
+        40, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    )
     value[:3] = level + 6 * error
     measure = {
         **{"name": "entropy", "about": "", "label": "entropy", "twin": None, "freedom": 999},
         **{"columns": {"value": value.tolist()}, "chance": [level] * 40},
         **{"low": (value - 1.962 * error).tolist(), "high": (value + 1.962 * error).tolist()},
     }
-    assert int((value > level).sum()) > 15 and int(((value - level).abs() > 1.962 * error).sum()) > 3
+    assert (
+        int((value > level).sum()) > 15 and int(((value - level).abs() > 1.962 * error).sum()) > 3
+    )
     heads = [{"block": 0, "index": number} for number in range(40)]
     (line,) = words.glance(heads, [measure])
     assert line["chance"] == "chance gives 1; 3 of 40 heads lie above it and 0 below (Holm, 5 %)"
@@ -217,7 +247,12 @@ def test_heads_above_chance_are_counted_where_a_test_says_so():
 
 def test_all_points_of_curves_keep_their_heads(page):
     lines = {(line["curve"], line["split"]): line for line in page.data["lines"]}
-    assert [point["masked"] for point in lines["wise", "test"]["points"]] == ["", "0", "0 1", "0 1 2"]
+    assert [point["masked"] for point in lines["wise", "test"]["points"]] == [
+        "",
+        "0",
+        "0 1",
+        "0 1 2",
+    ]
     assert lines["random", "test"]["averaged"] and not lines["wise", "test"]["averaged"]
     assert [point["masked"] for point in page.data["repeats"]] == ["", "9", "9 10"]
 
@@ -234,10 +269,14 @@ def test_the_maps_of_heads_are_small_and_on_their_own_scale(page):
 def test_attention_is_of_who_was_asked_and_shows_the_images(page):
     first, *_ = asked = page.data["maps"][:-1]
     assert [one["name"] for one in asked] == [
-        f"attention of {who}" for who in ("the class token", "the registers (mean)", "the patch in the middle")
+        f"attention of {who}"
+        for who in ("the class token", "the registers (mean)", "the patch in the middle")
     ]
     assert len(first["heads"]) == 12 and all(len(grids) == 2 for grids in first["heads"].values())
-    assert all(url.startswith("data:image/png;base64,") for url in first["pictures"]) and len(first["pictures"]) == 2
+    assert (
+        all(url.startswith("data:image/png;base64,") for url in first["pictures"])
+        and len(first["pictures"]) == 2
+    )
 
 
 def test_the_figures_of_a_page_and_its_live_one_are_made_once(tmp_path, monkeypatch):
@@ -251,7 +290,13 @@ def test_the_figures_of_a_page_and_its_live_one_are_made_once(tmp_path, monkeypa
 def test_a_single_random_order_is_not_said_to_be_searched_for(tmp_path):
     report = Report(make_run(tmp_path / "run"), layout())
     once = [row("random", "test", k, list(range(k)), 0.9, 0) for k in range(3)]
-    total = {"curve": "random", "split": "test", "unmasked": 0.9, "area_shared": 0.9, "heads_within_1_point": 2.0}
+    total = {
+        "curve": "random",
+        "split": "test",
+        "unmasked": 0.9,
+        "area_shared": 0.9,
+        "heads_within_1_point": 2.0,
+    }
     add_rows(report, "masking_curves", once, "curves")
     add_rows(report, "masking_totals", [total], "totals")
     run = read_run(tmp_path / "run")
@@ -289,14 +334,19 @@ def test_a_sweep_whose_page_cannot_be_made_does_not_fail(tmp_path, caplog):
 
 def test_the_history_has_a_number_per_head_and_step(page):
     (history,) = page.data["history"]
-    assert history["steps"] == [0, 10, 20, 30] and {len(values) for values in history["values"]} == {12}
+    assert history["steps"] == [0, 10, 20, 30] and {
+        len(values) for values in history["values"]
+    } == {12}
 
 
 def test_the_prune_command_names_the_runs_own_weights(a_run):
     command = prune_command(read_run(a_run))
     words = shlex.split(command["before"] + "3,7" + command["after"])
     assert words[:3] == ["python", "-m", "mhprobe.prune"]
-    assert f"weights={a_run.resolve() / 'model.safetensors'}" in words and "+experiment=digits_vit" in words
+    assert (
+        f"weights={a_run.resolve() / 'model.safetensors'}" in words
+        and "+experiment=digits_vit" in words
+    )
     assert not [word for word in words if word.startswith("measure")]
     assert words[-1].endswith("=[3,7]")
 
@@ -304,7 +354,14 @@ def test_the_prune_command_names_the_runs_own_weights(a_run):
 def test_what_was_seen_during_training_does_not_stand_for_the_end(tmp_path):
     folder = make_run(tmp_path / "run")
     for end in ("epoch_005", "start", "step_000100"):
-        add_measure(Report(folder, layout()), "svcca", "pairwise", {"value": torch.eye(12)}, end=f"_{end}", during=end)
+        add_measure(
+            Report(folder, layout()),
+            "svcca",
+            "pairwise",
+            {"value": torch.eye(12)},
+            end=f"_{end}",
+            during=end,
+        )
     data = Page(write_report(folder).read_text()).data
     assert [pair["key"] for pair in data["pairs"]] == ["svcca"]
     assert "svcca_start" in {table["name"] for table in data["tables"]}
@@ -319,15 +376,29 @@ def test_the_prune_command_is_one_that_prune_takes(a_run):
 def test_the_prune_command_keeps_what_made_the_network_and_judged_it(tmp_path):
     folder = make_run(tmp_path / "run")
     (folder / "model.safetensors").unlink()
-    own = ["backbone.name=deit_tiny_patch16_224", "backbone.checkpoint=my.pth", "backbone.num_classes=0"]
+    own = [
+        "backbone.name=deit_tiny_patch16_224",
+        "backbone.checkpoint=my.pth",
+        "backbone.num_classes=0",
+    ]
     for weights, overrides in (("some.safetensors", [own[2]]), (None, own)):
         config = {"weights": weights, "backbone": {"checkpoint": None if weights else "my.pth"}}
         (folder / "config" / "config.yaml").write_text(json.dumps(config))
-        given = [*overrides, "score=knn", "masking=six_curves", *([f"weights={weights}"] if weights else [])]
+        given = [
+            *overrides,
+            "score=knn",
+            "masking=six_curves",
+            *([f"weights={weights}"] if weights else []),
+        ]
         (folder / "config" / "overrides.yaml").write_text(json.dumps(given))
         command = prune_command(read_run(folder))
         words = shlex.split(command["before"] + "3,7" + command["after"])[3:]
-        assert words == [*overrides, "score=knn", *([f"weights={weights}"] if weights else []), *words[-2:]]
+        assert words == [
+            *overrides,
+            "score=knn",
+            *([f"weights={weights}"] if weights else []),
+            *words[-2:],
+        ]
         assert composed("prune", *words).backbone.num_classes == 0
 
 
@@ -338,7 +409,14 @@ def test_a_page_calls_accuracy_what_the_score_measures(name, tmp_path):
     report = Report(folder, layout())
     lost = {"loss": scored.lost} if scored.lost else {}
     add_rows(report, "masking_curves", CURVES, "curves", label=scored.right, columns=lost)
-    stage = {"stage": "dense", "accuracy": 0.9, "low": 0.8, "high": 0.95, "parameters": 7, "score": name}
+    stage = {
+        "stage": "dense",
+        "accuracy": 0.9,
+        "low": 0.8,
+        "high": 0.95,
+        "parameters": 7,
+        "score": name,
+    }
     stage |= {"difference": 0.0, "difference_low": -0.01, "difference_high": 0.01, "p": 1.0}
     change = {"difference": -0.05, "difference_low": -0.081, "difference_high": -0.02, "p": 0.0013}
     stages = [stage, {**stage, **change, "stage": "pruned", "accuracy": 0.85}]
@@ -348,11 +426,17 @@ def test_a_page_calls_accuracy_what_the_score_measures(name, tmp_path):
     run = read_run(folder)
     said = " ".join(words.result(run, atlas.heads(run), []))
     assert f"Test {scored.right} goes from 90.0 % (80.0 to 95.0) to 85.0 %" in said
-    assert ", -5.0 points on the same images (95 % -8.1 to -2.0; McNemar's p = 0.0013), parameters from 7 to 7." in said
+    assert (
+        ", -5.0 points on the same images (95 % -8.1 to -2.0; McNemar's p = 0.0013), parameters "
+        "from 7 to 7." in said
+    )
     assert f"By validation images 2 of 12 heads can go within one point of {scored.right}." in said
     assert f"that new images lose at most 2 points of {scored.right} (50 calibration images" in said
     page = Page(write_report(folder).read_text(encoding="utf-8"))
-    assert page.data["scored"] == scored.right and f"{scored.right[1:]} as heads are switched off" in page.text
+    assert (
+        page.data["scored"] == scored.right
+        and f"{scored.right[1:]} as heads are switched off" in page.text
+    )
     # guessing has a chance of a label alone, and only a cross-entropy is in nats
     assert (page.data["chance"] is not None) == (name == "labels")
     assert page.data["lost"] == ([scored.lost, ""] if scored.lost else ["loss", "nats"])
@@ -363,7 +447,11 @@ def test_a_page_calls_accuracy_what_the_score_measures(name, tmp_path):
     [
         ({"heads": 2}, "2 of 12 heads can go", "No head can go"),
         ({"neurons": 5}, "5 neurons can go", "No neuron can go"),
-        ({"heads": 0, "neurons": 5}, "0 of 12 heads and 5 neurons can go", "No head or neuron can go"),
+        (
+            {"heads": 0, "neurons": 5},
+            "0 of 12 heads and 5 neurons can go",
+            "No head or neuron can go",
+        ),
     ],
 )
 def test_a_promise_names_the_units_that_can_go(tmp_path, gone, going, none):
@@ -372,7 +460,11 @@ def test_a_promise_names_the_units_that_can_go(tmp_path, gone, going, none):
         promised = {"points": 2, "confidence": 0.95, "steps": steps, "images": 50, **gone}
         add_rows(Report(folder, layout()), "promise", [promised], "promise")
         run = read_run(folder)
-        assert [line for line in words.result(run, atlas.heads(run), []) if line.startswith(f"{says} with the promise")]
+        assert [
+            line
+            for line in words.result(run, atlas.heads(run), [])
+            if line.startswith(f"{says} with the promise")
+        ]
 
 
 @pytest.mark.parametrize("kind", kinds())
@@ -381,7 +473,8 @@ def test_every_kind_of_figure_says_how_to_read_it(kind):
     assert text.endswith(".") and len(text) > 60
 
 
-KINDS = {  # the figure, which of two heads is the more alike, and the list of the page that holds the measure
+# the figure, which of two heads is the more alike, and the list of the page that holds the measure
+KINDS = {
     "per_head": ("A square per head", "measures"),
     "pairwise": ("How much", "pairs"),
     "pairwise_layers": ("How", None),
@@ -399,26 +492,38 @@ def test_no_name_says_what_a_measure_is(kind, alike, tmp_path):
     columns = {"value": value, "chance": torch.tensor(0.5)}
     about = {"alike": alike, "larger": "the heads differ more", "unit": "bits"}
     add_measure(report, name, kind, columns, "bits that differ (bits)", **about)
-    add_measure(report, "distance", "pairwise", {"value": torch.eye(12)}, "likeness")  # the control: no distance
+    add_measure(
+        report, "distance", "pairwise", {"value": torch.eye(12)}, "likeness"
+    )  # the control: no distance
     entry = report.results.results[name]
     own = kinds()[kind].caption
     assert (entry.kind, entry.caption, entry.drawn) == (kind, own, kind)
-    assert (entry.label, entry.unit, entry.larger) == ("bits that differ (bits)", "bits", "the heads differ more")
+    assert (entry.label, entry.unit, entry.larger) == (
+        "bits that differ (bits)",
+        "bits",
+        "the heads differ more",
+    )
     page = Page(write_report(tmp_path / "run").read_text())
     assert own.split(".")[0] in page.text
     for other in ("spectrum", "patching"):
         assert kinds()[other].caption.split(".")[0] not in page.text
     nearest = {pair["key"]: pair["nearest"] for pair in page.data["pairs"]}
     assert nearest == {"distance": "largest"} | ({name: alike} if kind == "pairwise" else {})
-    assert [measure["key"] for measure in page.data["measures"]] == ([name] if kind == "per_head" else [])
+    assert [measure["key"] for measure in page.data["measures"]] == (
+        [name] if kind == "per_head" else []
+    )
 
 
-@pytest.mark.parametrize("name", ["circuit_spectrum", "activation_patching", "attribution_patching"])
+@pytest.mark.parametrize(
+    "name", ["circuit_spectrum", "activation_patching", "attribution_patching"]
+)
 def test_measures_called_as_a_figure_have_captions_of_their_own(name, tmp_path):
     """All three showed the caption of another figure, whose name theirs ends with."""
     report = Report(tmp_path, layout())
     add_measure(report, name, "per_head", {"value": torch.rand(12)})
-    assert report.results.results[name].caption.startswith("A square per head, blocks from input to output.")
+    assert report.results.results[name].caption.startswith(
+        "A square per head, blocks from input to output."
+    )
 
 
 def test_readers_and_pages_look_at_no_name():
@@ -426,14 +531,19 @@ def test_readers_and_pages_look_at_no_name():
     for file in (*READERS.rglob("*.py"), *PAGES.rglob("*.py"), *PAGES.glob("*.js")):
         text = file.read_text()
         found = re.findall(
-            r"(tables|labels)\.get\(|(name|key|column)\.(ends|starts)with|in (name|key)\b|=> key ===", text
+            r"(tables|labels)\.get\(|(name|key|column)\.(ends|starts)with|in (name|key)\b|=> key ===",
+            text,
         )
-        found += re.findall(r"[\"'](?:low|high|null|uniform|standard_error|random_init)[\"'] in |NOT_A_VALUE", text)
+        found += re.findall(
+            r"[\"'](?:low|high|null|uniform|standard_error|random_init)[\"'] in |NOT_A_VALUE", text
+        )
         assert not found, (file.name, found)
     every = set(members("measure")) - {"position", "confidence"}  # words of other things, too
     assert {"svcca", "entropy"} <= every
     for file in (*READERS.rglob("*.py"), *PAGES.rglob("*.py"), *PAGES.glob("*.js")):
-        assert not [name for name in every if re.search(rf"[\"']{name}[\"']", file.read_text())], file.name
+        assert not [name for name in every if re.search(rf"[\"']{name}[\"']", file.read_text())], (
+            file.name
+        )
 
 
 @pytest.mark.usefixtures("whole_pictures")
@@ -447,7 +557,9 @@ def test_a_large_run_stays_under_8_megabytes(tmp_path):
     for number in range(24):  # noise is what no compression makes smaller
         pixels = noise.integers(0, 255, (400, 400, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / "figures" / f"f{number:02}.png")
-        drawn[f"f{number:02}"] = Entry(kind="figure", title=f"f{number:02}", figure=f"figures/f{number:02}.png")
+        drawn[f"f{number:02}"] = Entry(
+            kind="figure", title=f"f{number:02}", figure=f"figures/f{number:02}.png"
+        )
     value = torch.rand(144, 144, dtype=torch.float64)
     from mhprobe.report import tables
 
@@ -465,7 +577,9 @@ def test_a_large_run_stays_under_8_megabytes(tmp_path):
     assert path.stat().st_size < 8e6
     page = Page(path.read_text())
     assert len(page.data["pairs"]) == 6 and len(page.data["measures"]) == 20
-    assert "There was no room for this figure" in page.text and "Too large for this page" in page.text
+    assert (
+        "There was no room for this figure" in page.text and "Too large for this page" in page.text
+    )
 
 
 def test_a_damaged_table_is_named_and_the_others_are_shown(tmp_path):
@@ -473,7 +587,9 @@ def test_a_damaged_table_is_named_and_the_others_are_shown(tmp_path):
     (folder / "tables" / "svcca.csv").write_text("head_a,head_b,value\n1,2\n")
     (folder / "metrics.json").write_text("{")
     page = Page(write_report(folder).read_text())
-    assert "tables/svcca.csv, row 1: 2 fields, expected 3" in page.text and "metrics.json" in page.text
+    assert (
+        "tables/svcca.csv, row 1: 2 fields, expected 3" in page.text and "metrics.json" in page.text
+    )
     assert len(page.data["measures"]) == 2
 
 
@@ -494,7 +610,9 @@ def test_a_finished_run_says_what_was_run(tmp_path):
     assert "python -m mhprobe.train +experiment=digits_vit 'measure=[gate_importance]'" in page.text
     assert f"torch {torch.__version__.partition('+')[0]}" in page.text and "cores" in page.text
     again = Page(write_report(folder).read_text())
-    assert "python -m mhprobe.train" in again.text  # kept in the folder, whoever makes the page again
+    assert (
+        "python -m mhprobe.train" in again.text
+    )  # kept in the folder, whoever makes the page again
 
 
 def test_a_run_without_tables_of_heads_knows_them_from_its_facts(tmp_path):
@@ -512,7 +630,11 @@ def test_the_command_makes_the_page_again(a_run):
     done = subprocess.run([*command, str(a_run)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(a_run.resolve() / "report.html")
     wrong = subprocess.run([*command, str(a_run / "tables")], capture_output=True, text=True)
-    assert wrong.returncode == 2 and wrong.stderr.startswith("mhprobe: report: ") and wrong.stderr.count("\n") == 1
+    assert (
+        wrong.returncode == 2
+        and wrong.stderr.startswith("mhprobe: report: ")
+        and wrong.stderr.count("\n") == 1
+    )
 
 
 def test_the_folder_of_a_sweep_stands_for_its_jobs(tmp_path, a_run):
@@ -531,9 +653,17 @@ def test_a_run_of_144_heads_with_many_figures_stays_below_8_mb(tmp_path):
     for number in range(12):  # half a megabyte each, as no figure is
         pixels = noise.integers(0, 255, (400, 430, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / "figures" / f"noise_{number}.png")
-        drawn[f"noise_{number}"] = Entry(kind="figure", title=f"noise {number}", figure=f"figures/noise_{number}.png")
+        drawn[f"noise_{number}"] = Entry(
+            kind="figure", title=f"noise {number}", figure=f"figures/noise_{number}.png"
+        )
         pairs = [[a, b, 0.1 * a + number, 0.5] for a in range(144) for b in range(a)]
-        report.add({f"pairs_{number}": Result(Table(["head_a", "head_b", "value", "null"], pairs, "pairwise"))})
+        report.add(
+            {
+                f"pairs_{number}": Result(
+                    Table(["head_a", "head_b", "value", "null"], pairs, "pairwise")
+                )
+            }
+        )
     listed(folder, drawn)
     size = write_report(folder).stat().st_size
     assert 3_000_000 < size < 8_000_000  # it is full, and the rest is named
@@ -565,27 +695,47 @@ def test_speed_and_faithful_maps_are_said_in_words(tmp_path):
     ]
     report = Report(tmp_path, layout())
     add_rows(report, "speed", rows, "speed")
-    areas = {"deletion": 0.25, "insertion": 0.5, "random_deletion": 0.375, "random_insertion": 0.375}
-    judged = [{"image": image, "label": "a", "predicted": "a", "kind": "rollout", **areas} for image in (0, 1)]
+    areas = {
+        "deletion": 0.25,
+        "insertion": 0.5,
+        "random_deletion": 0.375,
+        "random_insertion": 0.375,
+    }
+    judged = [
+        {"image": image, "label": "a", "predicted": "a", "kind": "rollout", **areas}
+        for image in (0, 1)
+    ]
     add_rows(report, "maps", judged, "maps")
     said = words.result(read_run(tmp_path), [], [])
     assert said == [
-        "At batch 16 the pruned network is 1.25 times as fast as the dense one (1.20 to 1.30 over rounds) on a CPU; "
+        "At batch 16 the pruned network is 1.25 times as fast as the dense one (1.20 to 1.30 over "
+        "rounds) on a CPU; "
         "its FLOPs predict 1.50.",
-        "rollout: deletion 0.25 (random orders 0.38; lower is better), insertion 0.50 (random orders 0.38; higher is "
+        "rollout: deletion 0.25 (random orders 0.38; lower is better), insertion 0.50 (random "
+        "orders 0.38; higher is "
         "better), mean over 2 maps.",
     ]
     unsure = [row | {"speedup_low": -np.inf, "speedup_high": np.inf} for row in rows]
     add_rows(report, "speed", unsure, "speed")
-    assert "dense one (too few rounds for an interval) on a CPU" in words.result(read_run(tmp_path), [], [])[0]
+    assert (
+        "dense one (too few rounds for an interval) on a CPU"
+        in words.result(read_run(tmp_path), [], [])[0]
+    )
 
 
 def test_references_that_are_one_number_leave_the_menu_and_stand_in_the_legend(tmp_path):
     report = Report(tmp_path, layout())
-    columns = {"value": torch.arange(12.0), "share": torch.arange(12.0) / 12, "whole": torch.full((12,), 117.25)}
+    columns = {
+        "value": torch.arange(12.0),
+        "share": torch.arange(12.0) / 12,
+        "whole": torch.full((12,), 117.25),
+    }
     add_measure(report, "entropy", "per_head", columns)
     (measure,) = atlas.measures(read_run(tmp_path))
-    assert (list(measure["columns"]), measure["constants"]) == (["value", "share"], {"whole": 117.25})
+    assert (list(measure["columns"]), measure["constants"]) == (
+        ["value", "share"],
+        {"whole": 117.25},
+    )
 
 
 def test_neurons_are_strips_of_a_block_beside_the_squares_of_its_heads(tmp_path):
@@ -599,7 +749,10 @@ def test_neurons_are_strips_of_a_block_beside_the_squares_of_its_heads(tmp_path)
     for block, strip in enumerate(measure["neurons"]):
         own = value[both.span(2 + block)]
         assert (strip["block"], strip["count"], len(strip["bins"])) == (block, 96, 64)
-        assert strip["lowest"] == [int(own.argmin()), own.min()] and strip["highest"] == [int(own.argmax()), own.max()]
+        assert strip["lowest"] == [int(own.argmin()), own.min()] and strip["highest"] == [
+            int(own.argmax()),
+            own.max(),
+        ]
         expected = own.sort().values
         assert strip["bins"][0] == expected[:2].mean() and strip["bins"][-1] == expected[-1:].mean()
     assert 'id="neurons"' in write_report(tmp_path).read_text()
@@ -616,12 +769,16 @@ def test_numbers_are_rounded_as_people_write_them(tmp_path):
     report = Report(tmp_path, layout())
     value = torch.linspace(103, 117.3, 12)
     for name, half in (("attention_distance", 10), ("entropy", 0.1), ("confidence", 0)):
-        add_measure(report, name, "per_head", {"value": value, "low": value - half, "high": value + half})
+        add_measure(
+            report, name, "per_head", {"value": value, "low": value - half, "high": value + half}
+        )
     run = read_run(tmp_path)
     wide, narrow, none = words.glance(atlas.heads(run), atlas.measures(run))
     assert wide["high"].endswith(": 120 (110 to 130)") and wide["low"].endswith(": 100 (93 to 110)")
     # an interval that is narrower than two digits show: once "120 (120 to 120)"
-    assert narrow["high"].endswith(": 117.3 (117.2 to 117.4)") and narrow["low"].endswith(": 103.0 (102.9 to 103.1)")
+    assert narrow["high"].endswith(": 117.3 (117.2 to 117.4)") and narrow["low"].endswith(
+        ": 103.0 (102.9 to 103.1)"
+    )
     assert none["high"].endswith(": 120") and none["low"].endswith(": 100")
 
 
@@ -633,17 +790,25 @@ def test_an_interval_is_not_written_wider_than_it_is(tmp_path):
     add_measure(report, "entropy", "per_head", {name: end + spread for name, end in ends.items()})
     run = read_run(tmp_path)
     (entropy,) = words.glance(atlas.heads(run), atlas.measures(run))
-    assert entropy["low"].endswith(": 3.54 (3.53 to 3.56)") and entropy["high"].endswith(": 14.54 (14.53 to 14.56)")
+    assert entropy["low"].endswith(": 3.54 (3.53 to 3.56)") and entropy["high"].endswith(
+        ": 14.54 (14.53 to 14.56)"
+    )
 
 
 def test_rounding_is_no_interval():
     """A value that all images share, as the entropy of even attention, once had 17 digits, and so had its ends."""
-    assert with_interval(0.3, 0.3, 0.1 + 0.2) == "0.3" and with_interval(0.7, 0.7 - 2e-16, 0.7 + 2e-16) == "0.7"
+    assert (
+        with_interval(0.3, 0.3, 0.1 + 0.2) == "0.3"
+        and with_interval(0.7, 0.7 - 2e-16, 0.7 + 2e-16) == "0.7"
+    )
 
 
 @pytest.mark.parametrize(
     ("column", "value", "reason"),
-    [("heads_masked", "7", "column masked names 2, heads_masked says 7"), ("accuracy", "1.798", "accuracy is 1.798")],
+    [
+        ("heads_masked", "7", "column masked names 2, heads_masked says 7"),
+        ("accuracy", "1.798", "accuracy is 1.798"),
+    ],
 )
 def test_a_curve_that_contradicts_itself_is_not_shown(tmp_path, column, value, reason):
     """The same run unchanged is read whole."""
@@ -660,14 +825,30 @@ def test_a_curve_that_contradicts_itself_is_not_shown(tmp_path, column, value, r
 def test_a_head_is_drawn_by_class_but_not_its_p_nor_what_all_heads_share(tmp_path):
     """A bar of p = 1 was the longest; the ledger called it nats of loss."""
     drop = torch.linspace(-0.5, 0.5, 24, dtype=torch.float64).view(-1, 2)
-    columns = {"value": drop[:, 0], "by_class": drop, "class_p_holm": drop.abs(), "class_accuracy": drop * 0 + 0.9}
+    columns = {
+        "value": drop[:, 0],
+        "by_class": drop,
+        "class_p_holm": drop.abs(),
+        "class_accuracy": drop * 0 + 0.9,
+    }
     heads = HeadLayout((HeadSite("blocks.0.attn", 0, 0, num_heads=12, head_dim=8),))
     axes = {name: ["a", "b"] for name in ("by_class", "class_p_holm", "class_accuracy")}
     report = Report(tmp_path, heads)
-    add_measure(report, "ablation_delta", "per_head", columns, "rise of the loss (nats)", axes=axes, masks=True)
+    add_measure(
+        report,
+        "ablation_delta",
+        "per_head",
+        columns,
+        "rise of the loss (nats)",
+        axes=axes,
+        masks=True,
+    )
     report.add_metrics({"test/accuracy": 0.9, "test/images": 300})
     entries = json.loads((tmp_path / "results.json").read_text())["results"]
-    assert entries["ablation_delta"]["label"] == "rise of the loss (nats)" and entries["ablation_delta"]["masks"]
+    assert (
+        entries["ablation_delta"]["label"] == "rise of the loss (nats)"
+        and entries["ablation_delta"]["masks"]
+    )
     assert not any({"unit", "masks"} & set(entries[f"ablation_delta_{name}"]) for name in axes)
     of_axes = [entries[f"ablation_delta_{name}"] for name in axes]
     assert [entry["label"] for entry in of_axes] == ["by class", "class p holm", "class accuracy"]

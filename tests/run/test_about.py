@@ -40,7 +40,9 @@ def test_a_file_that_begins_with_another_has_its_options_and_no_others():
     assert "gates.relaxation.learnable" not in said  # of the relaxation that it replaces
 
 
-@pytest.mark.parametrize(("choice", "there_are"), [("measures=svcca", "measure"), ("measure=svca", "svcca")])
+@pytest.mark.parametrize(
+    ("choice", "there_are"), [("measures=svcca", "measure"), ("measure=svca", "svcca")]
+)
 def test_what_there_is_not_is_answered_with_what_there_is(choice, there_are):
     with pytest.raises(UserError, match=rf"{choice}: .*\b{there_are}\b"):
         about(choice)
@@ -48,7 +50,9 @@ def test_what_there_is_not_is_answered_with_what_there_is(choice, there_are):
 
 def test_the_command_answers_and_refuses_in_one_line():
     def said(word: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "mhprobe", word], capture_output=True, text=True)
+        return subprocess.run(
+            [sys.executable, "-m", "mhprobe", word], capture_output=True, text=True
+        )
 
     assert "measure.svcca.variance=" in said("measure=svcca").stdout
     refused = said("measure=svca")

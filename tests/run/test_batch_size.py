@@ -15,7 +15,13 @@ from mhprobe.training.classifier import GatedClassifier
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory):
-    cfg = runs.config("train", tmp_path_factory.mktemp("auto"), "measure=[]", "masking=none", "data.batch_size=auto")
+    cfg = runs.config(
+        "train",
+        tmp_path_factory.mktemp("auto"),
+        "measure=[]",
+        "masking=none",
+        "data.batch_size=auto",
+    )
     data = builders.data(cfg)
     return cfg, data, builders.classifier(cfg, data)
 
@@ -55,7 +61,9 @@ def test_the_largest_batch_that_fits_is_found_and_the_network_is_as_before(parts
     tried = memory(holds)
     assert batch_size.largest(cfg, model, data) == holds == data.batch_size
     assert {holds, holds + 1} <= set(tried)
-    assert all(torch.equal(value, before[name]) for name, value in model.backbone.state_dict().items())
+    assert all(
+        torch.equal(value, before[name]) for name, value in model.backbone.state_dict().items()
+    )
 
 
 def test_no_batch_is_larger_than_the_images_are_many(parts, memory):

@@ -29,7 +29,11 @@ pytestmark = pytest.mark.slow
         ("probe", "untrained vit_tiny_patch16_224", ["weights=random"]),
         ("probe", "vit_tiny_patch16_224", ["weights=null", "backbone.pretrained=true"]),
         ("probe", "mine", ["weights=null", "backbone.checkpoint=/home/me/mine.pth"]),
-        ("train", "digits_gates", ["+experiment=digits_gates", "weights=digits_vit.safetensors"]),  # its own, by then
+        (
+            "train",
+            "digits_gates",
+            ["+experiment=digits_gates", "weights=digits_vit.safetensors"],
+        ),  # its own, by then
     ],
 )
 def test_small_print_names_the_weights_or_the_run_that_makes_some(command, said, options, tmp_path):
@@ -58,11 +62,15 @@ def test_the_folder_of_a_run_stands_for_its_weights(key, tmp_path, monkeypatch):
     for name in ("model.safetensors", "pruned.safetensors"):
         (tmp_path / name).touch()
         cfg = runs.checked("train", f"{key}={tmp_path}")
-        assert {"weights": cfg.weights, "optim.teacher": cfg.optim.teacher}[key] == str(tmp_path / name)
+        assert {"weights": cfg.weights, "optim.teacher": cfg.optim.teacher}[key] == str(
+            tmp_path / name
+        )
         assert builders.data(cfg) == "images"
 
 
-def test_a_measure_that_refuses_does_not_hold_up_the_others_and_is_named_at_the_end(tmp_path, monkeypatch):
+def test_a_measure_that_refuses_does_not_hold_up_the_others_and_is_named_at_the_end(
+    tmp_path, monkeypatch
+):
     def refuse(self):
         raise mhprobe.UserError("gate_importance: not today.")
 
@@ -76,7 +84,11 @@ def test_a_measure_that_refuses_does_not_hold_up_the_others_and_is_named_at_the_
 
 @pytest.mark.parametrize(("heads", "said"), [("[2,2]", 0), ("[2,3]", 2)])
 def test_units_by_index_say_so_where_stages_differ(tmp_path, caplog, heads, said):
-    swin = ["backbone.name=swin_tiny_patch4_window7_224", "~backbone.depth", "+backbone.depths=[1,1]"]
+    swin = [
+        "backbone.name=swin_tiny_patch4_window7_224",
+        "~backbone.depth",
+        "+backbone.depths=[1,1]",
+    ]
     swin += ["backbone.img_size=16", "backbone.patch_size=2", "+backbone.window_size=4"]
     swin += ["backbone.embed_dim=12", f"backbone.num_heads={heads}", "masking.steps=1"]
     with caplog.at_level("INFO", logger="mhprobe"):
@@ -89,9 +101,19 @@ def test_images_without_labels_leave_a_model_the_classifier_that_it_has(tmp_path
     for number in range(12):
         tensor = torch.full((8, 8, 3), 20 * number, dtype=torch.uint8)
         Image.fromarray(tensor.numpy()).save(tmp_path / f"{number}.png")
-    size = ["backbone.depth=1", "backbone.embed_dim=12", "backbone.num_heads=3", "backbone.img_size=8"]
+    size = [
+        "backbone.depth=1",
+        "backbone.embed_dim=12",
+        "backbone.num_heads=3",
+        "backbone.img_size=8",
+    ]
     cfg = runs.checked(
-        "probe", "weights=random", *size, "backbone.patch_size=4", "data=photos", f"data.root={tmp_path}"
+        "probe",
+        "weights=random",
+        *size,
+        "backbone.patch_size=4",
+        "data=photos",
+        f"data.root={tmp_path}",
     )
     model = builders.classifier(cfg, builders.data(cfg))
     assert model.backbone.num_classes == 1000
@@ -124,7 +146,12 @@ def test_the_schedule_is_as_long_as_the_training(tmp_path, images, batch_size):
 
 @pytest.mark.parametrize(("most", "steps"), [([], 12), (["+trainer.max_steps=8"], 8)])
 def test_a_run_that_ends_early_warms_up_for_as_many_epochs(tmp_path, most, steps):
-    size = ["data.limit_train=96", "data.batch_size=24", "trainer.max_epochs=3", "optim.warmup_epochs=1"]
+    size = [
+        "data.limit_train=96",
+        "data.batch_size=24",
+        "trainer.max_epochs=3",
+        "optim.warmup_epochs=1",
+    ]
     cfg = runs.config("train", tmp_path, *size, *most)
     data = builders.data(cfg)
     model = builders.classifier(cfg, data)
@@ -132,7 +159,9 @@ def test_a_run_that_ends_early_warms_up_for_as_many_epochs(tmp_path, most, steps
     trainer.fit(model, datamodule=data)
     factor = trainer.lr_scheduler_configs[0].scheduler.lr_lambdas[0]
     assert trainer.global_step == model.total_steps == steps
-    assert [factor(step) for step in range(4)] == [0.25, 0.5, 0.75, 1.0] and factor(5) < 1  # an epoch has 4 steps
+    assert [factor(step) for step in range(4)] == [0.25, 0.5, 0.75, 1.0] and factor(
+        5
+    ) < 1  # an epoch has 4 steps
 
 
 def test_weights_that_are_trained_on_name_the_images_they_saw_last(tmp_path, trained):
@@ -155,7 +184,9 @@ def test_a_training_needs_no_logger(tmp_path, without):
 def test_numbers_on_validation_are_those_of_the_weights_that_are_kept(tmp_path, monkeypatch):
     """They were those of the last epoch, beside the weights of the best one."""
     whole, falling = Tally.compute, iter([0.5, 0.25, 0.125])  # two epochs and the test
-    monkeypatch.setattr(Tally, "compute", lambda tally: {**whole(tally), "accuracy": torch.tensor(next(falling))})
+    monkeypatch.setattr(
+        Tally, "compute", lambda tally: {**whole(tally), "accuracy": torch.tensor(next(falling))}
+    )
     mhprobe.train.run(runs.config("train", tmp_path, *runs.SHORT), tmp_path / "run")
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
     model = json.loads((tmp_path / "run" / "model.json").read_text())

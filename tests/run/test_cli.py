@@ -36,7 +36,9 @@ MISTAKES = {
     (*TRAIN, "trainer.max_epoch=3"): ("trainer.max_epoch", "max_epochs"),
     (*TRAIN, "optim.lrr=1"): ("optim.lrr", "did you mean lr", "weight_decay"),
     (*TRAIN, "sed=1"): ("'sed'", "did you mean seed"),
-    ("prune", "weights=random", "prune.remove=36"): ("'prune.remove': prune=given and prune=order have it",),
+    ("prune", "weights=random", "prune.remove=36"): (
+        "'prune.remove': prune=given and prune=order have it",
+    ),
     ("prune", "weights=random", "prune.units=head"): ("'prune.units': prune=order has it",),
     (*TRAIN, "data.batchsize=3"): ("data.batchsize", "batch_size"),
     (*TRAIN, "+optim.momentum=1"): ("optim.momentum",),
@@ -77,40 +79,80 @@ MISTAKES = {
     ("mask",): ("which trained network", "weights=random"),
     ("maps",): ("which trained network", "weights=random"),
     (*TRAIN, "out=null"): ("out", "string", "None"),
-    (*TRAIN, "masking=null"): ("masking: expected one of none, orders, single_heads, six_curves, got null.",),
+    (*TRAIN, "masking=null"): (
+        "masking: expected one of none, orders, single_heads, six_curves, got null.",
+    ),
     (*TRAIN, "out="): ("out=: has no value",),
     (*TRAIN, "hydra.run.dir="): ("hydra.run.dir=: has no value",),
     (*TRAIN, "hydra.run.dr=x"): ("did you mean dir? hydra.run has dir.",),
-    (*TRAIN, "logger=null"): ("logger: expected one of csv, mlflow, tensorboard, wandb, got null.",),
+    (*TRAIN, "logger=null"): (
+        "logger: expected one of csv, mlflow, tensorboard, wandb, got null.",
+    ),
     (*TRAIN, "backbone.depth=0"): ("backbone.depth", "0"),
     (*TRAIN, "cache_dir=~/x"): ("cache_dir=~/x", "quotes"),
     ("probe", "weights=nowhere.safetensors"): ("weights", "nowhere.safetensors"),
     ("mask", "weights=file"): ("weights", "file"),
     # what a measure cannot work with
-    (*PROBE, "+backbone.class_token=false", "+backbone.global_pool=avg", "measure=[token_kinds]",
-     "measure.token_kinds.value=cls"): ("token_kinds", "value=cls", "class token", "neighbours"),
-    (*PROBE, "measure=[object_attention]"): ("object_attention", "no object masks", "data=scenes", "data=pets"),
-    (*PROBE, "measure=[rarity]", "data.limit_val=10", "measure.rarity.codes=4000"):
-        ("rarity", "patches for 4000 codes", "measure.rarity.codes="),
-    (*PROBE, "backbone.num_heads=1", "measure=[svcca]", "data.limit_test=1"):
-        ("svcca", "n = 17 rows", "d = 24 channels", "Use more images"),
+    (
+        *PROBE,
+        "+backbone.class_token=false",
+        "+backbone.global_pool=avg",
+        "measure=[token_kinds]",
+        "measure.token_kinds.value=cls",
+    ): ("token_kinds", "value=cls", "class token", "neighbours"),
+    (*PROBE, "measure=[object_attention]"): (
+        "object_attention",
+        "no object masks",
+        "data=scenes",
+        "data=pets",
+    ),
+    (*PROBE, "measure=[rarity]", "data.limit_val=10", "measure.rarity.codes=4000"): (
+        "rarity",
+        "patches for 4000 codes",
+        "measure.rarity.codes=",
+    ),
+    (*PROBE, "backbone.num_heads=1", "measure=[svcca]", "data.limit_test=1"): (
+        "svcca",
+        "n = 17 rows",
+        "d = 24 channels",
+        "Use more images",
+    ),
     (*PROBE, "+backbone.attn_layer=diff", "measure=[entropy]"): ("blocks.0.attn", "DiffAttention"),
-    ("probe", "weights=nan.safetensors", "data.limit_test=3", "trainer.accelerator=cpu", "measure=[gate_importance]"):
-        ("blocks.1.attn", "NaN", "image 0"),
-}  # fmt: skip
+    (
+        "probe",
+        "weights=nan.safetensors",
+        "data.limit_test=3",
+        "trainer.accelerator=cpu",
+        "measure=[gate_importance]",
+    ): ("blocks.1.attn", "NaN", "image 0"),
+}
 
 
 @pytest.fixture(scope="module")
 def replies(tmp_path_factory):
     cwd = tmp_path_factory.mktemp("mistakes")
     (cwd / "file").write_text("a file, no folder and no checkpoint")
-    settings = {"name": "vit_tiny_patch16_224", "img_size": 8, "patch_size": 2, "depth": 2, "embed_dim": 24}
+    settings = {
+        "name": "vit_tiny_patch16_224",
+        "img_size": 8,
+        "patch_size": 2,
+        "depth": 2,
+        "embed_dim": 24,
+    }
     broken = build(**settings, num_heads=3, num_classes=10)
     torch.nn.init.constant_(broken.blocks[1].attn.qkv.weight, torch.nan)
-    description = {"backbone": {**settings, "num_heads": 3}, "class_names": list("0123456789"), "data": "digits"}
+    description = {
+        "backbone": {**settings, "num_heads": 3},
+        "class_names": list("0123456789"),
+        "data": "digits",
+    }
     save_weights(broken, cwd / "nan.safetensors", description)
     return dict(
-        zip(MISTAKES, runs.answers([runs.Command(task, overrides) for task, *overrides in MISTAKES], cwd), strict=True)
+        zip(
+            MISTAKES,
+            runs.answers([runs.Command(task, overrides) for task, *overrides in MISTAKES], cwd),
+            strict=True,
+        )
     )
 
 
@@ -125,10 +167,14 @@ def test_a_mistake_gets_one_line_that_names_it_and_the_choices(replies, command)
 
 @pytest.mark.slow
 def test_ctrl_c_in_training_is_one_line_and_130(tmp_path):
-    interrupted = runs.Command("train", [*runs.TINY, "masking=none", "measure=[]"], signal.SIGINT, 1)
+    interrupted = runs.Command(
+        "train", [*runs.TINY, "masking=none", "measure=[]"], signal.SIGINT, 1
+    )
     [result] = runs.answers([interrupted], tmp_path)
     assert result.code == 130
-    assert [line for line in result.err.splitlines() if line] == ["mhprobe: interrupted; go on with ckpt_path=last"]
+    assert [line for line in result.err.splitlines() if line] == [
+        "mhprobe: interrupted; go on with ckpt_path=last"
+    ]
 
 
 @pytest.mark.slow
@@ -177,7 +223,9 @@ def test_a_sweep_over_experiments_has_one_folder_and_says_how_to_set_what_they_a
     small.append("backbone.qkv_bias=true")  # which conf/backbone/vit.yaml does not list
     swept = ["-m", "+experiment=digits_vit,digits_gates"]
     added = [f"++{part}" if part.startswith("backbone.") else part for part in small]
-    plain, ended = runs.answers([runs.Command("train", [*swept, *parts]) for parts in (small, added)], tmp_path)
+    plain, ended = runs.answers(
+        [runs.Command("train", [*swept, *parts]) for parts in (small, added)], tmp_path
+    )
     assert "In a sweep over experiments write ++backbone.qkv_bias=..." in plain.answer
     assert ended.code == 0, ended.err
     [sweep] = (tmp_path / "outputs").glob("*/*")
@@ -190,36 +238,54 @@ def test_a_sweep_over_experiments_has_one_folder_and_says_how_to_set_what_they_a
 def test_without_a_mistake_the_same_door_opens(tmp_path):
     """Negative control: the forked command line above also succeeds where nothing is wrong."""
     tiny = [part for part in runs.TINY if not part.startswith("trainer.max_epochs")]
-    [result] = runs.answers([runs.Command("probe", [*tiny, "weights=random", "measure=[]"])], tmp_path)
+    [result] = runs.answers(
+        [runs.Command("probe", [*tiny, "weights=random", "measure=[]"])], tmp_path
+    )
     assert result.code == 0, result.err
     assert "101 images" in result.out
 
 
 @pytest.mark.parametrize(("as_program", "apart"), [("True", False), ("False", True)])
-def test_a_command_does_all_that_is_to_be_done_at_its_end_but_takes_nothing_apart(as_program, apart):
+def test_a_command_does_all_that_is_to_be_done_at_its_end_but_takes_nothing_apart(
+    as_program, apart
+):
     code = (
         "import atexit, runpy, sys, threading, time\n"
         "class Witness:\n    def __del__(self, write=sys.stderr.write): write('taken apart')\n"
         "sys.witness = Witness()\n"
         "atexit.register(print, 'said at the end')\n"
-        # once main has printed: a print is two writes, of the text and of the end of its line, and others come between
-        "def later():\n    threading.main_thread().join(); time.sleep(0.5); print('said by a thread')\n"
+        # once main has printed: a print is two writes, of the text and of the end of its line, and
+        # others come between
+        "def later():\n    threading.main_thread().join(); time.sleep(0.5); print('said by a "
+        "thread')\n"
         "threading.Thread(target=later).start()\n"
         f"runpy.run_module('mhprobe.train', run_name='__main__', alter_sys={as_program})"
     )
     command = [sys.executable, "-c", code, "--cfg", "job", "-p", "seed"]
     end = subprocess.run(command, env=runs.environment(), capture_output=True, text=True)
-    assert (end.returncode, set(end.stdout.splitlines())) == (0, {"0", "said by a thread", "said at the end"})
+    assert (end.returncode, set(end.stdout.splitlines())) == (
+        0,
+        {"0", "said by a thread", "said at the end"},
+    )
     assert end.stderr == "taken apart" * apart
 
 
-@pytest.mark.parametrize("flags", [["--help"], ["--cfg", "job"], ["+experiment=nothing"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "flags", [["--help"], ["--cfg", "job"], ["+experiment=nothing"]], ids=" ".join
+)
 def test_answers_that_need_no_network_import_none(tmp_path, flags):
     code = (
-        "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=open('modules', 'w')));"
-        "sys.argv[0] = 'mhprobe'; import runpy; runpy.run_module('mhprobe.train', run_name='__main__')"
+        "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=open('modules', "
+        "'w')));"
+        "sys.argv[0] = 'mhprobe'; import runpy; runpy.run_module('mhprobe.train', "
+        "run_name='__main__')"
     )
-    subprocess.run([sys.executable, "-c", code, *flags], cwd=tmp_path, env=runs.environment(), capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", code, *flags],
+        cwd=tmp_path,
+        env=runs.environment(),
+        capture_output=True,
+    )
     loaded = set((tmp_path / "modules").read_text().split())
     assert "hydra" in loaded  # it did run
     assert not loaded & {"torch", "timm", "lightning", "matplotlib", "wandb", "sklearn", "pydantic"}
@@ -236,7 +302,10 @@ def asked(tmp_path_factory):
     results = runs.answers([runs.Command(name, flag) for name in COMMANDS for flag in flags], cwd)
     assert all(result.code == 0 and not result.err for result in results)
     assert not list(cwd.iterdir())
-    return {name: (results[2 * i].out, OmegaConf.create(results[2 * i + 1].out)) for i, name in enumerate(COMMANDS)}
+    return {
+        name: (results[2 * i].out, OmegaConf.create(results[2 * i + 1].out))
+        for i, name in enumerate(COMMANDS)
+    }
 
 
 @pytest.mark.slow
@@ -261,7 +330,10 @@ def test_a_command_has_its_own_settings_and_nothing_of_the_others(asked):
     assert {"seed", "weights", "backbone", "data", "trainer"} <= shared
     assert not {"causal", "voita", "faithfulness", "images", "maps", "prune"} & has["train"]
     assert not {"optim", "masking", "measure", "search", "causal"} & has["maps"]
-    assert not {"optim", "masking", "ckpt_path"} & has["probe"] and not {"optim", "measure"} & has["mask"]
+    assert (
+        not {"optim", "masking", "ckpt_path"} & has["probe"]
+        and not {"optim", "measure"} & has["mask"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -276,10 +348,16 @@ def test_a_command_has_its_own_settings_and_nothing_of_the_others(asked):
             "+callback=early_stopping",
             "mhprobe.prune has no callback, a part of mhprobe.train",
         ),
-        ("prune", "ckpt_path=last", "ckpt_path=last: mhprobe.prune has no ckpt_path, a part of .*mhprobe.train"),
+        (
+            "prune",
+            "ckpt_path=last",
+            "ckpt_path=last: mhprobe.prune has no ckpt_path, a part of .*mhprobe.train",
+        ),
     ],
 )
-def test_a_section_of_another_command_is_refused_with_the_commands_that_have_it(command, override, words):
+def test_a_section_of_another_command_is_refused_with_the_commands_that_have_it(
+    command, override, words
+):
     with pytest.raises(mhprobe.UserError, match=words):
         runs.composed(command, "+experiment=probe_all", override)
 
@@ -292,8 +370,12 @@ def test_an_experiment_gives_a_command_what_it_has_a_section_for():
 def test_a_group_of_another_command_can_be_chosen_where_this_command_has_a_place_for_it():
     """mhprobe.prune has no section called search; its orders have searches."""
     order = ["prune=order", "prune/order=keep_best", "prune.remove=3"]
-    usual, exact = (runs.composed("prune", *order, *more) for more in ((), ("search@prune.order.search=exact",)))
-    assert usual.prune.order.search._target_.endswith("Auto") and exact.prune.order.search._target_.endswith("Exact")
+    usual, exact = (
+        runs.composed("prune", *order, *more) for more in ((), ("search@prune.order.search=exact",))
+    )
+    assert usual.prune.order.search._target_.endswith(
+        "Auto"
+    ) and exact.prune.order.search._target_.endswith("Exact")
     with pytest.raises(mhprobe.UserError, match=r"mhprobe\.prune has no search"):
         runs.composed("prune", *order, "search@masking.search=exact")
 
@@ -306,11 +388,17 @@ def test_weights_that_say_their_data_set_need_no_other_word(tmp_path):
         return runs.composed("probe", *overrides).data.source._target_.rpartition(".")[2]
 
     assert chosen(weights) == "Scenes"
-    assert chosen(weights, "data=cifar10") == chosen(weights, "+experiment=cifar10_vit") == "Cifar10"
+    assert (
+        chosen(weights, "data=cifar10") == chosen(weights, "+experiment=cifar10_vit") == "Cifar10"
+    )
     (tmp_path / "a.json").write_text('{"data": "../secret"}')
-    assert chosen(weights) == "Digits"  # the default; the classes are compared when the weights are loaded
+    assert (
+        chosen(weights) == "Digits"
+    )  # the default; the classes are compared when the weights are loaded
     described = {"backbone": {"name": "vit_tiny_patch16_224"}, "class_names": [], "data": "scenes"}
-    save_checkpoint({"mhprobe": described, "state_dict": {"gates.values": torch.ones(36)}}, tmp_path / "a.ckpt")
+    save_checkpoint(
+        {"mhprobe": described, "state_dict": {"gates.values": torch.ones(36)}}, tmp_path / "a.ckpt"
+    )
     assert chosen(f"weights={tmp_path / 'a.ckpt'}") == "Scenes"
     assert chosen(f"weights={tmp_path / 'b.ckpt'}") == "Digits"  # loading it raises
     (tmp_path / "model.safetensors").touch()
@@ -319,7 +407,9 @@ def test_weights_that_say_their_data_set_need_no_other_word(tmp_path):
 
 
 def test_cfg_job_prints_the_composed_configuration(tmp_path):
-    result = runs.run("train", "+experiment=digits_vit", "optim.lr=0.5", "--cfg", "job", cwd=tmp_path)
+    result = runs.run(
+        "train", "+experiment=digits_vit", "optim.lr=0.5", "--cfg", "job", cwd=tmp_path
+    )
     assert result.code == 0 and not result.err
     cfg = OmegaConf.create(result.out)
     assert cfg.name == "digits_vit" and cfg.optim.lr == 0.5 and cfg.backbone.depth == 4

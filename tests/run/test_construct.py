@@ -9,7 +9,11 @@ from mhprobe.masking.redundant_or_inert import RedundantOrInert
 from mhprobe.run.construct import construct
 
 CKA = {"_target_": "mhprobe.measures.cka.CKA", "_partial_": True}
-JOIN = {"_target_": "mhprobe.masking.redundant_or_inert.RedundantOrInert", "similar": {"cka": CKA}, "writes": CKA}
+JOIN = {
+    "_target_": "mhprobe.masking.redundant_or_inert.RedundantOrInert",
+    "similar": {"cka": CKA},
+    "writes": CKA,
+}
 
 
 def test_parts_inside_a_mapping_are_made_before_their_types_are_looked_at():

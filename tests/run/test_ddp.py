@@ -18,7 +18,19 @@ from runs import rows
 slow = pytest.mark.slow
 
 TWO = ("trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu")
-EXACT = {"head", "head_a", "head_b", "site", "curve", "split", "step", "heads_masked", "masked", "seed", "accuracy"}
+EXACT = {
+    "head",
+    "head_a",
+    "head_b",
+    "site",
+    "curve",
+    "split",
+    "step",
+    "heads_masked",
+    "masked",
+    "seed",
+    "accuracy",
+}
 
 
 def assert_same_numbers(one: dict, two: dict, where: str) -> None:
@@ -28,18 +40,24 @@ def assert_same_numbers(one: dict, two: dict, where: str) -> None:
         if column in EXACT or value == two[column]:
             assert value == two[column], (where, column)
         else:
-            assert math.isclose(float(value), float(two[column]), rel_tol=1e-6, abs_tol=1e-6), (where, column)
+            assert math.isclose(float(value), float(two[column]), rel_tol=1e-6, abs_tol=1e-6), (
+                where,
+                column,
+            )
 
 
 @slow
 @pytest.mark.parametrize("task", ["probe", "mask"])
 def test_two_processes_give_the_numbers_of_one(task, trained, tmp_path):
-    # 101 test and 51 validation images in batches of 16: other batches on every rank, and one image of padding
+    # 101 test and 51 validation images in batches of 16: other batches on every rank, and one image
+    # of padding
     command = [*runs.TINY, f"weights={trained.folder / 'model.safetensors'}"]
     command += ["trainer.precision=32-true", "data.eval_batch_size=16"]
     folders = []
     for name, more in (("one", ()), ("two", TWO)):
-        (tmp_path / name).mkdir()  # a cache of its own: the second must not read the first one's orders
+        (
+            tmp_path / name
+        ).mkdir()  # a cache of its own: the second must not read the first one's orders
         result = runs.run(task, *command, *more, cwd=tmp_path / name)
         assert result.code == 0, result.err
         folders.append(result.folder)
@@ -63,7 +81,10 @@ def test_two_processes_give_the_numbers_of_one(task, trained, tmp_path):
 def test_a_mistake_that_every_rank_finds_is_said_once(tmp_path):
     result = runs.run("train", *runs.TINY, *TWO, "+trainer.wings=2", cwd=tmp_path)
     assert "wings" in result.answer
-    assert not {path.name for path in result.folder.iterdir()} & {"job.yaml", mhprobe.run.launch.MISTAKE}
+    assert not {path.name for path in result.folder.iterdir()} & {
+        "job.yaml",
+        mhprobe.run.launch.MISTAKE,
+    }
 
 
 def test_a_mistake_that_one_rank_finds_is_the_only_one(tmp_path, monkeypatch):
@@ -93,17 +114,29 @@ def test_a_rank_that_was_killed_is_named_and_the_others_say_nothing(tmp_path, ca
     assert mhprobe.run.launch._failed({0: 1, 1: -signal.SIGKILL}, tmp_path) == 137
     [line] = capsys.readouterr().err.splitlines()
     assert "rank 1" in line and "SIGKILL" in line
-    assert mhprobe.run.launch._failed({0: 1}, tmp_path) == 1  # without one that was killed, the first to fail speaks
+    assert (
+        mhprobe.run.launch._failed({0: 1}, tmp_path) == 1
+    )  # without one that was killed, the first to fail speaks
     assert "a hundred lines of gloo" in capsys.readouterr().err
 
 
 @slow
 def test_ranks_end_with_whoever_started_them_and_leave_no_job(tmp_path):
-    command = [*runs.TINY, *TWO, "masking=none", "measure=[]", "trainer.max_epochs=100000", "hydra.run.dir=killed"]
+    command = [
+        *runs.TINY,
+        *TWO,
+        "masking=none",
+        "measure=[]",
+        "trainer.max_epochs=100000",
+        "hydra.run.dir=killed",
+    ]
     process = runs.start("train", *command, cwd=tmp_path)
     last = tmp_path / "killed" / "checkpoints" / "last.ckpt"
     runs.wait(lambda: last.exists() or process.poll() is not None)
-    ranks = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    ranks = [
+        int(pid)
+        for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ]
     assert len(ranks) >= 2
     process.kill()
     process.communicate()
@@ -113,8 +146,17 @@ def test_ranks_end_with_whoever_started_them_and_leave_no_job(tmp_path):
 
 @slow
 def test_training_on_two_processes_survives_sigterm_and_goes_on(tmp_path):
-    command = [*runs.TINY, *TWO, "masking=none", "measure=[]", "data.batch_size=12", "checkpoint.every_n_steps=1"]
-    process = runs.start("train", *command, "trainer.max_epochs=1000", "hydra.run.dir=stopped", cwd=tmp_path)
+    command = [
+        *runs.TINY,
+        *TWO,
+        "masking=none",
+        "measure=[]",
+        "data.batch_size=12",
+        "checkpoint.every_n_steps=1",
+    ]
+    process = runs.start(
+        "train", *command, "trainer.max_epochs=1000", "hydra.run.dir=stopped", cwd=tmp_path
+    )
     last = tmp_path / "stopped" / "checkpoints" / "last.ckpt"
     runs.wait(lambda: last.exists() or process.poll() is not None)
     process.send_signal(signal.SIGTERM)
@@ -125,7 +167,9 @@ def test_training_on_two_processes_survives_sigterm_and_goes_on(tmp_path):
     assert checkpoint["global_step"] >= 1
     epochs = f"trainer.max_epochs={checkpoint['epoch'] + 2}"
     fewer = "resume.allow=[trainer.max_epochs]"  # than it was begun with
-    result = runs.run("train", *command, epochs, fewer, f"ckpt_path={last}", "hydra.run.dir=resumed", cwd=tmp_path)
+    result = runs.run(
+        "train", *command, epochs, fewer, f"ckpt_path={last}", "hydra.run.dir=resumed", cwd=tmp_path
+    )
     assert result.code == 0, result.err
     metrics = json.loads((tmp_path / "resumed" / "metrics.json").read_text())
     assert metrics["test/images"] == 101 and math.isfinite(metrics["test/loss"])
@@ -137,7 +181,13 @@ def test_training_on_two_processes_survives_sigterm_and_goes_on(tmp_path):
 @slow
 def test_the_loss_of_a_training_step_is_that_of_all_processes(tmp_path):
     """It once was that of the first process's images alone."""
-    command = [*runs.TINY, "masking=none", "measure=[]", "trainer.max_epochs=1", "trainer.precision=32-true"]
+    command = [
+        *runs.TINY,
+        "masking=none",
+        "measure=[]",
+        "trainer.max_epochs=1",
+        "trainer.precision=32-true",
+    ]
     command += ["optim.warmup_epochs=0", "trainer.log_every_n_steps=1"]
     losses = []
     for name, more in (("one", ["data.batch_size=24"]), ("two", [*TWO, "data.batch_size=12"])):

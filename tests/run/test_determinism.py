@@ -17,7 +17,11 @@ def written(folder: Path, seed: int) -> dict[str, bytes]:
     more = ("trainer.max_epochs=1", "measure=[gate_importance,svcca,entropy]", "masking=none")
     cfg = runs.config("train", folder / "cache", *more, f"seed={seed}")
     mhprobe.train.run(cfg, folder / "run")
-    paths = [*folder.glob("run/tables/*.csv"), folder / "run" / "metrics.json", folder / "run" / "model.safetensors"]
+    paths = [
+        *folder.glob("run/tables/*.csv"),
+        folder / "run" / "metrics.json",
+        folder / "run" / "model.safetensors",
+    ]
     return {path.name: path.read_bytes() for path in paths}
 
 
@@ -27,4 +31,7 @@ def test_the_same_training_leaves_the_same_bytes_twice(tmp_path):
     torch.rand(7), np.random.rand(7)  # whatever ran before in this process
     again, other = written(tmp_path / "again", seed=0), written(tmp_path / "other", seed=1)
     assert len(first) >= 5 and first == again
-    assert other.keys() == first.keys() and other["gate_importance.csv"] != first["gate_importance.csv"]
+    assert (
+        other.keys() == first.keys()
+        and other["gate_importance.csv"] != first["gate_importance.csv"]
+    )

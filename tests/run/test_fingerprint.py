@@ -20,9 +20,20 @@ CFG: dict[str, Any] = {
     "seed": 0,
     "compile": False,
     "weights": None,
-    "data": {"batch_size": 24, "root": "/a", "source": {"root": "/a", "size": 8}, "limit_train": None},
+    "data": {
+        "batch_size": 24,
+        "root": "/a",
+        "source": {"root": "/a", "size": 8},
+        "limit_train": None,
+    },
     "optim": {"lr": 1e-3, "weight_decay": 0.05},
-    "gates": {"relaxation": {"_target_": "x"}, "penalty": None, "keep": None, "threshold": 0.5, "lr": 1e-2},
+    "gates": {
+        "relaxation": {"_target_": "x"},
+        "penalty": None,
+        "keep": None,
+        "threshold": 0.5,
+        "lr": 1e-2,
+    },
     "trainer": {
         "max_epochs": 2,
         "devices": 1,
@@ -35,14 +46,26 @@ ABOUT = {"backbone": {"name": "vit", "depth": 2}}
 PATH = Path("old/last.ckpt")
 
 
-def of(images: str = "abc", processes: int = 1, precision: str = "32-true", about: Any = ABOUT, **changes: Any) -> Any:
+def of(
+    images: str = "abc",
+    processes: int = 1,
+    precision: str = "32-true",
+    about: Any = ABOUT,
+    **changes: Any,
+) -> Any:
     cfg = {
-        key: {**CFG[key], **changes[key]} if isinstance(changes.get(key), dict) else changes.get(key, CFG[key])
+        key: {**CFG[key], **changes[key]}
+        if isinstance(changes.get(key), dict)
+        else changes.get(key, CFG[key])
         for key in CFG
     }
     parts = {"optim": Optim, "gates": Gates, "trainer": TrainerSettings}
     cfg |= {name: section.model_construct(**cfg[name]) for name, section in parts.items()}
-    return {**facts(Config.model_construct(**cfg), about, images), "processes": processes, "precision": precision}
+    return {
+        **facts(Config.model_construct(**cfg), about, images),
+        "processes": processes,
+        "precision": precision,
+    }
 
 
 def answer(theirs: Any, ours: Any, *allow: str) -> str:
@@ -87,7 +110,12 @@ def test_what_decides_the_images_and_the_network_can_never_change(other, key):
     theirs, ours = of(), of(**other)
     assert any(found.startswith(key) for found in differences(theirs, ours))
     line = answer(theirs, ours, "optim", key)
-    assert f"{key}" in line and " was " in line and "weights=old/last.ckpt" in line and "resume.allow" not in line
+    assert (
+        f"{key}" in line
+        and " was " in line
+        and "weights=old/last.ckpt" in line
+        and "resume.allow" not in line
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,7 +139,11 @@ def test_what_may_change_on_purpose_needs_a_word(other, key, was, now):
 
 def test_every_difference_is_listed_with_both_values():
     line = answer(of(), of(seed=3, images="abd", optim={"lr": 1.0}), "optim.lr")
-    assert "seed was 0, is 3" in line and "data.images was abc, is abd" in line and "optim.lr" not in line
+    assert (
+        "seed was 0, is 3" in line
+        and "data.images was abc, is abd" in line
+        and "optim.lr" not in line
+    )
 
 
 def test_a_part_that_only_one_of_them_has_is_a_difference():
@@ -144,7 +176,9 @@ def test_a_checkpoint_that_says_nothing_is_refused_unless_asked_for():
 def stopped_early(patience: int | None) -> Any:
     """Facts as a checkpoint keeps them, of a run with or without early stopping."""
     stops = [] if patience is None else [EarlyStopping(None, patience)]
-    return SameRun(of()).facts(L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=stops))
+    return SameRun(of()).facts(
+        L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=stops)
+    )
 
 
 def test_early_stopping_is_neither_dropped_nor_changed_in_silence():
@@ -152,7 +186,9 @@ def test_early_stopping_is_neither_dropped_nor_changed_in_silence():
     key = "early_stopping.patience"
     for ours, now in ((None, ABSENT), (3, "3")):
         assert f"{key} was 2, is {now}" in (line := answer(stopped_early(2), stopped_early(ours)))
-        assert f"resume.allow=[{key}]" in line and judge(stopped_early(2), stopped_early(ours), [key], PATH)
+        assert f"resume.allow=[{key}]" in line and judge(
+            stopped_early(2), stopped_early(ours), [key], PATH
+        )
     assert f"{key} was {ABSENT}, is 2" in answer(stopped_early(None), stopped_early(2))
     assert differences(stopped_early(2), stopped_early(2)) == {}
 
@@ -200,7 +236,10 @@ def test_a_part_of_a_study_goes_on_from_the_same_part(tmp_path):
 
 @pytest.mark.parametrize("named", ["of the jobs", "of several experiments", "given by hand"])
 def test_a_job_of_a_sweep_goes_on_from_its_own_number_in_an_earlier_sweep(tmp_path, named):
-    """runs: the folder of the job's own name. Where the sweep has another, its own runs are still no others'."""
+    """runs: the folder of the job's own name.
+
+    Where the sweep has another, its own runs are still no others'.
+    """
     runs = tmp_path / "digits_vit"
     beside = {"of the jobs": runs, "of several experiments": tmp_path / "vit_and_1_more"}.get(
         named, tmp_path / "x" / "y"
@@ -211,10 +250,14 @@ def test_a_job_of_a_sweep_goes_on_from_its_own_number_in_an_earlier_sweep(tmp_pa
     checkpoint(now / "0", 5)  # what the job before this one has just written
     assert earlier(runs, now / "1") == [first[1]]
     assert earlier(runs, sweep(beside / "c") / "0")[-1] == first[0]
-    assert earlier(runs, now / "2") == []  # a job that no earlier sweep had: not a run that was none of a sweep
+    assert (
+        earlier(runs, now / "2") == []
+    )  # a job that no earlier sweep had: not a run that was none of a sweep
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("optim.weight_decy", "optim.weight_decay"), ("optm", "optim")])
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("optim.weight_decy", "optim.weight_decay"), ("optm", "optim")]
+)
 def test_a_misspelt_name_to_allow_is_answered_with_the_nearest(typed, meant):
     line = answer(of(), of(), typed)
     assert f"no part of a run is called {typed}; did you mean {meant}? parts: " in line

@@ -29,9 +29,14 @@ def test_hydra_makes_its_loader_by_the_name_that_ours_is_put_under():
 
 @pytest.mark.parametrize("name", [name for name in vars(OwnSections) if not name.startswith("_")])
 def test_what_ours_overrides_is_asked_with_the_same_words(name):
-    theirs, ours = (inspect.signature(getattr(each, name)).parameters for each in (ConfigLoaderImpl, OwnSections))
+    theirs, ours = (
+        inspect.signature(getattr(each, name)).parameters
+        for each in (ConfigLoaderImpl, OwnSections)
+    )
     assert list(theirs) == list(ours), LOOK
-    assert [each.default for each in theirs.values()] == [each.default for each in ours.values()], LOOK
+    assert [each.default for each in theirs.values()] == [each.default for each in ours.values()], (
+        LOOK
+    )
 
 
 def test_the_options_of_a_group_are_those_that_hydra_finds_without_a_copy_of_all_files(monkeypatch):
@@ -60,7 +65,9 @@ def test_what_tests_compose_once_is_what_hydra_composes_each_time(command, monke
     for name, whole in warm.quick_configurations().items():
         monkeypatch.setattr(name, whole)
     assert quick == [OmegaConf.to_yaml(runs.composed(*command, hydra=True))] * 2
-    assert quick[0] != OmegaConf.to_yaml(runs.composed(*command, "name=another", hydra=True))  # negative control
+    assert quick[0] != OmegaConf.to_yaml(
+        runs.composed(*command, "name=another", hydra=True)
+    )  # negative control
 
 
 def test_a_configuration_that_was_written_to_is_composed_again(tmp_path):
@@ -68,7 +75,10 @@ def test_a_configuration_that_was_written_to_is_composed_again(tmp_path):
     (tmp_path / "part").mkdir()
     seen = []
     for time, (chosen, value) in enumerate([("a", 1), ("b", 1), ("b", 1), ("b", 2), ("a", 2)]):
-        for file, text in (("all", f"defaults: [part: {chosen}]"), (f"part/{chosen}", f"{chosen}: {value}")):
+        for file, text in (
+            ("all", f"defaults: [part: {chosen}]"),
+            (f"part/{chosen}", f"{chosen}: {value}"),
+        ):
             path = tmp_path / f"{file}.yaml"
             if not path.exists() or path.read_text() != text:
                 path.write_text(text)
@@ -82,6 +92,10 @@ def test_a_folder_may_be_given_from_the_home_folder(command, tmp_path, monkeypat
     """Without it, ckpt_path=last looked into ./~, and mhprobe.prunebench wrote there."""
     monkeypatch.setenv("HOME", str(tmp_path))
     cfg = runs.composed(command, 'out="~/out"', 'cache_dir="~/cache"', "~logger", hydra=True)
-    folders = [cfg.out, cfg.cache_dir, *([cfg.cells, cfg.hydra.run.dir] if command == "prunebench" else [])]
+    folders = [
+        cfg.out,
+        cfg.cache_dir,
+        *([cfg.cells, cfg.hydra.run.dir] if command == "prunebench" else []),
+    ]
     assert all(Path(folder).is_relative_to(tmp_path) for folder in folders)
     assert "~logger" in cfg.hydra.overrides.task and not cfg.get("logger")

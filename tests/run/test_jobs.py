@@ -16,20 +16,31 @@ from mhprobe.run import jobs
 
 def test_processes_that_start_in_the_same_second_get_folders_of_their_own(tmp_path):
     code = f"from mhprobe.run.jobs import claim; print(claim('{tmp_path}/runs/now'), claim('{tmp_path}/runs/now'))"
-    started = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    started = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
     got = [process.communicate()[0].split() for process in started]
-    assert all(first == again for first, again in got)  # one process asks often, and is answered the same
+    assert all(
+        first == again for first, again in got
+    )  # one process asks often, and is answered the same
     assert len({first for first, _ in got}) == 4
     assert {Path(first).name for first, _ in got} == {"now", "now_2", "now_3", "now_4"}
 
 
 def test_ranks_of_one_run_are_told_the_same_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
-    assert jobs.claim(str(tmp_path / "now")) == str(tmp_path / "now") and not list(tmp_path.iterdir())
+    assert jobs.claim(str(tmp_path / "now")) == str(tmp_path / "now") and not list(
+        tmp_path.iterdir()
+    )
 
 
 def test_a_folder_that_another_run_is_writing_into_is_refused(tmp_path):
-    with jobs.held(tmp_path), pytest.raises(UserError, match="another run is writing there"), jobs.held(tmp_path):
+    with (
+        jobs.held(tmp_path),
+        pytest.raises(UserError, match="another run is writing there"),
+        jobs.held(tmp_path),
+    ):
         pass
     with jobs.held(tmp_path):  # it was given back
         assert not list(tmp_path.iterdir())
@@ -42,7 +53,9 @@ def test_a_mistake_leaves_the_settings_of_the_run_that_is_in_the_folder(tmp_path
     with pytest.raises(UserError, match="refused"), jobs.settings(tmp_path, second, ["seed=2"]):
         assert Folder(tmp_path).overrides() == ["seed=2"]  # the run itself reads its own
         raise UserError("refused")
-    assert Folder(tmp_path).overrides() == ["seed=1"] and Folder(tmp_path).yaml("config/config.yaml") == {"seed": 1}
+    assert Folder(tmp_path).overrides() == ["seed=1"] and Folder(tmp_path).yaml(
+        "config/config.yaml"
+    ) == {"seed": 1}
     with pytest.raises(SystemExit), jobs.settings(tmp_path, second, ["seed=2"]):
         raise SystemExit(143)  # stopped, and to be continued with its own settings
     assert Folder(tmp_path).yaml("config/config.yaml") == {"seed": 2}
@@ -58,7 +71,10 @@ def test_a_job_that_is_run_again_in_its_folder_no_longer_counts_as_failed(tmp_pa
 def test_the_end_of_a_sweep_names_the_jobs_that_failed(tmp_path, capsys, codes, expected):
     for number in range(3):
         (tmp_path / str(number) / "config").mkdir(parents=True)
-        OmegaConf.save(OmegaConf.create([f"seed={number}"]), tmp_path / str(number) / "config" / "overrides.yaml")
+        OmegaConf.save(
+            OmegaConf.create([f"seed={number}"]),
+            tmp_path / str(number) / "config" / "overrides.yaml",
+        )
     for number, code in enumerate(codes):
         jobs.note(tmp_path / str(number), code, f"what was wrong with {number}")
     end = jobs.SaysWhatFailed()
@@ -71,4 +87,8 @@ def test_the_end_of_a_sweep_names_the_jobs_that_failed(tmp_path, capsys, codes, 
         end.on_multirun_end(config)
     said = capsys.readouterr().err
     assert stop.value.code == expected
-    assert "2 of 3 jobs failed" in said and "seed=1): what was wrong with 1" in said and "seed=2" not in said
+    assert (
+        "2 of 3 jobs failed" in said
+        and "seed=1): what was wrong with 1" in said
+        and "seed=2" not in said
+    )

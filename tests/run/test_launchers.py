@@ -19,10 +19,19 @@ from mhprobe.run import cli, jobs, launch, sections
 from mhprobe.run.sections import CONF
 
 ENGINES = [
-    (kind, path.stem) for kind in ("launcher", "sweeper") for path in sorted((CONF / "hydra" / kind).glob("*.yaml"))
+    (kind, path.stem)
+    for kind in ("launcher", "sweeper")
+    for path in sorted((CONF / "hydra" / kind).glob("*.yaml"))
 ]
-MODULES = {"joblib": "hydra_plugins.hydra_joblib_launcher", "submitit": "hydra_plugins.hydra_submitit_launcher"}
-EXTRAS = {"parallel": "joblib", "slurm": "submitit", "slurm_local": "submitit"}  # others are called as their engine is
+MODULES = {
+    "joblib": "hydra_plugins.hydra_joblib_launcher",
+    "submitit": "hydra_plugins.hydra_submitit_launcher",
+}
+EXTRAS = {
+    "parallel": "joblib",
+    "slurm": "submitit",
+    "slurm_local": "submitit",
+}  # others are called as their engine is
 
 
 def installed(extra: str) -> bool:
@@ -38,7 +47,8 @@ def needs(engine: str) -> pytest.MarkDecorator:
 
 
 @pytest.mark.parametrize(
-    ("kind", "engine"), [pytest.param(*engine, marks=needs(engine[1]), id=engine[1]) for engine in ENGINES]
+    ("kind", "engine"),
+    [pytest.param(*engine, marks=needs(engine[1]), id=engine[1]) for engine in ENGINES],
 )
 def test_every_engine_composes_and_takes_the_options_it_is_given(kind, engine):
     hydra = runs.composed("mask", "weights=random", f"hydra/{kind}={engine}", hydra=True).hydra
@@ -52,14 +62,18 @@ def test_an_engine_that_is_not_installed_is_answered_with_what_to_install(monkey
         raise ModuleNotFoundError
 
     monkeypatch.setattr("mhprobe.run.sections.importlib.util.find_spec", find)
-    with pytest.raises(UserError, match=r'hydra/launcher=parallel: not installed; pip install "mhprobe\[joblib\]"'):
+    with pytest.raises(
+        UserError, match=r'hydra/launcher=parallel: not installed; pip install "mhprobe\[joblib\]"'
+    ):
         runs.composed("mask", "weights=random", "hydra/launcher=parallel", hydra=True)
 
 
 def test_a_job_that_was_lost_is_named_at_the_end(tmp_path, capsys):
     jobs.lost(tmp_path / "3", ["masking.step=3"], "the machine went away")
     with pytest.raises(SystemExit) as stop:
-        jobs.SaysWhatFailed().on_multirun_end(OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}}))
+        jobs.SaysWhatFailed().on_multirun_end(
+            OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}})
+        )
     assert stop.value.code == 1
     assert "3 (masking.step=3): the machine went away" in capsys.readouterr().err
 
@@ -70,7 +84,9 @@ def test_a_job_that_submitit_lost_leaves_word_and_the_others_are_waited_for(tmp_
 
     def results(job):
         if job.number == 0:
-            raise submitit.core.utils.UncompletedJobError("Job 7 has not produced any output\nits log ...")
+            raise submitit.core.utils.UncompletedJobError(
+                "Job 7 has not produced any output\nits log ..."
+            )
         return ["done"]
 
     class Job:
@@ -78,13 +94,18 @@ def test_a_job_that_submitit_lost_leaves_word_and_the_others_are_waited_for(tmp_
             self.number = number
 
         def submission(self):
-            return SimpleNamespace(args=(["masking.step=3"], "hydra.sweep.dir", self.number, "id", None))
+            return SimpleNamespace(
+                args=(["masking.step=3"], "hydra.sweep.dir", self.number, "id", None)
+            )
 
     monkeypatch.setattr(submitit.Job, "results", results)
     jobs.submitit_names_lost_jobs(tmp_path)
     lost, done = (submitit.Job.results(Job(number)) for number in (0, 1))
     assert done == ["done"] and lost[0].return_value is None
-    assert json.loads((tmp_path / "0" / jobs.FAILED).read_text())["message"] == "Job 7 has not produced any output"
+    assert (
+        json.loads((tmp_path / "0" / jobs.FAILED).read_text())["message"]
+        == "Job 7 has not produced any output"
+    )
     assert not (tmp_path / "1").exists()
 
 
@@ -96,7 +117,9 @@ def test_a_sweep_whose_process_was_killed_is_told_so_in_a_line(tmp_path, monkeyp
         raise TerminatedWorkerError("a hundred lines")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["mhprobe.probe", *runs.known("probe", runs.TINY), "weights=random"])
+    monkeypatch.setattr(
+        sys, "argv", ["mhprobe.probe", *runs.known("probe", runs.TINY), "weights=random"]
+    )
     monkeypatch.setattr(launch, "run", run)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with pytest.raises(SystemExit, match=r"a process of the sweep was killed.*n_jobs=1"):
@@ -105,14 +128,22 @@ def test_a_sweep_whose_process_was_killed_is_told_so_in_a_line(tmp_path, monkeyp
         signal.signal(number, handler)
 
 
-LOCAL = [name for kind, name in ENGINES if kind == "launcher" and name != "slurm"]  # what one machine can do
+LOCAL = [
+    name for kind, name in ENGINES if kind == "launcher" and name != "slurm"
+]  # what one machine can do
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", [pytest.param(name, marks=needs(name)) for name in LOCAL])
 def test_jobs_share_a_folder_and_scores_and_the_end_knows_who_failed(engine, trained, tmp_path):
     weights = f"weights={trained.folder / 'model.safetensors'}"
-    command = [*runs.TINY, weights, "masking.join=null", "trainer.precision=32-true", f"hydra/launcher={engine}"]
+    command = [
+        *runs.TINY,
+        weights,
+        "masking.join=null",
+        "trainer.precision=32-true",
+        f"hydra/launcher={engine}",
+    ]
     result = runs.run("mask", *command, "masking.step=2,99", cwd=tmp_path)
     [sweep] = (tmp_path / "outputs" / "digits_vit").iterdir()  # not one for each process
     assert result.code == 2, result.err
@@ -120,7 +151,9 @@ def test_jobs_share_a_folder_and_scores_and_the_end_knows_who_failed(engine, tra
         "1 of 2 jobs failed" in result.err
         and "masking.step: the longest of the curves has 6 steps, got 99" in result.err
     )
-    assert {row["step"] for row in runs.rows(sweep / "0" / "tables" / "masking_curves.csv")} == {"2"}
+    assert {row["step"] for row in runs.rows(sweep / "0" / "tables" / "masking_curves.csv")} == {
+        "2"
+    }
     assert (
         len(list((tmp_path / ".cache" / "mhprobe" / "orders").iterdir())) == 2
     )  # of validation and test, for all jobs
@@ -131,14 +164,28 @@ def test_jobs_share_a_folder_and_scores_and_the_end_knows_who_failed(engine, tra
 def test_optuna_finds_the_front_between_accuracy_and_heads(trained, tmp_path):
     weights = f"weights={trained.folder / 'model.safetensors'}"
     command = [part for part in runs.TINY if not part.startswith(("+experiment", "backbone"))]
-    command += ["+experiment=digits_gates", weights, "masking=none", "measure=[]", "hydra/sweeper=optuna"]
-    command += ["gates.penalty.weight=tag(log, interval(0.001, 100))", "optim.lr=1e-3,1e-4", "gates.lr=1"]
-    result = runs.run("train", *command, "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=2", cwd=tmp_path)
+    command += [
+        "+experiment=digits_gates",
+        weights,
+        "masking=none",
+        "measure=[]",
+        "hydra/sweeper=optuna",
+    ]
+    command += [
+        "gates.penalty.weight=tag(log, interval(0.001, 100))",
+        "optim.lr=1e-3,1e-4",
+        "gates.lr=1",
+    ]
+    result = runs.run(
+        "train", *command, "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=2", cwd=tmp_path
+    )
     assert result.code == 0, result.err
     [sweep] = (tmp_path / "outputs" / "digits_gates").iterdir()
     rows = runs.rows(sweep / "tables" / "trials.csv")
     assert [row["job"] for row in rows] == ["0", "1", "2"]
-    assert len({row["gates.penalty.weight"] for row in rows}) == 3 and {row["optim.lr"] for row in rows} <= {
+    assert len({row["gates.penalty.weight"] for row in rows}) == 3 and {
+        row["optim.lr"] for row in rows
+    } <= {
         "0.001",
         "0.0001",
     }

@@ -15,5 +15,8 @@ def test_a_warning_of_ours_is_one_line_without_a_file_and_those_of_others_keep_t
         line = warnings.formatwarning
         quiet()
         assert warnings.formatwarning is line  # every run of a sweep calls it
-        assert warnings.formatwarning("svcca: few images", FewImages, "prints.py", 43) == "svcca: few images\n"
+        assert (
+            warnings.formatwarning("svcca: few images", FewImages, "prints.py", 43)
+            == "svcca: few images\n"
+        )
         assert "theirs.py:7" in warnings.formatwarning("look out", UserWarning, "theirs.py", 7)

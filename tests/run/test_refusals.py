@@ -71,7 +71,11 @@ def built(cfg, folder):
     model = builders.classifier(cfg, data)
     report = builders.report(cfg, folder, model.gates.layout)
     asking = of_run(cfg, model, data, report)
-    return builders.trainer(cfg, [*builders.callbacks(cfg, model, data, report), asking], report), model, data
+    return (
+        builders.trainer(cfg, [*builders.callbacks(cfg, model, data, report), asking], report),
+        model,
+        data,
+    )
 
 
 def one_line(error) -> bool:
@@ -90,16 +94,24 @@ def test_settings_that_give_no_answer(tmp_path, override):
     assert one_line(error)
 
 
-@pytest.mark.parametrize(("option", "problem"), [("lrr=1e-3", "not permitted"), ("lr=-1", "greater than 0")])
+@pytest.mark.parametrize(
+    ("option", "problem"), [("lrr=1e-3", "not permitted"), ("lr=-1", "greater than 0")]
+)
 def test_what_differs_when_training_from_scratch_is_an_option_of_training(option, problem):
     given = ("gates=hard_concrete_target", "weights=random", f"+voita.scratch_optim.{option}")
-    with pytest.raises(UserError, match=rf"voita\.scratch_optim\.{option.partition('=')[0]}: .*{problem}") as error:
+    with pytest.raises(
+        UserError, match=rf"voita\.scratch_optim\.{option.partition('=')[0]}: .*{problem}"
+    ) as error:
         runs.checked("studies.voita", *runs.TINY, *given)
     assert one_line(error)
 
 
 def test_all_of_the_images_is_no_part_of_them(tmp_path):
-    whole = ("+trainer.limit_val_batches=1.0", "+trainer.limit_test_batches=1.0", "+trainer.fast_dev_run=false")
+    whole = (
+        "+trainer.limit_val_batches=1.0",
+        "+trainer.limit_test_batches=1.0",
+        "+trainer.fast_dev_run=false",
+    )
     assert runs.config("train", tmp_path, *whole).trainer.model_dump()["limit_val_batches"] == 1.0
 
 
@@ -123,21 +135,31 @@ def test_a_training_without_a_validation(tmp_path, override):
 @pytest.mark.parametrize("devices", [0, -3, [], [0, 0], "many", "1.5", [-1]])
 def test_devices_that_there_cannot_be(devices):
     with pytest.raises(UserError, match=r"trainer\.devices"):
-        launch._processes(TrainerSettings.model_construct(devices=devices, strategy="ddp", accelerator="cpu"))
+        launch._processes(
+            TrainerSettings.model_construct(devices=devices, strategy="ddp", accelerator="cpu")
+        )
 
 
-@pytest.mark.parametrize(("devices", "processes"), [(1, 1), ("3", 3), ([0, 1], 2), ("auto", 2), (-1, 2)], ids=str)
+@pytest.mark.parametrize(
+    ("devices", "processes"), [(1, 1), ("3", 3), ([0, 1], 2), ("auto", 2), (-1, 2)], ids=str
+)
 def test_devices_are_as_many_processes(devices, processes):
     assert (
-        launch._processes(TrainerSettings.model_construct(devices=devices, strategy="ddp", accelerator="cpu"))
+        launch._processes(
+            TrainerSettings.model_construct(devices=devices, strategy="ddp", accelerator="cpu")
+        )
         == processes
     )
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "fsdp2", "deepspeed_stage_3", "ddp_spawn", "ddp_notebook"])
+@pytest.mark.parametrize(
+    "strategy", ["fsdp", "fsdp2", "deepspeed_stage_3", "ddp_spawn", "ddp_notebook"]
+)
 def test_a_network_in_pieces_is_refused_with_what_helps(tmp_path, strategy):
     cfg = runs.composed("probe", *runs.TINY, "weights=random", f"+trainer.strategy={strategy}")
-    with pytest.raises(UserError, match=rf"trainer\.strategy: .*got {strategy}.*data\.eval_batch_size") as error:
+    with pytest.raises(
+        UserError, match=rf"trainer\.strategy: .*got {strategy}.*data\.eval_batch_size"
+    ) as error:
         launch.run("probe", cfg, tmp_path)
     assert one_line(error) and not list(tmp_path.iterdir())
 
@@ -150,17 +172,30 @@ def test_several_machines_need_a_launcher(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("command", "override", "words"), [
-    ("probe", "weights=null", "weights: which trained network"),
-    ("study", "weights=null", "weights: which trained network"),
-    ("mask", "masking=none", r"masking\.curves: expected a curve"),
-    ("prune", "prune.target={flops:nan}", r"prune\.target\.flops: expected a finite number, got nan"),
-    ("prune", "prune.target={heads:true}", r"prune\.target\.heads: Input should be a valid number, got True"),
-    ("prune", "prune.repair.ridge=inf", r"prune\.repair\.ridge: expected a finite number"),
-    ("prune", "prune.repair.ridge=-1", r"prune\.repair\.ridge"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("command", "override", "words"),
+    [
+        ("probe", "weights=null", "weights: which trained network"),
+        ("study", "weights=null", "weights: which trained network"),
+        ("mask", "masking=none", r"masking\.curves: expected a curve"),
+        (
+            "prune",
+            "prune.target={flops:nan}",
+            r"prune\.target\.flops: expected a finite number, got nan",
+        ),
+        (
+            "prune",
+            "prune.target={heads:true}",
+            r"prune\.target\.heads: Input should be a valid number, got True",
+        ),
+        ("prune", "prune.repair.ridge=inf", r"prune\.repair\.ridge: expected a finite number"),
+        ("prune", "prune.repair.ridge=-1", r"prune\.repair\.ridge"),
+    ],
+)
 def test_what_another_question_would_answer_is_refused(command, override, words):
-    more = ["+paper=byun_kim"] if command == "study" else ["prune=order"] if command == "prune" else []
+    more = (
+        ["+paper=byun_kim"] if command == "study" else ["prune=order"] if command == "prune" else []
+    )
     weights = [] if "weights" in override else ["weights=random"]
     with pytest.raises(UserError, match=words) as error:
         runs.checked(command, *runs.TINY, *more, *weights, override)
@@ -170,14 +205,37 @@ def test_what_another_question_would_answer_is_refused(command, override, words)
 SCENES = {"_target_": "mhprobe.data.scenes.Scenes", "train": 8.5}
 
 
-@pytest.mark.parametrize(("target", "options", "words"), [
-    ("measures.svcca.SVCCA", {"null_draws": 1.5}, r"here\.null_draws: expected a whole number, got 1\.5"),
-    ("measures.interaction.Interaction", {"top_k": True}, r"here\.top_k: expected a whole number, got True"),
-    ("data.photos.Photos", {"root": ["a"]}, r"here\.root: expected a text or a path or null, got"),
-    ("data.photos.Photos", {"root": 3}, r"here\.root: .*got 3"),
-    ("data.corrupted.Corrupted", {"source": SCENES}, r"here\.source\.train: expected a whole number, got 8\.5"),
-    ("data.augment.Augment", {"mixup": math.nan}, r"here\.mixup: expected a finite number, got nan"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("target", "options", "words"),
+    [
+        (
+            "measures.svcca.SVCCA",
+            {"null_draws": 1.5},
+            r"here\.null_draws: expected a whole number, got 1\.5",
+        ),
+        (
+            "measures.interaction.Interaction",
+            {"top_k": True},
+            r"here\.top_k: expected a whole number, got True",
+        ),
+        (
+            "data.photos.Photos",
+            {"root": ["a"]},
+            r"here\.root: expected a text or a path or null, got",
+        ),
+        ("data.photos.Photos", {"root": 3}, r"here\.root: .*got 3"),
+        (
+            "data.corrupted.Corrupted",
+            {"source": SCENES},
+            r"here\.source\.train: expected a whole number, got 8\.5",
+        ),
+        (
+            "data.augment.Augment",
+            {"mixup": math.nan},
+            r"here\.mixup: expected a finite number, got nan",
+        ),
+    ],
+)
 def test_a_part_takes_options_of_the_types_that_its_constructor_names(target, options, words):
     with pytest.raises(UserError, match=words) as error:
         construct({"_target_": f"mhprobe.{target}", "_partial_": True, **options}, "here")
@@ -187,7 +245,9 @@ def test_a_part_takes_options_of_the_types_that_its_constructor_names(target, op
 def test_an_empty_mapping_that_empties_nothing_is_refused(tmp_path):
     cfg = runs.composed("mask", *runs.TINY, "masking=orders", "masking.curves={}", "logger={}")
     assert cfg.masking.curves  # what was asked for would not be what is done
-    with pytest.raises(UserError, match=r"masking\.curves=\{\}: adds nothing to what is there .*or choose another"):
+    with pytest.raises(
+        UserError, match=r"masking\.curves=\{\}: adds nothing to what is there .*or choose another"
+    ):
         cli.refuse_empty(cfg, ["seed=1", "masking.curves={}"])
     cli.refuse_empty(cfg, ["seed=1", "masking=orders", "+nothing={}"])
 
@@ -196,49 +256,96 @@ def test_an_empty_mapping_that_empties_nothing_is_refused(tmp_path):
 def half(tmp_path):
     """A network that was trained on half of the patches."""
     file = tmp_path / "half.safetensors"
-    backbone = {"name": "vit_tiny_patch16_224", "img_size": 8, "patch_size": 4, "embed_dim": 12, "depth": 2}
+    backbone = {
+        "name": "vit_tiny_patch16_224",
+        "img_size": 8,
+        "patch_size": 4,
+        "embed_dim": 12,
+        "depth": 2,
+    }
     backbone |= {"num_heads": 3, "patch_drop_rate": 0.5}
     names = [str(number) for number in range(10)]
     save_weights(
-        build(**backbone, num_classes=10), file, {"backbone": backbone, "class_names": names, "data": "digits"}
+        build(**backbone, num_classes=10),
+        file,
+        {"backbone": backbone, "class_names": names, "data": "digits"},
     )
     return file
 
 
 @pytest.mark.parametrize(
-    ("key", "asked", "theirs"), [("depth", 4, "2"), ("qk_norm", True, "none"), ("img_size", 16, "8")]
+    ("key", "asked", "theirs"),
+    [("depth", 4, "2"), ("qk_norm", True, "none"), ("img_size", 16, "8")],
 )
-def test_a_typed_setting_of_a_backbone_that_weights_bring_otherwise_is_refused(half, key, asked, theirs):
-    words, cfg = ["seed=1", f"+backbone.{key}={asked}"], {"backbone": {key: asked}, "weights": str(half)}
-    with pytest.raises(UserError, match=rf"backbone.{key}: .*half.safetensors has {theirs}, got {asked}. Leave .* out"):
+def test_a_typed_setting_of_a_backbone_that_weights_bring_otherwise_is_refused(
+    half, key, asked, theirs
+):
+    words, cfg = (
+        ["seed=1", f"+backbone.{key}={asked}"],
+        {"backbone": {key: asked}, "weights": str(half)},
+    )
+    with pytest.raises(
+        UserError,
+        match=rf"backbone.{key}: .*half.safetensors has {theirs}, got {asked}. Leave .* out",
+    ):
         cli.refuse_unread(cfg, words)
-    with pytest.raises(UserError, match=r"backbone: .*half.safetensors has vit_tiny_patch16_224, got swin_tiny"):
-        cli.refuse_unread({"backbone": {"name": "swin_tiny"}, "weights": str(half)}, ["backbone=swin"])
-    cli.refuse_unread(cfg, ["seed=1", "+experiment=somebody's"])  # an experiment may be of another network
-    for weights in (None, "random", "", ".", "/"):  # a new network takes them; what is no file is refused elsewhere
+    with pytest.raises(
+        UserError, match=r"backbone: .*half.safetensors has vit_tiny_patch16_224, got swin_tiny"
+    ):
+        cli.refuse_unread(
+            {"backbone": {"name": "swin_tiny"}, "weights": str(half)}, ["backbone=swin"]
+        )
+    cli.refuse_unread(
+        cfg, ["seed=1", "+experiment=somebody's"]
+    )  # an experiment may be of another network
+    for weights in (
+        None,
+        "random",
+        "",
+        ".",
+        "/",
+    ):  # a new network takes them; what is no file is refused elsewhere
         cli.refuse_unread({**cfg, "weights": weights}, words)
-    same = {"depth": 2, "patch_drop_rate": 0, "num_classes": 0, "embed_dim": None, "fused_attn": False}
-    cli.refuse_unread({"backbone": same, "weights": str(half)}, [f"backbone.{name}={same[name]}" for name in same])
+    same = {
+        "depth": 2,
+        "patch_drop_rate": 0,
+        "num_classes": 0,
+        "embed_dim": None,
+        "fused_attn": False,
+    }
+    cli.refuse_unread(
+        {"backbone": same, "weights": str(half)}, [f"backbone.{name}={same[name]}" for name in same]
+    )
 
 
-def test_a_typed_setting_that_a_checkpoint_has_otherwise_is_refused_as_that_of_a_pair(half, tmp_path):
+def test_a_typed_setting_that_a_checkpoint_has_otherwise_is_refused_as_that_of_a_pair(
+    half, tmp_path
+):
     model, description = load_weights(half)
     state = {f"backbone.{name}": value for name, value in model.state_dict().items()}
     state["gates.values"] = torch.ones(6)
     save_checkpoint({"state_dict": state, "mhprobe": description}, tmp_path / "best.ckpt")
     cfg = {"backbone": {"depth": 4, "img_size": 8}, "weights": str(tmp_path / "best.ckpt")}
-    with pytest.raises(UserError, match=r"backbone.depth: .*best.ckpt has 2, got 4. Leave backbone.depth out"):
+    with pytest.raises(
+        UserError, match=r"backbone.depth: .*best.ckpt has 2, got 4. Leave backbone.depth out"
+    ):
         cli.refuse_unread(cfg, ["backbone.depth=4"])
     cli.refuse_unread(cfg, ["backbone.img_size=8"])
     (tmp_path / "other.pth").write_bytes(b"of another training")
-    with pytest.raises(UserError, match=r"other.json is missing or damaged.*give the backbone a name"):
+    with pytest.raises(
+        UserError, match=r"other.json is missing or damaged.*give the backbone a name"
+    ):
         cli.refuse_unread({**cfg, "weights": str(tmp_path / "other.pth")}, ["backbone.img_size=8"])
 
 
 def test_rates_of_dropping_are_those_of_the_command_and_else_those_of_the_file(tmp_path, half):
     """They hold no weights: a network trained on half of the patches can be tuned on all of them."""
     networks = []
-    for more, rate in (([], 0.5), (["backbone.patch_drop_rate=0.25"], 0.25), (["backbone.patch_drop_rate=0"], 0)):
+    for more, rate in (
+        ([], 0.5),
+        (["backbone.patch_drop_rate=0.25"], 0.25),
+        (["backbone.patch_drop_rate=0"], 0),
+    ):
         cfg = runs.config("train", tmp_path, f"weights={half}", "data=digits", *more)
         model = builders.classifier(cfg, builders.data(cfg))
         assert getattr(model.backbone.patch_drop, "prob", 0) == rate
@@ -253,7 +360,10 @@ def test_rates_of_dropping_are_those_of_the_command_and_else_those_of_the_file(t
             load_weights(half, **{key: rate})
     plain = load_weights(half, fused_attn=False)[0]
     assert not any(block.attn.fused_attn for block in plain.blocks)
-    for key, value in {"fused_attn": "plain", "pretrained": True}.items():  # no file may fetch weights
+    for key, value in {
+        "fused_attn": "plain",
+        "pretrained": True,
+    }.items():  # no file may fetch weights
         with pytest.raises(UserError, match=key):
             load_weights(half, **{key: value})
     images = torch.rand(4, 3, 8, 8)
@@ -277,7 +387,9 @@ def test_a_pruned_network_that_is_tuned_on_all_patches_loads_again(tmp_path, hal
 def test_options_of_the_right_types_are_taken():
     """Negative control of the above: every type that constructors name."""
 
-    def make(a: int, b: float | None, c: str | Path, d: Sequence[int], e: Mapping[str, float], f: bool):
+    def make(
+        a: int, b: float | None, c: str | Path, d: Sequence[int], e: Mapping[str, float], f: bool
+    ):
         raise AssertionError
 
     right = {"a": 1, "b": None, "c": "x", "d": [1], "e": {"k": 1}, "f": True, "more": object()}

@@ -15,7 +15,8 @@ from runs import Command
 
 pytestmark = pytest.mark.slow
 
-# everything that draws random numbers, four steps in each of two epochs, and a checkpoint after each step
+# everything that draws random numbers, four steps in each of two epochs, and a checkpoint after
+# each step
 RANDOM = [
     *runs.TINY,
     *("masking=none", "measure=[]", "data.batch_size=24", "checkpoint.every_n_steps=1"),
@@ -23,7 +24,16 @@ RANDOM = [
     *("data.augment.crop_padding=1", "data.augment.flip=true", "data.augment.mixup=0.2"),
     *("data.augment.rand_augment=1", "optim.ema=0.9"),
 ]
-SAVES = ["step 1", "step 2", "step 3", "best 1", "epoch 1", "step 5", "step 6", "step 7"]  # in the order they come
+SAVES = [
+    "step 1",
+    "step 2",
+    "step 3",
+    "best 1",
+    "epoch 1",
+    "step 5",
+    "step 6",
+    "step 7",
+]  # in the order they come
 
 
 def inside(folder: str, *more: str) -> list[str]:
@@ -50,7 +60,9 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 def whole(tmp_path_factory):
     """The uninterrupted run, and one of another seed: the draws do matter."""
     cwd = tmp_path_factory.mktemp("resume")
-    for result in runs.answers([Command("train", inside("whole")), Command("train", inside("seed", "seed=1"))], cwd):
+    for result in runs.answers(
+        [Command("train", inside("whole")), Command("train", inside("seed", "seed=1"))], cwd
+    ):
         assert result.code == 0, result.err
     return cwd
 
@@ -64,7 +76,10 @@ SIGTERMS = {  # after which save the signal comes -> the step that last.ckpt hol
 
 @pytest.fixture(scope="module")
 def stopped(whole):
-    """By (signal, save): how the run ended that was stopped there. Its folder and that of its resumption by name."""
+    """By (signal, save): how the run ended that was stopped there.
+
+    Its folder and that of its resumption by name.
+    """
     stops = [(signal.SIGKILL, save) for save in range(1, len(SAVES) + 1)]
     stops += [(signal.SIGTERM, save) for save, _ in SIGTERMS.values()]
     commands = []
@@ -89,10 +104,14 @@ def test_another_seed_gives_other_weights(whole):
 @pytest.mark.parametrize("save", range(1, len(SAVES) + 1), ids=SAVES)
 def test_killed_after_any_checkpoint_it_ends_with_the_same_bits(whole, stopped, save):
     assert stopped[signal.SIGKILL, save].code == -signal.SIGKILL
-    assert last(whole, name("stopped", signal.SIGKILL, save))["global_step"] < 8  # it was stopped on the way
+    assert (
+        last(whole, name("stopped", signal.SIGKILL, save))["global_step"] < 8
+    )  # it was stopped on the way
     resumed = name("resumed", signal.SIGKILL, save)
     assert same(state(whole, resumed), state(whole, "whole"))
-    assert results(whole, resumed) == results(whole, "whole")  # of the best epoch, also if that lay before the stop
+    assert results(whole, resumed) == results(
+        whole, "whole"
+    )  # of the best epoch, also if that lay before the stop
 
 
 @pytest.mark.parametrize(("save", "step"), SIGTERMS.values(), ids=SIGTERMS.keys())
@@ -109,15 +128,25 @@ def test_sigterm_finishes_the_step_saves_and_exits_143(whole, stopped, save, ste
 def test_last_is_the_newest_run_and_a_finished_one_is_tested_again(tmp_path):
     """Killed between its last step and its tables it has them, too: those of what happened in the training as well."""
     plain = [part for part in RANDOM if part not in ("checkpoint.every_n_steps=1", "measure=[]")]
-    tiny = [*plain, "gates=hard_concrete", "measure=[gate_importance]", "probe.every_n_epochs=1", "optim.ema=null"]
-    first, second = runs.answers([Command("train", tiny), Command("train", [*tiny, "ckpt_path=last"])], tmp_path)
+    tiny = [
+        *plain,
+        "gates=hard_concrete",
+        "measure=[gate_importance]",
+        "probe.every_n_epochs=1",
+        "optim.ema=null",
+    ]
+    first, second = runs.answers(
+        [Command("train", tiny), Command("train", [*tiny, "ckpt_path=last"])], tmp_path
+    )
     assert first.code == second.code == 0, first.err + second.err
     assert "resuming from" in second.out
     folders = sorted((tmp_path / "outputs" / "digits_vit").iterdir())
     assert len(folders) == 2
     first, second = (results(folder, "") for folder in folders)
     assert first == second and "val/accuracy" in first
-    first, second = ({path.name: path.read_bytes() for path in folder.glob("tables/*")} for folder in folders)
+    first, second = (
+        {path.name: path.read_bytes() for path in folder.glob("tables/*")} for folder in folders
+    )
     assert first == second and {"gate_history.csv", "gate_importance_history.csv"} <= first.keys()
     first, second = ({path.name for path in folder.glob("figures/*")} for folder in folders)
     assert first == second
@@ -137,7 +166,9 @@ def test_other_batches_and_other_backbones_are_refused(whole):
 
 
 def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(tmp_path):
-    explode = inside("explode", "optim.lr=1e30", "optim.warmup_epochs=0", "trainer.gradient_clip_val=null")
+    explode = inside(
+        "explode", "optim.lr=1e30", "optim.warmup_epochs=0", "trainer.gradient_clip_val=null"
+    )
     [result] = runs.answers([Command("train", explode)], tmp_path)
     assert "step" in result.answer and "nan" in result.answer.lower()
     kept = state(tmp_path, "explode")

@@ -39,7 +39,9 @@ def test_every_job_of_a_sweep_goes_on_from_its_own(tmp_path):
         before, after = last(old / str(job)), last(new / str(job))
         assert before["run"]["seed"] == after["run"]["seed"] == job
         assert after["global_step"] == 2 * before["global_step"]
-    assert "trainer.max_epochs was 1, is 2" in second.out  # and the schedule is not that of two epochs from the start
+    assert (
+        "trainer.max_epochs was 1, is 2" in second.out
+    )  # and the schedule is not that of two epochs from the start
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +63,8 @@ def test_another_run_is_refused_with_every_difference(trained_once):
         "trainer.precision=bf16-mixed": ("precision was",),
     }
     commands = [
-        Command("train", [*SHORT, MORE, path, f"hydra.run.dir=other{i}", change]) for i, change in enumerate(others)
+        Command("train", [*SHORT, MORE, path, f"hydra.run.dir=other{i}", change])
+        for i, change in enumerate(others)
     ]
     for result, words in zip(runs.answers(commands, trained_once), others.values(), strict=True):
         for word in words:
@@ -70,8 +73,14 @@ def test_another_run_is_refused_with_every_difference(trained_once):
 
 def test_what_may_change_really_does(trained_once):
     path = f"ckpt_path={trained_once}/run/checkpoints/last.ckpt"
-    changed = ["optim.lr=0.5", "optim.weight_decay=0.01", "resume.allow=[optim.lr,optim.weight_decay]"]
-    (result,) = runs.answers([Command("train", [*SHORT, MORE, path, "hydra.run.dir=on", *changed])], trained_once)
+    changed = [
+        "optim.lr=0.5",
+        "optim.weight_decay=0.01",
+        "resume.allow=[optim.lr,optim.weight_decay]",
+    ]
+    (result,) = runs.answers(
+        [Command("train", [*SHORT, MORE, path, "hydra.run.dir=on", *changed])], trained_once
+    )
     assert result.code == 0, result.err
     assert "optim.lr was 0.0015, is 0.5" in result.out
     groups = last(trained_once / "on")["optimizer_states"][0]["param_groups"]
@@ -86,10 +95,16 @@ def test_a_stopped_run_is_not_begun_anew_over_its_checkpoint(trained_once):
     shutil.copy(trained_once / "run" / "checkpoints" / "last.ckpt", checkpoint)
     before = checkpoint.read_bytes()
     small = runs.known("probe", [*runs.TINY, "measure=[]"])
-    other = Command("probe", [*small, "measure=[entropy]", "weights=random", "hydra.run.dir=stopped"])
-    result, probed = runs.answers([Command("train", [*SHORT, "hydra.run.dir=stopped"]), other], trained_once)
+    other = Command(
+        "probe", [*small, "measure=[entropy]", "weights=random", "hydra.run.dir=stopped"]
+    )
+    result, probed = runs.answers(
+        [Command("train", [*SHORT, "hydra.run.dir=stopped"]), other], trained_once
+    )
     assert result.code == 2
-    assert "holds a training that was stopped" in result.answer and "ckpt_path=last" in result.answer
+    assert (
+        "holds a training that was stopped" in result.answer and "ckpt_path=last" in result.answer
+    )
     assert probed.code == 2 and "is that of a stopped training" in probed.answer
     assert checkpoint.read_bytes() == before
 
@@ -98,10 +113,13 @@ def test_a_finished_training_is_not_begun_anew_in_its_folder(trained_once):
     """It once was: the page showed the new weights' accuracy beside the old ones' measures and curves."""
     weights = trained_once / "run" / "model.safetensors"
     before = weights.read_bytes()
-    (result,) = runs.answers([Command("train", [*SHORT, "seed=5", "hydra.run.dir=run"])], trained_once)
+    (result,) = runs.answers(
+        [Command("train", [*SHORT, "seed=5", "hydra.run.dir=run"])], trained_once
+    )
     assert result.code == 2
     assert re.search(
-        r"run is that of digits_vit \(digest \w{8}\) on digits \(digest \w{8}\), .* a new training", result.answer
+        r"run is that of digits_vit \(digest \w{8}\) on digits \(digest \w{8}\), .* a new training",
+        result.answer,
     )
     assert "another folder" in result.answer
     assert weights.read_bytes() == before
@@ -121,7 +139,10 @@ OTHERS = {  # commands that write into a folder, with what they ask for
 
 def test_results_of_other_weights_or_images_stay_out_of_a_folder(trained_once):
     """They once stood on one page: probing other weights into a folder kept the tables of the former."""
-    saved, here = f"weights={trained_once}/run/model.safetensors", f"hydra.run.dir={trained_once}/run"
+    saved, here = (
+        f"weights={trained_once}/run/model.safetensors",
+        f"hydra.run.dir={trained_once}/run",
+    )
     small = runs.known("probe", [*runs.TINY, "measure=[]", "trainer.precision=32-true"])
     again = [*small, "measure=[entropy]", saved, here]
     (allowed,) = runs.answers([Command("probe", again)], trained_once)
@@ -133,14 +154,16 @@ def test_results_of_other_weights_or_images_stay_out_of_a_folder(trained_once):
 
     before = there()
     others = [
-        Command(name, [*runs.known(name, runs.TINY), "weights=random", here, *how]) for name, how in OTHERS.items()
+        Command(name, [*runs.known(name, runs.TINY), "weights=random", here, *how])
+        for name, how in OTHERS.items()
     ]
     fewer = Command("probe", [*again, "data.limit_test=100"])
     *results, last_result = runs.answers([*others, fewer], trained_once)
     for result in results:
         assert result.code == 2
         assert re.search(
-            r"run_model \(digest \w{8}\) on digits .* of untrained \w+ \(digest \w{8}\) on digits", result.answer
+            r"run_model \(digest \w{8}\) on digits .* of untrained \w+ \(digest \w{8}\) on digits",
+            result.answer,
         )
     assert last_result.code == 2 and "another folder" in last_result.answer
     assert before == there()

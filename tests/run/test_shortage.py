@@ -16,13 +16,19 @@ CFG = Config.model_construct(data={"batch_size": 128, "eval_batch_size": 500})
     "error",
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has ..."),
-        RuntimeError("[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate "
+            "memory"
+        ),
         MemoryError(),
     ],
     ids=lambda error: type(error).__name__,
 )
 def test_it_names_the_batch_sizes(error):
-    with pytest.raises(UserError, match=r"data\.batch_size=128.*data\.eval_batch_size=500") as line, explained(CFG):
+    with (
+        pytest.raises(UserError, match=r"data\.batch_size=128.*data\.eval_batch_size=500") as line,
+        explained(CFG),
+    ):
         raise error
     assert "\n" not in str(line.value)
 

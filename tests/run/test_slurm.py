@@ -20,7 +20,8 @@ from mhprobe.weights.checkpoint import load_checkpoint
 LAUNCH = Path(__file__).parents[2] / "launch"
 SCRIPTS = sorted(path for path in LAUNCH.iterdir() if path.read_text().startswith("#!"))
 
-# stand-ins: one task on this machine, told and killed as srun does it, and a note instead of a queue
+# stand-ins: one task on this machine, told and killed as srun does it, and a note instead of a
+# queue
 SRUN = """#!/usr/bin/env bash
 export SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NTASKS=1
 "$@" &
@@ -46,19 +47,33 @@ def test_scripts_are_bash_and_say_how_they_are_used(script):
 
 def start(cwd: Path, command: str, *overrides: str, **more: str) -> subprocess.Popen[str]:
     """launch/slurm_<command>.sh as SLURM runs it, one task on one machine."""
-    cluster = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "SLURM_NTASKS_PER_NODE": "1", "SLURM_JOB_NAME": "mhprobe"}
+    cluster = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_NNODES": "1",
+        "SLURM_NTASKS_PER_NODE": "1",
+        "SLURM_JOB_NAME": "mhprobe",
+    }
     python = Path(sys.executable).parent
     environment = {**runs.environment(), **cluster, **more, "SLURM_SUBMIT_DIR": str(LAUNCH.parent)}
     environment["PATH"] = f"{cwd / 'bin'}:{python}:{environment['PATH']}"
     return subprocess.Popen(
         ["bash", str(LAUNCH / f"slurm_{command}.sh"), *overrides],
-        cwd=cwd, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        cwd=cwd,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def test_a_run_on_a_machine_that_has_slurm_is_not_told_to_use_it(cluster, monkeypatch):
     monkeypatch.setenv("PATH", str(cluster / "bin"))
-    plain = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    plain = {
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(UserWarning, match="`srun` command is available"):
@@ -76,18 +91,28 @@ def cluster(tmp_path):
     return tmp_path
 
 
-TRAINING = [*runs.TINY, "masking=none", "measure=[]", "checkpoint.every_n_steps=1", "trainer.max_epochs=100000"]
+TRAINING = [
+    *runs.TINY,
+    "masking=none",
+    "measure=[]",
+    "checkpoint.every_n_steps=1",
+    "trainer.max_epochs=100000",
+]
 
 
 def test_every_task_gets_the_cores_that_the_job_asked_for(cluster):
     """srun stopped reading SLURM_CPUS_PER_TASK in 22.05; what it reads is SRUN_CPUS_PER_TASK."""
-    (cluster / "bin" / "srun").write_text('#!/usr/bin/env bash\necho "cores: $SRUN_CPUS_PER_TASK"\n')
+    (cluster / "bin" / "srun").write_text(
+        '#!/usr/bin/env bash\necho "cores: $SRUN_CPUS_PER_TASK"\n'
+    )
     for cores, said in (("8", "cores: 8"), (None, "cores: ")):
         asked = {} if cores is None else {"SLURM_CPUS_PER_TASK": cores}
         assert start(cluster, "mask", **asked).communicate(timeout=60)[0].strip("\n") == said
 
 
-@pytest.mark.parametrize("script", [path for path in SCRIPTS if "#SBATCH" in path.read_text()], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "script", [path for path in SCRIPTS if "#SBATCH" in path.read_text()], ids=lambda p: p.name
+)
 def test_jobs_keep_what_they_print_over_all_their_starts(script):
     lines = script.read_text().splitlines()
     assert "#SBATCH --output=%x-%j.log" in lines and "#SBATCH --open-mode=append" in lines
@@ -111,7 +136,9 @@ def torchrun(tmp_path):
         (bin / name).chmod(0o755)
 
     def told(**settings: str) -> tuple[int, str]:
-        environment = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
+        environment = {
+            key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"
+        }
         environment |= {"PATH": f"{bin}:{environment['PATH']}", **settings}
         done = subprocess.run(
             ["bash", str(LAUNCH / "torchrun.sh"), "seed=1"],
@@ -126,12 +153,15 @@ def torchrun(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("visible", "count"), [(None, 3), ("0,2", 2), ("1", 1), ("GPU-8932f937,MIG-2", 2), ("0,-1,2", 1)]
+    ("visible", "count"),
+    [(None, 3), ("0,2", 2), ("1", 1), ("GPU-8932f937,MIG-2", 2), ("0,-1,2", 1)],
 )
 def test_torchrun_starts_a_process_for_each_gpu_that_cuda_shows(torchrun, visible, count):
     code, said = torchrun(**({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}))
     assert code == 0 and f"--standalone --nproc-per-node={count} " in said
-    assert f"trainer.devices={count} trainer.num_nodes=1 " in said and said.strip().endswith(" seed=1")
+    assert f"trainer.devices={count} trainer.num_nodes=1 " in said and said.strip().endswith(
+        " seed=1"
+    )
 
 
 def test_torchrun_without_a_gpu_says_so(torchrun):
@@ -142,7 +172,10 @@ def test_torchrun_without_a_gpu_says_so(torchrun):
 
 def test_torchrun_on_two_machines_meets_at_one_of_them(torchrun):
     code, said = torchrun(NODES="2", FIRST="host1:29500", RUN_DIR="/shared/run")
-    assert code == 0 and "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=host1:29500 --rdzv-id=mhprobe " in said
+    assert (
+        code == 0
+        and "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=host1:29500 --rdzv-id=mhprobe " in said
+    )
     assert "trainer.num_nodes=2 hydra.run.dir=/shared/run seed=1" in said
     code, said = torchrun(NODES="2", FIRST="host1:29500")
     assert code != 0 and "a folder that all machines share" in said
@@ -168,7 +201,9 @@ def test_a_training_whose_time_is_over_is_queued_again_and_goes_on_until_it_is_c
     assert again.returncode == 143 and said == STOPPED, said
     assert "resuming from outputs/slurm/7/checkpoints/last.ckpt" in out
     assert load_checkpoint(last)["global_step"] > reached
-    assert (cluster / "queued").read_text() == "requeue 7\n"  # who cancels a job does not want it again
+    assert (
+        cluster / "queued"
+    ).read_text() == "requeue 7\n"  # who cancels a job does not want it again
 
 
 @pytest.mark.slow

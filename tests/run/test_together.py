@@ -79,10 +79,22 @@ def test_alone_it_is_the_work_itself():
 def test_a_figure_that_one_of_two_ranks_refuses_ends_the_study_in_its_line(tmp_path):
     panel = f"{{_target_: spawned.one_sided, _partial_: true, folder: {tmp_path}}}"
     tiny = [word for word in runs.TINY if not word.startswith(("optim.", "trainer.max"))]
-    words = [*tiny, "weights=random", "+paper=clark", "control=null", "trainer=ddp", "trainer.devices=2"]
+    words = [
+        *tiny,
+        "weights=random",
+        "+paper=clark",
+        "control=null",
+        "trainer=ddp",
+        "trainer.devices=2",
+    ]
     words += ["trainer.accelerator=cpu", "figures=[4]", f"++paper.figures.figure_4.panel={panel}"]
     result = runs.run("study", *words, cwd=tmp_path)
-    assert result.code == 2 and "planted: rank 1 alone refuses this figure" in result.err, result.err
+    assert result.code == 2 and "planted: rank 1 alone refuses this figure" in result.err, (
+        result.err
+    )
     took = time.time() - float((tmp_path / "refused").read_text())
-    assert result.err.strip().splitlines()[-1].startswith("mhprobe: ") and "Traceback" not in result.err
+    assert (
+        result.err.strip().splitlines()[-1].startswith("mhprobe: ")
+        and "Traceback" not in result.err
+    )
     assert took < 120  # ten seconds of patience, and the end of three processes; it was for ever

@@ -63,8 +63,15 @@ def expected(model: nn.Module, images: Tensor, masks: Tensor) -> tuple[Tensor, T
             gates.values[mask] = 0
             logits = [model(image[None])[0].double() for image in images]
             gates.values.copy_(before)
-            right.append([int(row.argmax()) == int(label) for row, label in zip(logits, LABELS, strict=True)])
-            losses.append([float(-row.log_softmax(0)[label]) for row, label in zip(logits, LABELS, strict=True)])
+            right.append(
+                [int(row.argmax()) == int(label) for row, label in zip(logits, LABELS, strict=True)]
+            )
+            losses.append(
+                [
+                    float(-row.log_softmax(0)[label])
+                    for row, label in zip(logits, LABELS, strict=True)
+                ]
+            )
     return torch.tensor(right), torch.tensor(losses, dtype=torch.float64)
 
 
@@ -73,7 +80,9 @@ def test_every_image_is_scored_under_every_mask(model, images):
     scores = evaluate(MASKS)
     right, losses = expected(model, images, MASKS)
     assert torch.equal(scores.right, right) and 0 < int(right.sum()) < right.numel()
-    torch.testing.assert_close(scores.losses, losses, rtol=1e-4, atol=1e-5)  # float32 against a float64 softmax
+    torch.testing.assert_close(
+        scores.losses, losses, rtol=1e-4, atol=1e-5
+    )  # float32 against a float64 softmax
     assert torch.equal(scores.correct, right.sum(1)) and scores.images == N
     assert evaluate.spent == 7 * N
 
@@ -110,7 +119,9 @@ def test_slopes_are_those_of_the_share_of_a_head(model, images):
                 before = gates.values.clone()
                 gates.values[off] = 0
                 gates.values[head] *= share
-                shares.append(gates.values[head].double() / before[head].double())  # gates are float32, which rounds
+                shares.append(
+                    gates.values[head].double() / before[head].double()
+                )  # gates are float32, which rounds
                 losses.append(nn.functional.cross_entropy(wide(images), LABELS, reduction="none"))
                 gates.values.copy_(before)
             per_image[:, head] = (losses[0] - losses[1]) / (shares[0] - shares[1])
@@ -127,10 +138,13 @@ def test_a_measure_is_shown_the_masked_model(model, images):
     measured = GateImportance(gates.layout)
     for batch in walk(images):
         measured.update(mhprobe.record(model, batch.images, batch.labels, {"grad"}, batch.valid))
-    torch.testing.assert_close(importance, measured.compute() * gates.values.detach())  # as a removal sees it
+    torch.testing.assert_close(
+        importance, measured.compute() * gates.values.detach()
+    )  # as a removal sees it
     assert not torch.allclose(evaluate.measure(GateImportance, MASKS[1]), importance)
     torch.testing.assert_close(
-        evaluate.measure(GateImportance, MASKS[0], "signed"), measured.columns()["signed"] * gates.values.detach()
+        evaluate.measure(GateImportance, MASKS[0], "signed"),
+        measured.columns()["signed"] * gates.values.detach(),
     )
     with pytest.raises(UserError, match="signed"):
         evaluate.measure(GateImportance, MASKS[0], "colour")
@@ -143,15 +157,22 @@ def test_what_was_scored_once_is_not_scored_again(model, images, tmp_path):
     first, again = (make(model, images, cache=MaskCache(tmp_path, "key")) for _ in range(2))
     some = torch.tensor([5, 1, 9])
     scores, part = first(MASKS[:4]), first(MASKS[5:], some)
-    assert torch.equal(again(MASKS[:4]).losses, scores.losses) and torch.equal(again(MASKS[:4]).right, scores.right)
+    assert torch.equal(again(MASKS[:4]).losses, scores.losses) and torch.equal(
+        again(MASKS[:4]).right, scores.right
+    )
     assert torch.equal(again(MASKS[5:], some).losses, part.losses)
-    assert torch.equal(again(MASKS[:4], some).losses, scores.losses[:, some])  # all images hold some
+    assert torch.equal(
+        again(MASKS[:4], some).losses, scores.losses[:, some]
+    )  # all images hold some
     assert again.computed == 0
     assert again.spent == 2 * 4 * N + 2 * 3 + 4 * 3  # what was asked for, known or not
     mixed = again(MASKS)
     assert again.computed == 3 * N  # the other masks, on all images
     torch.testing.assert_close(mixed.losses[:4], scores.losses, rtol=0, atol=0)
-    assert make(model, images, cache=MaskCache(tmp_path, "other"))(MASKS[:4]) and again.computed == 3 * N
+    assert (
+        make(model, images, cache=MaskCache(tmp_path, "other"))(MASKS[:4])
+        and again.computed == 3 * N
+    )
 
 
 def test_jobs_see_what_others_append(tmp_path, model, images):
@@ -164,7 +185,9 @@ def test_jobs_see_what_others_append(tmp_path, model, images):
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "noise", "empty"])
-def test_damaged_records_are_scored_again_and_the_others_are_not(tmp_path, model, images, caplog, damage):
+def test_damaged_records_are_scored_again_and_the_others_are_not(
+    tmp_path, model, images, caplog, damage
+):
     whole = make(model, images, cache=MaskCache(tmp_path, "key"))(MASKS)
     (file,) = tmp_path.iterdir()
     data = bytearray(file.read_bytes())
@@ -193,7 +216,10 @@ def test_float64_losses_keep_their_digits(tmp_path, model, images):
     wide = tiny_vit().double()
     mhprobe.attach(wide)
     batches = [batch._replace(images=batch.images.double()) for batch in walk(images)]
-    scores = [Evaluator(wide, lambda: batches, N, cache=MaskCache(tmp_path, "key"))(MASKS) for _ in range(2)]
+    scores = [
+        Evaluator(wide, lambda: batches, N, cache=MaskCache(tmp_path, "key"))(MASKS)
+        for _ in range(2)
+    ]
     assert torch.equal(scores[0].losses, scores[1].losses)
     assert not torch.equal(scores[0].losses, scores[0].losses.float().double())
 
@@ -207,22 +233,34 @@ def test_a_disk_that_takes_nothing_costs_a_warning(tmp_path, model, images, capl
 
 def test_slopes_and_measured_columns_are_kept_too(tmp_path, model, images):
     first, again = (make(model, images, cache=MaskCache(tmp_path, "key")) for _ in range(2))
-    looks = [lambda evaluate: evaluate.slopes(MASKS[2])[1], lambda evaluate: evaluate.measure(GateImportance, MASKS[1])]
+    looks = [
+        lambda evaluate: evaluate.slopes(MASKS[2])[1],
+        lambda evaluate: evaluate.measure(GateImportance, MASKS[1]),
+    ]
     for look in looks:
         found = look(first)
         assert torch.equal(found, look(again)) and found.abs().max() > 0
     assert first.computed > 0 == again.computed and first.spent == again.spent
     assert not torch.equal(again.slopes(MASKS[1])[1], again.slopes(MASKS[2])[1])
     other = functools.partial(GateImportance, dist_sync_on_step=True)
-    assert torch.equal(again.measure(other, MASKS[1]), again.measure(GateImportance, MASKS[1]))  # another question
-    assert not torch.equal(again.measure(GateImportance, MASKS[1], "signed"), again.measure(GateImportance, MASKS[1]))
+    assert torch.equal(
+        again.measure(other, MASKS[1]), again.measure(GateImportance, MASKS[1])
+    )  # another question
+    assert not torch.equal(
+        again.measure(GateImportance, MASKS[1], "signed"), again.measure(GateImportance, MASKS[1])
+    )
 
 
 def test_a_question_is_told_from_every_other():
     def nameless(layout):
         raise AssertionError
 
-    named = [GateImportance, functools.partial(GateImportance, a=1), functools.partial(GateImportance, a=2), Evaluator]
+    named = [
+        GateImportance,
+        functools.partial(GateImportance, a=1),
+        functools.partial(GateImportance, a=2),
+        Evaluator,
+    ]
     assert len({cache_key(measure=describe(thing)) for thing in named}) == len(named)
     for thing in (nameless, lambda layout: None):
         with pytest.raises(ValueError, match="no name of its own"):
@@ -231,15 +269,21 @@ def test_a_question_is_told_from_every_other():
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("pick", [None, torch.tensor([20, 3, 17])])
-def test_an_image_that_gives_no_number_is_named_and_nothing_is_kept(tmp_path, model, images, value, pick):
+def test_an_image_that_gives_no_number_is_named_and_nothing_is_kept(
+    tmp_path, model, images, value, pick
+):
     spoilt = images.clone()
     spoilt[17, 0, 0, 0] = value
     evaluate = make(model, spoilt, cache=MaskCache(tmp_path, "key"))
-    with pytest.raises(UserError, match="NaN or infinite for 1 of 23 images, the first is image 17"):
+    with pytest.raises(
+        UserError, match="NaN or infinite for 1 of 23 images, the first is image 17"
+    ):
         evaluate(MASKS[:2], pick)
     assert not list(tmp_path.iterdir())
     others = torch.tensor([n for n in range(N) if n != 17])
-    assert torch.equal(evaluate(MASKS[:2], others).right, make(model, images)(MASKS[:2], others).right)
+    assert torch.equal(
+        evaluate(MASKS[:2], others).right, make(model, images)(MASKS[:2], others).right
+    )
 
 
 def test_nan_in_what_a_mask_switches_off_is_no_accuracy_either(images):
@@ -255,7 +299,9 @@ def test_nan_in_what_a_mask_switches_off_is_no_accuracy_either(images):
 def test_no_score_compares_with_an_unmasked_model_that_gives_no_number(name):
     outputs = torch.randn(N, 4)
     outputs[5, 2] = torch.nan
-    with pytest.raises(UserError, match=r"the unmasked model is NaN or infinite for 1 of 23 images, .* image 5"):
+    with pytest.raises(
+        UserError, match=r"the unmasked model is NaN or infinite for 1 of 23 images, .* image 5"
+    ):
         known_scores()[name](outputs, LABELS)
 
 

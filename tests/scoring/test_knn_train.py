@@ -44,13 +44,18 @@ def walk(images, labels, size=7):
 
 
 def expected(model, mask, train, test, of=None):
-    """scikit-learn's answers: right (n,) and the share of votes for other labels. of: the mask over training images."""
+    """scikit-learn's answers: right (n,) and the share of votes for other labels.
+
+    of: the mask over training images.
+    """
     gates, features = mhprobe.attach(model), []
     with torch.no_grad():
         for (images, _), off in ((train, mask if of is None else of), (test, mask)):
             before = gates.values.clone()
             gates.values[off] = 0
-            features.append(torch.stack([model(image[None])[0] for image in images]).double().numpy())
+            features.append(
+                torch.stack([model(image[None])[0] for image in images]).double().numpy()
+            )
             gates.values.copy_(before)
 
     def weigh(distance):
@@ -65,7 +70,9 @@ def expected(model, mask, train, test, of=None):
         row[list(judge.classes_).index(true)] if true in judge.classes_ else 0.0
         for row, true in zip(shares, label, strict=True)
     ]
-    return torch.from_numpy(judge.predict(features[1]) == label), 1 - torch.tensor(share, dtype=torch.float64)
+    return torch.from_numpy(judge.predict(features[1]) == label), 1 - torch.tensor(
+        share, dtype=torch.float64
+    )
 
 
 def test_training_images_of_the_masked_model_vote(model):
@@ -75,7 +82,9 @@ def test_training_images_of_the_masked_model_vote(model):
     wanted = [expected(model, mask, train, test) for mask in MASKS]
     assert torch.equal(scores.right, torch.stack([right for right, _ in wanted]))
     losses = torch.stack([loss for _, loss in wanted])
-    torch.testing.assert_close(scores.losses, losses, rtol=1e-4, atol=1e-5)  # float32 cosines, divided by .07
+    torch.testing.assert_close(
+        scores.losses, losses, rtol=1e-4, atol=1e-5
+    )  # float32 cosines, divided by .07
     # negative control: training images of the unmasked model would vote otherwise
     other = torch.stack([expected(model, mask, train, test, of=MASKS[0])[1] for mask in MASKS[1:]])
     assert (other - losses[1:]).abs().max() > 1e-2
@@ -101,14 +110,17 @@ def test_an_image_of_the_bank_is_judged_by_the_others(model):
     scores = Evaluator(model, lambda: walk(*some), len(chosen), score=score)(MASKS[:2])
     for number, place in enumerate(chosen.tolist()):
         others, itself = (
-            [part[keep] for part in train] for keep in (torch.arange(TRAIN) != place, torch.arange(TRAIN) == place)
+            [part[keep] for part in train]
+            for keep in (torch.arange(TRAIN) != place, torch.arange(TRAIN) == place)
         )
         wanted = [expected(model, mask, others, itself) for mask in MASKS[:2]]
         assert torch.equal(scores.right[:, number], torch.cat([right for right, _ in wanted]))
         losses = torch.cat([loss for _, loss in wanted])
         torch.testing.assert_close(scores.losses[:, number], losses, rtol=1e-4, atol=1e-5)
     score.places = None  # negative control: it would be its own nearest
-    assert (Evaluator(model, lambda: walk(*some), 4, score=score)(MASKS[:2]).losses < scores.losses).all()
+    assert (
+        Evaluator(model, lambda: walk(*some), 4, score=score)(MASKS[:2]).losses < scores.losses
+    ).all()
 
 
 @pytest.mark.parametrize("name", ["train", "validation", "test"])
@@ -123,6 +135,8 @@ def test_images_that_choose_a_pruning_do_not_vote_for_themselves(name):
 
 def test_a_bank_that_is_too_small_is_refused():
     judged = {"where": "score", "labelled": True, "features": True, "images": TEST}
-    with pytest.raises(UserError, match=r"^score=knn_train: compares with at least 21 training images, got 20\. "):
+    with pytest.raises(
+        UserError, match=r"^score=knn_train: compares with at least 21 training images, got 20\. "
+    ):
         score_for("knn_train", **judged, bank=20)
     assert score_for("knn_train", **judged, bank=21) is KNNTrain

@@ -12,7 +12,9 @@ from mhprobe.stats.agreement import agreement, pearson, spearman, spearman_inter
 
 
 def drawn(heads: int, count: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    x = torch.randn(count, heads, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    x = torch.randn(
+        count, heads, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     return {f"m{number}": row + x[0] / 2 for number, row in enumerate(x)}
 
 
@@ -56,7 +58,10 @@ def test_pearson_and_its_interval_are_scipys():
     expected = stats.pearsonr(a.numpy(), b.numpy())
     interval = expected.confidence_interval(0.95)
     got = pearson(a, b)
-    assert got[:3] == pytest.approx((expected.statistic, interval.low, interval.high)) and got.heads == 25
+    assert (
+        got[:3] == pytest.approx((expected.statistic, interval.low, interval.high))
+        and got.heads == 25
+    )
 
 
 def test_what_is_constant_or_too_few_has_no_correlation():
@@ -76,9 +81,14 @@ def test_the_interval_of_a_rank_correlation_covers_the_true_one():
         x = torch.randn(40, generator=generator, dtype=torch.float64)
         y = 0.6 * x + 0.8 * torch.randn(40, generator=generator, dtype=torch.float64)
         low, high = spearman_interval(spearman(x, y), 40)
-        inside += low < 6 / math.pi * math.asin(0.6 / 2) < high  # the rank correlation of a normal law with r = 0.6
+        inside += (
+            low < 6 / math.pi * math.asin(0.6 / 2) < high
+        )  # the rank correlation of a normal law with r = 0.6
     assert inside / 400 == pytest.approx(0.95, abs=3 * (0.05 * 0.95 / 400) ** 0.5)
     assert all(math.isnan(end) for end in spearman_interval(0.5, 3))
-    assert all(math.isnan(end) for end in spearman_interval(1.0, 4))  # luck orders four heads alike with p = 1 / 12
-    # tanh(arctanh .8 -+ 1.95996 sqrt((1 + .8^2 / 2) / 25)), by hand; without Bonett & Wright's factor .605 and .904
+    assert all(
+        math.isnan(end) for end in spearman_interval(1.0, 4)
+    )  # luck orders four heads alike with p = 1 / 12
+    # tanh(arctanh .8 -+ 1.95996 sqrt((1 + .8^2 / 2) / 25)), by hand; without Bonett & Wright's
+    # factor .605 and .904
     assert spearman_interval(0.8, 28) == pytest.approx((0.570489, 0.913617), abs=1e-6)

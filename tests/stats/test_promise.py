@@ -47,7 +47,10 @@ def test_a_loss_at_the_limit_is_rarely_called_less():
 
 
 def test_a_promise_that_a_mean_and_its_error_make_sure_of_is_usually_given():
-    """Lost 2 %, won 1 % of 2,500 images, limit 2 points: four standard errors. The largest growth gave 33 % of them."""
+    """Lost 2 %, won 1 % of 2,500 images, limit 2 points: four standard errors.
+
+    The largest growth gave 33 % of them.
+    """
     generator = torch.Generator().manual_seed(2)
     drawn = torch.rand(400, 2500, generator=generator)
     loss = (drawn < 0.02).double() - (drawn > 0.99).double()
@@ -90,7 +93,9 @@ def test_images_that_a_step_wins_count_against_those_that_it_loses():
     after = (place < 200) | (place >= 400)  # 5 % are lost, 5 % are won: nothing in all
     assert int(whole.sum()) == int(after.sum())
     assert kept_promise(whole, after[None], points=3.0) == 1
-    assert kept_promise(whole, (whole & after)[None], points=3.0) == 0  # the same without what is won
+    assert (
+        kept_promise(whole, (whole & after)[None], points=3.0) == 0
+    )  # the same without what is won
 
 
 def test_limits_out_of_range_are_refused():

@@ -41,20 +41,36 @@ def test_a_mask_is_the_class_tokens_row_over_even_attention(material, drawn, ove
     for image in range(3):
         for number, weights in enumerate(attn):
             rows = weights[image, 0, :, 0, 1:].double()  # (H, patches) of the class token's query
-            by_hand = (sum(rows) / len(rows) if over_heads == "mean" else rows.max(0).values) * (1 + 16)
-            torch.testing.assert_close(drawn["masks"][number][image], by_hand.view(4, 4), rtol=1e-5, atol=0)
+            by_hand = (sum(rows) / len(rows) if over_heads == "mean" else rows.max(0).values) * (
+                1 + 16
+            )
+            torch.testing.assert_close(
+                drawn["masks"][number][image], by_hand.view(4, 4), rtol=1e-5, atol=0
+            )
     rows = [dict(zip(made.table.columns, row, strict=True)) for row in made.table.rows]
-    assert len(rows) == 3 * len(material.layout.sites) and [row["block"] for row in rows[:2]] == [0, 1]
-    assert rows[0]["greatest"] == pytest.approx(drawn["masks"][0][0].max().item()) and rows[0]["least"] < 1.5
-    assert torch.equal((drawn["pictures"] * 255).round().byte(), material.data.stored("test", batch.index).images)
+    assert len(rows) == 3 * len(material.layout.sites) and [row["block"] for row in rows[:2]] == [
+        0,
+        1,
+    ]
+    assert (
+        rows[0]["greatest"] == pytest.approx(drawn["masks"][0][0].max().item())
+        and rows[0]["least"] < 1.5
+    )
+    assert torch.equal(
+        (drawn["pictures"] * 255).round().byte(), material.data.stored("test", batch.index).images
+    )
     assert_nothing_is_clipped(made.figure)
 
 
 @pytest.mark.parametrize("material", [tiny_swin], indirect=True)
 def test_windows_are_put_back_and_every_block_has_its_grid(material, drawn):
     made = attention_masks(material, images=1)["masks"]
-    assert [mask.shape[-2:] for mask in drawn["masks"]] == [site.token_grid for site in material.layout.sites]
-    assert all(0 < mask.mean() < 1.001 for mask in drawn["masks"])  # padding gets some of it, nothing more than all
+    assert [mask.shape[-2:] for mask in drawn["masks"]] == [
+        site.token_grid for site in material.layout.sites
+    ]
+    assert all(
+        0 < mask.mean() < 1.001 for mask in drawn["masks"]
+    )  # padding gets some of it, nothing more than all
     assert_nothing_is_clipped(made.figure)
     with pytest.raises(UserError, match="over_heads is one of mean, max, got 'min'"):
         attention_masks(material, over_heads="min")
@@ -77,4 +93,6 @@ def test_what_is_drawn_at_random_is_k_heads_of_every_layer(material, monkeypatch
     steps = masks.view(len(masks), len(material.layout.sites), -1).sum(2)
     assert steps[1].tolist() == [k] * len(material.layout.sites) and steps[-1].tolist() == [3, 3]
     order = Random(repeats=4, per_layer=True, heads_per_step=k)  # as the curve of figure 9 is made
-    assert torch.equal(masks, order.paths(make_units("head", material.layout), material.layout)[0].masks())
+    assert torch.equal(
+        masks, order.paths(make_units("head", material.layout), material.layout)[0].masks()
+    )

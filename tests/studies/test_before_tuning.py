@@ -23,7 +23,9 @@ IMAGES = 60
 
 def material(folder, backbone, **measures):
     layout = mhprobe.attach(backbone).layout
-    data = ImageData(Noise((20, IMAGES), 5, 16), 8, eval_batch_size=30, cache_dir=folder, val_fraction=0.5)
+    data = ImageData(
+        Noise((20, IMAGES), 5, 16), 8, eval_batch_size=30, cache_dir=folder, val_fraction=0.5
+    )
     data.prepare_data()
     data.setup("test")
 
@@ -44,7 +46,9 @@ def answered(tmp_path_factory):
     before = tiny_vit(num_classes=0)
     make_loud(before, 0.5)
     with torch.no_grad():
-        before.norm.weight.uniform_(0.2, 2)  # else all features are of one length, and have no slope
+        before.norm.weight.uniform_(
+            0.2, 2
+        )  # else all features are of one length, and have no slope
     save_file(before.state_dict(), folder / "before.safetensors")
     after = copy.deepcopy(before)
     width = after.blocks[1].attn.head_dim
@@ -54,7 +58,11 @@ def answered(tmp_path_factory):
         qkv[0, 1] *= 0.1  # a wider look
         qkv[2, 1] = torch.randn(width, qkv.shape[-1], generator=generator)
     asked = material(folder, after, entropy=Entropy, gate_importance=GateImportance)
-    return folder, after, before_tuning(asked, folder / "before.safetensors", IMAGES)["before_tuning"]
+    return (
+        folder,
+        after,
+        before_tuning(asked, folder / "before.safetensors", IMAGES)["before_tuning"],
+    )
 
 
 def test_the_head_that_changed_is_found_and_the_others_are_themselves(answered):
@@ -65,11 +73,23 @@ def test_the_head_that_changed_is_found_and_the_others_are_themselves(answered):
     assert [n for n, row in enumerate(rows) if row["itself"] < 0.9] == [changed]
     for number, row in enumerate(rows):
         if number != changed:
-            assert row["itself"] == pytest.approx(1, abs=1e-6) and row["entropy_change"] == 0 and row["entropy_p"] == 1
+            assert (
+                row["itself"] == pytest.approx(1, abs=1e-6)
+                and row["entropy_change"] == 0
+                and row["entropy_p"] == 1
+            )
     row = rows[changed]
-    assert row["itself_low"] < row["itself"] < row["itself_high"] < 0.9 and 0 < row["itself_null"] < 0.9
-    assert 0 < row["entropy_low"] < row["entropy_change"] < row["entropy_high"] and row["entropy_p"] < 1e-3
-    assert row["entropy_change"] == pytest.approx(row["entropy_after"] - row["entropy_before"], abs=1e-12)
+    assert (
+        row["itself_low"] < row["itself"] < row["itself_high"] < 0.9
+        and 0 < row["itself_null"] < 0.9
+    )
+    assert (
+        0 < row["entropy_low"] < row["entropy_change"] < row["entropy_high"]
+        and row["entropy_p"] < 1e-3
+    )
+    assert row["entropy_change"] == pytest.approx(
+        row["entropy_after"] - row["entropy_before"], abs=1e-12
+    )
     assert rows[0]["gate_importance_change"] != 0  # what stands behind a head moves its slope
     assert result.of.images == IMAGES
     assert_nothing_is_clipped(result.figure)
@@ -81,10 +101,15 @@ def test_weights_of_epochs_give_a_curve_per_head_and_a_figure_per_block(answered
     before = folder / "before.safetensors"
     state = {f"backbone.{key}": value for key, value in load_file(before).items()}
     torch.save({"state_dict": state, "epoch": 0}, tmp_path / "epoch_0.ckpt")
-    results = before_tuning(material(tmp_path, after, entropy=Entropy), [before, tmp_path / "epoch_0.ckpt"], IMAGES)
+    results = before_tuning(
+        material(tmp_path, after, entropy=Entropy), [before, tmp_path / "epoch_0.ckpt"], IMAGES
+    )
     rows = results["before_tuning"].table.dicts()
     changed = rows[len(rows) // 2 + 1]
-    assert changed["itself_before"] == changed["itself_epoch_1"] == pytest.approx(1) and changed["itself_after"] < 0.9
+    assert (
+        changed["itself_before"] == changed["itself_epoch_1"] == pytest.approx(1)
+        and changed["itself_after"] < 0.9
+    )
     assert changed["entropy_before"] == changed["entropy_epoch_1"] < changed["entropy_after_low"]
     assert changed["entropy_after_low"] < changed["entropy_after"] < changed["entropy_after_high"]
     # changes are from the first to the last, and what stands between them does not matter
@@ -94,7 +119,10 @@ def test_weights_of_epochs_give_a_curve_per_head_and_a_figure_per_block(answered
     assert len(blocks) == len(after.blocks)
     for number, figure in enumerate(blocks):
         assert_nothing_is_clipped(figure)
-        moved = [len({round(y, 6) for y in bars.lines[0].get_ydata()}) > 1 for bars in figure.axes[1].containers]
+        moved = [
+            len({round(y, 6) for y in bars.lines[0].get_ydata()}) > 1
+            for bars in figure.axes[1].containers
+        ]
         assert moved == [number == 1 and head == 1 for head in range(len(moved))]
 
 

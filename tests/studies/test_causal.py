@@ -34,7 +34,9 @@ class Toy(torch.nn.Module):
 def test_known_parts_are_found():
     toy = Toy([0.6, 0.0, -0.6, 0.6, 0.0, -0.6])
     images, labels = images_for(toy.vit, 4), torch.zeros(4, dtype=torch.long)
-    found = causal_gates(toy, lambda epoch: [(images, labels)], weight=0.01, steps=120, start_steps=20)
+    found = causal_gates(
+        toy, lambda epoch: [(images, labels)], weight=0.01, steps=120, start_steps=20
+    )
     assert [ROLES[i] for i in found["role"]] == ["necessary", "irrelevant", "interfering"] * 2
     assert torch.equal(found["facilitation"], found["plus"])
     torch.testing.assert_close(found["interference"], 1 - found["minus"])
@@ -45,7 +47,9 @@ def test_without_a_price_nothing_is_told_apart():
     """Negative control: an idle head stays where it began, so the penalty is what moves it."""
     toy = Toy([0.6, 0.0, -0.6, 0.6, 0.0, -0.6])
     images, labels = images_for(toy.vit, 4), torch.zeros(4, dtype=torch.long)
-    found = causal_gates(toy, lambda epoch: [(images, labels)], weight=1e-12, steps=60, start_steps=20)
+    found = causal_gates(
+        toy, lambda epoch: [(images, labels)], weight=1e-12, steps=60, start_steps=20
+    )
     torch.testing.assert_close(found["plus"], found["minus"], atol=0.02, rtol=0)
     assert found["plus"][1] > 0.8
 
@@ -64,11 +68,18 @@ def test_heads_that_are_off_stay_off_and_learned_factors_stay():
 
     toy.__class__ = Watched
     images, labels = images_for(toy.vit, 4), torch.zeros(4, dtype=torch.long)
-    found = causal_gates(toy, lambda epoch: [(images, labels)], weight=0.01, steps=120, start_steps=20)
+    found = causal_gates(
+        toy, lambda epoch: [(images, labels)], weight=0.01, steps=120, start_steps=20
+    )
     most = torch.stack(seen).amax(0)
     assert most[0] == 0 and most[1] <= 0.5 and most[2] > 0.9
     assert ROLES[found["role"][0]] == "closed" and found["facilitation"][0].isnan()
-    assert [ROLES[i] for i in found["role"][2:]] == ["necessary", "necessary", "irrelevant", "interfering"]
+    assert [ROLES[i] for i in found["role"][2:]] == [
+        "necessary",
+        "necessary",
+        "irrelevant",
+        "interfering",
+    ]
     assert torch.equal(toy.gates[0].values, factors)
 
 
@@ -92,25 +103,47 @@ def test_roles_are_of_training_images_and_accuracies_without_the_other_heads():
     toy = Toy([0.6, 0.0, -0.6, 0.6, 0.0, -0.6])
     images, index, wrong = images_for(toy.vit, 8), torch.arange(8), torch.arange(8) % 2
     train = Batch(images, wrong, index, wrong == 0)
-    test = Batch(images[:4], torch.zeros(4, dtype=torch.long), index[:4], torch.ones(4, dtype=torch.bool))
+    test = Batch(
+        images[:4], torch.zeros(4, dtype=torch.long), index[:4], torch.ones(4, dtype=torch.bool)
+    )
     options = dict(weight=0.01, steps=120, start_steps=20, lr=0.2, threshold=0.5)
     found = causal_roles(material_of(toy, train, test, 8), **options)["causal"]
-    assert [row["role"] for row in found.table.dicts()] == ["necessary", "irrelevant", "interfering"] * 2
-    assert found.metrics["causal/accuracy_necessary"] == found.metrics["causal/accuracy_not_interfering"] == 1
+    assert [row["role"] for row in found.table.dicts()] == [
+        "necessary",
+        "irrelevant",
+        "interfering",
+    ] * 2
+    assert (
+        found.metrics["causal/accuracy_necessary"]
+        == found.metrics["causal/accuracy_not_interfering"]
+        == 1
+    )
 
 
 def test_a_step_sees_its_images_however_many_of_them_data_give_at_once():
-    images, index, on = images_for(Toy([0.6] * 6).vit, 12), torch.arange(12), torch.ones(12, dtype=torch.bool)
+    images, index, on = (
+        images_for(Toy([0.6] * 6).vit, 12),
+        torch.arange(12),
+        torch.ones(12, dtype=torch.bool),
+    )
     batch = Batch(images, index % 2, index, on)
 
     def gates(batch_size: int, at_once: int) -> list:
         toy = Toy([0.6, 0.0, -0.6, 0.6, 0.0, -0.6])
-        options = dict(batch_size=batch_size, steps=5, start_steps=2, weight=0.01, lr=0.2, threshold=0.5)
-        rows = causal_roles(material_of(toy, batch, batch, at_once), **options)["causal"].table.dicts()
+        options = dict(
+            batch_size=batch_size, steps=5, start_steps=2, weight=0.01, lr=0.2, threshold=0.5
+        )
+        rows = causal_roles(material_of(toy, batch, batch, at_once), **options)[
+            "causal"
+        ].table.dicts()
         return [row["start"] for row in rows]
 
-    assert gates(8, 8) == gates(8, 3) != gates(4, 3)  # the control: steps of other images have other gates
-    with pytest.raises(mhprobe.UserError, match=r"^batch_size: expected a whole number of at least 1, got 0"):
+    assert (
+        gates(8, 8) == gates(8, 3) != gates(4, 3)
+    )  # the control: steps of other images have other gates
+    with pytest.raises(
+        mhprobe.UserError, match=r"^batch_size: expected a whole number of at least 1, got 0"
+    ):
         gates(0, 3)
 
 
@@ -125,13 +158,19 @@ def test_a_step_of_many_images_takes_the_memory_of_a_few_and_has_the_slope_of_al
     def starts(labels, **more) -> torch.Tensor:
         most.clear()
         options = dict(weight=0.01, steps=5, start_steps=2, **more)
-        return causal_gates(Counting([0.6, 0.0, -0.6] * 2), lambda epoch: [(images, labels)], **options)["start"]
+        return causal_gates(
+            Counting([0.6, 0.0, -0.6] * 2), lambda epoch: [(images, labels)], **options
+        )["start"]
 
     whole = starts(labels)
     assert max(most) == 8
-    torch.testing.assert_close(starts(labels, at_once=3), whole, rtol=0, atol=1e-6)  # float32 sums in another order
+    torch.testing.assert_close(
+        starts(labels, at_once=3), whole, rtol=0, atol=1e-6
+    )  # float32 sums in another order
     assert max(most) == 3
-    uneven = torch.tensor([0, 0, 0, 0, 0, 0, 1, 1])  # its last part weighs less: a mean of means would tell
+    uneven = torch.tensor(
+        [0, 0, 0, 0, 0, 0, 1, 1]
+    )  # its last part weighs less: a mean of means would tell
     torch.testing.assert_close(starts(uneven, at_once=6), starts(uneven), rtol=0, atol=1e-6)
     assert (starts(uneven, at_once=6) - whole).abs().max() > 1e-3
 
@@ -158,29 +197,47 @@ def test_the_model_is_left_as_it_was_and_the_answer_repeats(build):
     assert all(torch.equal(found[0][key], found[1][key]) for key in found[0])
     assert torch.equal(gates.values, values) and not gates.values.requires_grad and model.training
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
-    assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
+    assert all(
+        parameter.requires_grad and parameter.grad is None for parameter in model.parameters()
+    )
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"weight": 0}, {"weight": math.nan}, {"lr": -1}, {"steps": 0}, {"start_steps": -1}, {"threshold": 1.0}],
+    [
+        {"weight": 0},
+        {"weight": math.nan},
+        {"lr": -1},
+        {"steps": 0},
+        {"start_steps": -1},
+        {"threshold": 1.0},
+    ],
 )
 def test_options_that_cannot_work_are_refused(options):
     with pytest.raises(mhprobe.UserError, match=rf"^{next(iter(options))}: "):
         causal_gates(Toy([0.0] * 6).vit, lambda epoch: [], **options)
 
 
-@pytest.mark.parametrize(("option", "expected"), [
-    ("weight=0.0", "a number above 0"),
-    ("threshold=1.0", "a number above 0 and below 1"),
-    ("steps=0", "a whole number of at least 1"),
-    ("batch_size=0", "a whole number of at least 1"),
-])  # fmt: skip
-def test_the_command_refuses_the_same_before_images_are_read(option, expected, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("weight=0.0", "a number above 0"),
+        ("threshold=1.0", "a number above 0 and below 1"),
+        ("steps=0", "a whole number of at least 1"),
+        ("batch_size=0", "a whole number of at least 1"),
+    ],
+)
+def test_the_command_refuses_the_same_before_images_are_read(
+    option, expected, tmp_path, monkeypatch
+):
     monkeypatch.setattr(builders, "data", lambda *_: pytest.fail("images were read"))
     name, value = option.split("=")
-    with pytest.raises(mhprobe.UserError, match=rf"^causal\.{name}: expected {expected}, got {value}\.$"):
-        mhprobe.studies.causal.run(runs.config("studies.causal", tmp_path, f"causal.{option}"), tmp_path / "run")
+    with pytest.raises(
+        mhprobe.UserError, match=rf"^causal\.{name}: expected {expected}, got {value}\.$"
+    ):
+        mhprobe.studies.causal.run(
+            runs.config("studies.causal", tmp_path, f"causal.{option}"), tmp_path / "run"
+        )
 
 
 def test_no_images_are_refused():

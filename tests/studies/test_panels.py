@@ -38,12 +38,26 @@ from mhprobe.studies.panels import maps as maps_panel
 from mhprobe.studies.panels.attention import around_the_favourite
 from mhprobe.studies.panels.clusters import alike, cluster, scaled
 from mhprobe.studies.panels.columns import functions, pairs_of
-from mhprobe.studies.panels.frequencies import accuracies, halves, log_amplitude, ring_noise, without
+from mhprobe.studies.panels.frequencies import (
+    accuracies,
+    halves,
+    log_amplitude,
+    ring_noise,
+    without,
+)
 from mhprobe.studies.panels.kernels import reach, slopes_of, strongest
 from mhprobe.studies.panels.loss import direction, eigenvalues, losses
 from mhprobe.studies.panels.maps import auc_interval, hottest, judged
 from mhprobe.studies.panels.masking import cells, kinds, phases
-from mhprobe.studies.panels.relations import RELATIONS, Queries, answers, offset_words, probe, right_keys, summary
+from mhprobe.studies.panels.relations import (
+    RELATIONS,
+    Queries,
+    answers,
+    offset_words,
+    probe,
+    right_keys,
+    summary,
+)
 from mhprobe.studies.panels.two_views import between, other_way
 from mhprobe.studies.voita import Fitted
 from models import images_for, labels_for, tiny_swin, tiny_vit
@@ -59,11 +73,15 @@ def test_the_largest_eigenvalues_are_those_of_the_whole_hessian():
         weight, bias = flat[:12].view(3, 4), flat[12:]
         return cross_entropy(images @ weight.T + bias, labels)
 
-    whole = torch.autograd.functional.hessian(loss, torch.cat([w.detach().flatten() for w in weights]))
+    whole = torch.autograd.functional.hessian(
+        loss, torch.cat([w.detach().flatten() for w in weights])
+    )
     expected = torch.linalg.eigvalsh(whole).flip(0)[:2]
     found = eigenvalues(model, images, labels, weights, top=2, iterations=300)
     # power iteration converges like the ratio of two eigenvalues, 300 times
-    torch.testing.assert_close(torch.tensor([value for value, _ in found]).double(), expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        torch.tensor([value for value, _ in found]).double(), expected, rtol=1e-4, atol=1e-6
+    )
     assert expected[0] > 1.05 * expected[1] and all(change < 1e-3 for _, change in found)
     assert all(weight.requires_grad and weight.grad is None for weight in weights)
 
@@ -83,7 +101,9 @@ def test_a_transformer_has_a_curvature_along_its_slope(build):
 def test_noise_is_in_its_ring_alike_in_every_batch_and_of_size_one():
     images = torch.zeros(3, 3, 16, 16)
     noise = ring_noise(images, torch.tensor([5, 6, 7]), ring=1, rings=4, seed=0)
-    torch.testing.assert_close(noise.flatten(1).std(1, correction=0), torch.ones(3), rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        noise.flatten(1).std(1, correction=0), torch.ones(3), rtol=1e-5, atol=0
+    )
     alone = ring_noise(images[:1], torch.tensor([6]), ring=1, rings=4, seed=0)
     torch.testing.assert_close(alone[0], noise[1], rtol=1e-6, atol=1e-6)
     power = np.abs(np.fft.fft2(noise.double().numpy())) ** 2
@@ -107,7 +127,9 @@ def test_heat_is_the_mass_of_the_hottest_tenth():
     even, spot = torch.ones(10, 10), torch.zeros(10, 10)
     spot[3, 4] = 2.0
     assert hottest(torch.stack([even, spot])).tolist() == pytest.approx([0.1, 1.0])
-    assert hottest(torch.ones(1, 1, 17)).tolist() == pytest.approx([2 / 17])  # a tenth of 17 patches is nearer to two
+    assert hottest(torch.ones(1, 1, 17)).tolist() == pytest.approx(
+        [2 / 17]
+    )  # a tenth of 17 patches is nearer to two
 
 
 def test_the_interval_of_an_auc_is_hanley_and_mcneils():
@@ -127,18 +149,25 @@ def test_scores_of_few_images_have_students_interval():
     values = torch.tensor([0.2, 0.5, torch.nan, 0.3, 0.7])
     got, known = summary(values), values[~values.isnan()].double().numpy()
     expected = stats.t.interval(0.95, 3, known.mean(), stats.sem(known))
-    assert (got["low"], got["high"]) == pytest.approx((max(0, expected[0]), expected[1])) and got["images"] == 4
+    assert (got["low"], got["high"]) == pytest.approx((max(0, expected[0]), expected[1])) and got[
+        "images"
+    ] == 4
     assert summary(torch.full((300,), 0.5))["low"] == 0.5
 
 
 def test_kinds_of_layers_part_the_heads():
     vit = mhprobe.attach(tiny_vit(depth=6)).layout
     thirds = kinds(vit)
-    assert list(thirds) == ["early", "middle", "late"] and sum(thirds.values()).tolist() == [1] * vit.num_heads
+    assert (
+        list(thirds) == ["early", "middle", "late"]
+        and sum(thirds.values()).tolist() == [1] * vit.num_heads
+    )
     swin = mhprobe.attach(tiny_swin()).layout
     found = kinds(swin)
     assert {"stage 0", "stage 1", "plain windows", "shifted windows"} <= set(found)
-    assert (found["stage 0"] ^ found["stage 1"]).all() and (found["plain windows"] ^ found["shifted windows"]).all()
+    assert (found["stage 0"] ^ found["stage 1"]).all() and (
+        found["plain windows"] ^ found["shifted windows"]
+    ).all()
 
 
 class _Falls:
@@ -162,12 +191,17 @@ def test_heads_fall_before_at_and_behind_the_drop():
 
 
 def test_sharpness_is_drawn():
-    rows = [{"part": part, "rank": 1, "eigenvalue": value} for part, value in (("all", 9.0), ("blocks.0", -1.0))]
+    rows = [
+        {"part": part, "rank": 1, "eigenvalue": value}
+        for part, value in (("all", 9.0), ("blocks.0", -1.0))
+    ]
     assert_nothing_is_clipped(training.sharpness(rows))
 
 
 def test_the_distribution_of_gates_is_drawn_whole():
-    shares = {f"log alpha {a}": torch.full((gates.BINS + 2,), 1 / (gates.BINS + 2)) for a in (-2, 0, 2)}
+    shares = {
+        f"log alpha {a}": torch.full((gates.BINS + 2,), 1 / (gates.BINS + 2)) for a in (-2, 0, 2)
+    }
     assert_nothing_is_clipped(gates.gate_density(shares, (torch.rand(72), shares["log alpha 0"])))
 
 
@@ -181,7 +215,9 @@ def test_the_bins_of_a_hard_concrete_gate_hold_what_is_drawn():
         (share,) = distribution.binned(torch.tensor([log_alpha]), gates.BINS)
         assert share.sum().item() == pytest.approx(1)
         torch.testing.assert_close(gates.histogram(drawn), share, rtol=0, atol=0.0045)
-        assert share[0].item() == pytest.approx(1 - distribution.p_open(torch.tensor(log_alpha)).item(), abs=1e-6)
+        assert share[0].item() == pytest.approx(
+            1 - distribution.p_open(torch.tensor(log_alpha)).item(), abs=1e-6
+        )
 
 
 def test_a_head_may_have_several_functions_and_objects_are_one_where_there_are_masks():
@@ -189,12 +225,17 @@ def test_a_head_may_have_several_functions_and_objects_are_one_where_there_are_m
     columns = {
         "position": {"positional": torch.tensor([1.0, 0, 0, 1])},
         "rarity": {"value": torch.tensor([0.3, 0.1, 0.3, 0.1]), "chance": torch.full((4,), 0.1)},
-        "object_attention": {"value": torch.tensor([0.1, 0.7, 0.6, 0.59]), "chance": torch.full((4,), 0.4)},
+        "object_attention": {
+            "value": torch.tensor([0.1, 0.7, 0.6, 0.59]),
+            "chance": torch.full((4,), 0.4),
+        },
     }
     made = functions(told(layout, columns))["functions"]
     rows = [dict(zip(made.table.columns, row, strict=True)) for row in made.table.rows]
     assert [row["object"] for row in rows] == [0, 1, 1, 0] and rows[0]["threshold_object"] == 1.5
-    assert [row["rare"] for row in rows] == [1, 0, 1, 0] and [row["positional"] for row in rows] == [1, 0, 0, 1]
+    assert [row["rare"] for row in rows] == [1, 0, 1, 0] and [
+        row["positional"] for row in rows
+    ] == [1, 0, 0, 1]
     assert_nothing_is_clipped(made.figure)
     del columns["object_attention"]
     assert "object" not in functions(told(layout, columns))["functions"].table.columns
@@ -212,7 +253,15 @@ def told(layout, columns, about=None):
     )
 
 
-SAYS = {"unit": "", "larger": "", "alike": "largest", "masks": False, "about": "", "of_images": True, "empty": ""}
+SAYS = {
+    "unit": "",
+    "larger": "",
+    "alike": "largest",
+    "masks": False,
+    "about": "",
+    "of_images": True,
+    "empty": "",
+}
 
 
 def test_a_table_stays_where_its_figure_has_the_same_name():
@@ -220,7 +269,14 @@ def test_a_table_stays_where_its_figure_has_the_same_name():
     layout = HeadLayout((HeadSite("a", 0, 0, 2, 3), HeadSite("b", 0, 1, 2, 3)))
     names = list(RELATIONS_OF_OBJECTS)
     shares = torch.arange(16.0, dtype=torch.float64).view(4, 4) / 16
-    by_relation = ("relations", "offset", "even", "relations_held_out", "relations_low", "relations_high")
+    by_relation = (
+        "relations",
+        "offset",
+        "even",
+        "relations_held_out",
+        "relations_low",
+        "relations_high",
+    )
     columns = dict.fromkeys(by_relation, shares)
     about = SimpleNamespace(
         kind="per_head",
@@ -232,18 +288,25 @@ def test_a_table_stays_where_its_figure_has_the_same_name():
         **SAYS,
     )
     columns = {"value": shares[:, 0], **columns}
-    made = measured(told(layout, {"objects": columns}, about), kinds=["relations"])["objects_relations"]
+    made = measured(told(layout, {"objects": columns}, about), kinds=["relations"])[
+        "objects_relations"
+    ]
     assert made.figure is not None and made.table is not None and len(made.table.rows) == 4
 
 
 def test_voitas_two_arms_are_compared_image_by_image():
     pruned = torch.tensor([True] * 70 + [False] * 30)
     scratch = torch.tensor([True] * 60 + [False] * 10 + [True] * 2 + [False] * 28)
-    arms = [Fitted({"gates/binary_accuracy": 0.69, "test/accuracy": a}, b) for a, b in ((0.7, pruned), (0.62, scratch))]
+    arms = [
+        Fitted({"gates/binary_accuracy": 0.69, "test/accuracy": a}, b)
+        for a, b in ((0.7, pruned), (0.62, scratch))
+    ]
     row = voita._compared(3, *arms, 5, 5)
     assert (row.pruned, row.pruned_gates_as_learned, row.scratch) == (0.69, 0.7, 0.62)
     assert row.delta == pytest.approx(-0.08) and row.delta_low < row.delta < row.delta_high < 0
-    assert row.p == pytest.approx(2 * sum(math.comb(12, k) for k in range(3)) / 2**12)  # the sign test, by hand
+    assert row.p == pytest.approx(
+        2 * sum(math.comb(12, k) for k in range(3)) / 2**12
+    )  # the sign test, by hand
     same = voita._compared(3, arms[0], arms[0], 5, 5)
     assert same.delta == 0 and same.p == 1
 
@@ -254,7 +317,9 @@ def test_relations_are_right_for_the_keys_that_they_name():
     picture[..., 7:] = 1.0  # the edge lies inside the second column of patches
     centres = torch.tensor([[0.0, 0, 0], [1.0, 1, 1]], dtype=torch.float64)
     right = dict(zip(RELATIONS, right_keys(picture, (4, 4), centres)[0], strict=True))
-    keys = {name: set(of[5].nonzero().flatten().tolist()) for name, of in right.items()}  # row 1, column 1
+    keys = {
+        name: set(of[5].nonzero().flatten().tolist()) for name, of in right.items()
+    }  # row 1, column 1
     assert keys["mirror image"] == {6} and keys["opposite"] == {10}
     assert keys["same colour"] == {0, 1, 4, 8, 9, 12, 13}  # column 1 is a quarter bright
     assert keys["along an edge"] == {1, 9}  # above and below
@@ -277,10 +342,17 @@ def test_every_pair_of_blocks_has_its_own_chance():
     assert [text.get_text() for text in figure.axes[-1].get_legend().get_texts()][-1] == "chance"
 
 
-@pytest.mark.parametrize(("draw", "pairs", "drawn"), [
-    (correlations.block_coefficients, [[0, 1], [0, 3]], ["block 0 and\nblock 1", "block 0 and\nblock 3"]),
-    (correlations.coefficients, [[0, 1]], ["head 0 of block 0 and\nhead 1 of block 0"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("draw", "pairs", "drawn"),
+    [
+        (
+            correlations.block_coefficients,
+            [[0, 1], [0, 3]],
+            ["block 0 and\nblock 1", "block 0 and\nblock 3"],
+        ),
+        (correlations.coefficients, [[0, 1]], ["head 0 of block 0 and\nhead 1 of block 0"]),
+    ],
+)
 def test_pairs_can_be_chosen_and_one_that_was_not_compared_is_refused(draw, pairs, drawn):
     layout = mhprobe.attach(tiny_swin()).layout
     count = len(layout.sites) if draw is correlations.block_coefficients else layout.num_heads
@@ -289,14 +361,26 @@ def test_pairs_can_be_chosen_and_one_that_was_not_compared_is_refused(draw, pair
         rho[a, b, :3] = torch.tensor([0.9, 0.8, 0.7]) - 0.1 * number
     columns = {"rho": rho, "null_rho": 0.2 * rho}
     figure = draw(layout, columns, "", pairs=pairs)
-    lines = {line.get_label(): line.get_ydata() for line in figure.axes[0].lines if line.get_linestyle() == "-"}
+    lines = {
+        line.get_label(): line.get_ydata()
+        for line in figure.axes[0].lines
+        if line.get_linestyle() == "-"
+    }
     assert list(lines) == drawn
     for (a, b), found in zip(pairs, lines.values(), strict=True):
         assert list(found) == rho[a, b, :3].tolist()
     assert_nothing_is_clipped(figure)
-    for wrong in ([0, count], [1, 1], [0], 0, [0, "1"], [1, 2]):  # of the last one nothing was measured
+    for wrong in (
+        [0, count],
+        [1, 1],
+        [0],
+        0,
+        [0, "1"],
+        [1, 2],
+    ):  # of the last one nothing was measured
         with pytest.raises(
-            UserError, match=rf"coefficients\.pairs: expected .* 0 to {count - 1} .* got {re.escape(str(wrong))}"
+            UserError,
+            match=rf"coefficients\.pairs: expected .* 0 to {count - 1} .* got {re.escape(str(wrong))}",
         ):
             draw(layout, columns, "", pairs=[wrong])
 
@@ -305,9 +389,15 @@ def test_options_reach_the_kind_that_they_are_of(monkeypatch):
     drawn = {}
     monkeypatch.setattr(twins, "draw", lambda kind, *_, **options: drawn.update({kind: options}))
     layout = mhprobe.attach(tiny_vit()).layout
-    about = SimpleNamespace(kind="per_head", also=(), label="", axes={}, needs=set(), layout=layout, **SAYS)
+    about = SimpleNamespace(
+        kind="per_head", also=(), label="", axes={}, needs=set(), layout=layout, **SAYS
+    )
     value = torch.zeros(layout.num_heads)
-    asked = {"kinds": ["a", "b"], "options": {"limits": "each"}, "options_of": {"b": {"pairs": [[0, 1]]}}}
+    asked = {
+        "kinds": ["a", "b"],
+        "options": {"limits": "each"},
+        "options_of": {"b": {"pairs": [[0, 1]]}},
+    }
     measured(told(layout, {"m": {"value": value}}, about), **asked)
     assert drawn == {"a": {"limits": "each"}, "b": {"limits": "each", "pairs": [[0, 1]]}}
 
@@ -339,7 +429,12 @@ def test_a_head_that_looks_at_its_partner_follows_that_relation_alone(build):
     cell = torch.arange(tall * wide)
     partner, below = cell - cell % wide + (cell % wide ^ 1), cell + wide
     right = torch.zeros(1, 2, tall * wide, tall * wide, dtype=torch.bool)
-    right[0, 0, cell[partner < (cell // wide + 1) * wide], partner[partner < (cell // wide + 1) * wide]] = True
+    right[
+        0,
+        0,
+        cell[partner < (cell // wide + 1) * wide],
+        partner[partner < (cell // wide + 1) * wide],
+    ] = True
     right[0, 1, cell[:-wide], below[:-wide]] = True  # control: the patch below
     token = (places.token - site.prefix_tokens).clamp(min=0)
     looks = right[0, 0][token[:, :, None], token[:, None]] & places.patch_pairs
@@ -348,7 +443,11 @@ def test_a_head_that_looks_at_its_partner_follows_that_relation_alone(build):
     piece = Piece(0, slice(0, 1), site, places, torch.tensor([0]), torch.tensor([0]), attn)
     (partners, offsets, even), (control, down, _) = answers(piece, right)
     assert partners.item() == 1 and control.item() < 0.2
-    assert even.item() < 0.5 and offsets.max().item() == pytest.approx(0.5) and down.max().item() == pytest.approx(1)
+    assert (
+        even.item() < 0.5
+        and offsets.max().item() == pytest.approx(0.5)
+        and down.max().item() == pytest.approx(1)
+    )
 
 
 def test_a_probe_finds_the_head_that_knows_and_guesses_where_none_does():
@@ -362,7 +461,9 @@ def test_a_probe_finds_the_head_that_knows_and_guesses_where_none_does():
         features = torch.rand(240, keys, 4, generator=generator)
         features[..., 2] += 3 * knows * right
         facts = torch.rand(240, keys, 3, generator=generator)
-        return Queries(features, facts, right[..., None], torch.zeros(240, keys), torch.arange(240), itself)
+        return Queries(
+            features, facts, right[..., None], torch.zeros(240, keys), torch.arange(240), itself
+        )
 
     for knows, low, high in ((1, 0.95, 1), (0, 0.02, 0.3)):  # chance is 1 of 8
         fit, test = queries(knows), queries(knows)
@@ -375,22 +476,30 @@ def test_clusters_are_found_where_there_are_some_and_doubted_where_there_is_one_
     torch.manual_seed(0)
     cloud = torch.randn(30, 3, dtype=torch.float64)
     apart = cloud * 0.2 + 4 * torch.nn.functional.one_hot(torch.arange(30) % 3, 3)
-    found, doubted = (cluster(torch.cdist(points, points), draws=39, seed=0) for points in (apart, cloud))
+    found, doubted = (
+        cluster(torch.cdist(points, points), draws=39, seed=0) for points in (apart, cloud)
+    )
     number, silhouette, p = found
     assert int(number.max()) == 2 and p == 1 / 40 and silhouette > 0.8
     assert len({tuple(number[k::3].tolist()) for k in range(3)}) == 3  # each of the three, whole
     assert doubted[2] > 0.05
-    torch.testing.assert_close(torch.cdist(*[scaled(torch.cdist(cloud, cloud))] * 2), torch.cdist(cloud, cloud))
+    torch.testing.assert_close(
+        torch.cdist(*[scaled(torch.cdist(cloud, cloud))] * 2), torch.cdist(cloud, cloud)
+    )
     does = [("a", "b", "c")[k % 3] for k in range(30)]
     distance = torch.cdist(apart, apart)
     together, p = alike(distance, does, permutations=99, seed=0)
     assert together > 0.8 and p == 0.01
-    assert alike(distance, sorted(does), permutations=99, seed=0)[1] > 0.05  # each function in each cluster
+    assert (
+        alike(distance, sorted(does), permutations=99, seed=0)[1] > 0.05
+    )  # each function in each cluster
 
 
 def test_the_legend_of_clustered_heads_names_functions_and_clusters():
     points, cluster_N = torch.randn(4, 2), torch.tensor([0, 1, 1, 2])
-    figure = behaviours([Group("all heads", points, ["global", "local", "local", "global"], cluster_N)])
+    figure = behaviours(
+        [Group("all heads", points, ["global", "local", "local", "global"], cluster_N)]
+    )
     named = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert sorted(named) == ["cluster 1", "cluster 2", "cluster 3", "global", "local"]
 
@@ -405,7 +514,9 @@ def test_the_loss_landscape_is_the_loss_at_moved_weights_and_leaves_the_model_as
     assert not a[1].any() and (a[0] != b[0]).all()  # the bias stays
     found = losses(model, images, labels, [-0.5, 0.0, 0.5], [a, b])
     moved = model.weight - 0.5 * a[0] + 0.5 * b[0]
-    assert found[0, 2].item() == pytest.approx(cross_entropy(images @ moved.T + model.bias, labels).item())
+    assert found[0, 2].item() == pytest.approx(
+        cross_entropy(images @ moved.T + model.bias, labels).item()
+    )
     assert found[1, 1].item() == pytest.approx(cross_entropy(model(images), labels).item())
     assert all(torch.equal(x, y) for x, y in zip(before, model.parameters(), strict=True))
 
@@ -442,9 +553,15 @@ def test_damaged_rings_are_compared_image_by_image():
     assert found.rows[0]["p"] == found.rows[0]["drop"] == "" and found.rows[1]["images"] == 39
     assert found.rows[1]["drop"] == found.rows[2]["drop"] == 8 / 39
     assert found.rows[1]["p"] == pytest.approx(2 / 2**8)  # 8 lost, none won
-    assert found.rows[2]["p"] == pytest.approx(2 * sum(math.comb(16, k) for k in range(5)) / 2**16)  # 12 lost, 4 won
-    assert [row["p_holm"] for row in found.rows[1:]] == pytest.approx([2 * 2 / 2**8, found.rows[2]["p"]])
-    assert found.rows[1]["drop_low"] > found.rows[2]["drop_low"]  # as many images less, but fewer that differ
+    assert found.rows[2]["p"] == pytest.approx(
+        2 * sum(math.comb(16, k) for k in range(5)) / 2**16
+    )  # 12 lost, 4 won
+    assert [row["p_holm"] for row in found.rows[1:]] == pytest.approx(
+        [2 * 2 / 2**8, found.rows[2]["p"]]
+    )
+    assert (
+        found.rows[1]["drop_low"] > found.rows[2]["drop_low"]
+    )  # as many images less, but fewer that differ
     each = found.drop(torch.tensor([1]), torch.tensor([2]))
     assert each["drop"].item() == 0 and each["drop_low"].item() < 0 < each["drop_high"].item()
 
@@ -456,15 +573,22 @@ def test_a_ring_loses_its_phases_or_its_amplitudes_and_nothing_else():
     frequency = np.fft.fftfreq(16) * 2
     radius = np.hypot(frequency[:, None], frequency[None])
     inside = torch.from_numpy((radius > 0.25) & (radius <= 0.5))
-    for damage, kept, lost in (("phase", torch.abs, torch.angle), ("amplitude", torch.angle, torch.abs)):
-        found = torch.fft.fft2(without(images, torch.tensor([3, 9]), damage, ring=1, rings=4, seed=0))
+    for damage, kept, lost in (
+        ("phase", torch.abs, torch.angle),
+        ("amplitude", torch.angle, torch.abs),
+    ):
+        found = torch.fft.fft2(
+            without(images, torch.tensor([3, 9]), damage, ring=1, rings=4, seed=0)
+        )
         torch.testing.assert_close(found[..., ~inside], whole[..., ~inside])
         torch.testing.assert_close(kept(found[..., inside]), kept(whole[..., inside]))
         assert (lost(found[..., inside]) - lost(whole[..., inside])).abs().median() > 0.1
         energy = [each[..., inside].abs().square().sum() for each in (found, whole)]
         torch.testing.assert_close(*energy)
     alone = without(images[1:], torch.tensor([9]), "phase", ring=1, rings=4, seed=0)
-    torch.testing.assert_close(alone, without(images, torch.tensor([3, 9]), "phase", ring=1, rings=4, seed=0)[1:])
+    torch.testing.assert_close(
+        alone, without(images, torch.tensor([3, 9]), "phase", ring=1, rings=4, seed=0)[1:]
+    )
 
 
 @pytest.mark.parametrize("build", [tiny_vit, tiny_swin])
@@ -477,7 +601,10 @@ def test_a_covering_map_is_what_a_loop_over_queries_adds_up(build):
     attn = torch.rand(1, len(places.token), 2, *places.pairs.shape[1:], dtype=torch.float64)
     tall, wide = (2 * side - 1 for side in site.token_grid)
     mass, queries = around_the_favourite(
-        Piece(number, layout.span(number), site, places, torch.tensor([0]), torch.tensor([0]), attn), (tall, wide)
+        Piece(
+            number, layout.span(number), site, places, torch.tensor([0]), torch.tensor([0]), attn
+        ),
+        (tall, wide),
     )
     expected, seen = torch.zeros_like(mass), torch.zeros_like(mass)
     for window, query in places.patch.nonzero().tolist():
@@ -498,7 +625,9 @@ def test_a_covering_map_of_even_attention_is_as_far_to_the_left_as_to_the_right(
     layout = mhprobe.attach(tiny_vit()).layout
     site = layout.sites[0]
     places = places_of(site, torch.device("cpu"))
-    attn = torch.full((1, 1, 3, len(places.token[0]), len(places.token[0])), 0.5, dtype=torch.float64)
+    attn = torch.full(
+        (1, 1, 3, len(places.token[0]), len(places.token[0])), 0.5, dtype=torch.float64
+    )
     piece = Piece(0, layout.span(0), site, places, torch.tensor([0]), torch.tensor([0]), attn)
     mass, queries = around_the_favourite(piece, tuple(2 * side - 1 for side in site.token_grid))
     torch.testing.assert_close(mass, mass.flip(1, 2))
@@ -507,7 +636,9 @@ def test_a_covering_map_of_even_attention_is_as_far_to_the_left_as_to_the_right(
 
 
 def test_attention_without_a_matrix_is_refused_with_the_reason():
-    xcit = timm.create_model("xcit_nano_12_p16_224", embed_dim=16, depth=1, num_heads=2, img_size=32, num_classes=3)
+    xcit = timm.create_model(
+        "xcit_nano_12_p16_224", embed_dim=16, depth=1, num_heads=2, img_size=32, num_classes=3
+    )
     mhprobe.attach(xcit)  # it has heads, and no attention between patches to roll out
     with pytest.raises(UserError, match="channels"):
         Rollout()(xcit, torch.zeros(1, 3, 32, 32))
@@ -540,11 +671,16 @@ def test_a_map_of_what_is_read_beats_random_orders_over_many_images_and_its_oppo
     valid[7] = False  # a padded one does not count
     batch = Batch(pixels, torch.arange(12), torch.arange(12), valid)
     material = SimpleNamespace(
-        backbone=ReadsOnePatch(), walk=lambda images: lambda: [batch], of=Sample, seed=0, first=False
+        backbone=ReadsOnePatch(),
+        walk=lambda images: lambda: [batch],
+        of=Sample,
+        seed=0,
+        first=False,
     )
     table = judged(material, {"truth": truth, "opposite": opposite}, images=12)["areas"].table
     rows = {
-        (row["map"], row["area"]): row for row in (dict(zip(table.columns, row, strict=True)) for row in table.rows)
+        (row["map"], row["area"]): row
+        for row in (dict(zip(table.columns, row, strict=True)) for row in table.rows)
     }
     for area in ("deletion", "insertion"):
         good, bad = rows["truth", area], rows["opposite", area]
@@ -560,7 +696,9 @@ def test_a_map_is_judged_against_random_orders_of_the_same_image(monkeypatch):
     monkeypatch.setattr(maps_panel, "areas_of", lambda *_, **options: areas)
     deletion, insertion = judged(SimpleNamespace(seed=0), {"map": None})["areas"].table.dicts()
     for row, gain in ((deletion, 0.1), (insertion, 0.2)):
-        assert [row[name] for name in ("better", "low", "high")] == pytest.approx([gain] * 3, abs=1e-9)
+        assert [row[name] for name in ("better", "low", "high")] == pytest.approx(
+            [gain] * 3, abs=1e-9
+        )
 
 
 def test_images_spread_over_a_split_are_of_several_classes():
@@ -590,7 +728,9 @@ def test_a_convolution_reads_by_its_weights_and_a_stem_by_the_mean_of_its_slopes
     torch.testing.assert_close(second.trace(), mean.square().sum())  # one map for all images
 
     stem = nn.Sequential(nn.Conv2d(3, 6, 3, 2, 1), nn.ReLU(), nn.Conv2d(6, 4, 3, 2, 1))
-    assert reach(stem, 1) == slice(1, 8)  # 3 pixels of the middle map from 1, each of 3 pixels, 2 apart
+    assert reach(stem, 1) == slice(
+        1, 8
+    )  # 3 pixels of the middle map from 1, each of 3 pixels, 2 apart
     mean, second = slopes_of(stem, images)
     assert mean.shape == (4, 3, 7, 7) and second.trace() > 1.001 * mean.square().sum()
     stem[0].bias.data += 100  # never closed
@@ -600,21 +740,29 @@ def test_a_convolution_reads_by_its_weights_and_a_stem_by_the_mean_of_its_slopes
     inside[0, 1, 3, 5] = 1
     with torch.inference_mode():
         step = (stem(inside) - stem(torch.zeros_like(inside)))[0, :, 1, 1]
-    torch.testing.assert_close(mean[:, 1, 2, 4].float(), step, rtol=1e-3, atol=1e-4)  # a bias of 100 rounds
+    torch.testing.assert_close(
+        mean[:, 1, 2, 4].float(), step, rtol=1e-3, atol=1e-4
+    )  # a bias of 100 rounds
 
 
 def test_what_embeds_patches_is_a_convolution_or_a_stem():
     with pytest.raises(UserError, match="nor by a stem"):
         patch_embedding(nn.Conv2d(3, 8, 3))
     for swin in (tiny_swin(), tiny_swin(embed_layer=stem_of([8]))):
-        assert patch_embedding(swin)(torch.zeros(1, 3, 18, 18)).shape[2:] == swin.patch_embed.grid_size
+        assert (
+            patch_embedding(swin)(torch.zeros(1, 3, 18, 18)).shape[2:] == swin.patch_embed.grid_size
+        )
 
 
 def test_heads_across_views_are_aligned_as_the_definition_says():
     """Linear CKA written out on the rows: ||Y'X||^2 / (||X'X|| ||Y'Y||), centred."""
     torch.manual_seed(0)
-    one, other = (torch.randn(50, 3, 4, dtype=torch.float64) + 1 for _ in "ab")  # 3 heads of width 4
-    other[:, 1] = one[:, 2] @ torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64)).Q  # head 2 has become head 1
+    one, other = (
+        torch.randn(50, 3, 4, dtype=torch.float64) + 1 for _ in "ab"
+    )  # 3 heads of width 4
+    other[:, 1] = (
+        one[:, 2] @ torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64)).Q
+    )  # head 2 has become head 1
     both = torch.cat([one.flatten(1), other.flatten(1)], 1)
     moments = Moments.zeros(1, 24)
     moments.add(both)
@@ -646,7 +794,9 @@ def test_classes_fall_where_their_images_are_lost():
     right[2, labels.eq(0).nonzero().flatten()[:10]] = False
     accuracy, p, p_holm = cells(right, labels, classes=3)
     assert accuracy[:, :2].tolist() == [[1, 0], [1, 0], [0.5, 0]] and accuracy[:, 2].isnan().all()
-    assert p[2, 0].item() == pytest.approx(2 / 2**10)  # the sign test of ten images lost and none won
+    assert p[2, 0].item() == pytest.approx(
+        2 / 2**10
+    )  # the sign test of ten images lost and none won
     assert p_holm[2, 0].item() == pytest.approx(4 * 2 / 2**10)  # two steps of two classes
     assert p[:2, :2].eq(1).all() and p_holm[0].eq(1).all()
 

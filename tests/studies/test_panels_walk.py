@@ -23,7 +23,9 @@ STUDIES = Path(mhprobe.__file__).parent / "studies"
 
 
 @pytest.mark.parametrize("material", [tiny_vit, tiny_swin], indirect=True)
-@pytest.mark.parametrize("panel", [covering, correspondence, fft_images, probing.probing, relations, two_views])
+@pytest.mark.parametrize(
+    "panel", [covering, correspondence, fft_images, probing.probing, relations, two_views]
+)
 def test_pieces_of_a_batch_add_up_to_what_the_whole_gives(panel, material, monkeypatch):
     """The Swin has padded windows that wrap around the image."""
     if panel is probing.probing and material.layout.sites[0].windows is not None:
@@ -47,7 +49,9 @@ def test_pieces_of_a_batch_add_up_to_what_the_whole_gives(panel, material, monke
     assert found[0].columns == found[1].columns and len(found[0].rows) == len(found[1].rows) > 0
     for some, whole in zip(*(chain(*table.rows) for table in found), strict=True):
         number = isinstance(whole, float)
-        assert some == (pytest.approx(whole, rel=1e-4, abs=1e-4, nan_ok=True) if number else whole)  # float32
+        assert some == (
+            pytest.approx(whole, rel=1e-4, abs=1e-4, nan_ok=True) if number else whole
+        )  # float32
 
 
 @pytest.mark.parametrize("material", [tiny_vit], indirect=True)
@@ -101,9 +105,15 @@ def loops_of_their_own(source: str) -> list[str]:
 
 
 def test_no_study_records_batches_in_a_loop_of_its_own():
-    assert {str(path): found for path in STUDIES.rglob("*.py") if (found := loops_of_their_own(path.read_text()))} == {}
+    assert {
+        str(path): found
+        for path in STUDIES.rglob("*.py")
+        if (found := loops_of_their_own(path.read_text()))
+    } == {}
 
 
-@pytest.mark.parametrize("line", ["for x in y:\n    z = record(m, x)", "z = [recording.record(m, x) for x in y]"])
+@pytest.mark.parametrize(
+    "line", ["for x in y:\n    z = record(m, x)", "z = [recording.record(m, x) for x in y]"]
+)
 def test_a_planted_loop_is_found(line):
     assert loops_of_their_own(f"{line}\nrecord(m, y)\nrecorded(m, y)") != []

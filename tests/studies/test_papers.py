@@ -23,10 +23,25 @@ from mhprobe.studies.paper import caption, chosen, label
 
 PAPERS = sorted(path.stem for path in (CONF / "paper").glob("*.yaml"))
 SMALL = {
-    "vit": ("+experiment=digits_vit", "backbone.embed_dim=24", "backbone.depth=2", "backbone.num_heads=2"),
+    "vit": (
+        "+experiment=digits_vit",
+        "backbone.embed_dim=24",
+        "backbone.depth=2",
+        "backbone.num_heads=2",
+    ),
     "swin": (
-        *("+experiment=digits_vit", "backbone=swin", "backbone.img_size=8", "backbone.patch_size=1"),
-        *("backbone.embed_dim=12", "backbone.window_size=4", "~backbone.depth", "~backbone.mlp_ratio"),
+        *(
+            "+experiment=digits_vit",
+            "backbone=swin",
+            "backbone.img_size=8",
+            "backbone.patch_size=1",
+        ),
+        *(
+            "backbone.embed_dim=12",
+            "backbone.window_size=4",
+            "~backbone.depth",
+            "~backbone.mlp_ratio",
+        ),
         *("backbone.depths=[1,2]", "backbone.num_heads=[2,3]"),
     ),
 }
@@ -34,13 +49,22 @@ FEW = ("data.limit_train=64", "data.limit_val=40", "data.limit_test=40", "traine
 
 
 def settings(family, paper, folder, *more):
-    few = [*SMALL[family], *FEW, "trainer.precision=32-true", f"cache_dir={folder}", f"+paper={paper}", "control=null"]
+    few = [
+        *SMALL[family],
+        *FEW,
+        "trainer.precision=32-true",
+        f"cache_dir={folder}",
+        f"+paper={paper}",
+        "control=null",
+    ]
     return runs.checked("study", *few, *more)
 
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_its_header_says_what_it_is_and_what_to_type(name):
-    header = re.match(r"# @package paper\n(#.*\n)+", (CONF / "paper" / f"{name}.yaml").read_text()).group()
+    header = re.match(
+        r"# @package paper\n(#.*\n)+", (CONF / "paper" / f"{name}.yaml").read_text()
+    ).group()
     assert f"python -m mhprobe.study +paper={name} weights=" in header
     assert f"docs/papers/{name}.md" in header
     source = runs.composed("study", f"+paper={name}").paper.source
@@ -56,15 +80,22 @@ def test_its_header_says_what_it_is_and_what_to_type(name):
 def test_nothing_is_drawn_twice(name):
     figures = runs.composed("study", f"+paper={name}").paper.figures.values()
     parts = ("measure", "curves", "kinds", "options", "panel")
-    drawn = [str([figure.get(part) for part in parts]) for figure in figures if not figure.get("elsewhere")]
+    drawn = [
+        str([figure.get(part) for part in parts])
+        for figure in figures
+        if not figure.get("elsewhere")
+    ]
     assert len(set(drawn)) == len(drawn)
 
 
-@pytest.mark.parametrize(("name", "key", "begins"), [
-    ("voita", "figure_1_functions", "Beside Figure 1 of Voita"),
-    ("voita", "figure_1_objects", "Beside Figure 1 of Voita"),
-    ("michel", "table_2", "Table 2 of Michel"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "key", "begins"),
+    [
+        ("voita", "figure_1_functions", "Beside Figure 1 of Voita"),
+        ("voita", "figure_1_objects", "Beside Figure 1 of Voita"),
+        ("michel", "table_2", "Table 2 of Michel"),
+    ],
+)
 def test_a_caption_begins_with_the_figure_of_the_paper(name, key, begins, tmp_path):
     paper = settings("vit", name, tmp_path).paper
     assert chosen(paper, [key], []) == [key]
@@ -102,7 +133,14 @@ def test_a_caption_names_the_papers_figure_and_what_of_ours_stands_beside_it():
 
 
 def test_make_papers_makes_every_paper_on_every_model():
-    told = ["make", "-n", "papers", "WEIGHTS=a.safetensors b.safetensors", "ROOT=images.tar", "PAPER=figures=[1]"]
+    told = [
+        "make",
+        "-n",
+        "papers",
+        "WEIGHTS=a.safetensors b.safetensors",
+        "ROOT=images.tar",
+        "PAPER=figures=[1]",
+    ]
     out = subprocess.run(told, cwd=CONF.parent, capture_output=True, text=True, check=True).stdout
     commands = [line for line in out.splitlines() if "mhprobe.study" in line]
     assert sorted(line.split("+paper=")[1].split()[0] for line in commands) == PAPERS
@@ -114,7 +152,9 @@ def test_michels_scores_are_normalised_as_his_are(tmp_path):
     paper = settings("vit", "michel", tmp_path).paper.model_dump()
     assert paper["masking"]["curves"]["importance"]["order"]["measure"]["normalize"] == "layer_l2"
     assert paper["measure"]["gate_importance"]["normalize"] == "layer_l2"
-    settling = runs.composed("train", "+experiment=digits_vit", "+callback=settling").callback.settling
+    settling = runs.composed(
+        "train", "+experiment=digits_vit", "+callback=settling"
+    ).callback.settling
     assert settling.measure.normalize == "layer_l2"
 
 
@@ -156,7 +196,10 @@ def test_it_makes_its_figures(name, family, tmp_path):
     for key in made:
         assert cfg.paper.figures[key].look in page
     if name == "michel":
-        assert runs.rows(folder / "tables" / "figure_2_correlation.csv")[0]["measure"] == "accuracy lost (points)"
+        assert (
+            runs.rows(folder / "tables" / "figure_2_correlation.csv")[0]["measure"]
+            == "accuracy lost (points)"
+        )
 
 
 def test_a_finished_figure_is_not_made_again_and_a_changed_one_is(tmp_path, caplog, monkeypatch):
@@ -165,7 +208,9 @@ def test_a_finished_figure_is_not_made_again_and_a_changed_one_is(tmp_path, capl
     assert "mine (vit_tiny_patch16_224), test accuracy" in (folder / "figures.md").read_text()
     first = (folder / "figures" / "figure_1_svcca_coefficients.png").stat().st_mtime_ns
     assert list(json.loads((folder / "finished.json").read_text())) == ["figure_1"]
-    assert "Figure 1 of Byun" in (folder / "report.html").read_text()  # its caption stands on the page
+    assert (
+        "Figure 1 of Byun" in (folder / "report.html").read_text()
+    )  # its caption stands on the page
 
     from mhprobe.measures.svcca import SVCCA
 
@@ -174,14 +219,19 @@ def test_a_finished_figure_is_not_made_again_and_a_changed_one_is(tmp_path, capl
 
     monkeypatch.setattr(SVCCA, "update", measured)
     with caplog.at_level("INFO"):
-        mhprobe.study.run(settings("vit", "byun_kim", tmp_path, "figures=[1,2]"), folder)  # both of the same pass
+        mhprobe.study.run(
+            settings("vit", "byun_kim", tmp_path, "figures=[1,2]"), folder
+        )  # both of the same pass
     assert "figure_1: there already" in caplog.text and "figure_2: done" in caplog.text
     assert (folder / "figures" / "figure_1_svcca_coefficients.png").stat().st_mtime_ns == first
     assert (folder / "figures" / "figure_2_svcca_pairwise.png").is_file()
 
     with pytest.raises(AssertionError, match="measured again"):
         mhprobe.study.run(
-            settings("vit", "byun_kim", tmp_path, "figures=[1]", "paper.measure.svcca.variance=0.9"), folder
+            settings(
+                "vit", "byun_kim", tmp_path, "figures=[1]", "paper.measure.svcca.variance=0.9"
+            ),
+            folder,
         )
     for module in ("studies.paper", "questions.material"):
         monkeypatch.setattr(f"mhprobe.{module}.our_digest", lambda: "edited")
@@ -194,43 +244,79 @@ BREEDS = tuple(f"breed{number:02}" for number in range(37))
 
 def of_torchvision(paper, data, folder):
     """A paper on one of torchvision's data sets, with as many classes as it has, on a small untrained ViT."""
-    write = write_flowers(folder / data, kinds=102) if data == "flowers" else write_pets(folder / data, 2, BREEDS)
-    settings = [f"data={data}", f"data.root={write}", "data.source.stored_size=32", f"cache_dir={folder / 'cache'}"]
+    write = (
+        write_flowers(folder / data, kinds=102)
+        if data == "flowers"
+        else write_pets(folder / data, 2, BREEDS)
+    )
+    settings = [
+        f"data={data}",
+        f"data.root={write}",
+        "data.source.stored_size=32",
+        f"cache_dir={folder / 'cache'}",
+    ]
     small = ["img_size=32", "patch_size=8", "embed_dim=24", "depth=2", "num_heads=2"]
     few = ["weights=random", "control=null", "trainer.accelerator=cpu", "trainer.precision=32-true"]
-    return runs.checked("study", *settings, *few, f"+paper={paper}", *(f"backbone.{each}" for each in small))
+    return runs.checked(
+        "study", *settings, *few, f"+paper={paper}", *(f"backbone.{each}" for each in small)
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("paper", "data"), [("rollout", "pets"), ("rollout", "flowers"), ("clark", "pets")])
+@pytest.mark.parametrize(
+    ("paper", "data"), [("rollout", "pets"), ("rollout", "flowers"), ("clark", "pets")]
+)
 def test_it_makes_its_figures_of_torchvisions_data_sets(paper, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(torchvision.datasets.Flowers102, "_check_integrity", lambda self: True)  # sums of the real ones
+    monkeypatch.setattr(
+        torchvision.datasets.Flowers102, "_check_integrity", lambda self: True
+    )  # sums of the real ones
     cfg = of_torchvision(paper, data, tmp_path)
     images = builders.data(cfg)
     classes = {"pets": 37, "flowers": 102}[data]
-    assert images.num_classes == classes and images.sizes["test"] == classes * (2 if data == "pets" else 1)
+    assert images.num_classes == classes and images.sizes["test"] == classes * (
+        2 if data == "pets" else 1
+    )
     assert builders.classifier(cfg, images)(torch.zeros(1, 3, 32, 32)).shape == (1, classes)
     mhprobe.study.run(cfg, tmp_path / "run")
     made = json.loads((tmp_path / "run" / "finished.json").read_text())
     wanted = {key for key, figure in cfg.paper.figures.items() if figure.elsewhere is None}
-    missing = {"segmentation"} if data == "flowers" and paper == "rollout" else set()  # they have no masks
-    assert missing <= wanted - set(made) <= missing | {"figure_6"}  # so small a network has too few heads to cluster
+    missing = (
+        {"segmentation"} if data == "flowers" and paper == "rollout" else set()
+    )  # they have no masks
+    assert (
+        missing <= wanted - set(made) <= missing | {"figure_6"}
+    )  # so small a network has too few heads to cluster
     assert f"images of {data}." in (tmp_path / "run" / "figures.md").read_text()
 
 
 @pytest.mark.parametrize("data", ["pets", "flowers"])
-def test_images_that_are_not_there_are_refused_before_a_network_is_built(data, tmp_path, monkeypatch):
-    monkeypatch.setattr("mhprobe.run.builders.build", lambda *_, **__: pytest.fail("a network was built"))
-    told = (f"data={data}", f"data.root={tmp_path / 'none'}", "weights=random", f"cache_dir={tmp_path / 'cache'}")
+def test_images_that_are_not_there_are_refused_before_a_network_is_built(
+    data, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        "mhprobe.run.builders.build", lambda *_, **__: pytest.fail("a network was built")
+    )
+    told = (
+        f"data={data}",
+        f"data.root={tmp_path / 'none'}",
+        "weights=random",
+        f"cache_dir={tmp_path / 'cache'}",
+    )
     cfg = runs.checked("study", *told, "+paper=rollout")
-    with pytest.raises(UserError, match=r"is not in .*none, or not whole; expected .*Use data\.root=<folder with"):
+    with pytest.raises(
+        UserError, match=r"is not in .*none, or not whole; expected .*Use data\.root=<folder with"
+    ):
         mhprobe.study.run(cfg, tmp_path / "run")
 
 
 def test_small_print_says_which_images_a_figure_is_of(tmp_path, monkeypatch):
     said = {}
-    monkeypatch.setattr(style, "save", lambda figure, stem, about, *more: said.update({stem.name: about}) or [stem])
-    mhprobe.study.run(settings("vit", "rollout", tmp_path, "figures=[surfaces,heads]"), tmp_path / "run")
+    monkeypatch.setattr(
+        style, "save", lambda figure, stem, about, *more: said.update({stem.name: about}) or [stem]
+    )
+    mhprobe.study.run(
+        settings("vit", "rollout", tmp_path, "figures=[surfaces,heads]"), tmp_path / "run"
+    )
     mhprobe.study.run(settings("vit", "voita", tmp_path, "figures=[1,6]"), tmp_path / "other")
     few = ("figures=[weights,initialisation]", "paper.figures.initialisation.panel.images=30")
     mhprobe.study.run(settings("vit", "unique", tmp_path, *few), tmp_path / "third")
@@ -265,7 +351,9 @@ def test_figures_are_chosen_by_number_or_name_in_the_papers_order():
 
 
 @pytest.mark.slow
-def test_figures_of_measures_have_a_freshly_initialised_network_inside_by_default(tmp_path, caplog, monkeypatch):
+def test_figures_of_measures_have_a_freshly_initialised_network_inside_by_default(
+    tmp_path, caplog, monkeypatch
+):
     folder = tmp_path / "run"
     assert runs.checked("study", "+paper=byun_kim", "weights=random").control == "random_init"
     asked = ("figures=[2,table_1]", "control=random_init")
@@ -285,9 +373,13 @@ def test_figures_of_measures_have_a_freshly_initialised_network_inside_by_defaul
 
     monkeypatch.setattr(SVCCA, "update", measured)
     with caplog.at_level("INFO"):
-        mhprobe.study.run(settings("vit", "byun_kim", tmp_path, "figures=[3]", "control=random_init"), folder)
+        mhprobe.study.run(
+            settings("vit", "byun_kim", tmp_path, "figures=[3]", "control=random_init"), folder
+        )
     assert "figure_3: done" in caplog.text  # both networks' numbers are kept
-    mhprobe.study.run(settings("vit", "byun_kim", tmp_path, "figures=[2]"), folder)  # without: another figure
+    mhprobe.study.run(
+        settings("vit", "byun_kim", tmp_path, "figures=[2]"), folder
+    )  # without: another figure
     assert "random_init" not in runs.rows(folder / "tables" / "figure_2_svcca.csv")[0]
 
 
@@ -297,6 +389,9 @@ def test_pruned_weights_have_figures_and_no_control(tmp_path, caplog, monkeypatc
 
     monkeypatch.setattr("mhprobe.run.questions.RandomTwin", pruned)
     with caplog.at_level("INFO"):
-        mhprobe.study.run(settings("vit", "byun_kim", tmp_path, "figures=[2]", "control=random_init"), tmp_path / "run")
+        mhprobe.study.run(
+            settings("vit", "byun_kim", tmp_path, "figures=[2]", "control=random_init"),
+            tmp_path / "run",
+        )
     assert "no control: control: got pruned ones" in caplog.text
     assert "random_init" not in runs.rows(tmp_path / "run" / "tables" / "figure_2_svcca.csv")[0]

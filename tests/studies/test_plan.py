@@ -56,19 +56,30 @@ def test_every_figure_is_drawn_in_the_first_step_after_which_it_can_be():
     ]
     assert steps[-1].curves == ("head_max",)
     slow = plan.Question("slow", dict, ("drop",))
-    assert plan.steps([slow, own], MEASURES) == [plan.Step((), (own,)), plan.Step(("drop",), (slow,))]
+    assert plan.steps([slow, own], MEASURES) == [
+        plan.Step((), (own,)),
+        plan.Step(("drop",), (slow,)),
+    ]
     assert plan.steps([], MEASURES) == []
 
 
 def test_an_estimate_looks_at_few_images():
-    assert [plan.sample(images, 256) for images in (5, 40, 1_000, 10_000, 50_000)] == [5, 8, 20, 200, 256]
+    assert [plan.sample(images, 256) for images in (5, 40, 1_000, 10_000, 50_000)] == [
+        5,
+        8,
+        20,
+        200,
+        256,
+    ]
 
 
 def test_a_greedy_curve_asks_for_every_unit_at_every_step_and_a_random_one_for_its_repeats():
     layout = mhprobe.attach(tiny_vit(depth=2)).layout
     heads = layout.num_heads
     greedy, chance = CurveSpec("a", "head", KeepBest()), CurveSpec("b", "head", Random(repeats=3))
-    assert plan.forwards(greedy, layout, None, 7, 100) == heads * (heads + 1) // 2 * 7 + (heads + 1) * (7 + 100)
+    assert plan.forwards(greedy, layout, None, 7, 100) == heads * (heads + 1) // 2 * 7 + (
+        heads + 1
+    ) * (7 + 100)
     assert plan.forwards(greedy, layout, 1, 7, 100) == heads * 7 + 2 * 107
     assert plan.forwards(chance, layout, None, 7, 100) == 3 * (heads + 1) * 100
 
@@ -108,7 +119,9 @@ def test_the_time_of_measures_is_that_of_looking_at_all_images(make, material, c
 @pytest.mark.parametrize("material", [tiny_vit], indirect=True)
 def test_a_curve_is_timed_by_forward_passes_of_the_second_walk(material, clock, monkeypatch):
     seconds = iter((100, 4))  # the first walk starts everything
-    monkeypatch.setattr(type(material.model), "forward", lambda self, images: _waits(clock, next(seconds)))
+    monkeypatch.setattr(
+        type(material.model), "forward", lambda self, images: _waits(clock, next(seconds))
+    )
     assert plan.forward_seconds(material) == pytest.approx(4 / 8)
 
 
@@ -124,7 +137,9 @@ def test_what_no_measure_can_look_at_has_no_estimate(material):
 def test_the_cost_of_measures_is_said_of_both_networks(monkeypatch):
     network, twin = object(), object()
     costs = {network: "about 2 min", twin: "about 60 s"}
-    material = SimpleNamespace(missing=lambda names, control: {"it": names}, model=network, twin=lambda: twin)
+    material = SimpleNamespace(
+        missing=lambda names, control: {"it": names}, model=network, twin=lambda: twin
+    )
     monkeypatch.setattr(plan, "_cost", lambda material, ask: costs[ask.keywords["model"]])
     words = "about 2 min and about 60 s for the freshly initialised network"
     assert plan._cost_of_measures(material, ["it"]) == words
@@ -170,24 +185,31 @@ def refuses_at_once(material, clock):
 
 
 @pytest.mark.parametrize("material", [tiny_vit], indirect=True)
-@pytest.mark.parametrize(("panel", "words", "least"), [
-    (looks_at_all, "about 24 s", 11),
-    (looks_at_two_splits_side_by_side, "about 20 s", 8),
-    (looks_at_one_batch, "about 10 s", 8),
-    (looks_at_single_images, "about 12 s", 4),
-    (looks_at_none, "not estimated", 5),
-    (refuses_at_the_end, "at least 24 s", 11),
-    (counts_its_images, "at least 24 s", 11),
-    (refuses_at_once, "not estimated", 0),
-])  # fmt: skip
-def test_a_figure_that_looks_at_images_itself_is_timed_on_few_of_them(material, panel, words, least, clock):
+@pytest.mark.parametrize(
+    ("panel", "words", "least"),
+    [
+        (looks_at_all, "about 24 s", 11),
+        (looks_at_two_splits_side_by_side, "about 20 s", 8),
+        (looks_at_one_batch, "about 10 s", 8),
+        (looks_at_single_images, "about 12 s", 4),
+        (looks_at_none, "not estimated", 5),
+        (refuses_at_the_end, "at least 24 s", 11),
+        (counts_its_images, "at least 24 s", 11),
+        (refuses_at_once, "not estimated", 0),
+    ],
+)
+def test_a_figure_that_looks_at_images_itself_is_timed_on_few_of_them(
+    material, panel, words, least, clock
+):
     """A second an image: of 21 test images it is shown 8."""
     assert plan._cost(material, lambda few: panel(few, clock) or {}) == words
     assert clock == [least]
 
 
 @pytest.mark.parametrize("material", [tiny_vit], indirect=True)
-def test_what_an_estimate_learns_of_few_images_is_not_taken_for_what_all_of_them_say(material, tmp_path):
+def test_what_an_estimate_learns_of_few_images_is_not_taken_for_what_all_of_them_say(
+    material, tmp_path
+):
     """A question that measures by itself is shown 8 images; its columns and files of them are gone afterwards."""
     material.measures, material.store = {"entropy": Entropy(material.layout)}, tmp_path / "kept"
     images = []
@@ -202,19 +224,28 @@ def test_what_an_estimate_learns_of_few_images_is_not_taken_for_what_all_of_them
     assert int(material.columns("entropy")["images"]) == 21
 
 
-def test_every_figure_that_looks_at_images_itself_has_a_time_of_its_own_in_the_plan(tmp_path, caplog):
+def test_every_figure_that_looks_at_images_itself_has_a_time_of_its_own_in_the_plan(
+    tmp_path, caplog
+):
     kinds = "~paper.figures.judged.panel.kinds.gradient_rollout"
     cfg = settings("vit", "rollout", tmp_path, "figures=[judged,segmentation]", kinds)
-    with caplog.at_level(logging.INFO), pytest.raises(UserError, match="no object masks"):  # of digits
+    with (
+        caplog.at_level(logging.INFO),
+        pytest.raises(UserError, match="no object masks"),
+    ):  # of digits
         mhprobe.study.run(cfg, tmp_path / "run")
     lines = [record.getMessage() for record in caplog.records]
     (line,) = (line for line in lines if "figures look at themselves" in line)
     assert re.search(r": judged about \d+ (s|min), segmentation not estimated; then draw", line)
     table = (tmp_path / "run" / "tables" / "judged_areas.csv").read_text()
-    assert all(row.endswith(",40") for row in table.splitlines()[1:])  # the figure itself is of all images
+    assert all(
+        row.endswith(",40") for row in table.splitlines()[1:]
+    )  # the figure itself is of all images
 
 
-def test_figures_are_on_disk_before_what_they_do_not_need_is_measured(tmp_path, caplog, monkeypatch):
+def test_figures_are_on_disk_before_what_they_do_not_need_is_measured(
+    tmp_path, caplog, monkeypatch
+):
     folder, seen = tmp_path / "run", {}
 
     def finished():
@@ -237,24 +268,36 @@ def test_figures_are_on_disk_before_what_they_do_not_need_is_measured(tmp_path, 
     monkeypatch.setattr(AblationDelta, "update", measured)
     wanted = "figures=[2,table_1,8,covering_map,single_heads]"
     with caplog.at_level(logging.INFO):
-        mhprobe.study.run(settings("vit", "byun_kim", tmp_path, wanted, "paper.masking.join=null"), folder)
+        mhprobe.study.run(
+            settings("vit", "byun_kim", tmp_path, wanted, "paper.masking.join=null"), folder
+        )
     assert seen == {
         "measures that mask": {"figure_2", "table_1", "covering_map"},
         "curves": {"figure_2", "table_1", "covering_map", "single_heads"},
     }
     lines = [record.getMessage() for record in caplog.records]
     first = next(
-        index for index, line in enumerate(lines) if line.startswith("plan, with times estimated from 8 of 40")
+        index
+        for index, line in enumerate(lines)
+        if line.startswith("plan, with times estimated from 8 of 40")
     )
     steps = lines[first + 1 : first + 5]
     assert re.fullmatch(r"  1\. measure svcca: about \d+ s; then draw figure_2, table_1", steps[0])
     own = r"  2. images that figures look at themselves: covering_map about \d+ (s|min); then draw covering_map"
     assert re.fullmatch(own, steps[1])
-    assert re.fullmatch(r"  3\. measure ablation_delta: about \d+ s; then draw single_heads", steps[2])
-    assert re.match(r"  4\. masking curves head_max, .*: about \d+ s at most, .*; then draw figure_8", steps[3])
-    assert all(lines.index(f"{key}: done") > first for key in ("figure_2", "single_heads", "figure_8"))
+    assert re.fullmatch(
+        r"  3\. measure ablation_delta: about \d+ s; then draw single_heads", steps[2]
+    )
+    assert re.match(
+        r"  4\. masking curves head_max, .*: about \d+ s at most, .*; then draw figure_8", steps[3]
+    )
+    assert all(
+        lines.index(f"{key}: done") > first for key in ("figure_2", "single_heads", "figure_8")
+    )
 
     caplog.clear()
     with caplog.at_level(logging.INFO):
         mhprobe.study.run(settings("vit", "byun_kim", tmp_path, "figures=[2,3]"), folder)
-    assert "  1. measure svcca: measured before; then draw figure_3" in [r.getMessage() for r in caplog.records]
+    assert "  1. measure svcca: measured before; then draw figure_3" in [
+        r.getMessage() for r in caplog.records
+    ]

@@ -21,7 +21,9 @@ from models import images_for, labels_for, tiny_vit
 
 def test_agreement_is_spearmans():
     generator = torch.Generator().manual_seed(0)
-    scores = {epoch: torch.randint(0, 6, (12,), generator=generator).tolist() for epoch in (4, 0, 9)}
+    scores = {
+        epoch: torch.randint(0, 6, (12,), generator=generator).tolist() for epoch in (4, 0, 9)
+    }
     rows = agreement(scores)
     assert [(row["epoch_a"], row["epoch_b"]) for row in rows] == [(0, 4), (0, 9), (4, 9)]
     for row in rows:
@@ -57,28 +59,46 @@ def run(tmp_path):
     layout = mhprobe.attach(model).layout
     model.device = torch.device("cpu")
     data = Data(model)
-    trainer = SimpleNamespace(current_epoch=0, sanity_checking=False, is_global_zero=True, datamodule=data)
-    return SimpleNamespace(model=model, data=data, trainer=trainer, report=Report(tmp_path, layout), folder=tmp_path)
+    trainer = SimpleNamespace(
+        current_epoch=0, sanity_checking=False, is_global_zero=True, datamodule=data
+    )
+    return SimpleNamespace(
+        model=model, data=data, trainer=trainer, report=Report(tmp_path, layout), folder=tmp_path
+    )
 
 
 def test_accuracy_is_that_of_the_model_without_its_lowest_heads(run):
-    callback = Settling(run.report, GateImportance, shares=[0.45, 1.0])  # 0.45 of 6 heads is nearest to 3
+    callback = Settling(
+        run.report, GateImportance, shares=[0.45, 1.0]
+    )  # 0.45 of 6 heads is nearest to 3
     callback.on_validation_end(run.trainer, run.model)
     import mhprobe
 
-    score = mhprobe.measure(run.model, [(run.data.images, run.data.labels)], [GateImportance])["gate_importance"]
-    torch.testing.assert_close(torch.tensor(callback.scores[0]), score, check_dtype=False, rtol=1e-5, atol=0)
+    score = mhprobe.measure(run.model, [(run.data.images, run.data.labels)], [GateImportance])[
+        "gate_importance"
+    ]
+    torch.testing.assert_close(
+        torch.tensor(callback.scores[0]), score, check_dtype=False, rtol=1e-5, atol=0
+    )
     for row, count in zip(callback.rows, (0, 3, 6), strict=True):
         mask = torch.zeros(6, dtype=torch.bool)
         mask[score.argsort()[:count]] = True
         right = Replay(run.model, mask[None])(run.data.images)[0].argmax(1) == run.data.labels
-        assert row == {**row, "heads_masked": count, "accuracy": pytest.approx(right.double().mean().item())}
-    assert (run.folder / "tables" / "settling.csv").is_file() and (run.folder / "figures" / "settling.png").is_file()
+        assert row == {
+            **row,
+            "heads_masked": count,
+            "accuracy": pytest.approx(right.double().mean().item()),
+        }
+    assert (run.folder / "tables" / "settling.csv").is_file() and (
+        run.folder / "figures" / "settling.png"
+    ).is_file()
 
 
 def test_the_small_print_says_that_the_images_are_of_validation(run, monkeypatch):
     said = []
-    monkeypatch.setattr(style, "save", lambda figure, stem, about, *more: said.append(about) or [stem])
+    monkeypatch.setattr(
+        style, "save", lambda figure, stem, about, *more: said.append(about) or [stem]
+    )
     Settling(run.report, GateImportance, shares=[0.5]).on_validation_end(run.trainer, run.model)
     assert said == ["pictures, n = 15 validation images"]
 
@@ -114,9 +134,15 @@ class Net(L.LightningModule):
 
 def fit(callback: Settling, data: Data, ckpt_path=None) -> L.Trainer:
     trainer = L.Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, callbacks=[callback], enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1,
-    )  # fmt: skip
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        callbacks=[callback],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        log_every_n_steps=1,
+    )
     trainer.datamodule = data
     trainer.fit(Net(), torch.utils.data.DataLoader(torch.ones(1)), ckpt_path=ckpt_path)
     return trainer

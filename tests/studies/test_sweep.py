@@ -52,7 +52,9 @@ def test_the_first_rule_that_holds_gives_the_label():
     assert labels(without, 11)[0] == "CLS"
     assert labels({}, 3) == ["unknown"] * 3
     assert labels({"token_kinds.cls": [0.3, 0.29]}, 2) == ["CLS", "mixed"]
-    assert labels({"attention_distance.value": [1.0], "attention_distance.uniform": [0.0]}, 1) == ["unknown"]
+    assert labels({"attention_distance.value": [1.0], "attention_distance.uniform": [0.0]}, 1) == [
+        "unknown"
+    ]
 
 
 def test_survivors_are_counted_by_every_division():
@@ -65,15 +67,28 @@ def test_survivors_are_counted_by_every_division():
 
 
 def make_run(folder: Path, weight: float, kept: list[int], accuracy: float) -> None:
-    metrics = {"gates/kept": sum(kept), "gates/heads": len(kept), "gates/binary_accuracy": accuracy - 0.01,
-               "test/accuracy": accuracy, "gates/binary_loss": 0.6, "test/loss": 0.5, "test/images": 100}  # fmt: skip
-    rows = [[head, f"blocks.{head // 2}.attn", 0, head // 2, head % 2, 1.0, 1.0, on] for head, on in enumerate(kept)]
+    metrics = {
+        "gates/kept": sum(kept),
+        "gates/heads": len(kept),
+        "gates/binary_accuracy": accuracy - 0.01,
+        "test/accuracy": accuracy,
+        "gates/binary_loss": 0.6,
+        "test/loss": 0.5,
+        "test/images": 100,
+    }
+    rows = [
+        [head, f"blocks.{head // 2}.attn", 0, head // 2, head % 2, 1.0, 1.0, on]
+        for head, on in enumerate(kept)
+    ]
     columns = ["head", "site", "stage", "block", "index", "gate", "open", "kept"]
     Report(folder).add({"gates": Result(Table(columns, rows, "per_head"), metrics=metrics)})
-    (folder / "model.json").write_text(json.dumps({"class_names": ["a", "b"], "made": {"data": "x"}}))
+    (folder / "model.json").write_text(
+        json.dumps({"class_names": ["a", "b"], "made": {"data": "x"}})
+    )
     (folder / "config").mkdir()
     (folder / "config" / "overrides.yaml").write_text(
-        f"- +experiment=digits_vit\n- weights={folder.parent / 'whole.safetensors'}\n- gates.penalty.weight={weight}\n"
+        f"- +experiment=digits_vit\n- weights={folder.parent / 'whole.safetensors'}\n- "
+        f"gates.penalty.weight={weight}\n"
     )
 
 
@@ -88,7 +103,12 @@ def swept(tmp_path) -> Path:
 
 def test_runs_come_side_by_side_with_what_tells_them_apart(swept):
     paths = sweep.write(swept)
-    assert {path.name for path in paths} >= {"sweep.csv", "sweep.png", "survivors.csv", "survivors.png"}
+    assert {path.name for path in paths} >= {
+        "sweep.csv",
+        "sweep.png",
+        "survivors.csv",
+        "survivors.png",
+    }
     rows = runs.rows(swept / "tables" / "sweep.csv")
     assert [(row["run"], row["gates.penalty.weight"], row["kept"]) for row in rows] == [
         ("1", "0.1", "1"),
@@ -96,7 +116,8 @@ def test_runs_come_side_by_side_with_what_tells_them_apart(swept):
     ]
     assert "weights" not in rows[0]  # all runs share it
     kept = {
-        (row["run"], row["group"]): (row["kept"], row["of"]) for row in runs.rows(swept / "tables" / "survivors.csv")
+        (row["run"], row["group"]): (row["kept"], row["of"])
+        for row in runs.rows(swept / "tables" / "survivors.csv")
     }
     assert kept["0", "block 1"] == ("1", "2") and kept["1", "block 1"] == ("0", "2")
 
@@ -126,13 +147,17 @@ def test_the_axis_ends_where_runs_do_and_reaches_chance_only_where_one_comes_nea
     low = pruned.retained([(3, 0.3, 0.2), (24, 1.0, 1.0)], 100, 24, 0.95, 0.1).axes[0]
     labels_of = [[line.get_label() for line in axes.get_lines()] for axes in (high, low)]
     assert ["chance" in found for found in labels_of] == [False, True]
-    assert 50 < high.get_ylim()[0] < 61 and low.get_ylim()[0] < 0  # 70 % of 100 images: 60.4 % at the least
+    assert (
+        50 < high.get_ylim()[0] < 61 and low.get_ylim()[0] < 0
+    )  # 70 % of 100 images: 60.4 % at the least
     assert 100 <= high.get_ylim()[1] < 101, "no accuracy is above 100 %"
     assert all("whole model before" in found for found in labels_of)
 
 
 def probed(folder: Path, distances: list[float], **more: str) -> Path:
-    rows = [[head, "s", distance, 10.0, 10.0, *more.values()] for head, distance in enumerate(distances)]
+    rows = [
+        [head, "s", distance, 10.0, 10.0, *more.values()] for head, distance in enumerate(distances)
+    ]
     columns = ["head", "site", "value", "uniform", "whole", *more]
     Report(folder).add({"attention_distance": Result(Table(columns, rows, "per_head"))})
     return folder
@@ -144,7 +169,9 @@ def test_labels_come_from_the_tables_of_a_probed_run(swept, tmp_path):
     assert labels(sweep.probe_columns(probe, gates), 4) == ["local", "local", "global", "mixed"]
     sweep.write(swept, probe)
     found = {
-        (r["run"], r["group"]): r["kept"] for r in runs.rows(swept / "tables" / "survivors.csv") if r["by"] == "label"
+        (r["run"], r["group"]): r["kept"]
+        for r in runs.rows(swept / "tables" / "survivors.csv")
+        if r["by"] == "label"
     }
     assert found["0", "local"] == "2" and found["1", "global"] == "0" and found["0", "mixed"] == "0"
     with pytest.raises(UserError, match="none of the tables"):
@@ -153,18 +180,34 @@ def test_labels_come_from_the_tables_of_a_probed_run(swept, tmp_path):
 
 def test_rare_patches_and_objects_are_functions_that_may_survive(swept, tmp_path):
     probe = probed(tmp_path / "probed", [1.0, 5.0, 9.5, 7.0])
-    for table, values in (("rarity", [0.3, 0.1, 0.1, 0.1]), ("object_attention", [0.1, 0.1, 0.2, 0.1])):
+    for table, values in (
+        ("rarity", [0.3, 0.1, 0.1, 0.1]),
+        ("object_attention", [0.1, 0.1, 0.2, 0.1]),
+    ):
         rows = [[head, "s", value, 0.1] for head, value in enumerate(values)]
-        Report(probe).add({table: Result(Table(["head", "site", "value", "chance"], rows, "per_head"))})
+        Report(probe).add(
+            {table: Result(Table(["head", "site", "value", "chance"], rows, "per_head"))}
+        )
     sweep.write(swept, probe)
-    found = [row for row in runs.rows(swept / "tables" / "survivors.csv") if row["by"] == "label" and row["run"] == "0"]
+    found = [
+        row
+        for row in runs.rows(swept / "tables" / "survivors.csv")
+        if row["by"] == "label" and row["run"] == "0"
+    ]
     counted = {row["group"]: (row["kept"], row["of"]) for row in found}
-    assert counted == {"rare": ("1", "1"), "local": ("2", "2"), "object": ("1", "1"), "global": ("1", "1"),
-                       "mixed": ("0", "1")}  # fmt: skip
+    assert counted == {
+        "rare": ("1", "1"),
+        "local": ("2", "2"),
+        "object": ("1", "1"),
+        "global": ("1", "1"),
+        "mixed": ("0", "1"),
+    }
 
 
 @pytest.mark.parametrize(("images", "whole"), [("the same", 0.75), ("others", None)])
-def test_a_probed_run_of_the_same_images_says_how_good_the_whole_model_is(swept, tmp_path, monkeypatch, images, whole):
+def test_a_probed_run_of_the_same_images_says_how_good_the_whole_model_is(
+    swept, tmp_path, monkeypatch, images, whole
+):
     (tmp_path / "whole.json").unlink()
     probe = probed(tmp_path / "probed", [1.0, 5.0, 9.5, 7.0])
     write_outcomes(probe, torch.tensor([True, False, True, True]), torch.arange(4), images)
@@ -180,7 +223,9 @@ def test_a_probed_run_of_the_same_images_says_how_good_the_whole_model_is(swept,
 
 def test_a_probe_of_another_model_gives_no_labels(swept, tmp_path):
     more_heads = probed(tmp_path / "larger", [1.0, 5.0, 9.5, 7.0, 2.0])
-    with pytest.raises(UserError, match=r"gates\.csv.*larger.*expected 0 to 3, got '4'.*another model"):
+    with pytest.raises(
+        UserError, match=r"gates\.csv.*larger.*expected 0 to 3, got '4'.*another model"
+    ):
         sweep.write(swept, more_heads)
     for number in (0, 1):
         path = swept / str(number) / "tables" / "gates.csv"
@@ -205,7 +250,9 @@ def test_a_folder_without_such_runs_and_a_damaged_one_are_refused(swept, tmp_pat
     text = path.read_text()
     for kept in ("yes", "0"):  # no number; no head is left
         path.write_text(text.replace(",1\n", f",{kept}\n"))
-        with pytest.raises(UserError, match=r"gates\.csv, column kept: expected 0 or 1, and a head with 1"):
+        with pytest.raises(
+            UserError, match=r"gates\.csv, column kept: expected 0 or 1, and a head with 1"
+        ):
             sweep.write(swept)
     (swept / "0" / "metrics.json").write_text("{")
     with pytest.raises(UserError, match="damaged"):
@@ -217,19 +264,30 @@ def test_a_strangers_runs_are_read_as_data(swept, tmp_path, monkeypatch):
     gates = swept / "0" / "tables" / "gates.csv"
     elsewhere = gates.rename(tmp_path / "elsewhere.csv")
     gates.symlink_to(elsewhere)
-    with pytest.raises(UserError, match=r"sweep: .*0 is damaged \(tables/gates\.csv: a link, which is not followed\)"):
+    with pytest.raises(
+        UserError,
+        match=r"sweep: .*0 is damaged \(tables/gates\.csv: a link, which is not followed\)",
+    ):
         sweep.write(swept)
     gates.unlink(), elsewhere.rename(gates)
     beside, drawn = tmp_path / "whole.json", []
     monkeypatch.setattr(pruned, "retained", lambda *given: drawn.append(given[3]))
     sweep.write(swept), sweep.write(swept, whole=beside.with_suffix(".safetensors"))
     assert drawn == [None, 0.93]
-    for text in ("[1]", '{"made": 3}', '{"made": {"data": "x", "test/accuracy": "a"}}', '{"made": {"data": "y"}}', "{"):
+    for text in (
+        "[1]",
+        '{"made": 3}',
+        '{"made": {"data": "x", "test/accuracy": "a"}}',
+        '{"made": {"data": "y"}}',
+        "{",
+    ):
         beside.write_text(text)
         with pytest.raises(UserError):
             sweep.write(swept, whole=beside.with_suffix(".safetensors"))
     beside.write_text('{"made": {"test/accuracy": 0.93}}')
-    with pytest.raises(UserError, match="no test accuracy on the images"):  # neither says which images
+    with pytest.raises(
+        UserError, match="no test accuracy on the images"
+    ):  # neither says which images
         sweep._whole(beside.with_suffix(".safetensors"), {})
     beside.unlink(), os.mkfifo(beside)
     with pytest.raises(UserError, match=r"not an ordinary file"):

@@ -38,7 +38,9 @@ def model():
 
 def evaluate_of(model):
     mhprobe.attach(model)
-    batch = Batch(images_for(model, 24), labels_for(24), torch.arange(24), torch.ones(24, dtype=torch.bool))
+    batch = Batch(
+        images_for(model, 24), labels_for(24), torch.arange(24), torch.ones(24, dtype=torch.bool)
+    )
     return Evaluator(model, lambda: [batch], 24)
 
 
@@ -82,7 +84,9 @@ def test_what_is_no_list_of_heads_is_refused_in_a_line(model, heads):
 
 
 @pytest.mark.parametrize(
-    "text", ["", " ", "{}", "[1.5]", "[1, ", "[true]", "[]", "one", "-1", "[" * 100_000], ids=lambda text: text[:9]
+    "text",
+    ["", " ", "{}", "[1.5]", "[1, ", "[true]", "[]", "one", "-1", "[" * 100_000],
+    ids=lambda text: text[:9],
 )
 def test_a_file_that_lists_no_heads_is_refused_in_a_line(model, tmp_path, text):
     for name in ("b.json", "b.txt"):
@@ -137,7 +141,9 @@ def test_a_curve_says_whether_it_was_rescaled(model, tmp_path):
 
 def test_a_curve_of_another_model_with_as_many_heads_is_refused(model, tmp_path):
     images, labels = images_for(model, 6), labels_for(6)
-    deeper = timm.create_model("vit_tiny_patch16_224", embed_dim=12, depth=3, num_heads=2, num_classes=2)
+    deeper = timm.create_model(
+        "vit_tiny_patch16_224", embed_dim=12, depth=3, num_heads=2, num_classes=2
+    )
     own, other = layout_of(model), layout_of(deeper)
     assert own.num_heads == other.num_heads
     rows = mhprobe.masking_curve(model, [(images, labels)], units="head", steps=2)
@@ -147,11 +153,17 @@ def test_a_curve_of_another_model_with_as_many_heads_is_refused(model, tmp_path)
     assert len(given(model, ours, step=2)) == 2
     theirs = [{**row, "layout": other.digest} for row in rows]
     with pytest.raises(mhprobe.UserError, match=f"another model.*{own.digest}"):
-        given(model, written(tmp_path / "theirs.csv", header, *(tuple(row.values()) for row in theirs)), step=2)
+        given(
+            model,
+            written(tmp_path / "theirs.csv", header, *(tuple(row.values()) for row in theirs)),
+            step=2,
+        )
 
 
 def test_a_table_of_kept_heads_names_the_others(model, tmp_path):
-    table = written(tmp_path / "kept.csv", ("head", "kept"), *[(head, int(head % 2)) for head in range(6)])
+    table = written(
+        tmp_path / "kept.csv", ("head", "kept"), *[(head, int(head % 2)) for head in range(6)]
+    )
     assert given(model, table) == [0, 2, 4]
     other = tables.per_head(layout_of(network("swin")), {"kept": torch.arange(10) % 2})
     with pytest.raises(mhprobe.UserError, match="another model"):
@@ -189,9 +201,14 @@ def test_the_decision_of_learned_gates_is_of_heads_where_neurons_can_go_too():
     result = prune(model, images, Given("gates"), kept=kept)
     assert off(result.gone) == [0, 4] and result.stages[-1].counted == "4 heads and 192 neurons"
     small = mhprobe.prune_heads(model, [0, 4])
-    assert all(torch.equal(value, small.state_dict()[key]) for key, value in result.model.state_dict().items())
+    assert all(
+        torch.equal(value, small.state_dict()[key])
+        for key, value in result.model.state_dict().items()
+    )
     mhprobe.attach(model, units={"neuron"})
-    with pytest.raises(mhprobe.UserError, match=r"^heads: expected shape \(0,\), one entry per head"):
+    with pytest.raises(
+        mhprobe.UserError, match=r"^heads: expected shape \(0,\), one entry per head"
+    ):
         Given("gates").choose(model, kept)
 
 
@@ -200,7 +217,9 @@ def test_the_decision_of_learned_gates_is_of_heads_where_neurons_can_go_too():
 
 def chosen(model, evaluate, order, part=1.0, left=1.0, **options):
     source = OnPath(order, **options)
-    return source.choose(model, evaluate, lambda: images_for(model, 1), layout_of(model), left, part)[0].mask
+    return source.choose(
+        model, evaluate, lambda: images_for(model, 1), layout_of(model), left, part
+    )[0].mask
 
 
 ORDERS = {
@@ -216,9 +235,13 @@ ORDERS = {
 @pytest.mark.parametrize("remove", [1, 4])
 def test_what_goes_is_what_is_off_at_that_point_of_the_curve(model, evaluate, name, remove):
     order = ORDERS[name]
-    curves = masking_curve(layout_of(model), CurveSpec("c", "head", order), evaluate, evaluate, steps=remove)
+    curves = masking_curve(
+        layout_of(model), CurveSpec("c", "head", order), evaluate, evaluate, steps=remove
+    )
     row = next(row for row in tables.curve_rows(curves) if row["step"] == remove)
-    assert off(chosen(model, evaluate, order, remove=remove)) == [int(head) for head in row["masked"].split()]
+    assert off(chosen(model, evaluate, order, remove=remove)) == [
+        int(head) for head in row["masked"].split()
+    ]
 
 
 def test_targets_end_where_they_are_met(model, evaluate):
@@ -228,7 +251,10 @@ def test_targets_end_where_they_are_met(model, evaluate):
     mask = chosen(model, evaluate, order, target={"flops": 0.9})
     one_less = mask.clone()
     one_less[off(mask)[0]] = False
-    shares = [count_flops(mhprobe.prune_heads(model, m), image) / count_flops(model, image) for m in (mask, one_less)]
+    shares = [
+        count_flops(mhprobe.prune_heads(model, m), image) / count_flops(model, image)
+        for m in (mask, one_less)
+    ]
     assert shares[0] <= 0.9 < shares[1]
     assert 0 < int(chosen(model, evaluate, order, target={"latency": 0.999}).sum()) <= 6
 
@@ -244,10 +270,14 @@ def test_whole_layers_go_or_are_refused_with_what_fits(model, evaluate):
     order = ORDERS["greedy"]
     mask = chosen(model, evaluate, order, remove=3, units="layer")
     assert [int(part.sum()) for part in layout_of(model).split(mask)] in ([3, 0], [0, 3])
-    with pytest.raises(mhprobe.UserError, match=r"from 0 to 3 removed, got 2\. Ask for 3, or take units=head\.$"):
+    with pytest.raises(
+        mhprobe.UserError, match=r"from 0 to 3 removed, got 2\. Ask for 3, or take units=head\.$"
+    ):
         chosen(model, evaluate, order, remove=2, units="layer")
     # all six would empty the network, and are refused
-    with pytest.raises(mhprobe.UserError, match=r"from 3 to 6 removed, got 5\. Ask for 3, or take units=head\.$"):
+    with pytest.raises(
+        mhprobe.UserError, match=r"from 3 to 6 removed, got 5\. Ask for 3, or take units=head\.$"
+    ):
         chosen(model, evaluate, order, remove=5, units="layer")
     with pytest.raises(mhprobe.UserError, match=r"from 0 to 6 removed, got 2\. Take units=head\.$"):
         chosen(model, evaluate, order, remove=2, units="stage")
@@ -263,16 +293,28 @@ def test_whole_layers_go_or_are_refused_with_what_fits(model, evaluate):
         ({}, "remove=<how many heads>, or"),
         ({"remove": 1, "target": {"heads": 1}}, "remove=<how many heads>, or"),
         ({"remove": 6}, r"1 to 5 can go, got 6; the nearest is 5"),
-        ({"target": {"heads": 0}}, r"^target.heads: of 6 heads 1 to 5 can stay, got 0; the nearest is 1"),
-        ({"target": {"heads": 6}}, r"^target.heads: of 6 heads 1 to 5 can stay, got 6; the nearest is 5"),
-        ({"target": {"flops": 1.0}}, r"^target: the whole network meets it: nothing would be removed. Ask for less"),
+        (
+            {"target": {"heads": 0}},
+            r"^target.heads: of 6 heads 1 to 5 can stay, got 0; the nearest is 1",
+        ),
+        (
+            {"target": {"heads": 6}},
+            r"^target.heads: of 6 heads 1 to 5 can stay, got 6; the nearest is 5",
+        ),
+        (
+            {"target": {"flops": 1.0}},
+            r"^target: the whole network meets it: nothing would be removed. Ask for less",
+        ),
         ({"target": {"heads": 1.5}}, "whole number of heads, got 1.5"),
         ({"target": {"flops": 0.01}}, r"prune.target: flops=0.01 can't be met: .* is left"),
         ({"target": {"flops": 1.5}}, "the amount left, from 0 to 1, got 1.5"),
         ({"target": {"wings": 1}}, "heads.*wings"),
         ({"remove": 5, "min_heads_per_layer": 1}, "can't be met: .* 2 is left"),
         ({"remove": 1, "exclude_layers": [5]}, "-2 to 1, got 5"),
-        ({"remove": 1, "exclude_layers": [0, -1]}, "of 2 layers 2 are excluded, so nothing is left to mask"),
+        (
+            {"remove": 1, "exclude_layers": [0, -1]},
+            "of 2 layers 2 are excluded, so nothing is left to mask",
+        ),
         ({"remove": 1, "units": "wing"}, "got 'wing'"),
     ],
 )
@@ -290,7 +332,11 @@ def test_a_target_that_is_none_is_refused_before_the_network_runs(model, target)
 
 
 def test_rounds_go_equal_parts_of_the_way(model, evaluate):
-    source, image, layout = OnPath(ORDERS["importance"], remove=4), images_for(model, 1), layout_of(model)
+    source, image, layout = (
+        OnPath(ORDERS["importance"], remove=4),
+        images_for(model, 1),
+        layout_of(model),
+    )
     first, _ = source.choose(model, evaluate, lambda: image, layout, 1.0, 1 / 2)
     assert int(first.mask.sum()) == 2
     smaller = mhprobe.prune_heads(model, first.mask)
@@ -300,7 +346,11 @@ def test_rounds_go_equal_parts_of_the_way(model, evaluate):
 
 
 def test_a_flop_target_over_rounds_is_of_the_loaded_network(model, evaluate):
-    source, image, layout = OnPath(ORDERS["importance"], target={"flops": 0.8}), images_for(model, 1), layout_of(model)
+    source, image, layout = (
+        OnPath(ORDERS["importance"], target={"flops": 0.8}),
+        images_for(model, 1),
+        layout_of(model),
+    )
 
     def share(network):
         return count_flops(network, image) / count_flops(model, image)
@@ -313,9 +363,15 @@ def test_a_flop_target_over_rounds_is_of_the_loaded_network(model, evaluate):
 
 
 @pytest.mark.parametrize("target", [{"flops": 0.9}, {"heads": 4}], ids=str)
-def test_a_round_that_went_farther_than_it_had_to_leaves_nothing_to_the_next(model, evaluate, target):
+def test_a_round_that_went_farther_than_it_had_to_leaves_nothing_to_the_next(
+    model, evaluate, target
+):
     """A layer goes whole or not at all, so the first of two rounds meets the target of both."""
-    source, image, layout = OnPath(KeepBest(), "layer", target=target), images_for(model, 1), layout_of(model)
+    source, image, layout = (
+        OnPath(KeepBest(), "layer", target=target),
+        images_for(model, 1),
+        layout_of(model),
+    )
     first, left = source.choose(model, evaluate, lambda: image, layout, 1.0, 1 / 2)
     assert (int(first.mask.sum()) == 3 and left < 0.9) or "heads" in target
     smaller = mhprobe.prune_heads(model, first.mask)
@@ -332,8 +388,12 @@ def test_a_head_that_is_closed_already_costs_nothing_to_remove(model):
     with torch.no_grad():
         gates.values[CLOSED] = 0.0
     evaluate, images = evaluate_of(model), images_for(model, 24)
-    slopes = mhprobe.measure(model, [(images, labels_for(24))], [mhprobe.measures.GateImportance])["gate_importance"]
-    assert slopes.argmin() != CLOSED and slopes[CLOSED] > 0  # the control: importance of the gate itself
+    slopes = mhprobe.measure(model, [(images, labels_for(24))], [mhprobe.measures.GateImportance])[
+        "gate_importance"
+    ]
+    assert (
+        slopes.argmin() != CLOSED and slopes[CLOSED] > 0
+    )  # the control: importance of the gate itself
     by_fisher = ByScore(measure=mhprobe.measures.Fisher)
     for order in (ORDERS["importance"], ORDERS["fisher"], Fisher(), by_fisher):
         assert off(chosen(model, evaluate, order, remove=1)) == [CLOSED]
@@ -345,4 +405,6 @@ def test_conf_has_every_order():
         for name in names_of("prune/order")
     }
     orders = {target.split(".")[-2] for target in targets if target.startswith("mhprobe.masking.")}
-    assert orders == set(known_orders()) and len(targets) > len(orders)  # and methods that are shown the network
+    assert orders == set(known_orders()) and len(targets) > len(
+        orders
+    )  # and methods that are shown the network

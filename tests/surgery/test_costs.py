@@ -55,14 +55,18 @@ def test_a_head_saves_the_slope_between_the_measured_widths(build, monkeypatch):
     multiply = gates.forward
 
     def gates_forward(self, *args, **kwargs):
-        clock.now += 3.0  # gates cost time, and are no part of the model that heads are removed from
+        clock.now += (
+            3.0  # gates cost time, and are no part of the model that heads are removed from
+        )
         return multiply(self, *args, **kwargs)
 
     monkeypatch.setattr(gates, "forward", gates_forward)
     left = costs.latency_cost(None, model, layout, images_for(model, 2), repeats=3)
     share = 1 - left(torch.eye(layout.num_heads, dtype=torch.bool))
     assert clock.now > 0
-    torch.testing.assert_close(share, torch.full((layout.num_heads,), 0.05, dtype=torch.float64), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        share, torch.full((layout.num_heads,), 0.05, dtype=torch.float64), rtol=1e-6, atol=0
+    )
 
 
 def test_the_real_clock_gives_shares():
@@ -71,7 +75,9 @@ def test_the_real_clock_gives_shares():
     left = costs.latency_cost(None, model, layout, images_for(model, 4), repeats=3)
     share = 1 - left(torch.eye(6, dtype=torch.bool))
     assert share.shape == (6,) and (share >= 0).all() and share.sum() < 1
-    assert not model.training and not any(m._forward_pre_hooks for n, m in model.named_modules() if n.endswith(".attn"))
+    assert not model.training and not any(
+        m._forward_pre_hooks for n, m in model.named_modules() if n.endswith(".attn")
+    )
 
 
 def test_a_machine_that_slows_down_slows_the_whole_pass_as_much_as_its_layers(monkeypatch):
@@ -98,7 +104,11 @@ def test_a_machine_that_slows_down_slows_the_whole_pass_as_much_as_its_layers(mo
     monkeypatch.setattr(attention, "forward", attention_forward)
     monkeypatch.setattr(costs, "time", clock)
     half = torch.tensor([False, True, True] * len(layout.sites))
-    seconds, times = costs.layer_times(model, layout, [half & False, half], images_for(model, 2), repeats=15)
+    seconds, times = costs.layer_times(
+        model, layout, [half & False, half], images_for(model, 2), repeats=15
+    )
     assert seconds in (10.0, 100.0)
     for row in times:
-        torch.testing.assert_close(torch.tensor(row) / seconds, torch.tensor([0.15, 0.05]), rtol=1e-6, atol=0)
+        torch.testing.assert_close(
+            torch.tensor(row) / seconds, torch.tensor([0.15, 0.05]), rtol=1e-6, atol=0
+        )

@@ -29,15 +29,26 @@ def test_exports_give_the_same_logits_for_any_batch(kind):
     mask[neurons::2] = True
     mask[layout.span(len(layout.sites) - 1)] = True
     pruned = mhprobe.prune_heads(dense, mask, units=KINDS)
-    whole, kept = layout.sites, {site.name: site.num_heads for site in layout_of(pruned, KINDS).sites}
-    assert len(kept) < len(whole) and any(0 < kept.get(site.name, 0) < site.num_heads for site in whole)
+    whole, kept = (
+        layout.sites,
+        {site.name: site.num_heads for site in layout_of(pruned, KINDS).sites},
+    )
+    assert len(kept) < len(whole) and any(
+        0 < kept.get(site.name, 0) < site.num_heads for site in whole
+    )
     session = onnxruntime.InferenceSession(onnx_bytes(pruned, images_for(pruned, 2)))
-    program = torch.export.load(io.BytesIO(torch_export_bytes(pruned, images_for(pruned, 2)))).module()
+    program = torch.export.load(
+        io.BytesIO(torch_export_bytes(pruned, images_for(pruned, 2)))
+    ).module()
     for count in (1, 5):
         images = images_for(pruned, count, seed=9)
         (found,) = session.run(["logits"], {"images": images.numpy()})
-        torch.testing.assert_close(torch.from_numpy(found), logits(pruned, images), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(logits(program, images), logits(pruned, images), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            torch.from_numpy(found), logits(pruned, images), rtol=1e-4, atol=1e-5
+        )
+        torch.testing.assert_close(
+            logits(program, images), logits(pruned, images), rtol=1e-5, atol=1e-6
+        )
 
 
 @pytest.mark.slow

@@ -39,7 +39,9 @@ def test_a_pruned_network_comes_back_with_the_same_bits(kind, removed, tmp_path)
     assert layout_of(loaded) == layout_of(pruned)
     about = json.loads(path.with_suffix(".json").read_text())
     layout = layout_of(network(kind))
-    gone = [flat for flat, (_, head, site) in enumerate(layout) if head not in about["kept"][site.name]]
+    gone = [
+        flat for flat, (_, head, site) in enumerate(layout) if head not in about["kept"][site.name]
+    ]
     assert gone == removed[kind]
     assert about["class_names"] == list("abcde") and about["input"]["mean"] == [0.5] * 3
 
@@ -74,11 +76,17 @@ def snippet(name):
 @pytest.mark.slow
 def test_the_documented_lines_reload_it_without_mhprobe(tmp_path):
     """Of each backbone, with heads left in every layer and with an emptied one, and of shipped weights; one process."""
-    lines = [line for line in snippet("reload").splitlines() if line and not line.startswith(("import", "from"))]
+    lines = [
+        line
+        for line in snippet("reload").splitlines()
+        if line and not line.startswith(("import", "from"))
+    ]
     assert len(lines) <= 11
     saved = {}
     networks = [
-        (network(kind), removed[kind], description(kind)) for kind in BACKBONES for removed in (REMOVED, EMPTIED)
+        (network(kind), removed[kind], description(kind))
+        for kind in BACKBONES
+        for removed in (REMOVED, EMPTIED)
     ]
     for path in sorted(WEIGHTS.glob("*_taught.safetensors")):
         model, about = load_weights(path)
@@ -87,16 +95,35 @@ def test_the_documented_lines_reload_it_without_mhprobe(tmp_path):
         gates = mhprobe.attach(mixed := copy.deepcopy(network(kind)), units=KINDS)
         last = gates.layout.span(len(gates.layout.sites) - 1)
         heads = gates.layout.of("head").num_heads
-        networks.append((mixed, [0, *range(heads, heads + 40, 3), *range(last.start, last.stop)], description(kind)))
+        networks.append(
+            (
+                mixed,
+                [0, *range(heads, heads + 40, 3), *range(last.start, last.stop)],
+                description(kind),
+            )
+        )
     for name in STAND_INS:  # of which timm's own forward cannot hold fewer heads
         sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 3}
         about = {**description("vit"), "backbone": {"name": name, "pretrained": False, **sizes}}
         networks.append((build(**about["backbone"], num_classes=5).eval(), [1, 3, 4, 5], about))
     sizes = {**BACKBONES["swin"], "name": "swinv2_tiny_window8_256"}
-    networks.append((build(**sizes, num_classes=5).eval(), REMOVED["swin"], {**description("vit"), "backbone": sizes}))
-    sizes = {**BACKBONES["swin"], "head_dim": 64}  # heads that are wider, together, than their block's input
     networks.append(
-        (wide := build(**sizes, num_classes=5).eval(), REMOVED["swin"], {**description("swin"), "backbone": sizes})
+        (
+            build(**sizes, num_classes=5).eval(),
+            REMOVED["swin"],
+            {**description("vit"), "backbone": sizes},
+        )
+    )
+    sizes = {
+        **BACKBONES["swin"],
+        "head_dim": 64,
+    }  # heads that are wider, together, than their block's input
+    networks.append(
+        (
+            wide := build(**sizes, num_classes=5).eval(),
+            REMOVED["swin"],
+            {**description("swin"), "backbone": sizes},
+        )
     )
     assert all(site.channels > wide.get_submodule(site.name).dim for site in layout_of(wide).sites)
     assert len(networks) > 3 * len(BACKBONES) + len(STAND_INS)
@@ -113,14 +140,23 @@ def test_the_documented_lines_reload_it_without_mhprobe(tmp_path):
             loop, last = after.index("for name, heads"), after.index("model.load_state_dict")
             after = after[:loop] + snippet("stands in") + after[last:]
         code = f"{before}{first}model ={after}"
-        (folder / "code.py").write_text(code + "torch.save(model(torch.load('images')).detach(), 'logits')")
+        (folder / "code.py").write_text(
+            code + "torch.save(model(torch.load('images')).detach(), 'logits')"
+        )
     every = "import os, sys; sys.modules['mhprobe'] = None; sys.path.insert(0, '')\nfor folder in sys.argv[1:]:\n"
-    command = [sys.executable, "-c", every + "    os.chdir(folder); exec(open('code.py').read(), {})", *map(str, saved)]
+    command = [
+        sys.executable,
+        "-c",
+        every + "    os.chdir(folder); exec(open('code.py').read(), {})",
+        *map(str, saved),
+    ]
     done = subprocess.run(command, env=runs.environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for folder, (pruned, images) in saved.items():
         # plain timm chooses the fused kernel for the ViT, ours was told not to
-        torch.testing.assert_close(torch.load(folder / "logits"), logits(pruned, images), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            torch.load(folder / "logits"), logits(pruned, images), rtol=1e-5, atol=1e-5
+        )
 
 
 def broken(path, **changes):
@@ -132,7 +168,10 @@ def broken(path, **changes):
     ("changes", "word"),
     [
         ({"kept": {"blocks.0.attn": [0, 1], "blocks.1.attn": [2]}}, "does not fit"),
-        ({"kept": {"blocks.0.attn": [0, 2], "blocks.1.attn": [3]}}, r"\[3\] of blocks.1.attn.*0 to 2"),
+        (
+            {"kept": {"blocks.0.attn": [0, 2], "blocks.1.attn": [3]}},
+            r"\[3\] of blocks.1.attn.*0 to 2",
+        ),
         ({"kept": {"blocks.0.attn": [2, 0], "blocks.1.attn": [2]}}, "ascending"),
         ({"kept": {"blocks.0.attn": [0, 2]}}, "sites"),
         ({"kept": [[0, 2], [2]]}, "kept"),

@@ -48,7 +48,9 @@ def learned(model):
     gates.log_alpha.data.copy_(torch.linspace(-4, 4, gates.layout.num_heads))
 
 
-@pytest.mark.parametrize("gate", [mhprobe.attach, closed, fractional, learned], ids=lambda gate: gate.__name__)
+@pytest.mark.parametrize(
+    "gate", [mhprobe.attach, closed, fractional, learned], ids=lambda gate: gate.__name__
+)
 @pytest.mark.parametrize("removed", [REMOVED, EMPTIED], ids=["uneven", "emptied"])
 @pytest.mark.parametrize("kind", BACKBONES)
 def test_logits_are_those_of_mean_ablation_and_come_back_from_a_file(kind, removed, gate, tmp_path):
@@ -61,7 +63,9 @@ def test_logits_are_those_of_mean_ablation_and_come_back_from_a_file(kind, remov
     torch.testing.assert_close(logits(pruned, images), expected, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(logits(mhprobe.prune_heads(model, mask), images), expected, atol=1e-3)
     path = tmp_path / "pruned.safetensors"
-    save_weights(pruned, path, pruned_description(description(kind), pruned.kept_heads, "keep", None))
+    save_weights(
+        pruned, path, pruned_description(description(kind), pruned.kept_heads, "keep", None)
+    )
     assert torch.equal(logits(mhprobe.load_pruned(path), images), logits(pruned, images))
 
 
@@ -71,10 +75,14 @@ def test_the_constant_that_costs_least_is_folded():
 
 def test_no_sixteenth_of_an_mlp_costs_more_than_with_its_means_and_a_mix_is_folded():
     model, layout, images, fill, mean = folded(KINDS)
-    spans = [layout.span(number) for number, site in enumerate(layout.sites) if site.kind == "neuron"]
+    spans = [
+        layout.span(number) for number, site in enumerate(layout.sites) if site.kind == "neuron"
+    ]
     parts = [list(range(span.start + part, span.stop, 16)) for span in spans for part in range(16)]
     masks = torch.stack([layout.mask(part) for part in parts])
-    best, plain = (images.evaluate(model, False, instead)(masks).mean_loss for instead in (fill, mean))
+    best, plain = (
+        images.evaluate(model, False, instead)(masks).mean_loss for instead in (fill, mean)
+    )
     assert (best <= plain + 1e-6).all()
     assert (best < plain - 1e-4).sum() > len(masks) // 2
 
@@ -106,7 +114,8 @@ def test_a_fill_of_heads_and_neurons_serves_either_alone(kind):
     torch.testing.assert_close(logits(pruned, seen), expected, rtol=1e-4, atol=1e-5)
     short = Fill(fill.sites[:2])
     with pytest.raises(
-        mhprobe.UserError, match=r"^prune_heads: fold takes a constant per head of 3 sites, got 2 sites"
+        mhprobe.UserError,
+        match=r"^prune_heads: fold takes a constant per head of 3 sites, got 2 sites",
     ):
         mhprobe.prune_heads(model, mask, fold=short, units={kind})
 
@@ -119,14 +128,19 @@ def test_what_no_bias_can_hold_is_refused():
         mhprobe.prune_heads(model, [0], fold=places)
     mean = find_fill(model, "mean", lambda: batches(model))
     model.blocks[0].attn.proj.bias = None
-    with pytest.raises(mhprobe.UserError, match=r"projection of blocks.0.attn has no bias.*fold=zero"):
+    with pytest.raises(
+        mhprobe.UserError, match=r"projection of blocks.0.attn has no bias.*fold=zero"
+    ):
         mhprobe.prune_heads(model, [0], fold=mean)
 
 
 @pytest.mark.slow
 def test_the_command_folds_and_says_so(trained, tmp_path):
     weights = f"weights={trained.folder / 'model.safetensors'}"
-    for how in (("prune=order", "prune.remove=3"), ("prune=order", "prune.remove=3", "prune.rounds=2")):
+    for how in (
+        ("prune=order", "prune.remove=3"),
+        ("prune=order", "prune.remove=3", "prune.rounds=2"),
+    ):
         folder = tmp_path / f"run{len(how)}"
         mhprobe.prune.run(runs.config("prune", tmp_path, weights, "prune.fold=mean", *how), folder)
         assert json.loads((folder / "pruned.json").read_text())["made"]["fold"] == "mean"
@@ -134,6 +148,8 @@ def test_the_command_folds_and_says_so(trained, tmp_path):
         assert stages["masked"]["accuracy"] == stages["pruned"]["accuracy"]
         assert json.loads((folder / "metrics.json").read_text())["prune/largest_difference"] < 1e-5
     for wrong in ("prune.proj_bias=drop", "prune.rescale=true"):
-        cfg = runs.config("prune", tmp_path, weights, "prune=order", "prune.remove=1", "prune.fold=mean", wrong)
+        cfg = runs.config(
+            "prune", tmp_path, weights, "prune=order", "prune.remove=1", "prune.fold=mean", wrong
+        )
         with pytest.raises(mhprobe.UserError, match=r"prune\.fold: heads leave their mean"):
             mhprobe.prune.run(cfg, tmp_path / "refused")

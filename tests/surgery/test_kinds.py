@@ -43,7 +43,9 @@ def going(order, target, model, layout, images):
     if isinstance(order, Order):
         source = OnPath(order, target=target)
         source.check(model, 1)
-        choice, _ = source.choose(model, images.evaluate(model, False), images.first, layout, 1.0, 1.0)
+        choice, _ = source.choose(
+            model, images.evaluate(model, False), images.first, layout, 1.0, 1.0
+        )
         return choice.mask
     source = Shown(order, target)
     source.check(model, 1)
@@ -56,7 +58,9 @@ def test_every_order_leaves_the_shares_of_each_kind_in_widths_that_are_multiples
         pytest.importorskip("torch_pruning")
     model, layout, images = shown(KINDS)
     heads, neurons = (~going(ORDERS[name](), OF_EACH, model, layout, images)).tensor_split([9])
-    assert int(heads.sum()) == 6 and 228 <= int(neurons.sum()) <= 230  # one ratio of Torch-Pruning can step over a few
+    assert (
+        int(heads.sum()) == 6 and 228 <= int(neurons.sum()) <= 230
+    )  # one ratio of Torch-Pruning can step over a few
     left = ~going(ORDERS[name](multiple=16), OF_EACH, model, layout, images)
     widths = [int(part.sum()) for part in layout.split(left)]
     assert sum(widths[:3]) == 6 and all(width % 16 == 0 for width in widths[3:])
@@ -80,7 +84,9 @@ def test_with_half_every_order_chooses_in_bfloat16_and_nothing_else_is_in_it(nam
     def chosen(half):
         model, _, images = shown(KINDS)
         images.half, order = half, ORDERS[name]()
-        source = OnPath(order, target=OF_EACH) if isinstance(order, Order) else Shown(order, OF_EACH)
+        source = (
+            OnPath(order, target=OF_EACH) if isinstance(order, Order) else Shown(order, OF_EACH)
+        )
         choose = type(source).choose
 
         def noted(*args):
@@ -117,8 +123,12 @@ def test_with_half_times_are_those_of_float32(monkeypatch):
     with images.choosing():
         source.choose(model, images.evaluate(model, False), images.first, layout, 1.0, 1.0)
         assert torch.is_autocast_enabled("cpu")
-        assert not torch.is_autocast_cache_enabled()  # or each smaller network that is tried leaves its weights there
-    everything = SimpleNamespace(choose=lambda model, *_: torch.ones(layout.num_heads, dtype=torch.bool))
+        assert (
+            not torch.is_autocast_cache_enabled()
+        )  # or each smaller network that is tried leaves its weights there
+    everything = SimpleNamespace(
+        choose=lambda model, *_: torch.ones(layout.num_heads, dtype=torch.bool)
+    )
     with images.choosing():
         Shown(everything, {"latency": 0.8}).choose(model, images)
     assert half == [False, False]
@@ -131,7 +141,9 @@ def test_a_width_or_a_share_that_cannot_be_is_refused_before_the_work(name):
     model, *_ = shown(KINDS)
 
     def check(order, target):
-        (OnPath(order, target=target) if isinstance(order, Order) else Shown(order, target)).check(model, 1)
+        (OnPath(order, target=target) if isinstance(order, Order) else Shown(order, target)).check(
+            model, 1
+        )
 
     words = r"^multiple: blocks\.0\.mlp has 96 neurons, which is no multiple of 36; choose a divisor of it"
     with pytest.raises(UserError, match=words):
@@ -146,14 +158,18 @@ def test_a_width_or_a_share_that_cannot_be_is_refused_before_the_work(name):
 
 def test_a_share_of_a_kind_that_is_out_of_reach_is_said_in_plain_words():
     model, *_ = shown(KINDS)
-    source = OnPath(ORDERS["knapsack"](), target={"head": 0.1, "neuron": 0.5}, min_heads_per_layer=1)
+    source = OnPath(
+        ORDERS["knapsack"](), target={"head": 0.1, "neuron": 0.5}, min_heads_per_layer=1
+    )
     words = (
         r"^prune\.target: head=0\.1 can't be met: with every unit masked that may be \(min_heads_per_layer=1\), "
         r"0\.3334 is left\. Ask for at least that, or lift these limits\.$"
     )
     with pytest.raises(UserError, match=words):
         source.check(model, 1)
-    OnPath(ORDERS["knapsack"](), target={"head": 0.3334, "neuron": 0.5}, min_heads_per_layer=1).check(model, 1)
+    OnPath(
+        ORDERS["knapsack"](), target={"head": 0.3334, "neuron": 0.5}, min_heads_per_layer=1
+    ).check(model, 1)
 
 
 @pytest.mark.parametrize("name", ["knapsack", "fisher_swaps", "turns", "snapvit", "learned"])
@@ -163,21 +179,39 @@ def test_a_budget_below_one_unit_is_refused_with_a_budget_that_can_be_had(name, 
     everything = torch.ones(1, layout.num_heads, dtype=torch.bool)
     for unit in ("flops", "params", "neuron"):
         whole = costs(model, layout, images.first()[:1], {unit})
-        asked_for = {"head": 0.0, unit: 0.0} if unit == "neuron" else {unit: float(whole[unit](everything)) + 1e-5}
+        asked_for = (
+            {"head": 0.0, unit: 0.0}
+            if unit == "neuron"
+            else {unit: float(whole[unit](everything)) + 1e-5}
+        )
         with pytest.raises(Unreached, match=r"can't be met: .* Ask for at least that") as error:
             going(ORDERS[name](**options), asked_for, model, layout, images)
-        named, share = re.search(r"(\w+)=\S+ can't be met: .* (\d\.\d+) is left", str(error.value)).groups()
-        left = ~going(ORDERS[name](**options), {**asked_for, named: float(share)}, model, layout, images)
+        named, share = re.search(
+            r"(\w+)=\S+ can't be met: .* (\d\.\d+) is left", str(error.value)
+        ).groups()
+        left = ~going(
+            ORDERS[name](**options), {**asked_for, named: float(share)}, model, layout, images
+        )
         assert left.any() and left.sum() < 0.2 * layout.num_heads
-    assert going(ORDERS[name](**options), {"head": 0.0, "neuron": 0.5}, model, layout, images)[:9].all()
+    assert going(ORDERS[name](**options), {"head": 0.0, "neuron": 0.5}, model, layout, images)[
+        :9
+    ].all()
 
 
 @pytest.mark.parametrize("step", ["head", "layer"])
 def test_an_elastic_file_names_a_budget_that_it_can_give(step):
     model, layout, images = shown({"head"})
     scores = [float(number) for number in range(layout.num_heads)]
-    how = {"exclude_layers": (), "min_heads_per_layer": 0, "compete": "all", "normalize": "none", "multiple": 1}
-    without = costs(model, layout, images.first()[:1], {"params"})["params"](torch.ones(1, 9, dtype=torch.bool))
+    how = {
+        "exclude_layers": (),
+        "min_heads_per_layer": 0,
+        "compete": "all",
+        "normalize": "none",
+        "multiple": 1,
+    }
+    without = costs(model, layout, images.first()[:1], {"params"})["params"](
+        torch.ones(1, 9, dtype=torch.bool)
+    )
     with pytest.raises(Unreached, match="can't be met") as error:
         mask_at(model, {"scores": scores, "step": step, **how}, {"params": float(without) + 1e-5})
     share = float(re.search(r"(\d\.\d+) is left", str(error.value))[1])
@@ -188,7 +222,9 @@ def test_an_elastic_file_names_a_budget_that_it_can_give(step):
 def test_a_layer_that_keeps_so_many_keeps_a_multiple_and_the_budget_that_is_named_can_be_had():
     model, *_ = shown(KINDS)
     order = ORDERS["knapsack"](multiple=16)
-    with pytest.raises(Unreached, match=r"\(min_heads_per_layer=1\), .* Ask for at least that") as error:
+    with pytest.raises(
+        Unreached, match=r"\(min_heads_per_layer=1\), .* Ask for at least that"
+    ) as error:
         OnPath(order, target={"flops": 0.01}, min_heads_per_layer=1).check(model, 1)
     share = float(re.search(r"(\d\.\d+) is left", str(error.value))[1])
     source = OnPath(order, target={"flops": share}, min_heads_per_layer=1)

@@ -23,7 +23,13 @@ def written(folder, model, seconds, whole=1.0):
     """A table of this machine with known times by width, per site."""
     layout, images = layout_of(model, KINDS), images_for(model, 2)
     machine = f"{costs.device_name(torch.device('cpu'))}, torch {torch.__version__}"
-    about = {"machine": machine, "images": 2, "size": [16, 16], "layout": layout.digest, "multiple": 1}
+    about = {
+        "machine": machine,
+        "images": 2,
+        "size": [16, 16],
+        "layout": layout.digest,
+        "multiple": 1,
+    }
     widths = [[site.num_heads, site.num_heads // 2, 1] for site in layout.sites]
     times = [seconds(site) for site in layout.sites]
     file = folder / "table.json"
@@ -33,7 +39,11 @@ def written(folder, model, seconds, whole=1.0):
 
 def test_a_table_is_measured_once_and_another_machine_is_refused(tmp_path, monkeypatch):
     model = tiny_vit()
-    layout, images, file = layout_of(model, KINDS), images_for(model, 2), tmp_path / "made" / "table.json"
+    layout, images, file = (
+        layout_of(model, KINDS),
+        images_for(model, 2),
+        tmp_path / "made" / "table.json",
+    )
     left = latency_cost(file, model, layout, images, repeats=3)
     table = json.loads(file.read_text())
     assert [row[0] for row in table["widths"]] == [site.num_heads for site in layout.sites]
@@ -41,13 +51,21 @@ def test_a_table_is_measured_once_and_another_machine_is_refused(tmp_path, monke
     assert left(torch.zeros(1, layout.num_heads, dtype=torch.bool)).item() == 1
     monkeypatch.setattr(costs, "layer_times", None)  # nobody measures again
     latency_cost(file, model, layout, images)
-    others = {"machine": "another", "images": 64, "size": [32, 32], "layout": "another", "multiple": 8}
+    others = {
+        "machine": "another",
+        "images": 64,
+        "size": [32, 32],
+        "layout": "another",
+        "multiple": 8,
+    }
     for key, value in others.items():
         file.write_text(json.dumps({**table, key: value}))
         with pytest.raises(mhprobe.UserError, match=rf"latency_table: .* has {key} .*, expected"):
             latency_cost(file, model, layout, images)
     file.write_text(json.dumps(table))
-    monkeypatch.setattr(costs, "processor", lambda: "another processor")  # with as many threads, and the same torch
+    monkeypatch.setattr(
+        costs, "processor", lambda: "another processor"
+    )  # with as many threads, and the same torch
     with pytest.raises(mhprobe.UserError, match=r"has machine .*, expected 'another processor, "):
         latency_cost(file, model, layout, images)
     file.write_text("{}")
@@ -61,7 +79,8 @@ def test_a_table_of_heads_alone_is_no_table_of_heads_and_neurons_and_the_line_sa
     latency_cost(file, model, heads, images, repeats=1)
     units = "has units '6 heads', expected '6 heads and 192 neurons'"
     with pytest.raises(
-        mhprobe.UserError, match=rf"^latency_table: .*table\.json {units}\. Name a file that is not there"
+        mhprobe.UserError,
+        match=rf"^latency_table: .*table\.json {units}\. Name a file that is not there",
     ):
         latency_cost(file, model, both, images)
     older = json.loads(file.read_text())
@@ -83,9 +102,15 @@ def test_a_table_of_a_network_with_the_same_heads_and_other_patches_is_refused(t
     ("change", "match"),
     [
         (lambda table: table["seconds"].pop(), "is damaged: numbers are missing"),
-        (lambda table: (table["seconds"].pop(), table["widths"].pop()), "is damaged: numbers are missing"),
+        (
+            lambda table: (table["seconds"].pop(), table["widths"].pop()),
+            "is damaged: numbers are missing",
+        ),
         (lambda table: table["seconds"][0].pop(), "is damaged: numbers are missing"),
-        (lambda table: (table["seconds"][0].clear(), table["widths"][0].clear()), "is damaged: numbers are missing"),
+        (
+            lambda table: (table["seconds"][0].clear(), table["widths"][0].clear()),
+            "is damaged: numbers are missing",
+        ),
         (lambda table: table.update(whole=0.0), "is damaged: numbers are missing"),
         (lambda table: table.update(whole="1"), "is no table of latency"),
         (lambda table: table.update(whole=float("nan")), "is no table of latency"),
@@ -101,7 +126,8 @@ def test_a_damaged_table_is_refused_in_one_line(tmp_path, change, match):
     change(table)
     file.write_text(json.dumps(table))
     with pytest.raises(
-        mhprobe.UserError, match=rf"^latency_table: .*table\.json {match}\. Name a file that is not there"
+        mhprobe.UserError,
+        match=rf"^latency_table: .*table\.json {match}\. Name a file that is not there",
     ):
         latency_cost(file, model, layout, images)
 
@@ -116,47 +142,70 @@ def test_mlps_are_timed_at_widths_that_a_choice_can_leave(tmp_path, monkeypatch,
     order = Knapsack(measure=lambda layout: None, multiple=multiple)
     source = OnPath(order, target={"latency": 0.9}, latency_table=str(file))
     monkeypatch.setattr(
-        costs, "layer_times", lambda _, layout, masks, *rest: (1.0, [[0.1] * len(masks)] * len(layout.sites))
+        costs,
+        "layer_times",
+        lambda _, layout, masks, *rest: (1.0, [[0.1] * len(masks)] * len(layout.sites)),
     )
     with pytest.raises(mhprobe.UserError, match="target"):  # no width saves any time here
-        source.choose(model, SimpleNamespace(measure=lambda *_: scores), lambda: images, layout, 1.0, 1.0)
+        source.choose(
+            model, SimpleNamespace(measure=lambda *_: scores), lambda: images, layout, 1.0, 1.0
+        )
     for site, widths in zip(layout.sites, json.loads(file.read_text())["widths"], strict=True):
         assert widths[0] == site.num_heads and min(widths) > 0
         if site.kind == "neuron":
-            assert all(width % multiple == 0 if multiple > 1 else width % 2 == 1 for width in widths[1:])
+            assert all(
+                width % multiple == 0 if multiple > 1 else width % 2 == 1 for width in widths[1:]
+            )
 
 
 def test_times_never_fall_with_the_width_and_are_lines_between_what_was_measured(tmp_path):
     model = tiny_vit()
-    # 96 neurons take .4, 48 of them .5 (noise), one .1: the nearest times that do not fall are .45, .45 and .1
+    # 96 neurons take .4, 48 of them .5 (noise), one .1: the nearest times that do not fall are .45,
+    # .45 and .1
     file, layout, images = written(tmp_path, model, lambda site: [0.4, 0.5, 0.1], whole=2.0)
     left = latency_cost(file, model, layout, images)
     neurons = layout.span(len(layout.sites) - 1)
-    for gone, seconds in ((0, 0.45), (10, 0.45), (48, 0.45), (72, 0.1 + 0.35 * 23 / 47), (95, 0.1), (96, 0.1)):
+    for gone, seconds in (
+        (0, 0.45),
+        (10, 0.45),
+        (48, 0.45),
+        (72, 0.1 + 0.35 * 23 / 47),
+        (95, 0.1),
+        (96, 0.1),
+    ):
         mask = torch.zeros(1, layout.num_heads, dtype=torch.bool)
         mask[0, neurons.start : neurons.start + gone] = True
         assert left(mask).item() == pytest.approx(1 - (0.45 - seconds) / 2.0)
 
 
 def test_a_knapsack_is_priced_by_the_table_and_not_by_flops(tmp_path):
-    """Equal scores: what saves the most time goes. Against the smallest number of units of all mixes that will do."""
+    """Equal scores: what saves the most time goes.
+
+    Against the smallest number of units of all mixes that will do.
+    """
     model = tiny_vit(mlp_ratio=0.25)  # 6 neurons a block
     mhprobe.attach(model, units=KINDS)
     times = {"head": [0.2, 0.1, 0.02], "neuron": [0.06, 0.03, 0.01]}
     file, layout, images = written(tmp_path, model, lambda site: times[site.kind])
     scores = torch.ones(layout.num_heads, dtype=torch.float64)
-    known = SimpleNamespace(measure=lambda make, mask, column: scores)  # an Evaluate that scores no masks
+    known = SimpleNamespace(
+        measure=lambda make, mask, column: scores
+    )  # an Evaluate that scores no masks
     order = Knapsack(measure=lambda layout: None)
     source = OnPath(order, target={"latency": 0.75}, latency_table=str(file))
     mask = source.choose(model, known, lambda: images, layout, 1.0, 1.0)[0].mask
     left = latency_cost(file, model, layout, images)
     assert left(mask[None]).item() <= 0.75 + 1e-9
     heads = layout.of("head").num_heads
-    assert mask[:heads].sum() > 0 and mask[heads:].sum() == 0  # a head saves .07 s or so, a neuron .01
+    assert (
+        mask[:heads].sum() > 0 and mask[heads:].sum() == 0
+    )  # a head saves .07 s or so, a neuron .01
     sizes = [range(site.num_heads + 1) for site in layout.sites]
     enough = []
     for gone in itertools.product(*sizes):
-        trial = torch.cat([torch.arange(site.num_heads) < n for site, n in zip(layout.sites, gone, strict=True)])
+        trial = torch.cat(
+            [torch.arange(site.num_heads) < n for site, n in zip(layout.sites, gone, strict=True)]
+        )
         if left(trial[None]).item() <= 0.75 + 1e-9:
             enough.append(sum(gone))
     assert int(mask.sum()) == min(enough)

@@ -44,7 +44,9 @@ def test_few_sets_of_as_many_heads_lose_less():
     mask = LearnedGates(batch=24).choose(model, images, {"flops": 1 - 3 * cost})
     assert int(mask.sum()) == 3
     sets = list(itertools.combinations(range(layout.num_heads), 3))
-    losses = images.evaluate(model, False)(torch.stack([layout.mask(list(heads)) for heads in sets])).loss
+    losses = images.evaluate(model, False)(
+        torch.stack([layout.mask(list(heads)) for heads in sets])
+    ).loss
     ours = losses[sets.index(tuple(mask.nonzero().flatten().tolist()))]
     assert (losses < ours).double().mean() < 0.1
 
@@ -65,10 +67,25 @@ def test_without_labels_it_learns_from_the_classes_of_the_whole_network():
 def test_what_it_cannot_do_is_refused():
     with pytest.raises(UserError, match="steps: learned gates need 1 or more, got 0"):
         LearnedGates(steps=0)
-    usual = {"guarantee": None, "target": {"flops": 0.5}, "elastic": False, "units": "head", "remove": None}
-    usual |= {"exclude_layers": [], "min_heads_per_layer": 0, "rescale": False, "latency_table": None}
+    usual = {
+        "guarantee": None,
+        "target": {"flops": 0.5},
+        "elastic": False,
+        "units": "head",
+        "remove": None,
+    }
+    usual |= {
+        "exclude_layers": [],
+        "min_heads_per_layer": 0,
+        "rescale": False,
+        "latency_table": None,
+    }
     assert source_of(SimpleNamespace(**usual), LearnedGates()).target == {"flops": 0.5}
-    others = {"min_heads_per_layer": 1}, {"units": "layer"}, {"latency_table": "table.json"}  # none is ignored
+    others = (
+        {"min_heads_per_layer": 1},
+        {"units": "layer"},
+        {"latency_table": "table.json"},
+    )  # none is ignored
     for wrong in ({"target": {"latency": 0.5}}, {"target": None, "remove": 3}, *others):
         with pytest.raises(UserError, match=r"^target: a method that is shown the network itself"):
             source_of(SimpleNamespace(**{**usual, **wrong}), LearnedGates())

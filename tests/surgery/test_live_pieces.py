@@ -57,7 +57,14 @@ def hugging_face():
 @pytest.mark.parametrize(
     ("make", "count"),
     [
-        *[(tiny_vit, 4), (dropping, 4), (tiny_registers, 4), (tiny_swin, 6), (tiny_eva, 4), (hugging_face, 1)],
+        *[
+            (tiny_vit, 4),
+            (dropping, 4),
+            (tiny_registers, 4),
+            (tiny_swin, 6),
+            (tiny_eva, 4),
+            (hugging_face, 1),
+        ],
         *[(beit, 4), (shared_positions, 4)],
     ],
 )
@@ -78,7 +85,9 @@ def test_masks_and_half_open_gates_give_the_models_logits(make, count):
             gates.values.copy_(values)
             expected = logits_of(model(images))
             gates.values.fill_(1)
-        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)  # other kernels add in another order
+        torch.testing.assert_close(
+            logits, expected, rtol=0, atol=1e-4
+        )  # other kernels add in another order
         assert torch.equal(values, torch.ones(heads)) or (expected - whole).abs().max() > 1e-3
     attn = mhprobe.record(model, images, needs={"attn"}).attn
     _, seen = run(found, images, torch.ones(heads))
@@ -91,7 +100,9 @@ def test_a_model_of_half_precision_is_taken_apart_in_float32():
     model, images = tiny_vit().bfloat16(), torch.randn(2, 3, 16, 16)
     whole = tiny_vit()
     whole.load_state_dict({key: value.float() for key, value in model.state_dict().items()})
-    torch.testing.assert_close(run(pieces(model, images), images, torch.ones(6))[0], whole(images), rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        run(pieces(model, images), images, torch.ones(6))[0], whole(images), rtol=0, atol=1e-4
+    )
     assert model.head.weight.dtype == torch.bfloat16
 
 
@@ -103,7 +114,10 @@ def test_gates_that_were_learned_are_in_the_pieces():
     with torch.no_grad():
         gates.values[1] = 0.3
     torch.testing.assert_close(
-        run(pieces(model, images), images, torch.ones(6))[0], model(images).detach(), rtol=0, atol=1e-4
+        run(pieces(model, images), images, torch.ones(6))[0],
+        model(images).detach(),
+        rtol=0,
+        atol=1e-4,
     )
 
 
@@ -132,15 +146,28 @@ class Strange(nn.Module):
 
 @pytest.mark.parametrize(
     ("make", "module"),
-    [(tiny_vit, "blocks.1.mlp"), (tiny_vit, "patch_embed.proj"), (tiny_vit, "norm"), (hugging_face, "layers.0.mlp")],
+    [
+        (tiny_vit, "blocks.1.mlp"),
+        (tiny_vit, "patch_embed.proj"),
+        (tiny_vit, "norm"),
+        (hugging_face, "layers.0.mlp"),
+    ],
     ids=["block", "stem", "classifier", "whole"],
 )
-def test_what_onnx_cannot_hold_is_named_with_its_module_and_nothing_else_is_said(make, module, capfd):
+def test_what_onnx_cannot_hold_is_named_with_its_module_and_nothing_else_is_said(
+    make, module, capfd
+):
     model = make()
     backbone = backbone_of(model)
     holder, _, name = module.rpartition(".")
-    setattr(backbone.get_submodule(holder), name, nn.Sequential(backbone.get_submodule(module), Strange()))
-    with pytest.raises(UserError, match=rf"^live: {re.escape(module)}\.1: ONNX cannot hold it \(aten::special_bes"):
+    setattr(
+        backbone.get_submodule(holder),
+        name,
+        nn.Sequential(backbone.get_submodule(module), Strange()),
+    )
+    with pytest.raises(
+        UserError, match=rf"^live: {re.escape(module)}\.1: ONNX cannot hold it \(aten::special_bes"
+    ):
         pieces(model, torch.randn(2, 3, 16, 16))
     assert capfd.readouterr().out == ""
 

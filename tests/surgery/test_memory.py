@@ -68,9 +68,13 @@ def test_heads_and_neurons_go_until_a_target_in_memory_is_met():
 def test_a_curve_stops_at_a_target_in_memory():
     model = tiny_vit()
     loader = [(images_for(model, 8), torch.arange(8) % 5)]
-    rows = mhprobe.masking_curve(model, loader, units="head", order="keep_best", target={"memory": 0.9})
+    rows = mhprobe.masking_curve(
+        model, loader, units="head", order="keep_best", target={"memory": 0.9}
+    )
     layout = layout_of(model)
-    masks = torch.stack([layout.mask([int(head) for head in row["masked"].split()]) for row in rows])
+    masks = torch.stack(
+        [layout.mask([int(head) for head in row["masked"].split()]) for row in rows]
+    )
     left = costs(model, layout, images_for(model, 1), {"memory"})["memory"](masks)
     assert left[-1] <= 0.9 < left[-2]
     with pytest.raises(mhprobe.UserError, match="latency, memory with its value"):

@@ -31,7 +31,16 @@ from mhprobe.surgery.removal import largest_difference
 from mhprobe.surgery.repair import repair
 from mhprobe.weights.checkpoint import load_weights, save_weights
 from mhprobe.weights.description import pruned_description
-from models import TWINS, images_for, labels_for, make_loud, tiny_eva, tiny_rope, tiny_tokens, tiny_vit
+from models import (
+    TWINS,
+    images_for,
+    labels_for,
+    make_loud,
+    tiny_eva,
+    tiny_rope,
+    tiny_tokens,
+    tiny_vit,
+)
 from oracles import activation_norm, magnitude
 from oracles import gate_importance as slopes_oracle
 from oracles import lrp_relevance as lrp_oracle
@@ -47,7 +56,17 @@ MORE = {
 ALONE = "eva_grouped"  # neurons can go, heads share keys and values
 OWN = ["vit", "vit_registers", "swin", "eva_rope", "eva_apart", "swiglu_packed"]
 STANDS_IN = [  # a small module of ours stands in timm's place: its forward cannot hold fewer heads
-    *("eva", "eva_mixed", "swinv2", "beit", "beit_shared", "relpos", "relpos_shared", "relpos_behind", "swiglu")
+    *(
+        "eva",
+        "eva_mixed",
+        "swinv2",
+        "beit",
+        "beit_shared",
+        "relpos",
+        "relpos_shared",
+        "relpos_behind",
+        "swiglu",
+    )
 ]
 
 
@@ -121,12 +140,15 @@ def test_mlps_that_mix_neurons_or_that_nobody_knows_are_refused_by_name_and_reas
             mhprobe.attach(model, units=KINDS)
         mhprobe.attach(model)  # heads as before
     normed = tiny_tokens("eva02_base_patch14_224")
-    with pytest.raises(mhprobe.UserError, match=r"blocks.0.mlp.norm is a LayerNorm .* mixes neurons"):
+    with pytest.raises(
+        mhprobe.UserError, match=r"blocks.0.mlp.norm is a LayerNorm .* mixes neurons"
+    ):
         mhprobe.attach(normed, units=KINDS)
     other = tiny_vit()
     other.blocks[1].mlp = torch.nn.Linear(24, 24)
     with pytest.raises(
-        mhprobe.UserError, match=r"blocks.1.mlp is a Linear, expected one of timm's Mlp, GluMlp, SwiGLU"
+        mhprobe.UserError,
+        match=r"blocks.1.mlp is a Linear, expected one of timm's Mlp, GluMlp, SwiGLU",
     ):
         mhprobe.attach(other, units=KINDS)
 
@@ -166,9 +188,9 @@ def test_removing_any_mix_equals_masking_it(name):
         assert not nearly(logits(model, images), expected, 1e-3)  # the mask does something
         assert layout_of(pruned, units).num_heads == int((~mask).sum())
         if name != ALONE:
-            assert any(isinstance(part, narrow.Biased | narrow.Rotary) for part in pruned.modules()) == (
-                name in STANDS_IN
-            )
+            assert any(
+                isinstance(part, narrow.Biased | narrow.Rotary) for part in pruned.modules()
+            ) == (name in STANDS_IN)
     if name == ALONE:
         with pytest.raises(mhprobe.UserError, match="can still be gated"):
             mhprobe.prune_heads(model, [0], units=KINDS)
@@ -180,15 +202,23 @@ def test_removing_any_mix_equals_masking_it(name):
 def test_masks_of_any_raggedness_and_pruning_twice(name, data):
     model = twin(name, torch.float64)
     layout = layout_of(model, KINDS)
-    mask = some(layout, data.draw(st.integers(0, 99)), data.draw(st.sampled_from([0.02, 0.5, 0.98])))
+    mask = some(
+        layout, data.draw(st.integers(0, 99)), data.draw(st.sampled_from([0.02, 0.5, 0.98]))
+    )
     images = images_for(model, 2, dtype=torch.float64)
     once = mhprobe.prune_heads(model, mask, units=KINDS)
     kept = torch.nonzero(~mask).flatten()
     again = torch.arange(len(kept)) % 3 == 1
     both = mask.clone()
     both[kept[again]] = True
-    twice, direct = mhprobe.prune_heads(once, again, units=KINDS), mhprobe.prune_heads(model, both, units=KINDS)
-    assert torch.equal(logits(twice, images), logits(direct, images)) and twice.kept_heads == direct.kept_heads
+    twice, direct = (
+        mhprobe.prune_heads(once, again, units=KINDS),
+        mhprobe.prune_heads(model, both, units=KINDS),
+    )
+    assert (
+        torch.equal(logits(twice, images), logits(direct, images))
+        and twice.kept_heads == direct.kept_heads
+    )
     assert nearly(logits(twice, images), masked(model, both, images), 1e-12)
 
 
@@ -204,7 +234,9 @@ def test_maps_are_of_heads_whatever_else_has_gates():
 def test_a_row_of_a_table_says_its_kind_where_there_are_neurons():
     model = tiny_vit()
     heads, both = layout_of(model), layout_of(model, KINDS)
-    alone, mixed = (tables.per_head(each, {"value": torch.arange(each.num_heads)}) for each in (heads, both))
+    alone, mixed = (
+        tables.per_head(each, {"value": torch.arange(each.num_heads)}) for each in (heads, both)
+    )
     assert alone.columns == ["head", "site", "stage", "block", "index", "value", "layout"]
     assert mixed.columns == ["head", "site", "stage", "block", "index", "kind", "value", "layout"]
     assert [row[:5] for row in mixed.rows[:6]] == [row[:5] for row in alone.rows]
@@ -226,8 +258,12 @@ def test_an_mlp_without_neurons_gives_its_bias():
     mask = torch.zeros(layout.num_heads, dtype=torch.bool)
     mask[layout.span(mlp)] = True
     images = images_for(model, 2)
-    kept, dropped = (mhprobe.prune_heads(model, mask, proj_bias=bias, units=KINDS) for bias in ("keep", "drop"))
-    assert torch.equal(kept.blocks[0].mlp(torch.randn(1, 3, 24)), model.blocks[0].mlp.fc2.bias.expand(1, 3, 24))
+    kept, dropped = (
+        mhprobe.prune_heads(model, mask, proj_bias=bias, units=KINDS) for bias in ("keep", "drop")
+    )
+    assert torch.equal(
+        kept.blocks[0].mlp(torch.randn(1, 3, 24)), model.blocks[0].mlp.fc2.bias.expand(1, 3, 24)
+    )
     model.blocks[0].mlp.fc2.bias.data.zero_()
     assert nearly(logits(dropped, images), masked(model, mask, images), 1e-5)
     assert not nearly(logits(dropped, images), logits(kept, images), 1e-3)
@@ -242,8 +278,12 @@ def test_fractional_gates_and_means_go_into_the_weights():
     images, mask = images_for(model, 4, dtype=torch.float64), some(gates.layout)
     with torch.no_grad(), gates.masked(mask):
         expected = model(images)
-    assert nearly(logits(mhprobe.prune_heads(model, mask), images), expected, 1e-6)  # gates are float32
-    batch = Batch(images, labels_for(4), torch.arange(4), torch.ones(4, dtype=torch.bool), None, None)
+    assert nearly(
+        logits(mhprobe.prune_heads(model, mask), images), expected, 1e-6
+    )  # gates are float32
+    batch = Batch(
+        images, labels_for(4), torch.arange(4), torch.ones(4, dtype=torch.bool), None, None
+    )
     fill = find_fill(model, "mean", lambda: [batch])
     filled = Replay(model, mask[None], fill=fill)(images)[0]
     assert nearly(logits(mhprobe.prune_heads(model, mask, fold=fill), images), filled, 1e-5)
@@ -255,7 +295,9 @@ def test_masks_side_by_side_are_masks_one_by_one():
         model = copy.deepcopy(twin(name, torch.float64))
         layout = mhprobe.attach(model, units=KINDS).layout
         images = images_for(model, 2, dtype=torch.float64)
-        masks = torch.stack([some(layout, seed, share) for seed, share in enumerate([0.5, 0.1, 0.02, 0.02])])
+        masks = torch.stack(
+            [some(layout, seed, share) for seed, share in enumerate([0.5, 0.1, 0.02, 0.02])]
+        )
         heads = layout.of("head").num_heads
         masks[1:, :heads] = False
         masks[3], masks[3, 1] = masks[2], True  # the same neurons, one head
@@ -269,13 +311,20 @@ def test_slopes_of_neurons_are_those_of_explicit_gates(name):
     model = copy.deepcopy(twin(name, torch.float64))
     images, labels = images_for(model, 3, dtype=torch.float64), labels_for(3)
     layout = layout_of(model, KINDS)
-    expected = slopes_oracle.slopes(model, images, labels, [(site.name, site.num_heads) for site in layout.sites])
+    expected = slopes_oracle.slopes(
+        model, images, labels, [(site.name, site.num_heads) for site in layout.sites]
+    )
     mhprobe.attach(model, units=KINDS)
-    found = mhprobe.measure(model, [(images, labels)], [mhprobe.measures.GateImportance, mhprobe.measures.Fisher])
-    torch.testing.assert_close(found["gate_importance"], expected.abs().mean(0), rtol=1e-9, atol=1e-12)
+    found = mhprobe.measure(
+        model, [(images, labels)], [mhprobe.measures.GateImportance, mhprobe.measures.Fisher]
+    )
+    torch.testing.assert_close(
+        found["gate_importance"], expected.abs().mean(0), rtol=1e-9, atol=1e-12
+    )
     torch.testing.assert_close(found["fisher"], expected.square().mean(0), rtol=1e-9, atol=1e-12)
     assert expected.std() > 0.1 * expected.abs().mean()
-    # of heads and of neurons together: one forward and one backward pass, which costs less than two more
+    # of heads and of neurons together: one forward and one backward pass, which costs less than two
+    # more
     both = needs_of([mhprobe.measures.GateImportance(layout), mhprobe.measures.Fisher(layout)])
     batch = Batch(images, labels, torch.arange(3), torch.ones(3, dtype=torch.bool), None, None)
     assert forward_equivalents(model, batch, both) < 3
@@ -292,14 +341,22 @@ def test_sizes_of_neurons_are_those_of_their_oracles(name):
     found = mhprobe.measure(model, [(images, labels_for(4))], asked)
     for each in (magnitude, activation_norm):
         expected = each.value(model, images, labels_for(4), sites)
-        torch.testing.assert_close(found[each.__name__.rpartition(".")[2]], expected, rtol=1e-9, atol=0)
+        torch.testing.assert_close(
+            found[each.__name__.rpartition(".")[2]], expected, rtol=1e-9, atol=0
+        )
         assert expected.std() > 0.02 * expected.mean()
     batch = record(model, images, needs={"stream"})
     span, site = layout.span(1), layout.sites[1]
     scale = mhprobe.backbones.family_of(model).layer_scale(model, site)
     column = model.get_submodule(site.name).fc2.weight * (1 if scale is None else scale[:, None])
-    expected = batch.z[1][..., 0].abs() * column.norm(dim=0) / batch.stream[site.block].middle.norm(dim=-1)[..., None]
-    torch.testing.assert_close(found["write_norm"][span], expected.mean((0, 1)).detach(), rtol=1e-9, atol=0)
+    expected = (
+        batch.z[1][..., 0].abs()
+        * column.norm(dim=0)
+        / batch.stream[site.block].middle.norm(dim=-1)[..., None]
+    )
+    torch.testing.assert_close(
+        found["write_norm"][span], expected.mean((0, 1)).detach(), rtol=1e-9, atol=0
+    )
     assert gates.layout.num_heads == len(found["write_norm"])
 
 
@@ -313,26 +370,42 @@ def test_relevance_of_neurons_is_what_enters_the_last_layer_of_their_mlp(name):
         sizes = [each.abs() for each in lrp_oracle.Books(model, image, 0.25).neurons]
         shares.append(torch.cat([each / each.sum() for each in sizes]))
     gated = copy.deepcopy(model)
-    heads = mhprobe.measure(gated, [(images, labels)], [mhprobe.measures.LRPRelevance])["lrp_relevance"]
+    heads = mhprobe.measure(gated, [(images, labels)], [mhprobe.measures.LRPRelevance])[
+        "lrp_relevance"
+    ]
     mhprobe.attach(gated, units=KINDS)
-    both = mhprobe.measure(gated, [(images, labels)], [mhprobe.measures.LRPRelevance])["lrp_relevance"]
+    both = mhprobe.measure(gated, [(images, labels)], [mhprobe.measures.LRPRelevance])[
+        "lrp_relevance"
+    ]
     torch.testing.assert_close(both[: len(heads)], heads, rtol=0, atol=0)
-    torch.testing.assert_close(both[len(heads) :], torch.stack(shares).mean(0), rtol=1e-8, atol=1e-9)  # as for heads
+    torch.testing.assert_close(
+        both[len(heads) :], torch.stack(shares).mean(0), rtol=1e-8, atol=1e-9
+    )  # as for heads
     assert both.columns["residual"][len(heads) :].isnan().all()
     for column in set(heads.columns) - {"images"}:
-        torch.testing.assert_close(both.columns[column][: len(heads)], heads.columns[column], rtol=0, atol=0)
+        torch.testing.assert_close(
+            both.columns[column][: len(heads)], heads.columns[column], rtol=0, atol=0
+        )
 
 
 def test_measures_of_heads_leave_neurons_out_and_say_so():
     model, images, labels = tiny_vit(), images_for(tiny_vit(), 4), labels_for(4)
-    asked = [mhprobe.measures.Entropy, mhprobe.measures.GateImportance, mhprobe.measures.WeightSimilarity]
+    asked = [
+        mhprobe.measures.Entropy,
+        mhprobe.measures.GateImportance,
+        mhprobe.measures.WeightSimilarity,
+    ]
     before = mhprobe.measure(model, [(images, labels)], asked)
     mhprobe.attach(model, units=KINDS)
-    with pytest.warns(MeasureWarning, match="entropy, weight_similarity: of heads alone, the model's 192 neurons"):
+    with pytest.warns(
+        MeasureWarning, match="entropy, weight_similarity: of heads alone, the model's 192 neurons"
+    ):
         after = mhprobe.measure(model, [(images, labels)], asked)
     for name in ("entropy", "weight_similarity"):
         torch.testing.assert_close(after[name], before[name], rtol=0, atol=0, equal_nan=True)
-    torch.testing.assert_close(after["gate_importance"][:6], before["gate_importance"], rtol=0, atol=0)
+    torch.testing.assert_close(
+        after["gate_importance"][:6], before["gate_importance"], rtol=0, atol=0
+    )
     with pytest.raises(mhprobe.UserError, match="entropy: is of heads"):
         mhprobe.measures.Entropy(layout_of(model))
 
@@ -340,11 +413,15 @@ def test_measures_of_heads_leave_neurons_out_and_say_so():
 def test_confidence_of_a_neuron_is_the_share_of_tokens_that_it_fires_on():
     model = copy.deepcopy(twin("swin", torch.float64))
     images, labels = images_for(model, 3, dtype=torch.float64), labels_for(3)
-    alone = mhprobe.measure(copy.deepcopy(model), [(images, labels)], [mhprobe.measures.Confidence])["confidence"]
+    alone = mhprobe.measure(
+        copy.deepcopy(model), [(images, labels)], [mhprobe.measures.Confidence]
+    )["confidence"]
     fired = []
     for site in layout_of(model, {"neuron"}).sites:
         enters = model.get_submodule(site.name).fc2
-        enters.register_forward_pre_hook(lambda _, args: fired.append((args[0] > 0).double().flatten(0, -2).mean(0)))
+        enters.register_forward_pre_hook(
+            lambda _, args: fired.append((args[0] > 0).double().flatten(0, -2).mean(0))
+        )
     logits(model, images)
     expected = torch.cat(fired)
     mhprobe.attach(model, units=KINDS)
@@ -353,7 +430,9 @@ def test_confidence_of_a_neuron_is_the_share_of_tokens_that_it_fires_on():
     torch.testing.assert_close(found[len(alone) :], expected, rtol=1e-12, atol=0)
     assert expected.std() > 0.05
     assert found.columns["uniform"][len(alone) :].isnan().all()
-    assert (found.columns["low"] <= found + 1e-12).all() and (found <= found.columns["high"] + 1e-12).all()
+    assert (found.columns["low"] <= found + 1e-12).all() and (
+        found <= found.columns["high"] + 1e-12
+    ).all()
 
 
 def test_files_come_back_go_on_to_be_pruned_and_are_exported(tmp_path):
@@ -366,7 +445,8 @@ def test_files_come_back_go_on_to_be_pruned_and_are_exported(tmp_path):
     loaded, about = load_weights(path)
     images = images_for(model, 3)
     assert torch.equal(logits(loaded, images), logits(pruned, images))
-    # heads alone, of a network that has lost neurons, and then neurons of one whose last MLP has none
+    # heads alone, of a network that has lost neurons, and then neurons of one whose last MLP has
+    # none
     alone = mhprobe.prune_heads(loaded, [0])
     gone = layout_of(loaded).kept(layout_of(loaded).mask([0]))
     save_weights(alone, path, pruned_description(about, gone, "keep", None))
@@ -393,7 +473,9 @@ def test_repair_solves_the_last_layer_of_an_mlp():
     heads = {}
     for key, each in (("dense", model), ("pruned", pruned)):
         part = each.blocks[0].mlp.fc2
-        part.register_forward_hook(lambda _, args, out, key=key: heads.__setitem__(key, (args[0], out)))
+        part.register_forward_hook(
+            lambda _, args, out, key=key: heads.__setitem__(key, (args[0], out))
+        )
         logits(each, images)
     weight, bias = oracle.weights(heads["pruned"][0].flatten(0, 1), heads["dense"][1].flatten(0, 1))
     torch.testing.assert_close(pruned.blocks[0].mlp.fc2.weight, weight, rtol=1e-6, atol=1e-8)
@@ -406,7 +488,10 @@ def test_a_network_whose_heads_are_all_gone_is_measured_by_its_neurons():
     model = tiny_vit()
     layout = layout_of(model, KINDS)
     gone = torch.arange(layout.num_heads) < layout.of("head").num_heads
-    rest, loader = mhprobe.prune_heads(model, gone, units=KINDS), [(images_for(model, 2), torch.tensor([0, 1]))]
+    rest, loader = (
+        mhprobe.prune_heads(model, gone, units=KINDS),
+        [(images_for(model, 2), torch.tensor([0, 1]))],
+    )
     with pytest.raises(mhprobe.UserError, match=r"units={'neuron'} if all its heads were removed"):
         mhprobe.measure(rest, loader, [mhprobe.measures.GateImportance])
     mhprobe.attach(rest, units={"neuron"})

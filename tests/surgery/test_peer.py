@@ -17,7 +17,11 @@ from pruned import logits, shown
 @pytest.mark.filterwarnings("ignore:Unwrapped parameters")
 def test_torch_pruning_removing_the_same_heads_gives_the_same_logits():
     tp = pytest.importorskip("torch_pruning")
-    model, theirs, removed = tiny_vit(), tiny_vit(), [1, 3, 4]  # its graph cannot follow norms of queries and keys
+    model, theirs, removed = (
+        tiny_vit(),
+        tiny_vit(),
+        [1, 3, 4],
+    )  # its graph cannot follow norms of queries and keys
     layout, images = layout_of(model), images_for(model, 4)
     graph = tp.DependencyGraph().build_dependency(theirs, example_inputs=images)
     for site, mask in zip(layout.sites, layout.split(layout.mask(removed)), strict=True):
@@ -30,7 +34,9 @@ def test_torch_pruning_removing_the_same_heads_gives_the_same_logits():
     ours = mhprobe.prune_heads(model, removed)
     assert torch.equal(logits(theirs, images), logits(ours, images))
     assert not torch.allclose(logits(ours, images), logits(model, images), atol=1e-4)
-    assert all(torch.equal(value, theirs.state_dict()[key]) for key, value in ours.state_dict().items())
+    assert all(
+        torch.equal(value, theirs.state_dict()[key]) for key, value in ours.state_dict().items()
+    )
 
 
 @pytest.mark.peer
@@ -39,7 +45,9 @@ def test_torch_pruning_is_not_asked_for_a_gated_mlp_that_it_cannot_cut():
     from mhprobe.surgery.peer import TorchPruning
 
     model, _, images = shown(KINDS, tiny_tokens("vit_giant_patch14_dinov2"))
-    with pytest.raises(mhprobe.UserError, match=r"^torch_pruning cannot cut blocks\.0\.mlp, .* heads alone, or"):
+    with pytest.raises(
+        mhprobe.UserError, match=r"^torch_pruning cannot cut blocks\.0\.mlp, .* heads alone, or"
+    ):
         TorchPruning("magnitude").choose(model, images, {"flops": 0.8})
 
 
@@ -54,5 +62,8 @@ def test_torch_pruning_takes_heads_of_a_swin_too_and_says_how_far_it_goes(build)
     method = TorchPruning("magnitude")
     mask = method.choose(model, images, {"flops": 0.7})
     assert mask[: layout.of("head").num_heads].any() and mask[layout.of("head").num_heads :].any()
-    with pytest.raises(mhprobe.UserError, match=r"takes no layer whole and leaves flops=0\.\d+ or more.*at most 0.12"):
+    with pytest.raises(
+        mhprobe.UserError,
+        match=r"takes no layer whole and leaves flops=0\.\d+ or more.*at most 0.12",
+    ):
         method.choose(model, images, {"flops": 0.12})

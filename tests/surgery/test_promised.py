@@ -54,7 +54,9 @@ def promised(lost=(0, 0, 0, 60, 60, 60), points=1.0, **options):
     model = network("vit")
     mhprobe.attach(model)
     source = OnPath(InOrder(), guarantee=Guarantee(points), **options)
-    return source.promise(model, Calibration(lost), Calibration(lost), lambda: pytest.fail("no batch is needed"))
+    return source.promise(
+        model, Calibration(lost), Calibration(lost), lambda: pytest.fail("no batch is needed")
+    )
 
 
 def test_the_longest_prefix_that_keeps_the_promise_goes():
@@ -70,8 +72,14 @@ def test_the_longest_prefix_that_keeps_the_promise_goes():
 def test_no_more_than_asked_for_goes():
     assert promised(remove=2)[1].steps == 2
     choice, promise = promised(units="layer")
-    assert (promise.steps, promise.heads) == (1, 3) and choice.mask[:3].all() and not choice.mask[3:].any()
-    with pytest.raises(mhprobe.UserError, match=r"from 0 to 3 removed, got 2.*Ask for 3, or take units=head"):
+    assert (
+        (promise.steps, promise.heads) == (1, 3)
+        and choice.mask[:3].all()
+        and not choice.mask[3:].any()
+    )
+    with pytest.raises(
+        mhprobe.UserError, match=r"from 0 to 3 removed, got 2.*Ask for 3, or take units=head"
+    ):
         promised(units="layer", remove=2)
 
 
@@ -114,7 +122,10 @@ def test_heads_and_neurons_go_as_far_as_can_be_promised(target):
 
 @pytest.mark.slow
 def test_the_command_promises_a_mix(trained, tmp_path):
-    folder, mix = tmp_path / "run", ("gates.units=[head,neuron]", "prune/order=knapsack", "prune.target={flops:0.6}")
+    folder, mix = (
+        tmp_path / "run",
+        ("gates.units=[head,neuron]", "prune/order=knapsack", "prune.target={flops:0.6}"),
+    )
     mhprobe.prune.run(config(tmp_path, trained, "prune.guarantee.points=40", *mix), folder)
     asked = json.loads((folder / "pruned.json").read_text())["made"]["guarantee"]
     last = runs.rows(folder / "tables" / "pruning.csv")
@@ -127,19 +138,28 @@ def test_the_command_promises_a_mix(trained, tmp_path):
     page = (folder / "report.html").read_text().replace("\xa0", " ")
     assert going in page
     counts = (int(last[row][units]) for units in ("heads", "neurons") for row in (-1, 0))
-    assert "{} of {} heads and {} of {} neurons are those that pruning keeps".format(*counts) in page
+    assert (
+        "{} of {} heads and {} of {} neurons are those that pruning keeps".format(*counts) in page
+    )
     assert "Measures at a glance" not in page  # kept or not: no measure, which had a highest head
-    assert json.loads((folder / "metrics.json").read_text())["prune/neurons"] == int(last[-1]["neurons"])
+    assert json.loads((folder / "metrics.json").read_text())["prune/neurons"] == int(
+        last[-1]["neurons"]
+    )
 
 
 @pytest.mark.slow
 def test_a_promise_of_neurons_alone_names_no_heads(trained, tmp_path):
-    folder, mix = tmp_path / "run", ("gates.units=[neuron]", "prune/order=knapsack", "prune.target={flops:0.8}")
+    folder, mix = (
+        tmp_path / "run",
+        ("gates.units=[neuron]", "prune/order=knapsack", "prune.target={flops:0.8}"),
+    )
     mhprobe.prune.run(config(tmp_path, trained, "prune.guarantee.points=40", *mix), folder)
     asked = json.loads((folder / "pruned.json").read_text())["made"]["guarantee"]
     assert asked["neurons"] > 0 and "heads" not in asked
     assert "heads" not in runs.rows(folder / "tables" / "promise.csv")[0]
-    assert json.loads((folder / "results.json").read_text())["results"]["promise"]["label"].startswith("neurons that")
+    assert json.loads((folder / "results.json").read_text())["results"]["promise"][
+        "label"
+    ].startswith("neurons that")
     page = (folder / "report.html").read_text().replace("\xa0", " ")
     assert f"{asked['neurons']} neurons can go with the promise, of 95 % confidence" in page
     assert "of 0 heads" not in page
@@ -152,13 +172,22 @@ def test_where_the_first_step_costs_too_much_nothing_goes():
 
 def test_too_few_images_are_refused_with_how_many_it_takes():
     assert Guarantee(1.0).images_needed == 332 and Guarantee(0.1).images_needed > 3000
-    with pytest.raises(mhprobe.UserError, match=r"600 calibration images are too few .* expected at least 3\d+"):
+    with pytest.raises(
+        mhprobe.UserError, match=r"600 calibration images are too few .* expected at least 3\d+"
+    ):
         promised(points=0.1)
 
 
 def config(folder, trained, *overrides):
-    own = ("data.limit_val=null", "data.val_fraction=0.3", "data.calibration_fraction=0.5", "prune=order")
-    return runs.config("prune", folder, f"weights={trained.folder / 'model.safetensors'}", *own, *overrides)
+    own = (
+        "data.limit_val=null",
+        "data.val_fraction=0.3",
+        "data.calibration_fraction=0.5",
+        "prune=order",
+    )
+    return runs.config(
+        "prune", folder, f"weights={trained.folder / 'model.safetensors'}", *own, *overrides
+    )
 
 
 @pytest.mark.slow
@@ -180,19 +209,26 @@ def test_the_command_promises_and_says_so(trained, tmp_path, capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert f"{asked['heads']} of 6 heads can go with the promise, of 95 % confidence" in said
     assert "do not say that their training set these images aside" in said
-    assert "can go with the promise, of 95 % confidence, that new images lose at most 40 points" in (
-        folder / "report.html"
-    ).read_text().replace("\xa0", " ")
+    assert (
+        "can go with the promise, of 95 % confidence, that new images lose at most 40 points"
+        in (folder / "report.html").read_text().replace("\xa0", " ")
+    )
 
 
 @pytest.mark.slow
 def test_where_nothing_can_be_promised_there_is_a_curve_and_no_network(trained, tmp_path):
     folder = tmp_path / "run"
-    cfg = config(tmp_path, trained, "prune.guarantee.points=2", "prune.units=layer", "prune/order=hurt_most")
-    with pytest.raises(mhprobe.UserError, match="at no step of the path it can be promised") as error:
+    cfg = config(
+        tmp_path, trained, "prune.guarantee.points=2", "prune.units=layer", "prune/order=hurt_most"
+    )
+    with pytest.raises(
+        mhprobe.UserError, match="at no step of the path it can be promised"
+    ) as error:
         mhprobe.prune.run(cfg, folder)
     assert "\n" not in str(error.value)
-    assert not list(folder.glob("pruned.*")) and (folder / "tables" / "masking_curves.csv").is_file()
+    assert (
+        not list(folder.glob("pruned.*")) and (folder / "tables" / "masking_curves.csv").is_file()
+    )
     assert "No head can go with the promise" in (folder / "report.html").read_text()
 
 
@@ -200,7 +236,12 @@ def test_heads_that_are_given_go_all_or_none():
     def asked(heads):
         mask = torch.zeros(6, dtype=torch.bool)
         mask[heads] = True
-        return promise_of(Choice(mask), Calibration((0, 0, 0, 60, 60, 60)), Guarantee(1.0), layout_of(network("vit")))
+        return promise_of(
+            Choice(mask),
+            Calibration((0, 0, 0, 60, 60, 60)),
+            Guarantee(1.0),
+            layout_of(network("vit")),
+        )
 
     kept, broken = asked([0, 2]), asked([0, 3])
     assert (kept.steps, kept.heads, kept.images) == (1, 2, IMAGES)
@@ -210,14 +251,26 @@ def test_heads_that_are_given_go_all_or_none():
 
 @pytest.mark.slow
 def test_the_command_promises_heads_that_are_given_or_removes_none(trained, tmp_path):
-    where = ("data.limit_val=null", "data.val_fraction=0.3", "data.calibration_fraction=0.5", "prune=given")
+    where = (
+        "data.limit_val=null",
+        "data.val_fraction=0.3",
+        "data.calibration_fraction=0.5",
+        "prune=given",
+    )
     asked = (f"weights={trained.folder / 'model.safetensors'}", *where, "prune.heads=[1,4]")
-    mhprobe.prune.run(runs.config("prune", tmp_path, *asked, "prune.guarantee.points=60"), tmp_path / "kept")
+    mhprobe.prune.run(
+        runs.config("prune", tmp_path, *asked, "prune.guarantee.points=60"), tmp_path / "kept"
+    )
     made = json.loads((tmp_path / "kept" / "pruned.json").read_text())["made"]
     assert made["guarantee"]["heads"] == 2 and made["set_aside_in_training"] is False
-    assert [row["promised"] for row in runs.rows(tmp_path / "kept" / "tables" / "masking_curves.csv")] == ["1", "1"]
+    assert [
+        row["promised"] for row in runs.rows(tmp_path / "kept" / "tables" / "masking_curves.csv")
+    ] == ["1", "1"]
     page = (tmp_path / "kept" / "report.html").read_text().replace("\xa0", " ")
-    assert "2 of 6 heads can go with the promise" in page and "it holds if they did not choose the heads" in page
+    assert (
+        "2 of 6 heads can go with the promise" in page
+        and "it holds if they did not choose the heads" in page
+    )
     every = (*asked[:-1], "prune.heads=[0,1,2,3,4]", "prune.guarantee.points=2")
     with pytest.raises(mhprobe.UserError, match="without these heads it cannot be promised"):
         mhprobe.prune.run(runs.config("prune", tmp_path, *every), tmp_path / "broken")
@@ -237,7 +290,11 @@ def curve_file(path, *, chosen_on, chosen_by):
 @pytest.mark.slow
 def test_heads_that_the_calibration_images_chose_are_not_promised(trained, tmp_path):
     """An order chosen on all validation images, of which half are set aside afterwards, broke 27 % of its promises."""
-    asked = (f"weights={trained.folder / 'model.safetensors'}", "data.limit_val=null", "data.val_fraction=0.3")
+    asked = (
+        f"weights={trained.folder / 'model.safetensors'}",
+        "data.limit_val=null",
+        "data.val_fraction=0.3",
+    )
     asked += ("prune=given", "prune.step=1", "prune.guarantee.points=60")
     aside = "data.calibration_fraction=0.5"
     digests = {
@@ -245,16 +302,33 @@ def test_heads_that_the_calibration_images_chose_are_not_promised(trained, tmp_p
         for name, more in {"before": (), "after": (aside,)}.items()
     }
     for data, split in [("after", "val"), ("before", "train"), ("after", "test")]:
-        seen = curve_file(tmp_path / f"{data}_{split}.csv", chosen_on=split, chosen_by=digests[data].images_of(split))
-        mhprobe.prune.run(runs.config("prune", tmp_path, *asked, aside, seen), tmp_path / f"{data}_{split}")
+        seen = curve_file(
+            tmp_path / f"{data}_{split}.csv",
+            chosen_on=split,
+            chosen_by=digests[data].images_of(split),
+        )
+        mhprobe.prune.run(
+            runs.config("prune", tmp_path, *asked, aside, seen), tmp_path / f"{data}_{split}"
+        )
     for chosen_by in (digests["before"].images_of("val"), ""):
         seen = curve_file(tmp_path / "seen.csv", chosen_on="validation", chosen_by=chosen_by)
-        with pytest.raises(mhprobe.UserError, match=r"that chose these heads may be among the calibration images"):
-            mhprobe.prune.run(runs.config("prune", tmp_path, *asked, aside, seen), tmp_path / "refused")
+        with pytest.raises(
+            mhprobe.UserError, match=r"that chose these heads may be among the calibration images"
+        ):
+            mhprobe.prune.run(
+                runs.config("prune", tmp_path, *asked, aside, seen), tmp_path / "refused"
+            )
     # nor may the images that decided how far a path was followed decide it again
-    again = [f"weights={tmp_path / 'after_val' / 'pruned.safetensors'}", *asked[1:-2], asked[-1], aside]
+    again = [
+        f"weights={tmp_path / 'after_val' / 'pruned.safetensors'}",
+        *asked[1:-2],
+        asked[-1],
+        aside,
+    ]
     with pytest.raises(mhprobe.UserError, match="it can be used once"):
-        mhprobe.prune.run(runs.config("prune", tmp_path, *again, "prune.heads=[0]"), tmp_path / "again")
+        mhprobe.prune.run(
+            runs.config("prune", tmp_path, *again, "prune.heads=[0]"), tmp_path / "again"
+        )
 
 
 @pytest.mark.slow
@@ -264,17 +338,28 @@ def test_numbers_on_images_that_chose_the_heads_are_marked(trained, tmp_path, ca
         seen = curve_file(tmp_path / f"{on}.csv", chosen_on=on, chosen_by="0" * 16)
         mhprobe.prune.run(runs.config("prune", tmp_path, *asked, seen), tmp_path / on)
         said, too_good = capsys.readouterr().out, on == "test"
-        assert ("test images chose the heads" in said) == too_good and ("McNemar's p" in said) != too_good
+        assert ("test images chose the heads" in said) == too_good and (
+            "McNemar's p" in said
+        ) != too_good
         assert (tmp_path / on / "outcomes.safetensors").exists() != too_good
         last = runs.rows(tmp_path / on / "tables" / "pruning.csv")[-1]
         assert (last["p"] == "nan") == too_good
-        assert json.loads((tmp_path / on / "pruned.json").read_text())["chosen_by"] == [f"{on}:{'0' * 16}"]
+        assert json.loads((tmp_path / on / "pruned.json").read_text())["chosen_by"] == [
+            f"{on}:{'0' * 16}"
+        ]
         # the table of the heads that are left, and the smaller network, pass it on
         kept = f"prune.heads={tmp_path / on / 'tables' / 'kept_heads.csv'}"
-        mhprobe.prune.run(runs.config("prune", tmp_path, *asked[:2], kept), tmp_path / f"{on}_again")
+        mhprobe.prune.run(
+            runs.config("prune", tmp_path, *asked[:2], kept), tmp_path / f"{on}_again"
+        )
         assert ("test images chose the heads" in capsys.readouterr().out) == too_good
         caplog.clear()
-        cfg = runs.config("probe", tmp_path, f"weights={tmp_path / on / 'pruned.safetensors'}", "measure=[entropy]")
+        cfg = runs.config(
+            "probe",
+            tmp_path,
+            f"weights={tmp_path / on / 'pruned.safetensors'}",
+            "measure=[entropy]",
+        )
         builders.classifier(cfg, builders.data(cfg))
         assert ("test images chose the heads of this network" in caplog.text) == too_good
 
@@ -307,9 +392,15 @@ def test_an_order_by_a_table_of_test_images_is_chosen_on_them(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (("prune=given", "prune.heads=[1]", "data.calibration_fraction=0"), "expected data.calibration_fraction"),
+        (
+            ("prune=given", "prune.heads=[1]", "data.calibration_fraction=0"),
+            "expected data.calibration_fraction",
+        ),
         (("prune=given", "prune.heads=[1]", "prune.rounds=2"), "prune.rounds: a guarantee"),
-        (("prune=given", "prune.heads=[1]", "prune.guarantee.points=0.01"), "are too few to promise"),
+        (
+            ("prune=given", "prune.heads=[1]", "prune.guarantee.points=0.01"),
+            "are too few to promise",
+        ),
         (("data.calibration_fraction=0",), "expected data.calibration_fraction above 0"),
         (("prune.target={heads:3}", "prune.remove=3"), "remove: say how far to go"),
         (("prune.rounds=2", "prune.remove=4"), "prune.rounds: a guarantee"),
@@ -318,7 +409,12 @@ def test_an_order_by_a_table_of_test_images_is_chosen_on_them(tmp_path):
     ],
 )
 def test_what_cannot_be_promised_is_refused_before_the_work(tmp_path, overrides, words):
-    asked = ("weights=random", "data.calibration_fraction=0.5", "prune=order", "prune.guarantee.points=40")
+    asked = (
+        "weights=random",
+        "data.calibration_fraction=0.5",
+        "prune=order",
+        "prune.guarantee.points=40",
+    )
     cfg = runs.config("prune", tmp_path, *asked, *overrides)
     with pytest.raises(mhprobe.UserError, match=words) as error:
         mhprobe.prune.run(cfg, tmp_path / "run")

@@ -42,7 +42,9 @@ class Data:
     def __init__(self, model):
         self.images = {s: images_for(model, n, seed=n) for s, n in SIZES.items()}
         self.labels = {s: labels_for(n, seed=n) for s, n in SIZES.items()}
-        self.splits = {s: SimpleNamespace(labels=np.asarray(labels)) for s, labels in self.labels.items()}
+        self.splits = {
+            s: SimpleNamespace(labels=np.asarray(labels)) for s, labels in self.labels.items()
+        }
         self.seen = []
 
     def images_of(self, split):
@@ -71,7 +73,11 @@ class Aside(Data):
 
     def __init__(self, model, count):
         super().__init__(model)
-        self.count, self.sizes, self.set_aside = count, {**SIZES, "calibration": count}, f"first {count}"
+        self.count, self.sizes, self.set_aside = (
+            count,
+            {**SIZES, "calibration": count},
+            f"first {count}",
+        )
 
     def batches(self, split, device, images=None):
         if split != "calibration":
@@ -79,16 +85,25 @@ class Aside(Data):
         return super().batches("test", device, torch.arange(self.count))
 
 
-def test_kept_answers_on_images_set_aside_are_of_these_images_this_fill_and_this_score(model, tmp_path):
+def test_kept_answers_on_images_set_aside_are_of_these_images_this_fill_and_this_score(
+    model, tmp_path
+):
     mask = torch.arange(layout_of(model).num_heads)[None] % 2 == 0
 
     def losses(count, look_at, fold, score, cache):
-        images = Images(Aside(model, count), torch.device("cpu"), look_at=look_at, score=score, cache=cache)
+        images = Images(
+            Aside(model, count), torch.device("cpu"), look_at=look_at, score=score, cache=cache
+        )
         images.show(model)
         return images.calibrate(model, False, images.stands_in(model, fold))(mask).losses
 
     first = (16, 24, "mean", None)
-    others = [(16, 8, "mean", None), (16, 8, "zero", None), (10, 8, "zero", None), (10, 8, "zero", Cosine)]
+    others = [
+        (16, 8, "mean", None),
+        (16, 8, "zero", None),
+        (10, 8, "zero", None),
+        (10, 8, "zero", Cosine),
+    ]
     for asked in (first, *others, first):
         torch.testing.assert_close(losses(*asked, tmp_path), losses(*asked, None), rtol=0, atol=0)
     assert len(list(tmp_path.iterdir())) == 5  # the last was known
@@ -119,7 +134,10 @@ def test_rounds_choose_anew_on_what_is_left_and_repair_towards_it(model, monkeyp
         *[(2, stage, 3) for stage in ("masked", "pruned", "repaired", "tuned")],
     ]
     assert trained == [(1, 4), (2, 3)] and int(found.gone.sum()) == 3
-    assert repaired == [(4, 6), (3, 4)]  # the second round towards what the first has left and trained
+    assert repaired == [
+        (4, 6),
+        (3, 4),
+    ]  # the second round towards what the first has left and trained
     masked, pruned = found.stages[1:3]
     assert (masked.accuracy, masked.loss) == (pruned.accuracy, pytest.approx(pruned.loss))
     assert masked.flops > pruned.flops and masked.parameters > pruned.parameters
@@ -133,15 +151,27 @@ def test_every_stage_is_compared_with_the_dense_network_image_by_image(model):
     found = prune(model, images_of(model), Given([0, 1, 3, 4]))
     data = Data(model)
     dense, *_, pruned = (
-        logits(network, data.images["test"]).argmax(1) == data.labels["test"] for network in (model, found.model)
+        logits(network, data.images["test"]).argmax(1) == data.labels["test"]
+        for network in (model, found.model)
     )
     lost, won = int((dense & ~pruned).sum()), int((~dense & pruned).sum())
-    assert lost + won > 0 and torch.equal(found.right[0], dense) and torch.equal(found.right[-1], pruned)
+    assert (
+        lost + won > 0
+        and torch.equal(found.right[0], dense)
+        and torch.equal(found.right[-1], pruned)
+    )
     first, last = found.stages[0], found.stages[-1]
     assert last.p == pytest.approx(binomtest(lost, lost + won).pvalue)
-    assert last.difference == pytest.approx((won - lost) / 23) == pytest.approx(last.accuracy - first.accuracy)
+    assert (
+        last.difference
+        == pytest.approx((won - lost) / 23)
+        == pytest.approx(last.accuracy - first.accuracy)
+    )
     assert last.difference_low < last.difference < last.difference_high
-    assert (first.difference, first.p) == (0, 1) and first.difference_low < 0 < first.difference_high
+    assert (first.difference, first.p) == (
+        0,
+        1,
+    ) and first.difference_low < 0 < first.difference_high
 
 
 def test_one_test_image_is_enough(model, monkeypatch):
@@ -169,8 +199,12 @@ def test_what_is_left_of_a_rescaled_curve_is_rescaled(model, tmp_path):
     images = images_of(model)
     evaluate = Evaluator(model, lambda: images.data.batches("val", "cpu"), 14, rescale=True)
     spec = CurveSpec("c", "head", Fisher(), min_heads_per_layer=1, rescale=True)
-    curves = masking_curve(layout_of(model), spec, evaluate, evaluate, steps=3)  # one layer loses two heads
-    table = tables.write_csv(tmp_path / "masking_curves.csv", tables.from_rows(tables.curve_rows(curves)))
+    curves = masking_curve(
+        layout_of(model), spec, evaluate, evaluate, steps=3
+    )  # one layer loses two heads
+    table = tables.write_csv(
+        tmp_path / "masking_curves.csv", tables.from_rows(tables.curve_rows(curves))
+    )
     found = prune(model, images, Given(str(table), remove=3))
     batch = next(images.test())
     expected = Replay(model, found.gone[None], rescale=True)(batch.images)[0]
@@ -193,7 +227,14 @@ def test_a_bias_that_was_dropped_stays_dropped(model):
         return smaller
 
     for choice in ("keep", "drop"):
-        found = prune(model, images_of(model), Given([0, 1, 2]), proj_bias=choice, mend={"per": "weights"}, train=train)
+        found = prune(
+            model,
+            images_of(model),
+            Given([0, 1, 2]),
+            proj_bias=choice,
+            mend={"per": "weights"},
+            train=train,
+        )
         assert bool(found.model.blocks[0].attn.proj.bias.any()) == (choice == "keep")
         assert not torch.equal(found.model.blocks[1].attn.proj.bias, model.blocks[1].attn.proj.bias)
 
@@ -208,10 +249,14 @@ def test_a_block_whose_neurons_all_go_becomes_its_bias_and_is_named(tmp_path, ca
     layout = mhprobe.attach(model, units={"head", "neuron"}).layout
     emptied = layout.span(layout.sites.index(layout.of("neuron").sites[0]))
     heads = f"prune.heads={[*range(emptied.start, emptied.stop)]}"
-    pruning = Pruning(runs.config("prune", tmp_path, "weights=random", "prune=given", heads), tmp_path)
+    pruning = Pruning(
+        runs.config("prune", tmp_path, "weights=random", "prune=given", heads), tmp_path
+    )
     data = Data(model)
     data.fingerprint = "random images"
-    whole = SimpleNamespace(backbone=model, description=description("vit"), device=torch.device("cpu"))
+    whole = SimpleNamespace(
+        backbone=model, description=description("vit"), device=torch.device("cpu")
+    )
     material = SimpleNamespace(model=whole, data=data, layout=layout, identity={})
     found, _ = pruning._pruned(material, None, Given([*range(emptied.start, emptied.stop)]))
     assert "blocks.0.mlp: no neuron is left, so a bias alone\n" in capsys.readouterr().out
@@ -222,12 +267,17 @@ def test_a_network_without_heads_loses_neurons_and_is_not_asked_for_heads():
     model = network("vit")
     heads = mhprobe.attach(model, units=KINDS).layout.of("head").num_heads
     rest = mhprobe.prune_heads(model, [*range(heads)])
-    with pytest.raises(mhprobe.UserError, match="of 0 layers 0 are excluded, so nothing is left to mask"):
+    with pytest.raises(
+        mhprobe.UserError, match="of 0 layers 0 are excluded, so nothing is left to mask"
+    ):
         OnPath(Random(), remove=1).check(rest, 1)
     layout = mhprobe.attach(rest, units=KINDS).layout
     kept = of_pruned(prune(rest, images_of(rest), Given([0, 1])), layout)["kept_heads"]
     assert kept.figure is None
-    assert sum(row[kept.table.columns.index("kept")] for row in kept.table.rows) == layout.num_heads - 2
+    assert (
+        sum(row[kept.table.columns.index("kept")] for row in kept.table.rows)
+        == layout.num_heads - 2
+    )
 
 
 def test_heads_that_have_no_gates_are_not_counted_as_gone():
@@ -235,7 +285,10 @@ def test_heads_that_have_no_gates_are_not_counted_as_gone():
     layout = mhprobe.attach(model, units={"neuron"}).layout
     found = prune(model, images_of(model), Given([*range(1, layout.num_heads)]))
     assert [row.heads for row in found.stages] == [None] * len(found.stages)
-    assert (found.stages[0].counted, found.stages[-1].counted) == (f"{layout.num_heads} neurons", "1 neuron")
+    assert (found.stages[0].counted, found.stages[-1].counted) == (
+        f"{layout.num_heads} neurons",
+        "1 neuron",
+    )
     stages = of_pruned(found, layout)["pruning"]
     assert "heads" not in stages.table.columns and stages.table.columns[-1] == "neurons"
     assert "prune/heads" not in stages.metrics and stages.metrics["prune/neurons"] == 1

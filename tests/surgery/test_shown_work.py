@@ -31,7 +31,9 @@ def choose(method, model, images, target):
     if not isinstance(method, Order):
         return Shown(method, target).choose(model, images)
     path = OnPath(method, target=target)
-    return path.choose(model, images.evaluate(model, False), images.first, layout_of(model), 1.0, 1.0)
+    return path.choose(
+        model, images.evaluate(model, False), images.first, layout_of(model), 1.0, 1.0
+    )
 
 
 def test_every_method_that_looks_at_images_shows_how_far_it_is(tmp_path, lines, monkeypatch):

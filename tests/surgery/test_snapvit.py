@@ -41,19 +41,27 @@ def test_slopes_are_those_of_one_image_and_crop_at_a_time(swin):
 def test_neither_batches_nor_labels_change_what_it_says():
     model, layout, images = shown({"head"})
     method = SnapViT(crops=2, generations=1, levels=1)
-    slopes_A, mask = method.within_layers(model, images), method.choose(model, images, {"flops": 0.8})
+    slopes_A, mask = (
+        method.within_layers(model, images),
+        method.choose(model, images, {"flops": 0.8}),
+    )
     images.data.labels, images.data.batch_size = torch.zeros(COUNT, dtype=torch.long), 7
     torch.testing.assert_close(method.within_layers(model, images), slopes_A, rtol=1e-5, atol=0)
-    assert method.choose(model, images, {"flops": 0.8}).equal(mask) and 0 < int(mask.sum()) < layout.num_heads
-    assert not SnapViT(crops=2, seed=1).within_layers(model, images).allclose(slopes_A, rtol=1e-2)  # the control
+    assert (
+        method.choose(model, images, {"flops": 0.8}).equal(mask)
+        and 0 < int(mask.sum()) < layout.num_heads
+    )
+    assert (
+        not SnapViT(crops=2, seed=1).within_layers(model, images).allclose(slopes_A, rtol=1e-2)
+    )  # the control
 
 
 def test_crops_lie_inside_and_have_the_area_that_is_said():
     """An image of its own coordinates says where each crop was taken."""
     line = (torch.arange(64) + 0.5) / 64
-    place = torch.stack([line.expand(64, 64), line[:, None].expand(64, 64), torch.zeros(64, 64)]).expand(
-        500, -1, -1, -1
-    )
+    place = torch.stack(
+        [line.expand(64, 64), line[:, None].expand(64, 64), torch.zeros(64, 64)]
+    ).expand(500, -1, -1, -1)
     crop = cropped(place, torch.arange(500), key=3)
     across, down = crop[:, 0, 0, -1] - crop[:, 0, 0, 0], crop[:, 1, -1, 0] - crop[:, 1, 0, 0]
     area = across.abs() * down
@@ -75,9 +83,13 @@ def test_generations_are_those_of_slow_xnes():
     best = evolved(fitness, size, 3, seed=5)
     generator = torch.Generator().manual_seed(5)
     noise = [torch.randn(count, size, generator=generator, dtype=torch.float64) for _ in range(3)]
-    mean, covariance = oracle.xnes(lambda point: -float(((point - 2) ** 2).sum()), torch.stack(noise[:2]).numpy())
+    mean, covariance = oracle.xnes(
+        lambda point: -float(((point - 2) ** 2).sum()), torch.stack(noise[:2]).numpy()
+    )
     points = seen[3]  # 0 alone, then three generations: the last are drawn from what two have made
-    torch.testing.assert_close(points.mean(0) - torch.from_numpy(mean), _spread(points, noise[2], covariance))
+    torch.testing.assert_close(
+        points.mean(0) - torch.from_numpy(mean), _spread(points, noise[2], covariance)
+    )
     tried = torch.cat(seen)
     assert best.equal(tried[fitness(tried).argmax()]) and tried[0].eq(0).all()
 
@@ -104,9 +116,17 @@ def test_it_comes_nearer_to_an_optimum_than_as_many_random_points():
 def test_masks_take_the_cheapest_until_enough_is_saved():
     score = torch.tensor([[3.0, 1.0, 4.0, 2.0]], dtype=torch.float64)
     cost = torch.tensor([0.2, 0.1, 0.4, 0.1], dtype=torch.float64)
-    masks = cheapest(score, cost, torch.tensor([0.05, 0.1, 0.15, 0.35, 0.8], dtype=torch.float64))[0]
+    masks = cheapest(score, cost, torch.tensor([0.05, 0.1, 0.15, 0.35, 0.8], dtype=torch.float64))[
+        0
+    ]
     # scores per cost 15, 10, 10, 20: of equals the lower index first
-    assert [mask.nonzero().flatten().tolist() for mask in masks] == [[1], [1], [1, 2], [1, 2], [0, 1, 2, 3]]
+    assert [mask.nonzero().flatten().tolist() for mask in masks] == [
+        [1],
+        [1],
+        [1, 2],
+        [1, 2],
+        [0, 1, 2, 3],
+    ]
 
 
 def test_the_budget_is_met_by_a_mix_and_the_network_stays_as_it_was():
@@ -125,7 +145,9 @@ def test_the_whole_network_is_run_once_on_the_images_that_choose(judge, times, m
     model, _, images = shown({"head"})
     images.score, walks = judge, []
     whole = base.outputs_of_split
-    monkeypatch.setattr(base, "outputs_of_split", lambda *args: walks.append(args[1]) or whole(*args))
+    monkeypatch.setattr(
+        base, "outputs_of_split", lambda *args: walks.append(args[1]) or whole(*args)
+    )
     prune(model, images, Shown(SnapViT(crops=1, generations=0, levels=1), {"flops": 0.8}))
     assert walks.count(images.selection) == times
 
@@ -142,7 +164,9 @@ def test_no_set_of_as_many_heads_looks_more_like_the_whole_network():
     def worse_than(**options):
         mask = SnapViT(**options).choose(model, images, {"flops": 1 - 3 * cost})
         assert int(mask.sum()) == 3
-        return float((losses < losses[sets.index(tuple(mask.nonzero().flatten().tolist()))]).double().mean())
+        return float(
+            (losses < losses[sets.index(tuple(mask.nonzero().flatten().tolist()))]).double().mean()
+        )
 
     evolution, alone = [worse_than(seed=seed) for seed in range(3)], worse_than(generations=0)
     assert max(evolution) < 0.03 and min(evolution) == 0 and alone > 0.1

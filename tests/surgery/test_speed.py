@@ -22,7 +22,8 @@ from pruned import BACKBONES, network
 def test_the_interval_of_a_median_holds_it_95_times_in_100():
     for count in (6, 15, 40):
         low, high = (median_interval([float(i) for i in range(count)])[side] for side in (1, 2))
-        # how many values lie below the true median is binomial; it is outside if at most `low`, or more than `high` do
+        # how many values lie below the true median is binomial; it is outside if at most `low`, or
+        # more than `high` do
         outside = stats.binom.cdf(low, count, 0.5) + stats.binom.sf(high, count, 0.5)
         assert outside <= 0.05 < outside + 2 * stats.binom.pmf(low + 1, count, 0.5)
     assert median_interval([1.0] * 5)[1:] == (-math.inf, math.inf)
@@ -34,7 +35,9 @@ def test_variants_are_timed_in_turn_and_each_begins():
     works = [lambda name=name: order.append(name) for name in "abc"]
     times = interleaved(works, rounds=3, seconds=0.0)
     assert [len(t) for t in times] == [3, 3, 3] and all(t > 0 for row in times for t in row)
-    assert "".join(order[7:]) == "abc" + "bca" + "cab"  # two warm-ups of each, one for the number of repeats
+    assert (
+        "".join(order[7:]) == "abc" + "bca" + "cab"
+    )  # two warm-ups of each, one for the number of repeats
 
 
 @pytest.mark.parametrize(("seconds", "repeats"), [(0.0, 1), (0.3, 3), (0.25, 3), (1.0, 10)])
@@ -64,15 +67,23 @@ def test_the_speed_table_counts_what_removal_spares(kind):
     model = network(kind)
     rows = speed_table(model, batches=(1, 4), rounds=6, seconds=0.0)
     assert [(row["removed"], row["batch"]) for row in rows] == [
-        (name, batch) for batch in (1, 4) for name in ("25 % removed", "50 % removed", "75 % removed")
+        (name, batch)
+        for batch in (1, 4)
+        for name in ("25 % removed", "50 % removed", "75 % removed")
     ]
     for row in rows:
         assert 0 < row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
         assert row["pruned_low"] <= row["pruned_images_per_s"] <= row["pruned_high"]
         assert row["predicted"] == row["dense_flops"] / row["flops"] > 1
-        assert row["parameters"] < row["dense_parameters"] == sum(p.numel() for p in model.parameters())
+        assert (
+            row["parameters"]
+            < row["dense_parameters"]
+            == sum(p.numel() for p in model.parameters())
+        )
         assert row["peak_memory"] < row["dense_peak_memory"]
-    assert model.training is False and not any(module._forward_pre_hooks for module in model.modules())
+    assert model.training is False and not any(
+        module._forward_pre_hooks for module in model.modules()
+    )
     figure = speed_figure.speed(rows)
     assert len(figure.axes) == 2
 
@@ -84,8 +95,13 @@ def test_neurons_that_are_left_are_counted_beside_the_heads():
     mask = torch.arange(6 + 192) % 2 == 1
     mask[:6] = torch.tensor([0, 1, 1, 1, 1, 1])
     (row,) = speed_table(model, {"this mask": mask}, batches=(1,), rounds=1, seconds=0.0)
-    assert (row["heads"], row["neurons"]) == (1, 96) and "this mask:\n1 head and 96 neurons left" in labels([row])
-    (row,) = speed_table(network("vit"), {"this mask": mask[:6]}, batches=(1,), rounds=1, seconds=0.0)
+    assert (row["heads"], row["neurons"]) == (
+        1,
+        96,
+    ) and "this mask:\n1 head and 96 neurons left" in labels([row])
+    (row,) = speed_table(
+        network("vit"), {"this mask": mask[:6]}, batches=(1,), rounds=1, seconds=0.0
+    )
     assert row["heads"] == 1 and "neurons" not in row and "this mask:\n1 head left" in labels([row])
 
 
@@ -99,7 +115,9 @@ def test_a_speed_up_is_over_the_dense_network_and_round_by_round(monkeypatch):
     seconds = [3.0, 2.0, 1.0, 0.75, 0.5]  # dense, masked, three that lost heads
     taken = [[each * slow for slow in (1, 2, 4, 8, 16, 32)] for each in seconds]
     monkeypatch.setattr(speed_module, "interleaved", lambda *_: taken)
-    for row, times in zip(speed_table(network("vit"), batches=(1,), rounds=6), (3, 4, 6), strict=True):
+    for row, times in zip(
+        speed_table(network("vit"), batches=(1,), rounds=6), (3, 4, 6), strict=True
+    ):
         assert [row[f"speedup{end}"] for end in ("", "_low", "_high")] == pytest.approx([times] * 3)
         assert row["over_masked"] == pytest.approx(times * 2 / 3)
 

@@ -23,7 +23,17 @@ from mhprobe.gates import find_gates
 from mhprobe.surgery.costs import costs, count_flops, count_parameters
 from mhprobe.surgery.removal import largest_difference
 from mhprobe.surgery.repair import repair
-from models import BUILDERS, TWINS, images_for, labels_for, make_loud, tiny_swin, tiny_swinv2, tiny_vit, torchvision_vit
+from models import (
+    BUILDERS,
+    TWINS,
+    images_for,
+    labels_for,
+    make_loud,
+    tiny_swin,
+    tiny_swinv2,
+    tiny_vit,
+    torchvision_vit,
+)
 from oracles import surgery as oracle
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -33,7 +43,15 @@ MODELS["swin_one_window"] = tiny_swin(img_size=16, window_size=4, num_heads=(3, 
 torch.manual_seed(0)
 MODELS["vit_parallel_blocks"] = timm.create_model(
     "vit_small_patch16_18x2_224",
-    **dict(img_size=16, patch_size=4, embed_dim=24, depth=1, num_heads=3, num_classes=5, init_values=0.1),
+    **dict(
+        img_size=16,
+        patch_size=4,
+        embed_dim=24,
+        depth=1,
+        num_heads=3,
+        num_classes=5,
+        init_values=0.1,
+    ),
 ).eval()
 MODELS["vit_gated"] = tiny_vit()
 for block in MODELS["vit_gated"].blocks:  # as timm builds it with Attention(gated=True)
@@ -58,7 +76,11 @@ def fuse(model, fused):
 def masks(name):
     """Any mask that leaves a head: also uneven ones and whole layers."""
     heads = layout_of(MODELS[name]).num_heads
-    return st.lists(st.booleans(), min_size=heads, max_size=heads).filter(lambda mask: not all(mask)).map(torch.tensor)
+    return (
+        st.lists(st.booleans(), min_size=heads, max_size=heads)
+        .filter(lambda mask: not all(mask))
+        .map(torch.tensor)
+    )
 
 
 @every_model
@@ -70,7 +92,9 @@ def test_removing_heads_equals_masking_them(name, data):
     images = images_for(model, 2)
     with torch.no_grad():
         pruned = mhprobe.prune_heads(model, mask)(images)
-    torch.testing.assert_close(pruned, masked(model, mask, images), rtol=1e-5, atol=1e-5)  # sums in another order
+    torch.testing.assert_close(
+        pruned, masked(model, mask, images), rtol=1e-5, atol=1e-5
+    )  # sums in another order
 
 
 @every_model
@@ -106,12 +130,16 @@ def test_pruning_twice_is_pruning_once(name, data):
     kept = torch.nonzero(~mask).flatten()
     once = mhprobe.prune_heads(model, mask)
     assert layout_of(once).num_heads == len(kept)
-    again = data.draw(st.lists(st.booleans(), min_size=len(kept), max_size=len(kept)).filter(lambda m: not all(m)))
+    again = data.draw(
+        st.lists(st.booleans(), min_size=len(kept), max_size=len(kept)).filter(lambda m: not all(m))
+    )
     both = mask.clone()
     both[kept[torch.tensor(again)]] = True
     twice, direct = mhprobe.prune_heads(once, torch.tensor(again)), mhprobe.prune_heads(model, both)
     images = images_for(model, 2)
-    for (key, one), (other_key, other) in zip(twice.state_dict().items(), direct.state_dict().items(), strict=True):
+    for (key, one), (other_key, other) in zip(
+        twice.state_dict().items(), direct.state_dict().items(), strict=True
+    ):
         assert key == other_key and torch.equal(one, other), key
     with torch.no_grad():
         assert torch.equal(twice(images), direct(images))
@@ -124,7 +152,9 @@ def test_the_parameters_that_go_are_the_heads_own(name):
     site = layout.sites[-1]
     pruned = mhprobe.prune_heads(model, [layout.num_heads - 1])
     dim = model.get_submodule(site.name).proj.out_features
-    per_head = 4 * dim * site.head_dim + 3 * site.head_dim  # rows of q, k, v with their biases, columns of proj
+    per_head = (
+        4 * dim * site.head_dim + 3 * site.head_dim
+    )  # rows of q, k, v with their biases, columns of proj
     table = getattr(model.get_submodule(site.name), "relative_position_bias_table", None)
     per_head += 0 if table is None else len(table)
     count = [sum(p.numel() for p in m.parameters()) for m in (model, pruned)]
@@ -132,7 +162,9 @@ def test_the_parameters_that_go_are_the_heads_own(name):
     attention = pruned.get_submodule(site.name)
     assert attention.num_heads == site.num_heads - 1
     assert attention.proj.in_features == attention.proj.weight.shape[1]
-    assert attention.qkv.out_features == attention.qkv.weight.shape[0] == attention.qkv.bias.shape[0]
+    assert (
+        attention.qkv.out_features == attention.qkv.weight.shape[0] == attention.qkv.bias.shape[0]
+    )
 
 
 @every_model
@@ -147,7 +179,10 @@ def test_an_emptied_layer_adds_its_bias_or_not(name):
     mask[layout.span(0)] = True
     images = images_for(model, 2)
     with torch.no_grad():
-        kept, dropped = (mhprobe.prune_heads(model, mask, proj_bias=choice)(images) for choice in ("keep", "drop"))
+        kept, dropped = (
+            mhprobe.prune_heads(model, mask, proj_bias=choice)(images)
+            for choice in ("keep", "drop")
+        )
         torch.testing.assert_close(kept, masked(model, mask, images), rtol=1e-5, atol=1e-5)
         bias = model.get_submodule(layout.sites[0].name).proj.bias
         if bias is None:
@@ -173,7 +208,9 @@ def test_gates_are_multiplied_into_the_projection(name):
             torch.testing.assert_close(pruned(images), model(images), rtol=1e-5, atol=1e-5)
         ungated = mhprobe.prune_heads(MODELS[name], mask)
         assert not torch.allclose(pruned(images), ungated(images), atol=1e-6)
-    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())  # a copy was pruned
+    assert all(
+        torch.equal(value, before[key]) for key, value in model.state_dict().items()
+    )  # a copy was pruned
 
 
 @every_model
@@ -188,7 +225,10 @@ def test_what_is_left_is_plain_timm(name):
         assert "forward" not in vars(module)
         assert not type(module).__module__.startswith("mhprobe")
     assert type(pruned) is type(model)
-    assert {type(pruned.get_submodule(site.name)) for site in layout_of(pruned).sites} <= {Attention, WindowAttention}
+    assert {type(pruned.get_submodule(site.name)) for site in layout_of(pruned).sites} <= {
+        Attention,
+        WindowAttention,
+    }
     images = images_for(model, 2)
     with torch.no_grad():
         assert torch.equal(pickle.loads(pickle.dumps(pruned))(images), pruned(images))
@@ -198,7 +238,11 @@ def test_what_is_left_is_plain_timm(name):
 def test_only_an_emptied_layer_needs_a_class_of_ours(name):
     first = layout_of(MODELS[name]).sites[0]
     pruned = mhprobe.prune_heads(MODELS[name], range(first.num_heads))
-    ours = [part for part, module in pruned.named_modules() if type(module).__module__.startswith("mhprobe")]
+    ours = [
+        part
+        for part, module in pruned.named_modules()
+        if type(module).__module__.startswith("mhprobe")
+    ]
     assert ours == [first.name]
     assert type(pruned.get_submodule(first.name)) is NoHeads
 
@@ -264,7 +308,9 @@ def test_a_model_that_cannot_be_pruned_is_refused_by_name(monkeypatch):
         mhprobe.prune_heads(talking, [0])
     with pytest.raises(mhprobe.UserError, match=r"blocks\.0\.attn\.norm .*scale_norm"):
         mhprobe.prune_heads(tiny_vit(scale_attn_norm=True), [0])
-    monkeypatch.delattr(Windowed, "slice_heads")  # a family that says where its heads are, and no more
+    monkeypatch.delattr(
+        Windowed, "slice_heads"
+    )  # a family that says where its heads are, and no more
     with pytest.raises(mhprobe.UserError, match=r"Swin v1.*can still be .* masked"):
         mhprobe.prune_heads(MODELS["swin"], [0])
 
@@ -272,7 +318,11 @@ def test_a_model_that_cannot_be_pruned_is_refused_by_name(monkeypatch):
 # what heads cost
 
 
-CUT = {name: model for name, build in TWINS.items() if family_of(model := build()).unprunable(model) is None} | MODELS
+CUT = {
+    name: model
+    for name, build in TWINS.items()
+    if family_of(model := build()).unprunable(model) is None
+} | MODELS
 
 
 @pytest.mark.parametrize("units", [{"head"}, {"neuron"}, {"head", "neuron"}])
@@ -287,8 +337,13 @@ def test_what_a_mask_leaves_is_what_the_pruned_network_has(name, units):
     left = costs(model, layout, image, {"flops", "params"})
     for mask in masks:
         small = mhprobe.prune_heads(model, mask, units=units)
-        for unit, count in (("flops", lambda network: count_flops(network, image)), ("params", count_parameters)):
-            assert float(left[unit](mask[None])[0]) * count(model) == pytest.approx(count(small), abs=1e-3)
+        for unit, count in (
+            ("flops", lambda network: count_flops(network, image)),
+            ("params", count_parameters),
+        ):
+            assert float(left[unit](mask[None])[0]) * count(model) == pytest.approx(
+                count(small), abs=1e-3
+            )
 
 
 def test_flops_of_heads_that_cannot_be_removed_are_those_of_the_same_network_of_timm():
@@ -296,7 +351,9 @@ def test_flops_of_heads_that_cannot_be_removed_are_those_of_the_same_network_of_
     spared = []
     for model in (torchvision_vit(), tiny_vit(num_heads=4, mlp_ratio=32 / 24)):
         layout, image = mhprobe.attach(model).layout, images_for(model, 1)
-        share_A = 1 - costs(model, layout, image, {"flops"})["flops"](torch.eye(layout.num_heads, dtype=torch.bool))
+        share_A = 1 - costs(model, layout, image, {"flops"})["flops"](
+            torch.eye(layout.num_heads, dtype=torch.bool)
+        )
         spared.append(share_A * count_flops(model, image))
     torch.testing.assert_close(*spared, rtol=1e-12, atol=0)
 
@@ -307,7 +364,9 @@ def test_flops_of_heads_that_cannot_be_removed_are_those_of_the_same_network_of_
 def rows_of(module, site, model, images, which):
     """What enters or leaves a projection, without the padding of windows."""
     seen = []
-    handle = module.register_forward_hook(lambda _m, args, out: seen.append(args[0] if which == "in" else out))
+    handle = module.register_forward_hook(
+        lambda _m, args, out: seen.append(args[0] if which == "in" else out)
+    )
     with torch.no_grad():
         model(images)
     handle.remove()
@@ -327,7 +386,10 @@ def test_repair_is_the_least_squares_solution_layer_by_layer(name, per):
         before, after = dense.get_submodule(site.name).proj, expected.get_submodule(site.name).proj
         if before.in_features == after.in_features:
             continue
-        inputs, target = rows_of(after, site, expected, images, "in"), rows_of(before, site, dense, images, "out")
+        inputs, target = (
+            rows_of(after, site, expected, images, "in"),
+            rows_of(before, site, dense, images, "out"),
+        )
         with torch.no_grad():
             if per == "weights":
                 weight, bias = oracle.weights(inputs, target)
@@ -335,9 +397,15 @@ def test_repair_is_the_least_squares_solution_layer_by_layer(name, per):
             else:
                 parts = [
                     x @ w.T
-                    for x, w in zip(inputs.split(site.head_dim, 1), after.weight.split(site.head_dim, 1), strict=True)
+                    for x, w in zip(
+                        inputs.split(site.head_dim, 1),
+                        after.weight.split(site.head_dim, 1),
+                        strict=True,
+                    )
                 ]
-                after.weight *= oracle.factors(parts, target - after.bias).repeat_interleave(site.head_dim)
+                after.weight *= oracle.factors(parts, target - after.bias).repeat_interleave(
+                    site.head_dim
+                )
     repaired = mhprobe.prune_heads(dense, mask)
     repair(repaired, dense, lambda: images.split(4), per=per, ridge=0)
     fresh = images_for(dense, 3, seed=5, dtype=torch.float64)
@@ -382,7 +450,9 @@ def test_a_twin_head_is_made_up_for(name):
                 tensor[start + width : start + 2 * width] = tensor[start : start + width]
         attention.proj.weight[:, width : 2 * width] = attention.proj.weight[:, :width]
         if name == "swin":
-            attention.relative_position_bias_table[:, 1] = attention.relative_position_bias_table[:, 0]
+            attention.relative_position_bias_table[:, 1] = attention.relative_position_bias_table[
+                :, 0
+            ]
     images, fresh = (images_for(dense, 8, seed=seed, dtype=torch.float64) for seed in (1, 7))
     for per in ("head", "weights"):
         pruned = mhprobe.prune_heads(dense, [1])
@@ -399,7 +469,10 @@ def test_the_ridge_that_nobody_asked_for_is_the_documented_one():
     images = images_for(dense, 6, dtype=torch.float64)
     pruned = mhprobe.prune_heads(dense, [0])
     before, after = dense.get_submodule(site.name).proj, pruned.get_submodule(site.name).proj
-    inputs, target = rows_of(after, site, pruned, images, "in"), rows_of(before, site, dense, images, "out")
+    inputs, target = (
+        rows_of(after, site, pruned, images, "in"),
+        rows_of(before, site, dense, images, "out"),
+    )
     x, y = inputs - inputs.mean(0), target - target.mean(0)
     pull = (len(x) * 1e-4 * x.square().mean(0).mean()).sqrt() * torch.eye(x.shape[1], dtype=x.dtype)
     with torch.no_grad():
@@ -434,7 +507,9 @@ def test_a_strong_ridge_leaves_the_weights_and_layers_that_kept_all_heads_are_le
     repair(pruned, dense, lambda: [images], per="head", ridge=1e9)
     torch.testing.assert_close(pruned.state_dict(), before)
     repair(pruned, dense, lambda: [images])
-    changed = {key for key, value in pruned.state_dict().items() if not torch.equal(value, before[key])}
+    changed = {
+        key for key, value in pruned.state_dict().items() if not torch.equal(value, before[key])
+    }
     assert changed == {"blocks.0.attn.proj.weight", "blocks.0.attn.proj.bias"}
     for options, word in (
         ({"per": "layer"}, "head, weights"),
@@ -460,13 +535,17 @@ def test_a_bias_that_was_dropped_is_not_repaired(name, per):
     with torch.no_grad():
         dense = copy.deepcopy(dense)
         dense.get_submodule(site.name).proj.bias.add_(1.0)
-    mask = torch.arange(layout_of(dense).num_heads) <= site.num_heads  # the first layer, and a head of the second
+    mask = (
+        torch.arange(layout_of(dense).num_heads) <= site.num_heads
+    )  # the first layer, and a head of the second
     for choice in ("keep", "drop"):
         pruned = mhprobe.prune_heads(dense, mask, proj_bias=choice)
         second = pruned.get_submodule(layout_of(dense).sites[1].name).proj.weight.clone()
         repair(pruned, dense, lambda: [images_for(dense, 4)], per, proj_bias=choice)
         assert bool(pruned.get_submodule(site.name).proj.bias.any()) == (choice == "keep")
-        assert not torch.equal(pruned.get_submodule(layout_of(dense).sites[1].name).proj.weight, second)
+        assert not torch.equal(
+            pruned.get_submodule(layout_of(dense).sites[1].name).proj.weight, second
+        )
 
 
 def test_masked_and_pruned_are_compared_in_whole_float32():
@@ -477,7 +556,9 @@ def test_masked_and_pruned_are_compared_in_whole_float32():
 
         def forward(self, x):
             backends = torch.backends
-            self.said.append((backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision))
+            self.said.append(
+                (backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision)
+            )
             return x
 
     before = torch.get_float32_matmul_precision()
@@ -485,7 +566,10 @@ def test_masked_and_pruned_are_compared_in_whole_float32():
     try:
         convolutions = torch.backends.cudnn.conv.fp32_precision
         largest_difference(Asking(), Asking(), [torch.ones(2, 3)])
-        assert torch.get_float32_matmul_precision() == "high" and torch.backends.cuda.matmul.fp32_precision == "tf32"
+        assert (
+            torch.get_float32_matmul_precision() == "high"
+            and torch.backends.cuda.matmul.fp32_precision == "tf32"
+        )
         assert torch.backends.cudnn.conv.fp32_precision == convolutions
     finally:
         torch.set_float32_matmul_precision(before)

@@ -39,7 +39,9 @@ def written(path, header, *rows):
 
 def flat(count, **image):
     """So many images beside each other, and something that is none."""
-    return {f"some/{i}.png": encoded(i, **image) for i in range(count)} | {"some/notes.txt": b"none"}
+    return {f"some/{i}.png": encoded(i, **image) for i in range(count)} | {
+        "some/notes.txt": b"none"
+    }
 
 
 def config(folder, *overrides):
@@ -47,13 +49,21 @@ def config(folder, *overrides):
 
 
 @pytest.mark.slow
-def test_rounds_of_pruning_repair_and_tuning_end_in_a_network_that_loads(trained, tmp_path, capsys, monkeypatch):
+def test_rounds_of_pruning_repair_and_tuning_end_in_a_network_that_loads(
+    trained, tmp_path, capsys, monkeypatch
+):
     time_once(monkeypatch)
     weights = trained.folder / "model.safetensors"
     cfg = config(
         tmp_path,
         f"weights={weights}",
-        *("prune=order", "prune/order=by_score", "prune.remove=3", "prune.rounds=2", "prune.images=60"),
+        *(
+            "prune=order",
+            "prune/order=by_score",
+            "prune.remove=3",
+            "prune.rounds=2",
+            "prune.images=60",
+        ),
         *("prune.repair.per=weights", "prune.tune_epochs=1", "prune.torch_export=true"),
         *("prune.speed=true", "prune.speed_rounds=6"),
     )
@@ -66,7 +76,10 @@ def test_rounds_of_pruning_repair_and_tuning_end_in_a_network_that_loads(trained
         *[("2", stage, "3") for stage in ("masked", "pruned", "repaired", "tuned")],
     ]
     for row in rows:
-        assert float(row["low"]) <= float(row["accuracy"]) <= float(row["high"]) and row["images"] == "101"
+        assert (
+            float(row["low"]) <= float(row["accuracy"]) <= float(row["high"])
+            and row["images"] == "101"
+        )
     masked, pruned = rows[1], rows[2]
     assert masked["accuracy"] == pruned["accuracy"] and int(masked["flops"]) > int(pruned["flops"])
     model, about = load_weights(folder / "pruned.safetensors")
@@ -78,7 +91,9 @@ def test_rounds_of_pruning_repair_and_tuning_end_in_a_network_that_loads(trained
     run = read_run(folder)
     heads = atlas.heads(run)
     looks, *_ = maps(run, heads)
-    assert kept == {(heads[flat]["site"], heads[flat]["index"]) for flat in looks["heads"]}  # those that are left look
+    assert kept == {
+        (heads[flat]["site"], heads[flat]["index"]) for flat in looks["heads"]
+    }  # those that are left look
     metrics = json.loads((folder / "metrics.json").read_text())
     assert metrics["test/accuracy"] == pytest.approx(float(rows[-1]["accuracy"]))
     assert metrics["prune/largest_difference"] < 1e-5
@@ -90,24 +105,46 @@ def test_rounds_of_pruning_repair_and_tuning_end_in_a_network_that_loads(trained
     said = capsys.readouterr().out.splitlines()
     last = said.index("saved: pruned.safetensors, pruned.json, pruned.pt2")
     assert "differ by at most" in said[last - 2] and "FLOPs per image" in said[last - 1]
-    assert {row["batch"] for row in runs.rows(folder / "tables" / "speed.csv")} == {"1", "4", "16", "64"}
+    assert {row["batch"] for row in runs.rows(folder / "tables" / "speed.csv")} == {
+        "1",
+        "4",
+        "16",
+        "64",
+    }
 
 
 @pytest.mark.slow
-def test_a_mix_of_heads_and_neurons_meets_its_budget_in_rounds_and_goes_on(trained, tmp_path, capsys, monkeypatch):
+def test_a_mix_of_heads_and_neurons_meets_its_budget_in_rounds_and_goes_on(
+    trained, tmp_path, capsys, monkeypatch
+):
     time_once(monkeypatch)
     budget = ("gates.units=[head,neuron]", "prune=order", "prune/order=knapsack", "prune.images=60")
     cfg = config(
         tmp_path,
         f"weights={trained.folder / 'model.safetensors'}",
-        *(*budget, "prune.target={flops:0.6}", "prune.rounds=2", *RECOVERY, "prune.torch_export=true"),
+        *(
+            *budget,
+            "prune.target={flops:0.6}",
+            "prune.rounds=2",
+            *RECOVERY,
+            "prune.torch_export=true",
+        ),
         *("prune.speed=true", "prune.speed_rounds=6"),
     )
     mhprobe.prune.run(cfg, tmp_path / "run")
     rows = runs.rows(tmp_path / "run" / "tables" / "pruning.csv")
     dense, masked, pruned, last = rows[0], rows[1], rows[2], rows[-1]
-    assert 0.55 < int(last["flops"]) / int(dense["flops"]) <= 0.6 < int(pruned["flops"]) / int(dense["flops"]) <= 0.8
-    assert masked["accuracy"] == pruned["accuracy"] and masked["neurons"] == pruned["neurons"] < dense["neurons"]
+    assert (
+        0.55
+        < int(last["flops"]) / int(dense["flops"])
+        <= 0.6
+        < int(pruned["flops"]) / int(dense["flops"])
+        <= 0.8
+    )
+    assert (
+        masked["accuracy"] == pruned["accuracy"]
+        and masked["neurons"] == pruned["neurons"] < dense["neurons"]
+    )
     assert int(last["heads"]) <= 6 and int(last["neurons"]) < int(pruned["neurons"])
     listed = runs.rows(tmp_path / "run" / "tables" / "kept_heads.csv")
     model, about = load_weights(tmp_path / "run" / "pruned.safetensors")
@@ -119,7 +156,11 @@ def test_a_mix_of_heads_and_neurons_meets_its_budget_in_rounds_and_goes_on(train
         f"tuned: {last['heads']} heads and {last['neurons']} neurons" in out
         and f"of {dense['neurons']} neurons are those that" in out
     )
-    more = (f"weights={tmp_path / 'run' / 'pruned.safetensors'}", *budget, "prune.target={params:0.8}")
+    more = (
+        f"weights={tmp_path / 'run' / 'pruned.safetensors'}",
+        *budget,
+        "prune.target={params:0.8}",
+    )
     mhprobe.prune.run(config(tmp_path, *more), tmp_path / "more")
     again, described = load_weights(tmp_path / "more" / "pruned.safetensors")
     count = [sum(part.numel() for part in each.parameters()) for each in (model, again)]
@@ -132,10 +173,15 @@ def test_a_pruned_file_is_a_weights_file_for_pruning_again(trained, tmp_path):
     weights, seen = trained.folder / "model.safetensors", []
     for number, heads in enumerate(("[0,4]", "[0]")):
         folder = tmp_path / f"run{number}"
-        mhprobe.prune.run(config(tmp_path, f"weights={weights}", "prune=given", f"prune.heads={heads}"), folder)
+        mhprobe.prune.run(
+            config(tmp_path, f"weights={weights}", "prune=given", f"prune.heads={heads}"), folder
+        )
         weights = folder / "pruned.safetensors"
         seen.append(json.loads(weights.with_suffix(".json").read_text())["kept"])
-    assert seen == [{"blocks.0.attn": [1, 2], "blocks.1.attn": [0, 2]}, {"blocks.0.attn": [2], "blocks.1.attn": [0, 2]}]
+    assert seen == [
+        {"blocks.0.attn": [1, 2], "blocks.1.attn": [0, 2]},
+        {"blocks.0.attn": [2], "blocks.1.attn": [0, 2]},
+    ]
 
 
 @pytest.mark.slow
@@ -148,7 +194,9 @@ def test_a_network_that_lost_all_heads_has_none_to_measure_to_mask_or_to_prune(t
     one = ("prune=order", "prune.remove=1")
     for command, more in ((mhprobe.probe, ()), (mhprobe.mask, ()), (mhprobe.prune, one)):
         cfg = runs.config(command.__name__.split(".")[-1], tmp_path, pruned, *more)
-        with pytest.raises(UserError, match=r"this network has no heads left.*gates.units=\[neuron\]"):
+        with pytest.raises(
+            UserError, match=r"this network has no heads left.*gates.units=\[neuron\]"
+        ):
             command.run(cfg, tmp_path / "b")
 
 
@@ -176,7 +224,12 @@ def test_logits_that_differ_stop_the_task_before_anything_is_saved(trained, tmp_
         return pruned
 
     monkeypatch.setattr(rounds, "prune_heads", wrong)
-    cfg = config(tmp_path, f"weights={trained.folder / 'model.safetensors'}", "prune=given", "prune.heads=[0]")
+    cfg = config(
+        tmp_path,
+        f"weights={trained.folder / 'model.safetensors'}",
+        "prune=given",
+        "prune.heads=[0]",
+    )
     with pytest.raises(RuntimeError, match="nothing was saved"):
         mhprobe.prune.run(cfg, tmp_path / "run")
     assert not list((tmp_path / "run").glob("pruned.*"))
@@ -187,7 +240,12 @@ def test_a_full_disk_at_the_end_is_one_line_and_no_file(trained, tmp_path, monke
     def full(_):
         raise OSError(28, "No space left on device")
 
-    cfg = config(tmp_path, f"weights={trained.folder / 'model.safetensors'}", "prune=given", "prune.heads=[0]")
+    cfg = config(
+        tmp_path,
+        f"weights={trained.folder / 'model.safetensors'}",
+        "prune=given",
+        "prune.heads=[0]",
+    )
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(mhprobe.UserError, match="No space left on device"):
         mhprobe.prune.run(cfg, tmp_path / "run")
@@ -207,8 +265,14 @@ MISTAKES = {  # overrides -> what the one line must name
     (*O, "prune.target={flops:0.01}"): ("prune.target", "can't be met"),
     (*O, "prune.remove=2", "prune.rounds=3"): ("prune.rounds", "nearest is 2"),
     (*O, "prune/order=bea"): ("beam", "keep_best"),
-    (*O, "prune/order=by_table", "prune.order.table=nan.csv", "prune.remove=1"): ("nan", "blocks.0.attn head 2"),
-    (*O, "prune/order=by_score", "prune.remove=1", "+prune.order.wings=2"): ("prune.order", "wings"),
+    (*O, "prune/order=by_table", "prune.order.table=nan.csv", "prune.remove=1"): (
+        "nan",
+        "blocks.0.attn head 2",
+    ),
+    (*O, "prune/order=by_score", "prune.remove=1", "+prune.order.wings=2"): (
+        "prune.order",
+        "wings",
+    ),
     (*G,): ("prune.heads",),
     (*G, "prune.heads=[0,1,2,3,4,5]"): ("empties the model",),
     (*G, "prune.heads=[6]"): ("0 to 5",),
@@ -231,14 +295,22 @@ MISTAKES = {  # overrides -> what the one line must name
 def replies(tmp_path_factory, trained):
     cwd = tmp_path_factory.mktemp("mistakes")
     weights = trained.folder / "model.safetensors"
-    written(cwd / "nan.csv", ("head", "value"), *[(head, "nan" if head == 2 else head) for head in range(6)])
+    written(
+        cwd / "nan.csv",
+        ("head", "value"),
+        *[(head, "nan" if head == 2 else head) for head in range(6)],
+    )
     (cwd / "empty.txt").write_text("")
     bent = cwd / "bent.safetensors"
     bent.write_bytes(weights.read_bytes())
     about = json.loads(weights.with_suffix(".json").read_text())
-    bent.with_suffix(".json").write_bytes(as_json({**about, "kept": {"blocks.0.attn": [7], "blocks.1.attn": [0]}}))
+    bent.with_suffix(".json").write_bytes(
+        as_json({**about, "kept": {"blocks.0.attn": [7], "blocks.1.attn": [0]}})
+    )
     commands = [
-        runs.Command("prune", [*runs.TINY, *(part.replace("=W", f"={weights}") for part in overrides)])
+        runs.Command(
+            "prune", [*runs.TINY, *(part.replace("=W", f"={weights}") for part in overrides)]
+        )
         for overrides in MISTAKES
     ]
     return dict(zip(MISTAKES, runs.answers(commands, cwd), strict=True)), cwd
@@ -259,7 +331,9 @@ def test_weights_of_fewer_classes_than_the_data_are_refused_with_both_numbers(tm
     weights = tmp_path / "model.safetensors"
     save_weights(network("vit"), weights, {**description("vit"), "class_names": list("01234")})
     cfg = config(tmp_path, f"weights={weights}", "prune=given", "prune.heads=[0]")
-    with pytest.raises(mhprobe.UserError, match=r"has 5 classes, the data has 10; .* class 5: none there, '5' in"):
+    with pytest.raises(
+        mhprobe.UserError, match=r"has 5 classes, the data has 10; .* class 5: none there, '5' in"
+    ):
         mhprobe.prune.run(cfg, tmp_path / "run")
 
 
@@ -269,24 +343,38 @@ def test_the_command_line_prunes_in_one_process_only(trained, tmp_path):
     common = [*runs.TINY, weights, "prune=given", "prune.heads=[0]"]
     [fine] = runs.answers([runs.Command("prune", common)], tmp_path)
     assert fine.code == 0, fine.err
-    assert "dense: 6 heads, " in fine.out and "pruned: 5 heads, " in fine.out and "101 images of digits" in fine.out
+    assert (
+        "dense: 6 heads, " in fine.out
+        and "pruned: 5 heads, " in fine.out
+        and "101 images of digits" in fine.out
+    )
     assert "saved: pruned.safetensors, pruned.json" in fine.out
     folder = runs.newest(tmp_path)
     found = [read_outcomes(run) for run in (trained.folder, folder)]
     (compared,) = pairs(found, ["dense", "pruned"])  # both on the same images
     *_, pruned = runs.rows(folder / "tables" / "pruning.csv")
-    assert (compared["difference"], compared["p"]) == (float(pruned["difference"]), float(pruned["p"]))
+    assert (compared["difference"], compared["p"]) == (
+        float(pruned["difference"]),
+        float(pruned["p"]),
+    )
     many = runs.run("prune", *common, "trainer=ddp", "trainer.accelerator=cpu", cwd=tmp_path)
     assert "one process" in many.answer
 
 
 @pytest.mark.slow
-def test_heads_go_from_images_that_nobody_has_labelled_by_agreement_with_the_whole_network(trained, tmp_path, capsys):
+def test_heads_go_from_images_that_nobody_has_labelled_by_agreement_with_the_whole_network(
+    trained, tmp_path, capsys
+):
     weights, photos = (
         trained.folder / "model.safetensors",
         write_zip(tmp_path / "photos.zip", flat(40, width=8, height=8)),
     )
-    about = (f"weights={weights}", "data=photos", f"data.root={photos}", "data.source.stored_size=8")
+    about = (
+        f"weights={weights}",
+        "data=photos",
+        f"data.root={photos}",
+        "data.source.stored_size=8",
+    )
     settings = ("prune=order", "prune/order=by_score", "prune.remove=3", "prune.images=16")
     cfg = config(tmp_path, *about, *settings)
     mhprobe.prune.run(cfg, tmp_path / "run")
@@ -296,13 +384,21 @@ def test_heads_go_from_images_that_nobody_has_labelled_by_agreement_with_the_who
     data.spec = builders.InputSpec((8, 8))
     images = torch.cat([batch.images for batch in data.batches("test")])
     first, last = (
-        load_weights(file)[0](images).argmax(1) for file in (weights, tmp_path / "run" / "pruned.safetensors")
+        load_weights(file)[0](images).argmax(1)
+        for file in (weights, tmp_path / "run" / "pruned.safetensors")
     )
     assert float(pruned["accuracy"]) == pytest.approx(float((first == last).float().mean()))
-    assert "photos has no labels. Accuracy is the share of images whose largest logit" in capsys.readouterr().out
+    assert (
+        "photos has no labels. Accuracy is the share of images whose largest logit"
+        in capsys.readouterr().out
+    )
     # without labels there is nothing to train on
-    with pytest.raises(mhprobe.UserError, match=r"photos has no labels, and prune\.tune_epochs needs them"):
-        mhprobe.prune.run(config(tmp_path, *about, *settings, "prune.tune_epochs=1"), tmp_path / "tuned")
+    with pytest.raises(
+        mhprobe.UserError, match=r"photos has no labels, and prune\.tune_epochs needs them"
+    ):
+        mhprobe.prune.run(
+            config(tmp_path, *about, *settings, "prune.tune_epochs=1"), tmp_path / "tuned"
+        )
 
 
 @pytest.mark.slow
@@ -311,22 +407,49 @@ def test_curves_of_images_that_nobody_has_labelled(trained, tmp_path):
         trained.folder / "model.safetensors",
         write_zip(tmp_path / "photos.zip", flat(24, width=8, height=8)),
     )
-    about = (f"weights={weights}", "data=photos", f"data.root={photos}", "data.source.stored_size=8")
-    mhprobe.mask.run(runs.config("mask", tmp_path, *about, "masking.steps=1", "masking.join=null"), tmp_path / "mask")
+    about = (
+        f"weights={weights}",
+        "data=photos",
+        f"data.root={photos}",
+        "data.source.stored_size=8",
+    )
+    mhprobe.mask.run(
+        runs.config("mask", tmp_path, *about, "masking.steps=1", "masking.join=null"),
+        tmp_path / "mask",
+    )
     curves = runs.rows(tmp_path / "mask" / "tables" / "masking_curves.csv")
-    assert {row["accuracy"] for row in curves if row["split"] == "test" and row["step"] == "0"} == {"1.0"}
+    assert {row["accuracy"] for row in curves if row["split"] == "test" and row["step"] == "0"} == {
+        "1.0"
+    }
     assert json.loads((tmp_path / "mask" / "metrics.json").read_text())["test/agreement"] == 1
-    assert "Test accuracy is" not in (tmp_path / "mask" / "report.html").read_text()  # nobody knows it
+    assert (
+        "Test accuracy is" not in (tmp_path / "mask" / "report.html").read_text()
+    )  # nobody knows it
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["mask", "prune"])
-def test_neighbours_of_images_without_labels_are_refused_before_anything_is_done(trained, command, tmp_path, capsys):
+def test_neighbours_of_images_without_labels_are_refused_before_anything_is_done(
+    trained, command, tmp_path, capsys
+):
     weights = f"weights={trained.folder / 'model.safetensors'}"
     photos = write_zip(tmp_path / "photos.zip", flat(24, width=8, height=8))
-    about = (weights, "data=photos", f"data.root={photos}", "data.source.stored_size=8", "score=knn")
-    cfg = runs.config(command, tmp_path, *about, *(("prune=given", "prune.heads=[0]") if command == "prune" else ()))
-    with pytest.raises(mhprobe.UserError, match=r"^score=knn: needs labels, and the images have none"):
+    about = (
+        weights,
+        "data=photos",
+        f"data.root={photos}",
+        "data.source.stored_size=8",
+        "score=knn",
+    )
+    cfg = runs.config(
+        command,
+        tmp_path,
+        *about,
+        *(("prune=given", "prune.heads=[0]") if command == "prune" else ()),
+    )
+    with pytest.raises(
+        mhprobe.UserError, match=r"^score=knn: needs labels, and the images have none"
+    ):
         (mhprobe.prune if command == "prune" else mhprobe.mask).run(cfg, tmp_path / "run")
     assert not (tmp_path / "run").exists() and "has no labels" not in capsys.readouterr().out
 
@@ -335,14 +458,23 @@ def test_neighbours_of_images_without_labels_are_refused_before_anything_is_done
 @pytest.mark.parametrize(
     ("command", "options", "reason"),
     [
-        ("mask", ["score=knn", "data.limit_val=5"], "knn: needs 6 images to choose masks on .*, got 5. Give more"),
-        ("prune", ["score=knn", "prune.images=5"], "knn: needs 6 images to choose masks on .*, got 5. Give more"),
+        (
+            "mask",
+            ["score=knn", "data.limit_val=5"],
+            "knn: needs 6 images to choose masks on .*, got 5. Give more",
+        ),
+        (
+            "prune",
+            ["score=knn", "prune.images=5"],
+            "knn: needs 6 images to choose masks on .*, got 5. Give more",
+        ),
         (
             "mask",
             ["score=knn_train", "data.limit_train=20"],
             "knn_train: .* 21 training images, got 20. .* or take knn",
         ),
-        # images that are set aside to choose do not vote; those of validation do where training images choose
+        # images that are set aside to choose do not vote; those of validation do where training
+        # images choose
         (
             "prune",
             ["score=knn_train", "prune.select_on=validation", "data.limit_train=20"],
@@ -355,7 +487,9 @@ def test_neighbours_of_images_without_labels_are_refused_before_anything_is_done
         ),
     ],
 )
-def test_neighbours_of_too_few_images_are_refused_before_anything_is_done(trained, command, options, reason, tmp_path):
+def test_neighbours_of_too_few_images_are_refused_before_anything_is_done(
+    trained, command, options, reason, tmp_path
+):
     chosen = ("prune=given", "prune.heads=[0]") if command == "prune" else ()
     weights = f"weights={trained.folder / 'model.safetensors'}"
     cfg = runs.config(command, tmp_path, weights, *options, *chosen)

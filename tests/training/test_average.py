@@ -28,7 +28,9 @@ CLOSING = [
 
 def train(folder: Path, *overrides: str) -> Path:
     folder.mkdir()
-    mhprobe.train.run(runs.config("train", folder.parent, f"out={folder.parent}", *overrides), folder)
+    mhprobe.train.run(
+        runs.config("train", folder.parent, f"out={folder.parent}", *overrides), folder
+    )
     return folder
 
 
@@ -46,12 +48,16 @@ def test_a_checkpoint_is_loaded_with_the_averaged_gates(whole):
     assert gates(last) == gates(whole / "model.safetensors")
     state = load_checkpoint(last)
     average, now = (state[key]["gates.log_alpha"] for key in ("state_dict", "current_model_state"))
-    assert not torch.allclose(average, now, atol=0.5)  # negative control: the gates of the last step are others
+    assert not torch.allclose(
+        average, now, atol=0.5
+    )  # negative control: the gates of the last step are others
 
 
 def test_the_history_of_gates_is_of_those_that_are_kept(whole):
     """It once drew the gates of the last step, which nothing validates."""
-    table, history = (runs.rows(whole / "tables" / f"{name}.csv") for name in ("gates", "gate_history"))
+    table, history = (
+        runs.rows(whole / "tables" / f"{name}.csv") for name in ("gates", "gate_history")
+    )
     amounts = [float(value) for name, value in history[-1].items() if "." in name]
     assert amounts == pytest.approx([float(row["open"]) for row in table], abs=1e-6)
 
@@ -59,11 +65,19 @@ def test_the_history_of_gates_is_of_those_that_are_kept(whole):
 def test_a_run_that_goes_on_from_its_very_last_step_keeps_the_average(whole):
     again = train(whole.parent / "again", *CLOSING, f"ckpt_path={whole}/checkpoints/last.ckpt")
     assert gates(again / "model.safetensors") == gates(whole / "model.safetensors")
-    ours, theirs = (load_weights(folder / "model.safetensors")[0].state_dict() for folder in (again, whole))
+    ours, theirs = (
+        load_weights(folder / "model.safetensors")[0].state_dict() for folder in (again, whole)
+    )
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
-FAST = ["optim.lr=0.02", "optim.ema=0.95", "data.limit_train=400", "data.augment.mixup=0", "backbone.patch_size=4"]
+FAST = [
+    "optim.lr=0.02",
+    "optim.ema=0.95",
+    "data.limit_train=400",
+    "data.augment.mixup=0",
+    "backbone.patch_size=4",
+]
 WATCHED = [*FAST, "masking=none", "measure=[activation_norm]", "optim.warmup_epochs=0"]
 
 
@@ -75,10 +89,14 @@ def watched(tmp_path_factory) -> Path:
 
 
 def test_heads_are_scored_on_the_weights_that_are_validated(watched):
-    rows = [row for row in runs.rows(watched / "tables" / "settling.csv") if float(row["share"]) == 0]
+    rows = [
+        row for row in runs.rows(watched / "tables" / "settling.csv") if float(row["share"]) == 0
+    ]
     assert len(rows) == 2
     for row in rows:
-        validated = load_checkpoint(watched / "checkpoints" / f"epoch_{row['epoch']}.ckpt")["results"]
+        validated = load_checkpoint(watched / "checkpoints" / f"epoch_{row['epoch']}.ckpt")[
+            "results"
+        ]
         assert float(row["accuracy"]) == pytest.approx(validated["val/accuracy"])
         assert float(row["loss"]) == pytest.approx(validated["val/loss"], rel=1e-5)
 
@@ -111,9 +129,15 @@ def test_indices_of_positions_are_not_averaged(tmp_path):
     model, average = Indexed(), Average(0.9)
     begin = model.one.weight.flatten().tolist()
     L.Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, default_root_dir=tmp_path, callbacks=[average],
-    ).fit(model)  # fmt: skip
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+        callbacks=[average],
+    ).fit(model)
     assert torch.equal(model.index, torch.arange(200))
     # the weights are: 1 step is taken as it is, of 3 more .1, .19 and .271 have arrived
     ((start, end),) = zip(begin, model.one.weight.flatten().tolist(), strict=True)

@@ -46,9 +46,15 @@ class Priced(Net):
 def fit(net: Net, folder, *callbacks: L.Callback, resume: bool = False, epochs: int = 8) -> int:
     """How many epochs were trained; what the run leaves is in ``folder``."""
     trainer = L.Trainer(
-        max_epochs=epochs, accelerator="cpu", logger=False, enable_progress_bar=False, num_sanity_val_steps=0,
-        enable_model_summary=False, enable_checkpointing=False, callbacks=list(callbacks),
-    )  # fmt: skip
+        max_epochs=epochs,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        num_sanity_val_steps=0,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        callbacks=list(callbacks),
+    )
     trainer.fit(net, ckpt_path=folder / "last.ckpt" if resume else None)
     trainer.save_checkpoint(folder / "last.ckpt")
     return trainer.current_epoch
@@ -58,9 +64,14 @@ def fit(net: Net, folder, *callbacks: L.Callback, resume: bool = False, epochs: 
 def test_it_ends_after_so_many_validations_without_a_new_best(patience, epochs, tmp_path, caplog):
     with caplog.at_level(logging.INFO, "mhprobe"):
         assert fit(Net(RISES_UNTIL_THIRD), tmp_path, EarlyStopping(None, patience)) == epochs
-    said = [record.getMessage() for record in caplog.records if "has not risen" in record.getMessage()]
+    said = [
+        record.getMessage() for record in caplog.records if "has not risen" in record.getMessage()
+    ]
     assert len(said) == (epochs < 8)
-    assert all(f"for {patience} validations: the training ends after epoch {epochs} of 8" in line for line in said)
+    assert all(
+        f"for {patience} validations: the training ends after epoch {epochs} of 8" in line
+        for line in said
+    )
 
 
 def test_without_it_all_epochs_are_trained(tmp_path):
@@ -69,7 +80,9 @@ def test_without_it_all_epochs_are_trained(tmp_path):
 
 
 def test_a_run_that_goes_on_has_as_little_patience_left_as_it_had(tmp_path):
-    assert fit(Net(RISES_UNTIL_THIRD), tmp_path, EarlyStopping(None, 2), epochs=4) == 4  # one validation without a rise
+    assert (
+        fit(Net(RISES_UNTIL_THIRD), tmp_path, EarlyStopping(None, 2), epochs=4) == 4
+    )  # one validation without a rise
     assert fit(Net(RISES_UNTIL_THIRD), tmp_path, EarlyStopping(None, 2), resume=True) == 5
 
 
@@ -80,7 +93,9 @@ def test_a_run_that_has_ended_trains_no_further_unless_patience_grew(tmp_path):
 
 
 def test_a_penalty_and_no_patience_are_refused(tmp_path):
-    with pytest.raises(UserError, match="patience: expected a number of validations from 1 on, got 0"):
+    with pytest.raises(
+        UserError, match="patience: expected a number of validations from 1 on, got 0"
+    ):
         EarlyStopping(None, 0)
     with pytest.raises(UserError, match=r"penalty closes heads"):
         fit(Priced(RISES_UNTIL_THIRD), tmp_path, EarlyStopping(None))

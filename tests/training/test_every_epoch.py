@@ -33,9 +33,13 @@ class Net(L.LightningModule):
 def fit(folder, epochs, *callbacks, ckpt_path=None):
     callbacks = [EveryEpoch(SimpleNamespace(folder=folder)), *callbacks]
     L.Trainer(
-        max_epochs=epochs, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        max_epochs=epochs,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
         callbacks=callbacks,
-    ).fit(Net(), ckpt_path=ckpt_path)  # fmt: skip
+    ).fit(Net(), ckpt_path=ckpt_path)
     files = sorted((folder / "checkpoints").iterdir())
     return {file.stem: torch.load(file)["state_dict"]["one.weight"].item() for file in files}
 

@@ -38,10 +38,16 @@ def fit(net: Net, accumulate: int = 1) -> None:
     none = torch.zeros(2, dtype=torch.long)
     batches = [Batch(torch.randn(2, 4), none, none, none.bool()) for _ in range(6 * accumulate)]
     L.Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, callbacks=[StopAtNonFinite()], barebones=False,
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[StopAtNonFinite()],
+        barebones=False,
         accumulate_grad_batches=accumulate,
-    ).fit(net, torch.utils.data.DataLoader(batches, batch_size=None))  # fmt: skip
+    ).fit(net, torch.utils.data.DataLoader(batches, batch_size=None))
 
 
 def test_a_whole_training_is_left_alone():
@@ -53,7 +59,10 @@ def test_a_whole_training_is_left_alone():
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize(
     ("damage", "what", "where"),
-    [("gradient", "a gradient is not finite", "one.weight"), ("loss", "the loss became nan", "two")],
+    [
+        ("gradient", "a gradient is not finite", "one.weight"),
+        ("loss", "the loss became nan", "two"),
+    ],
 )
 def test_it_stops_before_the_step_and_names_step_and_layer(damage, what, where, accumulate):
     net = Net(damage)

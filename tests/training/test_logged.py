@@ -20,8 +20,13 @@ def test_processes_meet_only_in_steps_that_loggers_record(monkeypatch):
     model, trainer, met, logged = GatedClassifier(tiny_vit(), {}), Trainer(), [], []
     model.trainer, model.log = trainer, lambda _, value, **__: logged.append(float(value))
     monkeypatch.setattr(ranks, "size", lambda: 2)
-    monkeypatch.setattr(ranks, "total", lambda value: met.append(trainer.global_step) or value.add_(3))  # the other's
-    images, index = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0)), torch.arange(4)
+    monkeypatch.setattr(
+        ranks, "total", lambda value: met.append(trainer.global_step) or value.add_(3)
+    )  # the other's
+    images, index = (
+        torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0)),
+        torch.arange(4),
+    )
     losses = []
     for trainer.global_step in range(7):
         batch = Batch(images, index % 2, index, torch.ones(4, dtype=torch.bool))

@@ -26,7 +26,9 @@ def end_of_epoch(shows: ShowsTraining, number: int, accuracy: float, caplog) -> 
 def test_a_run_that_goes_on_still_knows_the_best_epoch_before_it_stopped(caplog):
     first, second = ShowsTraining(), ShowsTraining()
     assert "best epoch 1" in end_of_epoch(first, 0, 0.9, caplog)
-    assert "best epoch 2" in end_of_epoch(second, 1, 0.8, caplog)  # without the state it is the only one
+    assert "best epoch 2" in end_of_epoch(
+        second, 1, 0.8, caplog
+    )  # without the state it is the only one
     second = ShowsTraining()
     second.load_state_dict(first.state_dict())
     assert "best epoch 1" in end_of_epoch(second, 1, 0.8, caplog)

@@ -1,7 +1,8 @@
 """With the timm that is installed, nothing that a stranger's file says makes it open anything.
 
-What passes is found in timm's own signatures, so another version is another list: `make test-oldest` and the suite run
-this with the oldest and the newest timm that is allowed. tests/weights/test_strangers.py has the cases that are known.
+What passes is found in timm's own signatures, so another version is another list:
+`make test-oldest` and the suite run this with the oldest and the newest timm that is allowed.
+tests/weights/test_strangers.py has the cases that are known.
 """
 
 from __future__ import annotations
@@ -31,11 +32,28 @@ from mhprobe.weights.description import check_setting
 
 JSON = Path("model.json")
 # what names a file or an address, in every form a JSON can give it
-NAMES = ["/tmp/evil.pth", "evil.pth", "../evil", "http://localhost:9/evil", "hf-hub:a/b", "local-dir:evil", "C:evil"]
+NAMES = [
+    "/tmp/evil.pth",
+    "evil.pth",
+    "../evil",
+    "http://localhost:9/evil",
+    "hf-hub:a/b",
+    "local-dir:evil",
+    "C:evil",
+]
 # timm's functions between a name and a model
 BUILDERS = [
-    *(timm.create_model, timm.models.build_model_with_cfg, timm.models.load_pretrained, timm.models.load_checkpoint),
-    *(timm.models.load_state_dict, timm.models.resolve_pretrained_cfg, timm.models.load_model_config_from_hf),
+    *(
+        timm.create_model,
+        timm.models.build_model_with_cfg,
+        timm.models.load_pretrained,
+        timm.models.load_checkpoint,
+    ),
+    *(
+        timm.models.load_state_dict,
+        timm.models.resolve_pretrained_cfg,
+        timm.models.load_model_config_from_hf,
+    ),
 ]
 
 
@@ -44,7 +62,9 @@ def architectures() -> dict[str, set[str]]:
     """A model of each of timm's files, and every keyword of that file and of what loads weights that passes at all."""
     found: dict[str, set[str]] = {}
     for module in sorted({timm.model_entrypoint(name).__module__ for name in timm.list_models()}):
-        name = next(name for name in timm.list_models() if timm.model_entrypoint(name).__module__ == module)
+        name = next(
+            name for name in timm.list_models() if timm.model_entrypoint(name).__module__ == module
+        )
         made = [made for made in vars(sys.modules[module]).values() if callable(made)]
         taken = {key for each in [*made, *BUILDERS] for key in keywords(each)}
         found[name] = {key for key in taken if passes(name, key, None)}
@@ -87,8 +107,17 @@ def test_no_keyword_of_any_model_takes_a_file_or_an_address():
 
 def test_no_keyword_that_loads_passes_with_any_value():
     for name in architectures():
-        for key in ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "pretrained_filter_fn"):
-            assert not any(passes(name, key, value) for value in ("a", 1, True, None, [1])), (name, key)
+        for key in (
+            "checkpoint_path",
+            "pretrained_cfg",
+            "pretrained_cfg_overlay",
+            "cache_dir",
+            "pretrained_filter_fn",
+        ):
+            assert not any(passes(name, key, value) for value in ("a", 1, True, None, [1])), (
+                name,
+                key,
+            )
 
 
 def test_sizes_and_switches_pass():
@@ -103,7 +132,13 @@ WATCHING = False
 
 
 def watch(event: str, args: tuple[Any, ...]) -> None:
-    if WATCHING and event in ("open", "socket.connect", "socket.getaddrinfo", "subprocess.Popen", "os.system"):
+    if WATCHING and event in (
+        "open",
+        "socket.connect",
+        "socket.getaddrinfo",
+        "subprocess.Popen",
+        "os.system",
+    ):
         OPENED.append(f"{event} {args[0]}")
 
 
@@ -119,8 +154,19 @@ def audited() -> Iterator[None]:
 
 def small(name: str) -> dict[str, Any]:
     """What makes the model of a backbone's yaml small enough to be built many times."""
-    known = {"img_size": 32, "patch_size": 8, "window_size": 2, "embed_dim": 12, "depth": 1, "num_heads": 3}
-    return {key: value for key, value in known.items() if passes(name, key, value) and not name.startswith("swin")}
+    known = {
+        "img_size": 32,
+        "patch_size": 8,
+        "window_size": 2,
+        "embed_dim": 12,
+        "depth": 1,
+        "num_heads": 3,
+    }
+    return {
+        key: value
+        for key, value in known.items()
+        if passes(name, key, value) and not name.startswith("swin")
+    }
 
 
 BACKBONES = sorted({OmegaConf.load(yaml)["name"] for yaml in (CONF / "backbone").glob("*.yaml")})
@@ -141,13 +187,19 @@ def test_a_plain_word_that_is_a_file_of_this_folder_is_not_opened_by_a_construct
                 build(name, num_classes=2, **{**small(name), key: "evil"})
         except Exception:  # timm knows no such word
             pass
-    assert not [line for line in OPENED if "evil" in line or "socket" in line or "subprocess" in line]
+    assert not [
+        line for line in OPENED if "evil" in line or "socket" in line or "subprocess" in line
+    ]
     assert not mark.exists()
 
 
 def architectures_of(name: str) -> set[str]:
     module = timm.model_entrypoint(name).__module__
-    return next(keys for each, keys in architectures().items() if timm.model_entrypoint(each).__module__ == module)
+    return next(
+        keys
+        for each, keys in architectures().items()
+        if timm.model_entrypoint(each).__module__ == module
+    )
 
 
 def test_the_watch_would_see_it(audited, tmp_path):
@@ -172,7 +224,12 @@ def test_a_strangers_folder_for_timm_runs_no_code(tmp_path, config):
     folder.mkdir()
     for path in (evil, folder / "pytorch_model.bin"):
         torch.save({"state_dict": Harmful(mark)}, path)
-    whole = {"architecture": "vit_tiny_patch16_224", "num_classes": 2, "pretrained_cfg": {}, **config}
+    whole = {
+        "architecture": "vit_tiny_patch16_224",
+        "num_classes": 2,
+        "pretrained_cfg": {},
+        **config,
+    }
     (folder / "config.json").write_text(json.dumps(whole).replace("EVIL", str(evil)))
     with pytest.raises(UserError) as error:
         build(f"local-dir:{folder}", num_classes=2, pretrained=True)

@@ -36,7 +36,10 @@ def noise(state):
 FORMS = {  # how training scripts keep a model's state
     "plain": lambda state: state,
     "data parallel": lambda state: {"state_dict": prefixed(state, "module."), "epoch": 3},
-    "compiled": lambda state: {"model": prefixed(state, "_orig_mod."), "args": argparse.Namespace(lr=1e-3)},
+    "compiled": lambda state: {
+        "model": prefixed(state, "_orig_mod."),
+        "args": argparse.Namespace(lr=1e-3),
+    },
     "timm with averages": lambda state: {
         **{"arch": "vit", "state_dict": noise(state), "state_dict_ema": state},
         "args": argparse.Namespace(model="vit", opt="adamw"),
@@ -69,7 +72,9 @@ def test_weights_are_found_under_keys_and_prefixes(form, tmp_path):
 
 def test_safetensors_and_old_files_without_a_zip(tmp_path):
     state, images = tiny_swin(seed=7).state_dict(), images_for(tiny_swin(), 2)
-    safetensors.torch.save_file({k: v.contiguous() for k, v in state.items()}, tmp_path / "a.safetensors")
+    safetensors.torch.save_file(
+        {k: v.contiguous() for k, v in state.items()}, tmp_path / "a.safetensors"
+    )
     torch.save(state, tmp_path / "b.pth", _use_new_zipfile_serialization=False)
     for name in ("a.safetensors", "b.pth"):
         model = tiny_swin(seed=0)
@@ -85,7 +90,9 @@ def test_a_notebook_loads_them_by_name_with_the_classes_of_the_file(tmp_path):
     torch.save(tiny_vit(seed=7, num_classes=0).state_dict(), tmp_path / "w.pth")
     features = mhprobe.load(tmp_path / "w.pth", name="vit_tiny_patch16_224", **SIZES)
     assert features(images).shape == (2, 24)
-    with pytest.raises(mhprobe.UserError, match=r"embed_dim: options of a timm model need its name"):
+    with pytest.raises(
+        mhprobe.UserError, match=r"embed_dim: options of a timm model need its name"
+    ):
         mhprobe.load(tmp_path / "w.pth", embed_dim=3)
 
 
@@ -145,18 +152,23 @@ def test_a_classifier_of_other_classes_is_new_in_training_and_refused_elsewhere(
     load_foreign(model, path, WHERE, new_classifier=True)
     assert "the classifier for 9 classes does not fit this data, a new one begins" in caplog.text
     assert torch.equal(model.head.weight, before)
-    assert torch.equal(model.blocks[1].attn.proj.weight, tiny_vit(seed=7, num_classes=9).blocks[1].attn.proj.weight)
+    assert torch.equal(
+        model.blocks[1].attn.proj.weight, tiny_vit(seed=7, num_classes=9).blocks[1].attn.proj.weight
+    )
 
 
 def test_one_line_says_what_was_done_to_make_a_file_fit(tmp_path, caplog):
     path = tmp_path / "w.safetensors"
     theirs = tiny_vit(seed=7, num_classes=0, img_size=24)
-    safetensors.torch.save_file({key: value.half() for key, value in theirs.state_dict().items()}, path)
+    safetensors.torch.save_file(
+        {key: value.half() for key, value in theirs.state_dict().items()}, path
+    )
     model = tiny_vit()
     with caplog.at_level(logging.INFO):
         load_foreign(model, path, WHERE, new_classifier=True)
     assert [record.getMessage() for record in caplog.records] == [
-        f"{WHERE}: {path}: its float16 weights become float32; pos_embed (1, 37, 24) is resampled to (1, 17, 24); "
+        f"{WHERE}: {path}: its float16 weights become float32; pos_embed (1, 37, 24) is resampled "
+        "to (1, 17, 24); "
         "it has no classifier, a new one begins."
     ]
     assert {value.dtype for value in model.state_dict().values()} == {torch.float32}
@@ -179,17 +191,24 @@ def test_commands_take_a_checkpoint_instead_of_weights(tmp_path):
     torch.save({"state_dict": prefixed(noise(ours.backbone.state_dict()), "module.")}, path)
     found, _ = network(tmp_path, f"backbone.checkpoint={path}")
     stored = torch.load(path)["state_dict"]
-    assert all(torch.equal(value, stored[f"module.{key}"]) for key, value in found.backbone.state_dict().items())
+    assert all(
+        torch.equal(value, stored[f"module.{key}"])
+        for key, value in found.backbone.state_dict().items()
+    )
     assert "checkpoint" not in found.description["backbone"]
     weights = tmp_path / "other.safetensors"
     weights.touch()
-    with pytest.raises(mhprobe.UserError, match=r"backbone\.checkpoint: weights=.* are given as well"):
+    with pytest.raises(
+        mhprobe.UserError, match=r"backbone\.checkpoint: weights=.* are given as well"
+    ):
         network(tmp_path, f"backbone.checkpoint={path}", f"weights={weights}")
     with pytest.raises(mhprobe.UserError, match=r"expected backbone\.pretrained=false beside it"):
         network(tmp_path, f"backbone.checkpoint={path}", "backbone.pretrained=true")
 
 
-@pytest.mark.parametrize("option", ["backbone.checkpoint", "+backbone.checkpoint_path"], ids=["ours", "timm's"])
+@pytest.mark.parametrize(
+    "option", ["backbone.checkpoint", "+backbone.checkpoint_path"], ids=["ours", "timm's"]
+)
 def test_the_control_has_learned_nothing_wherever_the_weights_came_from(tmp_path, option):
     path = tmp_path / "w.pth"
     ours, _ = network(tmp_path)
@@ -197,12 +216,19 @@ def test_the_control_has_learned_nothing_wherever_the_weights_came_from(tmp_path
     found, _ = network(tmp_path, f"{option}={path}")
     stored = torch.load(path)
     twin = RandomTwin(found.backbone, found.gates.layout, found.description, seed=0)().state_dict()
-    assert all(torch.equal(value, stored[key]) for key, value in found.backbone.state_dict().items())
-    assert twin.keys() == stored.keys() and not any(torch.equal(value, stored[key]) for key, value in twin.items())
+    assert all(
+        torch.equal(value, stored[key]) for key, value in found.backbone.state_dict().items()
+    )
+    assert twin.keys() == stored.keys() and not any(
+        torch.equal(value, stored[key]) for key, value in twin.items()
+    )
 
 
 # the experiment's own sizes, which are the folder's to say
-OURS = [f"~backbone.{key}" for key in ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio")]
+OURS = [
+    f"~backbone.{key}"
+    for key in ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio")
+]
 
 
 @pytest.fixture
@@ -216,11 +242,16 @@ def folder(tmp_path):
 
 def test_a_folder_of_timm_s_passes_through_and_is_remembered_by_timm_s_name(folder, tmp_path):
     place, model = folder
-    found, _ = network(tmp_path, f"backbone.name=local-dir:{place}", "backbone.pretrained=true", *OURS)
+    found, _ = network(
+        tmp_path, f"backbone.name=local-dir:{place}", "backbone.pretrained=true", *OURS
+    )
     assert torch.equal(found.backbone.head.weight, model.head.weight)
     assert found.description["backbone"]["name"] == "vit_tiny_patch16_224"
     assert found.description["backbone"]["embed_dim"] == 24
-    assert found.description["backbone"]["img_size"] in (8, [8, 8])  # as timm writes it, by its version
+    assert found.description["backbone"]["img_size"] in (
+        8,
+        [8, 8],
+    )  # as timm writes it, by its version
     builders.save_weights(found.backbone, tmp_path / "again.safetensors", found.description)
     assert torch.equal(mhprobe.load(tmp_path / "again.safetensors").head.weight, model.head.weight)
 
@@ -229,19 +260,30 @@ def test_what_was_typed_beside_a_folder_of_timm_s_is_described(folder, tmp_path)
     """The folder's own size once stood in the description of a network built for another: no file could be loaded."""
     place, _ = folder
     left = [word for word in OURS if "img_size" not in word]
-    typed = (f"backbone.name=local-dir:{place}", "backbone.pretrained=true", *left, "backbone.img_size=16")
+    typed = (
+        f"backbone.name=local-dir:{place}",
+        "backbone.pretrained=true",
+        *left,
+        "backbone.img_size=16",
+    )
     found, _ = network(tmp_path, *typed)
-    assert found.description["backbone"]["img_size"] == 16 and found.description["backbone"]["embed_dim"] == 24
+    assert (
+        found.description["backbone"]["img_size"] == 16
+        and found.description["backbone"]["embed_dim"] == 24
+    )
     builders.save_weights(found.backbone, tmp_path / "again.safetensors", found.description)
     assert mhprobe.load(tmp_path / "again.safetensors").patch_embed.img_size == (16, 16)
 
 
 def test_what_is_not_there_is_said_in_a_line(tmp_path, monkeypatch):
-    with pytest.raises(mhprobe.UserError, match=r"backbone local-dir:/nowhere: no folder with a config\.json"):
+    with pytest.raises(
+        mhprobe.UserError, match=r"backbone local-dir:/nowhere: no folder with a config\.json"
+    ):
         build("local-dir:/nowhere", pretrained=True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(
-        mhprobe.UserError, match=r"hf-hub:mhprobe/nothing: the hub could not be reached.*mhprobe\.fetch"
+        mhprobe.UserError,
+        match=r"hf-hub:mhprobe/nothing: the hub could not be reached.*mhprobe\.fetch",
     ):
         build("hf-hub:mhprobe/nothing", pretrained=True)
 
@@ -255,7 +297,9 @@ def test_a_hub_that_is_not_reached_is_one_line_and_not_one_for_each_attempt(monk
     monkeypatch.setattr("timm.create_model", tries_again)
     with pytest.raises(mhprobe.UserError, match="the pretrained weights could not be fetched"):
         build("vit_tiny_patch16_224", pretrained=True)
-    assert [record.name for record in caplog.records] == ["somebody"]  # negative control: others are heard
+    assert [record.name for record in caplog.records] == [
+        "somebody"
+    ]  # negative control: others are heard
 
 
 def test_what_fetch_wrote_is_all_that_is_needed(folder, tmp_path):
@@ -268,7 +312,9 @@ def test_what_fetch_wrote_is_all_that_is_needed(folder, tmp_path):
     assert told[0] == f"cache_dir={there}" and list(there.iterdir())
     json.loads((next(there.glob("local-dir*")) / "config.json").read_text())
     place.rename(tmp_path / "gone")
-    cfg = check("probe", runs.composed("probe", "+experiment=digits_vit", *OURS, *told, "measure=[]"))
+    cfg = check(
+        "probe", runs.composed("probe", "+experiment=digits_vit", *OURS, *told, "measure=[]")
+    )
     assert cfg.weights is None
     data = builders.data(cfg)
     assert torch.equal(builders.classifier(cfg, data).backbone.head.weight, model.head.weight)
@@ -280,7 +326,11 @@ def test_a_broken_file_is_named_with_what_to_do(suffix, tmp_path):
     torch.save(state, path) if suffix == "pth" else safetensors.torch.save_file(state, path)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    refused(path, "is cut short" if suffix == "pth" else "is not a whole safetensors file", "Copy it again.")
+    refused(
+        path,
+        "is cut short" if suffix == "pth" else "is not a whole safetensors file",
+        "Copy it again.",
+    )
     path.write_bytes(b"")
     refused(path, "is empty (0 bytes). Copy it again.")
     path.unlink()

@@ -71,7 +71,9 @@ def run_of(tmp_path, kind, removed) -> Path:
 
 @pytest.mark.parametrize("kind", ["vit", "swin"])
 @pytest.mark.parametrize("heads", ["some", "a whole layer"])
-def test_a_pruned_run_comes_back_and_its_card_rebuilds_it_in_plain_timm(tmp_path, hub, monkeypatch, kind, heads):
+def test_a_pruned_run_comes_back_and_its_card_rebuilds_it_in_plain_timm(
+    tmp_path, hub, monkeypatch, kind, heads
+):
     removed = (pruned.REMOVED if heads == "some" else pruned.EMPTIED)[kind]
     folder = run_of(tmp_path, kind, removed)
     assert not hub.created  # nothing is uploaded by itself
@@ -80,7 +82,9 @@ def test_a_pruned_run_comes_back_and_its_card_rebuilds_it_in_plain_timm(tmp_path
 
     x = pictures(kind)
     expected = pruned.logits(mhprobe.load(folder), x)
-    torch.testing.assert_close(pruned.logits(mhprobe.load("hf-hub:me/small"), x), expected, rtol=0, atol=0)
+    torch.testing.assert_close(
+        pruned.logits(mhprobe.load("hf-hub:me/small"), x), expected, rtol=0, atol=0
+    )
     card = (hub.folder / "me/small/README.md").read_text()
     monkeypatch.chdir(hub.folder / "me/small")
     monkeypatch.syspath_prepend("")
@@ -103,9 +107,20 @@ def test_the_card_says_what_was_measured(tmp_path):
     folder = run_of(tmp_path, "vit", pruned.REMOVED["vit"])
     card = (save_for_hub(folder, tmp_path / "shared") / "README.md").read_text()
     for said in (
-        *("3 heads are left, in 2 layers", "| accuracy | 80.0 % (95 % interval 73.9 to 85.0, 200 test images) |"),
-        *("| seed | 7 |", "| data | letters, 5 classes |", "| pruned | 3 | 80.0 % | 74.0 to 85.0 | 900 | 1,500 |"),
-        *("| 64 | 1.31 | 1.20 to 1.40 | 1.35 |", "| blocks.0.attn | 0, 2 |", "| blocks.1.attn | 2 |"),
+        *(
+            "3 heads are left, in 2 layers",
+            "| accuracy | 80.0 % (95 % interval 73.9 to 85.0, 200 test images) |",
+        ),
+        *(
+            "| seed | 7 |",
+            "| data | letters, 5 classes |",
+            "| pruned | 3 | 80.0 % | 74.0 to 85.0 | 900 | 1,500 |",
+        ),
+        *(
+            "| 64 | 1.31 | 1.20 to 1.40 | 1.35 |",
+            "| blocks.0.attn | 0, 2 |",
+            "| blocks.1.attn | 2 |",
+        ),
     ):
         assert said in card, said
     assert "9.90" not in card and "{{" not in card
@@ -118,14 +133,26 @@ def test_the_card_does_not_take_neurons_for_heads(tmp_path):
     first, second = layout.of("neuron").sites
     mask = torch.cat([torch.full((site.num_heads,), site == second) for site in layout.sites])
     mask[[0, 1, 2, 6]] = True  # all heads of the first block, and a neuron
-    pruned.save_pruned(model, mask, tmp_path / "run" / "pruned.safetensors", pruned.description("vit"))
+    pruned.save_pruned(
+        model, mask, tmp_path / "run" / "pruned.safetensors", pruned.description("vit")
+    )
     columns = ["stage", "heads", "neurons", "accuracy", "low", "high", "parameters", "flops"]
-    stages = [["dense", 6, 192, 0.9, 0.85, 0.93, 1000, 2000], ["pruned", 3, 95, 0.8, 0.74, 0.85, 900, 1500]]
+    stages = [
+        ["dense", 6, 192, 0.9, 0.85, 0.93, 1000, 2000],
+        ["pruned", 3, 95, 0.8, 0.74, 0.85, 900, 1500],
+    ]
     Report(tmp_path / "run").add({"pruning": Result(Table(columns, stages, "stages"))})
     card = (save_for_hub(tmp_path / "run", tmp_path / "shared") / "README.md").read_text()
     for said in (
-        *("3 heads and 95 neurons are left, in 2 layers", "| blocks.0.attn | none: the layer adds a bias |"),
-        *("| blocks.1.attn | 0, 1, 2 |", f"| {first.name} | 95 neurons |", f"| {second.name} | none: the layer adds"),
+        *(
+            "3 heads and 95 neurons are left, in 2 layers",
+            "| blocks.0.attn | none: the layer adds a bias |",
+        ),
+        *(
+            "| blocks.1.attn | 0, 1, 2 |",
+            f"| {first.name} | 95 neurons |",
+            f"| {second.name} | none: the layer adds",
+        ),
         *("| stage | heads | neurons | test accuracy |", "\n|---|---|---|---|---|---|---|\n"),
         "| pruned | 3 | 95 | 80.0 % |",
     ):
@@ -148,13 +175,19 @@ def test_the_card_tells_mlps_of_one_block_apart(tmp_path):
 
 def test_a_model_in_memory_is_shared_as_it_is(tmp_path, hub):
     model = pruned.network("vit")
-    small = mhprobe.prune_heads(mhprobe.prune_heads(model, [(0, 1)]), [(0, 1)])  # of the dense one 1 and then 2
+    small = mhprobe.prune_heads(
+        mhprobe.prune_heads(model, [(0, 1)]), [(0, 1)]
+    )  # of the dense one 1 and then 2
     backbone = pruned.BACKBONES["vit"]
     mhprobe.push_to_hub(small, "me/memory", private=False, backbone=backbone)
     assert hub.created == [("me/memory", False)]
-    assert json.loads((hub.folder / "me/memory/model.json").read_text())["kept"]["blocks.0.attn"] == [0]
+    assert json.loads((hub.folder / "me/memory/model.json").read_text())["kept"][
+        "blocks.0.attn"
+    ] == [0]
     x = pictures("vit")
-    torch.testing.assert_close(pruned.logits(mhprobe.load("hf-hub:me/memory"), x), pruned.logits(small, x))
+    torch.testing.assert_close(
+        pruned.logits(mhprobe.load("hf-hub:me/memory"), x), pruned.logits(small, x)
+    )
     with pytest.raises(mhprobe.UserError, match="give its arguments: backbone="):
         mhprobe.push_to_hub(small, "me/other")
     assert len(hub.created) == 1
@@ -166,10 +199,15 @@ def test_a_model_that_was_loaded_names_its_heads_by_the_dense_one(tmp_path):
     once = pruned.save_pruned(pruned.network("vit"), [(0, 0)], path, pruned.description("vit"))
     loaded = mhprobe.load_pruned(path)
     twice, x = mhprobe.prune_heads(loaded, [(0, 0)]), pictures("vit")
-    for model, same, left in ((loaded, once, [1, 2]), (twice, mhprobe.prune_heads(once, [(0, 0)]), [2])):
+    for model, same, left in (
+        (loaded, once, [1, 2]),
+        (twice, mhprobe.prune_heads(once, [(0, 0)]), [2]),
+    ):
         folder = save_for_hub(model, tmp_path / f"{len(left)}", **about)
         assert json.loads((folder / "model.json").read_text())["kept"]["blocks.0.attn"] == left
-        assert f"| blocks.0.attn | {', '.join(map(str, left))} |" in (folder / "README.md").read_text()
+        assert (
+            f"| blocks.0.attn | {', '.join(map(str, left))} |" in (folder / "README.md").read_text()
+        )
         assert torch.equal(pruned.logits(mhprobe.load(folder), x), pruned.logits(same, x))
 
 
@@ -180,7 +218,11 @@ def test_a_model_in_memory_keeps_the_input_of_its_weights(tmp_path, tag):
     model.pretrained_cfg = {**model.pretrained_cfg, "tag": tag}
     folder = save_for_hub(model, tmp_path)
     assert input_spec(mhprobe.load(folder)) == input_spec(model)
-    assert input_spec(model)["mean"] == (0.485, 0.456, 0.406) != input_spec(build("vit_small_patch16_224"))["mean"]
+    assert (
+        input_spec(model)["mean"]
+        == (0.485, 0.456, 0.406)
+        != input_spec(build("vit_small_patch16_224"))["mean"]
+    )
     name = json.loads((folder / "model.json").read_text())["backbone"]["name"]
     assert name == f"vit_small_patch16_224{'.dino' if tag == 'dino' else ''}"
 
@@ -193,16 +235,24 @@ def test_gates_are_shared(tmp_path, hub, monkeypatch):
     save_weights(model, tmp_path / "model.safetensors", pruned.description("vit"))
     mhprobe.push_to_hub(tmp_path / "model.safetensors", "me/gated")
     x = pictures("vit")
-    torch.testing.assert_close(pruned.logits(mhprobe.load("hf-hub:me/gated"), x), pruned.logits(model, x))
+    torch.testing.assert_close(
+        pruned.logits(mhprobe.load("hf-hub:me/gated"), x), pruned.logits(model, x)
+    )
     assert "6 of 6 gates are open" in (hub.folder / "me/gated/README.md").read_text()
-    assert pruned.logits(model, x).ne(pruned.logits(pruned.network("vit"), x)).any()  # the gate does something
+    assert (
+        pruned.logits(model, x).ne(pruned.logits(pruned.network("vit"), x)).any()
+    )  # the gate does something
 
 
 def test_what_the_hub_refuses_is_one_line(tmp_path, hub):
-    with pytest.raises(mhprobe.UserError, match=r"hub: no/where: 404: no/where/model\.json\. Is the name") as refused:
+    with pytest.raises(
+        mhprobe.UserError, match=r"hub: no/where: 404: no/where/model\.json\. Is the name"
+    ) as refused:
         mhprobe.load("hf-hub:no/where")
     assert "\n" not in str(refused.value)
-    with pytest.raises(mhprobe.UserError, match=r"holds no pruned\.safetensors and no model\.safetensors"):
+    with pytest.raises(
+        mhprobe.UserError, match=r"holds no pruned\.safetensors and no model\.safetensors"
+    ):
         mhprobe.push_to_hub(tmp_path, "me/nothing")
     assert not hub.created
 
@@ -215,7 +265,10 @@ def test_names_from_data_are_no_markup(tmp_path):
 
 
 def test_the_snippet_of_the_card_loads_a_network_with_a_stem_of_convolutions(tmp_path, monkeypatch):
-    about = {**pruned.description("vit"), "backbone": {**pruned.BACKBONES["vit"], "conv_stem": [8, 16]}}
+    about = {
+        **pruned.description("vit"),
+        "backbone": {**pruned.BACKBONES["vit"], "conv_stem": [8, 16]},
+    }
     torch.manual_seed(0)
     model = build(**about["backbone"], num_classes=5).eval()
     save_weights(model, tmp_path / "model.safetensors", about)
@@ -224,4 +277,6 @@ def test_the_snippet_of_the_card_loads_a_network_with_a_stem_of_convolutions(tmp
     monkeypatch.chdir(folder)
     exec(compile(block, "card", "exec"), names := {})
     x = pictures("vit")
-    torch.testing.assert_close(pruned.logits(names["model"], x), pruned.logits(model, x), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        pruned.logits(names["model"], x), pruned.logits(model, x), rtol=1e-5, atol=1e-5
+    )

@@ -42,7 +42,8 @@ def answer(path: Path) -> str:
     return str(error.value)
 
 
-# What would make timm, torch or a layer open something, each with the file or the address put in for %s.
+# What would make timm, torch or a layer open something, each with the file or the address put in
+# for %s.
 OPENERS: list[dict[str, Any]] = [
     {"checkpoint_path": "%s"},
     {"pretrained_cfg": {"file": "%s"}},
@@ -77,10 +78,15 @@ def filled(opener: Any, with_: str) -> Any:
 @pytest.mark.parametrize("opener", OPENERS, ids=lambda opener: "+".join(opener))
 @pytest.mark.parametrize("kind", ["json", "ckpt"])
 @pytest.mark.parametrize("target", ["file", "address"])
-def test_what_a_file_names_is_never_opened(model, file, tmp_path, monkeypatch, opener, kind, target):
+def test_what_a_file_names_is_never_opened(
+    model, file, tmp_path, monkeypatch, opener, kind, target
+):
     evil, mark = tmp_path / "evil.pth", tmp_path / "mark"
     evil.write_bytes(pickle.dumps(Harmful(mark)))
-    settings = {**BACKBONE, **filled(opener, str(evil) if target == "file" else "http://localhost:9/evil.pth")}
+    settings = {
+        **BACKBONE,
+        **filled(opener, str(evil) if target == "file" else "http://localhost:9/evil.pth"),
+    }
     path = file
     if kind == "json":
         edit(file, backbone=settings)
@@ -118,34 +124,84 @@ def test_the_canary_would_sing(tmp_path):
 def test_what_experiments_set_passes():
     """Sizes, switches and timm's own names, of every architecture that has an experiment."""
     for key, value in {
-        **{"img_size": [16, 16], "norm_layer": "layernormfp32", "act_layer": "gelu_tanh", "global_pool": "avg"},
-        **{"class_token": False, "init_values": 1e-5, "reg_tokens": 4, "drop_path_rate": 0.1, "pos_embed": "learn"},
+        **{
+            "img_size": [16, 16],
+            "norm_layer": "layernormfp32",
+            "act_layer": "gelu_tanh",
+            "global_pool": "avg",
+        },
+        **{
+            "class_token": False,
+            "init_values": 1e-5,
+            "reg_tokens": 4,
+            "drop_path_rate": 0.1,
+            "pos_embed": "learn",
+        },
     }.items():
         checked({**DESCRIPTION, "backbone": {**BACKBONE, key: value}}, Path("x.json"))
-    swin = {"name": "swin_tiny_patch4_window7_224", "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
+    swin = {
+        "name": "swin_tiny_patch4_window7_224",
+        "depths": [2, 2],
+        "num_heads": [2, 4],
+        "window_size": 4,
+    }
     checked({**DESCRIPTION, "backbone": swin}, Path("x.json"))
 
 
 def test_where_weights_came_from_is_not_written_down():
-    settings = {"_target_": "x", **BACKBONE, "pretrained": True, "pretrained_cfg_overlay": {"file": "/a"}}
+    settings = {
+        "_target_": "x",
+        **BACKBONE,
+        "pretrained": True,
+        "pretrained_cfg_overlay": {"file": "/a"},
+    }
     assert portable({**settings, "checkpoint_path": "/b"}) == {**BACKBONE, "pretrained": True}
 
 
 NESTED = "[" * 100_000 + "]" * 100_000
-TOP = ["[1]", '"x"', "null", "5", "{}", NESTED, '{"backbone": ' + NESTED + "}", "NaN", "\x00", "9" * 5000]
+TOP = [
+    "[1]",
+    '"x"',
+    "null",
+    "5",
+    "{}",
+    NESTED,
+    '{"backbone": ' + NESTED + "}",
+    "NaN",
+    "\x00",
+    "9" * 5000,
+]
 PARTS: list[dict[str, Any]] = [
     *({"backbone": value} for value in ("vit", ["vit"], {}, None, 5, {"img_size": 16})),
-    *({"backbone": {**BACKBONE, "name": value}} for value in (None, ["vit"], 5, "", "no_such_model")),
-    *({"backbone": {**BACKBONE, "num_classes": 4}}, {"backbone": {**BACKBONE, "fused_attn": "yes"}}),
-    *({"backbone": {**BACKBONE, "img_size": value}} for value in ([1], [], [16, "x"], -1, 0, 1e308, {"a": 1}, [[16]])),
-    *({"backbone": {**BACKBONE, "num_heads": value}} for value in (0, -3, 1.5, 5, True, [3], 2**70)),
-    *({"backbone": {**BACKBONE, key: "nosuch"}} for key in ("norm_layer", "act_layer", "global_pool")),
+    *(
+        {"backbone": {**BACKBONE, "name": value}}
+        for value in (None, ["vit"], 5, "", "no_such_model")
+    ),
+    *(
+        {"backbone": {**BACKBONE, "num_classes": 4}},
+        {"backbone": {**BACKBONE, "fused_attn": "yes"}},
+    ),
+    *(
+        {"backbone": {**BACKBONE, "img_size": value}}
+        for value in ([1], [], [16, "x"], -1, 0, 1e308, {"a": 1}, [[16]])
+    ),
+    *(
+        {"backbone": {**BACKBONE, "num_heads": value}}
+        for value in (0, -3, 1.5, 5, True, [3], 2**70)
+    ),
+    *(
+        {"backbone": {**BACKBONE, key: "nosuch"}}
+        for key in ("norm_layer", "act_layer", "global_pool")
+    ),
     *({"backbone": {**BACKBONE, "depth": value}} for value in ("2", {}, None, -1, 1.5)),
     *({"class_names": value} for value in (5, None, [1, 2, 3, 4], "abcd", {"a": 1})),
     *({"gates": value} for value in ("x", 5, [[1]], [None] * 6, [float("nan")] * 6, {"a": 1})),
     *({"gates_kept": value} for value in ("no", 3, [2] * 6, ["1"] * 6)),
     *({"kept": value} for value in ("no", [0], {"blocks.0.attn": [0]}, {"blocks.0.attn": "all"})),
-    *({"input": value} for value in (5, {"size": 5}, {"size": [16, 16], "mean": [0.5], "std": [0.5]})),
+    *(
+        {"input": value}
+        for value in (5, {"size": 5}, {"size": [16, 16], "mean": [0.5], "std": [0.5]})
+    ),
     *({"data": value} for value in (None, 5)),
     *({"sha256": value} for value in (None, 5, "0")),
     {"timm": {"checkpoint_path": "/evil.pth"}},
@@ -172,9 +228,15 @@ def test_a_part_of_the_wrong_kind_is_answered_in_a_line(model, file, tmp_path, p
     "content",
     [
         *([1], "x", None, {}, {"mhprobe": DESCRIPTION}, {"mhprobe": 5, "state_dict": {}}),
-        *({"mhprobe": DESCRIPTION, "state_dict": state} for state in ([1], {}, {"gates.values": 1}, {"a": None})),
+        *(
+            {"mhprobe": DESCRIPTION, "state_dict": state}
+            for state in ([1], {}, {"gates.values": 1}, {"a": None})
+        ),
         {"mhprobe": DESCRIPTION, "state_dict": {"gates.values": torch.ones(6)}},
-        {"mhprobe": DESCRIPTION, "state_dict": {"gates.values": torch.ones(2, 3), "backbone.x": torch.ones(1)}},
+        {
+            "mhprobe": DESCRIPTION,
+            "state_dict": {"gates.values": torch.ones(2, 3), "backbone.x": torch.ones(1)},
+        },
     ],
     ids=str,
 )
@@ -193,13 +255,19 @@ def test_what_learned_gates_keep_beside_their_tensors_is_no_fault(model, tmp_pat
 
 def test_a_number_that_was_edited_is_seen(file):
     path = file.with_suffix(".json")
-    path.write_text(path.read_text().replace('"num_heads": 3', '"num_heads": 2'))  # the tensors still fit
+    path.write_text(
+        path.read_text().replace('"num_heads": 3', '"num_heads": 2')
+    )  # the tensors still fit
     assert "digest" in answer(file)
 
 
 def test_a_json_without_its_digest_is_refused(file):
     path = file.with_suffix(".json")
-    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "digest"}))
+    path.write_text(
+        json.dumps(
+            {key: value for key, value in json.loads(path.read_text()).items() if key != "digest"}
+        )
+    )
     assert "digest" in answer(file)
 
 

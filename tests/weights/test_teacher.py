@@ -51,7 +51,9 @@ def test_the_distance_is_that_of_the_textbook():
     expected = 9.0 * np.mean(np.sum(special.rel_entr(p, q), axis=1))
     p, q = torch.from_numpy(p), torch.from_numpy(q)
     assert float(distillation(student, p, 3.0)) == pytest.approx(expected, rel=1e-12)
-    assert float(distillation(teacher, q, 3.0)) != pytest.approx(expected, rel=1e-3)  # it has a direction
+    assert float(distillation(teacher, q, 3.0)) != pytest.approx(
+        expected, rel=1e-3
+    )  # it has a direction
 
 
 def test_who_learns_from_itself_with_weight_one_has_no_loss(file, tmp_path):
@@ -60,7 +62,10 @@ def test_who_learns_from_itself_with_weight_one_has_no_loss(file, tmp_path):
     loss = model.training_step(batch, 0)
     loss.backward()
     assert abs(loss.item()) < 1e-6  # float32: the two softmaxes are the same numbers
-    assert max(float(p.grad.abs().max()) for p in model.backbone.parameters() if p.grad is not None) < 1e-6
+    assert (
+        max(float(p.grad.abs().max()) for p in model.backbone.parameters() if p.grad is not None)
+        < 1e-6
+    )
     other, batch = network(tmp_path, "seed=5", *own[1:])
     assert other.training_step(batch, 0).item() > 1e-3
 
@@ -69,7 +74,9 @@ def test_the_weight_is_a_share_of_the_loss(file, tmp_path):
     losses = [
         model.training_step(batch, 0).item()
         for share in (0, 0.25, 1)
-        for model, batch in [network(tmp_path, f"optim.teacher={file}", f"optim.teacher_weight={share}")]
+        for model, batch in [
+            network(tmp_path, f"optim.teacher={file}", f"optim.teacher_weight={share}")
+        ]
     ]
     plain, batch = network(tmp_path)
     assert losses[0] == plain.training_step(batch, 0).item()
@@ -83,21 +90,29 @@ def test_a_teacher_is_frozen_in_eval_mode_and_in_no_checkpoint(file, tmp_path):
     model.training_step(batch, 0).backward()
     assert not any(module.training for module in model.teacher.model.modules())
     assert all(p.grad is None and not p.requires_grad for p in model.teacher.model.parameters())
-    assert all(torch.equal(value, before[key]) for key, value in model.teacher.model.state_dict().items())
+    assert all(
+        torch.equal(value, before[key]) for key, value in model.teacher.model.state_dict().items()
+    )
     assert model.state_dict().keys() == plain.state_dict().keys()
     assert len(list(model.parameters())) == len(list(plain.parameters()))
 
 
 def test_it_sees_the_images_as_it_was_trained_to_see_them():
-    pixels = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    pixels = torch.randint(
+        0, 256, (4, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     ours = InputSpec((8, 8), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
     theirs = InputSpec((8, 8), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     seen = renormalised(normalise(pixels, ours.size, ours.mean, ours.std), ours, theirs)
     # float32: a few roundings of numbers up to 3
-    torch.testing.assert_close(seen, normalise(pixels, theirs.size, theirs.mean, theirs.std), rtol=0, atol=2e-6)
+    torch.testing.assert_close(
+        seen, normalise(pixels, theirs.size, theirs.mean, theirs.std), rtol=0, atol=2e-6
+    )
     larger = InputSpec((12, 12), theirs.mean, theirs.std)
     seen = renormalised(normalise(pixels, ours.size, ours.mean, ours.std), ours, larger)
-    torch.testing.assert_close(seen, normalise(pixels, larger.size, larger.mean, larger.std), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        seen, normalise(pixels, larger.size, larger.mean, larger.std), rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,13 +120,23 @@ def test_it_sees_the_images_as_it_was_trained_to_see_them():
     [
         (
             ["cat", "dog"],
-            "10 classes, the data has 2; they differ first in class 0: '0' there, 'cat' in the data.",
+            "10 classes, the data has 2; they differ first in class 0: '0' there, 'cat' in the "
+            "data.",
         ),
-        (list("01234"), "10 classes, the data has 5; they differ first in class 5: '5' there, none in the data."),
-        (list("012345678x"), "10 classes, .* they differ first in class 9: '9' there, 'x' in the data."),
+        (
+            list("01234"),
+            "10 classes, the data has 5; they differ first in class 5: '5' there, none in the "
+            "data.",
+        ),
+        (
+            list("012345678x"),
+            "10 classes, .* they differ first in class 9: '9' there, 'x' in the data.",
+        ),
     ],
 )
-def test_a_teacher_of_other_classes_is_refused_with_both_numbers_and_where_they_differ(file, classes, line):
+def test_a_teacher_of_other_classes_is_refused_with_both_numbers_and_where_they_differ(
+    file, classes, line
+):
     """The first three names of both were shown, which may be the same."""
     with pytest.raises(UserError, match=f"^teacher: .* has {line}"):
         Teacher(file, classes, InputSpec((8, 8)))
@@ -126,7 +151,9 @@ def test_dense_is_the_network_before_pruning_where_there_is_one(file, tmp_path):
     tuned = ("optim.teacher=dense", "prune.tune_epochs=1")
     for command in ("prune", "prunebench"):
         assert runs.config(command, tmp_path, f"weights={file}", *tuned).optim.teacher == str(file)
-        assert runs.config(command, tmp_path, f"weights={file}", tuned[0]).optim.teacher is None  # nothing is tuned
+        assert (
+            runs.config(command, tmp_path, f"weights={file}", tuned[0]).optim.teacher is None
+        )  # nothing is tuned
         with pytest.raises(UserError, match=r"optim\.teacher=dense: is the network before pruning"):
             runs.config(command, tmp_path, "weights=random", *tuned)
     with pytest.raises(UserError, match=r"optim\.teacher=dense: .* here is none"):
@@ -140,7 +167,9 @@ def test_another_teacher_is_another_run_wherever_the_file_lies(file, tmp_path):
     changed.write_bytes(file.read_bytes() + b"0")
 
     def of(path):
-        return facts(runs.config("train", tmp_path, f"optim.teacher={path}"), {"backbone": {}}, "images")
+        return facts(
+            runs.config("train", tmp_path, f"optim.teacher={path}"), {"backbone": {}}, "images"
+        )
 
     assert of(file) == of(copy)
     assert of(file)["optim.teacher"] != of(changed)["optim.teacher"]
@@ -165,14 +194,20 @@ def test_answers_to_whole_images_are_the_mean_over_image_and_mirror_image(file, 
     images = normalise(torch.as_tensor(pixels[index]), spec.size, spec.mean, spec.std)
     with torch.no_grad():
         expected = (teacher(images) + teacher(images.flip(-1))) / 2
-    batch = data.transform(next(iter(data.train_dataloader())), train=True)._replace(index=torch.tensor(index))
+    batch = data.transform(next(iter(data.train_dataloader())), train=True)._replace(
+        index=torch.tensor(index)
+    )
     logits = model.teacher.logits[index]
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)  # float32, other batches
     assert (logits - teacher(images)).abs().max() > 1e-3  # it is not the image alone
-    torch.testing.assert_close(model.teacher(batch, 0.5), (2 * expected).softmax(1), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        model.teacher(batch, 0.5), (2 * expected).softmax(1), rtol=0, atol=1e-5
+    )
 
 
-def test_what_a_teacher_answered_is_not_asked_again_and_an_interrupted_walk_goes_on(file, tmp_path, monkeypatch):
+def test_what_a_teacher_answered_is_not_asked_again_and_an_interrupted_walk_goes_on(
+    file, tmp_path, monkeypatch
+):
     monkeypatch.setattr("mhprobe.weights.teacher.EVERY", -1.0)  # kept after every batch
     asked = []
 
@@ -189,7 +224,9 @@ def test_what_a_teacher_answered_is_not_asked_again_and_an_interrupted_walk_goes
 
     options = (f"cache_dir={tmp_path}", "data.eval_batch_size=8")
     with pytest.raises(KeyboardInterrupt):
-        count(*recalled(tmp_path, file, *options), stop=2)  # an image and its mirror image: one batch of three
+        count(
+            *recalled(tmp_path, file, *options), stop=2
+        )  # an image and its mirror image: one batch of three
     first = count(*recalled(tmp_path, file, *options))
     assert sum(asked) == 2 * 24
     assert torch.equal(count(*recalled(tmp_path, file, *options)), first)
@@ -200,7 +237,9 @@ def test_what_a_teacher_answered_is_not_asked_again_and_an_interrupted_walk_goes
 
 
 @pytest.mark.parametrize("limit", [None, 60])
-def test_answers_that_lie_beside_a_teachers_file_are_taken_for_its_own_images_alone(file, tmp_path, monkeypatch, limit):
+def test_answers_that_lie_beside_a_teachers_file_are_taken_for_its_own_images_alone(
+    file, tmp_path, monkeypatch, limit
+):
     options = (f"cache_dir={tmp_path}", f"data.limit_train={limit or 'null'}")
     model, data = recalled(tmp_path, file, *options)
     model.teacher.prepare(data, torch.device("cpu"))
@@ -217,9 +256,15 @@ def test_answers_that_lie_beside_a_teachers_file_are_taken_for_its_own_images_al
     assert torch.equal(answers(), asked)
     assert torch.equal(answers("data.limit_val=3"), asked)  # nobody learns from these
     if limit is None:  # a part of the images has a part of the answers
-        places = {position: row for row, position in enumerate(data.splits["train"].positions.tolist())}
-        part = recalled(tmp_path, teacher, "data.limit_train=24")[1].splits["train"].positions.tolist()
-        assert torch.equal(answers("data.limit_train=24"), asked[[places[position] for position in part]])
+        places = {
+            position: row for row, position in enumerate(data.splits["train"].positions.tolist())
+        }
+        part = (
+            recalled(tmp_path, teacher, "data.limit_train=24")[1].splits["train"].positions.tolist()
+        )
+        assert torch.equal(
+            answers("data.limit_train=24"), asked[[places[position] for position in part]]
+        )
     else:
         with pytest.raises(pytest.fail.Exception, match="asked"):
             answers("data.limit_train=24")
@@ -228,16 +273,23 @@ def test_answers_that_lie_beside_a_teachers_file_are_taken_for_its_own_images_al
 
 
 @pytest.mark.parametrize("name", ["mixup", "cutmix"])
-def test_a_teacher_of_whole_images_blends_its_answers_as_the_images_are_blended(file, tmp_path, name):
+def test_a_teacher_of_whole_images_blends_its_answers_as_the_images_are_blended(
+    file, tmp_path, name
+):
     model, data = recalled(tmp_path, file, f"data.augment.{name}=1", "data.augment.crop_padding=0")
     model.teacher.prepare(data, torch.device("cpu"))
     batch = data.transform(next(iter(data.train_dataloader())), train=True)
-    at, spec = data.splits["train"].positions[torch.stack([batch.index, batch.other]).numpy()], data.input_spec
+    at, spec = (
+        data.splits["train"].positions[torch.stack([batch.index, batch.other]).numpy()],
+        data.input_spec,
+    )
     pixels = (torch.as_tensor(data.splits["train"].cached.images[row]) for row in at)
     own, other = (normalise(images, spec.size, spec.mean, spec.std) for images in pixels)
     if name == "mixup":  # what is told of the images is what was done to them
         share = batch.share[:, None, None, None]
-        torch.testing.assert_close(batch.images, share * own + (1 - share) * other, rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            batch.images, share * own + (1 - share) * other, rtol=0, atol=1e-5
+        )
     else:
         same = (batch.images == own).all(1).float().mean((1, 2))
         assert (same >= batch.share - 1e-6).all() and 0 < batch.share.min() < 1
@@ -250,8 +302,13 @@ def test_a_teacher_of_whole_images_blends_its_answers_as_the_images_are_blended(
 def test_a_student_learns_from_answers_on_disk(file, tmp_path):
     folder = tmp_path / "run"
     options = (f"optim.teacher={file}", "optim.teacher_weight=1")
-    mhprobe.train.run(runs.config("train", tmp_path, *WHOLE, *options, "trainer.log_every_n_steps=1"), folder)
-    logged = [row["train/distance_to_teacher"] for row in runs.rows(next(folder.glob("logs/**/metrics.csv")))]
+    mhprobe.train.run(
+        runs.config("train", tmp_path, *WHOLE, *options, "trainer.log_every_n_steps=1"), folder
+    )
+    logged = [
+        row["train/distance_to_teacher"]
+        for row in runs.rows(next(folder.glob("logs/**/metrics.csv")))
+    ]
     assert any(value and float(value) > 0 for value in logged)
     assert len(list(tmp_path.glob("teacher-*.safetensors"))) == 1
 
@@ -260,14 +317,27 @@ def test_a_student_learns_from_answers_on_disk(file, tmp_path):
 def test_what_was_pruned_is_tuned_with_the_whole_network_as_teacher(trained, tmp_path):
     weights = trained.folder / "model.safetensors"
     cfg = runs.config(
-        "prune", tmp_path, f"weights={weights}", f"optim.teacher={weights}", "optim.teacher_weight=1", "prune=order",
+        "prune",
+        tmp_path,
+        f"weights={weights}",
+        f"optim.teacher={weights}",
+        "optim.teacher_weight=1",
+        "prune=order",
         *("prune.remove=2", "prune.tune_epochs=1", "trainer.log_every_n_steps=1", *SMALL),
-    )  # fmt: skip
+    )
     folder = tmp_path / "run"
     mhprobe.prune.run(cfg, folder)
-    logged = [row["train/distance_to_teacher"] for row in runs.rows(next(folder.glob("logs/**/metrics.csv")))]
+    logged = [
+        row["train/distance_to_teacher"]
+        for row in runs.rows(next(folder.glob("logs/**/metrics.csv")))
+    ]
     assert any(value and float(value) > 0 for value in logged)
     tuned = runs.rows(folder / "tables" / "pruning.csv")[-1]
     made = json.loads((folder / "pruned.json").read_text())["made"]
-    assert (tuned["stage"], float(tuned["accuracy"])) == ("tuned", pytest.approx(made["test/accuracy"], abs=1e-6))
-    assert 0 < made["test/accuracy"] < 1  # barely trained: neither is what a broken network or a leak would give
+    assert (tuned["stage"], float(tuned["accuracy"])) == (
+        "tuned",
+        pytest.approx(made["test/accuracy"], abs=1e-6),
+    )
+    assert (
+        0 < made["test/accuracy"] < 1
+    )  # barely trained: neither is what a broken network or a leak would give

@@ -19,7 +19,12 @@ SHUT = {  # of timm: what is built small, and which of its scales start at about
     "BEiT": ({**TINY, "name": "beitv2_base_patch16_224"}, "gamma_1"),
     "Swin V2": (
         {
-            **{"name": "swinv2_tiny_window8_256", "img_size": 32, "patch_size": 4, "window_size": 4},
+            **{
+                "name": "swinv2_tiny_window8_256",
+                "img_size": 32,
+                "patch_size": 4,
+                "window_size": 4,
+            },
             **{"embed_dim": 12, "depths": (1, 1), "num_heads": (2, 3)},
         },
         "norm1.weight",
@@ -30,7 +35,9 @@ SHUT = {  # of timm: what is built small, and which of its scales start at about
 def network(settings):
     """A network whose scales are as if it had been trained."""
     torch.manual_seed(0)
-    model = timm.create_model(settings["name"], num_classes=5, **{k: v for k, v in settings.items() if k != "name"})
+    model = timm.create_model(
+        settings["name"], num_classes=5, **{k: v for k, v in settings.items() if k != "name"}
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1 and parameter.abs().max() < 0.1:
@@ -50,7 +57,9 @@ def importance(model):
 
 
 @pytest.mark.parametrize(("settings", "scale"), SHUT.values(), ids=SHUT)
-def test_the_twin_of_a_network_whose_branches_start_shut_has_heads_that_do_something(settings, scale, caplog):
+def test_the_twin_of_a_network_whose_branches_start_shut_has_heads_that_do_something(
+    settings, scale, caplog
+):
     model = network(settings)
     makes = twin_of(model, settings)
     # as it was drawn: the identity, which any head beats
@@ -68,14 +77,20 @@ def test_the_twin_of_a_network_whose_branches_start_shut_has_heads_that_do_somet
 
 
 def test_a_twin_that_is_made_in_inference_mode_can_be_used_outside():
-    """Lightning tests in inference mode. On a GPU the twin's gates kept it, and their values could not be read."""
+    """Lightning tests in inference mode.
+
+    On a GPU the twin's gates kept it, and their values could not be read.
+    """
     settings, _ = SHUT["DINOv2"]
     model = network(settings)
     with torch.inference_mode():
         assert torch.ones(1).is_inference()  # negative control
         twin = twin_of(model, settings)()
     gates = mhprobe.attach(twin)
-    assert not any(tensor.is_inference() for tensor in (*twin.parameters(), *twin.buffers(), *gates.parameters()))
+    assert not any(
+        tensor.is_inference()
+        for tensor in (*twin.parameters(), *twin.buffers(), *gates.parameters())
+    )
 
 
 def test_scales_are_those_of_when_the_twin_is_asked_for():

@@ -91,7 +91,9 @@ def test_torch_reads_a_checkpoint_too_and_one_of_torch_is_read(model, checkpoint
     plain = tmp_path / "plain.ckpt"
     torch.save(checkpoint_of(model), plain)
     assert state.keys() == load_checkpoint(plain)["state_dict"].keys()
-    assert all(torch.equal(state[f"backbone.{key}"], value) for key, value in model.state_dict().items())
+    assert all(
+        torch.equal(state[f"backbone.{key}"], value) for key, value in model.state_dict().items()
+    )
 
 
 def test_float16_halves_the_file_and_loads_as_float32(model, file, tmp_path):

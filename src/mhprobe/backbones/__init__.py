@@ -1,4 +1,7 @@
-"""Find the family of a model and its heads, and put gates on them. Each file of this package holds families."""
+"""Find the family of a model and its heads, and put gates on them.
+
+Each file of this package holds families.
+"""
 
 import contextlib
 import copy
@@ -22,8 +25,16 @@ from mhprobe.heads import KINDS, HeadLayout, Kind
 def families() -> tuple[Family, ...]:
     """Every Family of this package, and those that a program has defined, one of each class; of one name the last."""
     _import_all()
-    classes = (family for family in _below(Family) if not inspect.isabstract(family) and hasattr(family, "title"))
-    return tuple(map(_only, {(family.__module__, family.__qualname__): family for family in classes}.values()))
+    classes = (
+        family
+        for family in _below(Family)
+        if not inspect.isabstract(family) and hasattr(family, "title")
+    )
+    return tuple(
+        map(
+            _only, {(family.__module__, family.__qualname__): family for family in classes}.values()
+        )
+    )
 
 
 @functools.cache
@@ -45,7 +56,8 @@ def refuse_no_model(where: str, model: object) -> None:
     """UserError for what is no model. where: the function that was called with it."""
     if not isinstance(model, nn.Module):
         raise UserError(
-            f"{where}: expected a model, e.g. timm.create_model(name, pretrained=True), got {type(model).__name__} "
+            f"{where}: expected a model, e.g. timm.create_model(name, pretrained=True), got "
+            f"{type(model).__name__} "
             f"{quoted(str(model))}."
         )
 
@@ -55,7 +67,10 @@ def family_of(model: nn.Module) -> Family:
     if (family := _claiming(model)) is not None:
         return family
     for name, part in _inside(model).items():
-        raise UserError(f"{type(model).__name__}: it wraps a supported {type(part).__name__}; pass model.{name}.")
+        raise UserError(
+            f"{type(model).__name__}: it wraps a supported {type(part).__name__}; pass "
+            f"model.{name}."
+        )
     if type(model).__module__.startswith("transformers."):
         from mhprobe.backbones.huggingface import KINDS as OF_TRANSFORMERS
 
@@ -67,31 +82,38 @@ def family_of(model: nn.Module) -> Family:
             error, reason = _REFUSED[type(module).__name__]
             raise error(f"{name}: {reason}")
     raise UserError(
-        f"{name}: no supported family knows where its heads are; docs/models.md lists the {len(families())} that there "
+        f"{name}: no supported family knows where its heads are; docs/models.md lists the "
+        f"{len(families())} that there "
         f"are. To add one, see 'A backbone family' in CONTRIBUTING.md."
     )
 
 
 _TALKING = (
-    "its heads talk: behind the softmax their attention weights are mixed across heads, so what a head hands on is not "
+    "its heads talk: behind the softmax their attention weights are mixed across heads, so what a "
+    "head hands on is not "
     "its own. Not supported."
 )
-_REFUSED: Mapping[str, tuple[type[UserError], str]] = {  # classes whose heads no family can find or mask, and why
+_REFUSED: Mapping[
+    str, tuple[type[UserError], str]
+] = {  # classes whose heads no family can find or mask, and why
     "Cait": (HeadsMixed, _TALKING),
     "EfficientFormerV2": (HeadsMixed, _TALKING),
     "EfficientVitMsra": (
         HeadsMixed,
-        "its heads are a cascade: each adds to its input what the one before it has found, so what a head hands on is "
+        "its heads are a cascade: each adds to its input what the one before it has found, so what "
+        "a head hands on is "
         "not its own. Not supported.",
     ),
     "Nest": (
         UserError,
-        "in front of the projection its heads lie among each other, channel by channel, and not side by side; mhprobe "
+        "in front of the projection its heads lie among each other, channel by channel, and not "
+        "side by side; mhprobe "
         "gates heads that are slices. Not supported.",
     ),
     "HydraAttention": (
         UserError,
-        "Hydra attention has a head per channel and adds up keys times values before any query is seen, so it never "
+        "Hydra attention has a head per channel and adds up keys times values before any query is "
+        "seen, so it never "
         "forms attention between patches to measure, map or roll out; take a ViT or a Swin.",
     ),
 }
@@ -118,9 +140,14 @@ def backbone_of(model: nn.Module) -> nn.Module:
         return model
     inside = _inside(model)
     if len(inside) > 1:
-        inside = {name: module for name, module in inside.items() if find_gates(module) is not None} or inside
+        inside = {
+            name: module for name, module in inside.items() if find_gates(module) is not None
+        } or inside
     if len(inside) > 1:
-        raise UserError(f"{type(model).__name__} holds several models with heads: {', '.join(inside)}; pass one.")
+        raise UserError(
+            f"{type(model).__name__} holds several models with heads: {', '.join(inside)}; pass "
+            "one."
+        )
     if not inside:
         family_of(model)  # refuses it
     return next(iter(inside.values()))
@@ -132,40 +159,65 @@ def _claiming(model: nn.Module, among: Sequence[Family] | None = None) -> Family
 
 def _inside(model: nn.Module) -> dict[str, nn.Module]:
     """The outermost modules in ``model`` that a family claims, by name."""
-    every, claimed = families(), dict[str, nn.Module]()  # gathered once: a model has hundreds of modules
+    every, claimed = (
+        families(),
+        dict[str, nn.Module](),
+    )  # gathered once: a model has hundreds of modules
     for name, module in model.named_modules():  # outer ones first
-        if not name.startswith(tuple(f"{other}." for other in claimed)) and _claiming(module, every) is not None:
+        if (
+            not name.startswith(tuple(f"{other}." for other in claimed))
+            and _claiming(module, every) is not None
+        ):
             claimed[name] = module
     return claimed
 
 
 def layout_of(model: nn.Module, units: Collection[Kind] | None = None) -> HeadLayout:
-    """The heads of a model, or its heads and neurons. A model of no supported family is refused by name and reason.
+    """The heads of a model, or its heads and neurons.
+
+    A model of no supported family is refused by name and reason.
 
     units: as for ``kinds_of``; heads come first. UserError where the family does not know them.
     """
     family, kinds = family_of(model), kinds_of(model, units)
-    sites = [*(family.sites(model) if "head" in kinds else ()), *(family.neurons(model) if "neuron" in kinds else ())]
+    sites = [
+        *(family.sites(model) if "head" in kinds else ()),
+        *(family.neurons(model) if "neuron" in kinds else ()),
+    ]
     return HeadLayout(sites=tuple(sites), blocks=tuple(family.blocks(model)))
 
 
 def kinds_of(model: nn.Module, units: Collection[Kind] | None = None) -> frozenset[Kind]:
-    """The kinds of ``units``; None: those with gates on ``model``, or else heads. UserError for others than KINDS."""
+    """The kinds of ``units``; None: those with gates on ``model``, or else heads.
+
+    UserError for others than KINDS.
+    """
     if units is None:
         gates = find_gates(model)
         return frozenset({"head"}) if gates is None else gates.layout.kinds
-    if isinstance(units, str) or not isinstance(units, Collection) or not units or not set(units) <= set(KINDS):
-        raise UserError(f"units: expected some of {', '.join(KINDS)}, as {{'head', 'neuron'}}, got {quoted(units)}.")
+    if (
+        isinstance(units, str)
+        or not isinstance(units, Collection)
+        or not units
+        or not set(units) <= set(KINDS)
+    ):
+        raise UserError(
+            f"units: expected some of {', '.join(KINDS)}, as {{'head', 'neuron'}}, got "
+            f"{quoted(units)}."
+        )
     return frozenset(units)
 
 
 def slice_sites(model: nn.Module, layout: HeadLayout, kept: Mapping[str, Sequence[int]]) -> None:
     """Remove, in place, the units that ``kept`` does not name; sites that keep all are not touched.
 
-    ``model.kept_heads`` names what is left of each site by its numbers in the dense model. A unit that is named twice
-    is there twice. UserError for units of a model that can lose none.
+    ``model.kept_heads`` names what is left of each site by its numbers in the dense model. A unit
+    that is named twice is there twice. UserError for units of a model that can lose none.
     """
-    family, cut = family_of(model), [site for site in layout.sites if len(kept[site.name]) != site.num_heads]
+    family, cut = (
+        family_of(model),
+        [site for site in layout.sites if len(kept[site.name]) != site.num_heads],
+    )
     if cut and (reason := family.unprunable(model, {site.kind for site in cut})) is not None:
         raise UserError(f"{cut[0].name}: {reason}")
     for site in cut:
@@ -173,31 +225,46 @@ def slice_sites(model: nn.Module, layout: HeadLayout, kept: Mapping[str, Sequenc
         assert slice_site is not None, "else unprunable says why"
         slice_site(model, site, kept[site.name])
     first = getattr(model, "kept_heads", {})  # of a model that was pruned before
-    numbers = {name: [first[name][unit] if name in first else unit for unit in units] for name, units in kept.items()}
+    numbers = {
+        name: [first[name][unit] if name in first else unit for unit in units]
+        for name, units in kept.items()
+    }
     model.kept_heads = {**first, **numbers}  # type: ignore[assignment]
 
 
 def sliced(model: nn.Module, layout: HeadLayout, kept: Mapping[str, Sequence[int]]) -> nn.Module:
     """A copy without gates, and without the units that ``kept`` does not name; it shares weights where it can."""
-    smaller = copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+    smaller = copy.deepcopy(
+        model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    )
     remove_gates(smaller)
     slice_sites(smaller, layout, kept)
     return smaller
 
 
 def build(
-    name: str, pretrained: bool = False, num_classes: int | None = 10, fused_attn: bool | None = None, **kwargs: Any
+    name: str,
+    pretrained: bool = False,
+    num_classes: int | None = 10,
+    fused_attn: bool | None = None,
+    **kwargs: Any,
 ) -> nn.Module:
     """A new model of a family that builds ``name``, or of ``timm.create_model`` with clear errors.
 
-    pretrained: download its weights. num_classes: 0 leaves the classifier out; None keeps the model's own number.
-    fused_attn: None keeps timm's choice; False materialises attention weights (twice as fast for narrow heads in
-        bfloat16 on CPU); True asks for scaled_dot_product_attention (a quarter faster than timm's default for Swin).
-    kwargs: of the timm model, e.g. img_size, patch_size, embed_dim, depth, num_heads; None keeps the model's own.
+    pretrained: download its weights. num_classes: 0 leaves the classifier out; None keeps the
+    model's own number.
+    fused_attn: None keeps timm's choice; False materialises attention weights (twice as fast for
+    narrow heads in
+        bfloat16 on CPU); True asks for scaled_dot_product_attention (a quarter faster than timm's
+        default for Swin).
+    kwargs: of the timm model, e.g. img_size, patch_size, embed_dim, depth, num_heads; None keeps
+    the model's own.
     """
     make = next((family.build for family in families() if family.builds(name)), timm_models.build)
     options = {key: value for key, value in kwargs.items() if value is not None}
-    return make(name, pretrained=pretrained, num_classes=num_classes, fused_attn=fused_attn, **options)
+    return make(
+        name, pretrained=pretrained, num_classes=num_classes, fused_attn=fused_attn, **options
+    )
 
 
 def input_spec(model: nn.Module) -> dict[str, Any]:
@@ -222,17 +289,23 @@ def attach(
 ) -> HeadGates:
     """Put a gate on every head of ``model``, once; a second call returns the same gates.
 
-    If a block or a projection was replaced meanwhile, or ``units`` are others than before, all get new gates of the
-    same class and the same values: learned gates go on learning. An optimizer needs these new parameters.
+    If a block or a projection was replaced meanwhile, or ``units`` are others than before, all get
+    new gates of the
+    same class and the same values: learned gates go on learning. An optimizer needs these new
+    parameters.
 
-    model: of a supported family, or a module that holds one such model (a LightningModule, your own class).
-    learnable: whether an optimizer may train the gates' values. None keeps that of present gates; new ones are fixed.
-    make: makes the gates from (model, layout), e.g. ``HardConcreteGates``. A head that was off stays off.
-    units: {"head", "neuron"} also puts gates on the neurons of every MLP, in front of its last linear layer. None keeps
+    model: of a supported family, or a module that holds one such model (a LightningModule, your own
+    class).
+    learnable: whether an optimizer may train the gates' values. None keeps that of present gates;
+    new ones are fixed.
+    make: makes the gates from (model, layout), e.g. ``HardConcreteGates``. A head that was off
+    stays off.
+    units: {"head", "neuron"} also puts gates on the neurons of every MLP, in front of its last
+    linear layer. None keeps
         the present units, or takes heads. UserError where gates that are not 1 would be left out.
 
-    Returns HeadGates: ``.layout``, ``.values`` (A,) all ones, which leave the model's output bit-identical. Raises
-    UserError for an unsupported model, with the reason.
+    Returns HeadGates: ``.layout``, ``.values`` (A,) all ones, which leave the model's output
+    bit-identical. Raises UserError for an unsupported model, with the reason.
 
     >>> import timm
     >>> size = dict(img_size=16, patch_size=8, embed_dim=12, depth=2, num_heads=3)
@@ -245,15 +318,25 @@ def attach(
     """
     refuse_no_model("attach", model)
     gates, kinds = find_gates(model), kinds_of(model, units)
-    if gates is not None and make is None and gates.layout.kinds == kinds and not gates.missing(model):
+    if (
+        gates is not None
+        and make is None
+        and gates.layout.kinds == kinds
+        and not gates.missing(model)
+    ):
         if learnable is not None:
             gates.learn(learnable)
         gates.check(model)
         return gates
-    effective = zip(gates.layout.sites, gates.layout.split(gates.effective()), strict=True) if gates else ()
-    if changed := [site for site, part in effective if site.kind not in kinds and bool((part != 1).any())]:
+    effective = (
+        zip(gates.layout.sites, gates.layout.split(gates.effective()), strict=True) if gates else ()
+    )
+    if changed := [
+        site for site, part in effective if site.kind not in kinds and bool((part != 1).any())
+    ]:
         raise UserError(
-            f"units: {changed[0].name} has gates that are not 1, and without them the outputs would change; name its "
+            f"units: {changed[0].name} has gates that are not 1, and without them the outputs "
+            "would change; name its "
             f"{changed[0].kind}s, too, or remove them for good first (mhprobe.prune_heads)."
         )
     backbone = backbone_of(model)

@@ -1,6 +1,7 @@
 """A backbone family: where its heads are, and all that other packages need to know of its modules.
 
-Methods here fit most models of timm; a family overrides the others. No other package names a part of attention.
+Methods here fit most models of timm; a family overrides the others. No other package names a part
+of attention.
 """
 
 import contextlib
@@ -31,10 +32,11 @@ class Segments(NamedTuple):
 class DirectPath(NamedTuple):
     """The direct path of a write into the residual stream to the logits, past all later blocks.
 
-    between: for each of ``Family.blocks`` the module in front of it that merges fields of 2 x 2 tokens, (B, rows,
-    columns, C), or None. norm: behind the last block, per token. pool: a fixed sum over tokens, (B, T, C) in raster
-    order -> (B, C), for any C. head: (B, C) -> logits. All are linear, but for norms and biases. grids: of each
-    block the (rows, columns) of its tokens; empty where no module merges tokens.
+    between: for each of ``Family.blocks`` the module in front of it that merges fields of 2 x 2
+    tokens, (B, rows, columns, C), or None. norm: behind the last block, per token. pool: a fixed
+    sum over tokens, (B, T, C) in raster order -> (B, C), for any C. head: (B, C) -> logits. All are
+    linear, but for norms and biases. grids: of each block the (rows, columns) of its tokens; empty
+    where no module merges tokens.
     """
 
     between: tuple[Callable[[Tensor], Tensor] | None, ...]
@@ -48,9 +50,11 @@ class DirectPath(NamedTuple):
 class Seam:
     """Modules of one site: of its attention, or of the MLP whose neurons are its units.
 
-    point: its first input is the heads' outputs side by side, (rows, tokens, H * D), head 0 first. Gates and taps are
+    point: its first input is the heads' outputs side by side, (rows, tokens, H * D), head 0 first.
+    Gates and taps are
         pre-hooks of it. Often it is ``output``, or a norm in front of that. output: W_O.
-    weights: its first input is the softmaxed attention weights (rows, H, queries, keys), while they are ``visible``, by
+    weights: its first input is the softmaxed attention weights (rows, H, queries, keys), while they
+    are ``visible``, by
         default without the fused path; None where no module has them, for the reason ``hidden``.
     behind: from the input of ``point`` to the output of ``attention``; None for ``point`` itself.
     """
@@ -80,16 +84,22 @@ class Seam:
 class Family(ABC):
     """A group of models whose heads are found in the same way.
 
-    slice_heads(model, site, keep) removes the heads of ``site`` but ``keep`` (ascending, may be empty), in place; the
-    model's forward runs on, and ``sites`` names the site only if it has heads. None: they can be masked, not removed.
+    slice_heads(model, site, keep) removes the heads of ``site`` but ``keep`` (ascending, may be
+    empty), in place; the model's forward runs on, and ``sites`` names the site only if it has
+    heads. None: they can be masked, not removed.
 
-    tests/contracts/test_backbones.py zeroes a head's rows of W_V in every family: its channels alone become zero.
+    tests/contracts/test_backbones.py zeroes a head's rows of W_V in every family: its channels
+    alone become zero.
     """
 
     title: ClassVar[str]
     model: ClassVar[Any] = ()  # the class of its models
-    embedding: ClassVar[str] = "patch_embed"  # the name of the module whose output embeds the patches
-    head: ClassVar[str | None] = ""  # the name of the classifier, without get_classifier; None: it is around the model
+    embedding: ClassVar[str] = (
+        "patch_embed"  # the name of the module whose output embeds the patches
+    )
+    head: ClassVar[str | None] = (
+        ""  # the name of the classifier, without get_classifier; None: it is around the model
+    )
     slice_heads: ClassVar[Callable[..., None] | None] = None
     whole: ClassVar[str] = ""  # the reason why no head of its models can be removed, if known
 
@@ -105,7 +115,10 @@ class Family(ABC):
 
     def neurons(self, model: Any) -> Iterator[HeadSite]:
         """The model's MLPs from input to output, as sites of neurons; UserError where a neuron is not private."""
-        raise UserError(f"units: mhprobe does not know where neurons of a {self.title} are, expected units={{'head'}}.")
+        raise UserError(
+            f"units: mhprobe does not know where neurons of a {self.title} are, expected "
+            f"units={{'head'}}."
+        )
 
     @abstractmethod
     def blocks(self, model: Any) -> Iterator[Block]:
@@ -118,14 +131,18 @@ class Family(ABC):
     def direct_path(self, model: Any) -> DirectPath:
         """The way from the residual stream to the logits, past all later blocks; UserError if it is not known."""
         raise UserError(
-            f"logit_attribution: mhprobe does not know the direct path to the logits of a {self.title}. Its other "
+            "logit_attribution: mhprobe does not know the direct path to the logits of a "
+            f"{self.title}. Its other "
             f"measures work; lrp_relevance also divides a logit among the heads."
         )
 
     # what stands around a head
 
     def prepare(self, model: Any) -> None:  # noqa: B027  # most have room
-        """Add modules that gates can be pre-hooks of, before every ``attach``. Outputs and state dict stay the same."""
+        """Add modules that gates can be pre-hooks of, before every ``attach``.
+
+        Outputs and state dict stay the same.
+        """
 
     def seam(self, model: Any, site: HeadSite) -> Seam:
         attention: Any = submodule(model, site)
@@ -145,7 +162,10 @@ class Family(ABC):
         else:
             query, key, value = self.query_key_value(attention, site)
         written = units.weight_of(self.seam(model, site).output)
-        output, scale = written.mT.unflatten(0, (site.num_heads, site.head_dim)), self.layer_scale(model, site)
+        output, scale = (
+            written.mT.unflatten(0, (site.num_heads, site.head_dim)),
+            self.layer_scale(model, site),
+        )
         return HeadWeights(query, key, value, output if scale is None else output * scale.flatten())
 
     def query_key_value(self, attention: Any, site: HeadSite) -> units.Parts:
@@ -159,7 +179,9 @@ class Family(ABC):
     def norm_behind(self, model: Any, site: HeadSite) -> tuple[nn.LayerNorm, Tensor] | None:
         """The norm between W_O of a site and the residual stream, and W_O's bias; None without one."""
         block = site.name.rpartition(".")[0]
-        if f"{block}.mlp" not in {of.middle for of in self.blocks(model)}:  # others have a norm in front of the MLP
+        if f"{block}.mlp" not in {
+            of.middle for of in self.blocks(model)
+        }:  # others have a norm in front of the MLP
             return None
         norm = model.get_submodule(f"{block}.norm{2 if site.kind == 'neuron' else 1}")
         return norm, self.seam(model, site).output.bias.detach()
@@ -169,7 +191,10 @@ class Family(ABC):
         return units.unfused(model.modules())
 
     def stem(self, model: Any) -> nn.Module:
-        """The module whose output embeds the patches, where relevance arrives. UserError without one."""
+        """The module whose output embeds the patches, where relevance arrives.
+
+        UserError without one.
+        """
         return model.get_submodule(self.embedding)
 
     def patches(self, embedded: Tensor) -> Tensor:
@@ -194,9 +219,15 @@ class Family(ABC):
         """Return the classifier, which makes logits of features; an Identity if the model only gives features."""
         if self.head is None:
             return nn.Identity()
-        return model.get_submodule(self.head) if self.head else getattr(model, "get_classifier", nn.Sequential)()
+        return (
+            model.get_submodule(self.head)
+            if self.head
+            else getattr(model, "get_classifier", nn.Sequential)()
+        )
 
-    def parameter_groups(self, model: Any, weight_decay: float, layer_decay: float | None) -> list[dict[str, Any]]:
+    def parameter_groups(
+        self, model: Any, weight_decay: float, layer_decay: float | None
+    ) -> list[dict[str, Any]]:
         """Groups for the optimizer, with ``weight_decay`` where it is due; "lr_scale" by depth with a layer_decay."""
         return timm_models.parameter_groups(model, weight_decay, layer_decay)
 
@@ -206,13 +237,20 @@ class Family(ABC):
         """Why no unit of these kinds can be removed from this model, in a sentence; None where they can."""
         if self.slice_heads is not None or "head" not in kinds:
             of_kind = {"head": self.sites, "neuron": self.neurons}
-            return units.uncuttable(model, [site for kind in kinds for site in of_kind[kind](model)])
+            return units.uncuttable(
+                model, [site for kind in kinds for site in of_kind[kind](model)]
+            )
         unknown = f"mhprobe does not know how to remove heads of a {self.title}"
         return f"{unknown}{self.whole and f': {self.whole}'}. {units.STILL}"
 
 
-def blocks_in(model: nn.Module, layers: str, middle: Callable[[Any], str], stage: int = 0) -> Iterator[Block]:
-    """Each child of the module ``layers`` as a block. middle: name of its part that comes after attention."""
+def blocks_in(
+    model: nn.Module, layers: str, middle: Callable[[Any], str], stage: int = 0
+) -> Iterator[Block]:
+    """Each child of the module ``layers`` as a block.
+
+    middle: name of its part that comes after attention.
+    """
     for child, block in model.get_submodule(layers).named_children():
         name = f"{layers}.{child}"
         yield Block(name=name, stage=stage, middle=f"{name}.{middle(block)}")

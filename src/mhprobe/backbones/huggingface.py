@@ -1,7 +1,8 @@
 """Hugging Face transformers (from 5.19): ViT, DeiT, DINOv2, DINOv3, CLIP, SigLIP, BEiT, Swin; BERT, RoBERTa.
 
-The configuration names the function that computes attention (eager, sdpa ...). While attention weights are recorded it
-names one of this file. A model with a classifier holds one of these models, which ``mhprobe.attach`` finds.
+The configuration names the function that computes attention (eager, sdpa ...). While attention
+weights are recorded it names one of this file. A model with a classifier holds one of these models,
+which ``mhprobe.attach`` finds.
 """
 
 import json
@@ -41,7 +42,9 @@ KINDS = {
     "DeiTModel": Kind("layers", "attention", "layernorm_after", (2,)),
     "BeitModel": Kind("layers", "attention", "layernorm_after"),
     "Dinov2Model": Kind("encoder.layer", "attention", "norm2"),
-    "Dinov2WithRegistersModel": Kind("encoder.layer", "attention", "norm2", (1, "num_register_tokens")),
+    "Dinov2WithRegistersModel": Kind(
+        "encoder.layer", "attention", "norm2", (1, "num_register_tokens")
+    ),
     "DINOv3ViTModel": Kind("model.layer", "attention", "norm2", (1, "num_register_tokens")),
     "CLIPVisionModel": Kind("encoder.layers", "self_attn", "layer_norm2"),
     "SiglipVisionModel": Kind("encoder.layers", "self_attn", "layer_norm2", (0,)),
@@ -51,13 +54,18 @@ KINDS = {
 
 
 class HuggingFace(Family):
-    title = "Hugging Face transformers (ViT, DeiT, DINOv2, DINOv3, CLIP, SigLIP, BEiT; BERT, RoBERTa)"
+    title = (
+        "Hugging Face transformers (ViT, DeiT, DINOv2, DINOv3, CLIP, SigLIP, BEiT; BERT, RoBERTa)"
+    )
     names: ClassVar[Collection[str]] = KINDS
     head = None
     whole = "its configuration holds one number of heads for all blocks, so one without some could not be loaded again"
 
     def claims(self, model: nn.Module) -> bool:
-        return type(model).__module__.startswith("transformers.") and type(model).__name__ in self.names
+        return (
+            type(model).__module__.startswith("transformers.")
+            and type(model).__name__ in self.names
+        )
 
     def sites(self, model: Any) -> Iterator[HeadSite]:
         kind, config = KINDS[type(model).__name__], model.config
@@ -65,12 +73,23 @@ class HuggingFace(Family):
             name, heads = f"{block.name}.{kind.attention}", config.num_attention_heads
             width = width_of(name, _output(model.get_submodule(name), model, name), heads)
             if kind.text:
-                yield HeadSite(name, stage=0, block=number, num_heads=heads, head_dim=width, line=True)
+                yield HeadSite(
+                    name, stage=0, block=number, num_heads=heads, head_dim=width, line=True
+                )
                 continue
-            prefix = sum(part if isinstance(part, int) else getattr(config, part) for part in kind.prefix)
+            prefix = sum(
+                part if isinstance(part, int) else getattr(config, part) for part in kind.prefix
+            )
             image, patch = to_2tuple(config.image_size), to_2tuple(config.patch_size)
-            grid, pixels = (image[0] // patch[0], image[1] // patch[1]), (float(patch[0]), float(patch[1]))
-            tokens: dict[str, Any] = {"prefix_tokens": prefix, "class_token": prefix > 0, "pooled": prefix == 0}
+            grid, pixels = (
+                (image[0] // patch[0], image[1] // patch[1]),
+                (float(patch[0]), float(patch[1])),
+            )
+            tokens: dict[str, Any] = {
+                "prefix_tokens": prefix,
+                "class_token": prefix > 0,
+                "pooled": prefix == 0,
+            }
             yield HeadSite(name, 0, number, heads, width, grid=grid, pixels=pixels, **tokens)
 
     def blocks(self, model: Any) -> Iterator[Block]:
@@ -89,7 +108,8 @@ class HuggingFace(Family):
         return Seam(
             *(attention, point, point, attention.softmaxed),
             visible=lambda: _implementation(attention.config),
-            # attention also returns its weights; of a text it returns the heads: W_O is in the next module
+            # attention also returns its weights; of a text it returns the heads: W_O is in the next
+            # module
             behind=lambda heads: (heads if site.line else point(heads), None),
         )
 
@@ -98,7 +118,9 @@ class HuggingFace(Family):
 
     def stem(self, model: Any) -> nn.Module:
         embeddings = model.embeddings
-        stem = getattr(embeddings, "patch_embeddings", None) or getattr(embeddings, "patch_embedding", embeddings)
+        stem = getattr(embeddings, "patch_embeddings", None) or getattr(
+            embeddings, "patch_embedding", embeddings
+        )
         return getattr(stem, "projection", stem)
 
     def patches(self, embedded: Tensor) -> Tensor:
@@ -125,7 +147,9 @@ class HuggingFaceSwin(HuggingFace):
             heads, width = block.attention.num_attention_heads, block.attention.head_dim
             yield HeadSite(
                 *(f"{about.name}.attention", about.stage, number, heads, width),
-                windows=Windows(grid=grid, size=to_2tuple(side), shift=to_2tuple(shift), pad_first=True),
+                windows=Windows(
+                    grid=grid, size=to_2tuple(side), shift=to_2tuple(shift), pad_first=True
+                ),
                 grid=grid,
                 pixels=(float(rows), float(columns)),
                 pooled=True,
@@ -133,7 +157,9 @@ class HuggingFaceSwin(HuggingFace):
 
     def blocks(self, model: Any) -> Iterator[Block]:
         for stage in range(len(model.encoder.layers)):
-            yield from blocks_in(model, f"encoder.layers.{stage}.blocks", lambda _: "layernorm_after", stage)
+            yield from blocks_in(
+                model, f"encoder.layers.{stage}.blocks", lambda _: "layernorm_after", stage
+            )
 
 
 def _output(attention: Any, model: nn.Module, name: str) -> Any:
@@ -153,32 +179,55 @@ def _implementation(config: Any) -> AbstractContextManager[None]:
 
 
 def _open(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    scaling: float | None = None, dropout: float = 0.0, **_: Any,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **_: Any,
+) -> tuple[Tensor, Tensor]:
     """Attention whose weights (B, H, T, T) pass ``module.softmaxed``."""
-    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    scores = (
+        query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    )
     scores = scores if attention_mask is None else scores + attention_mask
     weights = module.softmaxed(scores.softmax(-1))
-    return (F.dropout(weights, dropout, module.training) @ value).transpose(1, 2).contiguous(), weights
+    return (F.dropout(weights, dropout, module.training) @ value).transpose(
+        1, 2
+    ).contiguous(), weights
 
 
 def from_folder(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     """The image model in a folder that transformers saved, and its images' size, mean and std.
 
-    Nothing is downloaded, and no code in the folder is run. UserError where transformers is missing, or cannot read it.
+    Nothing is downloaded, and no code in the folder is run. UserError where transformers is
+    missing, or cannot read it.
     """
     try:
         from transformers import AutoModel
     except ImportError:
-        raise UserError(f"{folder} is of transformers: pip install 'mhprobe[transformers]'.") from None
+        raise UserError(
+            f"{folder} is of transformers: pip install 'mhprobe[transformers]'."
+        ) from None
     # a dozen unrelated types, from missing files to foreign classes
-    with refusing(lambda error: f"{folder}: transformers cannot read it ({short(' '.join(str(error).split()), 200)})."):
-        model = AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True, trust_remote_code=False)
+    with refusing(
+        lambda error: (
+            f"{folder}: transformers cannot read it ({short(' '.join(str(error).split()), 200)})."
+        )
+    ):
+        model = AutoModel.from_pretrained(
+            folder, local_files_only=True, use_safetensors=True, trust_remote_code=False
+        )
     model = getattr(model, "vision_model", model)
     spec = HuggingFace().input_spec(model)
     processor = folder / "preprocessor_config.json"
     if processor.is_file():
         settings = json.loads(processor.read_text(encoding="utf-8"))
-        spec |= {key: tuple(settings[f"image_{key}"]) for key in ("mean", "std") if f"image_{key}" in settings}
+        spec |= {
+            key: tuple(settings[f"image_{key}"])
+            for key in ("mean", "std")
+            if f"image_{key}" in settings
+        }
     return model.eval(), spec

@@ -48,7 +48,11 @@ def _global_queries(attention: Any, heads: int) -> Parts:
     if not attention.use_global:
         return packed(attention, heads)
     key, value = weight_of(attention.qkv).unflatten(0, (2, heads, -1))
-    return key.new_zeros(key.shape), key, value  # queries come from elsewhere: it has no weights for them
+    return (
+        key.new_zeros(key.shape),
+        key,
+        value,
+    )  # queries come from elsewhere: it has no weights for them
 
 
 def _three_by_head(attention: Any, heads: int) -> Parts:
@@ -56,7 +60,9 @@ def _three_by_head(attention: Any, heads: int) -> Parts:
 
 
 def _shared(attention: Any, heads: int) -> Parts:
-    key, value = (weight_of(part.proj).expand(heads, -1, -1) for part in (attention.key, attention.value))
+    key, value = (
+        weight_of(part.proj).expand(heads, -1, -1) for part in (attention.key, attention.value)
+    )
     return weight_of(attention.query.proj).unflatten(0, (heads, -1)), key, value
 
 
@@ -70,7 +76,9 @@ def _pooled(trial: Trial) -> Windows | None:
         return None
     down, right = trial.block.q_stride or (1, 1)
     (height, width), (tall, wide) = trial.grid(), trial.block.window_size
-    return Windows(grid=(height // down, width // right), size=(tall // down, wide // right), shift=(0, 0))
+    return Windows(
+        grid=(height // down, width // right), size=(tall // down, wide // right), shift=(0, 0)
+    )
 
 
 def _partitions(trial: Trial) -> Windows | None:
@@ -118,7 +126,8 @@ def _on_the_grid(attention: Any) -> nn.Module | None:
 def _not_fused(trial: Trial) -> None:
     if isinstance(trial.attention.o_proj, nn.Identity):
         raise UserError(
-            f"{trial.name}: its output projection is one with the convolution that brings the grid back to size "
+            f"{trial.name}: its output projection is one with the convolution that brings the grid "
+            "back to size "
             f"(fuse_out_proj), so what a head writes is spread over places. Not supported."
         )
 
@@ -135,23 +144,57 @@ GLOBAL_QUERIES = {"WindowAttentionGlobal": Kind(parts=_global_queries, windows=_
 POOLED_QUERIES = {"MultiScaleAttention": Kind(windows=_pooled, weights=None)}
 PARTITIONED = dict.fromkeys(
     ("AttentionCl", "Attention2d"),
-    Kind(parts=lambda part, heads: (by_head if part.head_first else packed)(part, heads), windows=_partitions),
+    Kind(
+        parts=lambda part, heads: (by_head if part.head_first else packed)(part, heads),
+        windows=_partitions,
+    ),
 )
-SAM = {"Attention": Kind(windows=_as_said, weights=lambda part: part.attn_drop.seen, prepare=_room_for_heads)}
+SAM = {
+    "Attention": Kind(
+        windows=_as_said, weights=lambda part: part.attn_drop.seen, prepare=_room_for_heads
+    )
+}
 COARSER_KEYS = Kind(  # unless ``sr`` is None
-    parts=apart("q", "kv"), weights=lambda part: part.attn_drop if part.sr is None else None, hidden=COARSER
+    parts=apart("q", "kv"),
+    weights=lambda part: part.attn_drop if part.sr is None else None,
+    hidden=COARSER,
 )
-TWINS = {"LocallyGroupedAttn": Kind(weights=None, hidden=INSIDE), "GlobalSubSampleAttn": COARSER_KEYS}
+TWINS = {
+    "LocallyGroupedAttn": Kind(weights=None, hidden=INSIDE),
+    "GlobalSubSampleAttn": COARSER_KEYS,
+}
 NEXT = {"EfficientAttention": dataclasses.replace(COARSER_KEYS, parts=apart("q", "k", "v"))}
-ON_COARSER_GRID = {"ConvAttention": Kind(point="o_proj", parts=_three_by_head, weights=None, refuse=_not_fused)}
+ON_COARSER_GRID = {
+    "ConvAttention": Kind(point="o_proj", parts=_three_by_head, weights=None, refuse=_not_fused)
+}
 
 TABLE = [
-    # tokens in a line; of CrossViT's two branches the attention from one's class token to the other has no gates
-    row("naflexvit.NaFlexVit", kinds=TOKENS, aside=("AttentionPoolLatent",), before="num_prefix_tokens"),
-    row("deepseek_vit.DeepseekVitEncoder", "deepseek_vit.DeepseekVitClassifier", kinds=TOKENS, title="DeepSeek ViT"),
-    row("qwen3_vit.Qwen3VitEncoder", "qwen3_vit.Qwen3VitClassifier", kinds=TOKENS, title="Qwen3 ViT"),
-    row("pit.PoolingVisionTransformer", kinds=TOKENS, title="PoolingVisionTransformer (PiT)", before="num_tokens"),
-    row("crossvit.CrossVit", kinds=TOKENS, aside=("CrossAttention", "CrossAttentionBlock"), before=1),
+    # tokens in a line; of CrossViT's two branches the attention from one's class token to the other
+    # has no gates
+    row(
+        "naflexvit.NaFlexVit",
+        kinds=TOKENS,
+        aside=("AttentionPoolLatent",),
+        before="num_prefix_tokens",
+    ),
+    row(
+        "deepseek_vit.DeepseekVitEncoder",
+        "deepseek_vit.DeepseekVitClassifier",
+        kinds=TOKENS,
+        title="DeepSeek ViT",
+    ),
+    row(
+        "qwen3_vit.Qwen3VitEncoder", "qwen3_vit.Qwen3VitClassifier", kinds=TOKENS, title="Qwen3 ViT"
+    ),
+    row(
+        "pit.PoolingVisionTransformer",
+        kinds=TOKENS,
+        title="PoolingVisionTransformer (PiT)",
+        before="num_tokens",
+    ),
+    row(
+        "crossvit.CrossVit", kinds=TOKENS, aside=("CrossAttention", "CrossAttentionBlock"), before=1
+    ),
     # the class token comes in behind the first blocks
     row(
         "convit.ConVit",
@@ -159,19 +202,40 @@ TABLE = [
         before=lambda trial: trial.entered[1] - math.isqrt(trial.entered[1]) ** 2,
     ),
     # queries, keys and values are pooled
-    row("mvitv2.MultiScaleVit", kinds=POOLED, title="MultiScaleVit (MViTv2)", before="num_prefix_tokens"),
-    row("gemma4_vit.Gemma4VitEncoder", "gemma4_vit.Gemma4VitClassifier", kinds=GEMMA, title="Gemma 4 ViT"),
+    row(
+        "mvitv2.MultiScaleVit",
+        kinds=POOLED,
+        title="MultiScaleVit (MViTv2)",
+        before="num_prefix_tokens",
+    ),
+    row(
+        "gemma4_vit.Gemma4VitEncoder",
+        "gemma4_vit.Gemma4VitClassifier",
+        kinds=GEMMA,
+        title="Gemma 4 ViT",
+    ),
     # factorised attention beside a convolution of each head's values
-    row("coat.CoaT", kinds={"FactorAttnConvRelPosEnc": Kind(weights=None, hidden=FACTORISED)}, before=1),
+    row(
+        "coat.CoaT",
+        kinds={"FactorAttnConvRelPosEnc": Kind(weights=None, hidden=FACTORISED)},
+        before=1,
+    ),
     # cross-covariance and outlook attention; the class attention at their ends has no gates
-    row("xcit.Xcit", kinds={"XCA": Kind(weights=None, hidden=CHANNELS)}, aside=("ClassAttn",), title="Xcit (XCiT)"),
+    row(
+        "xcit.Xcit",
+        kinds={"XCA": Kind(weights=None, hidden=CHANNELS)},
+        aside=("ClassAttn",),
+        title="Xcit (XCiT)",
+    ),
     row("volo.VOLO", kinds={**PLAIN, "OutlookAttention": OUTLOOK}, aside=("ClassAttention",)),
     # windows of tokens, then attention between channels
     row(
         "davit.DaVit",
         kinds={
             "WindowAttention": Kind(
-                windows=lambda trial: Windows(trial.grid(channels_first=True), trial.block.window_size, shift=(0, 0)),
+                windows=lambda trial: Windows(
+                    trial.grid(channels_first=True), trial.block.window_size, shift=(0, 0)
+                ),
                 weights=lambda attention: attention.softmax[1],
                 prepare=_room_behind,
             ),
@@ -186,14 +250,18 @@ TABLE = [
     # windows of neighbours, then of distant tokens; or all
     row("maxxvit.MaxxVit", kinds=PARTITIONED, title="MaxxVit (MaxViT, CoAtNet)"),
     # windows, and in some blocks all tokens
-    row("vision_transformer_sam.VisionTransformerSAM", kinds=SAM, title="VisionTransformerSAM (SAM)"),
+    row(
+        "vision_transformer_sam.VisionTransformerSAM", kinds=SAM, title="VisionTransformerSAM (SAM)"
+    ),
     # cosine attention, norms behind the parts of a block
     row(
         "swin_transformer_v2_cr.SwinTransformerV2Cr",
         kinds={"WindowMultiHeadAttention": Kind(windows=_as_said)},
         title="SwinTransformerV2Cr (Swin V2 of another hand)",
     ),
-    row("tiny_vit.TinyVit", kinds={"Attention": Kind(parts=by_head, windows=_as_said, weights=None)}),
+    row(
+        "tiny_vit.TinyVit", kinds={"Attention": Kind(parts=by_head, windows=_as_said, weights=None)}
+    ),
     # a transformer of the pixels of a patch, which have no class token, inside one of patches
     row(
         "tnt.TNT",
@@ -208,8 +276,12 @@ TABLE = [
     ),
     row("twins.Twins", kinds=TWINS),
     row("csatv2.CSATv2", kinds=PLAIN),  # over frequencies; its last stages attend
-    row("edgenext.EdgeNeXt", kinds={"CrossCovarianceAttn": Kind(weights=None, hidden=CHANNELS)}),  # in some blocks
-    row("efficientformer.EfficientFormer", kinds={"Attention": Kind(parts=by_head, weights=None)}),  # its last blocks
+    row(
+        "edgenext.EdgeNeXt", kinds={"CrossCovarianceAttn": Kind(weights=None, hidden=CHANNELS)}
+    ),  # in some blocks
+    row(
+        "efficientformer.EfficientFormer", kinds={"Attention": Kind(parts=by_head, weights=None)}
+    ),  # its last blocks
     row("fastvit.FastVit", kinds=PLAIN),  # the larger ones attend in their last stage
     # CAFormer's last stages attend; the other stages, and ConvFormer, have no heads
     row("metaformer.MetaFormer", kinds=PLAIN, title="MetaFormer (CAFormer)"),
@@ -228,9 +300,14 @@ class MobileNetV5(Located):
     A head is its query, and the slice of the projection that reads what it found.
     """
 
-    model: ClassVar[Any] = ("timm.models.mobilenetv5.MobileNetV5", "timm.models.mobilenetv5.MobileNetV5Encoder")
+    model: ClassVar[Any] = (
+        "timm.models.mobilenetv5.MobileNetV5",
+        "timm.models.mobilenetv5.MobileNetV5Encoder",
+    )
     kinds: ClassVar = {
-        "MultiQueryAttention2d": Kind(point="output.proj", parts=_shared, weights=_on_the_grid, hidden=COARSER)
+        "MultiQueryAttention2d": Kind(
+            point="output.proj", parts=_shared, weights=_on_the_grid, hidden=COARSER
+        )
     }
 
 
@@ -239,10 +316,14 @@ class MobileNetV4(MobileNetV5):
     model = "timm.models.mobilenetv3.MobileNetV3"
 
     def claims(self, model: nn.Module) -> bool:
-        return super().claims(model) and any(self.kind(part) is not None for part in model.modules())
+        return super().claims(model) and any(
+            self.kind(part) is not None for part in model.modules()
+        )
 
 
-def _levit(attention: Any, heads: int, of: Callable[[Any], Tensor] = lambda layer: weight_of(layer.linear)) -> Parts:
+def _levit(
+    attention: Any, heads: int, of: Callable[[Any], Tensor] = lambda layer: weight_of(layer.linear)
+) -> Parts:
     """Values are wider than queries and keys; where the grid shrinks, queries have a layer of their own."""
     width = attention.key_dim
     if hasattr(attention, "qkv"):
@@ -260,14 +341,16 @@ def _normed(layer: Any) -> Tensor:
 class Levit(Located):
     """timm's LeViT: attention whose linear layers have a norm each, and which shrinks the grid between stages.
 
-    A head's outputs pass an activation, channel by channel, before the projection; its gate stands behind that. In eval
-    mode each norm is a factor and a shift per channel: the factor is part of a head's weights.
+    A head's outputs pass an activation, channel by channel, before the projection; its gate stands
+    behind that. In eval mode each norm is a factor and a shift per channel: the factor is part of a
+    head's weights.
     """
 
     title = "timm LeViT"
     model = "timm.models.levit.Levit"
     kinds: ClassVar = dict.fromkeys(
-        ("Attention", "AttentionDownsample"), Kind(point="proj.ln.linear", parts=_levit, weights=None)
+        ("Attention", "AttentionDownsample"),
+        Kind(point="proj.ln.linear", parts=_levit, weights=None),
     )
 
     def head_weights(self, model: Any, site: HeadSite) -> HeadWeights:

@@ -1,7 +1,8 @@
 """torch's nn.MultiheadAttention with places for gates and taps: torchvision's ViT, and any nn.TransformerEncoder.
 
-Its own forward multiplies by W_O without calling ``out_proj``, so no hook sees the heads. ``Open`` computes the same in
-the same order. Only the class of a module changes: its parameters and state dict stay as they were.
+Its own forward multiplies by W_O without calling ``out_proj``, so no hook sees the heads. ``Open``
+computes the same in the same order. Only the class of a module changes: its parameters and state
+dict stay as they were.
 Shapes: B images, T tokens, H heads, D head width, E = H * D.
 """
 
@@ -24,7 +25,10 @@ IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
 class Open(nn.MultiheadAttention):
-    """Self-attention. joined: the heads side by side, (B, T, E), pass it; softmaxed: (B, H, T, T) weights, unfused."""
+    """Self-attention.
+
+    joined: the heads side by side, (B, T, E), pass it; softmaxed: (B, H, T, T) weights, unfused.
+    """
 
     fused_attn = True
     joined: nn.Identity
@@ -42,10 +46,14 @@ class Open(nn.MultiheadAttention):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         if query is not key or key is not value or query.dim() != 3:
-            raise UserError(f"{type(self).__name__}: expected self-attention over a batch (B, T, E).")
+            raise UserError(
+                f"{type(self).__name__}: expected self-attention over a batch (B, T, E)."
+            )
         x = query.transpose(0, 1) if self.batch_first else query
         tokens, batch, _ = x.shape
-        packed = F.linear(x, self.in_proj_weight, self.in_proj_bias).unflatten(-1, (3, self.embed_dim))
+        packed = F.linear(x, self.in_proj_weight, self.in_proj_bias).unflatten(
+            -1, (3, self.embed_dim)
+        )
         packed = packed.unsqueeze(0).transpose(0, -2).squeeze(-2).contiguous()
         parts = (part.view(tokens, batch * self.num_heads, self.head_dim) for part in packed)
         q, k, v = (part.transpose(0, 1).unflatten(0, (batch, -1)) for part in parts)
@@ -55,9 +63,13 @@ class Open(nn.MultiheadAttention):
             weights, mixed = None, F.scaled_dot_product_attention(q, k, v, mask, dropout)
         else:
             scores = torch.matmul(q * math.sqrt(1.0 / self.head_dim), k.mT)
-            weights = F.dropout(self.softmaxed((scores if mask is None else scores + mask).softmax(-1)), dropout)
+            weights = F.dropout(
+                self.softmaxed((scores if mask is None else scores + mask).softmax(-1)), dropout
+            )
             mixed = torch.matmul(weights, v)
-        out = self.after(self.joined(mixed.permute(2, 0, 1, 3).contiguous().flatten(2).transpose(0, 1)))
+        out = self.after(
+            self.joined(mixed.permute(2, 0, 1, 3).contiguous().flatten(2).transpose(0, 1))
+        )
         if not need_weights or weights is None:
             return out, None
         return out, weights.mean(1) if average_attn_weights else weights
@@ -69,12 +81,23 @@ class Open(nn.MultiheadAttention):
         out = out.view(*rows.shape[:2], -1)
         return out.transpose(0, 1) if self.batch_first else out
 
-    def _mask(self, attn: Tensor | None, padding: Tensor | None, batch: int, q: Tensor) -> Tensor | None:
+    def _mask(
+        self, attn: Tensor | None, padding: Tensor | None, batch: int, q: Tensor
+    ) -> Tensor | None:
         """Return the mask that is added to (B, H, T, T) scores."""
-        attn = attn if attn is None or attn.dim() == 2 else attn.unflatten(0, (batch, self.num_heads))
-        parts = [part for part in (attn, None if padding is None else padding[:, None, None]) if part is not None]
+        attn = (
+            attn if attn is None or attn.dim() == 2 else attn.unflatten(0, (batch, self.num_heads))
+        )
+        parts = [
+            part
+            for part in (attn, None if padding is None else padding[:, None, None])
+            if part is not None
+        ]
         zero = torch.zeros((), dtype=q.dtype, device=q.device)
-        masks = [zero.where(~part, -torch.inf) if part.dtype == torch.bool else part.to(q.dtype) for part in parts]
+        masks = [
+            zero.where(~part, -torch.inf) if part.dtype == torch.bool else part.to(q.dtype)
+            for part in parts
+        ]
         return functools.reduce(torch.add, masks) if masks else None
 
 
@@ -87,7 +110,11 @@ class MultiHead(Family):
         for site in self.sites(model):
             attention: Any = submodule(model, site)
             if type(attention) is not Open:
-                attention.__class__, attention.joined, attention.softmaxed = Open, nn.Identity(), nn.Identity()
+                attention.__class__, attention.joined, attention.softmaxed = (
+                    Open,
+                    nn.Identity(),
+                    nn.Identity(),
+                )
 
     def seam(self, model: Any, site: HeadSite) -> Seam:
         attention: Any = submodule(model, site)
@@ -97,15 +124,22 @@ class MultiHead(Family):
         )
 
     def query_key_value(self, attention: Any, site: HeadSite) -> Parts:
-        return attention.in_proj_weight.detach().unflatten(0, (3, site.num_heads, site.head_dim)).unbind()
+        return (
+            attention.in_proj_weight.detach()
+            .unflatten(0, (3, site.num_heads, site.head_dim))
+            .unbind()
+        )
 
 
 def _plain(name: str, attention: Any) -> Any:
     if type(attention) not in (nn.MultiheadAttention, Open):
-        raise UserError(f"{name} is a {type(attention).__name__}, expected torch.nn.MultiheadAttention.")
+        raise UserError(
+            f"{name} is a {type(attention).__name__}, expected torch.nn.MultiheadAttention."
+        )
     if not attention._qkv_same_embed_dim or attention.bias_k is not None or attention.add_zero_attn:
         raise UserError(
-            f"{name}: attention with kdim, vdim, add_bias_kv or add_zero_attn is not supported; expected plain "
+            f"{name}: attention with kdim, vdim, add_bias_kv or add_zero_attn is not supported; "
+            "expected plain "
             f"self-attention."
         )
     return attention
@@ -120,11 +154,16 @@ class TorchvisionViT(MultiHead):
         for number, block in enumerate(self.blocks(model)):
             name, layer = f"{block.name}.self_attention", model.get_submodule(block.name)
             if type(layer) is not EncoderBlock:
-                raise UserError(f"{name}: its block is a {type(layer).__name__}, expected torchvision's EncoderBlock.")
+                raise UserError(
+                    f"{name}: its block is a {type(layer).__name__}, expected torchvision's "
+                    "EncoderBlock."
+                )
             attention = _plain(name, layer.self_attention)
             tokens: dict[str, Any] = {"grid": (side, side), "prefix_tokens": 1, "class_token": True}
             pixels = (float(model.patch_size),) * 2
-            yield HeadSite(name, 0, number, attention.num_heads, attention.head_dim, pixels=pixels, **tokens)
+            yield HeadSite(
+                name, 0, number, attention.num_heads, attention.head_dim, pixels=pixels, **tokens
+            )
 
     def blocks(self, model: Any) -> Iterator[Block]:
         return blocks_in(model, "encoder.layers", lambda _: "ln_2")
@@ -138,7 +177,9 @@ class TorchvisionViT(MultiHead):
             x = torch.cat([model.class_token.expand(x.shape[0], -1, -1), x], dim=1)
             return model.encoder.dropout(x + model.encoder.pos_embedding)
 
-        return Segments(stem, tuple(model.encoder.layers), tail=lambda x: model.heads(model.encoder.ln(x)[:, 0]))
+        return Segments(
+            stem, tuple(model.encoder.layers), tail=lambda x: model.heads(model.encoder.ln(x)[:, 0])
+        )
 
     def patches(self, embedded: Tensor) -> Tensor:
         return embedded.flatten(2).mT
@@ -148,7 +189,10 @@ class TorchvisionViT(MultiHead):
 
 
 class Encoder(MultiHead):
-    """Any nn.TransformerEncoder, usually inside a model of your own. Its input is a line of embedded tokens."""
+    """Any nn.TransformerEncoder, usually inside a model of your own.
+
+    Its input is a line of embedded tokens.
+    """
 
     title = "torch TransformerEncoder"
     model, head = nn.TransformerEncoder, None
@@ -157,11 +201,15 @@ class Encoder(MultiHead):
         for number, layer in enumerate(model.layers):
             name = f"layers.{number}.self_attn"
             if type(layer) is not nn.TransformerEncoderLayer:
-                raise UserError(f"{name}: its layer is a {type(layer).__name__}, expected nn.TransformerEncoderLayer.")
+                raise UserError(
+                    f"{name}: its layer is a {type(layer).__name__}, expected "
+                    "nn.TransformerEncoderLayer."
+                )
             attention = _plain(name, layer.self_attn)
             if not attention.batch_first:
                 raise UserError(
-                    f"{name}: expected batch_first=True, got False. Make the layers with batch_first=True; weights "
+                    f"{name}: expected batch_first=True, got False. Make the layers with "
+                    "batch_first=True; weights "
                     f"stay the same."
                 )
             yield HeadSite(name, 0, number, attention.num_heads, attention.head_dim, line=True)
@@ -175,7 +223,11 @@ class Encoder(MultiHead):
         model.use_nested_tensor = False  # nested tensors need torch's inference kernels
 
     def stem(self, model: Any) -> nn.Module:
-        raise UserError("a TransformerEncoder takes embedded tokens; it does not contain the embedding.")
+        raise UserError(
+            "a TransformerEncoder takes embedded tokens; it does not contain the embedding."
+        )
 
     def input_spec(self, model: Any) -> dict[str, Any]:
-        raise UserError("a TransformerEncoder takes embedded tokens, not images; its embedding knows the size.")
+        raise UserError(
+            "a TransformerEncoder takes embedded tokens, not images; its embedding knows the size."
+        )

@@ -1,6 +1,7 @@
 """timm's two Swin Transformers: shifted windows, a ragged number of heads per stage.
 
-WindowAttention concatenates its heads over rows (image x window); ``Windows`` puts them back in raster order.
+WindowAttention concatenates its heads over rows (image x window); ``Windows`` puts them back in
+raster order.
 """
 
 import dataclasses
@@ -18,7 +19,10 @@ from mhprobe.heads import Block, HeadSite, Windows
 
 
 class Windowed(Family):
-    """A family of windowed models. model, stage, attention: timm's classes. middle: part of a block after attention."""
+    """A family of windowed models. model, stage, attention: timm's classes.
+
+    middle: part of a block after attention.
+    """
 
     stage: ClassVar[type[Any]]
     attention: ClassVar[tuple[type, ...]]
@@ -31,12 +35,19 @@ class Windowed(Family):
             if kind is NoHeads:
                 continue
             if kind not in self.attention:
-                raise UserError(f"{site.name} is a {kind.__name__}, expected the WindowAttention of {self.title}.")
+                raise UserError(
+                    f"{site.name} is a {kind.__name__}, expected the WindowAttention of "
+                    f"{self.title}."
+                )
             yield dataclasses.replace(
                 site,
                 num_heads=attn.num_heads,
                 head_dim=units.width_of(site.name, attn.proj, attn.num_heads),
-                windows=Windows(grid=site.token_grid, size=tuple(block.window_size), shift=tuple(block.shift_size)),
+                windows=Windows(
+                    grid=site.token_grid,
+                    size=tuple(block.window_size),
+                    shift=tuple(block.shift_size),
+                ),
             )
 
     def neurons(self, model: Any) -> Iterator[HeadSite]:
@@ -44,13 +55,18 @@ class Windowed(Family):
             yield from units.neurons(block.mlp, site)
 
     def _places(self, model: Any, part: str) -> Iterator[tuple[HeadSite, Any]]:
-        """Each block with the site of its ``part``, without units. Grids are rounded up, as merging does."""
+        """Each block with the site of its ``part``, without units.
+
+        Grids are rounded up, as merging does.
+        """
         patches = model.patch_embed
         down, across = units.pixels(patches.img_size, patches.grid_size)
         for number, about in enumerate(self.blocks(model)):
             name, scale = f"{about.name}.{part}", 2**about.stage
             grid = tuple(-(-side // scale) for side in patches.grid_size)
-            site = HeadSite(name, about.stage, number, 0, 1, grid=grid, pixels=(down * scale, across * scale))
+            site = HeadSite(
+                name, about.stage, number, 0, 1, grid=grid, pixels=(down * scale, across * scale)
+            )
             yield site, model.get_submodule(about.name)
 
     def blocks(self, model: Any) -> Iterator[Block]:
@@ -65,10 +81,14 @@ class Windowed(Family):
             for layer in model.layers
             for i, block in enumerate(layer.blocks)
         )
-        return Segments(model.patch_embed, tuple(blocks), tail=lambda x: model.forward_head(model.norm(x)))
+        return Segments(
+            model.patch_embed, tuple(blocks), tail=lambda x: model.forward_head(model.norm(x))
+        )
 
     def _other_forward(self, model: Any) -> bool:
-        return units.other_forward(model, self.model) or any(type(layer) is not self.stage for layer in model.layers)
+        return units.other_forward(model, self.model) or any(
+            type(layer) is not self.stage for layer in model.layers
+        )
 
 
 class Swin(Windowed):
@@ -80,7 +100,9 @@ class Swin(Windowed):
 
     def direct_path(self, model: Any) -> DirectPath:
         if self._other_forward(model):
-            raise UserError(f"logit_attribution: {type(model).__name__} has its own forward, not timm's Swin's.")
+            raise UserError(
+                f"logit_attribution: {type(model).__name__} has its own forward, not timm's Swin's."
+            )
         units.linear_pool(model.head.global_pool.pool_type)
         merged = {layer.blocks[0]: layer.downsample for layer in model.layers[1:]}
         head, grids = model.head, tuple(site.token_grid for site, _ in self._places(model, "attn"))
@@ -98,4 +120,7 @@ class SwinV2(Windowed):
 
     title = "timm SwinTransformerV2 (Swin V2)"
     model, middle = swin_transformer_v2.SwinTransformerV2, "mlp"
-    stage, attention = swin_transformer_v2.SwinTransformerV2Stage, (swin_transformer_v2.WindowAttention, Biased)
+    stage, attention = (
+        swin_transformer_v2.SwinTransformerV2Stage,
+        (swin_transformer_v2.WindowAttention, Biased),
+    )

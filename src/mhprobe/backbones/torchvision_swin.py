@@ -1,7 +1,7 @@
 """torchvision's SwinTransformer, v1 and v2: swin_t, swin_v2_t and their like.
 
-Attention is one function that multiplies by W_O without calling ``proj``: its softmax and its last product are
-intercepted while it runs (torch.overrides).
+Attention is one function that multiplies by W_O without calling ``proj``: its softmax and its last
+product are intercepted while it runs (torch.overrides).
 """
 
 import math
@@ -53,7 +53,10 @@ class OpenV2(_Opened, ShiftedWindowAttentionV2): ...
 
 
 _OPEN = {ShiftedWindowAttention: OpenV1, ShiftedWindowAttentionV2: OpenV2}
-_BLOCKS = {SwinTransformerBlock: "norm2", SwinTransformerBlockV2: "mlp"}  # what the stream enters after attention
+_BLOCKS = {
+    SwinTransformerBlock: "norm2",
+    SwinTransformerBlockV2: "mlp",
+}  # what the stream enters after attention
 
 
 class TorchvisionSwin(Family):
@@ -67,12 +70,25 @@ class TorchvisionSwin(Family):
             block: Any = model.get_submodule(about.name)
             name, attn, scale = f"{about.name}.attn", block.attn, 2**about.stage
             if type(block) not in _BLOCKS or type(attn) not in (*_OPEN, *_OPEN.values()):
-                raise UserError(f"{name} is a {type(attn).__name__}, expected torchvision's own attention.")
-            grid = tuple(-(-(side // by) // scale) for side, by in zip(_size(model), step, strict=True))
+                raise UserError(
+                    f"{name} is a {type(attn).__name__}, expected torchvision's own attention."
+                )
+            grid = tuple(
+                -(-(side // by) // scale) for side, by in zip(_size(model), step, strict=True)
+            )
             window = tuple(attn.window_size)
-            shift = tuple(0 if w >= s + -s % w else by for w, s, by in zip(window, grid, attn.shift_size))  # noqa: B905
+            shift = tuple(
+                0 if w >= s + -s % w else by
+                for w, s, by in zip(window, grid, attn.shift_size, strict=False)
+            )
             yield HeadSite(
-                *(name, about.stage, number, attn.num_heads, width_of(name, attn.proj, attn.num_heads)),
+                *(
+                    name,
+                    about.stage,
+                    number,
+                    attn.num_heads,
+                    width_of(name, attn.proj, attn.num_heads),
+                ),
                 windows=Windows(grid=grid, size=window, shift=shift, pad_first=True),  # type: ignore[arg-type]
                 grid=grid,
                 pixels=(float(step[0] * scale), float(step[1] * scale)),
@@ -82,7 +98,9 @@ class TorchvisionSwin(Family):
     def blocks(self, model: Any) -> Iterator[Block]:
         # every second feature merges tokens
         for stage, place in enumerate(range(1, len(model.features), 2)):
-            yield from blocks_in(model, f"features.{place}", lambda block: _BLOCKS.get(type(block), ""), stage)
+            yield from blocks_in(
+                model, f"features.{place}", lambda block: _BLOCKS.get(type(block), ""), stage
+            )
 
     def prepare(self, model: Any) -> None:
         for site in self.sites(model):
@@ -97,7 +115,9 @@ class TorchvisionSwin(Family):
 
         def behind(heads: Tensor) -> Tensor:
             rows = F.linear(attention.joined(heads), attention.proj.weight, attention.proj.bias)
-            tokens = rows.reshape(-1, math.prod(windows.padded), rows.shape[-1])[:, windows.rows().to(rows.device)]
+            tokens = rows.reshape(-1, math.prod(windows.padded), rows.shape[-1])[
+                :, windows.rows().to(rows.device)
+            ]
             return tokens.unflatten(1, windows.grid)
 
         return Seam(attention, attention.joined, attention.proj, attention.softmaxed, behind=behind)

@@ -1,7 +1,8 @@
 """timm's token models: ``blocks`` one after the other, all patches attending to each other.
 
-VisionTransformer (ViT, DeiT, DeiT3, DINOv2, CLIP and SigLIP towers, hybrids), Eva (EVA, EVA-02, DINOv3, Perception
-Encoder, rotary positions), Beit, VisionTransformerRelPos. Attention pooling behind the blocks gets no gates.
+VisionTransformer (ViT, DeiT, DeiT3, DINOv2, CLIP and SigLIP towers, hybrids), Eva (EVA, EVA-02,
+DINOv3, Perception Encoder, rotary positions), Beit, VisionTransformerRelPos. Attention pooling
+behind the blocks gets no gates.
 """
 
 import functools
@@ -27,7 +28,10 @@ Piece = Callable[[Tensor], Tensor]
 
 
 class Tokens(Family):
-    """A family of token models. model, attention: timm's classes. middle: part after attention, by class of block."""
+    """A family of token models. model, attention: timm's classes.
+
+    middle: part after attention, by class of block.
+    """
 
     attention: ClassVar[tuple[type, ...]]
     middle: ClassVar[Mapping[type, str]]
@@ -43,7 +47,9 @@ class Tokens(Family):
                 if type(attention) is not NoHeads:
                     heads = attention.num_heads
                     units.no_norm_between(name, attention)
-                    yield _site(model, number, name, heads, units.width_of(name, attention.proj, heads))
+                    yield _site(
+                        model, number, name, heads, units.width_of(name, attention.proj, heads)
+                    )
 
     def neurons(self, model: Any) -> Iterator[HeadSite]:
         for number, block in enumerate(model.blocks):
@@ -54,7 +60,8 @@ class Tokens(Family):
         """The error for a block or attention of another class."""
         expected = " or ".join(kind.__name__ for kind in (*self.middle, *self.attention))
         return UserError(
-            f"{name} is a {type(module).__name__}, expected the {expected} of timm's {self.model.__name__}: mhprobe "
+            f"{name} is a {type(module).__name__}, expected the {expected} of timm's "
+            f"{self.model.__name__}: mhprobe "
             f"does not know where its heads are."
         )
 
@@ -65,7 +72,9 @@ class Tokens(Family):
         if units.other_forward(model, self.model):
             return None
         stem, blocks = self.pieces(model)
-        return Segments(stem=stem, blocks=tuple(blocks), tail=lambda x: model.forward_head(model.norm(x)))
+        return Segments(
+            stem=stem, blocks=tuple(blocks), tail=lambda x: model.forward_head(model.norm(x))
+        )
 
     @abstractmethod
     def pieces(self, model: Any) -> tuple[Piece, Sequence[Piece]]:
@@ -99,12 +108,15 @@ class ViT(Tokens):
     def strange(self, name: str, module: nn.Module) -> UserError:
         if name.endswith(".attn"):
             return HeadsMixed(
-                f"{name} is a {type(module).__name__}, expected timm.layers.Attention: its heads are combined before "
+                f"{name} is a {type(module).__name__}, expected timm.layers.Attention: its heads "
+                "are combined before "
                 f"the projection, so none can be gated alone."
             )
         return HeadsMixed(
-            f"{name} is a {type(module).__name__}: its heads and its MLP share one projection, or its heads are "
-            f"combined before it, so no slice of channels belongs to one head. Use a model of plain blocks."
+            f"{name} is a {type(module).__name__}: its heads and its MLP share one projection, or "
+            "its heads are "
+            "combined before it, so no slice of channels belongs to one head. Use a model of "
+            "plain blocks."
         )
 
     def pieces(self, model: Any) -> tuple[Piece, Sequence[Piece]]:
@@ -112,11 +124,15 @@ class ViT(Tokens):
         return lambda images: functools.reduce(lambda x, part: part(x), parts, images), model.blocks
 
     def direct_path(self, model: Any) -> DirectPath:
-        odd = next((type(block).__name__ for block in model.blocks if type(block) is ResPostBlock), None)
+        odd = next(
+            (type(block).__name__ for block in model.blocks if type(block) is ResPostBlock), None
+        )
         if odd is not None or units.other_forward(model, VisionTransformer):
             apart = f"{type(model).__name__} has its own forward"
             reason = f"a norm stands behind the heads of a {odd}" if odd else apart
-            raise UserError(f"logit_attribution: the write of a head cannot be traced to the logits: {reason}.")
+            raise UserError(
+                f"logit_attribution: the write of a head cannot be traced to the logits: {reason}."
+            )
         units.linear_pool(model.global_pool)
         return DirectPath(
             between=(None,) * len(model.blocks),
@@ -131,7 +147,10 @@ class Eva(Tokens):
 
     title = "timm Eva (EVA, EVA-02, DINOv3, PE, ViT with rotary positions)"
     model, attention = eva.Eva, (eva.EvaAttention, AttentionRope, Rotary)
-    middle: ClassVar = {eva.EvaBlock: "norm2", eva.EvaBlockPostNorm: "mlp"}  # the latter normalises behind its parts
+    middle: ClassVar = {
+        eva.EvaBlock: "norm2",
+        eva.EvaBlockPostNorm: "mlp",
+    }  # the latter normalises behind its parts
 
     def pieces(self, model: Any) -> tuple[Piece, Sequence[Piece]]:
         rope: list[Any] = [None]  # of the images that went through the stem last
@@ -144,10 +163,14 @@ class Eva(Tokens):
             mixed = model.rope_mixed and rope[0] is not None  # each block has its own
             return block(x, rope=rope[0][number] if mixed else rope[0])
 
-        return stem, [functools.partial(through, number, block) for number, block in enumerate(model.blocks)]
+        return stem, [
+            functools.partial(through, number, block) for number, block in enumerate(model.blocks)
+        ]
 
     def unprunable(self, model: Any, kinds: Collection[str] = ("head",)) -> str | None:
-        if "head" in kinds and any(getattr(block.attn, "num_kv_groups", 1) > 1 for block in model.blocks):  # newer timm
+        if "head" in kinds and any(
+            getattr(block.attn, "num_kv_groups", 1) > 1 for block in model.blocks
+        ):  # newer timm
             reason = "the heads of timm's AttentionRope share keys and values here, so none can be removed alone."
             return f"{reason} {units.STILL}"
         return super().unprunable(model, kinds)

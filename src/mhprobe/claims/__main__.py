@@ -22,7 +22,11 @@ def run(cfg: "Config", folder: Path) -> None:
     assert parts is not None
     names = tuple(dict.fromkeys(name for claim in claims.values() for name in claim.measures))
     maps = {name: construct(part, f"evidence.maps.{name}") for name, part in parts.maps.items()}
-    images: dict[str, Any] = {"of_maps": parts.maps_of, "of_control": parts.control_of, "of_choice": parts.chosen_on}
+    images: dict[str, Any] = {
+        "of_maps": parts.maps_of,
+        "of_control": parts.control_of,
+        "of_choice": parts.chosen_on,
+    }
 
     def questions(material: "Material", _: "Report") -> list[Question]:
         second = parts.second and builders.prepared(parts.second, "evidence.second")

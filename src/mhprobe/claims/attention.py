@@ -1,14 +1,23 @@
 """Claims about attention: how far it reaches, and what draws it."""
 
 from mhprobe.claims.parts.claim import Margin, claim
-from mhprobe.claims.parts.estimates import Estimate, late_minus_early, mean_of, over_images, share, third_of
+from mhprobe.claims.parts.estimates import (
+    Estimate,
+    late_minus_early,
+    mean_of,
+    over_images,
+    share,
+    third_of,
+)
 from mhprobe.claims.parts.evidence import Columns, Evidence
 
 
 @claim(
     says="Attention reaches further the deeper the block.",
     source="Raghu et al. 2021, arXiv 2108.08810; large ViTs",
-    margin=Margin(0.1, "of the distance of even attention", "a tenth of an even look at the whole image"),
+    margin=Margin(
+        0.1, "of the distance of even attention", "a tenth of an even look at the whole image"
+    ),
 )
 def distance_grows_with_depth(of: Evidence, attention_distance: Columns) -> Estimate:
     """Attention distance over that of even attention to the whole image: late half of the blocks minus early half."""
@@ -23,7 +32,10 @@ def distance_grows_with_depth(of: Evidence, attention_distance: Columns) -> Esti
 def early_blocks_have_local_heads(of: Evidence, attention_distance: Columns) -> Estimate:
     """Share of heads of the early third of the blocks with at most half of the distance of even attention."""
     early = third_of(of.layout) == 0
-    low, high = (attention_distance[end][early] / attention_distance["uniform"][early] for end in ("low", "high"))
+    low, high = (
+        attention_distance[end][early] / attention_distance["uniform"][early]
+        for end in ("low", "high")
+    )
     return share(high <= 0.5, low > 0.5, images=attention_distance["images"])
 
 
@@ -35,7 +47,9 @@ def early_blocks_have_local_heads(of: Evidence, attention_distance: Columns) -> 
 def late_heads_look_everywhere(of: Evidence, attention_distance: Columns) -> Estimate:
     """Share of heads of the late third of the blocks with 90 % of the distance of an even look, minus a half."""
     late = third_of(of.layout) == 2
-    low, high = (attention_distance[end][late] / attention_distance["whole"][late] for end in ("low", "high"))
+    low, high = (
+        attention_distance[end][late] / attention_distance["whole"][late] for end in ("low", "high")
+    )
     return share(low >= 0.9, high < 0.9, images=attention_distance["images"]).beyond(0.5)
 
 
@@ -43,7 +57,9 @@ def late_heads_look_everywhere(of: Evidence, attention_distance: Columns) -> Est
     says="The covering range of heads grows with depth.",
     source="Byun & Kim, covering range; Swin-B and ViT",
     figure="byun_kim/covering_range",
-    margin=Margin(0.1, "of the range of even attention", "less is under a patch in a grid of eight by eight"),
+    margin=Margin(
+        0.1, "of the range of even attention", "less is under a patch in a grid of eight by eight"
+    ),
 )
 def covering_range_grows_with_depth(of: Evidence, attention_range: Columns) -> Estimate:
     """Radius of half of the mass around the favourite key, over that of even attention: late minus early blocks."""
@@ -80,7 +96,8 @@ def some_heads_are_positional(of: Evidence, position: Columns) -> Estimate:
 def single_heads_beat_fixed_offsets(of: Evidence) -> Estimate:
     """Share of queries whose most attended patch meets a relation: the best head minus the best fixed offset.
 
-    Mean over the relations that an image asks about; head and offset are chosen on validation images.
+    Mean over the relations that an image asks about; head and offset are chosen on validation
+    images.
     """
     return over_images(of.of_images("best_head") - of.of_images("best_offset"))
 
@@ -99,7 +116,11 @@ def some_heads_are_sinks(of: Evidence, sinks: Columns) -> Estimate:
     says="A special token draws far more attention than its share.",
     source="Clark et al. 2019, Figure 2 (separators); here the class token; BERT",
     figure="clark/figure_2",
-    margin=Margin(0.05, "of the patches' attention", "over half in BERT; a twentieth is what three patches of 64 get"),
+    margin=Margin(
+        0.05,
+        "of the patches' attention",
+        "over half in BERT; a twentieth is what three patches of 64 get",
+    ),
 )
 def the_class_token_draws_attention(of: Evidence, token_kinds: Columns) -> Estimate:
     """Mean attention from patches to the class token, minus its share of even attention."""
@@ -111,11 +132,17 @@ def the_class_token_draws_attention(of: Evidence, token_kinds: Columns) -> Estim
     says="Attention to special tokens is a no-op.",
     source="Clark et al. 2019, Figure 3 (separators); here the class token, or patches of high norm; BERT",
     figure="clark/figure_3",
-    margin=Margin(0.2, "of the slope of other attention", "a fifth less still is attention that counts"),
+    margin=Margin(
+        0.2, "of the slope of other attention", "a fifth less still is attention that counts"
+    ),
 )
 def special_attention_is_a_no_op(of: Evidence, no_op: Columns) -> Estimate:
     """One minus the mean slope of the loss along attention to special keys over that along all others."""
-    return mean_of(of.layout, 1 - no_op["value"], absent="the network has no special tokens whose slope is known.")
+    return mean_of(
+        of.layout,
+        1 - no_op["value"],
+        absent="the network has no special tokens whose slope is known.",
+    )
 
 
 @claim(

@@ -34,7 +34,9 @@ def importance_predicts_cost(of: Evidence, ablation_delta: Columns) -> Estimate:
     source="ours, docs/headbench.md; ViT and Swin on CIFAR-10",
     margin=MOSTLY,
 )
-def importance_is_mostly_output_norm(of: Evidence, gate_importance: Columns, write_norm: Columns) -> Estimate:
+def importance_is_mostly_output_norm(
+    of: Evidence, gate_importance: Columns, write_norm: Columns
+) -> Estimate:
     """Rank correlation of gradient importance and norm of the writes over the heads of a block, minus a half."""
     return go_together(of.layout, gate_importance["value"], write_norm["value"]).beyond(0.5)
 
@@ -46,7 +48,9 @@ def importance_is_mostly_output_norm(of: Evidence, gate_importance: Columns, wri
 )
 def importance_agrees_between_data_sets(of: Evidence, gate_importance: Columns) -> Estimate:
     """Rank correlation of gradient importance on two data sets over the heads of a block, minus a half."""
-    return go_together(of.layout, gate_importance["value"], of.second("gate_importance")["value"]).beyond(0.5)
+    return go_together(
+        of.layout, gate_importance["value"], of.second("gate_importance")["value"]
+    ).beyond(0.5)
 
 
 @claim(
@@ -61,7 +65,10 @@ def importance_settles_early(of: Evidence) -> Estimate:
     last = max((int(row["epoch_b"]) for row in rows), default=0)
     early = [row for row in rows if row["epoch_b"] == last and 4 * (row["epoch_a"] + 1) <= last + 1]
     if not early:
-        raise UserError("the training scored no heads in its first quarter; give one with the callback settling.")
+        raise UserError(
+            "the training scored no heads in its first quarter; give one with the callback "
+            "settling."
+        )
     latest = max(early, key=lambda row: row["epoch_a"])
     return rank_correlation(float(latest["spearman"]), of.layout.num_heads).beyond(0.5)
 
@@ -72,7 +79,9 @@ def importance_settles_early(of: Evidence) -> Estimate:
     figure="voita/figure_1",
     margin=RANKS,
 )
-def confidence_follows_relevance(of: Evidence, confidence: Columns, lrp_relevance: Columns) -> Estimate:
+def confidence_follows_relevance(
+    of: Evidence, confidence: Columns, lrp_relevance: Columns
+) -> Estimate:
     """Rank correlation of confidence and relevance over the heads of a block."""
     return go_together(of.layout, confidence["value"], lrp_relevance["value"])
 
@@ -96,7 +105,11 @@ def specialised_heads_stay(
     of: Evidence, position: Columns, token_kinds: Columns, attention_distance: Columns
 ) -> Estimate:
     """Place in the order of importance, 0 to 1: mean of positional, class-token and local heads minus the others'."""
-    tables = {"position": position, "token_kinds": token_kinds, "attention_distance": attention_distance}
+    tables = {
+        "position": position,
+        "token_kinds": token_kinds,
+        "attention_distance": attention_distance,
+    }
     columns = {
         f"{name}.{key}": values.tolist()
         for name, table in tables.items()
@@ -104,11 +117,19 @@ def specialised_heads_stay(
         if values.dim() == 1
     }
     rules = holds(columns, of.layout.num_heads)
-    named = torch.tensor([rules[name] for name in ("positional", "CLS", "registers", "local")]).any(0)
+    named = torch.tensor([rules[name] for name in ("positional", "CLS", "registers", "local")]).any(
+        0
+    )
     if named.sum() < 2 or (~named).sum() < 2:
-        raise UserError(f"{int(named.sum())} of {len(named)} heads have a named function, expected some and not all.")
+        raise UserError(
+            f"{int(named.sum())} of {len(named)} heads have a named function, expected some and "
+            "not all."
+        )
     place = 1 - of.path("importance")[0].sum(0) / len(named)
-    return over_heads(of.layout, lambda kept: float(place[kept][named[kept]].mean() - place[kept][~named[kept]].mean()))
+    return over_heads(
+        of.layout,
+        lambda kept: float(place[kept][named[kept]].mean() - place[kept][~named[kept]].mean()),
+    )
 
 
 @claim(
@@ -117,6 +138,8 @@ def specialised_heads_stay(
     margin=RANKS,
     shape="none",
 )
-def similarity_does_not_tell_redundancy(of: Evidence, svcca: Columns, ablation_delta: Columns) -> Estimate:
+def similarity_does_not_tell_redundancy(
+    of: Evidence, svcca: Columns, ablation_delta: Columns
+) -> Estimate:
     """Rank correlation, over the heads of a block, of likeness to the nearest head and rise of the loss without it."""
     return goes_with_cost(of.layout, most_alike(of.layout, svcca["value"]), ablation_delta)

@@ -49,7 +49,9 @@ def some_heads_are_nearly_equal(of: Evidence, svcca: Columns) -> Estimate:
     says="Heads of a block are less alike the deeper the block.",
     source="Byun & Kim, Table 1, first half of its blocks (.52 down to .36); Swin-B, stage 3",
     figure="byun_kim/table_1",
-    margin=Margin(0.05, "of canonical correlation", "a third of what the paper's own blocks differ by"),
+    margin=Margin(
+        0.05, "of canonical correlation", "a third of what the paper's own blocks differ by"
+    ),
 )
 def likeness_falls_with_depth(of: Evidence, svcca: Columns) -> Estimate:
     """Mean canonical correlation above chance of the pairs of a block: early half of the blocks minus late half."""
@@ -60,27 +62,38 @@ def likeness_falls_with_depth(of: Evidence, svcca: Columns) -> Estimate:
     says="Likeness of heads falls to the middle of the depth and rises again.",
     source="Byun & Kim, Table 1 (.52, .36, .50 in the least alike pairs); Swin-B, stage 3",
     figure="byun_kim/table_1",
-    margin=Margin(0.05, "of canonical correlation", "a third of what the paper's own blocks differ by"),
+    margin=Margin(
+        0.05, "of canonical correlation", "a third of what the paper's own blocks differ by"
+    ),
 )
 def middle_blocks_are_least_alike(of: Evidence, svcca: Columns) -> Estimate:
     """Mean canonical correlation above chance of the pairs of a block: outer thirds of the depth minus the middle."""
-    return mean_of(of.layout, svcca["value"], svcca["null"], third_of(of.layout) != 1, third_of(of.layout) == 1)
+    return mean_of(
+        of.layout, svcca["value"], svcca["null"], third_of(of.layout) != 1, third_of(of.layout) == 1
+    )
 
 
 @claim(
     says="Narrow heads are more alike than wide ones.",
     source="What makes each head unique? (its own figures were not at hand); vision transformers",
-    margin=Margin(0.05, "of canonical correlation", "a third of what Byun & Kim's blocks differ by"),
+    margin=Margin(
+        0.05, "of canonical correlation", "a third of what Byun & Kim's blocks differ by"
+    ),
 )
 def narrow_heads_are_more_alike(of: Evidence, svcca: Columns) -> Estimate:
     """Mean canonical correlation above chance of the pairs of a block: narrow heads minus wide ones.
 
-    Of the blocks of this network, or of this and another network whose heads are wider and whose claims were judged.
+    Of the blocks of this network, or of this and another network whose heads are wider and whose
+    claims were judged.
     """
     width = torch.tensor([site.head_dim for _, _, site in of.layout])
     if (narrow := width < width.max()).any():
         return mean_of(of.layout, svcca["value"], svcca["null"], narrow, ~narrow)
-    judged = [row for row in of.run("wider").rows("claims") if row["claim"] == "heads_of_a_block_are_alike"]
+    judged = [
+        row
+        for row in of.run("wider").rows("claims")
+        if row["claim"] == "heads_of_a_block_are_alike"
+    ]
     if not judged or judged[0]["effect"] is None:
         raise UserError("the network of wider heads has no number for heads_of_a_block_are_alike.")
     return minus_another(mean_of(of.layout, svcca["value"], svcca["null"]), judged[0])
@@ -89,7 +102,9 @@ def narrow_heads_are_more_alike(of: Evidence, svcca: Columns) -> Estimate:
 @claim(
     says="Heads of a layer attend more alike than heads of different layers.",
     source="Clark et al. 2019, Figure 6; BERT",
-    margin=Margin(0.1, "of the divergence between blocks", "a tenth less is hardly seen in their figure"),
+    margin=Margin(
+        0.1, "of the divergence between blocks", "a tenth less is hardly seen in their figure"
+    ),
 )
 def heads_of_a_block_attend_alike(of: Evidence, js_distance: Columns) -> Estimate:
     """One minus the mean divergence of attention of pairs in a block over that of pairs between blocks of a stage."""
@@ -97,7 +112,9 @@ def heads_of_a_block_attend_alike(of: Evidence, js_distance: Columns) -> Estimat
     between = between_blocks(of.layout, value)
 
     def closer(kept: Tensor) -> float:
-        means = [float(value[kept][:, kept][pairs[kept][:, kept]].mean()) for pairs in (inside, between)]
+        means = [
+            float(value[kept][:, kept][pairs[kept][:, kept]].mean()) for pairs in (inside, between)
+        ]
         return 1 - means[0] / means[1]
 
     return over_heads(of.layout, closer, between.any(1))
@@ -106,7 +123,9 @@ def heads_of_a_block_attend_alike(of: Evidence, js_distance: Columns) -> Estimat
 @claim(
     says="Heads cluster by layer.",
     source="Clark et al. 2019, Figure 6; BERT",
-    margin=Margin(0.2, "of the heads, beyond chance", "one head in five beyond those that are there by chance"),
+    margin=Margin(
+        0.2, "of the heads, beyond chance", "one head in five beyond those that are there by chance"
+    ),
 )
 def clusters_follow_blocks(of: Evidence, js_distance: Columns) -> Estimate:
     """Share of heads whose nearest head, by divergence of attention, is in their block, minus that of a random head."""
@@ -153,4 +172,7 @@ def training_makes_outputs_unlike(of: Evidence, cka: Columns) -> Estimate:
 )
 def circuits_differ_from_initialisation(of: Evidence, weight_similarity: Columns) -> Estimate:
     """Mean size of the cosine of the value-output circuits of two heads of a block: trained minus untrained."""
-    return mean_of(of.layout, weight_similarity["cosine_ov"].abs() - of.control("weight_similarity")["cosine_ov"].abs())
+    return mean_of(
+        of.layout,
+        weight_similarity["cosine_ov"].abs() - of.control("weight_similarity")["cosine_ov"].abs(),
+    )

@@ -35,7 +35,11 @@ relevance_maps_beat_rollout = claim(
 @claim(
     says="The more compact the heat, the likelier the answer is right.",
     source="Tran, report on attention rollout; small vision transformers",
-    margin=Margin(0.05, "of the chance that it is hotter, beyond a half", "an eye is wrong nearly half of the time"),
+    margin=Margin(
+        0.05,
+        "of the chance that it is hotter, beyond a half",
+        "an eye is wrong nearly half of the time",
+    ),
 )
 def compact_heat_is_right(of: Evidence) -> Estimate:
     """Chance that a rightly classified image has the hotter rollout than a wrongly classified one, minus a half."""

@@ -43,7 +43,9 @@ a_third_goes_by_index = costs_at_most_a_point(
 def importance_beats_random(of: Evidence) -> Estimate:
     """Accuracy in the order of importance minus that of random orders, mean over three shares of the heads."""
     by_score, drawn = of.path("importance"), of.path("random")
-    masks = [torch.cat([at_share(by_score, part), at_share(drawn, part)]) for part in (0.2, 0.4, 0.6)]
+    masks = [
+        torch.cat([at_share(by_score, part), at_share(drawn, part)]) for part in (0.2, 0.4, 0.6)
+    ]
     right = of.right(torch.cat(masks)).double().unflatten(0, (len(masks), 1 + len(drawn)))
     return over_images((right[:, :1] - right[:, 1:]).mean(0))
 
@@ -67,21 +69,29 @@ def most_heads_can_go(of: Evidence, ablation_delta: Columns) -> Estimate:
 def one_head_is_enough(of: Evidence) -> Estimate:
     """Accuracy lost when the block in the middle, by accuracy with its best head alone, keeps that head only.
 
-    Validation images choose each block's head, and the block; of an even number the one that loses more.
+    Validation images choose each block's head, and the block; of an even number the one that loses
+    more.
     """
     alone = in_blocks(of.layout)  # (A, A): the others of each head's block
     accuracy = of.right(alone, "validation").double().mean(1)
-    spans = [of.layout.span(number) for number, site in enumerate(of.layout.sites) if site.num_heads > 1]
+    spans = [
+        of.layout.span(number) for number, site in enumerate(of.layout.sites) if site.num_heads > 1
+    ]
     if not spans:
         raise UserError("every block has one head.")
-    best = sorted((span.start + int(accuracy[span].argmax()) for span in spans), key=lambda head: float(accuracy[head]))
+    best = sorted(
+        (span.start + int(accuracy[span].argmax()) for span in spans),
+        key=lambda head: float(accuracy[head]),
+    )
     return loss(of, alone[best[(len(best) - 1) // 2]])
 
 
 @claim(
     says="Heads of early blocks are needed more than heads of late ones.",
     source="ours, docs/papers/michel.md, Figure 4; ViT and Swin on CIFAR-10",
-    margin=Margin(0.02, "of accuracy", "two points are beyond what two data sets of 10,000 images differ in"),
+    margin=Margin(
+        0.02, "of accuracy", "two points are beyond what two data sets of 10,000 images differ in"
+    ),
 )
 def early_blocks_are_needed_most(of: Evidence) -> Estimate:
     """Accuracy without all heads of the late third of the blocks minus that without the early third."""
@@ -120,7 +130,9 @@ def index_beats_whole_layers(of: Evidence) -> Estimate:
     """Accuracy by indices minus that by layers, mean over the steps by layer, at the nearest numbers of heads."""
     by_index, by_layer = (of.path(name)[0] for name in ("head_max", "layer_max"))
     steps = by_layer[1:-1]
-    return gained(of, by_index[(by_index.sum(1)[None] - steps.sum(1)[:, None]).abs().argmin(1)], steps)
+    return gained(
+        of, by_index[(by_index.sum(1)[None] - steps.sum(1)[:, None]).abs().argmin(1)], steps
+    )
 
 
 @claim(

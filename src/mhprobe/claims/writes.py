@@ -5,7 +5,14 @@ from scipy.stats import norm
 from torch import Tensor
 
 from mhprobe.claims.parts.claim import Margin, claim
-from mhprobe.claims.parts.estimates import Estimate, mean_of, over_heads, over_images, share, third_of
+from mhprobe.claims.parts.estimates import (
+    Estimate,
+    mean_of,
+    over_heads,
+    over_images,
+    share,
+    third_of,
+)
 from mhprobe.claims.parts.evidence import Columns, Evidence
 
 
@@ -32,7 +39,9 @@ def late_blocks_carry_the_direct_effect(of: Evidence, logit_attribution: Columns
     def part(kept: Tensor) -> float:
         return float(size[kept][late[kept]].sum() / size[kept].sum())
 
-    return over_heads(of.layout, part, size.isfinite(), chance=float(late.double().mean())).beyond(0.5)
+    return over_heads(of.layout, part, size.isfinite(), chance=float(late.double().mean())).beyond(
+        0.5
+    )
 
 
 @claim(
@@ -43,11 +52,14 @@ def late_blocks_carry_the_direct_effect(of: Evidence, logit_attribution: Columns
 def heads_have_class_roles(of: Evidence, logit_attribution: Columns) -> Estimate:
     """Share of heads whose direct effect on one class's images is thrice that on the average class.
 
-    The class is the one with the largest effect, so the interval that this has to lie in holds for all classes at once.
+    The class is the one with the largest effect, so the interval that this has to lie in holds for
+    all classes at once.
     """
     by_class, p = logit_attribution["own"].double(), logit_attribution["own_p"]
     largest, top = by_class.nan_to_num(-torch.inf).max(1, keepdim=True)
-    errors = torch.from_numpy(norm.isf(p.gather(1, top).numpy() / 2))  # at the least, from 0: p is Holm's
+    errors = torch.from_numpy(
+        norm.isf(p.gather(1, top).numpy() / 2)
+    )  # at the least, from 0: p is Holm's
     half = largest.abs() * norm.isf(0.025 / by_class.shape[1]) / errors
     needed = 3 * by_class.abs().nanmean(1, keepdim=True)
     sure, excluded = largest - half >= needed, largest + half < needed
@@ -57,7 +69,9 @@ def heads_have_class_roles(of: Evidence, logit_attribution: Columns) -> Estimate
 @claim(
     says="Tokens of high norm hold little of their place.",
     source="Darcet et al. 2024, Figure 5, arXiv 2309.16588; large vision transformers",
-    margin=Margin(0.1, "of the error of guessing the middle", "a tenth of what knowing nothing costs"),
+    margin=Margin(
+        0.1, "of the error of guessing the middle", "a tenth of what knowing nothing costs"
+    ),
 )
 def high_norm_tokens_lose_their_place(of: Evidence) -> Estimate:
     """Error of the place that is read linearly from a token of the last block: tokens of high norm minus the others.

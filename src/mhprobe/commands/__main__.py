@@ -1,7 +1,8 @@
 """python -m mhprobe, and the script mhprobe: a door to the commands.
 
-``mhprobe train ...`` is ``python -m mhprobe.train ...``. Alone it lists the commands: every module whose first line
-says ``python -m <its name>: what it does``, or ``mhprobe <command>: ...`` where its name is another.
+``mhprobe train ...`` is ``python -m mhprobe.train ...``. Alone it lists the commands: every module
+whose first line says ``python -m <its name>: what it does``, or ``mhprobe <command>: ...`` where
+its name is another.
 """
 
 import os
@@ -20,7 +21,9 @@ def commands() -> dict[str, tuple[str, str]]:
     modules = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        match = re.match(r'"""(python -m mhprobe\.|mhprobe )([\w.]+)[^:\n]*: (.*?)\.?(?:"""|\n)', text)
+        match = re.match(
+            r'"""(python -m mhprobe\.|mhprobe )([\w.]+)[^:\n]*: (.*?)\.?(?:"""|\n)', text
+        )
         here = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
         here = here.removeprefix("commands.").removesuffix(".__main__")
         if match and (match[2] == here or match[1] == "mhprobe "):
@@ -30,11 +33,16 @@ def commands() -> dict[str, tuple[str, str]]:
 
 @one_line()
 def main() -> None:
-    modules = {**commands(), "demo": ("", f"`{' '.join(DEMO)}`: train, test, probe and mask a small ViT on digits")}
+    modules = {
+        **commands(),
+        "demo": ("", f"`{' '.join(DEMO)}`: train, test, probe and mask a small ViT on digits"),
+    }
     name, *rest = sys.argv[1:] or ["--help"]
     if name == "demo":
         name, *rest = *DEMO, *rest
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads: other rounding, other weights, no faster
+        os.environ.setdefault(
+            "OMP_NUM_THREADS", "1"
+        )  # more threads: other rounding, other weights, no faster
     if name in modules:
         os.execv(sys.executable, [sys.executable, "-m", modules[name][0], *rest])
     if name in ("--install-completion", "--complete") or "=" in name:
@@ -48,11 +56,19 @@ def main() -> None:
     print("mhprobe: what does each attention head do, and which heads can go?\n")
     for command, (_, does) in modules.items():
         print(f"  mhprobe {command:<16} {does}")
-    print("\nmhprobe COMMAND --help says more; python -m mhprobe.COMMAND is the same (look: mhprobe.looking).")
-    print("mhprobe GROUP=OPTION says what it is and which options it has, e.g. mhprobe measure=svcca.")
+    print(
+        "\nmhprobe COMMAND --help says more; python -m mhprobe.COMMAND is the same (look: "
+        "mhprobe.looking)."
+    )
+    print(
+        "mhprobe GROUP=OPTION says what it is and which options it has, e.g. mhprobe measure=svcca."
+    )
     print('eval "$(mhprobe --install-completion)" lets bash complete commands and settings.')
     if name not in ("--help", "-h"):
-        print(f"mhprobe: there is no command {name!r}; there are {', '.join(modules)}.", file=sys.stderr)
+        print(
+            f"mhprobe: there is no command {name!r}; there are {', '.join(modules)}.",
+            file=sys.stderr,
+        )
         sys.exit(2)
 
 

@@ -1,6 +1,7 @@
 """python -m mhprobe.dashboard ENTITY/PROJECT: a W&B workspace and a report of a project's runs, as code.
 
-Prints the specification; ``--save`` sends both to W&B. ``--group`` takes the runs of one sweep or experiment.
+Prints the specification; ``--save`` sends both to W&B. ``--group`` takes the runs of one sweep or
+experiment.
 """
 
 import argparse
@@ -11,11 +12,17 @@ from mhprobe.errors import one_line
 
 @one_line()
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m mhprobe.dashboard", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m mhprobe.dashboard", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("project", help="entity/project")
     parser.add_argument("--group", help="only the runs of this sweep or experiment")
-    parser.add_argument("--measures", nargs="+", default=["gate_importance", "svcca"], help="whose maps are shown")
-    parser.add_argument("--curves", nargs="+", default=None, help="masking curves; those of masking=six_curves")
+    parser.add_argument(
+        "--measures", nargs="+", default=["gate_importance", "svcca"], help="whose maps are shown"
+    )
+    parser.add_argument(
+        "--curves", nargs="+", default=None, help="masking curves; those of masking=six_curves"
+    )
     parser.add_argument("--save", action="store_true", help="send both to W&B (needs a key)")
     options = parser.parse_args(arguments)
     from omegaconf import OmegaConf
@@ -23,7 +30,9 @@ def main(arguments: list[str] | None = None) -> None:
     from mhprobe.report.workspace import specification, views
     from mhprobe.run.sections import CONF
 
-    curves = options.curves or list(map(str, OmegaConf.load(CONF / "masking" / "six_curves.yaml").curves))
+    curves = options.curves or list(
+        map(str, OmegaConf.load(CONF / "masking" / "six_curves.yaml").curves)
+    )
     pages = views(options.project, options.group, options.measures, curves)
     if options.save:
         print(*(view.save().url for view in pages), sep="\n")

@@ -19,7 +19,10 @@ def run(cfg: "Config", folder: Path) -> None:
     place = Path(cfg.cache_dir)
     words = [f"cache_dir={place.resolve()}"]
     if cfg.backbone.get("pretrained"):
-        words += [f"backbone.name=local-dir:{builders.save_backbone(cfg, place).resolve()}", "backbone.pretrained=true"]
+        words += [
+            f"backbone.name=local-dir:{builders.save_backbone(cfg, place).resolve()}",
+            "backbone.pretrained=true",
+        ]
     write(place / "words", (" ".join(words) + "\n").encode())
     print(f"add to your command, or $(cat {place / 'words'}):\n{' '.join(words)}")
 

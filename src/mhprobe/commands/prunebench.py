@@ -1,7 +1,8 @@
 """python -m mhprobe.prunebench: methods of pruning beside each other on one network, at equal FLOPs, over seeds.
 
-A cell, a method at a budget with a seed, is a small file below ``cells``: a bench goes on where it stopped, and jobs of
-a sweep share cells. The table has the error of a cell that failed, and a command for each that was not run.
+A cell, a method at a budget with a seed, is a small file below ``cells``: a bench goes on where it
+stopped, and jobs of a sweep share cells. The table has the error of a cell that failed, and a
+command for each that was not run.
 """
 
 from pathlib import Path

@@ -21,7 +21,10 @@ def run(cfg: "Config", folder: Path) -> None:
     wanted = paper.chosen(about, cfg.figures, options("paper"))
 
     def questions(material: "Material", _: "Report") -> "list[Question]":
-        return [quoted(question, about.name) for question in paper.questions(about, wanted, panel_of, material)]
+        return [
+            quoted(question, about.name)
+            for question in paper.questions(about, wanted, panel_of, material)
+        ]
 
     answers = answer(cfg, folder, questions, estimate=True)
     paper.write_page(about, answers, cfg.name)

@@ -25,7 +25,8 @@ LARGEST = 2**30  # bytes of one file: an image is smaller, a bomb is not
 MOST = 2**24  # files: more than any set of images in use
 DEPTH, WAYS = 64, 16  # of folders: how deep, and how often one may be reached over links
 SAMPLES, BLOCK = 64, 2**12  # of contents, in a key: how many blocks of how many bytes
-# errors of the standard library for damage; RuntimeError, ValueError and KeyError come from broken headers
+# errors of the standard library for damage; RuntimeError, ValueError and KeyError come from broken
+# headers
 _DAMAGE = (
     *(tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError),
     *(OSError, RuntimeError, ValueError, KeyError),
@@ -38,13 +39,17 @@ def open_archive(path: str | Path) -> "Archive":
     if path.is_dir():
         return Folder(path)
     if not path.exists():
-        raise UserError(f"root: {path} does not exist. Give a folder or a .tar, .tar.gz, .tgz or .zip archive.")
+        raise UserError(
+            f"root: {path} does not exist. Give a folder or a .tar, .tar.gz, .tgz or .zip archive."
+        )
     name = path.name.lower() if path.is_file() else ""  # a pipe would be waited for
     if name.endswith(TAR_SUFFIXES):
         return Tar(path)
     if name.endswith(".zip"):
         return Zip(path)
-    raise UserError(f"root: expected a folder or a .tar, .tar.gz, .tgz or .zip archive, got {path}.")
+    raise UserError(
+        f"root: expected a folder or a .tar, .tar.gz, .tgz or .zip archive, got {path}."
+    )
 
 
 class Folder:
@@ -63,12 +68,15 @@ class Folder:
             ways[itself.st_dev, itself.st_ino] += 1
             if ways[itself.st_dev, itself.st_ino] > WAYS or len(place.parts) > DEPTH:
                 raise UserError(
-                    f"root: {folder} is a link back to a folder it lies in, or too deep (over {DEPTH}) or too "
+                    f"root: {folder} is a link back to a folder it lies in, or too deep (over "
+                    f"{DEPTH}) or too "
                     f"often (over {WAYS} times) linked to. Remove such links."
                 )
             names += [(place / file).as_posix() for file in files]
             if len(names) > MOST:
-                raise UserError(f"root: {self.path} has more than {MOST:,} files. Is it the folder you mean?")
+                raise UserError(
+                    f"root: {self.path} has more than {MOST:,} files. Is it the folder you mean?"
+                )
         return names
 
     def read(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
@@ -78,7 +86,9 @@ class Folder:
             try:
                 what = path.stat()
                 if not stat.S_ISREG(what.st_mode):
-                    raise UserError(f"root: {path} is a device or a pipe, expected a file. Remove it.")
+                    raise UserError(
+                        f"root: {path} is a device or a pipe, expected a file. Remove it."
+                    )
                 small_enough(path, what.st_size)
                 data = path.read_bytes()
             except OSError as error:
@@ -97,13 +107,16 @@ class Folder:
 
 
 def _unreadable(error: OSError) -> None:
-    raise UserError(f"root: {error.filename} cannot be read ({error.strerror}). Remove it, or the link.") from None
+    raise UserError(
+        f"root: {error.filename} cannot be read ({error.strerror}). Remove it, or the link."
+    ) from None
 
 
 def _state(path: Path) -> str:
     """Return facts of a file, or of a link's target, that change with its contents.
 
-    Size and modification time are not enough: ``cp -p`` sets the time, and files that exchange their names keep both.
+    Size and modification time are not enough: ``cp -p`` sets the time, and files that exchange
+    their names keep both.
     """
     try:
         file = path.stat()
@@ -129,11 +142,17 @@ def _sample(path: Path, parts: int) -> bytes:
 def small_enough(where: object, size: int) -> None:
     """UserError if ``size`` bytes are more than one image can have."""
     if size > LARGEST:
-        raise UserError(f"root: {where} claims {size:,} bytes, expected at most {LARGEST:,} of one image. Remove it.")
+        raise UserError(
+            f"root: {where} claims {size:,} bytes, expected at most {LARGEST:,} of one image. "
+            "Remove it."
+        )
 
 
 class _File(ABC):
-    """An archive that is one file. Beside it may lie ``<file>.sha256``, as sha256sum writes it: then it must agree."""
+    """An archive that is one file.
+
+    Beside it may lie ``<file>.sha256``, as sha256sum writes it: then it must agree.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -145,16 +164,21 @@ class _File(ABC):
     def names(self) -> list[str]:
         beside, names = self.path.with_name(f"{self.path.name}.sha256"), []
         with self._intact():
-            if beside.is_file() and beside.read_text(errors="replace").split()[:1] != [file_digest(self.path)]:
+            if beside.is_file() and beside.read_text(errors="replace").split()[:1] != [
+                file_digest(self.path)
+            ]:
                 raise ValueError(f"its SHA-256 is not the one in {beside.name}")
             for name, size in self._members():
                 small_enough(f"{self.path}: {name}", size)
                 names.append(name)
                 if len(names) > MOST:
-                    raise UserError(f"root: {self.path} has more than {MOST:,} files, expected images.")
+                    raise UserError(
+                        f"root: {self.path} has more than {MOST:,} files, expected images."
+                    )
         if twice := [name for name, times in Counter(names).items() if times > 1]:
             raise UserError(
-                f"root: {self.path} holds {twice[0]} {names.count(twice[0])} times ({len(twice)} such files): "
+                f"root: {self.path} holds {twice[0]} {names.count(twice[0])} times ({len(twice)} "
+                "such files): "
                 f"which is meant? Pack it anew, each file once."
             )
         return names
@@ -165,9 +189,14 @@ class _File(ABC):
 
     def _intact(self) -> contextlib.AbstractContextManager[None]:
         """Turn what Python raises for damage into a UserError with its first line: tarfile lists all formats."""
-        where, size = f"root: {self.path} is damaged or cut short", lambda: f"{self.path.stat().st_size:,} bytes"
+        where, size = (
+            f"root: {self.path} is damaged or cut short",
+            lambda: f"{self.path.stat().st_size:,} bytes",
+        )
         todo = "Fetch it again and compare its size or checksum with the original."
-        return refusing(lambda error: f"{where} ({first_line(error)}); it has {size()}. {todo}", _DAMAGE)
+        return refusing(
+            lambda error: f"{where} ({first_line(error)}); it has {size()}. {todo}", _DAMAGE
+        )
 
 
 class Tar(_File):
@@ -180,7 +209,8 @@ class Tar(_File):
     def read(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
         wanted = set(wanted)
         with self._intact(), self._unpacked() as file:
-            # tarfile's own streams skip the compressor's checksum; a zero block tells that the end was not cut off
+            # tarfile's own streams skip the compressor's checksum; a zero block tells that the end
+            # was not cut off
             stream: Any = _Stream(file)
             with tarfile.open(fileobj=stream, mode="r|") as tar:
                 for member in tar:
@@ -216,14 +246,19 @@ class Zip(_File):
     def _members(self) -> Iterator[tuple[str, int]]:
         with zipfile.ZipFile(self.path) as archive:
             for info in archive.infolist():
-                archive.open(info).close()  # compares the name here with the one beside the contents
+                archive.open(
+                    info
+                ).close()  # compares the name here with the one beside the contents
                 if not info.is_dir():
                     yield info.filename, info.file_size
 
     def read(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
         with self._intact(), zipfile.ZipFile(self.path) as archive:
             for name in wanted:
-                yield name, archive.read(name)  # read to its end, where zipfile compares the checksum
+                yield (
+                    name,
+                    archive.read(name),
+                )  # read to its end, where zipfile compares the checksum
 
 
 Archive = Folder | Tar | Zip

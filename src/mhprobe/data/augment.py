@@ -20,11 +20,15 @@ STRONGEST = 30  # of torchvision's RandAugment, whose scale has 31 steps
 class Augment:
     """Augmentations of training images; the defaults do nothing.
 
-    crop_padding: pixels of reflected border within which a crop of the original size is placed at random.
-    flip: mirror half of the images left to right. Wrong where left and right mean something (digits, text).
-    rand_augment: so many of torchvision's RandAugment operations on each image, 0 for off; magnitude: how strong they
+    crop_padding: pixels of reflected border within which a crop of the original size is placed at
+    random.
+    flip: mirror half of the images left to right. Wrong where left and right mean something
+    (digits, text).
+    rand_augment: so many of torchvision's RandAugment operations on each image, 0 for off;
+    magnitude: how strong they
         are, 0 to 30. Image by image: it costs more than all the others together.
-    mixup, cutmix: the Beta distribution's parameter, 0 for off; with both, each batch takes one of them at random.
+    mixup, cutmix: the Beta distribution's parameter, 0 for off; with both, each batch takes one of
+    them at random.
     """
 
     crop_padding: int = 0
@@ -53,12 +57,20 @@ class Augment:
             return batch
         height, width = images.shape[-2:]
         if self.crop_padding >= min(height, width):
-            raise UserError(f"crop_padding: expected less than {min(height, width)} pixels, got {self.crop_padding}.")
+            raise UserError(
+                f"crop_padding: expected less than {min(height, width)} pixels, got "
+                f"{self.crop_padding}."
+            )
         shifts = 2 * self.crop_padding + 1
         down = draw(fold(seed, epoch, _DOWN), index, shifts) - self.crop_padding
         right = draw(fold(seed, epoch, _RIGHT), index, shifts) - self.crop_padding
-        mirrored = draw(fold(seed, epoch, _FLIP), index, 2).bool() if self.flip else torch.zeros_like(index).bool()
-        # for every output pixel the row and column it comes from; reflection does not repeat the edge pixel
+        mirrored = (
+            draw(fold(seed, epoch, _FLIP), index, 2).bool()
+            if self.flip
+            else torch.zeros_like(index).bool()
+        )
+        # for every output pixel the row and column it comes from; reflection does not repeat the
+        # edge pixel
         x = torch.arange(width, device=index.device)
         x = torch.where(mirrored[:, None], width - 1 - x, x)
         rows = _reflect(down[:, None] + torch.arange(height, device=index.device), height)
@@ -76,7 +88,9 @@ class Augment:
         transform = v2.RandAugment(self.rand_augment, self.magnitude)
         images = batch.images.clone()
         with torch.random.fork_rng(devices=[]):
-            for row, number in enumerate(draw(fold(seed, epoch, _RAND), batch.index, 1 << 62).tolist()):
+            for row, number in enumerate(
+                draw(fold(seed, epoch, _RAND), batch.index, 1 << 62).tolist()
+            ):
                 reseed(number)
                 images[row] = transform(images[row])
         return batch._replace(images=images)
@@ -84,8 +98,9 @@ class Augment:
     def mix(self, batch: Batch, num_classes: int, seed: int, epoch: int) -> Batch:
         """Each image but the first blended with the one before it, with (B - 1, C) soft targets; float images.
 
-        The batch begins with the image before it in the batch of all ranks, and ``batch.first`` seeds the draw
-        (``TrainOrder`` with ``mixed``), so that any number of ranks trains on the same images.
+        The batch begins with the image before it in the batch of all ranks, and ``batch.first``
+        seeds the draw (``TrainOrder`` with ``mixed``), so that any number of ranks trains on the
+        same images.
         """
         if not (chosen := self.mixes):
             return batch
@@ -98,9 +113,13 @@ class Augment:
             name = chosen[int(torch.randint(len(chosen), ()))]
             transform = {"mixup": v2.MixUp, "cutmix": v2.CutMix}[name]
             blend = transform(alpha=float(getattr(self, name)), num_classes=len(batch.index))
-            images, shares_BB = blend(batch.images, torch.arange(len(batch.index), device=batch.index.device))
+            images, shares_BB = blend(
+                batch.images, torch.arange(len(batch.index), device=batch.index.device)
+            )
         targets = shares_BB @ functional.one_hot(batch.labels, num_classes).float()
-        mixed = batch._replace(images=images, targets=targets, other=batch.index.roll(1), share=shares_BB.diagonal())
+        mixed = batch._replace(
+            images=images, targets=targets, other=batch.index.roll(1), share=shares_BB.diagonal()
+        )
         return mixed.part(slice(1, None))
 
 
@@ -110,12 +129,16 @@ def _reflect(position: Tensor, size: int) -> Tensor:
     return torch.where(position < size, position, 2 * (size - 1) - position)
 
 
-def normalise(images: Tensor, size: tuple[int, int], mean: Sequence[float], std: Sequence[float]) -> Tensor:
+def normalise(
+    images: Tensor, size: tuple[int, int], mean: Sequence[float], std: Sequence[float]
+) -> Tensor:
     """(B, 3, h, w) uint8 -> (B, 3, *size) float32: resized (bicubic, antialiased), then (x / 255 - mean) / std."""
     pixels = images.to(torch.float32)
     if tuple(images.shape[-2:]) != tuple(size):
         # bicubic overshoots at edges; like PIL, clip to what a pixel can be
-        pixels = functional.interpolate(pixels, size=size, mode="bicubic", antialias=True).clamp_(0, 255)
+        pixels = functional.interpolate(pixels, size=size, mode="bicubic", antialias=True).clamp_(
+            0, 255
+        )
     mean_C11 = torch.tensor(mean, device=images.device).view(-1, 1, 1)
     std_C11 = torch.tensor(std, device=images.device).view(-1, 1, 1)
     return pixels.mul_(1 / (255 * std_C11)).sub_(mean_C11 / std_C11)
@@ -123,4 +146,6 @@ def normalise(images: Tensor, size: tuple[int, int], mean: Sequence[float], std:
 
 def resized(objects: Tensor, size: tuple[int, int]) -> Tensor:
     """(B, h, w) uint8 -> (B, *size) int64: what each pixel shows, from the nearest old pixel (ids are not blended)."""
-    return functional.interpolate(objects[:, None].float(), size=size, mode="nearest-exact")[:, 0].long()
+    return functional.interpolate(objects[:, None].float(), size=size, mode="nearest-exact")[
+        :, 0
+    ].long()

@@ -25,7 +25,11 @@ from mhprobe.errors import UserError, quoted, whole_number
 
 log = logging.getLogger(__name__)
 
-SPLITS = {"train": "train", "validation": "val", "test": "test"}  # by what options of a selection call them
+SPLITS = {
+    "train": "train",
+    "validation": "val",
+    "test": "test",
+}  # by what options of a selection call them
 FEW_WORKERS = 8  # that any machine can start
 
 
@@ -42,16 +46,21 @@ class ImageData(L.LightningDataModule):
     """Use with ``Trainer(use_distributed_sampler=False)``: the loaders shard by rank themselves.
 
     source: where the images come from. root: what the source reads (the yaml hands it on).
-    batch_size, eval_batch_size: images per process in training, and in tests and probes. The latter is by default 500,
+    batch_size, eval_batch_size: images per process in training, and in tests and probes. The latter
+    is by default 500,
         or as many as have a million pixels together: 79 of 112 px, 19 of 224 px.
-    val_fraction: share of the source's train images, stratified, for validation. calibration_fraction: share of the
+    val_fraction: share of the source's train images, stratified, for validation.
+    calibration_fraction: share of the
         validation images, stratified, that only promises look at: the split "calibration".
-    num_workers: processes that load. A batch is one gather from a memory map, so they cost more than they hide.
+    num_workers: processes that load. A batch is one gather from a memory map, so they cost more
+    than they hide.
     seed: of the split, the order and the augmentation. augment: of training images; None for none.
     cache_dir: folder of decoded images.
-    limit_train, limit_val, limit_test, limit_calibration: keep only so many images (stratified), for quick runs. Which
+    limit_train, limit_val, limit_test, limit_calibration: keep only so many images (stratified),
+    for quick runs. Which
         test images are kept does not depend on ``seed``.
-    spec: input that the model expects, set before use; by default the stored size, scaled to [-1, 1].
+    spec: input that the model expects, set before use; by default the stored size, scaled to [-1,
+    1].
     """
 
     spec: InputSpec | None = None
@@ -81,7 +90,12 @@ class ImageData(L.LightningDataModule):
         self.num_workers, self.seed = num_workers, seed
         self.val_fraction, self.calibration_fraction = val_fraction, calibration_fraction
         self.augment = augment or Augment()
-        self.limits = {"train": limit_train, "val": limit_val, "test": limit_test, "calibration": limit_calibration}
+        self.limits = {
+            "train": limit_train,
+            "val": limit_val,
+            "test": limit_test,
+            "calibration": limit_calibration,
+        }
         whole_number("num_workers", num_workers)
         whole_number("batch_size", batch_size, 1)
         whole_number("eval_batch_size", eval_batch_size, 1, none="a million pixels")
@@ -89,13 +103,18 @@ class ImageData(L.LightningDataModule):
             whole_number(f"limit_{split}", 1 if limit is None else limit, 1)
         if num_workers > (most := max(FEW_WORKERS, 2 * (os.cpu_count() or 1))):
             raise UserError(
-                f"num_workers: expected at most {most}, two for each of this machine's processors, got "
+                f"num_workers: expected at most {most}, two for each of this machine's processors, "
+                "got "
                 f"{num_workers}; each is a process with a copy of torch. 0 is usually the fastest."
             )
         if not isinstance(val_fraction, float) or not 0 < val_fraction < 1:
-            raise UserError(f"val_fraction: expected a share between 0 and 1, got {quoted(val_fraction)}.")
+            raise UserError(
+                f"val_fraction: expected a share between 0 and 1, got {quoted(val_fraction)}."
+            )
         if not isinstance(share := calibration_fraction, int | float) or not 0 <= share < 1:
-            raise UserError(f"calibration_fraction: expected a share from 0 to below 1, got {quoted(share)}.")
+            raise UserError(
+                f"calibration_fraction: expected a share from 0 to below 1, got {quoted(share)}."
+            )
 
     @functools.cached_property
     def _cache(self) -> Cache:
@@ -111,14 +130,18 @@ class ImageData(L.LightningDataModule):
         train = np.setdiff1d(np.arange(len(labels)), val)
         if not len(val) or len(np.unique(labels[train])) < len(np.unique(labels)):
             raise UserError(
-                f"val_fraction: {self.val_fraction} of {len(labels)} training images leaves {len(val)} to "
-                f"validate and {len(train)} to train on; every class needs one to train on. Change it or add images."
+                f"val_fraction: {self.val_fraction} of {len(labels)} training images leaves "
+                f"{len(val)} to "
+                f"validate and {len(train)} to train on; every class needs one to train on. Change "
+                "it or add images."
             )
         aside = val[stratified(labels[val], round(self.calibration_fraction * len(val)), self.seed)]
         if self.calibration_fraction and not 0 < len(aside) < len(val):
             raise UserError(
-                f"calibration_fraction: {self.calibration_fraction} of {len(val)} validation images are "
-                f"{len(aside)}, expected at least one and not all. Change it, or raise val_fraction."
+                f"calibration_fraction: {self.calibration_fraction} of {len(val)} validation "
+                "images are "
+                f"{len(aside)}, expected at least one and not all. Change it, or raise "
+                "val_fraction."
             )
         whole = {
             "train": Images(cached["train"], train),
@@ -126,8 +149,13 @@ class ImageData(L.LightningDataModule):
             "test": Images(cached["test"], np.arange(len(cached["test"].labels))),
             **({"calibration": Images(cached["train"], aside)} if len(aside) else {}),
         }
-        seeds = {split: self.seed if split != "test" else 0 for split in whole}  # runs with other seeds test alike
-        return {split: images.limited(self.limits[split], seeds[split]) for split, images in whole.items()}
+        seeds = {
+            split: self.seed if split != "test" else 0 for split in whole
+        }  # runs with other seeds test alike
+        return {
+            split: images.limited(self.limits[split], seeds[split])
+            for split, images in whole.items()
+        }
 
     @property
     def input_spec(self) -> InputSpec:
@@ -137,7 +165,9 @@ class ImageData(L.LightningDataModule):
     @property
     def eval_batch_size(self) -> int:
         """Images of a batch in tests and probes."""
-        return self._eval_batch_size or max(1, min(500, 1_000_000 // math.prod(self.input_spec.size)))
+        return self._eval_batch_size or max(
+            1, min(500, 1_000_000 // math.prod(self.input_spec.size))
+        )
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -156,13 +186,20 @@ class ImageData(L.LightningDataModule):
         """UserError where there are no labels, which ``what`` needs."""
         if self.unlabelled:
             raise UserError(
-                f"data: {self.source.name} has no labels, and {what} needs them; expected images in class folders "
+                f"data: {self.source.name} has no labels, and {what} needs them; expected images "
+                "in class folders "
                 f"(data=image_folder)."
             )
 
-    @torch.no_grad()  # and not inference mode: some models put biases by, which are asked for slopes later
-    def label_by(self, model: torch.nn.Module, class_names: Sequence[str], device: torch.device | str = "cpu") -> None:
-        """Give every image the class of the largest logit of ``model``, in eval mode. UserError for one not finite."""
+    # and not inference mode: some models put biases by, which are asked for slopes later
+    @torch.no_grad()
+    def label_by(
+        self, model: torch.nn.Module, class_names: Sequence[str], device: torch.device | str = "cpu"
+    ) -> None:
+        """Give every image the class of the largest logit of ``model``, in eval mode.
+
+        UserError for one not finite.
+        """
         self._classes = tuple(class_names)
         for split, images in self.splits.items():
             classes = np.zeros(len(images), dtype=np.int64)
@@ -170,7 +207,8 @@ class ImageData(L.LightningDataModule):
                 logits = model(batch.images)
                 if not bool(logits.isfinite().all()):
                     raise UserError(
-                        f"data: the network gives NaN or infinite logits to images of {split}, so it cannot say their "
+                        f"data: the network gives NaN or infinite logits to images of {split}, so "
+                        "it cannot say their "
                         f"classes. Check its weights and the precision."
                     )
                 classes[batch.index.cpu().numpy()] = logits.argmax(1).cpu().numpy()
@@ -223,7 +261,9 @@ class ImageData(L.LightningDataModule):
         splits = open_cache(self.source, self.cache_dir).splits
         if both := len(np.intersect1d(splits["train"].digests, splits["test"].digests)):
             log.warning(
-                "%s: %d test images are training images, too; accuracy on them is no test.", self.source.name, both
+                "%s: %d test images are training images, too; accuracy on them is no test.",
+                self.source.name,
+                both,
             )
 
     def setup(self, stage: str | None = None) -> None:
@@ -233,7 +273,11 @@ class ImageData(L.LightningDataModule):
         self.refuse_unlabelled("training")
         images = self.splits["train"]
         order = TrainOrder(
-            len(images), self.batch_size, fold(self.seed), *self._rank_and_world(), mixed=bool(self.augment.mixes)
+            len(images),
+            self.batch_size,
+            fold(self.seed),
+            *self._rank_and_world(),
+            mixed=bool(self.augment.mixes),
         )
         return TrainLoader(images, order, self.num_workers, self._on_cuda)
 
@@ -251,23 +295,36 @@ class ImageData(L.LightningDataModule):
         """uint8 images -> what the model eats, on the batch's device; augmented if ``train``."""
         spec = self.input_spec
         if train:
-            batch = self.augment.distort(self.augment.crop_flip(batch, self.seed, epoch), self.seed, epoch)
+            batch = self.augment.distort(
+                self.augment.crop_flip(batch, self.seed, epoch), self.seed, epoch
+            )
         objects = None if train or batch.objects is None else resized(batch.objects, spec.size)
-        batch = batch._replace(images=normalise(batch.images, spec.size, spec.mean, spec.std), objects=objects)
+        batch = batch._replace(
+            images=normalise(batch.images, spec.size, spec.mean, spec.std), objects=objects
+        )
         return self.augment.mix(batch, self.num_classes, self.seed, epoch) if train else batch
 
     def batches(
-        self, split: str, device: torch.device | str = "cpu", images: torch.Tensor | int | None = None
+        self,
+        split: str,
+        device: torch.device | str = "cpu",
+        images: torch.Tensor | int | None = None,
     ) -> Iterator[Batch]:
         """This rank's evaluation batches of a split, on ``device``.
 
-        images: positions in the split; or a number, for so many at most, evenly from all of it; or None for all.
+        images: positions in the split; or a number, for so many at most, evenly from all of it; or
+        None for all.
         """
         if isinstance(images, torch.Tensor) and images.dtype == torch.bool:
-            raise UserError("batches: images: expected positions in the split or a number of images, got a mask.")
+            raise UserError(
+                "batches: images: expected positions in the split or a number of images, got a "
+                "mask."
+            )
         chosen = evenly(images, len(self.splits[split])) if isinstance(images, int) else images
         # starting workers for every walk would cost more than the gathers they hide
-        for batch in self._eval_loader(split, 0, pin=torch.device(device).type == "cuda", chosen=chosen):
+        for batch in self._eval_loader(
+            split, 0, pin=torch.device(device).type == "cuda", chosen=chosen
+        ):
             yield self.transform(batch.to(device), train=False)
 
     def stored(self, split: str, positions: Sequence[int]) -> Batch:
@@ -285,7 +342,12 @@ class ImageData(L.LightningDataModule):
     def _eval_loader(self, split: str, num_workers: int, pin: bool, chosen: Any = None) -> Loader:
         images = self.splits[split]
         chosen = len(images) if chosen is None else np.asarray(chosen)
-        return Loader(images, EvalOrder(chosen, self.eval_batch_size, *self._rank_and_world()), num_workers, pin)
+        return Loader(
+            images,
+            EvalOrder(chosen, self.eval_batch_size, *self._rank_and_world()),
+            num_workers,
+            pin,
+        )
 
     @property
     def _on_cuda(self) -> bool:
@@ -293,4 +355,6 @@ class ImageData(L.LightningDataModule):
         return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
 
     def _rank_and_world(self) -> tuple[int, int]:
-        return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+        return (
+            (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+        )

@@ -18,14 +18,18 @@ Split = Callable[[Any], tuple[Tensor, Tensor | None]]
 class Batch(NamedTuple):
     """One batch.
 
-    images: (B, 3, height, width), uint8 as it leaves the loader, float32 and normalised after the transform.
+    images: (B, 3, height, width), uint8 as it leaves the loader, float32 and normalised after the
+    transform.
     labels: (B,) int64; in a notebook None where nobody has any.
     index: (B,) int64, the image's position in its split.
     valid: (B,) bool, False for images that only even out the ranks: they never enter a sum.
-    targets: (B, C) soft targets; other: (B,) int64 index of the image that was blended in; share: (B,) what is left of
+    targets: (B, C) soft targets; other: (B,) int64 index of the image that was blended in; share:
+    (B,) what is left of
         the image itself, up to 1. Only after mixup or cutmix.
-    first: () int64, the index of the first image of the batch of all ranks; only where images are to be mixed.
-    objects: (B, height, width) int64 what each pixel shows, 0 for background; only where the data set tells.
+    first: () int64, the index of the first image of the batch of all ranks; only where images are
+    to be mixed.
+    objects: (B, height, width) int64 what each pixel shows, 0 for background; only where the data
+    set tells.
     """
 
     images: Tensor
@@ -39,7 +43,9 @@ class Batch(NamedTuple):
     share: Tensor | None = None
 
     @classmethod
-    def whole(cls, images: Tensor, labels: Tensor | None = None, objects: Tensor | None = None) -> "Batch":
+    def whole(
+        cls, images: Tensor, labels: Tensor | None = None, objects: Tensor | None = None
+    ) -> "Batch":
         """A batch that is all there is: images are numbered from 0, and all of them count."""
         index = torch.arange(len(images))
         return cls(images, labels, index, torch.ones(len(index), dtype=torch.bool), objects=objects)  # type: ignore[arg-type]
@@ -56,25 +62,31 @@ class Batch(NamedTuple):
         return self._replace(labels=None)  # type: ignore[arg-type]  # as in a notebook
 
 
-Walk = Callable[[], Iterable[Batch]]  # starts a new walk over a split; of several processes each walks its share
+Walk = Callable[
+    [], Iterable[Batch]
+]  # starts a new walk over a split; of several processes each walks its share
 
 
 def images_and_labels(item: Any) -> tuple[Tensor, Tensor | None]:
     """Return the (B, ...) images and (B,) labels, None without, of an item of a loader.
 
-    Images alone; (images, labels, ...), of which the rest is left aside; a dict with common names. In either, a list of
-    one part per image is stacked. Raises UserError for anything else.
+    Images alone; (images, labels, ...), of which the rest is left aside; a dict with common names.
+    In either, a list of one part per image is stacked. Raises UserError for anything else.
     """
     if isinstance(item, Tensor):
         return item, None
     images: Sequence[Any] = ()
     labels: Sequence[Any] = ()
     if isinstance(item, Mapping):
-        images, labels = ([item[name] for name in names if name in item] for names in (IMAGES, LABELS))
+        images, labels = (
+            [item[name] for name in names if name in item] for names in (IMAGES, LABELS)
+        )
     elif isinstance(item, tuple | list):
         images, labels = item[:1], item[1:2]
     # the first of each that is a tensor or can be one
-    stacked, numbers = (next(filter(torch.is_tensor, map(_stacked, parts)), None) for parts in (images, labels))
+    stacked, numbers = (
+        next(filter(torch.is_tensor, map(_stacked, parts)), None) for parts in (images, labels)
+    )
     without = not labels or labels[0] is None
     if stacked is None or not (numbers.dim() == 1 if numbers is not None else without):
         raise UserError(_unknown(item))
@@ -85,7 +97,11 @@ def _stacked(part: Any) -> Tensor | None:
     """(B, ...) of a tensor, an array, or a list of one number, array or tensor per image; None of anything else."""
     if isinstance(part, tuple | list) and part:
         tensors = [tensor for one in part if (tensor := _tensor(one)) is not None]
-        return torch.stack(tensors) if len(tensors) == len(part) and len({one.shape for one in tensors}) == 1 else None
+        return (
+            torch.stack(tensors)
+            if len(tensors) == len(part) and len({one.shape for one in tensors}) == 1
+            else None
+        )
     return _tensor(part) if isinstance(part, Tensor | np.ndarray) else None
 
 
@@ -100,11 +116,27 @@ def _tensor(part: Any) -> Tensor | None:
 
 
 def _unknown(item: Any) -> str:
-    keys = f" with {', '.join(f'{k!r} ({_called(item[k])})' for k in item)}" if isinstance(item, Mapping) else ""
-    things = f" of {len(item)}: {', '.join(map(_called, item))}" if isinstance(item, tuple | list) else ""
-    parts = list(item.values()) if isinstance(item, Mapping) else item if isinstance(item, tuple | list) else []
+    keys = (
+        f" with {', '.join(f'{k!r} ({_called(item[k])})' for k in item)}"
+        if isinstance(item, Mapping)
+        else ""
+    )
+    things = (
+        f" of {len(item)}: {', '.join(map(_called, item))}"
+        if isinstance(item, tuple | list)
+        else ""
+    )
+    parts = (
+        list(item.values())
+        if isinstance(item, Mapping)
+        else item
+        if isinstance(item, tuple | list)
+        else []
+    )
     single = any(isinstance(part, Tensor | np.ndarray) and len(part.shape) == 3 for part in parts)
-    hint = " One image at a time? Put the data set into a DataLoader, or batch it." if single else ""
+    hint = (
+        " One image at a time? Put the data set into a DataLoader, or batch it." if single else ""
+    )
     got = short(f"{type(item).__name__}{keys}{things}", 200)
     return (
         f"loader: expected batches (images, labels, ...) of tensors, images alone, a dict of them "

@@ -1,7 +1,7 @@
 """Images decoded once: uint8 arrays on disk, memory-mapped, so that a batch is one gather.
 
-A cache is a folder of .npy files and a meta.json with their sizes and checksums. It is built under a lock in a
-temporary folder, which is renamed when it is complete. A damaged cache is built again.
+A cache is a folder of .npy files and a meta.json with their sizes and checksums. It is built under
+a lock in a temporary folder, which is renamed when it is complete. A damaged cache is built again.
 """
 
 import errno
@@ -57,7 +57,9 @@ class CachedSplit:
 
     def _array(self, name: str, **how: Any) -> np.ndarray:
         gone = f"cache_dir: {self.folder} is no longer there, or was cut off, while a run reads it"
-        with refusing(lambda error: f"{gone} ({error}). Start it again: the images are decoded again."):
+        with refusing(
+            lambda error: f"{gone} ({error}). Start it again: the images are decoded again."
+        ):
             return np.load(self.folder / f"{self.split}-{name}.npy", **how)
 
     def __reduce__(self) -> Any:
@@ -75,10 +77,13 @@ class Cache:
     checksum: str
 
 
-def open_cache(source: Source, cache_dir: str | Path, verify: bool = True, show: bool = True) -> Cache:
+def open_cache(
+    source: Source, cache_dir: str | Path, verify: bool = True, show: bool = True
+) -> Cache:
     """The decoded images of ``source``, built if absent or damaged.
 
-    verify: recompute the checksums (half a second per GB), not only compare sizes. show: a bar while decoding.
+    verify: recompute the checksums (half a second per GB), not only compare sizes. show: a bar
+    while decoding.
     """
     inner = getattr(source, "source", source)  # of a source that changes another one's images
     about = {"format": FORMAT, "decoder": DECODER, "code": code_digests(source, inner)}
@@ -94,7 +99,8 @@ def open_cache(source: Source, cache_dir: str | Path, verify: bool = True, show:
             return _read(folder, verify) or _build(source, key, folder, show)
     except OSError as error:
         raise UserError(
-            f"cache_dir: the decoded images cannot be written to {folder} ({reason(error, folder)}). Make room, or "
+            f"cache_dir: the decoded images cannot be written to {folder} "
+            f"({reason(error, folder)}). Make room, or "
             f"choose another place with cache_dir=<folder>."
         ) from None
 
@@ -112,11 +118,15 @@ def _read(folder: Path, verify: bool) -> Cache | None:
             return None
         for name, facts in body["files"].items():
             file = folder / name
-            if file.stat().st_size != facts["bytes"] or (verify and file_digest(file) != facts["sha256"]):
+            if file.stat().st_size != facts["bytes"] or (
+                verify and file_digest(file) != facts["sha256"]
+            ):
                 return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    files = {name: facts["sha256"] for name, facts in body["files"].items() if not name.endswith(DIGESTS)}
+    files = {
+        name: facts["sha256"] for name, facts in body["files"].items() if not name.endswith(DIGESTS)
+    }
     return Cache(
         class_names=tuple(body["class_names"]),
         size=tuple(body["size"]),
@@ -126,7 +136,10 @@ def _read(folder: Path, verify: bool) -> Cache | None:
 
 
 def _build(source: Source, key: dict[str, Any], folder: Path, show: bool) -> Cache:
-    """Decode ``source`` to ``folder``. The caller holds the lock, so a partial folder is a killed builder's."""
+    """Decode ``source`` to ``folder``.
+
+    The caller holds the lock, so a partial folder is a killed builder's.
+    """
     contents = source.scan()
     temporary = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -141,21 +154,35 @@ def _build(source: Source, key: dict[str, Any], folder: Path, show: bool) -> Cac
                 if written % AT_ONCE == 0 or written == total:
                     done((written - 1) % AT_ONCE + 1)
         if written != total:
-            raise UserError(f"{source.name}: {total} images were listed, but {written} read. Did the files change?")
+            raise UserError(
+                f"{source.name}: {total} images were listed, but {written} read. Did the files "
+                "change?"
+            )
         for split, labels in contents.labels.items():
             arrays[split].finish()
             _save(temporary / f"{split}-labels.npy", labels)
             _compare(folder, split, arrays[split].digests, source.name)
         del arrays
         paths = sorted(temporary.glob("*.npy"))
-        files = {path.name: {"bytes": path.stat().st_size, "sha256": file_digest(path)} for path in paths}
-        body: dict[str, Any] = {"key": key, "class_names": contents.class_names, "size": contents.size, "files": files}
+        files = {
+            path.name: {"bytes": path.stat().st_size, "sha256": file_digest(path)} for path in paths
+        }
+        body: dict[str, Any] = {
+            "key": key,
+            "class_names": contents.class_names,
+            "size": contents.size,
+            "files": files,
+        }
         body["splits"] = sorted(contents.labels)
-        (temporary / "meta.json").write_text(json.dumps({"sha256": _digest(body), "body": body}, indent=1))
+        (temporary / "meta.json").write_text(
+            json.dumps({"sha256": _digest(body), "body": body}, indent=1)
+        )
         for path in temporary.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-        shutil.rmtree(folder, ignore_errors=True)  # a damaged one; whoever mapped it keeps the old pages
+        shutil.rmtree(
+            folder, ignore_errors=True
+        )  # a damaged one; whoever mapped it keeps the old pages
         os.rename(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -165,14 +192,22 @@ def _build(source: Source, key: dict[str, Any], folder: Path, show: bool) -> Cac
 
 
 class _Decoded:
-    """The arrays of one split while they are filled. digests: (N,) uint64, one of each image's pixels."""
+    """The arrays of one split while they are filled.
+
+    digests: (N,) uint64, one of each image's pixels.
+    """
 
     def __init__(self, folder: Path, split: str, contents: Contents) -> None:
         count, size = len(contents.labels[split]), contents.size
         self.digests = np.zeros(count, dtype="<u8")
-        shapes = {"images": (count, 3, *size), **({"objects": (count, *size)} if contents.objects else {})}
+        shapes = {
+            "images": (count, 3, *size),
+            **({"objects": (count, *size)} if contents.objects else {}),
+        }
         files = {folder / f"{split}-{name}.npy": shape for name, shape in shapes.items()}
-        self.arrays = [np.lib.format.open_memmap(path, "w+", np.uint8, shape) for path, shape in files.items()]
+        self.arrays = [
+            np.lib.format.open_memmap(path, "w+", np.uint8, shape) for path, shape in files.items()
+        ]
         self.digest_path, self.paths = folder / f"{split}{DIGESTS}", list(files)
 
     def put(self, position: int, image: np.ndarray, mask: np.ndarray | None = None) -> None:
@@ -190,7 +225,10 @@ class _Decoded:
 
 
 def _make_room(folder: Path, paths: list[Path]) -> None:
-    """Reserve the blocks of files that were only made long. A page that finds no block later is a SIGBUS, no error."""
+    """Reserve the blocks of files that were only made long.
+
+    A page that finds no block later is a SIGBUS, no error.
+    """
     needed = sum(path.stat().st_size for path in paths)
     free = shutil.disk_usage(folder).free
     try:
@@ -202,8 +240,10 @@ def _make_room(folder: Path, paths: list[Path]) -> None:
                     os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     except OSError as error:
         raise UserError(
-            f"cache_dir: the decoded images need {needed:,} bytes in {folder.parent}, which has {free:,} free "
-            f"({error.strerror}). Make room, choose another place with cache_dir=<folder>, or store smaller images "
+            f"cache_dir: the decoded images need {needed:,} bytes in {folder.parent}, which has "
+            f"{free:,} free "
+            f"({error.strerror}). Make room, choose another place with cache_dir=<folder>, or "
+            "store smaller images "
             f"(stored_size)."
         ) from None
 
@@ -220,8 +260,10 @@ def _compare(before: Path, split: str, digests: np.ndarray, name: str) -> None:
         return
     if len(changed):
         raise UserError(
-            f"root: {len(changed)} images of {name}, the first is number {changed[0]} of {split}, decode to other "
-            f"pixels than before although the files have the same size and time: they were damaged on disk. Fetch them "
+            f"root: {len(changed)} images of {name}, the first is number {changed[0]} of {split}, "
+            "decode to other "
+            "pixels than before although the files have the same size and time: they were damaged "
+            "on disk. Fetch them "
             f"again, or remove {before} if they were changed on purpose."
         )
 

@@ -1,6 +1,7 @@
 """CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 images of 32 x 32 pixels in ten classes.
 
-It comes as torchvision's download, as the original python batches or as class folders; these two also in an archive.
+It comes as torchvision's download, as the original python batches or as class folders; these two
+also in an archive.
 """
 
 import io
@@ -33,8 +34,14 @@ class Cifar10:
 
     name = "cifar10"
 
-    def __init__(self, root: str | Path | None = None, download_dir: str | Path = ".cache/mhprobe") -> None:
-        self.root = Path(root).expanduser() if root is not None else Path(download_dir).expanduser() / "cifar10"
+    def __init__(
+        self, root: str | Path | None = None, download_dir: str | Path = ".cache/mhprobe"
+    ) -> None:
+        self.root = (
+            Path(root).expanduser()
+            if root is not None
+            else Path(download_dir).expanduser() / "cifar10"
+        )
         self._may_download = root is None
 
     def key(self) -> dict[str, Any]:
@@ -62,9 +69,14 @@ def _download(folder: Path) -> None:
         return
     from torchvision.datasets import CIFAR10
 
-    where, other = f"CIFAR-10 could not be fetched from {URL} to {folder}", "root=<archive or folder you have>"
+    where, other = (
+        f"CIFAR-10 could not be fetched from {URL} to {folder}",
+        "root=<archive or folder you have>",
+    )
     kinds = (OSError, RuntimeError)  # URLError is an OSError; RuntimeError: the file came damaged
-    with refusing(lambda error: f"{where} ({error}). Without a network use {other} or data=digits.", kinds):
+    with refusing(
+        lambda error: f"{where} ({error}). Without a network use {other} or data=digits.", kinds
+    ):
         folder.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(folder / ".lock"), soon():  # every rank may come here at once
             CIFAR10(folder, download=True)  # checks what is there first
@@ -76,10 +88,15 @@ def _python_batches(archive: Archive) -> Contents:
     files = {Path(name).name: name for name in archive.names()}
     wanted = [batch for batches in BATCHES.values() for batch in batches]
     if missing := [batch for batch in wanted if batch not in files]:
-        raise UserError(f"root: {archive.path} lacks {', '.join(missing)} of CIFAR-10's six batch files.")
+        raise UserError(
+            f"root: {archive.path} lacks {', '.join(missing)} of CIFAR-10's six batch files."
+        )
     read = archive.read([files[batch] for batch in wanted])
     loaded = {Path(name).name: _load_batch(data, f"{archive.path}: {name}") for name, data in read}
-    pixels = {s: np.concatenate([loaded[b][0] for b in BATCHES[s]]).reshape(-1, 3, 32, 32) for s in BATCHES}
+    pixels = {
+        s: np.concatenate([loaded[b][0] for b in BATCHES[s]]).reshape(-1, 3, 32, 32)
+        for s in BATCHES
+    }
     labels = {s: np.concatenate([loaded[b][1] for b in BATCHES[s]]) for s in BATCHES}
 
     def decoded() -> Iterator[tuple[str, int, np.ndarray]]:
@@ -104,10 +121,24 @@ class _ArraysOnly(pickle.Unpickler):
 def _load_batch(data: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
     """(N, 3072) uint8 and (N,) int64 of one batch file."""
     # a damaged pickle can raise nearly anything
-    with refusing(lambda error: f"root: {where} is not an intact CIFAR-10 batch ({error}). Fetch it again."):
+    with refusing(
+        lambda error: f"root: {where} is not an intact CIFAR-10 batch ({error}). Fetch it again."
+    ):
         batch = _ArraysOnly(io.BytesIO(data), encoding="bytes").load()
-        batch = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}
-        pixels, labels = np.asarray(batch["data"], dtype=np.uint8), np.asarray(batch["labels"], dtype=np.int64)
-    if pixels.shape != (len(labels), 3072) or not len(labels) or labels.min() < 0 or labels.max() > 9:
-        raise UserError(f"root: {where}: expected (N, 3072) pixels and labels 0 to 9, got {pixels.shape}.")
+        batch = {
+            key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()
+        }
+        pixels, labels = (
+            np.asarray(batch["data"], dtype=np.uint8),
+            np.asarray(batch["labels"], dtype=np.int64),
+        )
+    if (
+        pixels.shape != (len(labels), 3072)
+        or not len(labels)
+        or labels.min() < 0
+        or labels.max() > 9
+    ):
+        raise UserError(
+            f"root: {where}: expected (N, 3072) pixels and labels 0 to 9, got {pixels.shape}."
+        )
     return pixels, labels

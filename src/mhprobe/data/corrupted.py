@@ -1,7 +1,8 @@
 """Damaged copies of the test images: does a head do the same where the pixels are worse?
 
-Hendrycks & Dietterich, 2019, arXiv 1903.12261: the severities of CIFAR-10-C, for 32 pixels, with torchvision. Only the
-test split is damaged. An image's damage depends on the seed and its position alone.
+Hendrycks & Dietterich, 2019, arXiv 1903.12261: the severities of CIFAR-10-C, for 32 pixels, with
+torchvision. Only the test split is damaged. An image's damage depends on the seed and its position
+alone.
 """
 
 import dataclasses
@@ -32,17 +33,24 @@ def _damaged(image: Tensor, kind: str, severity: int) -> Tensor:
         return functional.gaussian_blur(image, kernel_size=[7, 7], sigma=[amount, amount])
     if kind == "noise":
         return (functional.gaussian_noise(image / 255, sigma=amount) * 255).round().to(torch.uint8)
-    return functional.adjust_contrast(image, amount) if kind == "contrast" else functional.jpeg(image, int(amount))
+    return (
+        functional.adjust_contrast(image, amount)
+        if kind == "contrast"
+        else functional.jpeg(image, int(amount))
+    )
 
 
 class Corrupted:
     """A data set with damaged test images.
 
-    source: the data set to damage. kinds: some of blur, noise, contrast, jpeg; None for all. A test image gets one.
+    source: the data set to damage. kinds: some of blur, noise, contrast, jpeg; None for all. A test
+    image gets one.
     severity: 1 (slight) to 5. seed: of which image gets which kind, and of the noise.
     """
 
-    def __init__(self, source: Source, kinds: Sequence[str] | None = None, severity: int = 3, seed: int = 0) -> None:
+    def __init__(
+        self, source: Source, kinds: Sequence[str] | None = None, severity: int = 3, seed: int = 0
+    ) -> None:
         kinds = list(KINDS) if kinds is None else kinds
         if not kinds or not set(kinds) <= set(KINDS):
             raise UserError(f"kinds: expected some of {', '.join(KINDS)}, got {list(kinds)}.")
@@ -52,14 +60,24 @@ class Corrupted:
         self.name = f"{source.name}_corrupted"
 
     def key(self) -> dict[str, Any]:
-        return {**self.source.key(), "kinds": self.kinds, "severity": self.severity, "damage_seed": self.seed}
+        return {
+            **self.source.key(),
+            "kinds": self.kinds,
+            "severity": self.severity,
+            "damage_seed": self.seed,
+        }
 
     def scan(self) -> Contents:
         contents = self.source.scan()
 
         def images() -> Iterator[tuple[Any, ...]]:
             for split, position, image, *masks in contents.images():  # no damage moves an object
-                yield split, position, self.damaged(image, position) if split == "test" else image, *masks
+                yield (
+                    split,
+                    position,
+                    self.damaged(image, position) if split == "test" else image,
+                    *masks,
+                )
 
         return dataclasses.replace(contents, images=images)
 
@@ -69,7 +87,9 @@ class Corrupted:
 
     def damaged(self, image: np.ndarray, position: int) -> np.ndarray:
         """(height, width, 3) uint8 -> the same, damaged."""
-        pixels = torch.from_numpy(image.copy()).permute(2, 0, 1)  # a decoder may lend its own memory
+        pixels = torch.from_numpy(image.copy()).permute(
+            2, 0, 1
+        )  # a decoder may lend its own memory
         with torch.random.fork_rng(devices=[]):  # torchvision draws noise from the global generator
             torch.manual_seed(fold(self.seed, position))
             pixels = _damaged(pixels, self.kind_of(position), self.severity)

@@ -1,4 +1,7 @@
-"""Handwritten digits: 1,797 grey 8 x 8 images of the UCI set that scikit-learn carries. No download."""
+"""Handwritten digits: 1,797 grey 8 x 8 images of the UCI set that scikit-learn carries.
+
+No download.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,13 +14,18 @@ from mhprobe.errors import UserError, quoted
 
 
 class Digits:
-    """Scikit-learn's digits. test_fraction: share of images in the test split. split_seed: of which ones these are."""
+    """Scikit-learn's digits.
+
+    test_fraction: share of images in the test split. split_seed: of which ones these are.
+    """
 
     name = "digits"
 
     def __init__(self, test_fraction: float = 0.2, split_seed: int = 0) -> None:
         if not 0 < test_fraction < 1:
-            raise UserError(f"test_fraction: expected a share between 0 and 1, got {quoted(test_fraction)}.")
+            raise UserError(
+                f"test_fraction: expected a share between 0 and 1, got {quoted(test_fraction)}."
+            )
         self.test_fraction, self.split_seed = test_fraction, split_seed
 
     def key(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Random numbers as a pure function of (seed, epoch, image index, stream): no state, so nothing to store or resume.
 
-An image's draw depends on no batch, order, rank or device: int64 arithmetic gives the same bits on CPU and CUDA.
+An image's draw depends on no batch, order, rank or device: int64 arithmetic gives the same bits on
+CPU and CUDA.
 """
 
 import functools
@@ -46,7 +47,9 @@ def draw(key: int, index: Tensor, bound: int) -> Tensor:
 def reseed(number: int, device: torch.device | None = None) -> None:
     """Seed the generators that a computation on ``device`` draws from; the CPU's alone by default."""
     if device is None or device.type == "cpu":
-        torch.default_generator.manual_seed(number)  # torch.manual_seed takes milliseconds: it prepares every device
+        torch.default_generator.manual_seed(
+            number
+        )  # torch.manual_seed takes milliseconds: it prepares every device
     else:
         torch.manual_seed(number)
 
@@ -55,10 +58,14 @@ def stratified(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
     """Positions, ascending, of ``count`` of the (N,) labels; class shares by the largest remainder."""
     share, remainder = np.divmod(np.bincount(labels).astype(np.int64) * count, len(labels))
     share[np.argsort(-remainder, kind="stable")[: count - share.sum()]] += 1
-    rank = mix(torch.arange(len(labels)) ^ fold(seed)).numpy()  # no library's generator can change a split
+    rank = mix(
+        torch.arange(len(labels)) ^ fold(seed)
+    ).numpy()  # no library's generator can change a split
     members = [np.flatnonzero(labels == label) for label in range(len(share))]
     ranked = [of_class[np.argsort(rank[of_class], kind="stable")] for of_class in members]
-    return np.sort(np.concatenate([of_class[:size] for of_class, size in zip(ranked, share, strict=True)]))
+    return np.sort(
+        np.concatenate([of_class[:size] for of_class, size in zip(ranked, share, strict=True)])
+    )
 
 
 def evenly(count: int, size: int) -> list[int]:

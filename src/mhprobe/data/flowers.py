@@ -1,6 +1,7 @@
 """Oxford 102 Flowers (Nilsback & Zisserman 2008): 102 kinds of flowers, by torchvision.
 
-Its train and validation images, 10 + 10 of each kind, are the train images here; the test images are its own, 6,149.
+Its train and validation images, 10 + 10 of each kind, are the train images here; the test images
+are its own, 6,149.
 """
 
 from typing import Any, ClassVar

@@ -34,7 +34,8 @@ _CHUNK = 64  # images per task of the pool: small ones cost less to decode than 
 class ImageFolder:
     """Any data set of class folders.
 
-    root: folder or archive. stored_size: pixels of the square kept of each image: resized (bicubic), centre-cropped.
+    root: folder or archive. stored_size: pixels of the square kept of each image: resized
+    (bicubic), centre-cropped.
     """
 
     name = "image_folder"
@@ -67,16 +68,27 @@ def scan(archive: Archive, size: int, resize: bool = True) -> Contents:
         if missing := sorted(folders[has].keys() - folders[lacks].keys()):
             raise UserError(
                 f"{where}: {len(missing)} of the classes in {has}/ have no images in {lacks}/: "
-                f"{', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}. Both need the same classes."
+                f"{', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}. Both need the same "
+                "classes."
             )
     names = tuple(sorted(folders["train"]))
     if len(names) < 2:
-        raise UserError(f"{where} has one class, {names[0]}; telling classes apart needs at least two.")
+        raise UserError(
+            f"{where} has one class, {names[0]}; telling classes apart needs at least two."
+        )
     # sorted, so that a folder and an archive of the same files are the same data set
     files = {split: [sorted(folders[split][name]) for name in names] for split in SPLITS}
-    labels = {split: np.repeat(np.arange(len(names)), list(map(len, of))) for split, of in files.items()}
-    places = {file: (split, i) for split, of in files.items() for i, file in enumerate(itertools.chain(*of))}
-    return Contents(names, labels, (size, size), functools.partial(decode_all, archive, places, size, resize))
+    labels = {
+        split: np.repeat(np.arange(len(names)), list(map(len, of))) for split, of in files.items()
+    }
+    places = {
+        file: (split, i)
+        for split, of in files.items()
+        for i, file in enumerate(itertools.chain(*of))
+    }
+    return Contents(
+        names, labels, (size, size), functools.partial(decode_all, archive, places, size, resize)
+    )
 
 
 def _class_folders(archive: Archive) -> dict[str, dict[str, list[str]]]:
@@ -85,32 +97,44 @@ def _class_folders(archive: Archive) -> dict[str, dict[str, list[str]]]:
     roots, others, names = set(), [], archive.names()
     folders = {folder for file in names if not hidden(file) for folder in file.split("/")[-3:-2]}
     # the test images of ImageNet have no classes: those of val/ stand in for them
-    splits = {"train": "train", "val" if "val" in folders and "test" not in folders else "test": "test"}
+    splits = {
+        "train": "train",
+        "val" if "val" in folders and "test" not in folders else "test": "test",
+    }
     if {"val", "test"} <= folders:
-        log.warning("%s: its val/ is left out; images for validation are drawn from train/.", archive.path)
+        log.warning(
+            "%s: its val/ is left out; images for validation are drawn from train/.", archive.path
+        )
     for file in names:
         *root, split, name, leaf = ("", "", *file.split("/"))
         if split not in splits or hidden(file):
             others += [file] if is_image(file) else []
             continue
         if not leaf.lower().endswith(SUFFIXES):
-            raise UserError(f"root: {archive.path}: {file} is not an image; expected {', '.join(SUFFIXES)}.")
+            raise UserError(
+                f"root: {archive.path}: {file} is not an image; expected {', '.join(SUFFIXES)}."
+            )
         roots.add("/".join(part for part in root if part))
         images[splits[split]][name].append(file)
     if len(roots) > 1:
         raise UserError(
-            f"root: {archive.path} holds {len(roots)} data sets, in {', '.join(sorted(roots)[:3])}. "
+            f"root: {archive.path} holds {len(roots)} data sets, in "
+            f"{', '.join(sorted(roots)[:3])}. "
             f"Choose one of these folders."
         )
     inside = tuple(f"{root}/{split}/".lstrip("/") for root in roots for split in splits)
     if astray := sorted(file for file in others if file.startswith(inside)):
-        where = f"root: {archive.path}: {len(astray)} images lie beside or below the folders of classes"
+        where = (
+            f"root: {archive.path}: {len(astray)} images lie beside or below the folders of classes"
+        )
         raise UserError(f"{where}, e.g. {astray[0]}. Move or remove them.")
     return images
 
 
 def hidden(file: str) -> bool:
-    return any(part.startswith((".", "__MACOSX")) or part.lower() in _IGNORED for part in file.split("/"))
+    return any(
+        part.startswith((".", "__MACOSX")) or part.lower() in _IGNORED for part in file.split("/")
+    )
 
 
 def is_image(file: str) -> bool:
@@ -122,7 +146,8 @@ def decode_all(
 ) -> Iterator[tuple[Any, ...]]:
     """(*place, pixels) of each file with a place, decoded by threads that never run far ahead of the reader.
 
-    UserError, after the last file, counts those that cannot be read, so that all can be replaced before the next try.
+    UserError, after the last file, counts those that cannot be read, so that all can be replaced
+    before the next try.
     """
     faults: dict[str, UserError] = {}
 
@@ -130,7 +155,9 @@ def decode_all(
         images = []
         for file, data in chunk:
             try:
-                images.append((*places[file], decode(data, size, resize, f"{archive.path}: {file}")))
+                images.append(
+                    (*places[file], decode(data, size, resize, f"{archive.path}: {file}"))
+                )
             except UserError as error:
                 faults[file] = error
         return images
@@ -152,7 +179,11 @@ def decode_all(
     if faults:
         first, *others = sorted(faults)
         named = f"{', '.join(others[:4])}{', ...' * (len(others) > 4)}"
-        more = f" {len(others)} more of {len(places)} images cannot be read either: {named}" if others else ""
+        more = (
+            f" {len(others)} more of {len(places)} images cannot be read either: {named}"
+            if others
+            else ""
+        )
         raise UserError(f"{faults[first]}{more}")
 
 
@@ -164,33 +195,49 @@ def refuse_bombs() -> None:
 
 
 def decode(data: bytes, size: int, resize: bool, where: str) -> np.ndarray:
-    """An encoded image -> (size, size, 3) uint8 RGB, upright; 16-bit grey keeps its upper 8 bits. where: for errors."""
+    """An encoded image -> (size, size, 3) uint8 RGB, upright; 16-bit grey keeps its upper 8 bits.
+
+    where: for errors.
+    """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(data)) as opened:
             if resize:
-                opened.draft("RGB", (size, size))  # JPEG only: decode at the smallest scale that is large enough
+                opened.draft(
+                    "RGB", (size, size)
+                )  # JPEG only: decode at the smallest scale that is large enough
             opened.load()
-            with contextlib.suppress(SyntaxError, ValueError, TypeError, KeyError, struct.error):  # damaged EXIF
-                ImageOps.exif_transpose(opened, in_place=True)  # a camera held sideways writes its pixels sideways
+            with contextlib.suppress(
+                SyntaxError, ValueError, TypeError, KeyError, struct.error
+            ):  # damaged EXIF
+                ImageOps.exif_transpose(
+                    opened, in_place=True
+                )  # a camera held sideways writes its pixels sideways
             image = _eight_bits(opened, where).convert("RGB")
     except UserError:
         raise
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
         most = f"{Image.MAX_IMAGE_PIXELS or 0:,}"
-        raise UserError(f"root: {where} has more than the {most} pixels that are read. Make it smaller.") from None
+        raise UserError(
+            f"root: {where} has more than the {most} pixels that are read. Make it smaller."
+        ) from None
     except Exception as error:  # PIL raises half a dozen unrelated types for damaged files
         # its message for an unknown format is an object's address
         reason = "not an image" if isinstance(error, UnidentifiedImageError) else error
         raise UserError(f"root: {where} is damaged ({reason}). Replace or remove it.") from None
     if image.size != (size, size):
         if not resize:
-            raise UserError(f"root: {where} has {image.width} x {image.height} pixels, expected {size} x {size}.")
+            raise UserError(
+                f"root: {where} has {image.width} x {image.height} pixels, expected {size} x "
+                f"{size}."
+            )
         scale = size / min(image.size)
         width, height = (max(size, round(side * scale)) for side in image.size)
         left, top = (width - size) // 2, (height - size) // 2
-        image = image.resize((width, height), Image.Resampling.BICUBIC).crop((left, top, left + size, top + size))
+        image = image.resize((width, height), Image.Resampling.BICUBIC).crop(
+            (left, top, left + size, top + size)
+        )
     return np.asarray(image)
 
 
@@ -203,7 +250,8 @@ def _eight_bits(image: "PillowImage", where: str) -> "PillowImage":
     if image.mode in ("I", "F"):
         kind = "whole numbers of 32 bits" if image.mode == "I" else "floating-point numbers"
         raise UserError(
-            f"root: {where} has {kind} for pixels, which do not say what is white; expected 8 or 16 bits. Save it "
+            f"root: {where} has {kind} for pixels, which do not say what is white; expected 8 or "
+            "16 bits. Save it "
             f"as one of these."
         )
     return image

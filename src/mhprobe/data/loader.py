@@ -1,7 +1,7 @@
 """Batches in an order that is a pure function of (seed, epoch), sharded by rank, resumable at every step.
 
-On resume Lightning hands the loader its state back before it calls iter() and sets the epoch, so both are read only
-when the first batch is asked for.
+On resume Lightning hands the loader its state back before it calls iter() and sets the epoch, so
+both are read only when the first batch is asked for.
 """
 
 import logging
@@ -18,11 +18,19 @@ from mhprobe.data.draws import fold, stratified
 from mhprobe.errors import UserError
 
 log = logging.getLogger(__name__)
-FACTS = ("num_images", "batch_size", "world_size", "seed")  # under which (epoch, batches taken) means the same images
+FACTS = (
+    "num_images",
+    "batch_size",
+    "world_size",
+    "seed",
+)  # under which (epoch, batches taken) means the same images
 
 
 class Picks(NamedTuple):
-    """Images of a batch: positions in the split, and True for each that counts. first: as in ``Batch``."""
+    """Images of a batch: positions in the split, and True for each that counts.
+
+    first: as in ``Batch``.
+    """
 
     index: np.ndarray  # type: ignore[assignment]  # hides tuple.index
     valid: np.ndarray
@@ -30,9 +38,14 @@ class Picks(NamedTuple):
 
 
 class Images(Dataset[Batch]):
-    """Images at ``positions`` of a cached split. labels: (N,) int64; None for those of the cache."""
+    """Images at ``positions`` of a cached split.
 
-    def __init__(self, cached: CachedSplit, positions: np.ndarray, labels: np.ndarray | None = None) -> None:
+    labels: (N,) int64; None for those of the cache.
+    """
+
+    def __init__(
+        self, cached: CachedSplit, positions: np.ndarray, labels: np.ndarray | None = None
+    ) -> None:
         self.cached, self.positions = cached, positions
         self.labels = cached.labels[positions] if labels is None else labels
 
@@ -60,11 +73,13 @@ class Images(Dataset[Batch]):
 class EvalOrder(Sampler[Picks]):
     """Images 0 ... N - 1, or the positions ``chosen``, dealt to the ranks in turn.
 
-    Every rank gets equally many, equally large batches, so that collectives stay in step. Where N does not divide,
-    images are repeated with ``valid`` False: every image counts once.
+    Every rank gets equally many, equally large batches, so that collectives stay in step. Where N
+    does not divide, images are repeated with ``valid`` False: every image counts once.
     """
 
-    def __init__(self, chosen: int | np.ndarray, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self, chosen: int | np.ndarray, batch_size: int, rank: int = 0, world_size: int = 1
+    ) -> None:
         self.chosen = np.arange(chosen) if isinstance(chosen, int) else chosen
         self.batch_size, self.rank, self.world_size = batch_size, rank, world_size
         self.per_rank = -(-len(self.chosen) // world_size)
@@ -80,17 +95,28 @@ class EvalOrder(Sampler[Picks]):
 
 
 class TrainOrder(Sampler[Picks]):
-    """A new permutation each epoch; batch k of all ranks together is the k-th slice of it. The remainder is dropped.
+    """A new permutation each epoch; batch k of all ranks together is the k-th slice of it.
 
-    mixed: every batch begins with one image more, not valid: the one before it, cyclically, in the batch of all ranks.
+    The remainder is dropped.
+
+    mixed: every batch begins with one image more, not valid: the one before it, cyclically, in the
+    batch of all ranks.
     epoch, start: set before iterating; ``start`` batches are skipped.
     """
 
     def __init__(
-        self, num_images: int, batch_size: int, seed: int, rank: int = 0, world_size: int = 1, mixed: bool = False
+        self,
+        num_images: int,
+        batch_size: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        mixed: bool = False,
     ) -> None:
         if num_images < world_size:
-            raise UserError(f"the training split has {num_images} images for {world_size} processes; use fewer.")
+            raise UserError(
+                f"the training split has {num_images} images for {world_size} processes; use fewer."
+            )
         if batch_size * world_size > num_images:
             fits = num_images // world_size
             if rank == 0:
@@ -119,9 +145,14 @@ class TrainOrder(Sampler[Picks]):
 
 
 class Loader(DataLoader[Batch]):
-    """A DataLoader of whole batches. pin: keep them in page-locked memory, from which a GPU copies faster."""
+    """A DataLoader of whole batches.
 
-    def __init__(self, images: Images, order: EvalOrder | TrainOrder, num_workers: int = 0, pin: bool = False) -> None:
+    pin: keep them in page-locked memory, from which a GPU copies faster.
+    """
+
+    def __init__(
+        self, images: Images, order: EvalOrder | TrainOrder, num_workers: int = 0, pin: bool = False
+    ) -> None:
         self.order = order
         super().__init__(
             images,
@@ -130,7 +161,8 @@ class Loader(DataLoader[Batch]):
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
             pin_memory=pin,
-            generator=torch.Generator(),  # it draws a worker seed per epoch: not from the global generator
+            # it draws a worker seed per epoch: not from the global generator
+            generator=torch.Generator(),
         )
 
 
@@ -142,7 +174,8 @@ class TrainLoader(Loader):
     _resuming = False
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        # a generator: it runs when the first batch is asked for; before that Lightning sets the state and the epoch
+        # a generator: it runs when the first batch is asked for; before that Lightning sets the
+        # state and the epoch
         if not (self._resuming and self._epoch == self.order.epoch):
             # a new epoch, also where the state was saved on the last batch of the one before
             self._epoch, self._taken = self.order.epoch, 0
@@ -153,13 +186,23 @@ class TrainLoader(Loader):
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self._epoch, "taken": self._taken, **{name: getattr(self.order, name) for name in FACTS}}
+        return {
+            "epoch": self._epoch,
+            "taken": self._taken,
+            **{name: getattr(self.order, name) for name in FACTS},
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         now = {name: (state.get(name), getattr(self.order, name)) for name in FACTS}
-        if changed := [f"{name} was {before}, is {after}" for name, (before, after) in now.items() if before != after]:
+        if changed := [
+            f"{name} was {before}, is {after}"
+            for name, (before, after) in now.items()
+            if before != after
+        ]:
             raise UserError(
-                f"ckpt_path: the run cannot be continued exactly, its training data changed: {'; '.join(changed)}. "
-                f"Resume with the old settings, or start anew from its weights with weights=<checkpoint>."
+                "ckpt_path: the run cannot be continued exactly, its training data changed: "
+                f"{'; '.join(changed)}. "
+                "Resume with the old settings, or start anew from its weights with "
+                "weights=<checkpoint>."
             )
         self._epoch, self._taken, self._resuming = state["epoch"], state["taken"], True

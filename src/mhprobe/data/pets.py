@@ -18,7 +18,9 @@ class Pets(Downloaded):
 
     def decoded(self, item: Any) -> tuple[np.ndarray, ...]:
         image, (_, trimap) = item
-        shown = square(trimap, self.stored_size) == 1  # the animal; 2 is the ground, 3 a narrow border
+        shown = (
+            square(trimap, self.stored_size) == 1
+        )  # the animal; 2 is the ground, 3 a narrow border
         return square(image, self.stored_size, blend=True), shown.astype(np.uint8)
 
     def file(self, part: Any, number: int) -> str:

@@ -1,6 +1,7 @@
 """Images that nobody has labelled: all that lie in a folder, a tar or a zip, at any depth.
 
-The examined network gives them their classes, so that accuracy is agreement with it (``ImageData.label_by``).
+The examined network gives them their classes, so that accuracy is agreement with it
+(``ImageData.label_by``).
 """
 
 import functools
@@ -24,22 +25,42 @@ from mhprobe.io.written import counted
 log = logging.getLogger(__name__)
 
 LEAST = 8  # so that half of them can be cut again
-UNREAD = (".heic", ".heif", ".avif", ".jxl", ".dng", ".cr2", ".nef", ".arw")  # of phones and cameras
+UNREAD = (
+    ".heic",
+    ".heif",
+    ".avif",
+    ".jxl",
+    ".dng",
+    ".cr2",
+    ".nef",
+    ".arw",
+)  # of phones and cameras
 
 
 def listed(root: str | Path, asker: str) -> tuple[Archive, list[str]]:
-    """Open a folder or archive and list its images by name. Raises UserError, for ``asker``, if there are none."""
+    """Open a folder or archive and list its images by name.
+
+    Raises UserError, for ``asker``, if there are none.
+    """
     place = Path(root).expanduser()
     if not place.exists():
-        raise UserError(f"{asker}: {place} does not exist. Give a folder of photographs, or a .tar or .zip of them.")
+        raise UserError(
+            f"{asker}: {place} does not exist. Give a folder of photographs, or a .tar or .zip of "
+            "them."
+        )
     archive = open_archive(place)
     if not (files := _photographs(archive)):
-        raise UserError(f"{asker}: {archive.path} has no photographs that can be read ({', '.join(SUFFIXES)}).")
+        raise UserError(
+            f"{asker}: {archive.path} has no photographs that can be read ({', '.join(SUFFIXES)})."
+        )
     return archive, files
 
 
 def _photographs(archive: Archive) -> list[str]:
-    """Names of the images of ``archive``, in order. A warning counts photographs in formats that are not read."""
+    """Names of the images of ``archive``, in order.
+
+    A warning counts photographs in formats that are not read.
+    """
     names = sorted(archive.names())
     if left_out := [file for file in names if file.lower().endswith(UNREAD) and not hidden(file)]:
         how_many = f"{counted(len(left_out), 'photograph')} {'is' if len(left_out) == 1 else 'are'} left out"
@@ -51,16 +72,21 @@ def _photographs(archive: Archive) -> list[str]:
 class Photos(ImageFolder):
     """Photographs without labels.
 
-    root: folder or archive; files that are hidden or no images are left out. stored_size: pixels of the square that is
-    kept of each image. test_fraction: share of them that heads are judged on; the others choose.
+    root: folder or archive; files that are hidden or no images are left out. stored_size: pixels of
+    the square that is kept of each image. test_fraction: share of them that heads are judged on;
+    the others choose.
     """
 
     name, expected = "photos", "images"
 
-    def __init__(self, root: str | Path | None, stored_size: int = 256, test_fraction: float = 0.5) -> None:
+    def __init__(
+        self, root: str | Path | None, stored_size: int = 256, test_fraction: float = 0.5
+    ) -> None:
         super().__init__(root, stored_size)
         if not 0 < test_fraction < 1:
-            raise UserError(f"test_fraction: expected a share between 0 and 1, got {test_fraction}.")
+            raise UserError(
+                f"test_fraction: expected a share between 0 and 1, got {test_fraction}."
+            )
         self.test_fraction = test_fraction
 
     def key(self) -> dict[str, Any]:
@@ -71,12 +97,19 @@ class Photos(ImageFolder):
         files = _photographs(archive)
         if len(files) < LEAST:
             raise UserError(
-                f"root: {archive.path} has {len(files)} images, expected at least {LEAST} ({', '.join(SUFFIXES)})."
+                f"root: {archive.path} has {len(files)} images, expected at least {LEAST} "
+                f"({', '.join(SUFFIXES)})."
             )
         alike = np.zeros(len(files), dtype=np.int64)
-        test = stratified(alike, min(max(1, round(self.test_fraction * len(files))), len(files) - 1), seed=0)
+        test = stratified(
+            alike, min(max(1, round(self.test_fraction * len(files))), len(files) - 1), seed=0
+        )
         numbers = {"train": np.setdiff1d(np.arange(len(files)), test), "test": test}
-        places = {files[number]: (split, i) for split, chosen in numbers.items() for i, number in enumerate(chosen)}
+        places = {
+            files[number]: (split, i)
+            for split, chosen in numbers.items()
+            for i, number in enumerate(chosen)
+        }
         images = functools.partial(decode_all, archive, places, self.stored_size, resize=True)
         labels = {split: alike[chosen] for split, chosen in numbers.items()}
         return Contents((), labels, (self.stored_size, self.stored_size), images)
@@ -85,8 +118,9 @@ class Photos(ImageFolder):
 class PhotoLoader:
     """Batches (B, 3, height, width) float32 of the photos in a folder or archive, by name, without labels.
 
-    The square in the middle of each photo is scaled to ``size`` (height, width) in pixels, and normalised by ``mean``
-    and ``std`` per channel of pixels in [0, 1]. It is decoded at the first walk and kept. ``files``: names, in order.
+    The square in the middle of each photo is scaled to ``size`` (height, width) in pixels, and
+    normalised by ``mean`` and ``std`` per channel of pixels in [0, 1]. It is decoded at the first
+    walk and kept. ``files``: names, in order.
     limit: at most so many photos, evenly from all. UserError for a folder without images.
     """
 
@@ -100,7 +134,9 @@ class PhotoLoader:
         limit: int | None = None,
     ) -> None:
         if min(batch_size, 1 if limit is None else limit) < 1:
-            raise UserError(f"photos: batch_size and limit are at least 1, got {batch_size} and {limit}.")
+            raise UserError(
+                f"photos: batch_size and limit are at least 1, got {batch_size} and {limit}."
+            )
         self.archive, every = listed(root, "photos")
         self.files = [every[number] for number in evenly(limit or len(every), len(every))]
         self.size, self.mean, self.std, self.batch_size = size, tuple(mean), tuple(std), batch_size
@@ -115,5 +151,11 @@ class PhotoLoader:
     @functools.cached_property
     def _pixels(self) -> Tensor:
         """(N, 3, side, side) uint8, in the order of ``files``."""
-        decoded = dict(decode_all(self.archive, {file: (file,) for file in self.files}, max(self.size), resize=True))
-        return torch.from_numpy(np.stack([decoded[file] for file in self.files])).permute(0, 3, 1, 2)
+        decoded = dict(
+            decode_all(
+                self.archive, {file: (file,) for file in self.files}, max(self.size), resize=True
+            )
+        )
+        return torch.from_numpy(np.stack([decoded[file] for file in self.files])).permute(
+            0, 3, 1, 2
+        )

@@ -28,10 +28,13 @@ def soon() -> Iterator[None]:
 
 
 class Downloaded(ABC):
-    """A data set of torchvision's. root: the folder that holds its own; downloaded to ``download_dir`` if None.
+    """A data set of torchvision's.
 
-    stored_size: pixels of the square each image is decoded to, once. A subclass says the ``dataset`` of torchvision and
-    its ``options``, the ``folder`` below the root, the ``parts`` of each split, and a data set to take ``instead``.
+    root: the folder that holds its own; downloaded to ``download_dir`` if None.
+
+    stored_size: pixels of the square each image is decoded to, once. A subclass says the
+    ``dataset`` of torchvision and its ``options``, the ``folder`` below the root, the ``parts`` of
+    each split, and a data set to take ``instead``.
     """
 
     name: str
@@ -44,7 +47,10 @@ class Downloaded(ABC):
     objects = False
 
     def __init__(
-        self, root: str | Path | None = None, stored_size: int = 224, download_dir: str | Path = ".cache/mhprobe"
+        self,
+        root: str | Path | None = None,
+        stored_size: int = 224,
+        download_dir: str | Path = ".cache/mhprobe",
     ) -> None:
         self.root = Path(root if root is not None else Path(download_dir) / self.name).expanduser()
         self.stored_size, self._may_download = stored_size, root is None
@@ -58,14 +64,21 @@ class Downloaded(ABC):
 
         def pictures() -> Iterator[tuple[Any, ...]]:
             for split, of_split in parts.items():
-                for position, (part, i) in enumerate((p, i) for p in of_split for i in range(len(p))):
+                for position, (part, i) in enumerate(
+                    (p, i) for p in of_split for i in range(len(p))
+                ):
                     try:
                         item = part[i]
                     except OSError as error:
-                        raise UserError(f"root: {self.file(part, i)} cannot be read ({error}).") from None
+                        raise UserError(
+                            f"root: {self.file(part, i)} cannot be read ({error})."
+                        ) from None
                     yield split, position, *self.decoded(item)
 
-        labels = {s: np.concatenate([np.array(p._labels, np.int64) for p in ps]) for s, ps in parts.items()}
+        labels = {
+            s: np.concatenate([np.array(p._labels, np.int64) for p in ps])
+            for s, ps in parts.items()
+        }
         size = (self.stored_size, self.stored_size)
         return Contents(tuple(parts["train"][0].classes), labels, size, pictures, self.objects)
 
@@ -85,24 +98,34 @@ class Downloaded(ABC):
             with soon():
                 make = getattr(datasets, self.dataset)
                 return make(self.root, split=name, download=self._may_download, **self.options)
-        except (OSError, RuntimeError) as error:  # URLError is an OSError; RuntimeError: not there, or damaged
+        except (
+            OSError,
+            RuntimeError,
+        ) as error:  # URLError is an OSError; RuntimeError: not there, or damaged
             instead = f"root=<folder with {self.folder}> or data={self.instead}"
             if not self._may_download:
                 raise UserError(
-                    f"root: {self.title} is not in {self.root}, or not whole; expected {self.root / self.folder} "
+                    f"root: {self.title} is not in {self.root}, or not whole; expected "
+                    f"{self.root / self.folder} "
                     f"as torchvision unpacks it. Use {instead}, or root=null to download it."
                 ) from None
             raise UserError(
-                f"{self.title} is not in {self.root} and could not be fetched ({error}). Without a network use "
+                f"{self.title} is not in {self.root} and could not be fetched ({error}). Without a "
+                "network use "
                 f"{instead}."
             ) from None
 
 
 def square(image: Any, size: int, blend: bool = False) -> np.ndarray:
-    """A centre crop of the short side's length, resized to ``size`` pixels. blend: smoothly, for pictures."""
+    """A centre crop of the short side's length, resized to ``size`` pixels.
+
+    blend: smoothly, for pictures.
+    """
     from PIL import Image
 
     side = min(image.size)
     left, top = (image.width - side) // 2, (image.height - side) // 2
     crop = image.crop((left, top, left + side, top + side))
-    return np.asarray(crop.resize((size, size), Image.Resampling.BICUBIC if blend else Image.Resampling.NEAREST))
+    return np.asarray(
+        crop.resize((size, size), Image.Resampling.BICUBIC if blend else Image.Resampling.NEAREST)
+    )

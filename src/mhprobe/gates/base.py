@@ -1,8 +1,11 @@
-"""Gates: one multiplier xi_h on every head's output. Hooks are installed once; only the values change.
+"""Gates: one multiplier xi_h on every head's output.
 
-Michel, Levy & Neubig, 2019, arXiv 1905.10650, eq. 2: MHAtt(x) = sum_h xi_h Att_h(x). A head owns a slice of the
-channels that enter the output projection, and xi_h multiplies that slice. A gate of one leaves every bit as it was.
-Hooks are objects that hold the gates, no closures: a deep copy or a pickle of the model takes its own gates along.
+Hooks are installed once; only the values change.
+
+Michel, Levy & Neubig, 2019, arXiv 1905.10650, eq. 2: MHAtt(x) = sum_h xi_h Att_h(x). A head owns a
+slice of the channels that enter the output projection, and xi_h multiplies that slice. A gate of
+one leaves every bit as it was. Hooks are objects that hold the gates, no closures: a deep copy or a
+pickle of the model takes its own gates along.
 
 Shapes: B images (or windows), T tokens, H heads of one site, A heads of all sites.
 """
@@ -27,7 +30,8 @@ from mhprobe.stats.agreement import lowest
 class Instead(NamedTuple):
     """Replacements for outputs of heads, before their gates, while R versions of the gates share a batch.
 
-    heads: per site (B or windows, T, H * D), inputs of the projection. mask: (R, A) bool on the CPU, True: replaced.
+    heads: per site (B or windows, T, H * D), inputs of the projection. mask: (R, A) bool on the
+    CPU, True: replaced.
     """
 
     heads: tuple[Tensor, ...]
@@ -37,10 +41,13 @@ class Instead(NamedTuple):
 class HeadGates(nn.Module):
     """Gates for every head of ``model``; ``mhprobe.attach`` makes and installs them.
 
-    values: (A,) float32, the factor on each head's output: 1 changes nothing, 0 switches the head off. Edit them in
-        place; compiled models need no recompilation. They follow the model's device and stay float32 in half precision.
+    values: (A,) float32, the factor on each head's output: 1 changes nothing, 0 switches the head
+    off. Edit them in
+        place; compiled models need no recompilation. They follow the model's device and stay
+        float32 in half precision.
     learnable: True lets the optimizer train ``values``.
-    low, high: limits of the gates, applied by ``project``; with low = 0 an L1 penalty brings gates to exactly 0.
+    low, high: limits of the gates, applied by ``project``; with low = 0 an L1 penalty brings gates
+    to exactly 0.
         UserError unless low < high.
 
     >>> import mhprobe, timm
@@ -70,12 +77,16 @@ class HeadGates(nn.Module):
             raise UserError(f"low: expected low < high, got low={low}, high={high}.")
         self.layout, self.low, self.high = layout, low, high
         first = next(model.parameters())
-        self.values = nn.Parameter(torch.ones(layout.num_heads, device=first.device), requires_grad=learnable)
+        self.values = nn.Parameter(
+            torch.ones(layout.num_heads, device=first.device), requires_grad=learnable
+        )
         self._unshared()
 
     def _unshared(self) -> None:
         """Set what no copy and no pickle takes along: the lock, and the model that the gates were last seen in."""
-        self.lock = threading.RLock()  # held while gates are changed for a while, and while a model is recorded
+        self.lock = (
+            threading.RLock()
+        )  # held while gates are changed for a while, and while a model is recorded
         self._model: weakref.ref[nn.Module] | None = None  # the model holds the gates, not they it
 
     def __getstate__(self) -> dict[str, Any]:
@@ -95,9 +106,16 @@ class HeadGates(nn.Module):
 
     @torch.no_grad()
     def hand_over(self, new: "HeadGates", learned: bool) -> None:
-        """Copy the factors of sites of one name and heads to ``new``. learned: if of one class, all tensors as is."""
+        """Copy the factors of sites of one name and heads to ``new``.
+
+        learned: if of one class, all tensors as is.
+        """
         whole = learned and type(new) is type(self)
-        for name in [name for name, _ in (*new.named_parameters(), *new.named_buffers())] if whole else ["values"]:
+        for name in (
+            [name for name, _ in (*new.named_parameters(), *new.named_buffers())]
+            if whole
+            else ["values"]
+        ):
             values, theirs = getattr(self, name) if whole else self.effective(), getattr(new, name)
             parts = zip(self.layout.sites, self.layout.split(values), strict=True)
             before = {(site.name, site.num_heads, site.head_dim): part for site, part in parts}
@@ -123,17 +141,23 @@ class HeadGates(nn.Module):
             return
         if names := self.missing(model):
             raise UserError(
-                f"{names[0]}: its output projection has no gate (nor has that of {len(names) - 1} more of "
-                f"{len(self.layout.sites)} sites). Was the block or the projection replaced after attach()? Attach "
+                f"{names[0]}: its output projection has no gate (nor has that of {len(names) - 1} "
+                "more of "
+                f"{len(self.layout.sites)} sites). Was the block or the projection replaced after "
+                "attach()? Attach "
                 f"again: mhprobe.attach(model)."
             )
 
     def forward(self, number: int, z: Tensor, training: bool = False) -> Tensor:
-        """Multiply one site's heads by their gates: (..., H * D) -> (..., H * D). UserError if the block was pruned."""
+        """Multiply one site's heads by their gates: (..., H * D) -> (..., H * D).
+
+        UserError if the block was pruned.
+        """
         site = self.layout.sites[number]
         if z.shape[-1] != site.channels:
             raise UserError(
-                f"{site.name}: projection input has {z.shape[-1]} channels, expected num_heads * head_dim = "
+                f"{site.name}: projection input has {z.shape[-1]} channels, expected num_heads * "
+                "head_dim = "
                 f"{site.num_heads} * {site.head_dim} = {site.channels}. Was the block pruned after "
                 f"attach()? Attach again."
             )
@@ -143,9 +167,15 @@ class HeadGates(nn.Module):
         else:
             gate_RC = self.beside[:, span].to(z.dtype).repeat_interleave(width, dim=1)
             z = z.unflatten(0, (len(gate_RC), -1))
-            row = (len(gate_RC), *[1] * (z.dim() - 2), -1)  # tokens of a row may lie in a line or a grid
+            row = (
+                len(gate_RC),
+                *[1] * (z.dim() - 2),
+                -1,
+            )  # tokens of a row may lie in a line or a grid
             if self.instead is not None and self.instead.mask[:, span].any():  # in few sites
-                replaced_RC = self.instead.mask[:, span].to(z.device).repeat_interleave(width, dim=1)
+                replaced_RC = (
+                    self.instead.mask[:, span].to(z.device).repeat_interleave(width, dim=1)
+                )
                 z = torch.where(replaced_RC.view(row), self.instead.heads[number], z)
             z = (z * gate_RC.view(row)).flatten(0, 1)
         if self.filling is None:
@@ -153,10 +183,13 @@ class HeadGates(nn.Module):
         left_RC = self.filling.left_out[:, span].to(z.dtype).repeat_interleave(width, dim=1)
         fill = self.filling.fill.rows(number).to(z.dtype)
         parts = z.unflatten(0, (len(left_RC), -1, len(fill)))
-        return (parts + left_RC.view(len(left_RC), *[1] * (parts.dim() - 2), -1) * fill).flatten(0, 2)
+        return (parts + left_RC.view(len(left_RC), *[1] * (parts.dim() - 2), -1) * fill).flatten(
+            0, 2
+        )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any) -> nn.Module:
-        # follows the model's device, not its precision: the factor is rounded once, where it multiplies
+        # follows the model's device, not its precision: the factor is rounded once, where it
+        # multiplies
         return super()._apply(lambda tensor: tensor.to(fn(tensor.new_empty(0)).device), *args)
 
     def factors(self, heads: slice, training: bool) -> Tensor:
@@ -174,10 +207,14 @@ class HeadGates(nn.Module):
 
     @torch.no_grad()
     def threshold(self, rule: float | str) -> float:
-        """Return the amount above which a head is kept. UserError for "likelier", which needs hard-concrete gates."""
+        """Return the amount above which a head is kept.
+
+        UserError for "likelier", which needs hard-concrete gates.
+        """
         if isinstance(rule, str):
             raise UserError(
-                f"threshold: {quoted(rule)} compares the chances of a gate that is exactly 0 and exactly 1, "
+                f"threshold: {quoted(rule)} compares the chances of a gate that is exactly 0 and "
+                "exactly 1, "
                 f"which only hard-concrete gates have. Give a number."
             )
         return rule
@@ -185,13 +222,15 @@ class HeadGates(nn.Module):
     def kept(self, keep: int | None = None, threshold: float | str = 0.5) -> Tensor:
         """(A,) bool, True for kept heads: the ``keep`` heads of largest amount, or all above ``threshold``.
 
-        Ties go to the lower index. UserError if a gate is not finite, or the model has not ``keep`` heads.
+        Ties go to the lower index. UserError if a gate is not finite, or the model has not ``keep``
+        heads.
         """
         amount = self.amount()
         if not amount.isfinite().all():
             number, head, site = list(self.layout)[int((~amount.isfinite()).nonzero()[0])]
             raise UserError(
-                f"gates: head {head} of {site.name} has the gate {self.effective()[self.layout.flat(number, head)]}, "
+                f"gates: head {head} of {site.name} has the gate "
+                f"{self.effective()[self.layout.flat(number, head)]}, "
                 f"expected a finite one. Lower the gates' lr and train again."
             )
         if keep is None:
@@ -208,38 +247,52 @@ class HeadGates(nn.Module):
 
     @torch.no_grad()
     def close(self, mask: Tensor) -> None:
-        """Switch heads off permanently: ``mask`` is (A,) bool, True means off. Learned gates stay off, too.
+        """Switch heads off permanently: ``mask`` is (A,) bool, True means off.
+
+        Learned gates stay off, too.
 
         Raises UserError for plain learnable gates: training would open them again.
         """
         if self.values.requires_grad:
-            raise UserError("mask: training would open these learnable gates again; use fixed or hard_concrete gates.")
+            raise UserError(
+                "mask: training would open these learnable gates again; use fixed or hard_concrete "
+                "gates."
+            )
         self.values[self.layout.mask(mask).to(self.values.device)] = 0.0
 
     @contextlib.contextmanager
     def masked(self, mask: Tensor) -> Iterator[None]:
         """Switch heads off inside a with block: ``mask`` is (A,) bool, True means off; blocks can be nested.
 
-        ``mask`` can also be a list of heads, as for ``HeadLayout.mask``. Learned gates go on multiplying the others.
-        Other threads that mask or measure the same model wait; a plain forward pass in another thread does not.
-        UserError if the model has lost gates (see ``check``).
+        ``mask`` can also be a list of heads, as for ``HeadLayout.mask``. Learned gates go on
+        multiplying the others. Other threads that mask or measure the same model wait; a plain
+        forward pass in another thread does not. UserError if the model has lost gates (see
+        ``check``).
         """
         self.check()
         mask = self.layout.mask(mask).to(self.values.device)
-        with self.lock, self._holding(self.values.detach().masked_fill(mask, 0.0)):  # another thread may change values
+        with (
+            self.lock,
+            self._holding(self.values.detach().masked_fill(mask, 0.0)),
+        ):  # another thread may change values
             yield
 
     @contextlib.contextmanager
     def fixed(self, values: Tensor) -> Iterator[None]:
         """Multiply the heads by ``values`` (A,) inside a with block, instead of by the gates.
 
-        Raises UserError for another shape, for NaN or infinity, for bool (True means off in a mask, but 1 means on
-        here), and if the model has lost gates (see ``check``).
+        Raises UserError for another shape, for NaN or infinity, for bool (True means off in a mask,
+        but 1 means on here), and if the model has lost gates (see ``check``).
         """
-        fits = isinstance(values, Tensor) and values.shape == (self.layout.num_heads,) and values.dtype != torch.bool
+        fits = (
+            isinstance(values, Tensor)
+            and values.shape == (self.layout.num_heads,)
+            and values.dtype != torch.bool
+        )
         if not fits or not values.isfinite().all():
             raise UserError(
-                f"gates.fixed: values: expected a tensor of {self.layout.num_heads} finite numbers, a factor for each "
+                f"gates.fixed: values: expected a tensor of {self.layout.num_heads} finite "
+                "numbers, a factor for each "
                 f"head, got {quoted(values)}. A mask (True: off) goes to gates.masked."
             )
         self.check()
@@ -259,7 +312,9 @@ class HeadGates(nn.Module):
                     self.values.copy_(before)
 
     @contextlib.contextmanager
-    def side_by_side(self, values: Tensor, instead: Instead | None = None, fill: Fill | None = None) -> Iterator[None]:
+    def side_by_side(
+        self, values: Tensor, instead: Instead | None = None, fill: Fill | None = None
+    ) -> Iterator[None]:
         """Use ``values`` (R, A) inside a with block as the gates of a batch of R equal parts, a row for each part.
 
         instead: replacements for some heads of each part. fill: as for ``filled``.
@@ -289,9 +344,15 @@ class HeadGates(nn.Module):
         got = [list(site) for site in state["sites"]]
         if got != expected:
             pairs = zip(expected, got, strict=False)
-            different = (f"[name, heads, head_dim] = {ours}, got {theirs}" for ours, theirs in pairs if ours != theirs)
+            different = (
+                f"[name, heads, head_dim] = {ours}, got {theirs}"
+                for ours, theirs in pairs
+                if ours != theirs
+            )
             where = next(different, f"{len(expected)} sites, got {len(got)}")
-            raise UserError(f"gates: made for another layout: expected {where}. Load them where they came from.")
+            raise UserError(
+                f"gates: made for another layout: expected {where}. Load them where they came from."
+            )
 
 
 class GateHook:
@@ -316,14 +377,17 @@ class Gate(GateHook):
 class Follower(nn.Module):
     """Child module of the backbone by which gates follow it to another device, into copies and pickles.
 
-    The gates themselves are no child: the backbone's parameters, state and files stay those of timm.
+    The gates themselves are no child: the backbone's parameters, state and files stay those of
+    timm.
     """
 
     NAME = "head_gates"  # of the child
 
     def __init__(self, gates: HeadGates) -> None:
         super().__init__()
-        self.hook = GateHook(gates)  # in an object that is no module: else gates would be a child of this one
+        self.hook = GateHook(
+            gates
+        )  # in an object that is no module: else gates would be a child of this one
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x``: a backbone can be a Sequential, which calls every child."""
@@ -345,7 +409,10 @@ def put_on(model: nn.Module, gates: HeadGates, points: Sequence[nn.Module]) -> N
 
 
 def remove_gates(model: nn.Module) -> None:
-    """Remove the gates of ``model``. What torch.compile has made is dropped: it does not notice hooks that change."""
+    """Remove the gates of ``model``.
+
+    What torch.compile has made is dropped: it does not notice hooks that change.
+    """
     modules = list(model.modules())
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
@@ -360,7 +427,9 @@ def nearest_target(heads: int, num_heads: int, where: str) -> None:
     """Refuse a number of heads that the model cannot keep, and say the nearest that it can."""
     if not 1 <= heads <= num_heads:
         nearest = min(max(heads, 1), num_heads)
-        raise UserError(f"{where}: expected 1 to {num_heads} heads, got {heads}; the nearest is {nearest}.")
+        raise UserError(
+            f"{where}: expected 1 to {num_heads} heads, got {heads}; the nearest is {nearest}."
+        )
 
 
 def gate_hooks(modules: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, int, GateHook]]:
@@ -379,9 +448,12 @@ def find_gates(model: nn.Module) -> HeadGates | None:
     modules = list(model.modules())
     if fsdp := sys.modules.get("torch.distributed.fsdp"):  # not imported: no model is sharded by it
         sharded = (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
-        if (part := next((module for module in modules if isinstance(module, sharded)), None)) is not None:
+        if (
+            part := next((module for module in modules if isinstance(module, sharded)), None)
+        ) is not None:
             raise UserError(
-                f"{type(part).__name__}: FSDP gives each process a part of every weight, but heads need whole "
+                f"{type(part).__name__}: FSDP gives each process a part of every weight, but heads "
+                "need whole "
                 f"weights. Use DistributedDataParallel, or a model before it is sharded."
             )
     return next((hook.gates for _, _, hook in gate_hooks(modules)), None)
@@ -392,6 +464,9 @@ def gates_of(model: nn.Module) -> HeadGates:
     gates = find_gates(model)
     if gates is None:
         neurons = "units={'neuron'} if all its heads were removed"
-        raise UserError(f"{type(model).__name__} has no gates: call mhprobe.attach(model) first, with {neurons}.")
+        raise UserError(
+            f"{type(model).__name__} has no gates: call mhprobe.attach(model) first, with "
+            f"{neurons}."
+        )
     gates.check(model)
     return gates

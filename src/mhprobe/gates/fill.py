@@ -1,9 +1,10 @@
 """Fills: replacements for the outputs of heads whose gates are closed; ``recording.fills`` computes them.
 
-For a gate of xi, (1 - xi) times the replacement is added to the head's output before the projection.
+For a gate of xi, (1 - xi) times the replacement is added to the head's output before the
+projection.
 
-Shapes: S images that they are for (1: the same for all), W windows of an image, T tokens, H heads of one site, D head
-width. W and T are 1 where replacements are the same everywhere.
+Shapes: S images that they are for (1: the same for all), W windows of an image, T tokens, H heads
+of one site, D head width. W and T are 1 where replacements are the same everywhere.
 """
 
 from dataclasses import dataclass, field
@@ -16,7 +17,9 @@ from mhprobe.errors import UserError
 
 @dataclass(frozen=True, eq=False)
 class Fill:
-    """Replacements for the outputs of heads. sites: per site (S, W, T, H * D), as its projection sees them.
+    """Replacements for the outputs of heads.
+
+    sites: per site (S, W, T, H * D), as its projection sees them.
 
     image: shape of an image, if replacements are by position.
     """
@@ -25,9 +28,15 @@ class Fill:
     image: tuple[int, ...] = field(default=(), kw_only=True)
 
     def for_images(self, images: Tensor) -> "Fill":
-        """Return the values for a batch of these images. UserError for places of an image of another size."""
+        """Return the values for a batch of these images.
+
+        UserError for places of an image of another size.
+        """
         if self.image and self.image != (got := tuple(images.shape[1:])):
-            raise UserError(f"fill: found by position on images {self.image}, expected the same, got {got}. Use mean.")
+            raise UserError(
+                f"fill: found by position on images {self.image}, expected the same, got {got}. "
+                "Use mean."
+            )
         return self
 
     def rows(self, number: int) -> Tensor:

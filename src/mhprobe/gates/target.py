@@ -1,11 +1,12 @@
 """Penalty that brings gates to a target share of heads or FLOPs: an augmented Lagrangian, without a weight to tune.
 
-Wang, Wohlwend & Lei, 2020, arXiv 1910.04732; Xia, Zhong & Chen (CoFi), 2022, arXiv 2204.00408, eq. 3:
+Wang, Wohlwend & Lei, 2020, arXiv 1910.04732; Xia, Zhong & Chen (CoFi), 2022, arXiv 2204.00408, eq.
+3:
 
     max over l1, l2   min over gates   l1 (s - t) + l2 (s - t)^2
 
-s and t are the expected and the wanted share that is left (CoFi: number of pruned parameters). t moves from 1 to its
-final value (CoFi's warm-up).
+s and t are the expected and the wanted share that is left (CoFi: number of pruned parameters). t
+moves from 1 to its final value (CoFi's warm-up).
 """
 
 import torch
@@ -20,7 +21,8 @@ class Lagrangian(nn.Module):
     """Penalty that moves an expected share to a target.
 
     begin, rise: shares of the run in which t moves, as in ``ramp``.
-    lr: learning rate that MAXIMISES its parameters, the multipliers. UserError unless it is above 0.
+    lr: learning rate that MAXIMISES its parameters, the multipliers. UserError unless it is above
+    0.
     """
 
     def __init__(self, begin: float = 0.0, rise: float = 0.5, lr: float = 0.05) -> None:
@@ -33,7 +35,10 @@ class Lagrangian(nn.Module):
         self.square = nn.Parameter(torch.zeros(()))
 
     def price(self, share: Tensor, wanted: float, progress: float) -> Tensor:
-        """(): penalty to add to the loss, in nats. share: () expected share. progress: share of the run done."""
+        """(): penalty to add to the loss, in nats.
+
+        share: () expected share. progress: share of the run done.
+        """
         excess = share - (1 - (1 - wanted) * ramp(progress, self.begin, self.rise))
         return self.linear * excess + self.square * excess**2
 
@@ -46,6 +51,9 @@ class Target(Lagrangian):
         self.heads = heads
 
     def forward(self, amount: Tensor, progress: float) -> Tensor:
-        """(): penalty to add to the loss, in nats. amount: (A,). progress: share of the run that is done."""
+        """(): penalty to add to the loss, in nats.
+
+        amount: (A,). progress: share of the run that is done.
+        """
         nearest_target(self.heads, len(amount), "heads")
         return self.price(amount.mean(), self.heads / len(amount), progress)

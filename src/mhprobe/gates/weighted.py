@@ -1,7 +1,8 @@
 """Penalty on open heads: weight * sum over heads of their amount.
 
-With hard-concrete gates the amount is P(open): the L0 penalty of Louizos et al., 2018, and Voita et al., 2019, eq. 8.
-With plain gates it is |gate|: the L1 penalty. Voita's code averages over layers: its lambda is ours times their number.
+With hard-concrete gates the amount is P(open): the L0 penalty of Louizos et al., 2018, and Voita et
+al., 2019, eq. 8. With plain gates it is |gate|: the L1 penalty. Voita's code averages over layers:
+its lambda is ours times their number.
 """
 
 import math
@@ -25,7 +26,10 @@ class Weighted(nn.Module):
         self.weight, self.begin, self.rise = weight, begin, rise
 
     def forward(self, amount: Tensor, progress: float) -> Tensor:
-        """(): penalty to add to the loss, in nats. amount: (A,). progress: share of the run that is done."""
+        """(): penalty to add to the loss, in nats.
+
+        amount: (A,). progress: share of the run that is done.
+        """
         return self.weight * ramp(progress, self.begin, self.rise) * amount.sum()
 
 
@@ -40,6 +44,7 @@ def check_ramp(begin: float, rise: float) -> None:
     """Raise UserError for shares that do not fit into the run."""
     if not (begin >= 0 and rise >= 0 and begin + rise <= 1):
         raise UserError(
-            f"begin: begin and rise are shares of the run, expected begin + rise <= 1 and neither below 0, "
+            "begin: begin and rise are shares of the run, expected begin + rise <= 1 and neither "
+            "below 0, "
             f"got begin={begin}, rise={rise}."
         )

@@ -2,7 +2,8 @@
 
 Builds small ViTs and Swins with planted heads, measures them, and writes tables/headbench.csv and
 figures/headbench.png. Trains small ViTs, changes heads of theirs by grades (grafts), and writes
-tables/headbench_grades.csv, headbench_sensitivity.csv and figures/headbench_sensitivity.png. --enter takes a measure
+tables/headbench_grades.csv, headbench_sensitivity.csv and figures/headbench_sensitivity.png.
+--enter takes a measure
 of yours: package.module.Class.
 """
 
@@ -24,15 +25,34 @@ KINDS = ("written", "grafts")
 
 @one_line()
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m mhprobe.headbench", description=__doc__.partition(": ")[2])
-    parser.add_argument("--out", type=Path, default=Path("outputs/headbench"), help="the folder to write")
-    parser.add_argument("--heads", nargs="+", default=KINDS, choices=KINDS, help="written by hand, grafts, or both")
-    parser.add_argument("--families", nargs="+", default=FAMILIES, choices=FAMILIES, help="of the networks")
-    parser.add_argument("--seeds", type=int, default=10, help="how many models of each family, and trained ones")
-    parser.add_argument("--images", type=int, default=64, help="images that are measured, per model")
+    parser = argparse.ArgumentParser(
+        prog="python -m mhprobe.headbench", description=__doc__.partition(": ")[2]
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("outputs/headbench"), help="the folder to write"
+    )
+    parser.add_argument(
+        "--heads", nargs="+", default=KINDS, choices=KINDS, help="written by hand, grafts, or both"
+    )
+    parser.add_argument(
+        "--families", nargs="+", default=FAMILIES, choices=FAMILIES, help="of the networks"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=10, help="how many models of each family, and trained ones"
+    )
+    parser.add_argument(
+        "--images", type=int, default=64, help="images that are measured, per model"
+    )
     parser.add_argument("--measures", nargs="+", default=None, help="by name; all without it")
-    parser.add_argument("--enter", nargs="+", default=[], metavar="CLASS", help="measures of yours: module.Class")
-    parser.add_argument("--style", choices=["screen", "paper"], default="screen", help="of figures: paper fits columns")
+    parser.add_argument(
+        "--enter", nargs="+", default=[], metavar="CLASS", help="measures of yours: module.Class"
+    )
+    parser.add_argument(
+        "--style",
+        choices=["screen", "paper"],
+        default="screen",
+        help="of figures: paper fits columns",
+    )
     run(parser.parse_args())
 
 
@@ -56,10 +76,16 @@ def run(options: argparse.Namespace) -> None:
     for kind in dict.fromkeys(options.heads):
         if kind == "written":
             rows = bench(makes, options.families, seeds, options.images, say=say)
-            results = {"headbench": Result(_table(rows), figure.headbench(rows), drawn="headbench").saying(*about)}
+            results = {
+                "headbench": Result(_table(rows), figure.headbench(rows), drawn="headbench").saying(
+                    *about
+                )
+            }
         else:
             grades, over_grades = sensitivities(makes, entered, seeds, say=say)
-            drawn = Result(_table(over_grades), figure.sensitivity(grades, over_grades), drawn="sensitivity")
+            drawn = Result(
+                _table(over_grades), figure.sensitivity(grades, over_grades), drawn="sensitivity"
+            )
             graded = Result(_table(grades)).saying(*about)
             results = {"headbench_grades": graded, "headbench_sensitivity": drawn.saying(*about)}
         print(*report.add(results), sep="\n")
@@ -69,7 +95,9 @@ def _table(rows: Sequence[Any]) -> "Table":
     from mhprobe.report.tables import from_rows
 
     if not rows:
-        raise UserError("headbench: none of the heads was verified, so nothing was measured. Raise --seeds.")
+        raise UserError(
+            "headbench: none of the heads was verified, so nothing was measured. Raise --seeds."
+        )
     return from_rows([row._asdict() for row in rows])
 
 

@@ -1,8 +1,9 @@
 """Measures against plants: how well each measure tells the heads of each plant from all others.
 
-A detector is a measure's value, or another of its columns that a plant names. Its AUROC over the heads of a model (over
-pairs of heads of one layer for measures of pairs) is averaged over seeds, with Student's interval over seeds. NaN for
-a planted head, or for all others, counts 0.5. Images are others than the weights were calibrated on.
+A detector is a measure's value, or another of its columns that a plant names. Its AUROC over the
+heads of a model (over pairs of heads of one layer for measures of pairs) is averaged over seeds,
+with Student's interval over seeds. NaN for a planted head, or for all others, counts 0.5. Images
+are others than the weights were calibrated on.
 """
 
 import importlib
@@ -32,10 +33,13 @@ Make = Callable[[HeadLayout], Measure]
 
 
 class Row(NamedTuple):
-    """One detector of one plant. direction: +1 for large values expected, -1 for small ones, 0 for no expectation.
+    """One detector of one plant.
 
-    auroc, low, high: in that direction (+1 for 0), with the 95 % interval over seeds. seeds: number of those in which
-    the plant was verified. numbers: of these, those in which the detector had a number for the planted heads.
+    direction: +1 for large values expected, -1 for small ones, 0 for no expectation.
+
+    auroc, low, high: in that direction (+1 for 0), with the 95 % interval over seeds. seeds: number
+    of those in which the plant was verified. numbers: of these, those in which the detector had a
+    number for the planted heads.
     """
 
     family: str
@@ -50,7 +54,10 @@ class Row(NamedTuple):
 
 
 class Told(NamedTuple):
-    """AUROC of one detector for one plant, for large values. complete: True if every planted head has a number."""
+    """AUROC of one detector for one plant, for large values.
+
+    complete: True if every planted head has a number.
+    """
 
     auroc: float
     complete: bool
@@ -63,10 +70,20 @@ def bench(
     images: int = 64,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
-    """Score every measure on every plant. images: to measure, and as many to choose on. UserError: a missing column."""
+    """Score every measure on every plant.
+
+    images: to measure, and as many to choose on. UserError: a missing column.
+    """
     scores: dict[tuple[str, str, str], list[Told]] = defaultdict(list)
     plants = all_plants()
-    named = sorted({tuple(sign.split(".", 1)) for plant in plants.values() for sign in plant.signs if "." in sign})
+    named = sorted(
+        {
+            tuple(sign.split(".", 1))
+            for plant in plants.values()
+            for sign in plant.signs
+            if "." in sign
+        }
+    )
     for family, seed in itertools.product(families, seeds):
         canvas, planted = grow(family, seed)
         look, choose = (draw(images, first + seed).batch() for first in (1000, 2000))
@@ -78,7 +95,10 @@ def bench(
             for column in (column for owner, column in named if owner == name):
                 if column not in of_measure:
                     has = list(of_measure)
-                    raise UserError(f"headbench: {name} has no column {column}, which a plant names; it has {has}.")
+                    raise UserError(
+                        f"headbench: {name} has no column {column}, which a plant names; it has "
+                        f"{has}."
+                    )
                 values[f"{name}.{column}"] = of_measure[column]
         for plant in (plant for plant in planted if plant.verified):
             alike = [other.heads for other in planted if other.name in plant.plant.like]
@@ -88,11 +108,18 @@ def bench(
         failed = ", ".join(plant.name for plant in planted if not plant.verified) or "none"
         left_out = ", ".join(sorted(refused)) or "none"
         say(f"{family} seed {seed}: not verified: {failed}; measures that refused: {left_out}")
-    return [_row(plants[key[1]].signs.get(key[2], 0), *key, of_seeds) for key, of_seeds in scores.items()]
+    return [
+        _row(plants[key[1]].signs.get(key[2], 0), *key, of_seeds)
+        for key, of_seeds in scores.items()
+    ]
 
 
 def measured(
-    model: torch.nn.Module, layout: HeadLayout, makes: Mapping[str, Make], look: Batch, choose: Batch
+    model: torch.nn.Module,
+    layout: HeadLayout,
+    makes: Mapping[str, Make],
+    look: Batch,
+    choose: Batch,
 ) -> tuple[dict[str, Columns], dict[str, UserError]]:
     """Columns by measure on the images ``look``, and the refusals; ``choose``: images for measures that choose."""
     measures = {name: make(layout) for name, make in makes.items()}
@@ -105,8 +132,8 @@ def told_of(
 ) -> Told | None:
     """AUROC of planted heads among all other heads, or of a planted pair among all pairs within layers.
 
-    value: (A,) of heads or (A, A) of pairs; None for another shape. left_out: heads, or pairs, that are not compared
-    with. A planted head without a number counts 0.5.
+    value: (A,) of heads or (A, A) of pairs; None for another shape. left_out: heads, or pairs, that
+    are not compared with. A planted head without a number counts 0.5.
     """
     if value.shape == (layout.num_heads,):
         outside = torch.ones(len(value), dtype=torch.bool)
@@ -140,7 +167,9 @@ def entries(names: Sequence[str] | None, entered: Sequence[str] = ()) -> dict[st
     kinds = (getattr(all_measures, name) for name in dir(all_measures))
     shipped = {kind.__new__(kind).name: kind for kind in kinds if not inspect.isabstract(kind)}
     if unknown := sorted(set(names or ()) - set(shipped)):
-        raise UserError(f"headbench: no measures {', '.join(unknown)}; there are {', '.join(sorted(shipped))}.")
+        raise UserError(
+            f"headbench: no measures {', '.join(unknown)}; there are {', '.join(sorted(shipped))}."
+        )
     chosen = {name: shipped[name] for name in (shipped if names is None else names)}
     return chosen | {kind.__new__(kind).name: kind for kind in map(_imported, entered)}
 
@@ -148,8 +177,14 @@ def entries(names: Sequence[str] | None, entered: Sequence[str] = ()) -> dict[st
 def _imported(path: str) -> Any:
     module, _, name = path.rpartition(".")
     kinds = (ImportError, AttributeError, ValueError)
-    with refusing(lambda error: f"headbench: cannot import {quoted(path)} ({error}); expected module.Class.", kinds):
+    with refusing(
+        lambda error: f"headbench: cannot import {quoted(path)} ({error}); expected module.Class.",
+        kinds,
+    ):
         kind = getattr(importlib.import_module(module), name)
     if not (isinstance(kind, type) and issubclass(kind, Measure)):
-        raise UserError(f"headbench: {path} is no measure; expected a subclass of mhprobe.measures.base.Measure.")
+        raise UserError(
+            f"headbench: {path} is no measure; expected a subclass of "
+            "mhprobe.measures.base.Measure."
+        )
     return kind

@@ -1,12 +1,15 @@
 """Images of HeadBench, and a blank ViT or Swin (backbones/parts/opened.py) into which heads for them are written.
 
-A patch is a sum of features of its pixels, so that weights can be written by hand. All patches have noise. A square of
-4 x 4 patches, the object, has the texture of its class and, weaker, that of another. The first patch has the mark of a
-class, mostly the right one: a shortcut. Of every 4 x 4 patches one is the landmark, a sink for Swins.
+A patch is a sum of features of its pixels, so that weights can be written by hand. All patches have
+noise. A square of 4 x 4 patches, the object, has the texture of its class and, weaker, that of
+another. The first patch has the mark of a
+class, mostly the right one: a shortcut. Of every 4 x 4 patches one is the landmark, a sink for
+Swins.
 
-The residual stream has a random orthonormal basis, with a direction for each feature: a texture, a mark, a row of the
-grid, evidence for a class. A head reads a feature by that direction in W_Q, W_K or W_V and writes it by W_O. All
-directions are orthogonal to (1, ..., 1), so that LayerNorm only divides by one number.
+The residual stream has a random orthonormal basis, with a direction for each feature: a texture, a
+mark, a row of the grid, evidence for a class. A head reads a feature by that direction in W_Q, W_K
+or W_V and writes it by W_O. All directions are orthogonal to (1, ..., 1), so that LayerNorm only
+divides by one number.
 
 Shapes: B images, F pixel features, C channels of the stream, D head width, T tokens, K classes.
 """
@@ -25,10 +28,13 @@ from mhprobe.measures.parts.losses import outcomes
 CLASSES, GRID, PATCH, OBJECT, NOISE = 4, 8, 4, 4, 24
 MARKED = 0.9  # share of images whose mark is right
 CORNERS = [(y, x) for y in (0, 2, 4) for x in (0, 2, 4) if (y, x) != (0, 0)]
-# the directions of the stream, numbered kind by kind; up to the noises they are the features of pixels
-_ENDS = itertools.accumulate((CLASSES, CLASSES, 1, NOISE, CLASSES, CLASSES, 1, GRID, GRID), initial=0)
-TEXTURES, MARKS, LANDMARK, NOISES, EVIDENCE, SCRATCH, CLASS_TOKEN, ROWS, COLUMNS = itertools.starmap(
-    range, itertools.pairwise(_ENDS)
+# the directions of the stream, numbered kind by kind; up to the noises they are the features of
+# pixels
+_ENDS = itertools.accumulate(
+    (CLASSES, CLASSES, 1, NOISE, CLASSES, CLASSES, 1, GRID, GRID), initial=0
+)
+TEXTURES, MARKS, LANDMARK, NOISES, EVIDENCE, SCRATCH, CLASS_TOKEN, ROWS, COLUMNS = (
+    itertools.starmap(range, itertools.pairwise(_ENDS))
 )
 FEATURES = NOISES.stop
 _CALIBRATION = 40
@@ -85,7 +91,9 @@ def draw(count: int, seed: int, shown: Tensor | None = None, marked: Tensor | No
 
 
 class Canvas(Blank):
-    """A blank model to write heads into. seen: images on which amplitudes are set; no measure sees them.
+    """A blank model to write heads into.
+
+    seen: images on which amplitudes are set; no measure sees them.
 
     sink: the feature of tokens that sinks attend to.
     """
@@ -119,24 +127,50 @@ class Canvas(Blank):
     # writing heads
 
     def look_for(self, site: int, head: int, features: Sequence[int], sharpness: float) -> None:
-        """Let all queries attend to tokens with much of these features. sharpness: logits from none to the most."""
+        """Let all queries attend to tokens with much of these features.
+
+        sharpness: logits from none to the most.
+        """
         key = self.rows(site, features).sum(0, keepdim=True)
         amount = (self.normalised(site) @ key[0]).flatten()
-        scale = sharpness / float(amount.quantile(0.99) - amount.median()) * self.site(site).head_dim ** 0.5
-        self.write(site, head, query=key * 0, query_bias=torch.ones(1), key=key * scale, key_bias=torch.zeros(1))
+        scale = (
+            sharpness
+            / float(amount.quantile(0.99) - amount.median())
+            * self.site(site).head_dim ** 0.5
+        )
+        self.write(
+            site,
+            head,
+            query=key * 0,
+            query_bias=torch.ones(1),
+            key=key * scale,
+            key_bias=torch.zeros(1),
+        )
 
-    def look_at_offset(self, site: int, head: int, down: int, across: int, sharpness: float) -> None:
+    def look_at_offset(
+        self, site: int, head: int, down: int, across: int, sharpness: float
+    ) -> None:
         """Let every query attend to the token at an offset, where there is one."""
         zero = torch.zeros(1)
         if self.family == "swin":
             offsets = torch.zeros_like(self.parts(site, head)["offsets"])
             offsets[self.offset(site, down, across)] = sharpness
             nothing = torch.zeros(1, len(self.bases[self.site(site).stage]))
-            self.write(site, head, query=nothing, key=nothing, query_bias=zero, key_bias=zero, offsets=offsets)
+            self.write(
+                site,
+                head,
+                query=nothing,
+                key=nothing,
+                query_bias=zero,
+                key_bias=zero,
+                offsets=offsets,
+            )
             return
         key = self.rows(site, (*ROWS, *COLUMNS))
         # query channel i reads row i - down: it meets keys of row i
-        query = torch.cat([self.rows(site, ROWS).roll(down, 0), self.rows(site, COLUMNS).roll(across, 0)])
+        query = torch.cat(
+            [self.rows(site, ROWS).roll(down, 0), self.rows(site, COLUMNS).roll(across, 0)]
+        )
         for part, by in ((query[:GRID], down), (query[GRID:], across)):
             part[slice(by) if by >= 0 else slice(by, None)] = 0  # what was rolled round the edge
         amount = (self.normalised(site) @ self.rows(site, ROWS).T).amax(-1).median()
@@ -145,7 +179,9 @@ class Canvas(Blank):
 
     def scale_write(self, site: int, head: int, share: float) -> None:
         """Scale W_O so that the head's mean write is this share of the stream."""
-        ratio = self.writes(site, head).norm(dim=-1).mean() / self.stream(site)[0].norm(dim=-1).mean()
+        ratio = (
+            self.writes(site, head).norm(dim=-1).mean() / self.stream(site)[0].norm(dim=-1).mean()
+        )
         self.write(site, head, output=self.parts(site, head)["output"] * (share / float(ratio)))
 
     def scale_evidence(self, site: int, head: int, nats: float) -> None:
@@ -205,7 +241,9 @@ class Canvas(Blank):
             self.place(4 * first[:, CLASS_TOKEN[0]], 2 * positions.flatten(0, 1))
             return
         for stage in range(1, len(self.bases)):
-            self.merge(stage, self.bases[stage] @ self.bases[stage - 1].T)  # a merged token has the mean of four
+            self.merge(
+                stage, self.bases[stage] @ self.bases[stage - 1].T
+            )  # a merged token has the mean of four
 
 
 def _directions(basis: Tensor, features: Sequence[int]) -> Tensor:

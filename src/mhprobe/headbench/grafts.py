@@ -1,6 +1,7 @@
 """Grafts: trained heads that are changed, grade by grade, until they have a known function.
 
-The grade from which on a measure finds a graft tells how sensitive the measure is; plants are all or nothing.
+The grade from which on a measure finds a graft tells how sensitive the measure is; plants are all
+or nothing.
 """
 
 import abc
@@ -22,8 +23,9 @@ GRADES = 5
 class Graft(Made):
     """A kind of graft.
 
-    signs: measures that are not named take no part. amounts: by grade, the weakest first. low, high: ``shown`` is
-    below ``low`` in heads that are no graft and above ``high`` at the strongest grade.
+    signs: measures that are not named take no part. amounts: by grade, the weakest first. low,
+    high: ``shown`` is below ``low`` in heads that are no graft and above ``high`` at the strongest
+    grade.
     """
 
     amounts: ClassVar[tuple[float, ...]]
@@ -42,10 +44,17 @@ class Graft(Made):
         """
 
     def verified(
-        self, before: Network, strongest: Network, site: int, heads: Sequence[int], others: Sequence[int]
+        self,
+        before: Network,
+        strongest: Network,
+        site: int,
+        heads: Sequence[int],
+        others: Sequence[int],
     ) -> bool:
         """Return True if the strongest grade has it, and neither the same heads before nor ``others`` of the layer."""
-        untouched = max(self.shown(before, before, site, heads), self.shown(strongest, before, site, others))
+        untouched = max(
+            self.shown(before, before, site, heads), self.shown(strongest, before, site, others)
+        )
         return self.shown(strongest, before, site, heads) > self.high and untouched < self.low
 
 
@@ -54,18 +63,30 @@ class Faded(Graft):
 
     question = "does it hardly write anything?"
     signs = SILENT
-    amounts: ClassVar[tuple[float, ...]] = (0.5, 0.25, 0.1, 0.03, 0.0)  # share of its write that is left
+    amounts: ClassVar[tuple[float, ...]] = (
+        0.5,
+        0.25,
+        0.1,
+        0.03,
+        0.0,
+    )  # share of its write that is left
     sign = 1
     low, high = 0.3, 0.95
 
     def grown(self, network: Network, site: int, heads: Sequence[int]) -> Iterator[Network]:
         output = network.parts(site, heads[0])["output"]
-        return (network.changed(site, heads[0], output=self.sign * amount * output) for amount in self.amounts)
+        return (
+            network.changed(site, heads[0], output=self.sign * amount * output)
+            for amount in self.amounts
+        )
 
     def shown(self, network: Network, before: Network, site: int, heads: Sequence[int]) -> float:
         """1 - (movement of the logits without the head, now) / (the same before)."""
         images, without = digits().verify.images, [(site, heads[0])]
-        now, whole = (float((n.logits(images) - n.logits(images, without)).abs().mean()) for n in (network, before))
+        now, whole = (
+            float((n.logits(images) - n.logits(images, without)).abs().mean())
+            for n in (network, before)
+        )
         return 1 - now / whole if whole > 1e-4 else 0.0  # a head that was silent cannot fade
 
 
@@ -99,9 +120,14 @@ class Copied(Graft):
     def grown(self, network: Network, site: int, heads: Sequence[int]) -> Iterator[Network]:
         one, other = heads
         random, parts = torch.Generator().manual_seed(network.seed), network.parts(site, one)
-        noise = {key: p.square().mean().sqrt() * torch.randn(p.shape, generator=random) for key, p in parts.items()}
+        noise = {
+            key: p.square().mean().sqrt() * torch.randn(p.shape, generator=random)
+            for key, p in parts.items()
+        }
         for amount in self.amounts:
-            yield network.changed(site, other, **{key: part + amount * noise[key] for key, part in parts.items()})
+            yield network.changed(
+                site, other, **{key: part + amount * noise[key] for key, part in parts.items()}
+            )
 
     def shown(self, network: Network, before: Network, site: int, heads: Sequence[int]) -> float:
         """Cosine of the writes of the two, each less its mean over tokens."""
@@ -128,8 +154,13 @@ class Neighbour(Graft):
         _, x = network.around_norm(site, digits().train.images[:128])
         at, parts = network.site(site), network.parts(site, heads[0])
         tokens = torch.arange(at.token_grid[0] * at.token_grid[1])
-        query = tokens[tokens % at.token_grid[1] > 0] + at.prefix_tokens  # tokens that have a left neighbour
-        tuned = {name: parts[name].requires_grad_() for name in ("query", "query_bias", "key", "key_bias")}
+        query = (
+            tokens[tokens % at.token_grid[1] > 0] + at.prefix_tokens
+        )  # tokens that have a left neighbour
+        tuned = {
+            name: parts[name].requires_grad_()
+            for name in ("query", "query_bias", "key", "key_bias")
+        }
 
         def loss() -> Tensor:
             queries = x @ tuned["query"].T + tuned["query_bias"]
@@ -138,7 +169,9 @@ class Neighbour(Graft):
             return -logits.log_softmax(-1)[:, query, query - 1].mean()
 
         for _ in _steps(self.amounts, [*tuned.values()], loss, 0.01):
-            yield network.changed(site, heads[0], **{name: part.detach() for name, part in tuned.items()})
+            yield network.changed(
+                site, heads[0], **{name: part.detach() for name, part in tuned.items()}
+            )
 
     def shown(self, network: Network, before: Network, site: int, heads: Sequence[int]) -> float:
         """Share of the write's movement by noise that is due to noise on the left neighbour."""
@@ -163,13 +196,17 @@ class StandIn(Graft):
         for head in heads:
             columns[head * at.head_dim : (head + 1) * at.head_dim] = True
         keep: dict[Tensor, Tensor] = {}
-        for part in seam.attention.parameters():  # rows of queries, keys and values; columns of the projection
+        for part in (
+            seam.attention.parameters()
+        ):  # rows of queries, keys and values; columns of the projection
             if len(part) == 3 * at.channels:
                 keep[part] = columns.repeat(3).view(-1, *[1] * (part.ndim - 1))
             elif part.ndim == 2:
                 keep[part] = columns[None]
         tuned = [*keep, *(part for layer in mlp for part in layer.parameters())]
-        on = torch.ones(4, at.num_heads)  # in the rows both of the pair are on, one, the other, neither
+        on = torch.ones(
+            4, at.num_heads
+        )  # in the rows both of the pair are on, one, the other, neither
         on[[1, 3], heads[0]] = on[[2, 3], heads[1]] = 0
         on = on.repeat_interleave(at.head_dim, 1)
         generator = torch.Generator().manual_seed(network.seed)
@@ -182,7 +219,9 @@ class StandIn(Graft):
             logits = copy.model(seen.images[rows].repeat(4, 1, 1, 1))
             losses = objective(logits, seen.labels[rows].repeat(4), "loss")
             both, one, other, neither = losses.unflatten(0, (4, -1)).mean(1)
-            return both + one + other + (1.5 - neither).clamp(min=0)  # so many nats of loss without both are enough
+            return (
+                both + one + other + (1.5 - neither).clamp(min=0)
+            )  # so many nats of loss without both are enough
 
         for _ in _steps(self.amounts, tuned, loss, 3e-3, keep):
             grown = copy.copied()
@@ -205,7 +244,10 @@ def _steps(
     rate: float,
     keep: Mapping[Tensor, Tensor] = MappingProxyType({}),
 ) -> Iterator[None]:
-    """Tune by Adam; pause after each number of steps in ``amounts``. keep: per tensor, the entries that may move."""
+    """Tune by Adam; pause after each number of steps in ``amounts``.
+
+    keep: per tensor, the entries that may move.
+    """
     optimizer = torch.optim.Adam(tuned, lr=rate)
     for step in range(1, int(amounts[-1]) + 1):
         with torch.enable_grad():

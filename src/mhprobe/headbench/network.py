@@ -1,6 +1,7 @@
 """Small ViT trained on handwritten digits (data/digits.py), whose heads become grafts.
 
-Training images also tune grafts. Test images are cut in three: to verify grafts, to choose on, and to measure.
+Training images also tune grafts. Test images are cut in three: to verify grafts, to choose on, and
+to measure.
 """
 
 import copy
@@ -19,7 +20,9 @@ from mhprobe.data.digits import Digits
 from mhprobe.measures.parts.losses import outcomes
 from mhprobe.recording.outputs import objective
 
-SIZES: dict[str, Any] = dict(img_size=8, patch_size=2, embed_dim=48, depth=4, num_heads=6, mlp_ratio=2.0)
+SIZES: dict[str, Any] = dict(
+    img_size=8, patch_size=2, embed_dim=48, depth=4, num_heads=6, mlp_ratio=2.0
+)
 EPOCHS, AT_ONCE, RATE, DECAY = 12, 64, 3e-3, 0.05
 
 
@@ -39,7 +42,9 @@ def digits() -> Splits:
     for split, _, pixels in contents.images():
         images[split].append(torch.from_numpy(pixels).permute(2, 0, 1))
     train, test = (
-        Batch.whole(torch.stack(images[split]).float() / 127.5 - 1, torch.from_numpy(contents.labels[split]))
+        Batch.whole(
+            torch.stack(images[split]).float() / 127.5 - 1, torch.from_numpy(contents.labels[split])
+        )
         for split in ("train", "test")
     )
     drawn = torch.randperm(len(test.labels), generator=torch.Generator().manual_seed(0))
@@ -47,7 +52,10 @@ def digits() -> Splits:
 
 
 class Network(Opened):
-    """A trained network. seed: of its weights and the order of images. right: accuracy on all test images."""
+    """A trained network.
+
+    seed: of its weights and the order of images. right: accuracy on all test images.
+    """
 
     def __init__(self, seed: int, epochs: int = EPOCHS) -> None:
         self.seed = seed

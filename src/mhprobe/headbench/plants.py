@@ -11,13 +11,38 @@ from torch import Tensor
 
 from mhprobe.backbones.parts.opened import Opened
 from mhprobe.errors import UserError
-from mhprobe.headbench.canvas import CLASSES, EVIDENCE, MARKS, NOISES, SCRATCH, TEXTURES, Canvas, draw
+from mhprobe.headbench.canvas import (
+    CLASSES,
+    EVIDENCE,
+    MARKS,
+    NOISES,
+    SCRATCH,
+    TEXTURES,
+    Canvas,
+    draw,
+)
 from mhprobe.heads import HeadSite
 
-TURNED = ("query", "query_bias", "key", "key_bias", "value", "value_bias", "output")  # parts that a rotation turns
+TURNED = (
+    "query",
+    "query_bias",
+    "key",
+    "key_bias",
+    "value",
+    "value_bias",
+    "output",
+)  # parts that a rotation turns
 # signs expected of a head that writes nothing, and of two heads that do the same
 SILENT: Mapping[str, int] = dict.fromkeys(
-    ("write_norm", "ablation_delta", "gate_importance", "fisher", "lrp_relevance", "logit_attribution.size"), -1
+    (
+        "write_norm",
+        "ablation_delta",
+        "gate_importance",
+        "fisher",
+        "lrp_relevance",
+        "logit_attribution.size",
+    ),
+    -1,
 )
 SAME: Mapping[str, int] = {
     **dict.fromkeys(("svcca", "cca", "pwcca", "cka", "procrustes", "weight_similarity"), 1),
@@ -28,7 +53,9 @@ Kind = TypeVar("Kind")
 
 
 class Made(abc.ABC):
-    """Base of plants and grafts, named by their class: StandIn is stand_in. question: a user's. heads: their number.
+    """Base of plants and grafts, named by their class: StandIn is stand_in.
+
+    question: a user's. heads: their number.
 
     signs: by measure or column of one, +1 for expected large values, -1 for small ones.
     """
@@ -41,7 +68,8 @@ class Made(abc.ABC):
 class Plant(Made):
     """A head, or a pair of heads, written by hand. signs: +1 for measures that are not named.
 
-    like: plants with the same property, left out of the comparison. first: placed first, because few sites fit.
+    like: plants with the same property, left out of the comparison. first: placed first, because
+    few sites fit.
     """
 
     like: ClassVar[Sequence[str]] = ()
@@ -63,7 +91,11 @@ def by_name(base: type[Kind]) -> dict[str, Kind]:
     """Make one of each class below ``base`` in its module, by its name in small letters, in the order of names."""
     items = vars(sys.modules[base.__module__]).values()
     kinds = [kind for kind in items if isinstance(kind, type) and issubclass(kind, base)]
-    named = {re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower(): kind for kind in kinds if kind is not base}
+    named = {
+        re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower(): kind
+        for kind in kinds
+        if kind is not base
+    }
     return {name: named[name]() for name in sorted(named)}
 
 
@@ -78,7 +110,8 @@ def filler(canvas: Canvas, site: int, head: int) -> None:
         query_bias=0.3 * torch.randn(width, generator=random),
         key_bias=torch.zeros(width),
         value_bias=0.1 * torch.randn(width, generator=random),
-        output=canvas.mixed(site, (*NOISES, *SCRATCH), width) + 0.15 * canvas.mixed(site, EVIDENCE, width),
+        output=canvas.mixed(site, (*NOISES, *SCRATCH), width)
+        + 0.15 * canvas.mixed(site, EVIDENCE, width),
     )
     if canvas.family == "swin":
         count = len(canvas.parts(site, head)["offsets"])
@@ -93,7 +126,9 @@ def moved_by(model: Opened, site: int, head: int, before: Tensor, directions: Te
     nudge = torch.randn(len(before), len(directions), generator=generator) @ directions
     nudge = 0.02 * before.norm(dim=-1).mean() * torch.nn.functional.normalize(nudge, dim=-1)
     still = model.write_of(site, head, before)
-    nudged = before + torch.eye(tokens)[:, None, :, None] * nudge[:, None]  # (T, B, T, C): a token in each copy
+    nudged = (
+        before + torch.eye(tokens)[:, None, :, None] * nudge[:, None]
+    )  # (T, B, T, C): a token in each copy
     written = model.write_of(site, head, nudged.flatten(0, 1)).unflatten(0, (tokens, -1))
     moved = (written - still).norm(dim=-1).mean(1).T
     return moved / moved.sum(-1, keepdim=True).clamp(min=1e-12)
@@ -106,7 +141,12 @@ def share_at(at: HeadSite, share: Tensor, down: int, across: int) -> float:
     can = torch.zeros(share.shape, dtype=torch.bool)
     window, seeing, seen = pairs.nonzero(as_tuple=True)
     can[places[window, seeing], places[window, seen]] = True
-    cells = [(y, x) for y in range(high) for x in range(wide) if 0 <= y + down < high and 0 <= x + across < wide]
+    cells = [
+        (y, x)
+        for y in range(high)
+        for x in range(wide)
+        if 0 <= y + down < high and 0 <= x + across < wide
+    ]
     query = at.prefix_tokens + torch.tensor([y * wide + x for y, x in cells])
     key = query + down * wide + across
     return float(share[query, key][can[query, key]].double().mean())
@@ -120,12 +160,16 @@ class Dead(Plant):
 
     def plant(self, canvas: Canvas, site: int, heads: Sequence[int]) -> None:
         filler(canvas, site, heads[0])
-        canvas.write(site, heads[0], output=torch.zeros_like(canvas.parts(site, heads[0])["output"]))
+        canvas.write(
+            site, heads[0], output=torch.zeros_like(canvas.parts(site, heads[0])["output"])
+        )
 
     def verified(self, canvas: Canvas, site: int, heads: Sequence[int]) -> bool:
         """Change its values: no logit moves."""
         before, parts = canvas.logits(canvas.seen.images), canvas.parts(site, heads[0])
-        canvas.write(site, heads[0], value=parts["value"].flip(0) * 3, value_bias=parts["value_bias"] + 1)
+        canvas.write(
+            site, heads[0], value=parts["value"].flip(0) * 3, value_bias=parts["value_bias"] + 1
+        )
         after = canvas.logits(canvas.seen.images)
         canvas.write(site, heads[0], **parts)
         return bool((before - after).abs().max() < 1e-6)
@@ -147,7 +191,9 @@ class Duplicate(Plant):
     def verified(self, canvas: Canvas, site: int, heads: Sequence[int]) -> bool:
         """Compare the two writes on images that the copy was not made on."""
         one, other = (canvas.writes(site, head) for head in heads)
-        return bool((one - other).abs().max() < 1e-4 * one.abs().max()) and bool(one.abs().max() > 0)
+        return bool((one - other).abs().max() < 1e-4 * one.abs().max()) and bool(
+            one.abs().max() > 0
+        )
 
 
 class Rotated(Duplicate):
@@ -159,22 +205,38 @@ class Rotated(Duplicate):
     def plant(self, canvas: Canvas, site: int, heads: Sequence[int]) -> None:
         super().plant(canvas, site, heads)
         parts, width = canvas.parts(site, heads[1]), canvas.site(site).head_dim
-        look, carry = (torch.linalg.qr(torch.randn(width, width, generator=canvas.random)).Q for _ in range(2))
-        turned = {name: (look if name.startswith(("query", "key")) else carry) @ parts[name] for name in TURNED}
+        look, carry = (
+            torch.linalg.qr(torch.randn(width, width, generator=canvas.random)).Q for _ in range(2)
+        )
+        turned = {
+            name: (look if name.startswith(("query", "key")) else carry) @ parts[name]
+            for name in TURNED
+        }
         canvas.write(site, heads[1], **{**parts, **turned})
 
 
 class Itself(Plant):
-    """A head whose tokens attend to themselves. offset: (down, across) of the token attended to, by family."""
+    """A head whose tokens attend to themselves.
+
+    offset: (down, across) of the token attended to, by family.
+    """
 
     question = "does it look at itself?"
-    signs: ClassVar = {"token_kinds.self": 1, "attention_distance": -1, "attention_range": -1, "entropy": -1}
+    signs: ClassVar = {
+        "token_kinds.self": 1,
+        "attention_distance": -1,
+        "attention_range": -1,
+        "entropy": -1,
+    }
     offset: ClassVar = {"vit": (0, 0), "swin": (0, 0)}
 
     def plant(self, canvas: Canvas, site: int, heads: Sequence[int]) -> None:
         canvas.look_at_offset(site, heads[0], *self.offset[canvas.family], 9.0)
         width = canvas.site(site).head_dim
-        value, output = canvas.mixed(site, (*NOISES, *TEXTURES), width), canvas.mixed(site, NOISES, width)
+        value, output = (
+            canvas.mixed(site, (*NOISES, *TEXTURES), width),
+            canvas.mixed(site, NOISES, width),
+        )
         canvas.write(site, heads[0], value=value, value_bias=torch.zeros(width), output=output)
         canvas.scale_write(site, heads[0], canvas.uniform(0.05, 0.15))
 
@@ -189,7 +251,12 @@ class Previous(Itself):
     """A head whose tokens attend to their left neighbour."""
 
     question = "does it look at the previous patch?"
-    signs: ClassVar = {"token_kinds.neighbours": 1, "attention_distance": -1, "position": 1, "entropy": -1}
+    signs: ClassVar = {
+        "token_kinds.neighbours": 1,
+        "attention_distance": -1,
+        "position": 1,
+        "entropy": -1,
+    }
     like = ("itself", "positional")  # of a fixed offset, too
     offset: ClassVar = {"vit": (0, -1), "swin": (0, -1)}
 
@@ -243,11 +310,20 @@ class SinkNoOp(Plant):
         canvas.write(site, heads[0], value=row, value_bias=torch.zeros(1), output=row)
         written = canvas.writes(site, heads[0]) @ row[0]
         canvas.write(site, heads[0], **parts)
-        return float((written / (canvas.normalised(site) @ row[0])[self._sinks(canvas, site)].mean()).mean())
+        return float(
+            (written / (canvas.normalised(site) @ row[0])[self._sinks(canvas, site)].mean()).mean()
+        )
 
     def verified(self, canvas: Canvas, site: int, heads: Sequence[int]) -> bool:
         """Mark the sink's values: they arrive. Remove the head: logits hardly move."""
-        moved = (canvas.logits(canvas.seen.images) - canvas.logits(canvas.seen.images, [(site, heads[0])])).abs().mean()
+        moved = (
+            (
+                canvas.logits(canvas.seen.images)
+                - canvas.logits(canvas.seen.images, [(site, heads[0])])
+            )
+            .abs()
+            .mean()
+        )
         return self.drawn(canvas, site, heads) > 0.7 and bool(moved < 0.1)
 
     def _sinks(self, canvas: Canvas, site: int) -> Tensor:
@@ -265,7 +341,9 @@ class SinkBroadcast(SinkNoOp):
         width = canvas.site(site).head_dim
         canvas.look_for(site, heads[0], canvas.sink, 9.0)
         value = torch.cat([canvas.rows(site, canvas.sink), canvas.mixed(site, NOISES, width - 1)])
-        output = torch.cat([canvas.mixed(site, SCRATCH, 1), 0.3 * canvas.mixed(site, NOISES, width - 1)])
+        output = torch.cat(
+            [canvas.mixed(site, SCRATCH, 1), 0.3 * canvas.mixed(site, NOISES, width - 1)]
+        )
         canvas.write(site, heads[0], value=value, value_bias=torch.zeros(width), output=output)
         canvas.scale_write(site, heads[0], 0.15)
 
@@ -280,9 +358,17 @@ class Object(Plant):
     """A head that attends to the object and writes evidence for its class."""
 
     question = "does it look at the object?"
-    signs: ClassVar = {"object_attention": 1, "ablation_delta": 1, "logit_attribution": 1, "gate_importance": 1}
+    signs: ClassVar = {
+        "object_attention": 1,
+        "ablation_delta": 1,
+        "logit_attribution": 1,
+        "gate_importance": 1,
+    }
     reads: ClassVar = TEXTURES
-    follows: ClassVar = ("labels", "shown")  # the classes it writes: a field of World, and the option of draw for it
+    follows: ClassVar = (
+        "labels",
+        "shown",
+    )  # the classes it writes: a field of World, and the option of draw for it
     like: ClassVar[Sequence[str]] = ("against", "together")  # they look at it, too
 
     def plant(self, canvas: Canvas, site: int, heads: Sequence[int]) -> None:
@@ -304,7 +390,12 @@ class Shortcut(Object):
     """A head that attends to the mark in the corner and writes evidence for its class."""
 
     question = "does it carry a shortcut?"
-    signs: ClassVar = {"ablation_delta": 1, "logit_attribution": 1, "object_attention": -1, "token_kinds.border": 1}
+    signs: ClassVar = {
+        "ablation_delta": 1,
+        "logit_attribution": 1,
+        "object_attention": -1,
+        "token_kinds.border": 1,
+    }
     reads: ClassVar = MARKS
     follows: ClassVar = ("marks", "marked")
     like: ClassVar[Sequence[str]] = ()
@@ -318,7 +409,11 @@ class Against(Object):
     """A head that attends to the object and writes evidence against its class."""
 
     question = "does it hurt?"
-    signs: ClassVar = {"ablation_delta": -1, "logit_attribution": -1, "logit_attribution.against": 1}
+    signs: ClassVar = {
+        "ablation_delta": -1,
+        "logit_attribution": -1,
+        "logit_attribution.against": 1,
+    }
     like: ClassVar[Sequence[str]] = ()
 
     def plant(self, canvas: Canvas, site: int, heads: Sequence[int]) -> None:
@@ -353,7 +448,9 @@ class Together(Plant):
         (reads, writes), rows = canvas.mlp(site), canvas.rows(site, SCRATCH)
         with_one = canvas.entering_mlp(site, without=heads[1:]) @ rows.T  # (B, T, K)
         right = with_one[torch.arange(len(with_one)), :, canvas.seen.labels]
-        full = float(right[right > 0.4 * right.quantile(0.99)].quantile(0.2))  # where one head finds the object
+        full = float(
+            right[right > 0.4 * right.quantile(0.99)].quantile(0.2)
+        )  # where one head finds the object
         low, high = 0.6 * full, 0.85 * full  # above twice what another class has
         units, steep = slice(0, 2 * CLASSES), 12 / full
         reads.weight[units] = torch.cat([rows, rows]) * steep
@@ -372,7 +469,10 @@ class Together(Plant):
 
 
 class Planted(NamedTuple):
-    """A planted head or group. heads: flat indices. verified: True if an intervention shows it here alone."""
+    """A planted head or group.
+
+    heads: flat indices. verified: True if an intervention shows it here alone.
+    """
 
     name: str
     plant: Plant
@@ -385,13 +485,20 @@ def all_plants() -> dict[str, Plant]:
 
 
 def grow(family: str, seed: int) -> tuple[Canvas, list[Planted]]:
-    """Write a model with every plant at a random place, among fillers. UserError where a plant has no room."""
+    """Write a model with every plant at a random place, among fillers.
+
+    UserError where a plant has no room.
+    """
     canvas, plants = Canvas(family, seed), all_plants()
     free = {site: list(range(about.num_heads)) for site, about in enumerate(canvas.layout.sites)}
     places: dict[str, tuple[int, tuple[int, ...]]] = {}  # plant -> its site, and its heads there
     for name, plant in sorted(plants.items(), key=lambda item: not item[1].first):
         # a head is left to compare with
-        fit = [site for site in free if plant.fits(canvas, canvas.site(site)) and len(free[site]) > plant.heads]
+        fit = [
+            site
+            for site in free
+            if plant.fits(canvas, canvas.site(site)) and len(free[site]) > plant.heads
+        ]
         if not fit:
             raise UserError(f"headbench: no layer of the {canvas.family} has room for {name}.")
         site = fit[int(torch.randint(len(fit), (), generator=canvas.random))]
@@ -410,7 +517,9 @@ def grow(family: str, seed: int) -> tuple[Canvas, list[Planted]]:
     planted = []
     for name, (site, heads) in places.items():
         plant, flat = plants[name], tuple(canvas.layout.flat(site, head) for head in heads)
-        others = tuple([*free[site], *heads][: len(heads)])  # where too few are free, one with the plant
+        others = tuple(
+            [*free[site], *heads][: len(heads)]
+        )  # where too few are free, one with the plant
         shown = plant.verified(canvas, site, heads) and not plant.verified(canvas, site, others)
         planted.append(Planted(name, plant, flat, shown))
     return canvas, planted
@@ -420,5 +529,7 @@ def grow(family: str, seed: int) -> tuple[Canvas, list[Planted]]:
 def _fill_mlp(canvas: Canvas, site: int) -> None:
     (reads, writes), rows = canvas.mlp(site), canvas.rows(site, NOISES)
     (free,) = (reads.weight.abs().sum(1) == 0).nonzero(as_tuple=True)
-    read, written = (torch.randn(len(free), len(rows), generator=canvas.random) @ rows for _ in range(2))
+    read, written = (
+        torch.randn(len(free), len(rows), generator=canvas.random) @ rows for _ in range(2)
+    )
     reads.weight[free], writes.weight[:, free] = read / len(rows) ** 0.5, 0.05 * written.T

@@ -1,8 +1,9 @@
 """Sensitivity of measures to grafts, grade by grade, in trained networks.
 
-A measure finds a graft if its AUROC in the expected direction is 0.95 or more; grade 0, before any change, is chance.
-The sensitivity is the grade from which on half of the grafts are found, by isotonic regression of the share found
-(Ayer et al., 1955) and linear interpolation. Intervals resample networks, since grafts of one share its other heads.
+A measure finds a graft if its AUROC in the expected direction is 0.95 or more; grade 0, before any
+change, is chance. The sensitivity is the grade from which on half of the grafts are found, by
+isotonic regression of the share found (Ayer et al., 1955) and linear interpolation. Intervals
+resample networks, since grafts of one share its other heads.
 
 Shapes: N networks, G grades and grade 0, D grafts of a kind per network.
 """
@@ -30,8 +31,9 @@ RESAMPLES = 1000
 class Grade(NamedTuple):
     """One detector of one graft at one grade. direction: as in ``Graft.signs``.
 
-    amount: of the graft, NaN at grade 0. shown: mean of ``Graft.shown``. found: share of the grafts found, with low and
-    high (95 % by bootstrap over networks, NaN of one). auroc: mean, in the direction. numbers: grafts with a number.
+    amount: of the graft, NaN at grade 0. shown: mean of ``Graft.shown``. found: share of the grafts
+    found, with low and high (95 % by bootstrap over networks, NaN of one). auroc: mean, in the
+    direction. numbers: grafts with a number.
     """
 
     graft: str
@@ -81,16 +83,25 @@ def sensitivities(
 ) -> tuple[list[Grade], list[Sensitivity]]:
     """Test each measure that a graft names on that graft, and the ``entered`` ones, of large values, on all.
 
-    seeds: of networks, which are trained here. draws: grafts of a kind in each. UserError as in ``check``.
+    seeds: of networks, which are trained here. draws: grafts of a kind in each. UserError as in
+    ``check``.
     """
     check(makes, entered)
     kinds = known_grafts()
     trials: list[Trial] = []
     for seed in seeds:
         network = Network(seed)
-        verified = [trial for name in kinds for trial in _trials(network, name, kinds[name], makes, entered, draws)]
-        counts = ", ".join(f"{name} {sum(trial.graft == name for trial in verified)}" for name in kinds)
-        say(f"network {seed}: {100 * network.right:.1f} % right; verified of {draws} each: {counts}")
+        verified = [
+            trial
+            for name in kinds
+            for trial in _trials(network, name, kinds[name], makes, entered, draws)
+        ]
+        counts = ", ".join(
+            f"{name} {sum(trial.graft == name for trial in verified)}" for name in kinds
+        )
+        say(
+            f"network {seed}: {100 * network.right:.1f} % right; verified of {draws} each: {counts}"
+        )
         trials += verified
     grades: list[Grade] = []
     over_grades: list[Sensitivity] = []
@@ -107,7 +118,9 @@ def sensitivities(
 def check(makes: Mapping[str, Make], entered: Sequence[str] = ()) -> None:
     """Raise UserError where no graft names any of these measures."""
     if not any(_signs(graft, makes, entered) for graft in known_grafts().values()):
-        raise UserError(f"headbench: no graft names {', '.join(makes)}. Give --heads written, or --enter yours.")
+        raise UserError(
+            f"headbench: no graft names {', '.join(makes)}. Give --heads written, or --enter yours."
+        )
 
 
 def _signs(graft: Graft, makes: Mapping[str, Make], entered: Sequence[str]) -> dict[str, int]:
@@ -116,7 +129,12 @@ def _signs(graft: Graft, makes: Mapping[str, Make], entered: Sequence[str]) -> d
 
 
 def _trials(
-    network: Network, name: str, graft: Graft, makes: Mapping[str, Make], entered: Sequence[str], draws: int
+    network: Network,
+    name: str,
+    graft: Graft,
+    makes: Mapping[str, Make],
+    entered: Sequence[str],
+    draws: int,
 ) -> Iterator[Trial]:
     """The verified ones of ``draws`` grafts of a kind."""
     detectors = _signs(graft, makes, entered)
@@ -128,7 +146,9 @@ def _trials(
             continue
         flat = [network.layout.flat(site, head) for head in heads]
         shown = [graft.shown(copy, network, site, heads) for copy in copies]
-        yield Trial(network.seed, name, shown, [_scores(copy, used, detectors, flat) for copy in copies])
+        yield Trial(
+            network.seed, name, shown, [_scores(copy, used, detectors, flat) for copy in copies]
+        )
 
 
 def places(network: Network, name: str, graft: Graft) -> Iterator[tuple[int, list[int], list[int]]]:
@@ -158,17 +178,27 @@ def _rows(
     graft: Graft, name: str, detector: str, direction: int, trials: Sequence[Trial]
 ) -> tuple[list[Grade], Sensitivity]:
     hits = [[float(scores[detector].auroc >= FOUND) for scores in trial.scores] for trial in trials]
-    found_TG = torch.tensor(hits, dtype=torch.float64)  # (T, 1 + GRADES), 1 where the graft is found
+    found_TG = torch.tensor(
+        hits, dtype=torch.float64
+    )  # (T, 1 + GRADES), 1 where the graft is found
     shares_RG = _resampled(found_TG, trials)
     found_G, (low_G, high_G) = found_TG.mean(0), percentiles(shares_RG)
-    about, counts = (name, detector, direction), (len(trials), len({trial.network for trial in trials}))
+    about, counts = (
+        (name, detector, direction),
+        (len(trials), len({trial.network for trial in trials})),
+    )
     grades = []
     for grade, amount in enumerate((math.nan, *graft.amounts)):
         scores = [trial.scores[grade][detector] for trial in trials]
         shown = sum(trial.shown[grade] for trial in trials) / len(trials)
         share, low, high = (float(of_grades[grade]) for of_grades in (found_G, low_G, high_G))
-        auroc, numbers = sum(score.auroc for score in scores) / len(scores), sum(score.complete for score in scores)
-        grades.append(Grade(*about, grade, float(amount), shown, share, low, high, auroc, *counts, numbers))
+        auroc, numbers = (
+            sum(score.auroc for score in scores) / len(scores),
+            sum(score.complete for score in scores),
+        )
+        grades.append(
+            Grade(*about, grade, float(amount), shown, share, low, high, auroc, *counts, numbers)
+        )
     halves = sorted(half_reached(shares) for shares in shares_RG) if counts[1] > 1 else [math.nan]
     low, high = (halves[int(end * len(halves))] for end in (0.025, 0.975))
     return grades, Sensitivity(*about, half_reached(found_G), low, high, float(found_G[0]), *counts)
@@ -178,7 +208,9 @@ def _resampled(found_TG: Tensor, trials: Sequence[Trial]) -> Tensor:
     """(R, 1 + GRADES) shares found, of networks drawn with replacement; NaN of one network, which does not vary."""
     _, network_T = torch.tensor([trial.network for trial in trials]).unique(return_inverse=True)
     of_network_NT = torch.nn.functional.one_hot(network_T).T.double()
-    means_RG = resampled_means((of_network_NT @ torch.nn.functional.pad(found_TG, (0, 1), value=1)).mT, RESAMPLES)
+    means_RG = resampled_means(
+        (of_network_NT @ torch.nn.functional.pad(found_TG, (0, 1), value=1)).mT, RESAMPLES
+    )
     return means_RG[:, :-1] / means_RG[:, -1:]  # the last are numbers of grafts
 
 

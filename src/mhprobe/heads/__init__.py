@@ -1,9 +1,10 @@
 """Heads of a model: their places (layout.py), and records of them on a batch (batch.py).
 
-Shapes, unless a file says otherwise: B images of a batch, V valid ones, b of a piece, N of a split, n of those
-that are looked at, T tokens (prefix tokens first, then the grid in raster order), W windows, Q queries, K keys (places
-of a window), H heads of one site or of a compared group, D head width, C channels or classes, A heads of all sites, S
-sites, L blocks, M masks, U units of a masking, P pairs of heads, J folds of images, R resamples.
+Shapes, unless a file says otherwise: B images of a batch, V valid ones, b of a piece, N of a split,
+n of those that are looked at, T tokens (prefix tokens first, then the grid in raster order), W
+windows, Q queries, K keys (places of a window), H heads of one site or of a compared group, D head
+width, C channels or classes, A heads of all sites, S sites, L blocks, M masks, U units of a
+masking, P pairs of heads, J folds of images, R resamples.
 """
 
 from mhprobe.heads.batch import Ablation as Ablation

@@ -17,7 +17,8 @@ FillName = Literal["zero", "mean", "mean_per_position", "resample", "optimal"]
 class Ablation:
     """A need: the logits under these masks.
 
-    masks: M tuples of flat indices of heads to switch off. fill: replacement of their output (``recording.fills``).
+    masks: M tuples of flat indices of heads to switch off. fill: replacement of their output
+    (``recording.fills``).
     """
 
     masks: tuple[tuple[int, ...], ...]
@@ -28,8 +29,9 @@ class Ablation:
 class Relevance:
     """A need: the part of a logit that came through each head's output, by layer-wise relevance propagation.
 
-    target: the explained scalar: "top1", the largest logit; "label", the label's logit; "norm", the length of the
-    features of a model without a classifier. gamma, epsilon: of the rules for linear layers.
+    target: the explained scalar: "top1", the largest logit; "label", the label's logit; "norm", the
+    length of the features of a model without a classifier. gamma, epsilon: of the rules for linear
+    layers.
     """
 
     target: str = "top1"
@@ -39,7 +41,10 @@ class Relevance:
 
 @dataclass(frozen=True, eq=False)
 class Donors:
-    """N images that can replace others. number: (N,) int64, different for different images (e.g. hash of pixels)."""
+    """N images that can replace others.
+
+    number: (N,) int64, different for different images (e.g. hash of pixels).
+    """
 
     images: Tensor
     labels: Tensor
@@ -50,12 +55,16 @@ class Donors:
 class Patching:
     """A need: the effect of each head alone when its output is copied from the run on one image to that on another.
 
-    corrupt: an image's corrupted twin is an image of another "class" (a donor), the image with "noise", or the image
+    corrupt: an image's corrupted twin is an image of another "class" (a donor), the image with
+    "noise", or the image
         without its "object".
-    direction: "denoising" copies heads of the clean run into the corrupted run, "noising" the other way round.
-    metric: "logit_difference" of the label and the wrong class (the donor's class, else the largest other class on the
+    direction: "denoising" copies heads of the clean run into the corrupted run, "noising" the other
+    way round.
+    metric: "logit_difference" of the label and the wrong class (the donor's class, else the largest
+    other class on the
         twin), or "log_likelihood" of the label in nats.
-    estimates: "exact", one patched run per head; "atp", from one slope; "graddrop", from one slope per block.
+    estimates: "exact", one patched run per head; "atp", from one slope; "graddrop", from one slope
+    per block.
     noise: standard deviation of the noise, in standard deviations of the image's pixels.
     seed: of the noise and of the choice of donors. donors: None for the images of the same batch.
     """
@@ -85,9 +94,10 @@ class Stream(NamedTuple):
 class Direct(NamedTuple):
     """Writes of each part of the model into each logit on the direct path: past all later blocks, norms frozen.
 
-    heads: (B, A, C). biases: (B, blocks, C), of the blocks' output projections. mlps: (B, blocks, C).
-    embedding: (B, 1, C), the input of the first block. constant: (B, 1, C), biases of merging, norms and classifier.
-    Their sum is the logits.
+    heads: (B, A, C). biases: (B, blocks, C), of the blocks' output projections. mlps: (B, blocks,
+    C).
+    embedding: (B, 1, C), the input of the first block. constant: (B, 1, C), biases of merging,
+    norms and classifier. Their sum is the logits.
     """
 
     heads: Tensor
@@ -100,9 +110,10 @@ class Direct(NamedTuple):
 class Patched(NamedTuple):
     """Effects of a Patching, in units of its metric.
 
-    clean, corrupt: (B,) of the two runs. paired: (B,) bool, False for an image without a corrupted twin. effect: by
-    estimate (B, A), from the base run towards the other: from "corrupt" to "clean" in denoising. donor: (B,) index of
-    each image's donor among those of the Patching, or in the batch; None without donors.
+    clean, corrupt: (B,) of the two runs. paired: (B,) bool, False for an image without a corrupted
+    twin. effect: by estimate (B, A), from the base run towards the other: from "corrupt" to "clean"
+    in denoising. donor: (B,) index of each image's donor among those of the Patching, or in the
+    batch; None without donors.
     """
 
     clean: Tensor
@@ -115,9 +126,10 @@ class Patched(NamedTuple):
 class Relevances(NamedTuple):
     """Relevances of one batch under a Relevance; all sites explain the same logit.
 
-    explained: (B,) the logit. heads: per site (B, T, H, D), of z's neurons; from ``recording.lrp`` as the projection
-    sees them. skipped: (B, blocks) relevance that went past the block's attention, along the residual stream. At each
-    block heads + skipped = explained, up to what biases, softmax remainders and epsilon kept further up.
+    explained: (B,) the logit. heads: per site (B, T, H, D), of z's neurons; from ``recording.lrp``
+    as the projection sees them. skipped: (B, blocks) relevance that went past the block's
+    attention, along the residual stream. At each block heads + skipped = explained, up to what
+    biases, softmax remainders and epsilon kept further up.
     """
 
     explained: Tensor
@@ -128,9 +140,10 @@ class Relevances(NamedTuple):
 class HeadWeights(NamedTuple):
     """The weights that belong to each head of one site.
 
-    query, key, value: (H, D, C in). output: (H, D, C out), with layer scale, and in a record with the gate: head h
-    writes z_h @ output[h] (and a share of the bias) into the residual stream. A neuron, and a head of outlook
-    attention, has neither query nor key (D = 0). A neuron's value is its row of the first linear layer (of a gated MLP
+    query, key, value: (H, D, C in). output: (H, D, C out), with layer scale, and in a record with
+    the gate: head h writes z_h @ output[h] (and a share of the bias) into the residual stream. A
+    neuron, and a head of outlook attention, has neither query nor key (D = 0). A neuron's value is
+    its row of the first linear layer (of a gated MLP
     its two rows: D = 2).
     """
 
@@ -148,17 +161,22 @@ class HeadBatch:
     """Record of the heads in one forward pass, and one backward pass if slopes are needed.
 
     z: per site (B, T, H, D), the heads' outputs before the gate; windowed sites in raster order.
-    grad: per site (B, T, H, D), d(loss of the image)/d(gated z): after the gate, so that masked heads have slopes too.
+    grad: per site (B, T, H, D), d(loss of the image)/d(gated z): after the gate, so that masked
+    heads have slopes too.
         The sum over T, D of z * grad is d(loss of the image)/d(gate).
-    attn: per site the softmaxed weights (B, windows, H, queries, keys); one window for global attention.
-        ``site.places()`` and ``site.support()`` say which token each row and column is. attn_grad: slopes along them,
-        likewise.
-    stream: per block of the layout the residual stream. weights: per site. direct: writes of each part into the logits.
-    norms: with weights, per site the norm between W_O and the stream, and the bias (C,) of W_O; None without a norm.
+    attn: per site the softmaxed weights (B, windows, H, queries, keys); one window for global
+    attention.
+        ``site.places()`` and ``site.support()`` say which token each row and column is. attn_grad:
+        slopes along them, likewise.
+    stream: per block of the layout the residual stream. weights: per site. direct: writes of each
+    part into the logits.
+    norms: with weights, per site the norm between W_O and the stream, and the bias (C,) of W_O;
+    None without a norm.
     ablated: per Ablation (M, B, C) logits under its masks.
     patched: per Patching its effects. relevance: per Relevance the parts of the logit.
     logits: (B, C). labels: (B,).
-    images: (B, 3, height, width), the model's input. objects: (B, height, width) int64, the object of each pixel, 0 for
+    images: (B, 3, height, width), the model's input. objects: (B, height, width) int64, the object
+    of each pixel, 0 for
         background; None if the data set has no masks.
     valid: (B,) bool, False for images that only pad the batch: they never enter a sum.
     ends: False if it is a piece of a batch, and not the last one.
@@ -181,10 +199,15 @@ class HeadBatch:
     images: Tensor | None = None
     objects: Tensor | None = None
     ends: bool = field(default=True, repr=False)
-    _derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _derived: dict[Hashable, Any] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def need(self, what: str, name: str) -> Any:
-        """Return the field ``what``; raise UserError if it was not recorded. name: of the measure."""
+        """Return the field ``what``; raise UserError if it was not recorded.
+
+        name: of the measure.
+        """
         record = getattr(self, what)
         if record is None:
             called, how = _RECORDED[what]
@@ -201,7 +224,9 @@ class HeadBatch:
             return z, output
         (norm, bias), sum_BTC = behind, z.flatten(2) @ output.flatten(0, 1)
         deviation_BT1 = ((sum_BTC + bias).var(2, correction=0, keepdim=True) + norm.eps).sqrt()
-        return z / deviation_BT1[..., None], (output - output.mean(-1, keepdim=True)) * norm.weight.detach()
+        return z / deviation_BT1[..., None], (
+            output - output.mean(-1, keepdim=True)
+        ) * norm.weight.detach()
 
     def derive(self, make: Callable[..., T], *args: Hashable) -> T:
         """Return ``make(self, *args)``, computed once per batch and shared by all measures."""
@@ -212,15 +237,26 @@ class HeadBatch:
 
     def __repr__(self) -> str:
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.repr}
-        recorded = [k for k, v in values.items() if v is not None and not (isinstance(v, Mapping) and not v)]
+        recorded = [
+            k for k, v in values.items() if v is not None and not (isinstance(v, Mapping) and not v)
+        ]
         return f"HeadBatch({len(self.logits)} images, {len(self.z)} sites; {', '.join(recorded)})"
 
 
 def first_sites(batch: HeadBatch, sites: int) -> HeadBatch:
     """Return the batch with only its first ``sites`` sites (heads come before neurons)."""
     grad, weights = batch.grad and batch.grad[:sites], batch.weights and batch.weights[:sites]
-    relevance = {need: part._replace(heads=part.heads[:sites]) for need, part in batch.relevance.items()}
-    return replace(batch, z=batch.z[:sites], grad=grad, weights=weights, norms=batch.norms[:sites], relevance=relevance)
+    relevance = {
+        need: part._replace(heads=part.heads[:sites]) for need, part in batch.relevance.items()
+    }
+    return replace(
+        batch,
+        z=batch.z[:sites],
+        grad=grad,
+        weights=weights,
+        norms=batch.norms[:sites],
+        relevance=relevance,
+    )
 
 
 _RECORDED = {  # what a need is called, and how to get it

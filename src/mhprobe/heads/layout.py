@@ -1,9 +1,10 @@
 """Heads and their places: sites, layouts, and the one conversion of (site, head) to a flat index.
 
-Head h of a site owns input channels ``h * head_dim ... (h + 1) * head_dim - 1`` of its block's output projection.
-Gates, masks, measures and tables share the flat index of ``HeadLayout``. Layouts are ragged: Swin-T has 3, 6, 12, 24
-heads in its stages, 138 in all. A neuron of an MLP is a unit, too: a slice of width 1 of the input of the MLP's last
-linear layer. A site's ``kind`` tells which of the two it holds. Heads come first, so they keep their numbers.
+Head h of a site owns input channels ``h * head_dim ... (h + 1) * head_dim - 1`` of its block's
+output projection. Gates, masks, measures and tables share the flat index of ``HeadLayout``. Layouts
+are ragged: Swin-T has 3, 6, 12, 24 heads in its stages, 138 in all. A neuron of an MLP is a unit,
+too: a slice of width 1 of the input of the MLP's last linear layer. A site's ``kind`` tells which
+of the two it holds. Heads come first, so they keep their numbers.
 """
 
 import functools
@@ -21,8 +22,12 @@ from torch.nn.functional import pad
 
 from mhprobe.errors import UserError
 
-Part = Literal["attention", "mlp", "embedding", "classifier"]  # of a network; what a head stands in is the first
-Scope = Literal["nothing", "backbone", "weights"]  # of what is not trained; a backbone is without its classifier
+Part = Literal[
+    "attention", "mlp", "embedding", "classifier"
+]  # of a network; what a head stands in is the first
+Scope = Literal[
+    "nothing", "backbone", "weights"
+]  # of what is not trained; a backbone is without its classifier
 Kind = Literal["head", "neuron"]  # of the units of a site
 KINDS: tuple[Kind, ...] = ("head", "neuron")  # in the order of a layout
 
@@ -31,8 +36,10 @@ KINDS: tuple[Kind, ...] = ("head", "neuron")  # in the order of a layout
 class Windows:
     """Windows of a site on its (height, width) grid: ``size`` per window, after a roll by ``-shift``.
 
-    pad_first: True if padding to whole windows comes before the roll (torchvision), False if after it (timm).
-    strided: True if a window's tokens are spread over the whole grid (MaxViT), False if they are neighbours.
+    pad_first: True if padding to whole windows comes before the roll (torchvision), False if after
+    it (timm).
+    strided: True if a window's tokens are spread over the whole grid (MaxViT), False if they are
+    neighbours.
     """
 
     grid: tuple[int, int]
@@ -44,7 +51,9 @@ class Windows:
     @property
     def padded(self) -> tuple[int, int]:
         """(rows, columns) of the grid filled up to whole windows."""
-        return self.grid[0] + -self.grid[0] % self.size[0], self.grid[1] + -self.grid[1] % self.size[1]
+        return self.grid[0] + -self.grid[0] % self.size[0], self.grid[1] + -self.grid[
+            1
+        ] % self.size[1]
 
     def places(self) -> Tensor:
         """(windows, K) raster token at each of a window's K places, -1 for padding.
@@ -52,7 +61,10 @@ class Windows:
         An image of raster indices is moved as the block moves its tokens: roll, pad, partition.
         """
         (height, width), (tall, wide) = self.grid, self.padded
-        index, margin = torch.arange(height * width).view(height, width), (0, wide - width, 0, tall - height)
+        index, margin = (
+            torch.arange(height * width).view(height, width),
+            (0, wide - width, 0, tall - height),
+        )
         index = pad(index, margin, value=-1) if self.pad_first else index
         index = index.roll((-self.shift[0], -self.shift[1]), (0, 1))
         return self._cut(index if self.pad_first else pad(index, margin, value=-1))
@@ -65,13 +77,18 @@ class Windows:
     def regions(self) -> Tensor:
         """(windows, K) label of each place's region: a shifted window attends within regions only.
 
-        A roll brings rows (columns) from the far side next to each other; attention between them is masked.
+        A roll brings rows (columns) from the far side next to each other; attention between them is
+        masked.
         """
         sides = []
         for length, win, shift in zip(self.padded, self.size, self.shift, strict=True):
             place = torch.arange(length)
             # before the last window, in it but not rolled, rolled
-            sides.append((place >= length - win).long() + (place >= length - shift).long() if shift else place * 0)
+            sides.append(
+                (place >= length - win).long() + (place >= length - shift).long()
+                if shift
+                else place * 0
+            )
         return self._cut(3 * sides[0][:, None] + sides[1])
 
     def _cut(self, image: Tensor) -> Tensor:
@@ -95,7 +112,8 @@ class HeadSite:
     prefix_tokens: number of class, distillation and register tokens, which come before the grid.
     grid: (rows, columns) of the other tokens; None if it depends on the image.
     pixels: (down, across) input pixels from one token of the grid to the next.
-    class_token: True if the first prefix token is a class token (the others are registers or distillation tokens).
+    class_token: True if the first prefix token is a class token (the others are registers or
+    distillation tokens).
     pooled: True if the logits come from the other tokens, so that a class token is not read.
     line: True for tokens in a line, as of a text; False for a grid.
     kind: kind of the units.
@@ -125,11 +143,17 @@ class HeadSite:
     @property
     def _places_in_all(self) -> int:
         """Number of places of an image of the model's own size, in all windows."""
-        return math.prod(self.windows.padded) if self.windows else self.prefix_tokens + math.prod(self.token_grid)
+        return (
+            math.prod(self.windows.padded)
+            if self.windows
+            else self.prefix_tokens + math.prod(self.token_grid)
+        )
 
     def refuse_other_form(self, image: Sequence[int], where: str) -> None:
         """UserError for an image (height, width) of another grid with as many places: their number cannot tell."""
-        rows, columns = (side / step for side, step in zip(image, self.pixels, strict=True))  # models round them
+        rows, columns = (
+            side / step for side, step in zip(image, self.pixels, strict=True)
+        )  # models round them
         grid = self.grid or (rows, columns)
         other = max(abs(rows - grid[0]), abs(columns - grid[1])) >= 1
         if other and (self.windows or round(rows) * round(columns) == math.prod(grid)):
@@ -139,8 +163,10 @@ class HeadSite:
         """UserError unless ``places`` is how many an image of the model's own size has, in all windows."""
         if places != (expected := self._places_in_all):
             raise UserError(
-                f"{where}: {self.name}: expected the {expected} places of a grid of {self.token_grid}, got {places}. "
-                f"Feed images of the size the model was made for, or make one of theirs (torchvision's Swin: detach, "
+                f"{where}: {self.name}: expected the {expected} places of a grid of "
+                f"{self.token_grid}, got {places}. "
+                "Feed images of the size the model was made for, or make one of theirs "
+                "(torchvision's Swin: detach, "
                 f"set model.image_size = <pixels>, and attach again)."
             )
 
@@ -155,10 +181,14 @@ class HeadSite:
     def token_grid(self) -> tuple[int, int]:
         """(rows, columns) of the grid. Raises UserError if the model does not fix it."""
         if self.line:
-            raise UserError(f"{self.name}: expected tokens in a grid, as of an image, got a line of tokens, of a text.")
+            raise UserError(
+                f"{self.name}: expected tokens in a grid, as of an image, got a line of tokens, of "
+                "a text."
+            )
         if self.grid is None:
             raise UserError(
-                f"{self.name}: the model takes images of any size, so its tokens have no fixed grid. Build it with a "
+                f"{self.name}: the model takes images of any size, so its tokens have no fixed "
+                "grid. Build it with a "
                 f"size, of the backbone img_size=<pixels>."
             )
         return self.grid
@@ -220,7 +250,9 @@ class HeadLayout:
     @functools.cached_property
     def offsets(self) -> tuple[int, ...]:
         """Flat index of each site's head 0, with the total appended: length ``len(sites) + 1``."""
-        return tuple(sum(site.num_heads for site in self.sites[:i]) for i in range(len(self.sites) + 1))
+        return tuple(
+            sum(site.num_heads for site in self.sites[:i]) for i in range(len(self.sites) + 1)
+        )
 
     @property
     def num_heads(self) -> int:
@@ -236,10 +268,16 @@ class HeadLayout:
     def counted(self) -> str:
         """Numbers of heads and neurons in words, e.g. "72 heads and 18432 neurons"."""
         counts = {kind: self.of(kind).num_heads for kind in KINDS if kind in self.kinds}
-        return " and ".join(f"{count} {kind}{'s' * (count != 1)}" for kind, count in counts.items()) or "0 heads"
+        return (
+            " and ".join(f"{count} {kind}{'s' * (count != 1)}" for kind, count in counts.items())
+            or "0 heads"
+        )
 
     def of(self, kind: Kind) -> "HeadLayout":
-        """Return the layout of the units of one kind. Heads have the same numbers in both layouts."""
+        """Return the layout of the units of one kind.
+
+        Heads have the same numbers in both layouts.
+        """
         if self.kinds <= {kind}:
             return self
         return HeadLayout(tuple(site for site in self.sites if site.kind == kind), self.blocks)
@@ -253,7 +291,10 @@ class HeadLayout:
         return slice(self.offsets[site], self.offsets[site + 1])
 
     def flat(self, site: int, head: int) -> int:
-        """Flat index of head ``head`` of site number ``site``. Raises UserError if there is no such site or head."""
+        """Flat index of head ``head`` of site number ``site``.
+
+        Raises UserError if there is no such site or head.
+        """
         if not 0 <= site < len(self.sites):
             raise UserError(f"the model has sites 0 to {len(self.sites) - 1}, got {site}.")
         num_heads = self.sites[site].num_heads
@@ -265,7 +306,10 @@ class HeadLayout:
     def site_names(self) -> tuple[str, ...]:
         """(S,) names, e.g. "block 5"; those of the modules where a block has several attentions side by side."""
         beside = Counter((site.block, site.kind) for site in self.sites)
-        return tuple(site.name if beside[site.block, site.kind] > 1 else f"block {site.block}" for site in self.sites)
+        return tuple(
+            site.name if beside[site.block, site.kind] > 1 else f"block {site.block}"
+            for site in self.sites
+        )
 
     def name_of(self, flat: int) -> str:
         """Name of a head, e.g. "block 5 head 11", with the name of its site."""
@@ -299,19 +343,22 @@ class HeadLayout:
         return hashlib.sha256(json.dumps(sites).encode()).hexdigest()[:8]
 
     def mask(
-        self, heads: Sequence[int] | Sequence[tuple[int, int]] | Sequence[bool] | Tensor, where: str = "mask"
+        self,
+        heads: Sequence[int] | Sequence[tuple[int, int]] | Sequence[bool] | Tensor,
+        where: str = "mask",
     ) -> Tensor:
         """(A,) bool mask, True for a head that is off.
 
-        heads: flat indices or (site, head) pairs, or a bool mask, which is checked and copied. where: name of the
-        argument, for errors. Raises UserError for anything else, and for numbers that are all 0 or 1: a mask, or the
-        heads 0 and 1.
+        heads: flat indices or (site, head) pairs, or a bool mask, which is checked and copied.
+        where: name of the argument, for errors. Raises UserError for anything else, and for numbers
+        that are all 0 or 1: a mask, or the heads 0 and 1.
         """
         tensor = _tensor(heads)
         if tensor.dtype == torch.bool:
             if tensor.shape != (self.num_heads,):
                 raise UserError(
-                    f"{where}: expected shape ({self.num_heads},), one entry per head of {len(self.sites)} sites, "
+                    f"{where}: expected shape ({self.num_heads},), one entry per head of "
+                    f"{len(self.sites)} sites, "
                     f"got {tuple(tensor.shape)}. Was it made for another model?"
                 )
             return tensor.clone()
@@ -319,20 +366,25 @@ class HeadLayout:
         mask[self.indices(heads, where)] = True
         return mask
 
-    def indices(self, heads: Sequence[int] | Sequence[tuple[int, int]] | Tensor, where: str = "heads") -> list[int]:
+    def indices(
+        self, heads: Sequence[int] | Sequence[tuple[int, int]] | Tensor, where: str = "heads"
+    ) -> list[int]:
         """Flat indices of ``heads``, in their order. where: name of the argument, for errors.
 
-        heads: flat indices or (site, head) pairs. Raises UserError for anything else, for an unknown or repeated head,
-        and for a list that could be a mask.
+        heads: flat indices or (site, head) pairs. Raises UserError for anything else, for an
+        unknown or repeated head, and for a list that could be a mask.
         """
         tensor = _tensor(heads)
         if not tensor.numel():
             return []
         shown = f"{heads.tolist() if isinstance(heads, Tensor) else heads!s:.200}"
-        whole = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+        whole = not (
+            tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool
+        )
         if whole and tensor.dim() in (1, 2) and self._could_be_mask(tensor, heads):
             raise UserError(
-                f"{where}: {tensor.numel()} numbers that are 0 or 1 may be a mask or a list of heads, got {shown}; "
+                f"{where}: {tensor.numel()} numbers that are 0 or 1 may be a mask or a list of "
+                f"heads, got {shown}; "
                 f"give a mask as bool (mask.bool()), or a shorter list of heads."
             )
         if whole and tensor.dim() == 2 and tensor.shape[1] == 2:
@@ -341,11 +393,15 @@ class HeadLayout:
             flat = tensor.tolist()
         else:
             raise UserError(
-                f"{where}: head indices are whole numbers from 0 to {self.num_heads - 1}, or (site, head) pairs, "
+                f"{where}: head indices are whole numbers from 0 to {self.num_heads - 1}, or "
+                "(site, head) pairs, "
                 f"got {shown}."
             )
         if twice := [head for head, times in Counter(flat).items() if times > 1]:
-            raise UserError(f"{where}: expected each head once, got {twice[0]} {flat.count(twice[0])} times: {shown}.")
+            raise UserError(
+                f"{where}: expected each head once, got {twice[0]} {flat.count(twice[0])} times: "
+                f"{shown}."
+            )
         return flat
 
     def _could_be_mask(self, tensor: Tensor, heads: object) -> bool:
@@ -354,10 +410,17 @@ class HeadLayout:
             return False
         listed = list(heads) if isinstance(heads, (list, tuple)) else None
         if tensor.dim() == 2:
-            of_sites = tensor.shape == (len(self.sites), 2) and all(site.num_heads == 2 for site in self.sites)
-            return of_sites and not (listed is not None and all(isinstance(row, tuple) for row in listed))
-        # a list in which no number stands twice names heads: only of one or two heads could it be a mask
-        return len(tensor) == self.num_heads and not (listed is not None and len(tensor.unique()) == len(tensor))
+            of_sites = tensor.shape == (len(self.sites), 2) and all(
+                site.num_heads == 2 for site in self.sites
+            )
+            return of_sites and not (
+                listed is not None and all(isinstance(row, tuple) for row in listed)
+            )
+        # a list in which no number stands twice names heads: only of one or two heads could it be a
+        # mask
+        return len(tensor) == self.num_heads and not (
+            listed is not None and len(tensor.unique()) == len(tensor)
+        )
 
 
 def _tensor(heads: object) -> Tensor:

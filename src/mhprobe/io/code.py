@@ -39,7 +39,9 @@ def code_digests(*things: Any) -> dict[str, str]:
         if package != _OURS.name and (home := _file(package)) and _INSTALLED & {*home.parts}:
             versions[package] = _version(package) or file_digest(home)
         elif (file := _file(name)) and file.is_relative_to(_OURS):
-            waiting += (other for other in _imported(name, file) if other.partition(".")[0] != _OURS.name)
+            waiting += (
+                other for other in _imported(name, file) if other.partition(".")[0] != _OURS.name
+            )
         elif file and not _INSTALLED & {*file.parts}:
             digests[name] = file_digest(file)
             waiting += _imported(name, file)
@@ -48,7 +50,9 @@ def code_digests(*things: Any) -> dict[str, str]:
 
 def stands_on(config: Any) -> dict[str, dict[str, str]]:
     """Digests of the user's ``code`` that a configuration names as ``_target_``, and of the ``files`` that it names."""
-    texts = [(path[-1], value) for path, value in leaves(config, lists=True) if isinstance(value, str)]
+    texts = [
+        (path[-1], value) for path, value in leaves(config, lists=True) if isinstance(value, str)
+    ]
     targets = [_module_of(text) for key, text in texts if key == "_target_"]
     files = {text: file_digest(text) for _, text in texts if is_file(text)}
     return {"code": code_digests(*targets), "files": dict(sorted(files.items()))}
@@ -57,7 +61,9 @@ def stands_on(config: Any) -> dict[str, dict[str, str]]:
 @functools.cache
 def our_digest() -> str:
     """SHA-256 of this package's code: a checkout may be edited under one version."""
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(_OURS.rglob("*.py")))).hexdigest()
+    return hashlib.sha256(
+        b"".join(path.read_bytes() for path in sorted(_OURS.rglob("*.py")))
+    ).hexdigest()
 
 
 def classes_in(package: Any, base: type) -> list[Any]:
@@ -105,7 +111,9 @@ def _file(name: str) -> Path | None:
     except (ImportError, ValueError, AttributeError):  # a script is __main__, which has no spec
         origin = getattr(sys.modules.get(name), "__file__", None)
     path = Path(origin or "")
-    pythons = not _INSTALLED & {*path.parts} and any(path.is_relative_to(place) for place in _PYTHONS)
+    pythons = not _INSTALLED & {*path.parts} and any(
+        path.is_relative_to(place) for place in _PYTHONS
+    )
     return None if pythons or path.suffix != ".py" or not path.is_file() else path
 
 

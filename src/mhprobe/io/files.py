@@ -16,12 +16,15 @@ from mhprobe.errors import UserError
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file to write to under a temporary name in the same folder; synced and renamed to ``path`` at the end.
 
-    A failure leaves ``path`` as it was and nothing else; one of the folder or the disk is a UserError.
+    A failure leaves ``path`` as it was and nothing else; one of the folder or the disk is a
+    UserError.
     """
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        handle, temporary = tempfile.mkstemp(
+            dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"
+        )
         with os.fdopen(handle, "w+b") as file:
             yield file
             file.flush()
@@ -33,7 +36,9 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise UserError(f"cannot write {path} ({reason(error, path)}). Make room or choose out=...") from error
+            raise UserError(
+                f"cannot write {path} ({reason(error, path)}). Make room or choose out=..."
+            ) from error
         raise
 
 
@@ -61,7 +66,10 @@ def write(path: Path, data: bytes) -> Path:
 
 
 def write_all(files: Mapping[Path, bytes]) -> list[Path]:
-    """Several files that belong together. A full disk is noticed before the first of them appears."""
+    """Several files that belong together.
+
+    A full disk is noticed before the first of them appears.
+    """
     with contextlib.ExitStack() as stack:
         for path, data in files.items():
             file = stack.enter_context(replacing(path))

@@ -4,7 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 
-def leaves(part: Any, lists: bool = False, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def leaves(
+    part: Any, lists: bool = False, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the keys and the value of each option in nested mappings; none for another value.
 
     lists: look into lists, too, whose keys are positions.

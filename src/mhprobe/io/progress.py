@@ -40,14 +40,18 @@ _screen = _Screen()
 def screen(title: str, mode: str = "auto", verbose: bool = False) -> Iterator[None]:
     """Everything inside is shown in one place. title: what runs.
 
-    mode: "auto" (live on a terminal, lines elsewhere), "lines", or "off". verbose: every event is a line, also details.
+    mode: "auto" (live on a terminal, lines elsewhere), "lines", or "off". verbose: every event is a
+    line, also details.
     """
     global _screen
     live = mode == "auto" and sys.stdout.isatty()
     before, _screen = _screen, _Screen()
     _screen.mode, _screen.title = mode, title
     level = logging.WARNING if live or mode == "off" else logging.INFO
-    with _events(logging.DEBUG if verbose else level, verbose), _view() if live else contextlib.nullcontext() as bars:
+    with (
+        _events(logging.DEBUG if verbose else level, verbose),
+        _view() if live else contextlib.nullcontext() as bars,
+    ):
         _screen.bars = bars
         try:
             yield
@@ -75,7 +79,9 @@ def best(text: str) -> None:
 
 
 @contextlib.contextmanager
-def progress(description: str, total: int, unit: str = "images", show: bool = True) -> Iterator[Advance]:
+def progress(
+    description: str, total: int, unit: str = "images", show: bool = True
+) -> Iterator[Advance]:
     """Yields a function to call with the number of pieces just finished, out of ``total``."""
     if not show or _screen.mode == "off":
         yield lambda pieces, text=None, done=None: None
@@ -132,8 +138,20 @@ def _lines(description: str, total: int, unit: str) -> Iterator[Advance]:
         finished += pieces
         if now - last_line > EVERY and finished > earlier:
             last_line, rate = now, (finished - earlier) / (now - since)
-            rest = f"about {duration((total - finished) / rate)} left" if finished <= total else "more than expected"
-            log.info("%s: %s of %s %s, %s, %s", description, f"{finished:,}", f"{total:,}", unit, pace(rate), rest)
+            rest = (
+                f"about {duration((total - finished) / rate)} left"
+                if finished <= total
+                else "more than expected"
+            )
+            log.info(
+                "%s: %s of %s %s, %s, %s",
+                description,
+                f"{finished:,}",
+                f"{total:,}",
+                unit,
+                pace(rate),
+                rest,
+            )
 
     yield advance
     took = time.monotonic() - began
@@ -163,16 +181,26 @@ def _view() -> Progress:
             yield self.make_tasks_table(self.tasks)
 
     count = TextColumn("{task.description}"), BarColumn(bar_width=28), MofNCompleteColumn()
-    speed = TextColumn("{task.fields[unit]}"), TextColumn("{task.fields[rate]}"), TimeRemainingColumn()
+    speed = (
+        TextColumn("{task.fields[unit]}"),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
     return View(*count, *speed, console=Console(), transient=True, refresh_per_second=4)
 
 
 class _Terminal(logging.Handler):
-    """Lines to the streams of the moment: a live view stands in for them. What is wrong goes to stderr."""
+    """Lines to the streams of the moment: a live view stands in for them.
+
+    What is wrong goes to stderr.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
         wrong = record.levelno >= logging.WARNING
-        print(record.getMessage() if wrong else self.format(record), file=sys.stderr if wrong else sys.stdout)
+        print(
+            record.getMessage() if wrong else self.format(record),
+            file=sys.stderr if wrong else sys.stdout,
+        )
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Ctrl-C and SIGTERM: the process says one line, keeps what is finished, and ends within ten seconds.
 
-Every file is written whole or not at all, so a run may be left at any point. Only training waits, to finish its step
-and save it (training/checkpoints.py).
+Every file is written whole or not at all, so a run may be left at any point. Only training waits,
+to finish its step and save it (training/checkpoints.py).
 """
 
 import os
@@ -11,12 +11,17 @@ import threading
 from collections.abc import Callable
 from typing import IO, Any, NoReturn
 
-GRACE = 8.0  # seconds for what has to be closed, e.g. a dashboard whose server is gone; then the process just ends
+# seconds for what has to be closed, e.g. a dashboard whose server is gone; then the process just
+# ends
+GRACE = 8.0
 _tell: Callable[[int], object] = id  # who is told that a signal came
 
 
 class Stopped(BaseException):
-    """Somebody wants it to end. Not KeyboardInterrupt, which Lightning answers by itself with exit code 1."""
+    """Somebody wants it to end.
+
+    Not KeyboardInterrupt, which Lightning answers by itself with exit code 1.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -24,7 +29,10 @@ class Stopped(BaseException):
 
 
 def listen(tell: Callable[[int], object]) -> None:
-    """Make SIGINT and SIGTERM stop this process. tell: called at once with the signal, before anything ends."""
+    """Make SIGINT and SIGTERM stop this process.
+
+    tell: called at once with the signal, before anything ends.
+    """
     global _tell
     _tell = tell
     sys.unraisablehook = _raise_again
@@ -32,7 +40,10 @@ def listen(tell: Callable[[int], object]) -> None:
 
 
 def handle(handler: Any) -> None:
-    """Send both signals to ``handler``. Outside the main thread, which alone may, nothing is done."""
+    """Send both signals to ``handler``.
+
+    Outside the main thread, which alone may, nothing is done.
+    """
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, handler)
@@ -40,7 +51,9 @@ def handle(handler: Any) -> None:
 
 def stop(number: int, _frame: object = None) -> NoReturn:
     """Tell who listens, raise Stopped, and see to it that the process ends even if something holds the exception up."""
-    handle(signal.SIG_IGN)  # the second of two signals must not break what the first has begun to close
+    handle(
+        signal.SIG_IGN
+    )  # the second of two signals must not break what the first has begun to close
     _tell(number)
     ending = threading.Timer(GRACE, os._exit, (128 + number,))
     ending.daemon = True
@@ -57,7 +70,9 @@ def _raise_again(dropped: Any) -> None:
         return sys.__unraisablehook__(dropped)
     number = dropped.exc_value.number
     signal.signal(number, _raise)
-    threading.Timer(0.01, os.kill, (os.getpid(), number)).start()  # from outside of what is cleaned up here
+    threading.Timer(
+        0.01, os.kill, (os.getpid(), number)
+    ).start()  # from outside of what is cleaned up here
 
 
 def _raise(number: int, _frame: object) -> NoReturn:
@@ -69,7 +84,9 @@ def outlive_readers() -> None:
     """Drop what is written to a closed or broken standard output or error, instead of failing."""
     for name, number in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
-        if stream is None:  # closed before Python began; a file that is opened later must not get its number
+        if (
+            stream is None
+        ):  # closed before Python began; a file that is opened later must not get its number
             _to_nowhere(number)
             setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115  # for as long as the process lives
         elif not isinstance(stream, _Outliving):

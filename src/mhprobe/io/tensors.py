@@ -1,6 +1,7 @@
 """Tensors in a file with a digest of its contents, so that a damaged or edited file is refused.
 
-One such file holds a run's outcomes (which test images are right): runs are compared image by image.
+One such file holds a run's outcomes (which test images are right): runs are compared image by
+image.
 """
 
 import hashlib
@@ -22,11 +23,16 @@ BENCH = "bench.safetensors"  # by cell and stage of PruneBench
 
 
 def packed(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> bytes:
-    """A safetensors file, the same bytes for the same content. about: what its header says beside the digest."""
+    """A safetensors file, the same bytes for the same content.
+
+    about: what its header says beside the digest.
+    """
     data = save(dict(tensors), {**about, DIGEST: digest(tensors, about)})
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))  # its order differs from call to call
+    header["__metadata__"] = dict(
+        sorted(header["__metadata__"].items())
+    )  # its order differs from call to call
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text = text.ljust(-(-len(text) // 8) * 8)  # tensors begin at a multiple of eight bytes
     return len(text).to_bytes(8, "little") + text + data[8 + size :]
@@ -44,11 +50,18 @@ def unpacked(path: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None:
 
 
 def digest(tensors: Mapping[str, Any], about: Mapping[str, str] | None = None) -> str:
-    """SHA-256 of the names, types, shapes and values of all tensors among these. about: texts that are part of it."""
+    """SHA-256 of the names, types, shapes and values of all tensors among these.
+
+    about: texts that are part of it.
+    """
     content = hashlib.sha256(json.dumps(dict(sorted((about or {}).items()))).encode())
-    for name, values in sorted((name, part) for name, part in tensors.items() if isinstance(part, Tensor)):
+    for name, values in sorted(
+        (name, part) for name, part in tensors.items() if isinstance(part, Tensor)
+    ):
         content.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
-        flat = values.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1)  # no strides of 0
+        flat = (
+            values.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1)
+        )  # no strides of 0
         content.update(flat.view(torch.uint8).numpy().tobytes())
     return content.hexdigest()
 

@@ -22,15 +22,35 @@ def main(arguments: list[str] | None = None) -> int:
         prog="mhprobe look",
         description="One page: click a patch, see where all heads look from there; and sentences on what heads do.",
     )
-    parser.add_argument("model", help="a run, a file or folder of weights, hf-hub:owner/name, or a name of timm's")
-    parser.add_argument("folder", metavar="photos", help="a folder of photographs, or a .tar or .zip of them")
-    parser.add_argument("--weights", help="for a name of timm's: a file of any training, or random (default: download)")
-    parser.add_argument("--size", type=int, help="pixels of an image's side (default: the network's, or 224)")
-    parser.add_argument("--limit", type=int, default=12, help="photographs, evenly from the folder (default: 12)")
-    parser.add_argument("--masks", dest="masks_in", help="a folder of masks of the same names, bright on objects")
-    parser.add_argument("--no-untrained", dest="untrained", action="store_false", help="look at no untrained network")
+    parser.add_argument(
+        "model", help="a run, a file or folder of weights, hf-hub:owner/name, or a name of timm's"
+    )
+    parser.add_argument(
+        "folder", metavar="photos", help="a folder of photographs, or a .tar or .zip of them"
+    )
+    parser.add_argument(
+        "--weights",
+        help="for a name of timm's: a file of any training, or random (default: download)",
+    )
+    parser.add_argument(
+        "--size", type=int, help="pixels of an image's side (default: the network's, or 224)"
+    )
+    parser.add_argument(
+        "--limit", type=int, default=12, help="photographs, evenly from the folder (default: 12)"
+    )
+    parser.add_argument(
+        "--masks", dest="masks_in", help="a folder of masks of the same names, bright on objects"
+    )
+    parser.add_argument(
+        "--no-untrained",
+        dest="untrained",
+        action="store_false",
+        help="look at no untrained network",
+    )
     parser.add_argument("--out", default="look.html", help="the page (default: look.html)")
-    parser.add_argument("--open", action="store_true", help="open it in the browser, as soon as it shows something")
+    parser.add_argument(
+        "--open", action="store_true", help="open it in the browser, as soon as it shows something"
+    )
     options = vars(parser.parse_args(arguments))
     page, in_browser = Path(options.pop("out")).expanduser(), options.pop("open")
 
@@ -42,12 +62,16 @@ def main(arguments: list[str] | None = None) -> int:
 
     try:
         if page.is_dir() or not page.parent.is_dir():
-            raise UserError(f"look: --out: {page} is a folder, or in none. Give a file, e.g. look.html.")
+            raise UserError(
+                f"look: --out: {page} is a folder, or in none. Give a file, e.g. look.html."
+            )
         from mhprobe.looking.page import look  # torch takes seconds, --help none
 
         warnings.filterwarnings("ignore", category=UserWarning, module="timm|torch")
         result = look(**options, first=first)
-        print(*result.notes, result, f"\nthe page: {result.save(page).resolve().as_uri()}", sep="\n")
+        print(
+            *result.notes, result, f"\nthe page: {result.save(page).resolve().as_uri()}", sep="\n"
+        )
     except UserError as error:
         print(f"mhprobe look: {str(error).removeprefix('look: ')}", file=sys.stderr)
         return 2

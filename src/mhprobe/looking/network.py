@@ -17,14 +17,19 @@ from mhprobe.weights.hub import PREFIX, find_weights
 from mhprobe.weights.twin import RandomTwin
 
 MOST = 30_000_000  # attention weights of an image: a ViT-L at 224 pixels has half as many
-SMALL = (224, 256, 192, 128)  # pixels instead of a size that would take minutes; the first that the model takes
+SMALL = (
+    224,
+    256,
+    192,
+    128,
+)  # pixels instead of a size that would take minutes; the first that the model takes
 
 
 class Network(NamedTuple):
     """A network to look at.
 
-    spec: size, mean and std of its images. recipe: for ``RandomTwin``, or None if it cannot be rebuilt. notes:
-    sentences on choices made for the user.
+    spec: size, mean and std of its images. recipe: for ``RandomTwin``, or None if it cannot be
+    rebuilt. notes: sentences on choices made for the user.
     """
 
     model: nn.Module
@@ -40,23 +45,35 @@ class Network(NamedTuple):
     def twin(self) -> nn.Module:
         """Build the untrained network. Raises UserError if that is not possible."""
         if self.recipe is None:
-            raise UserError(f"an untrained {type(self.model).__name__} cannot be built: its name and sizes are unknown")
+            raise UserError(
+                f"an untrained {type(self.model).__name__} cannot be built: its name and sizes are "
+                "unknown"
+            )
         return RandomTwin(self.model, self.layout, self.recipe, seed=0)()
 
 
-def chosen(model: nn.Module | str | Path, weights: str | Path | None = None, size: int | None = None) -> Network:
+def chosen(
+    model: nn.Module | str | Path, weights: str | Path | None = None, size: int | None = None
+) -> Network:
     """Find or build a network. Raises UserError for anything else.
 
-    model: a network; or a run's folder, a .safetensors beside its .json, a .ckpt, a folder of transformers',
-    hf-hub:owner/name, or a name of timm's, whose weights are downloaded if ``weights`` names no file. weights: a file
-    of any training, or "random". size: pixels of its images' side; by default its own, or a smaller one.
+    model: a network; or a run's folder, a .safetensors beside its .json, a .ckpt, a folder of
+    transformers', hf-hub:owner/name, or a name of timm's, whose weights are downloaded if
+    ``weights`` names no file. weights: a file of any training, or "random". size: pixels of its
+    images' side; by default its own, or a smaller one.
     """
     if not isinstance(model, nn.Module | str | Path):
         raise UserError(f"look: model: expected a network or its name, got {type(model).__name__}.")
     built = isinstance(model, nn.Module) or Path(model).expanduser().exists()
     if built and not (weights is size is None):
-        what = "this network is built already" if isinstance(model, nn.Module) else f"{model} brings its own"
-        raise UserError(f"look: --weights and --size are for timm names, but {what}; leave them out.")
+        what = (
+            "this network is built already"
+            if isinstance(model, nn.Module)
+            else f"{model} brings its own"
+        )
+        raise UserError(
+            f"look: --weights and --size are for timm names, but {what}; leave them out."
+        )
     if isinstance(model, nn.Module):
         return _built(model)
     if built:
@@ -68,13 +85,21 @@ def chosen(model: nn.Module | str | Path, weights: str | Path | None = None, siz
 
 
 def _built(model: nn.Module) -> Network:
-    """Describe a network of a notebook. Raises UserError for unsupported families, and for networks of text."""
+    """Describe a network of a notebook.
+
+    Raises UserError for unsupported families, and for networks of text.
+    """
     backbone, layout = backbone_of(model), attach(model).layout.of("head")
     if any(site.line for site in layout.sites):
-        raise UserError(f"look: model: expected a network for images, got {type(model).__name__}, which takes text.")
+        raise UserError(
+            f"look: model: expected a network for images, got {type(model).__name__}, which takes "
+            "text."
+        )
     spec, config = input_spec(backbone), getattr(backbone, "pretrained_cfg", None) or {}
     name, recipe = config.get("architecture"), None
-    with contextlib.suppress(UserError):  # sizes that its configuration does not tell make another layout
+    with contextlib.suppress(
+        UserError
+    ):  # sizes that its configuration does not tell make another layout
         rebuilt: dict[str, Any] = {"name": name, "img_size": list(spec["size"])}
         if name is not None and layout_of(build(**rebuilt, num_classes=0)) == layout:
             recipe = {"backbone": rebuilt, "class_names": ()}
@@ -94,7 +119,9 @@ def _saved(place: Path) -> Network:
         return Network(model, place.name, input_spec(model))
     file = find_weights(place)
     if file.suffix not in (".safetensors", ".ckpt"):
-        raise UserError(f"look: {file}: expected a run's folder, a .safetensors with its .json, or a .ckpt.")
+        raise UserError(
+            f"look: {file}: expected a run's folder, a .safetensors with its .json, or a .ckpt."
+        )
     return _described(file, "/".join(file.parts[-2:]) if place.is_dir() else file.stem)
 
 
@@ -106,7 +133,9 @@ def _described(file: Path, name: str) -> Network:
 
 def _of_timm(name: str, weights: str | Path | None, size: int | None) -> Network:
     if weights not in (None, "random") and not Path(weights).is_file():
-        raise UserError(f"look: weights: no file {weights}. Give weights of any training, or random for none.")
+        raise UserError(
+            f"look: weights: no file {weights}. Give weights of any training, or random for none."
+        )
 
     def make(**sizes: Any) -> nn.Module:
         if weights not in (None, "random"):
@@ -117,21 +146,28 @@ def _of_timm(name: str, weights: str | Path | None, size: int | None) -> Network
             if "could not be fetched" not in str(error):
                 raise
             raise UserError(
-                f"look: the weights of {name} could not be downloaded. Give a file of them (--weights FILE), or look "
+                f"look: the weights of {name} could not be downloaded. Give a file of them "
+                "(--weights FILE), or look "
                 f"at an untrained network (--weights random)."
             ) from error
 
     notes = ["It is untrained: its weights are random."] if weights == "random" else []
     sizes = {} if size is None else {"img_size": size}
     model = make(**sizes)
-    side, attention = input_spec(model)["size"][0], sum(site.attention_size for site in layout_of(model).sites)
+    side, attention = (
+        input_spec(model)["size"][0],
+        sum(site.attention_size for site in layout_of(model).sites),
+    )
     if size is None and attention > MOST:
-        notes.append(f"Its images cannot be made smaller than {side} pixels: this will take a while.")
+        notes.append(
+            f"Its images cannot be made smaller than {side} pixels: this will take a while."
+        )
         for pixels in [pixels for pixels in SMALL if pixels < side]:
             with contextlib.suppress(UserError):
                 model, sizes = make(img_size=pixels), {"img_size": pixels}
                 notes[-1] = (
-                    f"Images are {pixels} pixels wide and not {side}: at {side} a photograph has {attention / 1e6:.0f} "
+                    f"Images are {pixels} pixels wide and not {side}: at {side} a photograph has "
+                    f"{attention / 1e6:.0f} "
                     f"million attention weights, and takes minutes (--size {side} asks for them)."
                 )
                 break

@@ -21,8 +21,10 @@ QUALITY = 82  # of its JPEG
 class Photographs(NamedTuple):
     """Squares from the middle of N photographs.
 
-    names: files. pixels: (N, 3, side, side) uint8, for the network. pictures: JPEG as data URLs, for the page.
-    notes: how many of the folder's photographs these are, if not all, and a line per unreadable file.
+    names: files. pixels: (N, 3, side, side) uint8, for the network. pictures: JPEG as data URLs,
+    for the page.
+    notes: how many of the folder's photographs these are, if not all, and a line per unreadable
+    file.
     """
 
     names: list[str]
@@ -32,7 +34,9 @@ class Photographs(NamedTuple):
 
 
 def photographs(there: tuple[Archive, list[str]], side: int, limit: int = 12) -> Photographs:
-    """Read at most ``limit`` photographs, evenly by name, as squares of ``side`` pixels. there: as of ``listed``.
+    """Read at most ``limit`` photographs, evenly by name, as squares of ``side`` pixels.
+
+    there: as of ``listed``.
 
     Raises UserError where none of them can be read.
     """
@@ -49,24 +53,33 @@ def photographs(there: tuple[Archive, list[str]], side: int, limit: int = 12) ->
     names = sorted(read)  # an archive streams in its own order
     notes = [f"Left out: {line}" for line in left_out]
     if len(every) > limit:
-        notes.insert(0, f"{len(names)} of the {len(every)} photographs in the folder are shown, evenly by name.")
+        notes.insert(
+            0,
+            f"{len(names)} of the {len(every)} photographs in the folder are shown, evenly by "
+            "name.",
+        )
     pixels = torch.from_numpy(np.stack([read[name][0] for name in names])).permute(0, 3, 1, 2)
-    return Photographs(names, pixels, [encoded(read[name][1], "jpeg", quality=QUALITY) for name in names], notes)
+    return Photographs(
+        names, pixels, [encoded(read[name][1], "jpeg", quality=QUALITY) for name in names], notes
+    )
 
 
 def masks(folder: str | Path, names: list[str], size: tuple[int, int]) -> Tensor:
     """(N, *size) int64, 1 on salient objects: pixels of a mask at least half as bright as its maximum.
 
-    folder: has an image for each photograph, of the same name up to its ending. Raises UserError if one is missing, or
-    if a name belongs to several.
+    folder: has an image for each photograph, of the same name up to its ending. Raises UserError if
+    one is missing, or if a name belongs to several.
     """
     archive = open_archive(Path(folder).expanduser())
     images, files = [file for file in archive.names() if is_image(file)], list[str]()
     for stem in (PurePosixPath(name).stem for name in names):
-        masked, there = ([file for file in of if PurePosixPath(file).stem == stem] for of in (names, images))
+        masked, there = (
+            [file for file in of if PurePosixPath(file).stem == stem] for of in (names, images)
+        )
         if len(masked) != 1 or len(there) != 1:
             raise UserError(
-                f"look: masks: {archive.path} has {' and '.join(there) or 'no mask'} for {' and '.join(masked)}; "
+                f"look: masks: {archive.path} has {' and '.join(there) or 'no mask'} for "
+                f"{' and '.join(masked)}; "
                 f"expected one image of the same name, e.g. {stem}.png."
             )
         files += there

@@ -1,10 +1,12 @@
 """Compression of the attention of all heads from all tokens of an image, for a page.
 
-A row of weights is stored as its largest weight (uint16, of 65,535) and a level per key: the square root of the weight
-over the largest, in ``levels`` steps. The error is at most 1 / levels of the largest weight. If the page would grow too
-large, there are fewer levels, then queries are averaged over fields of patches, then images are left out.
+A row of weights is stored as its largest weight (uint16, of 65,535) and a level per key: the square
+root of the weight over the largest, in ``levels`` steps. The error is at most 1 / levels of the
+largest weight. If the page would grow too large, there are fewer levels, then queries are averaged
+over fields of patches, then images are left out.
 
-Shapes: S sites, W windows (1 for global attention), H heads of a site, R rows (queries), K keys of a window.
+Shapes: S sites, W windows (1 for global attention), H heads of a site, R rows (queries), K keys of
+a window.
 """
 
 from collections.abc import Callable
@@ -33,14 +35,22 @@ FORMS = [Form(63, 1), Form(31, 1), Form(15, 1), Form(15, 2), Form(15, 4), Form(1
 
 
 def attention_of_image(model: nn.Module, image: Tensor) -> list[Tensor]:
-    """Return (W, H, K, K) weights per ``visible`` site, of a (1, 3, height, width) image. UserError without sites."""
+    """Return (W, H, K, K) weights per ``visible`` site, of a (1, 3, height, width) image.
+
+    UserError without sites.
+    """
     layout, _ = visible(model)
-    return [attn[0].float().cpu() for attn in record(model, image, needs={"attn"}, layout=layout).need("attn", "look")]
+    return [
+        attn[0].float().cpu()
+        for attn in record(model, image, needs={"attn"}, layout=layout).need("attn", "look")
+    ]
 
 
 def fitting(attention: list[Tensor], layout: HeadLayout, images: int, room: int) -> Form:
     """Return the finest form in which so many images have room, by the size of the first."""
-    return next((form for form in FORMS if images * len(packed(attention, layout, form)) <= room), FORMS[-1])
+    return next(
+        (form for form in FORMS if images * len(packed(attention, layout, form)) <= room), FORMS[-1]
+    )
 
 
 def packed(attention: list[Tensor], layout: HeadLayout, form: Form) -> str:
@@ -49,14 +59,21 @@ def packed(attention: list[Tensor], layout: HeadLayout, form: Form) -> str:
     for site, weights_WHKK in zip(layout.sites, attention, strict=True):
         rows_WHRK = _rows(weights_WHKK, site, form.field)
         largest = rows_WHRK.amax(-1, keepdim=True)
-        levels = (form.levels * (rows_WHRK / largest.clamp(min=1e-12)).clamp(min=0).sqrt()).round().byte()
+        levels = (
+            (form.levels * (rows_WHRK / largest.clamp(min=1e-12)).clamp(min=0).sqrt())
+            .round()
+            .byte()
+        )
         parts.append((65535 * largest.clamp(0, 1)).round().numpy().astype("<u2").tobytes())
         parts.append(levels.numpy().tobytes())
     return pictures.packed(b"".join(parts))
 
 
 def described(layout: HeadLayout, form: Form) -> list[dict[str, Any]]:
-    """Describe sites for a reader of ``packed``. places: (W, K) tokens of windows, -1 for padding; None if global."""
+    """Describe sites for a reader of ``packed``.
+
+    places: (W, K) tokens of windows, -1 for padding; None if global.
+    """
     return [
         {
             "name": site.name,
@@ -77,7 +94,11 @@ def _rows(weights: Tensor, site: HeadSite, field: int) -> Tensor:
         return weights
     prefix, patches = weights[:, :, : site.prefix_tokens], weights[:, :, site.prefix_tokens :]
     grids = patches.transpose(2, 3).unflatten(3, site.token_grid)  # (1, H, K, rows, columns)
-    pooled = avg_pool2d(grids.flatten(0, 1), field, ceil_mode=True).flatten(2).unflatten(0, grids.shape[:2])
+    pooled = (
+        avg_pool2d(grids.flatten(0, 1), field, ceil_mode=True)
+        .flatten(2)
+        .unflatten(0, grids.shape[:2])
+    )
     return torch.cat([prefix, pooled.transpose(2, 3)], 2)
 
 
@@ -86,8 +107,8 @@ def all_packed(
 ) -> tuple[Form, list[str]]:
     """Pack the attention of as many images as there is room for.
 
-    images: (N, 3, height, width), normalised. first: called with the first pack, before the others. done: called after
-    each. Raises UserError as ``attention_of_image``.
+    images: (N, 3, height, width), normalised. first: called with the first pack, before the others.
+    done: called after each. Raises UserError as ``attention_of_image``.
     """
     layout, form, packs = visible(model)[0], FORMS[-1], list[str]()
     for image in images.split(1):

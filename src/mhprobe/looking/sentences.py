@@ -1,8 +1,9 @@
 """Sentences on a network's heads, each with its number, its 95 % interval over photographs, and what chance would give.
 
-``facts`` measures the heads on the photographs, and those of an untrained network. A rule takes ``Facts`` and returns a
-sentence, or None. A rule that names heads says by ``Claim`` which are sure, and how many photographs would decide the
-others. The rules are the functions that ``answers`` marks, in their order.
+``facts`` measures the heads on the photographs, and those of an untrained network. A rule takes
+``Facts`` and returns a sentence, or None. A rule that names heads says by ``Claim`` which are sure,
+and how many photographs would decide the others. The rules are the functions that ``answers``
+marks, in their order.
 """
 
 import functools
@@ -33,8 +34,12 @@ from mhprobe.stats.agreement import spearman, spearman_interval
 TOGETHER = 2  # images of a batch: progress moves after each
 TWIN = 4  # images that the untrained network is shown
 NULL = 4  # images that are paired for the chance of two heads' attention being alike
-# of single heads, by their names, which are those of their files: an untrained network is measured by these
-SINGLE = {kind.__module__.rpartition(".")[2]: kind for kind in (Entropy, AttentionDistance, Position, Sinks)}
+# of single heads, by their names, which are those of their files: an untrained network is measured
+# by these
+SINGLE = {
+    kind.__module__.rpartition(".")[2]: kind
+    for kind in (Entropy, AttentionDistance, Position, Sinks)
+}
 ENDS = ("value", "low", "high")
 NAMED = 3  # heads that a sentence names
 MOST = 0.5  # share from which on a head is said to do something most of the time
@@ -54,7 +59,8 @@ Kinds = Mapping[str, Callable[[HeadLayout], Measure]]
 class Facts(NamedTuple):
     """Columns of measures by name, and reasons for missing ones.
 
-    images: number of photographs. twin: of an untrained network; empty if ``refused`` has a reason for "untrained".
+    images: number of photographs. twin: of an untrained network; empty if ``refused`` has a reason
+    for "untrained".
     """
 
     layout: HeadLayout
@@ -67,14 +73,19 @@ class Facts(NamedTuple):
         """Return a measure's columns. Raises UserError with the reason if there are none."""
         columns = self.twin if of_twin else self.measures
         if name not in columns:
-            raise UserError(self.refused.get("untrained" if of_twin else name, "it was not measured"))
+            raise UserError(
+                self.refused.get("untrained" if of_twin else name, "it was not measured")
+            )
         return columns[name]
 
     def shown(self) -> list[dict[str, Any]]:
         """Return the columns that a page sorts heads by, to four digits; NaN is None."""
         return [
             {"name": SINGLE[name].label}
-            | {end: [None if x != x else float(f"{x:.4g}") for x in of[end].tolist()] for end in ENDS}
+            | {
+                end: [None if x != x else float(f"{x:.4g}") for x in of[end].tolist()]
+                for end in ENDS
+            }
             for name, of in self.measures.items()
             if name in SINGLE
         ]
@@ -89,13 +100,21 @@ def facts(
 ) -> Facts:
     """Measure the heads.
 
-    images: (N, 3, height, width), normalised. objects: (N, height, width) int64, 1 on what is salient. twin: makes the
-    untrained network, or raises a UserError. done: called with the number of images after each batch.
+    images: (N, 3, height, width), normalised. objects: (N, height, width) int64, 1 on what is
+    salient. twin: makes the untrained network, or raises a UserError. done: called with the number
+    of images after each batch.
     """
-    kinds: Kinds = {**SINGLE, "js_distance": functools.partial(JSDistance, null_images=NULL), "cka": CKA}
+    kinds: Kinds = {
+        **SINGLE,
+        "js_distance": functools.partial(JSDistance, null_images=NULL),
+        "cka": CKA,
+    }
     kinds = kinds if objects is None else {**kinds, "object_attention": ObjectAttention}
     measures, refused = _measured(model, kinds, Batch.whole(images, objects=objects), done)
-    reasons = {"object_attention": "no masks were given; see --masks", **{k: str(v) for k, v in refused.items()}}
+    reasons = {
+        "object_attention": "no masks were given; see --masks",
+        **{k: str(v) for k, v in refused.items()},
+    }
     others: Mapping[str, Columns] = {}
     try:
         if twin is None:
@@ -111,17 +130,22 @@ def _measured(
 ) -> tuple[Mapping[str, Columns], Mapping[str, UserError]]:
     layout = attach(model).layout.of("head")
     batch = batch.to(next(model.parameters()).device)
-    walk = [batch.part(slice(start, start + TOGETHER)) for start in range(0, len(batch.images), TOGETHER)]
+    walk = [
+        batch.part(slice(start, start + TOGETHER))
+        for start in range(0, len(batch.images), TOGETHER)
+    ]
     measures = {name: kind(layout) for name, kind in kinds.items()}
-    with warnings.catch_warnings(action="ignore", category=MeasureWarning):  # few images: each number says so
+    with warnings.catch_warnings(
+        action="ignore", category=MeasureWarning
+    ):  # few images: each number says so
         return measure(model, measures, lambda: walk, done=lambda batch: done(len(batch.images)))
 
 
 class Claim(NamedTuple):
     """A statement on every head: its value lies beyond a threshold.
 
-    what: as in "may look at one offset". sure (A,) bool: the whole interval lies beyond. needed (A,): about so many
-    photographs would decide it; NaN if it is decided.
+    what: as in "may look at one offset". sure (A,) bool: the whole interval lies beyond. needed
+    (A,): about so many photographs would decide it; NaN if it is decided.
     """
 
     what: str
@@ -142,7 +166,9 @@ class Sentence(NamedTuple):
 
 
 Rule = Callable[[Facts], Sentence | None]
-_rules: dict[str, Rule] = {}  # by question, as in "could not be told: which heads are twins", in the order of this file
+_rules: dict[
+    str, Rule
+] = {}  # by question, as in "could not be told: which heads are twins", in the order of this file
 
 
 def answers(question: str) -> Callable[[Rule], Rule]:
@@ -172,16 +198,27 @@ def offset(facts: Facts) -> Sentence:
     table = facts.columns("position")
 
     def words(best: int, name: str) -> str:
-        chance = f"by chance {percent(table['chance'][best])}", f"the place exists for {percent(table['reach'][best])}"
+        chance = (
+            f"by chance {percent(table['chance'][best])}",
+            f"the place exists for {percent(table['reach'][best])}",
+        )
         steps = zip((int(table["dy"][best]), int(table["dx"][best])), WAYS, strict=True)
-        where = " and ".join(f"{abs(step)} {ways[step > 0]}" for step, ways in steps if step)  # 2 down and 1 right
+        where = " and ".join(
+            f"{abs(step)} {ways[step > 0]}" for step, ways in steps if step
+        )  # 2 down and 1 right
         return (
-            f"look at one fixed place beside the patch, whatever is there. Surest is {name}: the most attended patch "
+            f"look at one fixed place beside the patch, whatever is there. Surest is {name}: the "
+            "most attended patch "
             f"is {where}, for {measured(table, best, SHARE, *chance)} of all patches."
         )
 
     away = (table["dy"] != 0) | (table["dx"] != 0)
-    return _on(facts, claim("look at one offset", table, MOST, facts.images).of(away), table["value"], words)
+    return _on(
+        facts,
+        claim("look at one offset", table, MOST, facts.images).of(away),
+        table["value"],
+        words,
+    )
 
 
 @answers("which heads look at the patch itself")
@@ -194,7 +231,12 @@ def itself(facts: Facts) -> Sentence:
         return f"look at the patch itself most of the time, {name} from {number} of patches."
 
     home = (table["dy"] == 0) & (table["dx"] == 0)
-    return _on(facts, claim("look at the patch itself", table, MOST, facts.images).of(home), table["value"], words)
+    return _on(
+        facts,
+        claim("look at the patch itself", table, MOST, facts.images).of(home),
+        table["value"],
+        words,
+    )
 
 
 @answers("which heads rest on a sink")
@@ -208,12 +250,21 @@ def sinks(facts: Facts) -> Sentence:
         silent = int((table["role"][statement.sure] == 1).sum())
         loud = int(statement.sure.sum()) - silent
         at_class = table["class_token"][best].item()
-        on = " (the class token)" if at_class >= 0.5 else "" if at_class != at_class else " (a patch or a register)"
-        number = measured(table, best, SHARE, f"even attention would give {percent(table['uniform'][best])}")
+        on = (
+            " (the class token)"
+            if at_class >= 0.5
+            else ""
+            if at_class != at_class
+            else " (a patch or a register)"
+        )
+        number = measured(
+            table, best, SHARE, f"even attention would give {percent(table['uniform'][best])}"
+        )
         no_ops = f"{silent} {'is a no-op that writes' if silent == 1 else 'are no-ops that write'} next to nothing"
         others = f"{loud} {'hands' if loud == 1 else 'hand'} out what is there to all patches"
         return (
-            f"rest on one token, a sink. {name.capitalize()} gives it{on} {number} of all attention, and writes "
+            f"rest on one token, a sink. {name.capitalize()} gives it{on} {number} of all "
+            "attention, and writes "
             f"{rounded(table['write'][best])} of the stream's length. "
             f"{'; '.join([no_ops] * (silent > 0) + [others] * (loud > 0))}."
         )
@@ -229,19 +280,27 @@ def twins(facts: Facts) -> Sentence | None:
     """
     seen, written = facts.columns("js_distance"), facts.columns("cka")
     near = seen["high"] <= NEAR * seen["null"]
-    pairs = torch.nonzero((near & (written["low"] >= ALIKE) & (written["low"] > written["null"])).triu(1))
+    pairs = torch.nonzero(
+        (near & (written["low"] >= ALIKE) & (written["low"] > written["null"])).triu(1)
+    )
     if not len(pairs):
         return None
     pairs = pairs[written["value"][pairs[:, 0], pairs[:, 1]].argsort(descending=True, stable=True)]
-    named = [f"{head_name(facts.layout, a)} and head {list(facts.layout)[b][1]}" for a, b in pairs[:NAMED].tolist()]
+    named = [
+        f"{head_name(facts.layout, a)} and head {list(facts.layout)[b][1]}"
+        for a, b in pairs[:NAMED].tolist()
+    ]
     pair = (int(pairs[0, 0]), int(pairs[0, 1]))
     likeness, divergence = (
-        measured(columns, pair, PLAIN, f"by chance {rounded(columns['null'][pair])}") for columns in (written, seen)
+        measured(columns, pair, PLAIN, f"by chance {rounded(columns['null'][pair])}")
+        for columns in (written, seen)
     )
     also = f" Also {'; '.join(named[1:])}." if named[1:] else ""
     return Sentence(
-        f"{counted(len(pairs), 'pair')} of heads {'is' if len(pairs) == 1 else 'are'} twins: they look at the same "
-        f"places and write the same. Most alike are {named[0]}: outputs with a CKA of {likeness}, attention with a "
+        f"{counted(len(pairs), 'pair')} of heads {'is' if len(pairs) == 1 else 'are'} twins: they "
+        "look at the same "
+        f"places and write the same. Most alike are {named[0]}: outputs with a CKA of {likeness}, "
+        "attention with a "
         f"divergence of {divergence}.{also}",
         tuple(dict.fromkeys(pairs.flatten().tolist())),
     )
@@ -252,13 +311,18 @@ def reach(facts: Facts) -> Sentence:
     """Heads whose mean attention distance is at most half that of even attention; of the others those that reach it."""
     table = facts.columns("attention_distance")
     value, low, high, even = (table[name] for name in ("value", "low", "high", "uniform"))
-    near = claim("be local", {"value": -value, "low": -high, "high": -low}, -LOCAL * even, facts.images)
+    near = claim(
+        "be local", {"value": -value, "low": -high, "high": -low}, -LOCAL * even, facts.images
+    )
 
     def words(best: int, name: str) -> str:
         return (
-            f"are local: they look less than half as far as even attention. {name.capitalize()} looks nearest, "
-            f"{measured(table, best, PLAIN, f'even attention {rounded(even[best])}')} pixels away on average. "
-            f"{int((high >= even).sum())} are global: they look as far as even attention, or farther."
+            f"are local: they look less than half as far as even attention. {name.capitalize()} "
+            "looks nearest, "
+            f"{measured(table, best, PLAIN, f'even attention {rounded(even[best])}')} pixels away "
+            "on average. "
+            f"{int((high >= even).sum())} are global: they look as far as even attention, or "
+            "farther."
         )
 
     return _on(facts, near, -value, words)
@@ -268,12 +332,15 @@ def reach(facts: Facts) -> Sentence:
 def depth(facts: Facts) -> Sentence | None:
     """The rank correlation of depth with the mean distance of a block's heads, as a share of even attention's.
 
-    Shuffled blocks tell which correlations are chance, but not which differences are large (an untrained network may
-    rise from 1.0000 to 1.0001), nor what other photographs would show: the first and last blocks must differ by
-    ``STEP``, and of one photograph nothing is said.
+    Shuffled blocks tell which correlations are chance, but not which differences are large (an
+    untrained network may rise from 1.0000 to 1.0001), nor what other photographs would show: the
+    first and last blocks must differ by ``STEP``, and of one photograph nothing is said.
     """
     table = facts.columns("attention_distance")
-    share, block = table["value"] / table["uniform"], torch.tensor([site.block for _, _, site in facts.layout])
+    share, block = (
+        table["value"] / table["uniform"],
+        torch.tensor([site.block for _, _, site in facts.layout]),
+    )
     distance = torch.stack([share[block == number].mean() for number in block.unique()])
     if len(distance) < LEAST or facts.images < 2:
         got = f"{counted(len(distance), 'block')} and {counted(facts.images, 'photograph')}"
@@ -291,9 +358,12 @@ def depth(facts: Facts) -> Sentence | None:
     if math.isnan(rho) or abs(rho) <= chance or abs(last - first) < STEP:
         return None
     return Sentence(
-        f"Heads look {'farther' if rho > 0 else 'less far'} the deeper they stand: in the first {blocks} "
-        f"{rounded(first, 3)} times as far as even attention, in the last {blocks} {rounded(last, 3)} times: a rank "
-        f"correlation with depth of {rounded(rho)} (95 % interval over blocks {rounded(low)} to {rounded(high)}; "
+        f"Heads look {'farther' if rho > 0 else 'less far'} the deeper they stand: in the first "
+        f"{blocks} "
+        f"{rounded(first, 3)} times as far as even attention, in the last {blocks} "
+        f"{rounded(last, 3)} times: a rank "
+        f"correlation with depth of {rounded(rho)} (95 % interval over blocks {rounded(low)} to "
+        f"{rounded(high)}; "
         f"shuffled blocks stay within {rounded(chance)} in 95 % of cases)."
     )
 
@@ -307,13 +377,17 @@ def salient(facts: Facts) -> Sentence:
     if not chosen:
         raise UserError("one half of the photographs is empty; give more of them")
     best, chance = chosen[0], table["chance"][chosen[0]]
-    held = {name: table[f"held_out{end}"] for name, end in (("value", ""), ("low", "_low"), ("high", "_high"))}
+    held = {
+        name: table[f"held_out{end}"]
+        for name, end in (("value", ""), ("low", "_low"), ("high", "_high"))
+    }
     if not held["low"][best] > chance:
         return Sentence("", (), statement)
     heads = tuple(dict.fromkeys([best, *strongest(statement.sure, table["value"])]))
     return Sentence(
         f"{share_of(heads, facts.layout)} look at what is salient more often than chance. "
-        f"{head_name(facts.layout, best).capitalize()}, the best on one half of the photographs, does so on the "
+        f"{head_name(facts.layout, best).capitalize()}, the best on one half of the photographs, "
+        "does so on the "
         f"other half for {measured(held, best, SHARE, f'by chance {percent(chance)}')} of patches.",
         heads,
         statement,
@@ -328,9 +402,16 @@ def even(facts: Facts) -> Sentence:
 
     def words(best: int, name: str) -> str:
         number = measured(table, best, PLAIN, f"even attention {rounded(most[best], 5)}", digits=5)
-        return f"look nearly everywhere alike. Most even is {name}, with an entropy of {number} nats."
+        return (
+            f"look nearly everywhere alike. Most even is {name}, with an entropy of {number} nats."
+        )
 
-    return _on(facts, claim("look nearly everywhere alike", table, NEARLY * most, facts.images), value / most, words)
+    return _on(
+        facts,
+        claim("look nearly everywhere alike", table, NEARLY * most, facts.images),
+        value / most,
+        words,
+    )
 
 
 @answers("what makes the network unlike an untrained one")
@@ -339,7 +420,9 @@ def untrained(facts: Facts) -> Sentence | None:
 
     Distances are from the near end of a head's interval, as shares of the measure's scale.
     """
-    far = torch.stack([_beyond(facts, name) for name in SINGLE])  # (measures, A), 0 within the untrained range
+    far = torch.stack(
+        [_beyond(facts, name) for name in SINGLE]
+    )  # (measures, A), 0 within the untrained range
     most, which = far.max(0)
     heads = strongest(most > 0, most)
     if not heads:
@@ -354,10 +437,15 @@ def untrained(facts: Facts) -> Sentence | None:
 
     named = "; then ".join(words(head) for head in heads[:NAMED])
     same = torch.nonzero(most == 0).flatten().tolist()
-    rest = "None of its heads is" if not same else f"{share_of(same, facts.layout)} {'is' if len(same) == 1 else 'are'}"
+    rest = (
+        "None of its heads is"
+        if not same
+        else f"{share_of(same, facts.layout)} {'is' if len(same) == 1 else 'are'}"
+    )
     as_in = f" ({', '.join(head_name(facts.layout, head) for head in same[:NAMED])}{' ...' if same[NAMED:] else ''})"
     return Sentence(
-        f"Least like an untrained network, looked at on {min(TWIN, facts.images)} of the photographs, are {named}. "
+        f"Least like an untrained network, looked at on {min(TWIN, facts.images)} of the "
+        f"photographs, are {named}. "
         f"{rest} still within its range by all {len(SINGLE)} measures{as_in if same else ''}.",
         heads[:NAMED],
     )
@@ -369,7 +457,11 @@ def _beyond(facts: Facts, name: str) -> Tensor:
     It is a share of even attention's value if the measure has a unit; other measures are shares.
     """
     table, twin = facts.columns(name), facts.columns(name, of_twin=True)["value"]
-    far = torch.maximum(table["low"] - twin.max(), twin.min() - table["high"]).clamp(min=0).nan_to_num(0)
+    far = (
+        torch.maximum(table["low"] - twin.max(), twin.min() - table["high"])
+        .clamp(min=0)
+        .nan_to_num(0)
+    )
     return far / table["uniform"] if SINGLE[name].unit else far
 
 
@@ -395,10 +487,15 @@ def strongest(sure: Tensor, by: Tensor) -> tuple[int, ...]:
     return tuple(heads[by[heads].argsort(descending=True, stable=True)].tolist())
 
 
-def measured(columns: Columns, at: int | tuple[int, int], unit: str, *against: str, digits: int = 2) -> str:
-    """Write e.g. ``97 % (95 % interval 95 % to 98 %; by chance 0.4 %)``. against: reference values, in words.
+def measured(
+    columns: Columns, at: int | tuple[int, int], unit: str, *against: str, digits: int = 2
+) -> str:
+    """Write e.g. ``97 % (95 % interval 95 % to 98 %; by chance 0.4 %)``.
 
-    unit: ``SHARE`` (in per cent) or ``PLAIN``. digits: at least so many; more where the interval is narrower.
+    against: reference values, in words.
+
+    unit: ``SHARE`` (in per cent) or ``PLAIN``. digits: at least so many; more where the interval is
+    narrower.
     """
     numbers = [float(columns[name][at]) * (100 if unit == SHARE else 1) for name in ENDS]
     digits = digits_apart(numbers[1], numbers[2], digits) or digits
@@ -430,7 +527,11 @@ def _on(facts: Facts, statement: Claim, by: Tensor, words: Callable[[int, str], 
 
 def _untold(claims: Sequence[Claim], silent: Sequence[str], facts: Facts) -> list[Sentence]:
     """Return a sentence on heads whose interval holds the threshold, and on rules without facts."""
-    parts = ["what holds beyond one photograph: intervals need at least 2, better 12"] if facts.images < 2 else []
+    parts = (
+        ["what holds beyond one photograph: intervals need at least 2, better 12"]
+        if facts.images < 2
+        else []
+    )
     for claim in claims if facts.images > 1 else ():
         if len(undecided := claim.needed[~claim.needed.isnan()]):
             half = "" if len(undecided) == 1 else " for half of them"

@@ -2,7 +2,8 @@
 
     model = mhprobe.load("model.safetensors")
     maps = mhprobe.maps.rollout.Rollout(fusion="max")(model, images)         # {"rollout": (B, h, w)}
-    mhprobe.maps.faithfulness.faithfulness(model, images, list(maps.values()))  # deletion and insertion areas
+    mhprobe.maps.faithfulness.faithfulness(model, images, list(maps.values()))  # deletion and
+    insertion areas
 
 python -m mhprobe.maps weights=FILE images=[0,5,9] draws them for images of the test split.
 """

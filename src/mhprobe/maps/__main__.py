@@ -15,7 +15,11 @@ def run(cfg: "Config", folder: Path) -> None:
     from mhprobe.run.questions import answer
 
     kinds = {name: construct(part, f"maps.{name}") for name, part in (cfg.maps or {}).items()}
-    options = {**scores.model_dump(), "seed": cfg.seed} if (scores := cfg.faithfulness) else {"score": False}
+    options = (
+        {**scores.model_dump(), "seed": cfg.seed}
+        if (scores := cfg.faithfulness)
+        else {"score": False}
+    )
     ask = functools.partial(kept_maps, folder=folder, chosen=cfg.images, kinds=kinds, **options)
     answer(cfg, folder, lambda *_: [Question("maps", ask)], tested=False)
 

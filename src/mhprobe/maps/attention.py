@@ -1,6 +1,7 @@
 """Attention of each head: the row of a class token that is read, or the mean over queries.
 
-Where attention has windows (Swin), a patch attends only within its own, so the map is the mean over all queries.
+Where attention has windows (Swin), a patch attends only within its own, so the map is the mean over
+all queries.
 """
 
 import functools
@@ -22,8 +23,9 @@ from mhprobe.recording.record import record
 class Attention(MapKind):
     """Maps "block <b> head <h>" of attention weights received, on the block's own token grid.
 
-    blocks: numbers of blocks; -1 is the last. heads: instead of blocks, names of heads ("5/11" is head 11 of block 5),
-    side by side for all images. Raises UserError for a block or a head that is not there.
+    blocks: numbers of blocks; -1 is the last. heads: instead of blocks, names of heads ("5/11" is
+    head 11 of block 5), side by side for all images. Raises UserError for a block or a head that is
+    not there.
     """
 
     kind: ClassVar[str] = "attention"
@@ -33,11 +35,16 @@ class Attention(MapKind):
         self.blocks, self.heads = list(blocks), heads
         self.per_head = heads is None
 
-    def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+    def __call__(
+        self, model: nn.Module, images: Tensor, labels: Tensor | None = None
+    ) -> dict[str, Tensor]:
         layout = layout_of(model)
         chosen = chosen_heads(layout, self.blocks, self.heads, self.kind)
         maps = maps_of_heads(model, images, layout, chosen, self.who_looks, self.kind)
-        return {layout.name_of(layout.flat(*head)): of_head for head, of_head in zip(chosen, maps, strict=True)}
+        return {
+            layout.name_of(layout.flat(*head)): of_head
+            for head, of_head in zip(chosen, maps, strict=True)
+        }
 
     def who_looks(self, site: HeadSite) -> Tensor:
         """(T,) weight of each token as a query, as of ``maps.base.readout``; sums to 1."""
@@ -52,9 +59,16 @@ def maps_of_heads(
     who: Callable[[HeadSite], Tensor],
     asker: str,
 ) -> list[Tensor]:
-    """(B, h, w) attention that patches get from each head, a pair of (site number, head). who: gives (T,) queries."""
-    queries = {number: who(layout.sites[number]) for number, _ in heads}  # refuses before anything is recorded
-    asked_of = HeadLayout(tuple(layout.sites[number] for number in queries))  # others may have no weights to look at
+    """(B, h, w) attention that patches get from each head, a pair of (site number, head).
+
+    who: gives (T,) queries.
+    """
+    queries = {
+        number: who(layout.sites[number]) for number, _ in heads
+    }  # refuses before anything is recorded
+    asked_of = HeadLayout(
+        tuple(layout.sites[number] for number in queries)
+    )  # others may have no weights to look at
     attn = record(model, images, needs={"attn"}, layout=asked_of).need("attn", asker)
     maps = dict(zip(queries, map(looked_at, attn, asked_of.sites, queries.values()), strict=True))
     return [maps[number][:, head] for number, head in heads]
@@ -68,25 +82,33 @@ def attention(
 ) -> Tensor:
     """(B, H, rows, columns) attention that the grid's patches get, larger means looked at more.
 
-    model: of a supported family; gates are attached if it has none. images: (B, 3, height, width), normalised.
-    head: a flat index, a list of them or of (site, head) pairs; None for all. Their grids must be equal.
-    query: the "class" token, the first "register" or all "registers" (their mean), a patch (row, column), or the "mean"
-        over all patches. Attention to prefix tokens and padding is left out, so a map sums to less than 1. Outside a
-        patch's window the map is 0.
+    model: of a supported family; gates are attached if it has none. images: (B, 3, height, width),
+    normalised.
+    head: a flat index, a list of them or of (site, head) pairs; None for all. Their grids must be
+    equal.
+    query: the "class" token, the first "register" or all "registers" (their mean), a patch (row,
+    column), or the "mean"
+        over all patches. Attention to prefix tokens and padding is left out, so a map sums to less
+        than 1. Outside a patch's window the map is 0.
 
-    Raises UserError for images that are no tensor, an unknown or repeated head, a mask, grids of several sizes, and a
-    query that the model has no token for.
+    Raises UserError for images that are no tensor, an unknown or repeated head, a mask, grids of
+    several sizes, and a query that the model has no token for.
     """
     layout = layout_of(model)
     check_batch(model, images, None, layout)
     heads = [(number, within) for number, within, _ in layout]
     if head is not None:
-        heads = [heads[flat] for flat in layout.indices([head] if isinstance(head, int) else head, "attention: head")]
+        heads = [
+            heads[flat]
+            for flat in layout.indices([head] if isinstance(head, int) else head, "attention: head")
+        ]
     if not heads:
         raise UserError("attention: head: expected at least one head, got none.")
     grids = sorted({" x ".join(map(str, layout.sites[number].token_grid)) for number, _ in heads})
     if len(grids) > 1:
-        raise UserError(f"attention: these heads have grids of {', '.join(grids)}; ask for those of one grid.")
+        raise UserError(
+            f"attention: these heads have grids of {', '.join(grids)}; ask for those of one grid."
+        )
     who = functools.partial(who_looks, query=query)
     few = pieces(len(images), layout)  # or the weights of all blocks would stand beside each other
     parts = [maps_of_heads(model, images[these], layout, heads, who, "attention") for these in few]

@@ -22,7 +22,10 @@ class AttentionPatch(Attention):
     kind = "attention_patch"
 
     def __init__(
-        self, blocks: Sequence[int] = (-1,), query: str | Sequence[int] = "center", heads: Sequence[str] | None = None
+        self,
+        blocks: Sequence[int] = (-1,),
+        query: str | Sequence[int] = "center",
+        heads: Sequence[str] | None = None,
     ) -> None:
         super().__init__(blocks, heads)
         self.query = query
@@ -34,4 +37,8 @@ class AttentionPatch(Attention):
     def asking(self, grid: tuple[int, int]) -> tuple[int, int] | None:
         if self.query == "center":
             return grid[0] // 2, grid[1] // 2
-        return None if isinstance(self.query, str) or len(self.query) != 2 else (int(self.query[0]), int(self.query[1]))
+        return (
+            None
+            if isinstance(self.query, str) or len(self.query) != 2
+            else (int(self.query[0]), int(self.query[1]))
+        )

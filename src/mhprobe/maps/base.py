@@ -15,7 +15,9 @@ from mhprobe.heads import HeadLayout, HeadSite
 
 
 class MapKind(ABC):
-    """A kind of map. per_head: True for maps of all heads of a block, a figure per image; False for few maps.
+    """A kind of map.
+
+    per_head: True for maps of all heads of a block, a figure per image; False for few maps.
 
     label: of the colour bars, where numbers of one map mean the same as those of another.
     """
@@ -29,12 +31,15 @@ class MapKind(ABC):
         return super().__new__(cls)
 
     @abstractmethod
-    def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+    def __call__(
+        self, model: nn.Module, images: Tensor, labels: Tensor | None = None
+    ) -> dict[str, Tensor]:
         """Maps (B, h, w) by name; larger means more relevant.
 
-        model: of a supported family; gates are attached if it has none. images: (B, 3, height, width), normalised.
-        labels: (B,), for kinds that explain the label's logit. Raises UserError, with the module's name, without
-        attention weights.
+        model: of a supported family; gates are attached if it has none. images: (B, 3, height,
+        width), normalised.
+        labels: (B,), for kinds that explain the label's logit. Raises UserError, with the module's
+        name, without attention weights.
         """
 
     def asking(self, grid: tuple[int, int]) -> tuple[int, int] | None:
@@ -53,10 +58,15 @@ def usual_target(model: nn.Module) -> Literal["top1", "norm"]:
 
 
 def choose_block(block: int, layout: HeadLayout, kind: str) -> list[int]:
-    """Numbers of the sites in a residual block; negative counts from the end. Raises UserError for no block."""
+    """Numbers of the sites in a residual block; negative counts from the end.
+
+    Raises UserError for no block.
+    """
     count = 1 + max(site.block for site in layout.sites)
     if not -count <= block < count:
-        raise UserError(f"{kind}: the model has blocks 0 to {count - 1} (or -1 for the last), got {block}.")
+        raise UserError(
+            f"{kind}: the model has blocks 0 to {count - 1} (or -1 for the last), got {block}."
+        )
     return [number for number, site in enumerate(layout.sites) if site.block == block % count]
 
 
@@ -65,21 +75,26 @@ def chosen_heads(
 ) -> list[tuple[int, int]]:
     """(site number, head) of all heads of ``blocks``, or of the named ``heads``, in the order of their names.
 
-    heads: "5/11" is head 11 of block 5; "blocks.5.attn/11" names the attention module, for blocks with several. Raises
-    UserError for a block, a module or a head that is not there.
+    heads: "5/11" is head 11 of block 5; "blocks.5.attn/11" names the attention module, for blocks
+    with several. Raises UserError for a block, a module or a head that is not there.
     """
     if heads is None:
         sites = [number for block in blocks for number in choose_block(block, layout, kind)]
-        return [(number, head) for number in sites for head in range(layout.sites[number].num_heads)]
+        return [
+            (number, head) for number in sites for head in range(layout.sites[number].num_heads)
+        ]
     return [_head(str(name), layout, kind) for name in heads]
 
 
 def _head(name: str, layout: HeadLayout, kind: str) -> tuple[int, int]:
     where, _, head = name.rpartition("/")
-    sites = [number for number, site in enumerate(layout.sites) if where in (site.name, str(site.block))]
+    sites = [
+        number for number, site in enumerate(layout.sites) if where in (site.name, str(site.block))
+    ]
     if len(sites) != 1 or not head.isdigit() or int(head) >= layout.sites[sites[0]].num_heads:
         raise UserError(
-            f"{kind}: heads: expected <block>/<head> or <attention module>/<head>, as in {layout.sites[-1].block}/0 or "
+            f"{kind}: heads: expected <block>/<head> or <attention module>/<head>, as in "
+            f"{layout.sites[-1].block}/0 or "
             f"{layout.sites[-1].name}/0, of which the model has one, got {quoted(name)}."
         )
     return sites[0], int(head)
@@ -92,7 +107,11 @@ def as_grid(tokens: Tensor, site: HeadSite) -> Tensor:
 
 def readout(queries: Tensor, site: HeadSite) -> Tensor:
     """(B, ..., T queries, X) -> (B, ..., X): the class token's row, if logits come from it, or the grid's mean."""
-    return queries[..., 0, :] if reads_class_token(site) else queries[..., site.prefix_tokens :, :].mean(-2)
+    return (
+        queries[..., 0, :]
+        if reads_class_token(site)
+        else queries[..., site.prefix_tokens :, :].mean(-2)
+    )
 
 
 def reads_class_token(site: HeadSite) -> bool:

@@ -1,8 +1,9 @@
 """Is a map faithful? Delete patches in its order, or insert them, and watch the class's probability.
 
-Petsiuk et al. 2018 (RISE), arXiv 1806.07421. Deletion takes the most relevant patches away first: the earlier the
-probability falls, the better, so lower is better. Insertion brings them first: higher is better. Read both against
-random orders. Without a classifier the cosine of the features to those of the whole image replaces the probability.
+Petsiuk et al. 2018 (RISE), arXiv 1806.07421. Deletion takes the most relevant patches away first:
+the earlier the probability falls, the better, so lower is better. Insertion brings them first:
+higher is better. Read both against random orders. Without a classifier the cosine of the features
+to those of the whole image replaces the probability.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +24,8 @@ Baseline = Literal["mean", "blur"]
 class Faithfulness(NamedTuple):
     """Areas under the curves of the probability, or cosine, over the share of patches, at most 1, each (B,).
 
-    deletion: lower is better. insertion: higher is better. random_deletion, random_insertion: mean over random orders.
+    deletion: lower is better. insertion: higher is better. random_deletion, random_insertion: mean
+    over random orders.
     """
 
     deletion: Tensor
@@ -45,16 +47,20 @@ def faithfulness(
 ) -> list[Faithfulness]:
     """Areas of several maps, each (B, h, w), for images (B, 3, height, width), by each image's class or features.
 
-    baseline: replacement of deleted patches: the image's mean colour, or the blurred image. steps: number of equal
-    shares of patches. features: True if the model's outputs are features, no logits. index: (B,) numbers of the images
-    in their data set, by which their random orders differ; None: their places. Maps of one size share them. Forward
+    baseline: replacement of deleted patches: the image's mean colour, or the blurred image. steps:
+    number of equal shares of patches. features: True if the model's outputs are features, no
+    logits. index: (B,) numbers of the images in their data set, by which their random orders
+    differ; None: their places. Maps of one size share them. Forward
     passes per image: 2 (steps + 1) for each map, and random_orders times as many for each size.
-    Raises UserError for an unknown baseline, for no steps or no random orders, and for outputs that are NaN or
-    infinite.
+    Raises UserError for an unknown baseline, for no steps or no random orders, and for outputs that
+    are NaN or infinite.
     """
     one_of("faithfulness", "baseline", baseline, Baseline)
     if steps < 1 or random_orders < 1:
-        raise UserError(f"faithfulness: expected at least one step and one random order, got {steps}, {random_orders}.")
+        raise UserError(
+            f"faithfulness: expected at least one step and one random order, got {steps}, "
+            f"{random_orders}."
+        )
     with inspecting(model, gradients=False):
         images = usable(images)
         mean_colour = images.mean((2, 3), keepdim=True).expand_as(images)
@@ -71,20 +77,26 @@ def faithfulness(
 
         def areas(order: Tensor) -> tuple[Tensor, Tensor]:
             without = mean_colour if baseline == "mean" else blurred(images, order.shape[-2:])
-            return area(watched, images, without, order, steps), area(watched, without, images, order, steps)
+            return area(watched, images, without, order, steps), area(
+                watched, without, images, order, steps
+            )
 
         chance: dict[torch.Size, tuple[Tensor, Tensor]] = {}
         numbers = range(len(images)) if index is None else index.tolist()
         for shape in {order.shape for order in maps}:
             draw = [torch.Generator().manual_seed(seed * 1_000_003 + number) for number in numbers]
-            orders = [torch.rand(random_orders, *shape[1:], generator=of_image) for of_image in draw]
+            orders = [
+                torch.rand(random_orders, *shape[1:], generator=of_image) for of_image in draw
+            ]
             draws = [areas(order) for order in torch.stack(orders, 1).to(images.device)]
             deletion, insertion = (torch.stack(both).mean(0) for both in zip(*draws, strict=True))
             chance[shape] = deletion, insertion
         return [Faithfulness(*areas(order), *chance[order.shape]) for order in maps]
 
 
-def area(watched: Callable[[Tensor], Tensor], start: Tensor, end: Tensor, maps: Tensor, steps: int) -> Tensor:
+def area(
+    watched: Callable[[Tensor], Tensor], start: Tensor, end: Tensor, maps: Tensor, steps: int
+) -> Tensor:
     """(B,) area under ``watched`` over the share of patches replaced by ``end``, largest in ``maps`` first."""
     patches = maps[0].numel()
     # stable: where a map is flat, raster order
@@ -93,13 +105,19 @@ def area(watched: Callable[[Tensor], Tensor], start: Tensor, end: Tensor, maps: 
     seen = []
     for count in counts:
         gone = (rank_BP < count).unflatten(1, maps.shape[1:])
-        gone_pixels = F.interpolate(gone[:, None].to(start.dtype), size=start.shape[-2:], mode="nearest-exact")
+        gone_pixels = F.interpolate(
+            gone[:, None].to(start.dtype), size=start.shape[-2:], mode="nearest-exact"
+        )
         seen.append(watched(torch.where(gone_pixels > 0, end, start)))
-    return torch.trapezoid(torch.stack(seen), torch.tensor(counts).to(start.device) / patches, dim=0)
+    return torch.trapezoid(
+        torch.stack(seen), torch.tensor(counts).to(start.device) / patches, dim=0
+    )
 
 
 def blurred(images: Tensor, grid: torch.Size) -> Tensor:
     """A Gaussian blur as wide as two patches."""
     sigma = 2 * images.shape[-1] / grid[-1]
-    reach = max(1, min(int(3 * sigma), min(images.shape[-2:]) - 1))  # reflection goes no further than the image
+    reach = max(
+        1, min(int(3 * sigma), min(images.shape[-2:]) - 1)
+    )  # reflection goes no further than the image
     return gaussian_blur(images, [2 * reach + 1] * 2, [sigma] * 2)

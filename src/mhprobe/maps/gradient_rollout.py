@@ -1,6 +1,7 @@
 """Rollout of attention weighted by how the explained logit depends on it: fuse_h (A * d logit / d A)+.
 
-As in the vit-explain package's gradient rollout (its fusion, the mean, may be changed), chained as in ``rollout``.
+As in the vit-explain package's gradient rollout (its fusion, the mean, may be changed), chained as
+in ``rollout``.
 """
 
 from collections.abc import Iterable
@@ -16,13 +17,15 @@ from mhprobe.recording.record import record
 class GradientRollout(Rollout):
     """The map "gradient rollout" (B, h, w) over the first block's grid.
 
-    fusion, discard: as in Rollout. target: explains the largest logit ("top1"), the label's ("label") or the length of
-    features ("norm"); None: "top1", or "norm" without a classifier.
+    fusion, discard: as in Rollout. target: explains the largest logit ("top1"), the label's
+    ("label") or the length of features ("norm"); None: "top1", or "norm" without a classifier.
     """
 
     kind = "gradient_rollout"
 
-    def __init__(self, fusion: Fusion = "mean", discard: float = 0.0, target: Of | None = None) -> None:
+    def __init__(
+        self, fusion: Fusion = "mean", discard: float = 0.0, target: Of | None = None
+    ) -> None:
         super().__init__(fusion, discard)
         self.target = target
 

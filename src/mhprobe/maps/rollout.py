@@ -1,11 +1,13 @@
 """Attention rollout: attention of all blocks chained, with the residual stream as an equal partner.
 
-Abnar & Zuidema 2020, arXiv 2005.00928: A~ = 0.5 fuse_h(A) + 0.5 I with rows normalised to 1, and rollout_l = A~_l
-rollout_(l-1). The options are those of the vit-explain package, whose code normalises columns instead of rows, and
-discards by the first image's weights for a whole batch. We follow the formula.
+Abnar & Zuidema 2020, arXiv 2005.00928: A~ = 0.5 fuse_h(A) + 0.5 I with rows normalised to 1, and
+rollout_l = A~_l rollout_(l-1). The options are those of the vit-explain package, whose code
+normalises columns instead of rows, and discards by the first image's weights for a whole batch. We
+follow the formula.
 
-Swin is ours: a token's row of the T x T matrix is zero outside its window, and padding hands nothing on. At a patch
-merging the merged token's row is the mean of its children's, so the map is over the first stage's grid.
+Swin is ours: a token's row of the T x T matrix is zero outside its window, and padding hands
+nothing on. At a patch merging the merged token's row is the mean of its children's, so the map is
+over the first stage's grid.
 
 Shapes: T tokens of a block, S tokens of the first block.
 """
@@ -29,8 +31,10 @@ Fusion = Literal["mean", "max", "min"]
 class Rollout(MapKind):
     """The map "rollout" (B, h, w) over the first block's grid: what reaches the class token (or the mean token).
 
-    fusion: over heads with open gates. discard: share of each image's smallest fused weights, block by block, that is
-        set to 0, but the class token's on itself. Raises UserError for other fusions and shares outside [0, 1).
+    fusion: over heads with open gates. discard: share of each image's smallest fused weights, block
+    by block, that is
+        set to 0, but the class token's on itself. Raises UserError for other fusions and shares
+        outside [0, 1).
     """
 
     kind: ClassVar[str] = "rollout"
@@ -39,11 +43,21 @@ class Rollout(MapKind):
         check(discard, self.kind)
         self.fusion, self.discard = fusion, discard
 
-    def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+    def __call__(
+        self, model: nn.Module, images: Tensor, labels: Tensor | None = None
+    ) -> dict[str, Tensor]:
         layout = layout_of(model)
-        fused = zip(fuse(model, self.weights(model, images, labels), self.fusion), layout.sites, strict=True)
-        chained = chain(layout, [transition(weights, site, self.discard) for weights, site in fused])
-        return {self.kind.replace("_", " "): as_grid(readout(chained, layout.sites[-1]), layout.sites[0])}
+        fused = zip(
+            fuse(model, self.weights(model, images, labels), self.fusion), layout.sites, strict=True
+        )
+        chained = chain(
+            layout, [transition(weights, site, self.discard) for weights, site in fused]
+        )
+        return {
+            self.kind.replace("_", " "): as_grid(
+                readout(chained, layout.sites[-1]), layout.sites[0]
+            )
+        }
 
     def weights(self, model: nn.Module, images: Tensor, labels: Tensor | None) -> Iterable[Tensor]:
         """(B, W, H, K, K) of each site, from which the map is made."""
@@ -64,19 +78,29 @@ def fuse(model: nn.Module, attn: Iterable[Tensor], fusion: Fusion) -> Iterator[T
         yield getattr(of_open, over_heads if of_open.shape[2] else "sum")(2)
 
 
-def chain(layout: HeadLayout, rows: Sequence[Tensor], first: int = 0, rolled: Tensor | None = None) -> Tensor:
+def chain(
+    layout: HeadLayout, rows: Sequence[Tensor], first: int = 0, rolled: Tensor | None = None
+) -> Tensor:
     """(B, T of the last, S) chained ``transition``s (B, W, K, K) of the sites from number ``first`` on.
 
-    rolled: (B, T, S), the chain of the sites before. Attentions side by side in one block are chained one after the
-    other.
+    rolled: (B, T, S), the chain of the sites before. Attentions side by side in one block are
+    chained one after the other.
     """
     if rolled is None:
         tokens = int(layout.sites[0].places().max()) + 1
-        rolled = torch.eye(tokens, dtype=rows[0].dtype, device=rows[0].device).expand(len(rows[0]), -1, -1)
+        rolled = torch.eye(tokens, dtype=rows[0].dtype, device=rows[0].device).expand(
+            len(rows[0]), -1, -1
+        )
     for number, weights in enumerate(rows, first):
         site = layout.sites[number]
-        before, places = carried(rolled, layout.sites[max(0, number - 1)], site), site.places().to(rolled.device)
-        moved_BWKS, real = weights @ before[:, places.clamp(min=0)], places >= 0  # a padded key's weight is 0
+        before, places = (
+            carried(rolled, layout.sites[max(0, number - 1)], site),
+            site.places().to(rolled.device),
+        )
+        moved_BWKS, real = (
+            weights @ before[:, places.clamp(min=0)],
+            places >= 0,
+        )  # a padded key's weight is 0
         rolled = torch.empty_like(before)
         rolled[:, places[real]] = moved_BWKS[:, real]
     return rolled
@@ -109,14 +133,20 @@ def transition(weights: Tensor, site: HeadSite, discard: float = 0.0) -> Tensor:
 def carried(rolled: Tensor, before: HeadSite, site: HeadSite) -> Tensor:
     """(B, T, S) rows of the tokens of ``before`` -> rows of those of ``site``: the same, or merged as Swin does.
 
-    A merged row is the mean of its 2 x 2 neighbours; on an odd grid padding has no row. UserError for other tokens.
+    A merged row is the mean of its 2 x 2 neighbours; on an odd grid padding has no row. UserError
+    for other tokens.
     """
     (prefix, grid), now = ((one.prefix_tokens, one.token_grid) for one in (before, site))
     if now == (prefix, grid):
         return rolled
     if now != (0, tuple(-(-side // 2) for side in grid)) or prefix:
         raise UserError(
-            f"rollout: the tokens of {site.name} are neither those of {before.name} nor 2 x 2 of them, merged: their "
+            f"rollout: the tokens of {site.name} are neither those of {before.name} nor 2 x 2 of "
+            "them, merged: their "
             f"attention cannot be chained. Look at single blocks: maps=[attention]."
         )
-    return F.avg_pool2d(rolled.transpose(1, 2).unflatten(2, grid), 2, ceil_mode=True).flatten(2).transpose(1, 2)
+    return (
+        F.avg_pool2d(rolled.transpose(1, 2).unflatten(2, grid), 2, ceil_mode=True)
+        .flatten(2)
+        .transpose(1, 2)
+    )

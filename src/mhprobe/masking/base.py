@@ -1,8 +1,10 @@
 """Types of masking: scores of masks, sets of heads (units), how far they may go (limits), and paths through them.
 
-This package knows an evaluate function and not the model behind it: a network on eight GPUs, or a table in a test.
+This package knows an evaluate function and not the model behind it: a network on eight GPUs, or a
+table in a test.
 
-Shapes: A heads, M masks of one evaluation, U units, S steps, L layers. In every mask True means: head off.
+Shapes: A heads, M masks of one evaluation, U units, S steps, L layers. In every mask True means:
+head off.
 """
 
 import abc
@@ -18,7 +20,12 @@ from mhprobe.errors import UserError, refuse_misfits
 from mhprobe.heads import HeadLayout
 
 ROUNDING = 1e-9  # of shares that are sums over heads, or counts of images
-SHARES = ("flops", "params", "latency", "memory")  # units of targets that are a share of the whole network's
+SHARES = (
+    "flops",
+    "params",
+    "latency",
+    "memory",
+)  # units of targets that are a share of the whole network's
 
 Cost = Callable[[Tensor], Tensor]
 """(M, A) bool masks -> (M,) float64, what is left. It never grows as heads are masked."""
@@ -27,8 +34,8 @@ Cost = Callable[[Tensor], Tensor]
 class Scored(NamedTuple):
     """Names of the numbers of a score (scoring/base.py).
 
-    name: of the score. metric: in metrics. right: of the share of right images, larger is better. lost: of the mean
-    loss, smaller is better; figures draw it unless it is empty.
+    name: of the score. metric: in metrics. right: of the share of right images, larger is better.
+    lost: of the mean loss, smaller is better; figures draw it unless it is empty.
     """
 
     name: str = "labels"
@@ -73,11 +80,13 @@ class Scores(NamedTuple):
 
 
 class Evaluate(Protocol):
-    """Scores masks on the N images of a split; the same numbers on every rank. Most orders need ``__call__`` alone.
+    """Scores masks on the N images of a split; the same numbers on every rank.
+
+    Most orders need ``__call__`` alone.
 
     scored: names of the score. images: N.
-    spent: image-forwards asked for so far, one per image and mask, and two per image for slopes. computed: those that
-    no cache had the answer to.
+    spent: image-forwards asked for so far, one per image and mask, and two per image for slopes.
+    computed: those that no cache had the answer to.
     """
 
     scored: Scored = LABELS
@@ -98,14 +107,23 @@ class Evaluate(Protocol):
 
         In nats per head, along the share of a head that its gate lets through, at 1.
         """
-        raise UserError("this order needs slopes of the loss, and the evaluate function gives scores only.")
+        raise UserError(
+            "this order needs slopes of the loss, and the evaluate function gives scores only."
+        )
 
     def fisher(self, mask: Tensor) -> list[Tensor]:
         """(H, H) per site: mean over images of the product of two units' slopes, with those of ``mask`` (A,) off."""
-        raise UserError("this order needs slopes of the loss, and the evaluate function gives scores only.")
+        raise UserError(
+            "this order needs slopes of the loss, and the evaluate function gives scores only."
+        )
 
-    def measure(self, make: Callable[[HeadLayout], Any], mask: Tensor, column: str = "value") -> Tensor:
-        """(A,) a column of the measure that ``make`` makes, with the heads of ``mask`` (A,) off. Slopes as above."""
+    def measure(
+        self, make: Callable[[HeadLayout], Any], mask: Tensor, column: str = "value"
+    ) -> Tensor:
+        """(A,) a column of the measure that ``make`` makes, with the heads of ``mask`` (A,) off.
+
+        Slopes as above.
+        """
         raise UserError("this order needs a measure, and the evaluate function gives scores only.")
 
     @contextlib.contextmanager
@@ -116,7 +134,10 @@ class Evaluate(Protocol):
 
 @dataclass(frozen=True)
 class Target:
-    """A target at which a curve stops: at most ``value`` is left by ``cost``. unit: heads, a kind, or one of SHARES."""
+    """A target at which a curve stops: at most ``value`` is left by ``cost``.
+
+    unit: heads, a kind, or one of SHARES.
+    """
 
     unit: str
     value: float
@@ -129,7 +150,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a path. min_heads_per_layer: so many heads of every layer stay. targets: the end, where all are met."""
+    """Limits of a path.
+
+    min_heads_per_layer: so many heads of every layer stay. targets: the end, where all are met.
+    """
 
     layout: HeadLayout
     min_heads_per_layer: int = 0
@@ -137,19 +161,25 @@ class Limits:
 
     def reached(self, off: Tensor) -> bool:
         """Return True if the (A,) mask meets the targets."""
-        return bool(self.targets) and all(target.left(off) <= target.value + ROUNDING for target in self.targets)
+        return bool(self.targets) and all(
+            target.left(off) <= target.value + ROUNDING for target in self.targets
+        )
 
     def permits(self, off: Tensor, after: Tensor) -> Tensor:
         """(M,) bool: which of the (M, A) masks ``after`` may follow the (A,) mask ``off``."""
         left_ML, now_1L = (
-            torch.stack([part.sum(-1) for part in self.layout.split(~masks)], -1) for masks in (after, off[None])
+            torch.stack([part.sum(-1) for part in self.layout.split(~masks)], -1)
+            for masks in (after, off[None])
         )
         return ((left_ML >= self.min_heads_per_layer) | (left_ML == now_1L)).all(-1)
 
 
 @dataclass(frozen=True)
 class Units:
-    """Sets of heads that are masked together, (U, A) bool. per_stage: True if indices are counted stage by stage."""
+    """Sets of heads that are masked together, (U, A) bool.
+
+    per_stage: True if indices are counted stage by stage.
+    """
 
     names: tuple[str, ...]
     masks: Tensor
@@ -165,7 +195,9 @@ class Units:
 
     def path(self, order: Sequence[int], **more: Any) -> "Path":
         """The path that takes these units one by one. more: further fields of Path."""
-        return Path(None, self.masks[list(order)], tuple(self.names[unit] for unit in order), **more)
+        return Path(
+            None, self.masks[list(order)], tuple(self.names[unit] for unit in order), **more
+        )
 
     def chosen(self, length: int, pick: Callable[[list[int], list[int]], int]) -> list[int]:
         """At most ``length`` units, each picked by ``pick`` from (units so far, units that may go next)."""
@@ -188,10 +220,14 @@ class Units:
 
 @dataclass(frozen=True)
 class Path:
-    """Heads that go at each of S steps. seed: of a random path, else None. added: (S, A) bool. names: S labels.
+    """Heads that go at each of S steps.
 
-    spent, exhaustive: of a search, image-forwards per step that it asked for, and that all candidates on all images
-        take. scores: (A,) of an order that scores units once and takes the lowest first; None of others.
+    seed: of a random path, else None. added: (S, A) bool. names: S labels.
+
+    spent, exhaustive: of a search, image-forwards per step that it asked for, and that all
+    candidates on all images
+        take. scores: (A,) of an order that scores units once and takes the lowest first; None of
+        others.
     """
 
     seed: int | None
@@ -203,13 +239,18 @@ class Path:
 
     def masks(self) -> Tensor:
         """(S + 1, A) bool, the heads off after each step; row 0 is the unmasked model."""
-        return torch.cat([torch.zeros(1, self.added.shape[1], dtype=torch.bool), self.added.int().cumsum(0) > 0])
+        return torch.cat(
+            [torch.zeros(1, self.added.shape[1], dtype=torch.bool), self.added.int().cumsum(0) > 0]
+        )
 
 
 class Order(abc.ABC):
-    """Decides which unit is masked next. A subclass is a frozen dataclass: its fields are its options.
+    """Decides which unit is masked next.
 
-    searches: whether the order depends on images; it is then chosen on one split and reported on another.
+    A subclass is a frozen dataclass: its fields are its options.
+
+    searches: whether the order depends on images; it is then chosen on one split and reported on
+    another.
     of_neurons: whether it can choose among the thousands of units of a layout with neurons.
     """
 
@@ -230,5 +271,7 @@ class Order(abc.ABC):
         return ""
 
     @abc.abstractmethod
-    def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
+    def paths(
+        self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None
+    ) -> list[Path]:
         """Paths of ``steps`` steps, or complete ones; the same on every rank, and when the search is repeated."""

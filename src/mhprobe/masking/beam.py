@@ -1,8 +1,8 @@
 """Beam search: keep the w best sets of masked units at every step, where greedy search keeps one.
 
-Width 1 is greedy keep-best. A step scores every remaining unit on top of each of the w sets. A set that several paths
-lead to is scored once; the path with the better mean score is kept. The result is the path to the best set of the last
-step; a longer path may begin with other units.
+Width 1 is greedy keep-best. A step scores every remaining unit on top of each of the w sets. A set
+that several paths lead to is scored once; the path with the better mean score is kept. The result
+is the path to the best set of the last step; a longer path may begin with other units.
 """
 
 from dataclasses import dataclass
@@ -30,8 +30,13 @@ class Beam(Order):
     def search_name(self, units: Units) -> str:
         return f"beam of {self.width}"
 
-    def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
-        """The way to the best set of ``steps`` units. Ties: more images right on the way, then lower unit indices."""
+    def paths(
+        self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None
+    ) -> list[Path]:
+        """The way to the best set of ``steps`` units.
+
+        Ties: more images right on the way, then lower unit indices.
+        """
         length = units.steps(steps)
         ways = [_Way((), 0, 0)]
         for _ in range(length):
@@ -43,7 +48,11 @@ class Beam(Order):
                 break
             area = {way.order: way.area for way in ways}
             orders = list(longer.values())
-            correct = evaluate(torch.stack([units.masks[list(order)].any(0) for order in orders])).correct.tolist()
+            correct = evaluate(
+                torch.stack([units.masks[list(order)].any(0) for order in orders])
+            ).correct.tolist()
             longest = [_Way(o, c, area[o[:-1]] + c) for o, c in zip(orders, correct, strict=True)]
-            ways = sorted(longest, key=lambda way: (-way.correct, -way.area, way.order))[: self.width]
+            ways = sorted(longest, key=lambda way: (-way.correct, -way.area, way.order))[
+                : self.width
+            ]
         return [units.path(ways[0].order)]

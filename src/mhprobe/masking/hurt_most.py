@@ -1,6 +1,7 @@
 """Greedy hurt-most: mask the unit whose loss hurts most. How few heads does the model depend on?
 
-Byun & Kim, "What does the multi-head do?": with units=index this is their head_min, with units=layer their layer_min.
+Byun & Kim, "What does the multi-head do?": with units=index this is their head_min, with
+units=layer their layer_min.
 """
 
 from typing import ClassVar

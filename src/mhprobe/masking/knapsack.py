@@ -1,12 +1,14 @@
 """Masking order under a budget: units with the least importance per cost go first, heads and neurons in one list.
 
-A budget is a knapsack (Shen et al. 2022, "Structural Pruning via Latency-Saliency Knapsack", arXiv 2110.10811): keep
-the set of the largest total score that costs no more than the target. All units of a site cost the same, so the greedy
-order by score per cost solves it up to the last unit. Fang et al. 2024 ("Isomorphic Pruning", ECCV, arXiv 2407.04616)
-compare scores of like structures alone: units go by their rank in their group, and every group loses the same share.
+A budget is a knapsack (Shen et al. 2022, "Structural Pruning via Latency-Saliency Knapsack", arXiv
+2110.10811): keep the set of the largest total score that costs no more than the target. All units
+of a site cost the same, so the greedy order by score per cost solves it up to the last unit. Fang
+et al. 2024 ("Isomorphic Pruning", ECCV, arXiv 2407.04616)
+compare scores of like structures alone: units go by their rank in their group, and every group
+loses the same share.
 
-Scores are taken once, with all units on, and summed over a set. A unit of a score below 0, the lowest per cost first,
-is not given back at the target, though the target may be met without it.
+Scores are taken once, with all units on, and summed over a set. A unit of a score below 0, the
+lowest per cost first, is not given back at the target, though the target may be met without it.
 
 Shapes: A units of all sites, G sets that go together.
 """
@@ -30,9 +32,11 @@ class Knapsack(ByScore):
     """The lowest score per cost of a target goes first; without a target every unit costs the same.
 
     measure, table, column, first: as for ByScore.
-    compete: "all" by score per cost; or by rank in a "group" (heads of one width and stage, neurons of one stage), or
+    compete: "all" by score per cost; or by rank in a "group" (heads of one width and stage, neurons
+    of one stage), or
         in a "layer".
-    normalize: "layer" divides every score by the mean size of its layer's. multiple: so many neurons of a layer go
+    normalize: "layer" divides every score by the mean size of its layer's. multiple: so many
+    neurons of a layer go
         together: widths stay multiples of it.
     """
 
@@ -46,32 +50,50 @@ class Knapsack(ByScore):
         if self.rescore_every is not None:
             raise UserError(f"{self._asker}: scores once, expected rescore_every=null.")
 
-    def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
-        """The one path to the target. Equal scores: the lower index first. UserError names a unit without a score.
+    def paths(
+        self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None
+    ) -> list[Path]:
+        """The one path to the target.
+
+        Equal scores: the lower index first. UserError names a unit without a score.
 
         In a layout with neurons ``units`` only says which may go, and a step takes many.
         """
         mixed = "neuron" in layout.kinds
         if not mixed and self.compete != "all" and bool((units.masks.sum(1) > 1).any()):
-            raise UserError(f"{self._asker}: compete={self.compete} ranks single heads, not sets of them; choose all.")
+            raise UserError(
+                f"{self._asker}: compete={self.compete} ranks single heads, not sets of them; "
+                "choose all."
+            )
         drawable = units.masks.any(0)
-        score_A = self._of_heads(drawable, layout, evaluate, torch.zeros_like(drawable)).nan_to_num()
+        score_A = self._of_heads(
+            drawable, layout, evaluate, torch.zeros_like(drawable)
+        ).nan_to_num()
         path = packed(score_A, units, layout, steps, self.compete, self.normalize, self.multiple)
         return [dataclasses.replace(path, scores=score_A)]
 
 
 def packed(
-    score_A: Tensor, units: Units, layout: HeadLayout, steps: int | None = None,
-    compete: str = "all", normalize: str = "none", multiple: int = 1,
-) -> Path:  # fmt: skip
-    """The path by scores (A,), lowest first, to the target of ``units``. Equal scores: the lower index first.
+    score_A: Tensor,
+    units: Units,
+    layout: HeadLayout,
+    steps: int | None = None,
+    compete: str = "all",
+    normalize: str = "none",
+    multiple: int = 1,
+) -> Path:
+    """The path by scores (A,), lowest first, to the target of ``units``.
 
-    compete, normalize, multiple: as for ``Knapsack``; "each" compares mean scores, whatever a unit costs.
-    UserError for neurons that are no multiple.
+    Equal scores: the lower index first.
+
+    compete, normalize, multiple: as for ``Knapsack``; "each" compares mean scores, whatever a unit
+    costs. UserError for neurons that are no multiple.
     """
     mixed = "neuron" in layout.kinds
     if normalize == "layer":
-        score_A = torch.cat([part / part.abs().mean().clamp(min=1e-300) for part in layout.split(score_A)])
+        score_A = torch.cat(
+            [part / part.abs().mean().clamp(min=1e-300) for part in layout.split(score_A)]
+        )
     refuse_multiple(multiple, layout)
     together = [mask.nonzero().flatten() for mask in units.masks]
     sets = going_together(units.masks.any(0), layout, score_A, multiple) if mixed else together
@@ -90,16 +112,21 @@ def refuse_multiple(multiple: int, layout: HeadLayout) -> None:
     """Raise UserError unless layers have a multiple of so many neurons, of which multiples can be left."""
     whole_number("multiple", multiple, 1)
     if multiple > 1 and "neuron" not in layout.kinds:
-        raise UserError(f"multiple: it counts neurons, got {multiple} for heads alone; take 1, or neurons, too.")
+        raise UserError(
+            f"multiple: it counts neurons, got {multiple} for heads alone; take 1, or neurons, too."
+        )
     for site in layout.of("neuron").sites:
         if site.num_heads % multiple:
             raise UserError(
-                f"multiple: {site.name} has {site.num_heads} neurons, which is no multiple of {multiple}; choose a "
+                f"multiple: {site.name} has {site.num_heads} neurons, which is no multiple of "
+                f"{multiple}; choose a "
                 f"divisor of it, or multiple=1."
             )
 
 
-def going_together(drawable: Tensor, layout: HeadLayout, score_A: Tensor, multiple: int = 1) -> list[Tensor]:
+def going_together(
+    drawable: Tensor, layout: HeadLayout, score_A: Tensor, multiple: int = 1
+) -> list[Tensor]:
     """Flat indices that go together: one head, or ``multiple`` neurons of a layer that follow each other by score."""
     sets: list[Tensor] = []
     for number, site in enumerate(layout.sites):

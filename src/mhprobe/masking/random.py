@@ -1,7 +1,9 @@
 """Random masking: the line that a chosen order has to beat, and the control for an order by scores.
 
-Units go in random order, or, with ``per_layer``, k random heads of each layer per step, so that no layer is emptied
-early: after step s a layer of H heads has lost round(s * k * H / widest) of them, halves rounded up.
+Units go in random order, or, with ``per_layer``, k random heads of each layer per step, so that no
+layer is emptied
+early: after step s a layer of H heads has lost round(s * k * H / widest) of them, halves rounded
+up.
 """
 
 import dataclasses
@@ -23,8 +25,9 @@ from mhprobe.masking.knapsack import packed
 class Random(Order):
     """Random paths, the control of every other order.
 
-    repeats: independent paths, seeded ``seed``, ``seed + 1``, ... heads_per_step: k, with ``per_layer`` only; units
-    then only say which heads may be drawn. Of heads and neurons every kind loses the same share.
+    repeats: independent paths, seeded ``seed``, ``seed + 1``, ... heads_per_step: k, with
+    ``per_layer`` only; units then only say which heads may be drawn. Of heads and neurons every
+    kind loses the same share.
     """
 
     repeats: Positive = 10
@@ -36,7 +39,10 @@ class Random(Order):
 
     def __post_init__(self) -> None:
         if self.heads_per_step > 1 and not self.per_layer:
-            raise UserError("masking order random: heads_per_step needs per_layer=true; else a step adds one unit.")
+            raise UserError(
+                "masking order random: heads_per_step needs per_layer=true; else a step adds one "
+                "unit."
+            )
 
     def length(self, units: Units, layout: HeadLayout) -> int:
         if not self.per_layer:
@@ -44,17 +50,27 @@ class Random(Order):
         return -(-max(len(heads) for heads in _drawable(units, layout)) // self.heads_per_step)
 
     def paths(
-        self, units: Units, layout: HeadLayout, evaluate: Evaluate | None = None, steps: int | None = None
+        self,
+        units: Units,
+        layout: HeadLayout,
+        evaluate: Evaluate | None = None,
+        steps: int | None = None,
     ) -> list[Path]:
         if "neuron" in layout.kinds:
-            return [self._mixed(units, layout, self.seed + repeat) for repeat in range(self.repeats)]
+            return [
+                self._mixed(units, layout, self.seed + repeat) for repeat in range(self.repeats)
+            ]
         length = self.length(units, layout)
         length = length if steps is None else min(steps, length)
         draw = self._heads if self.per_layer else self._units
         return [draw(units, layout, length, self.seed + repeat) for repeat in range(self.repeats)]
 
     def _units(self, units: Units, layout: HeadLayout, length: int, seed: int) -> Path:
-        place = torch.randperm(len(units), generator=torch.Generator().manual_seed(seed)).argsort().tolist()
+        place = (
+            torch.randperm(len(units), generator=torch.Generator().manual_seed(seed))
+            .argsort()
+            .tolist()
+        )
         order = units.chosen(length, lambda order, left: min(left, key=place.__getitem__))
         return dataclasses.replace(units.path(order), seed=seed)
 
@@ -70,7 +86,10 @@ class Random(Order):
         for heads in layers:
             shuffled = heads[torch.randperm(len(heads), generator=generator)]
             pace = 2 * self.heads_per_step * len(heads)
-            gone = [min(len(heads), (step * pace + widest) // (2 * widest)) for step in range(length + 1)]
+            gone = [
+                min(len(heads), (step * pace + widest) // (2 * widest))
+                for step in range(length + 1)
+            ]
             for step, (start, end) in enumerate(itertools.pairwise(gone)):
                 added[step, shuffled[start:end]] = True
         added = _limited(added, units.limits)

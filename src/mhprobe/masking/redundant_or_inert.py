@@ -2,22 +2,26 @@
 
 Byun & Kim, "What does the multi-head do?", leave this question open.
 
-Phases: a curve masks a head before, at or after the drop of accuracy. The drop is the first step with an accuracy
-significantly below the unmasked model's (p_holm < 0.05); where that was not tested, more than a point below. Every head
-is compared with the same kept heads: those on just before the drop, itself left out. Heads masked at the drop or later
-are needed. They are the control.
+Phases: a curve masks a head before, at or after the drop of accuracy. The drop is the first step
+with an accuracy significantly below the unmasked model's (p_holm < 0.05); where that was not
+tested, more than a point below. Every head
+is compared with the same kept heads: those on just before the drop, itself left out. Heads masked
+at the drop or later are needed. They are the control.
 
-Test against chance: the largest of many similarities is large by chance too. Its null is the largest similarity over
-the same pairs in each draw of the measure's null (images permuted). The height of the similarity above its draws, in
-their standard deviations, is ranked among the same heights of single draws, pooled over the heads of the curve. This
-assumes one law of all heads' draws, up to place and scale. Cube roots of similarities nearly fulfil that (Wilson &
-Hilferty, 1931, PNAS 17:684; Jensen & Solomon, 1972, JASA 67:898: they are sums of squares). A head's smallest p is
-multiplied by the number of similarities, then adjusted over the heads of the curve by Benjamini & Hochberg's rule: of
-the heads called ``alike``, a share of at most ``level`` is expected to be so by chance.
+Test against chance: the largest of many similarities is large by chance too. Its null is the
+largest similarity over the same pairs in each draw of the measure's null (images permuted). The
+height of the similarity above its draws, in their standard deviations, is ranked among the same
+heights of single draws, pooled over the heads of the curve. This assumes one law of all heads'
+draws, up to place and scale. Cube roots of similarities nearly fulfil that (Wilson & Hilferty,
+1931, PNAS 17:684; Jensen & Solomon, 1972, JASA 67:898: they are sums of squares). A head's smallest
+p is multiplied by the number of similarities, then adjusted over the heads of the curve by
+Benjamini & Hochberg's rule: of the heads called ``alike``, a share of at most ``level`` is expected
+to be so by chance.
 
-In a trained network nearly all heads are alike in this sense. So a redundant head must also stand higher than all but a
-share ``level`` of the needed heads (``bar``; of fewer than twenty, than all): what needed heads reach as well cannot
-explain why others can go. Without a needed head no head is redundant. ``control`` compares the phases.
+In a trained network nearly all heads are alike in this sense. So a redundant head must also stand
+higher than all but a share ``level`` of the needed heads (``bar``; of fewer than twenty, than all):
+what needed heads reach as well cannot explain why others can go. Without a needed head no head is
+redundant. ``control`` compares the phases.
 
 Shapes: A heads, S steps.
 """
@@ -41,7 +45,10 @@ Phase = Literal["before", "at", "after"]
 
 
 class Similarity(NamedTuple):
-    """Similarities of heads, (A, A), 1 for the same, NaN: not compared. null: (A, A) by chance; draws: (A, A, N)."""
+    """Similarities of heads, (A, A), 1 for the same, NaN: not compared.
+
+    null: (A, A) by chance; draws: (A, A, N).
+    """
 
     value: Tensor
     null: Tensor | None = None
@@ -51,8 +58,9 @@ class Similarity(NamedTuple):
 class Likeness(NamedTuple):
     """The kept head most similar to a head, and their similarity.
 
-    null: mean over draws of the largest similarity to any kept head; without draws a lower bound, the largest of their
-    chance levels; None without these. error: standard error of null. p: of the test against chance; NaN without draws.
+    null: mean over draws of the largest similarity to any kept head; without draws a lower bound,
+    the largest of their chance levels; None without these. error: standard error of null. p: of the
+    test against chance; NaN without draws.
     """
 
     kept: int
@@ -72,9 +80,10 @@ class Likeness(NamedTuple):
 class MaskedHead:
     """One head that a curve masks.
 
-    likeness: by similarity; None where it was compared with no kept head. p: against chance, adjusted (see above); NaN
-    without draws. write_norm: norm of what the head writes, relative to the residual stream; write_share: relative to
-    the median head. alike: p is at most ``level``. bar: see above; NaN without a needed head.
+    likeness: by similarity; None where it was compared with no kept head. p: against chance,
+    adjusted (see above); NaN without draws. write_norm: norm of what the head writes, relative to
+    the residual stream; write_share: relative to the median head. alike: p is at most ``level``.
+    bar: see above; NaN without a needed head.
     """
 
     curve: str
@@ -94,7 +103,9 @@ class MaskedHead:
     @property
     def standing(self) -> float:
         """Return the largest place between chance (0) and identity (1), over the similarities; NaN without any."""
-        return max((like.standing for like in self.likeness.values() if like is not None), default=math.nan)
+        return max(
+            (like.standing for like in self.likeness.values() if like is not None), default=math.nan
+        )
 
     @property
     def verdict(self) -> str:
@@ -106,9 +117,11 @@ class MaskedHead:
 class RedundantOrInert:
     """The question, and the measures that answer it.
 
-    writes: makes a per-head measure of what a head adds to the residual stream. similar, distant: make pairwise
+    writes: makes a per-head measure of what a head adds to the residual stream. similar, distant:
+    make pairwise
         measures, by the name they get in the table; of the latter 1 - value is the similarity.
-    level: of the test and the bar above. inert: a head is inert if it writes less than this share of the median head.
+    level: of the test and the bar above. inert: a head is inert if it writes less than this share
+    of the median head.
     """
 
     writes: Callable[[HeadLayout], Any]
@@ -128,23 +141,42 @@ class RedundantOrInert:
         makers = {"writes": self.writes, **self.similar, **(self.distant or {})}
         return {name: make(layout) for name, make in makers.items()}
 
-    def answer(self, curves: Sequence[Curve], columns: Mapping[str, Mapping[str, Tensor]]) -> list[MaskedHead]:
-        """Every head that one of the curves masks, in the order of masking. columns: of the measures, by name.
+    def answer(
+        self, curves: Sequence[Curve], columns: Mapping[str, Mapping[str, Tensor]]
+    ) -> list[MaskedHead]:
+        """Every head that one of the curves masks, in the order of masking.
+
+        columns: of the measures, by name.
 
         Empty without write norms or without any similarity.
         """
-        similarities = {name: _similarity(columns[name], False) for name in self.similar if name in columns}
-        similarities |= {name: _similarity(columns[name], True) for name in self.distant or () if name in columns}
+        similarities = {
+            name: _similarity(columns[name], False) for name in self.similar if name in columns
+        }
+        similarities |= {
+            name: _similarity(columns[name], True) for name in self.distant or () if name in columns
+        }
         if "writes" not in columns or not similarities:
             return []
         norm = columns["writes"]["value"]
-        return [head for curve in curves for head in masked_heads(curve, similarities, norm, self.level, self.inert)]
+        return [
+            head
+            for curve in curves
+            for head in masked_heads(curve, similarities, norm, self.level, self.inert)
+        ]
 
 
 def masked_heads(
-    curve: Curve, similarities: Mapping[str, Similarity], write_norm: Tensor, level: float = 0.05, inert: float = 0.5
+    curve: Curve,
+    similarities: Mapping[str, Similarity],
+    write_norm: Tensor,
+    level: float = 0.05,
+    inert: float = 0.5,
 ) -> list[MaskedHead]:
-    """Every head that a curve of one path masks, in the order of masking. write_norm: (A,). The rest as above."""
+    """Every head that a curve of one path masks, in the order of masking.
+
+    write_norm: (A,). The rest as above.
+    """
     (trace,) = curve.traces
     drop = first(curve.falls if curve.worse is None else curve.worse)
     share = (write_norm / write_norm.quantile(0.5)).tolist()
@@ -153,7 +185,10 @@ def masked_heads(
         for number, (old, new) in enumerate(itertools.pairwise(trace.mask), start=1)
         for head in (new & ~old).nonzero().flatten().tolist()
     }
-    closest = {name: _closest(table, list(steps), ~trace.mask[drop - 1]) for name, table in similarities.items()}
+    closest = {
+        name: _closest(table, list(steps), ~trace.mask[drop - 1])
+        for name, table in similarities.items()
+    }
     heads = []
     for head, number in steps.items():
         likeness = {name: of_heads.get(head) for name, of_heads in closest.items()}
@@ -172,10 +207,14 @@ def masked_heads(
             inert=not share[head] >= inert,
         )
         heads.append(masked)
-    adjusted = benjamini_hochberg(torch.tensor([head.p for head in heads], dtype=torch.float64)).tolist()
+    adjusted = benjamini_hochberg(
+        torch.tensor([head.p for head in heads], dtype=torch.float64)
+    ).tolist()
     bars = [_bar(heads, head, level) for head in heads]
     return [
-        dataclasses.replace(head, p=p, bar=bar, alike=p <= level, redundant=p <= level and head.standing > bar)
+        dataclasses.replace(
+            head, p=p, bar=bar, alike=p <= level, redundant=p <= level and head.standing > bar
+        )
         for head, p, bar in zip(heads, adjusted, bars, strict=True)
     ]
 
@@ -199,7 +238,11 @@ def control(heads: Sequence[MaskedHead]) -> float:
     from scipy.stats import mannwhitneyu
 
     can, can_not = (_standings(heads, needed) for needed in (False, True))
-    return float(mannwhitneyu(can, can_not, alternative="greater").pvalue) if can and can_not else math.nan
+    return (
+        float(mannwhitneyu(can, can_not, alternative="greater").pvalue)
+        if can and can_not
+        else math.nan
+    )
 
 
 def _similarity(columns: Mapping[str, Tensor], distant: bool) -> Similarity:
@@ -213,11 +256,15 @@ def _closest(similarity: Similarity, heads: Sequence[int], kept: Tensor) -> dict
     for head, others in candidates.items():
         others[head] = False
     compared = [head for head in heads if candidates[head].any()]
-    closest = [int(similarity.value[h].masked_fill(~candidates[h], -math.inf).argmax()) for h in compared]
+    closest = [
+        int(similarity.value[h].masked_fill(~candidates[h], -math.inf).argmax()) for h in compared
+    ]
     value_A = similarity.value[compared, closest]
     columns: list[list[Any]] = [closest, value_A.tolist()]
     if similarity.draws is not None and compared:
-        largest_AN = torch.stack([similarity.draws[head, candidates[head]].amax(0) for head in compared])
+        largest_AN = torch.stack(
+            [similarity.draws[head, candidates[head]].amax(0) for head in compared]
+        )
         error_A = largest_AN.std(1) / largest_AN.shape[1] ** 0.5
         p_A = beyond(_cube_root(value_A), _cube_root(largest_AN))
         columns += [largest_AN.mean(1).tolist(), error_A.tolist(), p_A.tolist()]

@@ -1,12 +1,14 @@
 """Greedy in turns: heads by trying them, neurons by Fisher information, whichever saves its share for less.
 
-The saving that a budget asks for is divided into equal parts. For each part there are two candidate sets. One has the
-neurons of least Fisher information per cost (Kwon et al. 2022, arXiv 2204.09656). The other has the heads whose masking
-raises the loss least, chosen one by one (Michel et al. 2019, arXiv 1905.10650). The set goes that raises the loss less
-per saving. No more heads are tried once those chosen raise the loss more per saving than the neurons do.
+The saving that a budget asks for is divided into equal parts. For each part there are two candidate
+sets. One has the neurons of least Fisher information per cost (Kwon et al. 2022, arXiv 2204.09656).
+The other has the heads whose masking raises the loss least, chosen one by one (Michel et al. 2019,
+arXiv 1905.10650). The set goes that raises the loss less per saving. No more heads are tried once
+those chosen raise the loss more per saving than the neurons do.
 
-A head is tried again only when it was the least missed of all (Minoux 1978, "Accelerated greedy algorithms"). That is
-the plain greedy choice wherever a head is missed the more, the more units are off.
+A head is tried again only when it was the least missed of all (Minoux 1978, "Accelerated greedy
+algorithms"). That is the plain greedy choice wherever a head is missed the more, the more units are
+off.
 """
 
 import dataclasses
@@ -34,11 +36,14 @@ Trial = Callable[[Tensor], Scores]
 
 @dataclass(frozen=True)
 class Turns(KeepBest):
-    """Heads and neurons in turns. turns: number of equal parts of the way. multiple: as for ``Knapsack``.
+    """Heads and neurons in turns.
+
+    turns: number of equal parts of the way. multiple: as for ``Knapsack``.
 
     shown: number of images that losses are of, None for all; slopes are of all.
 
-    Of shares of each kind one after the other. Of heads alone the greedy path, which search and tie_break belong to.
+    Of shares of each kind one after the other. Of heads alone the greedy path, which search and
+    tie_break belong to.
     """
 
     turns: Positive = 10
@@ -46,28 +51,43 @@ class Turns(KeepBest):
     shown: Positive | None = None
     of_neurons: ClassVar[bool] = True
 
-    def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
-        """The one path, of a step per part, 32 at most. UserError for heads and neurons without a target."""
+    def paths(
+        self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None
+    ) -> list[Path]:
+        """The one path, of a step per part, 32 at most.
+
+        UserError for heads and neurons without a target.
+        """
         if "neuron" not in layout.kinds:
             return super().paths(units, layout, evaluate, steps)
         if (limits := units.limits) is None or not limits.targets:
-            raise UserError("masking order turns: of heads and neurons it needs a target, as {flops: 0.5}.")
+            raise UserError(
+                "masking order turns: of heads and neurons it needs a target, as {flops: 0.5}."
+            )
         refuse_multiple(self.multiple, layout)
         free = units.masks.any(0)
         heads = free & (torch.arange(len(free)) < layout.of("head").num_heads)
-        off, sets, rise_A = torch.zeros_like(free), list[Tensor](), torch.full((len(free),), -math.inf).double()
+        off, sets, rise_A = (
+            torch.zeros_like(free),
+            list[Tensor](),
+            torch.full((len(free),), -math.inf).double(),
+        )
         costly = list(zip(limits.targets, free & (saving_of_each(limits) > 0), strict=True))
         parts = list(itertools.product(range(1, self.turns + 1), costly))
         shown = None if self.shown is None else evaluate.spread(self.shown)
         trial: Trial = functools.partial(evaluate, images=shown)
         tries, before = 4 * int(heads.sum()) + 2 * len(parts), evaluate.spent  # seen: 3 to 5 a head
-        about = tries * (evaluate.images if shown is None else len(shown)) + 2 * evaluate.images * len(parts)
+        about = tries * (
+            evaluate.images if shown is None else len(shown)
+        ) + 2 * evaluate.images * len(parts)
         with evaluate.watched(about) as say:
             now = float(trial(off[None]).mean_loss)
             for number, (turn, (target, those)) in enumerate(parts, 1):
                 say(f"part {number} of {len(parts)}", evaluate.spent - before)
                 whole = target.left(torch.zeros_like(off))
-                goal = dataclasses.replace(target, value=whole - (whole - target.value) * turn / self.turns)
+                goal = dataclasses.replace(
+                    target, value=whole - (whole - target.value) * turn / self.turns
+                )
                 near = dataclasses.replace(limits, targets=(goal,))
                 while not near.reached(off):
                     neurons = self._neurons(those & ~heads, off, near, evaluate)
@@ -83,11 +103,19 @@ class Turns(KeepBest):
         return [bundled(sets, layout)]
 
     def _heads(
-        self, heads: Tensor, off: Tensor, limits: Limits, trial: Trial, now: float, price: float, rise_A: Tensor
+        self,
+        heads: Tensor,
+        off: Tensor,
+        limits: Limits,
+        trial: Trial,
+        now: float,
+        price: float,
+        rise_A: Tensor,
     ) -> tuple[Tensor, float]:
         """(A,) ``off`` and more heads up to the target, and its loss; ``off`` once they cost more than ``price``.
 
-        now: loss of ``off``. rise_A: of the loss by each head when last tried on units that went, -inf before; updated.
+        now: loss of ``off``. rise_A: of the loss by each head when last tried on units that went,
+        -inf before; updated.
         """
         (target,), after, loss, latest_A = limits.targets, off, now, rise_A
         while not limits.reached(after):

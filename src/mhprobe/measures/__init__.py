@@ -1,4 +1,6 @@
-"""Measures: numbers about heads, from records of forward passes. One file per measure; import each class from here.
+"""Measures: numbers about heads, from records of forward passes.
+
+One file per measure; import each class from here.
 
 The modules of this package are searched for measures, so a new one is one new file.
 """
@@ -16,7 +18,11 @@ def _measures() -> dict[str, Any]:
     for info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{info.name}")
         for name, member in vars(module).items():
-            ours = isinstance(member, type) and issubclass(member, Measure) and member.__module__ == module.__name__
+            ours = (
+                isinstance(member, type)
+                and issubclass(member, Measure)
+                and member.__module__ == module.__name__
+            )
             if ours and (member is Measure or not inspect.isabstract(member)):
                 classes[name] = member
     return classes

@@ -1,7 +1,8 @@
 """Ablation of heads: the images that go wrong, and the rise of the loss, when one head alone is switched off.
 
-Michel, Levy & Neubig, 2019, arXiv 1905.10650, section 3.2. Here the differences are paired over the same images: exact
-McNemar for accuracy with Holm's correction over heads, Newcombe's interval, and a bootstrap for the loss.
+Michel, Levy & Neubig, 2019, arXiv 1905.10650, section 3.2. Here the differences are paired over the
+same images: exact McNemar for accuracy with Holm's correction over heads, Newcombe's interval, and
+a bootstrap for the loss.
 """
 
 import itertools
@@ -21,18 +22,20 @@ from mhprobe.stats.significance import holm, mcnemar
 class AblationDelta(PerClass, Paired):
     """Rise of the loss and drop of accuracy when one head is masked, for every head, paired on the same images.
 
-    fill: replacement of the head's output: zero (as in a removal), its mean, its mean_per_position, its output on
-    another image (resample), or the optimal constant; found on the selection images. bins: the neurons of a layer are
-    masked in so many equal parts, one at a time, and have the numbers of their part; 0 leaves neurons out. Raises
-    UserError for another fill, or number.
+    fill: replacement of the head's output: zero (as in a removal), its mean, its mean_per_position,
+    its output on another image (resample), or the optimal constant; found on the selection images.
+    bins: the neurons of a layer are masked in so many equal parts, one at a time, and have the
+    numbers of their part; 0 leaves neurons out. Raises UserError for another fill, or number.
 
-    Columns, (A,) unless said otherwise, larger is more important, negative where masking helps: value: mean rise of the
-    loss, in nats, with standard_error, low and high (95 %); drop: accuracy unmasked - masked, in [-1, 1], with
-    drop_low and drop_high (95 %); lost, won: number of images that only the unmasked, only the masked model gets right;
-    p: exact McNemar of the two; p_holm: over all masks; accuracy: () of the unmasked model; by_class (A, C): drop
-    within each class, NaN without images; class_p_holm (A, C): of McNemar within it, Holm over heads and classes;
-    class_accuracy (A, C): of the unmasked model, equal rows. With fill=resample many images share a donor: low and high
-    are over other donors, too; drop_low, drop_high and every p are for the donors that were drawn.
+    Columns, (A,) unless said otherwise, larger is more important, negative where masking helps:
+    value: mean rise of the loss, in nats, with standard_error, low and high (95 %); drop: accuracy
+    unmasked - masked, in [-1, 1], with drop_low and drop_high (95 %); lost, won: number of images
+    that only the unmasked, only the masked model gets right;
+    p: exact McNemar of the two; p_holm: over all masks; accuracy: () of the unmasked model;
+    by_class (A, C): drop within each class, NaN without images; class_p_holm (A, C): of McNemar
+    within it, Holm over heads and classes; class_accuracy (A, C): of the unmasked model, equal
+    rows. With fill=resample many images share a donor: low and high are over other donors, too;
+    drop_low, drop_high and every p are for the donors that were drawn.
 
     >>> import math, torch
     >>> from mhprobe.heads import Ablation, HeadBatch, HeadLayout, HeadSite
@@ -61,10 +64,17 @@ class AblationDelta(PerClass, Paired):
     class_lost: Tensor = counts("A", "C")  # right with the head only
     class_won: Tensor = counts("A", "C")  # right without it only
 
-    def __init__(self, layout: HeadLayout, fill: FillName = "zero", bins: Natural = 0, **kwargs: Any) -> None:
+    def __init__(
+        self, layout: HeadLayout, fill: FillName = "zero", bins: Natural = 0, **kwargs: Any
+    ) -> None:
         self.of_units = frozenset(KINDS) if bins else self.of_units
-        counts = [site.num_heads if site.kind == "head" else min(bins or 1, site.num_heads) for site in layout.sites]
-        parts = [replace(site, num_heads=count) for site, count in zip(layout.sites, counts, strict=True)]
+        counts = [
+            site.num_heads if site.kind == "head" else min(bins or 1, site.num_heads)
+            for site in layout.sites
+        ]
+        parts = [
+            replace(site, num_heads=count) for site, count in zip(layout.sites, counts, strict=True)
+        ]
         super().__init__(HeadLayout(tuple(parts), layout.blocks) if bins else layout, **kwargs)
         starts = zip(layout.sites, parts, self.layout.offsets, strict=False)
         self.part_of = [
@@ -76,7 +86,9 @@ class AblationDelta(PerClass, Paired):
         masks = itertools.groupby(range(layout.num_heads), key=self.part_of.__getitem__)
         self.ablation = Ablation(tuple(tuple(units) for _, units in masks), fill)
         if fill != "zero":
-            self.label = f"rise of the loss with {fill.replace('_', ' ')} in the head's place (nats)"
+            self.label = (
+                f"rise of the loss with {fill.replace('_', ' ')} in the head's place (nats)"
+            )
         self.needs = frozenset({self.ablation})
 
     def add(self, batch: HeadBatch) -> None:
@@ -98,7 +110,14 @@ class AblationDelta(PerClass, Paired):
             "p_holm": holm(p),
             "accuracy": self.whole(),
             "by_class": mean_of(self.class_lost - self.class_won, self.class_images),
-            "class_p_holm": holm(class_p.where(self.class_images > 0, torch.nan).flatten()).view_as(class_p),
-            "class_accuracy": mean_of(self.class_right, self.class_images).expand(self.class_lost.shape),
+            "class_p_holm": holm(class_p.where(self.class_images > 0, torch.nan).flatten()).view_as(
+                class_p
+            ),
+            "class_accuracy": mean_of(self.class_right, self.class_images).expand(
+                self.class_lost.shape
+            ),
         }
-        return {name: values[self.part_of] if values.dim() else values for name, values in columns.items()}
+        return {
+            name: values[self.part_of] if values.dim() else values
+            for name, values in columns.items()
+        }

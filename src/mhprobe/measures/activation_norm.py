@@ -1,7 +1,8 @@
 """Activation norm: the size of a head's, or a neuron's, activations times the weights that read them.
 
-Sun et al., 2023 (Wanda), arXiv 2306.11695, score a weight by |W_ij| * ||X_j||_2, X_j channel j of the layer's input.
-Here a unit gets the L2 norm over its weights in W_O (a neuron: in the MLP's last layer), with the mean over tokens.
+Sun et al., 2023 (Wanda), arXiv 2306.11695, score a weight by |W_ij| * ||X_j||_2, X_j channel j of
+the layer's input. Here a unit gets the L2 norm over its weights in W_O (a neuron: in the MLP's last
+layer), with the mean over tokens.
 """
 
 from torch import Tensor
@@ -26,7 +27,9 @@ class ActivationNorm(OfTokens, MeanOverImages):
     larger = "the head's activations, and the weights that read them, are larger"
 
     def add(self, batch: HeadBatch) -> None:
-        for number, (z, weights) in enumerate(zip(batch.z, batch.need("weights", self.name), strict=True)):
+        for number, (z, weights) in enumerate(
+            zip(batch.z, batch.need("weights", self.name), strict=True)
+        ):
             real_BT = real_tokens(self.name, batch, number, self.layout.sites[number])
             z_BTHD, read_HD = z[batch.valid].double(), weights.output.double().square().sum(-1)
             square_BH = ((z_BTHD.square() * real_BT[..., None, None]).sum(1) * read_HD).sum(-1)

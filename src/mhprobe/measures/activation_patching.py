@@ -1,13 +1,15 @@
 """Activation patching: the share of the clean result that each head alone restores on a corrupted image.
 
-Every image (clean) has a corrupted twin. In the run on the twin one head's output is replaced by that of the clean run
-(Heimersheim & Nanda, 2024, arXiv 2404.15255). Twins, patching and estimates: recording/patching.py. The value is the
-mean effect over the mean of (clean - corrupted): pairs that hardly differ would rule the mean of a ratio per pair.
+Every image (clean) has a corrupted twin. In the run on the twin one head's output is replaced by
+that of the clean run (Heimersheim & Nanda, 2024, arXiv 2404.15255). Twins, patching and estimates:
+recording/patching.py. The value is the mean effect over the mean of (clean - corrupted): pairs that
+hardly differ would rule the mean of a ratio per pair.
 
-Pairs that share a donor are not independent, so errors are clustered by donor (Liang & Zeger, 1986, Biometrika 73:13).
-Donors of n_k pairs count as (sum n_k^2)^2 / sum n_k^4 equal ones (Carter, Schnepel & Steigerwald, 2017, Review of
-Economics and Statistics 99:698). If donors are of the same batch, a pair is in two clusters: its own image's and its
-donor's (Aronow, Samii & Assenova, 2015, Political Analysis 23:564).
+Pairs that share a donor are not independent, so errors are clustered by donor (Liang & Zeger, 1986,
+Biometrika 73:13). Donors of n_k pairs count as (sum n_k^2)^2 / sum n_k^4 equal ones (Carter,
+Schnepel & Steigerwald, 2017, Review of Economics and Statistics 99:698). If donors are of the same
+batch, a pair is in two clusters: its own image's and its donor's (Aronow, Samii & Assenova, 2015,
+Political Analysis 23:564).
 Shapes: E estimates, N donors, P pairs of images.
 """
 
@@ -34,17 +36,23 @@ class NothingToRestore(MeasureWarning):
 class ActivationPatching(Measure):
     """Share of the way from the corrupted run to the clean one that a head's output alone brings the metric.
 
-    corrupt, direction, metric, noise, seed: as for ``Patching``. donors: number of images of the selection split to
-    draw donors from (corrupt="class"); without a selection split donors are of the same batch.
-    estimates: some of "exact", "atp", "graddrop". value is of the first, "exact" or "atp"; others are compared with it.
+    corrupt, direction, metric, noise, seed: as for ``Patching``. donors: number of images of the
+    selection split to draw donors from (corrupt="class"); without a selection split donors are of
+    the same batch.
+    estimates: some of "exact", "atp", "graddrop". value is of the first, "exact" or "atp"; others
+    are compared with it.
 
-    Columns, (A,) unless said otherwise: value: the share, larger: the head matters more; 0: alone it does nothing,
-    below 0: it leads away; low, high: 95 % interval over images and donors; p_holm: two-sided test of a mean effect of
-    0, Holm over heads; effect: mean effect in units of the metric; size: mean of |effect| over pairs, divided as value
-    is; atp, atp_size, graddrop: estimates of value, size and size, graddrop NaN with fewer than two known blocks;
-    difference: atp - value; places: places by which atp ranks the head lower than value does; spearman_atp,
-    spearman_size, spearman_graddrop: () rank correlation over heads of atp with value, of atp_size and of graddrop with
-    size, each with _low and _high (95 %); clean, corrupted: () mean metric of either run; pairs: () number of pairs;
+    Columns, (A,) unless said otherwise: value: the share, larger: the head matters more; 0: alone
+    it does nothing,
+    below 0: it leads away; low, high: 95 % interval over images and donors; p_holm: two-sided test
+    of a mean effect of 0, Holm over heads; effect: mean effect in units of the metric; size: mean
+    of |effect| over pairs, divided as value is; atp, atp_size, graddrop: estimates of value, size
+    and size, graddrop NaN with fewer than two known blocks;
+    difference: atp - value; places: places by which atp ranks the head lower than value does;
+    spearman_atp,
+    spearman_size, spearman_graddrop: () rank correlation over heads of atp with value, of atp_size
+    and of graddrop with size, each with _low and _high (95 %); clean, corrupted: () mean metric of
+    either run; pairs: () number of pairs;
     donors: () number of their donors, equal to pairs if no donor serves two images; images: ().
     NothingToRestore warns if the metric does not fall. Raises UserError without any pair.
     """
@@ -57,7 +65,8 @@ class ActivationPatching(Measure):
     effects: Tensor  # (E, 2, A) sums over pairs of x and |x|
     ends: Tensor = sums(2)  # over pairs of the clean metric and of the corrupted one
     pairs: Tensor = counts()
-    of_donors: Tensor  # (N, A + 2) per donor of the selection, sums over its pairs of x, clean - corrupted and 1
+    # (N, A + 2) per donor of the selection, sums over its pairs of x, clean - corrupted and 1
+    of_donors: Tensor
     squares: Tensor  # (3, A + 2) of other pairs, see _squares
     clusters: Tensor = counts()  # how many of those
 
@@ -76,7 +85,9 @@ class ActivationPatching(Measure):
         super().__init__(layout, **kwargs)
         self.estimates = tuple(estimates)
         if self.estimates[:1] not in (("exact",), ("atp",)):
-            raise UserError(f"{self.name}: the first of estimates is exact or atp, got {list(self.estimates)}.")
+            raise UserError(
+                f"{self.name}: the first of estimates is exact or atp, got {list(self.estimates)}."
+            )
         self.patching = Patching(corrupt, direction, metric, self.estimates, noise, seed)
         self.pool = Pool(donors if corrupt == "class" else 0)
         if corrupt == "class":
@@ -98,7 +109,9 @@ class ActivationPatching(Measure):
         self.pool.gather()
         if len(self.pool):
             number, images, labels = self.pool.held
-            self.needs = frozenset({dataclasses.replace(self.patching, donors=Donors(images, labels, number))})
+            self.needs = frozenset(
+                {dataclasses.replace(self.patching, donors=Donors(images, labels, number))}
+            )
 
     def reset(self) -> None:
         super().reset()
@@ -116,11 +129,16 @@ class ActivationPatching(Measure):
         self.effects += torch.stack([x_EPA.sum(1), x_EPA.abs().sum(1)], 1)
         self.ends += torch.stack([clean.sum(), corrupt.sum()])
         self.pairs += counted.sum()
-        pairs_PV = torch.cat([x_EPA[0], torch.stack([clean - corrupt, torch.ones_like(clean)], 1)], 1)
+        pairs_PV = torch.cat(
+            [x_EPA[0], torch.stack([clean - corrupt, torch.ones_like(clean)], 1)], 1
+        )
         self._cluster(pairs_PV, effects.donor, counted)
 
     def _cluster(self, pairs_PV: Tensor, donor: Tensor | None, counted: Tensor) -> None:
-        """Add to the sums of the errors. pairs: x of all heads, clean - corrupted and 1. counted: (B,) bool."""
+        """Add to the sums of the errors.
+
+        pairs: x of all heads, clean - corrupted and 1. counted: (B,) bool.
+        """
         (need,) = self.needs
         if donor is None:
             self.squares += _squares(pairs_PV)
@@ -131,14 +149,17 @@ class ActivationPatching(Measure):
             images_BV = pairs_PV.new_zeros(len(counted), pairs_PV.shape[1])
             images_BV[counted] = pairs_PV
             images_BV.index_add_(0, donor[counted], pairs_PV)
-            self.squares += _squares(images_BV) - _squares(pairs_PV)  # each pair is in two sums, and counts once
+            self.squares += _squares(images_BV) - _squares(
+                pairs_PV
+            )  # each pair is in two sums, and counts once
             self.clusters += len(pairs_PV)
 
     def finish(self) -> dict[str, Tensor]:
         if not int(self.pairs):
             raise UserError(
                 f"{self.name}: none of {int(self.images)} images has a corrupted twin (corrupt="
-                f"{self.patching.corrupt}), expected images of several classes, or with objects on a background."
+                f"{self.patching.corrupt}), expected images of several classes, or with objects on "
+                "a background."
             )
         clean, corrupted = self.ends / self.pairs
         self._warn(clean - corrupted)
@@ -164,11 +185,22 @@ class ActivationPatching(Measure):
         columns, size = dict[str, Tensor](), self._size(self.estimates[0])
         if "atp" in self.estimates[1:]:
             atp, atp_size = self._share("atp"), self._size("atp")
-            place, atp_place = (x.argsort(descending=True, stable=True).argsort() for x in (value, atp))
-            columns = {"atp": atp, "atp_size": atp_size, "difference": atp - value, "places": atp_place - place}
+            place, atp_place = (
+                x.argsort(descending=True, stable=True).argsort() for x in (value, atp)
+            )
+            columns = {
+                "atp": atp,
+                "atp_size": atp_size,
+                "difference": atp - value,
+                "places": atp_place - place,
+            }
             columns |= _agreement("atp", atp, value) | _agreement("size", atp_size, size)
         if "graddrop" in self.estimates:
-            dropped = self._size("graddrop") if len(self.layout.blocks) > 1 else torch.full_like(size, torch.nan)
+            dropped = (
+                self._size("graddrop")
+                if len(self.layout.blocks) > 1
+                else torch.full_like(size, torch.nan)
+            )
             columns |= {"graddrop": dropped} | _agreement("graddrop", dropped, size)
         return columns
 
@@ -213,8 +245,10 @@ class ActivationPatching(Measure):
         reach = t_quantile(self._freedom) * self._mean_error(way[None], slice(-2, -1))
         if not way > reach:
             warnings.warn(
-                f"{self.name}: the metric falls by {float(way):.3g} +- {float(reach):.2g} from clean to "
-                f"corrupted images ({int(self.pairs)} pairs): there is nothing to restore, and shares of it mean "
+                f"{self.name}: the metric falls by {float(way):.3g} +- {float(reach):.2g} from "
+                "clean to "
+                f"corrupted images ({int(self.pairs)} pairs): there is nothing to restore, and "
+                "shares of it mean "
                 f"little. Corrupt more, or show more images.",
                 NothingToRestore,
                 stacklevel=2,
@@ -223,7 +257,9 @@ class ActivationPatching(Measure):
 
 def _squares(sums_UV: Tensor) -> Tensor:
     """(3, V) sums over clusters of each column's square, and of its products with the last two columns."""
-    return torch.stack([sums_UV.square().sum(0), sums_UV[:, -2] @ sums_UV, sums_UV[:, -1] @ sums_UV])
+    return torch.stack(
+        [sums_UV.square().sum(0), sums_UV[:, -2] @ sums_UV, sums_UV[:, -1] @ sums_UV]
+    )
 
 
 def _agreement(name: str, estimate: Tensor, exact: Tensor) -> dict[str, Tensor]:

@@ -1,7 +1,8 @@
 """Attention distance: the attention-weighted distance between a query and its keys, in pixels of the input image.
 
-Dosovitskiy et al., 2021, arXiv 2010.11929, appendix D.7; Raghu et al., 2021, arXiv 2108.08810, section 4. Distances are
-Euclidean, between centres of patches. Raghu et al. do not renormalise rows without prefix tokens ("raw" here).
+Dosovitskiy et al., 2021, arXiv 2010.11929, appendix D.7; Raghu et al., 2021, arXiv 2108.08810,
+section 4. Distances are Euclidean, between centres of patches. Raghu et al. do not renormalise rows
+without prefix tokens ("raw" here).
 """
 
 import torch
@@ -17,9 +18,9 @@ from mhprobe.stats.intervals import SIZE
 class AttentionDistance(OfAttention, MeanOverImages):
     """Mean attention distance over patch queries and images; rows sum to 1 without prefix and padding keys.
 
-    Columns, (A,) in input pixels, larger looks further: value = renormalised, with low and high; raw: without
-    renormalising; uniform: of even attention over the same keys; whole: of even attention over the whole grid, ignoring
-    windows. A row without weight on patches counts as 0.
+    Columns, (A,) in input pixels, larger looks further: value = renormalised, with low and high;
+    raw: without renormalising; uniform: of even attention over the same keys; whole: of even
+    attention over the whole grid, ignoring windows. A row without weight on patches counts as 0.
     """
 
     fooled_by = "by definition: a head that looks next to itself and far away has the mean of one that looks halfway"
@@ -37,7 +38,9 @@ class AttentionDistance(OfAttention, MeanOverImages):
         mass_bWHQ = (piece.attn * places.patch_pairs[:, None]).sum(-1)
         renormalised_bWHQ = raw_bWHQ / mass_bWHQ.clamp(min=torch.finfo(torch.float64).tiny)
         self.raw_total[span] += piece.of_images(raw_bWHQ, places.patch).sum(0)
-        self.add_images(span, piece.of_images(renormalised_bWHQ, places.patch), piece.counts(places.patch))
+        self.add_images(
+            span, piece.of_images(renormalised_bWHQ, places.patch), piece.counts(places.patch)
+        )
 
     def finish(self) -> dict[str, Tensor]:
         queries = self.patch_queries
@@ -45,7 +48,9 @@ class AttentionDistance(OfAttention, MeanOverImages):
             **self.over_images(),
             "renormalised": self.image_sums[0] / self.images / queries,
             "raw": self.raw_total / self.images / queries,
-            "uniform": self.per_site(lambda site, p: (p.distance * even_over(p.patch_pairs)).sum() / p.patch.sum()),
+            "uniform": self.per_site(
+                lambda site, p: (p.distance * even_over(p.patch_pairs)).sum() / p.patch.sum()
+            ),
             "whole": self.per_site(_over_the_grid),
         }
 
@@ -53,5 +58,7 @@ class AttentionDistance(OfAttention, MeanOverImages):
 def _over_the_grid(site: HeadSite, places: Places) -> Tensor:
     """() mean distance between any two grid tokens."""
     sides = zip(site.token_grid, site.pixels, strict=True)
-    position_T2 = torch.cartesian_prod(*(torch.arange(count).double() * step for count, step in sides))
+    position_T2 = torch.cartesian_prod(
+        *(torch.arange(count).double() * step for count, step in sides)
+    )
     return torch.cdist(position_T2, position_T2).mean()

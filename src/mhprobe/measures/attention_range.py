@@ -1,8 +1,9 @@
 """Attention range: the radius around the favourite key that holds 50 or 90 % of the other attention (r50, r90).
 
-Distances are from a query's own argmax key. The mass on that key is left out, or r50 would be 0 for most heads of small
-windows; column ``peak`` has it. Prefix rows and columns are dropped and the rest is renormalised. The radius is read
-from the mean profile of mass over the distances of the grid, linearly between them.
+Distances are from a query's own argmax key. The mass on that key is left out, or r50 would be 0 for
+most heads of small windows; column ``peak`` has it. Prefix rows and columns are dropped and the
+rest is renormalised. The radius is read from the mean profile of mass over the distances of the
+grid, linearly between them.
 Shapes: R distinct distances of the site that has most.
 """
 
@@ -15,21 +16,29 @@ from torch import Tensor
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import counts
 from mhprobe.measures.parts.jackknife import FOLDS, fold_of, jackknife
-from mhprobe.measures.parts.places import OfAttention, Piece, around_favourites, even_over, places_of
+from mhprobe.measures.parts.places import (
+    OfAttention,
+    Piece,
+    around_favourites,
+    even_over,
+    places_of,
+)
 from mhprobe.stats.intervals import SIZE
 
-_DIGITS = 6  # roots of equal squares may differ in the last bit: a millionth of a pixel tells distances apart
+# roots of equal squares may differ in the last bit: a millionth of a pixel tells distances apart
+_DIGITS = 6
 
 
 class AttentionRange(OfAttention):
     """Radius around the argmax key that holds half of the attention that is not on it.
 
-    Columns, in input pixels, (A,), larger is broader: value = r50: radius that holds 50 % of the mass off the argmax
-    key, 0 if there is none; low, high: its 95 % interval (jackknife over folds of images); r90: 90 %; uniform,
-    uniform_r90: the same for even attention over the same keys, around the same argmax keys. peak, uniform_peak: mean
-    share of the argmax key, in [0, 1]. For the figure, (A, R): distances, NaN behind a site's last; mass and
-    uniform_mass at each. folds: () number of folds with images. Of n keys that share a query's largest weight each
-    counts 1/n.
+    Columns, in input pixels, (A,), larger is broader: value = r50: radius that holds 50 % of the
+    mass off the argmax key, 0 if there is none; low, high: its 95 % interval (jackknife over folds
+    of images); r90: 90 %; uniform,
+    uniform_r90: the same for even attention over the same keys, around the same argmax keys. peak,
+    uniform_peak: mean share of the argmax key, in [0, 1]. For the figure, (A, R): distances, NaN
+    behind a site's last; mass and uniform_mass at each. folds: () number of folds with images. Of n
+    keys that share a query's largest weight each counts 1/n.
     """
 
     fooled_by = "by definition: a head that looks at itself is as narrow as one that looks at one token far away"
@@ -39,7 +48,8 @@ class AttentionRange(OfAttention):
     larger = "attention spreads wider around the place that the head looks at most"
     also = ("range_profile",)
 
-    mass: Tensor  # (J, A, R) sum over images and queries of attention at each distance from the argmax key
+    # (J, A, R) sum over images and queries of attention at each distance from the argmax key
+    mass: Tensor
     uniform_mass: Tensor  # (A, R) sum over all folds of the same of even attention
     fold_images: Tensor = counts(FOLDS)
 
@@ -57,7 +67,8 @@ class AttentionRange(OfAttention):
         places, span = piece.places, piece.span
         distances, _ = _rings(piece.site, piece.attn.device)
         held, place_b = batch.derive(fold_of)[piece.counted].unique(return_inverse=True)
-        # a fold's rows with the same argmax key have the same rings: add them up first, then sort into rings
+        # a fold's rows with the same argmax key have the same rings: add them up first, then sort
+        # into rings
         row_FWHKK, seen_WHK = around_favourites(piece, place_b, len(held))
         self.mass[held, span, : len(distances)] += _by_ring(row_FWHKK, piece)
         even_WHKK = seen_WHK[..., None] * even_over(places.patch_pairs)[:, None]
@@ -79,7 +90,12 @@ class AttentionRange(OfAttention):
 
         r50 = off_centre(whole, 0.5)
         return {
-            **jackknife(r50, lambda fold: off_centre(whole - self.mass[fold], 0.5), self.fold_images, self.within),
+            **jackknife(
+                r50,
+                lambda fold: off_centre(whole - self.mass[fold], 0.5),
+                self.fold_images,
+                self.within,
+            ),
             "r50": r50.clone(),
             "r90": off_centre(whole, 0.9),
             "uniform": off_centre(even, 0.5),
@@ -125,7 +141,9 @@ def _rings(site: HeadSite, device: torch.device) -> tuple[Tensor, Tensor]:
     """
     with torch.inference_mode(False):
         distance = places_of(site, device).distance.round(decimals=_DIGITS)
-        down, across = (torch.arange(n, dtype=torch.float64, device=device) for n in site.token_grid)
+        down, across = (
+            torch.arange(n, dtype=torch.float64, device=device) for n in site.token_grid
+        )
         occurring = torch.hypot(down[:, None] * site.pixels[0], across * site.pixels[1])
         occurring = occurring.round(decimals=_DIGITS).unique()
         rising = occurring[occurring <= distance.max()]

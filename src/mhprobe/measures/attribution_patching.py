@@ -14,12 +14,14 @@ from mhprobe.measures.activation_patching import ActivationPatching
 class AttributionPatching(ActivationPatching):
     """First-order estimate of activation patching. Options and UserError as there.
 
-    Columns as in ActivationPatching, of the estimate; with estimates=[atp, graddrop] also graddrop, a size that does
-    not fall where effects cancel, and its rank correlation with size.
+    Columns as in ActivationPatching, of the estimate; with estimates=[atp, graddrop] also graddrop,
+    a size that does not fall where effects cancel, and its rank correlation with size.
     """
 
     fooled_by = "by definition: a head whose effect is not linear between both images: early heads come out too small"
     also = ()
 
-    def __init__(self, layout: HeadLayout, estimates: Sequence[str] = ("atp",), **kwargs: Any) -> None:
+    def __init__(
+        self, layout: HeadLayout, estimates: Sequence[str] = ("atp",), **kwargs: Any
+    ) -> None:
         super().__init__(layout, estimates=estimates, **kwargs)

@@ -1,6 +1,7 @@
 """Base class of all measures: float64 sums over valid images, added over ranks, turned into columns at the end.
 
-Memory does not grow with the number of images. Batch size, order of images and number of ranks do not change results.
+Memory does not grow with the number of images. Batch size, order of images and number of ranks do
+not change results.
 """
 
 import abc
@@ -51,29 +52,36 @@ def counts(*shape: int | str) -> Any:
 class Measure(Metric):
     """Base of all measures. A subclass declares its sums and writes ``add`` and ``finish``.
 
-    Sums are declared in the class, ``total: Tensor = sums("A")``, or by ``add_state`` if an option decides a shape.
+    Sums are declared in the class, ``total: Tensor = sums("A")``, or by ``add_state`` if an option
+    decides a shape.
 
     needs: records that the measure uses (see heads.Need); z is always recorded.
     kind: "per_head", "pairwise" or "pairwise_layers"; it decides the table and the figure.
     label: name and unit of "value", for a figure's axis. unit: the unit alone, "" for none.
-    larger: meaning of a larger "value". alike: for pairs, "largest" or "smallest": the "value" of the most alike heads.
+    larger: meaning of a larger "value". alike: for pairs, "largest" or "smallest": the "value" of
+    the most alike heads.
     masks: True if "value" is the rise of the loss, in nats, without the head.
     also: further kinds of report/figures that draw the columns.
     axes: for columns of shape (A, K) or (A, A, K) that get a table, the K names along it.
-    select_needs: records of validation images, which go to ``select`` and ``end_select`` first, for a measure that
+    select_needs: records of validation images, which go to ``select`` and ``end_select`` first, for
+    a measure that
         chooses something. Both kinds of needs may depend on options, ``needs`` also on the choice.
-    fooled_by: heads or models for which the number misleads, after "seen: " (in HeadBench) or "by definition: ".
-    within: range of "value": REAL, SHARE or SIZE of ``stats.intervals``. no_interval: reason for no columns "low" and
+    fooled_by: heads or models for which the number misleads, after "seen: " (in HeadBench) or "by
+    definition: ".
+    within: range of "value": REAL, SHARE or SIZE of ``stats.intervals``. no_interval: reason for no
+    columns "low" and
         "high" (95 % interval over images), else "". of_images: False if it depends on no image.
     empty: reason why a column may be NaN for every head, else "".
     of_units: kinds that it can measure. class_names: names of the classes, if the caller sets them.
 
-    ``finish`` returns columns, "value" first. A measure of images also gets () images, the number of images:
+    ``finish`` returns columns, "value" first. A measure of images also gets () images, the number
+    of images:
         per_head: (A,), or () for a number about all heads;
         pairwise: (A, A), or (A,) for a number per head, or ();
         pairwise_layers: (S, S), or (S,) for a number per site, or ();
         other shapes, e.g. (A, A, R), go to figures, and to a table only if ``axes`` names them.
-    NaN marks what is out of scope, e.g. a pair of heads of different layers if only heads of a layer are compared.
+    NaN marks what is out of scope, e.g. a pair of heads of different layers if only heads of a
+    layer are compared.
     """
 
     full_state_update = False
@@ -103,29 +111,40 @@ class Measure(Metric):
         return measure
 
     def __getnewargs__(self) -> tuple[()]:
-        return ()  # torchmetrics would hand the letters of the class's name to ``__new__`` of a copy
+        # torchmetrics would hand the letters of the class's name to ``__new__`` of a copy
+        return ()
 
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
         """Declare the sums. kwargs go to torchmetrics.Metric, e.g. ``process_group``.
 
-        NotOfNeurons if ``layout`` has units that the measure cannot measure; ``fitted`` then leaves them out.
+        NotOfNeurons if ``layout`` has units that the measure cannot measure; ``fitted`` then leaves
+        them out.
         """
         if not layout.kinds <= self.of_units:
-            raise NotOfNeurons(f"{self.name}: is of heads, a neuron has none of it; expected layout.of('head').")
-        # torchmetrics would gather every rank's sums: world_size times their memory for what one all_reduce does
+            raise NotOfNeurons(
+                f"{self.name}: is of heads, a neuron has none of it; expected layout.of('head')."
+            )
+        # torchmetrics would gather every rank's sums: world_size times their memory for what one
+        # all_reduce does
         super().__init__(**{"dist_sync_fn": all_reduce, **kwargs})
         self.layout = layout
         self.axes: dict[str, list[str]] = {}
-        members = {name: item for kind in reversed(type(self).__mro__) for name, item in vars(kind).items()}
+        members = {
+            name: item for kind in reversed(type(self).__mro__) for name, item in vars(kind).items()
+        }
         self.declared = {name: item for name, item in members.items() if isinstance(item, Sum)}
         sizes: dict[int | str, Any] = {"A": layout.num_heads, "S": len(layout.sites), "C": 0}
         for name, (shape, dtype) in self.declared.items():
-            self.add_state(name, torch.zeros([sizes.get(size, size) for size in shape], dtype=dtype))
+            self.add_state(
+                name, torch.zeros([sizes.get(size, size) for size in shape], dtype=dtype)
+            )
 
     @property
     def name(self) -> str:
         """Name of the measure, its option and its table: the class's name in snake case, unless it sets ``name``."""
-        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(self).__name__).lower()
+        return re.sub(
+            r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(self).__name__
+        ).lower()
 
     @property
     def about(self) -> str:
@@ -136,7 +155,9 @@ class Measure(Metric):
     def update(self, batch: HeadBatch) -> None:
         """Add one batch: count its valid images, and call ``add`` if there are any."""
         if batch.valid.any():
-            with torch.autocast(batch.valid.device.type, enabled=False):  # a sum keeps its digits in one
+            with torch.autocast(
+                batch.valid.device.type, enabled=False
+            ):  # a sum keeps its digits in one
                 self.add(batch)
         self.images += batch.valid.sum()
 
@@ -156,7 +177,10 @@ class Measure(Metric):
         """The columns, from the sums alone (see the class for their shapes); "value" comes first."""
 
     def compute(self) -> Tensor:
-        """The main column, "value". A collective: call it on every rank. UserError as in ``columns``."""
+        """The main column, "value".
+
+        A collective: call it on every rank. UserError as in ``columns``.
+        """
         return self._finish()["value"]
 
     def columns(self) -> dict[str, Tensor]:
@@ -171,43 +195,66 @@ class Measure(Metric):
     def _finish(self) -> dict[str, Tensor]:
         # after the sync, so that ranks agree: one that raised alone would leave the others waiting
         if self.images == 0:
-            raise UserError(f"{self.name}: no valid images were seen, expected at least one; update it with a batch.")
+            raise UserError(
+                f"{self.name}: no valid images were seen, expected at least one; update it with a "
+                "batch."
+            )
         for name in self.metric_state:
             if not all(piece.isfinite().all() for piece in ranks.pieces(getattr(self, name))):
                 raise UserError(
-                    f"{self.name}: its sum {name} holds NaN or infinity, expected finite outputs and slopes of heads. "
+                    f"{self.name}: its sum {name} holds NaN or infinity, expected finite outputs "
+                    "and slopes of heads. "
                     f"Check the weights, the precision and the normalisation of the images."
                 )
         columns = self.finish()
         return {**columns, "images": self.images.clone()} if self.of_images else columns
 
     def add_state(
-        self, name: str, default: list | Tensor, dist_reduce_fx: str | Callable | None = "sum", persistent: bool = False
+        self,
+        name: str,
+        default: list | Tensor,
+        dist_reduce_fx: str | Callable | None = "sum",
+        persistent: bool = False,
     ) -> None:
-        """Declare a sum: a float64 or int64 tensor of zeros. Nothing else merges by addition without losing digits."""
+        """Declare a sum: a float64 or int64 tensor of zeros.
+
+        Nothing else merges by addition without losing digits.
+        """
         if dist_reduce_fx != "sum" or not isinstance(default, Tensor):
-            raise TypeError(f"{self.name}.{name}: a measure's states are sums: a tensor and dist_reduce_fx='sum'.")
+            raise TypeError(
+                f"{self.name}.{name}: a measure's states are sums: a tensor and "
+                "dist_reduce_fx='sum'."
+            )
         if default.dtype not in (torch.float64, torch.long):
             raise TypeError(f"{self.name}.{name}: sums are float64 or int64, got {default.dtype}.")
-        # a tensor made in inference mode could never be updated outside it; Lightning evaluates inside
+        # a tensor made in inference mode could never be updated outside it; Lightning evaluates
+        # inside
         with torch.inference_mode(False):
             super().add_state(name, torch.zeros((), dtype=default.dtype), "sum", persistent)
             setattr(self, name, torch.zeros_like(default))
-            self._defaults[name] = default.new_zeros(()).expand(default.shape)  # not as large as the sum itself
+            self._defaults[name] = default.new_zeros(()).expand(
+                default.shape
+            )  # not as large as the sum itself
 
     def reset(self) -> None:
         with torch.inference_mode(False):
             super().reset()
 
-    def _sync_dist(self, dist_sync_fn: Callable = lambda *_: [], process_group: Any | None = None) -> None:
-        # torchmetrics has put a copy of the sums aside. What is left is added up in place: its own way makes three more
-        # copies of each sum, and keeps those of all sums until the last is done
+    def _sync_dist(
+        self, dist_sync_fn: Callable = lambda *_: [], process_group: Any | None = None
+    ) -> None:
+        # torchmetrics has put a copy of the sums aside. What is left is added up in place: its own
+        # way makes three more copies of each sum, and keeps those of all sums until the last is
+        # done
         for name in self._reductions:
             (total,) = dist_sync_fn(getattr(self, name), group=process_group or self.process_group)
             setattr(self, name, total)
 
     def before_sync(self) -> None:
-        """Sums are about to be added up over ranks: give them the same shape on all. A collective."""
+        """Sums are about to be added up over ranks: give them the same shape on all.
+
+        A collective.
+        """
 
     @contextlib.contextmanager
     def sync_context(self, *args: Any, should_unsync: bool = True, **kwargs: Any) -> Iterator[None]:
@@ -221,13 +268,17 @@ class Measure(Metric):
             self.unsync(should_unsync=self._is_synced and should_unsync)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any) -> torch.nn.Module:
-        # torchmetrics ignores .half() and .float(), but .to(torch.bfloat16) gets through: follow devices only
+        # torchmetrics ignores .half() and .float(), but .to(torch.bfloat16) gets through: follow
+        # devices only
         with torch.inference_mode(False):
             return super()._apply(lambda tensor: tensor.to(fn(tensor.new_empty(0)).device), *args)
 
 
 def fitted(make: Callable[[HeadLayout], T], layout: HeadLayout) -> T:
-    """Make a measure of a layout by ``make``; one of heads alone is made for its heads. UserError without any."""
+    """Make a measure of a layout by ``make``; one of heads alone is made for its heads.
+
+    UserError without any.
+    """
     try:
         return make(layout)
     except NotOfNeurons:
@@ -247,7 +298,10 @@ def all_reduce(state: Tensor, group: Any | None = None) -> list[Tensor]:
 
 
 class OfWeights(Measure):
-    """Base of measures of weights alone. Each rank fills the states once: their sums are ``models`` times too large."""
+    """Base of measures of weights alone.
+
+    Each rank fills the states once: their sums are ``models`` times too large.
+    """
 
     needs: frozenset[Need] = frozenset({"weights"})
     no_interval = "weights alone, which no image changes"

@@ -1,7 +1,8 @@
 """Canonical correlation between heads with all their directions: SVCCA without its first cut.
 
-Hotelling, 1936. google/svcca's ``get_cca_similarity`` adds an epsilon to the diagonal where we leave out directions
-that do not vary, and averages only the leading correlations, up to 98 % of their sum.
+Hotelling, 1936. google/svcca's ``get_cca_similarity`` adds an epsilon to the diagonal where we
+leave out directions that do not vary, and averages only the leading correlations, up to 98 % of
+their sum.
 """
 
 from typing import Any
@@ -14,8 +15,8 @@ from mhprobe.measures.svcca import SVCCA
 class CCA(SVCCA):
     """Mean canonical correlation of all directions of two heads.
 
-    No invertible linear map of a head changes it. Options but ``variance``, columns, UserError and warnings as in
-    SVCCA.
+    No invertible linear map of a head changes it. Options but ``variance``, columns, UserError and
+    warnings as in SVCCA.
     """
 
     fooled_by = "by definition: a direction with next to no variance, perhaps noise, counts as much as the first"

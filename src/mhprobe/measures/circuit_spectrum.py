@@ -1,13 +1,15 @@
 """Does a head make like look at like? Singular values and directions of its circuits; no image is needed.
 
-A head scores query token x and key token y by x W_QK y, W_QK = W_Q^T W_K (over sqrt(D)), and writes x W_OV of what it
-looks at, W_OV = W_V^T W_O (Elhage et al., 2021). In the singular value decomposition W = sum_n s_n u_n v_n^T tokens
-along u_n look at tokens along v_n: at like ones if u_n and v_n are the same direction (Pan, Philip, Xie & Schwartz,
-2024, arXiv 2405.14880). The mean of their cosines weighted by s_n is trace(W) / (sum of s_n). If one side is turned at
-random its mean is 0, its standard deviation sqrt(sum s_n^2) / (sqrt(C) sum s_n).
+A head scores query token x and key token y by x W_QK y, W_QK = W_Q^T W_K (over sqrt(D)), and writes
+x W_OV of what it looks at, W_OV = W_V^T W_O (Elhage et al., 2021). In the singular value
+decomposition W = sum_n s_n u_n v_n^T tokens
+along u_n look at tokens along v_n: at like ones if u_n and v_n are the same direction (Pan, Philip,
+Xie & Schwartz, 2024, arXiv 2405.14880). The mean of their cosines weighted by s_n is trace(W) /
+(sum of s_n). If one side is turned at random its mean is 0, its standard deviation sqrt(sum s_n^2)
+/ (sqrt(C) sum s_n).
 
-With W_Q^T = Q_a R_a and W_K^T = Q_b R_b the modes of W are those of R_a R_b^T, D x D. Tokens are those behind the
-block's norm. Biases, rotations and norms of queries and keys are left out.
+With W_Q^T = Q_a R_a and W_K^T = Q_b R_b the modes of W are those of R_a R_b^T, D x D. Tokens are
+those behind the block's norm. Biases, rotations and norms of queries and keys are left out.
 Shapes: C channels of the residual stream, K modes.
 """
 
@@ -31,14 +33,15 @@ class CircuitSpectrum(OfWeights):
 
     of: circuit of value: "qk", from query to key, or "ov", from what is read to what is written.
 
-    Columns, (A,): value, in [-1, 1]: larger, like looks at like ("ov": the head writes what it reads), below 0 at the
-    opposite; 0 for a head without weights. null: 0, of unrelated directions, with null_low and null_high, between which
-    95 % of random ones lie (normal approximation). qk, ov: value of either circuit. rank_qk, rank_ov: effective number
-    of modes, exp(entropy of the shares of s_n), 1 to D. copying: sum of W_OV's eigenvalues over the sum of their sizes,
-    in [-1, 1]; 1: what the head reads comes out with its sign (Elhage et al.). singular, cosine: (A, K) of the circuit
-    ``of``, largest first, NaN behind the last mode.
-    Raises UserError if a head writes into a stream of another width than it reads, or if ``of`` is "qk" and a head has
-    no queries and keys; with "ov" its qk and rank_qk are 0.
+    Columns, (A,): value, in [-1, 1]: larger, like looks at like ("ov": the head writes what it
+    reads), below 0 at the opposite; 0 for a head without weights. null: 0, of unrelated directions,
+    with null_low and null_high, between which 95 % of random ones lie (normal approximation). qk,
+    ov: value of either circuit. rank_qk, rank_ov: effective number of modes, exp(entropy of the
+    shares of s_n), 1 to D. copying: sum of W_OV's eigenvalues over the sum of their sizes, in [-1,
+    1]; 1: what the head reads comes out with its sign (Elhage et al.). singular, cosine: (A, K) of
+    the circuit ``of``, largest first, NaN behind the last mode. Raises UserError if a head writes
+    into a stream of another width than it reads, or if ``of`` is "qk" and a head has no queries and
+    keys; with "ov" its qk and rank_qk are 0.
     """
 
     fooled_by = "by definition: a head that looks where its biases or positions say, whatever its weights tie together"
@@ -48,7 +51,9 @@ class CircuitSpectrum(OfWeights):
     modes: Tensor  # (2 circuits, 2, A, K) singular values and cosines,
     eigenvalues: Tensor = sums(2, "A")  # of W_OV, and of their sizes,
     channels: Tensor = sums("A")  # C
-    sizes: Tensor = sums(2, "A")  # number of modes of each circuit; keys may be narrower than values
+    sizes: Tensor = sums(
+        2, "A"
+    )  # number of modes of each circuit; keys may be narrower than values
 
     def __init__(self, layout: HeadLayout, of: Circuit = "qk", **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
@@ -56,30 +61,43 @@ class CircuitSpectrum(OfWeights):
         self.label = f"{of.upper()}: like with like, mean cosine"
         widest = max(site.head_dim for site in layout.sites)
         self.add_state("modes", torch.zeros(2, 2, layout.num_heads, widest, dtype=torch.float64))
-        self.axes = {key: [f"mode {number}" for number in range(widest)] for key in ("singular", "cosine")}
+        self.axes = {
+            key: [f"mode {number}" for number in range(widest)] for key in ("singular", "cosine")
+        }
 
     def look(self, weights: Sequence[HeadWeights]) -> None:
         for number, (site, of_site) in enumerate(zip(self.layout.sites, weights, strict=True)):
-            query, key, value, output = of_site = HeadWeights(*(matrix.double() for matrix in of_site))
+            query, key, value, output = of_site = HeadWeights(
+                *(matrix.double() for matrix in of_site)
+            )
             for one, other in ((query, key), (value, output)):
                 if one.shape[2] != other.shape[2]:
                     raise UserError(
-                        f"{self.name}: {site.name} reads {one.shape[2]} channels and scores or writes {other.shape[2]}"
-                        f", expected as many: directions of two spaces have no cosine. Leave this measure out."
+                        f"{self.name}: {site.name} reads {one.shape[2]} channels and scores or "
+                        f"writes {other.shape[2]}"
+                        ", expected as many: directions of two spaces have no cosine. Leave this "
+                        "measure out."
                     )
             if self.of == "qk" and not query.shape[1]:
-                raise UserError(f"{self.name}: of=qk: {site.name} has no queries and keys. Use of=ov, or leave it out.")
+                raise UserError(
+                    f"{self.name}: of=qk: {site.name} has no queries and keys. Use of=ov, or leave "
+                    "it out."
+                )
             span = self.layout.span(number)
             self.channels[span] = query.shape[2]
             if not all(matrix.isfinite().all() for matrix in of_site):
-                self.channels[span] = torch.nan  # not an error here: other ranks would wait for this one
+                self.channels[span] = (
+                    torch.nan
+                )  # not an error here: other ranks would wait for this one
                 continue
             for circuit, (read, write) in enumerate(((query, key), (value, output))):
                 self.sizes[circuit, span] = min(read.shape[1:])
                 for kind, modes in enumerate(modes_of(read, write)):
                     self.modes[circuit, kind, span, : modes.shape[-1]] = modes
             eigenvalues = torch.linalg.eigvals(output @ value.mT)  # of W_OV, but for zeros
-            self.eigenvalues[:, span] = torch.stack([eigenvalues.real.sum(-1), eigenvalues.abs().sum(-1)])
+            self.eigenvalues[:, span] = torch.stack(
+                [eigenvalues.real.sum(-1), eigenvalues.abs().sum(-1)]
+            )
 
     def finish(self) -> dict[str, Tensor]:
         singular, cosine = (self.modes / self.models).unbind(1)  # each (2, A, K)
@@ -89,7 +107,10 @@ class CircuitSpectrum(OfWeights):
         spread = Z95 * _ratio(singular[circuit].norm(dim=-1), total[circuit]) / channels.sqrt()
         share = _ratio(singular, total[..., None])
         rank = torch.where(total > 0, torch.special.entr(share).sum(-1).exp(), 0)
-        absent_AK = torch.arange(singular.shape[-1], device=self.device) >= (self.sizes / self.models)[circuit, :, None]
+        absent_AK = (
+            torch.arange(singular.shape[-1], device=self.device)
+            >= (self.sizes / self.models)[circuit, :, None]
+        )
         return {
             "value": value[circuit].clone(),
             **{"null": torch.zeros_like(spread), "null_low": -spread, "null_high": spread},

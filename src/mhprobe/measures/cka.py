@@ -1,14 +1,15 @@
 """Do two heads see the same images and tokens as alike? Linear centred kernel alignment.
 
-Kornblith, Norouzi, Lee & Hinton, 2019, arXiv 1905.00414: ||C_ab||_F^2 / (||C_aa||_F ||C_bb||_F) with the covariances C.
-Rotations and one scale per head do not change it. Debiased: HSIC is replaced by its unbiased estimate (Song et al.,
-2012, JMLR 13:1393, equation 4). For linear kernels sums over centred rows suffice: with S = X^T Y, k = sum |x_i|^2, l =
-sum |y_i|^2 and D = sum |x_i|^2 |y_i|^2,
+Kornblith, Norouzi, Lee & Hinton, 2019, arXiv 1905.00414: ||C_ab||_F^2 / (||C_aa||_F ||C_bb||_F)
+with the covariances C. Rotations and one scale per head do not change it. Debiased: HSIC is
+replaced by its unbiased estimate (Song et al., 2012, JMLR 13:1393, equation 4). For linear kernels
+sums over centred rows suffice: with S = X^T Y, k = sum |x_i|^2, l = sum |y_i|^2 and D = sum |x_i|^2
+|y_i|^2,
 
     n (n - 3) HSIC = ||S||_F^2 - n / (n - 2) D + k l / ((n - 1) (n - 2)).
 
-D is summed without centring, with sum x |y|^2, and centred at the end. That loses digits of float64's 16: 4 where a
-head's mean is 10 times its spread, 12 where it is 1,000 times as large.
+D is summed without centring, with sum x |y|^2, and centred at the end. That loses digits of
+float64's 16: 4 where a head's mean is 10 times its spread, 12 where it is 1,000 times as large.
 Shapes: N rows, C channels of a group.
 """
 
@@ -32,17 +33,21 @@ _CHUNK = 4096  # rows cast to float64 at a time
 class CKA(PairMeasure):
     """Linear centred kernel alignment between heads.
 
-    debiased: use the unbiased estimate: independent heads then score 0 on average, at any number of rows; it needs 4.
+    debiased: use the unbiased estimate: independent heads then score 0 on average, at any number of
+    rows; it needs 4.
 
-    Columns: value (A, A) in [0, 1], debiased also a little below 0 or above 1; null (A, A), debiased by what
-    independent rows would give. Other options and columns, UserError and warnings as in PairMeasure.
+    Columns: value (A, A) in [0, 1], debiased also a little below 0 or above 1; null (A, A),
+    debiased by what independent rows would give. Other options and columns, UserError and warnings
+    as in PairMeasure.
     """
 
     fooled_by = "by definition: one large direction that all heads share, e.g. brightness, makes any two of them alike"
     label = "linear CKA"
     equal_up_to = "a rotation and a scale"
 
-    def __init__(self, layout: HeadLayout, pairs: Pairs = "layer", debiased: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self, layout: HeadLayout, pairs: Pairs = "layer", debiased: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(layout, pairs, **kwargs)
         self.debiased = debiased
         self.within = REAL if debiased else SHARE
@@ -52,7 +57,9 @@ class CKA(PairMeasure):
         super().declare(shapes)
         for number, (_, width) in enumerate(self.shapes if self.debiased and not before else ()):
             heads = len(self.members(number))
-            zeros = functools.partial(torch.zeros, self.jackknife, dtype=torch.float64, device=self.device)
+            zeros = functools.partial(
+                torch.zeros, self.jackknife, dtype=torch.float64, device=self.device
+            )
             self.add_state(f"cubic_{number}", zeros(heads * width, heads))  # sum x |y|^2
             self.add_state(f"quartic_{number}", zeros(heads, heads))  # sum |x|^2 |y|^2
 
@@ -77,14 +84,18 @@ class CKA(PairMeasure):
 
         def with_fourth(without: int | None) -> Parts:
             others = [fold for fold in range(self.jackknife) if fold != without]
-            return _Debiased(**vars(seen(without)), cubic=cubic[others].sum(0), quartic=quartic[others].sum(0))
+            return _Debiased(
+                **vars(seen(without)), cubic=cubic[others].sum(0), quartic=quartic[others].sum(0)
+            )
 
         return with_fourth
 
     def finish(self) -> dict[str, Tensor]:
         rows = min(int(getattr(self, f"rows_{number}").sum()) for number in range(len(self.groups)))
         if self.debiased and rows < 4:
-            raise UserError(f"cka: the debiased estimate needs at least 4 rows, got {rows}. Use more images.")
+            raise UserError(
+                f"cka: the debiased estimate needs at least 4 rows, got {rows}. Use more images."
+            )
         return super().finish()
 
     def compare(self, heads: Parts) -> dict[str, Tensor]:
@@ -103,7 +114,10 @@ class CKA(PairMeasure):
 
 @dataclass(frozen=True)
 class _Debiased(Parts):
-    """Higher moments, uncentred. cubic: (C, H) sum of x |y|^2. quartic: (H, H) sum of |x|^2 |y|^2."""
+    """Higher moments, uncentred.
+
+    cubic: (C, H) sum of x |y|^2. quartic: (H, H) sum of |x|^2 |y|^2.
+    """
 
     cubic: Tensor
     quartic: Tensor
@@ -122,7 +136,9 @@ def _sizes(heads: Parts) -> Tensor:
     n, mean_size_H = heads.rows, heads.mean.square().sum(1)
     size_H = (n - 1) * heads.spectrum.sum(1) + n * mean_size_H  # sum |x|^2
     along_HH = torch.einsum("hd,hdg->hg", heads.mean, heads.cubic.unflatten(0, heads.mean.shape))
-    cross_HH = heads.between(lambda a, row: torch.einsum("d,pde,pe->p", heads.mean[a], row, heads.mean[a:]))
+    cross_HH = heads.between(
+        lambda a, row: torch.einsum("d,pde,pe->p", heads.mean[a], row, heads.mean[a:])
+    )
     one_sided_HH = torch.outer(size_H + n / 2 * mean_size_H, mean_size_H) - 2 * along_HH
     return heads.quartic + 4 * (n - 1) * cross_HH + one_sided_HH + one_sided_HH.mT
 

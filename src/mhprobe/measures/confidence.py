@@ -1,8 +1,9 @@
 """Confidence: the largest attention weight of a query's row, on average.
 
-Voita, Talbot, Moiseev, Sennrich & Titov, 2019, arXiv 1905.09418, section 4. Class, distillation and register tokens,
-and padding, are left out of the maximum, but rows are not renormalised: a head that looks at the class token alone is
-not confident. A neuron's confidence is its rate: the share of tokens that it fires on.
+Voita, Talbot, Moiseev, Sennrich & Titov, 2019, arXiv 1905.09418, section 4. Class, distillation and
+register tokens, and padding, are left out of the maximum, but rows are not renormalised: a head
+that looks at the class token alone is not confident. A neuron's confidence is its rate: the share
+of tokens that it fires on.
 """
 
 from torch import Tensor
@@ -19,12 +20,15 @@ class Confidence(OfAttention, MeanOverImages):
 
     In Swin only keys of the query's own shift region count.
 
-    Columns, (A,) in [0, 1], larger is more certain: value = without_prefix, with low and high; with_prefix: maximum
-    also over class, distillation and register tokens; class_query: value of the class token's own row, NaN without one;
+    Columns, (A,) in [0, 1], larger is more certain: value = without_prefix, with low and high;
+    with_prefix: maximum also over class, distillation and register tokens; class_query: value of
+    the class token's own row, NaN without one;
     uniform: value of even attention. Of neurons all but the first are NaN.
     """
 
-    fooled_by = "seen: a sink at the class token: special keys are left out, and the head looks spread out"
+    fooled_by = (
+        "seen: a sink at the class token: special keys are left out, and the head looks spread out"
+    )
     texts = True
     of_units = frozenset(KINDS)
     within = SHARE
@@ -46,7 +50,9 @@ class Confidence(OfAttention, MeanOverImages):
     def look(self, piece: Piece, batch: HeadBatch) -> None:
         places, span = piece.places, piece.span
         patch_keys = places.pairs & places.patch[:, None]
-        patch_bWHQ = (piece.attn * patch_keys[:, None]).amax(-1)  # a product: NaN is not masked away
+        patch_bWHQ = (piece.attn * patch_keys[:, None]).amax(
+            -1
+        )  # a product: NaN is not masked away
         all_bWHQ = (piece.attn * places.pairs[:, None]).amax(-1)
         self.even[span] += len(patch_bWHQ) * (1 / places.pairs.sum(-1).double())[places.patch].sum()
         self.prefix_total[span] += piece.of_images(all_bWHQ, places.patch).sum(0)
@@ -61,5 +67,8 @@ class Confidence(OfAttention, MeanOverImages):
             "class_query": self.of_class(self.class_total),
             "uniform": self.even / queries,
         }
-        means = {n: where_site(self.layout, values, lambda site: site.kind == "head") for n, values in of_heads.items()}
+        means = {
+            n: where_site(self.layout, values, lambda site: site.kind == "head")
+            for n, values in of_heads.items()
+        }
         return {**self.over_images(), **means}

@@ -1,7 +1,8 @@
 """Attention entropy: the entropy of a query's row of weights; larger means that a head spreads wider.
 
-Clark, Khandelwal, Levy & Manning, 2019, arXiv 1906.04341, section 3.3. Rows are distributions over all keys that a
-query may attend to, prefix tokens included, padding not; Swin's rows are renormalised over their shift region.
+Clark, Khandelwal, Levy & Manning, 2019, arXiv 1906.04341, section 3.3. Rows are distributions over
+all keys that a query may attend to, prefix tokens included, padding not; Swin's rows are
+renormalised over their shift region.
 """
 
 import torch
@@ -17,9 +18,10 @@ from mhprobe.stats.intervals import SIZE
 class Entropy(OfAttention, MeanOverImages):
     """Mean over queries (prefix tokens too) and images of the entropy of attention.
 
-    Columns, (A,), larger is broader: value in nats, with low and high; share: of the maximum ln(number of keys), in [0,
-    1], over queries with more than one key (NaN without any); class_query: value of the class token's own row, NaN
-    without one; uniform: value of even attention, the maximum.
+    Columns, (A,), larger is broader: value in nats, with low and high; share: of the maximum
+    ln(number of keys), in [0, 1], over queries with more than one key (NaN without any);
+    class_query: value of the class token's own row, NaN without one; uniform: value of even
+    attention, the maximum.
 
     >>> import torch
     >>> from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
@@ -55,7 +57,9 @@ class Entropy(OfAttention, MeanOverImages):
         self.choices[span] += images * choice_WQ.sum()
         self.even[span] += images * top_WQ[real_WQ].sum()
         self.add_images(span, piece.of_images(entropy_bWHQ, real_WQ), piece.counts(real_WQ))
-        self.share_total[span] += over_queries(entropy_bWHQ / top_WQ.masked_fill(~choice_WQ, 1.0)[:, None], choice_WQ)
+        self.share_total[span] += over_queries(
+            entropy_bWHQ / top_WQ.masked_fill(~choice_WQ, 1.0)[:, None], choice_WQ
+        )
         self.class_total[span] += over_queries(entropy_bWHQ, places.is_class)
 
     def finish(self) -> dict[str, Tensor]:

@@ -1,7 +1,8 @@
 """Fisher information of a head's gate: the mean over images of the squared slope.
 
-Kwon et al., 2022, arXiv 2204.09656: the diagonal of the mask's empirical Fisher information, from labels. Half of it
-estimates the loss of masking at a converged model. Unlike in gate importance, images that the head decides count more.
+Kwon et al., 2022, arXiv 2204.09656: the diagonal of the mask's empirical Fisher information, from
+labels. Half of it estimates the loss of masking at a converged model. Unlike in gate importance,
+images that the head decides count more.
 """
 
 from typing import Any
@@ -13,7 +14,8 @@ from mhprobe.measures.gate_importance import SQUARED, GateImportance, Normalize
 class Fisher(GateImportance):
     """Mean over images of (d loss / d gate) ** 2, for all heads in one backward pass.
 
-    normalize and the columns as in GateImportance, in squared nats per squared unit of gate; larger is more important.
+    normalize and the columns as in GateImportance, in squared nats per squared unit of gate; larger
+    is more important.
     """
 
     fooled_by = "seen: a head that hurts looks like one that helps; by definition: a few large losses carry the mean"

@@ -1,7 +1,8 @@
 """Gate importance: the change of an image's loss when a head is switched off, to first order.
 
-Michel, Levy & Neubig, 2019, arXiv 1905.10650. The slope of an image's loss along a head's gate xi_h at the present
-gates is dL/dxi_h = sum over tokens and width of z * dL/dz (= sum of W_O * dL/dW_O over the head's columns).
+Michel, Levy & Neubig, 2019, arXiv 1905.10650. The slope of an image's loss along a head's gate xi_h
+at the present gates is dL/dxi_h = sum over tokens and width of z * dL/dz (= sum of W_O * dL/dW_O
+over the head's columns).
 """
 
 from typing import Any, Literal
@@ -19,7 +20,10 @@ from mhprobe.stats.significance import standard_error
 AbsAt = Literal["image", "token", "batch"]
 Pow = Literal[1, 2]
 Normalize = Literal["none", "layer_l2", "layer_l2_sqrtH"]
-SQUARED = "Fisher information of the gate: mean (dL/dξ)² (nats²)", "nats²"  # label and unit with power=2
+SQUARED = (
+    "Fisher information of the gate: mean (dL/dξ)² (nats²)",
+    "nats²",
+)  # label and unit with power=2
 _SIZES = {"layer_l2": "l2 norm", "layer_l2_sqrtH": "root mean square"}
 _TINY = 1e-20  # Michel's guard in the layer norm: a layer without slopes scores 0
 
@@ -27,19 +31,25 @@ _TINY = 1e-20  # Michel's guard in the layer norm: a layer without slopes scores
 class GateImportance(Measure):
     """Mean over images of |d loss / d gate|, for all heads in one backward pass.
 
-    abs_at: where the absolute value is taken; |batch| <= |image| <= |token|, and the rankings differ. "image": of the
-        slope of an image's loss. Ours. "token": of a token's part of it, summed over tokens (Michel's BERT code, up to
-        a constant per layer, which "layer_l2" removes). "batch": of the batch's summed slope (Hugging Face's
-        run_bertology, TextPruner, up to a constant). There images cancel, so it depends on batch size and order.
-    power: 1 for the absolute value; 2 for its square, which per image is the Fisher information (see Fisher).
-    normalize: "none"; "layer_l2" divides each layer by its l2 norm (Michel), so that equal heads score 1/sqrt(H) and
-        layers with few heads gain; "layer_l2_sqrtH" also multiplies by sqrt(H), which removes that bias.
+    abs_at: where the absolute value is taken; |batch| <= |image| <= |token|, and the rankings
+    differ. "image": of the
+        slope of an image's loss. Ours. "token": of a token's part of it, summed over tokens
+        (Michel's BERT code, up to a constant per layer, which "layer_l2" removes). "batch": of the
+        batch's summed slope (Hugging Face's run_bertology, TextPruner, up to a constant). There
+        images cancel, so it depends on batch size and order.
+    power: 1 for the absolute value; 2 for its square, which per image is the Fisher information
+    (see Fisher).
+    normalize: "none"; "layer_l2" divides each layer by its l2 norm (Michel), so that equal heads
+    score 1/sqrt(H) and
+        layers with few heads gain; "layer_l2_sqrtH" also multiplies by sqrt(H), which removes that
+        bias.
     Raises UserError for other options.
 
-    Columns, (A,) in nats of loss per unit of gate (a ratio if normalised), larger is more important: value; signed:
-    mean slope, negative where opening the gate lowers the loss; standard_error of value over the units of abs_at
-    (tokens: over images), NaN with a single one; low, high: 95 % interval. If normalised, the interval comes from
-    leaving out folds of images (jackknife.py; NaN with abs_at="batch"), and standard_error is NaN.
+    Columns, (A,) in nats of loss per unit of gate (a ratio if normalised), larger is more
+    important: value; signed: mean slope, negative where opening the gate lowers the loss;
+    standard_error of value over the units of abs_at (tokens: over images), NaN with a single one;
+    low, high: 95 % interval. If normalised, the interval comes from leaving out folds of images
+    (jackknife.py; NaN with abs_at="batch"), and standard_error is NaN.
 
     >>> import torch
     >>> from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
@@ -61,34 +71,52 @@ class GateImportance(Measure):
     unit = "nats"
     larger = "the loss depends more on the head"
 
-    total: Tensor = sums("A")  # of the units' scores; a unit is an image, or a batch where abs_at="batch"
+    total: Tensor = sums(
+        "A"
+    )  # of the units' scores; a unit is an image, or a batch where abs_at="batch"
     square: Tensor = sums("A")  # of their squares
     slope: Tensor = sums("A")  # of slopes
-    of_folds: Tensor = sums(FOLDS, "A")  # of scores by fold of images, and the images of each, if normalised
+    of_folds: Tensor = sums(
+        FOLDS, "A"
+    )  # of scores by fold of images, and the images of each, if normalised
     in_folds: Tensor = counts(FOLDS)
-    begun: Tensor = sums("A")  # of slopes of a batch of which pieces are still to come, where abs_at="batch"
+    begun: Tensor = sums(
+        "A"
+    )  # of slopes of a batch of which pieces are still to come, where abs_at="batch"
     units: Tensor = counts()
 
     def __init__(
-        self, layout: HeadLayout, abs_at: AbsAt = "image", power: Pow = 1, normalize: Normalize = "none", **kwargs: Any
+        self,
+        layout: HeadLayout,
+        abs_at: AbsAt = "image",
+        power: Pow = 1,
+        normalize: Normalize = "none",
+        **kwargs: Any,
     ) -> None:
         super().__init__(layout, **kwargs)
         self.abs_at, self.power, self.normalize = abs_at, power, normalize
         if power == 2:
             self.label, self.unit = SQUARED
         if normalize != "none":
-            self.label, self.unit = f"{self.label.rpartition(' (')[0]}, over the layer's {_SIZES[normalize]}", ""
+            self.label, self.unit = (
+                f"{self.label.rpartition(' (')[0]}, over the layer's {_SIZES[normalize]}",
+                "",
+            )
 
     def add(self, batch: HeadBatch) -> None:
         slope_BA = gate_slopes(batch, self.name)[batch.valid]
         if self.abs_at == "image":
-            score = slope_BA.abs() ** self.power  # before the sum: averaging first lets images cancel
+            score = (
+                slope_BA.abs() ** self.power
+            )  # before the sum: averaging first lets images cancel
         elif self.abs_at == "token":
             tokens = token_slopes(batch, self.name)
             score = torch.cat([t[batch.valid].abs().pow(self.power).sum(1) for t in tokens], 1)
         else:
             self.begun += slope_BA.sum(0)
-            score = self.begun.expand(int(batch.ends), -1).abs() ** self.power  # none before the last piece
+            score = (
+                self.begun.expand(int(batch.ends), -1).abs() ** self.power
+            )  # none before the last piece
             self.begun *= not batch.ends
         if self.normalize != "none" and self.abs_at != "batch":
             fold = fold_of(batch)
@@ -104,15 +132,30 @@ class GateImportance(Measure):
         error = standard_error(self.total, self.square, self.units) * self.units / self.images
         low, high = interval(value, error, int(self.units) - 1, self.within)
         signed = self.slope / self.images
-        columns = {"value": value, "signed": signed, "standard_error": error, "low": low, "high": high}
+        columns = {
+            "value": value,
+            "signed": signed,
+            "standard_error": error,
+            "low": low,
+            "high": high,
+        }
         if self.normalize == "none":
             return columns
         power = 0.5 if self.normalize == "layer_l2_sqrtH" else 0.0
 
         def scale(total: Tensor) -> Tensor:
             layers = self.layout.split(total)
-            return torch.cat([(len(of) ** power / (of.norm() + _TINY)).expand(len(of)) for of in layers])
+            return torch.cat(
+                [(len(of) ** power / (of.norm() + _TINY)).expand(len(of)) for of in layers]
+            )
 
         left = self.total - self.of_folds
-        scaled = jackknife(value * scale(value), lambda j: left[j] * scale(left[j]), self.in_folds, self.within)
-        return {**columns, **scaled, "signed": signed * scale(value), "standard_error": error * torch.nan}
+        scaled = jackknife(
+            value * scale(value), lambda j: left[j] * scale(left[j]), self.in_folds, self.within
+        )
+        return {
+            **columns,
+            **scaled,
+            "signed": signed * scale(value),
+            "standard_error": error * torch.nan,
+        }

@@ -1,7 +1,9 @@
 """Do two heads stand in for each other? The loss when both are masked, against the sum of masking each.
 
-interaction(a, b) = L(without both) - L(without a) - L(without b) + L(with all), image by image. Above 0 the heads are
-redundant: masking both hurts more than the sum. Below 0 they work in series: without the first the second costs less.
+interaction(a, b) = L(without both) - L(without a) - L(without b) + L(with all), image by image.
+Above 0 the heads are
+redundant: masking both hurts more than the sum. Below 0 they work in series: without the first the
+second costs less.
 Shapes: K heads looked at.
 """
 
@@ -27,14 +29,15 @@ Which = Literal["most", "least"]
 class Interaction(Measure):
     """Mean over images of the interaction on the loss, for pairs of heads, with paired intervals.
 
-    heads: flat indices; all pairs among them. pairs: [a, b] pairs of flat indices, exactly these. Without both: all
-    pairs among the ``top_k`` heads that are ``which`` ("most" or "least") important by gate importance on the selection
-    images; without these images, among the first ``top_k`` heads.
-    Raises UserError for both, for fewer than two heads, and for a malformed pair.
+    heads: flat indices; all pairs among them. pairs: [a, b] pairs of flat indices, exactly these.
+    Without both: all pairs among the ``top_k`` heads that are ``which`` ("most" or "least")
+    important by gate importance on the selection images; without these images, among the first
+    ``top_k`` heads. Raises UserError for both, for fewer than two heads, and for a malformed pair.
 
-    Columns, (A, A), NaN for other pairs, in nats: value, larger: masking both hurts more than the sum of each;
-    standard_error; low, high: Student's 95 % interval over images; p_holm: two-sided, Holm over the pairs; both: rise
-    of the loss when both are masked; alone (A,): rise when the head alone is masked.
+    Columns, (A, A), NaN for other pairs, in nats: value, larger: masking both hurts more than the
+    sum of each; standard_error; low, high: Student's 95 % interval over images; p_holm: two-sided,
+    Holm over the pairs; both: rise of the loss when both are masked; alone (A,): rise when the head
+    alone is masked.
     """
 
     fooled_by = "by definition: a pair that was not looked at; and a loss that saturates makes unrelated heads interact"
@@ -60,7 +63,9 @@ class Interaction(Measure):
     ) -> None:
         super().__init__(layout, **kwargs)
         if heads is not None and pairs is not None:
-            raise UserError("interaction: give heads (all pairs among them) or pairs (exactly these), not both.")
+            raise UserError(
+                "interaction: give heads (all pairs among them) or pairs (exactly these), not both."
+            )
         if heads is None and pairs is None:
             self.select_needs = frozenset({"grad"})
         self.which = which
@@ -68,10 +73,18 @@ class Interaction(Measure):
         chosen = first if heads is None else sorted(layout.indices(heads, "interaction: heads"))
         named = list(itertools.combinations(chosen, 2)) if pairs is None else _checked_pairs(pairs)
         if not named:
-            raise UserError(f"interaction: expected at least two heads to pair, got heads={[*chosen]}, pairs={pairs}.")
+            raise UserError(
+                f"interaction: expected at least two heads to pair, got heads={[*chosen]}, "
+                f"pairs={pairs}."
+            )
         layout.indices(sorted({head for pair in named for head in pair}), "interaction: pairs")
         self._look_at(named)
-        for name, size in (("total", self.pairs), ("square", self.pairs), ("both", self.pairs), ("alone", self.heads)):
+        for name, size in (
+            ("total", self.pairs),
+            ("square", self.pairs),
+            ("both", self.pairs),
+            ("alone", self.heads),
+        ):
             self.add_state(name, torch.zeros(len(size), dtype=torch.float64))
 
     def select(self, batch: HeadBatch) -> None:
@@ -99,12 +112,17 @@ class Interaction(Measure):
         alone[list(self.heads)] = self.alone / self.images
         p = two_sided(of_pairs["value"], of_pairs["standard_error"], self.images - 1)
         of_pairs |= {"p_holm": holm(p), "both": self.both / self.images}
-        return {**{name: self._matrix(values_P) for name, values_P in of_pairs.items()}, "alone": alone}
+        return {
+            **{name: self._matrix(values_P) for name, values_P in of_pairs.items()},
+            "alone": alone,
+        }
 
     def _look_at(self, pairs: list[tuple[int, int]]) -> None:
         self.pairs = tuple(pairs)
         self.heads = tuple(sorted({head for pair in pairs for head in pair}))
-        self.places = tuple((self.heads.index(a), self.heads.index(b)) for a, b in pairs)  # (P, 2) into heads
+        self.places = tuple(
+            (self.heads.index(a), self.heads.index(b)) for a, b in pairs
+        )  # (P, 2) into heads
         self.ablation = Ablation((*((head,) for head in self.heads), *self.pairs))
         self.needs: frozenset[Need] = frozenset({self.ablation})
 
@@ -120,8 +138,14 @@ def _checked_pairs(pairs: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     checked = []
     for pair in pairs:
         if len(set(pair)) != 2 or len(pair) != 2:
-            raise UserError(f"interaction: pairs are of two different heads, e.g. [[0, 5], [3, 7]]; got {list(pair)}.")
+            raise UserError(
+                "interaction: pairs are of two different heads, e.g. [[0, 5], [3, 7]]; got "
+                f"{list(pair)}."
+            )
         checked.append((min(pair), max(pair)))
     if twice := [pair for pair, times in Counter(checked).items() if times > 1]:
-        raise UserError(f"interaction: expected each pair once, got {list(twice[0])} {checked.count(twice[0])} times.")
+        raise UserError(
+            f"interaction: expected each pair once, got {list(twice[0])} {checked.count(twice[0])} "
+            "times."
+        )
     return checked

@@ -1,15 +1,17 @@
 """Jensen-Shannon divergence between the attention of two heads.
 
-Clark, Khandelwal, Levy & Manning, 2019, arXiv 1906.04341, section 6. JS(p, q) = H((p + q) / 2) - (H(p) + H(q)) / 2, so
-pairs need entropies of mixtures only. Here it is divided by ln 2, which puts it in [0, 1], and averaged over queries
-and images; Clark et al. smooth the rows and add up (``clark``).
+Clark, Khandelwal, Levy & Manning, 2019, arXiv 1906.04341, section 6. JS(p, q) = H((p + q) / 2) -
+(H(p) + H(q)) / 2, so pairs need entropies of mixtures only. Here it is divided by ln 2, which puts
+it in [0, 1], and averaged over queries and images; Clark et al. smooth the rows and add up
+(``clark``).
 
-The null is the divergence between head a on one image and head b on another, query by query, over all ordered pairs of
-the few images with the smallest hash (hashing.py). Its error is that of the jackknife over images (Efron & Stein, 1981,
-Annals of Statistics 9:586).
+The null is the divergence between head a on one image and head b on another, query by query, over
+all ordered pairs of the few images with the smallest hash (hashing.py). Its error is that of the
+jackknife over images (Efron & Stein, 1981, Annals of Statistics 9:586).
 
-Swin's rows are renormalised over the shift region. If two blocks cut their windows differently, a row is compared with
-the other's row of the same query; keys outside the window have no weight. Padding of texts does not count.
+Swin's rows are renormalised over the shift region. If two blocks cut their windows differently, a
+row is compared with the other's row of the same query; keys outside the window have no weight.
+Padding of texts does not count.
 Shapes: G heads of a group.
 """
 
@@ -27,26 +29,39 @@ from mhprobe.measures.parts.embedding import cluster, embed, layer_ratio
 from mhprobe.measures.parts.hashing import Pool, image_numbers, numbers_in
 from mhprobe.measures.parts.image_sums import MeanOverImages
 from mhprobe.measures.parts.pairs import Pairs, flat_heads, groups, refuse_unlike
-from mhprobe.measures.parts.places import attention_of, chunks, even_over, places_in, places_of, shares, words_of
+from mhprobe.measures.parts.places import (
+    attention_of,
+    chunks,
+    even_over,
+    places_in,
+    places_of,
+    shares,
+    words_of,
+)
 from mhprobe.stats.intervals import SHARE, SIZE
 
 
 class JSDistance(MeanOverImages):
     """Mean Jensen-Shannon divergence between the attention of two heads, an embedding and clusters of heads.
 
-    pairs: compare the heads of one "layer", of one "stage", or "all", which needs the same tokens everywhere (ViT).
+    pairs: compare the heads of one "layer", of one "stage", or "all", which needs the same tokens
+    everywhere (ViT).
     clark: mix rows with 0.1 % even attention, and sum divergences (nats) over queries and images.
-    clusters: largest number of clusters of each group of compared heads. permutations, seed: relabellings behind p.
-    null_images: number of images that are paired for the null, whose attention is kept; 0 for no null.
-    Raises UserError for counts that are too small, and if compared heads do not attend among the same tokens.
+    clusters: largest number of clusters of each group of compared heads. permutations, seed:
+    relabellings behind p.
+    null_images: number of images that are paired for the null, whose attention is kept; 0 for no
+    null. Raises UserError for counts that are too small, and if compared heads do not attend among
+    the same tokens.
 
-    Columns: value (A, A), larger is more different: in [0, 1], 0 equal, 1 no key in common; NaN outside the groups.
-    low, high (A, A): its 95 % interval over images. null (A, A): the same two heads on different images; heads below it
-    are more alike. null_draws (A, A, N): one per null image, around null, spread so that the value of unrelated heads
-    is one more of them. NaN with one image; absent with clark. cluster (A,), by Ward's linkage, numbered within a
-    group. embedding (A, 2): points of each group whose distances resemble value; stress (A,): of the embedding, 0 is
-    perfect, above 0.2 poor. ratio (): mean distance within layers over that between layers, below 1 if heads of a layer
-    are alike; p (): share of random assignments of heads to layers with as small a ratio; both NaN with pairs=layer.
+    Columns: value (A, A), larger is more different: in [0, 1], 0 equal, 1 no key in common; NaN
+    outside the groups. low, high (A, A): its 95 % interval over images. null (A, A): the same two
+    heads on different images; heads below it are more alike. null_draws (A, A, N): one per null
+    image, around null, spread so that the value of unrelated heads is one more of them. NaN with
+    one image; absent with clark. cluster (A,), by Ward's linkage, numbered within a group.
+    embedding (A, 2): points of each group whose distances resemble value; stress (A,): of the
+    embedding, 0 is perfect, above 0.2 poor. ratio (): mean distance within layers over that between
+    layers, below 1 if heads of a layer are alike; p (): share of random assignments of heads to
+    layers with as small a ratio; both NaN with pairs=layer.
     """
 
     fooled_by = "by definition: two heads that look alike and write different things"
@@ -74,7 +89,12 @@ class JSDistance(MeanOverImages):
         if null_images < 0 or null_images == 1:
             raise UserError(f"js_distance: null_images is 0, or at least 2, got {null_images}.")
         self.within = SIZE if clark else SHARE
-        self.clark, self.clusters, self.permutations, self.seed = clark, clusters, permutations, seed
+        self.clark, self.clusters, self.permutations, self.seed = (
+            clark,
+            clusters,
+            permutations,
+            seed,
+        )
         self.label = "JS divergence (nats, summed)" if clark else "JS divergence / ln 2"
         self.unit = "nats" if clark else ""
         self.axes = {"embedding": ["x", "y"]}
@@ -83,11 +103,16 @@ class JSDistance(MeanOverImages):
             sites = [layout.sites[s] for s in group]
             facts = [f"grid {site.grid}, {site.prefix_tokens} tokens before it" for site in sites]
             refuse_unlike(self.name, pairs, sites, facts)
-        self.null_images = 0 if clark else null_images  # a sum over images has no null that is a mean
+        self.null_images = (
+            0 if clark else null_images
+        )  # a sum over images has no null that is a mean
         self.pool = Pool(self.null_images)
 
     def add(self, batch: HeadBatch) -> None:
-        recorded = [attention_of(self.name, self.layout, batch, s, texts=True) for s in range(len(self.layout.sites))]
+        recorded = [
+            attention_of(self.name, self.layout, batch, s, texts=True)
+            for s in range(len(self.layout.sites))
+        ]
         for sites in self.groups:
             attn = [recorded[s] for s in sites]
             for images in chunks(batch.valid, attn):
@@ -125,7 +150,10 @@ class JSDistance(MeanOverImages):
 
     def finish(self) -> dict[str, Tensor]:
         scale = self.images if self.clark else 1  # Clark et al. add up
-        pairs = {name: scale * (upper.triu(1) + upper.triu(1).mT) for name, upper in self.over_images().items()}
+        pairs = {
+            name: scale * (upper.triu(1) + upper.triu(1).mT)
+            for name, upper in self.over_images().items()
+        }
         on_cpu = pairs["value"].nan_to_num(0).cpu()
         layer = self.layout.site_of_head
         group, clusters = torch.empty_like(layer), torch.empty_like(layer)
@@ -137,7 +165,13 @@ class JSDistance(MeanOverImages):
             points[heads], stress[heads] = embed(distance)
         ratio, p = layer_ratio(on_cpu, layer, group, self.permutations, self.seed)
         outside = (group[:, None] != group).to(self.device)
-        columns = {"cluster": clusters, "embedding": points, "stress": stress, "ratio": ratio, "p": p}
+        columns = {
+            "cluster": clusters,
+            "embedding": points,
+            "stress": stress,
+            "ratio": ratio,
+            "p": p,
+        }
         return {
             **{name: part.masked_fill(outside, torch.nan) for name, part in pairs.items()},
             **self._null(outside),
@@ -157,7 +191,9 @@ class JSDistance(MeanOverImages):
             for sites in self.groups:
                 attn = self.pool.held[1:][first : first + len(sites)]
                 parts = [
-                    self._divergences(sites, [a[these] for a in attn], [a[these - apart] for a in attn])
+                    self._divergences(
+                        sites, [a[these] for a in attn], [a[these - apart] for a in attn]
+                    )
                     for these in chunks(everyone, attn)
                 ]
                 js_bGG, queries_b = map(torch.cat, zip(*parts, strict=True))
@@ -176,7 +212,8 @@ class JSDistance(MeanOverImages):
         draws_AAN = null_AA[..., None].repeat(1, 1, images)
         if images > 2:
             without_AAN = torch.stack([mean(whole_XAA - part) for part in sums_NXAA], -1)
-            # the value is one more draw: its distance from the mean of N has the variance 1 + 1 / N times a draw's
+            # the value is one more draw: its distance from the mean of N has the variance 1 + 1 / N
+            # times a draw's
             one_more = ((1 / images + 1 / int(self.images)) / (1 + 1 / images)) ** 0.5
             draws_AAN += one_more * (images - 1) * (null_AA[..., None] - without_AAN)
         return {"null": null_AA, "null_draws": draws_AAN}
@@ -191,7 +228,11 @@ class JSDistance(MeanOverImages):
         if other is not None and self.layout.sites[sites[0]].line:
             attn, other = _of_common_queries(attn, other), _of_common_queries(other, attn)
         rows = [self._rows(s, a.double()) for s, a in zip(sites, attn, strict=True)]
-        second = rows if other is None else [self._rows(s, a.double()) for s, a in zip(sites, other, strict=True)]
+        second = (
+            rows
+            if other is None
+            else [self._rows(s, a.double()) for s, a in zip(sites, other, strict=True)]
+        )
         widths = [self.layout.sites[s].num_heads for s in sites]
         offsets = [0, *itertools.accumulate(widths)]
         elsewhere = (0, 2) if self.layout.sites[sites[0]].line else (1, 2)  # a text is a window
@@ -220,10 +261,12 @@ class JSDistance(MeanOverImages):
         for h in range(own_a.shape[1]):
             others = slice(h + 1 if a == b else 0, None)
             both_bH = _x_ln_x(row_a[:, :, h : h + 1] + row_b[:, :, others], text)
-            # H((p + q) / 2) - (H(p) + H(q)) / 2, with s = p + q. A key that only q has adds q ln 2 / 2: that is in its
-            # mass, so keys that were left out in rearranging are accounted for
+            # H((p + q) / 2) - (H(p) + H(q)) / 2, with s = p + q. A key that only q has adds q ln 2
+            # / 2: that is in its mass, so keys that were left out in rearranging are accounted for
             mass_bH = mass_a[:, h, None] + mass_b[:, others]
-            js_bHH[:, h, others] = (own_a[:, h, None] + own_b[:, others] - both_bH + math.log(2) * mass_bH) / 2
+            js_bHH[:, h, others] = (
+                own_a[:, h, None] + own_b[:, others] - both_bH + math.log(2) * mass_bH
+            ) / 2
 
 
 def _in_order(attn: Tensor, order_bT: Tensor) -> Tensor:
@@ -251,12 +294,16 @@ def _rearranged(rows: Tensor, site: HeadSite, like: HeadSite) -> Tensor:
     """Rows of ``site`` (b, W, H, Q, K) in the windows of ``like``, without the keys outside of those."""
     row_WQ, key_WQK, there_WQK = _rearrangement(site, like, rows.device)
     flat_bHRK = rows.transpose(1, 2).flatten(2, 3)
-    moved_bHWQK = flat_bHRK[:, :, row_WQ].gather(-1, key_WQK.expand(*flat_bHRK.shape[:2], *key_WQK.shape))
+    moved_bHWQK = flat_bHRK[:, :, row_WQ].gather(
+        -1, key_WQK.expand(*flat_bHRK.shape[:2], *key_WQK.shape)
+    )
     return (moved_bHWQK * there_WQK).transpose(1, 2)
 
 
 @functools.lru_cache(maxsize=256)
-def _rearrangement(site: HeadSite, like: HeadSite, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def _rearrangement(
+    site: HeadSite, like: HeadSite, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
     """(W, Q) row of each query in the other's windows; (W, Q, K) place of each key there, and bool if there is one."""
     with torch.inference_mode(False):
         old, new = places_of(site, device), places_of(like, device)

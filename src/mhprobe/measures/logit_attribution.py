@@ -1,8 +1,9 @@
 """Direct logit attribution: what each head writes into each class's logit, past all later blocks.
 
-Gandelsman, Efros & Steinhardt, 2024, arXiv 2310.05916 (CLIP's class token); Balasubramanian, Basu & Feizi, 2024, arXiv
-2406.01583 (other ViTs, Swin). How a write reaches the logits: recording/direct.py. Contributions are taken above their
-mean over classes, which softmax does not see. A head that works through later blocks writes nothing on this path.
+Gandelsman, Efros & Steinhardt, 2024, arXiv 2310.05916 (CLIP's class token); Balasubramanian, Basu &
+Feizi, 2024, arXiv 2406.01583 (other ViTs, Swin). How a write reaches the logits:
+recording/direct.py. Contributions are taken above their mean over classes, which softmax does not
+see. A head that works through later blocks writes nothing on this path.
 """
 
 import torch
@@ -21,12 +22,14 @@ FACTS = ("logit", "heads", "mlps", "embedding", "biases")
 class LogitAttribution(PerClass):
     """Mean over images of what a head writes into the label's logit, above its mean over all classes.
 
-    Columns, (A,) unless said otherwise, in units of the logits; larger speaks for the label, negative against: value,
-    with standard_error, low and high (95 %); size: mean over images and classes of |contribution|; worst, worst_class:
-    mean over the images of the class that the head speaks against most, and its number; against: number of classes that
-    it speaks against on their images (Student's tests, Holm over heads and classes, 5 %); own (A, C): mean contribution
-    to a class's logit on its images, NaN without any; own_p (A, C): its p after Holm, two-sided; everywhere (A, C): the
-    mean over all images; logit: () mean of the label's logit above the mean logit, the sum of heads, mlps, embedding,
+    Columns, (A,) unless said otherwise, in units of the logits; larger speaks for the label,
+    negative against: value, with standard_error, low and high (95 %); size: mean over images and
+    classes of |contribution|; worst, worst_class: mean over the images of the class that the head
+    speaks against most, and its number; against: number of classes that it speaks against on their
+    images (Student's tests, Holm over heads and classes, 5 %); own (A, C): mean contribution to a
+    class's logit on its images, NaN without any; own_p (A, C): its p after Holm, two-sided;
+    everywhere (A, C): the mean over all images; logit: () mean of the label's logit above the mean
+    logit, the sum of heads, mlps, embedding,
     biases: (); images: ().
 
     >>> import torch
@@ -64,13 +67,19 @@ class LogitAttribution(PerClass):
         labels = labels_of(batch, self.name)
         parts = (part[batch.valid].double() for part in direct)
         heads_BAC, *others = (part - part.mean(-1, keepdim=True) for part in parts)
-        bias, mlps, embedding, constant = (part.sum(1).gather(1, labels[:, None]).sum() for part in others)
-        own_BA = heads_BAC.gather(2, labels[:, None, None].expand(-1, heads_BAC.shape[1], 1)).squeeze(2)
+        bias, mlps, embedding, constant = (
+            part.sum(1).gather(1, labels[:, None]).sum() for part in others
+        )
+        own_BA = heads_BAC.gather(
+            2, labels[:, None, None].expand(-1, heads_BAC.shape[1], 1)
+        ).squeeze(2)
         self.total += own_BA.sum(0)
         self.square += own_BA.square().sum(0)
         self.size += heads_BAC.abs().mean(2).sum(0)
         heads = own_BA.sum()
-        self.facts += torch.stack([heads + bias + mlps + embedding + constant, heads, mlps, embedding, bias + constant])
+        self.facts += torch.stack(
+            [heads + bias + mlps + embedding + constant, heads, mlps, embedding, bias + constant]
+        )
         self.class_images += torch.bincount(labels, minlength=len(self.class_images))
         self.class_total.index_add_(1, labels, own_BA.mT)
         self.class_square.index_add_(1, labels, own_BA.mT.square())
@@ -80,7 +89,9 @@ class LogitAttribution(PerClass):
         images = self.images
         by_class = mean_of(self.class_total, self.class_images)
         error = standard_error(self.class_total, self.class_square, self.class_images)
-        p = two_sided(by_class, error, self.class_images - 1).masked_fill(self.class_images < 2, torch.nan)
+        p = two_sided(by_class, error, self.class_images - 1).masked_fill(
+            self.class_images < 2, torch.nan
+        )
         p = holm(p.flatten()).view_as(p)
         worst, number = by_class.nan_to_num(torch.inf).min(1)
         return {

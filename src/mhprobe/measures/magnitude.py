@@ -1,8 +1,9 @@
 """Magnitude: how large the weights are that go with a head or a neuron.
 
-Li et al., 2017, arXiv 1608.08710, take the L1 norm of a filter. Here it is the L2 norm of all weights that a removal
-takes, biases left out, as the groups of Fang et al., 2023, "DepGraph", arXiv 2301.12900. Layer scale and gate count: a
-head that writes nothing, such as one whose gate is closed, has 0.
+Li et al., 2017, arXiv 1608.08710, take the L1 norm of a filter. Here it is the L2 norm of all
+weights that a removal takes, biases left out, as the groups of Fang et al., 2023, "DepGraph", arXiv
+2301.12900. Layer scale and gate count: a head that writes nothing, such as one whose gate is
+closed, has 0.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,8 @@
 """The no-op test: does it matter how much a head looks at special tokens?
 
-Clark, Khandelwal, Levy & Manning, 2019, arXiv 1906.04341, section 3.2: a head with nothing to do attends to [SEP], so
-the gradient of the loss with respect to that attention should be small. Here dL/dA is compared with all other keys.
+Clark, Khandelwal, Levy & Manning, 2019, arXiv 1906.04341, section 3.2: a head with nothing to do
+attends to [SEP], so the gradient of the loss with respect to that attention should be small. Here
+dL/dA is compared with all other keys.
 """
 
 from collections.abc import Sequence
@@ -23,14 +24,16 @@ COLUMNS = ("special", "other", *KINDS)
 class NoOp(OfKinds):
     """Mean |dL/dA| on special keys, relative to that on all others.
 
-    special: kinds of special keys; default: the class token, without it registers, without these tokens of high norm.
+    special: kinds of special keys; default: the class token, without it registers, without these
+    tokens of high norm.
     threshold: standard deviations above the image's mean norm from which a token is of high norm.
     Raises UserError for an unknown kind, and a threshold that is not above 0.
 
-    Columns, (A,): value = gradient_special / gradient_other, below 1 if looking at special keys matters less (a no-op),
-    NaN without special keys, with low and high; null: 1, no difference; attention: mean share of attention to special
-    keys, over all queries, uniform_attention: of even attention; gradient_special, gradient_other and gradient_<kind>:
-    mean over queries, keys of that kind and images of |dL/dA|, in nats per unit of attention.
+    Columns, (A,): value = gradient_special / gradient_other, below 1 if looking at special keys
+    matters less (a no-op), NaN without special keys, with low and high; null: 1, no difference;
+    attention: mean share of attention to special keys, over all queries, uniform_attention: of even
+    attention; gradient_special, gradient_other and gradient_<kind>: mean over queries, keys of that
+    kind and images of |dL/dA|, in nats per unit of attention.
     """
 
     fooled_by = "seen: a head that looks at a special token and writes nothing: its slope there need not be small"
@@ -46,13 +49,23 @@ class NoOp(OfKinds):
     mass: Tensor = sums("A")  # over images and queries of attention to special keys
     even: Tensor = sums("A")  # the same of even attention
 
-    def __init__(self, layout: HeadLayout, special: Sequence[str] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, layout: HeadLayout, special: Sequence[str] | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(layout, **kwargs)
         if special is None:  # the one kind that says most about this model
             site = layout.sites[0]
-            special = ("cls",) if site.class_token else ("registers",) if site.prefix_tokens else ("high_norm",)
+            special = (
+                ("cls",)
+                if site.class_token
+                else ("registers",)
+                if site.prefix_tokens
+                else ("high_norm",)
+            )
         if not special or set(special) - set(KINDS):
-            raise UserError(f"no_op: special lists some of {', '.join(KINDS)}, got {list(special)}.")
+            raise UserError(
+                f"no_op: special lists some of {', '.join(KINDS)}, got {list(special)}."
+            )
         self.special = tuple(special)
 
     def look(self, piece: Piece, batch: HeadBatch) -> None:
@@ -60,13 +73,19 @@ class NoOp(OfKinds):
         slope_bWHQK = batch.need("attn_grad", self.name)[piece.number][piece.images].double().abs()
         whole_1WHQK = slope_bWHQK.sum(0, keepdim=True)
         kinds = kinds_of(piece, batch, self.threshold)
-        special_bWQK = torch.stack([kinds[kind].expand_as(kinds["high_norm"]) for kind in self.special]).any(0)
+        special_bWQK = torch.stack(
+            [kinds[kind].expand_as(kinds["high_norm"]) for kind in self.special]
+        ).any(0)
         groups = [special_bWQK, places.pairs & ~special_bWQK, *(kinds[kind] for kind in KINDS)]
         queries = places.token >= 0
         for column, keys_bWQK in enumerate(groups):
-            self.size[span, column] += over_queries(weight_on(slope_bWHQK, whole_1WHQK, keys_bWQK), queries)
+            self.size[span, column] += over_queries(
+                weight_on(slope_bWHQK, whole_1WHQK, keys_bWQK), queries
+            )
             self.pairs[span, column] += keys_bWQK.sum() * len(slope_bWHQK) / len(keys_bWQK)
-        of_image = [(of_pairs(slope_bWHQK, keys), keys.sum((1, 2, 3))[:, None]) for keys in groups[:2]]
+        of_image = [
+            (of_pairs(slope_bWHQK, keys), keys.sum((1, 2, 3))[:, None]) for keys in groups[:2]
+        ]
         self.add_images(span, *of_image[0], *of_image[1])
         row_bWHQK = shares(piece.attn, places.pairs)
         self.mass[span] += over_queries((row_bWHQK * special_bWQK[:, :, None]).sum(-1), queries)

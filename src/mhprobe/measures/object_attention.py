@@ -1,9 +1,10 @@
 """Does a head look at the object, and does it follow a relation between patches better than a fixed offset would?
 
-For language, Clark et al. 2019, arXiv 1906.04341, section 4: a head predicts the word it attends to most; per relation,
-the best head is compared with the best fixed offset. Here words are patches, and a relation says on which object the
-patch attended to most must lie. A patch shows what most of its pixels show (among equals the lowest number; 0 is the
-ground). Only pairs of the same window and shift region count. The best of many heads is best by luck too, so images are
+For language, Clark et al. 2019, arXiv 1906.04341, section 4: a head predicts the word it attends to
+most; per relation, the best head is compared with the best fixed offset. Here words are patches,
+and a relation says on which object the patch attended to most must lie. A patch shows what most of
+its pixels show (among equals the lowest number; 0 is the ground). Only pairs of the same window and
+shift region count. The best of many heads is best by luck too, so images are
 dealt into two halves: a head (and an offset) is chosen on the first and scored on the second.
 Shapes: R relations, O offsets. Sums have the half of the images in front.
 """
@@ -23,7 +24,8 @@ from mhprobe.measures.parts.places import OfAttention, Piece, of_largest, of_pai
 from mhprobe.stats.intervals import SHARE, interval, of_mean
 from mhprobe.stats.significance import standard_error
 
-# what the query shows, what the key shows (0: ground; other numbers: objects) -> whether the relation holds
+# what the query shows, what the key shows (0: ground; other numbers: objects) -> whether the
+# relation holds
 RELATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "same object": lambda query, key: (query > 0) & (key == query),
     "other object": lambda query, key: (query > 0) & (key > 0) & (key != query),
@@ -37,39 +39,52 @@ _BY_RELATION = (
 
 
 class ObjectAttention(OfAttention):
-    """Share of patches whose most attended patch lies on an object. Raises UserError for a batch without object masks.
+    """Share of patches whose most attended patch lies on an object.
 
-    Columns, (A,) shares in [0, 1], larger means more often: value: mean over images of the share of query patches whose
-    argmax key is on an object; low, high: its 95 % interval over images; chance: of a key drawn evenly; mass: mean
-    attention of a patch to patches on objects; cls: share of images whose class token has its argmax on an object, NaN
-    without one; relations (A, R): accuracy of the argmax key, the query itself left out, over queries that can meet the
-    relation; offset (A, R): of the best fixed offset at the head's site; even (A, R): of an even draw; best_down,
-    best_right (A, R): the best offset, in patches.
-    On the second half of the images: held_out, held_out_low, held_out_high (A,): value and its 95 % interval of the one
-    head that is best on the first half, NaN elsewhere; relations_held_out, relations_low, relations_high (A, R): the
-    same for relations; offset_held_out (A, R): the best offset of the first half. Of n keys that share a row's largest
-    weight each counts 1/n.
+    Raises UserError for a batch without object masks.
+
+    Columns, (A,) shares in [0, 1], larger means more often: value: mean over images of the share of
+    query patches whose argmax key is on an object; low, high: its 95 % interval over images;
+    chance: of a key drawn evenly; mass: mean attention of a patch to patches on objects; cls: share
+    of images whose class token has its argmax on an object, NaN without one; relations (A, R):
+    accuracy of the argmax key, the query itself left out, over queries that can meet the relation;
+    offset (A, R): of the best fixed offset at the head's site; even (A, R): of an even draw;
+    best_down, best_right (A, R): the best offset, in patches.
+    On the second half of the images: held_out, held_out_low, held_out_high (A,): value and its 95 %
+    interval of the one head that is best on the first half, NaN elsewhere; relations_held_out,
+    relations_low, relations_high (A, R): the same for relations; offset_held_out (A, R): the best
+    offset of the first half. Of n keys that share a row's largest weight each counts 1/n.
     """
 
     fooled_by = "by definition: one large object in the middle: a head that looks at the middle looks at the object"
     within = SHARE
     label = "share of patches whose argmax key is on an object"
     larger = "the patch that is looked at most lies on an object more often"
-    empty = f"{OfAttention.empty}, no patch can meet a relation, or in half of the images too few can"
+    empty = (
+        f"{OfAttention.empty}, no patch can meet a relation, or in half of the images too few can"
+    )
     also = ("relations",)
 
     dealt: Tensor = counts(2)  # images of each half
-    share: Tensor = sums(2, "A")  # over images of the share of patches whose argmax key is on an object
+    share: Tensor = sums(
+        2, "A"
+    )  # over images of the share of patches whose argmax key is on an object
     square: Tensor = sums(2, "A")  # of its square
     chance: Tensor = sums("A")  # of the share that an even draw would have
     mass: Tensor = sums("A")  # of the mean attention to patches on objects
     cls: Tensor = sums("A")  # images whose class token looks at an object
     followed: Tensor = sums(2, "A", len(RELATIONS))  # queries whose argmax key meets the relation
-    followed_square: Tensor = sums(2, "A", len(RELATIONS))  # over images of the square of their number
-    followed_possible: Tensor = sums(2, "A", len(RELATIONS))  # ... of their number times that of queries that can
+    followed_square: Tensor = sums(
+        2, "A", len(RELATIONS)
+    )  # over images of the square of their number
+    followed_possible: Tensor = sums(
+        2, "A", len(RELATIONS)
+    )  # ... of their number times that of queries that can
     even: Tensor = sums("S", len(RELATIONS))  # over queries of the share of keys that meet it
     possible: Tensor = counts(2, "S", len(RELATIONS))  # queries that can meet it
-    possible_square: Tensor = counts(2, "S", len(RELATIONS))  # over images of the square of their number
+    possible_square: Tensor = counts(
+        2, "S", len(RELATIONS)
+    )  # over images of the square of their number
 
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
@@ -81,7 +96,8 @@ class ObjectAttention(OfAttention):
     def add(self, batch: HeadBatch) -> None:
         if batch.objects is None:
             raise UserError(
-                "object_attention: the data set has no object masks, expected them beside the images. Use data=scenes, "
+                "object_attention: the data set has no object masks, expected them beside the "
+                "images. Use data=scenes, "
                 "data=pets or leave the measure out."
             )
         super().add(batch)
@@ -94,7 +110,9 @@ class ObjectAttention(OfAttention):
         shown_BWK = shown_BT[:, (places.token - site.prefix_tokens).clamp(min=0)]
         self._overall(piece, shown_BWK, half_B)
         pairs_WQK = places.patch_pairs
-        others_WQK = pairs_WQK & ~torch.eye(pairs_WQK.shape[-1], dtype=torch.bool, device=pairs_WQK.device)
+        others_WQK = pairs_WQK & ~torch.eye(
+            pairs_WQK.shape[-1], dtype=torch.bool, device=pairs_WQK.device
+        )
         offsets_WQK = places.offsets(reach_of(site)) * others_WQK
         best_BWHQK = of_largest(piece.attn, others_WQK)
         for r, holds in enumerate(RELATIONS.values()):
@@ -109,7 +127,9 @@ class ObjectAttention(OfAttention):
             self.even[number, r] += even_BWQ.sum()
             counts: Tensor = getattr(self, f"offsets_{number}")
             for part in range(2):
-                counts[part, r].index_add_(0, offsets_WQK.flatten(), true_BWQK[half_B == part].sum(0).flatten())
+                counts[part, r].index_add_(
+                    0, offsets_WQK.flatten(), true_BWQK[half_B == part].sum(0).flatten()
+                )
 
     def _overall(self, piece: Piece, shown_BWK: Tensor, half_B: Tensor) -> None:
         span, grid_WK, pairs_WQK = piece.span, piece.places.patch, piece.places.patch_pairs
@@ -154,19 +174,35 @@ class ObjectAttention(OfAttention):
 
     def _chosen_by_relation(self, site_of_head: Tensor) -> dict[str, Tensor]:
         """The same for relations, with the error over images of a ratio of sums, linearised."""
-        possible, square = self.possible[:, site_of_head].double(), self.possible_square[1][site_of_head].double()
+        possible, square = (
+            self.possible[:, site_of_head].double(),
+            self.possible_square[1][site_of_head].double(),
+        )
         score = mean_of(self.followed, possible)
-        left = self.followed_square[1] - 2 * score[1] * self.followed_possible[1] + score[1].square() * square
+        left = (
+            self.followed_square[1]
+            - 2 * score[1] * self.followed_possible[1]
+            + score[1].square() * square
+        )
         images = self.dealt[1].double()
         error = (left.clamp(min=0) * images / (images - 1)).sqrt() / possible[1]
-        return self._held_out(("relations_held_out", "relations_low", "relations_high"), score, error)
+        return self._held_out(
+            ("relations_held_out", "relations_low", "relations_high"), score, error
+        )
 
-    def _held_out(self, names: tuple[str, str, str], score: Tensor, error: Tensor) -> dict[str, Tensor]:
+    def _held_out(
+        self, names: tuple[str, str, str], score: Tensor, error: Tensor
+    ) -> dict[str, Tensor]:
         """Second half's score (2, A, ...) and 95 % interval, of the head that is best on the first; else NaN."""
         best = score[0].nan_to_num(nan=-1.0).argmax(0, keepdim=True)
-        chosen = torch.zeros_like(score[1], dtype=torch.bool).scatter(0, best, True) & ~score[0].isnan()
+        chosen = (
+            torch.zeros_like(score[1], dtype=torch.bool).scatter(0, best, True) & ~score[0].isnan()
+        )
         ends = (score[1], *interval(score[1], error, int(self.dealt[1]) - 1, self.within))
-        return {name: values.masked_fill(~chosen, torch.nan) for name, values in zip(names, ends, strict=True)}
+        return {
+            name: values.masked_fill(~chosen, torch.nan)
+            for name, values in zip(names, ends, strict=True)
+        }
 
     def _best_offsets(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """(R,) each per site: hits of the best offset; hits on half 2 of that of half 1; its rows; its columns."""

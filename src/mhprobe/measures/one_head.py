@@ -1,7 +1,7 @@
 """Would one head do? All heads of a layer but one are switched off, and the one that suffices best is kept.
 
-Michel, Levy & Neubig, 2019, arXiv 1905.10650, section 3.3 (tables 2 and 3), choose each layer's best head on the test
-set; here it is chosen on validation images and scored on test images.
+Michel, Levy & Neubig, 2019, arXiv 1905.10650, section 3.3 (tables 2 and 3), choose each layer's
+best head on the test set; here it is chosen on validation images and scored on test images.
 """
 
 from typing import Any
@@ -18,14 +18,15 @@ from mhprobe.stats.significance import mcnemar, wilson
 class OneHead(Paired):
     """Sufficiency of a head: the model with this head as its layer's only one, the other layers whole.
 
-    Columns, (A,) unless said otherwise: value: mean log-likelihood of the label with the head alone - with the whole
-    layer, in nats; larger: it suffices better, 0: as well as the layer; standard_error; low, high: 95 % interval by
-    bootstrap over images, paired; accuracy: with the head alone, in [0, 1]; accuracy_low, accuracy_high: Wilson's 95 %
-    interval; validation: accuracy on the selection images, NaN without any; chosen: 1 for the head of its layer that
-    was best on them (ties: the lowest loss, then the first), else 0; test_best: 1 for the best of its layer on the test
-    images, which flatters; drop: whole - accuracy; drop_low, drop_high: its paired 95 % interval; p: exact McNemar of
-    the head alone against the whole layer, not corrected: one head per layer is chosen before; whole: () accuracy of
-    the whole model.
+    Columns, (A,) unless said otherwise: value: mean log-likelihood of the label with the head alone
+    - with the whole layer, in nats; larger: it suffices better, 0: as well as the layer;
+    standard_error; low, high: 95 % interval by bootstrap over images, paired; accuracy: with the
+    head alone, in [0, 1]; accuracy_low, accuracy_high: Wilson's 95 % interval; validation: accuracy
+    on the selection images, NaN without any; chosen: 1 for the head of its layer that was best on
+    them (ties: the lowest loss, then the first), else 0; test_best: 1 for the best of its layer on
+    the test images, which flatters; drop: whole - accuracy; drop_low, drop_high: its paired 95 %
+    interval; p: exact McNemar of the head alone against the whole layer, not corrected: one head
+    per layer is chosen before; whole: () accuracy of the whole model.
     """
 
     fooled_by = "by definition: a layer that can do without any head: all of its heads suffice"
@@ -42,7 +43,9 @@ class OneHead(Paired):
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
         layers = [range(layout.num_heads)[layout.span(site)] for site in range(len(layout.sites))]
-        self.ablation = Ablation(tuple(tuple(h for h in layer if h != head) for layer in layers for head in layer))
+        self.ablation = Ablation(
+            tuple(tuple(h for h in layer if h != head) for layer in layers for head in layer)
+        )
         self.needs = self.select_needs = frozenset({self.ablation})
 
     def select(self, batch: HeadBatch) -> None:
@@ -63,7 +66,9 @@ class OneHead(Paired):
             "accuracy_low": accuracy_low,
             "accuracy_high": accuracy_high,
             "validation": mean_of(self.seen_right, self.seen),
-            "chosen": self._best(self.seen_right, self.seen_loss) if seen else torch.zeros_like(right),
+            "chosen": self._best(self.seen_right, self.seen_loss)
+            if seen
+            else torch.zeros_like(right),
             "test_best": self._best(right, -self.rise),
             **self.drops(),
             "p": mcnemar(self.lost, self.won),

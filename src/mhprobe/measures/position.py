@@ -1,9 +1,11 @@
 """Does a head look at one fixed place relative to the query, whatever the image shows?
 
-Voita et al., 2019, arXiv 1905.09418, section 4: a positional head has its largest weight at one offset in at least 90 %
-of queries. Here an offset is (rows, columns) of the token grid. From many queries it points out of the image, or of the
-Swin window: on an 8 x 8 grid "one to the left" exists for 7/8 of them. So column ``reaching`` is the share among
-queries for which the key exists, and only offsets that exist for ``reach`` of the queries are candidates.
+Voita et al., 2019, arXiv 1905.09418, section 4: a positional head has its largest weight at one
+offset in at least 90 % of queries. Here an offset is (rows, columns) of the token grid. From many
+queries it points out of the image, or of the
+Swin window: on an 8 x 8 grid "one to the left" exists for 7/8 of them. So column ``reaching`` is
+the share among queries for which the key exists, and only offsets that exist for ``reach`` of the
+queries are candidates.
 Shapes: Y, X offsets along the grid's axes, from -max to max.
 """
 
@@ -14,7 +16,14 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout
-from mhprobe.measures.parts.places import OfAttention, Piece, even_over, of_largest, places_of, reach_of
+from mhprobe.measures.parts.places import (
+    OfAttention,
+    Piece,
+    even_over,
+    of_largest,
+    places_of,
+    reach_of,
+)
 from mhprobe.stats.intervals import SHARE, interval
 from mhprobe.stats.significance import standard_error
 
@@ -22,15 +31,17 @@ from mhprobe.stats.significance import standard_error
 class Position(OfAttention):
     """Share of all patch queries whose largest weight is at the head's favourite offset.
 
-    threshold: share from which a head is positional. reach: smallest share of queries for which a candidate's key
-    exists. Raises UserError for shares outside (0, 1].
+    threshold: share from which a head is positional. reach: smallest share of queries for which a
+    candidate's key exists. Raises UserError for shares outside (0, 1].
 
-    Columns, (A,): value in [0, 1], larger is more positional; low, high: its 95 % interval over images, at this offset;
-    dy, dx the offset in tokens, key minus query (dx = -1: the left neighbour; 0, 0: itself); positional 1 where value
-    >= threshold, else 0; reaching: the share among the queries for which the key exists; reach: the share of these
-    queries, the largest possible value; chance: value of a random key. counts (A, Y, X): mean queries of an image at
-    each offset, the middle one being 0, 0; exists (A, Y, X): queries from which it can be reached. Of n keys that share
-    a query's largest weight each counts 1/n. Among equal offsets the shortest wins, then the upper, then the left one.
+    Columns, (A,): value in [0, 1], larger is more positional; low, high: its 95 % interval over
+    images, at this offset; dy, dx the offset in tokens, key minus query (dx = -1: the left
+    neighbour; 0, 0: itself); positional 1 where value >= threshold, else 0; reaching: the share
+    among the queries for which the key exists; reach: the share of these queries, the largest
+    possible value; chance: value of a random key. counts (A, Y, X): mean queries of an image at
+    each offset, the middle one being 0, 0; exists (A, Y, X): queries from which it can be reached.
+    Of n keys that share a query's largest weight each counts 1/n. Among equal offsets the shortest
+    wins, then the upper, then the left one.
     """
 
     fooled_by = "seen: few queries of small windows reach an offset; by definition: one fixed place is many offsets"
@@ -39,23 +50,31 @@ class Position(OfAttention):
     larger = "the head looks at one fixed offset more often"
     also = ("offset_maps",)
 
-    counts: Tensor  # (A, Y, X) float64: queries with their argmax key there; of n equal keys each counts 1/n
+    # (A, Y, X) float64: queries with their argmax key there; of n equal keys each counts 1/n
+    counts: Tensor
     squares: Tensor  # (A, Y, X) sum over images of the square of their number
 
-    def __init__(self, layout: HeadLayout, threshold: float = 0.9, reach: float = 0.25, **kwargs: Any) -> None:
+    def __init__(
+        self, layout: HeadLayout, threshold: float = 0.9, reach: float = 0.25, **kwargs: Any
+    ) -> None:
         super().__init__(layout, **kwargs)
         for option, got in (("threshold", threshold), ("reach", reach)):
             if not 0 < got <= 1:
                 raise UserError(f"position: {option} is a share above 0 and at most 1, got {got}.")
         self.threshold, self.least = threshold, reach
-        self.size = max(reach_of(site)[0] for site in layout.sites), max(reach_of(site)[1] for site in layout.sites)
+        self.size = (
+            max(reach_of(site)[0] for site in layout.sites),
+            max(reach_of(site)[1] for site in layout.sites),
+        )
         for name in ("counts", "squares"):
             self.add_state(name, torch.zeros(layout.num_heads, *self.size, dtype=torch.float64))
 
     def look(self, piece: Piece, batch: HeadBatch) -> None:
         span = piece.span
         share_bWHQK = of_largest(piece.attn, piece.places.patch_pairs)
-        image, window, head, query, key = share_bWHQK.nonzero(as_tuple=True)  # NaN too, which is an error at the end
+        image, window, head, query, key = share_bWHQK.nonzero(
+            as_tuple=True
+        )  # NaN too, which is an error at the end
         counts_bHYX = self.counts.new_zeros(len(share_bWHQK), *self.counts[span].shape)
         start = (image * counts_bHYX.shape[1] + head) * self.counts[0].numel()
         index = start + piece.places.offsets(self.size)[window, query, key]
@@ -70,14 +89,20 @@ class Position(OfAttention):
         share = self.counts / self.images / exists  # NaN where no query has such a key
         candidates = exists >= self.least * queries[:, None, None]
         down, across = (torch.arange(size, device=self.device) - size // 2 for size in self.size)
-        order = (down[:, None] ** 2 + across**2).flatten().argsort(stable=True)  # from the shortest to the longest
+        order = (
+            (down[:, None] ** 2 + across**2).flatten().argsort(stable=True)
+        )  # from the shortest to the longest
         ranked = self.counts.masked_fill(~candidates, -1).flatten(1)[:, order]
-        best = order[(ranked == ranked.amax(1, keepdim=True)).int().argmax(1)]  # the first of the largest
+        best = order[
+            (ranked == ranked.amax(1, keepdim=True)).int().argmax(1)
+        ]  # the first of the largest
 
         def at(values: Tensor) -> Tensor:
             return values.flatten(1).gather(1, best[:, None])[:, 0]
 
-        value = at(self.counts) / (self.images * queries)  # divided once: nine tenths are not less by rounding
+        value = at(self.counts) / (
+            self.images * queries
+        )  # divided once: nine tenths are not less by rounding
         error = standard_error(at(self.counts), at(self.squares), self.images) / queries
         low, high = interval(value, error, int(self.images) - 1, self.within)
         return {

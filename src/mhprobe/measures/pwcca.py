@@ -1,10 +1,11 @@
 """Canonical correlation between heads, weighted by how much of a head's output each correlated direction makes up.
 
-Morcos, Raghu & Bengio, 2018, arXiv 1806.05759. Head a's canonical variate h_i gets the weight alpha_i = sum over a's
-channels j of |<h_i, x_j>|, normalised to sum 1; the value is sum of alpha_i rho_i. With a's covariance S = Q L Q^T and
-whitening W = Q L^(-1/2), the variates are X W U (U: left singular vectors of the whitened cross-covariance), so that
-<h_i, x_j> = (Q L^(1/2) U)_ji up to one factor. The released code (google/svcca, pwcca.py) leaves out the whitening and
-does not centre what it projects, so its weights are not those of the paper.
+Morcos, Raghu & Bengio, 2018, arXiv 1806.05759. Head a's canonical variate h_i gets the weight
+alpha_i = sum over a's channels j of |<h_i, x_j>|, normalised to sum 1; the value is sum of alpha_i
+rho_i. With a's covariance S = Q L Q^T and whitening W = Q L^(-1/2), the variates are X W U (U: left
+singular vectors of the whitened cross-covariance), so that <h_i, x_j> = (Q L^(1/2) U)_ji up to one
+factor. The released code (google/svcca, pwcca.py) leaves out the whitening and does not centre what
+it projects, so its weights are not those of the paper.
 """
 
 import torch
@@ -18,9 +19,9 @@ from mhprobe.measures.svcca import behind, leading, whitening
 class PWCCA(PairMeasure):
     """Projection-weighted canonical correlation: how much of head a's output is, linearly, in head b's.
 
-    Columns: value (A, A) in [0, 1]: [a, b] weighs by the channels of a, so it is not symmetric; reverse (A, A): [a, b]
-    weighs by those of b (a table lists each pair once); dims (A,) number of directions that vary. Options, other
-    columns, UserError and warnings as in PairMeasure.
+    Columns: value (A, A) in [0, 1]: [a, b] weighs by the channels of a, so it is not symmetric;
+    reverse (A, A): [a, b] weighs by those of b (a table lists each pair once); dims (A,) number of
+    directions that vary. Options, other columns, UserError and warnings as in PairMeasure.
     """
 
     fooled_by = "by definition: a rotation of a head's channels, which changes nothing else, changes its weights"

@@ -1,11 +1,13 @@
 """Do heads look at what is rare? How often the key with the largest weight is the rarest patch of the image.
 
-A patch is described by its pixels, averaged over ``cells`` x ``cells`` fields. Its density is the share of patches of
-the validation images with the same k-means code. All patches of the lowest density count as rarest, and chance is their
-share among the keys. In Swin the query sees its shift region only.
+A patch is described by its pixels, averaged over ``cells`` x ``cells`` fields. Its density is the
+share of patches of the validation images with the same k-means code. All patches of the lowest
+density count as rarest, and chance is their share among the keys. In Swin the query sees its shift
+region only.
 
-Codes are fitted to the patches with the smallest hash of image and place (hashing.py). Lloyd's iteration starts from
-patches each farthest from those chosen (Gonzalez 1985). A code that loses all its patches stays where it was.
+Codes are fitted to the patches with the smallest hash of image and place (hashing.py). Lloyd's
+iteration starts from patches each farthest from those chosen (Gonzalez 1985). A code that loses all
+its patches stays where it was.
 Shapes: T grid tokens, F numbers that describe a patch, P patches of the sample, C codes.
 """
 
@@ -29,17 +31,19 @@ _ROUNDS = 100  # of Lloyd's iteration; it usually stands still earlier
 class Rarity(OfAttention, MeanOverImages):
     """Share of patch queries whose argmax key is (one of) the rarest patches they can see.
 
-    codes: number of codes of k-means, fitted on the selection images. patches: largest number of patches to fit them
-    on. cells: a patch is described by its mean colours in cells x cells fields. Raises UserError with fewer patches
-    than codes.
+    codes: number of codes of k-means, fitted on the selection images. patches: largest number of
+    patches to fit them on. cells: a patch is described by its mean colours in cells x cells fields.
+    Raises UserError with fewer patches than codes.
 
-    Columns, (A,) in [0, 1], larger looks more at what is rare: value, with low and high; top2: the argmax key is no
-    denser than the second rarest patch; class_query, class_query_top2: of the class token's own row, NaN without one.
-    chance, chance_top2, class_chance, class_chance_top2: the same for a random argmax key. Of n keys that share a row's
-    largest weight each counts 1/n.
+    Columns, (A,) in [0, 1], larger looks more at what is rare: value, with low and high; top2: the
+    argmax key is no denser than the second rarest patch; class_query, class_query_top2: of the
+    class token's own row, NaN without one. chance, chance_top2, class_chance, class_chance_top2:
+    the same for a random argmax key. Of n keys that share a row's largest weight each counts 1/n.
     """
 
-    fooled_by = "seen: a head that looks at the border or at bright patches, where these happen to be rare"
+    fooled_by = (
+        "seen: a head that looks at the border or at bright patches, where these happen to be rare"
+    )
     select_needs = frozenset()
     within = SHARE
     label = "share of queries on the rarest patch"
@@ -48,12 +52,25 @@ class Rarity(OfAttention, MeanOverImages):
 
     hits: Tensor = sums("A")  # over images and patch queries: top 2
     class_hits: Tensor = sums("A", 2)  # over images of the class token's row: top 1, top 2
-    luck: Tensor = sums("A", 2)  # of the share of keys that would be a hit, over images and patch queries
+    luck: Tensor = sums(
+        "A", 2
+    )  # of the share of keys that would be a hit, over images and patch queries
     class_luck: Tensor = sums("A", 2)
 
-    def __init__(self, layout: HeadLayout, codes: int = 32, patches: int = 4096, cells: int = 4, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        layout: HeadLayout,
+        codes: int = 32,
+        patches: int = 4096,
+        cells: int = 4,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(layout, **kwargs)
-        for option, got, least in (("codes", codes, 2), ("patches", patches, codes), ("cells", cells, 1)):
+        for option, got, least in (
+            ("codes", codes, 2),
+            ("patches", patches, codes),
+            ("cells", cells, 1),
+        ):
             whole_number(f"rarity: {option}", got, least)
         self.num_codes, self.patches, self.cells = codes, patches, cells
         self.samples: dict[Any, Pool] = {}  # of patches, per sort, while selecting
@@ -83,14 +100,18 @@ class Rarity(OfAttention, MeanOverImages):
             patches = patches_of(batch.need("images", self.name)[piece.images], site, self.cells)
             density_bT = self.codes[_sort(site)].density_of(patches)
         else:  # finish() will refuse
-            density_bT = torch.zeros(len(piece.images), site.token_grid[0] * site.token_grid[1]).to(piece.attn)
+            density_bT = torch.zeros(len(piece.images), site.token_grid[0] * site.token_grid[1]).to(
+                piece.attn
+            )
         keys = places.pairs & places.patch[:, None]
         share_bWHQK = of_largest(piece.attn, keys)
         density_bWK = density_bT[:, (places.token - site.prefix_tokens).clamp(min=0)]
         seen_bWQK = density_bWK[:, :, None].masked_fill(~keys, torch.inf)
         lowest_bWQ2 = seen_bWQK.sort(-1).values[..., :2]
         for top in range(min(2, lowest_bWQ2.shape[-1])):
-            limit_bWQ = lowest_bWQ2[..., top].where(lowest_bWQ2[..., top].isfinite(), lowest_bWQ2[..., 0])
+            limit_bWQ = lowest_bWQ2[..., top].where(
+                lowest_bWQ2[..., top].isfinite(), lowest_bWQ2[..., 0]
+            )
             rare_bWQK = (seen_bWQK <= limit_bWQ[..., None]) & keys
             hit_bWHQ = torch.einsum("bwhqk,bwqk->bwhq", share_bWHQK, rare_bWQK.double())
             luck_bWQ = rare_bWQK.sum(-1) / keys.sum(-1).clamp(min=1).double()
@@ -105,7 +126,10 @@ class Rarity(OfAttention, MeanOverImages):
 
     def finish(self) -> dict[str, Tensor]:
         if not self.codes:
-            raise UserError("rarity: no codes yet. Show the validation images first: select(batch), then end_select().")
+            raise UserError(
+                "rarity: no codes yet. Show the validation images first: select(batch), then "
+                "end_select()."
+            )
         queries = self.patch_queries
         tops = {
             "class_query": self.of_class(self.class_hits),
@@ -127,11 +151,21 @@ def _sort(site: HeadSite) -> Any:
 
 
 def patches_of(images: Tensor, site: HeadSite, cells: int) -> Tensor:
-    """(B, T, F) float32 description of the piece of image under each grid token. Swin's padded rim repeats the edge."""
+    """(B, T, F) float32 description of the piece of image under each grid token.
+
+    Swin's padded rim repeats the edge.
+    """
     height, width = site.token_grid
     down, across = (round(side) for side in site.pixels)
-    missing = (0, max(0, width * across - images.shape[-1]), 0, max(0, height * down - images.shape[-2]))
-    images = torch.nn.functional.pad(images.float(), missing, mode="replicate")[..., : height * down, : width * across]
+    missing = (
+        0,
+        max(0, width * across - images.shape[-1]),
+        0,
+        max(0, height * down - images.shape[-2]),
+    )
+    images = torch.nn.functional.pad(images.float(), missing, mode="replicate")[
+        ..., : height * down, : width * across
+    ]
     fields = torch.nn.functional.adaptive_avg_pool2d(images, (height * cells, width * cells))
     return torch.nn.functional.pixel_unshuffle(fields, cells).flatten(2).mT
 
@@ -144,7 +178,10 @@ def numbers_of(patches: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Codes:
-    """Codes of patches. centre: (C, F) float64. density: (C,) share of the sample's patches that have the code."""
+    """Codes of patches.
+
+    centre: (C, F) float64. density: (C,) share of the sample's patches that have the code.
+    """
 
     centre: Tensor
     density: Tensor
@@ -156,13 +193,17 @@ class Codes:
         different = len(patch.unique(dim=0)) if len(patch) else 0
         if different < codes:
             raise UserError(
-                f"rarity: {different} different patches for {codes} codes, expected at least as many patches as codes. "
-                f"Use more images in the validation split, or fewer codes: rarity.codes={max(different, 1)}."
+                f"rarity: {different} different patches for {codes} codes, expected at least as "
+                "many patches as codes. "
+                "Use more images in the validation split, or fewer codes: "
+                f"rarity.codes={max(different, 1)}."
             )
         centre = _spread(patch, codes)
         nearest = _nearest(patch, centre)
         for _ in range(_ROUNDS):
-            many = torch.zeros(codes, dtype=torch.float64).index_add_(0, nearest, torch.ones(len(patch)).double())
+            many = torch.zeros(codes, dtype=torch.float64).index_add_(
+                0, nearest, torch.ones(len(patch)).double()
+            )
             total = torch.zeros_like(centre).index_add_(0, nearest, patch)
             centre = torch.where(many[:, None] > 0, total / many.clamp(min=1)[:, None], centre)
             before, nearest = nearest, _nearest(patch, centre)

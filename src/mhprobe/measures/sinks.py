@@ -1,10 +1,11 @@
 """Attention sinks: does one token draw nearly all queries, and does the head do nothing by it, or hand something out?
 
-Xiao et al., 2024, arXiv 2309.17453, saw heads that rest on the first token; Darcet et al., 2024, arXiv 2309.16588, in
-ViTs on tokens of high norm. A token is a sink of a head, in an image, if 90 % of the queries that may look at it give
-it half of their attention or more. What the head writes tells whether it rests there and writes nothing (a no-op), or
-carries what is there to all tokens (a broadcast). In Swin every window has its own sink; in a shifted window the
-largest region counts if it is more than half of it. Padding of a text neither looks nor is written to.
+Xiao et al., 2024, arXiv 2309.17453, saw heads that rest on the first token; Darcet et al., 2024,
+arXiv 2309.16588, in ViTs on tokens of high norm. A token is a sink of a head, in an image, if 90 %
+of the queries that may look at it give it half of their attention or more. What the head writes
+tells whether it rests there and writes nothing (a no-op), or carries what is there to all tokens (a
+broadcast). In Swin every window has its own sink; in a shifted window the largest region counts if
+it is more than half of it. Padding of a text neither looks nor is written to.
 """
 
 from typing import Any
@@ -27,14 +28,17 @@ class Sinks(OfAttention, MeanOverImages):
 
     queries: share of queries from which a token is a sink. Raises UserError unless it is in (0, 1].
 
-    Columns, (A,): value in [0, 1], larger is more of a sink, with low and high; uniform: of even attention; sink: share
-    of images with one; class_token: share of images where the token that draws most is the class token, NaN without
-    one; write: mean over tokens of ||z_h W_O,h|| / ||stream||; common in [0, 1]: length of the mean write over tokens /
-    mean length, 1 if all tokens are given the same, 0 for a head that writes nothing; role: 0 where ``sink`` is below
+    Columns, (A,): value in [0, 1], larger is more of a sink, with low and high; uniform: of even
+    attention; sink: share of images with one; class_token: share of images where the token that
+    draws most is the class token, NaN without one; write: mean over tokens of ||z_h W_O,h|| /
+    ||stream||; common in [0, 1]: length of the mean write over tokens / mean length, 1 if all
+    tokens are given the same, 0 for a head that writes nothing; role: 0 where ``sink`` is below
     one half, 1 a no-op: it writes less than a quarter of the model's median head, 2 a broadcast.
     """
 
-    fooled_by = "by definition: a token that many queries have a reason to look at, as a large object"
+    fooled_by = (
+        "by definition: a token that many queries have a reason to look at, as a large object"
+    )
     needs = frozenset({"attn", "stream", "weights"})
     texts = True
     within = SHARE
@@ -63,14 +67,20 @@ class Sinks(OfAttention, MeanOverImages):
         row_bWHQK = shares(piece.attn, places.pairs)
         queries_WK = places.pairs.sum(1).clamp(min=1)
         mean_bWHK = row_bWHQK.sum(3) / queries_WK[:, None]
-        share_bWHK = ((row_bWHQK >= GIVES) & places.pairs[:, None]).sum(3).double() / queries_WK[:, None]
+        share_bWHK = ((row_bWHQK >= GIVES) & places.pairs[:, None]).sum(3).double() / queries_WK[
+            :, None
+        ]
         outside = ~keys_WK[:, None]
-        most_bWH, key_bWH = (part[:, there_W] for part in mean_bWHK.masked_fill(outside, -1).max(-1))
+        most_bWH, key_bWH = (
+            part[:, there_W] for part in mean_bWHK.masked_fill(outside, -1).max(-1)
+        )
         given_bWH = share_bWHK.masked_fill(outside, -1).amax(-1)[:, there_W]
         windows = 1 if piece.site.line else most_bWH.shape[1]
         self.add_images(span, most_bWH[0] if piece.site.line else most_bWH.sum(1), windows)
         self.sinks[span] += (given_bWH >= self.queries).sum((0, 1))
-        self.even[span] += len(most_bWH) * (1 / (queries_WK * keys_WK).amax(1)[there_W].double()).sum()
+        self.even[span] += (
+            len(most_bWH) * (1 / (queries_WK * keys_WK).amax(1)[there_W].double()).sum()
+        )
         if piece.site.class_token:
             self.at_class[span] += (key_bWH == 0).sum((0, 1))
 
@@ -82,23 +92,35 @@ class Sinks(OfAttention, MeanOverImages):
             z_BTHD, output_HDC = z[batch.valid].double(), output.double()
             length_BTH = written(z_BTHD, output_HDC)
             real_BT = real_tokens(self.name, batch, number, site)
-            stream_BT = streams[site.block].before[batch.valid].double().norm(dim=-1).where(real_BT > 0, 1.0)
+            stream_BT = (
+                streams[site.block]
+                .before[batch.valid]
+                .double()
+                .norm(dim=-1)
+                .where(real_BT > 0, 1.0)
+            )
             self.ratio[span] += (length_BTH / stream_BT[..., None] * real_BT[..., None]).sum((0, 1))
             self.tokens[span] += real_BT.sum().long()
             share_BT = real_BT / real_BT.sum(1, keepdim=True)
             mean_BH = written((z_BTHD * share_BT[..., None, None]).sum(1), output_HDC)
             usual_BH = (length_BTH * share_BT[..., None]).sum(1)
-            self.shared[span] += (mean_BH / usual_BH.clamp(min=torch.finfo(torch.float64).tiny)).sum(0)
+            self.shared[span] += (
+                mean_BH / usual_BH.clamp(min=torch.finfo(torch.float64).tiny)
+            ).sum(0)
 
     def finish(self) -> dict[str, Tensor]:
         windows = self.image_sums[1]
         sink, write = mean_of(self.sinks, windows), mean_of(self.ratio, self.tokens)
-        role = torch.where((write < QUIET * write.quantile(0.5)) | (write == 0), 1, 2)  # the median may be 0, too
+        role = torch.where(
+            (write < QUIET * write.quantile(0.5)) | (write == 0), 1, 2
+        )  # the median may be 0, too
         return {
             **self.over_images(),
             "uniform": mean_of(self.even, windows),
             "sink": sink,
-            "class_token": where_site(self.layout, mean_of(self.at_class, windows), lambda site: site.class_token),
+            "class_token": where_site(
+                self.layout, mean_of(self.at_class, windows), lambda site: site.class_token
+            ),
             "write": write,
             "common": self.shared / self.images,
             "role": torch.where(sink >= 0.5, role, 0),

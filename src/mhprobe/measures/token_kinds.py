@@ -1,7 +1,8 @@
 """Token kinds: the share of a head's attention that goes to each kind of key.
 
-Clark, Khandelwal, Levy & Manning, 2019, arXiv 1906.04341, section 3, for words. Kinds of patches: kinds.py. A row of 14
-tokens gets 7 % of attention spread evenly over 196, so each share comes with that of even attention.
+Clark, Khandelwal, Levy & Manning, 2019, arXiv 1906.04341, section 3, for words. Kinds of patches:
+kinds.py. A row of 14 tokens gets 7 % of attention spread evenly over 196, so each share comes with
+that of even attention.
 """
 
 import functools
@@ -13,7 +14,14 @@ from mhprobe.errors import UserError, quoted
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import sums
 from mhprobe.measures.parts.kinds import KINDS, OfKinds, kinds_of, weight_on
-from mhprobe.measures.parts.places import Piece, even_over, of_pairs, over_queries, shares, where_site
+from mhprobe.measures.parts.places import (
+    Piece,
+    even_over,
+    of_pairs,
+    over_queries,
+    shares,
+    where_site,
+)
 from mhprobe.stats.intervals import SHARE
 
 COLUMNS = (*KINDS, "cls_to_cls")
@@ -22,13 +30,16 @@ COLUMNS = (*KINDS, "cls_to_cls")
 class TokenKinds(OfKinds):
     """Mean share of attention from patch queries to each kind of key.
 
-    value: the kind (a column below) of column "value". threshold: standard deviations above the image's mean norm from
-        which a token is of high norm. Raises UserError for an unknown kind, and for one that the model does not have.
+    value: the kind (a column below) of column "value". threshold: standard deviations above the
+    image's mean norm from
+        which a token is of high norm. Raises UserError for an unknown kind, and for one that the
+        model does not have.
 
-    Columns, (A,) shares in [0, 1], larger means more attention: value, with low and high; cls, registers, self,
-    neighbours (all four together), above, below, left, right (each of them), same_row, same_column, border, high_norm,
-    from patch queries; cls_to_cls from the class token's own row; uniform_<kind>, uniform: of even attention. Kinds
-    overlap. NaN for a kind that a model does not have. Swin's rows are renormalised over the shift region.
+    Columns, (A,) shares in [0, 1], larger means more attention: value, with low and high; cls,
+    registers, self, neighbours (all four together), above, below, left, right (each of them),
+    same_row, same_column, border, high_norm, from patch queries; cls_to_cls from the class token's
+    own row; uniform_<kind>, uniform: of even attention. Kinds overlap. NaN for a kind that a model
+    does not have. Swin's rows are renormalised over the shift region.
     """
 
     fooled_by = "seen: a place that often shows one kind of thing: a head for the first patch is a head for the border"
@@ -43,12 +54,15 @@ class TokenKinds(OfKinds):
     def __init__(self, layout: HeadLayout, value: str = "neighbours", **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
         if value not in COLUMNS:
-            raise UserError(f"token_kinds: value is one of {', '.join(COLUMNS)}, got {quoted(value)}.")
+            raise UserError(
+                f"token_kinds: value is one of {', '.join(COLUMNS)}, got {quoted(value)}."
+            )
         site = layout.sites[0]
         if not _has(value, site):
             needed = "registers" if value == "registers" else "a class token"
             raise UserError(
-                f"token_kinds: value={value} needs {needed}, but the model of {site.name} has none. "
+                f"token_kinds: value={value} needs {needed}, but the model of {site.name} has "
+                "none. "
                 f"Choose another kind, e.g. value=neighbours."
             )
         self.main = value
@@ -60,11 +74,17 @@ class TokenKinds(OfKinds):
         whole_1WHQK = row_bWHQK.sum(0, keepdim=True)
         even_WQK = even_over(places.pairs)
         kinds = kinds_of(piece, batch, self.threshold)
-        columns = [(kinds[kind], places.patch) for kind in KINDS] + [(kinds["cls"], places.is_class)]
+        columns = [(kinds[kind], places.patch) for kind in KINDS] + [
+            (kinds["cls"], places.is_class)
+        ]
         for column, (keys_bWQK, queries_WQ) in enumerate(columns):
             even_bWQ = (even_WQK * keys_bWQK).sum(-1)
-            self.mass[span, column] += over_queries(weight_on(row_bWHQK, whole_1WHQK, keys_bWQK), queries_WQ)
-            self.even[span, column] += over_queries(even_bWQ[:, :, None], queries_WQ) * len(row_bWHQK) / len(keys_bWQK)
+            self.mass[span, column] += over_queries(
+                weight_on(row_bWHQK, whole_1WHQK, keys_bWQK), queries_WQ
+            )
+            self.even[span, column] += (
+                over_queries(even_bWQ[:, :, None], queries_WQ) * len(row_bWHQK) / len(keys_bWQK)
+            )
             if COLUMNS[column] == self.main:
                 weight_bH = of_pairs(row_bWHQK, keys_bWQK & queries_WQ[:, :, None])
                 self.add_images(span, weight_bH, piece.counts(queries_WQ))
@@ -79,7 +99,10 @@ class TokenKinds(OfKinds):
             uniform[f"uniform_{kind}"] = where_site(self.layout, self.even[:, number] / rows, has)
         has = functools.partial(_has, self.main)
         return {
-            **{name: where_site(self.layout, part, has) for name, part in self.over_images().items()},
+            **{
+                name: where_site(self.layout, part, has)
+                for name, part in self.over_images().items()
+            },
             **columns,
             "uniform": uniform[f"uniform_{self.main}"].clone(),
             **uniform,

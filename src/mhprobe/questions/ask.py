@@ -24,27 +24,46 @@ FINISHED = "finished.json"  # question -> the digest of what decides it, and its
 
 
 class Answers(L.Callback):
-    """Questions of a run, answered at the end of its test. refused: errors of questions that have no answer."""
+    """Questions of a run, answered at the end of its test.
 
-    def __init__(self, wanted: Sequence[Question], material: Material, report: Report, estimate: bool = False) -> None:
-        self.questions, self.material, self.report, self.estimate = list(wanted), material, report, estimate
+    refused: errors of questions that have no answer.
+    """
+
+    def __init__(
+        self, wanted: Sequence[Question], material: Material, report: Report, estimate: bool = False
+    ) -> None:
+        self.questions, self.material, self.report, self.estimate = (
+            list(wanted),
+            material,
+            report,
+            estimate,
+        )
         self.refused: dict[str, UserError] = {}
 
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.find()  # Lightning moves the model to the CPU after the test
 
     def find(self) -> None:
-        """Answer all questions with the model on its device. UserError if nothing can be recorded. A collective."""
+        """Answer all questions with the model on its device.
+
+        UserError if nothing can be recorded. A collective.
+        """
         done, pending = ranks.from_rank_zero(self.read), []
         for question in self.questions:
-            if question.made_from and done.get(question.name, {}).get("made_from") == question.made_from:
+            if (
+                question.made_from
+                and done.get(question.name, {}).get("made_from") == question.made_from
+            ):
                 self._say(f"{question.name}: there already")
             else:
                 pending.append(question)
         steps = plan.steps(pending, self.material.measures)
         shown = {name for question in pending if question.control for name in question.measures}
         passes = [step.measures for step in steps]
-        self.material.passes = {False: passes, True: [[n for n in group if n in shown] for group in passes]}
+        self.material.passes = {
+            False: passes,
+            True: [[n for n in group if n in shown] for group in passes],
+        }
         if self.estimate and steps:
             lines = plan.lines(steps, self.material)
             if self.material.first:
@@ -75,7 +94,10 @@ class Answers(L.Callback):
         files = [path for path in self.report.add(results) if path.parent != self.report.folder]
         if question.made_from:
             inside = [str(path.relative_to(self.report.folder)) for path in files]
-            done = {**self.read(), question.name: {"made_from": question.made_from, "files": inside}}
+            done = {
+                **self.read(),
+                question.name: {"made_from": question.made_from, "files": inside},
+            }
             write(self.report.folder / FINISHED, (json.dumps(done, indent=2) + "\n").encode())
 
     def complain(self) -> None:

@@ -1,6 +1,7 @@
 """Keep attention of every head, and the network with test images, beside a run's results, for its pages.
 
-Attention is for the head atlas of report.html, the network for a page that switches heads live. Neither fails the run.
+Attention is for the head atlas of report.html, the network for a page that switches heads live.
+Neither fails the run.
 
 Shapes: B images, T tokens, h x w token grid.
 """
@@ -39,7 +40,10 @@ log = logging.getLogger(__name__)
 
 
 def keep_attention(folder: Path, model: nn.Module, data: ImageData) -> Path | None:
-    """Write ``folder/attention.safetensors``: a map per head, image and query. None, with a warning, if that fails."""
+    """Write ``folder/attention.safetensors``: a map per head, image and query.
+
+    None, with a warning, if that fails.
+    """
     try:
         return _keep(folder, model.eval(), data)
     except Exception as error:  # no reason to lose the run
@@ -50,7 +54,9 @@ def keep_attention(folder: Path, model: nn.Module, data: ImageData) -> Path | No
 def queries(site: HeadSite) -> dict[str, Query]:
     """Return queries by name: the class token and registers where there are any, or all patches; and one patch."""
     height, width = site.token_grid
-    by_name: dict[str, Query] = {"the class token": "class"} if site.class_token else {"all patches (mean)": "mean"}
+    by_name: dict[str, Query] = (
+        {"the class token": "class"} if site.class_token else {"all patches (mean)": "mean"}
+    )
     if site.prefix_tokens > site.class_token:
         by_name["the registers (mean)"] = "registers"
     return {**by_name, "the patch in the middle": (height // 2, width // 2)}
@@ -65,10 +71,15 @@ def _keep(folder: Path, model: nn.Module, data: ImageData) -> Path:
     attn = recorded.need("attn", "attention")
     titles = [f"image {image}" for image in chosen]
     if names:
-        titles = [f"{title}: {names[label]}" for title, label in zip(titles, batch.labels.tolist(), strict=True)]
+        titles = [
+            f"{title}: {names[label]}"
+            for title, label in zip(titles, batch.labels.tolist(), strict=True)
+        ]
     if not gives_features(model):
         taken = recorded.logits.argmax(1).tolist()
-        titles = [f"{title}, taken for {names[label]}" for title, label in zip(titles, taken, strict=True)]
+        titles = [
+            f"{title}, taken for {names[label]}" for title, label in zip(titles, taken, strict=True)
+        ]
     pictures = data.stored("test", chosen).images.contiguous()
     if (longest := max(pictures.shape[2:])) > _PICTURE:
         size = [max(1, round(side * _PICTURE / longest)) for side in pictures.shape[2:]]
@@ -77,7 +88,9 @@ def _keep(folder: Path, model: nn.Module, data: ImageData) -> Path:
     by_query: dict[str, list[str]] = {}  # names of sites
     for number, site in enumerate(layout.sites):
         for name, query in queries(site).items():
-            arrays[f"{name}/{site.name}"] = levels(looked_at(attn[number], site, who_looks(site, query)))
+            arrays[f"{name}/{site.name}"] = levels(
+                looked_at(attn[number], site, who_looks(site, query))
+            )
             by_query.setdefault(name, []).append(site.name)
     about = {"titles": json.dumps(titles), "queries": json.dumps(by_query), "hidden": hidden}
     return write(folder / ATTENTION, save(arrays, about))
@@ -89,34 +102,56 @@ def keep_live(folder: Path, model: nn.Module, data: ImageData) -> str:
         chosen = evenly(IMAGES_LIVE, data.sizes["test"])
         batch = data.stored("test", chosen)
         names = [f"image {number}" for number in chosen]
-        keep(folder, model, batch.images, batch.labels, data.class_names, names, dataclasses.asdict(data.input_spec))
+        keep(
+            folder,
+            model,
+            batch.images,
+            batch.labels,
+            data.class_names,
+            names,
+            dataclasses.asdict(data.input_spec),
+        )
     except Exception as error:  # no reason to lose the run
         return str(error) or type(error).__name__
     return ""
 
 
 def keep(
-    folder: Path, model: nn.Module, images: Tensor, labels: Tensor, classes: Sequence[str], titles: Sequence[str],
-    spec: dict[str, Any], beside: bool = True,
-) -> Path:  # fmt: skip
+    folder: Path,
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    classes: Sequence[str],
+    titles: Sequence[str],
+    spec: dict[str, Any],
+    beside: bool = True,
+) -> Path:
     """Write the network as ONNX, the images in its input size, and torch's logits.
 
-    Weights are float32, or the first of float16 and int8 that fits into a page; else float16, and the page asks for
-    this file. model: with gates. images: (N, 3, height, width) uint8. labels: (N,) int64. classes: names; numbers if
-    empty. spec: size, mean and std. beside: True if the page can ask. UserError for a network that gives features, is
-    too large, or cannot be exported.
+    Weights are float32, or the first of float16 and int8 that fits into a page; else float16, and
+    the page asks for this file. model: with gates. images: (N, 3, height, width) uint8. labels:
+    (N,) int64. classes: names; numbers if empty. spec: size, mean and std. beside: True if the page
+    can ask. UserError for a network that gives features, is too large, or cannot be exported.
     """
     pixels = images.cpu()
     if tuple(pixels.shape[-2:]) != tuple(spec["size"]):  # rounded, for page and torch alike
-        pixels = interpolate(pixels.float(), size=tuple(spec["size"]), mode="bicubic", antialias=True)
+        pixels = interpolate(
+            pixels.float(), size=tuple(spec["size"]), mode="bicubic", antialias=True
+        )
         pixels = pixels.clamp(0, 255).round().byte()
     seen = normalise(pixels, spec["size"], spec["mean"], spec["std"])
     weight = next(model.parameters())
     with inspecting(model, gradients=False):
-        logits = torch.cat([logits_of(model(some.to(weight))).cpu() for some in seen.split(100)]).float()
-    classes = classes or [str(number) for number in range(0 if puts_out_features(model) else logits.shape[-1])]
+        logits = torch.cat(
+            [logits_of(model(some.to(weight))).cpu() for some in seen.split(100)]
+        ).float()
+    classes = classes or [
+        str(number) for number in range(0 if puts_out_features(model) else logits.shape[-1])
+    ]
     if logits.dim() != 2 or logits.shape[1] != len(classes):
-        raise UserError("live: expected a network with logits of the classes, got one that gives features.")
+        raise UserError(
+            "live: expected a network with logits of the classes, got one that gives features."
+        )
     exports, sites = pieces(model, seen[:2]), attach(model).layout.of("head").sites
     kinds: tuple[Stored, ...] = ("float32", "float16", "int8")
     for kind in kinds:
@@ -125,17 +160,30 @@ def keep(
             break
     else:
         if not beside:
-            raise UserError(f"live: the network has {size / 1e6:.0f} MB as int8, expected at most {MOST / 1e6:.0f}.")
+            raise UserError(
+                f"live: the network has {size / 1e6:.0f} MB as int8, expected at most "
+                f"{MOST / 1e6:.0f}."
+            )
         kind = "float16"
         small = [stored(piece, kind) for piece in exports]
     about = {
         "stored": kind,
         "pieces": [[piece.first, piece.heads, piece.sites] for piece in exports],
         "spec": {key: list(value) for key, value in spec.items()},
-        "sites": [None if site.windows else [*site.token_grid, site.prefix_tokens, site.class_token] for site in sites],
+        "sites": [
+            None if site.windows else [*site.token_grid, site.prefix_tokens, site.class_token]
+            for site in sites
+        ],
         "classes": list(classes),
         "titles": list(titles),
     }
-    arrays = {f"piece/{n}": torch.frombuffer(bytearray(piece.onnx), dtype=torch.uint8) for n, piece in enumerate(small)}
-    arrays |= {"images": pixels.contiguous(), "labels": labels.cpu().long(), "logits": logits.contiguous()}
+    arrays = {
+        f"piece/{n}": torch.frombuffer(bytearray(piece.onnx), dtype=torch.uint8)
+        for n, piece in enumerate(small)
+    }
+    arrays |= {
+        "images": pixels.contiguous(),
+        "labels": labels.cpu().long(),
+        "logits": logits.contiguous(),
+    }
     return write(folder / NETWORK, save(arrays, {"live": json.dumps(about)}))

@@ -1,8 +1,8 @@
 """Masking curves: accuracy as heads are switched off, in the orders that the configuration names.
 
-Orders are searched on validation images and reported on test images (``select_on="test"`` reproduces papers that did
-not separate them). Scores of masks are kept in ``cache``, under a key of weights, data and split, and shared by curves,
-jobs of a sweep and later runs.
+Orders are searched on validation images and reported on test images (``select_on="test"``
+reproduces papers that did not separate them). Scores of masks are kept in ``cache``, under a key of
+weights, data and split, and shared by curves, jobs of a sweep and later runs.
 """
 
 import functools
@@ -47,8 +47,8 @@ Keep = Callable[[Any, Callable[[], dict[str, Tensor]]], dict[str, Tensor]]
 class Subject:
     """A model and its images.
 
-    model: a LightningModule with a backbone, its gates and a description. seed: of random draws. first: True if this
-    rank shows progress. facts: a cache.
+    model: a LightningModule with a backbone, its gates and a description. seed: of random draws.
+    first: True if this rank shows progress. facts: a cache.
     """
 
     layout: HeadLayout
@@ -75,7 +75,13 @@ class Subject:
             self.facts |= {
                 "version": __version__,
                 "code": code_digests(*self.model.modules()),
-                "weights": digest({key: of for key, of in weights.items() if key.startswith(("backbone.", "gates."))}),
+                "weights": digest(
+                    {
+                        key: of
+                        for key, of in weights.items()
+                        if key.startswith(("backbone.", "gates."))
+                    }
+                ),
                 "backbone": self.model.description["backbone"],
                 "layout": self.layout.digest,
                 "data": self.data.fingerprint,
@@ -100,11 +106,12 @@ class Subject:
 class Masking:
     """Descriptions of masking curves, and what they have in common.
 
-    specs: by name; for one that does not fit the model, why. cache: the folder of scores. select_on: the split that
-    greedy orders are chosen on. steps: the longest curve, None for all heads. step: only this point of every curve (for
-    sweeps). join: says of the heads that could go whether they are redundant or inert; None to leave that out. score:
-    what is right and what is lost; None for the labels, or what the model and the data allow without. key: of the
-    curves, for messages.
+    specs: by name; for one that does not fit the model, why. cache: the folder of scores.
+    select_on: the split that greedy orders are chosen on. steps: the longest curve, None for all
+    heads. step: only this point of every curve (for sweeps). join: says of the heads that could go
+    whether they are redundant or inert; None to leave that out. score: what is right and what is
+    lost; None for the labels, or what the model and the data allow without. key: of the curves, for
+    messages.
     """
 
     specs: Mapping[str, CurveSpec | UserError]
@@ -125,19 +132,31 @@ class Masking:
         return SPLITS[self.select_on], "test"
 
     def named(self, name: str) -> CurveSpec:
-        """Return the description of a curve. UserError for an unknown one, or one that does not fit the model."""
-        spec = self.specs.get(name, UserError(f"curves: expected some of {', '.join(self.specs)}, got {name}."))
+        """Return the description of a curve.
+
+        UserError for an unknown one, or one that does not fit the model.
+        """
+        spec = self.specs.get(
+            name, UserError(f"curves: expected some of {', '.join(self.specs)}, got {name}.")
+        )
         if isinstance(spec, UserError):
             raise spec
         return spec
 
     def curve(self, material: Subject, name: str) -> list[Curve]:
-        """Compute one curve on each split, the same on every rank. UserError if it is impossible. A collective."""
+        """Compute one curve on each split, the same on every rank.
+
+        UserError if it is impossible. A collective.
+        """
         spec = self.named(name)
         if material.first:
             stage(f"masking curve {list(self.specs).index(name) + 1} of {len(self.specs)}: {name}")
             if make_units(spec.units, material.layout, spec.exclude_layers).per_stage:
-                log.info("%s: stages differ in their heads, so units=%s goes stage by stage", name, spec.units)
+                log.info(
+                    "%s: stages differ in their heads, so units=%s goes stage by stage",
+                    name,
+                    spec.units,
+                )
         splits = (self.select_on, "test")
         costs = self.costs(material)
         select, report = (self.evaluate(material, split, spec) for split in splits)
@@ -145,27 +164,40 @@ class Masking:
         chosen: dict[str, Any] = {"chosen_on": on, "chosen_by": material.data.images_of(SPLITS[on])}
         path: dict[str, Any] = {"splits": splits, "steps": self.steps, "step": self.step}
         try:
-            return masking_curve(material.layout, spec, select, report, costs=costs, **path, **chosen)
+            return masking_curve(
+                material.layout, spec, select, report, costs=costs, **path, **chosen
+            )
         except UserError as error:
             where, reason = f"{self.key}.{name}", str(error).removeprefix(f"curve {name}: ")
             raise UserError(f"{where}: {reason} To go on without it: ~{where}.") from error
 
-    def masked_heads(self, material: Subject, curves: Sequence[Curve], keep: Keep) -> list[MaskedHead]:
+    def masked_heads(
+        self, material: Subject, curves: Sequence[Curve], keep: Keep
+    ) -> list[MaskedHead]:
         """Measure the heads that the searched curves mask, on the images that the paths were chosen on.
 
-        keep: called with what decides the columns, and a function that finds them, which it may have from before.
+        keep: called with what decides the columns, and a function that finds them, which it may
+        have from before.
         """
-        whole = [c for c in curves if c.split == "test" and c.chosen_on is not None and len(c.step) > 1]
+        whole = [
+            c for c in curves if c.split == "test" and c.chosen_on is not None and len(c.step) > 1
+        ]
         if self.join is None or not whole:
             return []
         walk, select = (material.walk(split=split) for split in (SPLITS[self.select_on], "val"))
         makers = self.join.measures(material.layout)
 
         def find() -> dict[str, Tensor]:
-            columns, refused = measure(material.model, makers, walk, select, class_names=material.data.class_names)
+            columns, refused = measure(
+                material.model, makers, walk, select, class_names=material.data.class_names
+            )
             for name, error in refused.items() if material.first else ():
                 log.warning("maskable_heads without %s: %s", name, error)
-            return {f"{name}/{key}": values for name, of in columns.items() for key, values in of.items()}
+            return {
+                f"{name}/{key}": values
+                for name, of in columns.items()
+                for key, values in of.items()
+            }
 
         columns: dict[str, dict[str, Tensor]] = {}
         for key, values in keep({"masked_heads": self.join, "split": self.select_on}, find).items():
@@ -176,7 +208,9 @@ class Masking:
     def evaluate(self, material: Subject, split: str, spec: CurveSpec) -> Evaluate:
         """Return a function from masks to their scores on a split, with the fill and scale of a curve."""
         score, fill = self._score(material, split), self._fill(material, spec.fill)
-        beside: dict[str, Any] = {} if fill is None else {"fill": spec.fill, "fill_from": self.select_on}
+        beside: dict[str, Any] = (
+            {} if fill is None else {"fill": spec.fill, "fill_from": self.select_on}
+        )
         if type(score) is not Labels:
             beside["score"] = [score.scored.name, describe(type(score))]
             beside |= {"bank": material.data.images_of("train")} if score.banked else {}
@@ -189,7 +223,10 @@ class Masking:
             show=material.first,
             pick=functools.partial(material.data.batches, name, material.model.device),
             rescale=spec.rescale,
-            cache=MaskCache(self.cache, cache_key(**material.identity, split=name, rescale=spec.rescale, **beside)),
+            cache=MaskCache(
+                self.cache,
+                cache_key(**material.identity, split=name, rescale=spec.rescale, **beside),
+            ),
             fill=fill,
             score=score,
             of="norm" if material.model.features_only else "loss",
@@ -199,15 +236,22 @@ class Masking:
         if split not in self._scores:
             model, data = material.model, material.data
             name, bank = SPLITS[split], (material.walk(split="train"), data.sizes["train"])
-            facts, walk = (not data.unlabelled, bool(model.features_only), data.sizes[name]), material.walk(split=name)
+            facts, walk = (
+                (not data.unlabelled, bool(model.features_only), data.sizes[name]),
+                material.walk(split=name),
+            )
             kind = score_for(self.score, "score", *facts, bank=bank[1])
-            self._scores[split] = looked(kind, model, walk, data.sizes[name], bank, show=material.first)
+            self._scores[split] = looked(
+                kind, model, walk, data.sizes[name], bank, show=material.first
+            )
         return self._scores[split]
 
     def _fill(self, material: Subject, name: Any) -> Fill | None:
         """Return the fill for masked heads, found on the images that paths are chosen on."""
         if name not in self._fills:
-            self._fills[name] = find_fill(material.backbone, name, material.walk(split=self.splits[0]))
+            self._fills[name] = find_fill(
+                material.backbone, name, material.walk(split=self.splits[0])
+            )
         return self._fills[name]
 
     def costs(self, material: Subject) -> dict[str, Cost]:

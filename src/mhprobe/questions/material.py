@@ -1,7 +1,8 @@
 """Material of questions: a model, its images, and their columns, controls and masking curves.
 
-Columns are measured when first asked for, with all others of the same recorded pass, and kept on disk under the digest
-of everything that decides them. A killed run goes on after its last finished pass.
+Columns are measured when first asked for, with all others of the same recorded pass, and kept on
+disk under the digest of everything that decides them. A killed run goes on after its last finished
+pass.
 """
 
 import contextlib
@@ -39,7 +40,8 @@ CONTROL = "random initialisation"
 class Measurements:
     """Measurements of one model on one data set: columns and errors by measure and control, curves by name.
 
-    broken: the error, if nothing at all can be recorded. without_control: measures whose missing control was logged.
+    broken: the error, if nothing at all can be recorded. without_control: measures whose missing
+    control was logged.
     """
 
     columns: dict[tuple[str, bool], Columns] = field(default_factory=dict)
@@ -53,11 +55,13 @@ class Measurements:
 class Material(Subject):
     """A model, its images, and what is measured of them.
 
-    measures: by name; a UserError for one that does not fit the model. options: of each measure, in plain values.
-    masking: describes masking curves; None for none. twin: makes the control, a freshly initialised network with gates;
-    None for none. target: of slopes; None for the loss, of features their norm. store: folder of kept columns; None to
-    keep none. names, curve_names: measures and masking curves of the present question. passes: measures of one pass
-    together, of the network (False) and of its control (True).
+    measures: by name; a UserError for one that does not fit the model. options: of each measure, in
+    plain values.
+    masking: describes masking curves; None for none. twin: makes the control, a freshly initialised
+    network with gates; None for none. target: of slopes; None for the loss, of features their norm.
+    store: folder of kept columns; None to keep none. names, curve_names: measures and masking
+    curves of the present question. passes: measures of one pass together, of the network (False)
+    and of its control (True).
     """
 
     measures: Mapping[str, Measure | UserError] = field(default_factory=dict)
@@ -72,11 +76,17 @@ class Material(Subject):
     measurements: Measurements = field(default_factory=Measurements)
 
     def columns(self, name: str) -> Columns:
-        """Return the columns of a measure, "value" first. UserError for one that does not fit. A collective."""
+        """Return the columns of a measure, "value" first.
+
+        UserError for one that does not fit. A collective.
+        """
         return self._columns(name, control=False)
 
     def control(self, name: str) -> Columns | None:
-        """Return the columns of a freshly initialised network; None where there is no control. A collective."""
+        """Return the columns of a freshly initialised network; None where there is no control.
+
+        A collective.
+        """
         try:
             return None if self.twin is None else self._columns(name, control=True)
         except UserError as error:
@@ -86,31 +96,53 @@ class Material(Subject):
             return None
 
     def missing(self, names: Sequence[str], control: bool) -> dict[str, Measure]:
-        """Return the measures of a pass that are not kept yet, of the network or of its control. A collective."""
+        """Return the measures of a pass that are not kept yet, of the network or of its control.
+
+        A collective.
+        """
         if control and self.twin is None:
             return {}
         passes = {name for group in self.passes.get(control, ()) for name in group}
-        group = {name: item for name in names if isinstance(item := self.measures[name], Measure) and name in passes}
+        group = {
+            name: item
+            for name in names
+            if isinstance(item := self.measures[name], Measure) and name in passes
+        }
         kept = self._stored(group, control)
         return {name: measure for name, measure in group.items() if name not in kept}
 
     def curves(self, *names: str) -> list[Curve]:
-        """Return masking curves by name, on each split. UserError for an unknown or impossible curve. A collective."""
+        """Return masking curves by name, on each split.
+
+        UserError for an unknown or impossible curve. A collective.
+        """
         for name in names or self.curve_names:
             if name not in self.measurements.curves:
                 self.measurements.curves[name] = self.described.curve(self, name)
-        return [curve for name in names or self.curve_names for curve in self.measurements.curves[name]]
+        return [
+            curve for name in names or self.curve_names for curve in self.measurements.curves[name]
+        ]
 
     def masked_heads(self, curves: Sequence[Curve]) -> list[MaskedHead]:
-        """Return the heads that the searched curves mask, each redundant or inert, if asked for. A collective."""
+        """Return the heads that the searched curves mask, each redundant or inert, if asked for.
+
+        A collective.
+        """
         return self.described.masked_heads(self, curves, self.kept)
 
     def kept(self, about: Any, find: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Return other numbers, kept as columns are if ``about`` has names for all its parts. A collective."""
+        """Return other numbers, kept as columns are if ``about`` has names for all its parts.
+
+        A collective.
+        """
         folder, key = self.store, ""
         with contextlib.suppress(ValueError):  # a part without a name
             key = self._key({"about": describe(about)}) if folder else ""
-        if folder and key and (entry := ranks.from_rank_zero(lambda: stored.read(folder, key))) is not None:
+        if (
+            folder
+            and key
+            and (entry := ranks.from_rank_zero(lambda: stored.read(folder, key))) is not None
+        ):
             return entry.columns
         answer = {name: values.cpu() for name, values in find().items()}
         if folder and key and self.first:
@@ -141,28 +173,46 @@ class Material(Subject):
     def _columns(self, name: str, control: bool) -> Columns:
         which = name, control
         if which not in self.measurements.columns and which not in self.measurements.refused:
-            names = next((list(group) for group in self.passes.get(control, ()) if name in group), [name])
-            unfit = {name: error for name in names if isinstance(error := self.measures[name], UserError)}
+            names = next(
+                (list(group) for group in self.passes.get(control, ()) if name in group), [name]
+            )
+            unfit = {
+                name: error for name in names if isinstance(error := self.measures[name], UserError)
+            }
             group = {name: self.about(name) for name in names if name not in unfit}
             kept = self._stored(group, control)
             missing = {name: measure for name, measure in group.items() if name not in kept}
             if kept and self.first:
-                log.info("measured before: %s%s", ", ".join(kept), f" ({CONTROL})" if control else "")
+                log.info(
+                    "measured before: %s%s", ", ".join(kept), f" ({CONTROL})" if control else ""
+                )
             columns, refused = self._measure(missing, control) if missing else ({}, {})
-            self.measurements.columns |= {(name, control): values for name, values in {**kept, **columns}.items()}
-            self.measurements.refused |= {(name, control): error for name, error in {**unfit, **refused}.items()}
+            self.measurements.columns |= {
+                (name, control): values for name, values in {**kept, **columns}.items()
+            }
+            self.measurements.refused |= {
+                (name, control): error for name, error in {**unfit, **refused}.items()
+            }
         if which in self.measurements.refused:
             raise self.measurements.refused[which]
         return self.measurements.columns[which]
 
-    def _measure(self, group: Mapping[str, Measure], control: bool) -> tuple[dict[str, Columns], dict[str, UserError]]:
+    def _measure(
+        self, group: Mapping[str, Measure], control: bool
+    ) -> tuple[dict[str, Columns], dict[str, UserError]]:
         try:
             model = self.twin() if control and self.twin else self.model
             label = f"{CONTROL}, " if control else ""
-            seen = [self.about(name).needs for name, of in self.measurements.columns if of == control]
+            seen = [
+                self.about(name).needs for name, of in self.measurements.columns if of == control
+            ]
             # a model that records attention computes it in another order: later passes do, too
-            beside: frozenset[Need] = frozenset({"attn"} if any({"attn", "attn_grad"} & set(n) for n in seen) else ())
-            columns, refused = look(model, group, self.data, "test", label, self.slopes_of, self.first, beside)
+            beside: frozenset[Need] = frozenset(
+                {"attn"} if any({"attn", "attn_grad"} & set(n) for n in seen) else ()
+            )
+            columns, refused = look(
+                model, group, self.data, "test", label, self.slopes_of, self.first, beside
+            )
         except UserError as error:  # the record refuses all of them
             if not control and not self.measurements.columns:
                 self.measurements.broken = error
@@ -177,7 +227,9 @@ class Material(Subject):
         if folder is None:
             return {}
         keys = {name: self._key_of(name, control) for name in group}
-        results = ranks.from_rank_zero(lambda: {name: stored.read(folder, key) for name, key in keys.items()})
+        results = ranks.from_rank_zero(
+            lambda: {name: stored.read(folder, key) for name, key in keys.items()}
+        )
         kept = {name: result for name, result in results.items() if result is not None}
         for name, result in kept.items():
             group[name].axes = result.axes
@@ -186,11 +238,15 @@ class Material(Subject):
     def _key_of(self, name: str, control: bool) -> str:
         part = self.options.get(name)
         more = {"control": self.seed} if control else {}
-        return self._key({"measure": part, "stands_on": stands_on(part), "of": self.slopes_of, **more})
+        return self._key(
+            {"measure": part, "stands_on": stands_on(part), "of": self.slopes_of, **more}
+        )
 
     def _key(self, question: Mapping[str, Any]) -> str:
         """Return the digest of everything that decides an answer, the device included."""
-        return cache_key(**self.identity, source=our_digest(), device=self.model.device.type, **question)
+        return cache_key(
+            **self.identity, source=our_digest(), device=self.model.device.type, **question
+        )
 
 
 def look(
@@ -203,7 +259,9 @@ def look(
     show: bool = True,
     beside: frozenset[Need] = frozenset(),
 ) -> tuple[dict[str, Columns], dict[str, UserError]]:
-    """Measure ``model`` on a split in one pass, in full precision. Measures that choose do so on validation images.
+    """Measure ``model`` on a split in one pass, in full precision.
+
+    Measures that choose do so on validation images.
 
     Result and errors: as of ``recording.measuring.measure``. A collective.
     """

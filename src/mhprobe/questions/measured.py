@@ -24,7 +24,14 @@ from mhprobe.recording.record import forward_equivalents
 from mhprobe.report import tables
 from mhprobe.report.figures.gates import BINS, gate_density
 from mhprobe.report.figures.masking import Over
-from mhprobe.report.measured import agreement_of, answer, of_curves, of_masked_heads, of_measure, two_data_sets
+from mhprobe.report.measured import (
+    agreement_of,
+    answer,
+    of_curves,
+    of_masked_heads,
+    of_measure,
+    two_data_sets,
+)
 from mhprobe.report.result import Result, Sample
 from mhprobe.scoring.labels import Labels
 from mhprobe.scoring.parts.tally import tally
@@ -41,7 +48,8 @@ def measured(
 ) -> dict[str, Result]:
     """Return tables of each measure, and a figure per kind, beside the freshly initialised network.
 
-    kinds: of figures; none for the measure's own. options: of the figures. kinds_of, options_of: by measure, by kind.
+    kinds: of figures; none for the measure's own. options: of the figures. kinds_of, options_of: by
+    measure, by kind.
     """
     results: dict[str, Result] = {}
     for name in material.names:
@@ -57,7 +65,9 @@ def measured(
             material.control(name),
             label_of(about, material.slopes_of),
             drawn={f"_{kind}": kind for kind in drawn} or None,
-            options={kind: {**(options or {}), **(options_of or {}).get(kind, {})} for kind in shown},
+            options={
+                kind: {**(options or {}), **(options_of or {}).get(kind, {})} for kind in shown
+            },
         )
         notes = _empty_columns(about, columns)
         results |= {key: part._replace(about=part.about + notes) for key, part in parts.items()}
@@ -66,21 +76,34 @@ def measured(
 
 def _empty_columns(about: Measure, columns: Mapping[str, Tensor]) -> str:
     """Sentences on columns without a number: for want of images, or for every head and the measure says why; or ""."""
-    none = [name for name, of in columns.items() if about.empty and of.isnan().all() and name not in ("low", "high")]
+    none = [
+        name
+        for name, of in columns.items()
+        if about.empty and of.isnan().all() and name not in ("low", "high")
+    ]
     text = f" No head has a number in {', '.join(none)}: {about.empty}." if none else ""
     images = int(columns.get("images", ENOUGH))
-    if images >= ENOUGH or "low" not in columns or not (columns["low"].isnan() & columns["value"].isfinite()).any():
+    if (
+        images >= ENOUGH
+        or "low" not in columns
+        or not (columns["low"].isnan() & columns["value"].isfinite()).any()
+    ):
         return text
     more = [] if about.empty else [name for name, of in columns.items() if of.isnan().all()]
     names = ", ".join(dict.fromkeys(["low", "high", *more]))
     return (
-        f" {counted(images, 'image')} gave no {names}: the interval of a mean, a test and a chance level take 2, the "
-        f"interval of a similarity or a range {FEWEST} of {FOLDS} folds, which {ENOUGH} images nearly always fill."
+        f" {counted(images, 'image')} gave no {names}: the interval of a mean, a test and a chance "
+        "level take 2, the "
+        f"interval of a similarity or a range {FEWEST} of {FOLDS} folds, which {ENOUGH} images "
+        "nearly always fill."
     ) + text
 
 
 def agreement(material: Material, top_k: int) -> dict[str, Result]:
-    """Compare every two per-head measures over heads, and their controls. top_k: number of best heads compared."""
+    """Compare every two per-head measures over heads, and their controls.
+
+    top_k: number of best heads compared.
+    """
     values = per_head(material)
     controls = {name: material.control(name) for name in values}
     beside = {name: columns["value"] for name, columns in controls.items() if columns is not None}
@@ -88,7 +111,10 @@ def agreement(material: Material, top_k: int) -> dict[str, Result]:
 
 
 def second_to(first: ImageData, other: ImageData, where: str) -> ImageData:
-    """Return ``other``, prepared, in the input size of ``first``. UserError, below ``where``, for other classes."""
+    """Return ``other``, prepared, in the input size of ``first``.
+
+    UserError, below ``where``, for other classes.
+    """
     if differ := other_classes(other.class_names, first.class_names):
         raise UserError(f"{where}: {other.source.name} has {differ} Both need the same classes.")
     other.spec = first.spec
@@ -104,10 +130,14 @@ def on_another_data_set(material: Material, data: ImageData) -> dict[str, Result
     for name in material.names:
         about = material.about(name)
         label = label_of(about, material.slopes_of)
-        results |= of_measure(name, about, about.layout, other.columns(name), None, label, f"_{second}")
+        results |= of_measure(
+            name, about, about.layout, other.columns(name), None, label, f"_{second}"
+        )
     results = {key: result._replace(of=result.of or of) for key, result in results.items()}
     values, again = per_head(material), per_head(other)
-    results[f"{second}_against_{first}"] = two_data_sets(material.layout, first, second, values, again)
+    results[f"{second}_against_{first}"] = two_data_sets(
+        material.layout, first, second, values, again
+    )
     return results
 
 
@@ -138,12 +168,14 @@ def per_head(material: Material) -> dict[str, Tensor]:
     return values
 
 
-def learned_gates(material: Material, keep: int | None = None, threshold: float | str = 0.5) -> dict[str, Result]:
+def learned_gates(
+    material: Material, keep: int | None = None, threshold: float | str = 0.5
+) -> dict[str, Result]:
     """Return the table gates, metrics, and for hard-concrete gates the figure gate_density.
 
-    keep, threshold: as in ``HeadGates.kept``. Table: gate (in evaluation), open (P(open), or |gate|), kept (0 or 1),
-    shifted (0 or 1) where a model has shifted windows. Metrics: gates/kept, gates/expected_open; test accuracy and loss
-    with gates of exactly 0 and 1.
+    keep, threshold: as in ``HeadGates.kept``. Table: gate (in evaluation), open (P(open), or
+    |gate|), kept (0 or 1), shifted (0 or 1) where a model has shifted windows. Metrics:
+    gates/kept, gates/expected_open; test accuracy and loss with gates of exactly 0 and 1.
     """
     gates, data = gates_of(material.model), material.data
     kept = gates.kept(keep, threshold)

@@ -1,6 +1,7 @@
 """Plan of a run: the order in which questions are answered, with times extrapolated from a few images.
 
-Measures that only record come first, in one pass, then questions that look at images, measures that mask heads, curves.
+Measures that only record come first, in one pass, then questions that look at images, measures that
+mask heads, curves.
 """
 
 import dataclasses
@@ -33,9 +34,9 @@ FEWEST = 8  # images; with fewer the start takes most of the time
 class Question:
     """A question: results of a run, and what they are made of.
 
-    ask: returns the results, by name. measures, curves: those that it asks for. control: whether it asks for the
-    control of its measures. made_from: digest of everything that decides its results, for runs that go on in the same
-    folder; "" to ask in each run.
+    ask: returns the results, by name. measures, curves: those that it asks for. control: whether it
+    asks for the control of its measures. made_from: digest of everything that decides its results,
+    for runs that go on in the same folder; "" to ask in each run.
     """
 
     name: str
@@ -62,16 +63,27 @@ class Step:
         """Return the step's line in the plan. cost: in words."""
         work = [f"measure {', '.join(self.measures)}"] if self.measures else []
         work += [f"masking curves {', '.join(self.curves)}"] if self.curves else []
-        return f"  {number}. {'; '.join(work) or 'images that figures look at themselves'}: {cost}; then draw " + (
-            ", ".join(question.name for question in self.questions) or "nothing yet"
+        return (
+            f"  {number}. {'; '.join(work) or 'images that figures look at themselves'}: {cost}; "
+            "then draw "
+            + (", ".join(question.name for question in self.questions) or "nothing yet")
         )
 
 
 def steps(questions: Sequence[Question], measures: Mapping[str, Any]) -> list[Step]:
-    """Return the steps that answer these questions, each question in the first step that can. measures: by name."""
-    fit = {name: measure for name, measure in measures.items() if not isinstance(measure, UserError)}
-    groups: dict[frozenset[Ablation], list[str]] = {frozenset(): []}  # measures by the masks that they share
-    for name in dict.fromkeys(name for question in questions for name in question.measures if name in fit):
+    """Return the steps that answer these questions, each question in the first step that can.
+
+    measures: by name.
+    """
+    fit = {
+        name: measure for name, measure in measures.items() if not isinstance(measure, UserError)
+    }
+    groups: dict[frozenset[Ablation], list[str]] = {
+        frozenset(): []
+    }  # measures by the masks that they share
+    for name in dict.fromkeys(
+        name for question in questions for name in question.measures if name in fit
+    ):
         groups.setdefault(masks_of(fit[name]), []).append(name)
     passes = [group for group in groups.values() if group] or [[]]
     number = {name: index for index, group in enumerate(passes) for name in group}
@@ -80,10 +92,17 @@ def steps(questions: Sequence[Question], measures: Mapping[str, Any]) -> list[St
     waiting: list[list[Question]] = [[] for _ in passes]
     for question in questions:
         if question.measures and not question.curves:
-            waiting[max((number.get(name, 0) for name in question.measures), default=0)].append(question)
+            waiting[max((number.get(name, 0) for name in question.measures), default=0)].append(
+                question
+            )
     measuring = [Step(tuple(group), tuple(of)) for group, of in zip(passes, waiting, strict=True)]
     looking = 0 if passes[0] and masks_of(fit[passes[0][0]]) else 1
-    planned = [*measuring[:looking], Step((), tuple(plain)), *measuring[looking:], Step((), tuple(curved))]
+    planned = [
+        *measuring[:looking],
+        Step((), tuple(plain)),
+        *measuring[looking:],
+        Step((), tuple(curved)),
+    ]
     return [step for step in planned if step.measures or step.questions]
 
 
@@ -98,7 +117,9 @@ def lines(planned: Sequence[Step], material: Material) -> list[str]:
         elif step.measures:
             cost = _cost_of_measures(material, step.measures)
         else:
-            with progress("estimating their time", len(step.questions), "figures", material.first) as done:
+            with progress(
+                "estimating their time", len(step.questions), "figures", material.first
+            ) as done:
                 costs = [(one.name, _cost(material, one.ask), done(1)) for one in step.questions]
             cost = ", ".join(f"{name} {cost}" for name, cost, _ in costs)
         shown.append(step.line(number, cost))
@@ -109,7 +130,9 @@ def _cost(material: Material, ask: Callable[[Material], Any]) -> str:
     """Return in words the time of a question, by few images of those that it asks for."""
     few, words = Glimpse(material.data), "about"
     # what it learns of few images must not be taken for what all of them say
-    apart = dataclasses.replace(material, data=few, first=False, store=None, measurements=Measurements())
+    apart = dataclasses.replace(
+        material, data=few, first=False, store=None, measurements=Measurements()
+    )
     began = time.perf_counter()
     try:
         with warnings.catch_warnings(action="ignore"):  # of so few images
@@ -128,7 +151,9 @@ def _cost_of_measures(material: Material, names: Sequence[str]) -> str:
     for control, whose in ((False, ""), (True, " for the freshly initialised network")):
         if group := material.missing(names, control):
             model = material.twin() if control and material.twin else material.model
-            parts.append(_cost(material, functools.partial(_shown, model=model, measures=group)) + whose)
+            parts.append(
+                _cost(material, functools.partial(_shown, model=model, measures=group)) + whose
+            )
     return " and ".join(parts) or "measured before"
 
 
@@ -158,14 +183,29 @@ class Glimpse(ImageData):
 
     def __init__(self, whole: ImageData) -> None:
         vars(self).update(vars(whole))
-        self.walks: list[tuple[float, float]] = []  # seconds, and images wanted for over images shown
-        self.times, self.until = 0.0, 0.0  # of images of one batch, wanted for over shown; the end of the last walk
+        self.walks: list[
+            tuple[float, float]
+        ] = []  # seconds, and images wanted for over images shown
+        self.times, self.until = (
+            0.0,
+            0.0,
+        )  # of images of one batch, wanted for over shown; the end of the last walk
 
-    def batches(self, split: str, device: Any = "cpu", images: Tensor | int | None = None) -> Iterator[Batch]:
+    def batches(
+        self, split: str, device: Any = "cpu", images: Tensor | int | None = None
+    ) -> Iterator[Batch]:
         size, began = self.sizes[split], time.perf_counter()
-        wanted = len(images) if isinstance(images, Tensor) else size if images is None else min(images, size)
+        wanted = (
+            len(images)
+            if isinstance(images, Tensor)
+            else size
+            if images is None
+            else min(images, size)
+        )
         few = sample(wanted, self.eval_batch_size)
-        yield from super().batches(split, device, images[:few] if isinstance(images, Tensor) else few)
+        yield from super().batches(
+            split, device, images[:few] if isinstance(images, Tensor) else few
+        )
         if torch.device(device).type == "cuda":
             torch.cuda.synchronize()
         if began >= self.until:  # not beside another walk
@@ -183,7 +223,9 @@ class Glimpse(ImageData):
         if not self.walks and not self.times:
             return None
         inside = sum(took for took, _ in self.walks)
-        return sum(took * times for took, times in self.walks) + max(1.0, self.times) * (seconds - inside)
+        return sum(took * times for took, times in self.walks) + max(1.0, self.times) * (
+            seconds - inside
+        )
 
 
 def sample(images: int, batch_size: int) -> int:

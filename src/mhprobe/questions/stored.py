@@ -1,4 +1,7 @@
-"""Columns of measures kept in files, named by the digest of everything that decides them. Damaged files are ignored."""
+"""Columns of measures kept in files, named by the digest of everything that decides them.
+
+Damaged files are ignored.
+"""
 
 import contextlib
 import json
@@ -27,7 +30,10 @@ class Stored(NamedTuple):
 
 
 def write(
-    folder: Path, key: str, columns: Mapping[str, Tensor], axes: Mapping[str, Sequence[str]] | None = None
+    folder: Path,
+    key: str,
+    columns: Mapping[str, Tensor],
+    axes: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
     """Keep columns as ``folder/<key>.safetensors``; log a warning if that fails."""
     about = {"order": json.dumps(list(columns)), "axes": json.dumps(axes or {})}
@@ -47,7 +53,9 @@ def read(folder: Path, key: str) -> Stored | None:
     with contextlib.suppress(OSError):  # a cache that is read-only, or was removed meanwhile
         os.utime(path)  # used now
     tensors, about = content
-    return Stored({name: tensors[name] for name in json.loads(about["order"])}, json.loads(about["axes"]))
+    return Stored(
+        {name: tensors[name] for name in json.loads(about["order"])}, json.loads(about["axes"])
+    )
 
 
 def _make_room(folder: Path) -> None:

@@ -13,9 +13,19 @@ from mhprobe.errors import UserError
 from mhprobe.heads import Ablation, HeadLayout, Need, Patching, Relevance
 from mhprobe.io.machine import free_memory
 
-# by need: copies of an image's attention weights, and of its tokens in each block, that stand beside each other
-COPIES: dict[Any, tuple[float, int]] = {"attn": (1, 1), "attn_grad": (1, 12), "grad": (0, 12), "stream": (0, 3)}
-COPIES |= {Ablation: (0, 12), Patching: (0, 12), Relevance: (1.5, 36)}  # the last by its peak at 197 and 1,370 tokens
+# by need: copies of an image's attention weights, and of its tokens in each block, that stand
+# beside each other
+COPIES: dict[Any, tuple[float, int]] = {
+    "attn": (1, 1),
+    "attn_grad": (1, 12),
+    "grad": (0, 12),
+    "stream": (0, 3),
+}
+COPIES |= {
+    Ablation: (0, 12),
+    Patching: (0, 12),
+    Relevance: (1.5, 36),
+}  # the last by its peak at 197 and 1,370 tokens
 _REPLICATED = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
@@ -23,13 +33,19 @@ def check_model(model: nn.Module) -> None:
     """Raise UserError for no model, a wrapper that runs copies of it, and weights without numbers or gradients."""
     refuse_no_model("record", model)
     if isinstance(model, _REPLICATED):
-        raise UserError(f"record: {type(model).__name__} runs copies of the model, not recordable; pass model.module.")
+        raise UserError(
+            f"record: {type(model).__name__} runs copies of the model, not recordable; pass "
+            "model.module."
+        )
     for name, weight in model.named_parameters():
         if weight.is_meta:
-            raise UserError(f"record: {name} is on the meta device and holds no numbers; load weights first.")
+            raise UserError(
+                f"record: {name} is on the meta device and holds no numbers; load weights first."
+            )
         if weight.is_inference():
             raise UserError(
-                f"record: {name} was made inside torch.inference_mode(), so it has no gradients; make it outside."
+                f"record: {name} was made inside torch.inference_mode(), so it has no gradients; "
+                "make it outside."
             )
 
 
@@ -42,34 +58,58 @@ def sized(model: nn.Module, images: Tensor) -> Iterator[None]:
         raise
     except (AssertionError, RuntimeError, ValueError) as error:
         backbone, size = backbone_of(model), tuple(images.shape[1:])
-        if len(size) != 3 or (wanted := (channels_of(backbone), *input_spec(backbone)["size"])) == size:
+        if (
+            len(size) != 3
+            or (wanted := (channels_of(backbone), *input_spec(backbone)["size"])) == size
+        ):
             raise
-        got, expected, name = *(" x ".join(map(str, part)) for part in (size, wanted)), type(backbone).__name__
-        raise UserError(f"images: expected {expected} for this {name}, got {got}: {error}") from error
+        got, expected, name = (
+            *(" x ".join(map(str, part)) for part in (size, wanted)),
+            type(backbone).__name__,
+        )
+        raise UserError(
+            f"images: expected {expected} for this {name}, got {got}: {error}"
+        ) from error
 
 
-def check_batch(model: nn.Module, images: Any, labels: Any, layout: HeadLayout, needs: Collection[Need] = ()) -> None:
+def check_batch(
+    model: nn.Module, images: Any, labels: Any, layout: HeadLayout, needs: Collection[Need] = ()
+) -> None:
     """Raise UserError unless images are (B, channels, height, width) of the model's type and labels (B,) int64.
 
-    For a model of texts they are (B, tokens) whole numbers, or (B, tokens, width). needs: of a record that has to fit
-    into the free memory.
+    For a model of texts they are (B, tokens) whole numbers, or (B, tokens, width). needs: of a
+    record that has to fit into the free memory.
     """
     line = any(site.line for site in layout.sites)
     if not (line and isinstance(images, Tensor) and images.dim() in (2, 3)):
         _check_pictures(images)
     device, weights = next(model.parameters()).device, next(model.parameters()).dtype
     if images.device != device:
-        raise UserError(f"record: images are on {images.device}, the model is on {device}; give images.to('{device}').")
+        raise UserError(
+            f"record: images are on {images.device}, the model is on {device}; give "
+            f"images.to('{device}')."
+        )
     apart = images.is_floating_point() and images.dtype != weights
     if apart and not torch.is_autocast_enabled(images.device.type):  # which reconciles them
         ours, theirs = (str(kind).removeprefix("torch.") for kind in (images.dtype, weights))
         raise UserError(
-            f"record: images are {ours}, the model is {theirs}; give images.to(torch.{theirs}), or use torch.autocast."
+            f"record: images are {ours}, the model is {theirs}; give images.to(torch.{theirs}), or "
+            "use torch.autocast."
         )
-    right = isinstance(labels, Tensor) and labels.shape == images.shape[:1] and labels.dtype == torch.int64
+    right = (
+        isinstance(labels, Tensor)
+        and labels.shape == images.shape[:1]
+        and labels.dtype == torch.int64
+    )
     if labels is not None and not right:
-        got = f"{tuple(labels.shape)} {labels.dtype}" if isinstance(labels, Tensor) else type(labels).__name__
-        raise UserError(f"record: labels: expected ({len(images)},) int64, one class per image, got {got}.")
+        got = (
+            f"{tuple(labels.shape)} {labels.dtype}"
+            if isinstance(labels, Tensor)
+            else type(labels).__name__
+        )
+        raise UserError(
+            f"record: labels: expected ({len(images)},) int64, one class per image, got {got}."
+        )
     if needs:
         _check_memory(layout, needs, images)
 
@@ -82,12 +122,14 @@ def _check_pictures(images: Any) -> None:
         raise UserError(f"record: images: expected at least one, got {tuple(images.shape)}.")
     if images.shape[-1] in (1, 3) and images.shape[1] not in (1, 3):
         raise UserError(
-            f"record: images: expected (B, 3, height, width), got {tuple(images.shape)}: their channels come last; "
+            f"record: images: expected (B, 3, height, width), got {tuple(images.shape)}: their "
+            "channels come last; "
             f"give images.permute(0, 3, 1, 2) (of WebDataset decode('torchrgb'))."
         )
     if not images.is_floating_point():
         raise UserError(
-            f"record: images: expected normalised floating-point numbers, got {images.dtype}; apply the model's "
+            f"record: images: expected normalised floating-point numbers, got {images.dtype}; "
+            "apply the model's "
             f"transform, e.g. timm.data.create_transform(**timm.data.resolve_model_data_config(model))."
         )
 
@@ -98,28 +140,42 @@ def check_labels(labels: Tensor | None, logits: Tensor) -> None:
         return
     if (classes := logits.shape[1]) == 1:
         raise UserError(
-            "labels: expected a model of at least two classes, got one logit: its loss is 0 and its class is right, "
+            "labels: expected a model of at least two classes, got one logit: its loss is 0 and "
+            "its class is right, "
             "whatever a head does. Give the images without labels."
         )
     bad = ((labels < 0) | (labels >= classes)).nonzero()
     if len(bad):
         at = int(bad[0])
         raise UserError(
-            f"labels: expected 0 to {classes - 1}, for the model gives {classes} logits, got {int(labels[at])} "
+            f"labels: expected 0 to {classes - 1}, for the model gives {classes} logits, got "
+            f"{int(labels[at])} "
             f"for image {at} of the batch. Is it the right data set for this head?"
         )
 
 
 def numbers_of(layout: HeadLayout, needs: Collection[Need], area: float = 1) -> float:
-    """Numbers in the record of one image, at least; 0 if its size is not fixed. area: as a share of the layout's."""
-    sites, kinds = layout.of("head").sites, {need if isinstance(need, str) else type(need) for need in needs}
-    kinds |= {"attn"} if "attn_grad" in kinds else set()  # attention weights stand beside their slopes
+    """Numbers in the record of one image, at least; 0 if its size is not fixed.
+
+    area: as a share of the layout's.
+    """
+    sites, kinds = (
+        layout.of("head").sites,
+        {need if isinstance(need, str) else type(need) for need in needs},
+    )
+    kinds |= (
+        {"attn"} if "attn_grad" in kinds else set()
+    )  # attention weights stand beside their slopes
     if not all(site.attention_size for site in sites):
         return 0
     pairs = [(site, site.prefix_tokens + area * math.prod(site.token_grid)) for site in sites]
-    weights = sum(site.attention_size * area if site.windows else site.num_heads * of**2 for site, of in pairs)
+    weights = sum(
+        site.attention_size * area if site.windows else site.num_heads * of**2 for site, of in pairs
+    )
     rows = sum(site.channels * of for site, of in pairs)
-    return rows + sum(weights * of[0] + rows * of[1] for kind, of in COPIES.items() if kind in kinds)
+    return rows + sum(
+        weights * of[0] + rows * of[1] for kind, of in COPIES.items() if kind in kinds
+    )
 
 
 def _check_memory(layout: HeadLayout, needs: Collection[Need], images: Tensor) -> None:
@@ -129,10 +185,16 @@ def _check_memory(layout: HeadLayout, needs: Collection[Need], images: Tensor) -
     if images.device.type != "cpu" or count * one <= (free := free_memory()):
         return
     grid = min(site.token_grid[0] for site in layout.of("head").sites)
-    fits = (row for row in range(1, grid) if size * numbers_of(layout, needs, (row / grid) ** 2) <= free / 2)
+    fits = (
+        row
+        for row in range(1, grid)
+        if size * numbers_of(layout, needs, (row / grid) ** 2) <= free / 2
+    )
     fewer = f"Record at most {free // one:.0f} at a time, or build" if free >= one else "Build"
     raise UserError(
-        f"record: expected {count * one / 2**30:.2f} GiB of free memory or more, for {count} image{'s' * (count > 1)} "
+        f"record: expected {count * one / 2**30:.2f} GiB of free memory or more, for {count} "
+        f"image{'s' * (count > 1)} "
         f"of {height} x {images.shape[-1]} pixels, got {free / 2**30:.2f}. {fewer} the network for "
-        f"smaller images: one of img_size={height * max(fits, default=1) // grid} takes at most half of that."
+        f"smaller images: one of img_size={height * max(fits, default=1) // grid} takes at most "
+        "half of that."
     )

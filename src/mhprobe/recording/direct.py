@@ -1,9 +1,10 @@
 """The direct path: what each part of a model writes into each logit, past all blocks that come later.
 
-Gandelsman, Efros & Steinhardt, 2024, arXiv 2310.05916; Balasubramanian, Basu & Feizi, 2024, arXiv 2406.01583. The
-residual stream is a sum of writes. With the norms' standard deviations held fixed, everything between stream and logits
-(Swin's patch merging, the last norm, pooling, the classifier) is linear: each write goes through it alone, and the
-results add up to the logits. What a head does by way of later blocks counts for those blocks.
+Gandelsman, Efros & Steinhardt, 2024, arXiv 2310.05916; Balasubramanian, Basu & Feizi, 2024, arXiv
+2406.01583. The residual stream is a sum of writes. With the norms' standard deviations held fixed,
+everything between stream and logits (Swin's patch merging, the last norm, pooling, the classifier)
+is linear: each write goes through it alone, and the results add up to the logits. What a head does
+by way of later blocks counts for those blocks.
 
 Shapes: K classes, n writes.
 """
@@ -27,11 +28,13 @@ _AGREE = 1e-2  # of the largest part; what is left open is no rounding but a par
 _HALF = 0.2  # the same where the model itself rounds to half precision
 
 
-def direct_logits(model: nn.Module, z: Sequence[Tensor], stream: Sequence[Stream], logits: Tensor) -> Direct:
+def direct_logits(
+    model: nn.Module, z: Sequence[Tensor], stream: Sequence[Stream], logits: Tensor
+) -> Direct:
     """Write of each part of the model into the logits.
 
-    z: per site (B, T, H, D) before the gate. stream: per block. logits: (B, K), the sum of all parts. Raises UserError
-    for a model whose path is not known, or is not linear.
+    z: per site (B, T, H, D) before the gate. stream: per block. logits: (B, K), the sum of all
+    parts. Raises UserError for a model whose path is not known, or is not linear.
     """
     backbone, gates = backbone_of(model), gates_of(model)
     family, layout = family_of(backbone), gates.layout.of("head")
@@ -39,9 +42,13 @@ def direct_logits(model: nn.Module, z: Sequence[Tensor], stream: Sequence[Stream
         path = _Path(family.direct_path(backbone), stream)
         heads: list[list[Tensor]] = [[] for _ in stream]  # per block (H, B, Q, C) of its sites
         biases = [logits.new_zeros(()) for _ in stream]  # (C,)
-        for number, (site, weights) in enumerate(zip(layout.sites, gated_weights(backbone, gates), strict=False)):
+        for number, (site, weights) in enumerate(
+            zip(layout.sites, gated_weights(backbone, gates), strict=False)
+        ):
             output_HDC = wide(weights.output)
-            folded_BQHD = path.folded(z[number].flatten(2), site.block).unflatten(2, z[number].shape[2:])
+            folded_BQHD = path.folded(z[number].flatten(2), site.block).unflatten(
+                2, z[number].shape[2:]
+            )
             heads[site.block].append(torch.einsum("bqhd,hdc->hbqc", folded_BQHD, output_HDC))
             biases[site.block] = biases[site.block] + _bias(family, backbone, site, output_HDC)
         writes = _along(path, stream, heads, biases)
@@ -54,21 +61,32 @@ def gated_weights(backbone: nn.Module, gates: HeadGates) -> tuple[HeadWeights, .
     family, gate_S = family_of(backbone), gates.layout.split(gates.effective())
     weights = [family.head_weights(backbone, site) for site in gates.layout.sites]
     pairs = zip(weights, gate_S, strict=True)
-    return tuple(one._replace(output=one.output * gate_H.to(one.output)[:, None, None]) for one, gate_H in pairs)
+    return tuple(
+        one._replace(output=one.output * gate_H.to(one.output)[:, None, None])
+        for one, gate_H in pairs
+    )
 
 
-def _along(path: "_Path", stream: Sequence[Stream], heads: list[list[Tensor]], biases: list[Tensor]) -> Direct:
+def _along(
+    path: "_Path", stream: Sequence[Stream], heads: list[list[Tensor]], biases: list[Tensor]
+) -> Direct:
     """All writes on their way to the logits; each block adds its own.
 
     heads: per block (H, B, Q, C) of each of its sites. biases: per block (C,).
     """
     before_BQC = path.folded(stream[0].before, 0)
-    writes = [torch.stack([torch.zeros_like(before_BQC), before_BQC])]  # the first: what merging adds to all tokens
+    writes = [
+        torch.stack([torch.zeros_like(before_BQC), before_BQC])
+    ]  # the first: what merging adds to all tokens
     counts = [1, 1]
     for block, places in enumerate(stream):
         middle = path.folded(places.middle, block)
         # attention without heads adds its bias alone
-        bias = path.everywhere(biases[block], block) if heads[block] else middle - path.folded(places.before, block)
+        bias = (
+            path.everywhere(biases[block], block)
+            if heads[block]
+            else middle - path.folded(places.before, block)
+        )
         others = torch.stack([bias, path.folded(places.after, block) - middle])
         writes = [*path.merged(writes, block), *heads[block], others]
         counts += [sum(map(len, heads[block])), 1, 1]
@@ -92,10 +110,10 @@ def _bias(family: Family, backbone: nn.Module, site: HeadSite, output_HDC: Tenso
 class _Path:
     """The linear way from behind each block to the logits, on these images.
 
-    Deviations are one number per token; all else is equal for all tokens but for their place in a merging. So the
-    tokens of a write are added up first, each times the deviations and the pooling on its way: to one token, or with M
-    mergings ahead to one for each place in a field of 2^M x 2^M. These Q = 4^M tokens then pass norms whose deviations
-    are 1.
+    Deviations are one number per token; all else is equal for all tokens but for their place in a
+    merging. So the tokens of a write are added up first, each times the deviations and the pooling
+    on its way: to one token, or with M mergings ahead to one for each place in a field of 2^M x
+    2^M. These Q = 4^M tokens then pass norms whose deviations are 1.
 
     constant: (B, K) added to the logits behind the last block.
     """
@@ -111,7 +129,9 @@ class _Path:
         self.between: list[_Frozen | None] = []
         for number, merge in enumerate(path.between):
             before = wide(stream[number - 1].after)
-            self.between.append(merge and _Frozen(merge, before.unflatten(1, path.grids[number - 1])))
+            self.between.append(
+                merge and _Frozen(merge, before.unflatten(1, path.grids[number - 1]))
+            )
         weight_BT = self.norm.deviation * pooling_1T.expand(last.shape[:2])
         self.fields = [1] * len(stream)  # 2^M
         self.shares = [_Share.of(weight_BT[:, None])] * len(stream)
@@ -139,7 +159,9 @@ class _Path:
         field, write_nBQC = self.fields[block - 1], torch.cat(writes)
         x = step.undivided(write_nBQC.flatten(0, 1).unflatten(1, (field, field)))
         x = x.flatten(1, 2).unflatten(0, write_nBQC.shape[:2])
-        x[0] += self.everywhere(step.undivided(x.new_zeros(1, 2, 2, write_nBQC.shape[3]), biases=True).flatten(), block)
+        x[0] += self.everywhere(
+            step.undivided(x.new_zeros(1, 2, 2, write_nBQC.shape[3]), biases=True).flatten(), block
+        )
         return [x]
 
     def logits(self, write_nB1C: Tensor) -> Tensor:
@@ -151,7 +173,8 @@ class _Path:
 class _Share(NamedTuple):
     """Weights by which tokens are added up.
 
-    weight: (B, Q, T), or of the tokens ``used`` alone, such as the class token. total: (B, Q, 1) their sum.
+    weight: (B, Q, T), or of the tokens ``used`` alone, such as the class token. total: (B, Q, 1)
+    their sum.
     """
 
     weight: Tensor
@@ -169,7 +192,9 @@ class _Share(NamedTuple):
 
 def _in_fields(over: Tensor, grid: tuple[int, int], field: int) -> tuple[Tensor, Tensor]:
     """Weights of the tokens of ``grid`` (B, T), and by place (B, Q, T), from merged tokens (B, rows, columns)."""
-    weight_BT = over.repeat_interleave(2, 1).repeat_interleave(2, 2)[:, : grid[0], : grid[1]].flatten(1)
+    weight_BT = (
+        over.repeat_interleave(2, 1).repeat_interleave(2, 2)[:, : grid[0], : grid[1]].flatten(1)
+    )
     row, column = torch.arange(grid[0])[:, None] % field, torch.arange(grid[1]) % field
     place_QT = F.one_hot((row * field + column).flatten(), field**2).mT.to(weight_BT)
     return weight_BT, weight_BT[:, None] * place_QT
@@ -207,8 +232,8 @@ class _Frozen:
 class _Norms(TorchFunctionMode):
     """While it is on, norms multiply by ``scales``, in the order of their calls, instead of their own.
 
-    A scale of None multiplies by nothing. Without scales norms use their own, which become ``scales``. biases: whether
-    norms and linear layers add theirs.
+    A scale of None multiplies by nothing. Without scales norms use their own, which become
+    ``scales``. biases: whether norms and linear layers add theirs.
     """
 
     def __init__(self, scales: Sequence[Tensor | None] | None = None, biases: bool = True) -> None:
@@ -224,10 +249,17 @@ class _Norms(TorchFunctionMode):
         if self.learn:  # norms stand in front of it
             return input.new_zeros(*input.shape[:-1], len(weight))
         # in the writes' precision, which is wider than that of half a model
-        return F.linear(input, weight.to(input), None if bias is None or not self.biases else bias.to(input))
+        return F.linear(
+            input, weight.to(input), None if bias is None or not self.biases else bias.to(input)
+        )
 
     def _layer_norm(
-        self, x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+        self,
+        x: Tensor,
+        shape: Any,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
     ) -> Tensor:
         weight, bias = (None if part is None else part.to(x) for part in (weight, bias))
         if self.learn:
@@ -237,7 +269,9 @@ class _Norms(TorchFunctionMode):
         x = self._scaled(x - x.mean(-1, keepdim=True), weight)
         return x if bias is None or not self.biases else x + bias
 
-    def _rms_norm(self, x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    def _rms_norm(
+        self, x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None
+    ) -> Tensor:
         if self.learn:
             eps = torch.finfo(x.dtype).eps if eps is None else eps
             self.scales.append((x.square().mean(-1, keepdim=True) + eps).rsqrt())
@@ -252,12 +286,16 @@ class _Norms(TorchFunctionMode):
 
 def _check(writes: Direct, logits: Tensor, layout: HeadLayout) -> None:
     total, largest = sum(part.sum(1) for part in writes), max(part.abs().amax() for part in writes)
-    same = writes.embedding.shape[2] == logits.shape[1]  # else the model around the backbone has a classifier
+    same = (
+        writes.embedding.shape[2] == logits.shape[1]
+    )  # else the model around the backbone has a classifier
     error = (total - logits).abs().amax() if same else torch.inf
     agree = _AGREE if wide(logits) is logits else _HALF
     if not error <= agree * largest and bool(logits.isfinite().all()):
         raise UserError(
-            f"logit_attribution: what {layout.num_heads} heads and the other parts write misses the logits by "
-            f"{error:.3g}, expected the same sum. Something between the last block and the logits is not linear, or is "
+            f"logit_attribution: what {layout.num_heads} heads and the other parts write misses "
+            "the logits by "
+            f"{error:.3g}, expected the same sum. Something between the last block and the logits "
+            "is not linear, or is "
             f"not in the backbone."
         )

@@ -1,12 +1,14 @@
 """Fills for heads that are off, found on the images that choose.
 
-zero: nothing, as in a removal. mean: the head's mean output over images and positions. mean_per_position: its mean over
-images, by position. resample: its output on one of 32 other images, which its pixels choose (Chan et al., 2022, causal
-scrubbing). optimal: the constant of least loss while this head alone is off (Li & Janson, 2024, arXiv 2409.09951): by
-gradient descent from the mean on up to 256 images; each head keeps its best step, so no head costs more than its mean.
-Of an MLP every 16th neuron is off together and keeps the best step of its sixteenth.
+zero: nothing, as in a removal. mean: the head's mean output over images and positions.
+mean_per_position: its mean over images, by position. resample: its output on one of 32 other
+images, which its pixels choose (Chan et al., 2022, causal scrubbing). optimal: the constant of
+least loss while this head alone is off (Li & Janson, 2024, arXiv 2409.09951): by gradient descent
+from the mean on up to 256 images; each head keeps its best step, so no head costs more than its
+mean. Of an MLP every 16th neuron is off together and keeps the best step of its sixteenth.
 
-Outputs are those before the gates, of the whole model. Every rank finds the same, whatever the batches.
+Outputs are those before the gates, of the whole model. Every rank finds the same, whatever the
+batches.
 """
 
 import dataclasses
@@ -41,8 +43,8 @@ PARTS = 16  # sets of neurons of an MLP that are off together in the fit
 def find_fill(model: nn.Module, name: FillName, batches: Walk) -> Fill | None:
     """Find the fill of each head of ``model``; None for zero. A collective.
 
-    batches: starts a walk over the images that choose. Raises UserError as ``check_fill``, for resampling from a
-    single image, and for a fit without labels.
+    batches: starts a walk over the images that choose. Raises UserError as ``check_fill``, for
+    resampling from a single image, and for a fit without labels.
     """
     check_fill(model, name)
     if name == "zero":
@@ -54,9 +56,12 @@ def find_fill(model: nn.Module, name: FillName, batches: Walk) -> Fill | None:
 def check_fill(model: nn.Module, name: FillName, where: str = "fill") -> None:
     """Raise UserError for an unknown fill, and for a fit to the loss of a network that gives features."""
     one_of(where, "fill", name, FillName)
-    if name == "optimal" and puts_out_features(model):  # unlabelled data has zeros for labels: it would fit to class 0
+    if name == "optimal" and puts_out_features(
+        model
+    ):  # unlabelled data has zeros for labels: it would fit to class 0
         raise UserError(
-            f"{where}: optimal is fitted to the loss of logits, and the network gives features; expected mean or zero."
+            f"{where}: optimal is fitted to the loss of logits, and the network gives features; "
+            "expected mean or zero."
         )
 
 
@@ -76,7 +81,10 @@ def resample(model: nn.Module, batches: Walk) -> Fill:
     """Fill with each head's output on one of a few other images."""
     images, numbers, _ = _drawn(batches, DONORS)
     if len(images) < 2:
-        raise UserError(f"fill=resample: takes another image's output, got {len(images)} images to take it from.")
+        raise UserError(
+            f"fill=resample: takes another image's output, got {len(images)} images to take it "
+            "from."
+        )
     device = next(model.parameters()).device
     outputs = _outputs(model, gates_of(model).layout, images.to(device))
     return Donors(tuple(outputs), numbers.to(device), image=tuple(images.shape[1:]))
@@ -88,18 +96,28 @@ def optimal(model: nn.Module, batches: Walk) -> Fill:
     layout, (moments, _) = gates.layout, _moments(model, gates.layout, batches)
     images, _, labels = _drawn(batches, FITTED)
     if labels is None:
-        raise UserError("fill=optimal: it minimises the loss, so it needs labels, got none. Use fill=mean.")
+        raise UserError(
+            "fill=optimal: it minimises the loss, so it needs labels, got none. Use fill=mean."
+        )
     mine = slice(ranks.rank(), None, ranks.size())
     best = [site.clone() for site in _even(layout, moments).sites]
     pairs = zip(layout.sites, moments, strict=True)
-    means = ((in_raster_order(site, part, 1).mean(1).flatten() for part in both) for site, both in pairs)
+    means = (
+        (in_raster_order(site, part, 1).mean(1).flatten() for part in both) for site, both in pairs
+    )
     # per site the deviation of its heads' outputs, over images, positions and channels
-    spread = [float((square_C - mean_C.square()).clamp(min=0).mean().sqrt()) for mean_C, square_C in means]
+    spread = [
+        float((square_C - mean_C.square()).clamp(min=0).mean().sqrt()) for mean_C, square_C in means
+    ]
     with inspecting(model, gradients=True):
         constants = [site.clone().requires_grad_() for site in best]
-        descent = torch.optim.Adam([{"params": [c], "scale": s} for c, s in zip(constants, spread, strict=True)], lr=1)
+        descent = torch.optim.Adam(
+            [{"params": [c], "scale": s} for c, s in zip(constants, spread, strict=True)], lr=1
+        )
         set_A = _switched_together(layout).to(best[0].device)
-        least_G = torch.full((int(set_A.max()) + 1,), math.inf, dtype=torch.float64, device=best[0].device)
+        least_G = torch.full(
+            (int(set_A.max()) + 1,), math.inf, dtype=torch.float64, device=best[0].device
+        )
         for step in range(STEPS):
             loss_G = _descend(model, gates, images[mine], labels[mine], constants, set_A)
             better_G = loss_G < least_G
@@ -135,15 +153,24 @@ class Donors(Fill):
 
 
 def beyond_fill(heads: HeadBatch, fill: Fill, layout: HeadLayout) -> HeadBatch:
-    """Batch with z - fill for z, so that slopes are those of a mask. fill: for the images of the batch."""
+    """Batch with z - fill for z, so that slopes are those of a mask.
+
+    fill: for the images of the batch.
+    """
     parts = zip(layout.sites, fill.sites, heads.z, strict=True)
-    return dataclasses.replace(heads, z=tuple(z - _in_order(site, rows).to(z) for site, rows, z in parts))
+    return dataclasses.replace(
+        heads, z=tuple(z - _in_order(site, rows).to(z) for site, rows, z in parts)
+    )
 
 
 def _in_order(site: HeadSite, rows: Tensor) -> Tensor:
     """(S, W, T, H * D) -> (S, T, H, D) in raster order."""
     one = rows.shape[1:-1].numel() == 1
-    return rows.view(-1, 1, site.num_heads, site.head_dim) if one else in_raster_order(site, rows, len(rows))
+    return (
+        rows.view(-1, 1, site.num_heads, site.head_dim)
+        if one
+        else in_raster_order(site, rows, len(rows))
+    )
 
 
 def _outputs(model: nn.Module, layout: HeadLayout, images: Tensor) -> list[Tensor]:
@@ -153,7 +180,9 @@ def _outputs(model: nn.Module, layout: HeadLayout, images: Tensor) -> list[Tenso
     return [rows.unflatten(0, (len(images), -1)) for rows in taps.heads]
 
 
-def _moments(model: nn.Module, layout: HeadLayout, batches: Walk) -> tuple[list[Tensor], tuple[int, ...]]:
+def _moments(
+    model: nn.Module, layout: HeadLayout, batches: Walk
+) -> tuple[list[Tensor], tuple[int, ...]]:
     """Per site (2, W, T, H * D) float64: mean over images, and mean of squares; and the shape of an image."""
     sums, image = list[Tensor](), tuple[int, ...]()
     images = torch.zeros((), dtype=torch.float64, device=next(model.parameters()).device)
@@ -169,7 +198,12 @@ def _moments(model: nn.Module, layout: HeadLayout, batches: Walk) -> tuple[list[
 
 def _even(layout: HeadLayout, moments: list[Tensor]) -> Fill:
     pairs = zip(layout.sites, moments, strict=True)
-    return Fill(tuple(in_raster_order(site, mean, 1).mean(1).view(1, 1, 1, -1).float() for site, (mean, _) in pairs))
+    return Fill(
+        tuple(
+            in_raster_order(site, mean, 1).mean(1).view(1, 1, 1, -1).float()
+            for site, (mean, _) in pairs
+        )
+    )
 
 
 def _drawn(batches: Walk, count: int) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -181,7 +215,10 @@ def _drawn(batches: Walk, count: int) -> tuple[Tensor, Tensor, Tensor | None]:
     for batch in batches():
         images, labelled = batch.images[batch.valid], labelled and batch.labels is not None
         numbers = image_numbers(images)
-        pool.add(mixed(numbers ^ 1), [images, numbers, batch.labels[batch.valid] if labelled else numbers])
+        pool.add(
+            mixed(numbers ^ 1),
+            [images, numbers, batch.labels[batch.valid] if labelled else numbers],
+        )
     pool.gather()
     images, numbers, labels = pool.held[1:] or [torch.empty(0, dtype=torch.long)] * 3
     return images, numbers, labels if all(ranks.gather(labelled)) else None
@@ -198,7 +235,12 @@ def _switched_together(layout: HeadLayout) -> Tensor:
 
 
 def _descend(
-    model: nn.Module, gates: HeadGates, images_n: Tensor, labels_n: Tensor, constants: list[Tensor], set_A: Tensor
+    model: nn.Module,
+    gates: HeadGates,
+    images_n: Tensor,
+    labels_n: Tensor,
+    constants: list[Tensor],
+    set_A: Tensor,
 ) -> Tensor:
     """(G,) mean loss with one set of units at its constants, and the constants' slopes along it; the same on all ranks.
 
@@ -220,7 +262,9 @@ def _descend(
             for slope, gradient in zip(slopes, slopes_along(losses.sum(), constants), strict=True):
                 slope += gradient
             loss_G[off] += losses.detach().sum(1)
-    images_seen = ranks.total(torch.tensor(float(len(images_n)), dtype=torch.float64, device=device))
+    images_seen = ranks.total(
+        torch.tensor(float(len(images_n)), dtype=torch.float64, device=device)
+    )
     for constant, slope in zip(constants, slopes, strict=True):
         constant.grad = ranks.total(slope) / images_seen.to(slope)
     return ranks.total(loss_G) / images_seen

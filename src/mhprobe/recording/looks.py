@@ -18,20 +18,34 @@ def visible(model: nn.Module) -> tuple[HeadLayout, str]:
     Raises UserError with the reason if no head has any.
     """
     layout, family = attach(model).layout.of("head"), family_of(backbone := backbone_of(model))
-    hidden = {site: seam.hidden for site in layout.sites if (seam := family.seam(backbone, site)).weights is None}
+    hidden = {
+        site: seam.hidden
+        for site in layout.sites
+        if (seam := family.seam(backbone, site)).weights is None
+    }
     if len(hidden) == len(layout.sites):
         raise UserError(next(iter(hidden.values())))
     shown = HeadLayout(tuple(site for site in layout.sites if site not in hidden))
-    words = [f"{layout.num_heads - shown.num_heads} of {layout.num_heads} heads are not shown:", *hidden.values()]
+    words = [
+        f"{layout.num_heads - shown.num_heads} of {layout.num_heads} heads are not shown:",
+        *hidden.values(),
+    ]
     return shown, " ".join(words[:2]) if hidden else ""
 
 
 def who_looks(site: HeadSite, query: Query, asker: str = "attention: query") -> Tensor:
-    """(T,) weight of each token as a query; sums to 1. UserError, for ``asker``, for a query that the site has not."""
+    """(T,) weight of each token as a query; sums to 1.
+
+    UserError, for ``asker``, for a query that the site has not.
+    """
     height, width = site.token_grid
     prefix, tokens = site.prefix_tokens, site.prefix_tokens + height * width
     asking, word = torch.zeros(tokens, dtype=torch.float64), query if isinstance(query, str) else ""
-    patch = query if isinstance(query, list | tuple) and [type(at) for at in query] == [int, int] else (-1, -1)
+    patch = (
+        query
+        if isinstance(query, list | tuple) and [type(at) for at in query] == [int, int]
+        else (-1, -1)
+    )
     if word == "mean":
         asking[prefix:] = 1
     elif word == "class" and site.class_token:
@@ -41,9 +55,14 @@ def who_looks(site: HeadSite, query: Query, asker: str = "attention: query") -> 
     elif 0 <= patch[0] < height and 0 <= patch[1] < width:
         asking[prefix + patch[0] * width + patch[1]] = 1
     else:
-        has = ["mean"] + ["class"] * site.class_token + ["register", "registers"] * (prefix > site.class_token)
+        has = (
+            ["mean"]
+            + ["class"] * site.class_token
+            + ["register", "registers"] * (prefix > site.class_token)
+        )
         raise UserError(
-            f"{asker}: expected {', '.join(has)} or (row, column) in a grid of {height} x {width} for "
+            f"{asker}: expected {', '.join(has)} or (row, column) in a grid of {height} x {width} "
+            "for "
             f"{site.name}, got {quoted(query)}."
         )
     return asking / asking.sum()

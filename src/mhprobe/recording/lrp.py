@@ -1,19 +1,20 @@
 """Layer-wise relevance propagation: how much of a logit came through each neuron of the heads' outputs.
 
-Achtibat et al. 2024 (AttnLRP), arXiv 2402.05602; Bach et al. 2015. A neuron's relevance is its activation times a
-modified gradient, R = a * c. So a rule changes the backward pass of an operation, and one forward and one backward pass
-of the real modules give all relevances:
+Achtibat et al. 2024 (AttnLRP), arXiv 2402.05602; Bach et al. 2015. A neuron's relevance is its
+activation times a modified gradient, R = a * c. So a rule changes the backward pass of an
+operation, and one forward and one backward pass of the real modules give all relevances:
 
     linear layer     gamma rule: input i of output j gets the share of its contribution a_i w_ij, where contributions
-                     of the output's own sign count 1 + gamma times; the bias is one more input, which keeps its share
+                     of the output's own sign count 1 + gamma times; the bias is one more input,
+                     which keeps its share
     normalisation    standard deviation constant
     GELU, SiLU, ...  f(x) = x * gate, gate constant
     A @ V, Q @ K.T   half to each factor (so do gates that multiply activations)
     softmax          its first-order term; the remainder keeps its share
     sums, residual   in proportion to the terms: nothing to change
 
-Relevance is conserved up to what biases, softmax remainders and epsilon keep. Unlike the paper's code, gamma is one
-number for all linear layers, and the patch embedding is not propagated through.
+Relevance is conserved up to what biases, softmax remainders and epsilon keep. Unlike the paper's
+code, gamma is one number for all linear layers, and the patch embedding is not propagated through.
 
 Shapes: I inputs and O outputs of a linear layer.
 """
@@ -35,7 +36,9 @@ from mhprobe.recording.outputs import logits_of, objective, refuse_features, slo
 from mhprobe.recording.state import inspecting, usable
 
 
-def relevances(model: nn.Module, images: Tensor, labels: Tensor | None, rule: Relevance) -> Relevances:
+def relevances(
+    model: nn.Module, images: Tensor, labels: Tensor | None, rule: Relevance
+) -> Relevances:
     """Relevances of the heads' outputs for each image's logit, per site (B * windows, tokens, H * D).
 
     labels: needed for ``rule.target == "label"``. Raises UserError as ``record`` does.
@@ -62,12 +65,16 @@ def relevances(model: nn.Module, images: Tensor, labels: Tensor | None, rule: Re
         ]
         return Relevances(
             explained.detach(),
-            tuple((z * slope).detach() for z, slope in zip(along[: len(points)], slopes, strict=False)),
+            tuple(
+                (z * slope).detach() for z, slope in zip(along[: len(points)], slopes, strict=False)
+            ),
             torch.stack(skipped, 1).detach(),
         )
 
 
-def patch_relevances(model: nn.Module, images: Tensor, labels: Tensor | None, rule: Relevance) -> tuple[Tensor, Tensor]:
+def patch_relevances(
+    model: nn.Module, images: Tensor, labels: Tensor | None, rule: Relevance
+) -> tuple[Tensor, Tensor]:
     """(B,) explained logit, and (B, tokens) relevance of each patch's embedding, in raster order."""
     with inspecting(model, gradients=True):
         explained, patches = _explained(model, backbone_of(model), images, labels, rule)
@@ -84,7 +91,9 @@ def _explained(
         raise UserError(f"relevance: target is top1, label or norm, got {quoted(rule.target)}.")
     refuse_features(model, rule.target, "relevance")
     if rule.target == "label" and labels is None:
-        raise UserError("relevance: target=label explains the label's logit, so it needs labels, got None.")
+        raise UserError(
+            "relevance: target=label explains the label's logit, so it needs labels, got None."
+        )
     family = family_of(backbone)
     start: list[Tensor] = []
 
@@ -93,7 +102,11 @@ def _explained(
         return start[0]
 
     # fused attention hides its two products from the rules
-    with family.stem(backbone).register_forward_hook(begin), family.materialised(backbone), _Rules(rule):
+    with (
+        family.stem(backbone).register_forward_hook(begin),
+        family.materialised(backbone),
+        _Rules(rule),
+    ):
         logits = logits_of(model(usable(images)))
     # outside the rules: backward passes call torch functions too
     return objective(logits, labels, rule.target), start[0]
@@ -107,24 +120,36 @@ class _Rules(TorchFunctionMode):
         self.rule, self.changed = rule, {**_CHANGED, F.linear: self._linear}
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         changed = self.changed.get(func)
-        return func(*args, **(kwargs or {})) if changed is None else changed(func, *args, **(kwargs or {}))
+        return (
+            func(*args, **(kwargs or {}))
+            if changed is None
+            else changed(func, *args, **(kwargs or {}))
+        )
 
-    def _linear(self, _func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def _linear(
+        self, _func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
         return _Linear.apply(input, weight, bias, self.rule.gamma, self.rule.epsilon)
 
 
 class _Linear(torch.autograd.Function):
     """y = x W^T + b, where output j hands to input i the share of x_i w_ji (1 + gamma, where its sign is y's).
 
-    With P the sum of contributions of y's own sign: share = contribution / (y + gamma P + epsilon sign y), and
-    P = (y + sign(y) (|x| |W|^T + |b|)) / 2: two products forward and two backward.
+    With P the sum of contributions of y's own sign: share = contribution / (y + gamma P + epsilon
+    sign y), and P = (y + sign(y) (|x| |W|^T + |b|)) / 2: two products forward and two backward.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, gamma: float, epsilon: float) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, gamma: float, epsilon: float
+    ) -> Tensor:
         y = F.linear(x, weight, bias)
         ctx.save_for_backward(x, weight, bias, y)
         ctx.gamma, ctx.epsilon = gamma, epsilon
@@ -141,21 +166,42 @@ class _Linear(torch.autograd.Function):
         size = F.linear(x.abs(), weight.abs(), None if bias is None else bias.abs())
         slope = slope * (y / (shared + ctx.gamma / 2 * (y + sign * size)))
         favoured = x.sign() * ((slope * sign) @ weight.abs())
-        return (1 + ctx.gamma / 2) * (slope @ weight) + ctx.gamma / 2 * favoured, None, None, None, None
+        return (
+            (1 + ctx.gamma / 2) * (slope @ weight) + ctx.gamma / 2 * favoured,
+            None,
+            None,
+            None,
+            None,
+        )
 
 
 def _layer_norm(
-    _func: Any, x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    _func: Any,
+    x: Tensor,
+    shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
 ) -> Tensor:
     dims = tuple(range(-len(shape), 0))
     return _scaled(x - x.mean(dims, keepdim=True), dims, weight, bias, eps)
 
 
-def _rms_norm(_func: Any, x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    return _scaled(x, tuple(range(-len(shape), 0)), weight, None, torch.finfo(x.dtype).eps if eps is None else eps)
+def _rms_norm(
+    _func: Any, x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    return _scaled(
+        x,
+        tuple(range(-len(shape), 0)),
+        weight,
+        None,
+        torch.finfo(x.dtype).eps if eps is None else eps,
+    )
 
 
-def _scaled(x: Tensor, dims: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+def _scaled(
+    x: Tensor, dims: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
     x = x * (x.detach().square().mean(dims, keepdim=True) + eps).rsqrt()
     x = x if weight is None else x * weight
     return x if bias is None else x + bias

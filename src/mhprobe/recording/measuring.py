@@ -31,7 +31,11 @@ Columns = dict[str, Tensor]
 
 
 def measure(
-    model: nn.Module, measures: Mapping[str, Measure], batches: Walk, select: Walk | None = None, **options: Any
+    model: nn.Module,
+    measures: Mapping[str, Measure],
+    batches: Walk,
+    select: Walk | None = None,
+    **options: Any,
 ) -> tuple[dict[str, Columns], dict[str, UserError]]:
     """Return the columns of measures of ``model`` on these images, on the CPU, and the errors of those that refused.
 
@@ -54,19 +58,25 @@ def feed(
     """Show the images to the measures, without asking for columns; return the UserError of each that refused.
 
     model: carries gates. measures: by key; they forget what they have seen before.
-    batches: starts a walk over the images. select: over those on which measures choose first (e.g. Interaction its
-    pairs) and fills are found (``recording.fills``); without it fills are found on ``batches``, which flatters.
+    batches: starts a walk over the images. select: over those on which measures choose first (e.g.
+    Interaction its pairs) and fills are found (``recording.fills``); without it fills are found on
+    ``batches``, which flatters.
     class_names: for measures. done: called after each batch, also of ``select``.
-    at_gates: slopes are along the share of a head that its gate lets through, as a removal sees them: 0 for a closed
+    at_gates: slopes are along the share of a head that its gate lets through, as a removal sees
+    them: 0 for a closed
         head. Without it they are along the gate itself.
-    of: scalar to differentiate, as for ``record``. beside: further needs, so that numbers equal to the last digit those
+    of: scalar to differentiate, as for ``record``. beside: further needs, so that numbers equal to
+    the last digit those
         of a pass that has them.
 
-    A measure that refuses is fed no further, and does not hold up the others; so does one whose needs ``record``
-    refuses. Raises what ``record`` refuses for all of them. A collective: every rank gets the same.
+    A measure that refuses is fed no further, and does not hold up the others; so does one whose
+    needs ``record`` refuses. Raises what ``record`` refuses for all of them. A collective: every
+    rank gets the same.
     """
     device, gates = next(model.parameters()).device, gates_of(model)
-    if of_heads := [key for key, item in measures.items() if item.layout.kinds < gates.layout.kinds]:
+    if of_heads := [
+        key for key, item in measures.items() if item.layout.kinds < gates.layout.kinds
+    ]:
         neurons = gates.layout.of("neuron").num_heads
         warnings.warn(
             f"{', '.join(of_heads)}: of heads alone, the model's {neurons} neurons are left out",
@@ -78,8 +88,12 @@ def feed(
         item.to(device)
         item.class_names = tuple(class_names)
     choosing = {key: item for key, item in measures.items() if item.select_needs is not None}
-    fills = {name: find_fill(model, name, select or batches) for name in fills_of(measures.values())}
-    feeding = functools.partial(_feed, model, gates, done=done, at_gates=at_gates, of=of, fills=fills, beside=beside)
+    fills = {
+        name: find_fill(model, name, select or batches) for name in fills_of(measures.values())
+    }
+    feeding = functools.partial(
+        _feed, model, gates, done=done, at_gates=at_gates, of=of, fills=fills, beside=beside
+    )
     refused = feeding((select or batches)(), choosing, True) if choosing else {}
     for key, item in choosing.items():
         if key not in refused:
@@ -92,11 +106,15 @@ def feed(
 
 
 def finished(
-    measures: Mapping[str, Measure], refused: dict[str, UserError], label: str = "", show: bool = False
+    measures: Mapping[str, Measure],
+    refused: dict[str, UserError],
+    label: str = "",
+    show: bool = False,
 ) -> tuple[dict[str, Columns], dict[str, UserError]]:
     """Return the columns of measures that were fed, and the errors: ``refused``, of ``feed``, and further ones.
 
-    show: which one is computed, as some take minutes (permutations, clusters); label: before its text.
+    show: which one is computed, as some take minutes (permutations, clusters); label: before its
+    text.
     """
     columns: dict[str, Columns] = {}
     fed = [key for key in measures if key not in refused]
@@ -104,14 +122,18 @@ def finished(
         for key in fed:
             done(0, f"{label}computing {key}")
             try:
-                columns[key] = {name: values.cpu() for name, values in measures[key].columns().items()}
+                columns[key] = {
+                    name: values.cpu() for name, values in measures[key].columns().items()
+                }
             except UserError as error:
                 refused[key] = error
             done(1)
     return columns, refused
 
 
-def measured(model: nn.Module, measures: Mapping[str, Measure], batches: Walk, **options: Any) -> dict[str, Columns]:
+def measured(
+    model: nn.Module, measures: Mapping[str, Measure], batches: Walk, **options: Any
+) -> dict[str, Columns]:
     """Return the columns of each measure, as ``measure`` does; raise the UserError of the first that refuses."""
     columns, refused = measure(model, measures, batches, **options)
     for error in refused.values():
@@ -134,7 +156,9 @@ def recorded(
 
 def needs_of(measures: Iterable[Measure], selecting: bool = False) -> frozenset[Need]:
     """Return all that ``record`` has to deliver for these measures together."""
-    return frozenset[Need]().union(*((m.select_needs or frozenset()) if selecting else m.needs for m in measures))
+    return frozenset[Need]().union(
+        *((m.select_needs or frozenset()) if selecting else m.needs for m in measures)
+    )
 
 
 def fills_of(measures: Iterable[Measure]) -> list[FillName]:
@@ -149,17 +173,25 @@ def label_of(measured: Measure, of: Of) -> str:
     return measured.label if plain else f"{measured.label.replace(' (nats)', '')}, of the {of}"
 
 
-def score_heads(model: nn.Module, scores_by: Measure, batches: Walk, column: str = "value", **options: Any) -> Tensor:
-    """(A,) one column of one measure, which also chooses on these images if it has to. Slopes are ``at_gates``.
+def score_heads(
+    model: nn.Module, scores_by: Measure, batches: Walk, column: str = "value", **options: Any
+) -> Tensor:
+    """(A,) one column of one measure, which also chooses on these images if it has to.
 
-    options: as of ``feed``. Raises UserError if it refuses, or if the column is not one number per head.
+    Slopes are ``at_gates``.
+
+    options: as of ``feed``. Raises UserError if it refuses, or if the column is not one number per
+    head.
     """
-    columns = measured(model, {scores_by.name: scores_by}, batches, at_gates=True, **options)[scores_by.name]
+    columns = measured(model, {scores_by.name: scores_by}, batches, at_gates=True, **options)[
+        scores_by.name
+    ]
     shape = (scores_by.layout.num_heads,)
     if column not in columns or columns[column].shape != shape:
         usable = [name for name, values in columns.items() if values.shape == shape]
         raise UserError(
-            f"{scores_by.name}: expected one of its columns per head, {', '.join(usable) or 'of which it has none'}, "
+            f"{scores_by.name}: expected one of its columns per head, "
+            f"{', '.join(usable) or 'of which it has none'}, "
             f"got {quoted(column)}."
         )
     return columns[column]
@@ -186,8 +218,12 @@ def _feed(
             if not (active := {key: item for key, item in measures.items() if key not in refused}):
                 break
             needs = needs_of(active.values(), selecting) | beside
-            check_batch(model, batch.images, batch.labels, layout)  # whole: a piece has as many labels as images
-            parts = [part for part in pieces(len(batch.valid), layout, needs) if batch.valid[part].any()]
+            check_batch(
+                model, batch.images, batch.labels, layout
+            )  # whole: a piece has as many labels as images
+            parts = [
+                part for part in pieces(len(batch.valid), layout, needs) if batch.valid[part].any()
+            ]
             for part in parts:
                 look = functools.partial(_look, model, batch.part(part), of=of, fills=fills)
                 try:
@@ -198,11 +234,17 @@ def _feed(
                     if not unfit or not active:
                         raise
                     heads = look(needs=(needs := needs_of(active.values(), selecting) | beside))
-                heads = dataclasses.replace(_at_gates(heads, gates) if at_gates else heads, ends=part is parts[-1])
+                heads = dataclasses.replace(
+                    _at_gates(heads, gates) if at_gates else heads, ends=part is parts[-1]
+                )
                 for key, item in active.items():
                     if key in refused:
                         continue
-                    shown = heads if item.layout == layout else heads.derive(first_sites, len(item.layout.sites))
+                    shown = (
+                        heads
+                        if item.layout == layout
+                        else heads.derive(first_sites, len(item.layout.sites))
+                    )
                     try:
                         (item.select if selecting else item.update)(shown)
                     except UserError as error:
@@ -220,7 +262,9 @@ def _feed(
 
 
 def _look(model: nn.Module, batch: Batch, **options: Any) -> HeadBatch:
-    images_of = {name: getattr(batch, name) for name in ("images", "labels", "valid", "index", "objects")}
+    images_of = {
+        name: getattr(batch, name) for name in ("images", "labels", "valid", "index", "objects")
+    }
     return record(model, **images_of, **options)
 
 
@@ -240,7 +284,8 @@ def _unfit(
 def pieces(count: int, layout: HeadLayout, needs: Collection[Need] = ("attn",)) -> list[slice]:
     """Slices of images, about equally long: the record of each takes at most ``MOST`` bytes, or is of one image.
 
-    And all blocks' attention of a slice is no larger than one block's of all images, or than that of ``LEAST`` images.
+    And all blocks' attention of a slice is no larger than one block's of all images, or than that
+    of ``LEAST`` images.
     """
     sizes, most = [site.attention_size for site in layout.of("head").sites], max(1, count)
     if numbers := numbers_of(layout, needs):

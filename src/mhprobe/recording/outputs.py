@@ -21,14 +21,17 @@ _NAMED = ("logits", "pooler_output", "image_embeds", "text_embeds")
 def logits_of(output: Any) -> Tensor:
     """(B, C) output of a model: the tensor itself, or the logits or features in a dict or a Hugging Face output.
 
-    Of several outputs the first; of tokens (B, T, C) their mean. Raises UserError without such a tensor.
+    Of several outputs the first; of tokens (B, T, C) their mean. Raises UserError without such a
+    tensor.
     """
     tensor = _tensor_in(output)
     if not isinstance(tensor, Tensor) or tensor.dim() not in (2, 3):
         got = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(output).__name__
         raise UserError(
-            f"the model gives back {got}, expected logits or features (B, C), or something with them in it (a tuple's "
-            f"first, a dict's or an output's {', '.join(_NAMED)}). Wrap it in a module that gives back one tensor."
+            f"the model gives back {got}, expected logits or features (B, C), or something with "
+            "them in it (a tuple's "
+            f"first, a dict's or an output's {', '.join(_NAMED)}). Wrap it in a module that gives "
+            "back one tensor."
         )
     return tensor.mean(1) if tensor.dim() == 3 else tensor
 
@@ -43,8 +46,10 @@ def refuse_broken(broken_N: Tensor, what: str) -> None:
     """Raise UserError for images with ``broken`` outputs. what: name of the outputs."""
     if bool(broken_N.any()):
         raise UserError(
-            f"{what} is NaN or infinite for {int(broken_N.sum())} of {len(broken_N)} images, the first is image "
-            f"{int(broken_N.int().argmax())}: no score could be given. Check the weights, the precision and the "
+            f"{what} is NaN or infinite for {int(broken_N.sum())} of {len(broken_N)} images, the "
+            "first is image "
+            f"{int(broken_N.int().argmax())}: no score could be given. Check the weights, the "
+            "precision and the "
             f"normalisation of the images."
         )
 
@@ -67,8 +72,10 @@ def refuse_features(model: nn.Module, of: str, where: str = "record") -> None:
     """Raise UserError if features would be taken for logits; a wrapper may have its own classifier."""
     if of != "norm" and puts_out_features(model):
         raise UserError(
-            f"{where}: {type(model).__name__} gives features, no logits, so its {of} means nothing. Ask for their "
-            f"length (target='norm' of mhprobe.measure, a measure or a map; of='norm' of mhprobe.record)."
+            f"{where}: {type(model).__name__} gives features, no logits, so its {of} means "
+            "nothing. Ask for their "
+            "length (target='norm' of mhprobe.measure, a measure or a map; of='norm' of "
+            "mhprobe.record)."
         )
 
 
@@ -84,28 +91,45 @@ def objective(logits: Tensor, labels: Tensor | None, of: str) -> Tensor:
     labels = usable(labels)
     if of == "label":
         return logits.gather(1, labels[:, None]).squeeze(1)
-    # in the model's own precision, as its slope is; a loss to be summed is that of measures/parts/losses.py
+    # in the model's own precision, as its slope is; a loss to be summed is that of
+    # measures/parts/losses.py
     return nn.functional.cross_entropy(wide(logits), labels, reduction="none")
 
 
 def slopes_along(of: Tensor, along: Sequence[Tensor], again: bool = False) -> tuple[Tensor, ...]:
-    """Slopes of a scalar; 0 along what does not reach it. again: keep the graph. UserError if nothing reaches it."""
-    slopes = torch.autograd.grad(of, along, retain_graph=again, allow_unused=True) if of.requires_grad else ()
+    """Slopes of a scalar; 0 along what does not reach it.
+
+    again: keep the graph. UserError if nothing reaches it.
+    """
+    slopes = (
+        torch.autograd.grad(of, along, retain_graph=again, allow_unused=True)
+        if of.requires_grad
+        else ()
+    )
     if along and all(slope is None for slope in slopes):
         raise UserError(
-            "record: no slope arrives at the heads, expected outputs that hang on them by differentiable operations. "
-            "torch.no_grad, detach and quantised layers stop it: give a model without them, or the backbone itself."
+            "record: no slope arrives at the heads, expected outputs that hang on them by "
+            "differentiable operations. "
+            "torch.no_grad, detach and quantised layers stop it: give a model without them, or the "
+            "backbone itself."
         )
-    return tuple(torch.zeros_like(x) if slope is None else slope for x, slope in zip(along, slopes, strict=True))
+    return tuple(
+        torch.zeros_like(x) if slope is None else slope
+        for x, slope in zip(along, slopes, strict=True)
+    )
 
 
 def gate_slope(
-    model: nn.Module, gates: HeadGates, values: Tensor, parts: Iterable[tuple[Tensor, Tensor | None]], of: Of = "loss"
+    model: nn.Module,
+    gates: HeadGates,
+    values: Tensor,
+    parts: Iterable[tuple[Tensor, Tensor | None]],
+    of: Of = "loss",
 ) -> Tensor:
     """(A,) float64 slope of the mean objective along the gates at ``values`` (A,), which they keep.
 
-    parts: images and labels of one forward pass each, or none; the mean is over all images of all ranks. ``model`` is
-    being inspected.
+    parts: images and labels of one forward pass each, or none; the mean is over all images of all
+    ranks. ``model`` is being inspected.
     """
     leaf = gates.values
     sums = torch.zeros(len(leaf) + 1, dtype=torch.float64, device=leaf.device)

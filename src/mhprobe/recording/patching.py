@@ -1,16 +1,19 @@
 """Activation patching: what each head alone brings from one run into another, exactly and from slopes.
 
-Two runs of the same model: on an image (clean), and on its corrupted twin. In the *base* run one head's output is
-replaced by that of the other run, the *source*; the effect is how far the metric moves towards the source's
-(Heimersheim & Nanda, 2024, arXiv 2404.15255). Denoising has the corrupted run as base, noising the clean one. Donors
-and noise depend on the image (and a seed) alone.
+Two runs of the same model: on an image (clean), and on its corrupted twin. In the *base* run one
+head's output is replaced by that of the other run, the *source*; the effect is how far the metric
+moves towards the source's (Heimersheim & Nanda, 2024, arXiv 2404.15255). Denoising has the
+corrupted run as base, noising the clean one. Donors and noise depend on the image (and a seed)
+alone.
 
-exact: one patched run per head. Heads share all blocks before their own, and their own block's attention (replay.py).
+exact: one patched run per head. Heads share all blocks before their own, and their own block's
+attention (replay.py).
 atp: attribution patching, the slope in the base run times the change (Nanda, 2023).
-graddrop: of AtP* (Kramar, Lieberum, Shah & Nanda, 2024, arXiv 2403.00745). If a head's direct effect and its effect by
-    way of a later block cancel, its slope is small. So slopes are taken once per block with nothing flowing back
-    through that block's writes (attention and MLP), and |estimates| are averaged over L - 1 blocks: a block's own heads
-    have none there.
+graddrop: of AtP* (Kramar, Lieberum, Shah & Nanda, 2024, arXiv 2403.00745). If a head's direct
+effect and its effect by
+    way of a later block cancel, its slope is small. So slopes are taken once per block with nothing
+    flowing back through that block's writes (attention and MLP), and |estimates| are averaged over
+    L - 1 blocks: a block's own heads have none there.
 AtP*'s correction for the softmax is not needed: a head's output stands behind it.
 
 Shapes: N donors.
@@ -51,19 +54,27 @@ class Pass(NamedTuple):
 
 
 @torch.inference_mode(False)  # Lightning evaluates inside, where nothing has slopes
-def patched(model: nn.Module, clean: Pass, labels: Tensor | None, objects: Tensor | None, need: Patching) -> Patched:
+def patched(
+    model: nn.Module, clean: Pass, labels: Tensor | None, objects: Tensor | None, need: Patching
+) -> Patched:
     """Effects of one batch. clean: the run on the images themselves.
 
-    Raises UserError without labels, for unknown options, and for pairs that cannot be made (see ``twins``).
+    Raises UserError without labels, for unknown options, and for pairs that cannot be made (see
+    ``twins``).
     """
     if labels is None:
-        raise UserError("patching: the metric is about the label's logit, so it needs labels, got None.")
+        raise UserError(
+            "patching: the metric is about the label's logit, so it needs labels, got None."
+        )
     one_of("patching", "direction", need.direction, Direction)
     one_of("patching", "metric", need.metric, Metric)
     for estimate in need.estimates:
         one_of("patching", "estimates", estimate, Estimate)
     twin, gates = twins(clean.images, labels, objects, need), gates_of(model)
-    denoising, sloped = need.direction == "denoising", not {"atp", "graddrop"}.isdisjoint(need.estimates)
+    denoising, sloped = (
+        need.direction == "denoising",
+        not {"atp", "graddrop"}.isdisjoint(need.estimates),
+    )
     ran = _run(model, gates.layout, twin.images, sloped and denoising)
     corrupt = ran.run
     base, source, sign = (corrupt, clean, 1) if denoising else (clean, corrupt, -1)
@@ -77,7 +88,9 @@ def patched(model: nn.Module, clean: Pass, labels: Tensor | None, objects: Tenso
         effect |= _from_slopes(gates, ran, source, metric, sign, "graddrop" in need.estimates)
     del ran  # its graph
     if "exact" in need.estimates:
-        one_by_one = torch.eye(gates.layout.of("head").num_heads, gates.layout.num_heads, dtype=torch.bool)
+        one_by_one = torch.eye(
+            gates.layout.of("head").num_heads, gates.layout.num_heads, dtype=torch.bool
+        )
         logits_ABC = Replay(model, one_by_one, instead=source.heads)(base.images)
         effect["exact"] = sign * (metric(logits_ABC) - metric(base.logits)).mT
     return Patched(metric(clean.logits), metric(corrupt.logits), twin.paired, effect, twin.donor)
@@ -118,26 +131,42 @@ def _from_slopes(
 ) -> dict[str, Tensor]:
     """(B, A) each: "atp", and "graddrop" if it is wanted."""
     layout, images = gates.layout.of("head"), len(base.logits)
-    shares, heads = layout.split(gates.effective()[: layout.num_heads]), base.run.heads[: len(layout.sites)]
+    shares, heads = (
+        layout.split(gates.effective()[: layout.num_heads]),
+        base.run.heads[: len(layout.sites)],
+    )
     change = [
         sign * (theirs - output) * share.to(output).repeat_interleave(site.head_dim)
-        for site, theirs, output, share in zip(layout.sites, source.heads, heads, shares, strict=False)
+        for site, theirs, output, share in zip(
+            layout.sites, source.heads, heads, shares, strict=False
+        )
     ]
     with torch.enable_grad():
         score = metric(base.logits).sum()
-    estimates = {"atp": summed_along(images, change, base.taps.slopes(score, again=graddrop)[0], layout)}
+    estimates = {
+        "atp": summed_along(images, change, base.taps.slopes(score, again=graddrop)[0], layout)
+    }
     if graddrop:
         size, blocks = torch.zeros_like(estimates["atp"]), range(len(layout.blocks))
-        for base.drop.block in blocks if len(blocks) > 1 else ():  # behind a single one no slope arrives
-            size += summed_along(images, change, base.taps.slopes(score, again=True)[0], layout).abs()
+        for base.drop.block in (
+            blocks if len(blocks) > 1 else ()
+        ):  # behind a single one no slope arrives
+            size += summed_along(
+                images, change, base.taps.slopes(score, again=True)[0], layout
+            ).abs()
         estimates["graddrop"] = size / max(1, len(blocks) - 1)
     return estimates
 
 
-def summed_along(images: int, change: Sequence[Tensor], slopes: Sequence[Tensor], layout: HeadLayout) -> Tensor:
+def summed_along(
+    images: int, change: Sequence[Tensor], slopes: Sequence[Tensor], layout: HeadLayout
+) -> Tensor:
     """(B, A) float64: sum over windows, tokens and width of slope times change."""
     sites = zip(layout.sites, change, slopes, strict=False)  # neurons have slopes, too
-    along = ((wide(slope) * wide(by)).reshape(images, -1, of.num_heads, of.head_dim) for of, by, slope in sites)
+    along = (
+        (wide(slope) * wide(by)).reshape(images, -1, of.num_heads, of.head_dim)
+        for of, by, slope in sites
+    )
     return torch.cat([products.sum((1, 3), dtype=torch.float64) for products in along], 1)
 
 
@@ -174,8 +203,9 @@ class _Past(torch.autograd.Function):
 class Twins(NamedTuple):
     """Corrupted twins of a batch.
 
-    images: (B, ...) like the clean ones. label: (B,) of the donors. paired: (B,) bool, False without a twin. donor:
-    (B,) index of each image's donor. label and donor are None without donors.
+    images: (B, ...) like the clean ones. label: (B,) of the donors. paired: (B,) bool, False
+    without a twin. donor: (B,) index of each image's donor. label and donor are None without
+    donors.
     """
 
     images: Tensor
@@ -185,27 +215,45 @@ class Twins(NamedTuple):
 
 
 def twins(images: Tensor, labels: Tensor, objects: Tensor | None, need: Patching) -> Twins:
-    """Twins of images (B, 3, height, width) with labels (B,). objects: (B, height, width), 0 is ground.
+    """Twins of images (B, 3, height, width) with labels (B,).
 
-    Raises UserError for an unknown corruption, one that needs missing masks, and one that text cannot have.
+    objects: (B, height, width), 0 is ground.
+
+    Raises UserError for an unknown corruption, one that needs missing masks, and one that text
+    cannot have.
     """
     one_of("patching", "corrupt", need.corrupt, Corrupt)
     if need.corrupt == "class":
         return _of_another_class(images, labels, need)
     if not images.is_floating_point():
-        raise UserError(f"patching: corrupt={need.corrupt} is for images, not for tokens. Use corrupt=class.")
+        raise UserError(
+            f"patching: corrupt={need.corrupt} is for images, not for tokens. Use corrupt=class."
+        )
     if need.corrupt == "noise":
         noise = torch.zeros_like(images)
-        for image, number, drawn in zip(images, mixed(image_numbers(images) + need.seed).tolist(), noise, strict=True):
+        for image, number, drawn in zip(
+            images, mixed(image_numbers(images) + need.seed).tolist(), noise, strict=True
+        ):
             generator = torch.Generator().manual_seed(number)
-            drawn.copy_(torch.randn(image.shape, generator=generator).to(image) * image.std() * need.noise)
-        return Twins(images + noise, None, torch.ones(len(images), dtype=torch.bool).to(images.device))
+            drawn.copy_(
+                torch.randn(image.shape, generator=generator).to(image) * image.std() * need.noise
+            )
+        return Twins(
+            images + noise, None, torch.ones(len(images), dtype=torch.bool).to(images.device)
+        )
     if objects is None:
-        raise UserError("patching: corrupt=object needs object masks. Use data=scenes, data=pets or corrupt=class.")
+        raise UserError(
+            "patching: corrupt=object needs object masks. Use data=scenes, data=pets or "
+            "corrupt=class."
+        )
     shown = objects.to(images.device) > 0
     ground, flat = ~shown[:, None], shown.flatten(1)
-    mean = (images * ground).sum((2, 3), keepdim=True) / ground.sum((2, 3), keepdim=True).clamp(min=1)
-    return Twins(torch.where(ground, images, mean), None, flat.any(1) & ~flat.all(1))  # in the ground's mean colour
+    mean = (images * ground).sum((2, 3), keepdim=True) / ground.sum((2, 3), keepdim=True).clamp(
+        min=1
+    )
+    return Twins(
+        torch.where(ground, images, mean), None, flat.any(1) & ~flat.all(1)
+    )  # in the ground's mean colour
 
 
 def _of_another_class(images: Tensor, labels: Tensor, need: Patching) -> Twins:
@@ -218,5 +266,8 @@ def _of_another_class(images: Tensor, labels: Tensor, need: Patching) -> Twins:
     paired = other_BN.any(1)
     theirs = donors.images.to(images)[chosen_B]
     return Twins(
-        torch.where(paired.view(-1, *[1] * (images.dim() - 1)), theirs, images), label_N[chosen_B], paired, chosen_B
+        torch.where(paired.view(-1, *[1] * (images.dim() - 1)), theirs, images),
+        label_N[chosen_B],
+        paired,
+        chosen_B,
     )

@@ -1,7 +1,8 @@
 """record(): outputs, attention and gradients of every head, from one forward pass (and one backward pass).
 
-Taps (recording/taps.py) are hooked in for this call only. The model runs eager (a hook added to a compiled model is
-silently ignored), in eval mode, with frozen weights, so that the backward pass costs about one forward.
+Taps (recording/taps.py) are hooked in for this call only. The model runs eager (a hook added to a
+compiled model is silently ignored), in eval mode, with frozen weights, so that the backward pass
+costs about one forward.
 """
 
 import dataclasses
@@ -18,7 +19,16 @@ from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError, quoted
 from mhprobe.gates import gates_of
 from mhprobe.gates.fill import Fill
-from mhprobe.heads import Ablation, FillName, HeadBatch, HeadLayout, HeadSite, Need, Patching, Relevance
+from mhprobe.heads import (
+    Ablation,
+    FillName,
+    HeadBatch,
+    HeadLayout,
+    HeadSite,
+    Need,
+    Patching,
+    Relevance,
+)
 from mhprobe.recording.checks import check_batch, check_labels, check_model, sized
 from mhprobe.recording.direct import direct_logits, gated_weights
 from mhprobe.recording.lrp import relevances
@@ -46,26 +56,47 @@ def record(
 ) -> HeadBatch:
     """Run ``model`` on ``images`` and return a HeadBatch.
 
-    model: carries gates (see ``attach``); may be a wrapper around the backbone, e.g. a LightningModule.
-    images: (B, 3, height, width), normalised; of a text (B, tokens). labels: (B,), needed for slopes.
-    needs: "grad" for slopes along the heads, "attn" for attention weights and "attn_grad" for slopes along them,
-        "stream" for the residual stream, "weights" for each head's own, "direct" for writes into the logits; an
-        Ablation for logits under masks and a Patching for its effects (more passes); a Relevance for layer-wise
-        relevance. z is always there.
-    valid: (B,) bool, default all True. index: (B,) positions in the split, for error messages; default 0, 1, ...
-    objects: (B, height, width) int64, passed on. fills: replacements of masked heads, by name (``recording.fills``).
-    of: scalar per image to differentiate: the "loss" (cross-entropy, which measures expect), the logit of the "label",
-        or without labels the "top1" logit, or the "norm" of the features of a model without a classifier.
-    layout: sites whose outputs, slopes and attention are recorded; None for all, which the other needs take.
+    model: carries gates (see ``attach``); may be a wrapper around the backbone, e.g. a
+    LightningModule.
+    images: (B, 3, height, width), normalised; of a text (B, tokens). labels: (B,), needed for
+    slopes.
+    needs: "grad" for slopes along the heads, "attn" for attention weights and "attn_grad" for
+    slopes along them,
+        "stream" for the residual stream, "weights" for each head's own, "direct" for writes into
+        the logits; an Ablation for logits under masks and a Patching for its effects (more passes);
+        a Relevance for layer-wise relevance. z is always there.
+    valid: (B,) bool, default all True. index: (B,) positions in the split, for error messages;
+    default 0, 1, ...
+    objects: (B, height, width) int64, passed on. fills: replacements of masked heads, by name
+    (``recording.fills``).
+    of: scalar per image to differentiate: the "loss" (cross-entropy, which measures expect), the
+    logit of the "label",
+        or without labels the "top1" logit, or the "norm" of the features of a model without a
+        classifier.
+    layout: sites whose outputs, slopes and attention are recorded; None for all, which the other
+    needs take.
 
-    Raises UserError for an unknown need, slopes without labels, labels outside the classes, a model without gates, and
-    a head's output that is not finite, with the site and the image, and a record that is larger than the free memory.
+    Raises UserError for an unknown need, slopes without labels, labels outside the classes, a model
+    without gates, and a head's output that is not finite, with the site and the image, and a record
+    that is larger than the free memory.
     """
-    named, grad, attn_grad = _checked(model, needs, labels is not None or of in UNLABELLED, of, valid), None, None
+    named, grad, attn_grad = (
+        _checked(model, needs, labels is not None or of in UNLABELLED, of, valid),
+        None,
+        None,
+    )
     slopes, layout = named & {"grad", "attn_grad"}, layout or gates_of(model).layout
     check_batch(model, images, labels, layout, needs)
-    with inspecting(model, gradients=bool(slopes)), Taps(model, layout, named) as taps, sized(model, images):
-        images, labels, count = usable(images), None if labels is None else usable(labels), len(images)
+    with (
+        inspecting(model, gradients=bool(slopes)),
+        Taps(model, layout, named) as taps,
+        sized(model, images),
+    ):
+        images, labels, count = (
+            usable(images),
+            None if labels is None else usable(labels),
+            len(images),
+        )
         logits = logits_of(model(images))
         _check_finite(layout, taps.heads, logits, valid, index)
         check_labels(labels, logits)
@@ -73,7 +104,11 @@ def record(
             refuse_features(model, of)
             grad, attn_grad = taps.slopes(objective(logits, labels, of).sum())
     z, clean = _per_head(layout, taps.heads, count), Pass(images, taps.heads, logits.detach())
-    relevant = {need: relevances(model, images, labels, need) for need in needs if isinstance(need, Relevance)}
+    relevant = {
+        need: relevances(model, images, labels, need)
+        for need in needs
+        if isinstance(need, Relevance)
+    }
     return HeadBatch(
         z=z,
         grad=None if grad is None else _per_head(layout, grad, count),
@@ -81,11 +116,24 @@ def record(
         attn_grad=_per_window(attn_grad, count),
         stream=taps.stream,
         weights=gated_weights(taps.backbone, gates_of(model)) if "weights" in named else None,
-        norms=tuple(taps.family.norm_behind(taps.backbone, site) for site in layout.sites if "weights" in named),
-        direct=direct_logits(model, z, taps.stream or (), logits.detach()) if "direct" in named else None,
+        norms=tuple(
+            taps.family.norm_behind(taps.backbone, site)
+            for site in layout.sites
+            if "weights" in named
+        ),
+        direct=direct_logits(model, z, taps.stream or (), logits.detach())
+        if "direct" in named
+        else None,
         ablated=_ablated(model, layout, images, needs, {"zero": None, **fills}),
-        patched={need: patched(model, clean, labels, objects, need) for need in needs if isinstance(need, Patching)},
-        relevance={need: part._replace(heads=_per_head(layout, part.heads, count)) for need, part in relevant.items()},
+        patched={
+            need: patched(model, clean, labels, objects, need)
+            for need in needs
+            if isinstance(need, Patching)
+        },
+        relevance={
+            need: part._replace(heads=_per_head(layout, part.heads, count))
+            for need, part in relevant.items()
+        },
         logits=logits.detach(),
         labels=labels,
         valid=torch.ones(count, dtype=torch.bool, device=logits.device) if valid is None else valid,
@@ -94,43 +142,69 @@ def record(
     )
 
 
-def _checked(model: nn.Module, needs: Collection[Need], sloped: bool, of: str, valid: Tensor | None) -> set[str]:
-    """Return the needs that are words, checked. sloped: True if there is something to take gradients of."""
+def _checked(
+    model: nn.Module, needs: Collection[Need], sloped: bool, of: str, valid: Tensor | None
+) -> set[str]:
+    """Return the needs that are words, checked.
+
+    sloped: True if there is something to take gradients of.
+    """
     if not isinstance(needs, Collection):
         raise UserError(f"record: needs: expected a set of what to record, got {quoted(needs)}.")
     named = {need for need in needs if isinstance(need, str)}
     if unknown := named - NEEDS:
-        raise UserError(f"record: unknown needs {sorted(unknown)}; expected some of {sorted(NEEDS)}.")
+        raise UserError(
+            f"record: unknown needs {sorted(unknown)}; expected some of {sorted(NEEDS)}."
+        )
     slopes = sorted(named & {"grad", "attn_grad"})
     if slopes and not sloped:
-        raise UserError(f"record: needs={slopes} takes the slope of the {of}, so it needs labels, got None.")
+        raise UserError(
+            f"record: needs={slopes} takes the slope of the {of}, so it needs labels, got None."
+        )
     if valid is not None and valid.dtype != torch.bool:
-        raise UserError(f"record: valid: expected (B,) bool, which images count, got {quoted(valid.dtype)}.")
+        raise UserError(
+            f"record: valid: expected (B,) bool, which images count, got {quoted(valid.dtype)}."
+        )
     check_model(model)
     if any(getattr(module, "grad_checkpointing", False) for module in model.modules()):
-        raise UserError("record: gradient checkpointing runs blocks twice; call model.set_grad_checkpointing(False).")
+        raise UserError(
+            "record: gradient checkpointing runs blocks twice; call "
+            "model.set_grad_checkpointing(False)."
+        )
     return named
 
 
 def _ablated(
-    model: nn.Module, layout: HeadLayout, images: Tensor, needs: Collection[Need], fills: Mapping[FillName, Fill | None]
+    model: nn.Module,
+    layout: HeadLayout,
+    images: Tensor,
+    needs: Collection[Need],
+    fills: Mapping[FillName, Fill | None],
 ) -> dict[Ablation, Tensor]:
     """(M, B, C) logits for each Ablation; a mask that several of them name runs once for each fill."""
     logits_of_need: dict[Ablation, Tensor] = {}
     for name in dict.fromkeys(need.fill for need in needs if isinstance(need, Ablation)):
         ablations = [need for need in needs if isinstance(need, Ablation) and need.fill == name]
         if name not in fills:
-            raise UserError(f"record: an ablation with fill={name} needs it in fills, found by recording.fills.")
+            raise UserError(
+                f"record: an ablation with fill={name} needs it in fills, found by recording.fills."
+            )
         masks = [layout.mask(mask) for need in ablations for mask in need.masks]
         if masks:
-            logits = Replay(model, torch.stack(masks), fill=fills[name])(images)  # runs equal masks once
+            logits = Replay(model, torch.stack(masks), fill=fills[name])(
+                images
+            )  # runs equal masks once
             parts = logits.split([len(need.masks) for need in ablations])
             logits_of_need |= dict(zip(ablations, parts, strict=True))
     return logits_of_need
 
 
 def _check_finite(
-    layout: HeadLayout, heads: Sequence[Tensor], logits: Tensor, valid: Tensor | None, index: Tensor | None
+    layout: HeadLayout,
+    heads: Sequence[Tensor],
+    logits: Tensor,
+    valid: Tensor | None,
+    index: Tensor | None,
 ) -> None:
     """Raise UserError for the first NaN: in any head it reaches the logits through the residual stream."""
     bad = ~logits.detach().isfinite().all(1)
@@ -147,7 +221,8 @@ def _check_finite(
     else:
         where = "the output of the model, behind its heads,"
     raise UserError(
-        f"record: {where} is NaN or infinite for image {name}. Check the weights, the precision and the "
+        f"record: {where} is NaN or infinite for image {name}. Check the weights, the precision "
+        "and the "
         f"normalisation of the images."
     )
 
@@ -159,7 +234,10 @@ def _per_window(attn: Sequence[Tensor] | None, batch: int) -> tuple[Tensor, ...]
 
 def _per_head(layout: HeadLayout, rows: Sequence[Tensor], batch: int) -> tuple[Tensor, ...]:
     """Per site (B * windows, tokens, H * D) -> (B, T, H, D)."""
-    return tuple(in_raster_order(site, outputs, batch) for site, outputs in zip(layout.sites, rows, strict=True))
+    return tuple(
+        in_raster_order(site, outputs, batch)
+        for site, outputs in zip(layout.sites, rows, strict=True)
+    )
 
 
 def in_raster_order(site: HeadSite, rows: Tensor, batch: int) -> Tensor:
@@ -174,16 +252,21 @@ def in_raster_order(site: HeadSite, rows: Tensor, batch: int) -> Tensor:
     return tokens.unflatten(-1, (site.num_heads, site.head_dim))
 
 
-def forward_equivalents(model: nn.Module, batch: Batch, needs: Collection[Need], of: Of = "loss") -> float:
+def forward_equivalents(
+    model: nn.Module, batch: Batch, needs: Collection[Need], of: Of = "loss"
+) -> float:
     """Operations of ``record(needs)`` / operations of ``model(images)``, counted on a few images of the batch.
 
-    Counts matrix products, convolutions and attention, by torch.utils.flop_counter's formulas; not the measures' own
-    work. of: scalar to differentiate, as for ``record``.
+    Counts matrix products, convolutions and attention, by torch.utils.flop_counter's formulas; not
+    the measures' own work. of: scalar to differentiate, as for ``record``.
     """
     images, labels = batch.images[:IMAGES], None if batch.labels is None else batch.labels[:IMAGES]
     with inspecting(model, gradients=False), Counter() as plain:
         model(images)
-    masked = {dataclasses.replace(need, fill="zero") if isinstance(need, Ablation) else need for need in needs}
+    masked = {
+        dataclasses.replace(need, fill="zero") if isinstance(need, Ablation) else need
+        for need in needs
+    }
     with Counter() as recorded:
         record(model, images, labels, masked, of=of)  # what stands in costs no product
     return recorded.total / plain.total

@@ -1,9 +1,10 @@
 """Logits under many head masks; what the masks do not change is computed once.
 
-A batch is walked down a tree of masks: blocks on which masks agree are computed once; where they part, each goes on
-from there. At such a fork the block's attention is still common, up to the gates on its heads: the first branch
-computes it, and the attention modules answer from memory for the others. The rest is the model's own code, in the
-pieces that its family declares (``Family.segments``).
+A batch is walked down a tree of masks: blocks on which masks agree are computed once; where they
+part, each goes on from there. At such a fork the block's attention is still common, up to the gates
+on its heads: the first branch computes it, and the attention modules answer from memory for the
+others. The rest is the model's own code, in the pieces that its family declares
+(``Family.segments``).
 
 Shapes: R masks that go through a block side by side.
 """
@@ -30,22 +31,33 @@ from mhprobe.recording.checks import sized
 from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.state import inspecting
 
-_BUSY = {"cpu": 16, "cuda": 1024}  # images that keep a device busy; smaller batches go side by side ...
-_WIDE = 1024 * 197 * 768  # ... on a GPU as long as no more numbers enter a block: those of ViT-B/16 at 224 px
-_HELD = 14  # numbers that a block holds for each that enters it: itself, three copies, the MLP's hidden ones twice
+_BUSY = {
+    "cpu": 16,
+    "cuda": 1024,
+}  # images that keep a device busy; smaller batches go side by side ...
+_WIDE = (
+    1024 * 197 * 768
+)  # ... on a GPU as long as no more numbers enter a block: those of ViT-B/16 at 224 px
+# numbers that a block holds for each that enters it: itself, three copies, the MLP's hidden ones
+# twice
+_HELD = 14
 
 
 class Replay:
     """Run ``model`` under ``masks`` (M, A) bool, True = head off: a batch gives (M, B, C) logits, in eval mode.
 
-    Equal to switching the gates and running the whole model, mask by mask; kept heads keep their gates' values.
+    Equal to switching the gates and running the whole model, mask by mask; kept heads keep their
+    gates' values.
 
     model: may wrap the backbone that carries the gates.
-    rescale: multiply the heads that a layer keeps by its number of heads over how many it keeps, not counting heads
+    rescale: multiply the heads that a layer keeps by its number of heads over how many it keeps,
+    not counting heads
         with closed gates.
-    smaller: compute on a copy without the heads that all masks switch off, if heads can be removed and nothing replaces
+    smaller: compute on a copy without the heads that all masks switch off, if heads can be removed
+    and nothing replaces
         them. Equal up to rounding: products of another size add in another order.
-    instead: replacement of the masked heads' output, for one batch alone: per site (B or windows, T, H * D), before the
+    instead: replacement of the masked heads' output, for one batch alone: per site (B or windows,
+    T, H * D), before the
         gates, as taps see it, which refuse a wrapper that runs the backbone more than once.
     fill: replacement of masked heads' output. Raises UserError with ``rescale``.
     """
@@ -60,25 +72,43 @@ class Replay:
         fill: Fill | None = None,
     ) -> None:
         if rescale and fill is not None:
-            raise UserError("masking: rescale and fill both replace masked heads; expected rescale=false or fill=zero.")
-        self.model, self.backbone, self.gates, self.fill = model, backbone_of(model), gates_of(model), fill
+            raise UserError(
+                "masking: rescale and fill both replace masked heads; expected rescale=false or "
+                "fill=zero."
+            )
+        self.model, self.backbone, self.gates, self.fill = (
+            model,
+            backbone_of(model),
+            gates_of(model),
+            fill,
+        )
         self.versions, self.place = _versions(self.gates, masks, rescale, instead)
-        backbone, gates, versions, family = self.backbone, self.gates, self.versions, family_of(self.backbone)
+        backbone, gates, versions, family = (
+            self.backbone,
+            self.gates,
+            self.versions,
+            family_of(self.backbone),
+        )
         off_A = (versions.values == 0).all(0)
         able = smaller and instead is None and fill is None and off_A.any() and not off_A.all()
         if able and family.unprunable(backbone, gates.layout.kinds) is None:
             backbone = sliced(backbone, gates.layout, gates.layout.kept(off_A.cpu())).eval()
-            gates, versions = attach(backbone, units=gates.layout.kinds), _Versions(versions.values[:, ~off_A])
+            gates, versions = (
+                attach(backbone, units=gates.layout.kinds),
+                _Versions(versions.values[:, ~off_A]),
+            )
         segments = family.segments(backbone)  # None if its forward cannot be taken apart
-        seams = [(site.block, family.seam(backbone, site)) for site in gates.layout.of("head").sites]
+        seams = [
+            (site.block, family.seam(backbone, site)) for site in gates.layout.of("head").sites
+        ]
         self.tree = None if segments is None else _Tree(gates, seams, segments, versions)
 
     def __call__(self, images: Tensor, side_by_side: int | None = None) -> Tensor:
         """(M, B, C) logits of one batch.
 
-        side_by_side: largest number of masks that go together once they have parted; None: as many as keep the device
-        busy and fit into half of its free memory. With 1, and no smaller copy, every product is that of the whole
-        model.
+        side_by_side: largest number of masks that go together once they have parted; None: as many
+        as keep the device busy and fit into half of its free memory. With 1, and no smaller copy,
+        every product is that of the whole model.
         """
         with inspecting(self.model, gradients=False), sized(self.model, images):
             logits, fill = None, None if self.fill is None else self.fill.for_images(images)
@@ -110,7 +140,9 @@ class _Versions(NamedTuple):
     def at(self, rows: Sequence[int]) -> tuple[Tensor, Instead | None]:
         """Return the arguments of ``HeadGates.side_by_side`` for some of the masks."""
         chosen = list(rows)
-        instead = None if self.instead is None else Instead(self.instead.heads, self.instead.mask[chosen])
+        instead = (
+            None if self.instead is None else Instead(self.instead.heads, self.instead.mask[chosen])
+        )
         return self.values[chosen], instead
 
 
@@ -120,7 +152,9 @@ def _versions(
     """Different masks among ``masks``, and the place of each mask among them; closed gates make no difference."""
     if heads is None:
         values = gate_values(gates, masks, rescale)
-        rows, place = torch.unique(values.view(torch.uint8), dim=0, return_inverse=True)  # bit by bit, as the walk does
+        rows, place = torch.unique(
+            values.view(torch.uint8), dim=0, return_inverse=True
+        )  # bit by bit, as the walk does
         return _Versions(rows.view(values.dtype)), place
     present = gates.effective()
     rows, place = torch.unique(masks.cpu(), dim=0, return_inverse=True)
@@ -135,16 +169,20 @@ def gate_values(gates: HeadGates, masks: Tensor, rescale: bool = False) -> Tenso
         return values
     factors = [
         (before != 0).sum() / (after != 0).sum(1, keepdim=True).clamp(min=1).expand_as(after)
-        for before, after in zip(gates.layout.split(present), gates.layout.split(values), strict=True)
+        for before, after in zip(
+            gates.layout.split(present), gates.layout.split(values), strict=True
+        )
     ]
     return values * torch.cat(factors, 1)
 
 
-def _around(model: nn.Module, backbone: nn.Module, images: Tensor, tree: "_Tree") -> list[Tensor] | None:
+def _around(
+    model: nn.Module, backbone: nn.Module, images: Tensor, tree: "_Tree"
+) -> list[Tensor] | None:
     """Return a wrapper's outputs under each mask; None if it never calls the backbone's forward.
 
-    The wrapper runs once per mask, and its calls of the backbone are answered. Every run makes the same calls, so the
-    tree is walked in the first run alone.
+    The wrapper runs once per mask, and its calls of the backbone are answered. Every run makes the
+    same calls, so the tree is walked in the first run alone.
     """
     answers: list[list[Tensor]] = []  # per call the logits under each mask
     logits = []
@@ -155,7 +193,9 @@ def _around(model: nn.Module, backbone: nn.Module, images: Tensor, tree: "_Tree"
         return answers[call][mask]
 
     for mask in range(len(tree.versions)):
-        with mock.patch.object(backbone, "forward", functools.partial(answer, mask, itertools.count())):
+        with mock.patch.object(
+            backbone, "forward", functools.partial(answer, mask, itertools.count())
+        ):
             logits.append(logits_of(model(images)))
         if not answers:
             return None
@@ -169,12 +209,18 @@ class _Tree:
     fill: Fill | None = None  # what stands in a head's place in this batch
 
     def __init__(
-        self, gates: HeadGates, seams: list[tuple[int, Seam]], segments: Segments, versions: _Versions
+        self,
+        gates: HeadGates,
+        seams: list[tuple[int, Seam]],
+        segments: Segments,
+        versions: _Versions,
     ) -> None:
         self.gates, self.seams, self.segments, self.versions = gates, seams, segments, versions
         units = [_units_of(gates.layout, block) for block in range(len(segments.blocks))]
         marks = versions.marks.cpu()
-        self.keys = [[bytes(row[of_block].view(torch.uint8).tolist()) for of_block in units] for row in marks]
+        self.keys = [
+            [bytes(row[of_block].view(torch.uint8).tolist()) for of_block in units] for row in marks
+        ]
 
     def logits(self, images: Tensor) -> list[Tensor]:
         """Per mask, (B, C)."""
@@ -197,10 +243,14 @@ class _Tree:
     def _fork(self, block: int, x: Tensor, branches: list[list[int]]) -> None:
         with contextlib.ExitStack() as stack:
             for seam in [seam for at, seam in self.seams if at == block]:
-                stack.enter_context(mock.patch.object(seam.attention, "forward", _Remembering(seam)))
+                stack.enter_context(
+                    mock.patch.object(seam.attention, "forward", _Remembering(seam))
+                )
             free = torch.cuda.mem_get_info(x.device)[0] if x.is_cuda else None
             sizes = x.numel(), self.attended(block, x), x.element_size()
-            for groups in self._beside(branches, self.widest or most_beside(x.device.type, len(x), *sizes, free)):
+            for groups in self._beside(
+                branches, self.widest or most_beside(x.device.type, len(x), *sizes, free)
+            ):
                 masks = [group[0] for group in groups]
                 y = self._run(block, _copies(x, len(masks)), masks)
                 if len(groups) == 1:
@@ -208,13 +258,19 @@ class _Tree:
                     continue
                 for number in range(block + 1, len(self.segments.blocks)):
                     y = self._run(number, y, masks)
-                self.outputs.update(zip(masks, self.segments.tail(y).chunk(len(masks)), strict=True))
+                self.outputs.update(
+                    zip(masks, self.segments.tail(y).chunk(len(masks)), strict=True)
+                )
 
     def attended(self, block: int, x: Tensor) -> int:
         """Count the attention weights of a batch ``x`` in the widest site from ``block`` on."""
         tokens, sites = x[..., 0].numel(), self.gates.layout.of("head").sites
-        keys = [math.prod(site.windows.size) if site.windows else tokens // len(x) for site in sites]
-        counts = [site.num_heads * of for site, of in zip(sites, keys, strict=True) if site.block >= block]
+        keys = [
+            math.prod(site.windows.size) if site.windows else tokens // len(x) for site in sites
+        ]
+        counts = [
+            site.num_heads * of for site, of in zip(sites, keys, strict=True) if site.block >= block
+        ]
         return tokens * max(counts, default=0)
 
     def _beside(self, branches: list[list[int]], widest: int) -> Iterator[list[list[int]]]:
@@ -252,10 +308,13 @@ class _Remembering:
         self.heads = args[0]
 
 
-def most_beside(device: str, images: int, numbers: int, attended: int, size: int, free: int | None) -> int:
+def most_beside(
+    device: str, images: int, numbers: int, attended: int, size: int, free: int | None
+) -> int:
     """Largest number of copies of a batch side by side: enough to keep a kind of device busy, and to fit.
 
-    numbers: that enter a block. attended: attention weights of one layer, held twice, before and after the softmax.
+    numbers: that enter a block. attended: attention weights of one layer, held twice, before and
+    after the softmax.
     size: bytes of each. free: bytes, of which half may be used; None for no limit.
     """
     busy = _BUSY.get(device, 1) // max(1, images)

@@ -18,11 +18,16 @@ def inspecting(model: nn.Module, gradients: bool) -> Iterator[None]:
     """
     gates = find_gates(model)
     with (
-        contextlib.nullcontext() if gates is None else gates.lock,  # modes, taps and gates: one thread at a time
-        # Lightning evaluates in inference mode, whose tensors cannot enter a graph: leave it, and copy the input
+        contextlib.nullcontext()
+        if gates is None
+        else gates.lock,  # modes, taps and gates: one thread at a time
+        # Lightning evaluates in inference mode, whose tensors cannot enter a graph: leave it, and
+        # copy the input
         torch.inference_mode(False),
         torch.set_grad_enabled(gradients),
-        torch.compiler.set_stance("force_eager"),  # a hook added to a compiled model is silently ignored
+        torch.compiler.set_stance(
+            "force_eager"
+        ),  # a hook added to a compiled model is silently ignored
         # gates' values are no part of a bare backbone
         _frozen_eval(model, [*model.parameters(), *(() if gates is None else gates.parameters())]),
     ):
@@ -30,7 +35,10 @@ def inspecting(model: nn.Module, gradients: bool) -> Iterator[None]:
 
 
 def moved(model: nn.Module, device: torch.device) -> nn.Module:
-    """Move ``model`` to ``device``. It can be differentiated, also if moved in inference mode (as in a test)."""
+    """Move ``model`` to ``device``.
+
+    It can be differentiated, also if moved in inference mode (as in a test).
+    """
     with torch.inference_mode(False):
         return model.to(device)
 

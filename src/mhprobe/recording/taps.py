@@ -1,7 +1,7 @@
 """Taps: hooks that record the tensors at a model's seams and blocks in one forward pass, and their gradients.
 
-A head's output is read before its gate, the slope after it, so that a masked head still has one. A graph begins at the
-first tap that needs it, because weights are frozen.
+A head's output is read before its gate, the slope after it, so that a masked head still has one. A
+graph begins at the first tap that needs it, because weights are frozen.
 
 Shapes: rows are images (or images x windows, image-major).
 """
@@ -25,9 +25,10 @@ Args = tuple[Tensor, ...]
 class Taps(contextlib.ExitStack):
     """``with Taps(model, layout, needs) as taps: model(images)``.
 
-    heads: per site (rows, T, H * D), before the gate. attn: per site (rows, H, queries, keys). stream: per block.
-    Raises UserError if ``needs`` asks for attention weights or a residual stream that the model does not have, and in a
-    wrapper that does not run its backbone once, on the whole batch.
+    heads: per site (rows, T, H * D), before the gate. attn: per site (rows, H, queries, keys).
+    stream: per block. Raises UserError if ``needs`` asks for attention weights or a residual stream
+    that the model does not have, and in a wrapper that does not run its backbone once, on the whole
+    batch.
     """
 
     def __init__(self, model: nn.Module, layout: HeadLayout, needs: Collection[str]) -> None:
@@ -38,13 +39,18 @@ class Taps(contextlib.ExitStack):
         self.needs = frozenset(needs) | ({"stream"} if "direct" in needs else set())
         if "stream" in self.needs and not layout.blocks:
             raise UserError(
-                f"{type(self.backbone).__name__}: its residual stream cannot be recorded, for mhprobe does not know "
+                f"{type(self.backbone).__name__}: its residual stream cannot be recorded, for "
+                "mhprobe does not know "
                 f"its blocks. Measures of heads work."
             )
         self.heads: list[Tensor] = [torch.empty(0)] * len(layout.sites)
         self._gated = list(self.heads)
-        self.attn = self.heads[: len(layout.of("head").sites)] if self.needs & {"attn", "attn_grad"} else []
-        self._stream: list[dict[str, Tensor]] = [{} for _ in layout.blocks] if "stream" in self.needs else []
+        self.attn = (
+            self.heads[: len(layout.of("head").sites)] if self.needs & {"attn", "attn_grad"} else []
+        )
+        self._stream: list[dict[str, Tensor]] = (
+            [{} for _ in layout.blocks] if "stream" in self.needs else []
+        )
 
     def __enter__(self) -> "Taps":
         super().__enter__()
@@ -62,8 +68,13 @@ class Taps(contextlib.ExitStack):
     def stream(self) -> tuple[Stream, ...] | None:
         return tuple(Stream(**places) for places in self._stream) if self._stream else None
 
-    def slopes(self, of: Tensor, again: bool = False) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None]:
-        """Slopes of the scalar ``of`` along gated heads, and along attention or None. again: keep the graph."""
+    def slopes(
+        self, of: Tensor, again: bool = False
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None]:
+        """Slopes of the scalar ``of`` along gated heads, and along attention or None.
+
+        again: keep the graph.
+        """
         along = [*self._gated, *self.attn] if "attn_grad" in self.needs else self._gated
         gradients = slopes_along(of, along, again)
         return gradients[: len(self._gated)], gradients[len(self._gated) :] or None
@@ -76,13 +87,22 @@ class Taps(contextlib.ExitStack):
             self.enter_context(seam.point.register_forward_pre_hook(before, prepend=True))
             self.enter_context(seam.point.register_forward_pre_hook(after))
             if self.attn and site.kind == "head":
-                self.enter_context(seam.watched(bind(_keeps, self.attn, number, "attn_grad" in self.needs)))
+                self.enter_context(
+                    seam.watched(bind(_keeps, self.attn, number, "attn_grad" in self.needs))
+                )
 
     def _tap_blocks(self) -> None:
         for block, places in zip(self.layout.blocks, self._stream, strict=False):
-            module, middle = self.backbone.get_submodule(block.name), self.backbone.get_submodule(block.middle)
-            self.enter_context(module.register_forward_pre_hook(functools.partial(_enters, places, "before")))
-            self.enter_context(middle.register_forward_pre_hook(functools.partial(_enters, places, "middle")))
+            module, middle = (
+                self.backbone.get_submodule(block.name),
+                self.backbone.get_submodule(block.middle),
+            )
+            self.enter_context(
+                module.register_forward_pre_hook(functools.partial(_enters, places, "before"))
+            )
+            self.enter_context(
+                middle.register_forward_pre_hook(functools.partial(_enters, places, "middle"))
+            )
             self.enter_context(module.register_forward_hook(functools.partial(_leaves, places)))
 
     def _enters_model(self, module: nn.Module, args: Args) -> None:
@@ -91,13 +111,16 @@ class Taps(contextlib.ExitStack):
         self.batch = self.batch or count
         if count != self.batch:
             raise self._several(f"on {count} images for a batch of {self.batch}")
-        if module is self.backbone and images is not None and images.dim() == 4:  # a wrapper may have resized them
+        if (
+            module is self.backbone and images is not None and images.dim() == 4
+        ):  # a wrapper may have resized them
             for site in self.layout.sites:
                 site.refuse_other_form(images.shape[2:], "record")
 
     def _several(self, runs: str) -> UserError:
         return UserError(
-            f"record: {type(self.model).__name__} runs its backbone {runs}, expected one run on the batch as it is, "
+            f"record: {type(self.model).__name__} runs its backbone {runs}, expected one run on "
+            "the batch as it is, "
             f"because it is unclear which run to look at. Give the backbone itself."
         )
 
@@ -112,7 +135,9 @@ def _enters(places: dict[str, Tensor], place: str, _module: nn.Module, args: Arg
 
 
 def _leaves(places: dict[str, Tensor], _module: nn.Module, _args: Args, out: Any) -> None:
-    output = out[0] if isinstance(out, tuple) else out  # Hugging Face's may give back their weights beside it
+    output = (
+        out[0] if isinstance(out, tuple) else out
+    )  # Hugging Face's may give back their weights beside it
     places["after"] = output.detach().flatten(1, -2)
 
 

@@ -12,11 +12,19 @@ from mhprobe.report.runs.run import expand, read_runs
 @one_line()
 def main() -> None:
     """Print the path of the page."""
-    parser = argparse.ArgumentParser(prog="python -m mhprobe.report", description=__doc__.partition(": ")[2])
-    parser.add_argument("folder", metavar="FOLDER", type=Path, help="the folder of a finished run, or of a sweep")
+    parser = argparse.ArgumentParser(
+        prog="python -m mhprobe.report", description=__doc__.partition(": ")[2]
+    )
+    parser.add_argument(
+        "folder", metavar="FOLDER", type=Path, help="the folder of a finished run, or of a sweep"
+    )
     folder = parser.parse_args().folder
     runs = expand([folder])
-    print(write_report(*runs) if len(runs) == 1 else write_comparison(read_runs(runs), folder / "report.html"))
+    print(
+        write_report(*runs)
+        if len(runs) == 1
+        else write_comparison(read_runs(runs), folder / "report.html")
+    )
 
 
 if __name__ == "__main__":

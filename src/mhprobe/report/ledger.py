@@ -35,20 +35,36 @@ class Entry(_Plain):
     about: Text = Field("", description="what was measured, a sentence")
     label: Text = Field("", description="what its values are, with their unit")
     unit: Text = Field("", description="of its values; empty for a share, a correlation, a count")
-    larger: Text = Field("", description='what a larger value means; "nothing: ..." where it means nothing')
-    alike: Extreme | None = Field(None, description="of pairs: which value the two have that are most alike")
+    larger: Text = Field(
+        "", description='what a larger value means; "nothing: ..." where it means nothing'
+    )
+    alike: Extreme | None = Field(
+        None, description="of pairs: which value the two have that are most alike"
+    )
     columns: dict[str, Text] = Field({}, description="what further columns of the table are")
-    interval: Annotated[list[Text], Field(max_length=2)] = Field([], description="columns: the ends of 95 % intervals")
+    interval: Annotated[list[Text], Field(max_length=2)] = Field(
+        [], description="columns: the ends of 95 % intervals"
+    )
     chance: Text = Field("", description="the column that says what chance gives")
-    control: Text = Field("", description="the column that says what a freshly initialised network gives")
-    roles: dict[str, Role] = Field({}, description="further columns that are no values: what they are")
-    decides: Decision | None = Field(None, description="heads with kept = 0 were removed, or their gates are closed")
-    masks: bool = Field(False, description="the value is what masking the head alone does to the loss")
+    control: Text = Field(
+        "", description="the column that says what a freshly initialised network gives"
+    )
+    roles: dict[str, Role] = Field(
+        {}, description="further columns that are no values: what they are"
+    )
+    decides: Decision | None = Field(
+        None, description="heads with kept = 0 were removed, or their gates are closed"
+    )
+    masks: bool = Field(
+        False, description="the value is what masking the head alone does to the loss"
+    )
     split: Text = Field("", description="the images that it is of")
     images: int | None = Field(None, ge=0, description="how many of them")
     during: Text = Field("", description="the point of a training that it is of; empty for the end")
     part_of: Text = Field("", description="the result or the figure of a paper that it belongs to")
-    control_of: Text = Field("", description="the result whose control, of a freshly initialised network, it is")
+    control_of: Text = Field(
+        "", description="the result whose control, of a freshly initialised network, it is"
+    )
     drawn: Text = Field("", description="the kind of figure")
     caption: Text = Field("", description="how to read the figure, and what chance would give")
     metrics: list[Text] = Field([], description="its numbers in metrics.json")
@@ -58,7 +74,11 @@ class Entry(_Plain):
     @property
     def reading(self) -> str:
         """Return how to read it: label, direction and caption."""
-        words = (self.label and f"{self.label}.", self.larger and f"Larger means: {self.larger}.", self.caption)
+        words = (
+            self.label and f"{self.label}.",
+            self.larger and f"Larger means: {self.larger}.",
+            self.caption,
+        )
         return " ".join(filter(None, words))
 
 
@@ -66,20 +86,34 @@ class Ledger(_Plain):
     """Every result of a run, in the order in which they were written first."""
 
     version: Literal[2]
-    of: Annotated[dict[Text, Text], Field(description="names of the network and the images, by their digests")] = {}
-    results: Annotated[dict[Annotated[str, Field(max_length=300)], Entry], Field(max_length=20_000)] = {}
+    of: Annotated[
+        dict[Text, Text], Field(description="names of the network and the images, by their digests")
+    ] = {}
+    results: Annotated[
+        dict[Annotated[str, Field(max_length=300)], Entry], Field(max_length=20_000)
+    ] = {}
 
 
 def entry(name: str, result: Result) -> Entry:
-    """Return the entry of a result whose files are called ``name``. of: as the report has filled it in."""
+    """Return the entry of a result whose files are called ``name``.
+
+    of: as the report has filled it in.
+    """
     table, figure, of = result.table, result.figure, result.of
     beside = {} if table is None else roles(table)
     # of several that of the value itself: "low" rather than "delta_low"
-    first = {role: column for column, role in sorted(reversed(beside.items()), key=lambda item: "_" not in item[0])}
+    first = {
+        role: column
+        for column, role in sorted(reversed(beside.items()), key=lambda item: "_" not in item[0])
+    }
     main = {role: first.get(role, "") for role in ("low", "high", "chance", "control")}
     same = {key: getattr(result, key) for key in Result._fields if key in Entry.model_fields}
     fields = dict(
-        kind="figure" if table is None and figure is not None else "metrics" if table is None else table.kind,
+        kind="figure"
+        if table is None and figure is not None
+        else "metrics"
+        if table is None
+        else table.kind,
         title=name.replace("_", " "),
         columns=dict(result.columns),
         interval=[end for end in (main["low"], main["high"]) if end],
@@ -98,5 +132,9 @@ def entry(name: str, result: Result) -> Entry:
 
 def roles(table: Table) -> dict[str, Any]:
     """Return the columns of a table that are no values, with what they are; {} if data have named its columns."""
-    matches = {} if table.kind.endswith("_along") else {name: COLUMNS.fullmatch(name) for name in table.columns}
+    matches = (
+        {}
+        if table.kind.endswith("_along")
+        else {name: COLUMNS.fullmatch(name) for name in table.columns}
+    )
     return {name: match.lastgroup for name, match in matches.items() if match}

@@ -54,28 +54,46 @@ def of_measure(
 ) -> dict[str, Result]:
     """Return all results of a measure by their names, which begin with ``name`` and stop with ``end``.
 
-    ``name`` is the measure's table and figure, ``<name>_<column>`` a table of columns with one more axis,
-    ``<name>_blocks`` pairs of heads summed up per pair of blocks, ``<name>_<kind>`` a further figure.
-    columns: "value" first. control: the same columns of a freshly initialised network, for the column "random_init",
-    the figures, and tables ``<name>_random_init``. label: in place of the measure's. during: as in ``Result``. drawn:
-    kinds of figures by the end of their names, in place of the measure's own. options: of figures, by kind.
+    ``name`` is the measure's table and figure, ``<name>_<column>`` a table of columns with one more
+    axis, ``<name>_blocks`` pairs of heads summed up per pair of blocks, ``<name>_<kind>`` a further
+    figure.
+    columns: "value" first. control: the same columns of a freshly initialised network, for the
+    column "random_init", the figures, and tables ``<name>_random_init``. label: in place of the
+    measure's. during: as in ``Result``. drawn: kinds of figures by the end of their names, in place
+    of the measure's own. options: of figures, by kind.
     """
     label = label or measure.label
     shown = dict(columns) if control is None else {**columns, TWIN: control["value"]}
     results = {
-        f"{name}{part}{end}": _described(measure, label, Result(table, part_of=part and name, during=during), part)
+        f"{name}{part}{end}": _described(
+            measure, label, Result(table, part_of=part and name, during=during), part
+        )
         for part, table in tables.of_measure(layout, measure.kind, shown, measure.axes).items()
     }
-    heads, of_heads, of_twin = layout.of("head"), _of_heads(shown, layout), control and _of_heads(control, layout)
-    for part, kind in ({"": measure.kind, **{f"_{k}": k for k in measure.also}} if drawn is None else drawn).items():
-        figure = twins.draw(kind, heads, of_heads, label, measure.axes, of_twin, **(options or {}).get(kind, {}))
+    heads, of_heads, of_twin = (
+        layout.of("head"),
+        _of_heads(shown, layout),
+        control and _of_heads(control, layout),
+    )
+    for part, kind in (
+        {"": measure.kind, **{f"_{k}": k for k in measure.also}} if drawn is None else drawn
+    ).items():
+        figure = twins.draw(
+            kind, heads, of_heads, label, measure.axes, of_twin, **(options or {}).get(kind, {})
+        )
         key = f"{name}{part}{end}"
         # a column may be called as its figure is
-        table = results.get(key) or _described(measure, label, Result(part_of=name if part else "", during=during))
+        table = results.get(key) or _described(
+            measure, label, Result(part_of=name if part else "", during=during)
+        )
         results[key] = table._replace(figure=figure, drawn=kind)
     if control is not None:
-        for part, table_of_twin in tables.of_measure(layout, measure.kind, control, measure.axes).items():
-            twin = Result(table_of_twin, part_of=name, during=during, control_of=f"{name}{part}{end}")
+        for part, table_of_twin in tables.of_measure(
+            layout, measure.kind, control, measure.axes
+        ).items():
+            twin = Result(
+                table_of_twin, part_of=name, during=during, control_of=f"{name}{part}{end}"
+            )
             results[f"{name}{part}_{TWIN}{end}"] = _described(measure, label, twin, part)
     return results
 
@@ -83,16 +101,25 @@ def of_measure(
 def _of_heads(columns: Mapping[str, Tensor], layout: HeadLayout) -> Mapping[str, Tensor]:
     """Remove the numbers of neurons, which figures leave out."""
     count, heads = layout.num_heads, layout.of("head").num_heads
-    return {name: values[:heads] if values.shape[:1] == (count,) else values for name, values in columns.items()}
+    return {
+        name: values[:heads] if values.shape[:1] == (count,) else values
+        for name, values in columns.items()
+    }
 
 
 def _described(measure: Described, label: str, result: Result, part: str = "") -> Result:
     """Add the measure's facts; to a table of another column, with one more axis, only what holds of it, too."""
     result = result._replace(about=measure.about, of=None if measure.of_images else Sample())
     if result.table is not None and result.table.kind.endswith("_along"):
-        larger = "nothing: a small p shows an effect" if part.endswith("_p_holm") else "more: see the measure's help"
+        larger = (
+            "nothing: a small p shows an effect"
+            if part.endswith("_p_holm")
+            else "more: see the measure's help"
+        )
         return result.saying(part[1:].replace("_", " "), larger)
-    result = result._replace(alike=measure.alike if measure.kind == "pairwise" else None, masks=measure.masks)
+    result = result._replace(
+        alike=measure.alike if measure.kind == "pairwise" else None, masks=measure.masks
+    )
     return result.saying(label, measure.larger, measure.unit if label == measure.label else "")
 
 
@@ -109,17 +136,45 @@ def agreement_of(values: Mapping[str, Tensor], control: Mapping[str, Tensor], k:
     if len(values) < 2:
         return Result()
     ranking = agreement(values, k)
-    other = agreement({name: control[name] for name in ranking.names}, k) if set(values) <= set(control) else None
-    columns = ["measure_a", "measure_b", "spearman", "spearman_low", "spearman_high", "overlap", "chance", "k"]
+    other = (
+        agreement({name: control[name] for name in ranking.names}, k)
+        if set(values) <= set(control)
+        else None
+    )
+    columns = [
+        "measure_a",
+        "measure_b",
+        "spearman",
+        "spearman_low",
+        "spearman_high",
+        "overlap",
+        "chance",
+        "k",
+    ]
     columns += ["spearman_random_init", "overlap_random_init"] if other is not None else []
     rows = []
     for i, a in enumerate(ranking.names):
         for j, b in enumerate(ranking.names[:i]):
-            matrices = [ranking.spearman, ranking.low, ranking.high, ranking.overlap, ranking.chance]
+            matrices = [
+                ranking.spearman,
+                ranking.low,
+                ranking.high,
+                ranking.overlap,
+                ranking.chance,
+            ]
             row = [b, a, *(matrix[i, j].item() for matrix in matrices), ranking.k]
-            rows.append(row + ([] if other is None else [other.spearman[i, j].item(), other.overlap[i, j].item()]))
+            rows.append(
+                row
+                + (
+                    []
+                    if other is None
+                    else [other.spearman[i, j].item(), other.overlap[i, j].item()]
+                )
+            )
     about = "rank correlation of two measures over heads", "they rank the heads more alike"
-    return Result(Table(columns, rows), runs.agreement(ranking, other), drawn="agreement").saying(*about)
+    return Result(Table(columns, rows), runs.agreement(ranking, other), drawn="agreement").saying(
+        *about
+    )
 
 
 def two_data_sets(
@@ -129,13 +184,22 @@ def two_data_sets(
     panels = [(name, a[name], b[name], pearson(a[name], b[name])) for name in a if name in b]
     if not panels:
         return Result()
-    rows = [[name, r.r, r.low, r.high, spearman(*with_both(x, y)), r.heads] for name, x, y, r in panels]
+    rows = [
+        [name, r.r, r.low, r.high, spearman(*with_both(x, y)), r.heads] for name, x, y, r in panels
+    ]
     table = Table(["measure", "pearson", "low", "high", "spearman", "heads"], rows)
-    about = "correlation over heads of a measure on two data sets", "the data sets agree more about the heads"
-    return Result(table, runs.scatter(layout, panels, first, second), drawn="scatter").saying(*about)
+    about = (
+        "correlation over heads of a measure on two data sets",
+        "the data sets agree more about the heads",
+    )
+    return Result(table, runs.scatter(layout, panels, first, second), drawn="scatter").saying(
+        *about
+    )
 
 
-def history(layout: HeadLayout, label: str, points: Sequence[Point], drawn: bool, larger: str = "") -> Result:
+def history(
+    layout: HeadLayout, label: str, points: Sequence[Point], drawn: bool, larger: str = ""
+) -> Result:
     """Return a measure along training: a row per point and head, and if ``drawn`` the figure."""
     heads = tables.per_head(layout, {})
     rows = [
@@ -143,7 +207,9 @@ def history(layout: HeadLayout, label: str, points: Sequence[Point], drawn: bool
         for point in points
         for head, value in zip(heads.rows, point.values, strict=True)
     ]
-    result = Result(Table(["epoch", "step", *heads.columns, "value"], rows, "history")).saying(label, larger)
+    result = Result(Table(["epoch", "step", *heads.columns, "value"], rows, "history")).saying(
+        label, larger
+    )
     if not drawn:
         return result
     values = torch.tensor([point.values for point in points], dtype=torch.float64)
@@ -152,9 +218,16 @@ def history(layout: HeadLayout, label: str, points: Sequence[Point], drawn: bool
 
 
 def of_curves(
-    curves: Sequence[Curve], totals: Sequence[Totals], layout: HeadLayout, chance: float | None, over: Over = "heads"
+    curves: Sequence[Curve],
+    totals: Sequence[Totals],
+    layout: HeadLayout,
+    chance: float | None,
+    over: Over = "heads",
 ) -> dict[str, Result]:
-    """Return all results of masking curves. totals: one per curve and split. chance: accuracy of guessing, if any."""
+    """Return all results of masking curves.
+
+    totals: one per curve and split. chance: accuracy of guessing, if any.
+    """
     results = {}
     if curves:
         units = " and ".join(f"{kind}s" for kind in KINDS if kind in layout.kinds)
@@ -166,11 +239,15 @@ def of_curves(
         results["masking_curves"] = drawn.saying(scored.right, "the masked heads are needed less")
         if scored.lost:
             drawn = Result(figure=masking.distances(curves, layout.num_heads), drawn="distances")
-            results["masking_distances"] = drawn.saying(scored.lost, "the masked heads are needed more")
+            results["masking_distances"] = drawn.saying(
+                scored.lost, "the masked heads are needed more"
+            )
     if totals:
         of = Sample(split=" and ".join(dict.fromkeys(row.split for row in totals)))
         whole = Result(tables.totals(totals), metrics=summary(totals), of=of)
-        results["masking_totals"] = whole.saying("heads that can go", "the order spares what the network needs")
+        results["masking_totals"] = whole.saying(
+            "heads that can go", "the order spares what the network needs"
+        )
     return results
 
 
@@ -178,24 +255,38 @@ def of_masked_heads(heads: Sequence[MaskedHead], question: RedundantOrInert) -> 
     """Return a table of redundant and inert heads, and a figure per similarity."""
     if not heads:
         return {}
-    about = "likeness to a kept head, from chance (0) to identity (1)", "a kept head does more of the same"
+    about = (
+        "likeness to a kept head, from chance (0) to identity (1)",
+        "a kept head does more of the same",
+    )
     results = {"maskable_heads": Result(tables.masked_heads(heads)).saying(*about)}
     for name in heads[0].likeness:
-        drawn = Result(figure=masking.maskable(heads, name, question.inert), drawn="maskable", part_of="maskable_heads")
+        drawn = Result(
+            figure=masking.maskable(heads, name, question.inert),
+            drawn="maskable",
+            part_of="maskable_heads",
+        )
         results[f"maskable_heads_{name}"] = drawn.saying(*about)
     return results
 
 
 def answer(
-    totals: Sequence[Totals], heads: Sequence[MaskedHead], curves: Sequence[Curve] = (), chance: float | None = None
+    totals: Sequence[Totals],
+    heads: Sequence[MaskedHead],
+    curves: Sequence[Curve] = (),
+    chance: float | None = None,
 ) -> list[str]:
     """Return a line per tested curve: the number of heads that could go, and their verdicts.
 
-    curves, chance: for one line instead if the unmasked model does not differ significantly from guessing.
+    curves, chance: for one line instead if the unmasked model does not differ significantly from
+    guessing.
     """
     whole = [curve for curve in curves if curve.split == "test" and curve.step[0] == 0]
     if chance is not None and any(float(curve.points.low[0]) <= chance for curve in whole):
-        return [f"the whole network is not told apart from guessing ({chance:.1%}): no curve says which heads can go"]
+        return [
+            f"the whole network is not told apart from guessing ({chance:.1%}): no curve says "
+            "which heads can go"
+        ]
     lines = []
     for row in totals:
         if row.heads_before_worse is None:
@@ -204,13 +295,19 @@ def answer(
         if row.heads_before_worse == 0:
             line = f"{row.curve} on {row.split}: already its first step makes {row.of} significantly lower"
         masked = [head for head in heads if (head.curve, head.split) == (row.curve, row.split)]
-        verdicts = [head.verdict.replace("neither", "for no known reason") for head in masked if head.phase == "before"]
+        verdicts = [
+            head.verdict.replace("neither", "for no known reason")
+            for head in masked
+            if head.phase == "before"
+        ]
         if verdicts:
             counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts)]
             others, p = [head for head in masked if head.phase != "before"], control(masked)
             beside = (
-                f"; of {len(others)} needed heads {sum(head.alike for head in others)} resemble a kept head more than "
-                f"chance; heads that can go resemble kept heads {'more' if p < 0.05 else 'no more'} than needed ones, "
+                f"; of {len(others)} needed heads {sum(head.alike for head in others)} resemble a "
+                "kept head more than "
+                "chance; heads that can go resemble kept heads "
+                f"{'more' if p < 0.05 else 'no more'} than needed ones, "
                 f"p = {p:.2g}"
             )
             line += f" ({', '.join(counts)}{'' if math.isnan(p) else beside})"

@@ -5,8 +5,8 @@ mhprobe.plot.pairs(found["cka"])
 mhprobe.plot.maps(images, mhprobe.attention(model, images, head=[3, 17], query="class"))
 mhprobe.plot.curve(mhprobe.masking_curve(model, loader))
 
-Each takes style="paper": as wide as one column of a printed page or two, no text below six points, 300 dots per inch.
-``figure.savefig("heads.pdf", bbox_inches="tight")`` keeps that width.
+Each takes style="paper": as wide as one column of a printed page or two, no text below six points,
+300 dots per inch. ``figure.savefig("heads.pdf", bbox_inches="tight")`` keeps that width.
 """
 
 from typing import Any, Literal
@@ -27,19 +27,27 @@ from mhprobe.report.values import Values
 Style = Literal["screen", "paper"]
 
 
-def heads(values: Tensor, layout: HeadLayout | None = None, label: str = "value", style: Style = "screen") -> Figure:
+def heads(
+    values: Tensor, layout: HeadLayout | None = None, label: str = "value", style: Style = "screen"
+) -> Figure:
     """Draw a square per head, blocks from input to output, with intervals and references of the values.
 
-    values: of ``mhprobe.measure``, or (A,) numbers with their layout. Raises UserError for another shape, or without
-    a layout.
+    values: of ``mhprobe.measure``, or (A,) numbers with their layout. Raises UserError for another
+    shape, or without a layout.
     """
     if isinstance(values, Values):
         if values.kind != "per_head":
-            raise UserError(f"plot.heads: {values.name} compares heads or layers; draw it with plot.pairs.")
+            raise UserError(
+                f"plot.heads: {values.name} compares heads or layers; draw it with plot.pairs."
+            )
         return _styled(per_head(values.heads, values.columns, values.label), style)
     if layout is None or values.shape != (layout.num_heads,):
-        expected = "the layout they belong to" if layout is None else f"({layout.num_heads},) numbers"
-        raise UserError(f"plot.heads: expected {expected}, got {tuple(values.shape)}; give layout=gates.layout.")
+        expected = (
+            "the layout they belong to" if layout is None else f"({layout.num_heads},) numbers"
+        )
+        raise UserError(
+            f"plot.heads: expected {expected}, got {tuple(values.shape)}; give layout=gates.layout."
+        )
     return _styled(per_head(layout, {"value": values.detach().cpu()}, label), style)
 
 
@@ -48,45 +56,72 @@ def pairs(values: Values, style: Style = "screen") -> Figure:
 
     values: of a measure that compares. Raises UserError for one of single heads.
     """
-    draw = {"pairwise": pairwise.draw, "pairwise_layers": pairwise_layers.draw}.get(getattr(values, "kind", ""))
+    draw = {"pairwise": pairwise.draw, "pairwise_layers": pairwise_layers.draw}.get(
+        getattr(values, "kind", "")
+    )
     if draw is None:
-        raise UserError("plot.pairs: expected the values of a measure that compares heads or layers, e.g. CKA.")
+        raise UserError(
+            "plot.pairs: expected the values of a measure that compares heads or layers, e.g. CKA."
+        )
     return _styled(draw(values.heads, values.columns, values.label), style)
 
 
 def curve(rows: Any, chance: float | None = None, style: Style = "screen") -> Figure:
     """Draw accuracy, or agreement, as heads are masked.
 
-    rows: of ``mhprobe.masking_curve``, or a list of them. chance: accuracy of guessing, drawn if a curve comes near it.
-    Raises UserError for other rows.
+    rows: of ``mhprobe.masking_curve``, or a list of them. chance: accuracy of guessing, drawn if a
+    curve comes near it. Raises UserError for other rows.
     """
     results = rows if isinstance(rows, list) and rows and hasattr(rows[0], "curves") else [rows]
     if not all(hasattr(result, "curves") for result in results):
-        raise UserError("plot.curve: expected the result of mhprobe.masking_curve, or a list of results.")
+        raise UserError(
+            "plot.curve: expected the result of mhprobe.masking_curve, or a list of results."
+        )
     curves = [curve for result in results for curve in result.curves]
     return _styled(masking.curves(curves, results[0].layout.num_heads, chance), style)
 
 
 def maps(
-    images: Tensor, seen: Tensor, titles: Any = None, style: Style = "screen", query: tuple[int, int] | None = None
+    images: Tensor,
+    seen: Tensor,
+    titles: Any = None,
+    style: Style = "screen",
+    query: tuple[int, int] | None = None,
 ) -> Figure:
     """Draw a row per image and a column per map over it, with colour bars, the images themselves first.
 
     images: (B, 3, height, width), as the model saw them; each is stretched from black to white.
-    seen: (B, H, rows, columns), from ``mhprobe.attention``. titles: of the H columns. query: (row, column) of the patch
-    that looks, which is framed. Raises UserError for maps of another number of images, and a patch outside the grid.
+    seen: (B, H, rows, columns), from ``mhprobe.attention``. titles: of the H columns. query: (row,
+    column) of the patch that looks, which is framed. Raises UserError for maps of another number of
+    images, and a patch outside the grid.
     """
     if seen.dim() != 4 or len(seen) != len(images):
-        raise UserError(f"plot.maps: expected ({len(images)}, heads, rows, columns) maps, got {tuple(seen.shape)}.")
-    if query is not None and not all(0 <= at < size for at, size in zip(query, seen.shape[2:], strict=True)):
-        raise UserError(f"plot.maps: query: expected a patch of {tuple(seen.shape[2:])}, got {quoted(query)}.")
-    names = [f"map {number}" for number in range(seen.shape[1])] if titles is None else [str(title) for title in titles]
+        raise UserError(
+            f"plot.maps: expected ({len(images)}, heads, rows, columns) maps, got "
+            f"{tuple(seen.shape)}."
+        )
+    if query is not None and not all(
+        0 <= at < size for at, size in zip(query, seen.shape[2:], strict=True)
+    ):
+        raise UserError(
+            f"plot.maps: query: expected a patch of {tuple(seen.shape[2:])}, got {quoted(query)}."
+        )
+    names = (
+        [f"map {number}" for number in range(seen.shape[1])]
+        if titles is None
+        else [str(title) for title in titles]
+    )
     pixels = images.detach().float().cpu()
     low, high = pixels.amin((1, 2, 3), keepdim=True), pixels.amax((1, 2, 3), keepdim=True)
     pictures = (pixels - low) / (high - low).clamp(min=torch.finfo(pixels.dtype).tiny)
-    names = [name + " " * names[:at].count(name) for at, name in enumerate(names)]  # columns are told apart by name
+    names = [
+        name + " " * names[:at].count(name) for at, name in enumerate(names)
+    ]  # columns are told apart by name
     seen_by = seen.detach().float().cpu().unbind(1)
-    columns = {name: Judged(of, label="attention", query=query) for name, of in zip(names, seen_by, strict=True)}
+    columns = {
+        name: Judged(of, label="attention", query=query)
+        for name, of in zip(names, seen_by, strict=True)
+    }
     return _styled(draw_maps(pictures, ["image"] * len(images), columns), style)
 
 

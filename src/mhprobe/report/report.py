@@ -20,9 +20,14 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Dashboard(Protocol):
-    """A logger that also shows results, each with its entry in the ledger. png: its figure, if it has one."""
+    """A logger that also shows results, each with its entry in the ledger.
 
-    def add_result(self, name: str, entry: ledger.Entry, result: Result, png: Path | None) -> None: ...
+    png: its figure, if it has one.
+    """
+
+    def add_result(
+        self, name: str, entry: ledger.Entry, result: Result, png: Path | None
+    ) -> None: ...
 
     def add_metrics(self, metrics: Mapping[str, float]) -> None: ...
 
@@ -32,12 +37,17 @@ class Dashboard(Protocol):
 class Report:
     """Writer of ``tables/*.csv``, ``figures/*.png``, ``.pdf``, ``metrics.json`` and ``results.json`` into ``folder``.
 
-    loggers: Lightning's; a Dashboard gets the results, too. style: "screen", or "paper" for figures that fit columns
-    of a printed page. Methods return the files that they wrote. Raises UserError for a folder that cannot be written.
+    loggers: Lightning's; a Dashboard gets the results, too. style: "screen", or "paper" for figures
+    that fit columns of a printed page. Methods return the files that they wrote. Raises UserError
+    for a folder that cannot be written.
     """
 
     def __init__(
-        self, folder: Path, layout: HeadLayout | None = None, loggers: Iterable[object] = (), style: str = "screen"
+        self,
+        folder: Path,
+        layout: HeadLayout | None = None,
+        loggers: Iterable[object] = (),
+        style: str = "screen",
     ) -> None:
         self.folder, self.style = Path(folder), style
         self._layout = layout
@@ -65,17 +75,24 @@ class Report:
         return self.read(ledger.FILE, ledger.Ledger.model_validate_json) or ledger.Ledger(version=2)
 
     def begin(self, of: dict[str, str], inside: Path | None = None) -> None:
-        """Say what new results are of, {} for not known yet. UserError in the folder of others, or of a stopped run.
+        """Say what new results are of, {} for not known yet.
+
+        UserError in the folder of others, or of a stopped run.
 
         inside: the folder that the user has named, if this one is a part of it.
         """
         there = self.results
         used = there.results or self.metrics or (self.folder / "checkpoints" / "last.ckpt").exists()
         if used and there.of.keys() != of.keys():
-            old, new = (" on ".join(f"{name} (digest {key})" for key, name in ends.items()) for ends in (there.of, of))
+            old, new = (
+                " on ".join(f"{name} (digest {key})" for key, name in ends.items())
+                for ends in (there.of, of)
+            )
             raise UserError(
-                f"results: {inside or self.folder} is that of {old or 'a stopped training or an older mhprobe'}, and "
-                f"results of {new or 'a new training'} would mix with its own. Give another folder, or remove this one."
+                f"results: {inside or self.folder} is that of "
+                f"{old or 'a stopped training or an older mhprobe'}, and "
+                f"results of {new or 'a new training'} would mix with its own. Give another "
+                "folder, or remove this one."
             )
         self.of = of
 
@@ -85,7 +102,9 @@ class Report:
         try:
             return parse(file.read_bytes()) if file.exists() else None
         except (OSError, ValueError) as error:
-            raise UserError(f"results: {file} is damaged. Remove it or name another output folder.") from error
+            raise UserError(
+                f"results: {file} is damaged. Remove it or name another output folder."
+            ) from error
 
     def add(self, results: Mapping[str, Result]) -> list[Path]:
         """Write tables, figures and metrics of results by their names, and their entries in results.json."""
@@ -101,7 +120,9 @@ class Report:
         there = self.results
         if not written and self.of in ({}, there.of):
             return paths
-        book = ledger.Ledger(version=2, of=self.of or there.of, results={**there.results, **written})
+        book = ledger.Ledger(
+            version=2, of=self.of or there.of, results={**there.results, **written}
+        )
         text = book.model_dump_json(indent=1, exclude_defaults=True)
         return [*paths, write(self.folder / ledger.FILE, text.encode())]
 
@@ -112,7 +133,9 @@ class Report:
         if result.figure is not None:
             about = ", ".join(part for part in (self.network, self.data, str(result.of)) if part)
             files = self.folder / "figures" / name
-            paths += (drawn := style.save(result.figure, files, about, self.style == "paper", self.origin))
+            paths += (
+                drawn := style.save(result.figure, files, about, self.style == "paper", self.origin)
+            )
             png = drawn[0]
         for dashboard in self.dashboards:
             dashboard.add_result(name, entry, result, png)
@@ -128,7 +151,12 @@ class Report:
         }
         for dashboard in self.dashboards:
             dashboard.add_metrics(metrics)
-        return [write(self.folder / "metrics.json", (json.dumps(plain, indent=2, sort_keys=True) + "\n").encode())]
+        return [
+            write(
+                self.folder / "metrics.json",
+                (json.dumps(plain, indent=2, sort_keys=True) + "\n").encode(),
+            )
+        ]
 
     def close(self) -> None:
         for dashboard in self.dashboards:

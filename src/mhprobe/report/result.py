@@ -28,15 +28,21 @@ class Sample(NamedTuple):
         """
         if self.words or not self.images:
             return self.words
-        return f"1 {self.split} image" if self.images == 1 else f"n = {self.images:,} {self.split} images"
+        return (
+            f"1 {self.split} image"
+            if self.images == 1
+            else f"n = {self.images:,} {self.split} images"
+        )
 
 
 class Result(NamedTuple):
     """A table, a figure, metrics, and their description.
 
-    curves: for dashboards that draw them themselves. drawn: the kind of figure (report/figures), which has a caption.
-    caption: in place of that one. decides: what happens to heads with 0 in the column "kept". of: its images, if not
-    the report's; ``Sample()`` for none. The others are as in ``ledger.Entry``, which finds roles by columns' names.
+    curves: for dashboards that draw them themselves. drawn: the kind of figure (report/figures),
+    which has a caption.
+    caption: in place of that one. decides: what happens to heads with 0 in the column "kept". of:
+    its images, if not the report's; ``Sample()`` for none. The others are as in ``ledger.Entry``,
+    which finds roles by columns' names.
     """
 
     table: Table | None = None

@@ -1,8 +1,8 @@
 """Comparison of runs: accuracy, masking curves, agreement about heads, and a paired test of every two runs.
 
-Runs whose settings differ only in those of ``over`` (the seed) are a group. A group has the mean over its runs with
-Student's 95 % interval, which predicts another run; the interval over images of a single run predicts other images.
-Two runs on the same images have McNemar's exact test.
+Runs whose settings differ only in those of ``over`` (the seed) are a group. A group has the mean
+over its runs with Student's 95 % interval, which predicts another run; the interval over images of
+a single run predicts other images. Two runs on the same images have McNemar's exact test.
 """
 
 import itertools
@@ -22,7 +22,16 @@ from mhprobe.report.figures.claims import claims_matrix
 from mhprobe.report.figures.pruned import pareto
 from mhprobe.report.report import Result, Sample
 from mhprobe.report.runs import atlas, words
-from mhprobe.report.runs.run import ASIDE, MOST, Run, as_typed, differing, names, settings, typed_apart
+from mhprobe.report.runs.run import (
+    ASIDE,
+    MOST,
+    Run,
+    as_typed,
+    differing,
+    names,
+    settings,
+    typed_apart,
+)
 from mhprobe.report.tables import Table, from_rows
 from mhprobe.stats.agreement import agreement
 from mhprobe.stats.significance import holm, paired, t_interval
@@ -37,7 +46,8 @@ ACCURACY = ("accuracy", "low", "high", "images")
 class One(NamedTuple):
     """A run among others.
 
-    values: of all settings that differ between the runs. group: the name of the runs that differ only in ``over``.
+    values: of all settings that differ between the runs. group: the name of the runs that differ
+    only in ``over``.
     by: up to three settings that distinguish the groups. accuracy: of ``words.accuracy``.
     """
 
@@ -52,15 +62,23 @@ class One(NamedTuple):
 def several(runs: Sequence[Run], over: Sequence[str] = ("seed",)) -> dict[str, Result]:
     """Compare runs: ``runs``, ``groups``, ``grid``, ``paired``, ``curves``, ``agreement``, ``speed``, ``claims``.
 
-    ``prunebench_ranking``: of ``over_networks``. over: settings by the end of their names. Raises UserError for fewer
-    than two runs, and for an ``over`` that no run has set.
+    ``prunebench_ranking``: of ``over_networks``. over: settings by the end of their names. Raises
+    UserError for fewer than two runs, and for an ``over`` that no run has set.
     """
     if len(runs) < 2:
-        raise UserError(f"compare: expected two or more runs, got {len(runs)}. Give their folders, or a sweep's.")
+        raise UserError(
+            f"compare: expected two or more runs, got {len(runs)}. Give their folders, or a "
+            "sweep's."
+        )
     ones = _ones(runs, over)
     groups = from_rows(_groups(ones))
     accuracies = [
-        {"run": one.name, "group": one.group, **one.values, **dict(zip(ACCURACY, one.accuracy, strict=True))}
+        {
+            "run": one.name,
+            "group": one.group,
+            **one.values,
+            **dict(zip(ACCURACY, one.accuracy, strict=True)),
+        }
         for one in ones
         if one.accuracy is not None
     ]
@@ -70,21 +88,41 @@ def several(runs: Sequence[Run], over: Sequence[str] = ("seed",)) -> dict[str, R
     if len(set(networks)) < len(networks):
         networks = [one.name for one in ones]
     tested = pairs([run.outcomes() for run in runs], [one.name for one in ones])
-    of_runs = Result(from_rows(accuracies), figure.runs(accuracies, groups) if accuracies else None, drawn="runs")
-    lines = Result(from_rows(points), figure.run_curves(points) if points else None, drawn="run_curves")
-    ranks = Result(from_rows(alike), figure.run_agreement(alike) if alike else None, drawn="run_agreement")
+    of_runs = Result(
+        from_rows(accuracies), figure.runs(accuracies, groups) if accuracies else None, drawn="runs"
+    )
+    lines = Result(
+        from_rows(points), figure.run_curves(points) if points else None, drawn="run_curves"
+    )
+    ranks = Result(
+        from_rows(alike), figure.run_agreement(alike) if alike else None, drawn="run_agreement"
+    )
     results = {
         "runs": of_runs.saying(*RIGHT),
         "groups": Result(groups).saying(*RIGHT),
         "grid": Result(from_rows(_grid(ones))).saying(*RIGHT),
-        "paired": Result(from_rows(tested)).saying("test accuracy, of run_b less that of run_a", "run_b is better"),
-        "curves": lines.saying("accuracy, or what the column of says", "the masked heads are needed less"),
-        "agreement": ranks.saying("rank correlation over heads", "the runs rank the heads more alike"),
-        "speed": Result(from_rows(timed), pareto(timed) if timed else None, drawn="pareto").saying(*RIGHT),
+        "paired": Result(from_rows(tested)).saying(
+            "test accuracy, of run_b less that of run_a", "run_b is better"
+        ),
+        "curves": lines.saying(
+            "accuracy, or what the column of says", "the masked heads are needed less"
+        ),
+        "agreement": ranks.saying(
+            "rank correlation over heads", "the runs rank the heads more alike"
+        ),
+        "speed": Result(from_rows(timed), pareto(timed) if timed else None, drawn="pareto").saying(
+            *RIGHT
+        ),
         RANKING: over_networks(dict(zip(networks, runs, strict=True))),
-        "claims": matrix({name: run.rows("claims") for name, run in zip(networks, runs, strict=True)}),
+        "claims": matrix(
+            {name: run.rows("claims") for name, run in zip(networks, runs, strict=True)}
+        ),
     }
-    return {name: result for name, result in results.items() if result.table is not None and result.table.rows}
+    return {
+        name: result
+        for name, result in results.items()
+        if result.table is not None and result.table.rows
+    }
 
 
 def lines(results: Mapping[str, Result]) -> list[str]:
@@ -93,7 +131,12 @@ def lines(results: Mapping[str, Result]) -> list[str]:
     groups, tests = tables.get("groups", []), tables.get("paired", [])
     text = []
     for row in groups:
-        runs, low, high, half = row["runs"], row["low"], row["high"], 100 * row["half_width_over_images"]
+        runs, low, high, half = (
+            row["runs"],
+            row["low"],
+            row["high"],
+            100 * row["half_width_over_images"],
+        )
         over = f", 95 % over {runs} runs {100 * low:.2f} to {100 * high:.2f}" if runs > 1 else ""
         mean = f"test accuracy {100 * row['accuracy']:.2f} %"
         text.append(f"{row['group']}: {mean}{over}, over images of a run +- {half:.2f}")
@@ -141,27 +184,43 @@ def about(runs: Sequence[Run]) -> tuple[str, Sample]:
 
 def _ones(runs: Sequence[Run], over: Sequence[str]) -> list[One]:
     """Name and group the runs. Raises UserError for an ``over`` that no run has set."""
-    keys = {part for run in runs for key in settings(run) for part in (key, key.split(".")[-1])} | {"seed"}
+    keys = {part for run in runs for key in settings(run) for part in (key, key.split(".")[-1])} | {
+        "seed"
+    }
     if unknown := [key for key in over if key not in keys]:
         hint = f"{nearest(unknown[0], keys)}expected one such as {', '.join(sorted(keys)[:3])}."
         raise UserError(f"compare: over: no run has a setting {unknown[0]}; {hint}")
     apart = {key: of for key, of in differing(runs).items() if key.split(".")[0] not in ASIDE}
     values = [{key: of[number] for key, of in apart.items()} for number in range(len(runs))]
     summed = {*over, STEP}
-    groups = [{key: row[key] for key in row if not {key, key.split(".")[-1]} & summed} for row in values]
+    groups = [
+        {key: row[key] for key in row if not {key, key.split(".")[-1]} & summed} for row in values
+    ]
     typed = typed_apart(runs, without=summed)
-    by = typed if any(map(as_typed, typed)) else [dict(list(group.items())[:MOST]) for group in groups]
-    return list(map(One, names(runs), runs, values, _group_names(groups, by), by, map(words.accuracy, runs)))
+    by = (
+        typed
+        if any(map(as_typed, typed))
+        else [dict(list(group.items())[:MOST]) for group in groups]
+    )
+    return list(
+        map(One, names(runs), runs, values, _group_names(groups, by), by, map(words.accuracy, runs))
+    )
 
 
 def _group_names(groups: Sequence[dict[str, str]], by: Sequence[dict[str, str]]) -> list[str]:
     """Name each run's group by the settings that distinguish it; groups that share a name are numbered."""
-    texts = [(as_typed(row) or "as it is") if group else "all runs" for group, row in zip(groups, by, strict=True)]
+    texts = [
+        (as_typed(row) or "as it is") if group else "all runs"
+        for group, row in zip(groups, by, strict=True)
+    ]
     alike: dict[str, list[dict[str, str]]] = {text: [] for text in texts}
     for text, group in zip(texts, groups, strict=True):
         alike[text] += [group] if group not in alike[text] else []
     named = zip(texts, groups, strict=True)
-    return [text if len(alike[text]) == 1 else f"{text} ({alike[text].index(group) + 1})" for text, group in named]
+    return [
+        text if len(alike[text]) == 1 else f"{text} ({alike[text].index(group) + 1})"
+        for text, group in named
+    ]
 
 
 def _groups(ones: Sequence[One]) -> list[dict[str, Any]]:
@@ -172,8 +231,14 @@ def _groups(ones: Sequence[One]) -> list[dict[str, Any]]:
             groups.setdefault(one.group, []).append(one.accuracy)
     return [
         {
-            **{"group": group, "runs": len(accuracies), **_spread([share for share, *_ in accuracies])},
-            "half_width_over_images": statistics.fmean((high - low) / 2 for _, low, high, _ in accuracies),
+            **{
+                "group": group,
+                "runs": len(accuracies),
+                **_spread([share for share, *_ in accuracies]),
+            },
+            "half_width_over_images": statistics.fmean(
+                (high - low) / 2 for _, low, high, _ in accuracies
+            ),
         }
         for group, accuracies in groups.items()
     ]
@@ -193,9 +258,14 @@ def _grid(ones: Sequence[One]) -> list[dict[str, Any]]:
     return [
         {
             **dict(zip(keys, rest, strict=False)),
-            **{f"{keys[-1]}={value}": statistics.fmean(row[value]) if value in row else "" for value in across},
+            **{
+                f"{keys[-1]}={value}": statistics.fmean(row[value]) if value in row else ""
+                for value in across
+            },
         }
-        for rest, row in sorted(shares.items(), key=lambda item: [_in_order(value) for value in item[0]])
+        for rest, row in sorted(
+            shares.items(), key=lambda item: [_in_order(value) for value in item[0]]
+        )
     ]
 
 
@@ -208,7 +278,10 @@ def _in_order(value: str) -> tuple[float, str]:
 
 
 def _curves(ones: Sequence[One]) -> list[dict[str, Any]]:
-    """Return a row per group, curve, split and number of heads masked. of: the score that "accuracy" is."""
+    """Return a row per group, curve, split and number of heads masked.
+
+    of: the score that "accuracy" is.
+    """
     groups = list(dict.fromkeys(one.group for one in ones))
     seen: dict[tuple[int, str, str, float, str], dict[str, tuple[float, float, float]]] = {}
     for one in ones:
@@ -216,14 +289,26 @@ def _curves(ones: Sequence[One]) -> list[dict[str, Any]]:
         of = atlas.scored(one.run)
         for line in atlas.lines(one.run):
             for point in line["points"]:
-                key = (groups.index(one.group), line["curve"], line["split"], float(point["heads_masked"]), of)
+                key = (
+                    groups.index(one.group),
+                    line["curve"],
+                    line["split"],
+                    float(point["heads_masked"]),
+                    of,
+                )
                 seen.setdefault(key, {})[series] = (point["accuracy"], point["low"], point["high"])
     rows = []
     for (group, curve, split, heads, of), points in sorted(seen.items()):
         spread = _spread([accuracy for accuracy, _, _ in points.values()])
         if len(points) == 1:  # what is left is the interval over images
             ((_, spread["low"], spread["high"]),) = points.values()
-        place = {"group": groups[group], "curve": curve, "split": split, "heads_masked": heads, "runs": len(points)}
+        place = {
+            "group": groups[group],
+            "curve": curve,
+            "split": split,
+            "heads_masked": heads,
+            "runs": len(points),
+        }
         rows.append({**place, **spread, "of": of})
     return rows
 
@@ -231,11 +316,24 @@ def _curves(ones: Sequence[One]) -> list[dict[str, Any]]:
 def _timed(one: One) -> dict[str, Any]:
     """Return a row of ``pareto`` of a pruned network whose speed was measured; {} of another run."""
     stages = one.run.rows("stages")
-    mine = {f"speedup_{row['batch']}": row["speedup"] for row in one.run.rows("speed") if row["removed"] == "this mask"}
+    mine = {
+        f"speedup_{row['batch']}": row["speedup"]
+        for row in one.run.rows("speed")
+        if row["removed"] == "this mask"
+    }
     if not stages or not mine:
         return {}
-    (dense, whole), (pruned, left) = ((stages[end]["accuracy"], stages[end]["flops"]) for end in (0, -1))
-    return {"method": one.group, "budget": "", "flops": left / whole, "dense": dense, "pruned": pruned, **mine}
+    (dense, whole), (pruned, left) = (
+        (stages[end]["accuracy"], stages[end]["flops"]) for end in (0, -1)
+    )
+    return {
+        "method": one.group,
+        "budget": "",
+        "flops": left / whole,
+        "dense": dense,
+        "pruned": pruned,
+        **mine,
+    }
 
 
 def _agreement(ones: Sequence[One], k: int = 10) -> list[dict[str, Any]]:
@@ -248,8 +346,13 @@ def _agreement(ones: Sequence[One], k: int = 10) -> list[dict[str, Any]]:
         for key in [key for key in first if key in second]:
             columns = {one.name: words.values(of[key]) for one, of in ((a, first), (b, second))}
             # None, of a head without a value, becomes NaN
-            alike = agreement({name: torch.tensor(np.array(value, float)) for name, value in columns.items()}, k)
-            numbers = {name: getattr(alike, name)[0, 1].item() for name in ("spearman", "overlap", "chance")}
+            alike = agreement(
+                {name: torch.tensor(np.array(value, float)) for name, value in columns.items()}, k
+            )
+            numbers = {
+                name: getattr(alike, name)[0, 1].item()
+                for name in ("spearman", "overlap", "chance")
+            }
             rows.append({"measure": key, "run_a": a.name, "run_b": b.name, **numbers, "k": alike.k})
     return rows
 
@@ -258,17 +361,23 @@ def _spread(shares: Sequence[float]) -> dict[str, Any]:
     """Return mean, deviation and Student's 95 % interval over runs, cut to [0, 1]; "" for one run."""
     if len(shares) < 2:
         return {"accuracy": shares[0], "deviation": "", "low": "", "high": ""}
-    mean, low, high = (end.item() for end in t_interval(torch.tensor(shares, dtype=torch.float64)[:, None]))
-    return {"accuracy": mean, "deviation": statistics.stdev(shares), **{"low": max(0.0, low), "high": min(1.0, high)}}
+    mean, low, high = (
+        end.item() for end in t_interval(torch.tensor(shares, dtype=torch.float64)[:, None])
+    )
+    return {
+        "accuracy": mean,
+        "deviation": statistics.stdev(shares),
+        **{"low": max(0.0, low), "high": min(1.0, high)},
+    }
 
 
 def pairs(outcomes: Sequence[Outcomes | None], names: Sequence[str]) -> list[dict[str, Any]]:
     """Return a row for every two runs, with a paired test if they were tested on the same images.
 
     outcomes: of each run, its correct test images, or None.
-    run_a, run_b: names. difference, low, high: accuracy of b - a with its 95 % interval. lost, won: images that only a,
-    only b gets right. p: exact McNemar; p_holm: over all tested pairs. images: their number. untested: the reason why
-    there is no test, or "".
+    run_a, run_b: names. difference, low, high: accuracy of b - a with its 95 % interval. lost, won:
+    images that only a, only b gets right. p: exact McNemar; p_holm: over all tested pairs. images:
+    their number. untested: the reason why there is no test, or "".
     """
     rows = []
     for (a, first), (b, second) in itertools.combinations(zip(names, outcomes, strict=True), 2):
@@ -291,10 +400,13 @@ def pairs(outcomes: Sequence[Outcomes | None], names: Sequence[str]) -> list[dic
 def sentence(row: Mapping[str, Any]) -> str:
     """Return a row of ``pairs`` as a sentence."""
     if row["untested"]:
-        return f"{row['run_b']} against {row['run_a']}: {row['untested']}, so there is no paired test."
+        return (
+            f"{row['run_b']} against {row['run_a']}: {row['untested']}, so there is no paired test."
+        )
     gap, low, high = (100 * row[name] for name in ("difference", "low", "high"))
     return (
-        f"{row['run_b']} minus {row['run_a']}: {gap:+.1f} points (95 % interval {low:+.1f} to {high:+.1f}), "
+        f"{row['run_b']} minus {row['run_a']}: {gap:+.1f} points (95 % interval {low:+.1f} to "
+        f"{high:+.1f}), "
         f"p = {row['p_holm']:.2g} (McNemar, Holm) on the same {row['images']:,} images."
     )
 
@@ -308,7 +420,9 @@ def by_network(judged: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[s
     says = {claim: row["says"] for rows in claims.values() for claim, row in rows.items()}
     rows = []
     for claim in sorted(says):
-        verdicts = {name: str(of[claim]["verdict"]) if claim in of else "" for name, of in claims.items()}
+        verdicts = {
+            name: str(of[claim]["verdict"]) if claim in of else "" for name, of in claims.items()
+        }
         holds = sum(verdict == "holds" for verdict in verdicts.values())
         rows.append({"claim": claim, "says": says[claim], "holds_in": holds, **verdicts})
     return rows

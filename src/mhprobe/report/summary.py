@@ -25,12 +25,16 @@ def show(folder: Path, console: Console | None = None) -> None:
     console.print()
     for name, place in (("tables and figures", run.folder), ("report", run.folder / "report.html")):
         if place.exists():
-            console.print(f"{name}: [link={place.as_uri()}]{escape(str(place))}[/link]", soft_wrap=True)
+            console.print(
+                f"{name}: [link={place.as_uri()}]{escape(str(place))}[/link]", soft_wrap=True
+            )
 
 
 def _curves(run: Run) -> Table | None:
     """Return a table of the heads that each searched order lets go, on test images and on those that chose it."""
-    chosen_on = {line["curve"]: line["chosen_on"] for line in atlas.lines(run) if not line["averaged"]}
+    chosen_on = {
+        line["curve"]: line["chosen_on"] for line in atlas.lines(run) if not line["averaged"]
+    }
     totals = {(row["curve"], row["split"]): row for row in atlas.totals(run)}
     orders = [name for name, split in chosen_on.items() if (name, split) in totals]
     if not orders or words.guesses(run):
@@ -40,6 +44,12 @@ def _curves(run: Run) -> Table | None:
         table.add_column(column, justify="right", no_wrap=True)
     for name in orders:
         here, test = totals[name, chosen_on[name]], totals.get((name, "test"), {})
-        counts = (test.get("heads_within_1_point"), here.get("heads_within_1_point"), test.get("heads_before_worse"))
-        table.add_row(escape(str(name)), *("-" if count is None else f"{count:g}" for count in counts))
+        counts = (
+            test.get("heads_within_1_point"),
+            here.get("heads_within_1_point"),
+            test.get("heads_before_worse"),
+        )
+        table.add_row(
+            escape(str(name)), *("-" if count is None else f"{count:g}" for count in counts)
+        )
     return table

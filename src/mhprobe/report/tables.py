@@ -1,4 +1,6 @@
-"""Tidy tables: a row per head, per pair of heads, or per point of a masking curve. Numbers read back to the same bits.
+"""Tidy tables: a row per head, per pair of heads, or per point of a masking curve.
+
+Numbers read back to the same bits.
 
 Shapes: A heads of all sites, S sites.
 """
@@ -20,8 +22,28 @@ from mhprobe.masking.parts.trace import Curve, Points, Totals
 from mhprobe.masking.redundant_or_inert import MaskedHead
 
 CURVE_COLUMNS = (
-    *("curve", "split", "step", "heads_masked", "unit", "masked", "accuracy", "loss", "low", "high"),
-    *("difference", "difference_low", "difference_high", "p", "p_holm", "delta", "delta_low", "delta_high"),
+    *(
+        "curve",
+        "split",
+        "step",
+        "heads_masked",
+        "unit",
+        "masked",
+        "accuracy",
+        "loss",
+        "low",
+        "high",
+    ),
+    *(
+        "difference",
+        "difference_low",
+        "difference_high",
+        "p",
+        "p_holm",
+        "delta",
+        "delta_low",
+        "delta_high",
+    ),
     *("spent", "exhaustive", "seed"),
     *("search", "chosen_on", "chosen_by", "rescale", "fill", "score", DIGEST),
 )
@@ -67,17 +89,29 @@ class Table(NamedTuple):
 def per_head(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
     """head (flat index), site, stage, block, index (within the site), then the (A,) and () columns, and layout.
 
-    layout: ``HeadLayout.digest``, which tells models apart. () columns repeat in every row; other shapes are left out.
-    With neurons, ``head`` numbers all units, and ``kind`` follows ``index``.
+    layout: ``HeadLayout.digest``, which tells models apart. () columns repeat in every row; other
+    shapes are left out. With neurons, ``head`` numbers all units, and ``kind`` follows ``index``.
     """
-    facts = {name: values for name, values in columns.items() if values.shape in ((), (layout.num_heads,))}
+    facts = {
+        name: values
+        for name, values in columns.items()
+        if values.shape in ((), (layout.num_heads,))
+    }
     lists = [values.expand(layout.num_heads).tolist() for values in facts.values()]
     names = ["head", "site", "stage", "block", "index", *facts, DIGEST]
     if not layout.kinds <= {"head"}:
         lists.insert(0, [site.kind for _, _, site in layout])
         names.insert(5, "kind")
     rows = [
-        [flat, site.name, site.stage, site.block, head, *(values[flat] for values in lists), layout.digest]
+        [
+            flat,
+            site.name,
+            site.stage,
+            site.block,
+            head,
+            *(values[flat] for values in lists),
+            layout.digest,
+        ]
         for flat, (_, head, site) in enumerate(layout)
     ]
     return Table(names, rows, "per_head")
@@ -85,21 +119,26 @@ def per_head(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
 
 def per_head_along(layout: HeadLayout, values: Tensor, names: Sequence[str]) -> Table:
     """(A, K) values: the head as in ``per_head``, then one column per name along K."""
-    return per_head(layout, dict(zip(names, values.unbind(-1), strict=True)))._replace(kind="per_head_along")
+    return per_head(layout, dict(zip(names, values.unbind(-1), strict=True)))._replace(
+        kind="per_head_along"
+    )
 
 
 def pairwise_along(layout: HeadLayout, values: Tensor, names: Sequence[str]) -> Table:
     """(A, A, K) values: head_a < head_b, a column per name along K, and the places of both; without pairs of NaN."""
     a, b = torch.nonzero((~values.isnan().all(-1)).triu(1), as_tuple=True)
-    rows = [[*heads, *row] for *heads, row in zip(a.tolist(), b.tolist(), values[a, b].tolist(), strict=True)]
+    rows = [
+        [*heads, *row]
+        for *heads, row in zip(a.tolist(), b.tolist(), values[a, b].tolist(), strict=True)
+    ]
     return _placed(layout, Table(["head_a", "head_b", *names], rows, "pairwise_along"))
 
 
 def pairwise(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
     """head_a < head_b, then the (A, A) columns, the (A,) columns of both heads, the () columns, and the heads' places.
 
-    Places are block_a, index_a (within the site), block_b, index_b, and where blocks have several sites their names,
-    site_a and site_b. Pairs with a NaN "value" are left out.
+    Places are block_a, index_a (within the site), block_b, index_b, and where blocks have several
+    sites their names, site_a and site_b. Pairs with a NaN "value" are left out.
     """
     return _placed(layout, _pairs("head", columns)._replace(kind="pairwise"))
 
@@ -110,7 +149,9 @@ def _placed(layout: HeadLayout, table: Table) -> Table:
     names = ["block", "index"] + ["site"] * several
     places = [[site.block, head] + [site.name] * several for _, head, site in layout]
     rows = [[a, b, *more, *places[a], *places[b]] for a, b, *more in table.rows]
-    return table._replace(columns=[*table.columns, *(f"{name}_{end}" for end in "ab" for name in names)], rows=rows)
+    return table._replace(
+        columns=[*table.columns, *(f"{name}_{end}" for end in "ab" for name in names)], rows=rows
+    )
 
 
 def pairwise_layers(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
@@ -118,7 +159,8 @@ def pairwise_layers(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
     table, sites = _pairs("block", columns), layout.sites
     several = len({site.block for site in sites}) < len(sites)
     rows = [
-        [sites[a].block, sites[b].block, *more, *[sites[a].name, sites[b].name] * several] for a, b, *more in table.rows
+        [sites[a].block, sites[b].block, *more, *[sites[a].name, sites[b].name] * several]
+        for a, b, *more in table.rows
     ]
     return Table([*table.columns, *["site_a", "site_b"] * several], rows, "pairwise_layers")
 
@@ -126,7 +168,8 @@ def pairwise_layers(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
 def pairwise_blocks(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
     """block_a, block_b, number of pairs of heads, their least, mean and greatest value, and the mean "null", if any.
 
-    Both orders of a pair count; a head and itself are no pair. Blocks that were not compared are left out.
+    Both orders of a pair count; a head and itself are no pair. Blocks that were not compared are
+    left out.
     """
     value, null = columns["value"].double().clone().fill_diagonal_(torch.nan), columns.get("null")
     block = torch.tensor([site.block for _, _, site in layout])
@@ -136,9 +179,22 @@ def pairwise_blocks(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
         inside = (across | across.mT) & ~value.isnan()
         if inside.any():
             of = value[inside]
-            levels = [of.min(), of.mean(), of.max(), *([] if null is None else [null[inside].double().mean()])]
+            levels = [
+                of.min(),
+                of.mean(),
+                of.max(),
+                *([] if null is None else [null[inside].double().mean()]),
+            ]
             rows.append([a, b, len(of) // 2, *(level.item() for level in levels)])
-    names = ["block_a", "block_b", "pairs", "min", "mean", "max", *([] if null is None else ["null"])]
+    names = [
+        "block_a",
+        "block_b",
+        "pairs",
+        "min",
+        "mean",
+        "max",
+        *([] if null is None else ["null"]),
+    ]
     return Table(names, rows, "pairwise_blocks")
 
 
@@ -153,7 +209,10 @@ def _pairs(noun: str, columns: Mapping[str, Tensor]) -> Table:
             lists[f"{name}_a"], lists[f"{name}_b"] = values[a], values[b]
         elif values.shape == ():
             lists[name] = values.expand(len(a))
-    return Table(list(lists), [list(row) for row in zip(*(values.tolist() for values in lists.values()), strict=True)])
+    return Table(
+        list(lists),
+        [list(row) for row in zip(*(values.tolist() for values in lists.values()), strict=True)],
+    )
 
 
 def of_measure(
@@ -185,20 +244,28 @@ def from_rows(rows: Sequence[Mapping[str, Any]], kind: Kind = "table") -> Table:
 def curve_rows(curves: Sequence[Curve]) -> list[dict[str, Any]]:
     """Return a row per point of every masking curve: of a random one each repeat, then their mean. "" is no value.
 
-    curve, split, step (0 is the unmasked model), heads_masked, unit (added by the step), masked (flat indices).
-    accuracy, low, high: in [0, 1], with Wilson's 95 % interval over images; in rows with seed "mean" Student's over
+    curve, split, step (0 is the unmasked model), heads_masked, unit (added by the step), masked
+    (flat indices).
+    accuracy, low, high: in [0, 1], with Wilson's 95 % interval over images; in rows with seed
+    "mean" Student's over
         repeats, with the mean of ``heads_masked``. loss: mean nats.
-    difference: of the accuracy against the unmasked model on the same images, negative if masking hurts, with its 95 %
-        interval (Newcombe's); p: McNemar's exact test of it; p_holm: after Holm's correction over the steps. Both p are
-        empty on the images that chose the path, where they would be too small; p_holm also if a single step is scored.
-    delta: of the loss, in nats, positive if masking hurts, with its 95 % interval (bootstrap over images). In "mean"
+    difference: of the accuracy against the unmasked model on the same images, negative if masking
+    hurts, with its 95 %
+        interval (Newcombe's); p: McNemar's exact test of it; p_holm: after Holm's correction over
+        the steps. Both p are empty on the images that chose the path, where they would be too
+        small; p_holm also if a single step is scored.
+    delta: of the loss, in nats, positive if masking hurts, with its 95 % interval (bootstrap over
+    images). In "mean"
         rows it and difference have Student's interval over repeats.
-    spent, exhaustive: image-forwards of the search in this step, and of trying every candidate on every image. seed: of
-        a random path. search: method of choosing the steps. chosen_on: split that chose the path; chosen_by: digest of
-        its images, which no guarantee may use again.
-    rescale: 1 if kept heads were multiplied by H / kept. fill: replacement of masked heads. score: a file of
-        mhprobe.scoring, the meaning of "accuracy" (larger is better) and "loss" (smaller is). layout: digest of the
-        model's heads. promised, with a guarantee: 1 at the steps that keep it, else 0.
+    spent, exhaustive: image-forwards of the search in this step, and of trying every candidate on
+    every image. seed: of
+        a random path. search: method of choosing the steps. chosen_on: split that chose the path;
+        chosen_by: digest of its images, which no guarantee may use again.
+    rescale: 1 if kept heads were multiplied by H / kept. fill: replacement of masked heads. score:
+    a file of
+        mhprobe.scoring, the meaning of "accuracy" (larger is better) and "loss" (smaller is).
+        layout: digest of the model's heads. promised, with a guarantee: 1 at the steps that keep
+        it, else 0.
     """
     rows = []
     for curve in curves:
@@ -212,14 +279,19 @@ def curve_rows(curves: Sequence[Curve]) -> list[dict[str, Any]]:
                     "p": "" if trace.p is None else trace.p[k].item(),
                     "p_holm": "" if p_holm is None else p_holm[k].item(),
                     "spent": trace.path.spent[step - 1] if step and trace.path.spent else "",
-                    "exhaustive": trace.path.exhaustive[step - 1] if step and trace.path.exhaustive else "",
+                    "exhaustive": trace.path.exhaustive[step - 1]
+                    if step and trace.path.exhaustive
+                    else "",
                     "seed": "" if trace.path.seed is None else trace.path.seed,
                     **({} if trace.promised is None else {"promised": int(step <= trace.promised)}),
                 }
                 rows.append({**_point(curve, trace.step, trace.points, k), **of_path})
         if curve.averaged:
             points = curve.points
-            rows += [{**_point(curve, curve.step, points, k), "seed": "mean"} for k in range(len(curve.step))]
+            rows += [
+                {**_point(curve, curve.step, points, k), "seed": "mean"}
+                for k in range(len(curve.step))
+            ]
     return rows
 
 
@@ -245,24 +317,44 @@ def _point(curve: Curve, step: Sequence[int], points: Points, k: int) -> dict[st
 
 def totals(rows: Sequence[Totals]) -> Table:
     """A row per curve and split: the fields of ``Totals``."""
-    return Table(list(Totals._fields), [["" if value is None else value for value in row] for row in rows], "totals")
+    return Table(
+        list(Totals._fields),
+        [["" if value is None else value for value in row] for row in rows],
+        "totals",
+    )
 
 
 def masked_heads(heads: Sequence[MaskedHead]) -> Table:
     """Return a row per masked head: is it redundant or inert (masking/redundant_or_inert.py)?
 
-    curve, split, head, step, phase; kept_<name>, similarity_<name>, null_<name>, null_error_<name>, p_<name> for each
-    similarity, or empty; p over all of them, adjusted over the heads of the curve; standing: of the head from chance
-    (0) to identity (1); bar: of heads that cannot go; write_norm, write_share, verdict.
+    curve, split, head, step, phase; kept_<name>, similarity_<name>, null_<name>, null_error_<name>,
+    p_<name> for each similarity, or empty; p over all of them, adjusted over the heads of the
+    curve; standing: of the head from chance (0) to identity (1); bar: of heads that cannot go;
+    write_norm, write_share, verdict.
     """
     rows = []
     for head in heads:
-        row: dict[str, Any] = {name: getattr(head, name) for name in ("curve", "split", "head", "step", "phase")}
+        row: dict[str, Any] = {
+            name: getattr(head, name) for name in ("curve", "split", "head", "step", "phase")
+        }
         for name, like in head.likeness.items():
-            fields = {"kept": "kept", "similarity": "similarity", "null": "null", "null_error": "error", "p": "p"}
-            row |= {f"{column}_{name}": getattr(like, field, None) for column, field in fields.items()}
-        row |= {name: getattr(head, name) for name in ("p", "standing", "bar", "write_norm", "write_share", "verdict")}
-        rows.append({name: "" if cell is None or cell != cell else cell for name, cell in row.items()})
+            fields = {
+                "kept": "kept",
+                "similarity": "similarity",
+                "null": "null",
+                "null_error": "error",
+                "p": "p",
+            }
+            row |= {
+                f"{column}_{name}": getattr(like, field, None) for column, field in fields.items()
+            }
+        row |= {
+            name: getattr(head, name)
+            for name in ("p", "standing", "bar", "write_norm", "write_share", "verdict")
+        }
+        rows.append(
+            {name: "" if cell is None or cell != cell else cell for name, cell in row.items()}
+        )
     return from_rows(rows)
 
 
@@ -270,5 +362,7 @@ def write_csv(path: Path, table: Table) -> Path:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(table.columns)
-    writer.writerows(table.rows)  # floats through repr(): the shortest text that reads back to the same number
+    writer.writerows(
+        table.rows
+    )  # floats through repr(): the shortest text that reads back to the same number
     return write(path, text.getvalue().encode())

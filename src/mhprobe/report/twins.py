@@ -1,8 +1,9 @@
 """Figures of a measure beside its control, the same measure of a freshly initialised network, on the same scale.
 
-Some kinds draw a control themselves, from the column "random_init" (``draws_control``). Every other kind is drawn
-twice, the control below with the same limits and colours: noise on a scale of its own would look like structure. If the
-control lies too far out, the measure keeps its limits, and a box in the control marks the frame of the panel above.
+Some kinds draw a control themselves, from the column "random_init" (``draws_control``). Every other
+kind is drawn twice, the control below with the same limits and colours: noise on a scale of its own
+would look like structure. If the control lies too far out, the measure keeps its limits, and a box
+in the control marks the frame of the panel above.
 """
 
 from collections.abc import Mapping
@@ -30,8 +31,8 @@ def draw(
 ) -> Figure:
     """Draw a figure of a measure's columns, of a kind of ``report/figures``.
 
-    label: of "value", with its unit. names: along the extra axis of columns. control: the same columns of the freshly
-    initialised network, if measured. options: of this kind.
+    label: of "value", with its unit. names: along the extra axis of columns. control: the same
+    columns of the freshly initialised network, if measured. options: of this kind.
     """
 
     def drawn(of: Mapping[str, Tensor]) -> Figure:
@@ -40,7 +41,9 @@ def draw(
     if control is None or kinds()[kind].draws_control:
         return drawn(columns)
     shown = {"as measured": columns, "the same, freshly initialised": control}
-    sizes = [style.inches(drawn(of)) for of in shown.values()]  # a figure says its size when it is drawn
+    sizes = [
+        style.inches(drawn(of)) for of in shown.values()
+    ]  # a figure says its size when it is drawn
     wide, tall = max(size[0] for size in sizes), sum(size[1] + _STRIP for size in sizes)
     with style.canvas((wide, tall)) as figure:
         ratios = [part for size in sizes for part in (_STRIP, size[1])]
@@ -64,7 +67,9 @@ def _one_scale(figure: SubFigure, control: SubFigure) -> None:
         for both in zip(_coloured(a), _coloured(b), strict=False):
             norms = [mark.norm for mark in both]
             low, high = min(norm.vmin for norm in norms), max(norm.vmax for norm in norms)
-            if signed := [mark for mark in both if mark.norm.vmin == -mark.norm.vmax]:  # away from 0, both ways
+            if signed := [
+                mark for mark in both if mark.norm.vmin == -mark.norm.vmax
+            ]:  # away from 0, both ways
                 high = max(-low, high)
                 low = -high
                 for mark in both:
@@ -87,7 +92,10 @@ def _coloured(axes: Axes) -> list[Any]:
 def _one_frame(a: Axes, b: Axes) -> None:
     """Set limits that hold both panels; if they leave ``a`` no room, of ``b`` alone, with a box for ``a``."""
     frame, control = ((axes.get_xlim(), axes.get_ylim()) for axes in (a, b))
-    room, shared = True, dict[str, Any]()  # without an axis of names, which runs downwards and stays as it is
+    room, shared = (
+        True,
+        dict[str, Any](),
+    )  # without an axis of names, which runs downwards and stays as it is
     for name, one, other in zip(("xlim", "ylim"), frame, control, strict=True):
         if one[0] < one[1] and other[0] < other[1]:
             low, high = min(one[0], other[0]), max(one[1], other[1])

@@ -1,6 +1,7 @@
 """Values of a measure in a notebook: a tensor with all other columns as attributes.
 
-``argsort``, ``torch.testing``, NumPy and matplotlib take it; results of operations on it are plain tensors.
+``argsort``, ``torch.testing``, NumPy and matplotlib take it; results of operations on it are plain
+tensors.
 """
 
 import html
@@ -23,8 +24,10 @@ _PLACE = {"stage", "block", "index", "layout"}  # the site's name says as much
 class Values(Tensor):
     """A measure's column "value", (A,) or (A, A) or (S, S).
 
-    columns: all columns by name, "value" first: intervals, nulls, counts ... as the measure's docstring lists them.
-    name, label: of the measure, and what the value is. kind: "per_head", "pairwise" or "pairwise_layers".
+    columns: all columns by name, "value" first: intervals, nulls, counts ... as the measure's
+    docstring lists them.
+    name, label: of the measure, and what the value is. kind: "per_head", "pairwise" or
+    "pairwise_layers".
     heads: the layout, which head is which.
     """
 
@@ -37,7 +40,9 @@ class Values(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def of(name: str, label: str, kind: str, layout: HeadLayout, columns: Mapping[str, Tensor]) -> "Values":
+    def of(
+        name: str, label: str, kind: str, layout: HeadLayout, columns: Mapping[str, Tensor]
+    ) -> "Values":
         values: Values = Tensor._make_subclass(Values, columns["value"])
         values._name, values.label, values.kind = name, label, kind
         values.heads, values.columns = layout, dict(columns)
@@ -59,12 +64,17 @@ class Values(Tensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         cells, left = self._shown()
         wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = ["  ".join(text.rjust(room) for text, room in zip(row, wide, strict=True)) for row in cells]
+        lines = [
+            "  ".join(text.rjust(room) for text, room in zip(row, wide, strict=True))
+            for row in cells
+        ]
         return "\n".join([self._title(), *lines, *left])
 
     def _repr_html_(self) -> str:
         cells, left = self._shown()
-        rows = "".join(f"<tr>{''.join(f'<td>{html.escape(text)}</td>' for text in row)}</tr>" for row in cells)
+        rows = "".join(
+            f"<tr>{''.join(f'<td>{html.escape(text)}</td>' for text in row)}</tr>" for row in cells
+        )
         lines = "".join(f"<p>{html.escape(line)}</p>" for line in left)
         return f"<p>{html.escape(self._title())}</p><table>{rows}</table>{lines}"
 
@@ -79,8 +89,13 @@ class Values(Tensor):
         more = [name for name in self.columns if not {name, f"{name}_a"} & set(names)]
         hidden = [f"{len(table.rows) - len(rows)} more rows"] if len(table.rows) > len(rows) else []
         hidden += [f"columns {', '.join(more)}"] if more else []
-        cells = [[f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
-        return [names, *cells], [f"... {'; '.join(hidden)}: see .columns and .to_frame()"] if hidden else []
+        cells = [
+            [f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row]
+            for row in rows
+        ]
+        return [names, *cells], [
+            f"... {'; '.join(hidden)}: see .columns and .to_frame()"
+        ] if hidden else []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Values":
         copied = {name: values.clone() for name, values in self.columns.items()}
@@ -94,12 +109,17 @@ def _pandas() -> Any:
     try:
         import pandas
     except ImportError:
-        raise UserError("to_frame: pandas is not installed; pip install pandas, or use .columns.") from None
+        raise UserError(
+            "to_frame: pandas is not installed; pip install pandas, or use .columns."
+        ) from None
     return pandas
 
 
 class Found(dict[str, Values]):
-    """Results of measures by name. refused: errors of measures without a result, raised by ``[name]``."""
+    """Results of measures by name.
+
+    refused: errors of measures without a result, raised by ``[name]``.
+    """
 
     def __init__(self, values: Mapping[str, Values], refused: Mapping[str, UserError]) -> None:
         super().__init__(values)
@@ -130,4 +150,6 @@ class Found(dict[str, Values]):
     def __missing__(self, name: str) -> Values:
         if name in self.refused:
             raise self.refused[name]
-        raise UserError(f"measure: {quoted(name)} was not measured; there are {', '.join(self) or 'none'}.")
+        raise UserError(
+            f"measure: {quoted(name)} was not measured; there are {', '.join(self) or 'none'}."
+        )

@@ -1,7 +1,8 @@
 """W&B logger that never stops or hangs a run.
 
-If the server does not answer within ``init_timeout``, or the key is missing, a line says so and the run is recorded
-offline. A server that dies later delays the end by at most ``finish_timeout``. No other file imports wandb.
+If the server does not answer within ``init_timeout``, or the key is missing, a line says so and the
+run is recorded offline. A server that dies later delays the end by at most ``finish_timeout``. No
+other file imports wandb.
 """
 
 import contextlib
@@ -26,16 +27,28 @@ from mhprobe.report.workspace import CURVE_AXIS
 
 log = logging.getLogger(__name__)
 
-FIELDS = ("kind", "label", "unit", "larger", "split", "images", "interval", "chance", "control", "caption")
+FIELDS = (
+    "kind",
+    "label",
+    "unit",
+    "larger",
+    "split",
+    "images",
+    "interval",
+    "chance",
+    "control",
+    "caption",
+)
 
 
 class RunLogger(WandbLogger):
     """Lightning's W&B logger as a Dashboard. Only rank 0 has a run.
 
-    folder: of the run; ``folder/wandb`` holds W&B's files. project, entity, tags, job_type: of the run. group: of the
-    runs of a study or sweep; default: the folder's parent. model_aliases: upload model.safetensors and
-    pruned.safetensors as artifacts under these names, e.g. [best]; None uploads none. init_timeout: seconds to wait for
-    the server; finish_timeout: for sending the rest at the end.
+    folder: of the run; ``folder/wandb`` holds W&B's files. project, entity, tags, job_type: of the
+    run. group: of the runs of a study or sweep; default: the folder's parent. model_aliases: upload
+    model.safetensors and pruned.safetensors as artifacts under these names, e.g. [best]; None
+    uploads none. init_timeout: seconds to wait for the server; finish_timeout: for sending the rest
+    at the end.
     """
 
     def __init__(
@@ -54,7 +67,9 @@ class RunLogger(WandbLogger):
         if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
             folder = Path(folder).resolve()
             run = _start(
-                wandb.Settings(init_timeout=init_timeout, finish_timeout=finish_timeout, silent=True),
+                wandb.Settings(
+                    init_timeout=init_timeout, finish_timeout=finish_timeout, silent=True
+                ),
                 dir=str(folder),
                 project=project,
                 entity=entity,
@@ -80,7 +95,10 @@ class RunLogger(WandbLogger):
         if result.table is not None:
             self._log_table(name, result.table.columns, result.table.rows)
         if png is not None:
-            self._send(self.experiment.log, {f"figures/{name}": wandb.Image(str(png), caption=entry.reading or None)})
+            self._send(
+                self.experiment.log,
+                {f"figures/{name}": wandb.Image(str(png), caption=entry.reading or None)},
+            )
         self.add_curves(result.curves, entry.label)
         self.entries[name] = entry
 
@@ -91,13 +109,29 @@ class RunLogger(WandbLogger):
             self._takes_tables = self._send(self.experiment.log, {f"tables/{name}": shown})
 
     def add_curves(self, curves: Sequence[Curve], label: str = "accuracy") -> None:
-        """Log points along the number of heads masked; of random curves the mean over repeats. label: of the score."""
+        """Log points along the number of heads masked; of random curves the mean over repeats.
+
+        label: of the score.
+        """
         for curve in curves:
-            accuracies, losses = (f"masking/{curve.name}/{curve.split}/{part}" for part in ("accuracy", "loss"))
-            for name in (accuracies, losses):  # a summary would hold the last point, where all heads are off
-                self._send(lambda name=name: self.experiment.define_metric(name, CURVE_AXIS, summary="none"))
-            for heads, accuracy, loss, *_ in zip(*(part.tolist() for part in curve.points), strict=True):
-                self._send(self.experiment.log, {accuracies: accuracy, losses: loss, CURVE_AXIS: heads})
+            accuracies, losses = (
+                f"masking/{curve.name}/{curve.split}/{part}" for part in ("accuracy", "loss")
+            )
+            for name in (
+                accuracies,
+                losses,
+            ):  # a summary would hold the last point, where all heads are off
+                self._send(
+                    lambda name=name: self.experiment.define_metric(
+                        name, CURVE_AXIS, summary="none"
+                    )
+                )
+            for heads, accuracy, loss, *_ in zip(
+                *(part.tolist() for part in curve.points), strict=True
+            ):
+                self._send(
+                    self.experiment.log, {accuracies: accuracy, losses: loss, CURVE_AXIS: heads}
+                )
         shown = [curve for curve in curves if curve.split == "test"] or curves
         if self._takes_tables and shown:
             chart = wandb.plot.line_series(
@@ -114,21 +148,32 @@ class RunLogger(WandbLogger):
 
     def finish(self) -> None:
         """Send the rest, for at most ``finish_timeout`` seconds; it stays on disk in any case."""
-        rows = [[name, *(str(getattr(entry, key) or "") for key in FIELDS)] for name, entry in self.entries.items()]
+        rows = [
+            [name, *(str(getattr(entry, key) or "") for key in FIELDS)]
+            for name, entry in self.entries.items()
+        ]
         if wandb.run is not None and rows:
             self._log_table("results", ["result", *FIELDS], rows)
         page = self.folder / "report.html"
         if wandb.run is not None and page.is_file():  # to look at in the run, and to download
-            self._send(lambda: self.experiment.log({"report": wandb.Html(page.read_text("utf-8"), inject=False)}))
+            self._send(
+                lambda: self.experiment.log(
+                    {"report": wandb.Html(page.read_text("utf-8"), inject=False)}
+                )
+            )
             self._send(self._share, "report", [page], "report", None)
-        for stem in ("model", "pruned") if wandb.run is not None and self.model_aliases is not None else ():
+        for stem in (
+            ("model", "pruned") if wandb.run is not None and self.model_aliases is not None else ()
+        ):
             files = [self.folder / f"{stem}{suffix}" for suffix in (".safetensors", ".json")]
             if all(file.is_file() for file in files):
                 self._send(self._share, "model", files, stem, list(self.model_aliases or ()))
         if not self._send(self.experiment.finish):
             _let_go()
 
-    def _share(self, kind: str, files: Sequence[Path], name: str, aliases: list[str] | None) -> None:
+    def _share(
+        self, kind: str, files: Sequence[Path], name: str, aliases: list[str] | None
+    ) -> None:
         experiment = re.sub(r"[^\w.-]+", "_", self.folder.resolve().parent.name, flags=re.ASCII)
         artifact = wandb.Artifact(f"{experiment}-{name}", kind)
         for file in files:
@@ -141,7 +186,9 @@ class RunLogger(WandbLogger):
             call(*args)
         except Exception as error:
             if not self._complained:
-                log.warning("W&B: %s. The run goes on; everything is in its folder.", first_line(error))
+                log.warning(
+                    "W&B: %s. The run goes on; everything is in its folder.", first_line(error)
+                )
             self._complained = True
             return False
         return True
@@ -203,6 +250,9 @@ def _no_stderr() -> Iterator[None]:
 
 
 def _name(folder: Path) -> str:
-    """Name the run by its folder and the words typed, without the experiment. W&B takes 128 characters."""
+    """Name the run by its folder and the words typed, without the experiment.
+
+    W&B takes 128 characters.
+    """
     words = [word for word in Folder(folder).overrides() if not word.startswith("+experiment=")]
     return short(" ".join([f"{folder.parent.name}/{folder.name}", *words]), 128)

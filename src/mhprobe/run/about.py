@@ -1,7 +1,8 @@
 """Help of the word ``mhprobe``: the meaning of a choice (``mhprobe measure=svcca``), and completion in bash.
 
-A choice is explained by the first lines of its yaml or module, its options as they are typed, and docstrings, without
-imports. Hydra's own completion (``-sc install=bash``) is for a program that is one command.
+A choice is explained by the first lines of its yaml or module, its options as they are typed, and
+docstrings, without imports. Hydra's own completion (``-sc install=bash``) is for a program that is
+one command.
 """
 
 import itertools
@@ -47,10 +48,17 @@ def about(word: str) -> str:
     file, member = CONF / group / f"{option}.yaml", members.members(group).get(option)
     if file.is_file():
         # the key that its options stand below: its "# @package", else its group
-        comment = list(itertools.takewhile(lambda line: line.startswith("#"), file.read_text("utf-8").splitlines()))
+        comment = list(
+            itertools.takewhile(
+                lambda line: line.startswith("#"), file.read_text("utf-8").splitlines()
+            )
+        )
         packages = [line.split()[2] for line in comment if line.startswith("# @package")]
         place = (packages or [group.replace("/", ".")])[0].removeprefix("_global_")
-        chosen, meaning = _whole(file), "\n".join(line[1:].strip() for line in comment if "@package" not in line)
+        chosen, meaning = (
+            _whole(file),
+            "\n".join(line[1:].strip() for line in comment if "@package" not in line),
+        )
     elif member:
         chosen, place = OmegaConf.create(member), members.place(group, option)
         meaning = members.meaning(group, option)
@@ -60,28 +68,42 @@ def about(word: str) -> str:
     plain = OmegaConf.to_container(chosen, resolve=False)
     typed = []
     for path, value in leaves(plain):
-        written = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
+        written = (
+            "null" if value is None else str(value).lower() if isinstance(value, bool) else value
+        )
         if not any(key.startswith("_") for key in path):
             typed.append(f"  {'.'.join(filter(None, (place, *path)))}={written}")
     # docstrings of all its parts, each once, up to their examples
     targets = [str(value) for path, value in leaves(plain) if path[-1] == "_target_"]
-    texts = {name: text.partition("\n>>>")[0] for target in targets for name, text in docstrings(target)}
-    explained = [f"{name}\n{textwrap.indent(text.rstrip(), '    ')}" for name, text in texts.items()]
+    texts = {
+        name: text.partition("\n>>>")[0] for target in targets for name, text in docstrings(target)
+    }
+    explained = [
+        f"{name}\n{textwrap.indent(text.rstrip(), '    ')}" for name, text in texts.items()
+    ]
     return "\n\n".join([meaning, *(["\n".join(typed)] if typed else []), *explained])
 
 
 def _whole(file: Path) -> DictConfig:
     """Return a file merged into its base files, of its group or of conf/."""
     settings = cast(DictConfig, OmegaConf.load(file))
-    places = [[folder / f"{name}.yaml" for folder in (file.parent, CONF)] for name in begins_with(settings)]
-    merged = OmegaConf.merge(*(_whole(next(filter(Path.is_file, paths))) for paths in places), settings)
+    places = [
+        [folder / f"{name}.yaml" for folder in (file.parent, CONF)]
+        for name in begins_with(settings)
+    ]
+    merged = OmegaConf.merge(
+        *(_whole(next(filter(Path.is_file, paths))) for paths in places), settings
+    )
     whole = cast(DictConfig, merged)
     whole.pop("defaults", None)
     return whole
 
 
 def offers(line: str, commands: Iterable[str], demo: tuple[str, ...]) -> list[str]:
-    """Return the words that complete ``line``: ``mhprobe train data=d`` -> ``data=digits``. demo: its words."""
+    """Return the words that complete ``line``: ``mhprobe train data=d`` -> ``data=digits``.
+
+    demo: its words.
+    """
     typed = line.split()[1:]
     if not typed or (len(typed) == 1 and not line.endswith(" ")):
         return [name for name in sorted({*commands, "demo"}) if name.startswith("".join(typed))]
@@ -94,7 +116,12 @@ def offers(line: str, commands: Iterable[str], demo: tuple[str, ...]) -> list[st
         with initialize_config_dir(str(sections.CONF), version_base="1.3"):
             completion = BashCompletion(GlobalHydra.instance().config_loader())
             offered = completion._query(command, " ".join(rest) + " " * line.endswith(" "))
-    except (UserError, ValueError, HydraException, OmegaConfBaseException):  # the words before do not compose
+    except (
+        UserError,
+        ValueError,
+        HydraException,
+        OmegaConfBaseException,
+    ):  # the words before do not compose
         return []
     words = []
     for word in offered:

@@ -10,7 +10,9 @@ from typing import Any, cast
 
 import lightning as L
 import torch
-from lightning.fabric.utilities.exceptions import MisconfigurationException as FabricMisconfiguration
+from lightning.fabric.utilities.exceptions import (
+    MisconfigurationException as FabricMisconfiguration,
+)
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -60,7 +62,10 @@ log = logging.getLogger(__name__)
 
 
 def data(cfg: Config) -> ImageData:
-    """Return the images, decoded and split. UserError for a file that the configuration names and that is missing."""
+    """Return the images, decoded and split.
+
+    UserError for a file that the configuration names and that is missing.
+    """
     quiet()
     saved = "a .safetensors with its .json, or a .ckpt of mhprobe.train"
     named = {  # files read after the images, which may have to be downloaded first
@@ -75,24 +80,36 @@ def data(cfg: Config) -> ImageData:
     if cfg.data.get("batch_size") != "auto":
         return prepared(cfg.data, "data")
     if cfg.command != "train":
-        raise UserError(f"data.batch_size=auto: is for mhprobe.train; give mhprobe.{cfg.command} a number.")
+        raise UserError(
+            f"data.batch_size=auto: is for mhprobe.train; give mhprobe.{cfg.command} a number."
+        )
     return prepared({**cfg.data, "batch_size": 1}, "data")  # until run.batch_size has found it
 
 
 def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
-    """Return the network of ``weights``, or a new one, with gates. Sets the input size of ``data``."""
+    """Return the network of ``weights``, or a new one, with gates.
+
+    Sets the input size of ``data``.
+    """
     L.seed_everything(cfg.seed, workers=True, verbose=False)  # new weights are drawn here
-    backbone, description = _loaded(cfg, weights, data) if (weights := weights_file(cfg)) else _fresh(cfg, data)
+    backbone, description = (
+        _loaded(cfg, weights, data) if (weights := weights_file(cfg)) else _fresh(cfg, data)
+    )
     spec = input_spec(backbone)
     data.spec = InputSpec(**spec)
     if (channels := channels_of(backbone)) != 3:
-        raise UserError(f"backbone.in_chans: images are in colour, expected 3, got {channels}. Take a network of 3.")
+        raise UserError(
+            f"backbone.in_chans: images are in colour, expected 3, got {channels}. Take a network "
+            "of 3."
+        )
     if features := gives_features(backbone):
         refuse_without_classifier(cfg.command)
     if cfg.score:  # refused before anything is computed
         section = cfg.prune or cfg.masking
         chooses = SPLITS[section.select_on] if section else "test"
-        fewest = min([data.sizes["test"], data.sizes[chooses], *([cfg.prune.images] if cfg.prune else [])])
+        fewest = min(
+            [data.sizes["test"], data.sizes[chooses], *([cfg.prune.images] if cfg.prune else [])]
+        )
         bank = data.sizes["train"] + (data.sizes["val"] if cfg.prune and chooses != "val" else 0)
         score_for(score(cfg), "score", not data.unlabelled, features, fewest, bank)
     if data.unlabelled and not features:
@@ -103,17 +120,26 @@ def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
         model = GatedClassifier(
             backbone,
             description,
-            make_gates=explained(construct(gates.relaxation, "gates.relaxation"), "gates.relaxation"),
+            make_gates=explained(
+                construct(gates.relaxation, "gates.relaxation"), "gates.relaxation"
+            ),
             units=gates.units,
             penalty=construct(gates.penalty, "gates.penalty") if gates.penalty else None,
             gate_lr=gates.lr,
             frozen=gates.frozen,
             **optim(cfg, data),
         )
-    if rank() == 0 and any(images.startswith("test:") for images in description.get("chosen_by", ())):
-        log.warning("weights: test images chose the heads of this network: its numbers on test images are too good.")
+    if rank() == 0 and any(
+        images.startswith("test:") for images in description.get("chosen_by", ())
+    ):
+        log.warning(
+            "weights: test images chose the heads of this network: its numbers on test images are "
+            "too good."
+        )
     if cfg.command == "train" and learns_gates(model) and "neuron" in model.gates.layout.kinds:
-        raise UserError("gates.units: the history of learned gates is of heads, expected gates.units=[head].")
+        raise UserError(
+            "gates.units: the history of learned gates is of heads, expected gates.units=[head]."
+        )
     if gates.mask:
         with keyed(gates.model_dump(), "gates"):
             model.gates.close(~read_kept(gates.mask, model.gates.layout))
@@ -131,11 +157,14 @@ def _label(cfg: Config, data: ImageData, backbone: nn.Module, class_names: Seque
     """Label the images by the predictions of the whole network."""
     if cfg.command == "train":
         data.refuse_unlabelled("training")
-    device = _lightning(cfg, logger=False, enable_checkpointing=False).strategy.root_device  # each rank has its own
+    device = _lightning(
+        cfg, logger=False, enable_checkpointing=False
+    ).strategy.root_device  # each rank has its own
     data.label_by(backbone.to(device).eval(), class_names, device)
     if rank() == 0:
         print(
-            f"data: {data.source.name} has no labels. Accuracy is the share of images whose largest logit is where the "
+            f"data: {data.source.name} has no labels. Accuracy is the share of images whose "
+            "largest logit is where the "
             f"whole network has it, loss the cross-entropy of that class."
         )
 
@@ -186,19 +215,31 @@ def report(cfg: Config, folder: Path, layout: HeadLayout) -> Report:
 def subject(model: GatedClassifier, data: ImageData, report: Report) -> dict[str, str]:
     """Return what results are of: the names of the network, with its gates, and of the images, by their digests."""
     gates = model.gates.effective()
-    tensors = {**model.backbone.state_dict(), **({} if bool((gates == 1).all()) else {"gates": gates})}
+    tensors = {
+        **model.backbone.state_dict(),
+        **({} if bool((gates == 1).all()) else {"gates": gates}),
+    }
     return {digest(tensors)[:8]: report.network, data.fingerprint[:8]: data.source.name}
 
 
 def callbacks(
-    cfg: Config, model: GatedClassifier, data: ImageData, report: Report, checkpoints: Path | None = None
+    cfg: Config,
+    model: GatedClassifier,
+    data: ImageData,
+    report: Report,
+    checkpoints: Path | None = None,
 ) -> list[L.Callback]:
-    """Return the callbacks of a run, in the order in which Lightning calls them. checkpoints: their folder."""
+    """Return the callbacks of a run, in the order in which Lightning calls them.
+
+    checkpoints: their folder.
+    """
     watching, probe = list[L.Callback](), cfg.probe
     if cfg.optim and cfg.measure and probe and (probe.every_n_epochs or probe.every_n_steps):
         built = measures(cfg.measure, model.gates.layout, "measure")
         fit = {name: measure for name, measure in built.items() if isinstance(measure, Measure)}
-        watching.append(History(fit, report, probe.every_n_epochs, probe.every_n_steps, probe.target))
+        watching.append(
+            History(fit, report, probe.every_n_epochs, probe.every_n_steps, probe.target)
+        )
     for name, part in cfg.callback.items():
         watching.append(explained(construct(part, f"callback.{name}"), f"callback.{name}")(report))
     watching.append(ShowsTraining())
@@ -206,15 +247,23 @@ def callbacks(
         return watching
     checkpoints = checkpoints or report.folder / "checkpoints"
     return [
-        *best_and_last(checkpoints, cfg.checkpoint.every_n_steps if cfg.checkpoint else None),  # before EveryEpoch
+        *best_and_last(
+            checkpoints, cfg.checkpoint.every_n_steps if cfg.checkpoint else None
+        ),  # before EveryEpoch
         *watching,
         *([LearningRateMonitor(logging_interval="step")] if report.loggers else []),
         SeedEachStep(cfg.seed),
         SameRun(facts(cfg, model.description, data.images_of("train", "val"))),
         StopAtNonFinite(),
-        *([] if cfg.optim.ema is None else [Average(decay=cfg.optim.ema)]),  # checkpoints hold the average
+        *(
+            [] if cfg.optim.ema is None else [Average(decay=cfg.optim.ema)]
+        ),  # checkpoints hold the average
         SaveOnTerminate(checkpoints),
-        *([GateHistory(report, cfg.gates.keep, cfg.gates.threshold)] if learns_gates(model) else []),
+        *(
+            [GateHistory(report, cfg.gates.keep, cfg.gates.threshold)]
+            if learns_gates(model)
+            else []
+        ),
     ]
 
 
@@ -236,7 +285,13 @@ def _lightning(cfg: Config, **more: Any) -> L.Trainer:
     settings = {**cfg.trainer.model_dump(), "precision": precision(cfg)}
     try:
         return L.Trainer(**settings, **more, enable_model_summary=False)
-    except (MisconfigurationException, FabricMisconfiguration, TypeError, ValueError, RuntimeError) as error:
+    except (
+        MisconfigurationException,
+        FabricMisconfiguration,
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ) as error:
         raise UserError(f"trainer: {' '.join(str(error).split())}") from error
 
 
@@ -255,7 +310,10 @@ def precision(cfg: Config) -> str:
 def best(model: GatedClassifier, checkpoints: Path) -> None:
     """Load the weights of the epoch that was best on validation; with a penalty on open heads the last ones stay."""
     if model.penalty is None and not (file := checkpoints / "best.ckpt").is_file():
-        log.warning("best.ckpt is gone, or the training ended before its first validation: the last weights are taken")
+        log.warning(
+            "best.ckpt is gone, or the training ended before its first validation: the last "
+            "weights are taken"
+        )
     elif model.penalty is None:
         chosen = load_checkpoint(file)
         model.load_state_dict(chosen["state_dict"])
@@ -264,15 +322,22 @@ def best(model: GatedClassifier, checkpoints: Path) -> None:
 
 def test(trainer: L.Trainer, model: GatedClassifier, data: ImageData, report: Report) -> None:
     """Test the weights as they are, and answer the questions of the run at the end of the test."""
-    by_network = ", labelled by the whole network" if data.unlabelled and not model.features_only else ""
+    by_network = (
+        ", labelled by the whole network" if data.unlabelled and not model.features_only else ""
+    )
     images = Sample(data.sizes["test"], "test")
     report.data, report.images = data.source.name, images._replace(words=f"{images}{by_network}")
     report.of = report.of or subject(model, data, report)
     trainer.test(model, datamodule=data, verbose=False)
     if trainer.is_global_zero:
         # "test/accuracy" is always by labels
-        metrics = {key.replace("accuracy", "agreement") if by_network else key: n for key, n in model.results.items()}
-        judged = {"test/right": int(model.right.sum())} if len(model.right) else {}  # features are not judged
+        metrics = {
+            key.replace("accuracy", "agreement") if by_network else key: n
+            for key, n in model.results.items()
+        }
+        judged = (
+            {"test/right": int(model.right.sum())} if len(model.right) else {}
+        )  # features are not judged
         report.add({})  # names what they are of
         report.add_metrics({**metrics, "test/images": data.sizes["test"], **judged})
         keep_outcomes(report.folder, model.right, data)
@@ -281,34 +346,50 @@ def test(trainer: L.Trainer, model: GatedClassifier, data: ImageData, report: Re
 def keep_outcomes(folder: Path, right: torch.Tensor, data: ImageData) -> None:
     """Write the right test images, (N,) bool, for ``mhprobe.compare``; nothing for images without labels."""
     if len(right) and not data.unlabelled:
-        write_outcomes(folder, right, torch.from_numpy(data.splits["test"].positions), data.images_of("test"))
+        write_outcomes(
+            folder, right, torch.from_numpy(data.splits["test"].positions), data.images_of("test")
+        )
 
 
-def save(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageData, folder: Path) -> None:
+def save(
+    cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageData, folder: Path
+) -> None:
     """Write the weights as plain timm keys: ``model.safetensors`` and the JSON that rebuilds the model."""
     if not trainer.is_global_zero:
         return
-    about: dict[str, Any] = {"by": f"mhprobe.{cfg.command}", "name": cfg.name, "data": data.fingerprint}
+    about: dict[str, Any] = {
+        "by": f"mhprobe.{cfg.command}",
+        "name": cfg.name,
+        "data": data.fingerprint,
+    }
     about |= {"epochs": trainer.current_epoch, "seed": cfg.seed}
     about |= {} if data.set_aside is None else {"set_aside": data.set_aside}
     description = {**model.description, "made": {**about, **model.results}}
     if learns_gates(model):
-        description["gates_kept"] = model.gates.kept(cfg.gates.keep, cfg.gates.threshold).long().tolist()
+        description["gates_kept"] = (
+            model.gates.kept(cfg.gates.keep, cfg.gates.threshold).long().tolist()
+        )
     save_weights(model.backbone, folder / "model.safetensors", description)
 
 
 def save_backbone(cfg: Config, folder: Path) -> Path:
     """Write the pretrained backbone with its own classifier for timm's ``local-dir:``; return the folder."""
-    part = {key: value for key, value in cfg.backbone.items() if key not in ("_target_", "checkpoint")}
+    part = {
+        key: value for key, value in cfg.backbone.items() if key not in ("_target_", "checkpoint")
+    }
     described = portable(registered(part))
     backbone = build(**{**part, "num_classes": None})
-    place = folder / "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in part["name"])
+    place = folder / "".join(
+        letter if letter.isalnum() or letter in "._-" else "_" for letter in part["name"]
+    )
     settings = {key: value for key, value in described.items() if key not in OURS}
     save_for_hf(backbone, str(place), model_args=settings, safe_serialization=True)
     return place
 
 
-def finish(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageData, report: Report) -> None:
+def finish(
+    cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageData, report: Report
+) -> None:
     """Finish the report and print where it is."""
     if not trainer.is_global_zero:
         return
@@ -333,8 +414,12 @@ def learns_gates(model: GatedClassifier) -> bool:
 def _loaded(cfg: Config, weights: str, data: ImageData) -> tuple[nn.Module, dict[str, Any]]:
     """Return the network of the file ``weights`` and its description, with what of ``backbone`` may differ."""
     if cfg.backbone.get("checkpoint") is not None:
-        raise UserError(f"backbone.checkpoint: weights={weights} are given as well; give one of the two.")
-    changes = {key: value for key, value in cfg.backbone.items() if key in FREE and value is not None}
+        raise UserError(
+            f"backbone.checkpoint: weights={weights} are given as well; give one of the two."
+        )
+    changes = {
+        key: value for key, value in cfg.backbone.items() if key in FREE and value is not None
+    }
     with keyed(changes, "backbone"):
         backbone, loaded = load_weights(weights, **changes)
     if cfg.backbone.get("num_classes") == 0 and loaded["class_names"]:
@@ -342,19 +427,34 @@ def _loaded(cfg: Config, weights: str, data: ImageData) -> tuple[nn.Module, dict
         loaded["class_names"] = []
     theirs = loaded["class_names"]
     if theirs and not data.unlabelled and (differ := other_classes(theirs, data.class_names)):
-        raise UserError(f"weights: {weights} has {differ} The file was trained on data={loaded['data']}.")
+        raise UserError(
+            f"weights: {weights} has {differ} The file was trained on data={loaded['data']}."
+        )
     described = {key: loaded[key] for key in DESCRIBES if key in loaded}
-    return backbone, {**described, "data": data.source.name} if cfg.command == "train" else described
+    return backbone, {
+        **described,
+        "data": data.source.name,
+    } if cfg.command == "train" else described
 
 
 def _fresh(cfg: Config, data: ImageData) -> tuple[nn.Module, dict[str, Any]]:
     """Return the network of ``backbone`` and its description."""
-    part = {key: value for key, value in cfg.backbone.items() if key not in ("checkpoint", "num_classes")}
+    part = {
+        key: value
+        for key, value in cfg.backbone.items()
+        if key not in ("checkpoint", "num_classes")
+    }
     trains, checkpoint = cfg.optim is not None, cfg.backbone.get("checkpoint")
     if checkpoint is not None and part.get("pretrained"):
-        raise UserError("backbone.checkpoint: expected backbone.pretrained=false beside it; weights come from one.")
+        raise UserError(
+            "backbone.checkpoint: expected backbone.pretrained=false beside it; weights come from "
+            "one."
+        )
     if "name" not in part:
-        raise UserError("backbone: no name, expected that of a model, e.g. backbone=vit or backbone.name=<of timm>.")
+        raise UserError(
+            "backbone: no name, expected that of a model, e.g. backbone=vit or backbone.name=<of "
+            "timm>."
+        )
     features = cfg.backbone.get("num_classes") == 0
     # None: as many as its own classifier has
     classes = 0 if features else None if data.unlabelled else data.num_classes
@@ -366,20 +466,32 @@ def _fresh(cfg: Config, data: ImageData) -> tuple[nn.Module, dict[str, Any]]:
         pretrained = backbone.pretrained_cfg["num_classes"]
         if classes and pretrained != classes:
             raise UserError(
-                f"backbone.pretrained: {part['name']} was trained on {pretrained} classes, the data has "
+                f"backbone.pretrained: {part['name']} was trained on {pretrained} classes, the "
+                "data has "
                 f"{classes}: its classifier would be a random one. Train it first (mhprobe.train)."
             )
     described, numbered = portable(registered(part)), data.unlabelled or features
-    names = [str(number) for number in range(backbone.num_classes)] if numbered else list(data.class_names)
+    names = (
+        [str(number) for number in range(backbone.num_classes)]
+        if numbered
+        else list(data.class_names)
+    )
     return backbone, {"backbone": described, "class_names": names, "data": data.source.name}
 
 
-def measures(parts: Mapping[str, Any], layout: HeadLayout, where: str) -> dict[str, Measure | UserError]:
-    """Return each measure by its name, or the UserError of one that does not fit the model. where: the parts' key."""
+def measures(
+    parts: Mapping[str, Any], layout: HeadLayout, where: str
+) -> dict[str, Measure | UserError]:
+    """Return each measure by its name, or the UserError of one that does not fit the model.
+
+    where: the parts' key.
+    """
     built: dict[str, Measure | UserError] = {}
     for name, part in parts.items():
         try:
-            built[name] = fitted(explained(construct(part, f"{where}.{name}"), f"{where}.{name}"), layout)
+            built[name] = fitted(
+                explained(construct(part, f"{where}.{name}"), f"{where}.{name}"), layout
+            )
         except UserError as error:
             built[name] = error
     return built

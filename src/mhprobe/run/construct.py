@@ -14,16 +14,29 @@ from mhprobe.io.nested import leaves
 from mhprobe.run.constructors import OURS
 
 # errors of constructors for a wrong key or value
-WRONG = (TypeError, ImportError, ValueError, ArithmeticError, AttributeError, LookupError, AssertionError)
+WRONG = (
+    TypeError,
+    ImportError,
+    ValueError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    AssertionError,
+)
 
 
 def construct(part: Any, where: str, **extra: Any) -> Any:
-    """Return what Hydra's instantiate makes of a part; None for None. where: the part's key, for a UserError."""
+    """Return what Hydra's instantiate makes of a part; None for None.
+
+    where: the part's key, for a UserError.
+    """
     if part is not None:
         refuse_plain(part, where)
         refuse_types(part, where)
     try:
-        return instantiate(part, _convert_="all", **extra)  # plain lists: timm does not take OmegaConf's
+        return instantiate(
+            part, _convert_="all", **extra
+        )  # plain lists: timm does not take OmegaConf's
     except InstantiationException as error:
         cause: BaseException = error
         while cause.__cause__ is not None and not isinstance(cause, UserError):
@@ -31,8 +44,14 @@ def construct(part: Any, where: str, **extra: Any) -> Any:
         if isinstance(cause, UserError):
             raise with_key(cause, part, where) from None
         if isinstance(cause, WRONG):
-            options = [(".".join(path), value) for path, value in leaves(part) if not path[-1].startswith("_")]
-            settings = " ".join(f"{key}={value}" for key, value in options if value != {}) or "no option"
+            options = [
+                (".".join(path), value)
+                for path, value in leaves(part)
+                if not path[-1].startswith("_")
+            ]
+            settings = (
+                " ".join(f"{key}={value}" for key, value in options if value != {}) or "no option"
+            )
             raise UserError(f"{where}: {_line(cause)} (given {short(settings, 300)})") from error
         raise
     except TypeError as error:  # Hydra's own, about a key like _partial_
@@ -42,7 +61,9 @@ def construct(part: Any, where: str, **extra: Any) -> Any:
 def refuse_plain(part: Any, where: str) -> None:
     """Raise UserError for a value where a part belongs."""
     if not (isinstance(part, Mapping) and "_target_" in part):
-        raise UserError(f"{where}: expected a part with a _target_, as in conf/, got {short(str(part), 300)}.")
+        raise UserError(
+            f"{where}: expected a part with a _target_, as in conf/, got {short(str(part), 300)}."
+        )
 
 
 def refuse_types(part: Any, where: str) -> None:
@@ -54,7 +75,11 @@ def refuse_types(part: Any, where: str) -> None:
             make = get_object(part["_target_"])
         except Exception:  # instantiate raises
             return
-        inner = {path[0] for path, _ in leaves(part, lists=True) if path[-1] == "_target_" and len(path) > 1}
+        inner = {
+            path[0]
+            for path, _ in leaves(part, lists=True)
+            if path[-1] == "_target_" and len(path) > 1
+        }
         refuse_misfits(make, {key: value for key, value in part.items() if key not in inner}, where)
 
 
@@ -86,8 +111,12 @@ def with_key(error: UserError, part: Any, where: str) -> UserError:
     """Return the error with keys: of the option or part that it begins with, and of options that it advises."""
     text = str(error)
     option = re.match(r"\w+(?=[:.])", text)
-    places = [path[:n] for path, _ in leaves(part) for n in range(1, len(path) + 1)]  # keys of options and parts
-    if place := option and next((place for place in sorted(places, key=len) if place[-1] == option[0]), None):
+    places = [
+        path[:n] for path, _ in leaves(part) for n in range(1, len(path) + 1)
+    ]  # keys of options and parts
+    if place := option and next(
+        (place for place in sorted(places, key=len) if place[-1] == option[0]), None
+    ):
         text = ".".join(filter(None, [where, *place[:-1], text]))
     elif option and where.endswith(f".{option[0]}"):  # it begins with the part's name
         text = where.removesuffix(option[0]) + text

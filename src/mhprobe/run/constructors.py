@@ -1,7 +1,8 @@
 """Options and docstrings of our constructors, parsed from their files: importing them would take seconds (torch).
 
-A default stands once, in the constructor. ``fill`` adds it where a yaml leaves it out, so that ``--cfg job`` shows it
-and an override needs no ``+``. Only literals, and names for literals, are filled in.
+A default stands once, in the constructor. ``fill`` adds it where a yaml leaves it out, so that
+``--cfg job`` shows it and an override needs no ``+``. Only literals, and names for literals, are
+filled in.
 """
 
 import ast
@@ -33,7 +34,11 @@ def docstrings(target: str) -> list[tuple[str, str]]:
         return docstrings(".".join(node))
     if not isinstance(node, (ast.ClassDef, ast.FunctionDef)):
         return []
-    bases = [base.id for base in getattr(node, "bases", []) if isinstance(base, ast.Name) and _of(module, base.id)]
+    bases = [
+        base.id
+        for base in getattr(node, "bases", [])
+        if isinstance(base, ast.Name) and _of(module, base.id)
+    ]
     pairs = [(target, text)] if (text := ast.get_docstring(node)) else []
     return pairs + [pair for base in bases for pair in docstrings(f"{module}.{base}")]
 
@@ -70,7 +75,9 @@ def _named(module: str, name: str) -> ast.stmt | ast.expr | tuple[str, str] | No
             for alias in node.names:
                 if name == (alias.asname or alias.name):
                     return str(node.module), alias.name
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
+        if isinstance(node, ast.Assign) and any(
+            isinstance(t, ast.Name) and t.id == name for t in node.targets
+        ):
             return node.value
     return None
 
@@ -81,12 +88,23 @@ def _of_class(module: str, node: ast.ClassDef) -> Options:
         if isinstance(base, ast.Name):
             inherited |= _of(module, base.id)
     if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
-        fields = [part for part in node.body if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)]
+        fields = [
+            part
+            for part in node.body
+            if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
+        ]
         for field in (field for field in fields if "ClassVar" not in ast.unparse(field.annotation)):
             if isinstance(field.target, ast.Name) and field.value is not None:
                 inherited |= _literal(module, field.target.id, field.value)
         return inherited
-    init = next((part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"), None)
+    init = next(
+        (
+            part
+            for part in node.body
+            if isinstance(part, ast.FunctionDef) and part.name == "__init__"
+        ),
+        None,
+    )
     if init is None:
         return inherited
     # options that the constructor sets itself, or passes on by name, are not inherited
@@ -94,14 +112,18 @@ def _of_class(module: str, node: ast.ClassDef) -> Options:
     calls = [part for part in ast.walk(init) if isinstance(part, ast.Call)]
     supers = [call for call in calls if ast.unparse(call.func) == "super().__init__"]
     decided |= {word.arg for call in supers for word in call.keywords if word.arg}
-    passed_on = {key: value for key, value in inherited.items() if init.args.kwarg and key not in decided}
+    passed_on = {
+        key: value for key, value in inherited.items() if init.args.kwarg and key not in decided
+    }
     return dict(_defaults(module, init)) | passed_on
 
 
 def _defaults(module: str, function: ast.FunctionDef) -> Iterator[tuple[str, Any]]:
     args = function.args
     arguments, defaults = args.args + args.kwonlyargs, args.defaults + args.kw_defaults
-    for argument, default in zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True):
+    for argument, default in zip(
+        arguments[len(arguments) - len(defaults) :], defaults, strict=True
+    ):
         if default is not None:
             yield from _literal(module, argument.arg, default)
 
@@ -156,15 +178,29 @@ def _part(cfg: DictConfig, path: Place) -> Any:
     """Return the part of a configuration at a path; None where it was removed."""
     part: Any = cfg
     for key in path:
-        keys = range(len(part)) if isinstance(part, ListConfig) else part if isinstance(part, DictConfig) else ()
+        keys = (
+            range(len(part))
+            if isinstance(part, ListConfig)
+            else part
+            if isinstance(part, DictConfig)
+            else ()
+        )
         part = part[key] if key in keys else None
     return part
 
 
 def _left_out(path: Place, plain: Any) -> Iterator[Filled]:
-    parts = plain.items() if isinstance(plain, dict) else enumerate(plain) if isinstance(plain, list) else ()
+    parts = (
+        plain.items()
+        if isinstance(plain, dict)
+        else enumerate(plain)
+        if isinstance(plain, list)
+        else ()
+    )
     target = str(plain.get("_target_")) if isinstance(plain, dict) else ""
-    if added := {option: default for option, default in options(target).items() if option not in plain}:
+    if added := {
+        option: default for option, default in options(target).items() if option not in plain
+    }:
         yield path, target, added
     for key, part in parts:
         yield from _left_out((*path, key), part)

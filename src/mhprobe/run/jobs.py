@@ -1,6 +1,7 @@
 """Folders of jobs, and the end of a sweep whose jobs failed.
 
-A failed job leaves a note in its folder, since jobs may run elsewhere. Launchers find jobs that were lost.
+A failed job leaves a note in its folder, since jobs may run elsewhere. Launchers find jobs that
+were lost.
 """
 
 import contextlib
@@ -32,7 +33,10 @@ def rank() -> int:
 
 @functools.cache
 def claim(wanted: str) -> str:
-    """Make a new folder of that name, or the next free one (_2, _3 ...). Ranks of a launcher share ``wanted``."""
+    """Make a new folder of that name, or the next free one (_2, _3 ...).
+
+    Ranks of a launcher share ``wanted``.
+    """
     if "RANK" in os.environ or "SLURM_PROCID" in os.environ:
         return wanted
     names = itertools.chain([wanted], (f"{wanted}_{number}" for number in itertools.count(2)))
@@ -44,13 +48,17 @@ def claim(wanted: str) -> str:
                 return name
     except OSError as error:
         raise UserError(
-            f"out: {error.filename} cannot be written ({error.strerror}). Choose another folder with out=<folder>."
+            f"out: {error.filename} cannot be written ({error.strerror}). Choose another folder "
+            "with out=<folder>."
         ) from error
 
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Lock ``folder`` for this run. UserError if another run is writing there, or if the folder was replaced."""
+    """Lock ``folder`` for this run.
+
+    UserError if another run is writing there, or if the folder was replaced.
+    """
     handle = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(ImportError, OSError):  # a system without such locks
@@ -65,14 +73,20 @@ def held(folder: Path) -> Iterator[None]:
                 ) from None
         yield
         if not folder.exists() or not os.path.samestat(os.fstat(handle), folder.stat()):
-            raise UserError(f"{folder} was removed or replaced while the run wrote there: its results are not whole.")
+            raise UserError(
+                f"{folder} was removed or replaced while the run wrote there: its results are not "
+                "whole."
+            )
     finally:
         os.close(handle)
 
 
 @contextlib.contextmanager
 def settings(folder: Path, cfg: DictConfig, overrides: Sequence[str]) -> Iterator[None]:
-    """Keep the composed configuration and what was typed in ``folder/config``. A mistake puts back what was there."""
+    """Keep the composed configuration and what was typed in ``folder/config``.
+
+    A mistake puts back what was there.
+    """
     if rank():
         yield
         return
@@ -137,12 +151,20 @@ class SaysWhatFailed(Callback):
 
         folder = Path(str(OmegaConf.select(config, "hydra.sweep.dir")))
         jobs = jobs_in(folder, "config")
-        failed = {job: json.loads((job / FAILED).read_text()) for job in jobs if (job / FAILED).is_file()}
+        failed = {
+            job: json.loads((job / FAILED).read_text()) for job in jobs if (job / FAILED).is_file()
+        }
         if (page := finish_sweep(folder)) is not None:
             print(f"side by side: {page}")
         if not failed:
             return
-        print(f"mhprobe: {len(failed)} of {len(jobs)} jobs failed, the others are in {folder}:", file=sys.stderr)
+        print(
+            f"mhprobe: {len(failed)} of {len(jobs)} jobs failed, the others are in {folder}:",
+            file=sys.stderr,
+        )
         for job, end in failed.items():
-            print(f"  {job.name} ({' '.join(Folder(job).overrides())}): {end['message']}", file=sys.stderr)
+            print(
+                f"  {job.name} ({' '.join(Folder(job).overrides())}): {end['message']}",
+                file=sys.stderr,
+            )
         sys.exit(2 if all(end["code"] == 2 for end in failed.values()) else 1)

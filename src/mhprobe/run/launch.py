@@ -1,8 +1,9 @@
 """Processes of a composed task: one, or one per device, by torch's elastic agent; torchrun or SLURM bring their own.
 
-Lightning would run the command line again for each process, and with it a whole Hydra sweep. Here processes get the
-composed configuration in their environment, and each hands it, checked, to ``run`` of the command's module. A rank that
-fails ends the others, and a parent that dies ends them all.
+Lightning would run the command line again for each process, and with it a whole Hydra sweep. Here
+processes get the composed configuration in their environment, and each hands it, checked, to
+``run`` of the command's module. A rank that fails ends the others, and a parent that dies ends them
+all.
 """
 
 import contextlib
@@ -34,7 +35,10 @@ from mhprobe.run.shortage import explained
 if TYPE_CHECKING:
     from mhprobe.run.schema import TrainerSettings
 
-JOB, NOTES = "MHPROBE_JOB", "MHPROBE_NOTES"  # environment of ranks: the configuration, and the folder for errors
+JOB, NOTES = (
+    "MHPROBE_JOB",
+    "MHPROBE_NOTES",
+)  # environment of ranks: the configuration, and the folder for errors
 MISTAKE = "mistake.txt"  # the first UserError of a rank
 
 
@@ -46,16 +50,20 @@ def run(task: str, cfg: DictConfig, folder: Path) -> None:
     checked = check(task, cfg)
     launched = "RANK" in os.environ or "SLURM_PROCID" in os.environ
     if "SLURM_PROCID" in os.environ:
-        # srun's signal for the end of the time; Lightning would save inside the handler, where ranks deadlock
+        # srun's signal for the end of the time; Lightning would save inside the handler, where
+        # ranks deadlock
         signal.signal(signal.SIGUSR1, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     processes = _processes(checked.trainer)
     if checked.trainer.num_nodes > 1 and not launched:
         raise UserError(
-            f"trainer.num_nodes: {checked.trainer.num_nodes} machines need somebody who starts a process on each: "
+            f"trainer.num_nodes: {checked.trainer.num_nodes} machines need somebody who starts a "
+            "process on each: "
             f"srun (launch/slurm_train.sh) or torchrun. On this machine alone leave it at 1."
         )
     if processes == 1 or launched:
-        shown = "off" if rank() else checked.progress  # of several processes the first has the screen
+        shown = (
+            "off" if rank() else checked.progress
+        )  # of several processes the first has the screen
         with explained(checked), screen(f"mhprobe.{task} {checked.name}", shown, checked.verbose):
             with _importing():
                 command = module(task)
@@ -79,26 +87,44 @@ def _importing() -> Iterator[None]:
 def module(task: str) -> Any:
     """Return the module of a command: mhprobe.train, mhprobe.studies.voita; of a package its __main__."""
     quiet()
-    importlib.import_module("mhprobe.run.builders")  # imports nearly everything that a command imports when it runs
+    importlib.import_module(
+        "mhprobe.run.builders"
+    )  # imports nearly everything that a command imports when it runs
     command = importlib.import_module(f"mhprobe.{task}")
-    return importlib.import_module(f"{command.__name__}.__main__") if hasattr(command, "__path__") else command
+    return (
+        importlib.import_module(f"{command.__name__}.__main__")
+        if hasattr(command, "__path__")
+        else command
+    )
 
 
 def _processes(trainer: "TrainerSettings") -> int:
-    """Return the number of processes. UserError for a wrong number, and for any strategy but auto and ddp."""
-    if not re.fullmatch(r"auto|single_device|ddp(_find_unused_parameters_(true|false))?", str(trainer.strategy)):
+    """Return the number of processes.
+
+    UserError for a wrong number, and for any strategy but auto and ddp.
+    """
+    if not re.fullmatch(
+        r"auto|single_device|ddp(_find_unused_parameters_(true|false))?", str(trainer.strategy)
+    ):
         raise UserError(
-            f"trainer.strategy: expected auto or ddp, got {trainer.strategy}. Every process holds the whole network: "
-            f"heads are recorded and masked in whole layers, on images of its own. For one that does not fit: a "
+            f"trainer.strategy: expected auto or ddp, got {trainer.strategy}. Every process holds "
+            "the whole network: "
+            "heads are recorded and masked in whole layers, on images of its own. For one that "
+            "does not fit: a "
             f"smaller data.eval_batch_size."
         )
     devices = trainer.devices
     wrong = UserError(
-        f"trainer.devices: expected a number from 1 on, a list of different device numbers, or auto, got "
+        "trainer.devices: expected a number from 1 on, a list of different device numbers, or "
+        "auto, got "
         f"{quoted(devices)}."
     )
     if isinstance(devices, list):
-        if not devices or len(set(devices)) < len(devices) or not all(type(n) is int and n >= 0 for n in devices):
+        if (
+            not devices
+            or len(set(devices)) < len(devices)
+            or not all(type(n) is int and n >= 0 for n in devices)
+        ):
             raise wrong
         return len(devices)
     if devices in ("auto", -1, "-1"):
@@ -126,8 +152,16 @@ def _start(task: str, cfg: DictConfig, folder: Path, processes: int) -> None:
     job = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True))
     if job.trainer.devices in ("auto", -1, "-1"):
         job.trainer.devices = processes
-    here: dict[str, Any] = dict(min_nodes=1, max_nodes=1, rdzv_backend="c10d", rdzv_endpoint="localhost:0")
-    how = LaunchConfig(**here, nproc_per_node=processes, run_id=uuid.uuid4().hex, max_restarts=0, monitor_interval=0.2)
+    here: dict[str, Any] = dict(
+        min_nodes=1, max_nodes=1, rdzv_backend="c10d", rdzv_endpoint="localhost:0"
+    )
+    how = LaunchConfig(
+        **here,
+        nproc_per_node=processes,
+        run_id=uuid.uuid4().hex,
+        max_restarts=0,
+        monitor_interval=0.2,
+    )
     threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     with tempfile.TemporaryDirectory(prefix="mhprobe_") as notes:
         environment = {JOB: OmegaConf.to_yaml(job), NOTES: notes, "OMP_NUM_THREADS": threads}
@@ -137,7 +171,12 @@ def _start(task: str, cfg: DictConfig, folder: Path, processes: int) -> None:
         except SignalException as stopped:  # the ranks had their time to save
             stop(stopped.sigval)
         except ChildFailedError as error:
-            sys.exit(_failed({number: failure.exitcode for number, failure in error.failures.items()}, Path(notes)))
+            sys.exit(
+                _failed(
+                    {number: failure.exitcode for number, failure in error.failures.items()},
+                    Path(notes),
+                )
+            )
 
 
 def _failed(codes: Mapping[int, int], notes: Path) -> int:
@@ -148,7 +187,8 @@ def _failed(codes: Mapping[int, int], notes: Path) -> int:
         if code < 0 and code != -signal.SIGTERM:  # the others only lost it
             name = signal.Signals(-code).name
             print(
-                f"mhprobe: rank {number} of the run was killed ({name}), e.g. for want of memory; the others were "
+                f"mhprobe: rank {number} of the run was killed ({name}), e.g. for want of memory; "
+                "the others were "
                 f"stopped. A training goes on with ckpt_path=last.",
                 file=sys.stderr,
             )
@@ -164,7 +204,10 @@ def _failed(codes: Mapping[int, int], notes: Path) -> int:
 
 
 def _rank(task: str, folder: Path) -> None:
-    """Run the task as one of several ranks. The process that started them prints a UserError once."""
+    """Run the task as one of several ranks.
+
+    The process that started them prints a UserError once.
+    """
     from mhprobe.ranks import LeftAlone
 
     notes = Path(os.environ[NOTES])

@@ -1,6 +1,7 @@
 """Options without a yaml: the members of a folder, each by the name of its file, for Hydra's ConfigStore.
 
-Measures, kinds of maps, scores, orders and searches have their options in their constructors. A yaml in conf/ wins.
+Measures, kinds of maps, scores, orders and searches have their options in their constructors. A
+yaml in conf/ wins.
 """
 
 import ast
@@ -15,7 +16,10 @@ from mhprobe.run.constructors import OURS, PACKAGE
 
 
 class Folder(NamedTuple):
-    """A folder of members. partial: they are built later, for a model. several: a run takes some, by name."""
+    """A folder of members.
+
+    partial: they are built later, for a model. several: a run takes some, by name.
+    """
 
     name: str
     partial: bool
@@ -50,7 +54,11 @@ def members(group: str) -> dict[str, dict[str, Any]]:
 
 def place(group: str, name: str) -> str:
     """Return the key of an option: measure.svcca, score."""
-    return f"{group}.{name}" if group in FOLDERS and FOLDERS[group].several else group.replace("/", ".")
+    return (
+        f"{group}.{name}"
+        if group in FOLDERS and FOLDERS[group].several
+        else group.replace("/", ".")
+    )
 
 
 def meaning(group: str, name: str) -> str:
@@ -64,4 +72,6 @@ def register(conf: Path) -> None:
     for group in FOLDERS:
         for name, part in members(group).items():
             if not (conf / group / f"{name}.yaml").is_file():
-                ConfigStore.instance().store(name=name, node=part, group=group, package=place(group, name))
+                ConfigStore.instance().store(
+                    name=name, node=part, group=group, package=place(group, name)
+                )

@@ -48,7 +48,10 @@ LIMITS = ("remove", "exclude_layers", "min_heads_per_layer", "rescale", "latency
 
 
 class Pruning:
-    """The question of mhprobe.prune. promise: of the pruned network. UserError for settings that do not go together."""
+    """The question of mhprobe.prune.
+
+    promise: of the pruned network. UserError for settings that do not go together.
+    """
 
     def __init__(self, cfg: Config, folder: Path) -> None:
         assert cfg.prune is not None, "a section of mhprobe.prune"
@@ -61,18 +64,27 @@ class Pruning:
         return [Question("pruning", functools.partial(self.ask, report=report))]
 
     def ask(self, material: Material, report: Report) -> dict[str, Result]:
-        """Save the pruned network, and put it in the place of the whole one. report: its loggers record the tuning."""
+        """Save the pruned network, and put it in the place of the whole one.
+
+        report: its loggers record the tuning.
+        """
         model: Any = material.model
         order = construct(self.settings.order, "prune.order")
         with keyed(self.settings.model_dump(), "prune"):
-            pruned, results = self._pruned(material, report, source_of(self.settings, order, self.cfg.seed))
+            pruned, results = self._pruned(
+                material, report, source_of(self.settings, order, self.cfg.seed)
+            )
         self.promise, model.backbone = pruned.promise, pruned.model
-        if pruned.scored == LABELS and not pruned.optimistic:  # runs are compared on images that chose nothing
+        if (
+            pruned.scored == LABELS and not pruned.optimistic
+        ):  # runs are compared on images that chose nothing
             builders.keep_outcomes(self.folder, pruned.right[-1], material.data)
         attach(pruned.model, units={"head"})  # heads are found by their gates
         return results
 
-    def _pruned(self, material: Material, report: Report, source: Source) -> tuple[Pruned, dict[str, Result]]:
+    def _pruned(
+        self, material: Material, report: Report, source: Source
+    ) -> tuple[Pruned, dict[str, Result]]:
         cfg, settings, model = self.cfg, self.settings, cast(GatedClassifier, material.model)
         dense, description = model.backbone.eval(), model.description
         weights = read_description(Path(file)) if (file := builders.weights_file(cfg)) else {}
@@ -81,7 +93,9 @@ class Pruning:
         cache = {"cache": Path(cfg.cache_dir) / "orders", "facts": material.identity}
         look = images(cfg, settings, material, **cache)
         origin = made_from(cfg, settings, material.data, weights)
-        looked_up = measured_on(getattr(source, "order", None))  # no images of ours: "test", whichever they were
+        looked_up = measured_on(
+            getattr(source, "order", None)
+        )  # no images of ours: "test", whichever they were
         looked_at = [*description.get("chosen_by", ()), *([f"{looked_up}:"] if looked_up else ())]
         pruned = prune(
             dense,
@@ -97,26 +111,45 @@ class Pruning:
         results = of_pruned(pruned, material.layout)
         if pruned.promise is not None and not pruned.promise.steps:
             return pruned, results
-        budgets, promised = self._budgets(pruned, dense, source, look) if settings.elastic else ({}, [])
-        saved = write_all(self._files(pruned, dense, budgets, look, {**description, "made": origin}))
+        budgets, promised = (
+            self._budgets(pruned, dense, source, look) if settings.elastic else ({}, [])
+        )
+        saved = write_all(
+            self._files(pruned, dense, budgets, look, {**description, "made": origin})
+        )
         layout = layout_of(dense)
         if settings.speed:
             masks = {"this mask": pruned.gone}  # beside evenly spread ones
             masks |= {f"{100 * share:.0f} % removed": evenly(layout, share) for share in SHARES}
             with progress("timing", len(BATCHES), "batch sizes") as done:
                 speeds = speed_table(dense, masks, rounds=settings.speed_rounds, show=done)
-            drawn = Result(tables.from_rows(speeds, "speed"), speed_figure(speeds), of=Sample(), drawn="speed")
+            drawn = Result(
+                tables.from_rows(speeds, "speed"), speed_figure(speeds), of=Sample(), drawn="speed"
+            )
             results["speed"] = drawn.saying("times as fast", "the network is faster")
         kept = layout.kept(pruned.gone)
         emptied = [site.name for site in layout.of("neuron").sites if not kept[site.name]]
-        print(*promised, *lines(pruned), *(f"{name}: no neuron is left, so a bias alone" for name in emptied), sep="\n")
+        print(
+            *promised,
+            *lines(pruned),
+            *(f"{name}: no neuron is left, so a bias alone" for name in emptied),
+            sep="\n",
+        )
         print(f"saved: {', '.join(path.name for path in saved)}")
         return pruned, results
 
     def _files(
-        self, pruned: Pruned, dense: nn.Module, budgets: dict[str, Any], look: Images, description: dict[str, Any]
+        self,
+        pruned: Pruned,
+        dense: nn.Module,
+        budgets: dict[str, Any],
+        look: Images,
+        description: dict[str, Any],
     ) -> dict[Path, bytes]:
-        """Return ``pruned.safetensors`` and its JSON, and the exports asked for. budgets: of an elastic file."""
+        """Return ``pruned.safetensors`` and its JSON, and the exports asked for.
+
+        budgets: of an elastic file.
+        """
         settings, folder, kept = self.settings, self.folder, layout_of(dense).kept(pruned.gone)
         origin = {**description["made"], "rescaled": pruned.rescaled, "fold": settings.fold}
         origin[f"test/{pruned.scored.metric}"] = pruned.stages[-1].accuracy
@@ -124,7 +157,9 @@ class Pruning:
         if promise := elastic.promise_at(budgets, settings.target or {}) if budgets else promise:
             origin["guarantee"] = promise
         description = {**description, "chosen_by": list(dict.fromkeys(pruned.chosen_by))}
-        about = pruned_description({**description, "made": origin}, kept, settings.proj_bias, folded_gates(dense))
+        about = pruned_description(
+            {**description, "made": origin}, kept, settings.proj_bias, folded_gates(dense)
+        )
         files = weights_files(pruned.model, folder / "pruned.safetensors", about)
         example = next(look.test(8)).images.cpu()
         example = example.repeat(2, 1, 1, 1) if len(example) == 1 else example
@@ -140,28 +175,44 @@ class Pruning:
             files |= weights_files(whole, folder / "elastic.safetensors", about)
         return files
 
-    def _budgets(self, pruned: Pruned, dense: nn.Module, source: Source, look: Images) -> tuple[Any, list[str]]:
+    def _budgets(
+        self, pruned: Pruned, dense: nn.Module, source: Source, look: Images
+    ) -> tuple[Any, list[str]]:
         """Return what an elastic file makes budgets of, and lines for the terminal: which of them are promised."""
         target, promised = self.settings.target, list[str]()
         assert isinstance(source, OnPath) and pruned.scores is not None and target is not None
         budgets = elastic.described(source, pruned.scores, layout_of(dense))
         if promise := promise_asked(self.settings):
             calibrate = look.calibrate(dense, False)
-            budgets["promise"] = elastic.promise_budgets(dense, budgets, target, calibrate, promise, look.seed)
+            budgets["promise"] = elastic.promise_budgets(
+                dense, budgets, target, calibrate, promise, look.seed
+            )
             (unit, least), kept = next(iter(target.items())), budgets["promise"]["kept"]
-            held = f"at {unit} {', '.join(f'{budget:g}' for budget in kept)}" if kept else "at no budget"
+            held = (
+                f"at {unit} {', '.join(f'{budget:g}' for budget in kept)}"
+                if kept
+                else "at no budget"
+            )
             here = "" if least in kept else ", so not here"
-            promised = [f"promised to lose at most {counted(promise.points, 'point')}: {held}{here}"]
+            promised = [
+                f"promised to lose at most {counted(promise.points, 'point')}: {held}{here}"
+            ]
         return budgets, promised
 
     def complain(self) -> None:
         """Raise UserError where no step can be promised."""
         if (promise := self.promise) is None or promise.steps:
             return
-        which = "without these heads it cannot" if promise.curve.name == "given" else "at no step of the path it can"
+        which = (
+            "without these heads it cannot"
+            if promise.curve.name == "given"
+            else "at no step of the path it can"
+        )
         raise UserError(
-            f"prune.guarantee: {which} be promised to lose at most {counted(promise.guarantee.points, 'point')} on "
-            f"new images ({promise.images} calibration images): nothing was removed. More images, or more points."
+            f"prune.guarantee: {which} be promised to lose at most "
+            f"{counted(promise.guarantee.points, 'point')} on "
+            f"new images ({promise.images} calibration images): nothing was removed. More images, "
+            "or more points."
         )
 
 
@@ -171,24 +222,33 @@ def refuse(cfg: Config, settings: Prune) -> None:
         raise UserError("prune: which trained network? Give weights=<.safetensors or .ckpt>.")
     if settings.heads is None and settings.order is None:
         raise UserError(
-            "prune: which heads go? prune=order prune.remove=<how many> takes them by an order (prune/order=...); "
+            "prune: which heads go? prune=order prune.remove=<how many> takes them by an order "
+            "(prune/order=...); "
             "prune=given prune.heads=<list, file, table or gates> takes those that you name."
         )
     if settings.fold != "zero" and (settings.proj_bias == "drop" or settings.rescale):
         raise UserError(
-            "prune.fold: heads leave their mean in the projection's bias, and nothing is to be made up for; expected "
+            "prune.fold: heads leave their mean in the projection's bias, and nothing is to be "
+            "made up for; expected "
             "prune.proj_bias=keep and prune.rescale=false beside it."
         )
     rounds, proj_bias = settings.rounds > 1, settings.proj_bias != "keep"
     with_elastic = {
         "order": not (settings.order or {}).get("_target_", "").endswith(".Knapsack"),
         "target": not {*(settings.target or {})} & {"flops", "params"},
-        **{"rounds": rounds, "fold": settings.fold != "zero", "rescale": settings.rescale, "proj_bias": proj_bias},
+        **{
+            "rounds": rounds,
+            "fold": settings.fold != "zero",
+            "rescale": settings.rescale,
+            "proj_bias": proj_bias,
+        },
     }
     if settings.elastic and (wrong := [key for key, refused in with_elastic.items() if refused]):
         raise UserError(
-            f"prune.{wrong[0]}: prune.elastic=true takes scores once and masks by them; expected prune/order=fisher "
-            f"with prune.target={{flops: <share left>}} or {{params: <share left>}}, one round, nothing folded or "
+            f"prune.{wrong[0]}: prune.elastic=true takes scores once and masks by them; expected "
+            "prune/order=fisher "
+            f"with prune.target={{flops: <share left>}} or {{params: <share left>}}, one round, "
+            "nothing folded or "
             f"rescaled."
         )
     if promise_asked(settings) is None:
@@ -200,33 +260,51 @@ def refuse(cfg: Config, settings: Prune) -> None:
     }
     if wrong := [key for key, refused in with_promise.items() if refused]:
         raise UserError(
-            f"prune.{wrong[0]}: a guarantee is of heads that go in one round, chosen in float32, and of nothing else; "
+            f"prune.{wrong[0]}: a guarantee is of heads that go in one round, chosen in float32, "
+            "and of nothing else; "
             f"leave it out, or prune the pruned file again (weights=<pruned.safetensors>)."
         )
     if not cfg.data["calibration_fraction"]:
         raise UserError(
             "prune.guarantee: stands on images that chose neither weights nor path; expected "
-            "data.calibration_fraction above 0, a share of the validation images (best given to mhprobe.train, too)."
+            "data.calibration_fraction above 0, a share of the validation images (best given to "
+            "mhprobe.train, too)."
         )
 
 
 def promise_asked(settings: Prune) -> Guarantee | None:
     """Return the guarantee that the settings ask for."""
     guarantee = settings.guarantee
-    return None if guarantee is None or guarantee.points is None else Guarantee(**guarantee.model_dump())
+    return (
+        None
+        if guarantee is None or guarantee.points is None
+        else Guarantee(**guarantee.model_dump())
+    )
 
 
-def made_from(cfg: Config, settings: Prune, data: ImageData, weights: dict[str, Any]) -> dict[str, Any]:
-    """Return the origin for the JSON of a pruned file. UserError for too few images to promise on."""
-    origin = {"by": "mhprobe.prune", "from": cfg.weights, "data": data.fingerprint, "seed": cfg.seed}
+def made_from(
+    cfg: Config, settings: Prune, data: ImageData, weights: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the origin for the JSON of a pruned file.
+
+    UserError for too few images to promise on.
+    """
+    origin = {
+        "by": "mhprobe.prune",
+        "from": cfg.weights,
+        "data": data.fingerprint,
+        "seed": cfg.seed,
+    }
     if (promise := promise_asked(settings)) is None:
         return origin
     check_images(promise, data.sizes["calibration"])
     set_aside = weights.get("made", {}).get("set_aside") == data.set_aside
     if not set_aside:
         print(
-            "prune.guarantee: the weights do not say that their training set these images aside, so it may have used "
-            "them, and the promise may not hold: train with the same seed and data.calibration_fraction."
+            "prune.guarantee: the weights do not say that their training set these images aside, "
+            "so it may have used "
+            "them, and the promise may not hold: train with the same seed and "
+            "data.calibration_fraction."
         )
     return {**origin, "set_aside_in_training": set_aside}
 
@@ -239,15 +317,24 @@ def images(cfg: Config, settings: Prune, material: Material, **kept: Any) -> Ima
 
 
 def retraining(
-    cfg: Config, settings: Prune, dense: nn.Module, description: dict[str, Any], data: ImageData, report: Report
+    cfg: Config,
+    settings: Prune,
+    dense: nn.Module,
+    description: dict[str, Any],
+    data: ImageData,
+    report: Report,
 ) -> Train | None:
-    """Return a training of ``prune.tune_epochs`` that keeps the best epoch. UserError without labels or classifier."""
+    """Return a training of ``prune.tune_epochs`` that keeps the best epoch.
+
+    UserError without labels or classifier.
+    """
     if not settings.tune_epochs:
         return None
     data.refuse_unlabelled("prune.tune_epochs")
     if gives_features(dense):
         raise UserError(
-            "prune.tune_epochs: training needs a classifier, and the network gives features; expected 0. "
+            "prune.tune_epochs: training needs a classifier, and the network gives features; "
+            "expected 0. "
             "prune.repair.per=weights mends without training."
         )
     cfg = cfg.but(trainer={"max_epochs": settings.tune_epochs})
@@ -257,15 +344,24 @@ def retraining(
         about = pruned_description(description, kept, settings.proj_bias, folded_gates(dense))
         checkpoints = report.folder / "checkpoints" / f"round_{number}"
         model = GatedClassifier(pruned, about, **optim)
-        trainer = builders.trainer(cfg, builders.callbacks(cfg, model, data, report, checkpoints), report)
-        training = {**facts(cfg, about, data.images_of("train", "val")), "precision": trainer.precision}
-        key = cache_key(training=training, round=number, source=our_digest(), of=digest(pruned.state_dict()))
+        trainer = builders.trainer(
+            cfg, builders.callbacks(cfg, model, data, report, checkpoints), report
+        )
+        training = {
+            **facts(cfg, about, data.images_of("train", "val")),
+            "precision": trainer.precision,
+        }
+        key = cache_key(
+            training=training, round=number, source=our_digest(), of=digest(pruned.state_dict())
+        )
         if (tuned := stored.read(builders.store(cfg), key)) is None:
             trainer.fit(model, datamodule=data)
             builders.best(model, checkpoints)
             stored.write(builders.store(cfg), key, model.backbone.state_dict())
         else:  # by a run that was killed after this round
-            print(f"round {number}: was tuned before with the same settings; those weights are taken")
+            print(
+                f"round {number}: was tuned before with the same settings; those weights are taken"
+            )
             model.backbone.load_state_dict(tuned.columns)
         return model.backbone
 
@@ -273,17 +369,24 @@ def retraining(
 
 
 def source_of(settings: Prune, order: Order | Chooses | None, seed: int = 0) -> Source:
-    """Return the choice of heads of the section ``prune``. order: of prune=order. UserError for wrong limits."""
+    """Return the choice of heads of the section ``prune``.
+
+    order: of prune=order. UserError for wrong limits.
+    """
     guarantee = promise_asked(settings)
     if order is None:
         named = settings.model_dump(include={"heads", "curve", "step", "remove", "threshold"})
         return Given(**named, guarantee=guarantee, seed=seed)
     if not isinstance(order, Order):
-        beside = guarantee or settings.units != "head" or any(getattr(settings, name) for name in LIMITS)
+        beside = (
+            guarantee or settings.units != "head" or any(getattr(settings, name) for name in LIMITS)
+        )
         if beside or settings.target is None or {*settings.target} - {"flops", "params", *KINDS}:
             raise UserError(
-                "target: a method that is shown the network itself chooses by FLOPs, parameters or kinds; expected "
-                "target={flops: <share left>}, {params: <share left>} or {head: <share left>, neuron: <share left>}, "
+                "target: a method that is shown the network itself chooses by FLOPs, parameters or "
+                "kinds; expected "
+                "target={flops: <share left>}, {params: <share left>} or {head: <share left>, "
+                "neuron: <share left>}, "
                 f"and no guarantee, units, {', '.join(LIMITS[:-1])} or {LIMITS[-1]}."
             )
         return Shown(order, settings.target)
@@ -307,46 +410,72 @@ def lines(pruned: Pruned) -> list[str]:
     first, last, lost = pruned.stages[0], pruned.stages[-1], pruned.scored.lost
     return [
         *(
-            f"round {row.round} {row.stage:>8}: {row.counted}, {pruned.scored.right} {100 * row.accuracy:.2f} % "
-            f"({100 * row.low:.2f} - {100 * row.high:.2f})" + (f", {lost} {row.loss:.3g}" if lost else "")
+            f"round {row.round} {row.stage:>8}: {row.counted}, {pruned.scored.right} "
+            f"{100 * row.accuracy:.2f} % "
+            f"({100 * row.low:.2f} - {100 * row.high:.2f})"
+            + (f", {lost} {row.loss:.3g}" if lost else "")
             for row in pruned.stages
         ),
         f"masked and pruned logits differ by at most {pruned.difference:.2g}",
-        f"parameters {first.parameters:,} -> {last.parameters:,}, FLOPs per image {first.flops:,} -> {last.flops:,}",
+        f"parameters {first.parameters:,} -> {last.parameters:,}, FLOPs per image {first.flops:,} "
+        f"-> {last.flops:,}",
     ]
 
 
 def _promised(promise: Promise) -> dict[str, Any]:
     """Return the promise in plain values."""
-    counts = {"heads": promise.heads, "neurons": promise.neurons, "steps": promise.steps, "images": promise.images}
+    counts = {
+        "heads": promise.heads,
+        "neurons": promise.neurons,
+        "steps": promise.steps,
+        "images": promise.images,
+    }
     numbers = {name: number for name, number in counts.items() if number is not None}
-    return {"points": promise.guarantee.points, "confidence": promise.guarantee.confidence, **numbers}
+    return {
+        "points": promise.guarantee.points,
+        "confidence": promise.guarantee.confidence,
+        **numbers,
+    }
 
 
 def of_pruned(pruned: Pruned, layout: HeadLayout) -> dict[str, Result]:
     """Return the tables of stages and of heads that are left, and the promise, if any."""
     results: dict[str, Result] = {}
-    if pruned.promise is not None:  # the path's curve on the images that were set aside, and how far it holds
+    if (
+        pruned.promise is not None
+    ):  # the path's curve on the images that were set aside, and how far it holds
         promised, of = _promised(pruned.promise), Sample(pruned.promise.images, "calibration")
         numbers = {f"prune/promise/{name}": number for name, number in promised.items()}
         row = Result(tables.from_rows([promised], "promise"), metrics=numbers, of=of)
         units = " and ".join(f"{kind}s" for kind in KINDS if kind in layout.kinds)
-        results["promise"] = row.saying(f"{units} that can go with the promise", f"more {units} can go")
+        results["promise"] = row.saying(
+            f"{units} that can go with the promise", f"more {units} can go"
+        )
         results |= of_curves([pruned.promise.curve], (), layout, None)
     last = pruned.stages[-1]
     names = [name for name in Stage._fields if getattr(last, name) is not None]
-    stages = Table(names, [[getattr(row, name) for name in names] for row in pruned.stages], "stages")
+    stages = Table(
+        names, [[getattr(row, name) for name in names] for row in pruned.stages], "stages"
+    )
     seen = "Test images chose the heads: these numbers are too good." if pruned.optimistic else ""
     metrics = {
-        **{f"prune/{row.stage}/accuracy": row.accuracy for row in pruned.stages},  # of the last round
-        **{f"prune/{n}": getattr(last, n) for n in ("heads", "neurons", "parameters", "flops") if n in names},
+        **{
+            f"prune/{row.stage}/accuracy": row.accuracy for row in pruned.stages
+        },  # of the last round
+        **{
+            f"prune/{n}": getattr(last, n)
+            for n in ("heads", "neurons", "parameters", "flops")
+            if n in names
+        },
         "prune/largest_difference": pruned.difference,
         f"test/{pruned.scored.metric}": last.accuracy,
         "test/loss": last.loss,
         "test/images": last.images,
         "test/right": round(last.accuracy * last.images),
     }
-    results["pruning"] = Result(stages, metrics=metrics, about=seen).saying(pruned.scored.right, "a better network")
+    results["pruning"] = Result(stages, metrics=metrics, about=seen).saying(
+        pruned.scored.right, "a better network"
+    )
     kept = tables.per_head(layout, dict.fromkeys(("value", "kept"), (~pruned.gone).long()))
     kept.columns.append("chosen_by")
     kept = kept._replace(rows=[[*row, " ".join(pruned.chosen_by)] for row in kept.rows])

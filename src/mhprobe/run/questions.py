@@ -41,11 +41,18 @@ Asks = Callable[[Material, Report], Sequence[Question]]
 
 
 def answer(
-    cfg: Config, folder: Path, more: Asks = lambda material, report: (), estimate: bool = False, tested: bool = True
+    cfg: Config,
+    folder: Path,
+    more: Asks = lambda material, report: (),
+    estimate: bool = False,
+    tested: bool = True,
 ) -> Answers:
-    """Test the weights and answer the questions of the configuration. more: further questions. estimate: show a plan.
+    """Test the weights and answer the questions of the configuration.
 
-    tested: False for questions that test the network themselves, or not at all, and end the run without an answer.
+    more: further questions. estimate: show a plan.
+
+    tested: False for questions that test the network themselves, or not at all, and end the run
+    without an answer.
     """
     data = builders.data(cfg)
     model = builders.classifier(cfg, data)
@@ -58,7 +65,8 @@ def answer(
     else:
         if cfg.prune and trainer.world_size > 1:
             raise UserError(
-                f"{cfg.command}: runs in one process, got {trainer.world_size}. To tune on several devices, prune with "
+                f"{cfg.command}: runs in one process, got {trainer.world_size}. To tune on several "
+                "devices, prune with "
                 f"tune_epochs=0 and then train with weights=<pruned.safetensors>."
             )
         report.data = data.source.name
@@ -83,14 +91,19 @@ def of_run(
 
 
 def material(cfg: Config, model: GatedClassifier, data: ImageData) -> Material:
-    """Return model, images, measures and curves. UserError for an unfit measure, unless of a paper or claim."""
+    """Return model, images, measures and curves.
+
+    UserError for an unfit measure, unless of a paper or claim.
+    """
     study = cfg.paper or cfg.evidence  # measures and masking curves of their own
     where = "paper.measure" if cfg.paper else "evidence.measure" if study else "measure"
     section, probe = study or cfg, cfg.probe
     parts = (section.measure or {}) if study or probe else {}
     curves = section.masking
     if (parts or cfg.prune or (curves and curves.curves)) and not model.gates.layout.sites:
-        raise UserError("weights: this network has no heads left. To take its neurons: gates.units=[neuron].")
+        raise UserError(
+            "weights: this network has no heads left. To take its neurons: gates.units=[neuron]."
+        )
     built = builders.measures(parts, model.gates.layout, where)
     unfit = {name: error for name, error in built.items() if isinstance(error, UserError)}
     if unfit and not study:
@@ -116,16 +129,29 @@ def _usual(cfg: Config, material: Material) -> list[Question]:
     """Return the questions of probe, mask and train: measures, their agreement, a user's, gates, masking curves."""
     if cfg.paper or cfg.evidence or cfg.prune:
         return []
-    names, questions, control = tuple(material.measures), list[Question](), material.twin is not None
+    names, questions, control = (
+        tuple(material.measures),
+        list[Question](),
+        material.twin is not None,
+    )
     if names and cfg.probe:
         questions += [Question("cost", functools.partial(cost, names=names))]
         questions += [Question(name, measured, (name,), control=control) for name in names]
         if (top_k := cfg.probe.top_k) is not None:
-            questions.append(Question("agreement", functools.partial(agreement, top_k=top_k), names, control=control))
+            questions.append(
+                Question(
+                    "agreement", functools.partial(agreement, top_k=top_k), names, control=control
+                )
+            )
         if (also_on := cfg.probe.also_on) is not None:
-            other = second_to(material.data, builders.prepared(also_on, "probe.also_on"), "probe.also_on")
+            other = second_to(
+                material.data, builders.prepared(also_on, "probe.also_on"), "probe.also_on"
+            )
             if other.source.name == material.data.source.name:
-                raise UserError(f"probe.also_on: expected another data set than data, got {other.source.name} twice.")
+                raise UserError(
+                    f"probe.also_on: expected another data set than data, got {other.source.name} "
+                    "twice."
+                )
             second = functools.partial(on_another_data_set, data=other)
             questions.append(Question("second data set", second, names))
     for name, part in cfg.question.items():
@@ -136,14 +162,18 @@ def _usual(cfg: Config, material: Material) -> list[Question]:
         rule = functools.partial(learned_gates, keep=cfg.gates.keep, threshold=cfg.gates.threshold)
         questions.append(Question("gates", explained(rule, "gates")))
     if material.masking is not None:
-        questions.append(Question("masking_curves", masking_curves, curves=tuple(material.masking.specs)))
+        questions.append(
+            Question("masking_curves", masking_curves, curves=tuple(material.masking.specs))
+        )
     return questions
 
 
 def _control(model: GatedClassifier, seed: int, wanted: bool) -> RandomTwin | None:
     """Return the random twin; pruned weights have none: UserError if it is wanted, else a line in the log."""
     try:
-        return RandomTwin(cast(nn.Module, model.backbone), model.gates.layout, model.description, seed)
+        return RandomTwin(
+            cast(nn.Module, model.backbone), model.gates.layout, model.description, seed
+        )
     except UserError as error:
         if wanted:
             raise
@@ -153,19 +183,32 @@ def _control(model: GatedClassifier, seed: int, wanted: bool) -> RandomTwin | No
 
 def panels(about: Paper) -> dict[str, Callable[..., Any]]:
     """Return the panels of a paper's figures, by figure, for figures that name one."""
-    named = {key: (figure.panel, f"paper.figures.{key}.panel") for key, figure in about.figures.items() if figure.panel}
+    named = {
+        key: (figure.panel, f"paper.figures.{key}.panel")
+        for key, figure in about.figures.items()
+        if figure.panel
+    }
     return {key: explained(construct(panel, where), where) for key, (panel, where) in named.items()}
 
 
 def _masking(cfg: Config, settings: Curves, model: GatedClassifier) -> Masking:
-    """Return the masking curves of ``settings``. UserError for one that does not fit, unless it is of a paper."""
+    """Return the masking curves of ``settings``.
+
+    UserError for one that does not fit, unless it is of a paper.
+    """
     layout = model.gates.layout
     specs: dict[str, CurveSpec | UserError] = {}
     for name, part in settings.curves.items():
-        where, make = f"masking.curves.{name}", cast(type[CurveSpec], explained(CurveSpec, f"masking.curves.{name}"))
+        where, make = (
+            f"masking.curves.{name}",
+            cast(type[CurveSpec], explained(CurveSpec, f"masking.curves.{name}")),
+        )
         try:
             order = construct(part.order, f"{where}.order")
-            spec = make(name=name, **{**part.model_dump(), "order": order, "fill": part.fill or settings.fill})
+            spec = make(
+                name=name,
+                **{**part.model_dump(), "order": order, "fill": part.fill or settings.fill},
+            )
             spec.check(layout)
             specs[name] = spec
         except UserError as error:
@@ -173,9 +216,16 @@ def _masking(cfg: Config, settings: Curves, model: GatedClassifier) -> Masking:
             if not cfg.paper:
                 raise unfit from error
     fit = [spec for spec in specs.values() if isinstance(spec, CurveSpec)]
-    longest = max((len(make_units(spec.units, layout, spec.exclude_layers)) for spec in fit), default=0)
+    longest = max(
+        (len(make_units(spec.units, layout, spec.exclude_layers)) for spec in fit), default=0
+    )
     if settings.step is not None and settings.step > longest:
-        raise UserError(f"masking.step: the longest of the curves has {longest} steps, got {settings.step}.")
+        raise UserError(
+            f"masking.step: the longest of the curves has {longest} steps, got {settings.step}."
+        )
     options = settings.model_dump(include={"select_on", "steps", "step"})
-    options |= {"join": settings.join and construct(settings.join, "masking.join"), "score": builders.score(cfg)}
+    options |= {
+        "join": settings.join and construct(settings.join, "masking.join"),
+        "score": builders.score(cfg),
+    }
     return Masking(specs, Path(cfg.cache_dir) / "orders", key="masking.curves", **options)

@@ -18,7 +18,9 @@ from mhprobe.weights.hub import find_weights
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)  # strict: else ``true`` would be taken for 1
+    model_config = ConfigDict(
+        extra="forbid", strict=True
+    )  # strict: else ``true`` would be taken for 1
 
     def but(self, **changes: Any) -> Self:
         """Return a copy with other values; a dict for a section changes values inside it."""
@@ -49,7 +51,9 @@ def _parts(frozen: Any) -> Any:
     listed = isinstance(frozen, list) and frozen and all(part in parts for part in frozen)
     if frozen in words or listed or (type(frozen) is int and frozen > 0):
         return frozen
-    raise PydanticCustomError("frozen", f"Give {', '.join(words)}, a number of blocks, or a list of {', '.join(parts)}")
+    raise PydanticCustomError(
+        "frozen", f"Give {', '.join(words)}, a number of blocks, or a list of {', '.join(parts)}"
+    )
 
 
 class Gates(_Section):
@@ -197,7 +201,9 @@ class TrainerSettings(_Section):
 
     model_config = ConfigDict(extra="allow")
     max_epochs: Annotated[int, Field(ge=1)]
-    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"]  # weights stay float32: so are the numbers
+    precision: Literal[
+        "auto", "32-true", "bf16-mixed", "16-mixed"
+    ]  # weights stay float32: so are the numbers
     accelerator: str
     devices: Any
     strategy: Any = "auto"
@@ -260,7 +266,10 @@ class Config(_Section):
 
 
 def check(command: str, cfg: DictConfig) -> Config:
-    """Return the composed configuration, checked. UserError names the key, the rule and the value."""
+    """Return the composed configuration, checked.
+
+    UserError names the key, the rule and the value.
+    """
     if OmegaConf.is_missing(cfg, "weights") and comes_with_weights(cfg.backbone):
         cfg = cast(DictConfig, OmegaConf.merge(cfg, {"weights": None}))
     try:
@@ -273,8 +282,15 @@ def check(command: str, cfg: DictConfig) -> Config:
     for path, value in leaves(plain, lists=True):
         if isinstance(value, float) and not math.isfinite(value):  # nan passes every limit
             raise UserError(f"{'.'.join(path)}: expected a finite number, got {value}.")
-    for section, key, part in ((plain, "weights", ""), (plain.get("optim") or {}, "teacher", "optim.")):
-        if isinstance(named := section.get(key), str) and named not in ("random", "dense") and Path(named).is_dir():
+    for section, key, part in (
+        (plain, "weights", ""),
+        (plain.get("optim") or {}, "teacher", "optim."),
+    ):
+        if (
+            isinstance(named := section.get(key), str)
+            and named not in ("random", "dense")
+            and Path(named).is_dir()
+        ):
             section[key] = str(find_weights(named, key=part + key))
     checked: Config = _valid(Config, {**plain, "command": command})
     needed = settings(command) | ({"optim"} & sections(command))  # other groups may be taken away
@@ -285,28 +301,47 @@ def check(command: str, cfg: DictConfig) -> Config:
     for key, instead in INSTEAD.items():
         value, whole = plain["trainer"].get(key), 0.0 if key == "overfit_batches" else 1.0
         if not (value is None or value is False or (isinstance(value, float) and value == whole)):
-            raise UserError(f"trainer.{key}: a number of part of the images is no result, got {value}. Use {instead}.")
+            raise UserError(
+                f"trainer.{key}: a number of part of the images is no result, got {value}. Use "
+                f"{instead}."
+            )
     if checked.optim and checked.optim.ema and checked.probe and checked.probe.every_n_steps:
-        raise UserError("probe.every_n_steps: optim.ema validates averaged weights; expected probe.every_n_epochs.")
+        raise UserError(
+            "probe.every_n_steps: optim.ema validates averaged weights; expected "
+            "probe.every_n_epochs."
+        )
     if (masking := checked.masking) is not None:
         if masking.step is not None and masking.steps is not None:
-            raise UserError("masking: give step (one point) or steps (the curve up to there), not both.")
+            raise UserError(
+                "masking: give step (one point) or steps (the curve up to there), not both."
+            )
         if not masking.curves and command == "mask":
-            raise UserError("masking.curves: expected a curve, got {}; take masking=six_curves or masking=orders.")
-    untrained = checked.weights is None and checked.optim is None and not comes_with_weights(checked.backbone)
+            raise UserError(
+                "masking.curves: expected a curve, got {}; take masking=six_curves or "
+                "masking=orders."
+            )
+    untrained = (
+        checked.weights is None
+        and checked.optim is None
+        and not comes_with_weights(checked.backbone)
+    )
     if untrained and command not in ("fetch", "prune"):  # prune refuses by a message of its own
         raise UserError(_missing("weights"))
     if (classes := checked.backbone.get("num_classes")) == 0:
         refuse_without_classifier(command)
     elif classes is not None:
         raise UserError(
-            f"backbone.num_classes: the data says how many there are, expected null, or 0 for a network that gives "
+            "backbone.num_classes: the data says how many there are, expected null, or 0 for a "
+            "network that gives "
             f"features, got {classes}."
         )
     if checked.optim is not None and checked.optim.teacher == "dense":
         file = None if checked.weights == "random" else checked.weights
         if checked.prune is None or (checked.prune.tune_epochs and file is None):
-            raise UserError("optim.teacher=dense: is the network before pruning, of weights=<file>; here is none.")
+            raise UserError(
+                "optim.teacher=dense: is the network before pruning, of weights=<file>; here is "
+                "none."
+            )
         checked = checked.but(optim={"teacher": file if checked.prune.tune_epochs else None})
     return checked
 
@@ -320,20 +355,33 @@ def _valid(section: type[_Section], values: dict[str, Any], where: str = "") -> 
         key = where + ".".join(str(part) for part in first["loc"])
         if first["type"] == "missing":
             group = str(first["loc"][0])
-            missing = sum(other["type"] == "missing" and other["loc"][0] == group for other in error.errors())
-            whole = missing > len(values.get(group, ()))  # was taken away; an experiment gave what is there
+            missing = sum(
+                other["type"] == "missing" and other["loc"][0] == group for other in error.errors()
+            )
+            whole = missing > len(
+                values.get(group, ())
+            )  # was taken away; an experiment gave what is there
             raise UserError(_gone(where + group if whole else key)) from None
         raise UserError(f"{key}: {first['msg']}, got {quoted(first['input'], 100)}.") from None
 
 
-WITH_FEATURES = ("fetch", "claims", "maps", "mask", "probe", "prune", "prunebench")  # commands that need no classifier
+WITH_FEATURES = (
+    "fetch",
+    "claims",
+    "maps",
+    "mask",
+    "probe",
+    "prune",
+    "prunebench",
+)  # commands that need no classifier
 
 
 def refuse_without_classifier(command: str) -> None:
     """Raise UserError if ``command`` needs a classifier."""
     if command not in WITH_FEATURES:
         raise UserError(
-            f"backbone.num_classes: 0 leaves the classifier out, and mhprobe.{command} needs one; leave it null. "
+            f"backbone.num_classes: 0 leaves the classifier out, and mhprobe.{command} needs one; "
+            "leave it null. "
             f"Features are for mhprobe.{', mhprobe.'.join(WITH_FEATURES[1:])}."
         )
 
@@ -358,7 +406,9 @@ def _gone(key: str) -> str:
 def _missing(key: str) -> str:
     if key == "weights":
         return (
-            "weights: which trained network? Give weights=<.safetensors or .ckpt of mhprobe.train>, "
-            "backbone.checkpoint=<weights of any other training>, or weights=random for one that has learned nothing."
+            "weights: which trained network? Give weights=<.safetensors or .ckpt of "
+            "mhprobe.train>, "
+            "backbone.checkpoint=<weights of any other training>, or weights=random for one that "
+            "has learned nothing."
         )
     return f"{key}: has no value yet; give {key}=<value>."

@@ -1,6 +1,7 @@
 """Sections of the configuration that a command has: those of its own file in conf/.
 
-A command takes its own sections of an experiment; on the command line, other sections are a UserError.
+A command takes its own sections of an experiment; on the command line, other sections are a
+UserError.
 """
 
 import contextlib
@@ -30,8 +31,17 @@ from mhprobe.run.jobs import claim
 
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parents[1] / "conf"
 ENGINES = ("launcher", "sweeper")  # of Hydra: they run the jobs of a sweep, and choose them
-NAMES = ("name", "experiment", "backbone", "backbone.name")  # keys that name a sweep, the first that is swept
-ADDS = ("experiment", "callback", "paper")  # groups that add to a command instead of choosing a part of it
+NAMES = (
+    "name",
+    "experiment",
+    "backbone",
+    "backbone.name",
+)  # keys that name a sweep, the first that is swept
+ADDS = (
+    "experiment",
+    "callback",
+    "paper",
+)  # groups that add to a command instead of choosing a part of it
 
 
 def commands() -> list[str]:
@@ -54,7 +64,8 @@ def settings(command: str) -> set[str]:
 class OwnSections(ConfigLoaderImpl):
     """Hydra's loader, for one command's sections; ``install`` puts it in the place of Hydra's private class.
 
-    Nothing public of Hydra leaves out sections, or adds defaults of constructors, before the command line is merged in.
+    Nothing public of Hydra leaves out sections, or adds defaults of constructors, before the
+    command line is merged in.
     """
 
     _filled: Sequence[Filled] = ()
@@ -69,13 +80,24 @@ class OwnSections(ConfigLoaderImpl):
     ) -> DictConfig:
         names = sections(str(config_name))
         for override in overrides:
-            if override.endswith("="):  # a variable of a shell that is not set: out= would be the root of all files
+            if override.endswith(
+                "="
+            ):  # a variable of a shell that is not set: out= would be the root of all files
                 raise UserError(f"{override}: has no value. Give one, or leave it out.")
-            package = override.partition("=")[0].partition("@")[2].split(".")[0]  # where a group's choice goes
-            if (section := _key(override).split(".")[0]) in {*names, "experiment", "hydra"} or package in names:
+            package = (
+                override.partition("=")[0].partition("@")[2].split(".")[0]
+            )  # where a group's choice goes
+            if (section := _key(override).split(".")[0]) in {
+                *names,
+                "experiment",
+                "hydra",
+            } or package in names:
                 continue
             if homes := [f"mhprobe.{other}" for other in commands() if section in sections(other)]:
-                raise UserError(f"{override}: mhprobe.{config_name} has no {section}, a part of {', '.join(homes)}.")
+                raise UserError(
+                    f"{override}: mhprobe.{config_name} has no {section}, a part of "
+                    f"{', '.join(homes)}."
+                )
         data = [] if run_mode == RunMode.MULTIRUN else data_of_weights(overrides)
         cfg = super().load_configuration(
             config_name, [*data, *overrides], run_mode, from_shell, validate_sweep_overrides
@@ -83,25 +105,37 @@ class OwnSections(ConfigLoaderImpl):
         with open_dict(cfg):
             for section in set(cfg) - names - {"hydra"}:
                 del cfg[section]
-        take_back(cfg, self._filled, map(_key, overrides))  # the command line replaced parts, and added some
+        take_back(
+            cfg, self._filled, map(_key, overrides)
+        )  # the command line replaced parts, and added some
         fill(cfg)
         for path, value in leaves(OmegaConf.to_container(cfg, resolve=False), lists=True):
             if str(value).startswith("~/"):
                 OmegaConf.update(cfg, ".".join(path), os.path.expanduser(value))
         _check_installed(cfg)
-        if cfg.hydra.mode is None and any(".core_plugins." not in cfg.hydra[part]["_target_"] for part in ENGINES):
-            cfg.hydra.mode = RunMode.MULTIRUN  # a launcher or a sweeper means a sweep, also without -m
+        if cfg.hydra.mode is None and any(
+            ".core_plugins." not in cfg.hydra[part]["_target_"] for part in ENGINES
+        ):
+            cfg.hydra.mode = (
+                RunMode.MULTIRUN
+            )  # a launcher or a sweeper means a sweep, also without -m
         return cfg
 
-    def _compose_config_from_defaults_list(self, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
+    def _compose_config_from_defaults_list(
+        self, defaults: list[ResultDefault], repo: IConfigRepository
+    ) -> DictConfig:
         cfg = super()._compose_config_from_defaults_list(defaults, repo)
         self._filled = fill(cfg)  # before the command line overrides what is there
         return cfg
 
-    def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+    def load_sweep_config(
+        self, master_config: DictConfig, sweep_overrides: list[str]
+    ) -> DictConfig:
         job = super().load_sweep_config(master_config, sweep_overrides)
         with read_write(job.hydra.sweep):
-            job.hydra.sweep.dir = master_config.hydra.sweep.dir  # one folder, whichever process the job runs in
+            job.hydra.sweep.dir = (
+                master_config.hydra.sweep.dir
+            )  # one folder, whichever process the job runs in
         return job
 
     def get_group_options(
@@ -113,7 +147,8 @@ class OwnSections(ConfigLoaderImpl):
     ) -> list[str]:
         if config_name or overrides:
             return super().get_group_options(group_name, results_filter, config_name, overrides)
-        # Hydra copies its repository for each of a hundred groups, which is most of the time of --help
+        # Hydra copies its repository for each of a hundred groups, which is most of the time of
+        # --help
         return self.repository.get_group_options(group_name, results_filter)
 
 
@@ -133,7 +168,9 @@ def install() -> None:
     machinery.ConfigLoaderImpl = OwnSections  # type: ignore[misc]
     members.register(CONF)
     for resolver in (_groups, claim, _network, _swept):
-        OmegaConf.register_new_resolver(f"mhprobe.{resolver.__name__.lstrip('_')}", resolver, replace=True)
+        OmegaConf.register_new_resolver(
+            f"mhprobe.{resolver.__name__.lstrip('_')}", resolver, replace=True
+        )
 
 
 def data_of_weights(overrides: Sequence[str]) -> list[str]:
@@ -147,11 +184,19 @@ def data_of_weights(overrides: Sequence[str]) -> list[str]:
     file = Path(keys["weights"].strip("'\"")).expanduser()
     file = next(filter(Path.is_file, map(file.joinpath, FILES)), file)  # of a run's folder
     try:  # what stands beside weights is checked when they are loaded
-        about = read_description(file) if file.suffix == ".ckpt" else json.loads(file.with_suffix(".json").read_text())
+        about = (
+            read_description(file)
+            if file.suffix == ".ckpt"
+            else json.loads(file.with_suffix(".json").read_text())
+        )
         name = about["data"]
     except (OSError, ValueError, KeyError, TypeError):
         return []  # loading the weights raises
-    return [f"data={name}"] if isinstance(name, str) and (CONF / "data" / f"{name}.yaml").is_file() else []
+    return (
+        [f"data={name}"]
+        if isinstance(name, str) and (CONF / "data" / f"{name}.yaml").is_file()
+        else []
+    )
 
 
 def _key(override: str) -> str:
@@ -183,12 +228,18 @@ def _swept(name: str, *, _root_: DictConfig) -> str:
 
 def _groups(command: str) -> str:
     """Return the groups of a command, a line each, with their options."""
-    groups = {*_chosen(command), *(group for group in ADDS if group == "experiment" or group in sections(command))}
+    groups = {
+        *_chosen(command),
+        *(group for group in ADDS if group == "experiment" or group in sections(command)),
+    }
     return "\n".join(f"{group}: {', '.join(options(group))}" for group in sorted(groups))
 
 
 def options(group: str) -> list[str]:
-    return sorted({path.stem for path in (CONF / group).glob("*.yaml")} - {"base"} | set(members.members(group)))
+    return sorted(
+        {path.stem for path in (CONF / group).glob("*.yaml")} - {"base"}
+        | set(members.members(group))
+    )
 
 
 def _chosen(command: str) -> Iterator[str]:
@@ -210,4 +261,8 @@ def _file(command: str) -> DictConfig:
 
 def begins_with(file: DictConfig) -> list[str]:
     """Return the base files of a file: plain names in its defaults."""
-    return [entry.strip("/") for entry in file.get("defaults", []) if isinstance(entry, str) and entry != "_self_"]
+    return [
+        entry.strip("/")
+        for entry in file.get("defaults", [])
+        if isinstance(entry, str) and entry != "_self_"
+    ]

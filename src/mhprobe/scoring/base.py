@@ -1,4 +1,7 @@
-"""Base of scores: when an image counts as right, and what its loss is. One file of this package each."""
+"""Base of scores: when an image counts as right, and what its loss is.
+
+One file of this package each.
+"""
 
 import abc
 import inspect
@@ -21,26 +24,36 @@ from mhprobe.recording.state import inspecting
 
 
 class Score(abc.ABC):
-    """Judges outputs, of masks or of a smaller model. Its class is the score; an instance knows a split's images.
+    """Judges outputs, of masks or of a smaller model.
 
-    outputs: (N, C) of the unmasked model, in the order of the split; UserError for NaN, or one logit. labels: (N,).
+    Its class is the score; an instance knows a split's images.
+
+    outputs: (N, C) of the unmasked model, in the order of the split; UserError for NaN, or one
+    logit. labels: (N,).
     """
 
     scored: ClassVar[Scored]  # names of its numbers
     unmasked: ClassVar[bool] = True  # compares with the unmasked model
     labelled: ClassVar[bool] = False  # needs labels
     of_features: ClassVar[bool] = False  # can judge features, which are no logits
-    banked: ClassVar[int] = 0  # training images of the judged model that it compares with at least, see ``beside``
+    banked: ClassVar[int] = (
+        0  # training images of the judged model that it compares with at least, see ``beside``
+    )
     least: ClassVar[int] = 1  # images of a split that it takes to judge one
     bank: "tuple[Walk, int] | None" = None
-    places: Tensor | None = None  # (N,) of the images of the split in the bank, where they are part of it
+    places: Tensor | None = (
+        None  # (N,) of the images of the split in the bank, where they are part of it
+    )
 
     def __init__(self, outputs: Tensor | None = None, labels: Tensor | None = None) -> None:
         self.labels = labels
         if outputs is not None:
             refuse_broken(broken(outputs), "the output of the unmasked model")
             if outputs.shape[1] == 1 and not self.of_features:
-                raise UserError(f"score={self.scored.name}: one logit is always right, expected more. Take cosine.")
+                raise UserError(
+                    f"score={self.scored.name}: one logit is always right, expected more. Take "
+                    "cosine."
+                )
             self.outputs = outputs.double()
             self.classes = self.outputs.argmax(1)
 
@@ -49,12 +62,19 @@ class Score(abc.ABC):
         """(M, B, C) outputs, (B,) positions in the split, (B,) labels -> right (M, B) bool, loss (M, B) float64."""
 
     def beside(self, outputs_of: Callable[[Tensor], Tensor]) -> "Score":
-        """The score for one model: ``outputs_of`` gives its (1, B, C) outputs of images. A collective."""
+        """The score for one model: ``outputs_of`` gives its (1, B, C) outputs of images.
+
+        A collective.
+        """
         return self
 
     def sloped(self, batch: Batch) -> Batch:
         """The batch with labels for slopes of the loss: the classes of the unmasked model, if it compares with that."""
-        return batch._replace(labels=self.classes.to(batch.index.device)[batch.index]) if self.unmasked else batch
+        return (
+            batch._replace(labels=self.classes.to(batch.index.device)[batch.index])
+            if self.unmasked
+            else batch
+        )
 
 
 def known_scores() -> dict[str, type[Score]]:
@@ -63,41 +83,59 @@ def known_scores() -> dict[str, type[Score]]:
 
 
 def score_for(
-    choice: str | type[Score] | None, where: str, labelled: bool, features: bool, images: int, bank: int = 0
+    choice: str | type[Score] | None,
+    where: str,
+    labelled: bool,
+    features: bool,
+    images: int,
+    bank: int = 0,
 ) -> type[Score]:
     """The score by name or class; None: labels where there are any, else top1; cosine of a model of features.
 
-    where: the option, for errors. images: of the smallest split that is judged. bank: number of training images.
-    UserError for an unknown score, or one that images or model do not allow.
+    where: the option, for errors. images: of the smallest split that is judged. bank: number of
+    training images. UserError for an unknown score, or one that images or model do not allow.
     """
     scores = known_scores()
     usual = "cosine" if features else "labels" if labelled else "top1"
     score = scores.get(choice or usual) if choice is None or isinstance(choice, str) else choice
     if not (inspect.isclass(score) and issubclass(score, Score)):
-        raise UserError(f"{where}: expected one of {', '.join(sorted(scores))}, got {quoted(choice)}.")
+        raise UserError(
+            f"{where}: expected one of {', '.join(sorted(scores))}, got {quoted(choice)}."
+        )
     name = score.scored.name
     if score.labelled and not labelled:
-        raise UserError(f"{where}={name}: needs labels, and the images have none; without labels there is {usual}.")
+        raise UserError(
+            f"{where}={name}: needs labels, and the images have none; without labels there is "
+            f"{usual}."
+        )
     if features and not score.of_features:
         able = ", ".join(sorted(name for name, kind in scores.items() if kind.of_features))
-        raise UserError(f"{where}={name}: the model gives features, no logits; expected one of {able}.")
+        raise UserError(
+            f"{where}={name}: the model gives features, no logits; expected one of {able}."
+        )
     if images < score.least:
         raise UserError(
-            f"{where}={name}: needs {score.least} images to choose masks on and to judge them on, got {images}. "
+            f"{where}={name}: needs {score.least} images to choose masks on and to judge them on, "
+            f"got {images}. "
             f"Give more images, keep more for validation, or take cosine."
         )
     if bank < score.banked:
         raise UserError(
-            f"{where}={name}: compares with at least {score.banked} training images, got {bank}. Give a command more "
+            f"{where}={name}: compares with at least {score.banked} training images, got {bank}. "
+            "Give a command more "
             f"of them, or take knn, which needs none."
         )
     return score
 
 
 def looked(
-    score: type[Score], model: nn.Module, batches: Walk, images: int, bank: tuple[Walk, int] | None = None,
+    score: type[Score],
+    model: nn.Module,
+    batches: Walk,
+    images: int,
+    bank: tuple[Walk, int] | None = None,
     show: bool = False,
-) -> Score:  # fmt: skip
+) -> Score:
     """The score of a split, with outputs of the unmasked ``model`` or a ``bank`` of training images. A collective.
 
     show: the progress of it.
@@ -118,13 +156,21 @@ def looked(
     return score(outputs, labels if score.labelled else None)
 
 
-def outputs_of_split(outputs_of: Callable[[Tensor], Tensor], batches: Walk, images: int) -> tuple[Tensor, Tensor]:
-    """(N, C) outputs and (N,) labels of all images of a split, which ranks walk together. A collective."""
+def outputs_of_split(
+    outputs_of: Callable[[Tensor], Tensor], batches: Walk, images: int
+) -> tuple[Tensor, Tensor]:
+    """(N, C) outputs and (N,) labels of all images of a split, which ranks walk together.
+
+    A collective.
+    """
     outputs, labels = torch.zeros(0), torch.zeros(0)
     for batch in batches():
         of_batch, index = outputs_of(batch.images), batch.index[batch.valid]
         if not len(outputs):
-            outputs, labels = of_batch.new_zeros(images, of_batch.shape[1]), batch.labels.new_zeros(images)
+            outputs, labels = (
+                of_batch.new_zeros(images, of_batch.shape[1]),
+                batch.labels.new_zeros(images),
+            )
         outputs[index], labels[index] = of_batch[batch.valid], batch.labels[batch.valid]
     assert len(outputs)  # every rank has a batch, if only of padding
     return ranks.total(outputs), ranks.total(labels)

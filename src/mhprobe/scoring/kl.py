@@ -7,10 +7,16 @@ from mhprobe.scoring.base import Score
 
 
 class KL(Score):
-    """Right: the largest logit is where the unmasked model has it. Loss: KL(unmasked || masked), in nats."""
+    """Right: the largest logit is where the unmasked model has it.
+
+    Loss: KL(unmasked || masked), in nats.
+    """
 
     scored = Scored(
-        "kl", "agreement", "top-1 agreement with the unmasked model", "KL divergence from the unmasked model (nats)"
+        "kl",
+        "agreement",
+        "top-1 agreement with the unmasked model",
+        "KL divergence from the unmasked model (nats)",
     )
 
     def __call__(self, outputs: Tensor, index: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

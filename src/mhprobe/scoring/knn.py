@@ -13,12 +13,19 @@ NEIGHBOURS = 5
 
 
 class KNN(Cosine):
-    """Right: most of the 5 nearest other unmasked outputs, by cosine, have its label. Loss: the share that have not.
+    """Right: most of the 5 nearest other unmasked outputs, by cosine, have its label.
+
+    Loss: the share that have not.
 
     Of equals the smaller label counts.
     """
 
-    scored = Scored("knn", "knn_accuracy", "5-nearest-neighbour accuracy", "share of 5 neighbours of another class")
+    scored = Scored(
+        "knn",
+        "knn_accuracy",
+        "5-nearest-neighbour accuracy",
+        "share of 5 neighbours of another class",
+    )
     labelled: ClassVar[bool] = True
     least: ClassVar[int] = NEIGHBOURS + 1
 

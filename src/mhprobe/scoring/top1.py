@@ -8,7 +8,10 @@ from mhprobe.scoring.base import Score
 
 
 class Top1(Score):
-    """Right: the largest logit is where the unmasked model has it. Loss: the cross-entropy of that class, in nats."""
+    """Right: the largest logit is where the unmasked model has it.
+
+    Loss: the cross-entropy of that class, in nats.
+    """
 
     scored = Scored("top1", "agreement", "top-1 agreement with the unmasked model")
 

@@ -1,4 +1,6 @@
-"""Agreement of two scores of heads: correlations and shared best heads. Separation of two groups: area under ROC.
+"""Agreement of two scores of heads: correlations and shared best heads.
+
+Separation of two groups: area under ROC.
 
 Shapes: A heads, M measures.
 """
@@ -35,10 +37,15 @@ class Agreement(NamedTuple):
 
 
 def agreement(values: Mapping[str, Tensor], k: int) -> Agreement:
-    """Every measure's (A,) values against every other's, over heads with both. k: at most half of the heads."""
+    """Every measure's (A,) values against every other's, over heads with both.
+
+    k: at most half of the heads.
+    """
     names = tuple(values)
     k = max(1, min(k, min((len(v) for v in values.values()), default=2) // 2))
-    rho, overlap, chance, low, high = torch.full((5, len(names), len(names)), torch.nan, dtype=torch.float64)
+    rho, overlap, chance, low, high = torch.full(
+        (5, len(names), len(names)), torch.nan, dtype=torch.float64
+    )
     for i, a in enumerate(values.values()):
         for j, b in enumerate(values.values()):
             x, y = with_both(a, b)
@@ -59,7 +66,11 @@ def pearson(a: Tensor, b: Tensor) -> Pearson:
         return Pearson(math.nan, math.nan, math.nan, len(x))
     result = pearsonr(x.double().numpy(), y.double().numpy())
     # no interval of three heads, nor of a perfect fit
-    low, high = result.confidence_interval() if len(x) > 3 and abs(result.statistic) < 1 else (math.nan, math.nan)
+    low, high = (
+        result.confidence_interval()
+        if len(x) > 3 and abs(result.statistic) < 1
+        else (math.nan, math.nan)
+    )
     return Pearson(float(result.statistic), float(low), float(high), len(x))
 
 
@@ -91,25 +102,34 @@ def with_both(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 def auroc(inside: Tensor, outside: Tensor) -> float:
     """Chance that one of (P,) numbers ``inside`` is larger than one of (N,) ``outside``, ties by half, in [0, 1].
 
-    The area under the ROC curve (Hanley & McNeil, 1982, Radiology 143:29). NaN are left out; NaN for an empty group.
+    The area under the ROC curve (Hanley & McNeil, 1982, Radiology 143:29). NaN are left out; NaN
+    for an empty group.
 
     >>> auroc(torch.tensor([3.0, 2.0]), torch.tensor([1.0, 2.0]))  # of 4 pairs 3 larger, 1 equal
     0.875
     """
     inside, outside = (group[~group.isnan()].double() for group in (inside, outside))
     above = inside[:, None] - outside
-    return float(((above > 0).double() + (above == 0).double() / 2).mean())  # the mean of nothing is NaN
+    return float(
+        ((above > 0).double() + (above == 0).double() / 2).mean()
+    )  # the mean of nothing is NaN
 
 
 def auroc_error(area: float, first: int, second: int, least: float = 0.0) -> float:
-    """Standard error of ``auroc`` for groups of these sizes (Hanley & McNeil). least: lower bound of the variance."""
+    """Standard error of ``auroc`` for groups of these sizes (Hanley & McNeil).
+
+    least: lower bound of the variance.
+    """
     of_first, of_second = area / (2 - area) - area**2, 2 * area**2 / (1 + area) - area**2
     variance = area * (1 - area) + ((first - 1) * of_first + (second - 1) * of_second)
     return math.sqrt(max(least, variance) / (first * second))
 
 
 def lowest(scores_A: Tensor, count: int) -> Tensor:
-    """(A,) bool, True for the ``count`` lowest scores; of equal ones the first. NaN is above everything."""
+    """(A,) bool, True for the ``count`` lowest scores; of equal ones the first.
+
+    NaN is above everything.
+    """
     mask = torch.zeros_like(scores_A, dtype=torch.bool)
     mask[scores_A.argsort(stable=True)[:count]] = True
     return mask

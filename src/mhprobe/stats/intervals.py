@@ -1,7 +1,8 @@
 """95 % intervals: from an estimate and its standard error, or from means over resampled images.
 
-By Student's law; on the logit scale for a share and the logarithmic one for a size, so that low and high stay in range.
-The bootstrap is the percentile interval (Efron & Tibshirani, 1993, ch. 13), of the same resamples for all rows.
+By Student's law; on the logit scale for a share and the logarithmic one for a size, so that low and
+high stay in range. The bootstrap is the percentile interval (Efron & Tibshirani, 1993, ch. 13), of
+the same resamples for all rows.
 
 Shapes: K rows, N images, R resamples.
 """
@@ -21,10 +22,13 @@ _CHUNK = 50  # resamples at a time: their counts are a (chunk, N) float64 matrix
 Range = tuple[float, float]
 
 
-def interval(value: Tensor, error: Tensor, freedom: int, within: Range = REAL) -> tuple[Tensor, Tensor]:
+def interval(
+    value: Tensor, error: Tensor, freedom: int, within: Range = REAL
+) -> tuple[Tensor, Tensor]:
     """Lower and upper end, of the shape of ``value``. NaN without a degree of freedom.
 
-    error: standard error of ``value``, with so many degrees of ``freedom``. within: REAL, SHARE or SIZE.
+    error: standard error of ``value``, with so many degrees of ``freedom``. within: REAL, SHARE or
+    SIZE.
 
     >>> low, high = interval(torch.tensor([0.5, 0.99]), torch.tensor([0.05, 0.01]), 1000, SHARE)
     >>> [round(end, 3) for end in low.tolist()], [round(end, 3) for end in high.tolist()]
@@ -40,14 +44,21 @@ def interval(value: Tensor, error: Tensor, freedom: int, within: Range = REAL) -
     else:
         steep = half / (value * (1 - value))
         low, high = ((value.logit() + sign * steep).sigmoid() for sign in (-1, 1))
-    end = (value <= within[0]) | (value >= within[1])  # by rounding even beyond it: no finite logit or logarithm
+    end = (value <= within[0]) | (
+        value >= within[1]
+    )  # by rounding even beyond it: no finite logit or logarithm
     low = torch.where(end, torch.minimum((value - half).clamp(*within), value), low)
     high = torch.where(end, torch.maximum((value + half).clamp(*within), value), high)
     return torch.where(half == 0, value, low), torch.where(half == 0, value, high)
 
 
-def of_mean(total: Tensor, square: Tensor, count: Tensor, within: Range = REAL) -> dict[str, Tensor]:
-    """Columns value, standard_error, low and high of a mean, from sums of numbers and squares. within: as above."""
+def of_mean(
+    total: Tensor, square: Tensor, count: Tensor, within: Range = REAL
+) -> dict[str, Tensor]:
+    """Columns value, standard_error, low and high of a mean, from sums of numbers and squares.
+
+    within: as above.
+    """
     value, error = total / count, standard_error(total, square, count)
     low, high = interval(value, error, int(count) - 1, within)
     return {"value": value, "standard_error": error, "low": low, "high": high}
@@ -76,7 +87,9 @@ def resampled_means(values_KN: Tensor, resamples: int = 1000, seed: int = 0) -> 
     means = []
     for chunk in torch.arange(resamples).split(_CHUNK):
         drawn = torch.randint(images, (len(chunk), images), generator=generator)
-        count = torch.zeros(drawn.shape, dtype=torch.float64).scatter_add_(1, drawn, one.expand(drawn.shape))
+        count = torch.zeros(drawn.shape, dtype=torch.float64).scatter_add_(
+            1, drawn, one.expand(drawn.shape)
+        )
         means.append(count @ values_KN.double().T / images)
     return torch.cat(means)
 

@@ -1,12 +1,13 @@
 """Learn-then-Test: the steps of a path that can be promised, at a given confidence, for new images.
 
-Angelopoulos, Bates, Candes, Jordan & Lei, 2021, arXiv 2110.01052, with a fixed sequence: step 1 is tested, then step 2,
-up to the first that fails, each at the full level: only the first step that loses too much can break the promise. The
-images must have chosen neither the weights nor the path.
+Angelopoulos, Bates, Candes, Jordan & Lei, 2021, arXiv 2110.01052, with a fixed sequence: step 1 is
+tested, then step 2, up to the first that fails, each at the full level: only the first step that
+loses too much can break the promise. The images must have chosen neither the weights nor the path.
 
-A step's loss on an image is (right before) - (right after). The test is a bet whose capital is expected to grow only if
-the mean is below the limit (Waudby-Smith & Ramdas, 2024, arXiv 2010.09686). By Ville's inequality 1 / (the largest
-capital so far) is a p-value, for any number of images. Their stake is sqrt(2 ln(1 / level) / (n variance)).
+A step's loss on an image is (right before) - (right after). The test is a bet whose capital is
+expected to grow only if the mean is below the limit (Waudby-Smith & Ramdas, 2024, arXiv
+2010.09686). By Ville's inequality 1 / (the largest capital so far) is a p-value, for any number of
+images. Their stake is sqrt(2 ln(1 / level) / (n variance)).
 
 Shapes: S steps, n images.
 """
@@ -35,7 +36,8 @@ class Guarantee:
     def __post_init__(self) -> None:
         if not 0 < self.points < 100 or not 0 < self.confidence < 1:
             raise UserError(
-                f"guarantee: expected points between 0 and 100 and confidence between 0 and 1, got {self.points}, "
+                "guarantee: expected points between 0 and 100 and confidence between 0 and 1, got "
+                f"{self.points}, "
                 f"{self.confidence}."
             )
 
@@ -56,8 +58,9 @@ def kept_promise(
 ) -> int:
     """Return the number of S nested steps that can be promised to lose at most ``points`` of accuracy; 0 for none.
 
-    whole: (n,) bool, images right with the whole model. steps: (S, n) bool, right after each step. points, confidence:
-    as for ``Guarantee``, with the same UserError. seed: of the order of the images.
+    whole: (n,) bool, images right with the whole model. steps: (S, n) bool, right after each step.
+    points, confidence: as for ``Guarantee``, with the same UserError. seed: of the order of the
+    images.
     """
     Guarantee(points, confidence)
     loss_Sn = whole_n.double() - steps_Sn.double()
@@ -78,6 +81,8 @@ def loses_more(loss_Sn: Tensor, limit: float, level: float = 0.05) -> Tensor:
     # mean square of the images before each one, begun with the limit
     square_Sn = torch.nn.functional.pad(loss_Sn.square().cumsum(1), (1, 0))[:, :-1] + limit
     variance_Sn = square_Sn / torch.arange(1, images + 1, dtype=torch.float64)
-    stake_Sn = (2 * math.log(1 / level) / (images * variance_Sn)).sqrt().clamp(max=0.9 / (1 - limit))
+    stake_Sn = (
+        (2 * math.log(1 / level) / (images * variance_Sn)).sqrt().clamp(max=0.9 / (1 - limit))
+    )
     capital_Sn = torch.log1p(stake_Sn * (limit - loss_Sn)).cumsum(1)
     return torch.exp(-capital_Sn.amax(1).clamp(min=0))

@@ -33,7 +33,10 @@ Right = Mapping[Cell, Mapping[str, Tensor]]
 
 def counted(right: Right) -> set[Cell]:
     """Cells with a result whose seed has one of every method that has any at their budget."""
-    done, seeds = [cell for cell, stages in right.items() if stages], dict[float, dict[str, set[int]]]()
+    done, seeds = (
+        [cell for cell, stages in right.items() if stages],
+        dict[float, dict[str, set[int]]](),
+    )
     for cell in done:
         seeds.setdefault(cell.budget, {}).setdefault(cell.method, set()).add(cell.seed)
     return {cell for cell in done if all(cell.seed in of for of in seeds[cell.budget].values())}
@@ -42,25 +45,42 @@ def counted(right: Right) -> set[Cell]:
 def ranking(right: Right, lost: Iterable[Cell] = ()) -> list[dict[str, Any]]:
     """One row per budget and method, best first: mean accuracy over seeds, and the paired difference to the best.
 
-    The last stage that all cells have counts, and only seeds that all methods of a budget have. note: names seeds of a
-    method that do not count, also those of ``lost``; of a method without any other it is all that the row says. p is
-    for new images and new seeds (``crossed``), p_holm over all pairs of methods, since the same images say which is
-    best. real: p_holm < .05.
+    The last stage that all cells have counts, and only seeds that all methods of a budget have.
+    note: names seeds of a method that do not count, also those of ``lost``; of a method without any
+    other it is all that the row says. p is for new images and new seeds (``crossed``), p_holm over
+    all pairs of methods, since the same images say which is best. real: p_holm < .05.
     """
     counts, table = counted(right), list[dict[str, Any]]()
     for budget in sorted({cell.budget for cell in counts}, reverse=True):
         cells = [cell for cell in right if cell in counts and cell.budget == budget]
-        names, seeds = list(dict.fromkeys(cell.method for cell in cells)), sorted({cell.seed for cell in cells})
-        stage = next(stage for stage in reversed(STAGES) if all(stage in right[cell] for cell in cells))
-        flags = {name: torch.stack([right[Cell(name, budget, s)][stage] for s in seeds]).double() for name in names}
+        names, seeds = (
+            list(dict.fromkeys(cell.method for cell in cells)),
+            sorted({cell.seed for cell in cells}),
+        )
+        stage = next(
+            stage for stage in reversed(STAGES) if all(stage in right[cell] for cell in cells)
+        )
+        flags = {
+            name: torch.stack([right[Cell(name, budget, s)][stage] for s in seeds]).double()
+            for name in names
+        }
         names.sort(key=lambda name: -float(flags[name].mean()))
-        tests = {pair: crossed(flags[pair[1]] - flags[pair[0]]) for pair in itertools.combinations(names, 2)}
-        adjusted = holm(torch.tensor([test.p for test in tests.values()], dtype=torch.float64)).tolist()
+        tests = {
+            pair: crossed(flags[pair[1]] - flags[pair[0]])
+            for pair in itertools.combinations(names, 2)
+        }
+        adjusted = holm(
+            torch.tensor([test.p for test in tests.values()], dtype=torch.float64)
+        ).tolist()
         p_holm = dict(zip(tests, adjusted, strict=True))
         for name in names:
             of_seeds = flags[name].mean(1).tolist()
             row = {"budget": budget, "method": name, "stage": stage, "seeds": len(seeds)}
-            row |= {"accuracy": sum(of_seeds) / len(seeds), "lowest": min(of_seeds), "highest": max(of_seeds)}
+            row |= {
+                "accuracy": sum(of_seeds) / len(seeds),
+                "lowest": min(of_seeds),
+                "highest": max(of_seeds),
+            }
             if name != names[0]:
                 test, p = tests[names[0], name], p_holm[names[0], name]
                 row |= {"to_best": test.difference, "low": test.low, "high": test.high, "p": test.p}
@@ -70,4 +90,7 @@ def ranking(right: Right, lost: Iterable[Cell] = ()) -> list[dict[str, Any]]:
     for cell in sorted([*lost, *(right.keys() - counts)]):
         notes[cell[:2]] = f"{notes.get(cell[:2], 'left out: seed')} {cell.seed}"
     table = [{**row, "note": notes.pop((row["method"], row["budget"]), "")} for row in table]
-    return table + [{"budget": budget, "method": name, "seeds": 0, "note": of} for (name, budget), of in notes.items()]
+    return table + [
+        {"budget": budget, "method": name, "seeds": 0, "note": of}
+        for (name, budget), of in notes.items()
+    ]

@@ -1,7 +1,7 @@
 """Functions of the heads that a pruning keeps, from tables of measures on the whole model.
 
-Voita et al., 2019, Figure 8 (positional, syntactic, rare words), for images. A head has every function whose rule
-holds; a label is the first of them:
+Voita et al., 2019, Figure 8 (positional, syntactic, rare words), for images. A head has every
+function whose rule holds; a label is the first of them:
 
     positional   the argmax key is at one fixed offset in 90 % of all queries           position.positional = 1
     CLS          at least 30 % of the patches' attention goes to the class token        token_kinds.cls >= 0.3
@@ -27,7 +27,14 @@ USED = (
     *("rarity.value", "rarity.chance", "object_attention.value", "object_attention.chance"),
     *("attention_distance.value", "attention_distance.uniform", "attention_distance.whole"),
 )
-THRESHOLDS = {"prefix": 0.3, "rare": 2.0, "object": 1.5, "diffuse": 0.95, "local": 0.5, "global": 0.9}
+THRESHOLDS = {
+    "prefix": 0.3,
+    "rare": 2.0,
+    "object": 1.5,
+    "diffuse": 0.95,
+    "local": 0.5,
+    "global": 0.9,
+}
 
 
 def labels(columns: Mapping[str, Column], num_heads: int) -> list[str]:
@@ -35,7 +42,10 @@ def labels(columns: Mapping[str, Column], num_heads: int) -> list[str]:
 
 
 def functions(columns: Mapping[str, Column], num_heads: int) -> list[tuple[str, ...]]:
-    """(A,) rules that hold for each head, in the order of LABELS; "mixed" or "unknown" if none. columns: as USED."""
+    """(A,) rules that hold for each head, in the order of LABELS; "mixed" or "unknown" if none.
+
+    columns: as USED.
+    """
     rules, judged = holds(columns, num_heads), _judged(columns, num_heads).values()
     return [
         tuple(name for name, of_heads in rules.items() if of_heads[head])
@@ -45,17 +55,29 @@ def functions(columns: Mapping[str, Column], num_heads: int) -> list[tuple[str, 
 
 
 def holds(
-    columns: Mapping[str, Column], num_heads: int, thresholds: Mapping[str, float] = MappingProxyType(THRESHOLDS)
+    columns: Mapping[str, Column],
+    num_heads: int,
+    thresholds: Mapping[str, float] = MappingProxyType(THRESHOLDS),
 ) -> dict[str, list[bool]]:
     """(A,) bool by rule: True for heads for which it holds, of which a head may have several."""
-    at_least = {"positional": 1.0, **thresholds, "CLS": thresholds["prefix"], "registers": thresholds["prefix"]}
+    at_least = {
+        "positional": 1.0,
+        **thresholds,
+        "CLS": thresholds["prefix"],
+        "registers": thresholds["prefix"],
+    }
     at_least["window"] = thresholds["global"]
     rules = {  # comparisons with NaN are False: a rule without its table never holds
-        rule: [value <= thresholds["local"] if rule == "local" else value >= at_least[rule] for value in numbers]
+        rule: [
+            value <= thresholds["local"] if rule == "local" else value >= at_least[rule]
+            for value in numbers
+        ]
         for rule, numbers in _judged(columns, num_heads).items()
     }
     # without windows the two would be the same
-    rules["window"] = [here and not whole for here, whole in zip(rules["window"], rules["global"], strict=True)]
+    rules["window"] = [
+        here and not whole for here, whole in zip(rules["window"], rules["global"], strict=True)
+    ]
     return rules
 
 
@@ -96,8 +118,13 @@ class Survivors(NamedTuple):
     of: int
 
 
-def survivors(run: str, kept: Sequence[bool], groups: Mapping[str, Sequence[tuple[str, ...]]]) -> list[Survivors]:
-    """Number of heads that ``kept`` (A,) leaves of each group. groups: by division ("stage" ...), (A,) of each head."""
+def survivors(
+    run: str, kept: Sequence[bool], groups: Mapping[str, Sequence[tuple[str, ...]]]
+) -> list[Survivors]:
+    """Number of heads that ``kept`` (A,) leaves of each group.
+
+    groups: by division ("stage" ...), (A,) of each head.
+    """
     rows = []
     for by, names in groups.items():
         for group in dict.fromkeys(name for of_head in names for name in of_head):

@@ -1,17 +1,20 @@
 """Causal head gating: gates fitted twice on a frozen model, pulled open and shut; roles of heads.
 
-Nam, Conklin, Yang, Griffiths, Cohen & Leslie, 2025, arXiv 2505.13737. After a fit of gates to the loss alone, two fits
+Nam, Conklin, Yang, Griffiths, Cohen & Leslie, 2025, arXiv 2505.13737. After a fit of gates to the
+loss alone, two fits
 go on: with a price on every open head (+L1), and with a reward for it (-L1).
 
     necessary     open at a price (paper: facilitating)
     irrelevant    open only for a reward
     interfering   closed in spite of a reward
 
-Fitted gates multiply the factors that heads have from before; a head with factor 0 is "closed", without scores.
+Fitted gates multiply the factors that heads have from before; a head with factor 0 is "closed",
+without scores.
 
-As in the paper the gates' logits are trained, and the penalty is weight * sum of logits, clipped to [-4, 4], which
-drives gates to 0 or 1. A head resists where its slope is above about 4 weight. The paper starts at random gates and its
-code averages the penalty over heads; here all gates begin open, as the model was trained, and weight is per head.
+As in the paper the gates' logits are trained, and the penalty is weight * sum of logits, clipped to
+[-4, 4], which drives gates to 0 or 1. A head resists where its slope is above about 4 weight. The
+paper starts at random gates and its code averages the penalty over heads; here all gates begin
+open, as the model was trained, and weight is per head.
 
 Shapes: A heads of all sites.
 """
@@ -41,21 +44,31 @@ ROLES = ("necessary", "irrelevant", "interfering", "unsettled", "closed")
 
 
 def causal_roles(material: Material, batch_size: int = 500, **options: Any) -> dict[str, Result]:
-    """Find roles of heads. A killed run goes on after the last fit. UserError for options too small.
+    """Find roles of heads.
+
+    A killed run goes on after the last fit. UserError for options too small.
 
     batch_size: training images of a step, on all ranks together. options: of ``causal_gates``.
 
-    Table causal: head, site, stage, block, index, role (its name), and the columns of ``causal_gates``. Metrics:
-    causal/<role>, the number of heads; causal/accuracy_necessary, the test accuracy with the necessary heads alone;
-    causal/accuracy_not_interfering, with all but the interfering ones.
+    Table causal: head, site, stage, block, index, role (its name), and the columns of
+    ``causal_gates``. Metrics: causal/<role>, the number of heads; causal/accuracy_necessary, the
+    test accuracy with the necessary heads alone; causal/accuracy_not_interfering, with all but the
+    interfering ones.
     """
     check(batch_size=batch_size)
     model, data, gates = material.model, material.data, gates_of(material.model)
 
     def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        order = torch.randperm(data.sizes["train"], generator=torch.Generator().manual_seed(material.seed + epoch))
-        for images in order.split(batch_size):  # the same images however many ranks and batches of data share them
-            parts = [(b.images[b.valid], b.labels[b.valid]) for b in data.batches("train", model.device, images=images)]
+        order = torch.randperm(
+            data.sizes["train"], generator=torch.Generator().manual_seed(material.seed + epoch)
+        )
+        for images in order.split(
+            batch_size
+        ):  # the same images however many ranks and batches of data share them
+            parts = [
+                (b.images[b.valid], b.labels[b.valid])
+                for b in data.batches("train", model.device, images=images)
+            ]
             yield torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
     def keep(fit: str, find: Callable[[], Tensor]) -> Tensor:
@@ -64,10 +77,14 @@ def causal_roles(material: Material, batch_size: int = 500, **options: Any) -> d
 
     steps = options["start_steps"] + 2 * options["steps"]
     with progress("fitting gates", steps, "steps", material.first) as done:
-        columns = causal_gates(model, batches, **options, at_once=data.eval_batch_size, step=lambda: done(1), keep=keep)
+        columns = causal_gates(
+            model, batches, **options, at_once=data.eval_batch_size, step=lambda: done(1), keep=keep
+        )
     role = columns["role"]
     chosen = {"necessary": role == 0, "not_interfering": role != ROLES.index("interfering")}
-    metrics: dict[str, float] = {f"causal/{name}": int((role == i).sum()) for i, name in enumerate(ROLES)}
+    metrics: dict[str, float] = {
+        f"causal/{name}": int((role == i).sum()) for i, name in enumerate(ROLES)
+    }
     for name, on in chosen.items():
         with gates.masked(~on):
             result = tally(model, material.walk()(), data.sizes["test"])
@@ -77,8 +94,13 @@ def causal_roles(material: Material, batch_size: int = 500, **options: Any) -> d
     place = table.columns.index("role")
     rows = [[*row[:place], ROLES[row[place]], *row[place + 1 :]] for row in table.rows]
     drawn = {**on_cpu, "threshold": torch.tensor(options["threshold"])}
-    figure, about = causal(gates.layout, drawn, "role", {"role": ROLES}), ("role", "nothing: roles have no order")
-    return {"causal": Result(table._replace(rows=rows), figure, metrics, drawn="causal").saying(*about)}
+    figure, about = (
+        causal(gates.layout, drawn, "role", {"role": ROLES}),
+        ("role", "nothing: roles have no order"),
+    )
+    return {
+        "causal": Result(table._replace(rows=rows), figure, metrics, drawn="causal").saying(*about)
+    }
 
 
 def check(**options: float) -> None:
@@ -87,7 +109,10 @@ def check(**options: float) -> None:
         if name in LEAST:
             whole_number(name, value, LEAST[name])
         elif not 0 < value < (1 if name == "threshold" else math.inf):
-            raise UserError(f"{name}: expected a number above 0{' and below 1' * (name == 'threshold')}, got {value}.")
+            raise UserError(
+                f"{name}: expected a number above 0{' and below 1' * (name == 'threshold')}, got "
+                f"{value}."
+            )
 
 
 def causal_gates(
@@ -102,17 +127,21 @@ def causal_gates(
     step: Callable[[], None] = lambda: None,
     keep: Callable[[str, Callable[[], Tensor]], Tensor] = lambda fit, find: find(),
 ) -> dict[str, Tensor]:
-    """Fit the gates of a frozen model three times; model and gates stay as they are. UserError for options too small.
+    """Fit the gates of a frozen model three times; model and gates stay as they are.
 
-    batches: starts epoch 0, 1, ... of shuffled (images, labels). Each process gets its share of every batch, which may
-    be none, and all get the gates of one process. weight: nats per unit of a head's logit. steps: of each of the two
-    fits; start_steps: of the first one. lr: Adam's, on logits, falling linearly to 0. threshold: open gates are above
-    it. at_once: images of one forward pass; None: all of a step. step: called with each step. keep: called with the
-    name of a fit and a function that finds its logits (A,), which it may have from before.
+    UserError for options too small.
 
-    Columns, each (A,): role, an index into ROLES (unsettled: open at a price but closed for a reward; closed: factor 0,
-    and NaN in the other columns); plus and minus, the gates under +L1 and -L1; start, those of the first fit; and the
-    paper's scores facilitation = plus, irrelevance = minus (1 - plus), interference = 1 - minus.
+    batches: starts epoch 0, 1, ... of shuffled (images, labels). Each process gets its share of
+    every batch, which may be none, and all get the gates of one process. weight: nats per unit of a
+    head's logit. steps: of each of the two fits; start_steps: of the first one. lr: Adam's, on
+    logits, falling linearly to 0. threshold: open gates are above it. at_once: images of one
+    forward pass; None: all of a step. step: called with each step. keep: called with the name of a
+    fit and a function that finds its logits (A,), which it may have from before.
+
+    Columns, each (A,): role, an index into ROLES (unsettled: open at a price but closed for a
+    reward; closed: factor 0, and NaN in the other columns); plus and minus, the gates under +L1 and
+    -L1; start, those of the first fit; and the paper's scores facilitation = plus, irrelevance =
+    minus (1 - plus), interference = 1 - minus.
     """
     check(weight=weight, steps=steps, start_steps=start_steps, lr=lr, threshold=threshold)
     gates = gates_of(model)
@@ -121,7 +150,9 @@ def causal_gates(
 
     def slope(gate: Tensor, images: Tensor, labels: Tensor) -> Tensor:
         step()
-        parts = zip(*(part.split(at_once or max(1, len(images))) for part in (images, labels)), strict=True)
+        parts = zip(
+            *(part.split(at_once or max(1, len(images))) for part in (images, labels)), strict=True
+        )
         return factors * gate_slope(model, gates, factors * gate, parts).to(gate)
 
     def fit(name: str, begin: Tensor, price: float, count: int) -> Tensor:
@@ -136,7 +167,9 @@ def causal_gates(
         plus, minus = fit("plus", begin, weight, steps), fit("minus", begin, -weight, steps)
         start, plus, minus = (logits.sigmoid() for logits in (begin, plus, minus))
     role = roles(plus, minus, threshold).masked_fill(factors == 0, ROLES.index("closed"))
-    plus, minus, start = (gate.masked_fill(factors == 0, torch.nan) for gate in (plus, minus, start))
+    plus, minus, start = (
+        gate.masked_fill(factors == 0, torch.nan) for gate in (plus, minus, start)
+    )
     scores = {"facilitation": plus, "irrelevance": minus * (1 - plus), "interference": 1 - minus}
     return {"role": role, "plus": plus, "minus": minus, "start": start, **scores}
 
@@ -152,19 +185,32 @@ def roles(plus: Tensor, minus: Tensor, threshold: float = 0.5) -> Tensor:
 
 
 def _fit(
-    begin: Tensor, batches: Iterable[Any], slope: Callable[..., Tensor], price: float, lr: float, count: int
+    begin: Tensor,
+    batches: Iterable[Any],
+    slope: Callable[..., Tensor],
+    price: float,
+    lr: float,
+    count: int,
 ) -> Tensor:
-    """(A,) logits after ``count`` steps from ``begin``. slope: of the loss along gates (A,), from images and labels."""
+    """(A,) logits after ``count`` steps from ``begin``.
+
+    slope: of the loss along gates (A,), from images and labels.
+    """
     logits = begin.detach().clone()
     optimizer = torch.optim.Adam([logits], lr=lr)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: 1 - done / max(1, count))
     for images, labels in batches:
         gate = logits.sigmoid()
-        logits.grad = slope(gate, images, labels) * gate * (1 - gate) + price * (logits.abs() < CLIP)
+        logits.grad = slope(gate, images, labels) * gate * (1 - gate) + price * (
+            logits.abs() < CLIP
+        )
         optimizer.step()
         schedule.step()
         if not logits.isfinite().all():
-            raise UserError("causal: the gates became NaN. Check the weights and the normalisation of the images.")
+            raise UserError(
+                "causal: the gates became NaN. Check the weights and the normalisation of the "
+                "images."
+            )
     return logits
 
 

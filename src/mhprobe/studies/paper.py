@@ -20,19 +20,32 @@ WORDS = {"title", "shows", "look", "differs"}  # keys of a figure that decide no
 
 
 def chosen(paper: Paper, wanted: Sequence[int | str] | None, papers: Sequence[str]) -> list[str]:
-    """Return keys of figures in the paper's order. wanted: keys, or 3 for figure_3; None for all. UserError: others."""
+    """Return keys of figures in the paper's order.
+
+    wanted: keys, or 3 for figure_3; None for all. UserError: others.
+    """
     figures = list(paper.figures)
     if not figures:
         raise UserError(f"paper: which one? Give +paper=<name>, one of {', '.join(papers)}.")
-    keys = figures if wanted is None else [f"figure_{key}" if str(key).isdigit() else str(key) for key in wanted]
+    keys = (
+        figures
+        if wanted is None
+        else [f"figure_{key}" if str(key).isdigit() else str(key) for key in wanted]
+    )
     if unknown := [key for key in keys if key not in figures]:
         raise UserError(f"figures: {paper.name} has {', '.join(figures)}, got {unknown[0]}.")
     return [key for key in figures if key in keys]
 
 
-def questions(paper: Paper, keys: Sequence[str], panels: Mapping[str, Panel], material: Material) -> list[Question]:
+def questions(
+    paper: Paper, keys: Sequence[str], panels: Mapping[str, Panel], material: Material
+) -> list[Question]:
     """Return a question per figure that this command makes. panels: by figure."""
-    return [_question(paper, key, panels.get(key), material) for key in keys if paper.figures[key].elsewhere is None]
+    return [
+        _question(paper, key, panels.get(key), material)
+        for key in keys
+        if paper.figures[key].elsewhere is None
+    ]
 
 
 def _question(paper: Paper, key: str, panel: Panel | None, material: Material) -> Question:
@@ -62,7 +75,9 @@ def _ask(paper: Paper, key: str, panel: Panel, material: Material) -> dict[str, 
         material.columns(name)
     about = {"caption": caption(paper, key), "part_of": key}
     return {
-        f"{key}_{end}": result._replace(**about, control_of=result.control_of and f"{key}_{result.control_of}")
+        f"{key}_{end}": result._replace(
+            **about, control_of=result.control_of and f"{key}_{result.control_of}"
+        )
         for end, result in panel(material).items()
     }
 
@@ -71,7 +86,11 @@ def caption(paper: Paper, key: str) -> str:
     """Return the caption of a figure: its number, content, what to look for, and differences from the paper."""
     figure = paper.figures[key]
     numbered, more = _number(key)
-    which = f"{'Beside ' if more else ''}{numbered} of {paper.source}" if numbered else f"After {paper.source}"
+    which = (
+        f"{'Beside ' if more else ''}{numbered} of {paper.source}"
+        if numbered
+        else f"After {paper.source}"
+    )
     differs = f" Ours differs: {figure.differs}" if figure.differs else ""
     return f"{which}: {figure.shows} Look for: {figure.look}{differs}"
 
@@ -83,19 +102,29 @@ def label(key: str) -> str:
 
 def _number(key: str) -> tuple[str, str]:
     match = re.match(r"(figure|table)_(\d+)_?(.*)", key)
-    return (f"{match[1].capitalize()} {match[2]}", match[3].replace("_", " ")) if match else ("", "")
+    return (
+        (f"{match[1].capitalize()} {match[2]}", match[3].replace("_", " ")) if match else ("", "")
+    )
 
 
 def write_page(paper: Paper, answers: Answers, name: str) -> None:
-    """Write ``figures.md`` on rank 0: the paper's figures in order, with captions. name: of the weights."""
+    """Write ``figures.md`` on rank 0: the paper's figures in order, with captions.
+
+    name: of the weights.
+    """
     material, model = answers.material, answers.material.model
     if not material.first:
         return
-    captions = {entry.part_of: entry.caption for entry in answers.report.results.results.values() if entry.caption}
+    captions = {
+        entry.part_of: entry.caption
+        for entry in answers.report.results.results.values()
+        if entry.caption
+    }
     results = answers.read()
     parts = [
         f"# {paper.source}",
-        f"{name} ({model.description['backbone']['name']}), test accuracy {100 * model.results['test/accuracy']:.2f} % "
+        f"{name} ({model.description['backbone']['name']}), test accuracy "
+        f"{100 * model.results['test/accuracy']:.2f} % "
         f"of {material.data.sizes['test']} images of {material.data.source.name}.",
     ]
     for key, figure in paper.figures.items():

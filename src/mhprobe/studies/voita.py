@@ -1,9 +1,10 @@
 """python -m mhprobe.studies.voita: heads pruned from trained weights, against the same heads trained from scratch.
 
-Voita et al., 2019, Table 2. For each number of heads, gates are learned from ``weights`` until so many are open
-(gates=hard_concrete_target). Then a model with those heads alone and new weights is trained for as many epochs as
-weights and gates took together. Both are tested after their last epoch: with gates the best on validation is the first,
-when all are open. Figures 7 to 10 are those of studies/sweep.py.
+Voita et al., 2019, Table 2. For each number of heads, gates are learned from ``weights`` until so
+many are open (gates=hard_concrete_target). Then a model with those heads alone and new weights is
+trained for as many epochs as weights and gates took together. Both are tested after their last
+epoch: with gates the best on validation is the first, when all are open. Figures 7 to 10 are those
+of studies/sweep.py.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 class Row(NamedTuple):
     """One number of heads. Accuracies on the test images; pruned: with gates of exactly 0 and 1.
 
-    delta: scratch - pruned, with its 95 % interval. p: McNemar's exact test; p_holm: corrected over numbers of heads.
+    delta: scratch - pruned, with its 95 % interval. p: McNemar's exact test; p_holm: corrected over
+    numbers of heads.
     """
 
     heads: int
@@ -49,7 +51,10 @@ class Fitted(NamedTuple):
 
 
 def run(cfg: Config, folder: Path) -> None:
-    """Run the study of the checked configuration, in one process or in every rank. UserError for wrong settings."""
+    """Run the study of the checked configuration, in one process or in every rank.
+
+    UserError for wrong settings.
+    """
     import torch
 
     from mhprobe.report.html import finish_report
@@ -63,14 +68,22 @@ def run(cfg: Config, folder: Path) -> None:
     options = cfg.voita
     assert options is not None
     if (weights := builders.weights_file(cfg)) is None:
-        raise UserError("voita: weights: expected the network to prune, the model.safetensors of a training run.")
+        raise UserError(
+            "voita: weights: expected the network to prune, the model.safetensors of a training "
+            "run."
+        )
     if "heads" not in (cfg.gates.penalty or {}):
-        raise UserError("voita: gates: expected gates with a target number of heads: gates=hard_concrete_target.")
+        raise UserError(
+            "voita: gates: expected gates with a target number of heads: "
+            "gates=hard_concrete_target."
+        )
     description = read_description(Path(weights))
     before = description.get("made", {}).get("epochs")
     learned = None if before is None else before + cfg.trainer.max_epochs
     if (epochs := options.scratch_epochs or learned) is None:
-        raise UserError(f"voita.scratch_epochs: {weights} does not say how long it was trained; give a number.")
+        raise UserError(
+            f"voita.scratch_epochs: {weights} does not say how long it was trained; give a number."
+        )
 
     data = builders.data(cfg)
     model = builders.classifier(cfg, data)
@@ -81,7 +94,9 @@ def run(cfg: Config, folder: Path) -> None:
     report.close()
     whole = model.results["test/accuracy"]
     rows = [Row(heads, whole, whole, whole, before or "", before or "")]
-    for size in options.heads or dict.fromkeys(max(1, round(heads * share)) for share in (0.75, 0.5, 0.25)):
+    for size in options.heads or dict.fromkeys(
+        max(1, round(heads * share)) for share in (0.75, 0.5, 0.25)
+    ):
         target = {"penalty": {**(cfg.gates.penalty or {}), "heads": size}, "keep": size}
         pruned = fit(cfg.but(gates=target), folder / f"heads_{size}_pruned")
         kept = folder / f"heads_{size}_pruned" / "tables" / "gates.csv"
@@ -90,8 +105,13 @@ def run(cfg: Config, folder: Path) -> None:
     adjusted = holm(torch.tensor([row.p for row in rows[1:]], dtype=torch.float64)).tolist()
     rows[1:] = [row._replace(p_holm=p) for row, p in zip(rows[1:], adjusted, strict=True)]
     if rank() == 0:
-        facts, probe = origin(cfg.command, folder), None if options.probe is None else Path(options.probe)
-        write(folder, rows, data, cfg.style, facts, sweep.survivors_of(sweep.collect(folder), probe))
+        facts, probe = (
+            origin(cfg.command, folder),
+            None if options.probe is None else Path(options.probe),
+        )
+        write(
+            folder, rows, data, cfg.style, facts, sweep.survivors_of(sweep.collect(folder), probe)
+        )
         sweep.write(folder, probe, cfg.style, whole, facts)
         finish_report(folder, cfg.command, model.gates.layout)
 
@@ -101,7 +121,9 @@ def _compared(heads: int, pruned: Fitted, scratch: Fitted, learned: int | str, e
 
     test, binary = paired(pruned.right, scratch.right), pruned.metrics["gates/binary_accuracy"]
     gates, new = (arm.metrics["test/accuracy"] for arm in (pruned, scratch))
-    return Row(heads, binary, gates, new, learned, epochs, test.difference, test.low, test.high, test.p)
+    return Row(
+        heads, binary, gates, new, learned, epochs, test.difference, test.low, test.high, test.p
+    )
 
 
 def fit(cfg: Config, folder: Path) -> Fitted:
@@ -114,7 +136,9 @@ def fit(cfg: Config, folder: Path) -> Fitted:
     model = builders.classifier(cfg, data)
     report = builders.report(cfg, folder, model.gates.layout)
     answers = questions.of_run(cfg, model, data, report)
-    trainer = builders.trainer(cfg, [*builders.callbacks(cfg, model, data, report), answers], report)
+    trainer = builders.trainer(
+        cfg, [*builders.callbacks(cfg, model, data, report), answers], report
+    )
     trainer.fit(model, datamodule=data, ckpt_path=resume(cfg, folder, trainer, part=True))
     builders.test(trainer, model, data, report)
     builders.save(cfg, trainer, model, data, folder)
@@ -129,9 +153,17 @@ def fit(cfg: Config, folder: Path) -> Fitted:
 
 
 def write(
-    folder: Path, rows: list[Row], data: ImageData, style: str, origin: Mapping[str, str], left: Sequence[Survivors]
+    folder: Path,
+    rows: list[Row],
+    data: ImageData,
+    style: str,
+    origin: Mapping[str, str],
+    left: Sequence[Survivors],
 ) -> None:
-    """Write table and figure, and print a line for each number of heads. left: heads that each run keeps, by group."""
+    """Write table and figure, and print a line for each number of heads.
+
+    left: heads that each run keeps, by group.
+    """
     from mhprobe.report import tables
     from mhprobe.report.figures import pruned
     from mhprobe.report.report import Report, Result, Sample
@@ -148,7 +180,9 @@ def write(
     figure = pruned.voita(points, images, 1 / data.num_classes, sure)
     report = Report(folder, style=style)
     report.origin, report.data, report.images = origin, data.source.name, Sample(images, "test")
-    report.add({"voita": Result(table, figure, drawn="voita").saying("test accuracy", "a better network")})
+    report.add(
+        {"voita": Result(table, figure, drawn="voita").saying("test accuracy", "a better network")}
+    )
     for row in rows:
         accuracies = f"pruned {100 * row.pruned:.2f} %, from scratch {100 * row.scratch:.2f} %"
         tested = f", p = {row.p_holm:.2g} (McNemar, Holm)" if isinstance(row.p_holm, float) else ""
@@ -158,10 +192,17 @@ def write(
 
 def _scratch(cfg: Config, description: dict[str, Any], kept: Path, epochs: int) -> Config:
     """Return the configuration for new weights of the same backbone, with the heads of the table ``kept``."""
-    fixed = {"relaxation": {"_target_": "mhprobe.gates.HeadGates", "_partial_": True}, "penalty": None}
+    fixed = {
+        "relaxation": {"_target_": "mhprobe.gates.HeadGates", "_partial_": True},
+        "penalty": None,
+    }
     return cfg.but(
         weights=None,
-        backbone={**description["backbone"], "_target_": "mhprobe.backbones.build", "pretrained": False},
+        backbone={
+            **description["backbone"],
+            "_target_": "mhprobe.backbones.build",
+            "pretrained": False,
+        },
         gates={**fixed, "frozen": "nothing", "keep": None, "mask": str(kept)},
         trainer={"max_epochs": epochs},
         optim=cfg.voita.scratch_optim if cfg.voita else {},

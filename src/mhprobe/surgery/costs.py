@@ -2,11 +2,12 @@
 
 Operations are those of matrix products; a multiplication with its addition counts as two.
 
-Latency follows a table (as in Shen et al. 2022, arXiv 2110.10811) of the time of each layer at several widths. Networks
-of these widths take turns in forward passes without gates. Isotonic regression makes times rise with the width, with
-straight lines between the measured widths; below the narrowest nothing more is saved. A file can keep the table.
-Processors multiply matrices faster where the width is a multiple of 4 or 8, so MLPs are measured at multiples if the
-choice keeps to multiples, otherwise at odd widths, which most choices lead to.
+Latency follows a table (as in Shen et al. 2022, arXiv 2110.10811) of the time of each layer at
+several widths. Networks of these widths take turns in forward passes without gates. Isotonic
+regression makes times rise with the width, with straight lines between the measured widths; below
+the narrowest nothing more is saved. A file can keep the table. Processors multiply matrices faster
+where the width is a multiple of 4 or 8, so MLPs are measured at multiples if the choice keeps to
+multiples, otherwise at odd widths, which most choices lead to.
 
 Shapes: A heads (units) of all sites, M masks, B images, H units of one site.
 """
@@ -51,23 +52,38 @@ def count_flops(model: nn.Module, image: Tensor) -> int:
 
 def _flops(model: nn.Module, names: Sequence[str], image: Tensor) -> list[float]:
     """Operations of one image in the whole forward pass, and in each of the modules ``names``."""
-    with torch.inference_mode(False), torch.no_grad():  # in inference mode the counter sees no product
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+    ):  # in inference mode the counter sees no product
         model = copy.deepcopy(model).eval()
-        with family_of(model).materialised(model), Counter() as counter:  # it does not know every fused kernel
+        with (
+            family_of(model).materialised(model),
+            Counter() as counter,
+        ):  # it does not know every fused kernel
             return _clocked(model, names, image.clone(), lambda: counter.total)
 
 
-def _by_width(model: nn.Module, layout: HeadLayout, count: Callable[[nn.Module], Sequence[float]]) -> list[Any]:
+def _by_width(
+    model: nn.Module, layout: HeadLayout, count: Callable[[nn.Module], Sequence[float]]
+) -> list[Any]:
     """(H + 1,) array of each site: its number in ``count(model)`` if it has 0, 1, ... H units.
 
-    Counted are copies of no unit, of one, of all but one and of all. From one to all but one it is a line. A cut module
-    may be of another class than the whole one, and a module without units also loses what they share.
+    Counted are copies of no unit, of one, of all but one and of all. From one to all but one it is
+    a line. A cut module may be of another class than the whole one, and a module without units also
+    loses what they share.
     """
     sites, whole = layout.sites, [site.num_heads for site in layout.sites]
     sizes = [0] * len(sites), [1] * len(sites), [width - 1 for width in whole], whole
-    rows = [count(sliced(model, layout, {s.name: range(n) for s, n in zip(sites, of, strict=True)})) for of in sizes]
+    rows = [
+        count(sliced(model, layout, {s.name: range(n) for s, n in zip(sites, of, strict=True)}))
+        for of in sizes
+    ]
     columns = zip(*rows, whole, strict=True)
-    return [np.r_[none, np.linspace(one, but_one, H - 1), every] for none, one, but_one, every, H in columns]
+    return [
+        np.r_[none, np.linspace(one, but_one, H - 1), every]
+        for none, one, but_one, every, H in columns
+    ]
 
 
 def layer_times(
@@ -75,7 +91,8 @@ def layer_times(
 ) -> tuple[float, list[list[float]]]:
     """Seconds of the whole forward pass, and of each site without the units of each of ``masks``.
 
-    masks: (A,) bool each, of which the first removes nothing. Medians over ``repeats`` rounds, by the whole's time.
+    masks: (A,) bool each, of which the first removes nothing. Medians over ``repeats`` rounds, by
+    the whole's time.
     """
     pruned = [prune_heads(model, mask, units=layout.kinds).eval() for mask in masks]
     names = [site.name for site in layout.sites]
@@ -98,7 +115,9 @@ def _seconds() -> float:
     return time.perf_counter()
 
 
-def _clocked(model: nn.Module, names: Sequence[str], images: Tensor, clock: Callable[[], float]) -> list[float]:
+def _clocked(
+    model: nn.Module, names: Sequence[str], images: Tensor, clock: Callable[[], float]
+) -> list[float]:
     """Steps of ``clock`` in the whole forward pass, and in each of the modules ``names``."""
     now: dict[str, float] = {}
 
@@ -117,38 +136,57 @@ def _clocked(model: nn.Module, names: Sequence[str], images: Tensor, clock: Call
 
 
 def costs(
-    model: nn.Module, layout: HeadLayout, images: Tensor, units: Collection[str], table: str | None = None,
+    model: nn.Module,
+    layout: HeadLayout,
+    images: Tensor,
+    units: Collection[str],
+    table: str | None = None,
     multiple: int = 1,
-) -> dict[str, Cost]:  # fmt: skip
+) -> dict[str, Cost]:
     """Return for each of ``units`` that is one of SHARES: (M, A) masks, True = off, -> (M,) share of it that is left.
 
-    images: (B, 3, height, width), as many as the time is asked for; memory is of one image. table, multiple: see
-    ``latency_cost``.
+    images: (B, 3, height, width), as many as the time is asked for; memory is of one image. table,
+    multiple: see ``latency_cost``.
     """
     image, names = images[:1], [site.name for site in layout.sites]
 
     def flops() -> Cost:
         whole, *of_sites = _flops(model, names, image)
-        if layout.kinds == {"head"} and family_of(model).unprunable(model):  # as if all operations were of heads
+        if layout.kinds == {"head"} and family_of(model).unprunable(
+            model
+        ):  # as if all operations were of heads
             rows = zip(of_sites, layout.sites, strict=True)
-            return _left(layout, [np.linspace(0, every, site.num_heads + 1) for every, site in rows], whole)
-        return _left(layout, _by_width(model, layout, lambda smaller: _flops(smaller, names, image)[1:]), whole)
+            return _left(
+                layout, [np.linspace(0, every, site.num_heads + 1) for every, site in rows], whole
+            )
+        return _left(
+            layout,
+            _by_width(model, layout, lambda smaller: _flops(smaller, names, image)[1:]),
+            whole,
+        )
 
     def parameters(smaller: nn.Module) -> list[int]:
         return [count_parameters(smaller.get_submodule(name)) for name in names]
 
     makers: dict[str, Callable[[], Cost]] = {
         "flops": flops,
-        "params": lambda: _left(layout, _by_width(model, layout, parameters), count_parameters(model)),
+        "params": lambda: _left(
+            layout, _by_width(model, layout, parameters), count_parameters(model)
+        ),
         "latency": lambda: latency_cost(table, model, layout, images, multiple=multiple),
         "memory": lambda: memory_cost(model, layout, image),
     }
-    with torch.autocast(images.device.type, enabled=False):  # of the pruned network, whatever precision chooses
+    with torch.autocast(
+        images.device.type, enabled=False
+    ):  # of the pruned network, whatever precision chooses
         return {unit: make() for unit, make in makers.items() if unit in units}
 
 
 def _left(layout: HeadLayout, by_width: Sequence[Any], whole: float) -> Cost:
-    """(M, A) masks -> (M,) share of ``whole`` that is left. by_width: each site's part of it, as of ``_by_width``."""
+    """(M, A) masks -> (M,) share of ``whole`` that is left.
+
+    by_width: each site's part of it, as of ``_by_width``.
+    """
     spared = np.concatenate([of_H[-1] - of_H for of_H in by_width]) / whole
     starts = np.array(layout.offsets[:-1])
     places = starts + range(len(starts))  # in ``spared``, of a site without units
@@ -160,7 +198,9 @@ def _left(layout: HeadLayout, by_width: Sequence[Any], whole: float) -> Cost:
     return left
 
 
-def interleaved(works: Sequence[Callable[[], object]], rounds: int, seconds: float = 0.05) -> list[list[float]]:
+def interleaved(
+    works: Sequence[Callable[[], object]], rounds: int, seconds: float = 0.05
+) -> list[list[float]]:
     """Seconds per call of each of ``works``, ``rounds`` of them; every round begins with another one."""
     with torch.inference_mode():
         for work in works:  # warm-up: caches, kernels chosen at first sight
@@ -180,13 +220,19 @@ def interleaved(works: Sequence[Callable[[], object]], rounds: int, seconds: flo
 
 
 def latency_cost(
-    file: str | Path | None, model: nn.Module, layout: HeadLayout, images: Tensor, repeats: int = 15, multiple: int = 1
+    file: str | Path | None,
+    model: nn.Module,
+    layout: HeadLayout,
+    images: Tensor,
+    repeats: int = 15,
+    multiple: int = 1,
 ) -> Cost:
     """(M, A) masks -> (M,) the share of the time that is left, by the table in ``file``, made if it is missing.
 
-    file: None to measure now and keep no file. model: with or without gates. images: (B, 3, height, width), as many as
-    will be asked of it at once. multiple: of the widths of MLPs that masks will leave. UserError for a file that is no
-    table, and for one of another machine, number or size of images, multiple, or network. A collective.
+    file: None to measure now and keep no file. model: with or without gates. images: (B, 3, height,
+    width), as many as will be asked of it at once. multiple: of the widths of MLPs that masks will
+    leave. UserError for a file that is no table, and for one of another machine, number or size of
+    images, multiple, or network. A collective.
     """
     from sklearn.isotonic import IsotonicRegression
 
@@ -194,45 +240,86 @@ def latency_cost(
     # times differ from process to process, and all have to stop at the same step
     table = ranks.from_rank_zero(lambda: _table(place, model, layout, images, repeats, multiple))
     sites = zip(layout.sites, table["widths"], table["seconds"], strict=True)
-    rising = [(IsotonicRegression(out_of_bounds="clip").fit(*points), site.num_heads) for site, *points in sites]
+    rising = [
+        (IsotonicRegression(out_of_bounds="clip").fit(*points), site.num_heads)
+        for site, *points in sites
+    ]
     return _left(layout, [fit.predict(range(width + 1)) for fit, width in rising], table["whole"])
 
 
 def _table(
-    file: Path | None, model: nn.Module, layout: HeadLayout, images: Tensor, repeats: int, multiple: int
+    file: Path | None,
+    model: nn.Module,
+    layout: HeadLayout,
+    images: Tensor,
+    repeats: int,
+    multiple: int,
 ) -> Mapping[str, Any]:
-    wanted = {"machine": f"{device_name(images.device)}, torch {torch.__version__}", "images": len(images)}
-    wanted |= {"size": [*images.shape[2:]], "units": layout.counted, "layout": layout.digest, "multiple": multiple}
-    wanted["flops"] = count_flops(model, images[:1])  # networks of the same heads may have other patches or MLPs
+    wanted = {
+        "machine": f"{device_name(images.device)}, torch {torch.__version__}",
+        "images": len(images),
+    }
+    wanted |= {
+        "size": [*images.shape[2:]],
+        "units": layout.counted,
+        "layout": layout.digest,
+        "multiple": multiple,
+    }
+    wanted["flops"] = count_flops(
+        model, images[:1]
+    )  # networks of the same heads may have other patches or MLPs
     table: Any = None
     if file is None or not file.exists():
         masks = [evenly(layout, share, multiple) for share in TABLE_SHARES]
         whole, seconds = layer_times(model, layout, masks, images, repeats)
         widths = [[int((~part).sum()) for part in layout.split(mask)] for mask in masks]
-        table = {**wanted, "whole": whole, "seconds": seconds, "widths": list(zip(*widths, strict=True))}
+        table = {
+            **wanted,
+            "whole": whole,
+            "seconds": seconds,
+            "widths": list(zip(*widths, strict=True)),
+        }
         if file is not None:
             write(file, (json.dumps(table) + "\n").encode())
         return table
     with contextlib.suppress(OSError, ValueError):
         table = json.loads(file.read_text())
-    if not isinstance(table, dict) or not all(fits(table.get(key), hint) for key, hint in OF_TABLE.items()):
-        raise UserError(f"latency_table: {file} is no table of latency. Name a file that is not there yet.")
+    if not isinstance(table, dict) or not all(
+        fits(table.get(key), hint) for key, hint in OF_TABLE.items()
+    ):
+        raise UserError(
+            f"latency_table: {file} is no table of latency. Name a file that is not there yet."
+        )
     for key, value in wanted.items():
-        if table.get(key, value if key in ("units", "flops") else None) != value:  # older tables lack them
+        if (
+            table.get(key, value if key in ("units", "flops") else None) != value
+        ):  # older tables lack them
             raise UserError(
-                f"latency_table: {file} has {key} {quoted(table.get(key))}, expected {quoted(value)}. Name a "
+                f"latency_table: {file} has {key} {quoted(table.get(key))}, expected "
+                f"{quoted(value)}. Name a "
                 f"file that is not there yet: it is measured here."
             )
-    measured, times = ([len(row) for row in table[key]] for key in ("widths", "seconds"))  # of each site
-    if measured != times or not all(measured) or len(times) != len(layout.sites) or table["whole"] <= 0:
-        raise UserError(f"latency_table: {file} is damaged: numbers are missing. Name a file that is not there yet.")
+    measured, times = (
+        [len(row) for row in table[key]] for key in ("widths", "seconds")
+    )  # of each site
+    if (
+        measured != times
+        or not all(measured)
+        or len(times) != len(layout.sites)
+        or table["whole"] <= 0
+    ):
+        raise UserError(
+            f"latency_table: {file} is damaged: numbers are missing. Name a file that is not there "
+            "yet."
+        )
     return table
 
 
 def evenly(layout: HeadLayout, share: float, multiple: int | None = None) -> Tensor:
     """(A,) bool mask of the last heads of every site, a ``share`` of them, rounded; one head of a site always stays.
 
-    multiple: layers that lose neurons keep a multiple of so many; for 1 an odd number, for None any number.
+    multiple: layers that lose neurons keep a multiple of so many; for 1 an odd number, for None any
+    number.
     """
     parts = []
     for site in layout.sites:

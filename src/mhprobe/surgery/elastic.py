@@ -1,7 +1,8 @@
 """Elastic files: the dense weights, and beside them the score of every unit, from which any budget follows at once.
 
-A knapsack (masking/knapsack.py) scores once; the same scores and options give the mask that ``prune`` finds, to the
-bit. Promises (stats/promise.py) test a fixed list of budgets, from the largest down.
+A knapsack (masking/knapsack.py) scores once; the same scores and options give the mask that
+``prune`` finds, to the bit. Promises (stats/promise.py) test a fixed list of budgets, from the
+largest down.
 
 Shapes: A units of all sites.
 """
@@ -31,10 +32,20 @@ OF_PROMISE = {"unit": str, "kept": list[float], "points": float, "confidence": f
 
 
 def described(source: OnPath, scores_A: Tensor, layout: HeadLayout) -> dict[str, Any]:
-    """Return the part of the file's JSON that budgets are made of. scores: (A,) as the path went by them."""
+    """Return the part of the file's JSON that budgets are made of.
+
+    scores: (A,) as the path went by them.
+    """
     assert isinstance(source.order, Knapsack)
-    options = {name: getattr(source.order, name) for name in OPTIONS} | {name: getattr(source, name) for name in LIMITS}
-    return {"units": sorted(layout.kinds), "step": source.units, "scores": scores_A.tolist(), **options}
+    options = {name: getattr(source.order, name) for name in OPTIONS} | {
+        name: getattr(source, name) for name in LIMITS
+    }
+    return {
+        "units": sorted(layout.kinds),
+        "step": source.units,
+        "scores": scores_A.tolist(),
+        **options,
+    }
 
 
 def mask_at(model: nn.Module, elastic: Mapping[str, Any], target: Mapping[str, float]) -> Tensor:
@@ -44,24 +55,34 @@ def mask_at(model: nn.Module, elastic: Mapping[str, Any], target: Mapping[str, f
     """
     scores, layout = torch.tensor(elastic["scores"], dtype=torch.float64), layout_of(model)
     if len(scores) != layout.num_heads:
-        raise UserError(f"elastic: the file has scores of {len(scores)} units, expected {layout.counted}.")
-    units = within(model, target, elastic["step"], **{name: elastic[name] for name in (*LIMITS, "multiple")})
+        raise UserError(
+            f"elastic: the file has scores of {len(scores)} units, expected {layout.counted}."
+        )
+    units = within(
+        model, target, elastic["step"], **{name: elastic[name] for name in (*LIMITS, "multiple")}
+    )
     return mask_by(scores, units, **{name: elastic[name] for name in OPTIONS})
 
 
-def at_budget(model: nn.Module, description: Mapping[str, Any], target: Mapping[str, float]) -> nn.Module:
+def at_budget(
+    model: nn.Module, description: Mapping[str, Any], target: Mapping[str, float]
+) -> nn.Module:
     """The network of an elastic file without the units that ``prune`` removes for ``target``.
 
-    Its ``promise``: points, confidence and images promised of this budget, or None. UserError for a file that is not
-    elastic, and for a budget out of range or reach.
+    Its ``promise``: points, confidence and images promised of this budget, or None. UserError for a
+    file that is not elastic, and for a budget out of range or reach.
     """
     if (elastic := description.get("made", {}).get("elastic")) is None:
         raise UserError(
-            "load: flops, params: expected an elastic file; python -m mhprobe.prune ... prune.elastic=true writes one."
+            "load: flops, params: expected an elastic file; python -m mhprobe.prune ... "
+            "prune.elastic=true writes one."
         )
     ((unit, share),) = target.items()
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
-        raise UserError(f"load: {unit}: expected a share of the whole, above 0 and at most 1, got {quoted(share)}.")
+        raise UserError(
+            f"load: {unit}: expected a share of the whole, above 0 and at most 1, got "
+            f"{quoted(share)}."
+        )
     _check(elastic, TYPES)
     if promise := elastic.get("promise"):
         _check(promise, OF_PROMISE)
@@ -78,7 +99,11 @@ def at_budget(model: nn.Module, description: Mapping[str, Any], target: Mapping[
 def promise_at(elastic: Mapping[str, Any], target: Mapping[str, float]) -> dict[str, Any] | None:
     """Points, confidence and images of the promise of the budget ``target``; None where it is not promised."""
     ((unit, share),), promise = target.items(), elastic.get("promise")
-    if not promise or promise["unit"] != unit or all(abs(share - budget) >= 1e-9 for budget in promise["kept"]):
+    if (
+        not promise
+        or promise["unit"] != unit
+        or all(abs(share - budget) >= 1e-9 for budget in promise["kept"])
+    ):
         return None
     return {key: promise[key] for key in ("points", "confidence", "images")}
 
@@ -89,21 +114,33 @@ def _check(part: Any, types: Mapping[str, Any]) -> None:
         got = part.get(name) if isinstance(part, Mapping) else part
         if not fits(got, hint) or (get_origin(hint) is Literal and got not in get_args(hint)):
             raise UserError(
-                f"load: made.elastic in the JSON of the file is damaged: {name} is {quoted(got)}. Make the file anew "
+                f"load: made.elastic in the JSON of the file is damaged: {name} is {quoted(got)}. "
+                "Make the file anew "
                 f"with mhprobe.prune."
             )
 
 
 def promise_budgets(
-    model: nn.Module, elastic: Mapping[str, Any], target: Mapping[str, float], calibrate: Evaluate,
-    guarantee: Guarantee, seed: int = 0,
-) -> dict[str, Any]:  # fmt: skip
-    """The budgets down to ``target``, in steps of 5 %, promised together. calibrate: on images that chose nothing."""
+    model: nn.Module,
+    elastic: Mapping[str, Any],
+    target: Mapping[str, float],
+    calibrate: Evaluate,
+    guarantee: Guarantee,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """The budgets down to ``target``, in steps of 5 %, promised together.
+
+    calibrate: on images that chose nothing.
+    """
     ((unit, least),) = target.items()
     steps = (round(1 - STEP * step, 4) for step in range(1, round(1 / STEP)))
     budgets = [*(budget for budget in steps if budget > least + 1e-9), least]
     masks = torch.stack([mask_at(model, elastic, {unit: budget}) for budget in budgets])
     right = calibrate(torch.cat([torch.zeros_like(masks[:1]), masks])).right
     count = kept_promise(right[0], right[1:], guarantee.points, guarantee.confidence, seed)
-    about = {"points": guarantee.points, "confidence": guarantee.confidence, "images": calibrate.images}
+    about = {
+        "points": guarantee.points,
+        "confidence": guarantee.confidence,
+        "images": calibrate.images,
+    }
     return {"unit": unit, "kept": budgets[:count], **about}

@@ -1,6 +1,7 @@
 """A model as an ONNX file and as a torch.export file, each checked by running it.
 
-Both take batches of any size. The bytes are made and run in memory first: what is written has given the right logits.
+Both take batches of any size. The bytes are made and run in memory first: what is written has given
+the right logits.
 """
 
 import copy
@@ -20,10 +21,15 @@ from mhprobe.gates.meanwhile import meanwhile
 
 
 def torch_export_bytes(model: nn.Module, images: Tensor, tolerance: float = 1e-5) -> bytes:
-    """``torch.export.save`` of ``model``: what ``torch.export.load`` reads. images: (B >= 2, 3, height, width)."""
+    """``torch.export.save`` of ``model``: what ``torch.export.load`` reads.
+
+    images: (B >= 2, 3, height, width).
+    """
     model = copy.deepcopy(model).cpu().eval()
     with torch.no_grad():
-        program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+        program = torch.export.export(
+            model, (images,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)
+        )
     data = io.BytesIO()
     torch.export.save(program, data)
     data.seek(0)
@@ -37,13 +43,17 @@ def torch_export_bytes(model: nn.Module, images: Tensor, tolerance: float = 1e-5
 def onnx_bytes(model: nn.Module, images: Tensor, tolerance: float = 1e-4) -> bytes:
     """Export ``model`` to ONNX: input "images" (B, 3, height, width), output "logits" (B, C), checked with onnxruntime.
 
-    images: (B >= 2, 3, height, width). tolerance: relative to the largest logit; other kernels round differently.
+    images: (B >= 2, 3, height, width). tolerance: relative to the largest logit; other kernels
+    round differently.
     """
     needs_onnx()
     model = copy.deepcopy(model).cpu().eval()
     for library in ("onnx_ir", "onnxscript", "torch.onnx"):
         logging.getLogger(library).setLevel(logging.WARNING)  # what they optimise
-    with warnings.catch_warnings(action="ignore"), torch.no_grad():  # the exporter warns about its own parts
+    with (
+        warnings.catch_warnings(action="ignore"),
+        torch.no_grad(),
+    ):  # the exporter warns about its own parts
         program = torch.onnx.export(
             model,
             (images,),
@@ -94,4 +104,7 @@ def needs_onnx() -> None:
 def _same(form: str, expected: Tensor, got: Tensor, tolerance: float) -> None:
     difference = (got - expected).abs().max().item()
     if not difference <= tolerance * max(1.0, expected.abs().max().item()):
-        raise RuntimeError(f"{form}: the exported model's logits differ by up to {difference:.3g} from the model's.")
+        raise RuntimeError(
+            f"{form}: the exported model's logits differ by up to {difference:.3g} from the "
+            "model's."
+        )

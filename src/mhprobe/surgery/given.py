@@ -30,7 +30,9 @@ class Choice(NamedTuple):
 
     mask: Tensor  # (A,) bool, True = goes
     rescale: bool = False  # the heads that a layer keeps are multiplied by H / kept
-    chosen_by: tuple[str, ...] = ()  # the images that chose them, "split:digest" each, as far as the file says
+    chosen_by: tuple[
+        str, ...
+    ] = ()  # the images that chose them, "split:digest" each, as far as the file says
     scores: Tensor | None = None  # (A,) of a path that went by them
 
 
@@ -38,9 +40,10 @@ class Choice(NamedTuple):
 class Given:
     """Read the heads that a user names.
 
-    heads: see above. Of a masking curve also its name, ``curve``, if the table has several, and step or remove.
-    threshold: with heads=gates, remove heads with |gate| at or below it. guarantee: remove all heads if it holds
-    without them, else none. seed: of the order of its images.
+    heads: see above. Of a masking curve also its name, ``curve``, if the table has several, and
+    step or remove.
+    threshold: with heads=gates, remove heads with |gate| at or below it. guarantee: remove all
+    heads if it holds without them, else none. seed: of the order of its images.
     """
 
     heads: Any
@@ -52,14 +55,23 @@ class Given:
     seed: int = 0
 
     def choose(self, model: nn.Module, kept: Tensor | None = None) -> Choice:
-        """Choose heads. kept: (A,) bool, decision of the run that learned the gates; None if the weights have none."""
+        """Choose heads.
+
+        kept: (A,) bool, decision of the run that learned the gates; None if the weights have none.
+        """
         layout = layout_of(model)
         if self.threshold is not None and self.heads != "gates":
-            raise UserError(f"threshold: it is of heads=gates, got heads={quoted(self.heads)}. Leave one of them out.")
+            raise UserError(
+                f"threshold: it is of heads=gates, got heads={quoted(self.heads)}. Leave one of "
+                "them out."
+            )
         if isinstance(self.heads, list | tuple):
             choice = Choice(_listed(layout, list(self.heads), "heads"))
         elif not isinstance(self.heads, str):
-            raise UserError(f"heads: expected a list as in [3,17], a file, a table or gates, got {quoted(self.heads)}.")
+            raise UserError(
+                "heads: expected a list as in [3,17], a file, a table or gates, got "
+                f"{quoted(self.heads)}."
+            )
         elif self.heads == "gates":
             choice = Choice(_closed(model, layout, kept, self.threshold))
         elif Path(self.heads).suffix == ".csv":
@@ -77,8 +89,10 @@ class Given:
             return Choice(~read_kept(path, layout, "heads"), chosen_by=chosen_by)
         if not {"curve", "step", "heads_masked", "masked"} <= set(rows[0]):
             raise UserError(
-                f"heads: {path} has the columns {', '.join(rows[0])}; expected head and kept, or those of "
-                f"masking_curves.csv. To remove the lowest in a table of scores: prune=order prune/order=by_table "
+                f"heads: {path} has the columns {', '.join(rows[0])}; expected head and kept, or "
+                "those of "
+                "masking_curves.csv. To remove the lowest in a table of scores: prune=order "
+                "prune/order=by_table "
                 f"with this table and remove=<how many>."
             )
         check_layout(path, rows, layout, "heads")
@@ -86,7 +100,8 @@ class Given:
         masked = _listed(layout, row["masked"].split(), f"heads: {path}, column masked")
         if row["heads_masked"] != str(int(masked.sum())):
             raise UserError(
-                f"heads: {path}: the column masked names {int(masked.sum())} heads at this point, heads_masked "
+                f"heads: {path}: the column masked names {int(masked.sum())} heads at this point, "
+                "heads_masked "
                 f"says {quoted(row['heads_masked'])}. Was the file edited?"
             )
         split = row.get("chosen_on", "")
@@ -95,22 +110,34 @@ class Given:
 
     def _point(self, path: str, rows: list[dict[str, str]]) -> dict[str, str]:
         if (self.step is None) == (self.remove is None):
-            raise UserError("step: give either step (a point of the curve) or remove (the number of heads off).")
+            raise UserError(
+                "step: give either step (a point of the curve) or remove (the number of heads off)."
+            )
         names = sorted({row["curve"] for row in rows})
         name = self.curve if self.curve is not None or len(names) > 1 else names[0]
         if name not in names:
-            raise UserError(f"curve: {path} has {', '.join(names)}, got {name}. Give curve=<one of them>.")
+            raise UserError(
+                f"curve: {path} has {', '.join(names)}, got {name}. Give curve=<one of them>."
+            )
         # a mean over random repeats names no heads; of several repeats the first is taken
-        points = [row for row in rows if row["curve"] == name and (row["masked"] or row["step"] == "0")]
+        points = [
+            row for row in rows if row["curve"] == name and (row["masked"] or row["step"] == "0")
+        ]
         by_step = self.step is not None
-        option, column, wanted = ("step", "step", self.step) if by_step else ("remove", "heads_masked", self.remove)
+        option, column, wanted = (
+            ("step", "step", self.step) if by_step else ("remove", "heads_masked", self.remove)
+        )
         assert wanted is not None
         if wrong := [row[column] for row in points if not _whole(row[column])]:
-            raise UserError(f"heads: {path}, column {column}: expected whole numbers, got {quoted(wrong[0])}.")
+            raise UserError(
+                f"heads: {path}, column {column}: expected whole numbers, got {quoted(wrong[0])}."
+            )
         numbers = [int(row[column]) for row in points]
         if wanted not in numbers:
             nearest = min(numbers, key=lambda number: abs(number - wanted), default="none")
-            raise UserError(f"{option}: {name} in {path} has no point with {wanted}; the nearest is {nearest}.")
+            raise UserError(
+                f"{option}: {name} in {path} has no point with {wanted}; the nearest is {nearest}."
+            )
         return points[numbers.index(wanted)]
 
 
@@ -118,7 +145,10 @@ def _listed(layout: HeadLayout, heads: list[Any], where: str) -> Tensor:
     numbers = [int(head) if isinstance(head, str) and _whole(head) else head for head in heads]
     wrong = [head for head in numbers if type(head) is not int or not 0 <= head < layout.num_heads]
     if wrong:
-        raise UserError(f"{where}: expected whole numbers from 0 to {layout.num_heads - 1}, got {quoted(wrong[0])}.")
+        raise UserError(
+            f"{where}: expected whole numbers from 0 to {layout.num_heads - 1}, got "
+            f"{quoted(wrong[0])}."
+        )
     return layout.mask(numbers, where)
 
 
@@ -127,8 +157,13 @@ def _whole(text: str) -> bool:
 
 
 def _numbers(path: str) -> list[Any]:
-    where, expected = f"heads: cannot read {path}", "Expected a list as in [3,17], a file, a table or gates."
-    with refusing(lambda error: f"{where} ({getattr(error, 'strerror', None) or error}). {expected}"):
+    where, expected = (
+        f"heads: cannot read {path}",
+        "Expected a list as in [3,17], a file, a table or gates.",
+    )
+    with refusing(
+        lambda error: f"{where} ({getattr(error, 'strerror', None) or error}). {expected}"
+    ):
         text = Path(path).read_text()
     if Path(path).suffix != ".json":
         return list(text.split())
@@ -141,20 +176,28 @@ def _numbers(path: str) -> list[Any]:
     return heads
 
 
-def _closed(model: nn.Module, layout: HeadLayout, kept: Tensor | None, threshold: float | None) -> Tensor:
+def _closed(
+    model: nn.Module, layout: HeadLayout, kept: Tensor | None, threshold: float | None
+) -> Tensor:
     if kept is not None and threshold is None:
         if bool(kept.all()):
             raise UserError(
-                f"heads: the run that learned the gates keeps all {len(kept)} heads. Train with a higher "
+                f"heads: the run that learned the gates keeps all {len(kept)} heads. Train with a "
+                "higher "
                 f"weight of the gates' penalty, or give a threshold."
             )
         heads = layout.of("head").mask(~kept, "heads")
         return functional.pad(heads, (0, layout.num_heads - len(heads)))  # neurons stay
     gates = find_gates(model)
     if gates is None or bool((gates.effective() == 1).all()):
-        raise UserError("heads: the weights have no learned gates; all are 1. Train with gates=<...> first.")
+        raise UserError(
+            "heads: the weights have no learned gates; all are 1. Train with gates=<...> first."
+        )
     size = gates.effective().abs().cpu()
     mask = size <= (threshold or 0.0)
     if not mask.any():
-        raise UserError(f"threshold: no gate is at or below {threshold or 0.0}; the nearest is {size.min():.4g}.")
+        raise UserError(
+            f"threshold: no gate is at or below {threshold or 0.0}; the nearest is "
+            f"{size.min():.4g}."
+        )
     return mask

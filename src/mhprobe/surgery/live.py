@@ -1,7 +1,7 @@
 """Export a model as ONNX pieces with its gates as inputs, so that a web page can switch heads without Python.
 
-One piece is the stem, one each residual block, and one the tail: a change in block 5 keeps what blocks 0 to 4 gave. A
-model that cannot be taken apart is one piece.
+One piece is the stem, one each residual block, and one the tail: a change in block 5 keeps what
+blocks 0 to 4 gave. A model that cannot be taken apart is one piece.
 
 Shapes: B images, H heads of a site, W windows, K places of a window, A heads of all sites.
 """
@@ -35,7 +35,9 @@ _LARGE = 1024  # numbers of a tensor that is worth storing as something smaller
 class Piece(NamedTuple):
     """A part of a model."""
 
-    onnx: bytes  # "stream" (B, ...), "gates" (heads,) -> "out", and "attention<site>" (B * W, H, K, K) of its sites
+    # "stream" (B, ...), "gates" (heads,) -> "out", and "attention<site>" (B * W, H, K, K) of its
+    # sites
+    onnx: bytes
     first: int  # of the heads that "gates" has
     heads: int  # 0: "gates" is no input
     sites: list[int]
@@ -44,8 +46,9 @@ class Piece(NamedTuple):
 def pieces(model: nn.Module, images: Tensor) -> list[Piece]:
     """Take a model apart into ONNX; chained, the pieces give its logits.
 
-    images: (B >= 2, 3, height, width), normalised. Gates that the model has are in the pieces: an input of 1 leaves a
-    head as it is, 0 switches it off. Raises UserError where the package onnx is missing, and for what ONNX cannot hold.
+    images: (B >= 2, 3, height, width), normalised. Gates that the model has are in the pieces: an
+    input of 1 leaves a head as it is, 0 switches it off. Raises UserError where the package onnx is
+    missing, and for what ONNX cannot hold.
     """
     if importlib.util.find_spec("onnx") is None:
         raise UserError("live: needs the package onnx: pip install 'mhprobe[live]'.")
@@ -57,9 +60,18 @@ def pieces(model: nn.Module, images: Tensor) -> list[Piece]:
     with inspecting(whole, gradients=False):  # also what segments compute for all blocks
         if (segments := None if backbone is not whole else family.segments(backbone)) is not None:
             count = len(segments.blocks)
-            of_block = [[site for site in every if layout.sites[site].block == block] for block in range(count)]
-            blocks = zip([block.name for block in layout.blocks], segments.blocks, of_block, strict=True)
-            parts = [("the stem", segments.stem, []), *blocks, ("the classifier", segments.tail, [])]
+            of_block = [
+                [site for site in every if layout.sites[site].block == block]
+                for block in range(count)
+            ]
+            blocks = zip(
+                [block.name for block in layout.blocks], segments.blocks, of_block, strict=True
+            )
+            parts = [
+                ("the stem", segments.stem, []),
+                *blocks,
+                ("the classifier", segments.tail, []),
+            ]
         for name, part, sites in parts:
             module = _Gated(backbone, layout, part, sites)
             exports.append(_exported(module, name, stream))
@@ -70,7 +82,9 @@ def pieces(model: nn.Module, images: Tensor) -> list[Piece]:
 class _Gated(nn.Module):
     """A part of a model as a function of its input and its gates."""
 
-    def __init__(self, model: nn.Module, layout: HeadLayout, part: Callable[[Tensor], Any], sites: list[int]) -> None:
+    def __init__(
+        self, model: nn.Module, layout: HeadLayout, part: Callable[[Tensor], Any], sites: list[int]
+    ) -> None:
         super().__init__()
         self.model, self.layout, self.part, self.sites = model, layout, part, sites
         spans = [layout.span(site) for site in sites]
@@ -91,8 +105,12 @@ class _Gated(nn.Module):
             for number in self.sites:
                 site, span = self.layout.sites[number], self.layout.span(number)
                 seam = family_of(self.model).seam(self.model, site)
-                wide = gates[span.start - self.first : span.stop - self.first].repeat_interleave(site.head_dim)
-                stack.enter_context(seam.point.register_forward_pre_hook(functools.partial(close, wide)))
+                wide = gates[span.start - self.first : span.stop - self.first].repeat_interleave(
+                    site.head_dim
+                )
+                stack.enter_context(
+                    seam.point.register_forward_pre_hook(functools.partial(close, wide))
+                )
                 if seam.weights is not None:
                     stack.enter_context(seam.watched(functools.partial(see, number)))
             out = self.part(stream)
@@ -105,19 +123,35 @@ def _exported(part: _Gated, name: str, stream: Tensor) -> Piece:
     tensors = part(stream, gates)
     outputs = ["out", *(f"attention{site}" for site in part.sites)][: len(tensors)]
     moving = {name: {0: "images"} for name in ("stream", *outputs)}
-    graphs: list[Any] = []  # the exporter's, where it fails: it would write them to the standard output
-    log: dict[str, Any] = {"_jit_onnx_log": lambda *parts: graphs.extend(parts), "_jit_is_onnx_log_enabled": None}
-    with warnings.catch_warnings(action="ignore"), mock.patch.multiple(torch._C, **log):  # of shapes taken as fixed
+    graphs: list[
+        Any
+    ] = []  # the exporter's, where it fails: it would write them to the standard output
+    log: dict[str, Any] = {
+        "_jit_onnx_log": lambda *parts: graphs.extend(parts),
+        "_jit_is_onnx_log_enabled": None,
+    }
+    with (
+        warnings.catch_warnings(action="ignore"),
+        mock.patch.multiple(torch._C, **log),
+    ):  # of shapes taken as fixed
         try:
             torch.onnx.export(
-                part, (stream, gates), data, dynamo=False, opset_version=OPSET, dynamic_axes=moving,
-                input_names=["stream", "gates"], output_names=outputs,
-            )  # fmt: skip
+                part,
+                (stream, gates),
+                data,
+                dynamo=False,
+                opset_version=OPSET,
+                dynamic_axes=moving,
+                input_names=["stream", "gates"],
+                output_names=outputs,
+            )
         except Exception as error:  # the exporter raises a dozen unrelated types
             operator = re.search(r"aten::\w+", str(error))
             reason = operator[0] if operator else " ".join(str(error).split())[:100]
             where = _module(name, operator[0], graphs) if operator else name
-            raise UserError(f"live: {where or 'the whole model'}: ONNX cannot hold it ({reason}).") from error
+            raise UserError(
+                f"live: {where or 'the whole model'}: ONNX cannot hold it ({reason})."
+            ) from error
     return Piece(data.getvalue(), part.first, part.count, part.sites[: len(outputs) - 1])
 
 
@@ -125,9 +159,12 @@ def _module(part: str, operator: str, graphs: Sequence[Any]) -> str:
     """Name of the innermost module that calls an operator ("blocks.1.mlp"); of the part where no graph tells."""
     nodes = [node for graph in graphs if isinstance(graph, torch.Graph) for node in graph.nodes()]
     for node in [node for node in nodes if node.kind() == operator]:
-        # its scope: "<type>::/<type>::part/<type>::mlp/<type>::mlp.0", where what a Sequential holds has both names
+        # its scope: "<type>::/<type>::part/<type>::mlp/<type>::mlp.0", where what a Sequential
+        # holds has both names
         scope = [module.rpartition("::")[2] for module in node.scopeName().split("/")][1:]
-        holders = [name for name, held in itertools.pairwise(scope) if not held.startswith(f"{name}.")]
+        holders = [
+            name for name, held in itertools.pairwise(scope) if not held.startswith(f"{name}.")
+        ]
         return re.sub(r"^(part\b\.?)?(model\b\.?)?", "", ".".join([*holders, *scope[-1:]])) or part
     return part
 
@@ -144,7 +181,9 @@ def stored(piece: Piece, kind: Stored) -> Piece:
 
     graph, back = (model := onnx.load_from_string(piece.onnx)).graph, []
     wide = [tensor for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT]
-    for kept in [tensor for tensor in wide if len(tensor.dims) > 1 and math.prod(tensor.dims) >= _LARGE]:
+    for kept in [
+        tensor for tensor in wide if len(tensor.dims) > 1 and math.prod(tensor.dims) >= _LARGE
+    ]:
         name, small = kept.name, f"{kept.name}/{kind}"
         weights = numpy_helper.to_array(kept)
         graph.initializer.remove(kept)
@@ -155,7 +194,9 @@ def stored(piece: Piece, kind: Stored) -> Piece:
             whole, scale = _whole_numbers(torch.from_numpy(weights.copy()))
             graph.initializer.append(numpy_helper.from_array(whole.numpy(), small))
             graph.initializer.append(numpy_helper.from_array(scale.numpy(), f"{name}/scale"))
-            back.append(helper.make_node("Cast", [small], [f"{name}/whole"], to=onnx.TensorProto.FLOAT))
+            back.append(
+                helper.make_node("Cast", [small], [f"{name}/whole"], to=onnx.TensorProto.FLOAT)
+            )
             back.append(helper.make_node("Mul", [f"{name}/whole", f"{name}/scale"], [name]))
     for number, node in enumerate(back):
         graph.node.insert(number, node)

@@ -1,9 +1,10 @@
 """Memory of a network under masks: the bytes of its weights, and of the activations that are alive at once.
 
-Weights are parameters and buffers. Activations are the storages that are referred to after each operation of eager
-inference, without the images and scratch space inside a kernel. Sizes are affine in a site's number of units: two
-copies of the network, with one and with two units more in each site, tell what a unit adds at each operation. A site
-without units counts what does not hang on them, an upper bound.
+Weights are parameters and buffers. Activations are the storages that are referred to after each
+operation of eager inference, without the images and scratch space inside a kernel. Sizes are affine
+in a site's number of units: two copies of the network, with one and with two units more in each
+site, tell what a unit adds at each operation. A site without units counts what does not hang on
+them, an upper bound.
 
 Shapes: A units of all sites, S sites, M masks, T operations of a forward pass.
 """
@@ -36,15 +37,21 @@ def memory_cost(model: nn.Module, layout: HeadLayout, image: Tensor) -> Cost:
 
     def bytes_left(masks: Tensor) -> Tensor:
         kept_MS = torch.stack([(~part).sum(1).double().cpu() for part in layout.split(masks)], 1)
-        return of_weights - (width_S - kept_MS) @ weight_S + (fixed_T + kept_MS @ unit_TS.mT).amax(1)
+        return (
+            of_weights - (width_S - kept_MS) @ weight_S + (fixed_T + kept_MS @ unit_TS.mT).amax(1)
+        )
 
     whole = bytes_left(torch.zeros(1, layout.num_heads, dtype=torch.bool))
     return lambda masks: bytes_left(masks) / whole
 
 
-def _traced(model: nn.Module, layout: HeadLayout, image: Tensor, more: int) -> tuple[Tensor, Tensor]:
+def _traced(
+    model: nn.Module, layout: HeadLayout, image: Tensor, more: int
+) -> tuple[Tensor, Tensor]:
     """(S + 1,) bytes of weights by site and in all, (T, S + 1) of activations by site, with ``more`` units per site."""
-    model = sliced(model, layout, {site.name: [*range(site.num_heads), *[0] * more] for site in layout.sites}).eval()
+    model = sliced(
+        model, layout, {site.name: [*range(site.num_heads), *[0] * more] for site in layout.sites}
+    ).eval()
     trace = _Alive(_held(model), len(layout.sites))
     parts = [model.get_submodule(site.name) for site in layout.sites]
     for number, part in enumerate(parts):
@@ -61,7 +68,8 @@ def _traced(model: nn.Module, layout: HeadLayout, image: Tensor, more: int) -> t
 def peak_memory(model: nn.Module, images: Tensor) -> int:
     """Bytes of parameters and buffers, and the most that the tensors of one forward pass take at once.
 
-    On CUDA as the allocator counts them; on the CPU outputs of operators are followed, scratch space inside one is not.
+    On CUDA as the allocator counts them; on the CPU outputs of operators are followed, scratch
+    space inside one is not.
     """
     held = _held(model)
     with torch.inference_mode():
@@ -97,7 +105,10 @@ class _Alive(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
-            if isinstance(leaf, Tensor) and (ref := StorageWeakRef(leaf.untyped_storage())) not in self.storages:
+            if (
+                isinstance(leaf, Tensor)
+                and (ref := StorageWeakRef(leaf.untyped_storage())) not in self.storages
+            ):
                 self.alive.setdefault(ref, (self.site, leaf.untyped_storage().nbytes()))
         self.alive = {ref: about for ref, about in self.alive.items() if not ref.expired()}
         row = [0] * (self.sites + 1)

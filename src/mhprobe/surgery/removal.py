@@ -1,9 +1,10 @@
 """Remove heads from the weights: prune_heads() makes a smaller timm model with the masked model's logits.
 
-A head goes with its rows of W_Q, W_K, W_V and its columns of W_O (Swin: also its column of position biases). Norms of
-queries and keys are shared by all heads and stay. A neuron goes with its row of the MLP's first linear layer (gated
-MLP: one row in each half) and its column of the last. timm's own forward runs on the result; backbones/parts/narrow.py
-has the modules that stand where timm's cannot hold fewer heads, or none.
+A head goes with its rows of W_Q, W_K, W_V and its columns of W_O (Swin: also its column of position
+biases). Norms of queries and keys are shared by all heads and stay. A neuron goes with its row of
+the MLP's first linear layer (gated
+MLP: one row in each half) and its column of the last. timm's own forward runs on the result;
+backbones/parts/narrow.py has the modules that stand where timm's cannot hold fewer heads, or none.
 
 Shapes: A heads of all sites, H heads of one site, D head width, B images, C classes.
 """
@@ -15,7 +16,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import backbone_of, family_of, kinds_of, layout_of, refuse_no_model, slice_sites
+from mhprobe.backbones import (
+    backbone_of,
+    family_of,
+    kinds_of,
+    layout_of,
+    refuse_no_model,
+    slice_sites,
+)
 from mhprobe.backbones.parts.units import uncuttable
 from mhprobe.errors import UserError, one_of, quoted
 from mhprobe.gates import find_gates, remove_gates
@@ -37,15 +45,22 @@ def prune_heads(
 ) -> nn.Module:
     """Return a smaller copy of ``model`` without the heads in ``mask``; its logits are the masked model's.
 
-    model: a model of a supported family, with or without gates, dense or already pruned. It does not change.
-    mask: (A,) bool, True = off; or heads to remove, as flat indices or (site, head) pairs (see ``HeadLayout.mask``).
-    proj_bias: of a layer that loses all heads: "keep" equals the mask, "drop" sets it to zero and changes the logits.
-    fold: a constant per removed head (``recording.fills``: mean, optimal), added to the projection's bias. The logits
-        are those of the mask with this fill. It may have constants of units that the mask does not count.
-    units: kinds that the mask counts, e.g. {"head", "neuron"}. None: the kinds that have gates on ``model``, or heads.
+    model: a model of a supported family, with or without gates, dense or already pruned. It does
+    not change.
+    mask: (A,) bool, True = off; or heads to remove, as flat indices or (site, head) pairs (see
+    ``HeadLayout.mask``).
+    proj_bias: of a layer that loses all heads: "keep" equals the mask, "drop" sets it to zero and
+    changes the logits.
+    fold: a constant per removed head (``recording.fills``: mean, optimal), added to the
+    projection's bias. The logits
+        are those of the mask with this fill. It may have constants of units that the mask does not
+        count.
+    units: kinds that the mask counts, e.g. {"head", "neuron"}. None: the kinds that have gates on
+    ``model``, or heads.
 
-    The copy has no gates: gates of kept heads are multiplied into W_O. ``attach`` works on it as on any model.
-    Raises UserError for an unsupported family, a mask of another shape or of all heads, and a ``fold`` without a bias.
+    The copy has no gates: gates of kept heads are multiplied into W_O. ``attach`` works on it as on
+    any model. Raises UserError for an unsupported family, a mask of another shape or of all heads,
+    and a ``fold`` without a bias.
 
     >>> import mhprobe, timm
     >>> size = dict(img_size=16, patch_size=8, embed_dim=12, depth=2, num_heads=3)
@@ -62,12 +77,18 @@ def prune_heads(
     one_of("prune_heads", "proj_bias", proj_bias, ProjBias)
     refuse_no_model("prune_heads", model)
     if not (fold is None or isinstance(fold, Fill)):
-        raise UserError(f"prune_heads: fold: expected a fill (recording.fills.find_fill) or None, got {quoted(fold)}.")
+        raise UserError(
+            "prune_heads: fold: expected a fill (recording.fills.find_fill) or None, got "
+            f"{quoted(fold)}."
+        )
     refuse_unprunable(model, units)
     layout = layout_of(model, units)
     mask = layout.mask(mask.cpu() if isinstance(mask, Tensor) else mask)
     if mask.all():
-        raise UserError(f"prune_heads: the mask empties the model: it removes all {layout.counted}. Keep at least one.")
+        raise UserError(
+            f"prune_heads: the mask empties the model: it removes all {layout.counted}. Keep at "
+            "least one."
+        )
     gates = find_gates(model)
     pruned = copy.deepcopy(model)
     remove_gates(pruned)
@@ -114,7 +135,8 @@ def refuse_unfoldable(model: nn.Module) -> None:
         if seam.output.bias is None or seam.point is not seam.output:
             why = "has no bias" if seam.output.bias is None else "stands behind a norm"
             raise UserError(
-                f"fold: the projection of {site.name} {why}, so a head's constant cannot move into its bias; use "
+                f"fold: the projection of {site.name} {why}, so a head's constant cannot move into "
+                "its bias; use "
                 f"fold=zero."
             )
 
@@ -127,10 +149,13 @@ def drop_bias(model: Any, sites: Iterable[HeadSite]) -> None:
                 bias.zero_().requires_grad_(False)
 
 
-def largest_difference(one: nn.Module, other: nn.Module, images: Iterable[Tensor]) -> tuple[float, float]:
+def largest_difference(
+    one: nn.Module, other: nn.Module, images: Iterable[Tensor]
+) -> tuple[float, float]:
     """(largest |difference| of two models' logits over batches of images, largest |logit| of the first).
 
-    In whole float32: TF32 rounds a thousand times as coarsely. UserError for logits that are NaN or infinite.
+    In whole float32: TF32 rounds a thousand times as coarsely. UserError for logits that are NaN or
+    infinite.
     """
     difference, size = 0.0, 0.0
     backends: Any = torch.backends
@@ -138,7 +163,9 @@ def largest_difference(one: nn.Module, other: nn.Module, images: Iterable[Tensor
     with torch.inference_mode(), meanwhile(products, fp32_precision="ieee"):
         for batch in images:
             left, right = one(batch), other(batch)
-            refuse_broken(broken(torch.stack([left, right])), "largest_difference: the output of a model")
+            refuse_broken(
+                broken(torch.stack([left, right])), "largest_difference: the output of a model"
+            )
             difference = max(difference, (left - right).abs().max().item())
             size = max(size, left.abs().max().item())
     return difference, size
@@ -150,14 +177,27 @@ def _fold_constants(model: nn.Module, layout: HeadLayout, mask: Tensor, fill: Fi
     family = family_of(model)
     # a fill of heads and neurons serves either alone
     every = layout if len(fill.sites) == len(layout.sites) else layout_of(model, KINDS)
-    constants = dict(zip(every.sites, fill.sites, strict=False)) if len(fill.sites) == len(every.sites) else {}
+    constants = (
+        dict(zip(every.sites, fill.sites, strict=False))
+        if len(fill.sites) == len(every.sites)
+        else {}
+    )
     with torch.no_grad():
         for site, off_H in zip(layout.sites, layout.split(mask), strict=True):
             if (constant := constants.get(site)) is None or constant.numel() != site.channels:
-                got = f"{len(fill.sites)} sites" if constant is None else f"{tuple(constant.shape)} numbers"
-                raise UserError(f"prune_heads: fold takes a constant per head of {len(layout.sites)} sites, got {got}.")
+                got = (
+                    f"{len(fill.sites)} sites"
+                    if constant is None
+                    else f"{tuple(constant.shape)} numbers"
+                )
+                raise UserError(
+                    f"prune_heads: fold takes a constant per head of {len(layout.sites)} sites, "
+                    f"got {got}."
+                )
             projection = family.seam(model, site).output
-            instead = constant.flatten().double() * off_H.to(constant.device).repeat_interleave(site.head_dim)
+            instead = constant.flatten().double() * off_H.to(constant.device).repeat_interleave(
+                site.head_dim
+            )
             projection.bias.copy_(projection.bias.double() + projection.weight.double() @ instead)
 
 
@@ -167,5 +207,7 @@ def _fold(model: nn.Module, layout: HeadLayout, gates: Tensor) -> None:
         for site, gate_H in zip(layout.sites, layout.split(gates), strict=True):
             seam = family.seam(model, site)
             if bool((gate_H != 1).any()) and (reason := uncuttable(model, [site])) is not None:
-                raise UserError(f"prune_heads: gates that are not 1 cannot go into the weights: {reason}")
+                raise UserError(
+                    f"prune_heads: gates that are not 1 cannot go into the weights: {reason}"
+                )
             seam.output.weight.mul_(gate_H.to(seam.output.weight).repeat_interleave(site.head_dim))

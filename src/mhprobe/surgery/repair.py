@@ -1,14 +1,17 @@
 """Least-squares repair: the kept heads' output weights are changed so that each layer writes what it wrote before.
 
-Kwon et al. 2022, "A Fast Post-Training Pruning Framework for Transformers", arXiv 2204.09656, section 4.3 (mask
-tuning). Layer by layer, || pruned layer - whole layer ||^2 is minimised over unlabelled training images; the pruned
-layer is fed by the pruned layers before it. They solve for one factor per kept head (``per="head"`` here).
+Kwon et al. 2022, "A Fast Post-Training Pruning Framework for Transformers", arXiv 2204.09656,
+section 4.3 (mask tuning). Layer by layer, || pruned layer - whole layer ||^2 is minimised over
+unlabelled training images; the pruned layer is fed by the pruned layers before it. They solve for
+one factor per kept head (``per="head"`` here).
 
-Where we differ: ``per="weights"`` solves for the whole projection and its bias. The residual stream is left out of both
-sides (their target also makes up for errors of earlier layers). The solution comes from second moments in float64, not
-LSMR. A ridge keeps it near the present weights, where they clamp factors to [-10, 10] and give up on such layers.
+Where we differ: ``per="weights"`` solves for the whole projection and its bias. The residual stream
+is left out of both sides (their target also makes up for errors of earlier layers). The solution
+comes from second moments in float64, not LSMR. A ridge keeps it near the present weights, where
+they clamp factors to [-10, 10] and give up on such layers.
 
-Shapes: N rows (tokens of all images), K kept channels of a site, H kept heads, D head width, C output channels.
+Shapes: N rows (tokens of all images), K kept channels of a site, H kept heads, D head width, C
+output channels.
 """
 
 import contextlib
@@ -41,12 +44,17 @@ def repair(
 ) -> None:
     """Change, in place, the output projections of ``pruned`` so that its layers write what those of ``dense`` do.
 
-    dense: the model before pruning, with its gates if it has any. Only layers that lost heads change; in a layer
+    dense: the model before pruning, with its gates if it has any. Only layers that lost heads
+    change; in a layer
         without heads the bias becomes the mean of its output.
-    batches: starts a walk over batches of images, without padding images; their residual streams are all held.
-    per: "head" scales each kept head, "weights" solves for all columns of the projection and its bias.
-    ridge: pull towards the present weights, relative to the mean square of the layer's inputs; 0 for none.
-    proj_bias: as it was for ``prune_heads``; with "drop" a layer without heads goes on writing nothing.
+    batches: starts a walk over batches of images, without padding images; their residual streams
+    are all held.
+    per: "head" scales each kept head, "weights" solves for all columns of the projection and its
+    bias.
+    ridge: pull towards the present weights, relative to the mean square of the layer's inputs; 0
+    for none.
+    proj_bias: as it was for ``prune_heads``; with "drop" a layer without heads goes on writing
+    nothing.
     """
     one_of("repair", "per", per, Per)
     if not fits(ridge, float) or ridge < 0:
@@ -56,22 +64,34 @@ def repair(
     whole = layout_of(dense)
     left = {site.name: site.num_heads for site in layout_of(pruned, whole.kinds).sites}
     heads = {site: left.get(site.name, 0) for site in whole.sites}
-    lost = [site for site in heads if heads[site] < site.num_heads and (heads[site] or proj_bias == "keep")]
+    lost = [
+        site
+        for site in heads
+        if heads[site] < site.num_heads and (heads[site] or proj_bias == "keep")
+    ]
     show = progress("repairing", len(lost), "layers")
     with inspecting(pruned, gradients=False), inspecting(dense, gradients=False), show as done:
         ours, theirs = _pieces(pruned), _pieces(dense)
-        streams = [(len(x), ours.stem(x), theirs.stem(x)) for x in filter(len, batches())] if lost else []
+        streams = (
+            [(len(x), ours.stem(x), theirs.stem(x)) for x in filter(len, batches())] if lost else []
+        )
         if lost and not streams:
             raise UserError("repair: no images to repair with, expected at least one.")
         for number, (mine, whole_block) in enumerate(zip(ours.blocks, theirs.blocks, strict=True)):
             # of a block the attention first, then the MLP behind it
             for site in [site for site in lost if site.block == number or len(ours.blocks) == 1]:
                 projection = family_of(pruned).seam(pruned, site).output
-                moments = Moments.zeros(1, sum(projection.weight.shape[:2]), projection.weight.device)
+                moments = Moments.zeros(
+                    1, sum(projection.weight.shape[:2]), projection.weight.device
+                )
                 with _passing(projection, family_of(dense).seam(dense, site).output) as seen:
                     for images, x, y in streams:
                         mine(x), whole_block(y)
-                        moments.add(torch.cat([_rows(site, seen[key], images) for key in ("input", "output")], 1))
+                        moments.add(
+                            torch.cat(
+                                [_rows(site, seen[key], images) for key in ("input", "output")], 1
+                            )
+                        )
                 if per == "weights" or not heads[site]:
                     _solve_weights(projection, moments, ridge)
                 else:
@@ -108,7 +128,12 @@ def _means(moments: Moments, inputs: int) -> tuple[Tensor, Tensor, Tensor, Tenso
     """Means over rows of inputs x (K), of targets y (C), of x x^T (K, K) and of y x^T (C, K)."""
     (rows,), (total,), (outer,) = moments.rows, moments.total, moments.outer
     products = symmetric(outer) / rows
-    return total[:inputs] / rows, total[inputs:] / rows, products[:inputs, :inputs], products[inputs:, :inputs]
+    return (
+        total[:inputs] / rows,
+        total[inputs:] / rows,
+        products[:inputs, :inputs],
+        products[inputs:, :inputs],
+    )
 
 
 def _solve_weights(projection: Any, moments: Moments, ridge: float) -> None:
@@ -128,7 +153,9 @@ def _solve_factors(projection: Any, moments: Moments, head_dim: int, ridge: floa
     weight_CK, per_head = projection.weight.double(), (-1, head_dim)
     x, _, xx, yx = _means(moments, projection.in_features)
     # <W_g x_g, W_h x_h> summed over rows, from the moments of x alone
-    gram_HH = ((weight_CK.mT @ weight_CK) * xx).unflatten(0, per_head).unflatten(2, per_head).sum((1, 3))
+    gram_HH = (
+        ((weight_CK.mT @ weight_CK) * xx).unflatten(0, per_head).unflatten(2, per_head).sum((1, 3))
+    )
     if projection.bias is not None:
         yx = yx - torch.outer(projection.bias.double(), x)
     target_H = (weight_CK * yx).sum(0).unflatten(0, per_head).sum(1)
@@ -140,5 +167,7 @@ def _solved(gram: Tensor, right: Tensor, ridge: float) -> Tensor:
     """X in X (gram + ridge * mean diagonal) = right, the smallest one where the Gram matrix is singular."""
     if not len(gram):
         return right
-    regular = gram + ridge * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    regular = gram + ridge * gram.diagonal().mean() * torch.eye(
+        len(gram), dtype=gram.dtype, device=gram.device
+    )
     return right @ torch.linalg.pinv(regular, hermitian=True)

@@ -1,7 +1,8 @@
 """Speed of removal: images per second, dense against masked against pruned, beside the prediction from FLOPs.
 
-All variants are timed in turn, so that whatever else the machine does hits them alike; a speed-up is the median over
-rounds of the ratio within one. Intervals are of medians, from order statistics (David & Nagaraja, 7.1).
+All variants are timed in turn, so that whatever else the machine does hits them alike; a speed-up
+is the median over rounds of the ratio within one. Intervals are of medians, from order statistics
+(David & Nagaraja, 7.1).
 
 Shapes: B images of a batch.
 """
@@ -26,24 +27,35 @@ Row = dict[str, Any]
 
 
 def speed_table(
-    dense: nn.Module, masks: Mapping[str, Tensor] | None = None, batches: Sequence[int] = BATCHES, rounds: int = 15,
-    seconds: float = 0.05, show: Callable[[int], None] = lambda pieces: None,
-) -> list[Row]:  # fmt: skip
+    dense: nn.Module,
+    masks: Mapping[str, Tensor] | None = None,
+    batches: Sequence[int] = BATCHES,
+    rounds: int = 15,
+    seconds: float = 0.05,
+    show: Callable[[int], None] = lambda pieces: None,
+) -> list[Row]:
     """One row per mask and batch size, on the device and in the dtype of ``dense``.
 
-    masks: name -> (A,) bool, True = removed; by default "25 % removed", 50 and 75, of every layer's units. rounds:
-    timings of each variant; below 6 the intervals are infinite. seconds: of a timing, about. show: is called after
-    every batch size.
+    masks: name -> (A,) bool, True = removed; by default "25 % removed", 50 and 75, of every layer's
+    units. rounds: timings of each variant; below 6 the intervals are infinite. seconds: of a
+    timing, about. show: is called after every batch size.
 
-    Columns: removed (the mask's name), heads, neurons (left, of kinds that may go), device, batch; dense_, masked_,
-    pruned_images_per_s with _low and _high (median, 95 % interval); speedup (pruned / dense) with _low, _high;
-    over_masked (pruned / masked); predicted (FLOPs of dense / pruned); flops (per image), parameters, peak_memory
-    (bytes: parameters and the most that one forward pass holds at once), each with dense_ beside it.
+    Columns: removed (the mask's name), heads, neurons (left, of kinds that may go), device, batch;
+    dense_, masked_, pruned_images_per_s with _low and _high (median, 95 % interval); speedup
+    (pruned / dense) with _low, _high; over_masked (pruned / masked); predicted (FLOPs of dense /
+    pruned); flops (per image), parameters, peak_memory (bytes: parameters and the most that one
+    forward pass holds at once), each with dense_ beside it.
     """
     layout = layout_of(dense)
-    masks = {f"{100 * share:.0f} % removed": evenly(layout, share) for share in SHARES} if masks is None else masks
+    masks = (
+        {f"{100 * share:.0f} % removed": evenly(layout, share) for share in SHARES}
+        if masks is None
+        else masks
+    )
     plain = prune_heads(dense, []).eval()  # gates multiplied in
-    pruned = {name: prune_heads(plain, mask, units=layout.kinds).eval() for name, mask in masks.items()}
+    pruned = {
+        name: prune_heads(plain, mask, units=layout.kinds).eval() for name, mask in masks.items()
+    }
     gates = attach(plain, units=layout.kinds)  # measured as `masked`; the dense model has none
     bare = prune_heads(plain, []).eval()
     first = next(dense.parameters())
@@ -51,24 +63,48 @@ def speed_table(
     flops = {name: count_flops(model, image) for name, model in {"": bare, **pruned}.items()}
     rows = []
     for batch in batches:
-        images = torch.randn(batch, *image.shape[1:], generator=torch.Generator().manual_seed(0)).to(image)
-        variants = {("dense", ""): bare, ("masked", ""): plain} | {("pruned", name): m for name, m in pruned.items()}
-        with gates.masked(next(iter(masks.values()))):  # which heads are off makes no difference to the time
+        images = torch.randn(
+            batch, *image.shape[1:], generator=torch.Generator().manual_seed(0)
+        ).to(image)
+        variants = {("dense", ""): bare, ("masked", ""): plain} | {
+            ("pruned", name): m for name, m in pruned.items()
+        }
+        with gates.masked(
+            next(iter(masks.values()))
+        ):  # which heads are off makes no difference to the time
             works = [functools.partial(model, images) for model in variants.values()]
             taken = dict(zip(variants, interleaved(works, rounds, seconds), strict=True))
         memory = {key: peak_memory(model, images) for key, model in variants.items()}
         for name, model in pruned.items():
             left = {f"{kind}s": layout_of(model, {kind}).num_heads for kind in sorted(layout.kinds)}
-            row: Row = {"removed": name, **left, "device": device_name(first.device), "batch": batch}
-            clocked = {"dense": taken["dense", ""], "masked": taken["masked", ""], "pruned": taken["pruned", name]}
+            row: Row = {
+                "removed": name,
+                **left,
+                "device": device_name(first.device),
+                "batch": batch,
+            }
+            clocked = {
+                "dense": taken["dense", ""],
+                "masked": taken["masked", ""],
+                "pruned": taken["pruned", name],
+            }
             for kind, times in clocked.items():
                 rate, low, high = median_interval([batch / t for t in times])
                 row |= {f"{kind}_images_per_s": rate, f"{kind}_low": low, f"{kind}_high": high}
             pairs = list(zip(*clocked.values(), strict=True))
-            row["speedup"], row["speedup_low"], row["speedup_high"] = median_interval([d / p for d, _, p in pairs])
+            row["speedup"], row["speedup_low"], row["speedup_high"] = median_interval(
+                [d / p for d, _, p in pairs]
+            )
             row["over_masked"] = statistics.median(m / p for _, m, p in pairs)
-            row |= {"predicted": flops[""] / flops[name], "flops": flops[name], "dense_flops": flops[""]}
-            row |= {"parameters": count_parameters(model), "dense_parameters": count_parameters(bare)}
+            row |= {
+                "predicted": flops[""] / flops[name],
+                "flops": flops[name],
+                "dense_flops": flops[""],
+            }
+            row |= {
+                "parameters": count_parameters(model),
+                "dense_parameters": count_parameters(bare),
+            }
             row |= {"peak_memory": memory["pruned", name], "dense_peak_memory": memory["dense", ""]}
             rows.append(row)
         show(1)

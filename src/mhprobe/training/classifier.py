@@ -1,4 +1,7 @@
-"""A backbone with a gate on every head, trained to classify. It does not know that it is being watched."""
+"""A backbone with a gate on every head, trained to classify.
+
+It does not know that it is being watched.
+"""
 
 import copy
 import math
@@ -25,15 +28,22 @@ class GatedClassifier(L.LightningModule):
     """Backbone, gates, loss and optimizer.
 
     description: settings that rebuild the backbone (weights.checkpoint), kept in every checkpoint.
-    algorithm: "adamw", or timm's "muon": orthogonalised momentum for matrices and convolutions, AdamW for the rest, at
+    algorithm: "adamw", or timm's "muon": orthogonalised momentum for matrices and convolutions,
+    AdamW for the rest, at
         the same learning rate (Jordan et al., 2024; Liu et al., 2025, arXiv 2502.16982).
-    lr, weight_decay: of the optimizer. layer_decay: factor on the learning rate per layer below the head (fine-tuning),
-        None for the same rate everywhere. warmup_epochs: linear from 0; then a cosine down to ``min_lr`` * lr.
-    units: as for ``attach``. make_gates: (model, layout) -> gates, by default fixed; learned ones train at ``gate_lr``.
-        penalty: price of open heads, (amount (A,), share of the run done) -> () in nats; its parameters are maximised.
-    teacher: a ``Teacher`` (mhprobe.weights.teacher). The loss is teacher_weight of the distance to its answers at
+    lr, weight_decay: of the optimizer. layer_decay: factor on the learning rate per layer below the
+    head (fine-tuning),
+        None for the same rate everywhere. warmup_epochs: linear from 0; then a cosine down to
+        ``min_lr`` * lr.
+    units: as for ``attach``. make_gates: (model, layout) -> gates, by default fixed; learned ones
+    train at ``gate_lr``.
+        penalty: price of open heads, (amount (A,), share of the run done) -> () in nats; its
+        parameters are maximised.
+    teacher: a ``Teacher`` (mhprobe.weights.teacher). The loss is teacher_weight of the distance to
+    its answers at
         ``temperature``, and 1 - teacher_weight of the loss on labels.
-    frozen: what is not trained; "backbone" is all but classifier and gates, other values are those of ``freeze``.
+    frozen: what is not trained; "backbone" is all but classifier and gates, other values are those
+    of ``freeze``.
     """
 
     def __init__(
@@ -58,20 +68,39 @@ class GatedClassifier(L.LightningModule):
         frozen: Frozen = "nothing",
     ) -> None:
         super().__init__()
-        self.backbone = backbone.train()  # loaded weights come in eval mode, and Lightning leaves that as it finds it
+        self.backbone = (
+            backbone.train()
+        )  # loaded weights come in eval mode, and Lightning leaves that as it finds it
         self.gates = attach(backbone, make=make_gates, units=units)
         self.penalty = penalty
         freeze(backbone, frozen)
-        if not any(parameter.requires_grad for parameter in (*backbone.parameters(), *self.gates.parameters())):
-            raise UserError(f"frozen: with frozen={frozen} and fixed gates nothing is left to train.")
+        if not any(
+            parameter.requires_grad
+            for parameter in (*backbone.parameters(), *self.gates.parameters())
+        ):
+            raise UserError(
+                f"frozen: with frozen={frozen} and fixed gates nothing is left to train."
+            )
         self.description = description
         if algorithm == "muon" and penalty is not None and list(penalty.parameters()):
-            raise UserError("algorithm: muon cannot maximise the multipliers of these gates' penalty; use adamw.")
-        self.algorithm, self.lr, self.weight_decay, self.layer_decay = algorithm, lr, weight_decay, layer_decay
+            raise UserError(
+                "algorithm: muon cannot maximise the multipliers of these gates' penalty; use "
+                "adamw."
+            )
+        self.algorithm, self.lr, self.weight_decay, self.layer_decay = (
+            algorithm,
+            lr,
+            weight_decay,
+            layer_decay,
+        )
         self.warmup_epochs, self.min_lr, self.gate_lr = warmup_epochs, min_lr, gate_lr
         self.teacher, self.teacher_weight, self.temperature = teacher, teacher_weight, temperature
-        self.results: dict[str, float] = {}  # of these weights, in full precision; what is logged is float32
-        self.right = torch.zeros(0, dtype=torch.bool)  # (N,) the test images that were classified rightly
+        self.results: dict[
+            str, float
+        ] = {}  # of these weights, in full precision; what is logged is float32
+        self.right = torch.zeros(
+            0, dtype=torch.bool
+        )  # (N,) the test images that were classified rightly
         self.loss = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
 
     @property
@@ -114,7 +143,9 @@ class GatedClassifier(L.LightningModule):
         heads = amount.detach().sum()
         self.log("train/penalty", price.detach())
         self.log("train/open_heads", heads, prog_bar=True)
-        self.log("train/open_heads_per_layer", heads / len(self.gates.layout.sites))  # Voita's code averages layers
+        self.log(
+            "train/open_heads_per_layer", heads / len(self.gates.layout.sites)
+        )  # Voita's code averages layers
         return price
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
@@ -135,7 +166,8 @@ class GatedClassifier(L.LightningModule):
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         if self.features_only:
             return
-        # full precision, like the probes: a curve's unmasked accuracy is this accuracy, to the image
+        # full precision, like the probes: a curve's unmasked accuracy is this accuracy, to the
+        # image
         with torch.autocast(self.device.type, enabled=False):
             self.tally.update(batch, self(batch.images))
 
@@ -151,22 +183,37 @@ class GatedClassifier(L.LightningModule):
         exact = {f"{split}/{name}": float(result[name]) for name in ("accuracy", "loss")}
         self.results.update(exact)
         if split == "test":
-            self.right = result["right"].cpu().reshape(-1)  # of one image torchmetrics makes a number
+            self.right = (
+                result["right"].cpu().reshape(-1)
+            )  # of one image torchmetrics makes a number
         self.log_dict(exact, prog_bar=True)
 
     def configure_optimizers(self) -> Any:
-        groups = family_of(self.backbone).parameter_groups(self.backbone, self.weight_decay, self.layer_decay)
+        groups = family_of(self.backbone).parameter_groups(
+            self.backbone, self.weight_decay, self.layer_decay
+        )
         for group in groups:
             group["lr"] = self.lr * group.pop("lr_scale", 1.0)
         if gates := [parameter for parameter in self.gates.parameters() if parameter.requires_grad]:
             groups.append({"params": gates, "lr": self.gate_lr, "weight_decay": 0.0})
         if self.penalty is not None and (multipliers := list(self.penalty.parameters())):
-            groups.append({"params": multipliers, "lr": self.penalty.lr, "weight_decay": 0.0, "maximize": True})
+            groups.append(
+                {
+                    "params": multipliers,
+                    "lr": self.penalty.lr,
+                    "weight_decay": 0.0,
+                    "maximize": True,
+                }
+            )
         make: Any = torch.optim.AdamW if self.algorithm == "adamw" else Muon
         optimizer = make([group for group in groups if group["params"]], lr=self.lr)
         whole, most = self._steps(), self.trainer.max_steps
         steps = self.total_steps = whole if most < 0 else min(whole, most)
-        warmup = round(self.warmup_epochs * whole / self.trainer.max_epochs) if self.trainer.max_epochs else 0
+        warmup = (
+            round(self.warmup_epochs * whole / self.trainer.max_epochs)
+            if self.trainer.max_epochs
+            else 0
+        )
 
         def factor(step: int) -> float:
             if step < warmup:
@@ -179,7 +226,9 @@ class GatedClassifier(L.LightningModule):
 
     def _steps(self) -> int:
         """Optimizer steps of all epochs."""
-        trainer: Any = self.trainer  # its estimated_stepping_batches would make the loader before its state is restored
+        trainer: Any = (
+            self.trainer
+        )  # its estimated_stepping_batches would make the loader before its state is restored
         data, limit = trainer.datamodule, trainer.limit_train_batches
         # the loader drops the remainder, and makes one batch of a set that is smaller than a batch
         batches = max(1, data.sizes["train"] // (data.batch_size * trainer.world_size))
@@ -188,18 +237,32 @@ class GatedClassifier(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["mhprobe"], checkpoint["results"] = self.description, dict(self.results)
-        saved, state = copy.deepcopy(self.gates), checkpoint["state_dict"].items()  # an average's, if there is one
-        saved.load_state_dict({key.removeprefix("gates."): part for key, part in state if key.startswith("gates.")})
+        saved, state = (
+            copy.deepcopy(self.gates),
+            checkpoint["state_dict"].items(),
+        )  # an average's, if there is one
+        saved.load_state_dict(
+            {key.removeprefix("gates."): part for key, part in state if key.startswith("gates.")}
+        )
         if (saved.effective() != saved.values).any():
             checkpoint["mhprobe"] = {**self.description, "gates": saved.effective().tolist()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.results = checkpoint.get("results", {})
-        theirs, states = checkpoint.get("mhprobe", {}), (checkpoint["state_dict"], self.state_dict())
-        differ = [key for key in ("backbone", "kept") if theirs.get(key) != self.description.get(key)]
-        gates = [{key for key in state if key.startswith(("gates.", "penalty."))} for state in states]
+        theirs, states = (
+            checkpoint.get("mhprobe", {}),
+            (checkpoint["state_dict"], self.state_dict()),
+        )
+        differ = [
+            key for key in ("backbone", "kept") if theirs.get(key) != self.description.get(key)
+        ]
+        gates = [
+            {key for key in state if key.startswith(("gates.", "penalty."))} for state in states
+        ]
         if differ := [*differ, *sorted(gates[0] ^ gates[1])]:
             raise UserError(
-                f"checkpoint: expected the backbone and gates of this run, got others (they differ in "
-                f"{', '.join(differ)}). Use those it was trained with, or weights=<file> to start from its weights."
+                "checkpoint: expected the backbone and gates of this run, got others (they differ "
+                "in "
+                f"{', '.join(differ)}). Use those it was trained with, or weights=<file> to start "
+                "from its weights."
             )

@@ -26,19 +26,28 @@ class StopAtNonFinite(L.Callback):
     batch: Any = None
     loss: Any = None  # the sum over what the step accumulates: not finite if one of them is not
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, *_: Any) -> None:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, *_: Any
+    ) -> None:
         self.batch = batch
 
-    def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
+    def on_before_backward(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor
+    ) -> None:
         self.loss = loss.detach() if self.loss is None else self.loss + loss.detach()
 
-    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any
+    ) -> None:
         loss, self.loss = self.loss, None
         named = {name: p.grad for name, p in pl_module.named_parameters() if p.grad is not None}
         fine = loss.isfinite()
         if getattr(trainer.precision_plugin, "scaler", None) is None:
-            # a scaler skips steps of infinite gradients itself; the sum of squares overflows before its parts do
-            largest = torch.nn.utils.get_total_norm([g for g in named.values() if g.numel()], norm_type=math.inf)
+            # a scaler skips steps of infinite gradients itself; the sum of squares overflows before
+            # its parts do
+            largest = torch.nn.utils.get_total_norm(
+                [g for g in named.values() if g.numel()], norm_type=math.inf
+            )
             fine = fine & largest.isfinite()
         if fine:
             return
@@ -50,9 +59,12 @@ class StopAtNonFinite(L.Callback):
             with torch.no_grad(), trainer.precision_plugin.forward_context():
                 where = first_non_finite(pl_module, self.batch.images)
         raise UserError(
-            f"{what} at epoch {trainer.current_epoch}, step {trainer.global_step}, first in {where}; training stopped "
-            f"before this step changed the weights. Lower the optimiser's lr or set the trainer's gradient_clip_val, "
-            f"and go on from the last checkpoint with ckpt_path=last, what you changed listed in allow of resume."
+            f"{what} at epoch {trainer.current_epoch}, step {trainer.global_step}, first in "
+            f"{where}; training stopped "
+            "before this step changed the weights. Lower the optimiser's lr or set the trainer's "
+            "gradient_clip_val, "
+            "and go on from the last checkpoint with ckpt_path=last, what you changed listed in "
+            "allow of resume."
         )
 
 
@@ -66,7 +78,10 @@ def first_non_finite(model: nn.Module, images: Tensor) -> str:
         if isinstance(output, Tensor) and not output.isfinite().all():
             names.append(name)
 
-    with contextlib.ExitStack() as hooks, torch.compiler.set_stance("force_eager"):  # compiled code sees no new hooks
+    with (
+        contextlib.ExitStack() as hooks,
+        torch.compiler.set_stance("force_eager"),
+    ):  # compiled code sees no new hooks
         for name, module in model.named_modules():
             if name:
                 hooks.enter_context(module.register_forward_hook(functools.partial(look, name)))
@@ -78,18 +93,25 @@ class EarlyStopping(callbacks.EarlyStopping):
     """Lightning's, on validation accuracy. The learning rate is still planned for all epochs.
 
     patience: validations in a row without a new best accuracy after which the training ends.
-    UserError for a patience below 1, and where open heads have a price: accuracy is meant to fall there.
+    UserError for a patience below 1, and where open heads have a price: accuracy is meant to fall
+    there.
     """
 
     def __init__(self, report: Report, patience: int = 6) -> None:
         if patience < 1:
-            raise UserError(f"patience: expected a number of validations from 1 on, got {patience}.")
+            raise UserError(
+                f"patience: expected a number of validations from 1 on, got {patience}."
+            )
         super().__init__("val/accuracy", mode="max", patience=patience)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if getattr(pl_module, "penalty", None) is not None:
-            raise UserError("early_stopping: the gates' penalty closes heads, so accuracy falls; leave one out.")
-        trainer.should_stop = self.wait_count >= self.patience  # a run that goes on may have ended already
+            raise UserError(
+                "early_stopping: the gates' penalty closes heads, so accuracy falls; leave one out."
+            )
+        trainer.should_stop = (
+            self.wait_count >= self.patience
+        )  # a run that goes on may have ended already
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.wait_count >= self.patience:

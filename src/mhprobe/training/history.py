@@ -28,8 +28,8 @@ ROWS = 200  # of the history of gates: enough for a figure, and a checkpoint har
 class History(L.Callback):
     """Probes the validation images before training and along it.
 
-    every_n_epochs, every_n_steps: so often. target: what slopes are taken of, as for ``record``; None for the loss. A
-    measure that refuses is left out from then on, with a warning.
+    every_n_epochs, every_n_steps: so often. target: what slopes are taken of, as for ``record``;
+    None for the loss. A measure that refuses is left out from then on, with a warning.
     """
 
     def __init__(
@@ -58,8 +58,18 @@ class History(L.Callback):
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         due = self.every_n_epochs and (trainer.current_epoch + 1) % self.every_n_epochs == 0
-        if due and not trainer.sanity_checking and trainer.state.fn == "fit" and trainer.global_step > self.last_step:
-            self._point(trainer, pl_module, f"_epoch_{trainer.current_epoch:03d}", f"epoch {trainer.current_epoch}")
+        if (
+            due
+            and not trainer.sanity_checking
+            and trainer.state.fn == "fit"
+            and trainer.global_step > self.last_step
+        ):
+            self._point(
+                trainer,
+                pl_module,
+                f"_epoch_{trainer.current_epoch:03d}",
+                f"epoch {trainer.current_epoch}",
+            )
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Lightning skips on_train_end for a run that goes on from its very last step."""
@@ -67,11 +77,15 @@ class History(L.Callback):
             for name in self.points:
                 self._write_history(trainer, name, drawn=True)
 
-    def _point(self, trainer: L.Trainer, module: L.LightningModule, suffix: str, during: str) -> None:
+    def _point(
+        self, trainer: L.Trainer, module: L.LightningModule, suffix: str, during: str
+    ) -> None:
         """A head's history gets a point; what is no value per head gets a table and figure of its own."""
         data: ImageData = trainer.datamodule  # type: ignore[attr-defined]
         self.last_step = trainer.global_step
-        measured, refused = look(module, self.measures, data, "val", of=self.target, show=trainer.is_global_zero)
+        measured, refused = look(
+            module, self.measures, data, "val", of=self.target, show=trainer.is_global_zero
+        )
         for name, error in refused.items():
             del self.measures[name]
             if trainer.is_global_zero:
@@ -80,20 +94,28 @@ class History(L.Callback):
             if self.measures[name].kind == "per_head":
                 point = Point(trainer.current_epoch, trainer.global_step, columns["value"].tolist())
                 self.points.setdefault(name, []).append(point)
-                if trainer.is_global_zero:  # rewritten each time: what a run that dies has seen is there
+                if (
+                    trainer.is_global_zero
+                ):  # rewritten each time: what a run that dies has seen is there
                     self._write_history(trainer, name, drawn=False)
             elif trainer.is_global_zero:
                 about, of = self.measures[name], Sample(data.sizes["val"], "validation")
                 label = label_of(about, self.target)
-                results = of_measure(name, about, about.layout, columns, None, label, suffix, during)
-                self.report.add({key: result._replace(of=result.of or of) for key, result in results.items()})
+                results = of_measure(
+                    name, about, about.layout, columns, None, label, suffix, during
+                )
+                self.report.add(
+                    {key: result._replace(of=result.of or of) for key, result in results.items()}
+                )
 
     def state_dict(self) -> dict[str, Any]:
         points = {name: [list(point) for point in points] for name, points in self.points.items()}
         return {"history": points, "last_step": self.last_step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        kept = {name: points for name, points in state_dict["history"].items() if name in self.measures}
+        kept = {
+            name: points for name, points in state_dict["history"].items() if name in self.measures
+        }
         self.points = {name: [Point(*point) for point in points] for name, points in kept.items()}
         self.last_step = state_dict["last_step"]
 
@@ -107,7 +129,9 @@ class History(L.Callback):
 class GateHistory(L.Callback):
     """Writes gate_history (table and figure) after training. keep, threshold: as in ``HeadGates.kept``."""
 
-    def __init__(self, report: Report, keep: int | None = None, threshold: float | str = 0.5) -> None:
+    def __init__(
+        self, report: Report, keep: int | None = None, threshold: float | str = 0.5
+    ) -> None:
         self.report, self.keep, self.threshold = report, keep, threshold
         self.steps: list[int] = []
         self.amounts: list[list[float]] = []
@@ -119,7 +143,9 @@ class GateHistory(L.Callback):
         self.steps, self.amounts = list(state_dict["steps"]), list(state_dict["amounts"])
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        gates_of(pl_module).kept(self.keep, self.threshold)  # a number that cannot be kept is said now, not at the end
+        gates_of(pl_module).kept(
+            self.keep, self.threshold
+        )  # a number that cannot be kept is said now, not at the end
         self._note(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
@@ -128,7 +154,9 @@ class GateHistory(L.Callback):
             self._note(trainer, pl_module)
 
     def _note(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        if not self.steps or trainer.global_step > self.steps[-1]:  # accumulating batches take no step
+        if (
+            not self.steps or trainer.global_step > self.steps[-1]
+        ):  # accumulating batches take no step
             self.steps.append(trainer.global_step)
             averages: list[Any] = [part for part in trainer.callbacks if isinstance(part, Average)]  # type: ignore[attr-defined]
             kept = averages[0]._average_model.module if averages else module
@@ -140,9 +168,14 @@ class GateHistory(L.Callback):
             return
         layout = gates_of(pl_module).layout
         header = ["step", "open", *(f"{site.name}.{head}" for _, head, site in layout)]
-        rows = [[step, sum(amounts), *amounts] for step, amounts in zip(self.steps, self.amounts, strict=True)]
+        rows = [
+            [step, sum(amounts), *amounts]
+            for step, amounts in zip(self.steps, self.amounts, strict=True)
+        ]
         table = tables.Table(header, rows, "gate_history")
         threshold = gates_of(pl_module).threshold(self.threshold)
         figure = gate_history(layout, self.steps, torch.tensor(self.amounts), threshold)
         drawn = Result(table, figure, of=Sample(), drawn="gate_history")
-        self.report.add({"gate_history": drawn.saying("how open the learned gate is", "it is more open")})
+        self.report.add(
+            {"gate_history": drawn.saying("how open the learned gate is", "it is more open")}
+        )

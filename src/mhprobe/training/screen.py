@@ -14,7 +14,10 @@ log = logging.getLogger(__name__)
 
 
 class ShowsTraining(ProgressBar):
-    """Lightning's events, told to ``io.progress``. One bar for the whole training, one for a validation or a test."""
+    """Lightning's events, told to ``io.progress``.
+
+    One bar for the whole training, one for a validation or a test.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +40,9 @@ class ShowsTraining(ProgressBar):
         if self.shown:
             stage(f"training {epochs} epoch{'s' * (epochs != 1)}")
         total = int(self.total_train_batches) * epochs
-        self._training = self._bars.enter_context(progress("training", total, "batches", self.shown))
+        self._training = self._bars.enter_context(
+            progress("training", total, "batches", self.shown)
+        )
         self._training(0, done=trainer.current_epoch * int(self.total_train_batches))
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -66,7 +71,9 @@ class ShowsTraining(ProgressBar):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._evaluated.close()
         if self.shown and not trainer.sanity_checking and trainer.state.fn == "fit":
-            self._say(trainer, {name: float(value) for name, value in trainer.callback_metrics.items()})
+            self._say(
+                trainer, {name: float(value) for name, value in trainer.callback_metrics.items()}
+            )
 
     on_test_end = on_validation_end  # which says nothing after a test
 
@@ -77,7 +84,9 @@ class ShowsTraining(ProgressBar):
 
     def _evaluate(self, what: str, batches: list[int | float]) -> None:
         self._evaluated, self._left = ExitStack(), int(sum(batches))
-        self._evaluation = self._evaluated.enter_context(progress(what, self._left, "batches", self.shown))
+        self._evaluation = self._evaluated.enter_context(
+            progress(what, self._left, "batches", self.shown)
+        )
 
     def _say(self, trainer: L.Trainer, numbers: dict[str, float]) -> None:
         epoch = trainer.current_epoch + 1
@@ -88,4 +97,12 @@ class ShowsTraining(ProgressBar):
             self._best = accuracy, epoch
         best(f"{100 * self._best[0]:.1f} % on validation, epoch {self._best[1]}")
         text = "epoch %d of %s: validation accuracy %.2f %%, loss %.4f, best epoch %d, %.1f s"
-        log.info(text, epoch, trainer.max_epochs, 100 * accuracy, loss, self._best[1], time.monotonic() - self._began)
+        log.info(
+            text,
+            epoch,
+            trainer.max_epochs,
+            100 * accuracy,
+            loss,
+            self._best[1],
+            time.monotonic() - self._began,
+        )

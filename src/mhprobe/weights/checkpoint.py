@@ -1,14 +1,18 @@
 """Trained weights as a pair of files: plain timm keys in safetensors, and a JSON that rebuilds the model.
 
-A description is a dict of plain values: ``backbone`` (what ``backbones.build`` takes), ``class_names``, ``data`` (the
-source's name), ``input`` (size, mean, std), ``gates`` (A values, absent when all are one), ``gates_kept`` (A times
-0 or 1, which heads learned gates keep, absent without), ``made`` (origin of the weights), ``sha256`` (of the tensors'
-file) and ``digest`` (of the description itself). A pruned model has no ``gates`` (they are in the weights;
-``gates_folded`` lists them), and:
+A description is a dict of plain values: ``backbone`` (what ``backbones.build`` takes),
+``class_names``, ``data`` (the source's name), ``input`` (size, mean, std), ``gates`` (A values,
+absent when all are one), ``gates_kept`` (A times 0 or 1, which heads learned gates keep, absent
+without), ``made`` (origin of the weights), ``sha256`` (of the tensors' file) and ``digest`` (of the
+description itself). A pruned model has no ``gates`` (they are in the weights; ``gates_folded``
+lists them), and:
     timm: arguments of ``timm.create_model`` for the model before pruning;
-    kept: site name -> numbers, in that model, of the heads or neurons that stayed; empty for an emptied layer;
-    stands_in: site name -> class of narrow.py (a copy lies beside the weights) where timm's own cannot hold the heads;
-    chosen_by: the images that chose them, "split:digest" each; promises and tests on these images are refused;
+    kept: site name -> numbers, in that model, of the heads or neurons that stayed; empty for an
+    emptied layer;
+    stands_in: site name -> class of narrow.py (a copy lies beside the weights) where timm's own
+    cannot hold the heads;
+    chosen_by: the images that chose them, "split:digest" each; promises and tests on these images
+    are refused;
     proj_bias: "keep" if an emptied layer still adds its projection's bias, or "drop".
 """
 
@@ -37,8 +41,13 @@ from mhprobe.weights.foreign import in_float32
 DESCRIBES = ("backbone", "class_names", "data", "timm", "kept", "proj_bias", "chosen_by")
 
 
-def save_weights(model: nn.Module, path: Path, description: dict[str, Any], dtype: torch.dtype = torch.float32) -> None:
-    """Write ``path`` (.safetensors) and its JSON. dtype: float16 halves the file; loading gives float32 again."""
+def save_weights(
+    model: nn.Module, path: Path, description: dict[str, Any], dtype: torch.dtype = torch.float32
+) -> None:
+    """Write ``path`` (.safetensors) and its JSON.
+
+    dtype: float16 halves the file; loading gives float32 again.
+    """
     write_all(weights_files(model, path, description, dtype))
 
 
@@ -47,7 +56,10 @@ def weights_files(
 ) -> dict[Path, bytes]:
     """Return the files that ``save_weights`` writes."""
     state = {
-        key: value.detach().cpu().to(dtype if value.is_floating_point() else value.dtype).contiguous()
+        key: value.detach()
+        .cpu()
+        .to(dtype if value.is_floating_point() else value.dtype)
+        .contiguous()
         for key, value in model.state_dict().items()
     }
     data = save(state, metadata={"format": "pt"})
@@ -55,7 +67,11 @@ def weights_files(
         description = {**description, "gates": gates.effective().tolist()}
     description = {**description, "sha256": hashlib.sha256(data).hexdigest()}
     files = {path: data}
-    if stands_in := {n: type(part).__name__ for n, part in model.named_modules() if isinstance(part, narrow.STANDS_IN)}:
+    if stands_in := {
+        n: type(part).__name__
+        for n, part in model.named_modules()
+        if isinstance(part, narrow.STANDS_IN)
+    }:
         description["stands_in"] = stands_in
         files[path.with_name("narrow.py")] = Path(narrow.__file__).read_bytes()
     return {**files, path.with_suffix(".json"): as_json(description)}
@@ -69,14 +85,20 @@ def as_json(description: dict[str, Any]) -> bytes:
 def load_weights(path: str | Path, **changes: float) -> tuple[nn.Module, dict[str, Any]]:
     """Load a model and its description from a .safetensors + .json pair or a training checkpoint (.ckpt).
 
-    The model is timm's, in eval mode, with gates only if they differ from one. No code in the file runs.
-    changes: rates of dropping (``patch_drop_rate=0``) and ``fused_attn`` in place of the file's; they hold no weights.
-    Raises UserError for missing, damaged or foreign files, and for a rate that the model has not.
+    The model is timm's, in eval mode, with gates only if they differ from one. No code in the file
+    runs.
+    changes: rates of dropping (``patch_drop_rate=0``) and ``fused_attn`` in place of the file's;
+    they hold no weights. Raises UserError for missing, damaged or foreign files, and for a rate
+    that the model has not.
     """
     path = Path(path)
     if wrong := unreadable(path):
-        raise UserError(f"weights: {wrong} Give a .safetensors with its .json, or a .ckpt of mhprobe.train.")
-    state, description, gate_values = (_from_checkpoint if path.suffix == ".ckpt" else _from_pair)(path)
+        raise UserError(
+            f"weights: {wrong} Give a .safetensors with its .json, or a .ckpt of mhprobe.train."
+        )
+    state, description, gate_values = (_from_checkpoint if path.suffix == ".ckpt" else _from_pair)(
+        path
+    )
     for key, rate in changes.items():
         if key in SWITCHES and isinstance(rate, bool):
             continue
@@ -86,12 +108,16 @@ def load_weights(path: str | Path, **changes: float) -> tuple[nn.Module, dict[st
     description["backbone"] = {**description["backbone"], **changes}
     if description.get("timm") is not None:
         description["timm"] = for_timm(description)  # which has what changed, too
-    if description.get("gates") is not None:  # in a checkpoint: learned in another form than their values
+    if (
+        description.get("gates") is not None
+    ):  # in a checkpoint: learned in another form than their values
         gate_values = torch.tensor(description["gates"])
     model: Any = _built(description, path)
     model.chosen_by = description.get("chosen_by")
     misfit = f"weights: {path} does not fit the backbone it names"
-    with refusing(lambda error: f"{misfit} ({' '.join(str(error).split())[:200]}).", (RuntimeError,)):
+    with refusing(
+        lambda error: f"{misfit} ({' '.join(str(error).split())[:200]}).", (RuntimeError,)
+    ):
         model.load_state_dict(in_float32(state))
     if gate_values is not None and not (gate_values == 1).all():
         gates = attach(model)
@@ -100,21 +126,34 @@ def load_weights(path: str | Path, **changes: float) -> tuple[nn.Module, dict[st
             alone = gate_values.numel() == layout_of(model, {"neuron"}).num_heads
             gates = attach(model, units={"neuron"} if alone else KINDS)
         if gate_values.shape != gates.values.shape:
-            beside = f" of heads, or {gates.layout.num_heads} with neurons" if gates.layout.num_heads > heads else ""
-            raise UserError(f"weights: {path} has {gate_values.numel()} gates, expected {heads}{beside}.")
+            beside = (
+                f" of heads, or {gates.layout.num_heads} with neurons"
+                if gates.layout.num_heads > heads
+                else ""
+            )
+            raise UserError(
+                f"weights: {path} has {gate_values.numel()} gates, expected {heads}{beside}."
+            )
         with torch.no_grad():
             gates.values.copy_(gate_values)
     heads = layout_of(model).num_heads
     if (kept := gates_kept(description)) is not None and len(kept) != heads:
-        raise UserError(f"weights: the JSON of {path} has {len(kept)} gates_kept, expected {heads}.")
+        raise UserError(
+            f"weights: the JSON of {path} has {len(kept)} gates_kept, expected {heads}."
+        )
     return model.eval(), description
 
 
 def load_pruned(path: str | Path) -> nn.Module:
-    """Load a pruned model (.safetensors) in eval mode. UserError as of ``load_weights``, and if nothing was pruned."""
+    """Load a pruned model (.safetensors) in eval mode.
+
+    UserError as of ``load_weights``, and if nothing was pruned.
+    """
     model, description = load_weights(path)
     if "kept" not in description:
-        raise UserError(f"load_pruned: {path} is a model with all its heads; load it with mhprobe.load.")
+        raise UserError(
+            f"load_pruned: {path} is a model with all its heads; load it with mhprobe.load."
+        )
     return model
 
 
@@ -133,9 +172,16 @@ def _built(description: dict[str, Any], path: Path) -> nn.Module:
         raise UserError(f"weights: {path}: {error}") from error
     except Exception as error:  # sizes of a stranger can fail anywhere in a constructor
         reason = first_line(error)[:200]
-        raise UserError(f"weights: {path} describes a backbone that cannot be built ({reason}).") from error
-    if seen := description.get("input"):  # what it was trained to see, which need not be what timm's own weights see
-        model.pretrained_cfg = {**model.pretrained_cfg, **{key: tuple(seen[key]) for key in ("mean", "std")}}  # type: ignore
+        raise UserError(
+            f"weights: {path} describes a backbone that cannot be built ({reason})."
+        ) from error
+    if seen := description.get(
+        "input"
+    ):  # what it was trained to see, which need not be what timm's own weights see
+        model.pretrained_cfg = {
+            **model.pretrained_cfg,
+            **{key: tuple(seen[key]) for key in ("mean", "std")},
+        }  # type: ignore
     if description.get("kept") is not None:
         _prune_again(model, description["kept"], path)
     return model
@@ -146,33 +192,47 @@ def _prune_again(model: nn.Module, kept: dict[str, list[int]], path: Path) -> No
     layout = layout_of(model)
     if not set(kept) <= {site.name for site in layout.sites}:
         whole = layout_of(model, KINDS)
-        layout = layout_of(model, {site.kind for site in whole.sites if site.name in kept} or {"head"})
+        layout = layout_of(
+            model, {site.kind for site in whole.sites if site.name in kept} or {"head"}
+        )
     shape = {site.name: site.num_heads for site in layout.sites}
     if set(kept) != set(shape):
-        raise UserError(f"weights: the JSON of {path} names other sites in `kept` than the model has.")
+        raise UserError(
+            f"weights: the JSON of {path} names other sites in `kept` than the model has."
+        )
     for name, heads in kept.items():
         if heads != sorted(set(heads)) or not set(heads) <= set(range(shape[name])):
             raise UserError(
-                f"weights: the JSON of {path} keeps heads {heads} of {name}, expected ascending numbers from 0 to "
+                f"weights: the JSON of {path} keeps heads {heads} of {name}, expected ascending "
+                "numbers from 0 to "
                 f"{shape[name] - 1}."
             )
     slice_sites(model, layout, kept)
 
 
-Loaded = tuple[dict[str, torch.Tensor], dict[str, Any], torch.Tensor | None]  # weights, description, gates
+Loaded = tuple[
+    dict[str, torch.Tensor], dict[str, Any], torch.Tensor | None
+]  # weights, description, gates
 
 
 def _from_pair(path: Path) -> Loaded:
     description = read_description(path)
     data = path.read_bytes()
     if description.get("sha256") != hashlib.sha256(data).hexdigest():
-        raise UserError(f"weights: {path} is not the file its JSON describes (sha256 differs). Copy both again.")
-    with refusing(lambda error: f"weights: {path} is not a safetensors file ({error}).", (SafetensorError,)):
+        raise UserError(
+            f"weights: {path} is not the file its JSON describes (sha256 differs). Copy both again."
+        )
+    with refusing(
+        lambda error: f"weights: {path} is not a safetensors file ({error}).", (SafetensorError,)
+    ):
         return load(data), description, None
 
 
 def read_description(path: Path) -> dict[str, Any]:
-    """Read the description in a .ckpt, or in the JSON beside weights. UserError: damaged, edited, or not harmless."""
+    """Read the description in a .ckpt, or in the JSON beside weights.
+
+    UserError: damaged, edited, or not harmless.
+    """
     if path.suffix == ".ckpt":
         return _from_checkpoint(path)[1]
     path = path.with_suffix(".json")
@@ -184,10 +244,14 @@ def read_description(path: Path) -> dict[str, Any]:
             f"checkpoint={path.with_suffix('')}.*, or mhprobe.load(path, name=<timm's name>)."
         )
         raise UserError(
-            f"weights: {path} is missing or damaged; the model needs it.{'' if path.exists() else other}"
+            f"weights: {path} is missing or damaged; the model needs "
+            f"it.{'' if path.exists() else other}"
         ) from error
     if checked(description, path).get("digest") != digest(description):
-        raise UserError(f"weights: {path} was changed since it was written (its digest differs): damaged or edited.")
+        raise UserError(
+            f"weights: {path} was changed since it was written (its digest differs): damaged or "
+            "edited."
+        )
     return description
 
 
@@ -195,12 +259,21 @@ def _from_checkpoint(path: Path) -> Loaded:
     checkpoint = load_checkpoint(path)
     state = checkpoint.get("state_dict")
     if checkpoint.get("mhprobe") is None or not isinstance(state, dict):
-        raise UserError(f"weights: {path} is not a checkpoint of mhprobe.train: it does not say which backbone it is.")
+        raise UserError(
+            f"weights: {path} is not a checkpoint of mhprobe.train: it does not say which backbone "
+            "it is."
+        )
     prefix = "backbone."
-    weights = {key.removeprefix(prefix): value for key, value in state.items() if str(key).startswith(prefix)}
+    weights = {
+        key.removeprefix(prefix): value
+        for key, value in state.items()
+        if str(key).startswith(prefix)
+    }
     gates = state.get("gates.values")
     if not all(isinstance(value, torch.Tensor) for value in (*weights.values(), gates)):
-        raise UserError(f"weights: {path} is not a checkpoint of mhprobe.train: its state_dict is not its own.")
+        raise UserError(
+            f"weights: {path} is not a checkpoint of mhprobe.train: its state_dict is not its own."
+        )
     return weights, checked(checkpoint["mhprobe"], path), gates
 
 
@@ -218,23 +291,37 @@ _COMMENT, _NO_COMMENT = b"sha256:", b"\0\0"
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Read a checkpoint as plain data; verify its checksums, refuse pickled code. UserError if that fails."""
+    """Read a checkpoint as plain data; verify its checksums, refuse pickled code.
+
+    UserError if that fails.
+    """
     path = Path(path)
     if wrong := unreadable(path):
         raise UserError(f"checkpoint: {wrong}")
     broken = f"checkpoint: {path} is truncated or not a checkpoint. Use an earlier one."
-    with refusing(lambda _: broken), zipfile.ZipFile(path) as archive:  # its header can also claim an encryption
-        # the sum of the whole: where a header names a wrong size torch gives unwritten memory, which no part shows
+    with (
+        refusing(lambda _: broken),
+        zipfile.ZipFile(path) as archive,
+    ):  # its header can also claim an encryption
+        # the sum of the whole: where a header names a wrong size torch gives unwritten memory,
+        # which no part shows
         damaged = _wrong_digest(path, archive.comment) if archive.comment else archive.testzip()
     if damaged is not None:
-        raise UserError(f"checkpoint: {path} is damaged (checksum of {damaged}). Use an earlier one.")
+        raise UserError(
+            f"checkpoint: {path} is damaged (checksum of {damaged}). Use an earlier one."
+        )
     pickled = (
-        f"checkpoint: {path} holds more than plain tensors and values; it is refused, since loading it could run code."
+        f"checkpoint: {path} holds more than plain tensors and values; it is refused, since loading it "
+        "could run code."
     )
-    with refusing(lambda _: pickled):  # torch raises UnpicklingError, RuntimeError, KeyError ... for foreign content
+    with refusing(
+        lambda _: pickled
+    ):  # torch raises UnpicklingError, RuntimeError, KeyError ... for foreign content
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(loaded, dict):
-        raise UserError(f"checkpoint: {path} is not a checkpoint: it holds a {type(loaded).__name__}.")
+        raise UserError(
+            f"checkpoint: {path} is not a checkpoint: it holds a {type(loaded).__name__}."
+        )
     return loaded
 
 

@@ -1,7 +1,8 @@
 """Check the JSON of weights, or of a checkpoint. A stranger may have written it.
 
-timm's constructors also open paths and addresses, maybe of a pickle. So a setting passes only if the model's own class
-takes it, timm's loading code does not, and it is a number, a flag, a list of numbers or a plain word.
+timm's constructors also open paths and addresses, maybe of a pickle. So a setting passes only if
+the model's own class takes it, timm's loading code does not, and it is a number, a flag, a list of
+numbers or a plain word.
 """
 
 import functools
@@ -21,12 +22,25 @@ from torch import nn
 
 from mhprobe.errors import UserError, nearest, quoted
 
-LARGEST = 2**16  # no size, width or depth of a model is larger; a forged one must not eat the memory
-OURS = ("name", "pretrained", "fused_attn")  # read by mhprobe.backbones.build itself; loading never fetches weights
+LARGEST = (
+    2**16
+)  # no size, width or depth of a model is larger; a forged one must not eat the memory
+OURS = (
+    "name",
+    "pretrained",
+    "fused_attn",
+)  # read by mhprobe.backbones.build itself; loading never fetches weights
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Size = Annotated[int, Field(ge=1, le=LARGEST)]
 
-RATES = ("patch_drop_rate", "drop_path_rate", "drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate")
+RATES = (
+    "patch_drop_rate",
+    "drop_path_rate",
+    "drop_rate",
+    "pos_drop_rate",
+    "proj_drop_rate",
+    "attn_drop_rate",
+)
 SWITCHES = ("fused_attn",)
 FREE = (*RATES, *SWITCHES)
 """Settings of a backbone that may differ from those of its weights: they hold none."""
@@ -63,7 +77,9 @@ class Description(BaseModel):
     gates_kept: list[Literal[0, 1]] | None = None
     kept: dict[str, list[Annotated[int, Field(ge=0)]]] | None = None
     proj_bias: Literal["keep", "drop"] | None = None
-    chosen_by: Annotated[list[Annotated[str, Field(max_length=100)]], Field(max_length=1000)] | None = None
+    chosen_by: (
+        Annotated[list[Annotated[str, Field(max_length=100)]], Field(max_length=1000)] | None
+    ) = None
     timm: dict[str, Any] | None = None
     origin: dict[str, Any] = Field({}, alias="made")
 
@@ -76,17 +92,24 @@ def checked(description: Any, where: Path) -> dict[str, Any]:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "the whole"
         raise UserError(
-            f"weights: {where}: {key}: {first['msg']}, got {quoted(first['input'])}. It is damaged, or was not made by "
+            f"weights: {where}: {key}: {first['msg']}, got {quoted(first['input'])}. It is "
+            "damaged, or was not made by "
             f"mhprobe."
         ) from None
     name = description["backbone"]["name"]
     if not is_model(name):
-        raise UserError(f"weights: {where}: backbone.name: expected the name of a timm model, got {quoted(name)}.")
+        raise UserError(
+            f"weights: {where}: backbone.name: expected the name of a timm model, got "
+            f"{quoted(name)}."
+        )
     for key, value in description["backbone"].items():
         if key not in (*OURS, *Backbone.model_fields):
             check_setting(name, key, value, where)
     if description.get("timm") not in (None, for_timm(description)):
-        raise UserError(f"weights: {where}: `timm` and `backbone` describe different models. It is damaged or forged.")
+        raise UserError(
+            f"weights: {where}: `timm` and `backbone` describe different models. It is damaged or "
+            "forged."
+        )
     return description
 
 
@@ -101,14 +124,22 @@ def for_timm(description: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pruned_description(
-    description: Mapping[str, Any], kept: Mapping[str, Sequence[int]], proj_bias: str, gates: Sequence[float] | None
+    description: Mapping[str, Any],
+    kept: Mapping[str, Sequence[int]],
+    proj_bias: str,
+    gates: Sequence[float] | None,
 ) -> dict[str, Any]:
     """Describe a loaded model without the heads missing from ``kept``: by its sites, numbered as it numbers them."""
-    before = {site: range(max(heads, default=0) + 1) for site, heads in kept.items()} | description.get("kept", {})
+    before = {
+        site: range(max(heads, default=0) + 1) for site, heads in kept.items()
+    } | description.get("kept", {})
     return {
         **description,
         "timm": for_timm(description),
-        "kept": {site: [heads[n] for n in kept.get(site, range(len(heads)))] for site, heads in before.items()},
+        "kept": {
+            site: [heads[n] for n in kept.get(site, range(len(heads)))]
+            for site, heads in before.items()
+        },
         "proj_bias": proj_bias,
         **({} if gates is None else {"gates_folded": list(gates)}),
     }
@@ -116,7 +147,11 @@ def pruned_description(
 
 def portable(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that rebuild a backbone: without those that were left to the model, and where its weights came from."""
-    return {key: value for key, value in settings.items() if value is not None and key not in {"_target_", *_loading()}}
+    return {
+        key: value
+        for key, value in settings.items()
+        if value is not None and key not in {"_target_", *_loading()}
+    }
 
 
 def digest(description: Mapping[str, Any]) -> str:
@@ -130,12 +165,14 @@ def check_setting(name: str, key: str, value: Any, where: Path) -> None:
     settings = _settings(name)
     if key not in settings:
         raise UserError(
-            f"weights: {where}: backbone.{quoted(key)} is refused: it is no size or switch of {name} (it may name a "
+            f"weights: {where}: backbone.{quoted(key)} is refused: it is no size or switch of "
+            f"{name} (it may name a "
             f"file or an address); {nearest(key, settings)}leave it out, or correct it."
         )
     if not _harmless(value):
         raise UserError(
-            f"weights: {where}: backbone.{key}: expected a number from 0 to {LARGEST}, a flag, a list of numbers or a "
+            f"weights: {where}: backbone.{key}: expected a number from 0 to {LARGEST}, a flag, a "
+            "list of numbers or a "
             f"name of timm's, got {quoted(value)}."
         )
 
@@ -143,8 +180,19 @@ def check_setting(name: str, key: str, value: Any, where: Path) -> None:
 @functools.cache
 def _loading() -> frozenset[str]:
     """The arguments of timm that say where weights come from, or what is made of a model once it is there."""
-    taken = {*inspect.signature(create_model).parameters, *inspect.signature(build_model_with_cfg).parameters}
-    others = {"features_only", "out_indices", "feature_cls", "pruned", "num_classes", "device", "dtype"}
+    taken = {
+        *inspect.signature(create_model).parameters,
+        *inspect.signature(build_model_with_cfg).parameters,
+    }
+    others = {
+        "features_only",
+        "out_indices",
+        "feature_cls",
+        "pruned",
+        "num_classes",
+        "device",
+        "dtype",
+    }
     return frozenset((taken | others) - {"kwargs", "pretrained"})
 
 
@@ -152,7 +200,11 @@ def _loading() -> frozenset[str]:
 def _settings(name: str) -> frozenset[str]:
     """Keywords of the classes that timm's file of this model builds classifiers from."""
     module = importlib.import_module(model_entrypoint(name).__module__)
-    classes = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, nn.Module)]
+    classes = [
+        kind
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, nn.Module)
+    ]
     taken = [{*inspect.signature(kind).parameters} for kind in classes]
     keys = set[str]().union(*(keywords for keywords in taken if "num_classes" in keywords))
     return frozenset(keys - _loading() - {"self", "args", "kwargs", "pretrained"})
@@ -162,6 +214,10 @@ def _harmless(value: Any) -> bool:
     if isinstance(value, (int, float)):
         return math.isfinite(value) and 0 <= value <= LARGEST
     if isinstance(value, (list, tuple)):
-        return 0 < len(value) <= 64 and all(isinstance(part, (int, float)) and _harmless(part) for part in value)
+        return 0 < len(value) <= 64 and all(
+            isinstance(part, (int, float)) and _harmless(part) for part in value
+        )
     # a plain word names no address and no file that a constructor would open
-    return value is None or (isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_]{0,32}", value) is not None)
+    return value is None or (
+        isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_]{0,32}", value) is not None
+    )

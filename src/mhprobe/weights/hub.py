@@ -1,6 +1,7 @@
 """Share weights through the Hugging Face Hub: the pair of files, and a model card made from the run.
 
-Only ``push_to_hub`` uploads. Files from the Hub are checked as any other pair of files, and never executed.
+Only ``push_to_hub`` uploads. Files from the Hub are checked as any other pair of files, and never
+executed.
 """
 
 import contextlib
@@ -30,14 +31,22 @@ ELASTIC = ("elastic.safetensors",)  # in a run's folder, for a budget
 
 
 def push_to_hub(
-    path_or_model: str | Path | nn.Module, repo: str, *, private: bool = True, revision: str | None = None, **about: Any
+    path_or_model: str | Path | nn.Module,
+    repo: str,
+    *,
+    private: bool = True,
+    revision: str | None = None,
+    **about: Any,
 ) -> str:
     """Upload weights, their JSON and a model card to ``repo`` ("owner/name"); returns the address of the commit.
 
-    path_or_model: a run's folder, a .safetensors beside its .json, or a timm model (pruned by ``prune_heads`` or with
+    path_or_model: a run's folder, a .safetensors beside its .json, or a timm model (pruned by
+    ``prune_heads`` or with
         gates). private: whether a new repository is private. revision: the branch to write to.
-    about: description of a model in memory: ``backbone`` (the arguments of ``timm.create_model``, with ``name``),
-        ``class_names``, ``data``, ``input`` (size, mean, std), ``made`` (a dict for readers of the card).
+    about: description of a model in memory: ``backbone`` (the arguments of ``timm.create_model``,
+    with ``name``),
+        ``class_names``, ``data``, ``input`` (size, mean, std), ``made`` (a dict for readers of the
+        card).
     Raises UserError if the files or the model cannot be described, or if the Hub refuses.
     """
     with tempfile.TemporaryDirectory(prefix="mhprobe_") as folder:
@@ -45,20 +54,29 @@ def push_to_hub(
         with _hub(repo):
             api = huggingface_hub.HfApi()
             api.create_repo(repo, private=private, exist_ok=True)
-            done = api.upload_folder(repo_id=repo, folder_path=folder, revision=revision, commit_message="mhprobe")
+            done = api.upload_folder(
+                repo_id=repo, folder_path=folder, revision=revision, commit_message="mhprobe"
+            )
     return str(getattr(done, "commit_url", done))
 
 
 def save_for_hub(path_or_model: str | Path | nn.Module, folder: Path, **about: Any) -> Path:
-    """Write the files for ``push_to_hub`` and the card, README.md, into ``folder``. UserError as of ``push_to_hub``."""
+    """Write the files for ``push_to_hub`` and the card, README.md, into ``folder``.
+
+    UserError as of ``push_to_hub``.
+    """
     pair, run = Path(folder) / NAMES[-1], None
     if isinstance(path_or_model, nn.Module):
         save_weights(path_or_model, pair, _described(path_or_model, about))
     else:
         weights = find_weights(path_or_model)
         if about:
-            raise UserError(f"push_to_hub: {', '.join(about)}: leave it out, {weights} already has it.")
-        files = {pair.with_suffix(end): weights.with_suffix(end) for end in (".safetensors", ".json")}
+            raise UserError(
+                f"push_to_hub: {', '.join(about)}: leave it out, {weights} already has it."
+            )
+        files = {
+            pair.with_suffix(end): weights.with_suffix(end) for end in (".safetensors", ".json")
+        }
         if "stands_in" in load_weights(weights)[1]:  # which refuses what is no pair
             files[pair.with_name("narrow.py")] = Path(narrow.__file__)
         write_all({to: file.read_bytes() for to, file in files.items()})
@@ -76,7 +94,9 @@ def find_weights(path: str | Path, names: Sequence[str] = NAMES, key: str = "wei
         repo, _, revision = str(path).removeprefix(PREFIX).partition("@")
         with _hub(repo), untold():
             fetch = huggingface_hub.hf_hub_download
-            files = [fetch(repo, file, revision=revision or None) for file in ("model.json", NAMES[-1])]
+            files = [
+                fetch(repo, file, revision=revision or None) for file in ("model.json", NAMES[-1])
+            ]
         return Path(files[-1])
     path = Path(path)
     if not path.is_dir():
@@ -84,7 +104,9 @@ def find_weights(path: str | Path, names: Sequence[str] = NAMES, key: str = "wei
     for name in names:
         if (path / name).is_file():
             return path / name
-    raise UserError(f"{key}: {path} holds no {' and no '.join(names)}. Give the folder of a run, or a file.")
+    raise UserError(
+        f"{key}: {path} holds no {' and no '.join(names)}. Give the folder of a run, or a file."
+    )
 
 
 def _described(model: nn.Module, about: dict[str, Any]) -> dict[str, Any]:
@@ -92,7 +114,9 @@ def _described(model: nn.Module, about: dict[str, Any]) -> dict[str, Any]:
     config = getattr(model, "pretrained_cfg", {})
     name, tagged = config.get("architecture"), f"{config.get('architecture')}.{config.get('tag')}"
     description = {
-        "backbone": {"name": tagged if is_model_pretrained(tagged) else name},  # the tag may say the size of images
+        "backbone": {
+            "name": tagged if is_model_pretrained(tagged) else name
+        },  # the tag may say the size of images
         "class_names": [str(number) for number in range(getattr(model, "num_classes", 0))],
         "data": "unknown",
         "input": {key: list(value) for key, value in input_spec(model).items()},
@@ -112,7 +136,8 @@ def _described(model: nn.Module, about: dict[str, Any]) -> dict[str, Any]:
         except UserError as error:
             raise UserError(
                 "push_to_hub: the model is not what timm.create_model makes of "
-                f"{description['backbone']}; give its arguments: backbone=dict(name=..., img_size=...). ({error})"
+                f"{description['backbone']}; give its arguments: backbone=dict(name=..., "
+                f"img_size=...). ({error})"
             ) from None
     return description
 
@@ -123,12 +148,18 @@ def card(description: dict[str, Any], folder: Path | None) -> str:
     with contextlib.suppress(UserError):  # of weights that lie alone
         run = folder and read_run(folder)
     loader, strict = jinja2.FileSystemLoader(Path(__file__).parent), jinja2.StrictUndefined
-    environment = jinja2.Environment(loader=loader, undefined=strict, trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.Environment(
+        loader=loader, undefined=strict, trim_blocks=True, lstrip_blocks=True
+    )
     marks = " .,:+%()_/=-"  # names come from data: no markup, one line
-    environment.filters["plain"] = lambda text: "".join(c if c.isalnum() or c in marks else " " for c in str(text))
+    environment.filters["plain"] = lambda text: "".join(
+        c if c.isalnum() or c in marks else " " for c in str(text)
+    )
     return environment.get_template("card.md.jinja").render(
         **dict.fromkeys(("input", "kept", "gates", "stands_in")) | {"made": {}} | description,
-        mlps=[layer for layer in description.get("kept") or () if layer.endswith("mlp")],  # the others have heads
+        mlps=[
+            layer for layer in description.get("kept") or () if layer.endswith("mlp")
+        ],  # the others have heads
         version=__version__,
         accuracy=words.accuracy(run) if run else None,
         stages=run.rows("stages") if run else [],

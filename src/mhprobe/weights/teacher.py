@@ -1,6 +1,7 @@
 """A trained network that another one learns from: its probabilities are the targets.
 
-Hinton, Vinyals & Dean, 2015, arXiv 1503.02531; on the student's very images, as Beyer et al., 2022, arXiv 2106.05237.
+Hinton, Vinyals & Dean, 2015, arXiv 1503.02531; on the student's very images, as Beyer et al., 2022,
+arXiv 2106.05237.
 """
 
 import copy
@@ -32,24 +33,31 @@ EVERY = 60  # seconds between two files of what a teacher has answered so far
 
 
 class Teacher:
-    """The network of a weights file, in eval mode and frozen. No module: whoever learns from it does not contain it.
+    """The network of a weights file, in eval mode and frozen.
 
-    path: .safetensors with its .json, or a checkpoint. class_names: those of the student. spec: how the images are
-    normalised that it will be shown. Raises UserError where the file cannot be loaded or knows other classes.
+    No module: whoever learns from it does not contain it.
+
+    path: .safetensors with its .json, or a checkpoint. class_names: those of the student. spec: how
+    the images are normalised that it will be shown. Raises UserError where the file cannot be
+    loaded or knows other classes.
     """
 
     def __init__(self, path: str | Path, class_names: Sequence[str], spec: InputSpec) -> None:
         self.model, description = load_weights(path)
         self.model.requires_grad_(False)
         if differ := other_classes(description["class_names"], class_names):
-            raise UserError(f"teacher: {path} has {differ} Give a network that was trained on the same classes.")
+            raise UserError(
+                f"teacher: {path} has {differ} Give a network that was trained on the same classes."
+            )
         self.theirs, self.ours = InputSpec(**input_spec(self.model)), spec
 
     @torch.no_grad()
     def __call__(self, batch: Batch, temperature: float) -> Tensor:
         """Images normalised for the student -> (B, C) probabilities, by the teacher's logits / ``temperature``."""
         self.model.to(batch.images.device)
-        return (self.model(renormalised(batch.images, self.ours, self.theirs)).float() / temperature).softmax(dim=1)
+        return (
+            self.model(renormalised(batch.images, self.ours, self.theirs)).float() / temperature
+        ).softmax(dim=1)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # it is frozen: a copy of the student learns from the same one
@@ -58,13 +66,16 @@ class Teacher:
 class Recalled(Teacher):
     """The teacher's answers to every whole training image, kept on disk: it never runs during an epoch.
 
-    An answer is the mean of the logits of an image and of its mirror image. Probabilities of two images that are
-    blended (mixup, cutmix) are blended alike. path, class_names, spec: as for Teacher. folder: where the answers are
-    kept. A copy beside the weights, with the suffix ``.answers``, is used instead of asking, for the images that it was
-    made from and for parts of them (``limit_train``).
+    An answer is the mean of the logits of an image and of its mirror image. Probabilities of two
+    images that are blended (mixup, cutmix) are blended alike. path, class_names, spec: as for
+    Teacher. folder: where the answers are kept. A copy beside the weights, with the suffix
+    ``.answers``, is used instead of asking, for the images that it was made from and for parts of
+    them (``limit_train``).
     """
 
-    def __init__(self, path: str | Path, class_names: Sequence[str], spec: InputSpec, folder: str | Path) -> None:
+    def __init__(
+        self, path: str | Path, class_names: Sequence[str], spec: InputSpec, folder: str | Path
+    ) -> None:
         super().__init__(path, class_names, spec)
         self.file, self.folder = file_digest(path)[:16], Path(folder)
         self.shipped = Path(path).with_suffix(".answers")
@@ -78,12 +89,18 @@ class Recalled(Teacher):
         shipped, of = unpacked(self.shipped) or ({}, {})
         for answered in (data, data.limited(train=None)) if of.get("teacher") == self.file else ():
             if of.get("images") == answered.images_of("train"):
-                rows = np.searchsorted(answered.splits["train"].positions, data.splits["train"].positions)
+                rows = np.searchsorted(
+                    answered.splits["train"].positions, data.splits["train"].positions
+                )
                 self.logits = shipped["logits"][torch.from_numpy(rows)].float().to(device)
                 return
         data = copy.copy(data)
         data.spec = self.theirs
-        precision = str(torch.get_autocast_dtype(device.type)) if torch.is_autocast_enabled(device.type) else "float32"
+        precision = (
+            str(torch.get_autocast_dtype(device.type))
+            if torch.is_autocast_enabled(device.type)
+            else "float32"
+        )
         code = [__version__, code_digests(*self.model.modules())]
         about = {"teacher": self.file, "images": data.images_of("train"), "precision": precision}
         about["code"] = hashlib.sha256(json.dumps(code).encode()).hexdigest()[:16]
@@ -104,16 +121,22 @@ class Recalled(Teacher):
         self.logits = (ranks.total(answers.nan_to_num()) / count[:, None]).to(device)
 
     @torch.no_grad()
-    def _ask(self, batches: Iterable[Batch], answers: Tensor, keep: Callable[[], object], total: int) -> None:
+    def _ask(
+        self, batches: Iterable[Batch], answers: Tensor, keep: Callable[[], object], total: int
+    ) -> None:
         """Fill in the ``answers`` (N, C) to the images of ``batches``."""
         saved = time.monotonic()
         with progress("answers of the teacher", total) as advance:
             for batch in batches:
                 self.model.to(batch.images.device)
-                both = [self.model(images).float() for images in (batch.images, batch.images.flip(-1))]
+                both = [
+                    self.model(images).float() for images in (batch.images, batch.images.flip(-1))
+                ]
                 logits = torch.stack(both).mean(0)[batch.valid].cpu()
                 if not bool(logits.isfinite().all()):
-                    raise UserError("teacher: its logits of training images are NaN or infinite. Give another.")
+                    raise UserError(
+                        "teacher: its logits of training images are NaN or infinite. Give another."
+                    )
                 answers[batch.index[batch.valid].cpu()] = logits
                 if time.monotonic() - saved > EVERY:
                     keep()
@@ -126,7 +149,9 @@ class Recalled(Teacher):
         p = (self.logits[batch.index] / temperature).softmax(dim=1)
         if batch.share is None:
             return p
-        return torch.lerp((self.logits[batch.other] / temperature).softmax(dim=1), p, batch.share[:, None])
+        return torch.lerp(
+            (self.logits[batch.other] / temperature).softmax(dim=1), p, batch.share[:, None]
+        )
 
 
 def renormalised(images: Tensor, was: InputSpec, now: InputSpec) -> Tensor:
@@ -137,15 +162,17 @@ def renormalised(images: Tensor, was: InputSpec, now: InputSpec) -> Tensor:
     std, mean, new_std, new_mean = (images.new_tensor(values).view(-1, 1, 1) for values in numbers)
     pixels = images * std + mean
     if tuple(pixels.shape[-2:]) != tuple(now.size):
-        pixels = functional.interpolate(pixels, size=now.size, mode="bicubic", antialias=True).clamp_(0, 1)
+        pixels = functional.interpolate(
+            pixels, size=now.size, mode="bicubic", antialias=True
+        ).clamp_(0, 1)
     return (pixels - new_mean) / new_std
 
 
 def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """() how far the student's probabilities are from the teacher's: temperature^2 KL(teacher || student), in nats.
 
-    student: (B, C) logits, which are divided by ``temperature`` first; teacher: (B, C) probabilities. 0 where they
-    agree; larger is further.
+    student: (B, C) logits, which are divided by ``temperature`` first; teacher: (B, C)
+    probabilities. 0 where they agree; larger is further.
     """
     log_q = (student / temperature).log_softmax(dim=1)
     return temperature**2 * functional.kl_div(log_q, teacher, reduction="batchmean")

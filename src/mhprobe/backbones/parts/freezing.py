@@ -18,14 +18,17 @@ Frozen = Scope | Sequence[Part] | int
 def freeze(model: nn.Module, frozen: Frozen) -> None:
     """Freeze parts of a model; UserError for a part that its family cannot tell from the rest.
 
-    frozen: "nothing", the "backbone" (all but its classifier), all "weights", parts (see ``part_of``), or a number: the
+    frozen: "nothing", the "backbone" (all but its classifier), all "weights", parts (see
+    ``part_of``), or a number: the
         embedding and so many of the first blocks, where no gradient has to be computed then.
     """
     if isinstance(frozen, int):
         for parameter in (*part_of(model, "embedding"), *_first_blocks(model, frozen)):
             parameter.requires_grad_(False)
     elif not isinstance(frozen, str):
-        for parameter in [parameter for part in frozen for parameter in part_of(model, part)]:  # all, or an error
+        for parameter in [
+            parameter for part in frozen for parameter in part_of(model, part)
+        ]:  # all, or an error
             parameter.requires_grad_(False)
     elif frozen != "nothing":
         model.requires_grad_(False)
@@ -35,16 +38,20 @@ def freeze(model: nn.Module, frozen: Frozen) -> None:
 
 
 def part_of(model: nn.Module, part: Part) -> list[nn.Parameter]:
-    """Parameters of a part of a model with gates; parts do not overlap. UserError for a part without any.
+    """Parameters of a part of a model with gates; parts do not overlap.
 
-    attention: with projections. mlp: other matrices of blocks, with biases. embedding: of patches, the class token and
-    positions. classifier: from features to logits. Norms, layer scales and the merging of patches are in no part.
+    UserError for a part without any.
+
+    attention: with projections. mlp: other matrices of blocks, with biases. embedding: of patches,
+    the class token and positions. classifier: from features to logits. Norms, layer scales and the
+    merging of patches are in no part.
     """
     if parameters := list(_PARTS[part](model)):
         return parameters
     parts = ", ".join(other for other in get_args(Part) if any(True for _ in _PARTS[other](model)))
     raise UserError(
-        f"frozen: mhprobe cannot tell the {part} of this {type(model).__name__} ({family_of(model).title}) "
+        f"frozen: mhprobe cannot tell the {part} of this {type(model).__name__} "
+        f"({family_of(model).title}) "
         f"from the rest. It can freeze {parts}; frozen=weights freezes all but the gates."
     )
 
@@ -52,8 +59,12 @@ def part_of(model: nn.Module, part: Part) -> list[nn.Parameter]:
 def _first_blocks(model: nn.Module, number: int) -> list[nn.Parameter]:
     blocks = [*family_of(model).blocks(model)]
     if not 1 <= number <= len(blocks):
-        raise UserError(f"frozen: expected 1 to at most the {len(blocks)} blocks of this network, got {number}.")
-    named = [*model.named_parameters()]  # in forward order, so what merges patches between two blocks stands there
+        raise UserError(
+            f"frozen: expected 1 to at most the {len(blocks)} blocks of this network, got {number}."
+        )
+    named = [
+        *model.named_parameters()
+    ]  # in forward order, so what merges patches between two blocks stands there
     first, last = f"{blocks[0].name}.", f"{blocks[number - 1].name}."
     inside = [index for index, (name, _) in enumerate(named) if name.startswith((first, last))]
     return [parameter for _, parameter in named[inside[0] : inside[-1] + 1]]
@@ -62,7 +73,10 @@ def _first_blocks(model: nn.Module, number: int) -> list[nn.Parameter]:
 def _attention(model: nn.Module) -> Iterator[nn.Parameter]:
     for site in layout_of(model, {"head"}).sites:
         seam = family_of(model).seam(model, site)
-        yield from {*seam.attention.parameters(), *seam.output.parameters()}  # W_O is not always inside
+        yield from {
+            *seam.attention.parameters(),
+            *seam.output.parameters(),
+        }  # W_O is not always inside
 
 
 def _mlp(model: nn.Module) -> Iterator[nn.Parameter]:

@@ -1,8 +1,8 @@
 """timm's models of stages, mixed with convolutions: attention modules are found by class, their grids by a trial.
 
-The heads always enter an output projection side by side. So a family is a table: its classes of attention, and names of
-their parts. One trial run on torch's meta device gives the grids, and the order of the sites. Residual streams are not
-read, since convolutions stand between blocks.
+The heads always enter an output projection side by side. So a family is a table: its classes of
+attention, and names of their parts. One trial run on torch's meta device gives the grids, and the
+order of the sites. Residual streams are not read, since convolutions stand between blocks.
 Shapes: H heads, D head width, N tokens of a row (an image or a window), C channels.
 """
 
@@ -40,8 +40,13 @@ def apart(*names: str) -> Callable[[Any, int], Parts]:
     """Read queries, keys and values from a layer each, or two of them from one layer ("kv")."""
 
     def parts(attention: Any, heads: int) -> Parts:
-        layers = ((weight_of(getattr(attention, name)), 2 if name in ("kv", "qk") else 1) for name in names)
-        return [part for weight, count in layers for part in weight.unflatten(0, (count, heads, -1))]
+        layers = (
+            (weight_of(getattr(attention, name)), 2 if name in ("kv", "qk") else 1)
+            for name in names
+        )
+        return [
+            part for weight, count in layers for part in weight.unflatten(0, (count, heads, -1))
+        ]
 
     return parts
 
@@ -50,7 +55,8 @@ def apart(*names: str) -> Callable[[Any, int], Parts]:
 class Trial:
     """One attention module in the run on the meta device.
 
-    entered: shape of the heads' outputs, (rows, ..., H * D) or, channels first, (rows, H * D, height, width).
+    entered: shape of the heads' outputs, (rows, ..., H * D) or, channels first, (rows, H * D,
+    height, width).
     block: the module that holds the attention; outer: shape of its input.
     """
 
@@ -71,10 +77,13 @@ class Kind:
     """Names of the parts of a class of attention.
 
     point: W_O, which the heads enter side by side, or a module around it that calls it ``linear``.
-    parts: (module, H) -> weights of queries, keys, values, (H, D, C) each, themselves and no copies.
-    weights: the module that softmaxed weights (rows, H, queries, keys) enter; None without one, for the reason
-        ``hidden``. windows: of a trial; None: all tokens. heads: name of their number. prepare: adds a module for
-        ``weights``. refuse: UserError where heads are no slices of the input of ``point``.
+    parts: (module, H) -> weights of queries, keys, values, (H, D, C) each, themselves and no
+    copies.
+    weights: the module that softmaxed weights (rows, H, queries, keys) enter; None without one, for
+    the reason
+        ``hidden``. windows: of a trial; None: all tokens. heads: name of their number. prepare:
+        adds a module for ``weights``. refuse: UserError where heads are no slices of the input of
+        ``point``.
     """
 
     point: str = "proj"
@@ -104,9 +113,10 @@ class ChannelsFirst(nn.Conv2d):
 class Located(Family):
     """A family that is a table of names.
 
-    model: its class or classes, by module and name (``path_of``). kinds: by class of attention, of timm's by the name
-    alone. aside: classes of attention without gates. title: by default timm's name. before: the number of tokens before
-    the grid, its name in the model, or a function of a trial.
+    model: its class or classes, by module and name (``path_of``). kinds: by class of attention, of
+    timm's by the name alone. aside: classes of attention without gates. title: by default timm's
+    name. before: the number of tokens before the grid, its name in the model, or a function of a
+    trial.
     """
 
     model: ClassVar[str | tuple[str, ...]] = ()
@@ -128,9 +138,15 @@ class Located(Family):
         return self.kinds.get(path.rpartition(".")[2] if path.startswith("timm.") else path)
 
     def sites(self, model: Any) -> Iterator[HeadSite]:
-        points = {name: f"{name}.{kind.point}" for name, module in model.named_modules() if (kind := self.kind(module))}
+        points = {
+            name: f"{name}.{kind.point}"
+            for name, module in model.named_modules()
+            if (kind := self.kind(module))
+        }
         if not points:
-            raise UserError(f"{type(model).__name__}: this one has no attention modules, so no heads.")
+            raise UserError(
+                f"{type(model).__name__}: this one has no attention modules, so no heads."
+            )
         self._look_at_others(model, points)
         size = self.input_spec(model)["size"]
         grids: list[Any] = []  # a stage is what has one grid
@@ -145,21 +161,46 @@ class Located(Family):
         for name, module in model.named_modules():
             kind = type(module).__name__
             heads = hasattr(module, "num_heads") and re.search("Att|MHSA|XCA", kind)
-            supported = kind in self.aside or any(f"{other}.".startswith(f"{name}.") for other in names)
+            supported = kind in self.aside or any(
+                f"{other}.".startswith(f"{name}.") for other in names
+            )
             if heads and not supported:
                 raise UserError(
-                    f"{name} is a {kind}: mhprobe does not know where its heads are. Supported in {self.title}: "
+                    f"{name} is a {kind}: mhprobe does not know where its heads are. Supported in "
+                    f"{self.title}: "
                     f"{', '.join(sorted(self.kinds))}."
                 )
 
     def _site(self, model: Any, trial: Trial, image: tuple[int, int], block: int) -> HeadSite:
-        kind, before = self.kind(trial.attention), type(self).before  # of self a function would be a method
-        prefix = before(trial) if callable(before) else getattr(model, before) if isinstance(before, str) else before
+        kind, before = (
+            self.kind(trial.attention),
+            type(self).before,
+        )  # of self a function would be a method
+        prefix = (
+            before(trial)
+            if callable(before)
+            else getattr(model, before)
+            if isinstance(before, str)
+            else before
+        )
         heads, output = getattr(trial.attention, kind.heads), kind.output(trial.attention)
         windows = None if kind.windows is None else kind.windows(trial)
-        grid = windows.grid if windows else grid_of(trial.entered, prefix, image, isinstance(output, nn.Conv2d))
+        grid = (
+            windows.grid
+            if windows
+            else grid_of(trial.entered, prefix, image, isinstance(output, nn.Conv2d))
+        )
         return HeadSite(
-            *(trial.name, 0, block, heads, output.weight[0].numel() // heads, prefix, windows, grid),
+            *(
+                trial.name,
+                0,
+                block,
+                heads,
+                output.weight[0].numel() // heads,
+                prefix,
+                windows,
+                grid,
+            ),
             pixels=pixels(image, grid),
             class_token=prefix > 0,
             pooled=prefix == 0,
@@ -180,7 +221,11 @@ class Located(Family):
         attention: Any = submodule(model, site)
         kind = self.kind(attention)
         output = kind.output(attention)
-        point = output.joined if isinstance(output, ChannelsFirst) else attention.get_submodule(kind.point)
+        point = (
+            output.joined
+            if isinstance(output, ChannelsFirst)
+            else attention.get_submodule(kind.point)
+        )
         weights = kind.weights(attention) if kind.weights else None
         hidden = f"{site.name} ({type(attention).__name__}): no attention weights to look at, {kind.hidden}."
         return Seam(attention, point, output, weights, hidden)
@@ -190,16 +235,26 @@ class Located(Family):
 
     def stem(self, model: Any) -> nn.Module:
         raise UserError(
-            f"relevance: its rules are for attention, linear layers and norms, and mhprobe does not know what else a "
+            "relevance: its rules are for attention, linear layers and norms, and mhprobe does "
+            "not know what else a "
             f"{self.title} has. Use gate_importance, which needs only slopes."
         )
 
 
-def row(*names: str, kinds: Mapping[str, Kind], title: str = "", **attributes: Any) -> type[Located]:
-    """A family without a method of its own. names: of classes in timm.models; others as in ``Located``."""
+def row(
+    *names: str, kinds: Mapping[str, Kind], title: str = "", **attributes: Any
+) -> type[Located]:
+    """A family without a method of its own.
+
+    names: of classes in timm.models; others as in ``Located``.
+    """
     name = names[0].rpartition(".")[2]
     model = tuple(f"timm.models.{name}" for name in names)
-    return type(name, (Located,), {"model": model, "kinds": kinds, "title": f"timm {title or name}", **attributes})
+    return type(
+        name,
+        (Located,),
+        {"model": model, "kinds": kinds, "title": f"timm {title or name}", **attributes},
+    )
 
 
 def path_of(kind: type) -> str:
@@ -212,7 +267,9 @@ def _paths(kind: type) -> frozenset[str]:
     return frozenset(map(path_of, kind.__mro__))
 
 
-def grid_of(entered: tuple[int, ...], prefix: int, image: tuple[int, int], first: bool) -> tuple[int, int] | None:
+def grid_of(
+    entered: tuple[int, ...], prefix: int, image: tuple[int, int], first: bool
+) -> tuple[int, int] | None:
     """(rows, columns) of the tokens; of tokens in a line those of the image's form, None if they do not fit."""
     if len(entered) == 4:
         return (entered[2], entered[3]) if first else (entered[1], entered[2])
@@ -228,7 +285,10 @@ def _trials(model: nn.Module, points: Mapping[str, str], size: tuple[int, int]) 
 
         def at_point(_module: nn.Module, args: Any, name: str = name) -> None:
             if name in entered:
-                raise UserError(f"{name} runs more than once per image, so one gate would control several heads.")
+                raise UserError(
+                    f"{name} runs more than once per image, so one gate would control several "
+                    "heads."
+                )
             entered[name] = tuple(args[0].shape)
 
         def at_block(_module: nn.Module, args: Any, name: str = name) -> None:
@@ -240,11 +300,19 @@ def _trials(model: nn.Module, points: Mapping[str, str], size: tuple[int, int]) 
     todo = "give their size: model.pretrained_cfg = {**model.pretrained_cfg, 'input_size': (3, 64, 64)}."
     kinds = (AssertionError, RuntimeError, ValueError, IndexError)
     images = torch.empty(1, 3, *size, device="meta", dtype=next(ghost.parameters()).dtype)
-    trouble = refusing(lambda error: f"{fails} ({first_line(error)}). If it was built for others, {todo}", kinds)
+    trouble = refusing(
+        lambda error: f"{fails} ({first_line(error)}). If it was built for others, {todo}", kinds
+    )
     with trouble, torch.no_grad():
         ghost(images)
     return [
-        Trial(name, model.get_submodule(name), model.get_submodule(name.rpartition(".")[0]), shape, outer.get(name, ()))
+        Trial(
+            name,
+            model.get_submodule(name),
+            model.get_submodule(name.rpartition(".")[0]),
+            shape,
+            outer.get(name, ()),
+        )
         for name, shape in entered.items()
     ]
 
@@ -253,8 +321,14 @@ def _ghost(model: nn.Module) -> nn.Module:
     """A copy of the model in eval mode on the meta device, without hooks."""
     memo: dict[int, Any] = {}
     for module in model.modules():
-        # beside hooks, tensors in a module's caches (as biases of positions): results, which cannot be copied
-        cached = (part for held in vars(module).values() if isinstance(held, dict) for part in held.values())
+        # beside hooks, tensors in a module's caches (as biases of positions): results, which cannot
+        # be copied
+        cached = (
+            part
+            for held in vars(module).values()
+            if isinstance(held, dict)
+            for part in held.values()
+        )
         results = (part for part in cached if type(part) is Tensor)
         memo |= {id(part): part for part in (*module._forward_pre_hooks.values(), *results)}
     with torch.no_grad():

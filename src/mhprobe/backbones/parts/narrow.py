@@ -1,12 +1,16 @@
-"""Attention and MLPs of timm cut down to some of their heads and neurons. This file needs torch and timm alone.
+"""Attention and MLPs of timm cut down to some of their heads and neurons.
 
-Where timm's own forward needs all heads, ``narrowed`` gives a module of this file that computes the same:
+This file needs torch and timm alone.
+
+Where timm's own forward needs all heads, ``narrowed`` gives a module of this file that computes the
+same:
 
     EVA, DINOv3, mixed rotary positions    ``Rotary``: timm's AttentionRope, with positions of its own heads
     BEiT, relative positions, Swin V2      ``Biased``: timm's Attention, which takes biases of positions as a mask
     attention without heads                ``NoHeads``
 
-Keys that had no bias get one of zero. A copy of this file lies beside a pruned file, whose JSON names these modules.
+Keys that had no bias get one of zero. A copy of this file lies beside a pruned file, whose JSON
+names these modules.
 Shapes: B images (or windows), T tokens, H heads, D head width, C channels of the residual stream.
 """
 
@@ -24,11 +28,26 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 TAKEN_OVER = (  # attributes that a module of this file takes from timm's
-    *("qkv", "q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "gate", "attn_drop", "proj", "proj_drop"),
+    *(
+        "qkv",
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "q_norm",
+        "k_norm",
+        "gate",
+        "attn_drop",
+        "proj",
+        "proj_drop",
+    ),
     *("rel_pos", "fused_attn", "num_prefix_tokens", "rotate_half"),
 )
 # the first linear layers of an MLP: each has a row, or one in each half, for a neuron
-FIRST: dict[type[nn.Module], tuple[str, ...]] = {Mlp: ("fc1",), GluMlp: ("fc1",), SwiGLU: ("fc1_g", "fc1_x")}
+FIRST: dict[type[nn.Module], tuple[str, ...]] = {
+    Mlp: ("fc1",),
+    GluMlp: ("fc1",),
+    SwiGLU: ("fc1_g", "fc1_x"),
+}
 
 
 class NoHeads(nn.Module):
@@ -49,7 +68,10 @@ class Biased(Attention):
     heads: list[int]
 
     def forward(self, x: Tensor, mask: Tensor | None = None, **shared: Tensor | None) -> Tensor:  # type: ignore[override]
-        """Attend. mask: (windows of an image, T, T). shared: biases (..., H of the whole network, T, T)."""
+        """Attend.
+
+        mask: (windows of an image, T, T). shared: biases (..., H of the whole network, T, T).
+        """
         biases = [] if self.rel_pos is None else [self.rel_pos.get_bias()]
         biases += [bias[..., self.heads, :, :] for bias in shared.values() if bias is not None]
         if mask is not None:
@@ -58,19 +80,28 @@ class Biased(Attention):
 
 
 class Rotary(AttentionRope):
-    """Attention with rotary positions. heads: which of positions that differ by head are of its heads."""
+    """Attention with rotary positions.
+
+    heads: which of positions that differ by head are of its heads.
+    """
 
     heads: list[int]
 
     def forward(self, x: Tensor, rope: Tensor | None = None, **options: Any) -> Tensor:  # type: ignore[override]
-        """Attend with rotary positions. rope: (T, ...) for all heads, or (..., H of the whole network, T, ...)."""
+        """Attend with rotary positions.
+
+        rope: (T, ...) for all heads, or (..., H of the whole network, T, ...).
+        """
         if rope is not None and rope.ndim > 2 and rope.shape[-3] > 1:
             rope = rope[..., self.heads, :, :]
         return super().forward(x, rope=rope, **options)
 
 
 class Cosine(nn.Module):
-    """Queries or keys of length one. factor: (H, 1, 1), its logarithm, which multiplies queries; None for keys."""
+    """Queries or keys of length one.
+
+    factor: (H, 1, 1), its logarithm, which multiplies queries; None for keys.
+    """
 
     def __init__(self, factor: nn.Parameter | None = None, width: int = 1) -> None:
         super().__init__()
@@ -90,7 +121,8 @@ STANDS_IN = (NoHeads, Biased, Rotary)
 def narrowed(module: Any, keep: Sequence[int], by_head: bool = False) -> Any:
     """Return the module with these of its heads, or neurons, in this order; the module itself if it keeps all.
 
-    The given module may be changed. by_head: each head has rotary positions of its own (timm's ``rope_mixed``).
+    The given module may be changed. by_head: each head has rotary positions of its own (timm's
+    ``rope_mixed``).
     """
     if len(keep) == (module.fc2.in_features if type(module) in FIRST else module.num_heads):
         return module
@@ -104,7 +136,12 @@ def narrowed(module: Any, keep: Sequence[int], by_head: bool = False) -> Any:
         return NoHeads(module.proj)
     if module.qkv is not None:
         keep_rows(module.qkv, torch.cat([part * heads * width + channels for part in range(3)]))
-    for name in ("q_proj", "k_proj", "v_proj", "gate"):  # the gate is a sigmoid per channel of the heads' outputs
+    for name in (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "gate",
+    ):  # the gate is a sigmoid per channel of the heads' outputs
         if (layer := getattr(module, name, None)) is not None:
             keep_rows(layer, channels)
     module.num_heads = len(keep)
@@ -142,7 +179,9 @@ def _holding_fewer(old: Any, by_head: bool) -> Any:
         return old
     width = old.proj.in_features // old.num_heads
     with torch.device("meta"):
-        new: Any = (Rotary if rotary else Biased)(old.proj.out_features, old.num_heads, attn_head_dim=width)
+        new: Any = (Rotary if rotary else Biased)(
+            old.proj.out_features, old.num_heads, attn_head_dim=width
+        )
     new.rel_pos, new.heads = None, list(range(old.num_heads))
     for name in TAKEN_OVER:
         if hasattr(old, name):
@@ -153,10 +192,15 @@ def _holding_fewer(old: Any, by_head: bool) -> Any:
     if hasattr(old, "cpb_mlp"):  # Swin V2
         new.q_norm, new.k_norm = Cosine(old.logit_scale, width), Cosine()
         positions: Any = RelPosMlp(old.window_size, old.num_heads, mode="swin").to(old.proj.weight)
-        positions.mlp, positions.rel_coords_log = old.cpb_mlp, old.relative_coords_table[0]  # timm's has dropout
+        positions.mlp, positions.rel_coords_log = (
+            old.cpb_mlp,
+            old.relative_coords_table[0],
+        )  # timm's has dropout
         new.rel_pos = positions
     elif getattr(old, "relative_position_bias_table", None) is not None:
-        new.rel_pos = RelPosBias(old.window_size, old.num_heads, prefix_tokens=1).to(old.proj.weight)
+        new.rel_pos = RelPosBias(old.window_size, old.num_heads, prefix_tokens=1).to(
+            old.proj.weight
+        )
         new.rel_pos.relative_position_bias_table = old.relative_position_bias_table
     return new.train(old.training)
 
@@ -166,7 +210,9 @@ def _of_neurons(mlp: Any, channels: Tensor) -> Any:
     count = mlp.fc2.in_features
     for name in FIRST[type(mlp)]:
         first = getattr(mlp, name)
-        keep_rows(first, torch.cat([channels + start for start in range(0, first.out_features, count)]))
+        keep_rows(
+            first, torch.cat([channels + start for start in range(0, first.out_features, count)])
+        )
     keep_columns(mlp.fc2, channels)
     return mlp
 
@@ -187,13 +233,16 @@ def keep_columns(linear: nn.Linear, columns: Tensor) -> None:
 
 def _selected(parameter: Tensor, axis: int, index: Tensor) -> nn.Parameter:
     index = index.to(parameter.device)
-    return nn.Parameter(parameter.detach().index_select(axis, index), requires_grad=parameter.requires_grad)
+    return nn.Parameter(
+        parameter.detach().index_select(axis, index), requires_grad=parameter.requires_grad
+    )
 
 
 def fix_position_biases(model: nn.Module) -> None:
     """Make tables of relative positions plain tensors, in place, so that graphs of parameters leave them out.
 
-    Torch-Pruning 1.6.1 counts the channels of a head against the table's columns, one a head, and refuses every group.
+    Torch-Pruning 1.6.1 counts the channels of a head against the table's columns, one a head, and
+    refuses every group.
     """
     for part in model.modules():
         if isinstance(table := getattr(part, "relative_position_bias_table", None), nn.Parameter):

@@ -49,7 +49,8 @@ class Opened:
     def write(self, site: int, head: int, **parts: Tensor) -> None:
         """Set parameters of a head. query, key, value: (up to D, C). query_bias, key_bias, value_bias: (up to D,).
 
-        output: (up to D, C), the writes of its channels. offsets: of a Swin, added to logits, by ``offset``.
+        output: (up to D, C), the writes of its channels. offsets: of a Swin, added to logits, by
+        ``offset``.
         """
         views = self._views(site, head)
         for name, part in parts.items():
@@ -103,7 +104,11 @@ class Opened:
 _SIZES: dict[str, dict[str, Any]] = {
     "vit": dict(model_name="vit_tiny_patch16_224", embed_dim=128, depth=4, num_heads=8),
     "swin": dict(
-        model_name="swin_tiny_patch4_window7_224", window_size=4, embed_dim=96, depths=(2, 2), num_heads=(6, 12)
+        model_name="swin_tiny_patch4_window7_224",
+        window_size=4,
+        embed_dim=96,
+        depths=(2, 2),
+        num_heads=(6, 12),
     ),
 }
 
@@ -112,7 +117,9 @@ class Blank(Opened):
     """A model whose blocks do nothing until heads are written: norms only normalise, all other parameters are zero."""
 
     def __init__(self, family: str, grid: int, patch: int, classes: int) -> None:
-        sizes: dict[str, Any] = dict(img_size=grid * patch, patch_size=patch, num_classes=classes, mlp_ratio=1.0)
+        sizes: dict[str, Any] = dict(
+            img_size=grid * patch, patch_size=patch, num_classes=classes, mlp_ratio=1.0
+        )
         super().__init__(family, timm.create_model(**_SIZES[family], **sizes).eval())
         for part in self.model.modules():
             if not isinstance(part, nn.LayerNorm):

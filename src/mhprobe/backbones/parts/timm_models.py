@@ -14,7 +14,15 @@ from torch import nn
 
 from mhprobe.errors import UserError, first_line, quoted, refusing
 
-SIZES = {"attn_head_dim", "img_size", "patch_size", "embed_dim", "depth", "num_heads", "window_size"}
+SIZES = {
+    "attn_head_dim",
+    "img_size",
+    "patch_size",
+    "embed_dim",
+    "depth",
+    "num_heads",
+    "window_size",
+}
 
 
 def build(
@@ -29,39 +37,52 @@ def build(
     """``timm.create_model`` with clear errors; arguments as for ``mhprobe.backbones.build``, and two more.
 
     conv_stem: channels of convolutions in the place of the patch projection, see ``stem_of``.
-    attn_head_dim: width of a head of a VisionTransformer, see ``attention_of_width``; None: embed_dim / num_heads.
+    attn_head_dim: width of a head of a VisionTransformer, see ``attention_of_width``; None:
+    embed_dim / num_heads.
     """
     elsewhere = ":" in name  # hf-hub:owner/name, local-dir:folder
     if not elsewhere and not timm.is_model(name):
-        raise UserError(f"name: timm {timm.__version__} has no model {quoted(name)}; {_instead_of(name)}.")
+        raise UserError(
+            f"name: timm {timm.__version__} has no model {quoted(name)}; {_instead_of(name)}."
+        )
     if conv_stem is not None:
         kwargs["embed_layer"] = stem_of(conv_stem)
     for key, value in {"attn_head_dim": attn_head_dim, **kwargs}.items():
-        if key in SIZES and (isinstance(value, bool) or (type(value) is int and value < 1)):  # true would be one head
+        if key in SIZES and (
+            isinstance(value, bool) or (type(value) is int and value < 1)
+        ):  # true would be one head
             raise UserError(f"{key}: expected at least 1, got {value}.")
     if attn_head_dim is not None:
         kwargs["attn_layer"] = attention_of_width(attn_head_dim)
     try:
         with untold():
-            model: Any = timm.create_model(name, pretrained=pretrained, num_classes=num_classes, **kwargs)
+            model: Any = timm.create_model(
+                name, pretrained=pretrained, num_classes=num_classes, **kwargs
+            )
     except (OSError, RuntimeError) as error:
         if "weights_only" in str(error):
             raise UserError(
-                f"backbone {name}: its weights are refused: they hold more than tensors, and loading them could run "
+                f"backbone {name}: its weights are refused: they hold more than tensors, and "
+                "loading them could run "
                 f"code. Use weights in .safetensors."
             ) from error
-        # timm makes the model and downloads weights in one call; only a failed download is a missing network
+        # timm makes the model and downloads weights in one call; only a failed download is a
+        # missing network
         if elsewhere and "in loading state_dict" not in str(error):
             raise UserError(_not_there(name, error)) from error
         if not pretrained or elsewhere or "size mismatch" in str(error):
-            raise UserError(f"backbone {name}: {first_line(error)}. Check the sizes given under backbone.") from error
+            raise UserError(
+                f"backbone {name}: {first_line(error)}. Check the sizes given under backbone."
+            ) from error
         raise UserError(
             f"backbone {name}: the pretrained weights could not be fetched ({first_line(error)}). "
             f"Without a network give pretrained=false checkpoint=<weights you have>, or fetch them "
             f"where there is one (python -m mhprobe.fetch)."
         ) from error
     except (TypeError, AssertionError, ValueError, ArithmeticError, IndexError) as error:
-        reason = f"backbone {name}: {first_line(error)}. Check the keys and sizes given under backbone."
+        reason = (
+            f"backbone {name}: {first_line(error)}. Check the keys and sizes given under backbone."
+        )
         if attn_head_dim is not None and "attn_layer" in str(error):
             expected = "a VisionTransformer of timm, whose heads may have any width"
             reason = f"attn_head_dim: expected {expected}, got {name}. Leave it out."
@@ -88,21 +109,35 @@ def untold(library: str = "huggingface_hub", level: int = logging.ERROR) -> Iter
 
 
 def registered(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings by a name in timm's list. A repository or folder adds what is not set; UserError if it is not there."""
+    """Settings by a name in timm's list.
+
+    A repository or folder adds what is not set; UserError if it is not there.
+    """
     source, _, place = (name := settings["name"]).partition(":")
     if not place:
         return settings
     read = load_model_config_from_path if source == "local-dir" else load_model_config_from_hf
-    with refusing(lambda error: _not_there(name, error), (OSError, RuntimeError, ValueError, KeyError)), untold():
+    with (
+        refusing(
+            lambda error: _not_there(name, error), (OSError, RuntimeError, ValueError, KeyError)
+        ),
+        untold(),
+    ):
         _, architecture, theirs = read(place)
-    return {**(theirs or {}), **{key: of for key, of in settings.items() if of is not None}, "name": architecture}
+    return {
+        **(theirs or {}),
+        **{key: of for key, of in settings.items() if of is not None},
+        "name": architecture,
+    }
 
 
 def _instead_of(name: str) -> str:
     if "/" in name:
         return (
-            f"expected hf-hub:{name} if the hub has it for timm. A model of transformers is built in Python "
-            f"(pip install 'mhprobe[transformers]') and given to mhprobe.attach, see docs/your_model.md"
+            f"expected hf-hub:{name} if the hub has it for timm. A model of transformers is built "
+            "in Python "
+            "(pip install 'mhprobe[transformers]') and given to mhprobe.attach, see "
+            "docs/your_model.md"
         )
     kind = name.split(".")[0].split("_")[0]
     return f"close: {', '.join(timm.list_models(f'*{kind}*')[:5]) or 'see timm.list_models()'}"
@@ -113,7 +148,8 @@ def _not_there(name: str, error: BaseException) -> str:
         reason = "no folder with a config.json and weights as timm's save_for_hf writes them"
         return f"backbone {name}: {reason} ({first_line(error)})"
     return (
-        f"backbone {name}: the hub could not be reached, or has no such model ({first_line(error)}). Without a network "
+        f"backbone {name}: the hub could not be reached, or has no such model "
+        f"({first_line(error)}). Without a network "
         f"fetch it where there is one (python -m mhprobe.fetch), and give what that prints."
     )
 
@@ -128,7 +164,8 @@ def _refuse_cut_images(name: str, model: Any) -> None:
     if image[0] % patch[0] or image[1] % patch[1]:
         fit = patch[0] * max(1, round(image[0] / patch[0]))
         raise UserError(
-            f"backbone {name}: patches of {patch[0]} x {patch[1]} do not tile an image of {image[0]} x {image[1]} "
+            f"backbone {name}: patches of {patch[0]} x {patch[1]} do not tile an image of "
+            f"{image[0]} x {image[1]} "
             f"pixels; the nearest size that they tile is img_size={fit}."
         )
 
@@ -136,53 +173,81 @@ def _refuse_cut_images(name: str, model: Any) -> None:
 def input_spec(model: Any) -> dict[str, Any]:
     """Return the input of a model: ``size`` (height, width) in pixels, ``mean`` and ``std`` per channel (or 0.5).
 
-    The size is the one that the model was built for, or that of its ``pretrained_cfg``. UserError for an unknown size.
+    The size is the one that the model was built for, or that of its ``pretrained_cfg``. UserError
+    for an unknown size.
     """
     config = getattr(model, "pretrained_cfg", None) or {}
     size = _noted_size(model) or config.get("input_size", ())[1:]
     if not size:
         raise UserError(
-            f"{type(model).__name__}: the size of its images is unknown. Set model.pretrained_cfg = "
-            f"{{'input_size': (3, height, width)}}, with 'mean' and 'std' of pixels in [0, 1] where they are not 0.5."
+            f"{type(model).__name__}: the size of its images is unknown. Set model.pretrained_cfg "
+            "= "
+            f"{{'input_size': (3, height, width)}}, with 'mean' and 'std' of pixels in [0, 1] "
+            "where they are not 0.5."
         )
-    return {"size": tuple(size), **{key: tuple(config.get(key, (0.5, 0.5, 0.5))) for key in ("mean", "std")}}
+    return {
+        "size": tuple(size),
+        **{key: tuple(config.get(key, (0.5, 0.5, 0.5))) for key in ("mean", "std")},
+    }
 
 
 def _noted_size(model: nn.Module) -> tuple[int, int] | None:
     """(height, width) that the model was built for, by itself or by its first part with an ``img_size``."""
-    sizes = (size for part in model.modules() if (size := getattr(part, "img_size", None)) is not None)
+    sizes = (
+        size for part in model.modules() if (size := getattr(part, "img_size", None)) is not None
+    )
     return next(map(to_2tuple, sizes), None)
 
 
-def parameter_groups(model: Any, weight_decay: float, layer_decay: float | None) -> list[dict[str, Any]]:
+def parameter_groups(
+    model: Any, weight_decay: float, layer_decay: float | None
+) -> list[dict[str, Any]]:
     """timm's groups for the optimizer: no weight decay on norms, biases and what the model exempts."""
     exempt = model.no_weight_decay() if hasattr(model, "no_weight_decay") else set()
     if layer_decay is None:
         return param_groups_weight_decay(model, weight_decay, no_weight_decay_list=exempt)
-    return param_groups_layer_decay(model, weight_decay, no_weight_decay_list=exempt, layer_decay=layer_decay)
+    return param_groups_layer_decay(
+        model, weight_decay, no_weight_decay_list=exempt, layer_decay=layer_decay
+    )
 
 
 def stem_of(channels: Sequence[int]) -> Callable[..., HybridEmbed]:
     """Return a stem of 3 x 3 convolutions for timm's ``embed_layer``: a small network from scratch learns faster.
 
-    Xiao et al., Early Convolutions Help Transformers See Better, 2021, arXiv 2106.14881. As many tokens as without it.
+    Xiao et al., Early Convolutions Help Transformers See Better, 2021, arXiv 2106.14881. As many
+    tokens as without it.
 
-    channels: of the convolutions before the last, each with batch norm and ReLU. The later ones halve the image, until
+    channels: of the convolutions before the last, each with batch norm and ReLU. The later ones
+    halve the image, until
         a token stands for ``patch_size`` pixels.
     """
 
-    def embed(*, img_size: Any, patch_size: Any, in_chans: int, embed_dim: int, **options: Any) -> HybridEmbed:
+    def embed(
+        *, img_size: Any, patch_size: Any, in_chans: int, embed_dim: int, **options: Any
+    ) -> HybridEmbed:
         image, patch = to_2tuple(img_size), to_2tuple(patch_size)
         halvings = patch[0].bit_length() - 1
         if patch != (2**halvings, 2**halvings) or halvings > len(channels) + 1:
             number, size = f"{len(channels) + 1} convolutions", f"{patch[0]} x {patch[1]} pixels"
-            raise ValueError(f"conv_stem: {number}, of which some halve the image, cannot make patches of {size}.")
+            raise ValueError(
+                f"conv_stem: {number}, of which some halve the image, cannot make patches of "
+                f"{size}."
+            )
         if any(pixels % patch[0] for pixels in image):
-            raise ValueError(f"conv_stem: patches of {patch[0]} pixels do not tile {image[0]} x {image[1]} pixels.")
+            raise ValueError(
+                f"conv_stem: patches of {patch[0]} pixels do not tile {image[0]} x {image[1]} "
+                "pixels."
+            )
         strides = (1,) * (len(channels) + 1 - halvings) + (2,) * halvings
-        stem = ConvStem(in_chans, len(strides), (*channels, embed_dim), kernel_size=3, stride=strides)
-        options = {name: value for name, value in options.items() if name not in ("norm_layer", "bias")}  # of a stem
-        return HybridEmbed(stem, image, 1, in_chans=in_chans, embed_dim=embed_dim, proj=False, **options)
+        stem = ConvStem(
+            in_chans, len(strides), (*channels, embed_dim), kernel_size=3, stride=strides
+        )
+        options = {
+            name: value for name, value in options.items() if name not in ("norm_layer", "bias")
+        }  # of a stem
+        return HybridEmbed(
+            stem, image, 1, in_chans=in_chans, embed_dim=embed_dim, proj=False, **options
+        )
 
     return embed
 
@@ -199,14 +264,19 @@ def attention_of_width(width: int) -> type[Attention]:
 
 
 def patch_embedding(model: nn.Module) -> nn.Module:
-    """Return the convolution, or stem of several, that embeds patches, (B, C, h, w). UserError for another module."""
+    """Return the convolution, or stem of several, that embeds patches, (B, C, h, w).
+
+    UserError for another module.
+    """
     embed = getattr(model, "patch_embed", None)
     if isinstance(embed, HybridEmbed) and isinstance(embed.proj, nn.Identity):
         return embed.backbone
     convolution = getattr(embed, "proj", None)
     if not isinstance(convolution, nn.Conv2d) or convolution.stride != convolution.kernel_size:
         raise UserError(
-            f"kernels: {type(model).__name__} does not embed patches by one convolution without overlap nor by a stem "
-            f"of convolutions, expected one of these in patch_embed. Leave the figure out, by figures=[...]."
+            f"kernels: {type(model).__name__} does not embed patches by one convolution without "
+            "overlap nor by a stem "
+            "of convolutions, expected one of these in patch_embed. Leave the figure out, by "
+            "figures=[...]."
         )
     return convolution

@@ -1,8 +1,10 @@
 """Heads and neurons in blocks of timm: names of their parts.
 
-Neurons are input channels of ``fc2``, each a unit of width 1. In a gated MLP (GLU, SwiGLU) a neuron is a row in each
-half of ``fc1``. MLPs with a norm in front of ``fc2`` (scale_mlp) and MLPs of other classes are refused.
-Shapes: N neurons of one MLP, C channels of the residual stream, R rows of the first linear layers per neuron (1 or 2).
+Neurons are input channels of ``fc2``, each a unit of width 1. In a gated MLP (GLU, SwiGLU) a neuron
+is a row in each half of ``fc1``. MLPs with a norm in front of ``fc2`` (scale_mlp) and MLPs of other
+classes are refused.
+Shapes: N neurons of one MLP, C channels of the residual stream, R rows of the first linear layers
+per neuron (1 or 2).
 """
 
 import dataclasses
@@ -24,8 +26,19 @@ _MERGE = "Merge adapters (LoRA), weight norms and masks of weights into plain la
 _PLAIN = ("torch.nn.modules.", "timm.", "mhprobe.")  # where layers come from whose weight says all
 # layers that lose rows or columns with a head or a neuron
 _CUT = ("qkv", "q_proj", "k_proj", "v_proj", "gate", "proj", "fc1", "fc1_g", "fc1_x", "fc2")
-_LAYER_SCALES = {  # their names in blocks of timm and transformers, behind attention and behind the MLP
-    "head": ("ls1", "ls", "gamma_1", "gamma1", "gamma_xca", "lambda_1", "layer_scale", "layer_scale1", "layer_scale_1"),
+# their names in blocks of timm and transformers, behind attention and behind the MLP
+_LAYER_SCALES = {
+    "head": (
+        "ls1",
+        "ls",
+        "gamma_1",
+        "gamma1",
+        "gamma_xca",
+        "lambda_1",
+        "layer_scale",
+        "layer_scale1",
+        "layer_scale_1",
+    ),
     "neuron": ("ls2", "ls", "gamma_2", "gamma2"),
 }
 
@@ -33,11 +46,13 @@ _LAYER_SCALES = {  # their names in blocks of timm and transformers, behind atte
 def weight_of(layer: Any) -> Tensor:
     """(outputs, C) weight, detached, of a linear layer or a convolution of single pixels, which may be its ``linear``.
 
-    UserError for a layer of another kind: what it computes is more than its weight, as with LoRA, or it has none.
+    UserError for a layer of another kind: what it computes is more than its weight, as with LoRA,
+    or it has none.
     """
     if not getattr(type(layer).forward, "__module__", "").startswith(_PLAIN):
         raise UserError(
-            f"weights: {type(layer).__module__}.{type(layer).__name__} may compute more than its weight says, expected "
+            f"weights: {type(layer).__module__}.{type(layer).__name__} may compute more than its "
+            "weight says, expected "
             f"torch's or timm's own layer. {_MERGE}"
         )
     weight: Tensor = getattr(layer, "linear", layer).weight
@@ -45,16 +60,23 @@ def weight_of(layer: Any) -> Tensor:
 
 
 def width_of(name: str, layer: Any, heads: int) -> int:
-    """Channels of a head that enter the projection ``layer``. UserError for a layer that does not say its inputs."""
+    """Channels of a head that enter the projection ``layer``.
+
+    UserError for a layer that does not say its inputs.
+    """
     if not isinstance(inputs := getattr(layer, "in_features", None), int):
-        raise UserError(f"{name}: its projection, a {type(layer).__name__}, has no number in_features. {_MERGE}")
+        raise UserError(
+            f"{name}: its projection, a {type(layer).__name__}, has no number in_features. {_MERGE}"
+        )
     return inputs // heads
 
 
 def uncuttable(model: nn.Module, sites: Iterable[HeadSite]) -> str | None:
     """Why no unit of these sites can be cut out of a copy of the model, in a sentence; None where they can."""
     for name, module in model.named_modules():
-        if getattr(module.forward, "__self__", None) is not module:  # a function that knows the original
+        if (
+            getattr(module.forward, "__self__", None) is not module
+        ):  # a function that knows the original
             return f"{name or 'the model'} has a forward of its own, by which a copy would run the original. Delete it."
     for site in sites:
         for name, layer in model.get_submodule(site.name).named_children():
@@ -68,9 +90,13 @@ def query_key_value(attention: Any, heads: int) -> Parts:
     """Each (H, D, C in), detached, of one layer or of three; shared keys and values are repeated for each head."""
     if getattr(attention, "qkv", None) is not None:
         return weight_of(attention.qkv).unflatten(0, (3, heads, -1)).unbind()
-    names = ("query", "key", "value") if hasattr(attention, "query") else ("q_proj", "k_proj", "v_proj")
+    names = (
+        ("query", "key", "value") if hasattr(attention, "query") else ("q_proj", "k_proj", "v_proj")
+    )
     query, key, value = (weight_of(getattr(attention, name)) for name in names)
-    query, key, value = (part.unflatten(0, (-1, len(query) // heads)) for part in (query, key, value))
+    query, key, value = (
+        part.unflatten(0, (-1, len(query) // heads)) for part in (query, key, value)
+    )
     if (shared := heads // len(key)) > 1:
         key, value = key.repeat_interleave(shared, 0), value.repeat_interleave(shared, 0)
     return query, key, value
@@ -90,28 +116,38 @@ def linear_pool(pool: str) -> None:
     """UserError for a pooling that is no fixed sum of tokens."""
     if pool not in ("token", "avg"):
         raise UserError(
-            f"logit_attribution: expected global_pool token or avg, which sum the writes of heads, got {quoted(pool)}."
+            "logit_attribution: expected global_pool token or avg, which sum the writes of heads, "
+            f"got {quoted(pool)}."
         )
 
 
 def other_forward(model: nn.Module, base: Any) -> bool:
     """Return True if the forward of ``base`` that ``Family.segments`` takes apart is overridden, or replaced."""
     methods = ("forward", "forward_features")
-    return any(getattr(getattr(model, n, None), "__func__", None) is not getattr(base, n, None) for n in methods)
+    return any(
+        getattr(getattr(model, n, None), "__func__", None) is not getattr(base, n, None)
+        for n in methods
+    )
 
 
 def neurons(mlp: Any, site: HeadSite) -> Iterator[HeadSite]:
-    """The site of an MLP's neurons, unless it has none left; UserError for an unknown MLP. site: its name and place."""
+    """The site of an MLP's neurons, unless it has none left; UserError for an unknown MLP.
+
+    site: its name and place.
+    """
     if type(mlp) not in FIRST or not isinstance(mlp.fc2, nn.Linear):
         names = ", ".join(kind.__name__ for kind in FIRST)
         raise HeadsMixed(
-            f"{site.name} is a {type(mlp).__name__}, expected one of timm's {names} of linear layers: nobody has "
+            f"{site.name} is a {type(mlp).__name__}, expected one of timm's {names} of linear "
+            "layers: nobody has "
             f"looked where its neurons are. Its heads can be taken alone: units={{'head'}}."
         )
     if not isinstance(mlp.norm, nn.Identity):
         raise HeadsMixed(
-            f"{site.name}.norm is a {type(mlp.norm).__name__} between the neurons and fc2 (scale_mlp): it mixes "
-            f"neurons, so masking one changes the others. Its heads can be taken alone: units={{'head'}}."
+            f"{site.name}.norm is a {type(mlp.norm).__name__} between the neurons and fc2 "
+            "(scale_mlp): it mixes "
+            "neurons, so masking one changes the others. Its heads can be taken alone: "
+            f"units={{'head'}}."
         )
     if mlp.fc2.in_features:
         yield dataclasses.replace(site, num_heads=mlp.fc2.in_features, kind="neuron")
@@ -120,7 +156,9 @@ def neurons(mlp: Any, site: HeadSite) -> Iterator[HeadSite]:
 def rows_of(mlp: Any) -> Tensor:
     """(N, R, C) rows of the first linear layers of each neuron."""
     count = mlp.fc2.in_features
-    halves = [getattr(mlp, name).weight.detach().unflatten(0, (-1, count)) for name in FIRST[type(mlp)]]
+    halves = [
+        getattr(mlp, name).weight.detach().unflatten(0, (-1, count)) for name in FIRST[type(mlp)]
+    ]
     return torch.cat(halves).transpose(0, 1)
 
 
@@ -128,7 +166,9 @@ def slice_heads(model: Any, site: HeadSite, keep: Sequence[int]) -> None:
     """Replace the attention, or the MLP, of a site by one with these of its units, and with its hooks."""
     module = model.get_submodule(site.name)
     smaller = narrowed(module, keep, by_head=getattr(model, "rope_mixed", False))
-    vars(smaller).update({name: hooks for name, hooks in vars(module).items() if name.startswith("_forward_")})
+    vars(smaller).update(
+        {name: hooks for name, hooks in vars(module).items() if name.startswith("_forward_")}
+    )
     model.set_submodule(site.name, smaller)
 
 
@@ -141,7 +181,9 @@ def layer_scale(block: nn.Module, kind: Kind = "head") -> Tensor | None:
 
 def unfused(modules: Iterable[nn.Module]) -> AbstractContextManager[None]:
     """Switch the fused path of these attention modules off for a while, where they have one."""
-    return meanwhile([module for module in modules if getattr(module, "fused_attn", False)], fused_attn=False)
+    return meanwhile(
+        [module for module in modules if getattr(module, "fused_attn", False)], fused_attn=False
+    )
 
 
 def pixels(image: Sequence[int] | None, grid: Sequence[int] | None) -> tuple[float, float]:

@@ -25,7 +25,10 @@ log = logging.getLogger(__name__)
 
 
 def judged(material: Material, claims: Mapping[str, Claim], **parts: Any) -> dict[str, Result]:
-    """Verdicts on claims, of the network and of its untrained twin. parts: of ``Evidence``. A collective."""
+    """Verdicts on claims, of the network and of its untrained twin.
+
+    parts: of ``Evidence``. A collective.
+    """
     evidence = Evidence(material, **parts)
     verdicts = ask(claims, evidence, say=material.first)
     rows = rows_of(claims, verdicts, {} if evidence.twin is None else ask(claims, evidence.twin))
@@ -35,11 +38,16 @@ def judged(material: Material, claims: Mapping[str, Claim], **parts: Any) -> dic
 
 
 def ask(claims: Mapping[str, Claim], evidence: Evidence, say: bool = False) -> dict[str, Verdict]:
-    """Return the verdict on each claim. say: a line for each as soon as it is estimated. A collective."""
+    """Return the verdict on each claim.
+
+    say: a line for each as soon as it is estimated. A collective.
+    """
     return judge(claims, estimates(claims, evidence, say))
 
 
-def estimates(claims: Mapping[str, Claim], evidence: Evidence, say: bool = False) -> dict[str, Estimate | UserError]:
+def estimates(
+    claims: Mapping[str, Claim], evidence: Evidence, say: bool = False
+) -> dict[str, Estimate | UserError]:
     """Return the estimate of each claim, or the error instead; claims of measures come first: they share passes."""
     effects: dict[str, Estimate | UserError] = {}
     for name, claim in sorted(claims.items(), key=lambda item: not item[1].measures):
@@ -57,30 +65,52 @@ def estimates(claims: Mapping[str, Claim], evidence: Evidence, say: bool = False
 def quoted(question: Question, paper: str) -> Question:
     """Return the question of a figure of a paper, with verdicts on the figure's claims at the end of its captions.
 
-    Claims about curves need complete ones, chosen on validation images. Holm's correction is over the paper's claims.
+    Claims about curves need complete ones, chosen on validation images. Holm's correction is over
+    the paper's claims.
     """
-    of_paper = {name: claim for name, claim in all_claims().items() if claim.figure.startswith(f"{paper}/")}
-    claims = {name: claim for name, claim in of_paper.items() if claim.figure == f"{paper}/{question.name}"}
+    of_paper = {
+        name: claim for name, claim in all_claims().items() if claim.figure.startswith(f"{paper}/")
+    }
+    claims = {
+        name: claim
+        for name, claim in of_paper.items()
+        if claim.figure == f"{paper}/{question.name}"
+    }
 
     def ask(material: Material) -> Mapping[str, Result]:
         results, masking = question.ask(material), material.masking
-        searched = masking is not None and masking.select_on == "validation" and masking.steps is masking.step is None
+        searched = (
+            masking is not None
+            and masking.select_on == "validation"
+            and masking.steps is masking.step is None
+        )
         here = {name: claim for name, claim in claims.items() if claim.measures or searched}
         sizes = material.data.sizes  # of all images, as the figure is
-        evidence = Evidence(material, maps={}, of_maps=0, of_control=sizes["test"], of_choice=sizes["val"])
+        evidence = Evidence(
+            material, maps={}, of_maps=0, of_control=sizes["test"], of_choice=sizes["val"]
+        )
         verdicts = judge(here, estimates(here, evidence), tests=len(of_paper))
         text = " ".join(quote(here[name], verdict) for name, verdict in verdicts.items())
         text += f" (Holm's correction is over the {len(of_paper)} claims of this paper's figures.)"
-        quotes = {name: part._replace(caption=f"{part.how_to_read}\n\n{text}") for name, part in results.items()}
+        quotes = {
+            name: part._replace(caption=f"{part.how_to_read}\n\n{text}")
+            for name, part in results.items()
+        }
         return quotes if here else results
 
-    return replace(question, ask=ask, made_from=f"{question.made_from} {' '.join(of_paper)}") if claims else question
+    return (
+        replace(question, ask=ask, made_from=f"{question.made_from} {' '.join(of_paper)}")
+        if claims
+        else question
+    )
 
 
 def number(claim: Claim, effect: Estimate | UserError) -> str:
     """A claim's effect with its interval, or the reason why there is none."""
     if isinstance(effect, UserError):
-        return f"{'cannot be told' if isinstance(effect, TooFewError) else 'not applicable'}, {effect}"
+        return (
+            f"{'cannot be told' if isinstance(effect, TooFewError) else 'not applicable'}, {effect}"
+        )
     ends = f"{effect.low:.3g} to {effect.high:.3g}"
     cut = f"{'up to' if claim.shape != 'more' else 'matters from'} {claim.margin.size:g}"
     return f"{effect.effect:.3g} {claim.margin.unit} (95 % {ends}; {cut}), of {effect.count} {effect.unit}"
@@ -98,7 +128,9 @@ def result(rows: Sequence[Mapping[str, Any]]) -> Result:
     return Result(
         tables.from_rows(rows, kind="claims"),
         figure.claims(rows),
-        metrics={f"claims/{word.replace(' ', '_')}": float(count) for word, count in counts.items()},
+        metrics={
+            f"claims/{word.replace(' ', '_')}": float(count) for word, count in counts.items()
+        },
         label="effect, positive in the claimed direction",
         larger="the claim holds more clearly",
         about="Which findings of the literature hold for this network?",

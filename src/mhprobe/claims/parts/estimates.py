@@ -1,8 +1,8 @@
 """Estimates of effects with 95 % intervals, and the p of any number that the effect might be.
 
-Claims about heads: the heads of a block are a sample, the blocks are fixed. Errors come from the delete-one jackknife,
-block by block (Shao & Tu, 1995, The Jackknife and Bootstrap, ch. 6). Claims about accuracy: images are the sample, and
-differences on the same images are paired.
+Claims about heads: the heads of a block are a sample, the blocks are fixed. Errors come from the
+delete-one jackknife, block by block (Shao & Tu, 1995, The Jackknife and Bootstrap, ch. 6). Claims
+about accuracy: images are the sample, and differences on the same images are paired.
 """
 
 import math
@@ -23,7 +23,9 @@ from mhprobe.stats.agreement import auroc, auroc_error
 from mhprobe.stats.significance import Z95, crossed, satterthwaite
 
 LEVEL = 0.05  # of all wrong verdicts
-RELIABLE = 0.8  # share of a measure's variance over heads: noise then reduces a correlation to no less than .89 of it
+# share of a measure's variance over heads: noise then reduces a correlation to no less than .89 of
+# it
+RELIABLE = 0.8
 FEWEST = 4  # degrees of freedom below which an error is too uncertain to be used
 
 
@@ -39,10 +41,10 @@ class TooFewError(UserError):
 class Estimate:
     """An effect and its 95 % interval.
 
-    p: (number, times) -> two-sided p that the effect is this number, with ``times`` as many heads or images. power:
-    (number, true effect) -> chance that the 95 % interval does not reach the number. unit, count: the sample: heads,
-    blocks or images. chance: the chance level that was subtracted, or NaN. needed: number of images that would be
-    enough, if these are too few.
+    p: (number, times) -> two-sided p that the effect is this number, with ``times`` as many heads
+    or images. power: (number, true effect) -> chance that the 95 % interval does not reach the
+    number. unit, count: the sample: heads, blocks or images. chance: the chance level that was
+    subtracted, or NaN. needed: number of images that would be enough, if these are too few.
     """
 
     effect: float
@@ -75,8 +77,9 @@ def over_heads(
 ) -> Estimate:
     """Estimate of a statistic of heads by the jackknife.
 
-    statistic: of (K,) flat indices of heads. heads: (A,) bool, the heads with a value; None for all. correlation: the
-    statistic is one, and its error is that of its arctanh. TooFewError for too few heads.
+    statistic: of (K,) flat indices of heads. heads: (A,) bool, the heads with a value; None for
+    all. correlation: the statistic is one, and its error is that of its arctanh. TooFewError for
+    too few heads.
     """
     every = torch.arange(layout.num_heads) if heads is None else torch.nonzero(heads).flatten()
     parts: list[tuple[float, int]] = []
@@ -85,7 +88,9 @@ def over_heads(
         members = every[(every >= span.start) & (every < span.stop)]
         if len(members) > 1:
             without = [scale(statistic(every[every != head])) for head in members.tolist()]
-            factor = (1 - 1 / len(every)) ** 2 * len(members)  # each leaves out one of all heads, not of its block
+            factor = (1 - 1 / len(every)) ** 2 * len(
+                members
+            )  # each leaves out one of all heads, not of its block
             parts.append((factor * statistics.variance(without), len(members) - 1))
     if sum(freedom for _, freedom in parts) < FEWEST:
         raise TooFewError(
@@ -107,10 +112,14 @@ def over_images(differences: Tensor) -> Estimate:
 def of_accuracy(better: Tensor, worse: Tensor) -> Estimate:
     """Estimate of the share of images that are right in (n,) ``better`` minus that in ``worse``: a score interval.
 
-    The error is that under the number that is tested (Tango, 1998, Statistics in Medicine 17:891): few images differ.
-    TooFewError for fewer than 10 images.
+    The error is that under the number that is tested (Tango, 1998, Statistics in Medicine 17:891):
+    few images differ. TooFewError for fewer than 10 images.
     """
-    won, lost, count = int((better & ~worse).sum()), int((worse & ~better).sum()), _enough(len(better))
+    won, lost, count = (
+        int((better & ~worse).sum()),
+        int((worse & ~better).sum()),
+        _enough(len(better)),
+    )
     effect = (won - lost) / count
 
     def error(number: float) -> float:
@@ -132,15 +141,20 @@ def _enough(images: int) -> int:
     return images
 
 
-def share(sure: Tensor, excluded: Tensor, images: int | Tensor = 0, unit: str = "heads") -> Estimate:
+def share(
+    sure: Tensor, excluded: Tensor, images: int | Tensor = 0, unit: str = "heads"
+) -> Estimate:
     """Estimate of the share of heads with a property, by the exact binomial law (Clopper & Pearson, 1934).
 
-    sure, excluded: (K,) bool, heads for which the images show the property, and for which they exclude it. A head whose
-    interval is not known (NaN) is neither. unit: "heads" or "blocks". TooFewError for too few of them.
+    sure, excluded: (K,) bool, heads for which the images show the property, and for which they
+    exclude it. A head whose interval is not known (NaN) is neither. unit: "heads" or "blocks".
+    TooFewError for too few of them.
     """
     count, least, most = len(sure), int(sure.sum()), int((sure | ~excluded).sum())
     if count < FEWEST:
-        raise TooFewError(f"there are {count} {unit} that can be counted, which are too few.", FEWEST)
+        raise TooFewError(
+            f"there are {count} {unit} that can be counted, which are too few.", FEWEST
+        )
     low = stats.binomtest(least, count).proportion_ci(method="exact").low
     high = stats.binomtest(most, count).proportion_ci(method="exact").high
 
@@ -150,13 +164,21 @@ def share(sure: Tensor, excluded: Tensor, images: int | Tensor = 0, unit: str = 
             return 0.0
         if few <= expected * of <= many:
             return 1.0
-        tail = stats.binom.sf(few - 1, of, expected) if few > expected * of else stats.binom.cdf(many, of, expected)
+        tail = (
+            stats.binom.sf(few - 1, of, expected)
+            if few > expected * of
+            else stats.binom.cdf(many, of, expected)
+        )
         return min(1.0, 2 * float(tail))
 
     def power(cut: float, truth: float) -> float:
         seen = np.arange(count + 1)  # heads with the property; uncertain ones count against it
         shown = (seen > cut * count) & (2 * stats.binom.sf(seen - 1, count, cut) < LEVEL)
-        return float(stats.binom.sf(shown.argmax() - 1 + most - least, count, truth)) if shown.any() else 0.0
+        return (
+            float(stats.binom.sf(shown.argmax() - 1 + most - least, count, truth))
+            if shown.any()
+            else 0.0
+        )
 
     over, number = ("images", int(images)) if least < most and images else (unit, count)
     return Estimate((least + most) / 2 / count, float(low), float(high), p, power, over, number)
@@ -172,9 +194,14 @@ def more_often(values: Tensor, inside: Tensor) -> Estimate:
     return _student(area - 0.5, error, first + second - 2, "images", first + second)
 
 
-def _student(value: float, error: float, freedom: float, unit: str, count: int, correlation: bool = False) -> Estimate:
+def _student(
+    value: float, error: float, freedom: float, unit: str, count: int, correlation: bool = False
+) -> Estimate:
     if not math.isfinite(value) or not math.isfinite(error):
-        raise UserError("the number that would decide it is not defined here: all heads, or all images, are alike.")
+        raise UserError(
+            "the number that would decide it is not defined here: all heads, or all images, are "
+            "alike."
+        )
     stretch, shrink = (_stretched, math.tanh) if correlation else (float, float)
     middle, half, law = stretch(value), float(stats.t.ppf(0.975, freedom)) * error, stats.t(freedom)
     ends = shrink(middle - half), shrink(middle + half)
@@ -191,7 +218,10 @@ def _estimate(
     count: int,
     stretch: Callable[[float], float] = float,
 ) -> Estimate:
-    """Estimate of a number that follows ``law`` of scipy on a stretched scale. error: standard error by true effect."""
+    """Estimate of a number that follows ``law`` of scipy on a stretched scale.
+
+    error: standard error by true effect.
+    """
 
     def errors(first: float, second: float, under: float, beyond: float = 0.0) -> float:
         return (abs(stretch(first) - stretch(second)) - beyond) / max(error(under), 1e-12)
@@ -213,18 +243,25 @@ def rank_correlation(rho: float, heads: int) -> Estimate:
     """Estimate of a rank correlation over independent heads (Bonett & Wright, 2000); TooFewError for too few heads."""
     if heads - 3 < FEWEST:
         raise TooFewError(f"there are {heads} heads, which are too few to correlate.", 3 + FEWEST)
-    return _student(rho, math.sqrt((1 + rho**2 / 2) / (heads - 3)), heads - 3, "heads", heads, correlation=True)
+    return _student(
+        rho, math.sqrt((1 + rho**2 / 2) / (heads - 3)), heads - 3, "heads", heads, correlation=True
+    )
 
 
 def minus_another(first: Estimate, second: Mapping[str, Any]) -> Estimate:
     """Estimate of an effect minus that of another network, from a row of its ``tables/claims.csv``."""
     effect, low, high = (float(second[name]) for name in ("effect", "low", "high"))
     error, count = math.hypot(first.high - first.low, high - low) / 2 / Z95, int(second["count"])
-    return _student(first.effect - effect, error, min(first.count, count) - 1, first.unit, first.count + count)
+    return _student(
+        first.effect - effect, error, min(first.count, count) - 1, first.unit, first.count + count
+    )
 
 
 def third_of(layout: HeadLayout) -> Tensor:
-    """(A,) 0, 1 or 2 for heads of the early, the middle and the late blocks. UserError for fewer than three blocks."""
+    """(A,) 0, 1 or 2 for heads of the early, the middle and the late blocks.
+
+    UserError for fewer than three blocks.
+    """
     block, blocks = _depth(layout)
     if blocks < 3:
         raise UserError(f"the network has {blocks} blocks, expected three at the least.")
@@ -232,7 +269,10 @@ def third_of(layout: HeadLayout) -> Tensor:
 
 
 def halves(layout: HeadLayout) -> tuple[Tensor, Tensor]:
-    """(A,) bool each: heads of the early and of the late half of the blocks. UserError for one block."""
+    """(A,) bool each: heads of the early and of the late half of the blocks.
+
+    UserError for one block.
+    """
     block, blocks = _depth(layout)
     if not (half := blocks // 2):
         raise UserError("the network has one block, expected two at the least.")
@@ -255,12 +295,14 @@ def mean_of(
 ) -> Estimate:
     """Mean of (A,) values over heads, or of (A, A) values over the pairs of heads of each block; NaN are left out.
 
-    chance: chance levels of the same shape, subtracted. heads: (A,) bool, None for all. minus: (A,) bool, heads whose
-    mean is subtracted. absent: message of the UserError where all values are NaN.
+    chance: chance levels of the same shape, subtracted. heads: (A,) bool, None for all. minus: (A,)
+    bool, heads whose mean is subtracted. absent: message of the UserError where all values are NaN.
     """
     above = values if chance is None else values - chance
     finite, of_pairs = above.isfinite(), above.dim() == 2
-    over, table = (in_blocks(layout) & finite, above) if of_pairs else (torch.diag(finite), torch.diag(above))
+    over, table = (
+        (in_blocks(layout) & finite, above) if of_pairs else (torch.diag(finite), torch.diag(above))
+    )
     if not over.any():
         raise UserError(absent)
     groups = [over if heads is None else over & heads[:, None]]
@@ -271,7 +313,11 @@ def mean_of(
         means = [float(inner[group[kept][:, kept]].mean()) for group in groups]
         return means[0] - sum(means[1:])
 
-    by_chance = math.nan if chance is None or minus is not None else float(chance[over if of_pairs else finite].mean())
+    by_chance = (
+        math.nan
+        if chance is None or minus is not None
+        else float(chance[over if of_pairs else finite].mean())
+    )
     return over_heads(layout, mean, torch.stack(groups).any(0).any(1), chance=by_chance)
 
 
@@ -284,14 +330,22 @@ def late_minus_early(layout: HeadLayout, values: Tensor) -> Estimate:
 def go_together(layout: HeadLayout, first: Tensor, second: Tensor) -> Estimate:
     """Rank correlation of two (A,) values over heads, or of two (A, A) values over the pairs of heads of each block.
 
-    Ranks are over all blocks, minus their mean in each: differences between blocks do not count. NaN are left out.
+    Ranks are over all blocks, minus their mean in each: differences between blocks do not count.
+    NaN are left out.
     """
     block = layout.site_of_head
     finite = first.isfinite() & second.isfinite()
     pairs = (in_blocks(layout) & finite).triu() if first.dim() == 2 else torch.diag(finite)
     row, column = pairs.nonzero(as_tuple=True)  # of a head the pair with itself
-    both = torch.stack([part if part.dim() == 2 else torch.diag(part) for part in (first.double(), second.double())])
-    values = torch.from_numpy(stats.rankdata(both[:, pairs].numpy(), axis=1))  # equal ones share theirs
+    both = torch.stack(
+        [
+            part if part.dim() == 2 else torch.diag(part)
+            for part in (first.double(), second.double())
+        ]
+    )
+    values = torch.from_numpy(
+        stats.rankdata(both[:, pairs].numpy(), axis=1)
+    )  # equal ones share theirs
     nothing = torch.zeros(2, len(layout.sites), dtype=torch.float64)
 
     def correlation(kept: Tensor) -> float:
@@ -309,21 +363,25 @@ def go_together(layout: HeadLayout, first: Tensor, second: Tensor) -> Estimate:
 def goes_with_cost(layout: HeadLayout, values: Tensor, cost: Mapping[str, Tensor]) -> Estimate:
     """Rank correlation of (A,) values with a cost, columns "value", "low", "high" and "images" of a measure.
 
-    Reliability of the cost: the share of its variance inside blocks that is no noise of the images (Spearman, 1904:
-    noise reduces a correlation by the root of it). Below RELIABLE the interval is [-1, 1], and ``needed`` is the number
-    of images that would reach it.
+    Reliability of the cost: the share of its variance inside blocks that is no noise of the images
+    (Spearman, 1904: noise reduces a correlation by the root of it). Below RELIABLE the interval is
+    [-1, 1], and ``needed`` is the number of images that would reach it.
     """
     correlated = go_together(layout, values, cost["value"])
     noise = ((cost["high"] - cost["low"]) / 2 / Z95).double().square().mean()
     inside = [(part - part.mean()).square().sum() for part in layout.split(cost["value"].double())]
     variance = sum(inside) / max(1, layout.num_heads - len(layout.sites))
-    reliability = float((1 - noise / variance).clamp(min=0).nan_to_num(0)) if variance > 0 else 0.0  # of one image
+    reliability = (
+        float((1 - noise / variance).clamp(min=0).nan_to_num(0)) if variance > 0 else 0.0
+    )  # of one image
     if reliability >= RELIABLE:
         return correlated
     images, odds = int(cost["images"]), RELIABLE / (1 - RELIABLE)
     needed = math.ceil(images * odds * (1 - reliability) / reliability) if reliability else None
     never: dict[str, Any] = {"p": lambda effect, times=1.0: 1.0, "power": lambda cut, truth: 0.0}
-    return replace(correlated, low=-1.0, high=1.0, **never, unit="images", count=images, needed=needed)
+    return replace(
+        correlated, low=-1.0, high=1.0, **never, unit="images", count=images, needed=needed
+    )
 
 
 def in_blocks(layout: HeadLayout) -> Tensor:
@@ -333,7 +391,10 @@ def in_blocks(layout: HeadLayout) -> Tensor:
 
 
 def between_blocks(layout: HeadLayout, values: Tensor) -> Tensor:
-    """(A, A) bool: pairs of heads of different blocks that (A, A) values compare. UserError if there are none."""
+    """(A, A) bool: pairs of heads of different blocks that (A, A) values compare.
+
+    UserError if there are none.
+    """
     block = layout.site_of_head
     between = (block[:, None] != block) & values.isfinite()
     if not between.any():

@@ -31,7 +31,9 @@ from mhprobe.studies.panels.relations import best_of_each
 
 Columns = Mapping[str, Tensor]
 PLACES = ("high_norm_error", "other_error")
-NOTHING_LEARNED = "an untrained network guesses: there is no accuracy to lose, and nothing to explain."
+NOTHING_LEARNED = (
+    "an untrained network guesses: there is no accuracy to lose, and nothing to explain."
+)
 
 
 class Evidence:
@@ -39,10 +41,11 @@ class Evidence:
 
     Each method raises UserError where this network, or this data set, has no such number.
 
-    material: the network and its images. maps: kinds of maps by name. second: another data set with the same classes;
-    None for the same one with damaged test images. runs: folders of other runs, by role; key: their option, for
-    messages. Most images: of_maps, test images for maps and relations between patches; of_control, test images for the
-    untrained twin; of_choice, validation images that orders and heads are chosen on.
+    material: the network and its images. maps: kinds of maps by name. second: another data set with
+    the same classes; None for the same one with damaged test images. runs: folders of other runs,
+    by role; key: their option, for messages. Most images: of_maps, test images for maps and
+    relations between patches; of_control, test images for the untrained twin; of_choice, validation
+    images that orders and heads are chosen on.
     """
 
     def __init__(
@@ -56,8 +59,15 @@ class Evidence:
         runs: Mapping[str, str | None] | None = None,
         key: str = "runs",
     ) -> None:
-        self.material, self.layout, self.maps, self.of_maps = material, material.layout, maps, of_maps
-        self.twin = None if material.twin is None else Untrained(_of_fewer(material, "test", of_control))
+        self.material, self.layout, self.maps, self.of_maps = (
+            material,
+            material.layout,
+            maps,
+            of_maps,
+        )
+        self.twin = (
+            None if material.twin is None else Untrained(_of_fewer(material, "test", of_control))
+        )
         self.choosing = _of_fewer(material, "val", of_choice)
         self.other, self.runs, self.key = second, runs or {}, key
 
@@ -68,7 +78,10 @@ class Evidence:
     def control(self, name: str) -> Columns:
         """Columns of the same measure of the untrained twin."""
         if self.twin is None:
-            raise UserError("there is no untrained twin to compare with: it was left out, or the weights are pruned.")
+            raise UserError(
+                "there is no untrained twin to compare with: it was left out, or the weights are "
+                "pruned."
+            )
         return self.twin.columns(name)
 
     def second(self, name: str) -> Columns:
@@ -93,13 +106,18 @@ class Evidence:
     def of_images(self, name: str) -> Tensor:
         """(n,) a number per test image: the area under deletion in the order of a map, or of "random"; or by name.
 
-        heat, right: of a rollout, and 1 for a right class. best_head, best_offset: share of right answers to queries.
+        heat, right: of a rollout, and 1 for a right class. best_head, best_offset: share of right
+        answers to queries.
         high_norm_error, other_error: see ``place_errors``.
         """
         walks = {"heat": _heat, "right": _heat, "best_head": _answers, "best_offset": _answers}
         walk = (walks | dict.fromkeys(PLACES, place_errors)).get(name, _areas)
         find = functools.partial(walk, self.material, self.maps, self.of_maps)
-        about = {"walk": walk.__name__, "maps": {kind: vars(of) for kind, of in self.maps.items()}, "of": self.of_maps}
+        about = {
+            "walk": walk.__name__,
+            "maps": {kind: vars(of) for kind, of in self.maps.items()},
+            "of": self.of_maps,
+        }
         return self.material.kept(about, lambda: ranks.together(find))[name]
 
     def run(self, name: str) -> Run:
@@ -110,13 +128,21 @@ class Evidence:
 
     @functools.cached_property
     def _on_second(self) -> Material:
-        return dataclasses.replace(self.material.on(second_set(self.material.data, self.other)), passes={})
+        return dataclasses.replace(
+            self.material.on(second_set(self.material.data, self.other)), passes={}
+        )
 
     def _evaluate(self, split: str) -> Evaluate:
-        masking, material = self.material.described, self.material if split == "test" else self.choosing
+        masking, material = (
+            self.material.described,
+            self.material if split == "test" else self.choosing,
+        )
         specs = [spec for spec in masking.specs.values() if not isinstance(spec, UserError)]
         if len({(spec.fill, spec.rescale) for spec in specs}) > 1:
-            raise UserError("claims score all masks alike, but the curves differ in fill or rescale. Make them equal.")
+            raise UserError(
+                "claims score all masks alike, but the curves differ in fill or rescale. Make them "
+                "equal."
+            )
         return masking.evaluate(material, split, dataclasses.replace(specs[0], name="masks"))
 
     def _refuse_guessing(self) -> None:
@@ -127,7 +153,9 @@ class Evidence:
         whole = self._evaluate("test")(torch.zeros(1, self.layout.num_heads, dtype=torch.bool))
         low, _ = wilson(whole.correct[0], torch.tensor(whole.images))
         if float(low) <= self.material.chance:
-            raise UserError("the network is not shown to be better than a guess: there is no accuracy to lose.")
+            raise UserError(
+                "the network is not shown to be better than a guess: there is no accuracy to lose."
+            )
 
 
 class Untrained(Evidence):
@@ -137,7 +165,10 @@ class Untrained(Evidence):
         self.material, self.layout = material, material.layout
 
     def columns(self, name: str) -> Columns:
-        """Columns of a measure. UserError for one that masks heads, and for one that refuses the twin."""
+        """Columns of a measure.
+
+        UserError for one that masks heads, and for one that refuses the twin.
+        """
         if isinstance(measure := self.material.measures[name], Measure) and masks_of(measure):
             raise UserError(NOTHING_LEARNED)
         if (columns := self.material.control(name)) is None:
@@ -184,15 +215,18 @@ def _answers(material: Material, maps: Kinds, images: int) -> dict[str, Tensor]:
     if not ways:
         raise UserError("the images have no relation between patches.")
     names = {"best_head": "best head", "best_offset": "best fixed offset"}
-    return {name: torch.stack([of[way][1] for of in ways]).nanmean(0) for name, way in names.items()}
+    return {
+        name: torch.stack([of[way][1] for of in ways]).nanmean(0) for name, way in names.items()
+    }
 
 
 def place_errors(material: Material, maps: Kinds, images: int) -> dict[str, Tensor]:
     """(n,) by PLACES: mean error of the place read from tokens of high norm, and from the others, of each test image.
 
-    1 is the error of guessing the middle; NaN without tokens of high norm. Row and column are fitted by least squares
-    on validation images (Darcet et al., 2024, arXiv 2309.16588, Figure 5, fit a classifier over places). UserError for
-    a network without such tokens. images: at most, of each split.
+    1 is the error of guessing the middle; NaN without tokens of high norm. Row and column are
+    fitted by least squares on validation images (Darcet et al., 2024, arXiv 2309.16588, Figure 5,
+    fit a classifier over places). UserError for a network without such tokens. images: at most, of
+    each split.
 
     Shapes: b images, T patch tokens of the last block, C channels.
     """
@@ -205,14 +239,19 @@ def place_errors(material: Material, maps: Kinds, images: int) -> dict[str, Tens
         for batch, heads in recorded(material.model, material.walk(images, split)(), {"stream"}):
             stream = heads.need("stream", "places")[site.block].before[batch.valid]
             patches_bTC = stream[:, site.prefix_tokens :].cpu().double()
-            yield torch.cat([patches_bTC, torch.ones_like(patches_bTC[..., :1])], 2), high_norm(patches_bTC)
+            yield (
+                torch.cat([patches_bTC, torch.ones_like(patches_bTC[..., :1])], 2),
+                high_norm(patches_bTC),
+            )
 
     def errors(x_bTC: Tensor, high_bT: Tensor) -> Tensor:
         error_bT = (x_bTC @ weights_C2 - place_T2).norm(dim=2) / guessing
         return torch.stack([(error_bT * kind).sum(1) / kind.sum(1) for kind in (high_bT, ~high_bT)])
 
     flat = (x_bTC.flatten(0, 1) for x_bTC, _ in tokens("val"))
-    products = sum(x.T @ torch.cat([x, place_T2.repeat(len(x) // len(place_T2), 1)], 1) for x in flat)
+    products = sum(
+        x.T @ torch.cat([x, place_T2.repeat(len(x) // len(place_T2), 1)], 1) for x in flat
+    )
     normal = torch.stack(ranks.gather(torch.as_tensor(products))).sum(0)
     ridge = 1e-6 * normal[:, :-2].diagonal().mean() * torch.eye(len(normal), dtype=torch.float64)
     weights_C2 = torch.linalg.solve(normal[:, :-2] + ridge, normal[:, -2:])
@@ -245,6 +284,9 @@ def loss(evidence: Evidence, mask: Tensor) -> Estimate:
 
 
 def without_thirds(evidence: Evidence) -> Tensor:
-    """(3, A) masks that close all heads of the early, the middle, the late blocks. UserError for fewer than three."""
+    """(3, A) masks that close all heads of the early, the middle, the late blocks.
+
+    UserError for fewer than three.
+    """
     third = third_of(evidence.layout)
     return torch.stack([third == number for number in range(3)])

@@ -1,9 +1,9 @@
 """Verdicts on claims: does the interval of the effect lie beyond the margin, inside it, or across?
 
-The margins cut the number line into pieces. A claim's p is the smallest level at which its interval lies in one piece:
-the two-sided p of the nearest cut. A verdict is wrong only if an interval misses the truth (the partitioning principle:
-Finner & Strassburger, 2002, Annals of Statistics 30:1194), and Holm's correction over all claims keeps the chance of
-any wrong verdict at 5 %.
+The margins cut the number line into pieces. A claim's p is the smallest level at which its interval
+lies in one piece: the two-sided p of the nearest cut. A verdict is wrong only if an interval misses
+the truth (the partitioning principle: Finner & Strassburger, 2002, Annals of Statistics 30:1194),
+and Holm's correction over all claims keeps the chance of any wrong verdict at 5 %.
 """
 
 import bisect
@@ -27,9 +27,10 @@ Word = Literal["holds", "contradicted", "too small to matter", "cannot be told",
 class Verdict:
     """The verdict on one claim.
 
-    p, p_holm: of the piece that the effect lies in. power: chance that the claim would hold here, before Holm, if the
-    effect were twice its margin (no effect, for "at most" and "none"). needed: number of heads or images that would
-    decide it; None if the effect lies on the cut. reason: message where there is no estimate.
+    p, p_holm: of the piece that the effect lies in. power: chance that the claim would hold here,
+    before Holm, if the effect were twice its margin (no effect, for "at most" and "none"). needed:
+    number of heads or images that would decide it; None if the effect lies on the cut. reason:
+    message where there is no estimate.
     """
 
     word: Word
@@ -46,7 +47,11 @@ def p_of(claim: Claim, estimate: Estimate, times: float = 1.0) -> float:
     low, high = claim.bounds
     if estimate.effect >= high:
         return estimate.p(high, times)
-    return estimate.p(low, times) if estimate.effect <= low else max(estimate.p(low, times), estimate.p(high, times))
+    return (
+        estimate.p(low, times)
+        if estimate.effect <= low
+        else max(estimate.p(low, times), estimate.p(high, times))
+    )
 
 
 def judge(
@@ -54,13 +59,23 @@ def judge(
 ) -> dict[str, Verdict]:
     """A verdict on each claim, by its name.
 
-    estimates: of each claim, or the error instead. tests: number of claims of Holm's correction, if larger.
+    estimates: of each claim, or the error instead. tests: number of claims of Holm's correction, if
+    larger.
     """
-    p = {name: p_of(claims[name], effect) for name, effect in estimates.items() if isinstance(effect, Estimate)}
+    p = {
+        name: p_of(claims[name], effect)
+        for name, effect in estimates.items()
+        if isinstance(effect, Estimate)
+    }
     tests = max(tests, len(p))
-    corrected = holm(torch.tensor([*p.values(), *[1.0] * (tests - len(p))], dtype=torch.float64)).tolist()
+    corrected = holm(
+        torch.tensor([*p.values(), *[1.0] * (tests - len(p))], dtype=torch.float64)
+    ).tolist()
     p_holm = dict(zip(p, corrected, strict=False))
-    return {name: _verdict(claim, estimates[name], p_holm.get(name, math.nan), tests) for name, claim in claims.items()}
+    return {
+        name: _verdict(claim, estimates[name], p_holm.get(name, math.nan), tests)
+        for name, claim in claims.items()
+    }
 
 
 def _verdict(claim: Claim, estimate: Estimate | UserError, p_holm: float, tests: int) -> Verdict:
@@ -71,7 +86,14 @@ def _verdict(claim: Claim, estimate: Estimate | UserError, p_holm: float, tests:
     p, power = p_of(claim, estimate), _power(claim, estimate)
     if p_holm < LEVEL:
         return Verdict(_piece(claim, estimate), estimate, p, p_holm, power)
-    return Verdict("cannot be told", estimate, p, p_holm, power, estimate.needed or _needed(claim, estimate, tests))
+    return Verdict(
+        "cannot be told",
+        estimate,
+        p,
+        p_holm,
+        power,
+        estimate.needed or _needed(claim, estimate, tests),
+    )
 
 
 def _power(claim: Claim, estimate: Estimate) -> float:

@@ -1,8 +1,9 @@
 """Scores of masks on disk, shared by processes and kept when one is killed.
 
-One file per (weights, data, split). Records are appended, each in one write and with a checksum. A record that is
-damaged, or cut off where a process was killed, is skipped with a warning. A search that is repeated, or another job of
-the sweep, asks the same questions and reads the answers: so searches are resumed and shared.
+One file per (weights, data, split). Records are appended, each in one write and with a checksum. A
+record that is damaged, or cut off where a process was killed, is skipped with a warning. A search
+that is repeated, or another job of the sweep, asks the same questions and reads the answers: so
+searches are resumed and shared.
 
     record = "mhps" | length of the body u32 | crc32 of the body u32 | body
     body   = sha256 of the question | answer
@@ -35,7 +36,9 @@ from mhprobe.masking.base import Scores
 
 log = logging.getLogger(__name__)
 
-SCHEME = 3  # raise it where a score, a slope or a measure comes to mean another number: old answers are not read then
+# raise it where a score, a slope or a measure comes to mean another number: old answers are not
+# read then
+SCHEME = 3
 _MAGIC = b"mhps"
 _HEAD = struct.Struct("<4sII")
 _NAME = 32  # bytes of a question's sha256
@@ -49,10 +52,16 @@ class MaskCache:
 
     def __init__(self, folder: Path | str, key: str) -> None:
         self.file = Path(folder) / f"{key}.scores"
-        self.places: dict[bytes, tuple[int, int]] = {}  # question -> (position, length) of its answer in the file
-        self.read = self.inode = 0  # bytes of the file that are in ``places``, and which file that was
+        self.places: dict[
+            bytes, tuple[int, int]
+        ] = {}  # question -> (position, length) of its answer in the file
+        self.read = self.inode = (
+            0  # bytes of the file that are in ``places``, and which file that was
+        )
 
-    def load(self, masks: Tensor, images: Tensor | None, num_images: int) -> tuple[Tensor, Tensor, Tensor]:
+    def load(
+        self, masks: Tensor, images: Tensor | None, num_images: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """(M,) bool, masks that are known on ``images`` (n,), None for all N; their (M, n) right and losses."""
         self._scan()
         n = num_images if images is None else len(images)
@@ -61,12 +70,16 @@ class MaskCache:
         losses = torch.zeros(len(masks), n, dtype=torch.float64)
         for number, mask in enumerate(masks):
             place, columns = self.places.get(_name(mask, images)), None
-            if place is None and images is not None:  # a mask that is known on all images is known on some
+            if (
+                place is None and images is not None
+            ):  # a mask that is known on all images is known on some
                 place, columns = self.places.get(_name(mask, None)), images
             if place is not None:
                 rows = _unpack(self._read(place))
                 hits[number] = True
-                right[number], losses[number] = rows if columns is None else (row[columns] for row in rows)
+                right[number], losses[number] = (
+                    rows if columns is None else (row[columns] for row in rows)
+                )
         return hits, right, losses
 
     def save(self, masks: Tensor, images: Tensor | None, scores: Scores) -> None:
@@ -78,11 +91,23 @@ class MaskCache:
         """The float64 numbers that ``save_numbers`` kept for this question, flat; None for a new question."""
         self._scan()
         place = self.places.get(_digest(question))
-        return None if place is None else torch.frombuffer(bytearray(self._read(place)), dtype=torch.float64)
+        return (
+            None
+            if place is None
+            else torch.frombuffer(bytearray(self._read(place)), dtype=torch.float64)
+        )
 
     def save_numbers(self, numbers: Tensor, *question: Any) -> None:
-        """Keep numbers. question: the plain values and masks that they depend on, besides the cache's key."""
-        self._append([_digest(question) + numbers.double().cpu().contiguous().numpy().astype("<f8").tobytes()])
+        """Keep numbers.
+
+        question: the plain values and masks that they depend on, besides the cache's key.
+        """
+        self._append(
+            [
+                _digest(question)
+                + numbers.double().cpu().contiguous().numpy().astype("<f8").tobytes()
+            ]
+        )
 
     def _append(self, bodies: list[bytes]) -> None:
         data = b"".join(_HEAD.pack(_MAGIC, len(body), zlib.crc32(body)) + body for body in bodies)
@@ -90,19 +115,27 @@ class MaskCache:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
             try:
-                if os.write(handle, data) < len(data):  # the disk is full; readers skip what is cut off
+                if os.write(handle, data) < len(
+                    data
+                ):  # the disk is full; readers skip what is cut off
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             finally:
                 os.close(handle)
         except OSError as error:  # scores are right without the cache: no reason to lose a search
-            self._warn("cannot write %s (%s): what is evaluated is not kept.", self.file, reason(error, self.file))
+            self._warn(
+                "cannot write %s (%s): what is evaluated is not kept.",
+                self.file,
+                reason(error, self.file),
+            )
 
     def _scan(self) -> None:
         """Read the records that were appended since the last time."""
         try:
             with self.file.open("rb") as file:
                 status = os.fstat(file.fileno())
-                if status.st_ino != self.inode or status.st_size < self.read:  # removed, replaced or cut off meanwhile
+                if (
+                    status.st_ino != self.inode or status.st_size < self.read
+                ):  # removed, replaced or cut off meanwhile
                     self.places, self.read, self.inode = {}, 0, status.st_ino
                 file.seek(self.read)
                 data = file.read()
@@ -137,8 +170,13 @@ class MaskCache:
 
 
 def cache_key(**parts: Any) -> str:
-    """sha256 of all that answers depend on besides the question: weights, data, split, ``SCHEME``. Plain values."""
-    return hashlib.sha256(json.dumps({"scheme": SCHEME, **parts}, sort_keys=True).encode()).hexdigest()
+    """sha256 of all that answers depend on besides the question: weights, data, split, ``SCHEME``.
+
+    Plain values.
+    """
+    return hashlib.sha256(
+        json.dumps({"scheme": SCHEME, **parts}, sort_keys=True).encode()
+    ).hexdigest()
 
 
 def describe(value: Any) -> Any:
@@ -159,7 +197,9 @@ def describe(value: Any) -> Any:
         return [value, file_digest(value)]
     if isinstance(value, str | int | float | None):
         return value
-    name = f"{getattr(value, '__module__', '__main__')}.{getattr(value, '__qualname__', '<no name>')}"
+    name = (
+        f"{getattr(value, '__module__', '__main__')}.{getattr(value, '__qualname__', '<no name>')}"
+    )
     if "<" in name or name.startswith("__main__."):
         raise ValueError(f"{value!r} has no name of its own")
     digests = code_digests(value)
@@ -183,7 +223,9 @@ def _unpack(answer: bytes) -> tuple[Tensor, Tensor]:
     losses_at = _SCORES.size + -(-n // 8)
     bits = np.frombuffer(answer[_SCORES.size : losses_at], dtype=np.uint8)
     losses = np.frombuffer(answer[losses_at:], dtype=_LOSS[width])
-    return torch.from_numpy(np.unpackbits(bits, count=n).astype(bool)), torch.from_numpy(losses.astype(np.float64))
+    return torch.from_numpy(np.unpackbits(bits, count=n).astype(bool)), torch.from_numpy(
+        losses.astype(np.float64)
+    )
 
 
 def _name(mask: Tensor, images: Tensor | None) -> bytes:

@@ -1,6 +1,7 @@
 """Masking curves: choose a path on the selection split, score it on both splits, compare with the unmasked model.
 
-The difference between the splits is what choosing gained. A random path is scored on the report split alone.
+The difference between the splits is what choosing gained. A random path is scored on the report
+split alone.
 """
 
 import dataclasses
@@ -17,17 +18,23 @@ from mhprobe.io.code import classes_in
 from mhprobe.masking.base import SHARES, Cost, Evaluate, Limits, Order, Units
 from mhprobe.masking.knapsack import refuse_multiple
 from mhprobe.masking.parts.trace import Curve, trace
-from mhprobe.masking.parts.units import check_reached, constrain, make_units, refuse_neurons, targets_of
+from mhprobe.masking.parts.units import (
+    check_reached,
+    constrain,
+    make_units,
+    refuse_neurons,
+    targets_of,
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class CurveSpec:
     """Specification of a curve: units, order, fill and limits.
 
-    units: index, layer, head or stage. exclude_layers: never masked. min_heads_per_layer: of every layer so many heads
-    stay. rescale: multiply the heads that a layer keeps by H / kept. target: where to stop, {heads: at most so many are
-    left} or {one of SHARES: share of the dense model's}. fill: name of the replacement for masked heads, for reports;
-    the evaluate functions apply it.
+    units: index, layer, head or stage. exclude_layers: never masked. min_heads_per_layer: of every
+    layer so many heads stay. rescale: multiply the heads that a layer keeps by H / kept. target:
+    where to stop, {heads: at most so many are left} or {one of SHARES: share of the dense model's}.
+    fill: name of the replacement for masked heads, for reports; the evaluate functions apply it.
     """
 
     name: str
@@ -45,7 +52,9 @@ class CurveSpec:
         refuse_multiple(getattr(self.order, "multiple", 1), layout)
         targets = () if self.target is None else targets_of(self.target, layout, costs)
         units = make_units(self.units, layout, self.exclude_layers)
-        return constrain(units, Limits(layout, self.min_heads_per_layer, targets), f"curve {self.name}")
+        return constrain(
+            units, Limits(layout, self.min_heads_per_layer, targets), f"curve {self.name}"
+        )
 
     def check(self, layout: HeadLayout) -> None:
         """UserError for options that are impossible in this layout, before the model has run."""
@@ -54,16 +63,23 @@ class CurveSpec:
 
 
 def order_named(name: str, **options: Any) -> Order:
-    """``keep_best`` -> ``KeepBest`` of masking/keep_best.py. UserError for an unknown order, and for a wrong option."""
+    """``keep_best`` -> ``KeepBest`` of masking/keep_best.py.
+
+    UserError for an unknown order, and for a wrong option.
+    """
     orders = known_orders()
     if name not in orders:
-        raise UserError(f"masking order: expected one of {', '.join(sorted(orders))}, got {quoted(name)}.")
+        raise UserError(
+            f"masking order: expected one of {', '.join(sorted(orders))}, got {quoted(name)}."
+        )
     return orders[name](**options)
 
 
 def known_orders() -> dict[str, type[Order]]:
     """The class of every file of masking/ that holds an order, by the file's name."""
-    return {order.__module__.rpartition(".")[2]: order for order in classes_in(mhprobe.masking, Order)}
+    return {
+        order.__module__.rpartition(".")[2]: order for order in classes_in(mhprobe.masking, Order)
+    }
 
 
 def masking_curve(
@@ -81,11 +97,14 @@ def masking_curve(
 ) -> list[Curve]:
     """One curve on the splits it is scored on, the one to report last; step 0 is the unmasked model.
 
-    splits: names of the selection and the report split. If they are equal, ``evaluate_select`` is used for both, as in
+    splits: names of the selection and the report split. If they are equal, ``evaluate_select`` is
+    used for both, as in
         papers that choose and report on the same images.
-    steps: the path stops there. step: only this point of the curve is scored; no curve if the path is shorter.
+    steps: the path stops there. step: only this point of the curve is scored; no curve if the path
+    is shorter.
     costs: what masks leave of SHARES, by unit; for targets in these units.
-    chosen_on: the split that the order's scores were measured on before; by default splits[0]. chosen_by: its digest.
+    chosen_on: the split that the order's scores were measured on before; by default splits[0].
+    chosen_by: its digest.
     """
     for name, value in (("steps", steps), ("step", step)):
         whole_number(name, value, none="all")
@@ -102,7 +121,9 @@ def masking_curve(
         return []
 
     chosen_on = (chosen_on or splits[0]) if spec.order.searches else None
-    fitted = spec.fill != "zero" and splits[0] == splits[1]  # the fill was found on the images that score it
+    fitted = (
+        spec.fill != "zero" and splits[0] == splits[1]
+    )  # the fill was found on the images that score it
     scored = [(splits[1], evaluate_report)] if splits[0] != splits[1] else []
     if spec.order.searches or not scored:
         scored.insert(0, (splits[0], evaluate_select))

@@ -1,7 +1,7 @@
 """Greedy search: try every remaining unit on top of those already masked, keep one, repeat.
 
-U units cost U + (U - 1) + ... + 1 evaluations: 78 for the 12 indices of ViT-B, 10,440 for its 144 heads. A ``search``
-(masking/search) finds the unit of a step with all of them, or with fewer.
+U units cost U + (U - 1) + ... + 1 evaluations: 78 for the 12 indices of ViT-B, 10,440 for its 144
+heads. A ``search`` (masking/search) finds the unit of a step with all of them, or with fewer.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +17,8 @@ from mhprobe.masking.search.base import Search, Step, search_name
 class GreedySearch(Order):
     """Greedy search: one more unit at each step, found by ``search``.
 
-    tie_break: among equal accuracies the lowest unit index, or with "loss" the better mean loss before that.
+    tie_break: among equal accuracies the lowest unit index, or with "loss" the better mean loss
+    before that.
     """
 
     prefers: ClassVar[int]  # +1: the highest score goes first, -1: the lowest
@@ -30,19 +31,33 @@ class GreedySearch(Order):
     def _search(self, units: Units) -> Search:
         return self.search.of(units.masks) if isinstance(self.search, Auto) else self.search
 
-    def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
+    def paths(
+        self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None
+    ) -> list[Path]:
         length, search = units.steps(steps), self._search(units)
         order, spent = list[int](), list[int]()
-        exhaustive = [(len(units) - number) * evaluate.images for number in range(length)]  # at most: without limits
+        exhaustive = [
+            (len(units) - number) * evaluate.images for number in range(length)
+        ]  # at most: without limits
         before: Scores | None = None
         with evaluate.watched(sum(exhaustive)) as say:
             while len(order) < length and (candidates := units.candidates(order)):
                 number, paid = len(order), evaluate.spent
                 exhaustive[number] = len(candidates) * evaluate.images
                 now = f", {100 * before.accuracy.max():.1f} % so far" if before is not None else ""
-                say(f"step {number + 1} of {length}, {len(candidates)} candidates{now}", sum(exhaustive[:number]))
+                say(
+                    f"step {number + 1} of {length}, {len(candidates)} candidates{now}",
+                    sum(exhaustive[:number]),
+                )
                 off = units.masks[order].any(0)
-                step = Step(off, units.masks[candidates], self.prefers, self.tie_break == "loss", number, before)
+                step = Step(
+                    off,
+                    units.masks[candidates],
+                    self.prefers,
+                    self.tie_break == "loss",
+                    number,
+                    before,
+                )
                 choice = search.choose(step, evaluate)
                 before = choice.scores
                 order.append(candidates[choice.candidate])

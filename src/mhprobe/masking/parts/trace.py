@@ -20,8 +20,9 @@ from mhprobe.stats.significance import holm, mcnemar, paired_difference, t_inter
 class Points(NamedTuple):
     """Numbers at K points, each (K,) float64.
 
-    heads: masked. accuracy: in [0, 1]. loss: mean nats. difference, delta: accuracy and loss minus the unmasked model's
-    on the same images (delta is positive where masking hurts). low, high (of accuracy), _low, _high: 95 % intervals.
+    heads: masked. accuracy: in [0, 1]. loss: mean nats. difference, delta: accuracy and loss minus
+    the unmasked model's on the same images (delta is positive where masking hurts). low, high (of
+    accuracy), _low, _high: 95 % intervals.
     """
 
     heads: Tensor
@@ -41,9 +42,9 @@ class Points(NamedTuple):
 class Trace:
     """One path with its points. step: their numbers, 0 for the unmasked model. mask: (K, A) bool.
 
-    Intervals of accuracy are Wilson's, of difference Newcombe's, of delta by bootstrap over images (stats/). p: (K,)
-    McNemar's exact test against the unmasked model; None on the images that chose the path. promised: number of steps
-    that keep a guarantee.
+    Intervals of accuracy are Wilson's, of difference Newcombe's, of delta by bootstrap over images
+    (stats/). p: (K,) McNemar's exact test against the unmasked model; None on the images that chose
+    the path. promised: number of steps that keep a guarantee.
     """
 
     path: Path
@@ -66,10 +67,11 @@ class Trace:
 class Curve:
     """Numbers of one curve on one split.
 
-    search: name of the search (e.g. "exact"), or empty. chosen_on: the split whose images chose the path, or None;
-    chosen_by: their digest. rescale: whether kept heads were multiplied by H / kept. traces: one; of a random order one
-    per repeat. guarantee: of the traces' ``promised``. fill: replacement for masked heads. scored: names of "accuracy"
-    and "loss". layout: digest of the layout.
+    search: name of the search (e.g. "exact"), or empty. chosen_on: the split whose images chose the
+    path, or None;
+    chosen_by: their digest. rescale: whether kept heads were multiplied by H / kept. traces: one;
+    of a random order one per repeat. guarantee: of the traces' ``promised``. fill: replacement for
+    masked heads. scored: names of "accuracy" and "loss". layout: digest of the layout.
     """
 
     name: str
@@ -105,9 +107,17 @@ class Curve:
         if not self.averaged:
             return self.traces[0].points
         count = len(self.step)
-        runs = Points(*(torch.stack([p[:count] for p in part]) for part in zip(*(t.points for t in self.traces))))  # noqa: B905
+        runs = Points(
+            *(
+                torch.stack([p[:count] for p in part])
+                for part in zip(*(t.points for t in self.traces), strict=False)
+            )
+        )
         accuracy, low, high = t_interval(runs.accuracy)
-        shares, changes = (low.clamp(min=0), high.clamp(max=1)), (*t_interval(runs.difference), *t_interval(runs.delta))
+        shares, changes = (
+            (low.clamp(min=0), high.clamp(max=1)),
+            (*t_interval(runs.difference), *t_interval(runs.delta)),
+        )
         return Points(runs.heads.mean(0), accuracy, runs.loss.mean(0), *shares, *changes)
 
     @property
@@ -139,7 +149,8 @@ def trace(
 ) -> tuple[Trace, ...]:
     """One Trace per path, at all its steps or only at ``step``, by one walk over the data.
 
-    guarantee: for the first steps of each path, on images that did not choose it. seed: of the order of the images.
+    guarantee: for the first steps of each path, on images that did not choose it. seed: of the
+    order of the images.
     """
     steps = [tuple(range(len(path.names) + 1)) if step is None else (step,) for path in paths]
     masks = [path.masks()[list(chosen)] for path, chosen in zip(paths, steps, strict=True)]
@@ -147,31 +158,51 @@ def trace(
     distinct, place = torch.unique(torch.cat([unmasked, *masks]), dim=0, return_inverse=True)
     scores = evaluate(distinct)
     images, right = torch.tensor(scores.images), scores.right[place[0]]
-    both, lost, won = ((scores.right & right).sum(1), (~scores.right & right).sum(1), (scores.right & ~right).sum(1))
+    both, lost, won = (
+        (scores.right & right).sum(1),
+        (~scores.right & right).sum(1),
+        (scores.right & ~right).sum(1),
+    )
     p, down = mcnemar(lost, won), paired_difference(both, lost, won, images)
     change = (won - lost).double() / images, -down[1], -down[0]
     losses = scores.losses - scores.losses[place[0]]
     accuracy = scores.accuracy, scores.mean_loss, *wilson(scores.correct, images)
-    points = Points(distinct.sum(1).double(), *accuracy, *change, losses.mean(1), *bootstrap(losses))
+    points = Points(
+        distinct.sum(1).double(), *accuracy, *change, losses.mean(1), *bootstrap(losses)
+    )
 
     def promised(at: Tensor) -> int | None:
         if guarantee is None:
             return None
-        return kept_promise(right, scores.right[at[1:]], guarantee.points, guarantee.confidence, seed)
+        return kept_promise(
+            right, scores.right[at[1:]], guarantee.points, guarantee.confidence, seed
+        )
 
     return tuple(
-        Trace(path, chosen, mask, Points(*(part[at] for part in points)), p[at] if tested else None, promised(at))
-        for path, chosen, mask, at in zip(paths, steps, masks, place[1:].split([len(m) for m in masks]), strict=True)
+        Trace(
+            path,
+            chosen,
+            mask,
+            Points(*(part[at] for part in points)),
+            p[at] if tested else None,
+            promised(at),
+        )
+        for path, chosen, mask, at in zip(
+            paths, steps, masks, place[1:].split([len(m) for m in masks]), strict=True
+        )
     )
 
 
 class Totals(NamedTuple):
     """Totals of one curve on one split.
 
-    unmasked: accuracy with all heads. area_shared: mean accuracy over the heads masked, from none to ``shared_heads``,
+    unmasked: accuracy with all heads. area_shared: mean accuracy over the heads masked, from none
+    to ``shared_heads``,
         the most that every curve of this split reaches; larger is better for curves that keep.
-    heads_within_1_point: heads that go before the accuracy first falls more than 0.01 below the unmasked model's.
-    heads_before_worse: heads that go before the accuracy is first significantly lower (p_holm < 0.05); None without
+    heads_within_1_point: heads that go before the accuracy first falls more than 0.01 below the
+    unmasked model's.
+    heads_before_worse: heads that go before the accuracy is first significantly lower (p_holm <
+    0.05); None without
         that test. of: name of the accuracy.
     """
 
@@ -210,7 +241,9 @@ def totals(curves: Sequence[Curve]) -> list[Totals]:
 def summary(rows: Sequence[Totals]) -> dict[str, float]:
     """The numbers by name, ``<curve>/<split>/<number>``."""
     names = ("area_shared", "shared_heads", "heads_within_1_point", "heads_before_worse")
-    numbers = {f"{row.curve}/{row.split}/{name}": getattr(row, name) for row in rows for name in names}
+    numbers = {
+        f"{row.curve}/{row.split}/{name}": getattr(row, name) for row in rows for name in names
+    }
     return {name: number for name, number in numbers.items() if number is not None}
 
 

@@ -1,12 +1,14 @@
 """Units, the sets of heads that go together, and how far a path through them may go.
 
-A unit is the same index in every layer, one layer (a site), one head, or one stage. Layers count from 0 through all
-stages, negative numbers from the end. Excluded layers are never masked (layer_max2 of Byun & Kim, "What does the
-multi-head do?", leaves out the last one). A unit that would take a layer below ``min_heads_per_layer`` is skipped.
-A path ends with the first step that reaches the target: a number of heads, or a share of the dense model's FLOPs,
-parameters, time or memory.
+A unit is the same index in every layer, one layer (a site), one head, or one stage. Layers count
+from 0 through all stages, negative numbers from the end. Excluded layers are never masked
+(layer_max2 of Byun & Kim, "What does the multi-head do?", leaves out the last one). A unit that
+would take a layer below ``min_heads_per_layer`` is skipped. A path ends with the first step that
+reaches the target: a number of heads, or a share of the dense model's FLOPs, parameters, time or
+memory.
 
-Shapes: U units, A heads, L layers, M masks, G sets of units that go together. In every mask True means: head off.
+Shapes: U units, A heads, L layers, M masks, G sets of units that go together. In every mask True
+means: head off.
 """
 
 import dataclasses
@@ -26,27 +28,39 @@ from mhprobe.masking.base import ROUNDING, SHARES, Cost, Limits, Path, Target, U
 def index(layout: HeadLayout, layers: Sequence[int]) -> Units:
     """Head i of every layer; where stages differ in their number of heads, head i of every layer of one stage.
 
-    Layers of one stage that have fewer heads (after pruning) are not in the units of the later indices.
+    Layers of one stage that have fewer heads (after pruning) are not in the units of the later
+    indices.
     """
     sites = [(i, layout.sites[i]) for i in layers]
-    most = {site.stage: max(other.num_heads for _, other in sites if other.stage == site.stage) for _, site in sites}
+    most = {
+        site.stage: max(other.num_heads for _, other in sites if other.stage == site.stage)
+        for _, site in sites
+    }
     per_stage = len(set(most.values())) > 1
     heads: dict[str, list[int]] = defaultdict(list)
     for stage, h in ((stage, h) for stage, count in most.items() for h in range(count)):
         name = f"stage {stage} index {h}" if per_stage else f"index {h}"
-        heads[name] += [layout.flat(i, h) for i, site in sites if site.stage == stage and h < site.num_heads]
+        heads[name] += [
+            layout.flat(i, h) for i, site in sites if site.stage == stage and h < site.num_heads
+        ]
     return _units(layout, heads, per_stage)
 
 
 def layer(layout: HeadLayout, layers: Sequence[int]) -> Units:
     """All heads of one layer."""
-    return _units(layout, {layout.sites[i].name: range(layout.offsets[i], layout.offsets[i + 1]) for i in layers})
+    return _units(
+        layout,
+        {layout.sites[i].name: range(layout.offsets[i], layout.offsets[i + 1]) for i in layers},
+    )
 
 
 def head(layout: HeadLayout, layers: Sequence[int]) -> Units:
     """One head."""
     sites = [(i, layout.sites[i]) for i in layers]
-    return _units(layout, {f"{s.name} head {h}": [layout.flat(i, h)] for i, s in sites for h in range(s.num_heads)})
+    return _units(
+        layout,
+        {f"{s.name} head {h}": [layout.flat(i, h)] for i, s in sites for h in range(s.num_heads)},
+    )
 
 
 def stage(layout: HeadLayout, layers: Sequence[int]) -> Units:
@@ -58,7 +72,9 @@ def stage(layout: HeadLayout, layers: Sequence[int]) -> Units:
 
 
 STEPS = 32  # of a path through thousands of neurons
-UNITS: dict[str, Callable[[HeadLayout, Sequence[int]], Units]] = {f.__name__: f for f in (index, layer, head, stage)}
+UNITS: dict[str, Callable[[HeadLayout, Sequence[int]], Units]] = {
+    f.__name__: f for f in (index, layer, head, stage)
+}
 
 
 def make_units(name: str, layout: HeadLayout, exclude_layers: Sequence[int] = ()) -> Units:
@@ -69,39 +85,63 @@ def make_units(name: str, layout: HeadLayout, exclude_layers: Sequence[int] = ()
     for number in exclude_layers:
         if type(number) is not int or not -count <= number < count:
             raise UserError(
-                f"exclude_layers: the model has {count} layers, expected numbers from {-count} to {count - 1}, "
+                f"exclude_layers: the model has {count} layers, expected numbers from {-count} to "
+                f"{count - 1}, "
                 f"got {number}."
             )
     excluded = {number % count for number in exclude_layers}
     if len({*exclude_layers}) < len(exclude_layers):  # a mask of layers would be a list of 0 and 1
-        raise UserError(f"exclude_layers: expected layers, each once, got {quoted(list(exclude_layers))}.")
+        raise UserError(
+            f"exclude_layers: expected layers, each once, got {quoted(list(exclude_layers))}."
+        )
     layers = [i for i in range(count) if i not in excluded]
     if not layers:
-        raise UserError(f"exclude_layers: of {count} layers {len(excluded)} are excluded, so nothing is left to mask.")
+        raise UserError(
+            f"exclude_layers: of {count} layers {len(excluded)} are excluded, so nothing is left "
+            "to mask."
+        )
     return UNITS[name](layout, layers)
 
 
-def _units(layout: HeadLayout, heads: Mapping[str, Sequence[int]], per_stage: bool = False) -> Units:
-    return Units(tuple(heads), torch.stack([layout.mask(list(members)) for members in heads.values()]), per_stage)
+def _units(
+    layout: HeadLayout, heads: Mapping[str, Sequence[int]], per_stage: bool = False
+) -> Units:
+    return Units(
+        tuple(heads),
+        torch.stack([layout.mask(list(members)) for members in heads.values()]),
+        per_stage,
+    )
 
 
-def targets_of(setting: Mapping[str, float], layout: HeadLayout, costs: Mapping[str, Cost]) -> tuple[Target, ...]:
+def targets_of(
+    setting: Mapping[str, float], layout: HeadLayout, costs: Mapping[str, Cost]
+) -> tuple[Target, ...]:
     """The target that ``{heads: 36}`` or ``{flops: 0.8}`` (one of SHARES) asks for; no heads beside neurons.
 
-    ``{head: 0.9, neuron: 0.75}``, for all kinds of the layout, is a target each: the share of the kind that may be
-    left. costs: what masks leave, by unit but for heads. UserError for another unit, and a value out of range.
+    ``{head: 0.9, neuron: 0.75}``, for all kinds of the layout, is a target each: the share of the
+    kind that may be left. costs: what masks leave, by unit but for heads. UserError for another
+    unit, and a value out of range.
     """
-    if {*setting} == layout.kinds and all(fits(share, float) and 0 <= share <= 1 for share in setting.values()):
-        return tuple(Target(kind, float(share), _share_of(kind, layout)) for kind, share in setting.items())
+    if {*setting} == layout.kinds and all(
+        fits(share, float) and 0 <= share <= 1 for share in setting.values()
+    ):
+        return tuple(
+            Target(kind, float(share), _share_of(kind, layout)) for kind, share in setting.items()
+        )
     heads: dict[str, Cost] = {"heads": lambda masks: (~masks).sum(-1).double()}
     targets = {**(heads if layout.kinds <= {"head"} else {}), **costs}
     if len(setting) != 1 or not set(setting) <= set(targets):
         names = ", ".join((*({*targets} - {*SHARES}), " and ".join(sorted(layout.kinds)), *SHARES))
-        raise UserError(f"masking target: expected one of {names} with its value, got {quoted(dict(setting))}.")
+        raise UserError(
+            f"masking target: expected one of {names} with its value, got {quoted(dict(setting))}."
+        )
     ((unit, value),) = setting.items()
     most = layout.num_heads if unit == "heads" else 1
     if not fits(value, float) or not 0 <= value <= most:
-        raise UserError(f"masking target: {unit}: expected the amount left, from 0 to {most}, got {quoted(value)}.")
+        raise UserError(
+            f"masking target: {unit}: expected the amount left, from 0 to {most}, got "
+            f"{quoted(value)}."
+        )
     return (Target(unit, float(value), targets[unit]),)
 
 
@@ -111,10 +151,14 @@ def _share_of(kind: str, layout: HeadLayout) -> Cost:
 
 
 def refuse_neurons(layout: HeadLayout, where: str) -> None:
-    """UserError for a layout with neurons: too many to be tried one by one. where: the options, for the message."""
+    """UserError for a layout with neurons: too many to be tried one by one.
+
+    where: the options, for the message.
+    """
     if "neuron" in layout.kinds:
         raise UserError(
-            f"{where}: expected gates on heads alone, got a model with {layout.counted}. To prune heads and neurons "
+            f"{where}: expected gates on heads alone, got a model with {layout.counted}. To prune "
+            "heads and neurons "
             f"together use prune/order=fisher with target={{flops: <share left>}}."
         )
 
@@ -122,17 +166,23 @@ def refuse_neurons(layout: HeadLayout, where: str) -> None:
 def constrain(units: Units, limits: Limits, where: str, multiple: int | None = None) -> Units:
     """Put ``units`` under ``limits``; UserError, with ``where``, if nothing may be masked or the target is too low.
 
-    In a layout with neurons ``units`` only says which may go, one by one. multiple: so many neurons go together, and
-    one step's units stay, so that a network is left; None where all may go.
+    In a layout with neurons ``units`` only says which may go, one by one. multiple: so many neurons
+    go together, and one step's units stay, so that a network is left; None where all may go.
     """
     floor, targets, layout = limits.min_heads_per_layer, limits.targets, limits.layout
     if floor < 0:
-        raise UserError(f"{where}.min_heads_per_layer: expected a whole number from 0, got {quoted(floor)}.")
+        raise UserError(
+            f"{where}.min_heads_per_layer: expected a whole number from 0, got {quoted(floor)}."
+        )
     units = dataclasses.replace(units, limits=limits if floor or targets else None)
     most, kept_UA = units.masks.any(0), units.masks
     if "neuron" in layout.kinds:
-        kept_UA = kept_UA & torch.tensor([u < (1 if site.kind == "head" else multiple or 1) for _, u, site in layout])
-        for site, part in zip(layout.sites, layout.split(most), strict=True):  # views; a site's units cost the same
+        kept_UA = kept_UA & torch.tensor(
+            [u < (1 if site.kind == "head" else multiple or 1) for _, u, site in layout]
+        )
+        for site, part in zip(
+            layout.sites, layout.split(most), strict=True
+        ):  # views; a site's units cost the same
             size = (multiple or 1) if site.kind == "neuron" else 1
             part[: -(-floor // size) * size] = False
     elif not limits.reached(torch.zeros_like(most)) and not units.candidates([]):
@@ -142,16 +192,24 @@ def constrain(units: Units, limits: Limits, where: str, multiple: int | None = N
         )
     elif floor:
         most = units.masks[units.chosen(len(units), lambda order, left: left[0])].any(0)
-    if multiple is not None and most.all():  # the costliest unit may be the last: no order stops later
+    if (
+        multiple is not None and most.all()
+    ):  # the costliest unit may be the last: no order stops later
         left_TU = torch.stack([target.cost(~kept_UA) for target in targets])
-        if all(target.value + ROUNDING < left_U.max() for target, left_U in zip(targets, left_TU, strict=True)):
+        if all(
+            target.value + ROUNDING < left_U.max()
+            for target, left_U in zip(targets, left_TU, strict=True)
+        ):
             most = ~kept_UA[left_TU[0].argmax()]
     check_reached(units, most, where)
     return units
 
 
 class Unreached(UserError):
-    """A target below what limits let go. reason: the message without its place and what lifting the limits would do."""
+    """A target below what limits let go.
+
+    reason: the message without its place and what lifting the limits would do.
+    """
 
     def __init__(self, message: str, reason: str = "") -> None:
         super().__init__(message)
@@ -161,13 +219,18 @@ class Unreached(UserError):
 def check_reached(units: Units, off: Tensor, where: str) -> None:
     """UserError (``Unreached``) with the nearest value if the (A,) mask at the end of a path misses a target."""
     floor = units.limits.min_heads_per_layer if units.limits else 0
-    named = ["exclude_layers"] * (not units.masks.any(0).all()) + [f"min_heads_per_layer={floor}"] * (floor > 0)
+    named = ["exclude_layers"] * (not units.masks.any(0).all()) + [
+        f"min_heads_per_layer={floor}"
+    ] * (floor > 0)
     held, lift = (f" ({', '.join(named)})", ", or lift these limits") if named else ("", "")
     for target in units.limits.targets if units.limits else ():
-        nearest = math.ceil((target.left(off) - ROUNDING) * 1e4) / 1e4  # rounded up, so that asking for it works
+        nearest = (
+            math.ceil((target.left(off) - ROUNDING) * 1e4) / 1e4
+        )  # rounded up, so that asking for it works
         if target.left(off) > target.value + ROUNDING:
             reason = (
-                f"{target.unit}={target.value:g} can't be met: with every unit masked that may be{held}, {nearest:g} "
+                f"{target.unit}={target.value:g} can't be met: with every unit masked that may "
+                f"be{held}, {nearest:g} "
                 f"is left. Ask for at least that"
             )
             raise Unreached(f"{where}.target: {reason}{lift}.", reason)
@@ -189,7 +252,9 @@ def saving_of_each(limits: Limits | None) -> Tensor:
     return ((left_TL[:, :1] - left_TL[:, 1:]) / site_of.bincount())[:, site_of]
 
 
-def shares_below(sets: Sequence[Tensor], score_G: Sequence[float], layout: HeadLayout, like: str) -> list[float]:
+def shares_below(
+    sets: Sequence[Tensor], score_G: Sequence[float], layout: HeadLayout, like: str
+) -> list[float]:
     """(G,) rank of each set among the sets of its "layer", or of its "group": one kind, stage and width; 0 to 1.
 
     Ranks are shares, (rank + 1/2) / number of sets, so that groups of any size compare.
@@ -207,13 +272,18 @@ def shares_below(sets: Sequence[Tensor], score_G: Sequence[float], layout: HeadL
 
 
 def until(
-    sets: Sequence[Tensor], price_G: Sequence[float], layout: HeadLayout, limits: Limits | None,
+    sets: Sequence[Tensor],
+    price_G: Sequence[float],
+    layout: HeadLayout,
+    limits: Limits | None,
     steps: int | None = None,
-) -> list[int]:  # fmt: skip
+) -> list[int]:
     """Numbers of the sets to remove: the lowest price first until the target is met, less those not needed for it.
 
-    A set stays if it would take a layer below the floor. At the target each set but the last is tried again, the latest
-    first: it stays if the target is met without it, unless its price is below 0: without such a set the network gains.
+    A set stays if it would take a layer below the floor. At the target each set but the last is
+    tried again, the latest
+    first: it stays if the target is met without it, unless its price is below 0: without such a set
+    the network gains.
     """
     limits = limits or Limits(layout)
     site_of, left_of_site = layout.site_of_head.tolist(), [site.num_heads for site in layout.sites]
@@ -222,7 +292,9 @@ def until(
         if limits.reached(off) or len(gone) == steps:
             break
         sites = [site_of[flat] for flat in sets[number].tolist()]
-        if any(left_of_site[site] - sites.count(site) < limits.min_heads_per_layer for site in sites):
+        if any(
+            left_of_site[site] - sites.count(site) < limits.min_heads_per_layer for site in sites
+        ):
             continue
         for site in sites:
             left_of_site[site] -= 1
@@ -247,4 +319,8 @@ def bundled(sets: Sequence[Tensor], layout: HeadLayout) -> Path:
     for step, start in zip(added, starts, strict=True):
         step[torch.cat(list(sets[start : start + size]))] = True
     counts = ((int(step[:heads].sum()), int(step[heads:].sum())) for step in added)
-    return Path(None, added, tuple(f"{counted(some, 'head')}, {counted(others, 'neuron')}" for some, others in counts))
+    return Path(
+        None,
+        added,
+        tuple(f"{counted(some, 'head')}, {counted(others, 'neuron')}" for some, others in counts),
+    )

@@ -13,7 +13,10 @@ from mhprobe.masking.search.screened import Screened
 
 @dataclass(frozen=True)
 class Auto(Search):
-    """Choose the search by the size of the units. several: for units of several heads. single: for those of one."""
+    """Choose the search by the size of the units.
+
+    several: for units of several heads. single: for those of one.
+    """
 
     several: Search = field(default_factory=Exact)
     single: Search = field(default_factory=lambda: Screened(best=20, then=Racing()))

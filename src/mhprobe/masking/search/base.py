@@ -16,9 +16,12 @@ from mhprobe.masking.base import Evaluate, Scores
 class Step:
     """One step of a greedy search.
 
-    off: (A,) bool, the heads masked so far. units: (U, A) bool, the heads that each candidate would add.
-    prefers: +1 if the highest accuracy wins, -1 if the lowest. loss_breaks_ties: ties go to the better loss (in the
-        same sense), then to the lowest index. number: of the step, for seeds. before: scores of ``off``, if known.
+    off: (A,) bool, the heads masked so far. units: (U, A) bool, the heads that each candidate would
+    add.
+    prefers: +1 if the highest accuracy wins, -1 if the lowest. loss_breaks_ties: ties go to the
+    better loss (in the
+        same sense), then to the lowest index. number: of the step, for seeds. before: scores of
+        ``off``, if known.
     """
 
     off: Tensor
@@ -37,7 +40,8 @@ class Step:
         """Return the index of the best scored mask; the first of equals."""
         losses = scores.loss.tolist() if self.loss_breaks_ties else [0.0] * len(scores.right)
         merit = [
-            (self.prefers * c, -self.prefers * loss) for c, loss in zip(scores.correct.tolist(), losses, strict=True)
+            (self.prefers * c, -self.prefers * loss)
+            for c, loss in zip(scores.correct.tolist(), losses, strict=True)
         ]
         return merit.index(max(merit))
 
@@ -57,7 +61,10 @@ def search_name(search: "Search") -> str:
 
 
 class Search(Protocol):
-    """A frozen dataclass: its fields are its options. It decides on numbers that are the same on every rank."""
+    """A frozen dataclass: its fields are its options.
+
+    It decides on numbers that are the same on every rank.
+    """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 

@@ -1,12 +1,13 @@
 """Exact search: the same unit as trying every candidate on every image, ties included, with fewer forward passes.
 
-An image counts against a candidate when it is wrong (right, where the lowest accuracy wins). The count so far is a
-lower bound of the final count. So the candidate with the lowest count goes on, a piece of the images at a time, until
-one has seen all images and none has a lower count: best-first search with an admissible bound (A*). The less often the
-winner is wrong, the more this saves.
+An image counts against a candidate when it is wrong (right, where the lowest accuracy wins). The
+count so far is a lower bound of the final count. So the candidate with the lowest count goes on, a
+piece of the images at a time, until one has seen all images and none has a lower count: best-first
+search with an admissible bound (A*). The less often the winner is wrong, the more this saves.
 
-Images of the highest loss under the mask before come first (lowest, where the lowest accuracy wins). Images that are
-wrong already are wrong under nearly every candidate: half of them are the first piece, for all candidates.
+Images of the highest loss under the mask before come first (lowest, where the lowest accuracy
+wins). Images that are wrong already are wrong under nearly every candidate: half of them are the
+first piece, for all candidates.
 
 Shapes: U candidates, N images of the split.
 """
@@ -21,14 +22,17 @@ from mhprobe.errors import whole_number
 from mhprobe.masking.base import Evaluate, Scores
 from mhprobe.masking.search.base import Choice, Search, Seen, Step
 
-ABREAST = 1 / 8  # of a piece: candidates so close behind go on too, since masks that share blocks cost less together
+ABREAST = (
+    1 / 8
+)  # of a piece: candidates so close behind go on too, since masks that share blocks cost less together
 
 
 @dataclass(frozen=True)
 class Exact(Search):
     """Evaluate every candidate until it cannot win any more.
 
-    parts: number of pieces of the images; with 1 every candidate is tried on every image. least: images of a piece.
+    parts: number of pieces of the images; with 1 every candidate is tried on every image. least:
+    images of a piece.
     """
 
     parts: int = 24
@@ -58,7 +62,10 @@ class Exact(Search):
     def _pieces(self, before: Scores, prefers: int) -> list[Tensor]:
         order = before.losses[0].argsort(descending=prefers > 0, stable=True)
         counting = int((before.right[0] == (prefers < 0)).sum())
-        first, rest = order[: counting // 2], order[counting // 2 :]  # half: some candidate may be much better
+        first, rest = (
+            order[: counting // 2],
+            order[counting // 2 :],
+        )  # half: some candidate may be much better
         return [piece for piece in (first, *rest.split(self._piece(len(order)))) if len(piece)]
 
     def _piece(self, images: int) -> int:

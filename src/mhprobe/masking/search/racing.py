@@ -1,22 +1,27 @@
 """Racing search: evaluate candidates on random images until one is good enough, with a stated error.
 
-With probability at least 1 - delta over the order of the images, the chosen candidate's accuracy on the split is within
-epsilon of the best candidate's. Once all images have been seen the choice is the exhaustive one.
+With probability at least 1 - delta over the order of the images, the chosen candidate's accuracy on
+the split is within epsilon of the best candidate's. Once all images have been seen the choice is
+the exhaustive one.
 
-Let d_i be 1, 0 or -1: image i is right for the leader alone, for both or neither, for the candidate alone. Images come
-in random order without replacement. If the mean of d over all N images is at most -e, that of the t-th is at most
+Let d_i be 1, 0 or -1: image i is right for the leader alone, for both or neither, for the candidate
+alone. Images come in random order without replacement. If the mean of d over all N images is at
+most -e, that of the t-th is at most
 
     m_t = (-e N - (d_1 + ... + d_{t-1})) / (N - t + 1)
 
-given the images before. The wealth prod_t (1 + lambda_t (d_t - m_t)) of a bettor against that, 0 <= lambda_t <
-1 / (1 + m_t), is a nonnegative supermartingale: it ever reaches 1 / alpha with probability at most alpha (Ville).
-These are the paired, sequential tests of Waudby-Smith & Ramdas, 2020, arXiv 2006.04347, and 2024, arXiv 2010.09686,
-with a mixture of bets over a grid of lambda. They hold after every image, and against a leader that changes:
+given the images before. The wealth prod_t (1 + lambda_t (d_t - m_t)) of a bettor against that, 0 <=
+lambda_t < 1 / (1 + m_t), is a nonnegative supermartingale: it ever reaches 1 / alpha with
+probability at most alpha (Ville). These are the paired, sequential tests of Waudby-Smith & Ramdas,
+2020, arXiv 2006.04347, and 2024, arXiv 2010.09686, with a mixture of bets over a grid of lambda.
+They hold after every image, and against a leader that changes:
 
 - e = 0: a candidate that is tested to be worse than some leader is dropped;
-- e = epsilon: once all others are tested to be less than epsilon better than the leader, the leader is chosen.
+- e = epsilon: once all others are tested to be less than epsilon better than the leader, the leader
+is chosen.
 
-An error needs the rejection of a true hypothesis about the best candidate, against one of U - 1 others and for one of
+An error needs the rejection of a true hypothesis about the best candidate, against one of U - 1
+others and for one of
 two e: each test has the level delta / (2 (U - 1)).
 
 Shapes: U candidates, N images of the split, n seen so far.
@@ -40,7 +45,8 @@ DARING = 0.9  # share of the largest bet that cannot ruin
 class Racing(Search):
     """Race candidates on random images until one is ahead.
 
-    epsilon: of accuracy, in [0, 1]. delta: per step. batch: images between two tests. seed: of the order of the images.
+    epsilon: of accuracy, in [0, 1]. delta: per step. batch: images between two tests. seed: of the
+    order of the images.
     """
 
     epsilon: float = 0.002
@@ -51,7 +57,8 @@ class Racing(Search):
     def __post_init__(self) -> None:
         if not 0 <= self.epsilon < 1 or not 0 < self.delta < 1 or self.batch < 1:
             raise UserError(
-                f"masking search racing: expected 0 <= epsilon < 1, 0 < delta < 1 and batch at least 1, got "
+                "masking search racing: expected 0 <= epsilon < 1, 0 < delta < 1 and batch at "
+                "least 1, got "
                 f"epsilon={self.epsilon}, delta={self.delta}, batch={self.batch}."
             )
 
@@ -73,7 +80,9 @@ class Racing(Search):
             right_Un = step.prefers * seen.right[alive[:, None], past].double()
             ahead_Un = right_Un[alive == leader] - right_Un
             worse = rejected(ahead_Un, 0.0, len(order), log_level)
-            settled = worse | rejected(ahead_Un, self.epsilon, len(order), log_level) | (alive == leader)
+            settled = (
+                worse | rejected(ahead_Un, self.epsilon, len(order), log_level) | (alive == leader)
+            )
             if settled.all():
                 return Choice(leader)
             alive = alive[~worse]

@@ -1,12 +1,14 @@
 """Screened: only the candidates that look good to second order are evaluated.
 
-The loss after masking a unit is predicted from slopes s_h of an image's loss along gates, by one backward pass:
+The loss after masking a unit is predicted from slopes s_h of an image's loss along gates, by one
+backward pass:
 
     change = sum over the unit's heads of  -mean(s_h) + 1/2 mean(s_h^2)
 
-The second term, half the diagonal of the empirical Fisher information, stands for the curvature (Kwon et al., 2022,
-arXiv 2204.09656, use it alone; Molchanov et al., 2017, arXiv 1611.06440, the first alone). The ``best`` lowest go on to
-another search. There is no guarantee: a unit that is badly predicted is not tried.
+The second term, half the diagonal of the empirical Fisher information, stands for the curvature
+(Kwon et al., 2022, arXiv 2204.09656, use it alone; Molchanov et al., 2017, arXiv 1611.06440, the
+first alone). The ``best`` lowest go on to another search. There is no guarantee: a unit that is
+badly predicted is not tried.
 
 Shapes: A heads, U candidates.
 """
@@ -41,6 +43,8 @@ class Screened(Search):
         slope_A, square_A = evaluate.slopes(step.off)
         change_A = torch.where(step.off, 0.0, square_A / 2 - slope_A)
         change_U = step.units.double() @ change_A.double()  # in nats of the mean loss
-        promising = change_U.argsort(descending=step.prefers < 0, stable=True)[: self.best].sort().values
+        promising = (
+            change_U.argsort(descending=step.prefers < 0, stable=True)[: self.best].sort().values
+        )
         choice = self.then.choose(dataclasses.replace(step, units=step.units[promising]), evaluate)
         return choice._replace(candidate=int(promising[choice.candidate]))

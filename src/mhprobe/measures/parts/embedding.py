@@ -1,7 +1,8 @@
 """A matrix of distances between heads as points in a plane, as clusters, and as one number: do layers differ?
 
-The plane is metric multidimensional scaling (SMACOF), as in Clark et al., 2019, arXiv 1906.04341, figure 6, started
-from classical scaling, so the same distances give the same picture. Shapes: N heads of one group.
+The plane is metric multidimensional scaling (SMACOF), as in Clark et al., 2019, arXiv 1906.04341,
+figure 6, started from classical scaling, so the same distances give the same picture. Shapes: N
+heads of one group.
 """
 
 import torch
@@ -24,7 +25,13 @@ def embed(distance: Tensor) -> tuple[Tensor, float]:
     # a dimension has no sign of its own: its largest entry is positive
     start = plane * plane.gather(0, plane.abs().argmax(0, keepdim=True)).sign()
     solution, _ = smacof(
-        distance.numpy(), init=start.numpy(), n_init=1, max_iter=1000, eps=1e-9, random_state=0, normalized_stress=False
+        distance.numpy(),
+        init=start.numpy(),
+        n_init=1,
+        max_iter=1000,
+        eps=1e-9,
+        random_state=0,
+        normalized_stress=False,
     )
     points = torch.from_numpy(solution)
     points = points - points.mean(0)
@@ -38,14 +45,18 @@ def scaled(distance: Tensor) -> Tensor:
     centre = torch.eye(count, dtype=distance.dtype) - 1 / count
     strength, direction = torch.linalg.eigh(-0.5 * centre @ distance.square() @ centre)
     positive = strength > 1e-9 * strength.abs().max()
-    return direction[:, positive] * strength[positive].sqrt() if positive.any() else distance.new_zeros(count, 1)
+    return (
+        direction[:, positive] * strength[positive].sqrt()
+        if positive.any()
+        else distance.new_zeros(count, 1)
+    )
 
 
 def cluster(distance: Tensor, clusters: int) -> Tensor:
     """(N,) int64 cluster of each head, numbered in the order of their first heads, by Ward's linkage.
 
-    distance: (N, N) divergences that are squared distances, as mean Jensen-Shannon divergences are (Endres &
-    Schindelin, 2003, IEEE Transactions on Information Theory 49:1858).
+    distance: (N, N) divergences that are squared distances, as mean Jensen-Shannon divergences are
+    (Endres & Schindelin, 2003, IEEE Transactions on Information Theory 49:1858).
     """
     if len(distance) == 1:
         return torch.zeros(1, dtype=torch.long)
@@ -56,11 +67,14 @@ def cluster(distance: Tensor, clusters: int) -> Tensor:
     return torch.tensor([number[label] for label in labels])
 
 
-def layer_ratio(distance: Tensor, layer: Tensor, group: Tensor, permutations: int, seed: int) -> tuple[Tensor, Tensor]:
+def layer_ratio(
+    distance: Tensor, layer: Tensor, group: Tensor, permutations: int, seed: int
+) -> tuple[Tensor, Tensor]:
     """Mean distance within layers over that between, and p: how rarely chance gives a smaller one.
 
-    distance: (A, A), only pairs of one group count. layer, group: (A,). p: share of relabellings (heads of a group swap
-    their layers) whose ratio is at most the observed one, itself included. NaN, NaN without pairs of both sorts.
+    distance: (A, A), only pairs of one group count. layer, group: (A,). p: share of relabellings
+    (heads of a group swap their layers) whose ratio is at most the observed one, itself included.
+    NaN, NaN without pairs of both sorts.
     """
     distance = distance.round(decimals=_DIGITS)
     compared = (group[:, None] == group).triu(1)

@@ -1,6 +1,7 @@
 """Numbers that look random and depend on an image alone: draws of images that no order, batch or rank changes.
 
-Pixels are rounded to bfloat16 before they are hashed, so a model in bfloat16 gets the same numbers as one in float32.
+Pixels are rounded to bfloat16 before they are hashed, so a model in bfloat16 gets the same numbers
+as one in float32.
 Shapes: P places of the pool.
 """
 
@@ -29,8 +30,14 @@ def numbers_in(batch: HeadBatch) -> Tensor:
 def image_numbers(x: Tensor) -> Tensor:
     """(B,) int64 of (B, ...) numbers, floats rounded to bfloat16: equal images get equal ones, others nearly never."""
     flat = x.flatten(1)
-    bits = flat.bfloat16().contiguous().view(torch.int16).long() if x.is_floating_point() else flat.long()
-    return mixed((bits * _odd(bits.shape[1], bits.device)).sum(1))  # wraps around, in any order to the same number
+    bits = (
+        flat.bfloat16().contiguous().view(torch.int16).long()
+        if x.is_floating_point()
+        else flat.long()
+    )
+    return mixed(
+        (bits * _odd(bits.shape[1], bits.device)).sum(1)
+    )  # wraps around, in any order to the same number
 
 
 def mixed(number: Tensor) -> Tensor:
@@ -41,7 +48,10 @@ def mixed(number: Tensor) -> Tensor:
 
 
 def donor_of(number: Tensor) -> Tensor:
-    """Number of the donor, of ``DONORS``, that stands in for each image. Images that share one are not independent."""
+    """Number of the donor, of ``DONORS``, that stands in for each image.
+
+    Images that share one are not independent.
+    """
     return mixed(number) % DONORS
 
 
@@ -56,7 +66,8 @@ def _odd(count: int, device: torch.device) -> Tensor:
 class Pool:
     """The ``size`` images (or patches) with the smallest numbers; room for all is taken with the first.
 
-    number: (P,) int64, rising; the largest int64 marks a free place. parts: tensors (P, ...), padded with zeros.
+    number: (P,) int64, rising; the largest int64 marks a free place. parts: tensors (P, ...),
+    padded with zeros.
     """
 
     def __init__(self, size: int) -> None:
@@ -82,7 +93,9 @@ class Pool:
         self.number = torch.full((self.size,), _NOBODY)
         self.number[: len(number)] = number
         self.parts = self.parts or [part.new_zeros(self.size, *part.shape[1:]) for part in parts]
-        for place, part in enumerate(parts):  # new ones of all beside the old ones would take twice the room
+        for place, part in enumerate(
+            parts
+        ):  # new ones of all beside the old ones would take twice the room
             self.parts[place] = _of_both(self.parts[place], part.detach(), order)
 
     def gather(self) -> None:
@@ -102,11 +115,16 @@ def _of_both(mine: Tensor, came: Tensor, order: Tensor) -> Tensor:
     order = order.to(came.device)
     stays = order < len(mine)
     kept = came.new_zeros(mine.shape)
-    kept[: len(order)][stays], kept[: len(order)][~stays] = mine[order[stays]], came[order[~stays] - len(mine)]
+    kept[: len(order)][stays], kept[: len(order)][~stays] = (
+        mine[order[stays]],
+        came[order[~stays] - len(mine)],
+    )
     return kept
 
 
 def _padded(part: Tensor, shape: Sequence[int]) -> Tensor:
     """(n, ...) with zeros at its ends, up to (n, *shape)."""
     missing = [large - size for large, size in zip(shape, part.shape[1:], strict=True)]
-    return torch.nn.functional.pad(part, [side for count in reversed(missing) for side in (0, count)])
+    return torch.nn.functional.pad(
+        part, [side for count in reversed(missing) for side in (0, count)]
+    )

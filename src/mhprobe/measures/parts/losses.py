@@ -1,10 +1,11 @@
 """Loss of each image, by one function for all, its slope along each head's gate, sums per class, and paired tests.
 
-The slopes are what importance and Fisher information are made of: dL/dxi_h = sum over tokens and width of z * dL/dz.
-Losses with heads off are compared with those with all heads, image by image, by a streamed bootstrap: each image draws
-for itself how often each resample has it, nearly independent Poisson variables of mean 1 (the online bootstrap: Oza &
-Russell, 2001, AISTATS; Chamandy, Muralidharan, Najmi & Naidu, 2012, Google technical report). Each comes from a hash of
-the image and of the resample's number, so all heads see the same resamples, whatever the order, batch or rank.
+The slopes are what importance and Fisher information are made of: dL/dxi_h = sum over tokens and
+width of z * dL/dz. Losses with heads off are compared with those with all heads, image by image, by
+a streamed bootstrap: each image draws for itself how often each resample has it, nearly independent
+Poisson variables of mean 1 (the online bootstrap: Oza & Russell, 2001, AISTATS; Chamandy,
+Muralidharan, Najmi & Naidu, 2012, Google technical report). Each comes from a hash of the image and
+of the resample's number, so all heads see the same resamples, whatever the order, batch or rank.
 """
 
 import math
@@ -23,7 +24,9 @@ from mhprobe.stats.significance import paired_difference, standard_error
 
 RESAMPLES = 1000
 _GOLDEN = 0x9E3779B97F4A7C1  # an odd number: resamples lie far apart before they are mixed
-_LAW = torch.tensor([math.exp(-1) / math.factorial(k) for k in range(18)], dtype=torch.float64).cumsum(0)
+_LAW = torch.tensor(
+    [math.exp(-1) / math.factorial(k) for k in range(18)], dtype=torch.float64
+).cumsum(0)
 
 
 def outcomes(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -45,7 +48,10 @@ def outcomes_of(batch: HeadBatch, logits: Tensor, name: str) -> tuple[Tensor, Te
 
 
 def gate_slopes(batch: HeadBatch, name: str) -> Tensor:
-    """(B, A) float64, once per batch for all measures. name: of the measure that asks, for its error."""
+    """(B, A) float64, once per batch for all measures.
+
+    name: of the measure that asks, for its error.
+    """
     batch.need("grad", name)
     return batch.derive(_gate_slopes)
 
@@ -55,16 +61,22 @@ def _gate_slopes(batch: HeadBatch) -> Tensor:
 
 
 def token_slopes(batch: HeadBatch, name: str) -> Iterator[Tensor]:
-    """Per site (B, T, H) float64: the slope along a gate on this token's head alone. One site at a time is kept."""
+    """Per site (B, T, H) float64: the slope along a gate on this token's head alone.
+
+    One site at a time is kept.
+    """
     # products of narrow types are exact in float32, their sums are not
     pairs = zip(batch.z, batch.need("grad", name), strict=True)
     return ((wide(z) * wide(g)).sum(-1, dtype=torch.float64) for z, g in pairs)
 
 
 class PerClass(Measure):
-    """Base of measures with sums (..., C). tables: columns that have a number per class, which ``axes`` names.
+    """Base of measures with sums (..., C).
 
-    Logits tell the number of classes: the sums grow at the first batch, or, on a rank without any, before ranks add up.
+    tables: columns that have a number per class, which ``axes`` names.
+
+    Logits tell the number of classes: the sums grow at the first batch, or, on a rank without any,
+    before ranks add up.
     """
 
     tables: ClassVar[tuple[str, ...]]
@@ -91,7 +103,10 @@ class PerClass(Measure):
 
 
 class Paired(Measure):
-    """Base of measures of what heads that are off change. ablation: a mask per head. sign: -1 if a fall counts."""
+    """Base of measures of what heads that are off change.
+
+    ablation: a mask per head. sign: -1 if a fall counts.
+    """
 
     ablation: Ablation
     sign: ClassVar[int] = 1
@@ -130,7 +145,11 @@ class Paired(Measure):
     def drops(self) -> dict[str, Tensor]:
         """Columns drop, drop_low and drop_high: share right with all heads - share right under the mask."""
         low, high = paired_difference(self.both, self.lost, self.won, self.images)
-        return {"drop": (self.lost - self.won).double() / self.images, "drop_low": low, "drop_high": high}
+        return {
+            "drop": (self.lost - self.won).double() / self.images,
+            "drop_low": low,
+            "drop_high": high,
+        }
 
     def whole(self) -> Tensor:
         """() accuracy with all heads."""

@@ -1,6 +1,7 @@
 """Second moments of a group of channels, streamed: all that CCA and its relatives need to know about the data.
 
-float64 throughout: in float32 the covariance, a small difference of large sums, is wrong by several per cent.
+float64 throughout: in float32 the covariance, a small difference of large sums, is wrong by several
+per cent.
 Shapes: N rows, C channels, H parts (heads, or layers) of D channels each.
 """
 
@@ -11,17 +12,27 @@ from typing import Self
 import torch
 from torch import Tensor
 
-CHUNK = 1024  # rows cast to float64 at a time: they stay in the cache, and a large batch is never copied whole
-_BLOCK = 96  # channels multiplied at a time; blocks left of the diagonal are skipped, which saves nearly half
-_NUMBERS, _WIDE = 2**25, 768  # elsewhere than on a CPU: numbers cast, and channels multiplied, at a time
-_RESOLUTION = 1e-12  # a direction with less of its part's mean square is rounding noise of the float64 sums
+# rows cast to float64 at a time: they stay in the cache, and a large batch is never copied whole
+CHUNK = 1024
+# channels multiplied at a time; blocks left of the diagonal are skipped, which saves nearly half
+_BLOCK = 96
+_NUMBERS, _WIDE = (
+    2**25,
+    768,
+)  # elsewhere than on a CPU: numbers cast, and channels multiplied, at a time
+_RESOLUTION = (
+    1e-12  # a direction with less of its part's mean square is rounding noise of the float64 sums
+)
 
 Seen = Callable[[int | None], "Parts"]
 Block = Callable[[slice, slice], Tensor]
 
 
 def add_products(outer_CC: Tensor, x_NC: Tensor) -> None:
-    """Add x^T x in place. Only the upper triangle is right, see ``symmetric``: that takes little more than half."""
+    """Add x^T x in place.
+
+    Only the upper triangle is right, see ``symmetric``: that takes little more than half.
+    """
     width = _BLOCK if x_NC.device.type == "cpu" else _WIDE
     for start in range(0, x_NC.shape[1], width):
         block = x_NC[:, start : start + width]
@@ -35,9 +46,12 @@ def symmetric(outer_CC: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Moments:
-    """n, sum x and sum x x^T of the rows so far, by fold of images. The tensors are updated in place.
+    """n, sum x and sum x x^T of the rows so far, by fold of images.
 
-    rows: (J,) int64. total: (J, C) float64. outer: (J, C, C) float64, of which only the upper triangle is kept.
+    The tensors are updated in place.
+
+    rows: (J,) int64. total: (J, C) float64. outer: (J, C, C) float64, of which only the upper
+    triangle is kept.
     """
 
     rows: Tensor
@@ -54,7 +68,9 @@ class Moments:
 
     def add(self, x_NC: Tensor, fold: int = 0) -> None:
         """Add rows of any floating dtype, of images of one fold."""
-        for chunk in x_NC.split(CHUNK if x_NC.device.type == "cpu" else max(CHUNK, _NUMBERS // x_NC.shape[1])):
+        for chunk in x_NC.split(
+            CHUNK if x_NC.device.type == "cpu" else max(CHUNK, _NUMBERS // x_NC.shape[1])
+        ):
             chunk = chunk.double()
             self.total[fold].add_(chunk.sum(0))
             add_products(self.outer[fold], chunk)
@@ -67,7 +83,9 @@ class Moments:
 
     def parts(self, width: int) -> Seen:
         """Function from a fold to the parts (runs of ``width`` channels) without its images; None: with all images."""
-        rows, total, outer = (sums[0] if len(sums) == 1 else sums.sum(0) for sums in vars(self).values())
+        rows, total, outer = (
+            sums[0] if len(sums) == 1 else sums.sum(0) for sums in vars(self).values()
+        )
 
         def seen(without: int | None = None) -> Parts:
             if without is None:
@@ -85,9 +103,9 @@ class Moments:
 class Parts:
     """Second moments of equally wide parts, the material of every similarity.
 
-    rows: () n. covariance: of two runs of channels, the second not left of the first, divided by n - 1. spectrum: (H,
-    D) falling eigenvalues of each part's own covariance, 0 for rounding noise. direction: (H, D, D) their eigenvectors,
-    as columns. mean: (H, D).
+    rows: () n. covariance: of two runs of channels, the second not left of the first, divided by n
+    - 1. spectrum: (H, D) falling eigenvalues of each part's own covariance, 0 for rounding noise.
+    direction: (H, D, D) their eigenvectors, as columns. mean: (H, D).
     """
 
     rows: Tensor
@@ -109,7 +127,9 @@ class Parts:
         covariances = torch.stack([covariance(run, run) for run in runs])
         eigenvalue, direction = torch.linalg.eigh(covariances, UPLO="U")
         square = torch.stack([outer(run, run).diagonal() for run in runs]) / rows
-        spectrum = eigenvalue.where(eigenvalue > _RESOLUTION * square.sum(1, keepdim=True), 0.0).flip(1)
+        spectrum = eigenvalue.where(
+            eigenvalue > _RESOLUTION * square.sum(1, keepdim=True), 0.0
+        ).flip(1)
         return cls(rows, covariance, spectrum, direction.flip(2), mean.view(-1, width))
 
     @property

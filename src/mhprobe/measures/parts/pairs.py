@@ -1,9 +1,10 @@
 """Similarities between heads, layers or blocks: pairs, second moments, and warnings of doubtful numbers.
 
-A row is a token of an image, a channel is e.g. one of a head's outputs before its gate. Two kinds of sums suffice: mean
-and covariance of a group's channels, and sums per fold of images for the null (folds.py). All similarities share them.
-Shapes: C channels of a group, H parts of a group (heads, layers or blocks), D their width, A parts of all groups, R the
-largest width, N draws of the null.
+A row is a token of an image, a channel is e.g. one of a head's outputs before its gate. Two kinds
+of sums suffice: mean and covariance of a group's channels, and sums per fold of images for the null
+(folds.py). All similarities share them.
+Shapes: C channels of a group, H parts of a group (heads, layers or blocks), D their width, A parts
+of all groups, R the largest width, N draws of the null.
 """
 
 import dataclasses
@@ -44,22 +45,27 @@ class FewImages(MeasureWarning):
 
 
 class Similarity(Measure):
-    """Base of the similarities between parts of a network. A subclass says what the parts are and compares them.
+    """Base of the similarities between parts of a network.
 
-    null: what counts as unrelated. "images": the same two parts on different images, position by position. "rolled":
+    A subclass says what the parts are and compares them.
+
+    null: what counts as unrelated. "images": the same two parts on different images, position by
+    position. "rolled":
         also rolls one part's grid by a random offset; images - rolled is what position shares.
     null_draws, seed: number of draws of the null, and their seed.
     folds: number of folds of images that the null keeps sums of (folds.py); memory grows with it.
-    interval: whether to keep sums by eight folds for low and high (jackknife.py), which takes eight times the memory.
+    interval: whether to keep sums by eight folds for low and high (jackknife.py), which takes eight
+    times the memory.
         None: if that is at most two gigabytes; NoInterval warns if it is more.
     groups: site numbers that are compared with each other, row by row.
 
-    Columns: value (A, A), larger is more alike, 1 for a part with itself, 0 for a dead one; low, high (A, A) 95 %
-    interval over image sets of this size, NaN with images in fewer than five folds; null (A, A) mean over draws, to
-    read the value against, NaN if all images are in one fold; null_sd (A, A) their standard deviation; null_draws (A,
-    A, N) the draws; images (); rows (A,) of the part's group. NaN outside the groups.
-    Raises UserError with fewer rows than channels of a part. FewImages warns with fewer images than channels, DeadHead
-    names parts that do not vary.
+    Columns: value (A, A), larger is more alike, 1 for a part with itself, 0 for a dead one; low,
+    high (A, A) 95 % interval over image sets of this size, NaN with images in fewer than five
+    folds; null (A, A) mean over draws, to read the value against, NaN if all images are in one
+    fold; null_sd (A, A) their standard deviation; null_draws (A, A, N) the draws; images (); rows
+    (A,) of the part's group. NaN outside the groups. Raises UserError with fewer rows than channels
+    of a part. FewImages warns with fewer images than channels, DeadHead names parts that do not
+    vary.
     """
 
     within = SHARE
@@ -79,21 +85,34 @@ class Similarity(Measure):
         super().__init__(layout, **kwargs)
         if null != "images":
             self.label = f"{self.label}; null={null}"
-        self.null, self.null_draws, self.seed, self.folds, self.interval = null, null_draws, seed, folds, interval
+        self.null, self.null_draws, self.seed, self.folds, self.interval = (
+            null,
+            null_draws,
+            seed,
+            folds,
+            interval,
+        )
         self.groups = groups
         self.skipped = [0] * len(groups)  # tokens in front that are left out, by group
-        self.shapes: list[tuple[int, int]] = []  # tokens of an image and D, by group, once a batch tells
+        self.shapes: list[
+            tuple[int, int]
+        ] = []  # tokens of an image and D, by group, once a batch tells
         for site in (layout.sites[sites[0]] for sites in groups):
             if null == "rolled" and site.grid is None:
                 raise UserError(
-                    f"{self.name}: null=rolled rolls the grid of {site.name}, which is not fixed: the model takes "
+                    f"{self.name}: null=rolled rolls the grid of {site.name}, which is not fixed: "
+                    "the model takes "
                     f"images of any size. Use null=images."
                 )
 
     @property
     def names(self) -> list[str]:
         """(A,) names of the parts."""
-        return head_names(self.layout) if self.kind == "pairwise" else [site.name for site in self.layout.sites]
+        return (
+            head_names(self.layout)
+            if self.kind == "pairwise"
+            else [site.name for site in self.layout.sites]
+        )
 
     def members(self, group: int) -> Tensor:
         """(H,) numbers of a group's parts among all."""
@@ -114,17 +133,24 @@ class Similarity(Measure):
 
     def permuted(self, heads: Parts, deranged: Parts) -> dict[str, Tensor]:
         """Columns that have a null, from ``deranged``: the same parts with covariances of swapped images."""
-        return {name: part for name, part in self.compare(deranged).items() if name in ("value", "rho")}
+        return {
+            name: part for name, part in self.compare(deranged).items() if name in ("value", "rho")
+        }
 
     def check_rows(self) -> None:
         """Refuse a group with fewer rows than channels; warn of fewer images, as tokens of an image are alike."""
-        rows = [int(declared(self, number, Moments).rows.sum()) for number in range(len(self.groups))]
+        rows = [
+            int(declared(self, number, Moments).rows.sum()) for number in range(len(self.groups))
+        ]
         widths = [width for _, width in self.shapes]
         sites = [self.layout.sites[group[0]] for group in self.groups]
-        count, width, site = min(zip(rows, widths, sites, strict=True), key=lambda item: item[0] / item[1])
+        count, width, site = min(
+            zip(rows, widths, sites, strict=True), key=lambda item: item[0] / item[1]
+        )
         if count < width:
             raise UserError(
-                f"{self.name}: {site.name} has n = {count} rows (tokens of all images) for d = {width} channels, "
+                f"{self.name}: {site.name} has n = {count} rows (tokens of all images) for d = "
+                f"{width} channels, "
                 f"expected at least n = d, better 10 d. Use more images."
             )
         if (images := int(self.images)) < max(widths):
@@ -142,10 +168,14 @@ class Similarity(Measure):
         for group in range(len(self.groups)):
             moments, dealt = batch.derive(sums_of, self.rows_of(group), self.folds, self.jackknife)
             sums = declared(self, group, Folds)
-            was, now = (f"{of.shape[1]} tokens of {of.shape[2]} channels" for of in (sums.total, dealt.total))
+            was, now = (
+                f"{of.shape[1]} tokens of {of.shape[2]} channels"
+                for of in (sums.total, dealt.total)
+            )
             if was != now:
                 raise UserError(
-                    f"{self.name}: images with {now} after images with {was}, which cannot be compared. Feed images of "
+                    f"{self.name}: images with {now} after images with {was}, which cannot be "
+                    "compared. Feed images of "
                     f"one size, recorded of one network."
                 )
             sums.merge(dealt)
@@ -162,7 +192,9 @@ class Similarity(Measure):
             return
         self.shapes = shapes
         channels = [len(self.members(group)) * width for group, (_, width) in enumerate(shapes)]
-        self.jackknife = affordable(self.name, self.folds, self.interval, sum(count**2 for count in channels))
+        self.jackknife = affordable(
+            self.name, self.folds, self.interval, sum(count**2 for count in channels)
+        )
         for group, ((tokens, _), count) in enumerate(zip(shapes, channels, strict=True)):
             declare(self, group, Moments.zeros(self.jackknife, count, self.device))
             declare(self, group, Folds.zeros(self.folds, tokens, count, self.device))
@@ -182,13 +214,24 @@ class Similarity(Measure):
             dead[index] |= ~by_group[group].pop("alive")
             for name, part in by_group[group].items():
                 if name not in columns:  # NaN until groups fill it
-                    shape = (count, count, self.null_draws if name == "null_draws" else width)[: part.dim()]
-                    columns[name] = part.new_full(shape, torch.nan if part.is_floating_point() else 0)
-                place = (index[:, None], index, slice(part.shape[-1]))[: part.dim()] if part.dim() > 1 else (index,)
+                    shape = (count, count, self.null_draws if name == "null_draws" else width)[
+                        : part.dim()
+                    ]
+                    columns[name] = part.new_full(
+                        shape, torch.nan if part.is_floating_point() else 0
+                    )
+                place = (
+                    (index[:, None], index, slice(part.shape[-1]))[: part.dim()]
+                    if part.dim() > 1
+                    else (index,)
+                )
                 columns[name][place] = part
         if dead.any():
             names = ", ".join(itertools.compress(self.names, dead.tolist()))
-            rank_zero_warn(f"{self.name}: similarity 0 for {self.noun} whose output does not vary: {names}.", DeadHead)
+            rank_zero_warn(
+                f"{self.name}: similarity 0 for {self.noun} whose output does not vary: {names}.",
+                DeadHead,
+            )
         return {name: column.to(self.device) for name, column in columns.items()}
 
     def _of_group(self, group: int) -> dict[str, Tensor]:
@@ -198,7 +241,12 @@ class Similarity(Measure):
         compared = self.compare(heads)
         images_J = declared(self, group, Moments).rows
         columns = {
-            **jackknife(compared.pop("value"), lambda fold: self.compare(seen(fold))["value"], images_J, self.within),
+            **jackknife(
+                compared.pop("value"),
+                lambda fold: self.compare(seen(fold))["value"],
+                images_J,
+                self.within,
+            ),
             **compared,
             **self._null(group, heads),
             "rows": heads.rows.expand(len(heads.alive)),
@@ -213,10 +261,15 @@ class Similarity(Measure):
     def _null(self, group: int, heads: Parts) -> dict[str, Tensor]:
         folds = declared(self, group, Folds)
         if int((folds.count > 0).sum()) < 2:  # nothing to swap
-            return {name: part * torch.nan for name, part in _as_null(self.permuted(heads, heads)).items()}
+            return {
+                name: part * torch.nan
+                for name, part in _as_null(self.permuted(heads, heads)).items()
+            }
         site = self.layout.sites[self.groups[group][0]]
         rolled = dataclasses.replace(site, prefix_tokens=site.prefix_tokens - self.skipped[group])
-        swapped = folds.swapped(heads, self.null_draws, self.seed, rolled if self.null == "rolled" else None)
+        swapped = folds.swapped(
+            heads, self.null_draws, self.seed, rolled if self.null == "rolled" else None
+        )
         draws = [self.permuted(heads, parts) for parts in swapped]
         value_HHN = torch.stack([draw["value"] for draw in draws], -1)
         means = {name: torch.stack([draw[name] for draw in draws]).mean(0) for name in draws[0]}
@@ -228,16 +281,18 @@ class PairMeasure(Similarity):
     """Base of the similarities between heads. A subclass writes ``compare`` for one group's heads.
 
     pairs: heads that are compared: those of one "layer", of one "stage", or "all", token by token.
-    tokens: rows are "all" tokens, or the "patches" without class token and registers, which many heads treat alike.
-    Raises UserError if the heads of a group differ in tokens or width. DuplicateHead names pairs above 0.99999 whose
-    null is below 0.9.
+    tokens: rows are "all" tokens, or the "patches" without class token and registers, which many
+    heads treat alike. Raises UserError if the heads of a group differ in tokens or width.
+    DuplicateHead names pairs above 0.99999 whose null is below 0.9.
     """
 
     kind = "pairwise"
     larger = "the two heads are more alike"
     equal_up_to: ClassVar[str]  # difference that the measure cannot see, between heads that score 1
 
-    def __init__(self, layout: HeadLayout, pairs: Pairs = "layer", tokens: Tokens = "all", **kwargs: Any) -> None:
+    def __init__(
+        self, layout: HeadLayout, pairs: Pairs = "layer", tokens: Tokens = "all", **kwargs: Any
+    ) -> None:
         super().__init__(layout, groups(self.name, layout, pairs), **kwargs)
         self.pairs = pairs
         if tokens == "patches":
@@ -262,13 +317,17 @@ class PairMeasure(Similarity):
     def _check_aligned(self, sites: tuple[int, ...], tokens: Sequence[int | None]) -> None:
         """UserError unless the sites of a group, whose rows stand side by side, have equal tokens and head widths."""
         counted = zip(sites, tokens, strict=True)
-        facts = [f"{count or '?'} tokens, width {self.layout.sites[s].head_dim}" for s, count in counted]
+        facts = [
+            f"{count or '?'} tokens, width {self.layout.sites[s].head_dim}" for s, count in counted
+        ]
         refuse_unlike(self.name, self.pairs, [self.layout.sites[s] for s in sites], facts)
 
 
 def groups(name: str, layout: HeadLayout, pairs: Pairs) -> tuple[tuple[int, ...], ...]:
     """Site numbers, by groups that are compared. Raises UserError for an unknown ``pairs``."""
-    key = {"layer": lambda s: s, "stage": lambda s: layout.sites[s].stage, "all": lambda s: 0}[pairs]
+    key = {"layer": lambda s: s, "stage": lambda s: layout.sites[s].stage, "all": lambda s: 0}[
+        pairs
+    ]
     return tuple(tuple(sites) for _, sites in itertools.groupby(range(len(layout.sites)), key))
 
 
@@ -277,7 +336,8 @@ def refuse_unlike(name: str, pairs: Pairs, sites: Sequence[HeadSite], facts: Seq
     for site, fact in zip(sites, facts, strict=True):
         if fact != facts[0]:
             raise UserError(
-                f"{name}: pairs={pairs} compares {sites[0].name} ({facts[0]}) with {site.name} ({fact}), expected the "
+                f"{name}: pairs={pairs} compares {sites[0].name} ({facts[0]}) with {site.name} "
+                f"({fact}), expected the "
                 f"same. Compare fewer heads: pairs=stage or pairs=layer."
             )
 
@@ -297,12 +357,16 @@ def _as_null(columns: dict[str, Tensor]) -> dict[str, Tensor]:
     return {"null" if name == "value" else f"null_{name}": part for name, part in columns.items()}
 
 
-def warn_duplicates(name: str, layout: HeadLayout, value_AA: Tensor, null_AA: Tensor, up_to: str) -> None:
+def warn_duplicates(
+    name: str, layout: HeadLayout, value_AA: Tensor, null_AA: Tensor, up_to: str
+) -> None:
     """Warn of pairs of heads that are equal ``up_to`` something, but for those that few rows make equal."""
     if same := ((value_AA > _DUPLICATE) & (null_AA < 0.9)).triu(1).nonzero().tolist():
         names = head_names(layout)
         pairs = ", ".join(f"{names[a]} and {names[b]}" for a, b in same)
-        rank_zero_warn(f"{name}: above {_DUPLICATE}, so equal up to {up_to}: {pairs}.", DuplicateHead)
+        rank_zero_warn(
+            f"{name}: above {_DUPLICATE}, so equal up to {up_to}: {pairs}.", DuplicateHead
+        )
 
 
 def head_names(layout: HeadLayout) -> list[str]:

@@ -1,12 +1,14 @@
 """Places of tokens in an attention matrix, and the matrix itself, a few images at a time.
 
-In a shifted Swin window places from opposite sides of the image stand next to each other and may not attend to each
-other; some places are padding. Here that becomes, once per site, a few boolean tables over (window, query, key): every
-statistic of attention is a product with a table and a sum. timm's Swin does not mask its padding keys, so the rest of a
-row sums to less than 1. ``shares`` divides by that sum; columns called "raw" do not.
+In a shifted Swin window places from opposite sides of the image stand next to each other and may
+not attend to each other; some places are padding. Here that becomes, once per site, a few boolean
+tables over (window, query, key): every statistic of attention is a product with a table and a sum.
+timm's Swin does not mask its padding keys, so the rest of a row sums to less than 1. ``shares``
+divides by that sum; columns called "raw" do not.
 
-Texts of a batch are padded to one length. Measures that need no grid see each text as a window of its own: W = b texts
-of one "image". Padding is what gets exactly no attention from any query of any head.
+Texts of a batch are padded to one length. Measures that need no grid see each text as a window of
+its own: W = b texts of one "image". Padding is what gets exactly no attention from any query of any
+head.
 """
 
 import functools
@@ -22,17 +24,20 @@ from mhprobe.heads import HeadBatch, HeadLayout, HeadSite, Need
 from mhprobe.measures.base import Measure
 
 # float64 numbers in a piece of attention, whatever the batch size
-_CPU_PIECE = 2**18  # 2 MiB stay in the cache; temporaries of 64 MiB cost page faults and three times the time
+_CPU_PIECE = (
+    2**18
+)  # 2 MiB stay in the cache; temporaries of 64 MiB cost page faults and three times the time
 _GPU_PIECE = 2**24  # 128 MiB: few launches
 
 
 class Places(NamedTuple):
     """The tables of one site.
 
-    token: (W, K) index into T, prefix first, -1 for padding. cell: (W, K, 2) int64 row and column of the grid, 0 where
-    no grid token stands. patch: (W, K) bool, a grid token. pairs: (W, Q, K) bool, may attend to each other.
-    patch_pairs: (W, Q, K) bool, such pairs of grid tokens. distance: (W, Q, K) float64 in input pixels, 0 but for pairs
-    of grid tokens.
+    token: (W, K) index into T, prefix first, -1 for padding. cell: (W, K, 2) int64 row and column
+    of the grid, 0 where no grid token stands. patch: (W, K) bool, a grid token. pairs: (W, Q, K)
+    bool, may attend to each other.
+    patch_pairs: (W, Q, K) bool, such pairs of grid tokens. distance: (W, Q, K) float64 in input
+    pixels, 0 but for pairs of grid tokens.
     """
 
     token: Tensor
@@ -67,16 +72,25 @@ def places_of(site: HeadSite, device: torch.device) -> Places:
         raster = (token - site.prefix_tokens).clamp(min=0)
         cell = torch.stack([raster // site.token_grid[1], raster % site.token_grid[1]], -1)
         patch_pairs = pairs & patch[:, :, None] & patch[:, None, :]
-        steps = (cell[:, :, None] - cell[:, None, :]).double() * torch.tensor(site.pixels, dtype=torch.float64)
+        steps = (cell[:, :, None] - cell[:, None, :]).double() * torch.tensor(
+            site.pixels, dtype=torch.float64
+        )
         distance = steps.norm(dim=-1) * patch_pairs
-        return Places(*(table.to(device) for table in (token, cell, patch, pairs, patch_pairs, distance)))
+        return Places(
+            *(table.to(device) for table in (token, cell, patch, pairs, patch_pairs, distance))
+        )
 
 
 @functools.lru_cache(maxsize=256)
 def reach_of(site: HeadSite) -> tuple[int, int]:
-    """Offsets (Y, X) between patches that may attend to each other; the middle is the query. More if windows wrap."""
+    """Offsets (Y, X) between patches that may attend to each other; the middle is the query.
+
+    More if windows wrap.
+    """
     places = places_of(site, torch.device("cpu"))
-    down, across = (places.steps.abs() * places.patch_pairs[..., None]).flatten(0, 2).amax(0).tolist()
+    down, across = (
+        (places.steps.abs() * places.patch_pairs[..., None]).flatten(0, 2).amax(0).tolist()
+    )
     return 2 * down + 1, 2 * across + 1
 
 
@@ -85,7 +99,11 @@ def places_in(site: HeadSite, attn: Tensor) -> Places:
     if not site.line:
         return places_of(site, attn.device)
     words_bT = words_of(attn)
-    token = torch.arange(words_bT.shape[1], device=attn.device).expand(words_bT.shape).masked_fill(~words_bT, -1)
+    token = (
+        torch.arange(words_bT.shape[1], device=attn.device)
+        .expand(words_bT.shape)
+        .masked_fill(~words_bT, -1)
+    )
     cell, pairs = token.new_zeros(*token.shape, 2), words_bT[:, :, None] & words_bT[:, None]
     return Places(token, cell, words_bT, pairs, pairs, pairs.new_zeros(pairs.shape).double())
 
@@ -96,7 +114,10 @@ def words_of(attn: Tensor) -> Tensor:
 
 
 def real_tokens(name: str, batch: HeadBatch, number: int, site: HeadSite) -> Tensor:
-    """(V, T) float64 for the valid images: 1 for a token, 0 for the padding of a text. name: of the measure."""
+    """(V, T) float64 for the valid images: 1 for a token, 0 for the padding of a text.
+
+    name: of the measure.
+    """
     if site.line:
         return words_of(batch.need("attn", name)[number][batch.valid]).double()
     return torch.ones_like(batch.z[number][batch.valid, :, 0, 0], dtype=torch.float64)
@@ -105,8 +126,8 @@ def real_tokens(name: str, batch: HeadBatch, number: int, site: HeadSite) -> Ten
 class Piece(NamedTuple):
     """The attention of one site on some valid images of a batch.
 
-    number, span: of the site, and its heads. images: (b,) indices in the batch. counted: the same among its valid
-    images. attn: (b, W, H, Q, K) float64; of texts (1, b, ...).
+    number, span: of the site, and its heads. images: (b,) indices in the batch. counted: the same
+    among its valid images. attn: (b, W, H, Q, K) float64; of texts (1, b, ...).
     """
 
     number: int
@@ -118,7 +139,10 @@ class Piece(NamedTuple):
     attn: Tensor
 
     def of_images(self, values: Tensor, queries: Tensor) -> Tensor:
-        """(b, H) sum over windows and those queries (W, Q) bool of (b, W, H, Q) values. NaN anywhere stays NaN."""
+        """(b, H) sum over windows and those queries (W, Q) bool of (b, W, H, Q) values.
+
+        NaN anywhere stays NaN.
+        """
         path = "bwhq,wq->wh" if self.site.line else "bwhq,wq->bh"  # a text is a window
         return torch.einsum(path, values, queries.to(values.dtype))
 
@@ -128,7 +152,10 @@ class Piece(NamedTuple):
 
 
 class OfTokens(Measure):
-    """Base of measures that are means over tokens. Of texts they need attention, which tells what is padding."""
+    """Base of measures that are means over tokens.
+
+    Of texts they need attention, which tells what is padding.
+    """
 
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
@@ -137,7 +164,10 @@ class OfTokens(Measure):
 
 
 class OfAttention(Measure):
-    """Base of measures of attention. texts: True if it needs no grid and counts queries; others refuse texts."""
+    """Base of measures of attention.
+
+    texts: True if it needs no grid and counts queries; others refuse texts.
+    """
 
     needs: frozenset[Need] = frozenset({"attn"})
     texts: ClassVar[bool] = False
@@ -154,8 +184,12 @@ class OfAttention(Measure):
     def per_site(self, fact: Callable[[HeadSite, Places], Tensor | float]) -> Tensor:
         """(A,) float64: a fact about each site, for each of its heads."""
         pairs = [(site, fact(site, places_of(site, self.device))) for site in self.layout.sites]
-        facts = [torch.as_tensor(value, dtype=torch.float64, device=self.device) for _, value in pairs]
-        return torch.cat([value.expand(site.num_heads) for (site, _), value in zip(pairs, facts, strict=True)])
+        facts = [
+            torch.as_tensor(value, dtype=torch.float64, device=self.device) for _, value in pairs
+        ]
+        return torch.cat(
+            [value.expand(site.num_heads) for (site, _), value in zip(pairs, facts, strict=True)]
+        )
 
     @property
     def patch_queries(self) -> Tensor:
@@ -167,7 +201,9 @@ class OfAttention(Measure):
         return where_site(self.layout, total / self.images, lambda site: site.class_token)
 
 
-def attention(name: str, layout: HeadLayout, batch: HeadBatch, texts: bool = False) -> Iterator[Piece]:
+def attention(
+    name: str, layout: HeadLayout, batch: HeadBatch, texts: bool = False
+) -> Iterator[Piece]:
     """All valid images' attention of all sites, in pieces of bounded size. name, texts: of the measure that asks."""
     order = batch.valid.cumsum(0) - 1
     for number, site in enumerate(layout.sites):
@@ -175,10 +211,20 @@ def attention(name: str, layout: HeadLayout, batch: HeadBatch, texts: bool = Fal
         for images in chunks(batch.valid, [attn]):
             some = attn[images].double()
             whole = some.transpose(0, 1) if site.line else some
-            yield Piece(number, layout.span(number), site, places_in(site, some), images, order[images], whole)
+            yield Piece(
+                number,
+                layout.span(number),
+                site,
+                places_in(site, some),
+                images,
+                order[images],
+                whole,
+            )
 
 
-def attention_of(name: str, layout: HeadLayout, batch: HeadBatch, number: int, texts: bool = False) -> Tensor:
+def attention_of(
+    name: str, layout: HeadLayout, batch: HeadBatch, number: int, texts: bool = False
+) -> Tensor:
     """(B, W, H, Q, K) of one site, as recorded; of texts (B, 1, H, T, T), if ``texts`` allows them.
 
     Raises UserError if it is missing or does not fit the site's places.
@@ -209,7 +255,9 @@ def of_largest(attn: Tensor, keys: Tensor) -> Tensor:
 
     0 elsewhere, and in a row without keys; NaN in a row with NaN.
     """
-    row = attn * keys[:, None] + (keys.int() - 1)[:, None]  # -1 where there is no key, and NaN stays
+    row = (
+        attn * keys[:, None] + (keys.int() - 1)[:, None]
+    )  # -1 where there is no key, and NaN stays
     top = (row == row.amax(-1, keepdim=True)).double()
     return top / top.sum(-1, keepdim=True) * keys[:, None]
 
@@ -222,12 +270,17 @@ def around_favourites(piece: Piece, group_b: Tensor, groups: int) -> tuple[Tenso
     row_bWHQK = shares(piece.attn, piece.places.patch_pairs)
     windows, heads, count = row_bWHQK.shape[1:4]
     # a sparse product makes no copy of a row for each of its keys where all are equal
-    share_NK, block = of_largest(piece.attn, piece.places.patch_pairs).flatten(0, 3), windows * heads
+    share_NK, block = (
+        of_largest(piece.attn, piece.places.patch_pairs).flatten(0, 3),
+        windows * heads,
+    )
     row, key = share_NK.nonzero(as_tuple=True)
     centre = (group_b[row // (block * count)] * block + row // count % block) * count + key
     places, size = torch.stack([centre, row]), (groups * block * count, len(share_NK))
     sums = torch.sparse_coo_tensor(places, share_NK[row, key], size, check_invariants=False)
-    both = (sums @ pad(row_bWHQK.flatten(0, 3), (0, 1), value=1.0)).view(groups, windows, heads, count, -1)
+    both = (sums @ pad(row_bWHQK.flatten(0, 3), (0, 1), value=1.0)).view(
+        groups, windows, heads, count, -1
+    )
     return both[..., :-1], both[..., -1].sum(0)  # the last column counts rows
 
 
@@ -237,7 +290,10 @@ def even_over(pairs: Tensor) -> Tensor:
 
 
 def over_queries(values: Tensor, queries: Tensor) -> Tensor:
-    """(H,) sum over images, windows and those queries (W, Q) bool of (b, W, H, Q) values. NaN anywhere stays NaN."""
+    """(H,) sum over images, windows and those queries (W, Q) bool of (b, W, H, Q) values.
+
+    NaN anywhere stays NaN.
+    """
     return torch.einsum("bwhq,wq->h", values, queries.to(values.dtype))
 
 

@@ -1,4 +1,7 @@
-"""Figures, a module per family. A kind of figure is a function with a caption; it is found by its name."""
+"""Figures, a module per family.
+
+A kind of figure is a function with a caption; it is found by its name.
+"""
 
 import functools
 import importlib
@@ -14,8 +17,8 @@ P = ParamSpec("P")
 class Kind(Generic[P]):
     """A function that draws, called as such.
 
-    caption: how to read the figure, and what chance would give. draws_control: it draws the untrained network itself,
-    from the column "random_init".
+    caption: how to read the figure, and what chance would give. draws_control: it draws the
+    untrained network itself, from the column "random_init".
     """
 
     def __init__(self, draw: Callable[P, Figure], caption: str, draws_control: bool) -> None:
@@ -26,7 +29,9 @@ class Kind(Generic[P]):
         return self.draw(*args, **options)
 
 
-def captioned(caption: str, draws_control: bool = False) -> Callable[[Callable[P, Figure]], Kind[P]]:
+def captioned(
+    caption: str, draws_control: bool = False
+) -> Callable[[Callable[P, Figure]], Kind[P]]:
     """Make a kind of figure of a function that draws."""
     return lambda draw: Kind(draw, caption, draws_control)
 
@@ -34,5 +39,13 @@ def captioned(caption: str, draws_control: bool = False) -> Callable[[Callable[P
 @functools.cache
 def kinds() -> dict[str, Kind[Any]]:
     """Every kind of figure by its name, in the order of modules."""
-    modules = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
-    return {name: kind for module in modules for name, kind in vars(module).items() if isinstance(kind, Kind)}
+    modules = [
+        importlib.import_module(f"{__name__}.{module.name}")
+        for module in pkgutil.iter_modules(__path__)
+    ]
+    return {
+        name: kind
+        for module in modules
+        for name, kind in vars(module).items()
+        if isinstance(kind, Kind)
+    }

@@ -15,12 +15,17 @@ SPEAKERS = 3  # heads that speak against a class, below the figure
 
 
 def class_matrix(
-    layout: HeadLayout, value: Tensor, marked: Tensor, classes: Sequence[str], text: str, below: Sequence[str] = ()
+    layout: HeadLayout,
+    value: Tensor,
+    marked: Tensor,
+    classes: Sequence[str],
+    text: str,
+    below: Sequence[str] = (),
 ) -> Figure:
     """One row per head, blocks parted by white lines, one column per class.
 
-    value, marked: (A, C); a dot stands where ``marked``. classes: what stands below each column. text: beside the
-    colour bar. below: lines of words at the foot, the first one lowest.
+    value, marked: (A, C); a dot stands where ``marked``. classes: what stands below each column.
+    text: beside the colour bar. below: lines of words at the foot, the first one lowest.
     """
     heads, count = value.shape
     row = max(0.055, min(0.16, 6.0 / heads))  # inches
@@ -41,55 +46,94 @@ def class_matrix(
         axes.set_xticks(shown, [classes[number] for number in shown], rotation=45, ha="right")
         style.bare(axes)
         for line, words in enumerate(below):
-            figure.text(0.1 / style.inches(figure)[0], (0.1 + 0.16 * line) / style.inches(figure)[1], words, fontsize=7)
-        style.colour_bar(figure, image, 1.15 + wide, edges[1] + (tall - bar_tall) / 2, bar_tall, text)
+            figure.text(
+                0.1 / style.inches(figure)[0],
+                (0.1 + 0.16 * line) / style.inches(figure)[1],
+                words,
+                fontsize=7,
+            )
+        style.colour_bar(
+            figure, image, 1.15 + wide, edges[1] + (tall - bar_tall) / 2, bar_tall, text
+        )
     return figure
 
 
 @captioned(
-    "How much accuracy each class loses (red) or gains (blue) without each head. A class has few images, so "
-    "single cells jump by chance: trust rows and columns that repeat, and the interval in the table of the "
-    "measure. A dot: significant (McNemar within the class, Holm over all cells, 5 %). Beside a class stands "
+    "How much accuracy each class loses (red) or gains (blue) without each head. A class has few "
+    "images, so "
+    "single cells jump by chance: trust rows and columns that repeat, and the interval in the "
+    "table of the "
+    "measure. A dot: significant (McNemar within the class, Holm over all cells, 5 %). Beside a "
+    "class stands "
     "its accuracy with all heads."
 )
-def by_class(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
+def by_class(
+    layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS
+) -> Figure:
     """One row per head, sites parted by white lines, one column per class; from the column "by_class" (A, C)."""
     value = columns["by_class"].double()
-    classes = [short(name, LONGEST) for name in names.get("by_class", [*map(str, range(value.shape[1]))])]
+    classes = [
+        short(name, LONGEST) for name in names.get("by_class", [*map(str, range(value.shape[1]))])
+    ]
     if "class_accuracy" in columns:
         base = columns["class_accuracy"][0]
-        classes = [f"{name} ({100 * share:.0f} %)" for name, share in zip(classes, base, strict=True)]
-    marked = columns["class_p_holm"] < 0.05 if "class_p_holm" in columns else torch.zeros_like(value)
+        classes = [
+            f"{name} ({100 * share:.0f} %)" for name, share in zip(classes, base, strict=True)
+        ]
+    marked = (
+        columns["class_p_holm"] < 0.05 if "class_p_holm" in columns else torch.zeros_like(value)
+    )
     return class_matrix(layout, value, marked, classes, "drop of accuracy within the class")
 
 
 @captioned(
-    "What each head writes into a class's logit on images of that class, above the mean over classes: red speaks for "
-    "the class, blue against it. A dot marks heads that speak against a class by more than chance (Holm over all "
-    "cells, 5 %); those that do so most are named below. It is the direct path only: what a head does by way of later "
+    "What each head writes into a class's logit on images of that class, above the mean over "
+    "classes: red speaks for "
+    "the class, blue against it. A dot marks heads that speak against a class by more than chance "
+    "(Holm over all "
+    "cells, 5 %); those that do so most are named below. It is the direct path only: what a head "
+    "does by way of later "
     "blocks is not in it."
 )
-def logits(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
+def logits(
+    layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS
+) -> Figure:
     """One row per head, sites parted by white lines, one column per class; from the columns "own", "own_p" (A, C)."""
     value, p = columns["own"].double(), columns["own_p"].double()
-    classes = [short(name, LONGEST) for name in names.get("own", [*map(str, range(value.shape[1]))])]
+    classes = [
+        short(name, LONGEST) for name in names.get("own", [*map(str, range(value.shape[1]))])
+    ]
     against = (value < 0) & (p < 0.05)
     worst = value.masked_fill(~against, 0).flatten().argsort()[: min(SPEAKERS, int(against.sum()))]
     cells = (divmod(cell, value.shape[1]) for cell in worst.tolist())
-    words = [f"{layout.name_of(head)} against {classes[at]}: {value[head, at]:.2g}" for head, at in cells]
-    return class_matrix(layout, value, against, classes, "write into the class's logit", words[::-1])  # worst on top
+    words = [
+        f"{layout.name_of(head)} against {classes[at]}: {value[head, at]:.2g}" for head, at in cells
+    ]
+    return class_matrix(
+        layout, value, against, classes, "write into the class's logit", words[::-1]
+    )  # worst on top
 
 
 @captioned(
-    "The drop of accuracy within each class (red) or its gain (blue) as heads are masked, step by step. A dot: "
-    "significant on the same images (McNemar within the class, Holm over all cells, 5 %). Beside a class stands its "
+    "The drop of accuracy within each class (red) or its gain (blue) as heads are masked, step by "
+    "step. A dot: "
+    "significant on the same images (McNemar within the class, Holm over all cells, 5 %). Beside a "
+    "class stands its "
     "accuracy with all heads. A class whose column turns red early needs the first heads that go."
 )
-def classes_at_steps(accuracy: Tensor, sure: Tensor, heads_masked: Sequence[int], names: Sequence[str]) -> Figure:
-    """Cost of a masking curve by class. accuracy: (K, C), step 0 unmasked. sure: (K, C). heads_masked: of each step."""
+def classes_at_steps(
+    accuracy: Tensor, sure: Tensor, heads_masked: Sequence[int], names: Sequence[str]
+) -> Figure:
+    """Cost of a masking curve by class.
+
+    accuracy: (K, C), step 0 unmasked. sure: (K, C). heads_masked: of each step.
+    """
     drop = 100 * (accuracy[:1] - accuracy)[1:].double()
     deep, classes = drop.shape
-    wide_cell, tall_cell = max(0.24, min(0.42, 6.5 / classes)), max(0.08, min(0.24, 5.0 / max(deep, 1)))
+    wide_cell, tall_cell = (
+        max(0.24, min(0.42, 6.5 / classes)),
+        max(0.08, min(0.24, 5.0 / max(deep, 1))),
+    )
     wide, tall = wide_cell * classes, max(tall_cell * deep, 0.8)
     whole = zip(names, accuracy[0].tolist(), strict=True)
     labels = [f"{short(name, LONGEST)} ({100 * base:.0f} %)" for name, base in whole]

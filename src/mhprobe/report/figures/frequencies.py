@@ -16,10 +16,13 @@ _WHITE = math.log(2) / 2  # real white noise, against its frequency 0
 
 
 @captioned(
-    "How much each frequency is damped, relative to the lowest: the residual stream behind every block, and what "
+    "How much each frequency is damped, relative to the lowest: the residual stream behind every "
+    "block, and what "
     "every head writes. Lower means smoother; a flat line, white noise, is what chance would give."
 )
-def spectrum(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
+def spectrum(
+    layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS
+) -> Figure:
     """Spectra from "spectrum" (A, K), "stream" (L, 3, K), "frequencies" (1, K); NaN is left out."""
     frequencies = columns["frequencies"][0]
     spectra, stream = columns["spectrum"].double(), columns["stream"][:, _AFTER_MLP].double()
@@ -34,7 +37,10 @@ def spectrum(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
     with style.layer_panels(layout, size, edge, labels, least=0) as (figure, panels):
         axes = style.place(figure, left, bottom, 1.9, tall)
         for block, row in enumerate(stream):
-            shade, finite = style.shades("viridis_r")(0.1 + 0.9 * block / max(1, len(stream) - 1)), row.isfinite()
+            shade, finite = (
+                style.shades("viridis_r")(0.1 + 0.9 * block / max(1, len(stream) - 1)),
+                row.isfinite(),
+            )
             axes.plot(frequencies[finite], row[finite], color=shade, linewidth=1.3)
         _frequency_frame(axes, limits)
         axes.set_title(f"stream after block 0 (light) to {len(stream) - 1} (dark)", pad=4)
@@ -42,7 +48,13 @@ def spectrum(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
         for number, axes in enumerate(panels):
             for spectrum in spectra[layout.span(number)]:
                 finite = spectrum.isfinite()
-                axes.plot(frequencies[finite], spectrum[finite], color=COLOURS[0], linewidth=0.8, alpha=0.7)
+                axes.plot(
+                    frequencies[finite],
+                    spectrum[finite],
+                    color=COLOURS[0],
+                    linewidth=0.8,
+                    alpha=0.7,
+                )
             _frequency_frame(axes, limits)
     return figure
 
@@ -54,14 +66,20 @@ def _frequency_frame(axes: Axes, limits: tuple[float, float]) -> None:
 
 
 @captioned(
-    "What attention and MLPs do to the maps on their way through the network: variance over the grid (left), "
-    "share of the highest frequency (right). A step down at attention means that it smooths. The dotted line is "
+    "What attention and MLPs do to the maps on their way through the network: variance over the "
+    "grid (left), "
+    "share of the highest frequency (right). A step down at attention means that it smooths. The "
+    "dotted line is "
     "white noise."
 )
-def depth_variance(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
+def depth_variance(
+    layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS
+) -> Figure:
     """Depth profiles from "variance" (L, 3) and "stream" (L, 3, K), a line per stage."""
     variance, stream = columns["variance"].double(), columns["stream"].double()
-    last = (stream[:, 0].isfinite() * torch.arange(1, 1 + stream.shape[2])).argmax(1)  # highest frequency of the grid
+    last = (stream[:, 0].isfinite() * torch.arange(1, 1 + stream.shape[2])).argmax(
+        1
+    )  # highest frequency of the grid
     high = stream[torch.arange(len(stream)), :, last]
     with style.grid(2, (2.6, 1.9), (0.85, 0), (0.65, 0.5, 1.15, 0.25)) as (figure, places):
         (left, *_), (right, *_) = places
@@ -85,18 +103,30 @@ def _steps(axes: Axes, layout: HeadLayout, values: Tensor) -> None:
             names = ("attention", "MLP") if first else (None, None)
             axes.plot([block, block + 0.5], [before, middle], color=COLOURS[1], label=names[0])
             axes.plot([block + 0.5, block + 1], [middle, after], color=COLOURS[0], label=names[1])
-            axes.plot([block], [before], "o", color="0.2", markersize=2.5, label="block input" if first else None)
+            axes.plot(
+                [block],
+                [before],
+                "o",
+                color="0.2",
+                markersize=2.5,
+                label="block input" if first else None,
+            )
         axes.axvline(numbers[-1] + 1, color="0.85", linewidth=0.6, zorder=0)
     count = len(layout.blocks)
     axes.set(xticks=range(0, count + 1, 1 if count <= 12 else 4), xlabel="block")
 
 
 @captioned(
-    "Accuracy with equally strong noise in one band of frequencies at a time; bars are 95 % intervals over images. "
-    "Where it falls most, the network relies on these frequencies. Dashed: clean images. Dotted: guessing."
+    "Accuracy with equally strong noise in one band of frequencies at a time; bars are 95 % "
+    "intervals over images. "
+    "Where it falls most, the network relies on these frequencies. Dashed: clean images. Dotted: "
+    "guessing."
 )
 def noise(rows: Sequence[Mapping[str, Any]], strength: float, chance: float) -> Figure:
-    """Accuracy under noise of one band. rows: clean images, then bands: from, to, accuracy, accuracy_low/_high."""
+    """Accuracy under noise of one band.
+
+    rows: clean images, then bands: from, to, accuracy, accuracy_low/_high.
+    """
     with style.panel((3.45, 2.1), (0.55, 0.5, 1.0, 0.2)) as (figure, axes):
         _over_frequency(axes, {"": rows[1:]}, rows[0], "clean", chance)
         axes.set_xlabel(f"frequency of the noise (units of π; deviation {strength:g})")
@@ -105,14 +135,27 @@ def noise(rows: Sequence[Mapping[str, Any]], strength: float, chance: float) -> 
 
 
 def _over_frequency(
-    axes: Axes, lines: Mapping[str, Sequence[Mapping[str, Any]]], whole: Mapping[str, Any], name: str, chance: float
+    axes: Axes,
+    lines: Mapping[str, Sequence[Mapping[str, Any]]],
+    whole: Mapping[str, Any],
+    name: str,
+    chance: float,
 ) -> None:
     """Draw lines with whiskers by their labels, and the levels of undamaged images (``whole``) and of guessing."""
     for number, (label, rows) in enumerate(lines.items()):
         shade, marker = style.colour(number)
         aside = 0.012 * (number - 0.5) if len(lines) > 1 else 0  # bars side by side
-        x, ends = [(row["from"] + row["to"]) / 2 + aside for row in rows], ("accuracy", "accuracy_low", "accuracy_high")
-        look: Any = {"color": shade, "markersize": 2.5, "linewidth": 1, "capsize": 3, "label": label or None}
+        x, ends = (
+            [(row["from"] + row["to"]) / 2 + aside for row in rows],
+            ("accuracy", "accuracy_low", "accuracy_high"),
+        )
+        look: Any = {
+            "color": shade,
+            "markersize": 2.5,
+            "linewidth": 1,
+            "capsize": 3,
+            "label": label or None,
+        }
         style.whiskers(axes, x, style.percent(rows, *ends), fmt=marker + "-", **look)
     style.level(axes, 100 * whole["accuracy"], name)
     style.level(axes, 100 * chance, "chance", ":")
@@ -120,24 +163,36 @@ def _over_frequency(
 
 
 @captioned(
-    "Accuracy when the phases, or the amplitudes, of one band of frequencies are those of noise; bars are 95 % "
-    "intervals over images. Where the phase costs more than the amplitude, the network reads where things are; a star "
-    "stands above a band where the two differ significantly (paired, Holm over bands). Dashed: whole images. "
+    "Accuracy when the phases, or the amplitudes, of one band of frequencies are those of noise; "
+    "bars are 95 % "
+    "intervals over images. Where the phase costs more than the amplitude, the network reads where "
+    "things are; a star "
+    "stands above a band where the two differ significantly (paired, Holm over bands). Dashed: "
+    "whole images. "
     "Dotted: guessing."
 )
 def phase(rows: Sequence[Mapping[str, Any]], differ: Sequence[bool], chance: float) -> Figure:
     """Accuracy without the phases, or without the amplitudes, of one band of frequencies at a time.
 
     rows: the whole images first, then damage, from, to, accuracy, accuracy_low, accuracy_high.
-    differ: for each band, from low to high, whether the two damages cost significantly unlike amounts.
+    differ: for each band, from low to high, whether the two damages cost significantly unlike
+    amounts.
     """
     with style.panel((2.75, 2.1), (0.55, 0.5, 1.6, 0.2)) as (figure, axes):
         damages = dict.fromkeys(row["damage"] for row in rows[1:])
-        lines = {f"without {damage}": [row for row in rows if row["damage"] == damage] for damage in damages}
+        lines = {
+            f"without {damage}": [row for row in rows if row["damage"] == damage]
+            for damage in damages
+        }
         _over_frequency(axes, lines, rows[0], "whole images", chance)
         for row in (row for row, star in zip(rows[1:], differ, strict=False) if star):
             axes.text(
-                (row["from"] + row["to"]) / 2, 1.0, "*", transform=axes.get_xaxis_transform(), ha="center", va="bottom"
+                (row["from"] + row["to"]) / 2,
+                1.0,
+                "*",
+                transform=axes.get_xaxis_transform(),
+                ha="center",
+                va="bottom",
             )
         axes.set_xlabel("frequency (units of π)")
         style.legend_beside(axes, star="the two differ\n(p < .05, Holm)" * any(differ))

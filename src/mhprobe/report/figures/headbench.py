@@ -13,19 +13,28 @@ ACROSS = 3
 
 
 @captioned(
-    "How well each measure tells heads of which it is known what they do from all others (AUROC: 1 always, 0.5 like a "
-    "coin, 0 always the wrong way round). A frame marks what was expected of the measure beforehand, by what it says "
-    "about itself; a measure with nothing expected is read as: large values for planted heads. Empty: no number there."
+    "How well each measure tells heads of which it is known what they do from all others (AUROC: 1 "
+    "always, 0.5 like a "
+    "coin, 0 always the wrong way round). A frame marks what was expected of the measure "
+    "beforehand, by what it says "
+    "about itself; a measure with nothing expected is read as: large values for planted heads. "
+    "Empty: no number there."
 )
 def headbench(rows: Sequence[Any]) -> Figure:
-    """Measures that find planted heads. rows: family, plant, measure, direction, auroc, as in tables/headbench.csv."""
+    """Measures that find planted heads.
+
+    rows: family, plant, measure, direction, auroc, as in tables/headbench.csv.
+    """
     families = list(dict.fromkeys(row.family for row in rows))
     names = sorted({row.measure for row in rows})
     plants = sorted({row.plant for row in rows})
     cell = 0.33
     size, edges = (cell * len(plants), 0.75 * cell * len(names)), (2.1, 1.15, 1.05, 0.35)
     look: Any = {"cmap": style.shades("RdBu_r", bad="0.93"), "norm": None, "vmin": 0, "vmax": 1}
-    with style.grid(len(families), size, (0.3, 0), edges, per_row=len(families)) as (figure, places):
+    with style.grid(len(families), size, (0.3, 0), edges, per_row=len(families)) as (
+        figure,
+        places,
+    ):
         for (axes, first, _), family in zip(places, families, strict=True):
             values = torch.full((len(names), len(plants)), torch.nan)
             for row in (row for row in rows if row.family == family):
@@ -37,7 +46,12 @@ def headbench(rows: Sequence[Any]) -> Figure:
                     style.box(axes, (x - 0.5, y - 0.5), 1, 1, linewidth=1.2)
             image = style.picture(axes, values, **look)
             style.readable(axes)
-            axes.set_xticks(range(len(plants)), [name.replace("_", " ") for name in plants], rotation=45, ha="right")
+            axes.set_xticks(
+                range(len(plants)),
+                [name.replace("_", " ") for name in plants],
+                rotation=45,
+                ha="right",
+            )
             axes.set_yticks(range(len(names)), names if first else [""] * len(names))
             style.bare(axes)
             axes.set_title(family, loc="left", pad=4)
@@ -47,29 +61,60 @@ def headbench(rows: Sequence[Any]) -> Figure:
 
 
 @captioned(
-    "Heads of trained networks are changed, more at every grade; the share of them that a measure finds (at most one "
-    "other head looks more like it). At grade 0 nothing was done: what is found there is chance. Behind a name: the "
-    "grade from which on the measure finds half, with its 95 % interval over several networks. Lower: more sensitive."
+    "Heads of trained networks are changed, more at every grade; the share of them that a measure "
+    "finds (at most one "
+    "other head looks more like it). At grade 0 nothing was done: what is found there is chance. "
+    "Behind a name: the "
+    "grade from which on the measure finds half, with its 95 % interval over several networks. "
+    "Lower: more sensitive."
 )
 def sensitivity(grades: Sequence[Any], sensitivities: Sequence[Any]) -> Figure:
     """Shares of grafts found. grades, sensitivities: rows of headbench_grades.csv and headbench_sensitivity.csv."""
     kinds = list(dict.fromkeys(row.graft for row in sensitivities))
-    with style.grid(len(kinds), (2.1, 1.5), (0.75, 2.05), (0.5, 1.75, 0.75, 0.3), per_row=ACROSS) as (figure, places):
+    with style.grid(
+        len(kinds), (2.1, 1.5), (0.75, 2.05), (0.5, 1.75, 0.75, 0.3), per_row=ACROSS
+    ) as (figure, places):
         for (axes, first, _), kind in zip(places, kinds, strict=True):
-            mine = sorted((row for row in sensitivities if row.graft == kind), key=lambda row: row.grade)
+            mine = sorted(
+                (row for row in sensitivities if row.graft == kind), key=lambda row: row.grade
+            )
             for order, row in enumerate(mine):
-                points = [point for point in grades if (point.graft, point.measure) == (kind, row.measure)]
+                points = [
+                    point for point in grades if (point.graft, point.measure) == (kind, row.measure)
+                ]
                 aside = 0.04 * (order - len(mine) / 2)
-                x, y = [point.grade + aside for point in points], [100 * point.found for point in points]
+                x, y = (
+                    [point.grade + aside for point in points],
+                    [100 * point.found for point in points],
+                )
                 shade, marker = style.colour(order)
-                half, low, high = (f"{at:.1f}" if at < math.inf else "never" for at in (row.grade, row.low, row.high))
+                half, low, high = (
+                    f"{at:.1f}" if at < math.inf else "never"
+                    for at in (row.grade, row.low, row.high)
+                )
                 half += f" ({low} to {high})" if row.grade < math.inf and row.low == row.low else ""
-                axes.plot(x, y, color=shade, marker=marker, markersize=3.5, linewidth=1, label=f"{row.measure} {half}")
+                axes.plot(
+                    x,
+                    y,
+                    color=shade,
+                    marker=marker,
+                    markersize=3.5,
+                    linewidth=1,
+                    label=f"{row.measure} {half}",
+                )
             amounts = {point.grade: point.amount for point in grades if point.graft == kind}
-            names = [f"{grade}\n{amounts[grade]:g}" if grade else "0\nnone" for grade in sorted(amounts)]
+            names = [
+                f"{grade}\n{amounts[grade]:g}" if grade else "0\nnone" for grade in sorted(amounts)
+            ]
             style.level(axes, 50, dashes=":", zorder=0)
             axes.set_xticks(sorted(amounts), names)
-            axes.set(ylim=(-4, 104), xlabel="grade, and the amount", ylabel="found (% of grafts)" if first else "")
+            axes.set(
+                ylim=(-4, 104),
+                xlabel="grade, and the amount",
+                ylabel="found (% of grafts)" if first else "",
+            )
             axes.set_title(kind.replace("_", " "), loc="left")
-            axes.legend(loc="upper left", bbox_to_anchor=(-0.06, -0.36), fontsize=6.5, borderaxespad=0)
+            axes.legend(
+                loc="upper left", bbox_to_anchor=(-0.06, -0.36), fontsize=6.5, borderaxespad=0
+            )
     return figure

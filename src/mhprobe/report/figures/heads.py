@@ -27,15 +27,21 @@ FURTHEST = 3  # heads furthest from the line
 
 
 @captioned(
-    "A square per head, blocks from input to output. Beside, where there is an interval or a reference, the heads "
-    "in order, the first and the last by name (block.head): a bar is the 95 % interval over images, the line what "
-    "chance or a freshly initialised network gives. Heads whose intervals overlap are not told apart.",
+    "A square per head, blocks from input to output. Beside, where there is an interval or a "
+    "reference, the heads "
+    "in order, the first and the last by name (block.head): a bar is the 95 % interval over "
+    "images, the line what "
+    "chance or a freshly initialised network gives. Heads whose intervals overlap are not told "
+    "apart.",
     draws_control=True,  # from the column "random_init"
 )
-def per_head(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
+def per_head(
+    layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS
+) -> Figure:
     """A row per layer and a column per head; beside it all heads in order, if there is an interval or a reference.
 
-    "low" and "high" are the interval; a column of ``REFERENCES`` is the score of a head without skill.
+    "low" and "high" are the interval; a column of ``REFERENCES`` is the score of a head without
+    skill.
     """
     value = columns["value"].double()
     widest = max(site.num_heads for site in layout.sites)
@@ -48,13 +54,20 @@ def per_head(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
     label = style.wrapped(label, bar_tall)
     bar_wide = 1.0 + 0.15 * label.count("\n")  # with its numbers and its label
     ranked_at, ranked_wide = bar_at + bar_wide + 0.65, 2.9
-    with style.canvas((ranked_at + ranked_wide + 0.15 if ranked else bar_at + bar_wide, bottom + tall + top)) as figure:
+    with style.canvas(
+        (ranked_at + ranked_wide + 0.15 if ranked else bar_at + bar_wide, bottom + tall + top)
+    ) as figure:
         cmap, norm = style.scale(value, log=True)
         top_at = bottom + (tall + grid_tall) / 2
         image = style.head_matrix(figure, layout, value, left, top_at, cell, cmap=cmap, norm=norm)
         style.colour_bar(figure, image, bar_at, bottom, bar_tall, label)
         if ranked:
-            _ranked(style.place(figure, ranked_at, bottom, ranked_wide, bar_tall), layout, columns, label)
+            _ranked(
+                style.place(figure, ranked_at, bottom, ranked_wide, bar_tall),
+                layout,
+                columns,
+                label,
+            )
     return figure
 
 
@@ -73,10 +86,14 @@ def _ranked(axes: Axes, layout: HeadLayout, columns: Mapping[str, Tensor], label
     for name in REFERENCES:
         if name in columns:
             level = columns[name].double().expand(len(value))[order].tolist()
-            axes.plot(rank, level, "_", color=REFERENCES[name], markersize=4, label=name.replace("_", " "))
+            axes.plot(
+                rank, level, "_", color=REFERENCES[name], markersize=4, label=name.replace("_", " ")
+            )
     if axes.get_legend_handles_labels()[0]:
         style.legend_above(axes)
-    if not {"chance", "null", "uniform"} & set(columns):  # else 0 may be far away from the reference
+    if not {"chance", "null", "uniform"} & set(
+        columns
+    ):  # else 0 may be far away from the reference
         axes.axhline(0, color="0.6", linewidth=0.6, zorder=0)
     axes.set_xlim(0, len(rank) + 1)
     names = [f"{site.block}.{head}" for _, head, site in layout]
@@ -87,13 +104,22 @@ def _ranked(axes: Axes, layout: HeadLayout, columns: Mapping[str, Tensor], label
 
 
 @captioned(
-    "Accuracy in per cent when the head is switched off; red where it falls. A frame: the change is significant. "
+    "Accuracy in per cent when the head is switched off; red where it falls. A frame: the change "
+    "is significant. "
     "Without a frame a head cannot be told from one that does nothing."
 )
 def accuracy_without(
-    layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS, *, p: TestedP = "p_holm"
+    layout: HeadLayout,
+    columns: Mapping[str, Tensor],
+    label: str,
+    names: Names = NAMELESS,
+    *,
+    p: TestedP = "p_holm",
 ) -> Figure:
-    """From "accuracy" () of the whole model and "drop" (A,). p: the column that is tested against ``LEVEL``."""
+    """From "accuracy" () of the whole model and "drop" (A,).
+
+    p: the column that is tested against ``LEVEL``.
+    """
     drop = 100 * columns["drop"].double()
     whole = 100 * columns["accuracy"].double().flatten()[0]
     cell = max(0.22, min(0.42, 8.0 / max(site.num_heads for site in layout.sites)))
@@ -106,21 +132,33 @@ def accuracy_without(
         for axes, sites in zip(list(figure.axes), style.even_groups(layout), strict=True):
             for row, site in enumerate(sites):
                 span = layout.span(site)
-                for head, (lost, sure) in enumerate(zip(drop[span], columns[p][span] < LEVEL, strict=True)):
+                for head, (lost, sure) in enumerate(
+                    zip(drop[span], columns[p][span] < LEVEL, strict=True)
+                ):
                     text = f"{whole - lost:.1f}"
-                    axes.text(head, row, text, ha="center", va="center", fontsize=min(6.5, 15 * cell))
+                    axes.text(
+                        head, row, text, ha="center", va="center", fontsize=min(6.5, 15 * cell)
+                    )
                     if sure:
                         style.box(axes, (head - 0.46, row - 0.46), 0.92, 0.92, linewidth=1.1)
             style.readable(axes)
-        title = f"all heads: {whole:.1f} %. framed: {'p, Holm,' if p == 'p_holm' else 'p'} < {LEVEL:g}"
-        figure.text(left / style.inches(figure)[0], 1 - 0.12 / (top + 0.45), title, va="top", fontsize=8)
-        style.colour_bar(figure, image, left + wide + 0.15, top - bar_tall, bar_tall, "accuracy lost (points)")
+        title = (
+            f"all heads: {whole:.1f} %. framed: {'p, Holm,' if p == 'p_holm' else 'p'} < {LEVEL:g}"
+        )
+        figure.text(
+            left / style.inches(figure)[0], 1 - 0.12 / (top + 0.45), title, va="top", fontsize=8
+        )
+        style.colour_bar(
+            figure, image, left + wide + 0.15, top - bar_tall, bar_tall, "accuracy lost (points)"
+        )
     return figure
 
 
 @captioned(
-    "Heads of each block from the highest to the lowest value of the left matrix; right the other value of the same "
-    "heads in the same order. Small numbers are heads. If both go together, the right one fades from left to right."
+    "Heads of each block from the highest to the lowest value of the left matrix; right the other "
+    "value of the same "
+    "heads in the same order. Small numbers are heads. If both go together, the right one fades "
+    "from left to right."
 )
 def sorted_heads(layout: HeadLayout, values: Mapping[str, Tensor]) -> Figure:
     """Heads of every layer sorted by the first of some values. values: (A,) each by their label."""
@@ -132,7 +170,10 @@ def sorted_heads(layout: HeadLayout, values: Mapping[str, Tensor]) -> Figure:
     orders = [part.argsort(descending=True, stable=True) for part in parts]
     with style.grid(len(values), size, (0.95, 0), edges, per_row=len(values)) as (figure, places):
         for (axes, first, _), (label, value) in zip(places, values.items(), strict=True):
-            rows = [part[order] for part, order in zip(layout.split(value.double()), orders, strict=True)]
+            rows = [
+                part[order]
+                for part, order in zip(layout.split(value.double()), orders, strict=True)
+            ]
             grid = pad_sequence(rows, batch_first=True, padding_value=torch.nan)
             image = style.picture(axes, grid, cmap=style.scale(grid)[0].with_extremes(bad="white"))
             style.cells(axes, deep, heads)
@@ -142,20 +183,26 @@ def sorted_heads(layout: HeadLayout, values: Mapping[str, Tensor]) -> Figure:
             style.readable(axes)
             across, down = (f"heads, by {by}", "block") if first else ("the same heads", "")
             axes.set(xticks=[], xlabel=across, ylabel=down)
-            axes.set_yticks(range(deep), [str(site.block) for site in layout.sites] if first else [""] * deep)
+            axes.set_yticks(
+                range(deep), [str(site.block) for site in layout.sites] if first else [""] * deep
+            )
             axes.set_title(label, pad=4)
             style.bar_beside(axes, image, gap=0.08)
     return figure
 
 
 @captioned(
-    "What each head does, by stated thresholds: a mark per function, grey (mixed) where no rule holds. A head may have "
+    "What each head does, by stated thresholds: a mark per function, grey (mixed) where no rule "
+    "holds. A head may have "
     "several. A label says what a head attends to, not that the network needs it."
 )
-def functions(layout: HeadLayout, functions: Mapping[str, Tensor], rules: Mapping[str, str]) -> Figure:
+def functions(
+    layout: HeadLayout, functions: Mapping[str, Tensor], rules: Mapping[str, str]
+) -> Figure:
     """A grid of layers by heads with a mark per function that a head has, and "mixed" for heads without one.
 
-    functions: (A,) bool by name; the legend counts the heads of each. rules: the condition of each, and of "mixed".
+    functions: (A,) bool by name; the legend counts the heads of each. rules: the condition of each,
+    and of "mixed".
     """
     heads, deep = max(site.num_heads for site in layout.sites), len(layout.sites)
     marks = {**functions, "mixed": ~torch.stack(list(functions.values())).any(0)}
@@ -165,11 +212,25 @@ def functions(layout: HeadLayout, functions: Mapping[str, Tensor], rules: Mappin
         for flat, (row, head, _) in enumerate(layout):
             has = [LABEL_SHADES[name] for name, has_A in marks.items() if has_A[flat]]
             for part, shade in enumerate(has):  # side by side
-                style.box(axes, (head - 0.5 + part / len(has), row - 0.5), 1 / len(has), 1, linewidth=0, color=shade)
+                style.box(
+                    axes,
+                    (head - 0.5 + part / len(has), row - 0.5),
+                    1 / len(has),
+                    1,
+                    linewidth=0,
+                    color=shade,
+                )
             style.box(axes, (head - 0.5, row - 0.5), 1, 1, edgecolor="white", linewidth=1.5)
-        texts = {name: f"{name} ({int(has_A.sum())})\n  {rules[name]}" for name, has_A in marks.items()}
+        texts = {
+            name: f"{name} ({int(has_A.sum())})\n  {rules[name]}" for name, has_A in marks.items()
+        }
         handles = [Patch(color=LABEL_SHADES[name], label=text) for name, text in texts.items()]
-        axes.set(xlim=(-0.5, heads - 0.5), xticks=style.ticks(heads, wide_cell), xlabel="head", ylabel="block")
+        axes.set(
+            xlim=(-0.5, heads - 0.5),
+            xticks=style.ticks(heads, wide_cell),
+            xlabel="head",
+            ylabel="block",
+        )
         style.rows_of(axes, [str(site.block) for site in layout.sites])
         axes.spines[:].set_visible(False)
         style.legend_beside(axes, handles=handles, title="function (heads)")
@@ -177,20 +238,32 @@ def functions(layout: HeadLayout, functions: Mapping[str, Tensor], rules: Mappin
 
 
 @captioned(
-    "A dot per head with its 95 % interval over images, often shorter than the dot, and a bar at the mean of its "
+    "A dot per head with its 95 % interval over images, often shorter than the dot, and a bar at "
+    "the mean of its "
     "block. The dashed line is what even attention or chance would give, "
     "the dotted line a freshly initialised network: dots on a line say nothing about training.",
     draws_control=True,  # from the column "random_init"
 )
-def by_depth(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
-    """Dots over blocks. The means of "uniform" or "chance" in each layer are a dashed line, of "random_init" dotted."""
-    value, spans = columns["value"].double(), [layout.span(number) for number in range(len(layout.sites))]
+def by_depth(
+    layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS
+) -> Figure:
+    """Dots over blocks.
+
+    The means of "uniform" or "chance" in each layer are a dashed line, of "random_init" dotted.
+    """
+    value, spans = (
+        columns["value"].double(),
+        [layout.span(number) for number in range(len(layout.sites))],
+    )
     blocks = [site.block for site in layout.sites]
     step = min(0.45, 5.5 / len(blocks))
     edges = (0.75, 0.5, 1.75 if "random_init" in columns else 1.45, 0.2)
     with style.panel((max(1.6, step * len(blocks)), 2.3), edges) as (figure, axes):
         # heads side by side: equal ones do not hide each other
-        at = [site.block + (head - (site.num_heads - 1) / 2) / max(site.num_heads, 4) * 0.6 for _, head, site in layout]
+        at = [
+            site.block + (head - (site.num_heads - 1) / 2) / max(site.num_heads, 4) * 0.6
+            for _, head, site in layout
+        ]
         axes.plot(at, value.tolist(), ".", color=COLOURS[0], ms=4, alpha=0.7, label="head")
         if {"low", "high"} <= set(columns):
             low, high = (columns[name].double().tolist() for name in ("low", "high"))
@@ -200,7 +273,9 @@ def by_depth(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
         axes.hlines(means, left, right, color="black", linewidth=1.2, label="mean of the block")
         for name, (title, dashes, shade) in _LEVELS.items():
             if name in columns:
-                levels = [columns[name].double()[span].mean().item() for span in spans for _ in (0, 1)]
+                levels = [
+                    columns[name].double()[span].mean().item() for span in spans for _ in (0, 1)
+                ]
                 edges_of_blocks = [edge for block in blocks for edge in (block - 0.5, block + 0.5)]
                 axes.plot(edges_of_blocks, levels, dashes, color=shade, linewidth=1.2, label=title)
         style.block_ticks(axes, layout, step, 0.6)
@@ -210,41 +285,64 @@ def by_depth(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
 
 
 @captioned(
-    "How many heads change accuracy by how much when they alone are switched off. Left of 0 the model is better "
+    "How many heads change accuracy by how much when they alone are switched off. Left of 0 the "
+    "model is better "
     "without the head. Dark: significant (McNemar, Holm over all heads, 5 %).",
-    draws_control=True,  # an untrained network at chance loses nothing without a head; the table has it
+    # an untrained network at chance loses nothing without a head; the table has it
+    draws_control=True,
 )
-def drop_histogram(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
+def drop_histogram(
+    layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS
+) -> Figure:
     """Heads over "drop" in points of accuracy, in bins of equal width around 0; those with "p_holm" < 0.05 dark."""
     drop = 100 * columns["drop"].double()
     sure = columns["p_holm"] < 0.05
-    width = max(float(drop.max() - drop.min()) / 20, 0.1)  # heads that change nothing are a bar, too
+    width = max(
+        float(drop.max() - drop.min()) / 20, 0.1
+    )  # heads that change nothing are a bar, too
     first, last = int(float(drop.min()) // width), int(float(drop.max()) // width) + 1
     edges = [number * width for number in range(first, last + 1)]
     with style.panel((3.4, 1.95), (0.55, 0.5, 0.25, 0.3)) as (figure, axes):
-        shares, texts = [drop[sure].tolist(), drop[~sure].tolist()], ["significant", "not told from no change"]
+        shares, texts = (
+            [drop[sure].tolist(), drop[~sure].tolist()],
+            ["significant", "not told from no change"],
+        )
         axes.hist(shares, bins=edges, stacked=True, color=[COLOURS[0], "#A6CEE3"], label=texts)
         axes.axvline(0, color="0.3", linewidth=0.8, linestyle="--")
-        axes.set(xlabel="accuracy lost without the head (points)", ylabel=f"heads (of {layout.num_heads})")
+        axes.set(
+            xlabel="accuracy lost without the head (points)",
+            ylabel=f"heads (of {layout.num_heads})",
+        )
         style.whole_ticks(axes.yaxis)
         style.legend_above(axes, right=True, borderaxespad=0.1)
     return figure
 
 
 @captioned(
-    "Accuracy of the whole model when a block keeps one head. The filled point was chosen on validation images; "
-    "the open one is the best on test, which flatters. The dashed line is the whole model: a block on it has one "
+    "Accuracy of the whole model when a block keeps one head. The filled point was chosen on "
+    "validation images; "
+    "the open one is the best on test, which flatters. The dashed line is the whole model: a block "
+    "on it has one "
     "head that suffices.",
     draws_control=True,  # an untrained network is at chance with any heads; the table has it
 )
-def sufficiency(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
+def sufficiency(
+    layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS
+) -> Figure:
     """Per site the accuracy (%) with each single head, the chosen one with its 95 % interval, and the whole model's."""
-    value, low, high = (100 * columns[name].double() for name in ("accuracy", "accuracy_low", "accuracy_high"))
+    value, low, high = (
+        100 * columns[name].double() for name in ("accuracy", "accuracy_low", "accuracy_high")
+    )
     step = min(0.42, 7.0 / len(layout.sites))
-    with style.panel((max(2.2, step * len(layout.sites)), 2.55), (0.6, 0.5, 1.6, 0.15)) as (figure, axes):
+    with style.panel((max(2.2, step * len(layout.sites)), 2.55), (0.6, 0.5, 1.6, 0.15)) as (
+        figure,
+        axes,
+    ):
         sites = torch.tensor([site.block for _, _, site in layout])
         best, chosen = (columns[name].bool() for name in ("test_best", "chosen"))
-        axes.plot(sites, value, ".", color="0.7", markersize=4, clip_on=False, label="each head alone")
+        axes.plot(
+            sites, value, ".", color="0.7", markersize=4, clip_on=False, label="each head alone"
+        )
         ring: Any = {"markersize": 7, "markerfacecolor": "none", "markeredgecolor": COLOURS[1]}
         axes.plot(sites[best], value[best], "o", clip_on=False, label="best on test", **ring)
         if chosen.any():
@@ -259,18 +357,27 @@ def sufficiency(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, n
 
 
 @captioned(
-    "What patching each head really does (across) against what slopes say it would (up). On the grey line both agree. "
-    "Left: AtP, with its sign. Right: sizes, AtP (dots) and GradDrop (crosses). Colour: the block, from dark to light. "
-    "The heads furthest off are named, block:head. Rank correlations (95 % interval over heads) of 0 would be chance."
+    "What patching each head really does (across) against what slopes say it would (up). On the "
+    "grey line both agree. "
+    "Left: AtP, with its sign. Right: sizes, AtP (dots) and GradDrop (crosses). Colour: the block, "
+    "from dark to light. "
+    "The heads furthest off are named, block:head. Rank correlations (95 % interval over heads) of "
+    "0 would be chance."
 )
-def patching(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
+def patching(
+    layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS
+) -> Figure:
     """Exact effects against estimates: "value" and "atp", "size", "atp_size" and "graddrop" (A,), if there are any."""
     with style.grid(2, (2.0, 1.9), (0.75, 0), (0.65, 0.5, 0.6, 0.4)) as (figure, places):
         (left, *_), (right, *_) = places
         blocks: Any = [site.block for _, _, site in layout]
         dots: Any = {"linewidths": 0}
         crosses: Any = {"linewidths": 0.7, "marker": "x"}
-        marks = ((left, "value", "atp", dots), (right, "size", "atp_size", dots), (right, "size", "graddrop", crosses))
+        marks = (
+            (left, "value", "atp", dots),
+            (right, "size", "atp_size", dots),
+            (right, "size", "graddrop", crosses),
+        )
         for axes, exact, name, look in marks:
             x, y = columns[exact], columns.get(name, columns[exact])
             style.diagonal(axes, x, y)
@@ -280,32 +387,60 @@ def patching(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
         for head in (y - x).abs().argsort(descending=True)[:FURTHEST].tolist():
             _, index, site = list(layout)[head]
             shift, side = (3, "left") if x[head] < (x.min() + x.max()) / 2 else (-3, "right")
-            place: Any = {"xytext": (shift, 0), "textcoords": "offset points", "ha": side, "va": "center"}
-            left.annotate(f"{site.block}:{index}", (float(x[head]), float(y[head])), fontsize=6, **place)
+            place: Any = {
+                "xytext": (shift, 0),
+                "textcoords": "offset points",
+                "ha": side,
+                "va": "center",
+            }
+            left.annotate(
+                f"{site.block}:{index}", (float(x[head]), float(y[head])), fontsize=6, **place
+            )
         for axes, text, key in ((left, "AtP", "atp"), (right, "x GradDrop", "graddrop")):
             if f"spearman_{key}" in columns:
-                rho, low, high = (float(columns[f"spearman_{key}{end}"].flatten()[0]) for end in ("", "_low", "_high"))
-                axes.set_title(f"{text}: rank corr. {rho:.2f} [{low:.2f}, {high:.2f}]", fontsize=7, loc="left", pad=4)
+                rho, low, high = (
+                    float(columns[f"spearman_{key}{end}"].flatten()[0])
+                    for end in ("", "_low", "_high")
+                )
+                axes.set_title(
+                    f"{text}: rank corr. {rho:.2f} [{low:.2f}, {high:.2f}]",
+                    fontsize=7,
+                    loc="left",
+                    pad=4,
+                )
         left.set(xlabel="share restored, exact", ylabel="estimated")
         right.set_xlabel("mean |effect|, exact")
     return figure
 
 
 @captioned(
-    "Heads of each block, with their numbers. Above, how alike a head's outputs are to what they were before tuning, "
-    "with its 95 % interval over images; the dash is chance. Below, each measure before (ring) and after (dot): filled "
+    "Heads of each block, with their numbers. Above, how alike a head's outputs are to what they "
+    "were before tuning, "
+    "with its 95 % interval over images; the dash is chance. Below, each measure before (ring) and "
+    "after (dot): filled "
     "where the change differs from 0 (p < .05 after Holm over all heads and measures)."
 )
-def before_tuning(layout: HeadLayout, compared: Mapping[str, Tensor], labels: Mapping[str, str]) -> Figure:
-    """Heads before and after tuning. compared: of the panel before_tuning. labels: of its measures, by name."""
+def before_tuning(
+    layout: HeadLayout, compared: Mapping[str, Tensor], labels: Mapping[str, str]
+) -> Figure:
+    """Heads before and after tuning.
+
+    compared: of the panel before_tuning. labels: of its measures, by name.
+    """
     blocks = [site.block for site in layout.sites]
     step = min(0.62, 7.4 / len(blocks))
     wide, tall, at = max(2.2, step * len(blocks)), 1.1, style.side_by_side(layout, 0.8)
-    cells = (style.ticks(site.num_heads, 2.4 * step / site.num_heads) for _, _, site in layout)  # small numbers
+    cells = (
+        style.ticks(site.num_heads, 2.4 * step / site.num_heads) for _, _, site in layout
+    )  # small numbers
     shown = [(x, head) for x, (_, head, _), of in zip(at, layout, cells, strict=True) if head in of]
-    with style.grid(1 + len(labels), (wide, tall), (0, 0.24), (0.85, 0.5, 1.8, 0.23), per_row=1) as (figure, places):
+    with style.grid(
+        1 + len(labels), (wide, tall), (0, 0.24), (0.85, 0.5, 1.8, 0.23), per_row=1
+    ) as (figure, places):
         itself, *rows = (axes for axes, _, _ in places)
-        itself.vlines(at, compared["itself_low"], compared["itself_high"], color=COLOURS[0], lw=1, alpha=0.5)
+        itself.vlines(
+            at, compared["itself_low"], compared["itself_high"], color=COLOURS[0], lw=1, alpha=0.5
+        )
         itself.plot(at, compared["itself"], ".", color=COLOURS[0], label="like itself before")
         itself.plot(at, compared["itself_null"], "_", color="black", ms=4, label="chance")
         itself.set(ylim=(0, 1.03), ylabel=style.wrapped("SVCCA with itself before", tall))
@@ -314,9 +449,21 @@ def before_tuning(layout: HeadLayout, compared: Mapping[str, Tensor], labels: Ma
             sure = compared[f"{name}_p"] < 0.05
             axes.vlines(at, before, after, color="0.6", lw=0.8)
             axes.plot(at, before, "o", mfc="white", mec=COLOURS[1], ms=3.2, mew=0.8, label="before")
-            for chosen, face, text in ((sure, COLOURS[0], "p < .05"), (~sure, "white", "no change shown")):
+            for chosen, face, text in (
+                (sure, COLOURS[0], "p < .05"),
+                (~sure, "white", "no change shown"),
+            ):
                 x = torch.tensor(at)[chosen]
-                axes.plot(x, after[chosen], "o", mfc=face, mec=COLOURS[0], ms=3.2, mew=0.8, label=f"after, {text}")
+                axes.plot(
+                    x,
+                    after[chosen],
+                    "o",
+                    mfc=face,
+                    mec=COLOURS[0],
+                    ms=3.2,
+                    mew=0.8,
+                    label=f"after, {text}",
+                )
             axes.set_ylabel(style.wrapped(label, tall))
         for axes, _, last in places:
             style.block_ticks(axes, layout, step, 0.55)

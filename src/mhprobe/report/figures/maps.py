@@ -11,7 +11,12 @@ from mhprobe.heads import HeadLayout
 from mhprobe.report.figures import captioned, style
 from mhprobe.report.figures.style import COLOURS, Axes, Figure
 
-AREAS = ("deletion", "insertion", "random_deletion", "random_insertion")  # under curves of the class's probability
+AREAS = (
+    "deletion",
+    "insertion",
+    "random_deletion",
+    "random_insertion",
+)  # under curves of the class's probability
 _SIDE, _GAP, _BELOW, _TITLE = 1.25, 0.14, 0.52, 0.22  # inches; below: colour bar and areas
 BLIND = ("centre", "random")  # maps that have seen no image
 ROWS = ("map before", "map after", "Fourier before", "Fourier after", "after - before")
@@ -30,18 +35,25 @@ class Judged(NamedTuple):
 
 
 @captioned(
-    "What single images' maps point at, each with its own colour scale. Deletion (lower is better) and insertion "
-    "(higher is better) say how faithful a map is: compare them with random orders, not with the look. A "
+    "What single images' maps point at, each with its own colour scale. Deletion (lower is better) "
+    "and insertion "
+    "(higher is better) say how faithful a map is: compare them with random orders, not with the "
+    "look. A "
     "frame: the patch whose attention is shown. Attention: the share that goes to a patch, 0 to 1."
 )
-def maps(pictures: Tensor, titles: Sequence[str], columns: Mapping[str, Judged], smooth: bool = False) -> Figure:
+def maps(
+    pictures: Tensor, titles: Sequence[str], columns: Mapping[str, Judged], smooth: bool = False
+) -> Figure:
     """A row per image (B, 3, height, width) in [0, 1], a column per kind of map, the images themselves first.
 
     smooth: interpolate between patches.
     """
     names, edges = list(columns), (_GAP, _BELOW + 0.15, _GAP, _TITLE + 0.05)
     size, per_row = (_SIDE, _SIDE), 1 + len(columns)
-    with style.grid(len(pictures) * per_row, size, (_GAP, _BELOW), edges, per_row=per_row) as (figure, places):
+    with style.grid(len(pictures) * per_row, size, (_GAP, _BELOW), edges, per_row=per_row) as (
+        figure,
+        places,
+    ):
         for number, (axes, first, _) in enumerate(places):
             row, column = divmod(number, per_row)
             if first:
@@ -72,7 +84,9 @@ def _image(axes: Axes, picture: Tensor, title: str) -> None:
     axes.text(0, -0.05, title, transform=axes.transAxes, va="top", fontsize=7)
 
 
-def frame(axes: Axes, patch: tuple[int, int] | None, grid: Sequence[int], pixels: Sequence[int]) -> None:
+def frame(
+    axes: Axes, patch: tuple[int, int] | None, grid: Sequence[int], pixels: Sequence[int]
+) -> None:
     """Frame a patch of a (rows, columns) grid over a picture of (height, width) pixels, black on white."""
     if patch is None:
         return
@@ -85,10 +99,14 @@ def frame(axes: Axes, patch: tuple[int, int] | None, grid: Sequence[int], pixels
 def _overlay(axes: Axes, picture: Tensor, judged: Judged, row: int, smooth: bool = False) -> None:
     """Draw the map over the grey image, its colour bar and areas below."""
     values = judged.maps[row].double()
-    axes.imshow(picture.mean(0).clamp(0, 1).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    axes.imshow(
+        picture.mean(0).clamp(0, 1).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest"
+    )
     height, width = picture.shape[-2:]
     corners, between = (-0.5, width - 0.5, height - 0.5, -0.5), "bicubic" if smooth else "nearest"
-    over = style.picture(axes, values, alpha=0.6, extent=corners, aspect="equal", interpolation=between)
+    over = style.picture(
+        axes, values, alpha=0.6, extent=corners, aspect="equal", interpolation=between
+    )
     axes.set_axis_off()
     frame(axes, judged.query, values.shape, picture.shape[-2:])
     figure: Any = axes.figure
@@ -102,36 +120,54 @@ def _overlay(axes: Axes, picture: Tensor, judged: Judged, row: int, smooth: bool
         bar.ax.text(x, -0.4, text, transform=bar.ax.transAxes, ha=side, va="top", fontsize=6)
     if judged.areas is not None:
         both = zip(AREAS[:2], *judged.areas[:, row].view(2, 2).tolist(), strict=True)
-        text = "\n".join(f"{name} {area:.2f} (random {by_chance:.2f})" for name, area, by_chance in both)
+        text = "\n".join(
+            f"{name} {area:.2f} (random {by_chance:.2f})" for name, area, by_chance in both
+        )
         bar.ax.text(0, -2.6, text, transform=bar.ax.transAxes, va="top", fontsize=6)
 
 
 @captioned(
-    "What each block reads of an image. The attention mask (above) is white where its weight is greatest and black "
-    "where it is least; the numbers are these two weights, as multiples of even attention. The attention map (below) "
-    "is the image seen through the mask. A mask is stretched to its own range, so one that is nearly even (both "
+    "What each block reads of an image. The attention mask (above) is white where its weight is "
+    "greatest and black "
+    "where it is least; the numbers are these two weights, as multiples of even attention. The "
+    "attention map (below) "
+    "is the image seen through the mask. A mask is stretched to its own range, so one that is "
+    "nearly even (both "
     "numbers near 1) looks as sharp as any."
 )
-def attention_masks(pictures: Tensor, titles: Sequence[str], names: Sequence[str], masks: Sequence[Tensor]) -> Figure:
+def attention_masks(
+    pictures: Tensor, titles: Sequence[str], names: Sequence[str], masks: Sequence[Tensor]
+) -> Figure:
     """Two rows per image, a column per block, the image itself first.
 
-    pictures: (B, 3, height, width) in [0, 1]. titles: of the images. names, masks: of each site, (B, h, w), in
-    multiples of even attention. At most six sites are shown, evenly chosen.
+    pictures: (B, 3, height, width) in [0, 1]. titles: of the images. names, masks: of each site,
+    (B, h, w), in multiples of even attention. At most six sites are shown, evenly chosen.
     """
     chosen = style.evenly(len(masks), 6)
     side, gap, below, top = 0.95, 0.1, 0.18, 0.25
     tall = 2 * side + gap + below + 0.06
-    with style.canvas((gap + (1 + len(chosen)) * (side + gap) + 0.02, top + len(pictures) * tall)) as figure:
+    with style.canvas(
+        (gap + (1 + len(chosen)) * (side + gap) + 0.02, top + len(pictures) * tall)
+    ) as figure:
         for row, picture in enumerate(pictures):
             bottom = (len(pictures) - 1 - row) * tall + below
             axes = style.place(figure, gap, bottom + side + gap, side, side)
             style.show_picture(axes, picture)
-            axes.text(0, -0.06, titles[row].replace(": ", ":\n"), transform=axes.transAxes, va="top", fontsize=7)
+            axes.text(
+                0,
+                -0.06,
+                titles[row].replace(": ", ":\n"),
+                transform=axes.transAxes,
+                va="top",
+                fontsize=7,
+            )
             for column, number in enumerate(chosen, 1):
                 left, mask = gap + column * (side + gap), masks[number][row].float()
                 least, greatest = mask.min(), mask.max()
                 share = (mask - least) / (greatest - least).clamp(min=1e-12)
-                share = interpolate(share[None, None], size=picture.shape[-2:], mode="bilinear")[0, 0].clamp(0, 1)
+                share = interpolate(share[None, None], size=picture.shape[-2:], mode="bilinear")[
+                    0, 0
+                ].clamp(0, 1)
                 above = style.place(figure, left, bottom + side + gap, side, side)
                 style.show_picture(above, share.expand(3, -1, -1))
                 under = style.place(figure, left, bottom, side, side)
@@ -144,21 +180,29 @@ def attention_masks(pictures: Tensor, titles: Sequence[str], names: Sequence[str
 
 
 @captioned(
-    "One image (left), its feature map (mean over channels) before and after a block's attention, and below the mean "
-    "Fourier images, frequency 0 in the middle. The last row is after minus before, on one scale over all blocks: a "
+    "One image (left), its feature map (mean over channels) before and after a block's attention, "
+    "and below the mean "
+    "Fourier images, frequency 0 in the middle. The last row is after minus before, on one scale "
+    "over all blocks: a "
     "blue rim is high frequencies that attention took away (a low-pass), red what it raised."
 )
-def fft_images(blocks: Sequence[int], maps: Sequence[Tensor], fourier: Sequence[Tensor], picture: Tensor) -> Figure:
+def fft_images(
+    blocks: Sequence[int], maps: Sequence[Tensor], fourier: Sequence[Tensor], picture: Tensor
+) -> Figure:
     """Feature maps and their Fourier images before and after each block's attention, of at most eight, evenly chosen.
 
     maps, fourier: per block (2, h, w), before and after. picture: (3, height, width) in [0, 1].
     """
     chosen = style.evenly(len(blocks), 8)
     relative = [fourier[number] - fourier[number].amax((1, 2), keepdim=True) for number in chosen]
-    widest = max([1e-9, *(float((after - before).abs().max()) for before, after in relative)])  # one scale for all
+    widest = max(
+        [1e-9, *(float((after - before).abs().max()) for before, after in relative)]
+    )  # one scale for all
     side, gap, first = 0.8, 0.1, 0.1
     left = first + side + 1.2
-    with style.canvas((left + len(chosen) * (side + gap) + 0.05, len(ROWS) * (side + gap) + 0.3)) as figure:
+    with style.canvas(
+        (left + len(chosen) * (side + gap) + 0.05, len(ROWS) * (side + gap) + 0.3)
+    ) as figure:
         axes = style.place(figure, first, (len(ROWS) - 1) * (side + gap) + 0.05, side, side)
         style.show_picture(axes, picture)
         axes.set_title("image", pad=3)
@@ -166,7 +210,12 @@ def fft_images(blocks: Sequence[int], maps: Sequence[Tensor], fourier: Sequence[
             before, after = relative[column]
             both: Any = {"vmin": float(min(before.min(), after.min())), "vmax": 0.0}  # on one scale
             change: Any = {"cmap": "RdBu_r", "vmin": -widest, "vmax": widest}
-            images = [*((image, {}) for image in maps[number]), (before, both), (after, both), (after - before, change)]
+            images = [
+                *((image, {}) for image in maps[number]),
+                (before, both),
+                (after, both),
+                (after - before, change),
+            ]
             for row, (image, look) in enumerate(images):
                 x, y = left + column * (side + gap), (len(ROWS) - 1 - row) * (side + gap) + 0.05
                 axes = style.place(figure, x, y, side, side)
@@ -174,21 +223,31 @@ def fft_images(blocks: Sequence[int], maps: Sequence[Tensor], fourier: Sequence[
                 if row == 0:
                     axes.set_title(f"block {blocks[number]}", pad=3)
                 if column == 0:
-                    style.name_beside(axes, ROWS[row] + f"\n(red: more; within\n{widest:.2g} nats)" * (row == 4))
+                    style.name_beside(
+                        axes, ROWS[row] + f"\n(red: more; within\n{widest:.2g} nats)" * (row == 4)
+                    )
     return figure
 
 
 @captioned(
-    "What the heads of the first block read from a patch: pixel patterns in the order of their strength, each with its "
-    "share of all that the head reads. Grey is no weight; colours are scaled pattern by pattern. Smooth or striped "
+    "What the heads of the first block read from a patch: pixel patterns in the order of their "
+    "strength, each with its "
+    "share of all that the head reads. Grey is no weight; colours are scaled pattern by pattern. "
+    "Smooth or striped "
     "patterns are learned, untrained weights look like noise."
 )
 def kernels(patterns: Tensor, share: Tensor) -> Figure:
-    """Pixel patterns, a row per head: (H, N, 3, height, width). share: (H, N) of the head's squared strength."""
+    """Pixel patterns, a row per head: (H, N, 3, height, width).
+
+    share: (H, N) of the head's squared strength.
+    """
     heads, count = share.shape
     side, gap, left, down = 0.55, 0.1, 0.65, 0.2
     edges = (left, down, 2 * gap, 0.3)
-    with style.grid(heads * count, (side, side), (gap, down), edges, per_row=count) as (figure, places):
+    with style.grid(heads * count, (side, side), (gap, down), edges, per_row=count) as (
+        figure,
+        places,
+    ):
         for number, (axes, first, _) in enumerate(places):
             pattern = patterns.flatten(0, 1)[number]
             picture = 0.5 + 0.5 * pattern / pattern.abs().max().clamp(min=1e-12)
@@ -201,20 +260,38 @@ def kernels(patterns: Tensor, share: Tensor) -> Figure:
 
 
 @captioned(
-    "Left: a map of one image as a surface over its patches; a flat one says nothing. Right: how large each channel of "
-    "the residual stream is, block by block; ridges are channels that are large everywhere. Heights behind peaks are "
+    "Left: a map of one image as a surface over its patches; a flat one says nothing. Right: how "
+    "large each channel of "
+    "the residual stream is, block by block; ridges are channels that are large everywhere. "
+    "Heights behind peaks are "
     "hidden: numbers are in the table."
 )
 def surfaces(space: Tensor, channels: Tensor, blocks: Sequence[int]) -> Figure:
-    """Surfaces in three dimensions. space: (h, w). channels: (L, C), a row per block in ``blocks``."""
+    """Surfaces in three dimensions.
+
+    space: (h, w). channels: (L, C), a row per block in ``blocks``.
+    """
     with style.canvas((7.4, 3.4)) as figure:
-        views = ((space, "column", "row", "rollout"), (channels, "channel", "block", "mean |activation|"))
+        views = (
+            (space, "column", "row", "rollout"),
+            (channels, "channel", "block", "mean |activation|"),
+        )
         for number, (values, across, down, up) in enumerate(views):
             axes: Any = figure.add_axes((0.02 + 0.5 * number, 0.06, 0.4, 0.86), projection="3d")
-            heights = values.double().expand(*(max(2, side) for side in values.shape))  # a surface needs two rows
+            heights = values.double().expand(
+                *(max(2, side) for side in values.shape)
+            )  # a surface needs two rows
             ys, xs = torch.meshgrid(*map(torch.arange, heights.shape), indexing="ij")
-            axes.plot_surface(xs.numpy(), ys.numpy(), heights.numpy(), cmap="viridis", linewidth=0.15,
-                              edgecolor="0.3", rcount=60, ccount=200)  # fmt: skip
+            axes.plot_surface(
+                xs.numpy(),
+                ys.numpy(),
+                heights.numpy(),
+                cmap="viridis",
+                linewidth=0.15,
+                edgecolor="0.3",
+                rcount=60,
+                ccount=200,
+            )
             axes.set_xlabel(across, labelpad=-6)
             axes.set_ylabel(down, labelpad=-6)
             axes.set_zlabel(up, labelpad=4)
@@ -232,9 +309,12 @@ def surfaces(space: Tensor, channels: Tensor, blocks: Sequence[int]) -> Figure:
 
 
 @captioned(
-    "How well each map tells the object from the ground, by the object's mask, with 95 % intervals over images: the "
-    "share of pixels that the map, cut at its mean, has right; intersection over union, mean of object and ground; "
-    "average precision of the map's order. Grey: a map that is hottest in the centre, and random patches. A map that "
+    "How well each map tells the object from the ground, by the object's mask, with 95 % intervals "
+    "over images: the "
+    "share of pixels that the map, cut at its mean, has right; intersection over union, mean of "
+    "object and ground; "
+    "average precision of the map's order. Grey: a map that is hottest in the centre, and random "
+    "patches. A map that "
     "is not ahead of the centre does not show where this image's object is."
 )
 def segmentation(rows: Sequence[Mapping[str, Any]]) -> Figure:
@@ -257,7 +337,8 @@ def segmentation(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 @captioned(
-    "The share of images below each heat, for rightly and wrongly classified ones. Lines on each other: how hot a map "
+    "The share of images below each heat, for rightly and wrongly classified ones. Lines on each "
+    "other: how hot a map "
     "is says nothing about the answer. The rank test is in the title."
 )
 def heat(right: Sequence[float], wrong: Sequence[float], title: str, label: str) -> Figure:
@@ -273,21 +354,45 @@ def heat(right: Sequence[float], wrong: Sequence[float], title: str, label: str)
 
 
 @captioned(
-    "Each head on an image and on its mirror image: how alike its own outputs are (points), and how like it the most "
-    "alike other head of its block is on the other view (squares). A head corresponds to itself where the point is "
+    "Each head on an image and on its mirror image: how alike its own outputs are (points), and "
+    "how like it the most "
+    "alike other head of its block is on the other view (squares). A head corresponds to itself "
+    "where the point is "
     "above its square; the title counts them, beside what chance would give."
 )
 def correspondence(layout: HeadLayout, compared: Mapping[str, Tensor]) -> Figure:
-    """Heads on two views of an image. compared: itself, best_other (in [0, 1]), corresponds, chance, each (A,)."""
+    """Heads on two views of an image.
+
+    compared: itself, best_other (in [0, 1]), corresponds, chance, each (A,).
+    """
     step, at = min(0.6, 5.5 / len(layout.sites)), style.side_by_side(layout, 0.7)
     same, expected = int(compared["corresponds"].sum()), compared["chance"].sum().item()
-    with style.panel((max(2.2, step * len(layout.sites)), 2.15), (0.6, 0.5, 1.75, 0.35)) as (figure, axes):
-        for number, (name, text) in enumerate((("itself", "itself"), ("best_other", "most alike other"))):
+    with style.panel((max(2.2, step * len(layout.sites)), 2.15), (0.6, 0.5, 1.75, 0.35)) as (
+        figure,
+        axes,
+    ):
+        for number, (name, text) in enumerate(
+            (("itself", "itself"), ("best_other", "most alike other"))
+        ):
             shade, marker = style.colour(number)
-            axes.plot(at, compared[name].tolist(), marker, color=shade, markersize=3, alpha=0.8, label=text)
+            axes.plot(
+                at,
+                compared[name].tolist(),
+                marker,
+                color=shade,
+                markersize=3,
+                alpha=0.8,
+                label=text,
+            )
         style.block_ticks(axes, layout, step)
-        axes.set(ylim=(0, 1.03), xlabel="block (heads side by side)", ylabel="alignment (CKA) across views")
-        title = f"{same} of {layout.num_heads} heads correspond to themselves (chance {expected:.1f})"
+        axes.set(
+            ylim=(0, 1.03),
+            xlabel="block (heads side by side)",
+            ylabel="alignment (CKA) across views",
+        )
+        title = (
+            f"{same} of {layout.num_heads} heads correspond to themselves (chance {expected:.1f})"
+        )
         axes.set_title(title, loc="left", pad=5)
         style.legend_beside(axes)
     return figure

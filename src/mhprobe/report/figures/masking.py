@@ -15,78 +15,157 @@ from mhprobe.masking.redundant_or_inert import Likeness, MaskedHead
 from mhprobe.report.figures import captioned, style
 from mhprobe.report.figures.style import COLOURS, MARKERS, Axes, Figure
 
-CROWD = 6  # curves: of more the bands are paler, and the thin lines of the images that chose are left out
+# curves: of more the bands are paler, and the thin lines of the images that chose are left out
+CROWD = 6
 Over = Literal["heads", "steps"]  # what the x axis counts
-DASHES: tuple[Any, ...] = ("-", (0, (4, 1.2)), (0, (1.2, 1)))  # another one when the colours begin anew
+DASHES: tuple[Any, ...] = (
+    "-",
+    (0, (4, 1.2)),
+    (0, (1.2, 1)),
+)  # another one when the colours begin anew
 ON, OFF, GONE = "#DCE6EE", "#24425C", "#D55E00"
 PHASES = {"before": "masked before the drop", "at": "at the drop", "after": "after it"}
 
 
 @captioned(
-    "Accuracy as heads are switched off. Bands are 95 % intervals over images, at the grey line, the mean of random "
-    "orders, over orders. Dotted: guessing. On the images that chose a searched order its curve flatters: the thin "
-    "line, where there is one. Exact search tries every unit at every step; others drop poor ones early."
+    "Accuracy as heads are switched off. Bands are 95 % intervals over images, at the grey line, "
+    "the mean of random "
+    "orders, over orders. Dotted: guessing. On the images that chose a searched order its curve "
+    "flatters: the thin "
+    "line, where there is one. Exact search tries every unit at every step; others drop poor ones "
+    "early."
 )
 def curves(
-    curves: Sequence[Curve], num_heads: int, chance: float | None = None, over: Over = "heads", units: str = "heads"
+    curves: Sequence[Curve],
+    num_heads: int,
+    chance: float | None = None,
+    over: Over = "heads",
+    units: str = "heads",
 ) -> Figure:
     """Accuracy in per cent over the number of heads masked (or of steps), all curves of a run, with 95 % bands.
 
-    The last split is drawn; thin, of few curves, the split that chose a searched curve. A ring marks the first step
-    that is significantly less accurate (McNemar, Holm over the curve). chance: drawn if a curve is near. units: words.
+    The last split is drawn; thin, of few curves, the split that chose a searched curve. A ring
+    marks the first step that is significantly less accurate (McNemar, Holm over the curve). chance:
+    drawn if a curve is near. units: words.
     """
     split = curves[-1].split
-    places = {name: i for i, name in enumerate(dict.fromkeys(c.name for c in curves if not c.averaged))}
-    looks = {name: (*style.colour(i), DASHES[i // len(COLOURS) % len(DASHES)]) for name, i in places.items()}
-    shown = sorted((c for c in curves if c.split == split), key=lambda c: -float(c.points.accuracy.mean()))
+    places = {
+        name: i for i, name in enumerate(dict.fromkeys(c.name for c in curves if not c.averaged))
+    }
+    looks = {
+        name: (*style.colour(i), DASHES[i // len(COLOURS) % len(DASHES)])
+        for name, i in places.items()
+    }
+    shown = sorted(
+        (c for c in curves if c.split == split), key=lambda c: -float(c.points.accuracy.mean())
+    )
     names = _curve_names(shown, over)
     tall = max(3.2, 0.2 + 0.17 * (len(shown) + 7))  # the legend stands beside the axes
     with style.panel((3.6, tall - 0.7), (0.55, 0.5, 2.15, 0.2)) as (figure, axes):
         if len(shown) <= CROWD:
             chosen = [curve for curve in curves if curve.split != split and not curve.averaged]
-            for curve in (curve for curve in chosen if len(curve.step) > 1):  # on the images that chose it
-                look: Any = {"color": looks[curve.name][0], "linestyle": looks[curve.name][2], "linewidth": 0.5}
+            for curve in (
+                curve for curve in chosen if len(curve.step) > 1
+            ):  # on the images that chose it
+                look: Any = {
+                    "color": looks[curve.name][0],
+                    "linestyle": looks[curve.name][2],
+                    "linewidth": 0.5,
+                }
                 x, y = _across(curve, over), (100 * curve.points.accuracy).tolist()
                 axes.plot(x, y, label=f"_{curve.name}, {curve.split}", **look)
             for chose in dict.fromkeys(curve.split for curve in chosen):
                 axes.plot([], [], color="0.3", linewidth=0.5, label=f"thin: {chose}, chosen on it")
         for curve in shown:
-            _curve(axes, curve, names[curve.name], looks.get(curve.name, ("0.45", "", "-")), over, len(shown) > CROWD)
+            _curve(
+                axes,
+                curve,
+                names[curve.name],
+                looks.get(curve.name, ("0.45", "", "-")),
+                over,
+                len(shown) > CROWD,
+            )
             _promise(axes, curve, over)
         if any(curve.worse is not None and curve.worse.any() for curve in shown):
-            axes.plot([], [], "o", color="0.3", markersize=7, markerfacecolor="none", label="first sign. lower")
+            axes.plot(
+                [],
+                [],
+                "o",
+                color="0.3",
+                markersize=7,
+                markerfacecolor="none",
+                label="first sign. lower",
+            )
         searches = {curve.search for curve in shown if curve.search}
-        notes = [f"chosen on {split}:\ntoo high, not tested"] if any(curve.optimistic for curve in shown) else []
-        for note in notes + ([f"steps chosen by\n{searches.pop()} search"] if len(searches) == 1 else []):
+        notes = (
+            [f"chosen on {split}:\ntoo high, not tested"]
+            if any(curve.optimistic for curve in shown)
+            else []
+        )
+        for note in notes + (
+            [f"steps chosen by\n{searches.pop()} search"] if len(searches) == 1 else []
+        ):
             axes.plot([], [], linestyle="", label=note)
         if curves[0].step[0] == 0:
             style.level(axes, 100 * float(shown[0].points.accuracy[0]), "unmasked", zorder=1)
         bottom, top, right = _range(curves, num_heads, over)
         if chance is not None and 100 * chance > bottom:
             style.level(axes, 100 * chance, "chance", ":", zorder=1)
-        axes.set(xlim=(-0.02 * right, 1.02 * right), ylim=(bottom, top), ylabel=f"{split} {shown[0].scored.right} (%)")
+        axes.set(
+            xlim=(-0.02 * right, 1.02 * right),
+            ylim=(bottom, top),
+            ylabel=f"{split} {shown[0].scored.right} (%)",
+        )
         style.whole_ticks(axes.xaxis)
         axes.set_xlabel(f"{units} masked (of {num_heads})" if over == "heads" else "masking step")
-        handles = {str(handle.get_label()): handle for handle in axes.get_legend_handles_labels()[0]}
+        handles = {
+            str(handle.get_label()): handle for handle in axes.get_legend_handles_labels()[0]
+        }
         order = [*names.values(), *(name for name in handles if name not in names.values())]
         style.legend_beside(axes, handles=[handles[n] for n in order], labels=order)
     return figure
 
 
-def _curve(axes: Axes, curve: Curve, name: str, look: tuple[str, str, Any], over: Over, crowded: bool) -> None:
+def _curve(
+    axes: Axes, curve: Curve, name: str, look: tuple[str, str, Any], over: Over, crowded: bool
+) -> None:
     """Draw one curve with its band and its ring, or a single point with its interval."""
     shade, marker, dashes = look
     points = curve.points
-    heads, ends = _across(curve, over), [(100 * part).tolist() for part in (points.accuracy, points.low, points.high)]
+    heads, ends = (
+        _across(curve, over),
+        [(100 * part).tolist() for part in (points.accuracy, points.low, points.high)],
+    )
     if len(heads) == 1:
         style.whiskers(axes, heads, ends, color=shade, marker=marker or "_", ms=4, label=name)
         return
     every = -(-len(heads) // 13)  # markers of a step each would hide a long curve
-    shadow = 0.3 if curve.averaged else 0.06 if crowded else 0.15  # many bands on each other would hide the lines
-    style.band(axes, heads, ends, shade, shadow, label=name, linestyle=dashes, marker=marker, ms=3, markevery=every)
+    shadow = (
+        0.3 if curve.averaged else 0.06 if crowded else 0.15
+    )  # many bands on each other would hide the lines
+    style.band(
+        axes,
+        heads,
+        ends,
+        shade,
+        shadow,
+        label=name,
+        linestyle=dashes,
+        marker=marker,
+        ms=3,
+        markevery=every,
+    )
     if curve.worse is not None and curve.worse.any():
         k = first(curve.worse)
-        axes.plot(heads[k], ends[0][k], "o", color=shade, markersize=7, markerfacecolor="none", label="_ring")
+        axes.plot(
+            heads[k],
+            ends[0][k],
+            "o",
+            color=shade,
+            markersize=7,
+            markerfacecolor="none",
+            label="_ring",
+        )
 
 
 def _promise(axes: Axes, curve: Curve, over: Over) -> None:
@@ -96,9 +175,18 @@ def _promise(axes: Axes, curve: Curve, over: Over) -> None:
     points, sure = counted(curve.guarantee.points, "point"), 100 * curve.guarantee.confidence
     text = f"at most {points} lost\non new images, {sure:g} % sure"
     if steps:
-        axes.axvline(_across(curve, over)[steps], color="0.3", linestyle="-.", linewidth=0.8, zorder=1)
+        axes.axvline(
+            _across(curve, over)[steps], color="0.3", linestyle="-.", linewidth=0.8, zorder=1
+        )
     line = "-." if steps else ""
-    axes.plot([], [], color="0.3", linestyle=line, linewidth=0.8, label=f"{'to here' if steps else 'nowhere'}: {text}")
+    axes.plot(
+        [],
+        [],
+        color="0.3",
+        linestyle=line,
+        linewidth=0.8,
+        label=f"{'to here' if steps else 'nowhere'}: {text}",
+    )
 
 
 def _curve_names(shown: Sequence[Curve], over: Over) -> dict[str, str]:
@@ -108,9 +196,16 @@ def _curve_names(shown: Sequence[Curve], over: Over) -> dict[str, str]:
     for curve in shown:
         search = f" ({curve.search})" if curve.search and len(searches) > 1 else ""
         fill = "" if curve.fill == "zero" else f", filled: {curve.fill}"
-        heads, *others = set(curve.points.heads.diff().tolist()) or {0.5}  # of a step; an index or a layer is several
+        heads, *others = set(curve.points.heads.diff().tolist()) or {
+            0.5
+        }  # of a step; an index or a layer is several
         several = over == "heads" or others or not heads.is_integer()
-        names[curve.name] = curve.name + search + fill + ("" if several else f" ({counted(int(heads), 'head')} a step)")
+        names[curve.name] = (
+            curve.name
+            + search
+            + fill
+            + ("" if several else f" ({counted(int(heads), 'head')} a step)")
+        )
     return names
 
 
@@ -131,7 +226,8 @@ def _range(curves: Sequence[Curve], num_heads: int, over: Over) -> tuple[float, 
 
 
 @captioned(
-    "Distance from the unmasked model as heads are switched off: 0 is the same, smaller is closer. A band is the 95 % "
+    "Distance from the unmasked model as heads are switched off: 0 is the same, smaller is closer. "
+    "A band is the 95 % "
     "interval over images, of random orders over repeats."
 )
 def distances(curves: Sequence[Curve], num_heads: int) -> Figure:
@@ -141,20 +237,34 @@ def distances(curves: Sequence[Curve], num_heads: int) -> Figure:
     most = max(float(curve.points.heads[-1]) for curve in shown) or num_heads
     with style.panel((3.5, 2.5), (0.85, 0.5, 1.95, 0.2)) as (figure, axes):
         for number, curve in enumerate(shown):
-            points, (shade, marker) = curve.points, ("0.45", "") if curve.averaged else style.colour(number)
+            points, (shade, marker) = (
+                curve.points,
+                ("0.45", "") if curve.averaged else style.colour(number),
+            )
             whole = points.loss - points.delta  # of the unmasked model; delta has the interval
-            ends = [of.tolist() for of in (points.loss, whole + points.delta_low, whole + points.delta_high)]
-            look: Any = {"marker": marker, "ms": 3, "markevery": -(-len(whole) // 13), "label": curve.name}
+            ends = [
+                of.tolist()
+                for of in (points.loss, whole + points.delta_low, whole + points.delta_high)
+            ]
+            look: Any = {
+                "marker": marker,
+                "ms": 3,
+                "markevery": -(-len(whole) // 13),
+                "label": curve.name,
+            }
             style.band(axes, points.heads.tolist(), ends, shade, **look)
         style.whole_ticks(axes.xaxis)
         text = style.wrapped(f"{split}: {shown[0].scored.lost}, smaller is closer", 2.5)
-        axes.set(xlim=(-0.02 * most, 1.02 * most), xlabel=f"heads masked (of {num_heads})", ylabel=text)
+        axes.set(
+            xlim=(-0.02 * most, 1.02 * most), xlabel=f"heads masked (of {num_heads})", ylabel=text
+        )
         style.legend_beside(axes)
     return figure
 
 
 @captioned(
-    "Accuracy when heads of one kind of layer go, in the order of their importance. Bands are 95 % intervals over "
+    "Accuracy when heads of one kind of layer go, in the order of their importance. Bands are 95 % "
+    "intervals over "
     "images. Kinds have different numbers of heads: the legend says how many."
 )
 def kinds_of_layers(rows: Sequence[Mapping[str, Any]], chance: float) -> Figure:
@@ -165,7 +275,16 @@ def kinds_of_layers(rows: Sequence[Mapping[str, Any]], chance: float) -> Figure:
             shade, marker = style.colour(number)
             points = [row for row in rows if row["kind"] == kind]
             x, *ends = style.percent(points, "share", "accuracy", "low", "high")
-            style.band(axes, x, ends, shade, 0.12, marker=marker, markersize=3, label=f"{kind} ({points[0]['heads']})")
+            style.band(
+                axes,
+                x,
+                ends,
+                shade,
+                0.12,
+                marker=marker,
+                markersize=3,
+                label=f"{kind} ({points[0]['heads']})",
+            )
         if 100 * chance > axes.get_ylim()[0]:
             style.level(axes, 100 * chance, "chance", ":")
         axes.set(xlabel="heads of the kind masked (%)", ylabel="test accuracy (%)")
@@ -174,7 +293,8 @@ def kinds_of_layers(rows: Sequence[Mapping[str, Any]], chance: float) -> Figure:
 
 
 @captioned(
-    "What is masked in each way: a row per curve, a small grid of blocks by heads per step. Dark heads are off, "
+    "What is masked in each way: a row per curve, a small grid of blocks by heads per step. Dark "
+    "heads are off, "
     "orange ones have just gone."
 )
 def masked_at_each_step(layout: HeadLayout, curves: Mapping[str, Tensor], most: int = 8) -> Figure:
@@ -182,15 +302,23 @@ def masked_at_each_step(layout: HeadLayout, curves: Mapping[str, Tensor], most: 
     deep, heads = len(layout.sites), max(site.num_heads for site in layout.sites)
     wide, tall = 0.85, min(0.85, max(0.35, 0.85 * deep / heads))
     left, gap, down, top = 1.0, 0.14, 0.24, 0.1
-    shown = {name: [1 + step for step in style.evenly(len(masks) - 1, most)] for name, masks in curves.items()}
-    size = (left + max(map(len, shown.values())) * (wide + gap), top + len(curves) * (tall + down) + 0.1)
+    shown = {
+        name: [1 + step for step in style.evenly(len(masks) - 1, most)]
+        for name, masks in curves.items()
+    }
+    size = (
+        left + max(map(len, shown.values())) * (wide + gap),
+        top + len(curves) * (tall + down) + 0.1,
+    )
     look: Any = {"cmap": ListedColormap([ON, OFF, GONE]), "vmin": 0, "vmax": 2, "aspect": "auto"}
     with style.canvas(size) as figure:
         for row, (name, masks) in enumerate(curves.items()):
             y = size[1] - top - (row + 1) * (tall + down) + 0.05
             for column, step in enumerate(shown[name]):
                 state = masks[step].int() + (masks[step] & ~masks[max(0, step - 1)]).int()
-                grid = pad_sequence([*layout.split(state.float())], batch_first=True, padding_value=torch.nan)
+                grid = pad_sequence(
+                    [*layout.split(state.float())], batch_first=True, padding_value=torch.nan
+                )
                 axes = style.place(figure, left + column * (wide + gap), y, wide, tall)
                 style.tile(axes, grid.numpy(), **look)
                 axes.set_title(f"step {step}", pad=2, fontsize=7)
@@ -200,9 +328,12 @@ def masked_at_each_step(layout: HeadLayout, curves: Mapping[str, Tensor], most: 
 
 
 @captioned(
-    "Are the heads that can go redundant or inert? Up: similarity to the most similar kept head. 0 (dotted): the "
-    "highest similarity found after shuffling the images; 1: identical. Filled: redundant, which is more similar than "
-    "chance and than 95 % of the heads that are needed. Across: how much the head writes; left of the dashed line: "
+    "Are the heads that can go redundant or inert? Up: similarity to the most similar kept head. 0 "
+    "(dotted): the "
+    "highest similarity found after shuffling the images; 1: identical. Filled: redundant, which "
+    "is more similar than "
+    "chance and than 95 % of the heads that are needed. Across: how much the head writes; left of "
+    "the dashed line: "
     "inert. If needed heads stand as high, similarity does not explain why the others can go."
 )
 def maskable(heads: Sequence[MaskedHead], similarity: str, inert: float) -> Figure:
@@ -218,19 +349,40 @@ def maskable(heads: Sequence[MaskedHead], similarity: str, inert: float) -> Figu
     shares = [max(head.write_share, 1e-3) for head, _ in points]
     above = ", above chance" if any(like.null is not None for _, like in points) else ""
     top = min(1.03, 1.15 * max([0.4, *(like.standing for _, like in points)]))
-    lowest, highest = 0.8 * min([*shares, inert]), 1.25 * max([*shares, 1.0])  # there may be no heads
+    lowest, highest = (
+        0.8 * min([*shares, inert]),
+        1.25 * max([*shares, 1.0]),
+    )  # there may be no heads
     digits = (1, 2, 5) if highest / lowest < 100 else (1,)  # more would run into each other
     edges = (0.68, 0.68 + 0.17 * (4 - beside) / 2, 0.42, 0.3)
     with style.grid(len(curves), (1.9, 1.9), (0.42, 0.42), edges, 3.5, per_row) as (figure, places):
         for (axes, first, last), (name, of) in zip(places, curves.items(), strict=True):
             # filled where a head is redundant; what goes first is drawn last
-            for (phase, text), shade, marker in reversed(list(zip(PHASES.items(), COLOURS, MARKERS, strict=False))):
+            for (phase, text), shade, marker in reversed(
+                list(zip(PHASES.items(), COLOURS, MARKERS, strict=False))
+            ):
                 for redundant, face, label in ((False, "none", None), (True, shade, text)):
-                    some = [(h, like) for h, like in of if h.phase == phase and h.redundant == redundant]
-                    x, y = [max(head.write_share, 1e-3) for head, _ in some], [like.standing for _, like in some]
-                    axes.plot(x, y, marker, color=shade, markerfacecolor=face, markersize=4, alpha=0.8, label=label)
+                    some = [
+                        (h, like) for h, like in of if h.phase == phase and h.redundant == redundant
+                    ]
+                    x, y = (
+                        [max(head.write_share, 1e-3) for head, _ in some],
+                        [like.standing for _, like in some],
+                    )
+                    axes.plot(
+                        x,
+                        y,
+                        marker,
+                        color=shade,
+                        markerfacecolor=face,
+                        markersize=4,
+                        alpha=0.8,
+                        label=label,
+                    )
             axes.axvline(inert, color="0.4", linestyle="--", linewidth=0.8, zorder=0)
-            axes.text(0.02, 0.98, "inert", transform=axes.transAxes, va="top", fontsize=6.5, color="0.4")
+            axes.text(
+                0.02, 0.98, "inert", transform=axes.transAxes, va="top", fontsize=6.5, color="0.4"
+            )
             style.level(axes, 0, dashes=":", color="0.4", zorder=0)
             axes.set_xscale("log")
             style.log_ticks(axes.xaxis, digits)

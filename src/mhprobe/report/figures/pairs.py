@@ -17,21 +17,30 @@ Limits = Literal["shared", "each"] | Sequence[float]
 
 
 @captioned(
-    "How alike every two heads are. Chance for as many images is marked on the colour bar, and so is a freshly "
-    "initialised network where it was probed: likeness that is no larger was not learned. Beside the label, how wide "
+    "How alike every two heads are. Chance for as many images is marked on the colour bar, and so "
+    "is a freshly "
+    "initialised network where it was probed: likeness that is no larger was not learned. Beside "
+    "the label, how wide "
     "the 95 % interval of a pair over images is, at the median; the table has that of each.",
     draws_control=True,  # from the column "random_init"
 )
 def pairwise(
-    layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS, *, limits: Limits = "shared"
+    layout: HeadLayout,
+    columns: Mapping[str, Tensor],
+    label: str,
+    names: Names = NAMELESS,
+    *,
+    limits: Limits = "shared",
 ) -> Figure:
     """One head x head matrix per layer, or one over all heads if layers were compared too.
 
-    limits: of the colours: "shared" by all matrices, "each" its own, in its title, or (lowest, highest).
-    "null", "null_low" and "null_high" are chance, "random_init" is the untrained network.
+    limits: of the colours: "shared" by all matrices, "each" its own, in its title, or (lowest,
+    highest). "null", "null_low" and "null_high" are chance, "random_init" is the untrained network.
     """
     value = style.without_diagonal(columns["value"])
-    if 0 < value.isfinite().any(1).sum() <= len(value) // 2:  # most of a matrix over all heads would be grey
+    if (
+        0 < value.isfinite().any(1).sum() <= len(value) // 2
+    ):  # most of a matrix over all heads would be grey
         return few_heads(layout, columns, label, names)
     matrices = [value[layout.span(i), layout.span(i)] for i in range(len(layout.sites))]
     titles = [style.site_title(layout, i) for i in range(len(layout.sites))]
@@ -43,10 +52,16 @@ def pairwise(
     size, gap = (side, side), (0.42 + line, 0.42 + line)
     wide, tall = style.grid_size(len(matrices), size, gap)
     nulls = [columns[name] for name in ("null_low", "null", "null_high") if name in columns]
-    chance = torch.cat([null[value.isfinite()].double() for null in nulls]) if nulls else value.new_empty(0)
+    chance = (
+        torch.cat([null[value.isfinite()].double() for null in nulls])
+        if nulls
+        else value.new_empty(0)
+    )
     control = style.control_of(columns)
     per_matrix = limits == "each" and not across  # a matrix alone has its own limits anyway
-    bar_at = 0.55 + wide + (0.95 if len(chance) or len(control) else 0.2)  # they are written beside the bar
+    bar_at = (
+        0.55 + wide + (0.95 if len(chance) or len(control) else 0.2)
+    )  # they are written beside the bar
     bar_tall = min(tall, 3.0)
     label = style.wrapped(f"{label}{style.typical_width(columns)}", bar_tall)
     edges = (0.55, 0.5, bar_at - 0.55 - wide + 1.0 + 0.15 * label.count("\n"), 0.35 + line)
@@ -56,15 +71,24 @@ def pairwise(
             norm.vmin, norm.vmax = limits
         noun = "block" if across else "head"
         for (axes, first, last), matrix, title in zip(places, matrices, titles, strict=True):
-            image = axes.imshow(matrix.numpy(), cmap=cmap, norm=style.scale(matrix)[1] if per_matrix else norm)
+            image = axes.imshow(
+                matrix.numpy(), cmap=cmap, norm=style.scale(matrix)[1] if per_matrix else norm
+            )
             finite, count = matrix[matrix.isfinite()], len(matrix)
             limited = per_matrix and len(finite)
-            axes.set_title(f"{title}\n{rounded(finite.min())} to {rounded(finite.max())}" if limited else title, pad=3)
+            axes.set_title(
+                f"{title}\n{rounded(finite.min())} to {rounded(finite.max())}"
+                if limited
+                else title,
+                pad=3,
+            )
             if across:
                 _parted(axes, layout.offsets[1:-1], "white", style.middles(layout), layout.sites)
                 axes.tick_params(length=0)
             else:
-                axes.set(xticks=style.ticks(count, side / count), yticks=style.ticks(count, side / count))
+                axes.set(
+                    xticks=style.ticks(count, side / count), yticks=style.ticks(count, side / count)
+                )
             if not across and count <= 16:  # more lines would leave little else
                 style.cells(axes, count, count)
             axes.set(xlabel=noun if last else "", ylabel=noun if first else "")
@@ -78,7 +102,9 @@ def pairwise(
     return figure
 
 
-def _parted(axes: Axes, edges: Sequence[int], shade: str, at: Sequence[float], sites: Sequence[HeadSite]) -> None:
+def _parted(
+    axes: Axes, edges: Sequence[int], shade: str, at: Sequence[float], sites: Sequence[HeadSite]
+) -> None:
     """Draw lines between rows and between columns, and number blocks on both axes."""
     for edge in edges:
         axes.axhline(edge - 0.5, color=shade, linewidth=0.8)
@@ -88,12 +114,17 @@ def _parted(axes: Axes, edges: Sequence[int], shade: str, at: Sequence[float], s
 
 
 @captioned(
-    "A value for every pair among the heads that were compared. A dot: it differs from 0 by more than chance, with "
-    "Holm's correction over all pairs that were looked at (5 %). Where a measure has no such p, a dot says that the "
-    "95 % interval over images excludes 0 (or chance, where that is not 0), as that of one pair in twenty by chance.",
+    "A value for every pair among the heads that were compared. A dot: it differs from 0 by more "
+    "than chance, with "
+    "Holm's correction over all pairs that were looked at (5 %). Where a measure has no such p, a "
+    "dot says that the "
+    "95 % interval over images excludes 0 (or chance, where that is not 0), as that of one pair in "
+    "twenty by chance.",
     draws_control=True,  # from the column "random_init"
 )
-def few_heads(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
+def few_heads(
+    layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS
+) -> Figure:
     """Heads that were compared with any other; a dot if "p_holm" is below .05, or the interval excludes chance."""
     value = style.without_diagonal(columns["value"])
     heads = value.isfinite().any(1).nonzero().flatten()
@@ -103,7 +134,10 @@ def few_heads(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, nam
     side = max(1.2, 0.32 * count if count <= 16 else 5.0)
     control = style.control_of(columns)
     beside = 0.8 if len(control) else 0.15  # the control is written there
-    with style.panel((side, side), (0.7, 0.65, beside + 1.25, 0.35 + max(0.0, 1.4 - side))) as (figure, axes):
+    with style.panel((side, side), (0.7, 0.65, beside + 1.25, 0.35 + max(0.0, 1.4 - side))) as (
+        figure,
+        axes,
+    ):
         image = style.picture(axes, shown, aspect="equal")
         if count <= 24:
             style.cells(axes, count, count)
@@ -116,7 +150,9 @@ def few_heads(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, nam
             how = f"95 % interval excludes {'chance' if 'null' in columns else '0'}"
         if beyond is not None:
             row, column = (beyond[heads[:, None], heads] & shown.isfinite()).nonzero().unbind(1)
-            axes.plot(column.tolist(), row.tolist(), "o", color="black", markersize=2.5, linestyle="")
+            axes.plot(
+                column.tolist(), row.tolist(), "o", color="black", markersize=2.5, linestyle=""
+            )
             axes.set_title(f"dot: {how}", loc="left", fontsize=7, pad=4)
         stride = max(1, round(0.2 / (side / count)))
         axes.set_xticks(range(0, count, stride), shown_names[::stride], rotation=90)
@@ -128,13 +164,20 @@ def few_heads(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, nam
 
 
 @captioned(
-    "How alike every two blocks are, input at the top left. Near the diagonal everything is alike: blocks add to "
-    "one stream. Chance and a freshly initialised network are marked at the colour bar; beside its label stands how "
+    "How alike every two blocks are, input at the top left. Near the diagonal everything is alike: "
+    "blocks add to "
+    "one stream. Chance and a freshly initialised network are marked at the colour bar; beside its "
+    "label stands how "
     "wide the 95 % interval of a pair over images is, at the median.",
     draws_control=True,  # from the column "random_init"
 )
-def pairwise_layers(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
-    """Layer x layer; lines part the stages. Chance is written below a bar of which it would take up most."""
+def pairwise_layers(
+    layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS
+) -> Figure:
+    """Layer x layer; lines part the stages.
+
+    Chance is written below a bar of which it would take up most.
+    """
     value = style.without_diagonal(columns["value"])
     chance = columns["null"][value.isfinite()].double() if "null" in columns else value.new_empty(0)
     layers = len(value)
@@ -157,13 +200,20 @@ def pairwise_layers(layout: HeadLayout, columns: Mapping[str, Tensor], label: st
 
 
 @captioned(
-    "The pairs of heads of each block: a point is their mean, the bar their range, the dash what chance gives. "
+    "The pairs of heads of each block: a point is their mean, the bar their range, the dash what "
+    "chance gives. "
     "A mean on the dash says that the heads have nothing in common."
 )
 def by_block(layout: HeadLayout, rows: Sequence[Mapping[str, Any]], label: str) -> Figure:
-    """Mean and range of the pairs within each block. rows: block, min, mean, max, and perhaps null."""
+    """Mean and range of the pairs within each block.
+
+    rows: block, min, mean, max, and perhaps null.
+    """
     step = min(0.4, 6.0 / len(layout.sites))
-    with style.panel((max(2.2, step * len(layout.sites)), 1.85), (0.6, 0.5, 0.25, 0.35)) as (figure, axes):
+    with style.panel((max(2.2, step * len(layout.sites)), 1.85), (0.6, 0.5, 0.25, 0.35)) as (
+        figure,
+        axes,
+    ):
         _ranges(axes, rows, 0, "mean of the pairs")
         if rows and "null" in rows[0]:
             at, chance = zip(*((row["block"], row["null"]) for row in rows), strict=True)
@@ -176,7 +226,9 @@ def by_block(layout: HeadLayout, rows: Sequence[Mapping[str, Any]], label: str) 
     return figure
 
 
-def _ranges(axes: Axes, rows: Sequence[Mapping[str, Any]], number: int, label: str, aside: float = 0) -> None:
+def _ranges(
+    axes: Axes, rows: Sequence[Mapping[str, Any]], number: int, label: str, aside: float = 0
+) -> None:
     """Draw the mean, least and greatest pair of each block. aside: blocks to the right."""
     shade, marker = style.colour(number)
     low, mean, high = ([row[end] for row in rows] for end in ("min", "mean", "max"))
@@ -186,16 +238,23 @@ def _ranges(axes: Axes, rows: Sequence[Mapping[str, Any]], number: int, label: s
 
 
 @captioned(
-    "How alike the heads of each block are: points are means over pairs, bars reach from the least to the most alike "
+    "How alike the heads of each block are: points are means over pairs, bars reach from the least "
+    "to the most alike "
     "pair. What stands apart from the untrained network is what training added."
 )
 def before_training(rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> Figure:
-    """A panel per measure. rows: measure, network, block, min, mean, max. labels: of the measures, for the axes."""
+    """A panel per measure.
+
+    rows: measure, network, block, min, mean, max. labels: of the measures, for the axes.
+    """
     measures = list(dict.fromkeys(row["measure"] for row in rows))
     blocks = sorted({row["block"] for row in rows})
     step = min(0.4, 2.1 / len(blocks))
     size, edges = (max(1.7, step * len(blocks)), 2.0), (0.7, 0.5, 1.85, 0.25)
-    with style.grid(len(measures), size, (0.7, 0), edges, per_row=len(measures)) as (figure, places):
+    with style.grid(len(measures), size, (0.7, 0), edges, per_row=len(measures)) as (
+        figure,
+        places,
+    ):
         for (axes, _, _), name in zip(places, measures, strict=True):
             for k, network in enumerate(("trained", "untrained")):
                 of = [row for row in rows if (row["measure"], row["network"]) == (name, network)]
@@ -209,12 +268,17 @@ def before_training(rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]
 
 
 @captioned(
-    "How alike heads are that were masked before the accuracy drops, at the drop, or kept: how far their pairs stand "
-    "above the mean of all pairs of the same layers. The band holds 95 % of what groups give that are dealt out anew "
+    "How alike heads are that were masked before the accuracy drops, at the drop, or kept: how far "
+    "their pairs stand "
+    "above the mean of all pairs of the same layers. The band holds 95 % of what groups give that "
+    "are dealt out anew "
     "within each layer; a filled point is beyond it by p < .05 (Holm)."
 )
 def groups_of_pairs(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """A row per pair of groups. rows: curve, group_a, group_b, pairs, above, chance_low, chance_high, p_holm."""
+    """A row per pair of groups.
+
+    rows: curve, group_a, group_b, pairs, above, chance_low, chance_high, p_holm.
+    """
     curves = list(dict.fromkeys(row["curve"] for row in rows))
     kinds = list(dict.fromkeys((row["group_a"], row["group_b"]) for row in rows))
     size, edges = (2.0, 0.28 * len(kinds) + 0.1), (1.25, 0.62, 0.35, 0.36)
@@ -224,10 +288,14 @@ def groups_of_pairs(rows: Sequence[Mapping[str, Any]]) -> Figure:
                 y = kinds.index((row["group_a"], row["group_b"]))
                 axes.hlines(y, row["chance_low"], row["chance_high"], color="0.8", linewidth=5)
                 face = COLOURS[0] if row["p_holm"] < 0.05 else "white"
-                axes.plot(row["above"], y, "o", color=COLOURS[0], markerfacecolor=face, markersize=4)
+                axes.plot(
+                    row["above"], y, "o", color=COLOURS[0], markerfacecolor=face, markersize=4
+                )
                 right: Any = {"ha": "right", "transform": axes.get_yaxis_transform()}
                 axes.text(1.0, y - 0.12, f"{row['pairs']} ", fontsize=6, **right)
-            style.rows_of(axes, [f"among {a}" if a == b else f"{a} with {b}" for a, b in kinds], first)
+            style.rows_of(
+                axes, [f"among {a}" if a == b else f"{a} with {b}" for a, b in kinds], first
+            )
             axes.set_ylim(top=-0.6)
             axes.axvline(0, color="0.6", linewidth=0.6, zorder=0)
             axes.margins(x=0.25)
@@ -237,10 +305,13 @@ def groups_of_pairs(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 @captioned(
-    "Heads as points: near points are alike. Only distances count, axes have no meaning. Distances are squeezed "
+    "Heads as points: near points are alike. Only distances count, axes have no meaning. Distances "
+    "are squeezed "
     "into a plane, so look up a striking pair in the table. Clusters are found in noise too."
 )
-def embedding(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
+def embedding(
+    layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS
+) -> Figure:
     """One panel of all heads if layers were compared, else one per layer. Markers are clusters."""
     groups = _compared(layout, columns["value"])
     together = len(groups) < len(layout.sites)
@@ -248,23 +319,37 @@ def embedding(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, nam
     side = 3.4 if len(groups) == 1 else 1.5
     size, edges = (side, side), (0.65, 0.5, 0.9 if together else 0.15, 0.3)
     shades = style.block_shades(layout)
-    with style.grid(len(groups), size, (0.3, 0.3), edges, 5.0) as (figure, places):  # room for words
+    with style.grid(len(groups), size, (0.3, 0.3), edges, 5.0) as (
+        figure,
+        places,
+    ):  # room for words
         for number, ((axes, first, last), sites) in enumerate(zip(places, groups, strict=True)):
             for flat in range(layout.offsets[sites[0]], layout.offsets[sites[-1] + 1]):
                 _, head, site = list(layout)[flat]
                 (x, y), kind = points[flat].tolist(), int(cluster[flat])
                 shade = shades.to_rgba(site.block) if together else COLOURS[kind % len(COLOURS)]
-                axes.plot(x, y, MARKERS[kind % len(MARKERS)], color=shade, ms=5 if together else 4, mew=0)
+                axes.plot(
+                    x, y, MARKERS[kind % len(MARKERS)], color=shade, ms=5 if together else 4, mew=0
+                )
                 if not together:
-                    axes.annotate(str(head), (x, y), xytext=(2.5, 2.5), textcoords="offset points", fontsize=6)
+                    axes.annotate(
+                        str(head), (x, y), xytext=(2.5, 2.5), textcoords="offset points", fontsize=6
+                    )
             _around_zero(axes, points)
             if len(groups) > 1:
-                axes.set_title(style.site_title(layout, sites[0]) if len(sites) == 1 else f"stage {number}", pad=3)
+                axes.set_title(
+                    style.site_title(layout, sites[0]) if len(sites) == 1 else f"stage {number}",
+                    pad=3,
+                )
             axes.tick_params(labelbottom=last, labelleft=first)
         if together:
             wide, _ = style.grid_size(len(groups), size, (0.3, 0.3))
-            style.block_bar(figure, shades, edges[0] + wide + 0.15, edges[1], side, "block (markers: clusters)")
-        text = f"embedding of {label}" + ("" if together else " (colours and markers: clusters, numbers: heads)")
+            style.block_bar(
+                figure, shades, edges[0] + wide + 0.15, edges[1], side, "block (markers: clusters)"
+            )
+        text = f"embedding of {label}" + (
+            "" if together else " (colours and markers: clusters, numbers: heads)"
+        )
         figure.text(0.5, 0.06 / style.inches(figure)[1], text, ha="center", va="bottom", fontsize=8)
     return figure
 
@@ -293,23 +378,51 @@ class Group(NamedTuple):
 
 
 @captioned(
-    "Heads as points: near points attend alike (Jensen-Shannon divergence). Colour: what the head does, by stated "
-    "thresholds; shape: its cluster. The title has the silhouette of the clusters (1: far apart, 0: touching) with the "
-    "share of unclustered draws that reach it: above 0.05 the clusters may be a cut through one cloud."
+    "Heads as points: near points attend alike (Jensen-Shannon divergence). Colour: what the head "
+    "does, by stated "
+    "thresholds; shape: its cluster. The title has the silhouette of the clusters (1: far apart, "
+    "0: touching) with the "
+    "share of unclustered draws that reach it: above 0.05 the clusters may be a cut through one "
+    "cloud."
 )
 def behaviours(groups: Sequence[Group]) -> Figure:
     """A panel per group, each with its own scale."""
     side = 3.2 if len(groups) == 1 else 1.9
-    with style.grid(len(groups), (side, side), (0.5, 0.95), (0.65, 0.5, 1.25, 0.55)) as (figure, places):
+    with style.grid(len(groups), (side, side), (0.5, 0.95), (0.65, 0.5, 1.25, 0.55)) as (
+        figure,
+        places,
+    ):
         for (axes, first, _), group in zip(places, groups, strict=True):
-            for (x, y), label, kind in zip(group.points.tolist(), group.labels, group.cluster.tolist(), strict=True):
-                axes.plot(x, y, MARKERS[kind % len(MARKERS)], color=LABEL_SHADES[label], ms=5, mec="0.3", mew=0.4)
+            for (x, y), label, kind in zip(
+                group.points.tolist(), group.labels, group.cluster.tolist(), strict=True
+            ):
+                axes.plot(
+                    x,
+                    y,
+                    MARKERS[kind % len(MARKERS)],
+                    color=LABEL_SHADES[label],
+                    ms=5,
+                    mec="0.3",
+                    mew=0.4,
+                )
             _around_zero(axes, group.points)
-            axes.set(xlabel="first coordinate (scaling)", ylabel="second coordinate" if first else "")
+            axes.set(
+                xlabel="first coordinate (scaling)", ylabel="second coordinate" if first else ""
+            )
             axes.set_title(group.title, loc="left", pad=4, fontsize=7)
-        for label in [label for label in LABEL_SHADES if any(label in group.labels for group in groups)]:
+        for label in [
+            label for label in LABEL_SHADES if any(label in group.labels for group in groups)
+        ]:
             axes.plot([], [], "o", color=LABEL_SHADES[label], ms=5, mec="0.3", mew=0.4, label=label)
         for kind in range(1 + max(int(group.cluster.max()) for group in groups)):
-            axes.plot([], [], MARKERS[kind % len(MARKERS)], color="white", ms=5, mec="0.3", label=f"cluster {kind + 1}")
+            axes.plot(
+                [],
+                [],
+                MARKERS[kind % len(MARKERS)],
+                color="white",
+                ms=5,
+                mec="0.3",
+                label=f"cluster {kind + 1}",
+            )
         style.legend_beside(axes, 1.04)
     return figure

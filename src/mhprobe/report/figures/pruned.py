@@ -18,21 +18,28 @@ from mhprobe.stats.significance import wilson
 from mhprobe.stats.survival import LABELS, Survivors
 
 # a function has its colour in every figure
-LABEL_SHADES = dict(zip(LABELS, (*COLOURS[:6], "#F0E442", "#8C510A", "#01665E", "#999999", "#DDDDDD"), strict=True))
+LABEL_SHADES = dict(
+    zip(LABELS, (*COLOURS[:6], "#F0E442", "#8C510A", "#01665E", "#999999", "#DDDDDD"), strict=True)
+)
 PALE = "#DCE6EE"
 ONE_COLUMN = 14  # lines of a legend
 
 
 @captioned(
-    "Accuracy against the number of heads kept, a point per run of the sweep. Bands are 95 % intervals over "
-    "images, the dashed line is the whole model, the dotted line guessing. Picking the best point of many "
+    "Accuracy against the number of heads kept, a point per run of the sweep. Bands are 95 % "
+    "intervals over "
+    "images, the dashed line is the whole model, the dotted line guessing. Picking the best point "
+    "of many "
     "flatters."
 )
-def retained(points: Sequence[Sequence[float]], images: int, heads: int, before: float | None, chance: float) -> Figure:
+def retained(
+    points: Sequence[Sequence[float]], images: int, heads: int, before: float | None, chance: float
+) -> Figure:
     """Accuracy of the runs of a sweep over learned gates.
 
-    points: (heads kept, test accuracy with the gates as learned, with gates of 0 and 1), by heads kept. images: number
-    of test images. before: accuracy of the whole model, if known. chance: drawn if a run comes near it.
+    points: (heads kept, test accuracy with the gates as learned, with gates of 0 and 1), by heads
+    kept. images: number of test images. before: accuracy of the whole model, if known. chance:
+    drawn if a run comes near it.
     """
     kept = [point[0] for point in points]
     with style.panel((3.4, 2.5), (0.55, 0.5, 1.65, 0.2)) as (figure, axes):
@@ -41,7 +48,9 @@ def retained(points: Sequence[Sequence[float]], images: int, heads: int, before:
             shade, marker = style.colour(number - 1)
             accuracy, low, high = _percents([point[number] for point in points], images)
             ends += [*low, *high]
-            style.band(axes, kept, (accuracy, low, high), shade, marker=marker, markersize=4, label=name)
+            style.band(
+                axes, kept, (accuracy, low, high), shade, marker=marker, markersize=4, label=name
+            )
         axes.fill_between([], [], [], color="0.3", alpha=0.15, lw=0, label="95 % over images")
         if before is not None:
             style.level(axes, 100 * before, "whole model before", zorder=1)
@@ -58,19 +67,30 @@ def retained(points: Sequence[Sequence[float]], images: int, heads: int, before:
 
 def _percents(shares: Sequence[float], images: int) -> tuple[list[float], list[float], list[float]]:
     """Return accuracies and the ends of their 95 % intervals over images, in per cent."""
-    low, high = wilson(torch.tensor([round(share * images) for share in shares]), torch.tensor(images))
+    low, high = wilson(
+        torch.tensor([round(share * images) for share in shares]), torch.tensor(images)
+    )
     return [100 * share for share in shares], (100 * low).tolist(), (100 * high).tolist()
 
 
 @captioned(
-    "Accuracy of heads pruned from a trained model, against the same number of heads trained from scratch; bars are "
-    "95 % intervals over images, grey is the whole model. A star: the two differ on the same images (McNemar, "
-    "p < .05 after Holm). Without one, training the larger model first has not been shown to help. Dotted: guessing."
+    "Accuracy of heads pruned from a trained model, against the same number of heads trained from "
+    "scratch; bars are "
+    "95 % intervals over images, grey is the whole model. A star: the two differ on the same "
+    "images (McNemar, "
+    "p < .05 after Holm). Without one, training the larger model first has not been shown to help. "
+    "Dotted: guessing."
 )
-def voita(points: Sequence[tuple[int, float, float]], images: int, chance: float, sure: Sequence[bool] = ()) -> Figure:
+def voita(
+    points: Sequence[tuple[int, float, float]],
+    images: int,
+    chance: float,
+    sure: Sequence[bool] = (),
+) -> Figure:
     """Accuracy of heads pruned from a trained model and of the same heads from scratch, at each number of heads.
 
-    points: (heads, accuracy pruned, accuracy from scratch), the whole model first. images: number of test images.
+    points: (heads, accuracy pruned, accuracy from scratch), the whole model first. images: number
+    of test images.
     sure: points at which the two differ significantly; a star marks them.
     """
     with style.panel((2.7, 2.25), (0.55, 0.5, 2.25, 0.15)) as (figure, axes):
@@ -80,30 +100,65 @@ def voita(points: Sequence[tuple[int, float, float]], images: int, chance: float
             some = points[1:] if number else points[:1]
             at = [x + 0.16 * (number - 1.5) for x in range(1, len(points))] if number else [0]
             ends = _percents([point[max(1, number)] for point in some], images)
-            look: Any = {"color": shade, "marker": marker, "ms": 4, "ls": "none", "elinewidth": 1, "capsize": 2}
+            look: Any = {
+                "color": shade,
+                "marker": marker,
+                "ms": 4,
+                "ls": "none",
+                "elinewidth": 1,
+                "capsize": 2,
+            }
             style.whiskers(axes, at, ends, label=name, **look)
         if 100 * min(min(point[1:]) for point in points) < 100 * chance + 30:
             style.level(axes, 100 * chance, "chance", ":")
-        axes.set_xticks(range(len(points)), [f"{point[0]}" + " (all)" * (i == 0) for i, point in enumerate(points)])
+        axes.set_xticks(
+            range(len(points)),
+            [f"{point[0]}" + " (all)" * (i == 0) for i, point in enumerate(points)],
+        )
         for x in (x for x, on in enumerate(sure) if on):
-            axes.annotate("*", (x, 100 * max(points[x][1:])), xytext=(0, 8), textcoords="offset points", ha="center")
-        axes.set(xlim=(-0.5, len(points) - 0.5), xlabel="heads kept", ylabel="test accuracy (%), 95 % interval")
+            axes.annotate(
+                "*",
+                (x, 100 * max(points[x][1:])),
+                xytext=(0, 8),
+                textcoords="offset points",
+                ha="center",
+            )
+        axes.set(
+            xlim=(-0.5, len(points) - 0.5),
+            xlabel="heads kept",
+            ylabel="test accuracy (%), 95 % interval",
+        )
         style.legend_beside(axes, star="the two differ, p < .05\n(McNemar, Holm)" * any(sure))
     return figure
 
 
 @captioned(
-    "Which heads pruning keeps, by stage, block or function: the share of each group's heads that is left, by the "
-    "number of heads kept. A pruning that took heads at random would keep the same share of every group: the dotted "
-    "line. A head with several functions is in several groups. Points on each other are moved apart sideways."
+    "Which heads pruning keeps, by stage, block or function: the share of each group's heads that "
+    "is left, by the "
+    "number of heads kept. A pruning that took heads at random would keep the same share of every "
+    "group: the dotted "
+    "line. A head with several functions is in several groups. Points on each other are moved "
+    "apart sideways."
 )
 def survival(rows: Sequence[Survivors]) -> Figure:
-    """A panel per division (those with several groups, and label). Lines are means of runs that keep as many."""
-    once = next((row.by for row in rows if row.by != "label"), None)  # a division that has each head once
+    """A panel per division (those with several groups, and label).
+
+    Lines are means of runs that keep as many.
+    """
+    once = next(
+        (row.by for row in rows if row.by != "label"), None
+    )  # a division that has each head once
     heads = sum({row.group: row.of for row in rows if row.by == once}.values())
-    groups = {by: {row.group for row in rows if row.by == by} for by in dict.fromkeys(row.by for row in rows)}
-    divisions = [by for by, names in groups.items() if by == "label" or len(names) > 1]  # one stage tells nothing
-    gap = 2.6 if any(len(groups[by]) > ONE_COLUMN for by in divisions) else 1.95  # where the legend and an axis are
+    groups = {
+        by: {row.group for row in rows if row.by == by}
+        for by in dict.fromkeys(row.by for row in rows)
+    }
+    divisions = [
+        by for by, names in groups.items() if by == "label" or len(names) > 1
+    ]  # one stage tells nothing
+    gap = (
+        2.6 if any(len(groups[by]) > ONE_COLUMN for by in divisions) else 1.95
+    )  # where the legend and an axis are
     size, edges = (2.3, 2.3), (0.55, 0.5, gap, 0.3)
     with style.grid(len(divisions), size, (gap, 0.8), edges, per_row=2) as (figure, places):
         for (axes, _, _), by in zip(places, divisions, strict=True):
@@ -117,7 +172,10 @@ def _groups_kept(axes: Axes, rows: Sequence[Survivors], by: str, heads: int) -> 
     axes.plot([0, heads], [0, 100], color="0.5", ls=":", lw=1, label="at random", zorder=1)
     last = max(1, len(groups) - 1)
     for number, group in enumerate(groups):
-        shade, marker = LABEL_SHADES.get(group, style.colour(number)[0]), MARKERS[number % len(MARKERS)]
+        shade, marker = (
+            LABEL_SHADES.get(group, style.colour(number)[0]),
+            MARKERS[number % len(MARKERS)],
+        )
         dashes = "--" if by != "label" and number >= len(COLOURS) else "-"
         shares: dict[int, list[float]] = {heads: [100.0]}
         for row in (row for row in rows if row.group == group):
@@ -125,35 +183,75 @@ def _groups_kept(axes: Axes, rows: Sequence[Survivors], by: str, heads: int) -> 
         at = sorted(shares)
         # groups of few heads often keep the same share: side by side by a little, not on each other
         aside = 0.012 * heads * (number - (len(groups) - 1) / 2) / last
-        axes.plot([x + aside for x in at], [statistics.fmean(shares[x]) for x in at], color=shade, lw=1.2, ls=dashes)
+        axes.plot(
+            [x + aside for x in at],
+            [statistics.fmean(shares[x]) for x in at],
+            color=shade,
+            lw=1.2,
+            ls=dashes,
+        )
         dots = [(x + aside, share) for x in at for share in shares[x]]
-        again: Any = {"mfc": "white"} if dashes == "--" else {}  # as the line, of the colours' second round
-        axes.plot(*zip(*dots, strict=True), marker, color=shade, ms=3.5, label=f"{group} ({size[group]})", **again)
+        again: Any = (
+            {"mfc": "white"} if dashes == "--" else {}
+        )  # as the line, of the colours' second round
+        axes.plot(
+            *zip(*dots, strict=True),
+            marker,
+            color=shade,
+            ms=3.5,
+            label=f"{group} ({size[group]})",
+            **again,
+        )
     axes.set(xlim=(-0.02 * heads, 1.03 * heads), ylim=(-4, 104))
     axes.set(xlabel="heads kept", ylabel="heads of the group kept (%)")
     axes.set_title(f"by {'function' if by == 'label' else by}", loc="left", pad=4)
-    style.legend_beside(axes, 1.0, borderaxespad=0.3, handlelength=1.0, ncols=1 + (len(groups) > ONE_COLUMN))
+    style.legend_beside(
+        axes, 1.0, borderaxespad=0.3, handlelength=1.0, ncols=1 + (len(groups) > ONE_COLUMN)
+    )
 
 
 @captioned(
-    "Dark heads are left, pale ones gone; a row is a block, from input to output. Beside, where neurons could go, the "
-    "share of each block's neurons that is left. At random all blocks would keep about the same share."
+    "Dark heads are left, pale ones gone; a row is a block, from input to output. Beside, where "
+    "neurons could go, the "
+    "share of each block's neurons that is left. At random all blocks would keep about the same "
+    "share."
 )
 def kept(layout: HeadLayout, left: Tensor) -> Figure:
-    """Heads that are left, and beside them the share of each block's neurons. left: (A,) True for a unit that stays."""
+    """Heads that are left, and beside them the share of each block's neurons.
+
+    left: (A,) True for a unit that stays.
+    """
     heads, parts = layout.of("head"), zip(layout.sites, layout.split(left.float()), strict=True)
-    shares = {(site.stage, site.block): part.mean().item() for site, part in parts if site.kind == "neuron"}
+    shares = {
+        (site.stage, site.block): part.mean().item()
+        for site, part in parts
+        if site.kind == "neuron"
+    }
     widest = max(site.num_heads for site in heads.sites)
     cell = min(0.3, 5.0 / widest)  # inches
-    start, wide, tall = widest - 0.5 + 0.25 / cell, 1.4 / cell, style.matrix_height(heads, cell)  # of bars, in cells
+    start, wide, tall = (
+        widest - 0.5 + 0.25 / cell,
+        1.4 / cell,
+        style.matrix_height(heads, cell),
+    )  # of bars, in cells
     with style.canvas((cell * widest + (2.9 if shares else 1.2), tall + 1.05)) as figure:
         look: Any = {"cmap": ListedColormap([PALE, COLOURS[0]]), "vmin": 0, "vmax": 1}
-        style.head_matrix(figure, heads, left[: heads.num_heads].float(), 0.6, tall + 0.5, cell, **look)
+        style.head_matrix(
+            figure, heads, left[: heads.num_heads].float(), 0.6, tall + 0.5, cell, **look
+        )
         for axes, sites in zip(list(figure.axes), style.even_groups(heads), strict=True):
             for row, site in enumerate(heads.sites[i] for i in sites):
                 if (share := shares.get((site.stage, site.block))) is not None:
                     for end, shade in ((1, PALE), (share, COLOURS[0])):
-                        style.box(axes, (start, row - 0.35), wide * end, 0.7, color=shade, lw=0, clip_on=False)
+                        style.box(
+                            axes,
+                            (start, row - 0.35),
+                            wide * end,
+                            0.7,
+                            color=shade,
+                            lw=0,
+                            clip_on=False,
+                        )
                     axes.text(start + 1.05 * wide, row, percent(share), va="center", fontsize=7)
         figure.text(0.02, 0.98, "dark: left; pale: gone", va="top")
         figure.axes[0].text(start, -0.8, "neurons left" if shares else "")
@@ -161,12 +259,19 @@ def kept(layout: HeadLayout, left: Tensor) -> Figure:
 
 
 @captioned(
-    "How much faster the pruned network is than the dense one. Bars are 95 % intervals over rounds of timing, the "
-    "dashed line is what its FLOPs predict, 1 is no gain. Measured on the machine named above, and true there."
+    "How much faster the pruned network is than the dense one. Bars are 95 % intervals over rounds "
+    "of timing, the "
+    "dashed line is what its FLOPs predict, 1 is no gain. Measured on the machine named above, and "
+    "true there."
 )
 def speed(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Speed-up over the dense network, and images per second. rows: of surgery.speed.speed_table."""
-    removed, batches = (list(dict.fromkeys(row[name] for row in rows)) for name in ("removed", "batch"))
+    """Speed-up over the dense network, and images per second.
+
+    rows: of surgery.speed.speed_table.
+    """
+    removed, batches = (
+        list(dict.fromkeys(row[name] for row in rows)) for name in ("removed", "batch")
+    )
     at = range(len(batches))
     with style.canvas((8.3, 3.1)) as figure:
         gain = style.place(figure, 0.55, 0.5, 2.5, 2.3)
@@ -176,12 +281,18 @@ def speed(rows: Sequence[Mapping[str, Any]]) -> Figure:
             shade, marker = style.colour(number)
             # side by side, so that intervals do not hide each other
             aside = [place + 0.1 * (number - (len(removed) - 1) / 2) for place in at]
-            y, low, high = ([row[f"speedup{end}"] for row in points] for end in ("", "_low", "_high"))
+            y, low, high = (
+                [row[f"speedup{end}"] for row in points] for end in ("", "_low", "_high")
+            )
             look: Any = {"color": shade, "marker": marker, "markersize": 3}
-            left = [counted(points[0][f"{kind}s"], kind) for kind in KINDS if f"{kind}s" in points[0]]
+            left = [
+                counted(points[0][f"{kind}s"], kind) for kind in KINDS if f"{kind}s" in points[0]
+            ]
             label = f"{name}:\n{' and '.join(left)} left"
             finite = all(map(math.isfinite, [*low, *high]))
-            style.whiskers(gain, aside, (y, low, high) if finite else (y, y, y), **look, lw=1, label=label)
+            style.whiskers(
+                gain, aside, (y, low, high) if finite else (y, y, y), **look, lw=1, label=label
+            )
             style.level(gain, points[0]["predicted"], color=shade, zorder=0)
             rate.plot(at, [row["pruned_images_per_s"] for row in points], **look)
         for kind, dashes in (("dense", "-"), ("masked", ":")):
@@ -196,27 +307,36 @@ def speed(rows: Sequence[Mapping[str, Any]]) -> Figure:
             axes.set_xticks(at, [str(batch) for batch in batches])
             axes.set_xlabel("batch size")
         gain.set_title(f"{rows[0]['device']}; bars: 95 % interval", loc="left")
-        handles = [handle for axes in (gain, rate) for handle in axes.get_legend_handles_labels()[0]]
+        handles = [
+            handle for axes in (gain, rate) for handle in axes.get_legend_handles_labels()[0]
+        ]
         style.legend_beside(rate, 1.03, handles=handles)
     return figure
 
 
 @captioned(
-    "Accuracy of methods of pruning, best at the smallest budget first, against the FLOPs that are left, and against "
-    "the measured time of a batch, over the dense network's (star). Lines are means over seeds (or networks), bands go "
-    "from the lowest to the highest. Up and left is better; lines that overlap by their bands may be equal."
+    "Accuracy of methods of pruning, best at the smallest budget first, against the FLOPs that are "
+    "left, and against "
+    "the measured time of a batch, over the dense network's (star). Lines are means over seeds (or "
+    "networks), bands go "
+    "from the lowest to the highest. Up and left is better; lines that overlap by their bands may "
+    "be equal."
 )
 def pareto(rows: Sequence[Mapping[str, Any]], batch: int = 64) -> Figure:
     """Accuracy of pruning methods against the FLOPs, and the time, that are left.
 
-    rows: of ``surgery.bench.run_cell``, with method, budget and seed; the last stage that all have is drawn.
+    rows: of ``surgery.bench.run_cell``, with method, budget and seed; the last stage that all have
+    is drawn.
     batch: the batch size of the measured time; without timings there is no right side.
     """
     stage = next(name for name in reversed(STAGES) if all(name in row for row in rows))
     of_cells: dict[tuple[Any, str], list[Mapping[str, Any]]] = {}
     for row in rows:
         of_cells.setdefault((row["budget"], row["method"]), []).append(row)
-    ordered = sorted(of_cells, key=lambda cell: (cell[0], -statistics.fmean(row[stage] for row in of_cells[cell])))
+    ordered = sorted(
+        of_cells,
+        key=lambda cell: (cell[0], -statistics.fmean(row[stage] for row in of_cells[cell])),
+    )
     dense = statistics.fmean(row["dense"] for row in rows)
     timed, methods = f"speedup_{batch}", list(dict.fromkeys(method for _, method in ordered))
     sides = [("share of FLOPs left", lambda row: row["flops"])]
@@ -232,9 +352,16 @@ def pareto(rows: Sequence[Mapping[str, Any]], batch: int = 64) -> Figure:
                 y = [[100 * row[stage] for row in cells] for cells in of_method]
                 again: Any = {"ls": "--", "mfc": "white"} if number >= len(COLOURS) else {}
                 ends = [[*map(statistics.fmean, y)], [*map(min, y)], [*map(max, y)]]
-                style.band(axes, x, ends, shade, marker=marker, markersize=3, lw=1, label=method, **again)
+                style.band(
+                    axes, x, ends, shade, marker=marker, markersize=3, lw=1, label=method, **again
+                )
             axes.plot(1, 100 * dense, "*", color="0.2", markersize=8, label="dense", zorder=3)
-            limits = min(map(cost, rows)) - 0.1, max(1.0, *map(cost, rows)) + 0.05  # slower than dense, some are
-            axes.set(xlabel=label, xlim=limits, ylabel=f"test accuracy, {stage} (%)" if first else "")
+            limits = (
+                min(map(cost, rows)) - 0.1,
+                max(1.0, *map(cost, rows)) + 0.05,
+            )  # slower than dense, some are
+            axes.set(
+                xlabel=label, xlim=limits, ylabel=f"test accuracy, {stage} (%)" if first else ""
+            )
         style.legend_beside(axes, 1.03)
     return figure

@@ -17,11 +17,15 @@ from mhprobe.stats.agreement import Agreement, Pearson
 
 
 @captioned(
-    "Test accuracy of several runs. A dot is a run, its bar the 95 % interval over images. A diamond is the mean "
-    "of three runs or more that differ in their seed, its bar Student's 95 % interval over them, of what another gives."
+    "Test accuracy of several runs. A dot is a run, its bar the 95 % interval over images. A "
+    "diamond is the mean "
+    "of three runs or more that differ in their seed, its bar Student's 95 % interval over them, "
+    "of what another gives."
 )
 def runs(rows: Sequence[Mapping[str, Any]], groups: Table | None) -> Figure:
-    """A row per group. rows: run, group, accuracy, low, high. groups: group, runs, accuracy, low, high.
+    """A row per group.
+
+    rows: run, group, accuracy, low, high. groups: group, runs, accuracy, low, high.
 
     Groups of two have no mean: Student's interval would cover most of the axis.
     """
@@ -46,8 +50,17 @@ def runs(rows: Sequence[Mapping[str, Any]], groups: Table | None) -> Figure:
             group = spread.get(name)
             if group is not None and group["runs"] >= 3:
                 y = number + 0.3
-                axes.hlines(y, 100 * group["low"], 100 * group["high"], color=COLOURS[1], linewidth=1.6)
-                axes.plot(100 * group["accuracy"], y, "D", color=COLOURS[1], markersize=4, label="mean, 95 % over runs")
+                axes.hlines(
+                    y, 100 * group["low"], 100 * group["high"], color=COLOURS[1], linewidth=1.6
+                )
+                axes.plot(
+                    100 * group["accuracy"],
+                    y,
+                    "D",
+                    color=COLOURS[1],
+                    markersize=4,
+                    label="mean, 95 % over runs",
+                )
         style.rows_of(axes, labels)
         axes.set_xlabel("test accuracy (%)")
         handles = {str(h.get_label()): h for h in axes.get_legend_handles_labels()[0]}
@@ -56,13 +69,20 @@ def runs(rows: Sequence[Mapping[str, Any]], groups: Table | None) -> Figure:
 
 
 @captioned(
-    "Masking curves of several runs. A line is the mean of runs that differ in their seed, its band Student's 95 % "
-    "interval over three of these runs or more; of a single run it is the interval over images, of two there is none."
+    "Masking curves of several runs. A line is the mean of runs that differ in their seed, its "
+    "band Student's 95 % "
+    "interval over three of these runs or more; of a single run it is the interval over images, of "
+    "two there is none."
 )
 def run_curves(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """A panel per curve, of the test split. rows: group, curve, split, heads_masked, runs, accuracy, low, high, of."""
+    """A panel per curve, of the test split.
+
+    rows: group, curve, split, heads_masked, runs, accuracy, low, high, of.
+    """
     splits = {row["split"] for row in rows}
-    shown = [row for row in rows if row["split"] == ("test" if "test" in splits else sorted(splits)[0])]
+    shown = [
+        row for row in rows if row["split"] == ("test" if "test" in splits else sorted(splits)[0])
+    ]
     curves = list(dict.fromkeys(row["curve"] for row in shown))
     groups = list(dict.fromkeys(row["group"] for row in shown))
     scored = " or ".join(dict.fromkeys(row["of"] for row in shown))
@@ -74,22 +94,47 @@ def run_curves(rows: Sequence[Mapping[str, Any]]) -> Figure:
                 points = [row for row in shown if (row["curve"], row["group"]) == (curve, group)]
                 shade, marker = style.colour(index)
                 (accuracy,) = style.percent(points, "accuracy")
-                axes.plot([row["heads_masked"] for row in points], accuracy, marker, ls="-", ms=2, color=shade)
+                axes.plot(
+                    [row["heads_masked"] for row in points],
+                    accuracy,
+                    marker,
+                    ls="-",
+                    ms=2,
+                    color=shade,
+                )
                 band = [row for row in points if row["low"] not in ("", None) and row["runs"] != 2]
                 low, high = style.percent(band, "low", "high")
-                axes.fill_between([row["heads_masked"] for row in band], low, high, color=shade, alpha=0.2, linewidth=0)
+                axes.fill_between(
+                    [row["heads_masked"] for row in band],
+                    low,
+                    high,
+                    color=shade,
+                    alpha=0.2,
+                    linewidth=0,
+                )
             axes.set_title(curve, pad=3)
             axes.set_yticks([0, 50, 100], None if first else [""] * 3)
             axes.set(ylim=(-2, 102), xlabel="heads masked", ylabel="\n".join(axis) if first else "")
-        names = [_legend_of(group, {row["runs"] for row in shown if row["group"] == group}) for group in groups]
-        figure.legend(figure.axes[0].get_lines(), names, loc="lower left", ncols=1, borderaxespad=0.3)
+        names = [
+            _legend_of(group, {row["runs"] for row in shown if row["group"] == group})
+            for group in groups
+        ]
+        figure.legend(
+            figure.axes[0].get_lines(), names, loc="lower left", ncols=1, borderaxespad=0.3
+        )
     return figure
 
 
 def _legend_of(group: str, runs: set[int]) -> str:
     """Return the legend of a line and its band. runs: numbers of runs at its points."""
     few, most = min(runs), max(runs)
-    of = "one run" if most == 1 else f"mean of {most} runs" if few == most else f"mean of {few} to {most} runs"
+    of = (
+        "one run"
+        if most == 1
+        else f"mean of {most} runs"
+        if few == most
+        else f"mean of {few} to {most} runs"
+    )
     band = "" if most == 2 else f", band: 95 % over {'images' if most == 1 else 'runs'}"
     if group == "all runs":
         return of + band
@@ -97,17 +142,29 @@ def _legend_of(group: str, runs: set[int]) -> str:
 
 
 @captioned(
-    "Do runs rank the heads alike? A dot per two runs: 1 the same order, 0 none. Runs of other training seeds have "
-    "other heads under the same numbers: there a correlation can only come from the blocks that heads are in."
+    "Do runs rank the heads alike? A dot per two runs: 1 the same order, 0 none. Runs of other "
+    "training seeds have "
+    "other heads under the same numbers: there a correlation can only come from the blocks that "
+    "heads are in."
 )
 def run_agreement(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Rank correlations between every two runs, a row per measure. rows: measure, run_a, run_b, spearman."""
+    """Rank correlations between every two runs, a row per measure.
+
+    rows: measure, run_a, run_b, spearman.
+    """
     measures = list(dict.fromkeys(row["measure"] for row in rows))
     edges = (0.35 + 0.065 * max(map(len, measures)), 0.5, 0.2, 0.15)
     with style.panel((3.1, 0.24 * len(measures) + 0.15), edges) as (figure, axes):
         for number, measure in enumerate(measures):
             correlations = [row["spearman"] for row in rows if row["measure"] == measure]
-            axes.plot(correlations, [number] * len(correlations), "o", color=COLOURS[0], markersize=4, alpha=0.7)
+            axes.plot(
+                correlations,
+                [number] * len(correlations),
+                "o",
+                color=COLOURS[0],
+                markersize=4,
+                alpha=0.7,
+            )
         axes.axvline(0, color="0.4", linestyle="--", linewidth=0.8)
         style.rows_of(axes, [name.replace("_", " ") for name in measures])
         axes.set(xlim=(-1.04, 1.04), xlabel="Spearman's correlation over heads, every two runs")
@@ -115,11 +172,16 @@ def run_agreement(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 @captioned(
-    "Each head on two data sets, a panel per measure. On the grey line both agree. r near 0 would be chance: the "
-    "measure told about the images, not about the head. In brackets the 95 % interval of r over heads."
+    "Each head on two data sets, a panel per measure. On the grey line both agree. r near 0 would "
+    "be chance: the "
+    "measure told about the images, not about the head. In brackets the 95 % interval of r over "
+    "heads."
 )
 def scatter(
-    layout: HeadLayout, measures: Sequence[tuple[str, Tensor, Tensor, Pearson]], first: str, second: str
+    layout: HeadLayout,
+    measures: Sequence[tuple[str, Tensor, Tensor, Pearson]],
+    first: str,
+    second: str,
 ) -> Figure:
     """A panel per measure: name, (A,) value on the first and on the second data set, and their correlation."""
     size, gap, edges = (1.45, 1.45), (0.66, 0.8), (0.62, 0.5, 0.8, 0.5)  # above: two lines of title
@@ -137,14 +199,18 @@ def scatter(
             axes.ticklabel_format(scilimits=(-2, 3), useMathText=True)
             for axis in (axes.xaxis, axes.yaxis):
                 axis.get_offset_text().set_fontsize(6)
-            axes.set(xlabel=f"on {first}" if last else "", ylabel=f"on {second}" if leftmost else "")
+            axes.set(
+                xlabel=f"on {first}" if last else "", ylabel=f"on {second}" if leftmost else ""
+            )
         style.block_bar(figure, shades, edges[0] + wide + 0.15, edges[1], min(tall, 3.0))
     return figure
 
 
 @captioned(
-    "Every two measures compared: how alike they rank all heads (left, Spearman's rho; unrelated rankings give "
-    "about 0), and how many of their highest heads they share (right; the line on the colour bar is what random "
+    "Every two measures compared: how alike they rank all heads (left, Spearman's rho; unrelated "
+    "rankings give "
+    "about 0), and how many of their highest heads they share (right; the line on the colour bar "
+    "is what random "
     "rankings share)."
 )
 def agreement(ranking: Agreement, control: Agreement | None = None) -> Figure:
@@ -153,21 +219,41 @@ def agreement(ranking: Agreement, control: Agreement | None = None) -> Figure:
     count, edge = len(ranking.names), 0.2 + 0.065 * max(map(len, ranking.names))
     side = max(2.1, 0.3 * count)
     edges = (edge, edge, 1.05, 0.3)  # right: a colour bar, as in the gap
-    with style.grid(2 * len(rows), (side, side), (1.05, 0.45), edges, per_row=2) as (figure, places):
+    with style.grid(2 * len(rows), (side, side), (1.05, 0.45), edges, per_row=2) as (
+        figure,
+        places,
+    ):
         for number, (axes, first, last) in enumerate(places):
             result, which = rows[number // 2]
             chance = result.chance[result.chance.isfinite()]
             if first:
-                title, matrix, label = "rank correlation", result.spearman, "Spearman's rho over heads"
+                title, matrix, label = (
+                    "rank correlation",
+                    result.spearman,
+                    "Spearman's rho over heads",
+                )
             else:
                 line = f" (line: chance {chance.mean():.2g})" if len(chance) else ""
-                title, matrix, label = f"top {result.k} heads", result.overlap, "share in common" + line
+                title, matrix, label = (
+                    f"top {result.k} heads",
+                    result.overlap,
+                    "share in common" + line,
+                )
             lower = matrix.masked_fill(torch.ones_like(matrix).triu(1).bool(), torch.nan)
-            image = axes.imshow(lower.numpy(), cmap="RdBu_r" if first else "viridis", vmin=-1 if first else 0, vmax=1)
+            image = axes.imshow(
+                lower.numpy(),
+                cmap="RdBu_r" if first else "viridis",
+                vmin=-1 if first else 0,
+                vmax=1,
+            )
             for i, j in torch.tril_indices(count, count).T.tolist():
                 value = lower[i, j].item()
-                text = f"{value:.2f}".replace("0.", ".", 1) if abs(value) < 0.995 else f"{value:.0f}"
-                axes.text(j, i, "-" if math.isnan(value) else text, ha="center", va="center", fontsize=5.5)
+                text = (
+                    f"{value:.2f}".replace("0.", ".", 1) if abs(value) < 0.995 else f"{value:.0f}"
+                )
+                axes.text(
+                    j, i, "-" if math.isnan(value) else text, ha="center", va="center", fontsize=5.5
+                )
             style.readable(axes)
             axes.set_title(title + which, loc="left", pad=4)
             axes.set_xticks(range(count), result.names if last else [], rotation=90)

@@ -1,6 +1,7 @@
 """Style of all figures: the look, axes placed in inches, colour scales, files, fitting to a printed page.
 
-Figures are made without pyplot, so without a window system and global state. Colours suit colour-blind readers.
+Figures are made without pyplot, so without a window system and global state. Colours suit
+colour-blind readers.
 """
 
 import contextlib
@@ -66,26 +67,39 @@ OUTLIER = 8  # times the median: from there on a colour scale is logarithmic
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 ORIGIN = {"version": "mhprobe {}", "commit": "commit {}", "command": "{}"}
 PNG = {"version": "Software", "commit": "Comment", "command": "Source"}
-PDF = {"version": "Creator", "commit": "Keywords", "command": "Subject"}  # of the few names that PDF knows
+PDF = {
+    "version": "Creator",
+    "commit": "Keywords",
+    "command": "Subject",
+}  # of the few names that PDF knows
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "d")
 
 
 def save(
-    figure: Figure, stem: Path, about: str = "", paper: bool = False, origin: Mapping[str, str] = MappingProxyType({})
+    figure: Figure,
+    stem: Path,
+    about: str = "",
+    paper: bool = False,
+    origin: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Path]:
     """Write ``<stem>.png`` (150 dpi) and ``<stem>.pdf``; the same figure gives the same bytes.
 
-    about: model, data and number of images, in small print below. paper: fit the columns of a printed page (``fit``).
+    about: model, data and number of images, in small print below. paper: fit the columns of a
+    printed page (``fit``).
     origin: "version", "commit" and "command", for the files' metadata (``PNG``, ``PDF``).
     """
     dots = DPI if paper else SCREEN
-    box = printed(figure, dots, paper)  # before the small print, which is placed below the final size
+    box = printed(
+        figure, dots, paper
+    )  # before the small print, which is placed below the final size
     with rc_context(STYLE):
         if about:
             above = figure.get_tightbbox()
             lowest = min(0.0, above.y0 / figure.get_figheight())  # a legend may hang below
             size = LEAST if paper else 5.5
-            small = figure.text(0.99, lowest, about, ha="right", va="top", fontsize=size, color="0.45")
+            small = figure.text(
+                0.99, lowest, about, ha="right", va="top", fontsize=size, color="0.45"
+            )
             if paper:
                 box = fit(figure)
             else:  # "tight" would look at all of it again
@@ -136,8 +150,12 @@ def _shrink(figure: Figure, by: float) -> None:
     text: Any
     for axes in figure.findobj(lambda artist: hasattr(artist, "xaxis")):
         for axis, which in itertools.product((axes.xaxis, axes.yaxis), ("major", "minor")):
-            if labels := axis.get_ticklabels(which=which):  # also those that are only made when the figure is drawn
-                axis.set_tick_params(which=which, labelsize=max(LEAST, by * labels[0].get_fontsize()))
+            if labels := axis.get_ticklabels(
+                which=which
+            ):  # also those that are only made when the figure is drawn
+                axis.set_tick_params(
+                    which=which, labelsize=max(LEAST, by * labels[0].get_fontsize())
+                )
     for text in figure.findobj(Text):
         text.set_fontsize(max(LEAST, by * text.get_fontsize()))
 
@@ -171,7 +189,9 @@ def place(figure: Figure, left: float, bottom: float, width: float, height: floa
     return figure.add_axes((left / wide, bottom / tall, width / wide, height / tall))
 
 
-def colour_bar(figure: Figure, image: Any, left: float, bottom: float, tall: float, label: str = "") -> Any:
+def colour_bar(
+    figure: Figure, image: Any, left: float, bottom: float, tall: float, label: str = ""
+) -> Any:
     """Add the colour bar of ``image`` at a place given in inches."""
     bar = figure.colorbar(image, cax=place(figure, left, bottom, 0.1, tall))
     bar.outline.set_visible(False)
@@ -187,7 +207,10 @@ def bar_beside(axes: Axes, image: Any, label: str = "", gap: float = 0.12) -> An
 
 
 def legend_beside(axes: Axes, at: float = 1.02, star: str = "", **options: Any) -> None:
-    """Put the legend right of the axes, halfway up. at: its left edge, in widths of the axes. star: what one says."""
+    """Put the legend right of the axes, halfway up.
+
+    at: its left edge, in widths of the axes. star: what one says.
+    """
     if star:
         star_line = Line2D([], [], marker="$*$", ls="none", color="black", ms=5, label=star)
         options["handles"] = [*axes.get_legend_handles_labels()[0], star_line]
@@ -224,7 +247,10 @@ def log_ticks(axis: Any, digits: Sequence[int] = (1, 2, 5), written: str = "{x:g
 
 
 def shades(name: str, bad: str = NOT_COMPARED) -> Any:
-    """Return a colour map, which gives a colour to each place from 0 to 1. bad: the colour of NaN."""
+    """Return a colour map, which gives a colour to each place from 0 to 1.
+
+    bad: the colour of NaN.
+    """
     return colormaps[name].with_extremes(bad=bad)
 
 
@@ -234,7 +260,9 @@ def block_shades(layout: HeadLayout) -> Any:
     return ScalarMappable(Normalize(min(blocks), max(max(blocks), min(blocks) + 1)), "viridis")
 
 
-def block_bar(figure: Figure, shades: Any, left: float, bottom: float, tall: float, label: str = "block") -> None:
+def block_bar(
+    figure: Figure, shades: Any, left: float, bottom: float, tall: float, label: str = "block"
+) -> None:
     """Add a colour bar with whole numbers."""
     whole_ticks(colour_bar(figure, shades, left, bottom, tall, label).ax.yaxis, 6)
 
@@ -294,8 +322,8 @@ def grid(
 ) -> Iterator[tuple[Figure, list[Panel]]]:
     """Open a ``canvas`` with axes in rows from the top.
 
-    size: (width, height) of a panel; gap: (across, down) between two; edges: around all; least: width of the figure;
-    inches.
+    size: (width, height) of a panel; gap: (across, down) between two; edges: around all; least:
+    width of the figure; inches.
     """
     left, bottom, right, top = edges
     wide, tall = grid_size(count, size, gap, per_row)
@@ -304,7 +332,10 @@ def grid(
         places = []
         for number in range(count):
             row, column = divmod(number, across)
-            x, y = left + column * (size[0] + gap[0]), bottom + (deep - 1 - row) * (size[1] + gap[1])
+            x, y = (
+                left + column * (size[0] + gap[0]),
+                bottom + (deep - 1 - row) * (size[1] + gap[1]),
+            )
             places.append(Panel(place(figure, x, y, *size), column == 0, number + across >= count))
         yield figure, places
 
@@ -313,7 +344,10 @@ def grid(
 def layer_panels(
     layout: HeadLayout, size: Pair, edge: Pair, labels: tuple[str, str], least: float
 ) -> Iterator[tuple[Figure, list[Axes]]]:
-    """Open a ``grid`` with a panel per layer, all with the same axes. edge: left and bottom. labels: of both axes."""
+    """Open a ``grid`` with a panel per layer, all with the same axes.
+
+    edge: left and bottom. labels: of both axes.
+    """
     with grid(len(layout.sites), size, LAYER_GAP, (*edge, 0.15, 0.25), least) as (figure, places):
         for number, (axes, first, last) in enumerate(places):
             axes.set_title(site_title(layout, number), pad=3)
@@ -339,8 +373,13 @@ def evenly(count: int, most: int) -> list[int]:
     return torch.linspace(0, count - 1, min(most, count)).round().int().tolist()
 
 
-def band(axes: Axes, x: Any, ends: Sequence[Any], shade: Any, shadow: float = 0.15, **look: Any) -> None:
-    """Draw a line with its interval as a band. ends: values, low ends, high ends. look: of the line."""
+def band(
+    axes: Axes, x: Any, ends: Sequence[Any], shade: Any, shadow: float = 0.15, **look: Any
+) -> None:
+    """Draw a line with its interval as a band.
+
+    ends: values, low ends, high ends. look: of the line.
+    """
     values, low, high = ends
     axes.plot(x, values, color=shade, **look)
     axes.fill_between(x, low, high, color=shade, alpha=shadow, linewidth=0)
@@ -349,13 +388,18 @@ def band(axes: Axes, x: Any, ends: Sequence[Any], shade: Any, shadow: float = 0.
 def whiskers(axes: Axes, x: Any, ends: Sequence[Sequence[float]], **look: Any) -> None:
     """Draw points with their intervals. ends: values, low ends, high ends. look: for errorbar."""
     values, low, high = ends
-    spread = [[max(0.0, b - a) for a, b in zip(*pair, strict=True)] for pair in ((low, values), (values, high))]
+    spread = [
+        [max(0.0, b - a) for a, b in zip(*pair, strict=True)]
+        for pair in ((low, values), (values, high))
+    ]
     axes.errorbar(x, values, spread, **look)
 
 
 def level(axes: Axes, at: float, label: str = "", dashes: str = "--", **look: Any) -> None:
     """Draw a horizontal reference line."""
-    axes.axhline(at, **{"color": "0.3", "linestyle": dashes, "linewidth": 0.8, "label": label, **look})
+    axes.axhline(
+        at, **{"color": "0.3", "linestyle": dashes, "linewidth": 0.8, "label": label, **look}
+    )
 
 
 def percent(rows: Sequence[Mapping[str, Any]], *names: str) -> list[list[float]]:
@@ -432,11 +476,22 @@ def matrix_height(layout: HeadLayout, cell: float) -> float:
 
 
 def head_matrix(
-    figure: Figure, layout: HeadLayout, value_A: Tensor, left: float, top: float, cell: float, **colours: Any
+    figure: Figure,
+    layout: HeadLayout,
+    value_A: Tensor,
+    left: float,
+    top: float,
+    cell: float,
+    **colours: Any,
 ) -> Any:
-    """Draw a row per layer and a column per head, from ``top`` down. colours: for imshow. Returns the image."""
+    """Draw a row per layer and a column per head, from ``top`` down.
+
+    colours: for imshow. Returns the image.
+    """
     for axes, sites, heads in matrix_panels(figure, layout, left, top, cell):
-        image = axes.imshow(torch.stack([value_A[layout.span(i)] for i in sites]).numpy(), aspect="auto", **colours)
+        image = axes.imshow(
+            torch.stack([value_A[layout.span(i)] for i in sites]).numpy(), aspect="auto", **colours
+        )
         cells(axes, len(sites), heads)
         axes.set_xticks(ticks(heads, cell))
         axes.set_yticks(range(len(sites)), [str(layout.sites[i].block) for i in sites])
@@ -473,8 +528,15 @@ def readable(axes: Axes) -> None:
 
 
 def box(axes: Axes, corner: Pair, wide: float, tall: float, **look: Any) -> None:
-    """Draw a rectangle, of which only the frame if no colour is in ``look``. corner: the left and least one."""
-    axes.add_patch(Rectangle(corner, wide, tall, **{"fill": not {"color", "facecolor"}.isdisjoint(look), **look}))
+    """Draw a rectangle, of which only the frame if no colour is in ``look``.
+
+    corner: the left and least one.
+    """
+    axes.add_patch(
+        Rectangle(
+            corner, wide, tall, **{"fill": not {"color", "facecolor"}.isdisjoint(look), **look}
+        )
+    )
 
 
 def even_groups(layout: HeadLayout) -> list[list[int]]:
@@ -504,7 +566,8 @@ def typical_width(columns: Mapping[str, Tensor]) -> str:
 def mark(axes: Axes, chance: Tensor, control: Tensor) -> None:
     """Mark the mean and range of chance, and the mean of a random initialisation, at a colour bar.
 
-    The bar's axis grows to reach them; if that would more than double it, they are written beyond its end.
+    The bar's axis grows to reach them; if that would more than double it, they are written beyond
+    its end.
     """
     if len(chance) and _reaches(axes, "chance", mean := chance.mean().item()):
         low, high = chance.min().item(), chance.max().item()
@@ -520,11 +583,19 @@ def mark(axes: Axes, chance: Tensor, control: Tensor) -> None:
         _marked(axes, mean, f"random init\n{rounded(mean)}", COLOURS[1], 1.0, shift)
 
 
-def _marked(axes: Axes, level: float, text: str, shade: str, width: float, shift: float = 0) -> None:
+def _marked(
+    axes: Axes, level: float, text: str, shade: str, width: float, shift: float = 0
+) -> None:
     """Draw a line across a colour bar and its text left of it. shift: points upwards."""
     axes.axhline(level, color="white", linewidth=1.6)
     axes.axhline(level, color=shade, linewidth=width)
-    look: Any = {"textcoords": "offset points", "ha": "right", "va": "center", "fontsize": 7, "color": shade}
+    look: Any = {
+        "textcoords": "offset points",
+        "ha": "right",
+        "va": "center",
+        "fontsize": 7,
+        "color": shade,
+    }
     axes.annotate(text, (0, level), xytext=(-3, shift), **look)
 
 
@@ -551,11 +622,17 @@ def _reaches(axes: Axes, name: str, level: float) -> bool:
     if high - low > 2 * (top - bottom):
         up = level > top
         before = axes.get_title() if up else axes.get_xlabel()
-        text = f"{before}\n{name}\n{rounded(level)} {'↑' if up else '↓'}\n(off the scale)".lstrip("\n")
-        axes.set_title(text, fontsize=7, pad=3) if up else axes.set_xlabel(text, fontsize=7, labelpad=2)
+        text = f"{before}\n{name}\n{rounded(level)} {'↑' if up else '↓'}\n(off the scale)".lstrip(
+            "\n"
+        )
+        axes.set_title(text, fontsize=7, pad=3) if up else axes.set_xlabel(
+            text, fontsize=7, labelpad=2
+        )
         return False
     if (low, high) != (bottom, top):
         edge = 0.04 * (high - low)
-        axes.set_yticks([at for at in axes.get_yticks() if bottom <= at <= top])  # none where there is no colour
+        axes.set_yticks(
+            [at for at in axes.get_yticks() if bottom <= at <= top]
+        )  # none where there is no colour
         axes.set_ylim(low - edge * (low < bottom), high + edge * (high > top))
     return True

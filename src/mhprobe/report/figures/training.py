@@ -16,7 +16,8 @@ from mhprobe.stats.significance import wilson
 
 
 @captioned(
-    "Every head's value during training, coloured by block; thick lines are block means. The first point is "
+    "Every head's value during training, coloured by block; thick lines are block means. The first "
+    "point is "
     "before training: what has not moved from there was not learned."
 )
 def history(layout: HeadLayout, steps: Sequence[int], values: Tensor, label: str) -> Figure:
@@ -25,7 +26,14 @@ def history(layout: HeadLayout, steps: Sequence[int], values: Tensor, label: str
     with style.panel((3.6, 2.35), (0.65, 0.5, 0.95, 0.15)) as (figure, axes):
         for number, site in enumerate(layout.sites):
             heads, shade = values[:, layout.span(number)].double(), shades.to_rgba(site.block)
-            axes.plot(steps, heads.numpy(), color=shade, lw=0.5, alpha=0.5, marker="." if len(steps) == 1 else "")
+            axes.plot(
+                steps,
+                heads.numpy(),
+                color=shade,
+                lw=0.5,
+                alpha=0.5,
+                marker="." if len(steps) == 1 else "",
+            )
             mean = heads.nanmean(1)
             if bool(mean.isfinite().any()):
                 axes.plot(steps, mean.numpy(), color=shade, linewidth=1.8)
@@ -39,12 +47,17 @@ def history(layout: HeadLayout, steps: Sequence[int], values: Tensor, label: str
 
 
 @captioned(
-    "The heads of one block over the epochs of fine-tuning, a panel per measure; 0 is before. Bars are 95 % intervals "
-    "over images. Bars of one head overlap more than they would for its change: the test of a change "
+    "The heads of one block over the epochs of fine-tuning, a panel per measure; 0 is before. Bars "
+    "are 95 % intervals "
+    "over images. Bars of one head overlap more than they would for its change: the test of a "
+    "change "
     "is in before_tuning."
 )
 def over_epochs(curves: Mapping[str, Tensor], chance: float) -> Figure:
-    """A panel per measure and a line per head: by label (3, P, H) values and ends. chance: of the first measure."""
+    """A panel per measure and a line per head: by label (3, P, H) values and ends.
+
+    chance: of the first measure.
+    """
     heads = next(iter(curves.values())).shape[2]
     columns = math.ceil(heads / 8)  # of the legend
     edges = (0.82, 0.45, 0.15 + 0.9 * columns, 0.15)
@@ -52,24 +65,42 @@ def over_epochs(curves: Mapping[str, Tensor], chance: float) -> Figure:
         for (axes, _, last), (label, ends) in zip(places, curves.items(), strict=True):
             for head, of_head in enumerate(ends.unbind(2)):
                 shade, marker = style.colour(head)
-                x = torch.arange(of_head.shape[1]) + 0.3 * ((head + 0.5) / heads - 0.5)  # side by side
-                look: Any = {"fmt": marker + ("-" if head < len(COLOURS) else "--"), "ms": 2.5, "lw": 0.8}
+                x = torch.arange(of_head.shape[1]) + 0.3 * (
+                    (head + 0.5) / heads - 0.5
+                )  # side by side
+                look: Any = {
+                    "fmt": marker + ("-" if head < len(COLOURS) else "--"),
+                    "ms": 2.5,
+                    "lw": 0.8,
+                }
                 style.whiskers(axes, x, of_head.tolist(), color=shade, label=f"head {head}", **look)
             style.whole_ticks(axes.xaxis)
             axes.set(xlabel="epochs of tuning" if last else "", ylabel=style.wrapped(label, 1.4))
         style.level(places[0].axes, chance, dashes=":")
-        beside: Any = {"loc": "upper left", "bbox_to_anchor": (1.03, 1), "borderaxespad": 0, "ncols": columns}
+        beside: Any = {
+            "loc": "upper left",
+            "bbox_to_anchor": (1.03, 1),
+            "borderaxespad": 0,
+            "ncols": columns,
+        }
         places[min(len(places), 3) - 1].axes.legend(**beside)
     return figure
 
 
 @captioned(
-    "Accuracy after removing the lowest heads at once, epoch by epoch; what is left of it above chance; and how "
-    "alike the epochs rank the heads (1 alike, 0 by chance). Where rows stop changing, importance has settled. Grey: "
+    "Accuracy after removing the lowest heads at once, epoch by epoch; what is left of it above "
+    "chance; and how "
+    "alike the epochs rank the heads (1 alike, 0 by chance). Where rows stop changing, importance "
+    "has settled. Grey: "
     "the whole model cannot be told from guessing (95 %), so it has nothing to lose."
 )
-def settling(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str, Any]], images: int) -> Figure:
-    """Three panels. rows: epoch, share, accuracy, chance. agreement: epoch_a, epoch_b, spearman. images: number."""
+def settling(
+    rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str, Any]], images: int
+) -> Figure:
+    """Three panels.
+
+    rows: epoch, share, accuracy, chance. agreement: epoch_a, epoch_b, spearman. images: number.
+    """
     epochs = sorted({row["epoch"] for row in rows})
     shares = sorted({row["share"] for row in rows})
     accuracy = {(row["epoch"], row["share"]): row["accuracy"] for row in rows}
@@ -80,15 +111,28 @@ def settling(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str,
         for share in shares:
             colour = "black" if share == 0 else style.shades("viridis_r")(share)
             values = [100 * accuracy[epoch, share] for epoch in epochs]
-            lines.plot(epochs, values, color=colour, marker=".", ms=4, linewidth=1, label=f"{100 * share:.0f} %")
+            lines.plot(
+                epochs,
+                values,
+                color=colour,
+                marker=".",
+                ms=4,
+                linewidth=1,
+                label=f"{100 * share:.0f} %",
+            )
         style.level(lines, 100 * chance, dashes=":", zorder=0)
         style.whole_ticks(lines.xaxis)
         lines.set(ylim=(-2, 102), xlabel="epoch (dotted: chance)", ylabel="validation accuracy (%)")
-        style.legend_beside(lines, 1.0, borderaxespad=0.5, title="removed", title_fontsize=7, fontsize=6.5)
+        style.legend_beside(
+            lines, 1.0, borderaxespad=0.5, title="removed", title_fontsize=7, fontsize=6.5
+        )
 
         removed = [share for share in shares if share > 0]
         left_over = torch.tensor(
-            [[(accuracy[e, s] - chance) / max(accuracy[e, 0.0] - chance, 1e-9) for e in epochs] for s in removed]
+            [
+                [(accuracy[e, s] - chance) / max(accuracy[e, 0.0] - chance, 1e-9) for e in epochs]
+                for s in removed
+            ]
         ).clamp(0, 1)
         whole = torch.tensor([accuracy[e, 0.0] for e in epochs], dtype=torch.float64)
         at_chance = wilson((whole * images).round(), torch.tensor(images))[0] <= chance
@@ -111,7 +155,10 @@ def settling(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str,
 
 
 def _matrix(axes: Axes, values: Tensor, label: str, of: Tensor | None = None) -> None:
-    """Draw a matrix, its first row lowest, with a colour bar. of: the range of colours, in place of the values."""
+    """Draw a matrix, its first row lowest, with a colour bar.
+
+    of: the range of colours, in place of the values.
+    """
     cmap, norm = style.scale(values if of is None else of)
     image = style.picture(axes, values, cmap=cmap, norm=norm, origin="lower")
     axes.spines[:].set_visible(False)
@@ -119,12 +166,17 @@ def _matrix(axes: Axes, values: Tensor, label: str, of: Tensor | None = None) ->
 
 
 @captioned(
-    "The loss around the trained weights (cross) along two random directions, in norms of the filters; a panel per "
-    "draw of the directions. A wide, round bowl is flat; where panels differ, two directions out of very many decide. "
+    "The loss around the trained weights (cross) along two random directions, in norms of the "
+    "filters; a panel per "
+    "draw of the directions. A wide, round bowl is flat; where panels differ, two directions out "
+    "of very many decide. "
     "Colours are of the logarithm of the loss."
 )
 def landscape(places: Sequence[float], losses: Sequence[Tensor]) -> Figure:
-    """A panel per draw. places: S steps along each direction. losses: (S, S) of each draw, the first direction down."""
+    """A panel per draw.
+
+    places: S steps along each direction. losses: (S, S) of each draw, the first direction down.
+    """
     every = torch.stack(list(losses)).clamp(min=1e-6)
     every = torch.where(every.isfinite(), every, every[every.isfinite()].max())
     norm: Any = LogNorm(every.min().item(), max(every.max().item(), 1.01 * every.min().item()))
@@ -134,10 +186,17 @@ def landscape(places: Sequence[float], losses: Sequence[Tensor]) -> Figure:
         for number, ((axes, first, _), values) in enumerate(zip(panels, every, strict=True), 1):
             look: Any = {"cmap": "viridis", "norm": norm, "shading": "gouraud", "rasterized": True}
             axes.pcolormesh(places, places, values.T.numpy(), **look)
-            axes.contour(places, places, values.T.numpy(), levels=levels, colors="white", linewidths=0.5)
+            axes.contour(
+                places, places, values.T.numpy(), levels=levels, colors="white", linewidths=0.5
+            )
             axes.plot(0, 0, "+", color=COLOURS[1], markersize=8, markeredgewidth=1.4)
             ticks = [places[0], 0, places[-1]]
-            axes.set(xticks=ticks, yticks=ticks, xlabel="first direction", ylabel="second direction" if first else "")
+            axes.set(
+                xticks=ticks,
+                yticks=ticks,
+                xlabel="first direction",
+                ylabel="second direction" if first else "",
+            )
             axes.tick_params(labelleft=first)
             axes.set_title(f"draw {number}", loc="left", pad=3)
         bar = style.bar_beside(axes, ScalarMappable(norm, "viridis"), "mean loss (nats)")
@@ -147,17 +206,28 @@ def landscape(places: Sequence[float], losses: Sequence[Tensor]) -> Figure:
 
 
 @captioned(
-    "How sharp the loss is along its sharpest direction: the largest eigenvalue of its Hessian, over all weights and "
-    "over those of each block. Larger is sharper; negative ones mean that the loss is not at a minimum there."
+    "How sharp the loss is along its sharpest direction: the largest eigenvalue of its Hessian, "
+    "over all weights and "
+    "over those of each block. Larger is sharper; negative ones mean that the loss is not at a "
+    "minimum there."
 )
 def sharpness(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Eigenvalues of the loss's Hessian, a row per part of the network. rows: part, rank, eigenvalue."""
+    """Eigenvalues of the loss's Hessian, a row per part of the network.
+
+    rows: part, rank, eigenvalue.
+    """
     parts = list(dict.fromkeys(row["part"] for row in rows))
     edges = (0.4 + 0.07 * max(map(len, parts)), 0.5, 0.2, 0.15)
     with style.panel((2.9, 0.2 * len(parts) + 0.2), edges) as (figure, axes):
         for row in rows:
             y, first = parts.index(row["part"]), row["rank"] == 1
-            axes.plot(row["eigenvalue"], y, "o", color=COLOURS[0 if first else 4], markersize=5 if first else 3)
+            axes.plot(
+                row["eigenvalue"],
+                y,
+                "o",
+                color=COLOURS[0 if first else 4],
+                markersize=5 if first else 3,
+            )
         axes.axvline(0, color="0.4", linestyle="--", linewidth=0.8)
         style.rows_of(axes, parts)
         axes.set_xlabel("largest eigenvalues of the Hessian (nats)")

@@ -1,7 +1,7 @@
 """Page of several runs, each compared with the first: accuracy, masking curves, and heads that changed.
 
-Accuracies on the same test images are compared image by image. Every other difference has a 95 % interval for
-independent runs, which is conservative for runs on the same images.
+Accuracies on the same test images are compared image by image. Every other difference has a 95 %
+interval for independent runs, which is conservative for runs on the same images.
 """
 
 import logging
@@ -32,7 +32,10 @@ Estimate = tuple[float, float, float]  # a value and its interval
 
 
 def write_comparison(runs: Sequence[Run], to: Path, ranking: Result | None = None) -> Path:
-    """Write one page about two or more runs. ranking: of ``over_networks``. UserError for one run, or for no run."""
+    """Write one page about two or more runs.
+
+    ranking: of ``over_networks``. UserError for one run, or for no run.
+    """
     if len(runs) < 2:
         raise UserError("compare: a comparison needs two or more runs.")
     with reading(Path(", ".join(str(run.folder) for run in runs))):
@@ -42,10 +45,15 @@ def write_comparison(runs: Sequence[Run], to: Path, ranking: Result | None = Non
 def finish_sweep(folder: Path) -> Path | None:
     """Write ``folder/report.html`` of a sweep's jobs. Never fails the sweep.
 
-    Returns None if fewer than two jobs have results, or, after a line in the log, if the page fails.
+    Returns None if fewer than two jobs have results, or, after a line in the log, if the page
+    fails.
     """
     try:
-        return write_comparison(read_runs(runs), folder / "report.html") if len(runs := jobs(folder)) > 1 else None
+        return (
+            write_comparison(read_runs(runs), folder / "report.html")
+            if len(runs := jobs(folder)) > 1
+            else None
+        )
     except Exception as error:  # the jobs' results are there
         log.warning("report.html: %s. Try again with: python -m mhprobe.report %s", error, folder)
         return None
@@ -57,8 +65,13 @@ def _page(runs: Sequence[Run], ranking: Result | None) -> str:
     measures = _measures(runs)
     what = " or ".join(dict.fromkeys(atlas.scored(run) for run in runs if atlas.lines(run)))
     paired = pairs([run.outcomes() for run in runs], names)
-    settings, ranked = differing(runs).items(), ranking.table.dicts() if ranking and ranking.table else []
-    first = words.best_methods(ranked, "networks") + _accuracies(runs, names, paired) or [NO_ACCURACY]
+    settings, ranked = (
+        differing(runs).items(),
+        ranking.table.dicts() if ranking and ranking.table else [],
+    )
+    first = words.best_methods(ranked, "networks") + _accuracies(runs, names, paired) or [
+        NO_ACCURACY
+    ]
     changed, counts = _heads(names, heads, measures)
     rows: dict[str, list[dict[str, Any]]] = {
         "methods of pruning over networks": ranked,
@@ -66,18 +79,37 @@ def _page(runs: Sequence[Run], ranking: Result | None) -> str:
         f"{what} at as many heads masked": _curve_rows(runs, names),
         "heads that changed": changed,
         "heads that went": _kept_rows(runs, names, heads),
-        "claims": by_network({name: run.rows("claims") for run, name in zip(runs, names, strict=True)}),
-        "settings that differ": [{"setting": key, **dict(zip(names, of, strict=True))} for key, of in settings],
+        "claims": by_network(
+            {name: run.rows("claims") for run, name in zip(runs, names, strict=True)}
+        ),
+        "settings that differ": [
+            {"setting": key, **dict(zip(names, of, strict=True))} for key, of in settings
+        ],
     }
     tables = [
-        {"name": name, "columns": list(of[0]), "rows": [atlas.short(list(row.values())) for row in of]}
+        {
+            "name": name,
+            "columns": list(of[0]),
+            "rows": [atlas.short(list(row.values())) for row in of],
+        }
         for name, of in rows.items()
         if of
     ]
-    lines = [{**line, "run": name} for run, name in zip(runs, names, strict=True) for line in atlas.lines(run)]
+    lines = [
+        {**line, "run": name}
+        for run, name in zip(runs, names, strict=True)
+        for line in atlas.lines(run)
+    ]
     return render(
         "compare.html.jinja",
-        {"heads": heads, "runs": names, "measures": measures, "lines": lines, "scored": what, "tables": tables},
+        {
+            "heads": heads,
+            "runs": names,
+            "measures": measures,
+            "lines": lines,
+            "scored": what,
+            "tables": tables,
+        },
         ["common.js", "compare.js", "tables.js"],
         title=f"{len(runs)} runs side by side",
         words=words.unread(runs) + first + counts + _numbers_only(runs, names, measures),
@@ -90,13 +122,24 @@ def _page(runs: Sequence[Run], ranking: Result | None) -> str:
 def difference(a: Estimate, b: Estimate) -> Estimate:
     """Return b - a with Newcombe's interval from those of both (1998, method 10), as for independent samples."""
     gap = b[0] - a[0]
-    return gap, gap - math.hypot(b[0] - b[1], a[2] - a[0]), gap + math.hypot(b[2] - b[0], a[0] - a[1])
+    return (
+        gap,
+        gap - math.hypot(b[0] - b[1], a[2] - a[0]),
+        gap + math.hypot(b[2] - b[0], a[0] - a[1]),
+    )
 
 
-def _accuracies(runs: Sequence[Run], names: Sequence[str], paired: Sequence[Mapping[str, Any]]) -> list[str]:
-    accuracies = {name: accuracy for run, name in zip(runs, names, strict=True) if (accuracy := words.accuracy(run))}
+def _accuracies(
+    runs: Sequence[Run], names: Sequence[str], paired: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    accuracies = {
+        name: accuracy
+        for run, name in zip(runs, names, strict=True)
+        if (accuracy := words.accuracy(run))
+    }
     text = [
-        f"{name}: test accuracy {words.percent(share)} ({100 * low:.1f} to {100 * high:.1f}, {images} images)."
+        f"{name}: test accuracy {words.percent(share)} ({100 * low:.1f} to {100 * high:.1f}, "
+        f"{images} images)."
         for name, (share, low, high, images) in accuracies.items()
     ]
     to_first = {pair["run_b"]: pair for pair in paired if pair["run_a"] == names[0]}
@@ -106,7 +149,9 @@ def _accuracies(runs: Sequence[Run], names: Sequence[str], paired: Sequence[Mapp
         text.append(sentence(to_first[name]))
         if to_first[name]["untested"]:
             gap, low, high = (100 * value for value in difference(first[:3], other[:3]))
-            more = "" if other[3] == first[3] else " They were tested on different numbers of images."
+            more = (
+                "" if other[3] == first[3] else " They were tested on different numbers of images."
+            )
             verdict = f"{'not ' if low <= 0 <= high else ''}told apart from 0.{more}"
             ends = f"95 % interval {low:+.1f} to {high:+.1f}"
             text.append(f"{name} minus {names[0]}: {gap:+.1f} points ({ends}), {verdict}")
@@ -118,14 +163,21 @@ def _measures(runs: Sequence[Run]) -> list[dict[str, Any]]:
     measures = [{measure["key"]: measure for measure in atlas.measures(run)} for run in runs]
     shared = []
     for key, first in measures[0].items():
-        same = [of[key] for of in measures if key in of and len(of[key]["columns"].get("value", ())) > 0]
+        same = [
+            of[key] for of in measures if key in of and len(of[key]["columns"].get("value", ())) > 0
+        ]
         if len(same) < len(runs) or len({len(measure["columns"]["value"]) for measure in same}) > 1:
             continue
         columns = [
-            {"value": measure["columns"]["value"], **{name: measure[name] for name in ("low", "high", "freedom")}}
+            {
+                "value": measure["columns"]["value"],
+                **{name: measure[name] for name in ("low", "high", "freedom")},
+            }
             for measure in same
         ]
-        shared.append({**{name: first[name] for name in ("key", "name", "label", "about")}, "runs": columns})
+        shared.append(
+            {**{name: first[name] for name in ("key", "name", "label", "about")}, "runs": columns}
+        )
     return shared
 
 
@@ -134,11 +186,17 @@ def _heads(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Compare head by head with the first run: a row each, by its change of rank; and sentences on how many differ."""
     rows, text = list[dict[str, Any]](), list[str]()
-    beside = ((measure, *pair) for measure in measures for pair in zip(names[1:], measure["runs"][1:], strict=True))
+    beside = (
+        (measure, *pair)
+        for measure in measures
+        for pair in zip(names[1:], measure["runs"][1:], strict=True)
+    )
     for measure, name, other in beside:
         first = measure["runs"][0]
         down = ([math.inf if v is None else -v for v in run["value"]] for run in (first, other))
-        ranks = [rankdata(values, "min").astype(int).tolist() for values in down]  # 1: largest, the missing last
+        ranks = [
+            rankdata(values, "min").astype(int).tolist() for values in down
+        ]  # 1: largest, the missing last
         sure, gaps = None not in (first["low"], other["low"]), list[Estimate]()
         for head, before, after in zip(range(len(first["value"])), *ranks, strict=True):
             if (a := _estimate(first, head)) is None or (b := _estimate(other, head)) is None:
@@ -146,31 +204,47 @@ def _heads(
             gaps.append(difference(a, b))
             gap, low, high = gaps[-1]
             row = {"measure": measure["key"], "run": name, "head": head}
-            row |= {"block": heads[head]["block"], "index": heads[head]["index"], "first": a[0], "this": b[0]}
+            row |= {
+                "block": heads[head]["block"],
+                "index": heads[head]["index"],
+                "first": a[0],
+                "this": b[0],
+            }
             row |= {"difference": gap, "low": low if sure else None, "high": high if sure else None}
             row |= {"changed": int(low > 0 or high < 0) if sure else None}
-            rows.append({**row, "rank_first": before, "rank_this": after, "rank_moved": after - before})
+            rows.append(
+                {**row, "rank_first": before, "rank_this": after, "rank_moved": after - before}
+            )
         freedom = min((run["freedom"] for run in (first, other) if run["freedom"]), default=None)
         if sure and gaps and freedom is not None:
             gap_A, low_A, high_A = torch.tensor(gaps, dtype=torch.float64).unbind(1)
-            p = holm(p_of_interval(gap_A, torch.where(gap_A > 0, gap_A - low_A, high_A - gap_A), freedom))
+            p = holm(
+                p_of_interval(gap_A, torch.where(gap_A > 0, gap_A - low_A, high_A - gap_A), freedom)
+            )
             text.append(
-                f"By {measure['name']} {int((p < 0.05).sum())} of {len(gaps)} heads of {name} differ from those of "
+                f"By {measure['name']} {int((p < 0.05).sum())} of {len(gaps)} heads of {name} "
+                "differ from those of "
                 f"{names[0]} (Holm over heads, 5 %; the runs taken as independent)."
             )
     return sorted(rows, key=lambda row: -abs(row["rank_moved"])), text
 
 
-def _numbers_only(runs: Sequence[Run], names: Sequence[str], measures: Sequence[Mapping[str, Any]]) -> list[str]:
+def _numbers_only(
+    runs: Sequence[Run], names: Sequence[str], measures: Sequence[Mapping[str, Any]]
+) -> list[str]:
     """Return a warning if heads are matched by number alone: networks that were not read from the same weights."""
     weights = [run.config.get("weights") for run in runs]
-    further = [of for of in zip(runs, names, weights, strict=True) if of[0].folder != runs[0].folder]
+    further = [
+        of for of in zip(runs, names, weights, strict=True) if of[0].folder != runs[0].folder
+    ]
     others = [name for _, name, file in further if file is None or file != weights[0]]
     if not others or not measures:
         return []
     return [
-        f"Heads are matched by their numbers. {' and '.join(others)}: trained apart from {names[0]}, as far as the "
-        f"runs say, so heads of one number need not do the same in both. Compare layers, or the whole spread of heads."
+        f"Heads are matched by their numbers. {' and '.join(others)}: trained apart from "
+        f"{names[0]}, as far as the "
+        "runs say, so heads of one number need not do the same in both. Compare layers, or the "
+        "whole spread of heads."
     ]
 
 
@@ -190,20 +264,41 @@ def _curve_rows(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, Any
                 if (b := at.get(a["heads_masked"])) is None or None in (a["low"], b["low"]):
                     continue
                 gap, low, high = difference(*((p["accuracy"], p["low"], p["high"]) for p in (a, b)))
-                row = {"curve": curve, "split": split, "heads_masked": a["heads_masked"], "run": name}
-                row |= {"first": a["accuracy"], "this": b["accuracy"], "difference": gap, "low": low, "high": high}
+                row = {
+                    "curve": curve,
+                    "split": split,
+                    "heads_masked": a["heads_masked"],
+                    "run": name,
+                }
+                row |= {
+                    "first": a["accuracy"],
+                    "this": b["accuracy"],
+                    "difference": gap,
+                    "low": low,
+                    "high": high,
+                }
                 rows.append(row)
     return rows
 
 
-def _kept_rows(runs: Sequence[Run], names: Sequence[str], heads: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _kept_rows(
+    runs: Sequence[Run], names: Sequence[str], heads: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
     """Return the heads that not all runs keep (pruning, learned gates)."""
-    tables = [next((table for _, entry, table in run.of_kind("per_head") if entry.decides), None) for run in runs]
+    tables = [
+        next((table for _, entry, table in run.of_kind("per_head") if entry.decides), None)
+        for run in runs
+    ]
     kept = [atlas.of_units(table, "head").column("kept") if table else [] for table in tables]
     if any(len(column) != len(heads) for column in kept):
         return []
     return [
-        {"head": head["id"], "block": head["block"], "index": head["index"], **dict(zip(names, values, strict=True))}
+        {
+            "head": head["id"],
+            "block": head["block"],
+            "index": head["index"],
+            **dict(zip(names, values, strict=True)),
+        }
         for head, *values in zip(heads, *kept, strict=True)
         if len(set(values)) > 1
     ]
@@ -211,5 +306,8 @@ def _kept_rows(runs: Sequence[Run], names: Sequence[str], heads: Sequence[Mappin
 
 def _estimate(run: Mapping[str, Any], at: int) -> Estimate | None:
     value = run["value"][at]
-    low, high = (value if (end := (run[name] or run["value"])[at]) is None else end for name in ("low", "high"))
+    low, high = (
+        value if (end := (run[name] or run["value"])[at]) is None else end
+        for name in ("low", "high")
+    )
     return None if value is None else (value, low, high)

@@ -31,11 +31,15 @@ FIGURE = 20 * MB  # of a single file
 log = logging.getLogger(__name__)
 
 
-def finish_report(folder: Path, task: str, layout: HeadLayout, network: Mapping[str, Any] | None = None) -> Path | None:
-    """Write ``run.json`` and ``report.html`` at the end of a command, on rank 0. Never fails the run.
+def finish_report(
+    folder: Path, task: str, layout: HeadLayout, network: Mapping[str, Any] | None = None
+) -> Path | None:
+    """Write ``run.json`` and ``report.html`` at the end of a command, on rank 0.
 
-    task: the command's module, e.g. "train". network: description of the weights, as in model.json. Returns the page,
-    or None after a line in the log.
+    Never fails the run.
+
+    task: the command's module, e.g. "train". network: description of the weights, as in model.json.
+    Returns the page, or None after a line in the log.
     """
     try:
         write_facts(folder, task, layout, network)
@@ -46,16 +50,27 @@ def finish_report(folder: Path, task: str, layout: HeadLayout, network: Mapping[
 
 
 def write_report(folder: Path) -> Path:
-    """Write ``folder/report.html`` from the run's files. Raises UserError if the folder holds no run."""
+    """Write ``folder/report.html`` from the run's files.
+
+    Raises UserError if the folder holds no run.
+    """
     with reading(folder):
         run = read_run(folder)
-        network, figures = run.files.tried(live, NETWORK, run) if atlas.heads(run) else None, _figures(run)
+        network, figures = (
+            run.files.tried(live, NETWORK, run) if atlas.heads(run) else None,
+            _figures(run),
+        )
         if network is not None:
             write(run.folder / LIVE, _page(run, figures, network).encode())
-        return write(run.folder / "report.html", _page(run, figures, page_beside=network is not None).encode())
+        return write(
+            run.folder / "report.html",
+            _page(run, figures, page_beside=network is not None).encode(),
+        )
 
 
-def _page(run: Run, figures: list[dict[str, Any]], network: Live | None = None, page_beside: bool = False) -> str:
+def _page(
+    run: Run, figures: list[dict[str, Any]], network: Live | None = None, page_beside: bool = False
+) -> str:
     heads, measures = atlas.heads(run), atlas.measures(run)
     tables, left_out = _tables(run)
     data = {
@@ -117,13 +132,19 @@ def render(
 ) -> str:
     """Render a page with its styles, scripts and data inside; data are escaped everywhere.
 
-    packs: base64 of compressed bytes, by the id of their element. modules: texts of modules, which may use WebAssembly.
+    packs: base64 of compressed bytes, by the id of their element. modules: texts of modules, which
+    may use WebAssembly.
     """
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+        loader=jinja2.FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
     )
     vendored = [HERE / "vendor" / name for name in ("d3.min.js", "plot.umd.min.js")]
-    texts = [path.read_text(encoding="utf-8") for path in [*vendored, *(HERE / name for name in scripts)]]
+    texts = [
+        path.read_text(encoding="utf-8") for path in [*vendored, *(HERE / name for name in scripts)]
+    ]
     hashes = [hashlib.sha256(text.encode()).digest() for text in (*texts, *modules)]
     return environment.get_template(template).render(
         **names,
@@ -151,14 +172,24 @@ def facts(run: Run) -> list[tuple[str, str]]:
     record = run.facts
     hardware = record.get("hardware", {})
     parts = [hardware.get("processor"), f"{hardware.get('cores')} cores", *hardware.get("gpus", [])]
-    versions = ", ".join(f"{name} {version}" for name, version in record.get("versions", {}).items())
+    versions = ", ".join(
+        f"{name} {version}" for name, version in record.get("versions", {}).items()
+    )
     settings = f"; its settings: {shlex.join(run.overrides)}" if run.overrides else ""
     return [
         ("Command", record.get("command") or f"not recorded{settings}"),
         ("Commit", record.get("commit") or "not recorded"),
         ("Versions", versions or "not recorded"),
-        ("Hardware", ", ".join(str(part) for part in parts if part) if hardware else "not recorded"),
-        ("Time", _time(record["finished"], record.get("seconds")) if "finished" in record else "not recorded"),
+        (
+            "Hardware",
+            ", ".join(str(part) for part in parts if part) if hardware else "not recorded",
+        ),
+        (
+            "Time",
+            _time(record["finished"], record.get("seconds"))
+            if "finished" in record
+            else "not recorded",
+        ),
         ("Seed", str(run.config.get("seed", "not recorded"))),
         ("Folder", str(run.folder)),
     ]
@@ -166,18 +197,34 @@ def facts(run: Run) -> list[tuple[str, str]]:
 
 def _time(finished: str, seconds: int | None) -> str:
     """Write a time, e.g. ``2 min 15 s, until 2026-11-22 04:38 UTC``."""
-    until = datetime.datetime.fromisoformat(finished).astimezone(datetime.UTC).strftime("until %Y-%m-%d %H:%M UTC")
+    until = (
+        datetime.datetime.fromisoformat(finished)
+        .astimezone(datetime.UTC)
+        .strftime("until %Y-%m-%d %H:%M UTC")
+    )
     if seconds is None:
         return until
     parts = {"h": seconds // 3600, "min": seconds // 60 % 60, "s": seconds % 60}
-    return f"{' '.join(f'{count} {unit}' for unit, count in parts.items() if count) or '0 s'}, {until}"
+    return (
+        f"{' '.join(f'{count} {unit}' for unit, count in parts.items() if count) or '0 s'}, {until}"
+    )
 
 
 def prune_command(run: Run) -> dict[str, str]:
     """Return the command that removes chosen heads: the text before their numbers and after them."""
     file = run.folder / "model.safetensors"
     weights = str(file) if file.exists() else run.config.get("weights")
-    same = ["+experiment=", "experiment=", "data=", "data.", "+data", "trainer=", "trainer.", "cache_dir=", "score="]
+    same = [
+        "+experiment=",
+        "experiment=",
+        "data=",
+        "data.",
+        "+data",
+        "trainer=",
+        "trainer.",
+        "cache_dir=",
+        "score=",
+    ]
     backbone = run.config.get("backbone") or {}
     by_name = weights is None and bool(backbone.get("checkpoint") or backbone.get("pretrained"))
     same += ["backbone=", "backbone.", "+backbone."] if by_name else ["backbone.num_classes="]
@@ -190,7 +237,9 @@ def prune_command(run: Run) -> dict[str, str]:
 def _tables(run: Run) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the tables that there is room for, small ones first, and the names of the others."""
     room, shown, left_out = ROOM, [], []
-    for name, table in sorted(run.tables.items(), key=lambda item: len(item[1].rows) * len(item[1].columns)):
+    for name, table in sorted(
+        run.tables.items(), key=lambda item: len(item[1].rows) * len(item[1].columns)
+    ):
         rows = [atlas.short(row) for row in table.rows]
         size = len(json.dumps(rows))
         if size > room:
@@ -203,8 +252,14 @@ def _tables(run: Run) -> tuple[list[dict[str, Any]], list[str]]:
 
 def _figures(run: Run) -> list[dict[str, Any]]:
     """Return the figures with their captions: masking first, those during training last."""
-    results = sorted(run.results.items(), key=lambda item: (bool(item[1].during), item[1].kind != "curves", item[0]))
+    results = sorted(
+        run.results.items(),
+        key=lambda item: (bool(item[1].during), item[1].kind != "curves", item[0]),
+    )
     drawn = {entry.figure: entry for _, entry in results if entry.figure is not None}
     pngs = ((file, run.files.tried(run.files.bytes, file, FIGURE)) for file in drawn)
     pictures = embed((file, png) for file, png in pngs if png is not None)
-    return [{"name": drawn[f].title, "own": picture, "caption": drawn[f].caption} for f, picture in pictures.items()]
+    return [
+        {"name": drawn[f].title, "own": picture, "caption": drawn[f].caption}
+        for f, picture in pictures.items()
+    ]

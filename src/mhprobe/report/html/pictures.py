@@ -14,7 +14,10 @@ PIXELS = 40_000_000  # of a figure: a bomb is small as a file
 
 
 class Picture(NamedTuple):
-    """A picture of a page. file: in the run's folder. url: a data URL, None without room. width, height: CSS pixels."""
+    """A picture of a page.
+
+    file: in the run's folder. url: a data URL, None without room. width, height: CSS pixels.
+    """
 
     file: str
     url: str | None
@@ -28,7 +31,10 @@ def data_url(data: bytes, kind: str) -> str:
 
 
 def encoded(pixels: np.ndarray, kind: str, **options: Any) -> str:
-    """Return (height, width, 3) uint8 pixels as a data URL. kind: jpeg, png. options: of Pillow's encoder."""
+    """Return (height, width, 3) uint8 pixels as a data URL.
+
+    kind: jpeg, png. options: of Pillow's encoder.
+    """
     data = io.BytesIO()
     Image.fromarray(pixels).save(data, kind, **options)
     return data_url(data.getvalue(), kind)
@@ -40,12 +46,21 @@ def packed(data: bytes) -> str:
 
 
 def embed(pictures: Iterable[tuple[str, bytes]], room: int = ROOM) -> dict[str, Picture]:
-    """Embed pictures, by file name, until ``room`` is full. All but PNG, and too large ones, are left out."""
+    """Embed pictures, by file name, until ``room`` is full.
+
+    All but PNG, and too large ones, are left out.
+    """
     embedded = {}
     for name, data in pictures:
         try:
             picture = _embed(name, data)
-        except (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError):
+        except (
+            OSError,
+            UnidentifiedImageError,
+            ValueError,
+            SyntaxError,
+            Image.DecompressionBombError,
+        ):
             continue
         size = len(picture.url or "")
         if size > room:
@@ -65,5 +80,7 @@ def _embed(name: str, png: bytes) -> Picture:
         data = io.BytesIO()
         if features.check("webp"):
             image.convert("RGB").save(data, "WEBP", lossless=True, method=2)
-    bytes_, kind = min(((data.getvalue(), "webp"), (png, "png")), key=lambda one: len(one[0]) or 1 << 40)
+    bytes_, kind = min(
+        ((data.getvalue(), "webp"), (png, "png")), key=lambda one: len(one[0]) or 1 << 40
+    )
     return Picture(name, data_url(bytes_, kind), round(width / dots), round(height / dots))

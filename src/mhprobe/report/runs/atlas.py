@@ -1,7 +1,7 @@
 """Data of a run for its page: heads, values in every measure, similar heads, classes, history, masking curves.
 
-A table is shown by its entry in the run's ledger, so a new measure needs no code here. The neurons of a block, too many
-for a square each, are a strip.
+A table is shown by its entry in the run's ledger, so a new measure needs no code here. The neurons
+of a block, too many for a square each, are a strip.
 
 Shapes: A heads of all sites.
 """
@@ -19,7 +19,16 @@ from mhprobe.report.tables import Table
 PLACE = ["head", "site", "stage", "block", "index"]  # how a table of heads begins
 MOST = 20_000  # heads of a model that a page can show
 BINS = 64  # of a block's neurons
-NUMBERS = ["step", "heads_masked", "accuracy", "low", "high", "difference", "difference_low", "difference_high"]
+NUMBERS = [
+    "step",
+    "heads_masked",
+    "accuracy",
+    "low",
+    "high",
+    "difference",
+    "difference_low",
+    "difference_high",
+]
 NUMBERS += ["delta", "delta_low", "delta_high", "p_holm"]
 
 
@@ -33,19 +42,25 @@ def heads(run: Run) -> list[dict[str, Any]]:
         if count > MOST - len(rows):
             raise UserError(f"report: {run.folder}/run.json says more than {MOST:,} heads.")
         for index in range(count):
-            rows.append({"id": len(rows), "site": str(site), "stage": stage, "block": block, "index": index})
+            rows.append(
+                {"id": len(rows), "site": str(site), "stage": stage, "block": block, "index": index}
+            )
     if rows:
         return rows
     for _, _, table in run.of_kind("per_head"):
-        return [dict(zip(("id", *PLACE[1:]), row[:5], strict=True)) for row in of_units(table, "head").rows]
+        return [
+            dict(zip(("id", *PLACE[1:]), row[:5], strict=True))
+            for row in of_units(table, "head").rows
+        ]
     return []
 
 
 def measures(run: Run) -> list[dict[str, Any]]:
     """Return an entry per measure of single heads, with its columns of (A,) numbers, "value" first.
 
-    constants: columns of one number for all heads, e.g. the entropy of even attention. chance, twin: (A,) numbers, or
-    None. low, high: the 95 % interval of "value", from ``freedom`` degrees of freedom. neurons: see ``strips``.
+    constants: columns of one number for all heads, e.g. the entropy of even attention. chance,
+    twin: (A,) numbers, or None. low, high: the 95 % interval of "value", from ``freedom`` degrees
+    of freedom. neurons: see ``strips``.
     """
     return [
         {
@@ -71,19 +86,24 @@ def of_units(table: Table, kind: Kind) -> Table:
     """Keep the rows of a table of units that are heads, or neurons."""
     if "kind" not in table.columns:
         return table if kind == "head" else table._replace(rows=[])
-    return table._replace(rows=[row for row in table.rows if row[table.columns.index("kind")] == kind])
+    return table._replace(
+        rows=[row for row in table.rows if row[table.columns.index("kind")] == kind]
+    )
 
 
 def strips(table: Table) -> list[dict[str, Any]]:
     """Return an entry per MLP: its block, and its neurons from the lowest to the highest value.
 
-    bins: means of at most ``BINS`` equal parts of the sorted values. lowest, highest: [index, value].
+    bins: means of at most ``BINS`` equal parts of the sorted values. lowest, highest: [index,
+    value].
     """
     blocks: dict[int, list[tuple[float, int]]] = {}
     neurons = of_units(table, "neuron")
     if not neurons.rows or "value" not in table.columns:
         return []
-    for block, index, value in zip(*(neurons.column(name) for name in ("block", "index", "value")), strict=True):
+    for block, index, value in zip(
+        *(neurons.column(name) for name in ("block", "index", "value")), strict=True
+    ):
         if value is not None:
             blocks.setdefault(block, []).append((value, index))
     rows = []
@@ -92,7 +112,15 @@ def strips(table: Table) -> list[dict[str, Any]]:
         values = np.array([value for value, _ in pairs])
         bins = [float(part.mean()) for part in np.array_split(values, min(BINS, len(values)))]
         lowest, highest = ([index, _short(value)] for value, index in (pairs[0], pairs[-1]))
-        rows.append({"block": block, "count": len(pairs), "bins": short(bins), "lowest": lowest, "highest": highest})
+        rows.append(
+            {
+                "block": block,
+                "count": len(pairs),
+                "bins": short(bins),
+                "lowest": lowest,
+                "highest": highest,
+            }
+        )
     return rows
 
 
@@ -106,7 +134,9 @@ def pairs(run: Run) -> list[dict[str, Any]]:
         if "value" not in table.columns:
             continue
         compared = ("head_a", "head_b", "value", *entry.interval)
-        levels = [value for value in _of(table, entry.chance or entry.control) or [] if value is not None]
+        levels = [
+            value for value in _of(table, entry.chance or entry.control) or [] if value is not None
+        ]
         rows.append(
             {
                 "key": name,
@@ -114,7 +144,10 @@ def pairs(run: Run) -> list[dict[str, Any]]:
                 "nearest": entry.alike or "largest",
                 "chance": _short(sum(levels) / len(levels)) if levels else None,
                 "chance_is": "chance" if entry.chance else "a random network's mean",
-                "pairs": [list(row) for row in zip(*(short(table.column(c)) for c in compared), strict=True)],
+                "pairs": [
+                    list(row)
+                    for row in zip(*(short(table.column(c)) for c in compared), strict=True)
+                ],
             }
         )
     return rows
@@ -123,9 +156,14 @@ def pairs(run: Run) -> list[dict[str, Any]]:
 def classes(run: Run) -> list[dict[str, Any]]:
     """Return effects with several numbers per head, e.g. on every class: names and (A, K) numbers."""
     return [
-        {"name": entry.title, "names": table.columns[5:], "values": [short(row[5:]) for row in table.rows]}
+        {
+            "name": entry.title,
+            "names": table.columns[5:],
+            "values": [short(row[5:]) for row in table.rows],
+        }
         for _, entry, table in _per_head(run, "per_head_along")
-        if not entry.larger.startswith("nothing") and any(row[5:] != table.rows[0][5:] for row in table.rows)
+        if not entry.larger.startswith("nothing")
+        and any(row[5:] != table.rows[0][5:] for row in table.rows)
     ]
 
 
@@ -140,13 +178,21 @@ def history(run: Run) -> list[dict[str, Any]]:
     for _, entry, table in run.of_kind("gate_history"):
         lines.append(("gates", entry, {row[0]: short(row[2:]) for row in table.rows}))
     return [
-        {"name": name, "label": _words(entry)["label"], "steps": list(points), "values": list(points.values())}
+        {
+            "name": name,
+            "label": _words(entry)["label"],
+            "steps": list(points),
+            "values": list(points.values()),
+        }
         for name, entry, points in lines
     ]
 
 
 def lines(run: Run) -> list[dict[str, Any]]:
-    """Return a line per curve and split, of repeats the mean. points: ``NUMBERS``, and the flat indices ``masked``."""
+    """Return a line per curve and split, of repeats the mean.
+
+    points: ``NUMBERS``, and the flat indices ``masked``.
+    """
     table: dict[tuple[str, str], dict[str, Any]] = {}
     rows = run.rows("curves")
     first = {row["curve"]: row["split"] for row in reversed(rows)}
@@ -156,8 +202,16 @@ def lines(run: Run) -> list[dict[str, Any]]:
         if key in averaged and row["seed"] != "mean":
             continue
         # a single random order is its own mean: nobody searched for it
-        line = {"curve": row["curve"], "split": row["split"], "averaged": row["seed"] is not None, "points": []}
-        line |= {"search": row.get("search") or "", "chosen_on": row.get("chosen_on") or first[row["curve"]]}
+        line = {
+            "curve": row["curve"],
+            "split": row["split"],
+            "averaged": row["seed"] is not None,
+            "points": [],
+        }
+        line |= {
+            "search": row.get("search") or "",
+            "chosen_on": row.get("chosen_on") or first[row["curve"]],
+        }
         table.setdefault(key, line)["points"].append(_point(row))
     return list(table.values())
 
@@ -191,7 +245,11 @@ def best(run: Run) -> dict[str, Any] | None:
     """Return the searched order that lets most heads go within one point, on the images that chose it."""
     chosen_on = {line["curve"]: line["chosen_on"] for line in lines(run) if not line["averaged"]}
     searched = [row for row in totals(run) if row["split"] == chosen_on.get(row["curve"])]
-    return max(searched, key=lambda row: (row["heads_within_1_point"], row.get("area_shared") or 0), default=None)
+    return max(
+        searched,
+        key=lambda row: (row["heads_within_1_point"], row.get("area_shared") or 0),
+        default=None,
+    )
 
 
 def _point(row: dict[str, Any]) -> dict[str, Any]:
@@ -210,7 +268,12 @@ def _short(value: Any) -> Any:
 
 def _words(entry: Entry) -> dict[str, str]:
     """Return name, label (with the unit), direction and meaning of an entry."""
-    return {"name": entry.title, "label": entry.label or entry.title, "larger": entry.larger, "about": entry.about}
+    return {
+        "name": entry.title,
+        "label": entry.label or entry.title,
+        "larger": entry.larger,
+        "about": entry.about,
+    }
 
 
 def _per_head(run: Run, kind: Any) -> list[tuple[str, Entry, Table]]:
@@ -230,7 +293,11 @@ def _values(entry: Entry, table: Table) -> list[str]:
 def _constants(table: Table, names: list[str]) -> dict[str, Any]:
     """Return the columns, but the first, that have one number for all of several heads."""
     columns = {name: table.column(name) for name in names[1:]}
-    return {name: _short(cells[0]) for name, cells in columns.items() if len(cells) > 1 and len(set(cells)) == 1}
+    return {
+        name: _short(cells[0])
+        for name, cells in columns.items()
+        if len(cells) > 1 and len(set(cells)) == 1
+    }
 
 
 def _is_number(table: Table, name: str) -> bool:
@@ -244,6 +311,8 @@ def _of(table: Table, name: str) -> list[Any] | None:
 
 def _freedom(entry: Entry, table: Table) -> int | None:
     """Degrees of freedom of the intervals: one less than there are folds of images, or images."""
-    named = sorted((role, name) for name, role in entry.roles.items() if role in ("folds", "images"))
+    named = sorted(
+        (role, name) for name, role in entry.roles.items() if role in ("folds", "images")
+    )
     draws = table.column(named[0][1]) if named else []
     return draws[0] - 1 if draws and isinstance(draws[0], int) and draws[0] > 1 else None

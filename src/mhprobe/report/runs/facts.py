@@ -25,11 +25,20 @@ from mhprobe.report.runs.folder import Folder
 PACKAGES = ("torch", "timm", "lightning", "torchmetrics", "numpy")
 
 
-def write_facts(folder: Path, task: str, layout: HeadLayout, network: Mapping[str, Any] | None = None) -> Path:
-    """Write ``folder/run.json``. task: the command's module, e.g. "train". network: description of the weights."""
+def write_facts(
+    folder: Path, task: str, layout: HeadLayout, network: Mapping[str, Any] | None = None
+) -> Path:
+    """Write ``folder/run.json``.
+
+    task: the command's module, e.g. "train". network: description of the weights.
+    """
     config = Path(folder) / "config" / "overrides.yaml"  # written at the start
     now = datetime.datetime.now().astimezone()
-    started = datetime.datetime.fromtimestamp(config.stat().st_mtime).astimezone() if config.exists() else None
+    started = (
+        datetime.datetime.fromtimestamp(config.stat().st_mtime).astimezone()
+        if config.exists()
+        else None
+    )
     facts = {
         "command": command(task, Path(folder)),
         "commit": commit(),
@@ -38,15 +47,21 @@ def write_facts(folder: Path, task: str, layout: HeadLayout, network: Mapping[st
         "started": None if started is None else started.isoformat(timespec="seconds"),
         "finished": now.isoformat(timespec="seconds"),
         "seconds": None if started is None else round((now - started).total_seconds()),
-        "network": {key: network[key] for key in ("data", "class_names") if network and key in network},
-        "heads": [[site.name, site.stage, site.block, site.num_heads] for site in layout.of("head").sites],
+        "network": {
+            key: network[key] for key in ("data", "class_names") if network and key in network
+        },
+        "heads": [
+            [site.name, site.stage, site.block, site.num_heads] for site in layout.of("head").sites
+        ],
     }
     return write(Path(folder) / "run.json", (json.dumps(facts, indent=2) + "\n").encode())
 
 
 def command(task: str, folder: Path) -> str:
     """Return the command line that repeats this run; a sweep's job is a run of its own."""
-    return shlex.join(["python", "-m", f"mhprobe.{task.removesuffix('.__main__')}", *Folder(folder).overrides()])
+    return shlex.join(
+        ["python", "-m", f"mhprobe.{task.removesuffix('.__main__')}", *Folder(folder).overrides()]
+    )
 
 
 def origin(task: str, folder: Path) -> dict[str, str]:
@@ -56,7 +71,11 @@ def origin(task: str, folder: Path) -> dict[str, str]:
 
 def origin_of_script(module: str) -> dict[str, str]:
     """Return ``origin`` for a command without a configuration."""
-    return _made_by(shlex.join(["python", "-m", f"mhprobe.{module}", *(Path(word).name for word in sys.argv[1:])]))
+    return _made_by(
+        shlex.join(
+            ["python", "-m", f"mhprobe.{module}", *(Path(word).name for word in sys.argv[1:])]
+        )
+    )
 
 
 def _made_by(line: str) -> dict[str, str]:
@@ -68,9 +87,21 @@ def commit() -> str | None:
     home = Path(__file__).parents[4]
     if not (home / ".git").exists():
         return None
-    command = ["git", "-C", str(home), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    command = [
+        "git",
+        "-C",
+        str(home),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=12",
+        "--exclude=*",
+    ]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip() or None
+        return (
+            subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip()
+            or None
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
 

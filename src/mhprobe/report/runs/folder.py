@@ -1,7 +1,7 @@
 """Safe reading of a run's folder, which may come from a stranger (SECURITY.md).
 
-Only ordinary files of a limited size inside the folder are read. No file is imported or run, no link is followed, and
-no setting is looked up in the environment.
+Only ordinary files of a limited size inside the folder are read. No file is imported or run, no
+link is followed, and no setting is looked up in the environment.
 """
 
 import contextlib
@@ -47,7 +47,8 @@ class Folder:
     def path(self, name: str, most: int) -> Path | None:
         """Return the path of an ordinary file of at most ``most`` bytes; None if it does not exist.
 
-        Raises ValueError for a link, a pipe, a device, a folder, a larger file, or a place outside the folder.
+        Raises ValueError for a link, a pipe, a device, a folder, a larger file, or a place outside
+        the folder.
         """
         parts = name.split("/")
         if "" in parts or "." in parts or ".." in parts:
@@ -64,7 +65,9 @@ class Folder:
         if status is None or not stat.S_ISREG(status.st_mode):
             raise ValueError(f"{name}: not an ordinary file")
         if status.st_size > min(most, self.room):
-            raise ValueError(f"{name}: {status.st_size:,} bytes, expected at most {min(most, self.room):,}")
+            raise ValueError(
+                f"{name}: {status.st_size:,} bytes, expected at most {min(most, self.room):,}"
+            )
         self.room -= status.st_size
         return place
 
@@ -112,12 +115,17 @@ class Folder:
 
 
 def plain_yaml(text: str) -> Any:
-    """Parse a YAML text. Raises ValueError for aliases, which can make a small text large, and for deep nesting."""
+    """Parse a YAML text.
+
+    Raises ValueError for aliases, which can make a small text large, and for deep nesting.
+    """
     depth = 0
     for event in yaml.parse(text, Loader=LOADER):
         if isinstance(event, yaml.AliasEvent):
             raise ValueError("an alias, expected plain values")
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
+            event, yaml.CollectionEndEvent
+        )
         if depth > DEPTH:
             raise ValueError(f"values within values, more than {DEPTH} deep")
     return yaml.load(text, Loader=LOADER)
@@ -125,7 +133,10 @@ def plain_yaml(text: str) -> Any:
 
 def reading(folder: Path) -> contextlib.AbstractContextManager[None]:
     """Turn unforeseen errors while reading the folders of runs into a UserError."""
-    where, why = f"report: {folder} cannot be read as a run", "Is a file of it damaged, or from another version?"
+    where, why = (
+        f"report: {folder} cannot be read as a run",
+        "Is a file of it damaged, or from another version?",
+    )
     return refusing(lambda error: f"{where} ({type(error).__name__}: {_line(error)}). {why}")
 
 

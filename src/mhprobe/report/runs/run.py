@@ -1,6 +1,7 @@
 """Reading of a finished run from its folder, for pages, cards and comparisons; short names of runs among others.
 
-A name consists of the overrides that distinguish a run, e.g. ``remove=18``: one may change forty settings.
+A name consists of the overrides that distinguish a run, e.g. ``remove=18``: one may change forty
+settings.
 """
 
 import contextlib
@@ -24,7 +25,14 @@ from mhprobe.report.tables import Table
 
 DIGITS = 15  # of a whole number that a float, and so a page, can hold
 MOST = 3  # settings in a name
-ASIDE = ("hydra", "out", "cache_dir", "logger", "progress", "verbose")  # no property of what was run
+ASIDE = (
+    "hydra",
+    "out",
+    "cache_dir",
+    "logger",
+    "progress",
+    "verbose",
+)  # no property of what was run
 _UNNAMED = ("model", "pruned")  # stems of weights that the folder around them names
 
 
@@ -32,7 +40,8 @@ _UNNAMED = ("model", "pruned")  # stems of weights that the folder around them n
 class Run:
     """Contents of a run's folder; missing parts are empty.
 
-    results, tables: by the result's name. config: as composed, references unresolved. overrides: of the command line.
+    results, tables: by the result's name. config: as composed, references unresolved. overrides: of
+    the command line.
     facts: ``run.json``. model: description of the weights.
     """
 
@@ -62,7 +71,12 @@ class Run:
     def of_kind(self, *kinds: str) -> Iterator[tuple[str, Entry, Table]]:
         """Yield name, entry and table of the results of these kinds of the trained network, at the end."""
         for name, entry in self.results.items():
-            if entry.kind in kinds and name in self.tables and not entry.during and not entry.control_of:
+            if (
+                entry.kind in kinds
+                and name in self.tables
+                and not entry.during
+                and not entry.control_of
+            ):
                 yield name, entry, self.tables[name]
 
     def rows(self, kind: str) -> list[dict[str, Any]]:
@@ -78,25 +92,34 @@ class Run:
         if right is None:
             self.files.unread.append(f"{OUTCOMES}: damaged")
         elif share is not None and abs(float(right.right.double().mean()) - share) > 1e-6:
-            self.files.unread.append(f"{OUTCOMES}: another accuracy than test/accuracy in metrics.json")
+            self.files.unread.append(
+                f"{OUTCOMES}: another accuracy than test/accuracy in metrics.json"
+            )
             return None
         return right
 
     def bench(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Return which test images each cell of mhprobe.prunebench gets right, and digests: "images" and "network".
 
-        The former are (N,) by cell and stage, "fisher_0.5_0/repaired". Raises UserError where the run has kept none.
+        The former are (N,) by cell and stage, "fisher_0.5_0/repaired". Raises UserError where the
+        run has kept none.
         """
-        kept = self.files.tried(lambda: unpacked(path) if (path := self.files.path(BENCH, 100 * MB)) else None)
+        kept = self.files.tried(
+            lambda: unpacked(path) if (path := self.files.path(BENCH, 100 * MB)) else None
+        )
         if kept is None or not {"images", "network"} <= set(kept[1]):
-            raise UserError(f"compare: {self.folder}: {BENCH} is missing or damaged. Run the bench's command again.")
+            raise UserError(
+                f"compare: {self.folder}: {BENCH} is missing or damaged. Run the bench's command "
+                "again."
+            )
         return kept
 
 
 def read_run(folder: Path) -> Run:
     """Read a run's folder. Raises UserError if it holds no results, or no ledger of them.
 
-    Damaged files, and all but ordinary files inside the folder, are left out and named in ``unread``.
+    Damaged files, and all but ordinary files inside the folder, are left out and named in
+    ``unread``.
     """
     with reading(folder):
         return _read(Folder(folder))
@@ -107,11 +130,14 @@ def _read(files: Folder) -> Run:
     config = files.tried(files.yaml, "config/config.yaml")
     facts = files.tried(files.json, "run.json") or {}
     network = facts.get("network")
-    described = (about for name in ("model.json", "pruned.json") if (about := files.tried(files.json, name)))
+    described = (
+        about for name in ("model.json", "pruned.json") if (about := files.tried(files.json, name))
+    )
     tables = {
         name: table
         for name, entry in results.items()
-        if entry.table is not None and (table := files.tried(_table, files, entry.table, entry.kind)) is not None
+        if entry.table is not None
+        and (table := files.tried(_table, files, entry.table, entry.kind)) is not None
     }
     return Run(
         files,
@@ -126,18 +152,23 @@ def _read(files: Folder) -> Run:
 
 
 def _ledger(files: Folder) -> dict[str, Entry]:
-    """Read the results of results.json. UserError for a folder without results, or without this list of them."""
+    """Read the results of results.json.
+
+    UserError for a folder without results, or without this list of them.
+    """
     with refusing(lambda error: f"report: {files.root}: {error}.", (ValueError,)):
         data = files.bytes(ledger.FILE, 20 * MB)
     if data is None:
         if (files.root / "tables").is_dir() or (files.root / "figures").is_dir():
             raise UserError(
-                f"report: {files.root} has tables or figures, but no {ledger.FILE}, which lists them. Run the "
+                f"report: {files.root} has tables or figures, but no {ledger.FILE}, which lists "
+                "them. Run the "
                 f"command again."
             )
         if not (files.root / "metrics.json").exists():
             raise UserError(
-                f"report: {files.root} holds no metrics.json and no {ledger.FILE}. Give the folder of a finished run, "
+                f"report: {files.root} holds no metrics.json and no {ledger.FILE}. Give the folder "
+                "of a finished run, "
                 f"e.g. outputs/digits_vit/<time>."
             )
         return {}
@@ -171,14 +202,20 @@ def _table(files: Folder, name: str, kind: Any) -> Table:
     for row in table.dicts() if kind == "curves" else []:
         masked = [] if row.get("masked") is None else str(row["masked"]).split()
         if masked and row.get("heads_masked") != len(masked):
-            raise ValueError(f"{name}: column masked names {len(masked)}, heads_masked says {row.get('heads_masked')}")
+            raise ValueError(
+                f"{name}: column masked names {len(masked)}, heads_masked says "
+                f"{row.get('heads_masked')}"
+            )
         if not 0 <= (row.get("accuracy") or 0) <= 1:
             raise ValueError(f"{name}: accuracy is {row['accuracy']}, expected a share from 0 to 1")
     return table
 
 
 def read_table(path: Path) -> Table:
-    """Read a table without the model's digest; an empty cell or NaN is None. Raises UserError for a damaged file."""
+    """Read a table without the model's digest; an empty cell or NaN is None.
+
+    Raises UserError for a damaged file.
+    """
     columns, rows = read_cells(path, "report")
     shown = [at for at, name in enumerate(columns) if name != DIGEST]
     return Table([columns[at] for at in shown], [[_value(row[at]) for at in shown] for row in rows])
@@ -224,7 +261,9 @@ def jobs(folder: Path, holding: str = "metrics.json") -> list[Path]:
 
     holding: file or folder that a run must have; the usual one is there once a run has finished.
     """
-    inside = [path.parent for path in Path(folder).glob(f"*/{holding}") if not path.parent.is_symlink()]
+    inside = [
+        path.parent for path in Path(folder).glob(f"*/{holding}") if not path.parent.is_symlink()
+    ]
     return sorted(inside, key=lambda run: (len(run.name), run.name))
 
 
@@ -246,11 +285,16 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
 def typed_apart(runs: Sequence[Run], without: Collection[str] = ()) -> list[dict[str, str]]:
     """Return for each run up to three overrides that distinguish it, without their sections if that is unambiguous.
 
-    Chooses the fewest overrides that distinguish all runs with different ones; a run without any of these has others
-    of its own. without: settings to leave out, by their name or its end, e.g. seed.
+    Chooses the fewest overrides that distinguish all runs with different ones; a run without any of
+    these has others of its own. without: settings to leave out, by their name or its end, e.g.
+    seed.
     """
     typed = [_typed(run) for run in runs]
-    keys = [key for key in dict.fromkeys(key for of in typed for key in of) if not {key, _end(key)} & {*without}]
+    keys = [
+        key
+        for key in dict.fromkeys(key for of in typed for key in of)
+        if not {key, _end(key)} & {*without}
+    ]
     keys = [key for key in keys if len({of.get(key) for of in typed}) > 1]
     ends = Counter(map(_end, keys))
     short = {key: _end(key) if ends[_end(key)] == 1 else key for key in keys}
@@ -258,8 +302,13 @@ def typed_apart(runs: Sequence[Run], without: Collection[str] = ()) -> list[dict
     while len(chosen) < MOST and _different(typed, chosen) < _different(typed, keys):
         chosen.append(max(keys, key=lambda key: _different(typed, [*chosen, key])))
     chosen.sort(key=keys.index)
-    named = [[key for key in chosen if key in of] or [key for key in keys if key in of] for of in typed]
-    return [{short[key]: of[key] for key in run_keys[:MOST]} for run_keys, of in zip(named, typed, strict=True)]
+    named = [
+        [key for key in chosen if key in of] or [key for key in keys if key in of] for of in typed
+    ]
+    return [
+        {short[key]: of[key] for key in run_keys[:MOST]}
+        for run_keys, of in zip(named, typed, strict=True)
+    ]
 
 
 def _different(typed: Sequence[dict[str, str]], keys: Sequence[str]) -> int:
@@ -274,7 +323,11 @@ def names(runs: Sequence[Run]) -> list[str]:
         run.name if not text else text if alike[text] == 1 else f"{text} ({run.name})"
         for text, run in zip(texts, runs, strict=True)
     ]
-    return unique if len(set(unique)) == len(unique) else [f"{i + 1}: {name}" for i, name in enumerate(unique)]
+    return (
+        unique
+        if len(set(unique)) == len(unique)
+        else [f"{i + 1}: {name}" for i, name in enumerate(unique)]
+    )
 
 
 def as_typed(settings: dict[str, str]) -> str:

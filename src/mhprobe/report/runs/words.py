@@ -21,7 +21,12 @@ def result(run: Run, heads: list[dict[str, Any]], measures: list[dict[str, Any]]
     """Return a headline, then sentences with numbers and intervals."""
     headline = "; ".join([*_can_go(run, len(heads)), *_missed(heads, measures)])
     text = [f"{headline[0].upper()}{headline[1:]}."] if headline else []
-    text += [*findings(run.rows("claims")), *_accuracy(run), *_masking(run, heads), *_promise(run, len(heads))]
+    text += [
+        *findings(run.rows("claims")),
+        *_accuracy(run),
+        *_masking(run, heads),
+        *_promise(run, len(heads)),
+    ]
     text += [*_kept(run), *_speed(run), *_maps(run), *best_methods(run.rows("ranking"))]
     text += _extremes(heads, measures[0]) if measures else []
     return text or ["No accuracy was measured: see the figures and tables."]
@@ -30,7 +35,10 @@ def result(run: Run, heads: list[dict[str, Any]], measures: list[dict[str, Any]]
 def chosen_on(run: Run) -> str:
     """Return the images that choose heads: of a pruning or of masking curves, else those of validation."""
     sections = [run.config.get(name) for name in ("prune", "masking")]
-    split = next((part["select_on"] for part in sections if isinstance(part, dict) and "select_on" in part), "")
+    split = next(
+        (part["select_on"] for part in sections if isinstance(part, dict) and "select_on" in part),
+        "",
+    )
     return {"train": "training", "": "validation"}.get(str(split), str(split))
 
 
@@ -47,21 +55,31 @@ def findings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     if not any(row["untrained"] for row in rows):
         return [first, "There is no untrained twin to compare with."]
     both = [row["claim"] for row in rows if row["verdict"] == row["untrained"] == "holds"]
-    return [first, f"Of those that hold, these hold for an untrained network, too: {', '.join(both) or 'none'}."]
+    return [
+        first,
+        "Of those that hold, these hold for an untrained network, too: "
+        f"{', '.join(both) or 'none'}.",
+    ]
 
 
 def glance(heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list[dict[str, str]]:
     """Return a row per measure: highest and lowest head, and the number of heads that differ from chance."""
     rows = []
     for measure in measures:
-        if not (order := by_size(measure)) or {*values(measure)} <= {0, 1}:  # kept or not: no measure
+        if not (order := by_size(measure)) or {*values(measure)} <= {
+            0,
+            1,
+        }:  # kept or not: no measure
             continue
         lowest = min(order, key=values(measure).__getitem__)
         rows.append(
             {
                 "name": measure["name"],
                 "about": measure["about"] or measure["label"],
-                **{end: ": ".join(named(heads, measure, flat)) for end, flat in (("high", order[0]), ("low", lowest))},
+                **{
+                    end: ": ".join(named(heads, measure, flat))
+                    for end, flat in (("high", order[0]), ("low", lowest))
+                },
                 "chance": "; ".join([*_against(measure), *_twin(measure)]),
             }
         )
@@ -76,7 +94,10 @@ def values(measure: Mapping[str, Any]) -> list[Any]:
 def by_size(measure: Mapping[str, Any]) -> list[int]:
     """Return the heads with a value, from the largest to the smallest."""
     numbers = values(measure)
-    return sorted((flat for flat, value in enumerate(numbers) if value is not None), key=lambda flat: -numbers[flat])
+    return sorted(
+        (flat for flat, value in enumerate(numbers) if value is not None),
+        key=lambda flat: -numbers[flat],
+    )
 
 
 def named(heads: list[dict[str, Any]], measure: Mapping[str, Any], flat: int) -> tuple[str, str]:
@@ -115,7 +136,12 @@ def chance(run: Run) -> float | None:
 def guesses(run: Run) -> bool:
     """Return True if the whole network's accuracy does not differ significantly from guessing."""
     whole, guess = accuracy(run), chance(run)
-    return whole is not None and guess is not None and atlas.scored(run) == "accuracy" and whole[1] <= guess
+    return (
+        whole is not None
+        and guess is not None
+        and atlas.scored(run) == "accuracy"
+        and whole[1] <= guess
+    )
 
 
 def _accuracy(run: Run) -> list[str]:
@@ -124,15 +150,16 @@ def _accuracy(run: Run) -> list[str]:
     share, low, high, images = whole
     on = counted(images, "image") + (f" of {run.model['data']}" if "data" in run.model else "")
     return [
-        f"Test accuracy is {percent(share)} (95 % interval {100 * low:.1f} to {100 * high:.1f}, {on})."
-        + (f" Guessing would give {percent(guess)}." if (guess := chance(run)) else "")
+        f"Test accuracy is {percent(share)} (95 % interval {100 * low:.1f} to {100 * high:.1f}, "
+        f"{on})." + (f" Guessing would give {percent(guess)}." if (guess := chance(run)) else "")
     ]
 
 
 class _Choice(NamedTuple):
     """The searched order that was best on the images that chose it, on the images that it is reported on.
 
-    many: heads that go within one point of accuracy on the images that chose it, which are no part of the test.
+    many: heads that go within one point of accuracy on the images that chose it, which are no part
+    of the test.
     points: of the reported curve. random: of the mean of random orders.
     """
 
@@ -150,9 +177,19 @@ def _choice(run: Run) -> _Choice | None:
     name, chosen_on = best["curve"], best["split"]
     lines = {(line["curve"], line["split"]): line for line in atlas.lines(run)}
     reported = "test" if (name, "test") in lines else chosen_on
-    random = [p for (_, on), line in lines.items() if line["averaged"] and on == reported for p in line["points"]]
+    random = [
+        p
+        for (_, on), line in lines.items()
+        if line["averaged"] and on == reported
+        for p in line["points"]
+    ]
     return _Choice(
-        name, chosen_on, reported, round(best["heads_within_1_point"]), lines[name, reported]["points"], random
+        name,
+        chosen_on,
+        reported,
+        round(best["heads_within_1_point"]),
+        lines[name, reported]["points"],
+        random,
     )
 
 
@@ -160,18 +197,32 @@ def _can_go(run: Run, heads: int) -> list[str]:
     if (choice := _choice(run)) is None:
         return []
     if guesses(run):
-        return ["the whole network is not told apart from guessing, so this run does not say which heads can go"]
-    what, by = atlas.scored(run), f"by {choice.chosen_on} images " * (choice.reported != choice.chosen_on)
+        return [
+            "the whole network is not told apart from guessing, so this run does not say which "
+            "heads can go"
+        ]
+    what, by = (
+        atlas.scored(run),
+        f"by {choice.chosen_on} images " * (choice.reported != choice.chosen_on),
+    )
     masked = [point["heads_masked"] for point in choice.points if point["heads_masked"]] or [1]
     if choice.many or masked[0] == 1:
         least = "at least " * (choice.many == masked[-1] < heads)  # the curve ends there
-        return [f"{by}{least}{choice.many or 'none'} of {heads or 'the'} heads can go within one point of {what}"]
-    return [f"{by}the first {masked[0]} of {heads or 'the'} heads to go together cost more than one point of {what}"]
+        return [
+            f"{by}{least}{choice.many or 'none'} of {heads or 'the'} heads can go within one point "
+            f"of {what}"
+        ]
+    return [
+        f"{by}the first {masked[0]} of {heads or 'the'} heads to go together cost more than one "
+        f"point of {what}"
+    ]
 
 
 def _missed(heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list[str]:
     """Name the head whose masking alone raises the loss most, if significantly, and count those that may do as much."""
-    alone = next((measure for measure in measures if measure["masks"] and measure["low"] is not None), None)
+    alone = next(
+        (measure for measure in measures if measure["masks"] and measure["low"] is not None), None
+    )
     order = by_size(alone) if alone else []
     if not alone or not order or (low := alone["low"][order[0]] or 0) <= 0:
         return []
@@ -185,20 +236,35 @@ def _masking(run: Run, heads: list[dict[str, Any]]) -> list[str]:
         return []
     what, on = atlas.scored(run), choice.reported
     first = next((p for p in choice.points if p["heads_masked"]), choice.points[0])
-    here = max((p for p in choice.points if p["heads_masked"] <= choice.many), key=lambda p: p["heads_masked"])
+    here = max(
+        (p for p in choice.points if p["heads_masked"] <= choice.many),
+        key=lambda p: p["heads_masked"],
+    )
     gone, beside = (here, choice.random) if choice.many else (first, [])
     at_random = [p for p in beside if p["heads_masked"] == choice.many]
-    alone = [head_name(heads, one["id"], "head {1} of {0}") for one in heads if str(one["id"]) == gone["masked"]]
+    alone = [
+        head_name(heads, one["id"], "head {1} of {0}")
+        for one in heads
+        if str(one["id"]) == gone["masked"]
+    ]
     which = alone[0] if alone else f"these {counted(gone['heads_masked'], 'head')}"
     lost = f" That is {_points(gone)}." if gone["difference"] is not None else ""
     lost += f" As many random heads leave {interval(at_random[0])} on average." if at_random else ""
     whole = interval(choice.points[0])
     text = [f"Without {which} {on} {what} is {interval(gone)}; with all heads it is {whole}.{lost}"]
     if on == choice.chosen_on:
-        text.append(f"The order {choice.curve} was chosen and judged on the same images, which flatters it.")
+        text.append(
+            f"The order {choice.curve} was chosen and judged on the same images, which flatters it."
+        )
     else:
-        text.append(f"The order {choice.curve} was the best of the searched ones on {choice.chosen_on} images.")
-    worse = next((p for p in choice.points if p["p_holm"] is not None and p["p_holm"] < 0.05 and p["step"]), None)
+        text.append(
+            f"The order {choice.curve} was the best of the searched ones on {choice.chosen_on} "
+            "images."
+        )
+    worse = next(
+        (p for p in choice.points if p["p_holm"] is not None and p["p_holm"] < 0.05 and p["step"]),
+        None,
+    )
     if worse is not None and worse["accuracy"] < choice.points[0]["accuracy"]:
         text.append(
             f"In this order {on} {what} is first significantly lower (McNemar, Holm, 5 %) with "
@@ -216,7 +282,9 @@ def interval(point: dict[str, Any]) -> str:
 
 def _points(of: Mapping[str, Any], more: str = "") -> str:
     """Write a paired difference of accuracies with its 95 % interval, in points."""
-    change, low, high = (100 * of[name] for name in ("difference", "difference_low", "difference_high"))
+    change, low, high = (
+        100 * of[name] for name in ("difference", "difference_low", "difference_high")
+    )
     return f"{change:+.1f} points on the same images (95 % {low:+.1f} to {high:+.1f}{more})"
 
 
@@ -226,15 +294,26 @@ def _promise(run: Run, heads: int) -> list[str]:
     numbers = rows[0]
     gone = {kind: numbers[f"{kind}s"] for kind in KINDS if f"{kind}s" in numbers}
     limit = f"{counted(numbers['points'], 'point')} of {atlas.scored(run)}"
-    listed = any(row["curve"] == "given" for row in run.rows("curves"))  # by the user: all of them go, or none
-    chose = "; it holds if they did not choose the heads" if listed else ", which chose neither what goes nor how much"
+    listed = any(
+        row["curve"] == "given" for row in run.rows("curves")
+    )  # by the user: all of them go, or none
+    chose = (
+        "; it holds if they did not choose the heads"
+        if listed
+        else ", which chose neither what goes nor how much"
+    )
     end = f"new images lose at most {limit} ({numbers['images']} calibration images{chose})."
     if not numbers["steps"]:
         if listed:
             return [f"It cannot be promised that without the heads of the list {end}"]
         return [f"No {' or '.join(gone)} can go with the promise that {end}"]
-    going = " and ".join(f"{n} of {heads} heads" if kind == "head" else f"{n} neurons" for kind, n in gone.items())
-    return [f"{going} can go with the promise, of {100 * numbers['confidence']:g} % confidence, that {end}"]
+    going = " and ".join(
+        f"{n} of {heads} heads" if kind == "head" else f"{n} neurons" for kind, n in gone.items()
+    )
+    return [
+        f"{going} can go with the promise, of {100 * numbers['confidence']:g} % confidence, that "
+        f"{end}"
+    ]
 
 
 def _kept(run: Run) -> list[str]:
@@ -242,15 +321,24 @@ def _kept(run: Run) -> list[str]:
     for _, entry, table in run.of_kind("per_head"):
         if entry.decides and "kept" in table.columns:
             columns = {kind: atlas.of_units(table, kind).column("kept") for kind in KINDS}
-            counts = [f"{sum(kept)} of {counted(len(kept), kind)}" for kind, kept in columns.items() if kept]
+            counts = [
+                f"{sum(kept)} of {counted(len(kept), kind)}"
+                for kind, kept in columns.items()
+                if kept
+            ]
             text.append(f"{' and '.join(counts)} are those that {KEEPS[entry.decides]}.")
     if stages := run.rows("stages"):
         first, last = stages[0], stages[-1]
-        change = " (test images chose the heads: these numbers are too good)" if last.get("p", 1) is None else ""
+        change = (
+            " (test images chose the heads: these numbers are too good)"
+            if last.get("p", 1) is None
+            else ""
+        )
         if (p := last.get("p")) is not None:  # against the dense network, image by image
             change = ", " + _points(last, f"; McNemar's p = {p:.2g}")
         text.append(
-            f"Test {atlas.scored(run, 'stages')} goes from {interval(first)} to {interval(last)}{change}, "
+            f"Test {atlas.scored(run, 'stages')} goes from {interval(first)} to "
+            f"{interval(last)}{change}, "
             f"parameters from {first['parameters']:,} to {last['parameters']:,}."
         )
     return text
@@ -260,11 +348,18 @@ def _speed(run: Run) -> list[str]:
     """Return the speed-up of the removed heads at the largest batch."""
     if not (rows := run.rows("speed")):
         return []
-    row = max((row for row in rows if row["removed"] == rows[0]["removed"]), key=lambda row: row["batch"])
+    row = max(
+        (row for row in rows if row["removed"] == rows[0]["removed"]), key=lambda row: row["batch"]
+    )
     low, high = row["speedup_low"], row["speedup_high"]  # none where too few timings were taken
-    within = "too few rounds for an interval" if low is None or high is None else f"{low:.2f} to {high:.2f} over rounds"
+    within = (
+        "too few rounds for an interval"
+        if low is None or high is None
+        else f"{low:.2f} to {high:.2f} over rounds"
+    )
     return [
-        f"At batch {row['batch']} the pruned network is {row['speedup']:.2f} times as fast as the dense one ({within}) "
+        f"At batch {row['batch']} the pruned network is {row['speedup']:.2f} times as fast as the "
+        f"dense one ({within}) "
         f"on {row['device']}; its FLOPs predict {row['predicted']:.2f}."
     ]
 
@@ -276,17 +371,23 @@ def _maps(run: Run) -> list[str]:
     for kind in dict.fromkeys(row["kind"] for row in rows):
         of = [row for row in rows if row["kind"] == kind]
         names = ("deletion", "random_deletion", "insertion", "random_insertion")
-        down, down_by_chance, up, up_by_chance = (sum(row[name] for row in of) / len(of) for name in names)
+        down, down_by_chance, up, up_by_chance = (
+            sum(row[name] for row in of) / len(of) for name in names
+        )
         text.append(
-            f"{kind}: deletion {down:.2f} (random orders {down_by_chance:.2f}; lower is better), insertion {up:.2f} "
-            f"(random orders {up_by_chance:.2f}; higher is better), mean over {len(of)} map{'s' * (len(of) != 1)}."
+            f"{kind}: deletion {down:.2f} (random orders {down_by_chance:.2f}; lower is better), "
+            f"insertion {up:.2f} "
+            f"(random orders {up_by_chance:.2f}; higher is better), mean over {len(of)} "
+            f"map{'s' * (len(of) != 1)}."
         )
     return text
 
 
 def unread(runs: Sequence[Run]) -> list[str]:
     """Return a sentence on each run of which something could not be read."""
-    return [f"Of {run.name} could not be read: {'; '.join(run.unread)}." for run in runs if run.unread]
+    return [
+        f"Of {run.name} could not be read: {'; '.join(run.unread)}." for run in runs if run.unread
+    ]
 
 
 def best_methods(rows: Sequence[Mapping[str, Any]], repeats: str = "seeds") -> list[str]:
@@ -294,18 +395,26 @@ def best_methods(rows: Sequence[Mapping[str, Any]], repeats: str = "seeds") -> l
     text, out = list[str](), [row for row in rows if not row["seeds"]]
     for budget in dict.fromkeys(row["budget"] for row in rows if row["seeds"]):
         best, *others = (row for row in rows if row["budget"] == budget and row["seeds"])
-        worse = [row["method"] for row in others if (p := row.get("p_holm")) not in (None, "") and p < 0.05]
+        worse = [
+            row["method"]
+            for row in others
+            if (p := row.get("p_holm")) not in (None, "") and p < 0.05
+        ]
         place, rest = "has", ""
         if others:
             place = f"is the best of {1 + len(others)} methods, with"
             rest = f" Significantly worse: {', '.join(worse) or 'none'}."
         text.append(
-            f"At {100 * budget:g} % of the FLOPs {best['method']} {place} an accuracy of {percent(best['accuracy'])} "
+            f"At {100 * budget:g} % of the FLOPs {best['method']} {place} an accuracy of "
+            f"{percent(best['accuracy'])} "
             f"(dense {percent(best['dense'])}; {best['stage']}, {repeats}: {best['seeds']}).{rest}"
         )
     for budget in dict.fromkeys(row["budget"] for row in out):
         names = ", ".join(row["method"] for row in out if row["budget"] == budget)
-        text.append(f"At {100 * budget:g} % of the FLOPs no place (failed, or lack the others' {repeats}): {names}.")
+        text.append(
+            f"At {100 * budget:g} % of the FLOPs no place (failed, or lack the others' {repeats}): "
+            f"{names}."
+        )
     return text
 
 
@@ -314,9 +423,12 @@ def _extremes(heads: list[dict[str, Any]], measure: dict[str, Any]) -> list[str]
     if len(order) < 4 or len(set(values(measure))) <= 2:
         return []
     most, least = (
-        "; ".join(": ".join(named(heads, measure, flat)) for flat in some) for some in (order[:3], order[-3:][::-1])
+        "; ".join(": ".join(named(heads, measure, flat)) for flat in some)
+        for some in (order[:3], order[-3:][::-1])
     )
-    unsure = " Heads whose intervals overlap are not told apart." if measure["low"] is not None else ""
+    unsure = (
+        " Heads whose intervals overlap are not told apart." if measure["low"] is not None else ""
+    )
     return [f"By {measure['name']} the highest heads are {most}. The lowest are {least}.{unsure}"]
 
 
@@ -337,7 +449,10 @@ def _against(measure: Mapping[str, Any]) -> list[str]:
     half = torch.where(value > level, value - low, high - value)
     sure = holm(p_of_interval(value - level, half, measure["freedom"])) < 0.05
     above, below = int((sure & (value > level)).sum()), int((sure & (value < level)).sum())
-    return [f"chance gives {text}; {above} of {len(tested)} heads lie above it and {below} below (Holm, 5 %)"]
+    return [
+        f"chance gives {text}; {above} of {len(tested)} heads lie above it and {below} below "
+        "(Holm, 5 %)"
+    ]
 
 
 def _twin(measure: Mapping[str, Any]) -> list[str]:
@@ -345,4 +460,7 @@ def _twin(measure: Mapping[str, Any]) -> list[str]:
     if not twin:
         return []
     above = sum(value > max(twin) for value in values(measure) if value is not None)
-    return [f"a random network's heads reach {rounded(min(twin), 3)} to {rounded(max(twin), 3)}; above that: {above}"]
+    return [
+        f"a random network's heads reach {rounded(min(twin), 3)} to {rounded(max(twin), 3)}; above "
+        f"that: {above}"
+    ]

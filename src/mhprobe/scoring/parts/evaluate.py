@@ -1,4 +1,7 @@
-"""Scores of many head masks on one split, per image, walking the data once. All ranks get the same numbers."""
+"""Scores of many head masks on one split, per image, walking the data once.
+
+All ranks get the same numbers.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
@@ -32,11 +35,12 @@ from mhprobe.scoring.parts.tally import refuse_missed
 class Evaluator(Evaluate):
     """A function from masks (M, A) bool, True = off, to their Scores on the split.
 
-    batches: starts a new walk over the split's transformed batches; under DDP each rank walks its share. label, show:
-    the progress bar's text, and whether to draw one. pick: starts a walk over the images at these positions; None to
-    walk all and drop the others. rescale: multiply the heads that a layer keeps by open heads over kept ones. cache: of
-    all answers; its key must name ``score``, by default the labels, and ``fill``, in the place of masked heads. of:
-    slopes are of the loss, or of the norm of features, as for ``record``.
+    batches: starts a new walk over the split's transformed batches; under DDP each rank walks its
+    share. label, show: the progress bar's text, and whether to draw one. pick: starts a walk over
+    the images at these positions; None to walk all and drop the others. rescale: multiply the heads
+    that a layer keeps by open heads over kept ones. cache: of all answers; its key must name
+    ``score``, by default the labels, and ``fill``, in the place of masked heads. of: slopes are of
+    the loss, or of the norm of features, as for ``record``.
     """
 
     def __init__(
@@ -67,7 +71,9 @@ class Evaluator(Evaluate):
         if self.cache is None:
             return self._score(masks, images)
         # rank 0 reads for all: they may see the file in different states
-        hits, right, losses = ranks.from_rank_zero(lambda: self.cache.load(masks, images, self.images))  # type: ignore[union-attr]
+        hits, right, losses = ranks.from_rank_zero(
+            lambda: self.cache.load(masks, images, self.images)
+        )  # type: ignore[union-attr]
         if not hits.all():
             fresh = self._score(masks[~hits], images)
             right[~hits], losses[~hits] = fresh
@@ -76,8 +82,15 @@ class Evaluator(Evaluate):
         return Scores(right, losses)
 
     def _score(self, masks: Tensor, images: Tensor | None) -> Scores:
-        if self.score.banked and len(masks) > 1:  # one by one: training images are evaluated under each mask
-            return Scores(*map(torch.cat, zip(*(self._score(mask[None], images) for mask in masks), strict=True)))
+        if (
+            self.score.banked and len(masks) > 1
+        ):  # one by one: training images are evaluated under each mask
+            return Scores(
+                *map(
+                    torch.cat,
+                    zip(*(self._score(mask[None], images) for mask in masks), strict=True),
+                )
+            )
         chosen = torch.arange(self.images) if images is None else images
         device = self.gates.values.device
         right_Mn = torch.zeros(len(masks), len(chosen), dtype=torch.uint8, device=device)
@@ -89,7 +102,9 @@ class Evaluator(Evaluate):
         replay = Replay(self.model, masks, self.rescale, smaller=True, fill=self.fill)
         with torch.inference_mode(), self._shown(len(masks) * len(chosen)):
             score = self.score.beside(replay)
-            for batch in self.batches() if images is None or self.pick is None else self.pick(images):
+            for batch in (
+                self.batches() if images is None or self.pick is None else self.pick(images)
+            ):
                 wanted = batch.valid & (place[batch.index] >= 0)
                 if not wanted.any():
                     continue
@@ -110,7 +125,11 @@ class Evaluator(Evaluate):
         return Scores(right_Mn.bool().cpu(), losses_Mn.cpu())
 
     def slopes(self, mask: Tensor) -> tuple[Tensor, Tensor]:
-        sums = self._mean("slopes", mask, lambda share_BA: torch.stack([share_BA.sum(0), share_BA.square().sum(0)]))
+        sums = self._mean(
+            "slopes",
+            mask,
+            lambda share_BA: torch.stack([share_BA.sum(0), share_BA.square().sum(0)]),
+        )
         mean, square = sums.view(2, -1)
         return mean, square
 
@@ -118,7 +137,9 @@ class Evaluator(Evaluate):
         sizes = [site.num_heads for site in self.gates.layout.sites]
 
         def summed(share_BA: Tensor) -> Tensor:
-            return torch.cat([(part_BH.mT @ part_BH).flatten() for part_BH in share_BA.split(sizes, 1)])
+            return torch.cat(
+                [(part_BH.mT @ part_BH).flatten() for part_BH in share_BA.split(sizes, 1)]
+            )
 
         blocks = self._mean("fisher_blocks", mask, summed).split([size**2 for size in sizes])
         return [block.view(size, size) for block, size in zip(blocks, sizes, strict=True)]
@@ -139,17 +160,28 @@ class Evaluator(Evaluate):
         for batch in self._sloped():
             fill = None if self.fill is None else self.fill.for_images(batch.images)
             with self.gates.filled(fill, values[None]), self.gates.fixed(values):
-                heads = record(self.model, batch.images, batch.labels, {"grad"}, batch.valid, batch.index, of=self.of)
+                heads = record(
+                    self.model,
+                    batch.images,
+                    batch.labels,
+                    {"grad"},
+                    batch.valid,
+                    batch.index,
+                    of=self.of,
+                )
                 heads = heads if fill is None else beyond_fill(heads, fill, self.gates.layout)
                 share_BA = (gate_slopes(heads, "evaluation") * values)[batch.valid]
             yield share_BA
             self._seen(batch)
         self.computed += 2 * self.images
 
-    def measure(self, make: Callable[[HeadLayout], Any], mask: Tensor, column: str = "value") -> Tensor:
+    def measure(
+        self, make: Callable[[HeadLayout], Any], mask: Tensor, column: str = "value"
+    ) -> Tensor:
         if self.fill is not None and mask.any():
             raise UserError(
-                "masking: measures score the masked model with nothing in the masked heads' place; expected "
+                "masking: measures score the masked model with nothing in the masked heads' place; "
+                "expected "
                 "rescore_every=null with a fill, or fill=zero."
             )
 
@@ -157,7 +189,9 @@ class Evaluator(Evaluate):
             scores_by = make(self.gates.layout)
             walks = 1 if scores_by.select_needs is None else 2
             with self._shown(walks * 2 * self.images), self.gates.fixed(self._values(mask)):
-                return score_heads(self.model, scores_by, self._sloped, column, of=self.of, done=self._seen).double()
+                return score_heads(
+                    self.model, scores_by, self._sloped, column, of=self.of, done=self._seen
+                ).double()
 
         try:
             name = describe(make)
@@ -177,7 +211,10 @@ class Evaluator(Evaluate):
 
     @contextlib.contextmanager
     def watched(self, total: int) -> Iterator[Callable[[str, int], None]]:
-        with progress(self.label, total, "image-forwards", self.show) as advance, meanwhile([self], advance=advance):
+        with (
+            progress(self.label, total, "image-forwards", self.show) as advance,
+            meanwhile([self], advance=advance),
+        ):
             yield lambda text, done: advance(0, f"{self.label} {text}", done)
 
     def _shown(self, total: int) -> AbstractContextManager[Any]:

@@ -17,16 +17,21 @@ from mhprobe.scoring.labels import Labels
 class Tally(Metric):
     """Correct predictions, summed cross-entropy in nats and the images seen.
 
-    check_images: RuntimeError unless every image 0 ... N - 1 was seen exactly once. score: by default of labels.
+    check_images: RuntimeError unless every image 0 ... N - 1 was seen exactly once. score: by
+    default of labels.
     """
 
     full_state_update = False
-    right: Tensor  # (N,) how often each image was counted as right: its largest logit is the label's
+    right: (
+        Tensor  # (N,) how often each image was counted as right: its largest logit is the label's
+    )
     loss: Tensor  # () float64 sum of cross-entropy over valid images
     seen: Tensor  # (N,) how often each image of the split was counted
     broken: Tensor  # (N,) how often its outputs were NaN or infinite
 
-    def __init__(self, num_images: int, check_images: bool = True, score: Score | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, num_images: int, check_images: bool = True, score: Score | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(**{"dist_sync_fn": all_reduce, **kwargs})
         self.check_images, self.score = check_images, score or Labels()
         self.add_state("loss", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
@@ -42,7 +47,10 @@ class Tally(Metric):
         self.broken.index_add_(0, index, broken(logits[batch.valid]).long())
 
     def compute(self) -> dict[str, Tensor]:
-        """``accuracy``, ``loss`` (mean nats), ``correct``, ``images``, ``right`` (N,). UserError for NaN."""
+        """``accuracy``, ``loss`` (mean nats), ``correct``, ``images``, ``right`` (N,).
+
+        UserError for NaN.
+        """
         if self.check_images:
             refuse_missed(self.seen)
         refuse_broken(self.broken > 0, "evaluation: the output of the model")
@@ -55,7 +63,8 @@ def refuse_missed(seen_N: Tensor) -> None:
     """Raise RuntimeError unless each image was seen exactly once."""
     if not bool((seen_N == 1).all()):
         raise RuntimeError(
-            f"evaluation saw {int((seen_N > 0).sum())} of {len(seen_N)} images, {int((seen_N > 1).sum())} of them more "
+            f"evaluation saw {int((seen_N > 0).sum())} of {len(seen_N)} images, "
+            f"{int((seen_N > 1).sum())} of them more "
             f"than once: the numbers would be wrong. The sampler does not cover the split exactly."
         )
 
@@ -68,7 +77,10 @@ def tally(
     done: Callable[[Batch], None] = lambda batch: None,
     score: Score | None = None,
 ) -> dict[str, Tensor]:
-    """Evaluate ``model`` in eval mode and full precision; see ``Tally``. done: after each batch. A collective."""
+    """Evaluate ``model`` in eval mode and full precision; see ``Tally``.
+
+    done: after each batch. A collective.
+    """
     device = next(model.parameters()).device
     with torch.autocast(device.type, enabled=False):
         score = (score or Labels()).beside(lambda images: logits_of(model(images))[None])

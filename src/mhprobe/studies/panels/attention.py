@@ -1,13 +1,15 @@
 """Attention over the grid of patches (Byun & Kim, "What does the multi-head do?").
 
-Masks, their Figure 5: the weight on each patch, from the class token where the logits are read off it, else the mean
-over queries; the mean or the maximum over the heads of a block. The image has the other patches darkened.
+Masks, their Figure 5: the weight on each patch, from the class token where the logits are read off
+it, else the mean over queries; the mean or the maximum over the heads of a block. The image has the
+other patches darkened.
 
-The covering range, in two dimensions: the mean attention at each offset from a query's favourite key, the one of
-largest weight, over queries that have a key there. Prefix tokens and padding are left out, and rows renormalised.
+The covering range, in two dimensions: the mean attention at each offset from a query's favourite
+key, the one of largest weight, over queries that have a key there. Prefix tokens and padding are
+left out, and rows renormalised.
 
-Shapes: B images (b in a batch), W windows, H heads of one site, Q queries, K keys, h x w patches, Y, X offsets, A heads
-of all sites.
+Shapes: B images (b in a batch), W windows, H heads of one site, Q queries, K keys, h x w patches,
+Y, X offsets, A heads of all sites.
 """
 
 from typing import Any, Literal
@@ -31,11 +33,14 @@ from mhprobe.report.report import Result, Sample
 OverHeads = Literal["mean", "max"]
 
 
-def attention_masks(material: Material, images: int = 2, over_heads: OverHeads = "mean") -> dict[str, Result]:
+def attention_masks(
+    material: Material, images: int = 2, over_heads: OverHeads = "mean"
+) -> dict[str, Result]:
     """Draw masks and maps of test images, evenly from all, block by block.
 
-    over_heads: "mean" or "max" over the heads of a block; UserError for another. Table: image (position in the test
-    split), label, site, block, least and greatest weight of a patch, as multiples of even attention to all tokens.
+    over_heads: "mean" or "max" over the heads of a block; UserError for another. Table: image
+    (position in the test split), label, site, block, least and greatest weight of a patch, as
+    multiples of even attention to all tokens.
     """
     one_of("attention_masks", "over_heads", over_heads, OverHeads)
     layout, data = material.layout, material.data
@@ -46,26 +51,45 @@ def attention_masks(material: Material, images: int = 2, over_heads: OverHeads =
         of_heads = looked_at(weights, site, Attention().who_looks(site)).double().cpu()
         even = 1 / (site.prefix_tokens + of_heads[0, 0].numel())
         masks.append((of_heads.mean(1) if over_heads == "mean" else of_heads.amax(1)) / even)
-    positions, labels = batch.index.tolist(), [data.class_names[label] for label in batch.labels.tolist()]
+    positions, labels = (
+        batch.index.tolist(),
+        [data.class_names[label] for label in batch.labels.tolist()],
+    )
     rows: list[list[Any]] = [
-        [position, labels[number], site.name, site.block, mask[number].min().item(), mask[number].max().item()]
+        [
+            position,
+            labels[number],
+            site.name,
+            site.block,
+            mask[number].min().item(),
+            mask[number].max().item(),
+        ]
         for number, position in enumerate(positions)
         for site, mask in zip(layout.sites, masks, strict=True)
     ]
     table = tables.Table(["image", "label", "site", "block", "least", "greatest"], rows)
     pictures = data.stored("test", positions).images.float() / 255
-    titles = [f"image {position}: {label}" for position, label in zip(positions, labels, strict=True)]
-    drawn = figure.attention_masks(pictures, titles, [f"block {site.block}" for site in layout.sites], masks)
+    titles = [
+        f"image {position}: {label}" for position, label in zip(positions, labels, strict=True)
+    ]
+    drawn = figure.attention_masks(
+        pictures, titles, [f"block {site.block}" for site in layout.sites], masks
+    )
     about = "attention to a patch, in multiples of even attention", "heads look at it more"
     return {"masks": Result(table, drawn, of=Sample(len(positions), "test")).saying(*about)}
 
 
 def covering(material: Material, images: int = 500) -> dict[str, Result]:
-    """Draw a covering range per head. images: test images, at most. Table: head, block, down, right, attention."""
+    """Draw a covering range per head.
+
+    images: test images, at most. Table: head, block, down, right, attention.
+    """
     layout = material.layout
     tall, wide = (max(site.token_grid[axis] for site in layout.sites) for axis in (0, 1))
     size = 2 * tall - 1, 2 * wide - 1  # offsets down and across, the middle one being 0
-    sums = torch.zeros(2, layout.num_heads, *size, dtype=torch.float64, device=material.model.device)
+    sums = torch.zeros(
+        2, layout.num_heads, *size, dtype=torch.float64, device=material.model.device
+    )
     for _, heads in recorded(material.model, material.walk(images)(), {"attn"}):
         for piece in attention("covering range", layout, heads):
             sums[:, layout.span(piece.number)] += around_the_favourite(piece, size)
@@ -84,14 +108,22 @@ def covering(material: Material, images: int = 500) -> dict[str, Result]:
         for head, y, x in (~mean.isnan()).nonzero().tolist()
     ]
     table = tables.Table(["head", "block", "down", "right", "attention"], rows)
-    return {"map": Result(table, drawn, of=material.of(images)).saying("mean attention", "the head looks there more")}
+    return {
+        "map": Result(table, drawn, of=material.of(images)).saying(
+            "mean attention", "the head looks there more"
+        )
+    }
 
 
 def around_the_favourite(piece: Piece, size: tuple[int, int]) -> Tensor:
     """(2, H, Y, X) sum of attention at each offset from the favourite key, and number of queries with a key there."""
     pairs_WKK = piece.places.patch_pairs
     (row_WHKK,), seen_WHK = around_favourites(piece, torch.zeros_like(piece.images), 1)
-    both = torch.stack([row_WHKK, seen_WHK[..., None] * pairs_WKK[:, None]]).transpose(1, 2).flatten(2)
+    both = (
+        torch.stack([row_WHKK, seen_WHK[..., None] * pairs_WKK[:, None]]).transpose(1, 2).flatten(2)
+    )
     sums = both.new_zeros(*both.shape[:2], size[0] * size[1])
-    sums.index_add_(2, (piece.places.offsets(size) * pairs_WKK).flatten(), both)  # others can be further apart
+    sums.index_add_(
+        2, (piece.places.offsets(size) * pairs_WKK).flatten(), both
+    )  # others can be further apart
     return sums.unflatten(2, size)

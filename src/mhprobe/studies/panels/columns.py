@@ -27,28 +27,41 @@ def by_block(material: Material) -> dict[str, Result]:
     results = {}
     for name in material.names:
         table = tables.pairwise_blocks(layout, material.columns(name))
-        rows = [{"block": row["block_a"], **row} for row in table.dicts() if row["block_a"] == row["block_b"]]
+        rows = [
+            {"block": row["block_a"], **row}
+            for row in table.dicts()
+            if row["block_a"] == row["block_b"]
+        ]
         of = material.about(name)
-        results[name] = Result(table, pairs.by_block(layout, rows, of.label)).saying(of.label, of.larger, of.unit)
+        results[name] = Result(table, pairs.by_block(layout, rows, of.label)).saying(
+            of.label, of.larger, of.unit
+        )
     return results
 
 
 def relevance_and_confidence(material: Material) -> dict[str, Result]:
-    """Draw two measures, sorted within each layer (Voita et al. 2019, Figure 1). Table: both, and their Spearman."""
+    """Draw two measures, sorted within each layer (Voita et al. 2019, Figure 1).
+
+    Table: both, and their Spearman.
+    """
     values = {name: material.columns(name)["value"] for name in material.names}
     first, second = values.values()
-    drawn = heads.sorted_heads(material.layout, {name.replace("_", " "): value for name, value in values.items()})
+    drawn = heads.sorted_heads(
+        material.layout, {name.replace("_", " "): value for name, value in values.items()}
+    )
     alike = first.new_tensor(spearman(first.double(), second.double())).double()
     table = tables.per_head(material.layout, {**values, "spearman": alike})
     return {"heads": Result(table, drawn).saying(*meanings(material))}
 
 
-def functions(material: Material, rare: float | None = None, on_object: float | None = None) -> dict[str, Result]:
+def functions(
+    material: Material, rare: float | None = None, on_object: float | None = None
+) -> dict[str, Result]:
     """Mark the functions of heads by the rules of stats/survival.py (after Voita et al. 2019, section 5).
 
-    A head may have several; "object" needs images with masks of objects. Table: a column of 0 and 1 per function, and
-    the thresholds. rare, on_object: thresholds, in times chance, of attention to rare patches and to the object; None
-    for THRESHOLDS.
+    A head may have several; "object" needs images with masks of objects. Table: a column of 0 and 1
+    per function, and the thresholds. rare, on_object: thresholds, in times chance, of attention to
+    rare patches and to the object; None for THRESHOLDS.
     """
     layout, thresholds = material.layout, {"rare": rare, "object": on_object}
     cuts = {**THRESHOLDS, **{name: cut for name, cut in thresholds.items() if cut is not None}}
@@ -65,14 +78,21 @@ def functions(material: Material, rare: float | None = None, on_object: float | 
         "object": f"on an object {cuts['object']:g} times as often as chance",
         "mixed": "none of these",
     }
-    marks = {name: torch.tensor(on) for name, on in holds(of_heads(material), layout.num_heads, cuts).items()}
+    marks = {
+        name: torch.tensor(on)
+        for name, on in holds(of_heads(material), layout.num_heads, cuts).items()
+    }
     for name, measure in (("rare", "rarity"), ("object", "object_attention")):
         if measure not in material.names:
             del marks[name], cuts[name]
     columns = {name: on.long() for name, on in marks.items()}
-    columns |= {f"threshold_{name}": torch.tensor(cut, dtype=torch.float64) for name, cut in cuts.items()}
+    columns |= {
+        f"threshold_{name}": torch.tensor(cut, dtype=torch.float64) for name, cut in cuts.items()
+    }
     drawn = Result(tables.per_head(layout, columns), heads.functions(layout, marks, words))
-    return {"functions": drawn.saying("has the function (1), or not (0)", "the head has the function")}
+    return {
+        "functions": drawn.saying("has the function (1), or not (0)", "the head has the function")
+    }
 
 
 def of_heads(material: Material) -> dict[str, list[float]]:
@@ -88,27 +108,39 @@ def of_heads(material: Material) -> dict[str, list[float]]:
 def entropy(material: Material, images: int = 500) -> dict[str, Result]:
     """Draw the entropy of attention by block, beside an untrained network (Clark et al., 2019, Figure 4).
 
-    images: for the untrained network. Table: value, class_query, uniform, and the first two untrained, in nats.
+    images: for the untrained network. Table: value, class_query, uniform, and the first two
+    untrained, in nats.
     """
     layout = material.layout
     (name,) = material.names
     columns = material.columns(name)
-    untrained = measured(material.untrained(), {name: material.about(name)}, material.walk(images))[name]
+    untrained = measured(material.untrained(), {name: material.about(name)}, material.walk(images))[
+        name
+    ]
     shown = {"value": ("all_tokens", "entropy of attention (nats)")}
     shown["class_query"] = ("class_query", "entropy of the class token's row (nats)")
     results = {}
     for column, (end, label) in shown.items():
         if not columns[column].isnan().all():
-            drawn = {"value": columns[column], "uniform": columns["uniform"], "random_init": untrained[column]}
+            drawn = {
+                "value": columns[column],
+                "uniform": columns["uniform"],
+                "random_init": untrained[column],
+            }
             results[end] = Result(figure=heads.by_depth(layout, drawn, label))
     values = {column: columns[column] for column in (*shown, "uniform")}
     values |= {f"{column}_untrained": untrained[column] for column in shown}
     of = material.about(name)
-    return {**results, "heads": Result(tables.per_head(layout, values)).saying(of.label, of.larger, of.unit)}
+    return {
+        **results,
+        "heads": Result(tables.per_head(layout, values)).saying(of.label, of.larger, of.unit),
+    }
 
 
 def before_training(material: Material, images: int = 500) -> dict[str, Result]:
-    """Compare the similarity of heads of a block with an untrained network's. images: for that, at most.
+    """Compare the similarity of heads of a block with an untrained network's.
+
+    images: for that, at most.
 
     Table: measure, network, block, pairs, min, mean, max.
     """
@@ -127,13 +159,20 @@ def before_training(material: Material, images: int = 500) -> dict[str, Result]:
     drawn = pairs.before_training(rows, {name: measure.label for name, measure in measures.items()})
     of = material.of(material.data.sizes["test"])
     words = f"{of}, untrained: {material.of(images).images}"
-    return {"blocks": Result(tables.from_rows(rows), drawn, of=of._replace(words=words)).saying(*meanings(material))}
+    return {
+        "blocks": Result(tables.from_rows(rows), drawn, of=of._replace(words=words)).saying(
+            *meanings(material)
+        )
+    }
 
 
 def meanings(material: Material) -> list[str]:
     """Return the labels and the directions of the figure's measures, for a result of several."""
     about = [material.about(name) for name in material.names]
-    return ["; ".join(dict.fromkeys(words)) for words in ([of.label for of in about], [of.larger for of in about])]
+    return [
+        "; ".join(dict.fromkeys(words))
+        for words in ([of.label for of in about], [of.larger for of in about])
+    ]
 
 
 def pairs_of(value: Tensor, span: slice) -> Tensor:
@@ -143,26 +182,41 @@ def pairs_of(value: Tensor, span: slice) -> Tensor:
     return values[values.isfinite()]
 
 
-def two_sets(material: Material, second: ImageData | None = None, severity: int = 3) -> dict[str, Result]:
+def two_sets(
+    material: Material, second: ImageData | None = None, severity: int = 3
+) -> dict[str, Result]:
     """Compare the drop of accuracy without each head on the test images of two data sets (Michel et al. 2019, Fig. 2).
 
-    second: another data set with the same classes; None for the same one with damaged test images (data/corrupted.py)
-    of this severity. UserError for other classes.
+    second: another data set with the same classes; None for the same one with damaged test images
+    (data/corrupted.py) of this severity. UserError for other classes.
     """
     first, other = material.data, second_set(material.data, second, severity)
     (name,) = material.names
     walk = functools.partial(other.batches, "test", material.model.device)
-    columns = measured(material.model, {name: material.about(name)}, walk, class_names=other.class_names)
-    drops = {first.source.name: material.columns(name)["drop"], other.source.name: columns[name]["drop"]}
+    columns = measured(
+        material.model, {name: material.about(name)}, walk, class_names=other.class_names
+    )
+    drops = {
+        first.source.name: material.columns(name)["drop"],
+        other.source.name: columns[name]["drop"],
+    }
     (one, x), (two, y) = drops.items()
     label = "accuracy lost (points)"
     drawn = two_data_sets(material.layout, one, two, {label: 100 * x}, {label: 100 * y})
-    table = tables.per_head(material.layout, {f"drop_{key}": values for key, values in drops.items()})
-    return {"correlation": drawn, "heads": Result(table).saying("accuracy lost without the head", "it is needed more")}
+    table = tables.per_head(
+        material.layout, {f"drop_{key}": values for key, values in drops.items()}
+    )
+    return {
+        "correlation": drawn,
+        "heads": Result(table).saying("accuracy lost without the head", "it is needed more"),
+    }
 
 
 def second_set(first: ImageData, other: ImageData | None = None, severity: int = 3) -> ImageData:
-    """Return a second data set for the network of the first; None for damaged test images. UserError: other classes."""
+    """Return a second data set for the network of the first; None for damaged test images.
+
+    UserError: other classes.
+    """
     other = other or first.of_source(Corrupted(first.source, severity=severity))
     other.prepare_data()
     other.setup()

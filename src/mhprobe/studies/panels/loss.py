@@ -31,21 +31,33 @@ def sharpness(
 
     After Park & Kim, 2022, arXiv 2202.06709, section 2.
 
-    images: of the batch. top: eigenvalues of each part. iterations: of the power iteration. blocks: False for all
-    weights alone. Table: part (all, or the block's name), rank, eigenvalue (nats), change (relative, of the last step;
-    large means that more iterations are needed), iterations, images.
+    images: of the batch. top: eigenvalues of each part. iterations: of the power iteration. blocks:
+    False for all weights alone. Table: part (all, or the block's name), rank, eigenvalue (nats),
+    change (relative, of the last step; large means that more iterations are needed), iterations,
+    images.
     """
     batch, backbone = material.data.some("train", images, material.model.device), material.backbone
     parts: dict[str, nn.Module] = {"all": backbone}
-    parts |= {block.name: backbone.get_submodule(block.name) for block in material.layout.blocks if blocks}
+    parts |= {
+        block.name: backbone.get_submodule(block.name) for block in material.layout.blocks if blocks
+    }
     rows: list[dict[str, Any]] = []
     for name, part in parts.items():
         of_part = backbone, batch.images, batch.labels, list(part.parameters())
-        for rank, (value, change) in enumerate(eigenvalues(*of_part, top, iterations, material.seed), start=1):
-            numbers = {"eigenvalue": value, "change": change, "iterations": iterations, "images": len(batch.images)}
+        for rank, (value, change) in enumerate(
+            eigenvalues(*of_part, top, iterations, material.seed), start=1
+        ):
+            numbers = {
+                "eigenvalue": value,
+                "change": change,
+                "iterations": iterations,
+                "images": len(batch.images),
+            }
             rows.append({"part": name, "rank": rank, **numbers})
     drawn = Result(from_rows(rows), figure.sharpness(rows), of=material.of(images, "train"))
-    return {"eigenvalues": drawn.saying("curvature of the loss (nats)", "the loss is sharper", "nats")}
+    return {
+        "eigenvalues": drawn.saying("curvature of the loss (nats)", "the loss is sharper", "nats")
+    }
 
 
 def eigenvalues(
@@ -70,7 +82,9 @@ def eigenvalues(
         images, labels = usable(images), usable(labels)
         loss = objective(model(images), labels, "loss").mean()
         slopes = torch.autograd.grad(loss, list(weights), create_graph=True, allow_unused=True)
-        used, along = zip(*((w, s) for w, s in zip(weights, slopes, strict=True) if s is not None), strict=True)
+        used, along = zip(
+            *((w, s) for w, s in zip(weights, slopes, strict=True) if s is not None), strict=True
+        )
         slope = torch.cat([part.flatten() for part in along])
         values: list[tuple[float, float]] = []
         basis: list[Tensor] = []
@@ -79,7 +93,9 @@ def eigenvalues(
             value = change = 0.0
             for _ in range(iterations):
                 vector = vector / vector.norm().clamp(min=1e-30)
-                product = torch.autograd.grad(slope @ vector, used, retain_graph=True, materialize_grads=True)
+                product = torch.autograd.grad(
+                    slope @ vector, used, retain_graph=True, materialize_grads=True
+                )
                 image = torch.cat([part.flatten() for part in product]).detach()
                 before, value = value, float(vector @ image)
                 change = abs(value - before) / max(abs(value), 1e-12)
@@ -100,15 +116,19 @@ def landscape(
 ) -> dict[str, Result]:
     """Draw the mean loss over a grid of steps along two random directions.
 
-    Li, Xu, Taylor, Studer & Goldstein, 2018, arXiv 1712.09913: every row of a direction has the norm of the weight's
-    row, so that networks of different scales can be compared.
+    Li, Xu, Taylor, Studer & Goldstein, 2018, arXiv 1712.09913: every row of a direction has the
+    norm of the weight's row, so that networks of different scales can be compared.
 
-    images: of the batch. steps: along each; odd, for the weights in the middle. reach: the longest step, in norms of
-    the rows. directions: draws of the pair, each a panel. Table: draw, along_a, along_b, loss.
+    images: of the batch. steps: along each; odd, for the weights in the middle. reach: the longest
+    step, in norms of the rows. directions: draws of the pair, each a panel. Table: draw, along_a,
+    along_b, loss.
     """
     batch, backbone = material.data.some("train", images, material.model.device), material.backbone
     places = torch.linspace(-reach, reach, steps, dtype=torch.float64).tolist()
-    pairs = [[direction(backbone, material.seed + 2 * draw + k) for k in (0, 1)] for draw in range(directions)]
+    pairs = [
+        [direction(backbone, material.seed + 2 * draw + k) for k in (0, 1)]
+        for draw in range(directions)
+    ]
     surfaces = [losses(backbone, batch.images, batch.labels, places, along) for along in pairs]
     cells = itertools.product(enumerate(surfaces), enumerate(places), enumerate(places))
     rows = [[draw, a, b, surface[i, j].item()] for (draw, surface), (i, a), (j, b) in cells]
@@ -131,7 +151,11 @@ def direction(model: nn.Module, seed: int) -> list[Tensor]:
 
 
 def losses(
-    model: nn.Module, images: Tensor, labels: Tensor, places: Sequence[float], along: Sequence[Sequence[Tensor]]
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    places: Sequence[float],
+    along: Sequence[Sequence[Tensor]],
 ) -> Tensor:
     """(S, S) float64 mean loss with the weights moved by ``places`` along the first and the second of ``along``."""
     weights, means = dict(model.named_parameters()), list[float]()
@@ -139,6 +163,10 @@ def losses(
         images, labels = usable(images), usable(labels)
         for a, b in itertools.product(places, repeat=2):
             steps = zip(weights.items(), *along, strict=True)
-            moved = {name: weight + a * first + b * second for (name, weight), first, second in steps}
-            means.append(outcomes(functional_call(model, moved, (images,)), labels)[1].mean().item())
+            moved = {
+                name: weight + a * first + b * second for (name, weight), first, second in steps
+            }
+            means.append(
+                outcomes(functional_call(model, moved, (images,)), labels)[1].mean().item()
+            )
     return torch.tensor(means, dtype=torch.float64).view(len(places), -1)

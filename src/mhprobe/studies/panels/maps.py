@@ -1,6 +1,7 @@
 """Maps of images: laid over single images, and judged over many by deletion, by objects and by right answers.
 
-Shapes: B images of a batch, n images, K maps, P parts of a score, h x w patches, L blocks of one stage, C channels.
+Shapes: B images of a batch, n images, K maps, P parts of a score, h x w patches, L blocks of one
+stage, C channels.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,18 +34,27 @@ from mhprobe.stats.significance import Z95, t_interval
 Kinds = Mapping[str, MapKind]
 
 
-def overlays(material: Material, kinds: Kinds, images: Sequence[int] | int, **options: Any) -> dict[str, Result]:
-    """Draw maps over images: positions in the test split, or a number of them. options: of ``maps.faithfulness``."""
+def overlays(
+    material: Material, kinds: Kinds, images: Sequence[int] | int, **options: Any
+) -> dict[str, Result]:
+    """Draw maps over images: positions in the test split, or a number of them.
+
+    options: of ``maps.faithfulness``.
+    """
     chosen = material.data.chosen("test", images)
-    return gallery(material.backbone, material.data, chosen, kinds, seed=material.seed, **options).results
+    return gallery(
+        material.backbone, material.data, chosen, kinds, seed=material.seed, **options
+    ).results
 
 
-def judged(material: Material, kinds: Kinds, images: int = 200, **options: Any) -> dict[str, Result]:
+def judged(
+    material: Material, kinds: Kinds, images: int = 200, **options: Any
+) -> dict[str, Result]:
     """Compare each kind's areas under deletion and insertion with those of random orders of the same images.
 
-    images: of the test split, at most. options: of ``maps.faithfulness``. Table: map, area, score (mean), random,
-    better (gain over random, paired by image; larger is better for both areas), low, high (its 95 % interval over
-    images), images.
+    images: of the test split, at most. options: of ``maps.faithfulness``. Table: map, area, score
+    (mean), random, better (gain over random, paired by image; larger is better for both areas),
+    low, high (its 95 % interval over images), images.
     """
     areas_nK4 = areas_of(material, kinds, images, seed=material.seed, **options)
     rows: list[dict[str, Any]] = []
@@ -52,24 +62,39 @@ def judged(material: Material, kinds: Kinds, images: int = 200, **options: Any) 
         of = Faithfulness(*areas.T)._asdict()
         for area, sign in (("deletion", -1), ("insertion", 1)):
             score, random = of[area], of[f"random_{area}"]
-            gain = dict(zip(("better", "low", "high"), map(float, t_interval(sign * (score - random))), strict=True))
+            gain = dict(
+                zip(
+                    ("better", "low", "high"),
+                    map(float, t_interval(sign * (score - random))),
+                    strict=True,
+                )
+            )
             means = {"score": score.mean().item(), "random": random.mean().item()}
             rows.append({"map": name, "area": area, **means, **gain, "images": len(score)})
-    return {"areas": Result(from_rows(rows)).saying("gain over random orders", "the map beats chance by more")}
+    return {
+        "areas": Result(from_rows(rows)).saying(
+            "gain over random orders", "the map beats chance by more"
+        )
+    }
 
 
-def segmentation(material: Material, kinds: Kinds, images: int = 200, number: int | None = None) -> dict[str, Result]:
+def segmentation(
+    material: Material, kinds: Kinds, images: int = 200, number: int | None = None
+) -> dict[str, Result]:
     """Score how well maps lie on objects (maps/segmentation.py), beside a map of the centre and a random one.
 
-    images: of the test split, at most; those without the object are left out. number: of the object, None for all.
-    Table: map, score, value, low, high (95 %, bootstrap over images), over_centre (value less that of the centre,
-    paired), over_centre_low, over_centre_high, images. UserError where the data have no masks.
+    images: of the test split, at most; those without the object are left out. number: of the
+    object, None for all.
+    Table: map, score, value, low, high (95 %, bootstrap over images), over_centre (value less that
+    of the centre, paired), over_centre_low, over_centre_high, images. UserError where the data have
+    no masks.
     """
 
     def of_batch(batch: Batch) -> Tensor:
         if batch.objects is None:
             raise UserError(
-                "segmentation: the data set has no object masks, expected them beside the images. Use data=scenes or "
+                "segmentation: the data set has no object masks, expected them beside the images. "
+                "Use data=scenes or "
                 "data=pets, or leave the figure out."
             )
         mask = batch.objects > 0 if number is None else batch.objects == number
@@ -81,20 +106,39 @@ def segmentation(material: Material, kinds: Kinds, images: int = 200, number: in
     every_nKP = of_images(material, images, of_batch)
     if not len(every_nKP):
         shown = material.of(images).images
-        raise UserError(f"segmentation: none of {shown} images shows object {number}, expected one at least.")
+        raise UserError(
+            f"segmentation: none of {shown} images shows object {number}, expected one at least."
+        )
     value_KS = scores(every_nKP.mean(0))
-    drawn_RKS = scores(resampled_means(every_nKP.flatten(1).T, seed=material.seed).unflatten(1, every_nKP.shape[1:]))
+    drawn_RKS = scores(
+        resampled_means(every_nKP.flatten(1).T, seed=material.seed).unflatten(
+            1, every_nKP.shape[1:]
+        )
+    )
     centre = len(kinds)
     over_KS, over_RKS = (score - score[..., centre, None, :] for score in (value_KS, drawn_RKS))
     names = ("value", "low", "high", "over_centre", "over_centre_low", "over_centre_high")
-    columns = dict(zip(names, (value_KS, *percentiles(drawn_RKS), over_KS, *percentiles(over_RKS)), strict=True))
+    columns = dict(
+        zip(
+            names, (value_KS, *percentiles(drawn_RKS), over_KS, *percentiles(over_RKS)), strict=True
+        )
+    )
     rows = [
-        {"map": name, "score": score, **{key: of[k, s].item() for key, of in columns.items()}, "images": len(every_nKP)}
+        {
+            "map": name,
+            "score": score,
+            **{key: of[k, s].item() for key, of in columns.items()},
+            "images": len(every_nKP),
+        }
         for k, name in enumerate((*kinds, *figure.BLIND))
         for s, score in enumerate(SCORES)
     ]
     drawn = Result(from_rows(rows), figure.segmentation(rows), of=material.of(len(every_nKP)))
-    return {"scores": drawn.saying("score of a map against the object's mask", "the map lies on the object more")}
+    return {
+        "scores": drawn.saying(
+            "score of a map against the object's mask", "the map lies on the object more"
+        )
+    }
 
 
 def _blind(maps: Sequence[Tensor], index: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,23 +146,31 @@ def _blind(maps: Sequence[Tensor], index: Tensor) -> tuple[Tensor, Tensor]:
     rows, columns = max((grid.shape[-2:] for grid in maps), key=lambda size: size[0] * size[1])
     down, right = (torch.arange(n, dtype=torch.float64) - (n - 1) / 2 for n in (rows, columns))
     centre = -torch.hypot(down[:, None] / rows, right / columns).expand(len(index), -1, -1)
-    draws = [torch.rand(rows, columns, generator=torch.Generator().manual_seed(i)) for i in index.tolist()]
-    return centre.to(index.device), torch.stack(draws).to(index.device)  # alike in every batch and rank
+    draws = [
+        torch.rand(rows, columns, generator=torch.Generator().manual_seed(i))
+        for i in index.tolist()
+    ]
+    return centre.to(index.device), torch.stack(draws).to(
+        index.device
+    )  # alike in every batch and rank
 
 
 def heat(material: Material, images: int = 1000, kind: MapKind | None = None) -> dict[str, Result]:
     """Compare the heat of maps between rightly and wrongly classified images.
 
-    AUC: the chance that a rightly classified image is hotter than a wrongly classified one, 0.5 for no relation, with
-    Hanley & McNeil's 95 % interval and the Mann-Whitney p.
+    AUC: the chance that a rightly classified image is hotter than a wrongly classified one, 0.5 for
+    no relation, with Hanley & McNeil's 95 % interval and the Mann-Whitney p.
 
-    images: test images, at most. kind: of the maps; None for rollout. Table: images, right, wrong, median_right,
-    median_wrong, auc, low, high, p. UserError where all are right, or all wrong.
+    images: test images, at most. kind: of the maps; None for rollout. Table: images, right, wrong,
+    median_right, median_wrong, auc, low, high, p. UserError where all are right, or all wrong.
     """
     heats, right = heats_of(material, kind or Rollout(), images).unbind(1)
     hot, cold = heats[right > 0].tolist(), heats[right == 0].tolist()
     if not hot or not cold:
-        raise UserError(f"heat: of {len(heats)} images {len(hot)} are right, expected some right and some wrong.")
+        raise UserError(
+            f"heat: of {len(heats)} images {len(hot)} are right, expected some right and some "
+            "wrong."
+        )
     test = mannwhitneyu(hot, cold)
     auc = float(test.statistic) / (len(hot) * len(cold))
     low, high = auc_interval(auc, len(hot), len(cold))
@@ -140,7 +192,9 @@ def auc_interval(auc: float, first: int, second: int) -> tuple[float, float]:
 def hottest(maps: Tensor, share: float = 0.1) -> Tensor:
     """(B,) share of the mass of maps (B, h, w), nowhere negative, on their hottest patches; 1 at most."""
     flat = maps.flatten(1).double()
-    return flat.topk(max(1, round(share * flat.shape[1])), dim=1).values.sum(1) / flat.sum(1).clamp(min=1e-12)
+    return flat.topk(max(1, round(share * flat.shape[1])), dim=1).values.sum(1) / flat.sum(1).clamp(
+        min=1e-12
+    )
 
 
 def surfaces(material: Material, image: int = 0) -> dict[str, Result]:
@@ -153,17 +207,33 @@ def surfaces(material: Material, image: int = 0) -> dict[str, Result]:
     (batch,) = material.walk(chosen)()
     (rollout,) = Rollout()(material.backbone, batch.images).values()
     streams = record(material.model, batch.images, needs={"stream"}).need("stream", "surfaces")
-    last = [number for number, block in enumerate(layout.blocks) if block.stage == layout.blocks[-1].stage]
+    last = [
+        number
+        for number, block in enumerate(layout.blocks)
+        if block.stage == layout.blocks[-1].stage
+    ]
     prefix = layout.sites[-1].prefix_tokens
-    size_LC = torch.stack([streams[number].after[0, prefix:].abs().double().mean(0) for number in last]).cpu()
+    size_LC = torch.stack(
+        [streams[number].after[0, prefix:].abs().double().mean(0) for number in last]
+    ).cpu()
     blocks = zip(last, size_LC.tolist(), strict=True)
     rows = [[block, channel, size] for block, sizes in blocks for channel, size in enumerate(sizes)]
-    table, drawn = Table(["block", "channel", "size"], rows), figure.surfaces(rollout[0].cpu(), size_LC, last)
-    return {"surfaces": Result(table, drawn, of=material.of(1)).saying("mean size", "the channel is more active")}
+    table, drawn = (
+        Table(["block", "channel", "size"], rows),
+        figure.surfaces(rollout[0].cpu(), size_LC, last),
+    )
+    return {
+        "surfaces": Result(table, drawn, of=material.of(1)).saying(
+            "mean size", "the channel is more active"
+        )
+    }
 
 
 def areas_of(material: Material, kinds: Kinds, images: int, **options: Any) -> Tensor:
-    """(n, K, 4) areas of ``Faithfulness`` of each kind's maps of test images. options: of ``faithfulness``."""
+    """(n, K, 4) areas of ``Faithfulness`` of each kind's maps of test images.
+
+    options: of ``faithfulness``.
+    """
 
     def of_batch(batch: Batch) -> Tensor:
         maps = maps_of(kinds, material, batch)

@@ -19,23 +19,36 @@ from mhprobe.surgery.speed import BATCHES, speed_table
 def densities(
     material: Material, log_alphas: Sequence[float] = (-2.0, 0.0, 2.0), gates: str | None = None
 ) -> dict[str, Result]:
-    """Draw the hard-concrete distribution at a few ``log_alphas`` (Voita et al., Figure 6). gates: tables/gates.csv.
+    """Draw the hard-concrete distribution at a few ``log_alphas`` (Voita et al., Figure 6).
 
-    Table: log_alpha, zero, one (the probabilities of the ends). UserError for a table of another model's heads.
+    gates: tables/gates.csv.
+
+    Table: log_alpha, zero, one (the probabilities of the ends). UserError for a table of another
+    model's heads.
     """
     distribution = HardConcrete()
     log_alpha = torch.tensor(list(log_alphas), dtype=torch.float64)
     shares = distribution.binned(log_alpha, BINS)
-    named = {f"log alpha = {value:g}": share for value, share in zip(log_alphas, shares, strict=True)}
-    rows = [{"log_alpha": a, "zero": s[0].item(), "one": s[-1].item()} for a, s in zip(log_alphas, shares, strict=True)]
+    named = {
+        f"log alpha = {value:g}": share for value, share in zip(log_alphas, shares, strict=True)
+    }
+    rows = [
+        {"log_alpha": a, "zero": s[0].item(), "one": s[-1].item()}
+        for a, s in zip(log_alphas, shares, strict=True)
+    ]
     learned = None
     if gates is not None:
         path, asker = Path(gates), "gates"
-        value, open_ = (read_column(path, column, material.layout, asker).double() for column in ("gate", "open"))
+        value, open_ = (
+            read_column(path, column, material.layout, asker).double()
+            for column in ("gate", "open")
+        )
         start = distribution.beta * math.log(-distribution.gamma / distribution.zeta)
         learned = value, distribution.binned(open_.logit(eps=1e-9) + start, BINS).mean(0)
     drawn = Result(tables.from_rows(rows), gate_density(named, learned), of=Sample())
-    return {"gates": drawn.saying("probability of a gate of 0 and of 1", "more gates are at this end")}
+    return {
+        "gates": drawn.saying("probability of a gate of 0 and of 1", "more gates are at this end")
+    }
 
 
 def speed(
