@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from matplotlib.text import Text
+from torch.overrides import TorchFunctionMode
 
 import mhprobe
+from mhprobe.recording.looks import looked_at, who_looks
 from mhprobe.report.figures.style import LEAST, ONE, TWO
-from models import images_for, labels_for, text, tiny_registers, tiny_swin, tiny_vit
+from models import images_for, labels_for, make_loud, text, tiny_registers, tiny_swin, tiny_vit
 
 
 def weights_of(model, images):
@@ -39,6 +41,73 @@ def test_of_a_vit_it_is_a_row_of_the_attention_matrix():
     torch.testing.assert_close(row("registers"), weights[:, 1:3, 3:].mean(1))
     torch.testing.assert_close(row((2, 1)), weights[:, 3 + 2 * 4 + 1, 3:])
     torch.testing.assert_close(row("mean"), weights[:, 3:, 3:].mean(1))
+    two = weights[:, [3 + 2 * 4 + 1, 3]].mean(1)[:, 3:]
+    torch.testing.assert_close(row([(2, 1), (0, 0)]), two)
+    assert not torch.allclose(row([(2, 1), (0, 1)]), two, atol=1e-3)
+
+
+@pytest.mark.parametrize("build", [tiny_registers, tiny_swin], ids=["vit", "swin"])
+@pytest.mark.parametrize("query", ["mean", "class", [(0, 0), (1, 3)], (2, 1)], ids=str)
+def test_rows_as_they_pass_give_what_recorded_weights_give(build, query, monkeypatch):
+    """To the last digits, in whatever chunks; and the network's fused attention stays on."""
+    model = build()
+    make_loud(model.double(), 0.3)
+    layout, images = mhprobe.attach(model).layout, images_for(model, 3, dtype=torch.float64)
+    if query == "class" and not layout.sites[0].class_token:
+        pytest.skip("no class token")
+    recorded = mhprobe.record(model, images, needs={"attn"}).attn
+    modules = [module for module in model.modules() if hasattr(module, "fused_attn")]
+
+    def fused():
+        return [module.fused_attn for module in modules]
+
+    before, seen = fused(), []
+    model.register_forward_hook(lambda *_: seen.append(fused()))
+    monkeypatch.setattr("mhprobe.recording.rows.CHUNK", 100)
+    for number, site in enumerate(layout.sites):
+        expected = looked_at(recorded[number], site, who_looks(site, query))
+        heads = [(number, head) for head in range(site.num_heads)]
+        found = mhprobe.attention(model, images, head=heads, query=query)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+        assert expected.std() > 1e-3
+    assert seen and all(each == before for each in seen)
+
+
+def test_of_one_query_no_block_has_all_its_weights(monkeypatch):
+    """Of 257 tokens and one query no product has more numbers than a chunk; the unfused block has 66,049 a head."""
+    model = tiny_vit(img_size=64)
+    largest = {"class": 0, "mean": 0}
+    for query in largest:
+        with Largest() as seen:
+            mhprobe.attention(model, images_for(model, 1), query=query)
+        largest[query] = seen.numbers
+    assert largest["class"] < 257 * 257
+    monkeypatch.setattr("mhprobe.recording.rows.CHUNK", 30_000)
+    with Largest() as seen:
+        mhprobe.attention(model, images_for(model, 1), query="mean")
+    assert seen.numbers < 257 * 257 < largest["mean"]
+
+
+class Largest(TorchFunctionMode):
+    """The most numbers in a tensor that a function of torch gives back."""
+
+    numbers = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.numbers = max(self.numbers, result.numel())
+        return result
+
+
+def test_of_a_network_whose_weights_are_no_numbers_the_heads_are_named():
+    model = tiny_vit()
+    images = images_for(model, 3)
+    images[1, 0, 0, 0] = torch.nan
+    with pytest.raises(
+        mhprobe.UserError, match=r"weights of blocks\.0\.attn's heads are NaN .* for image 1\."
+    ):
+        mhprobe.attention(model, images, query="class")
 
 
 def test_of_a_swin_windows_lie_where_they_are_in_the_image():
@@ -69,10 +138,6 @@ def test_of_a_swin_windows_lie_where_they_are_in_the_image():
 
 def test_heads_come_in_the_order_they_were_asked_for():
     model = tiny_vit()
-    for block in model.blocks:
-        block.attn.fused_attn = (
-            False  # as in blocks that are looked at: the others then have the same bits, too
-        )
     images = images_for(model, 2)
     every = mhprobe.attention(model, images, query="class")
     assert every.shape == (2, 6, 4, 4)
@@ -101,6 +166,9 @@ def test_heads_come_in_the_order_they_were_asked_for():
             r"expected mean, class or \(row, column\) in a grid of 4 x 4",
         ),
         (tiny_vit, {"query": (4, 0)}, r"got \(4, 0\)"),
+        (tiny_vit, {"query": [(0, 0), (0, 4)]}, r"a list of those, each once, got \[\(0, 0\), "),
+        (tiny_vit, {"query": [(0, 0), (0, 0)]}, "a list of those, each once"),
+        (tiny_vit, {"query": []}, r"a list of those, each once, got \[\]"),
         (tiny_swin, {"query": "class", "head": 0}, r"expected mean or \(row, column\)"),
         (tiny_swin, {}, "grids of 5 x 5, 9 x 9"),
         (lambda: text("BertModel"), {}, "expected tokens in a grid"),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mhprobe.backbones.parts import timm_models, units
 from mhprobe.errors import UserError, refusing
@@ -57,6 +58,12 @@ class Seam:
     are ``visible``, by
         default without the fused path; None where no module has them, for the reason ``hidden``.
     behind: from the input of ``point`` to the output of ``attention``; None for ``point`` itself.
+    met_at: gives the function of torch at which rows of the weights can be met just now, with nothing
+    switched:
+        scaled_dot_product_attention, which queries and keys (rows, H, tokens, D) enter after norms
+        and rotary positions, with biases and windows as its mask (or H behind rows, in one
+        dimension); or softmax, whose result is the weights. None: weights pass ``weights`` only.
+        By default the former while the module is ``fused_attn``.
     """
 
     attention: nn.Module
@@ -66,10 +73,18 @@ class Seam:
     hidden: str = ""
     visible: Callable[[], AbstractContextManager[None]] | None = None
     behind: Callable[[Tensor], Any] | None = None
+    met_at: Callable[[], Callable[..., Tensor] | None] | None = None
 
     def rest(self, heads: Tensor) -> Any:
         """Return the output of ``attention`` in eval mode, from the input of ``point`` on."""
         return (self.behind or self.point)(heads)
+
+    def meeting(self) -> Callable[..., Tensor] | None:
+        """Return the function of ``met_at``."""
+        if self.met_at is not None:
+            return self.met_at()
+        fused = getattr(self.attention, "fused_attn", False)
+        return F.scaled_dot_product_attention if fused else None
 
     @contextlib.contextmanager
     def watched(self, hook: Callable[..., Any]) -> Iterator[None]:

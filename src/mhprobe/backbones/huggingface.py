@@ -6,7 +6,7 @@ which ``mhprobe.attach`` finds.
 """
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -22,6 +22,11 @@ from mhprobe.gates.meanwhile import meanwhile
 from mhprobe.heads import Block, HeadSite, Windows
 
 IMPLEMENTATION = "mhprobe_open"
+# functions of torch that transformers' own implementations call; others' kernels show nothing
+_MET_AT: dict[str, Callable[..., Tensor]] = {
+    "sdpa": F.scaled_dot_product_attention,
+    "eager": F.softmax,
+}
 
 
 class Kind(NamedTuple):
@@ -111,6 +116,7 @@ class HuggingFace(Family):
             # attention also returns its weights; of a text it returns the heads: W_O is in the next
             # module
             behind=lambda heads: (heads if site.line else point(heads), None),
+            met_at=lambda: _MET_AT.get(attention.config._attn_implementation),
         )
 
     def materialised(self, model: Any) -> AbstractContextManager[None]:

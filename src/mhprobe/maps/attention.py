@@ -15,9 +15,9 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.maps.base import MapKind, chosen_heads, layout_of, reads_class_token
 from mhprobe.recording.checks import check_batch
-from mhprobe.recording.looks import Query, looked_at, who_looks
-from mhprobe.recording.measuring import pieces
-from mhprobe.recording.record import record
+from mhprobe.recording.looks import Query, looks, who_looks
+
+MOST = 32  # images that go through the network at a time
 
 
 class Attention(MapKind):
@@ -40,7 +40,7 @@ class Attention(MapKind):
     ) -> dict[str, Tensor]:
         layout = layout_of(model)
         chosen = chosen_heads(layout, self.blocks, self.heads, self.kind)
-        maps = maps_of_heads(model, images, layout, chosen, self.who_looks, self.kind)
+        maps = maps_of_heads(model, images, layout, chosen, self.who_looks)
         return {
             layout.name_of(layout.flat(*head)): of_head
             for head, of_head in zip(chosen, maps, strict=True)
@@ -57,7 +57,6 @@ def maps_of_heads(
     layout: HeadLayout,
     heads: Sequence[tuple[int, int]],
     who: Callable[[HeadSite], Tensor],
-    asker: str,
 ) -> list[Tensor]:
     """(B, h, w) attention that patches get from each head, a pair of (site number, head).
 
@@ -69,8 +68,8 @@ def maps_of_heads(
     asked_of = HeadLayout(
         tuple(layout.sites[number] for number in queries)
     )  # others may have no weights to look at
-    attn = record(model, images, needs={"attn"}, layout=asked_of).need("attn", asker)
-    maps = dict(zip(queries, map(looked_at, attn, asked_of.sites, queries.values()), strict=True))
+    found = looks(model, images, asked_of, [*queries.values()])
+    maps = dict(zip(queries, found, strict=True))
     return [maps[number][:, head] for number, head in heads]
 
 
@@ -87,12 +86,15 @@ def attention(
     head: a flat index, a list of them or of (site, head) pairs; None for all. Their grids must be
     equal.
     query: the "class" token, the first "register" or all "registers" (their mean), a patch (row,
-    column), or the "mean"
-        over all patches. Attention to prefix tokens and padding is left out, so a map sums to less
-        than 1. Outside a patch's window the map is 0.
+    column), a list of
+        patches (their mean), or the "mean" over all patches. Attention to prefix tokens and padding
+        is left out, so a map sums to less than 1. Outside a patch's window the map is 0.
+
+    The model runs as it is, fused attention too, in about the memory of its forward pass: only the
+    rows of the queries are computed, block by block (``recording.rows``).
 
     Raises UserError for images that are no tensor, an unknown or repeated head, a mask, grids of
-    several sizes, and a query that the model has no token for.
+    several sizes, a query that the model has no token for, and weights that are NaN.
     """
     layout = layout_of(model)
     check_batch(model, images, None, layout)
@@ -110,6 +112,5 @@ def attention(
             f"attention: these heads have grids of {', '.join(grids)}; ask for those of one grid."
         )
     who = functools.partial(who_looks, query=query)
-    few = pieces(len(images), layout)  # or the weights of all blocks would stand beside each other
-    parts = [maps_of_heads(model, images[these], layout, heads, who, "attention") for these in few]
+    parts = [maps_of_heads(model, some, layout, heads, who) for some in images.split(MOST)]
     return torch.cat([torch.stack(maps, 1) for maps in parts])

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -152,6 +152,43 @@ def check_labels(labels: Tensor | None, logits: Tensor) -> None:
             f"{int(labels[at])} "
             f"for image {at} of the batch. Is it the right data set for this head?"
         )
+
+
+def refuse_checkpointing(model: nn.Module) -> None:
+    """Raise UserError for gradient checkpointing."""
+    if any(getattr(module, "grad_checkpointing", False) for module in model.modules()):
+        raise UserError(
+            "record: gradient checkpointing runs blocks twice; call "
+            "model.set_grad_checkpointing(False)."
+        )
+
+
+def check_finite(
+    layout: HeadLayout,
+    heads: Sequence[Tensor],
+    logits: Tensor,
+    valid: Tensor | None,
+    index: Tensor | None,
+) -> None:
+    """Raise UserError for the first NaN: in any head it reaches the logits through the residual stream."""
+    bad = ~logits.detach().isfinite().all(1)
+    if valid is not None:
+        bad &= valid
+    if not bad.any():
+        return
+    image = int(bad.nonzero()[0])
+    name = image if index is None else int(index[image])
+    for site, z in zip(layout.sites, heads, strict=True):
+        if not z.unflatten(0, (len(logits), -1))[image].isfinite().all():
+            where = f"the output of {site.name}'s heads"
+            break
+    else:
+        where = "the output of the model, behind its heads,"
+    raise UserError(
+        f"record: {where} is NaN or infinite for image {name}. Check the weights, the precision "
+        "and the "
+        f"normalisation of the images."
+    )
 
 
 def numbers_of(layout: HeadLayout, needs: Collection[Need], area: float = 1) -> float:

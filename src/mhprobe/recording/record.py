@@ -29,7 +29,14 @@ from mhprobe.heads import (
     Patching,
     Relevance,
 )
-from mhprobe.recording.checks import check_batch, check_labels, check_model, sized
+from mhprobe.recording.checks import (
+    check_batch,
+    check_finite,
+    check_labels,
+    check_model,
+    refuse_checkpointing,
+    sized,
+)
 from mhprobe.recording.direct import direct_logits, gated_weights
 from mhprobe.recording.lrp import relevances
 from mhprobe.recording.outputs import UNLABELLED, Of, logits_of, objective, refuse_features
@@ -98,7 +105,7 @@ def record(
             len(images),
         )
         logits = logits_of(model(images))
-        _check_finite(layout, taps.heads, logits, valid, index)
+        check_finite(layout, taps.heads, logits, valid, index)
         check_labels(labels, logits)
         if slopes:
             refuse_features(model, of)
@@ -166,11 +173,7 @@ def _checked(
             f"record: valid: expected (B,) bool, which images count, got {quoted(valid.dtype)}."
         )
     check_model(model)
-    if any(getattr(module, "grad_checkpointing", False) for module in model.modules()):
-        raise UserError(
-            "record: gradient checkpointing runs blocks twice; call "
-            "model.set_grad_checkpointing(False)."
-        )
+    refuse_checkpointing(model)
     return named
 
 
@@ -197,34 +200,6 @@ def _ablated(
             parts = logits.split([len(need.masks) for need in ablations])
             logits_of_need |= dict(zip(ablations, parts, strict=True))
     return logits_of_need
-
-
-def _check_finite(
-    layout: HeadLayout,
-    heads: Sequence[Tensor],
-    logits: Tensor,
-    valid: Tensor | None,
-    index: Tensor | None,
-) -> None:
-    """Raise UserError for the first NaN: in any head it reaches the logits through the residual stream."""
-    bad = ~logits.detach().isfinite().all(1)
-    if valid is not None:
-        bad &= valid
-    if not bad.any():
-        return
-    image = int(bad.nonzero()[0])
-    name = image if index is None else int(index[image])
-    for site, z in zip(layout.sites, heads, strict=True):
-        if not z.unflatten(0, (len(logits), -1))[image].isfinite().all():
-            where = f"the output of {site.name}'s heads"
-            break
-    else:
-        where = "the output of the model, behind its heads,"
-    raise UserError(
-        f"record: {where} is NaN or infinite for image {name}. Check the weights, the precision "
-        "and the "
-        f"normalisation of the images."
-    )
 
 
 def _per_window(attn: Sequence[Tensor] | None, batch: int) -> tuple[Tensor, ...] | None:

@@ -11,12 +11,15 @@ from mhprobe.gates.meanwhile import meanwhile
 
 
 @contextlib.contextmanager
-def inspecting(model: nn.Module, gradients: bool) -> Iterator[None]:
+def inspecting(model: nn.Module, gradients: bool, freeze: bool = True) -> Iterator[None]:
     """Put the model into eval mode, frozen, eager, outside inference mode; undo on exit.
 
-    gradients: record a graph (of activations; weights are frozen).
+    gradients: record a graph (of activations; weights are frozen). freeze: False leaves weights as
+    they are, for torch sums some products in another order if a weight is trainable.
     """
     gates = find_gates(model)
+    # gates' values are no part of a bare backbone
+    weights = [*model.parameters(), *(() if gates is None else gates.parameters())]
     with (
         contextlib.nullcontext()
         if gates is None
@@ -28,8 +31,7 @@ def inspecting(model: nn.Module, gradients: bool) -> Iterator[None]:
         torch.compiler.set_stance(
             "force_eager"
         ),  # a hook added to a compiled model is silently ignored
-        # gates' values are no part of a bare backbone
-        _frozen_eval(model, [*model.parameters(), *(() if gates is None else gates.parameters())]),
+        _frozen_eval(model, weights if freeze else ()),
     ):
         yield
 

@@ -110,14 +110,15 @@ class Taps(contextlib.ExitStack):
         count = self.batch if images is None else len(images)
         self.batch = self.batch or count
         if count != self.batch:
-            raise self._several(f"on {count} images for a batch of {self.batch}")
+            raise self.several(f"on {count} images for a batch of {self.batch}")
         if (
             module is self.backbone and images is not None and images.dim() == 4
         ):  # a wrapper may have resized them
             for site in self.layout.sites:
                 site.refuse_other_form(images.shape[2:], "record")
 
-    def _several(self, runs: str) -> UserError:
+    def several(self, runs: str) -> UserError:
+        """Return the error for a wrapper that runs its backbone otherwise than once."""
         return UserError(
             f"record: {type(self.model).__name__} runs its backbone {runs}, expected one run on "
             "the batch as it is, "
@@ -126,7 +127,7 @@ class Taps(contextlib.ExitStack):
 
     def _before_gate(self, number: int, _module: nn.Module, args: Args) -> None:
         if self.heads[number].numel():
-            raise self._several("twice or more for one batch")
+            raise self.several("twice or more for one batch")
         self.heads[number] = args[0].detach()
 
 
