@@ -226,6 +226,8 @@ def load(
     *,
     flops: float | None = None,
     params: float | None = None,
+    prefix: str | None = None,
+    leave_out: bool | str | Sequence[str] = False,
     **settings: Any,
 ) -> nn.Module:
     """Load a timm model, in eval mode, from a .safetensors + .json pair or a checkpoint of mhprobe.
@@ -236,12 +238,16 @@ def load(
     under any usual key
         and prefix). settings: sizes of that model, as for ``timm.create_model``; the file gives the
         number of classes.
+    prefix: which network of a foreign file: the beginning of its names, or the key it is under
+    ("student"); None takes the one most like the model, and one line says so if there are several.
+    leave_out: beginnings of names of a foreign file to leave out (a decoder, a projector), or True for
+    all that the model has not.
     flops, params: share of FLOPs or parameters to keep, for an elastic file
     (``prune.elastic=true``) or its folder. The
         result is the network that ``prune`` makes at this budget; its ``promise`` is the budget's
         guarantee, or None.
     Raises UserError if a file is missing, damaged, holds code, or is not what its JSON or ``name``
-    says.
+    says, and for options that the file has no use for.
     """
     from mhprobe.surgery.elastic import at_budget
     from mhprobe.weights.checkpoint import load_weights
@@ -252,7 +258,8 @@ def load(
         raise UserError(
             f"load: path: expected a file, a folder or hf-hub:owner/name, got {quoted(path)}."
         )
-    refuse_misfits(load, {"name": name, "flops": flops, "params": params}, "load")
+    given = {"name": name, "flops": flops, "params": params, "prefix": prefix}
+    refuse_misfits(load, {**given, "leave_out": leave_out}, "load")
     target = {
         key: share for key, share in (("flops", flops), ("params", params)) if share is not None
     }
@@ -261,7 +268,14 @@ def load(
             "load: flops, params: expected one of them, of an elastic file and without name=."
         )
     if name is not None:
-        return model_from(path, name, **settings)
+        return model_from(path, name, prefix, leave_out, **settings)
+    if unread := [
+        key for key, on in (("prefix", prefix is not None), ("leave_out", leave_out)) if on
+    ]:
+        raise UserError(
+            f"load: {', '.join(unread)}: is for weights trained elsewhere, which need a timm name; "
+            "give name=."
+        )
     if budgets := sorted({*settings} & {*SHARES}):
         raise UserError(
             f"load: {', '.join(budgets)}: the budget of an elastic file is one of flops and params."

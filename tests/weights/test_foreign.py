@@ -10,6 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 from timm.models import save_for_hf
+from torchvision.models import VisionTransformer
 
 import mhprobe
 import runs
@@ -54,7 +55,11 @@ FORMS = {  # how training scripts keep a model's state
         "teacher": {**prefixed(state, "backbone."), "head.last_layer.weight_v": torch.ones(3, 3)},
     },
     "two networks in one": lambda state: {
-        "state_dict": {**prefixed(noise(state), "student."), **prefixed(state, "teacher.")}
+        # the teacher is an average of the student, which tells it from that of a distillation
+        "state_dict": {
+            **{f"student.{key}": value + 1e-3 for key, value in state.items()},
+            **prefixed(state, "teacher."),
+        }
     },
 }
 
@@ -168,7 +173,7 @@ def test_one_line_says_what_was_done_to_make_a_file_fit(tmp_path, caplog):
         load_foreign(model, path, WHERE, new_classifier=True)
     assert [record.getMessage() for record in caplog.records] == [
         f"{WHERE}: {path}: its float16 weights become float32; pos_embed (1, 37, 24) is resampled "
-        "to (1, 17, 24); "
+        "to (1, 17, 24), read as a grid of 6 x 6 (a guess); "
         "it has no classifier, a new one begins."
     ]
     assert {value.dtype for value in model.state_dict().values()} == {torch.float32}
@@ -177,6 +182,203 @@ def test_one_line_says_what_was_done_to_make_a_file_fit(tmp_path, caplog):
     torch.save(tiny_vit(seed=7).state_dict(), path.with_suffix(".pth"))
     load_foreign(model, path.with_suffix(".pth"), WHERE)
     assert not caplog.records
+
+
+def loaded(path, **options):
+    return mhprobe.load(path, name="vit_tiny_patch16_224", **SIZES, **options)
+
+
+def same(model, other):
+    images = images_for(model, 2)
+    return torch.equal(model(images), other.eval()(images))
+
+
+@pytest.mark.parametrize("form", ["one mapping", "two mappings"])
+@pytest.mark.parametrize("names", [("student", "teacher"), ("main_net", "semantic_net")])
+def test_of_networks_that_nothing_tells_apart_the_user_names_one(names, form, tmp_path):
+    path, pair = tmp_path / "w.ckpt", (tiny_vit(seed=7), tiny_vit(seed=8))
+    states = [model.state_dict() for model in pair]
+    if form == "one mapping":
+        inside = prefixed(states[0], f"{names[0]}.") | prefixed(states[1], f"{names[1]}.")
+        torch.save({"state_dict": inside}, path)
+    else:
+        torch.save(dict(zip(names, states, strict=True)), path)
+    with pytest.raises(mhprobe.UserError, match=r"several networks.*prefix=") as error:
+        loaded(path)
+    assert all(name in str(error.value) for name in names)
+    for name, model in zip(names, pair, strict=True):
+        assert same(loaded(path, prefix=name), model)
+        assert same(loaded(path, prefix=f"{name}."), model)
+    with pytest.raises(mhprobe.UserError, match=r"prefix: nothing in .* is behind 'nets'"):
+        loaded(path, prefix="nets")
+
+
+def test_a_choice_by_averages_is_told_with_the_way_to_the_other(tmp_path, caplog):
+    path, state = tmp_path / "w.pth", tiny_vit(seed=7).state_dict()
+    torch.save({"model": noise(state), "model_ema": state}, path)
+    assert same(loaded(path), tiny_vit(seed=7))
+    assert "model_ema is taken (averaged weights); prefix=model takes the other" in caplog.text
+    caplog.clear()
+    assert not same(loaded(path, prefix="model"), tiny_vit(seed=7)) and not caplog.records
+    torch.save({"model": state, "model_ema": state}, path)  # the same twice is no choice
+    assert same(loaded(path), tiny_vit(seed=7)) and not caplog.records
+
+
+def test_a_network_of_another_size_in_the_file_is_no_rival(tmp_path):
+    path = tmp_path / "w.pth"
+    torch.save(
+        {"student": tiny_vit(seed=7).state_dict(), "teacher": tiny_swin().state_dict()}, path
+    )
+    assert same(loaded(path), tiny_vit(seed=7))
+    larger = tiny_vit(seed=8, embed_dim=48).state_dict()
+    torch.save({"student": tiny_vit(seed=7).state_dict(), "teacher": larger}, path)
+    assert same(loaded(path), tiny_vit(seed=7))
+
+
+WRAPPED = {
+    "_orig_mod": lambda key: key.replace("blocks.0.", "blocks.0._orig_mod."),
+    "module": lambda key: key.replace(".attn.", ".attn.module."),
+    "_fsdp_wrapped_module": lambda key: f"_fsdp_wrapped_module.{key}".replace(
+        "blocks.1.", "blocks.1._fsdp_wrapped_module."
+    ),
+    "_checkpoint_wrapped_module": lambda key: key.replace(
+        ".mlp.", "._checkpoint_wrapped_module.mlp."
+    ),
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPED)
+def test_parts_of_names_that_wrappers_add_are_removed_wherever_they_stand(
+    wrapper, tmp_path, caplog
+):
+    path, state = tmp_path / "w.pth", tiny_vit(seed=7).state_dict()
+    with caplog.at_level(logging.INFO):
+        torch.save({WRAPPED[wrapper](key): value for key, value in state.items()}, path)
+        assert same(loaded(path), tiny_vit(seed=7))
+        outer = {f"model.{WRAPPED[wrapper](key)}": value for key, value in state.items()}
+        torch.save({"state_dict": outer}, path)
+        assert same(loaded(path), tiny_vit(seed=7))
+    assert f"its names lose {wrapper}" in caplog.text
+
+
+BESIDE = {
+    "a decoder": {"decoder_pred.weight": torch.zeros(8, 16), "decoder_blocks.0.x": torch.zeros(3)},
+    "a projector": {"projector.weight": torch.zeros(8, 24)},
+}
+
+
+@pytest.mark.parametrize("beside", BESIDE.values(), ids=BESIDE)
+@pytest.mark.parametrize("prefix", ["", "net."])
+def test_the_rest_of_a_file_is_left_out_on_demand_and_named(beside, prefix, tmp_path, caplog):
+    path, state = tmp_path / "w.pth", tiny_vit(seed=7).state_dict()
+    torch.save({"model": prefixed(state | beside, prefix)}, path)
+    with pytest.raises(mhprobe.UserError, match=r"whole in it; leave_out=True leaves the rest"):
+        loaded(path)
+    for leave_out in (True, [key[:4] for key in beside], next(iter(beside))[:4]):
+        caplog.clear()
+        assert same(loaded(path, leave_out=leave_out), tiny_vit(seed=7))
+        for key, value in beside.items():
+            assert f"{key} {tuple(value.shape)}" in caplog.text
+    with pytest.raises(mhprobe.UserError, match=r"leave_out: no tensor of .* begins with 'deco_r'"):
+        loaded(path, leave_out=["deco_r"])
+    with pytest.raises(mhprobe.UserError, match=r"not in it: norm\.weight"):  # is not made up
+        loaded(path, leave_out=["norm.", *beside])
+
+
+def test_what_lies_beside_a_prefix_is_named(tmp_path, caplog):
+    state = prefixed(tiny_vit(seed=7).state_dict(), "net.")
+    torch.save({"state_dict": state | {"criterion.weight": torch.ones(5)}}, tmp_path / "w.ckpt")
+    loaded(tmp_path / "w.ckpt")
+    assert "left out: criterion.weight (5,)" in caplog.text
+
+
+def test_every_tensor_that_timm_resamples_or_drops_is_named(tmp_path, caplog):
+    path = tmp_path / "w.pth"
+    torch.save(tiny_vit(seed=7).state_dict(), path)
+    load_foreign(tiny_vit(img_size=32, patch_size=8), path, WHERE)
+    assert "patch_embed.proj.weight (24, 3, 4, 4) is resampled to (24, 3, 8, 8)" in caplog.text
+    sizes = dict(img_size=64, embed_dim=12, depths=(2, 2), num_heads=(2, 4), num_classes=5)
+    swin = [build("swin_tiny_patch4_window7_224", window_size=size, **sizes) for size in (4, 8)]
+    torch.save(swin[0].state_dict(), path)
+    load_foreign(swin[1], path, WHERE)
+    assert "bias_table (49, 2) is resampled to (225, 2) (2 tensors)" in caplog.text
+
+
+def test_biases_that_a_network_has_not_are_named_and_nothing_is_printed(tmp_path, caplog, capsys):
+    name, path = "vit_small_patch16_dinov3", tmp_path / "w.pth"
+    sizes = dict(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, num_classes=0)
+    state = build(name, **sizes).state_dict()
+    state = {
+        key.replace("gamma_", "ls").replace("reg_token", "storage_tokens"): value
+        for key, value in state.items()
+    }
+    state = {
+        f"{key}.gamma" if key.endswith(("ls1", "ls2")) else key: value
+        for key, value in state.items()
+    }
+    biases = {f"blocks.{i}.attn.qkv.bias": torch.ones(144) for i in range(2)}
+    torch.save(state | biases, path)
+    mhprobe.load(path, name=name, **sizes)
+    assert "leaves out blocks.*.attn.qkv.bias (144,) x 2" in caplog.text
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_grid_that_old_positions_are_read_as_is_named(tmp_path, caplog):
+    path = tmp_path / "w.pth"
+    torch.save(tiny_vit(seed=7, img_size=(8, 32)).state_dict(), path)  # of 2 x 8 patches
+    load_foreign(tiny_vit(img_size=(16, 32)), path, WHERE)
+    assert (
+        "pos_embed (1, 17, 24) is resampled to (1, 33, 24), read as a grid of 4 x 4" in caplog.text
+    )
+
+
+def test_names_of_another_library_are_called_what_they_are(tmp_path):
+    path = tmp_path / "w.pth"
+    sizes = dict(image_size=16, patch_size=4, num_layers=2, num_heads=3)
+    theirs = VisionTransformer(**sizes, hidden_dim=24, mlp_dim=96, num_classes=5)
+    torch.save(theirs.state_dict(), path)
+    refused(path, "names of torchvision's VisionTransformer", "mhprobe.attach")
+    huggingface = {
+        "vit.embeddings.patch_embeddings.projection.weight": torch.zeros(24, 3, 4, 4),
+        "vit.encoder.layer.0.attention.attention.query.weight": torch.zeros(24, 24),
+    }
+    torch.save(huggingface, path)
+    refused(path, "names of a network of transformers (Hugging Face)", "from_pretrained")
+    state = tiny_vit().state_dict()
+    norm = {"fc_norm.weight": state.pop("norm.weight"), "fc_norm.bias": state.pop("norm.bias")}
+    torch.save(state | norm, path)
+    refused(path, "+backbone.global_pool=avg")
+    assert loaded(path, global_pool="avg")
+
+
+def test_options_of_a_foreign_file_are_refused_where_they_do_nothing(tmp_path):
+    path = tmp_path / "w.pth"
+    with pytest.raises(mhprobe.UserError, match=r"prefix, leave_out: .*give name="):
+        mhprobe.load(path, prefix="student", leave_out=True)
+    with pytest.raises(mhprobe.UserError, match=r"prefix: expected"):
+        loaded(path, prefix=3)
+    for option in ("prefix=student", "leave_out=[decoder]"):
+        with pytest.raises(mhprobe.UserError, match=rf"backbone\.{option.split('=')[0]}: "):
+            network(tmp_path, f"backbone.{option}", command="train")
+
+
+def test_a_command_takes_the_network_and_leaves_out_the_rest_that_are_named(tmp_path):
+    path = tmp_path / "w.pth"
+    ours, _ = network(tmp_path)
+    state = noise(ours.backbone.state_dict())
+    both = prefixed(state | {"decoder.weight": torch.ones(3)}, "student.")
+    both |= prefixed(noise(state), "teacher.")
+    torch.save({"state_dict": both}, path)
+    with pytest.raises(mhprobe.UserError, match=r"backbone\.prefix=state_dict\.student"):
+        network(tmp_path, f"backbone.checkpoint={path}")
+    with pytest.raises(mhprobe.UserError, match=r"backbone\.leave_out=true"):
+        network(tmp_path, f"backbone.checkpoint={path}", "backbone.prefix=student")
+    given = (f"backbone.checkpoint={path}", "backbone.prefix=student")
+    for leave_out in ("true", "[decoder]", "decoder"):
+        found, _ = network(tmp_path, *given, f"backbone.leave_out={leave_out}")
+        tensors = found.backbone.state_dict()
+        assert all(torch.equal(value, state[key]) for key, value in tensors.items())
+        assert not {"prefix", "leave_out"} & found.description["backbone"].keys()
 
 
 def network(tmp_path, *overrides, command="probe"):

@@ -23,7 +23,7 @@ from mhprobe.backbones import build, channels_of, gives_features, input_spec
 from mhprobe.backbones.parts.timm_models import registered
 from mhprobe.data.base import SPLITS, ImageData, InputSpec
 from mhprobe.data.source import other_classes
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, refuse_misfits
 from mhprobe.heads import HeadLayout
 from mhprobe.io.head_tables import read_kept
 from mhprobe.io.tensors import digest, write_outcomes
@@ -59,6 +59,8 @@ from mhprobe.weights.foreign import load_foreign
 from mhprobe.weights.teacher import Recalled, Teacher
 
 log = logging.getLogger(__name__)
+
+OF_FILE = ("checkpoint", "prefix", "leave_out")  # of backbone, to read weights of another training
 
 
 def data(cfg: Config) -> ImageData:
@@ -374,9 +376,7 @@ def save(
 
 def save_backbone(cfg: Config, folder: Path) -> Path:
     """Write the pretrained backbone with its own classifier for timm's ``local-dir:``; return the folder."""
-    part = {
-        key: value for key, value in cfg.backbone.items() if key not in ("_target_", "checkpoint")
-    }
+    part = {key: value for key, value in cfg.backbone.items() if key not in ("_target_", *OF_FILE)}
     described = portable(registered(part))
     backbone = build(**{**part, "num_classes": None})
     place = folder / "".join(
@@ -440,11 +440,16 @@ def _loaded(cfg: Config, weights: str, data: ImageData) -> tuple[nn.Module, dict
 def _fresh(cfg: Config, data: ImageData) -> tuple[nn.Module, dict[str, Any]]:
     """Return the network of ``backbone`` and its description."""
     part = {
-        key: value
-        for key, value in cfg.backbone.items()
-        if key not in ("checkpoint", "num_classes")
+        key: value for key, value in cfg.backbone.items() if key not in (*OF_FILE, "num_classes")
     }
     trains, checkpoint = cfg.optim is not None, cfg.backbone.get("checkpoint")
+    reading = {key: cfg.backbone.get(key) for key in ("prefix", "leave_out")}
+    reading = {key: value for key, value in reading.items() if value not in (None, False)}
+    if reading and checkpoint is None:
+        raise UserError(
+            f"backbone.{next(iter(reading))}: is for reading backbone.checkpoint=<file>, and none is "
+            "given. Leave it out."
+        )
     if checkpoint is not None and part.get("pretrained"):
         raise UserError(
             "backbone.checkpoint: expected backbone.pretrained=false beside it; weights come from "
@@ -461,7 +466,11 @@ def _fresh(cfg: Config, data: ImageData) -> tuple[nn.Module, dict[str, Any]]:
     with keyed(cfg.backbone, "backbone"):
         backbone = construct({**part, "num_classes": classes}, "backbone")
     if checkpoint is not None:
-        load_foreign(backbone, str(checkpoint), "backbone.checkpoint", new_classifier=trains)
+        with keyed(reading, "backbone"):
+            refuse_misfits(load_foreign, reading, "backbone")
+        load_foreign(
+            backbone, str(checkpoint), "backbone.checkpoint", new_classifier=trains, **reading
+        )
     elif part.get("pretrained") and not trains:
         pretrained = backbone.pretrained_cfg["num_classes"]
         if classes and pretrained != classes:

@@ -7,10 +7,8 @@ argparse's Namespace; no code runs. timm translates the names that it knows
 
 import argparse
 import logging
-import sys
 import zipfile
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,61 +18,71 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mhprobe.backbones import build, family_of
-from mhprobe.backbones.parts.timm_models import untold
-from mhprobe.errors import UserError, refusing
+from mhprobe.errors import UserError, quoted, refusing
 from mhprobe.io.files import unreadable
+from mhprobe.weights.networks import Network, State, find_network, grouped, option, some
+from mhprobe.weights.others import other_library
+from mhprobe.weights.translated import translated
 
 log = logging.getLogger(__name__)
 
-State = dict[str, Tensor]
-# under which keys training scripts keep a state dict; averaged weights are the ones that are
-# evaluated
-HOLDERS = (
-    *("state_dict_ema", "model_ema", "ema", "teacher"),
-    *("state_dict", "model_state_dict", "model", "module", "student"),
-)
-_SHOWN = 4  # keys in an error
+LeaveOut = bool | str | Sequence[str]
 
 
 def load_foreign(
-    model: nn.Module, path: str | Path, where: str, new_classifier: bool = False
+    model: nn.Module,
+    path: str | Path,
+    where: str,
+    new_classifier: bool = False,
+    prefix: str | None = None,
+    leave_out: LeaveOut = False,
 ) -> None:
     """Put the weights in ``path`` into ``model``, in place.
 
     where: the key that the user gave, for errors. new_classifier: keep the model's own classifier
-    where the file has none, or one for another number of classes; a warning says so.
-    Raises UserError for a file that is missing, damaged or holds code, and for keys or shapes that
-    do not fit.
+    where the file has none, or one for another number of classes. prefix: which network of the file;
+    None takes the one most like the model. leave_out: beginnings of names to leave out, or True for
+    all that the model has not. One line says what was resampled, renamed, left out or chosen.
+    Raises UserError for a file that is missing, damaged or holds code, for keys or shapes that do
+    not fit, and for a prefix or a name to leave out that the file has not.
     """
     path = Path(path)
-    weights, tensors = read_state(path, where), model.state_dict()
-    with untold(
-        "timm.layers", logging.WARNING
-    ):  # load_foreign says in its own line what was resampled
-        state = _fitting(weights, model)
-    shapes = {
-        key: (tuple(state[key].shape), tuple(tensors[key].shape)) for key in tensors if key in state
+    _put(_read(path, where), model, path, where, new_classifier, prefix, leave_out)
+
+
+def _put(
+    content: Any,
+    model: nn.Module,
+    path: Path,
+    where: str,
+    new_classifier: bool,
+    prefix: str | None,
+    leave_out: LeaveOut,
+) -> None:
+    network, state, changes, renamed = _fitting(content, model, path, where, prefix, leave_out)
+    tensors, changes = model.state_dict(), [*network.notes, *changes]
+    state, extra = _without_extra(state, tensors, leave_out, changes)
+    wrong = {
+        key: (tuple(state[key].shape), tuple(value.shape))
+        for key, value in tensors.items()
+        if key in state and state[key].shape != value.shape
     }
-    wrong = {key: pair for key, pair in shapes.items() if pair[0] != pair[1]}
-    missing, extra = (
-        [key for key in tensors if key not in state],
-        [key for key in state if key not in tensors],
-    )
+    missing = [key for key in tensors if key not in state]
     if (fits := len(tensors) - len(wrong) - len(missing)) < len(tensors) / 2:
+        reason = other_library(network.state) or (
+            f"It has {some(list(network.state))}. Give the backbone's name and sizes that it was "
+            "trained with."
+        )
         raise UserError(
             f"{where}: {path} is of another architecture: {fits} of the {len(tensors)} tensors of "
-            "this "
-            f"{type(model).__name__} are in it. It has {_some(list(weights))}. Give the backbone's "
-            "name and sizes that "
-            f"it was trained with."
+            f"this {type(model).__name__} are in it. {reason}"
         )
-    changes = _changed(weights, state, tensors)
     layer = f"{_classifier_name(model)}."
     classifier = {key for key in tensors if key.startswith(layer)}
-    if not classifier:
-        extra = [
-            key for key in extra if not key.startswith(layer)
-        ]  # a feature extractor needs none
+    if not classifier and (asked := [key for key in extra if key.startswith(layer)]):
+        # a feature extractor needs none
+        renamed.append(f"the classifier is left out: {grouped({key: state[key] for key in asked})}")
+        extra = [key for key in extra if key not in asked]
     if {*wrong, *missing} <= classifier and not extra and {*wrong, *missing}:
         theirs = f"{next(iter(wrong.values()))[0][0]} classes" if wrong else ""
         if not new_classifier:
@@ -95,16 +103,97 @@ def load_foreign(
     if wrong or missing or extra:
         unlike = [f"{key} {got} instead of {expected}" for key, (got, expected) in wrong.items()]
         parts = {"not in it": missing, "unknown to the model": extra, "of another shape": unlike}
-        differences = "; ".join(f"{what}: {_some(keys)}" for what, keys in parts.items() if keys)
-        raise UserError(f"{where}: {path} does not fit: {differences}.")
-    if changes:
-        log.warning("%s: %s: %s.", where, path, "; ".join(changes))
+        differences = "; ".join(f"{what}: {some(keys)}" for what, keys in parts.items() if keys)
+        raise UserError(
+            f"{where}: {path} does not fit: {differences}."
+            f"{_next_step(wrong, missing, extra, where)}"
+        )
+    told = [*_in_float32(state), *changes, *renamed]
+    if told:
+        log.log(
+            logging.WARNING if len(told) > len(renamed) else logging.INFO,
+            "%s: %s: %s.",
+            where,
+            path,
+            "; ".join(told),
+        )
     fitting = {
         key: value
         for key, value in state.items()
         if key in tensors and value.shape == tensors[key].shape
     }
     model.load_state_dict(tensors | in_float32(fitting))
+
+
+def _fitting(
+    content: Any, model: nn.Module, path: Path, where: str, prefix: str | None, leave_out: LeaveOut
+) -> tuple[Network, State, list[str], list[str]]:
+    """The network of the file that is like the model; its tensors under the model's names; what became of them."""
+    shapes = {key: tuple(value.shape) for key, value in model.state_dict().items()}
+    network = find_network(content, shapes, path, where, prefix)
+    begun = _beginnings(leave_out)
+    named = {
+        key: value
+        for key, value in network.state.items()
+        if (begun and key.startswith(begun))
+        or (begun and f"{network.prefix}.{key}".startswith(begun))
+    }
+    for begin in begun:
+        if not any(key.startswith(begin) for key in (*network.state, *network.beside)):
+            raise UserError(
+                f"{option(where, 'leave_out')}: no tensor of {path} begins with {quoted(begin)}. "
+                f"It has {some(list(network.state), 12)}."
+            )
+    state = {key: value for key, value in network.state.items() if key not in named}
+    state, changes, renamed = translated(state, model)
+    if left := {**named, **network.beside}:
+        changes = [*changes, f"left out: {grouped(left)}"]
+    return network, state, changes, renamed
+
+
+def _beginnings(leave_out: LeaveOut) -> tuple[str, ...]:
+    if isinstance(leave_out, bool):
+        return ()
+    return (leave_out,) if isinstance(leave_out, str) else tuple(leave_out)
+
+
+def _without_extra(
+    state: State, tensors: State, leave_out: LeaveOut, changes: list[str]
+) -> tuple[State, list[str]]:
+    """The state, and its names that the model has not; leave_out=True takes these out and tells them in ``changes``."""
+    extra = {key: value for key, value in state.items() if key not in tensors}
+    if leave_out is not True or not extra:
+        return state, list(extra)
+    changes.append(f"left out: {grouped(extra)}")
+    return {key: value for key, value in state.items() if key in tensors}, []
+
+
+def _next_step(
+    wrong: Mapping[str, Any], missing: Sequence[str], extra: Sequence[str], where: str
+) -> str:
+    """A sentence on how a file that does not fit may fit; "" where nothing is known."""
+    pooling = "+backbone.global_pool" if where.startswith("backbone.") else "global_pool"
+    if any(key.startswith("fc_norm.") for key in extra):
+        return (
+            " fc_norm stands behind the mean over patches: the file's network pools so; give "
+            f"{pooling}=avg."
+        )
+    if any(key.startswith("fc_norm.") for key in missing):
+        return (
+            " This network has fc_norm, since it pools by the mean over patches, and the file has "
+            f"not; give {pooling}=token."
+        )
+    if extra and not wrong and not missing:
+        value = "true" if where.startswith("backbone.") else "True"
+        return f" The network is whole in it; {option(where, 'leave_out')}={value} leaves the rest out."
+    return ""
+
+
+def _in_float32(state: State) -> list[str]:
+    """A sentence on floating-point types that become float32, if there are any."""
+    floats = [value.dtype for value in state.values() if value.is_floating_point()]
+    narrow = {str(kind).removeprefix("torch.") for kind in floats if kind.itemsize < 4}
+    return [f"its {' and '.join(sorted(narrow))} weights become float32"] if narrow else []
 
 
 def in_float32(state: Mapping[str, Tensor]) -> State:
@@ -114,48 +203,33 @@ def in_float32(state: Mapping[str, Tensor]) -> State:
     }
 
 
-def model_from(path: str | Path, name: str, **settings: Any) -> nn.Module:
+def model_from(
+    path: str | Path,
+    name: str,
+    prefix: str | None = None,
+    leave_out: LeaveOut = False,
+    **settings: Any,
+) -> nn.Module:
     """The backbone ``name`` in eval mode, with the weights and classes in ``path``.
 
-    UserError as ``load_foreign``.
+    prefix, leave_out, UserError: as ``load_foreign``.
     """
+    path = Path(path)
+    content = _read(path, "load")
     if "num_classes" not in settings:
         model = build(name, **settings)
-        state, layer = _fitting(read_state(Path(path), "load"), model), _classifier_name(model)
+        _, state, _, _ = _fitting(content, model, path, "load", prefix, leave_out)
+        layer = _classifier_name(model)
         settings["num_classes"] = len(state[f"{layer}.weight"]) if f"{layer}.weight" in state else 0
     model = build(name, **settings)
-    load_foreign(model, path, "load")
+    _put(content, model, path, "load", False, prefix, leave_out)
     return model.eval()
 
 
-def read_state(path: Path, where: str) -> State:
-    """The state dict in a file, whatever key it is under. UserError as in ``load_foreign``."""
+def _read(path: Path, where: str) -> Any:
+    """The content of a file. UserError as in ``load_foreign``."""
     if wrong := unreadable(path):
         raise UserError(f"{where}: {wrong}")
-    state = _read(path, where)
-    # of a state dict most values are tensors: Lightning's gates and metrics keep other things
-    # beside them
-    while (
-        isinstance(state, Mapping)
-        and sum(isinstance(part, Tensor) for part in state.values()) <= len(state) / 2
-    ):
-        key = next((key for key in HOLDERS if isinstance(state.get(key), Mapping)), None)
-        if key is None:
-            raise UserError(
-                f"{where}: {path} holds no state dict: it has "
-                f"{_some([str(key) for key in state])}, expected tensors "
-                f"by name, or such a dict under {', '.join(HOLDERS)}."
-            )
-        state = state[key]
-    if not isinstance(state, Mapping):
-        raise UserError(
-            f"{where}: {path} holds a {type(state).__name__}, expected tensors by name (a state "
-            "dict)."
-        )
-    return {str(key): value for key, value in state.items() if isinstance(value, Tensor)}
-
-
-def _read(path: Path, where: str) -> Any:
     if path.suffix == ".safetensors":
         whole = f"{where}: {path} is not a whole safetensors file"
         with refusing(
@@ -176,67 +250,6 @@ def _read(path: Path, where: str) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def _fitting(state: State, model: nn.Module) -> State:
-    """Return ``state`` under the model's own names, if need be in timm's translation."""
-    tensors = model.state_dict()
-    plain = _without_prefix(state, set(tensors))
-    translate = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
-    if translate is None or (
-        plain.keys() == tensors.keys() and _hits(plain, tensors) == len(tensors)
-    ):
-        return plain
-    try:
-        translated = translate(dict(plain), model)
-    except (
-        Exception
-    ):  # it looks for names of other projects' files; whatever it misses is reported as it is
-        return plain
-    return translated if _hits(translated, tensors) >= _hits(plain, tensors) else plain
-
-
-def _hits(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> int:
-    return sum(key in state and state[key].shape == value.shape for key, value in tensors.items())
-
-
-def _changed(weights: State, state: State, tensors: State) -> list[str]:
-    """Sentences on what was done to the weights of a file to fit the model: another precision, another grid."""
-    changes = []
-    floats = [value.dtype for value in state.values() if value.is_floating_point()]
-    if narrow := {str(kind).removeprefix("torch.") for kind in floats if kind.itemsize < 4}:
-        changes.append(f"its {' and '.join(sorted(narrow))} weights become float32")
-    before = {key.rpartition(".")[2]: tuple(value.shape) for key, value in weights.items()}
-    for key, value in state.items():
-        old = before.get(key.rpartition(".")[2])
-        if (
-            "." not in key and key in tensors and old not in (None, tuple(value.shape))
-        ):  # the model's own: positions
-            changes.append(f"{key} {old} is resampled to {tuple(value.shape)}")
-    return changes
-
-
-def _without_prefix(state: State, names: set[str]) -> State:
-    """Strip the prefix (``module.``, ``teacher.backbone.`` ...) that most names are behind."""
-    behind: Counter[str] = Counter()
-    for key in state:
-        parts = key.split(".")
-        behind.update(
-            ".".join(parts[:i]) for i in range(len(parts)) if ".".join(parts[i:]) in names
-        )
-    # of equals averaged weights, which are the ones that are evaluated
-    prefix = max(
-        sorted(behind), key=lambda p: (behind[p], "ema" in p or "teacher" in p, -len(p)), default=""
-    )
-    dotted = f"{prefix}." if prefix else ""
-    return {
-        key.removeprefix(dotted): value for key, value in state.items() if key.startswith(dotted)
-    }
-
-
 def _classifier_name(model: nn.Module) -> str | None:
     classifier = family_of(model).classifier(model)
     return next((name for name, module in model.named_modules() if module is classifier), None)
-
-
-def _some(keys: list[str]) -> str:
-    more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
-    return f"{', '.join(keys[:_SHOWN])}{more}"
