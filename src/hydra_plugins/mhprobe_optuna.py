@@ -21,6 +21,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from mhprobe.errors import UserError
 
+MASKED = {"masked/accuracy": "maximize", "masked/heads": "maximize"}  # of mhprobe.mask
+
 
 @dataclass
 class OptunaSweeper(Sweeper):
@@ -50,6 +52,10 @@ class OptunaSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Ask for settings, run them, and report their metrics, ``n_trials`` times."""
+        of_gates = all(name.startswith("gates/") for name in self.directions)
+        if of_gates and self.config.hydra.job.config_name == "mask":
+            self.directions = MASKED  # its jobs have no learned gates
+            print(f"hydra.sweeper.directions: {dict(MASKED)}, of the masked networks")
         study = self._study()
         from optuna.trial import TrialState
 
@@ -112,7 +118,7 @@ class OptunaSweeper(Sweeper):
     def _values(self, job: Path) -> list[float] | None:
         """Return the metrics of a job; None if it failed.
 
-        UserError for a metric that it has not.
+        UserError for a metric that it has not, and for the whole network's of a masked one.
         """
         if not (job / "metrics.json").is_file():
             return None
@@ -121,6 +127,12 @@ class OptunaSweeper(Sweeper):
             raise UserError(
                 f"hydra.sweeper.directions: {job} has no {', '.join(missing)}; its metrics: "
                 f"{', '.join(metrics)}."
+            )
+        whole = [name for name in self.directions if name.startswith("test/")]
+        if whole and any(name.startswith("masked/") for name in metrics):
+            raise UserError(
+                f"hydra.sweeper.directions: {whole[0]} is that of the whole network, whatever is "
+                "masked; expected metrics such as masked/accuracy."
             )
         return [float(metrics[name]) for name in self.directions]
 

@@ -9,6 +9,11 @@ import pytest
 import mhprobe.mask
 import mhprobe.questions.masking
 import runs
+from mhprobe.report.html.compare import write_comparison
+from mhprobe.report.runs import atlas, words
+from mhprobe.report.runs.run import read_run
+from mhprobe.report.several import lines as lines_of
+from mhprobe.report.several import pairs, pairs_of, several
 
 pytestmark = pytest.mark.slow
 
@@ -76,3 +81,78 @@ def test_orders_are_searched_once_and_then_read(command, tmp_path, monkeypatch):
     # a later step takes the search up where it was left
     assert 0 < computed(2, "cache") < computed(2, "other")
     assert computed(2, "cache") == 0
+
+
+@pytest.fixture(scope="module")
+def stepped(command, tmp_path_factory):
+    """Runs of the steps 0 to 2 of one greedy and one random order of single heads."""
+    place = tmp_path_factory.mktemp("stepped")
+    found = []
+    for step in (0, 1, 2):
+        told = ("masking=single_heads", f"masking.step={step}", f"cache_dir={place / 'cache'}")
+        folder = place / "sweep" / str(step)
+        mhprobe.mask.run(runs.checked("mask", *command, *told), folder)
+        found.append(read_run(folder))
+    return found
+
+
+def at(run, curve):
+    [row] = [
+        row
+        for row in rows(run.folder)
+        if (row["curve"], row["split"]) == (curve, "test") and row["seed"] in ("", "mean")
+    ]
+    return row
+
+
+def test_the_answer_of_a_step_is_the_masked_network(stepped):
+    for run in stepped:
+        step = int(at(run, "greedy")["step"])
+        for curve in ("greedy", "importance", "random"):
+            for name, column in (("accuracy", "accuracy"), ("accuracy_low", "low")):
+                told = run.metrics[f"masked/{curve}/{name}"]
+                assert told == pytest.approx(float(at(run, curve)[column]))
+            told = run.metrics[f"masked/{curve}/accuracy_difference"]
+            assert told == pytest.approx(float(at(run, curve)["difference"]))
+            assert run.metrics[f"masked/{curve}/heads"] == step
+        assert run.metrics["masked/accuracy"] == run.metrics["masked/greedy/accuracy"]
+        first = words.result(run, atlas.heads(run), atlas.measures(run))[0]
+        share = words.percent(float(at(run, "greedy")["accuracy"]))
+        assert first.startswith("Step 0, no head off" if not step else f"Step {step} of greedy, ")
+        assert share in first and ("paired" in first or not step)
+        assert words.asked(run)[0] == run.metrics["masked/accuracy"]
+        # the whole network stays as the reference, named so
+        assert words.accuracy(run)[0] == run.metrics["test/accuracy"]
+
+
+def test_steps_are_compared_as_masked_networks(stepped, tmp_path):
+    right = [run.masked_outcomes() for run in stepped]
+    assert all(list(of) == ["greedy", "importance"] for of in right)
+    for run, of in zip(stepped, right, strict=True):
+        for curve, outcomes in of.items():
+            share = float(outcomes.right.double().mean())
+            assert share == pytest.approx(run.metrics[f"masked/{curve}/accuracy"])
+    tested = pairs_of(stepped, ["0", "1", "2"])
+    assert {row["curve"] for row in tested} == {"greedy", "importance"} and len(tested) == 6
+    for row in tested:
+        a, b = (
+            float(at(stepped[int(row[end])], row["curve"])["accuracy"])
+            for end in ("run_a", "run_b")
+        )
+        assert row["difference"] == pytest.approx(b - a)
+    # the control: the whole network against itself shows nothing
+    assert {row["difference"] for row in pairs([run.outcomes() for run in stepped], "012")} == {0}
+    text = lines_of(several(stepped))
+    assert text[0].startswith("Step 0, no head off") and text[1].startswith("Step 1 of greedy, 1 ")
+    page = write_comparison(stepped, tmp_path / "page.html").read_text()
+    assert "Step 2 of greedy, 2 heads off" in page and "as many random heads leave" in page
+    assert '"swept":true' in page.replace(" ", "")
+
+
+def test_a_step_beyond_the_curves_is_refused_before_the_work(command, tmp_path):
+    from mhprobe.errors import UserError
+
+    cfg = runs.checked("mask", *command, "masking=single_heads", "masking.step=99")
+    with pytest.raises(UserError, match=r"masking.step: steps 0 to \d+ exist, got 99"):
+        mhprobe.mask.run(cfg, tmp_path / "beyond")
+    assert not list((tmp_path / "beyond").glob("tables/*"))

@@ -149,7 +149,7 @@ def test_jobs_share_a_folder_and_scores_and_the_end_knows_who_failed(engine, tra
     assert result.code == 2, result.err
     assert (
         "1 of 2 jobs failed" in result.err
-        and "masking.step: the longest of the curves has 6 steps, got 99" in result.err
+        and "masking.step: steps 0 to 6 exist, got 99" in result.err
     )
     assert {row["step"] for row in runs.rows(sweep / "0" / "tables" / "masking_curves.csv")} == {
         "2"
@@ -204,6 +204,11 @@ def test_aims_that_no_job_has_are_named(tmp_path):
     with pytest.raises(UserError, match=r"has no test/beauty; its metrics: test/accuracy"):
         sweeper._values(tmp_path)
     assert sweeper._values(tmp_path / "failed") is None
+    masked = OptunaSweeper({"test/accuracy": "maximize"}, 1, 1, "TPESampler", 0, None, None)
+    assert masked._values(tmp_path) == [0.5]
+    (tmp_path / "metrics.json").write_text('{"test/accuracy": 0.5, "masked/accuracy": 0.4}')
+    with pytest.raises(UserError, match="that of the whole network, whatever is masked"):
+        masked._values(tmp_path)
     with pytest.raises(UserError, match="sampler: expected one of"):
         OptunaSweeper({"a": "maximize"}, 1, 1, "Guesser", 0, None, None)._study()
     with pytest.raises(UserError, match="directions"):

@@ -19,6 +19,7 @@ from mhprobe.io import files
 
 DIGEST = "sha256"
 OUTCOMES = "outcomes.safetensors"
+MASKED = "masked_outcomes.safetensors"
 BENCH = "bench.safetensors"  # by cell and stage of PruneBench
 
 
@@ -85,3 +86,23 @@ def read_outcomes(folder: Path) -> Outcomes | None:
     if contents is None or "right" not in contents[0] or "images" not in contents[1]:
         return None
     return Outcomes(contents[0]["right"].bool(), contents[1]["images"])
+
+
+def write_masked(folder: Path, right: Mapping[str, Tensor], images: str) -> Path:
+    """``folder/masked_outcomes.safetensors``: (N,) right test images of a masked network, by its curve."""
+    tensors = {name: of.to("cpu", torch.uint8) for name, of in right.items()}
+    about = {"images": images, "curves": json.dumps([*right])}
+    return files.write(folder / MASKED, packed(tensors, about))
+
+
+def read_masked(folder: Path) -> dict[str, Outcomes]:
+    """Read the outcomes of masked networks by their curves; {} if there are none that can be read."""
+    contents = unpacked(folder / MASKED)
+    if contents is None or not {"images", "curves"} <= set(contents[1]):
+        return {}
+    tensors, about = contents
+    try:
+        curves = [name for name in json.loads(about["curves"]) if name in tensors]
+    except (ValueError, TypeError):
+        return {}
+    return {name: Outcomes(tensors[name].bool(), about["images"]) for name in curves}

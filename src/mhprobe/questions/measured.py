@@ -14,8 +14,9 @@ from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.gates.hard_concrete import HardConcreteGates
 from mhprobe.heads import Ablation, Patching
+from mhprobe.io.tensors import Outcomes
 from mhprobe.io.written import counted
-from mhprobe.masking.parts.trace import totals
+from mhprobe.masking.parts.trace import Curve, answering, at_step, totals
 from mhprobe.measures.base import Measure
 from mhprobe.measures.parts.jackknife import ENOUGH, FEWEST, FOLDS
 from mhprobe.questions.material import Material
@@ -210,9 +211,33 @@ def masking_curves(material: Material, over: Over = "heads") -> dict[str, Result
     curve_totals = totals(curves)
     chance = material.chance if curves and curves[0].scored == Labels.scored else None
     results = of_curves(curves, curve_totals, material.layout, chance, over)
+    if numbers := at_step(curves):
+        results["masking_curves"] = results["masking_curves"]._replace(
+            metrics=numbers, outcomes=_outcomes(material, curves)
+        )
     if material.masking is not None and material.masking.join is not None:
         results |= of_masked_heads(heads, material.masking.join)
     if material.first:
         for line in answer(curve_totals, heads, curves, chance):
             log.info("%s", line)
     return results
+
+
+def _outcomes(material: Material, curves: Sequence[Curve]) -> dict[str, Outcomes]:
+    """Return the right test images of each masked network, the one that answers for the run first.
+
+    Nothing for means over random repeats, for images without labels, and for images that chose the
+    heads.
+    """
+    main = answering(curves)
+    first = main.name if main is not None else ""
+    found = {
+        curve.name: Outcomes(curve.traces[0].right[0], material.data.images_of("test"))
+        for curve in sorted(curves, key=lambda curve: curve.name != first)
+        if curve.split == "test"
+        and not curve.averaged
+        and not curve.optimistic
+        and curve.scored == Labels.scored
+        and curve.traces[0].right is not None
+    }
+    return {} if material.data.unlabelled else found

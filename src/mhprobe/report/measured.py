@@ -295,8 +295,11 @@ def answer(
         if row.heads_before_worse == 0:
             line = f"{row.curve} on {row.split}: already its first step makes {row.of} significantly lower"
         masked = [head for head in heads if (head.curve, head.split) == (row.curve, row.split)]
+        if masked and all(head.phase == "before" for head in masked):
+            lines.append(f"{line}: the curve ended here")
+            continue
         verdicts = [
-            head.verdict.replace("neither", "for no known reason")
+            head.verdict.replace("neither", "neither redundant nor inert")
             for head in masked
             if head.phase == "before"
         ]

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
+from mhprobe.io.tensors import write_masked
 from mhprobe.report import ledger, tables
 from mhprobe.report.figures import style
 from mhprobe.report.result import Result, Sample
@@ -137,6 +138,10 @@ class Report:
                 drawn := style.save(result.figure, files, about, self.style == "paper", self.origin)
             )
             png = drawn[0]
+        if result.outcomes:
+            right = {curve: of.right for curve, of in result.outcomes.items()}
+            images = next(iter(result.outcomes.values())).images
+            paths.append(write_masked(self.folder, right, images))
         for dashboard in self.dashboards:
             dashboard.add_result(name, entry, result, png)
         return paths + (self.add_metrics(result.metrics) if result.metrics else [])

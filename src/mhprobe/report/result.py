@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Self
 
+from mhprobe.io.tensors import Outcomes
 from mhprobe.masking.parts.trace import Curve
 from mhprobe.report.figures import kinds
 from mhprobe.report.tables import Table
@@ -40,6 +41,7 @@ class Result(NamedTuple):
 
     curves: for dashboards that draw them themselves. drawn: the kind of figure (report/figures),
     which has a caption.
+    outcomes: right test images of masked networks, by their curves, for paired tests.
     caption: in place of that one. decides: what happens to heads with 0 in the column "kept". of:
     its images, if not the report's; ``Sample()`` for none. The others are as in ``ledger.Entry``,
     which finds roles by columns' names.
@@ -63,6 +65,7 @@ class Result(NamedTuple):
     part_of: str = ""
     control_of: str = ""
     during: str = ""
+    outcomes: Mapping[str, Outcomes] = NOTHING
 
     @property
     def empty(self) -> bool:

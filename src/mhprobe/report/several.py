@@ -37,8 +37,10 @@ from mhprobe.stats.agreement import agreement
 from mhprobe.stats.significance import holm, paired, t_interval
 
 RIGHT = "test accuracy", "a better network"
+MANY = 12  # sentences on masked networks
 FEW = 6  # pairs of runs: four runs have as many
 UNTESTED = dict.fromkeys(("difference", "low", "high", "lost", "won", "p", "p_holm", "images"), "")
+STEPS = "masked_networks"  # a row per run of one step, and curve
 STEP = "masking.step"  # runs that differ in it hold points of the same curve
 ACCURACY = ("accuracy", "low", "high", "images")
 
@@ -48,7 +50,7 @@ class One(NamedTuple):
 
     values: of all settings that differ between the runs. group: the name of the runs that differ
     only in ``over``.
-    by: up to three settings that distinguish the groups. accuracy: of ``words.accuracy``.
+    by: up to three settings that distinguish the groups. accuracy: of ``words.asked``.
     """
 
     name: str
@@ -62,7 +64,8 @@ class One(NamedTuple):
 def several(runs: Sequence[Run], over: Sequence[str] = ("seed",)) -> dict[str, Result]:
     """Compare runs: ``runs``, ``groups``, ``grid``, ``paired``, ``curves``, ``agreement``, ``speed``, ``claims``.
 
-    ``prunebench_ranking``: of ``over_networks``. over: settings by the end of their names. Raises
+    ``masked_networks``: of runs with ``masking.step``, whose accuracy and paired tests are those of
+    the masked networks. ``prunebench_ranking``: of ``over_networks``. over: settings by the end of their names. Raises
     UserError for fewer than two runs, and for an ``over`` that no run has set.
     """
     if len(runs) < 2:
@@ -72,6 +75,7 @@ def several(runs: Sequence[Run], over: Sequence[str] = ("seed",)) -> dict[str, R
         )
     ones = _ones(runs, over)
     groups = from_rows(_groups(ones))
+    stepped = _steps(ones)
     accuracies = [
         {
             "run": one.name,
@@ -87,7 +91,7 @@ def several(runs: Sequence[Run], over: Sequence[str] = ("seed",)) -> dict[str, R
     networks = [str(run.config.get("name")) for run in runs]
     if len(set(networks)) < len(networks):
         networks = [one.name for one in ones]
-    tested = pairs([run.outcomes() for run in runs], [one.name for one in ones])
+    tested = pairs_of(runs, [one.name for one in ones])
     of_runs = Result(
         from_rows(accuracies), figure.runs(accuracies, groups) if accuracies else None, drawn="runs"
     )
@@ -100,6 +104,9 @@ def several(runs: Sequence[Run], over: Sequence[str] = ("seed",)) -> dict[str, R
     results = {
         "runs": of_runs.saying(*RIGHT),
         "groups": Result(groups).saying(*RIGHT),
+        STEPS: Result(from_rows(stepped)).saying(
+            "test accuracy of the masked network", "the masked heads are needed less"
+        ),
         "grid": Result(from_rows(_grid(ones))).saying(*RIGHT),
         "paired": Result(from_rows(tested)).saying(
             "test accuracy, of run_b less that of run_a", "run_b is better"
@@ -129,7 +136,7 @@ def lines(results: Mapping[str, Result]) -> list[str]:
     """Return a line per group with its accuracy; for at most four runs also a line per pair with its difference."""
     tables = {name: result.table.dicts() for name, result in results.items() if result.table}
     groups, tests = tables.get("groups", []), tables.get("paired", [])
-    text = []
+    text = of_steps(tables.get(STEPS, []))
     for row in groups:
         runs, low, high, half = (
             row["runs"],
@@ -175,7 +182,7 @@ def _no_formula(cell: Any) -> Any:
 def about(runs: Sequence[Run]) -> tuple[str, Sample]:
     """Return data set and number of test images of the runs, for the small print of figures; empty if unknown."""
     data = dict.fromkeys(str(run.model["data"]) for run in runs if run.model.get("data"))
-    counts = sorted({accuracy[3] for run in runs if (accuracy := words.accuracy(run)) is not None})
+    counts = sorted({accuracy[3] for run in runs if (accuracy := words.asked(run)) is not None})
     images = Sample(counts[0], "test") if counts else Sample()
     if len(counts) > 1:
         images = images._replace(words=f"n = {counts[0]:,} to {counts[-1]:,} test images")
@@ -203,7 +210,7 @@ def _ones(runs: Sequence[Run], over: Sequence[str]) -> list[One]:
         else [dict(list(group.items())[:MOST]) for group in groups]
     )
     return list(
-        map(One, names(runs), runs, values, _group_names(groups, by), by, map(words.accuracy, runs))
+        map(One, names(runs), runs, values, _group_names(groups, by), by, map(words.asked, runs))
     )
 
 
@@ -227,7 +234,7 @@ def _groups(ones: Sequence[One]) -> list[dict[str, Any]]:
     """Return a row per group: mean and spread over its runs, and the mean interval over images of a single run."""
     groups: dict[str, list[tuple[float, float, float, int]]] = {}
     for one in ones:
-        if one.accuracy is not None:
+        if one.accuracy is not None and not one.run.of_step:  # a mean over steps says nothing
             groups.setdefault(one.group, []).append(one.accuracy)
     return [
         {
@@ -242,6 +249,25 @@ def _groups(ones: Sequence[One]) -> list[dict[str, Any]]:
         }
         for group, accuracies in groups.items()
     ]
+
+
+def _steps(ones: Sequence[One]) -> list[dict[str, Any]]:
+    """Return a row per run of one masking step and curve, by group, curve and step; [] without such runs."""
+    rows = [
+        {"group": one.group, "run": one.name, **row} for one in ones for row in words.steps(one.run)
+    ]
+    groups = list(dict.fromkeys(row["group"] for row in rows))
+    curves = list(dict.fromkeys(row["curve"] for row in rows))
+
+    def place(row: Mapping[str, Any]) -> tuple[int, int, int]:
+        return groups.index(row["group"]), curves.index(row["curve"]), int(row["step"])
+
+    return sorted(rows, key=place)
+
+
+def swept(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return ``masked_networks`` of runs, and nothing of runs without a masking step."""
+    return _steps(_ones(runs, ())) if any(run.of_step for run in runs) else []
 
 
 def _grid(ones: Sequence[One]) -> list[dict[str, Any]]:
@@ -397,6 +423,41 @@ def pairs(outcomes: Sequence[Outcomes | None], names: Sequence[str]) -> list[dic
     return rows
 
 
+def pairs_of(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return a row of ``pairs`` for every two runs; of runs of one masking step a row per curve.
+
+    Those compare the masked networks, of a curve that both runs have; "curve" names it. A run
+    without masks is the whole network in them.
+    """
+    if not any(run.of_step for run in runs):
+        return pairs([run.outcomes() for run in runs], names)
+    masked = [run.masked_outcomes() for run in runs]
+    rows: list[dict[str, Any]] = []
+    for curve in dict.fromkeys(name for of in masked for name in of):
+        right = [
+            of.get(curve) if run.of_step else run.outcomes()
+            for run, of in zip(runs, masked, strict=True)
+        ]
+        tested = [row for row in pairs(right, names) if not row["untested"]]
+        rows += [{"curve": curve, **row} for row in tested]
+    adjusted = holm(torch.tensor([row["p"] for row in rows], dtype=torch.float64)).tolist()
+    return [{**row, "p_holm": p} for row, p in zip(rows, adjusted, strict=True)]
+
+
+def of_steps(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return sentences on ``masked_networks``; of many those of the first curve, and each last step."""
+    curves = [(row["group"], row["curve"]) for row in rows]
+    last = {of: row["step"] for of, row in zip(curves, rows, strict=True)}
+    groups = {group for group, _ in curves}
+    text = []
+    for of, row in zip(curves, rows, strict=True):
+        if len(rows) > MANY and of != curves[0] and row["step"] != last[of]:
+            continue
+        before = f"{of[0]}: " if len(groups) > 1 else ""
+        text.append(before + words.at_step(row))
+    return [*dict.fromkeys(text)]
+
+
 def sentence(row: Mapping[str, Any]) -> str:
     """Return a row of ``pairs`` as a sentence."""
     if row["untested"]:
@@ -404,8 +465,9 @@ def sentence(row: Mapping[str, Any]) -> str:
             f"{row['run_b']} against {row['run_a']}: {row['untested']}, so there is no paired test."
         )
     gap, low, high = (100 * row[name] for name in ("difference", "low", "high"))
+    curve = f"{row['curve']}: " if row.get("curve") else ""
     return (
-        f"{row['run_b']} minus {row['run_a']}: {gap:+.1f} points (95 % interval {low:+.1f} to "
+        f"{curve}{row['run_b']} minus {row['run_a']}: {gap:+.1f} points (95 % interval {low:+.1f} to "
         f"{high:+.1f}), "
         f"p = {row['p_holm']:.2g} (McNemar, Holm) on the same {row['images']:,} images."
     )

@@ -216,16 +216,27 @@ def _masking(cfg: Config, settings: Curves, model: GatedClassifier) -> Masking:
             if not cfg.paper:
                 raise unfit from error
     fit = [spec for spec in specs.values() if isinstance(spec, CurveSpec)]
-    longest = max(
-        (len(make_units(spec.units, layout, spec.exclude_layers)) for spec in fit), default=0
-    )
-    if settings.step is not None and settings.step > longest:
-        raise UserError(
-            f"masking.step: the longest of the curves has {longest} steps, got {settings.step}."
-        )
+    if settings.step is not None:
+        _refuse_beyond(settings.step, fit, layout)
     options = settings.model_dump(include={"select_on", "steps", "step"})
     options |= {
         "join": settings.join and construct(settings.join, "masking.join"),
         "score": builders.score(cfg),
     }
     return Masking(specs, Path(cfg.cache_dir) / "orders", key="masking.curves", **options)
+
+
+def _refuse_beyond(step: int, specs: Sequence[CurveSpec], layout: Any) -> None:
+    """UserError for a step that no curve has; a line in the log for each curve that ends before it."""
+    lengths = {
+        spec.name: spec.order.length(make_units(spec.units, layout, spec.exclude_layers), layout)
+        for spec in specs
+    }
+    longest = max(lengths.values(), default=0)
+    if step > longest:
+        raise UserError(f"masking.step: steps 0 to {longest} exist, got {step}. Give one of these.")
+    for name, length in lengths.items() if rank() == 0 else ():
+        if step > length:
+            log.warning(
+                "masking.step: %s ends at step %d, so step %d leaves it out.", name, length, step
+            )

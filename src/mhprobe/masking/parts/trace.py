@@ -44,7 +44,8 @@ class Trace:
 
     Intervals of accuracy are Wilson's, of difference Newcombe's, of delta by bootstrap over images
     (stats/). p: (K,) McNemar's exact test against the unmasked model; None on the images that chose
-    the path. promised: number of steps that keep a guarantee.
+    the path. promised: number of steps that keep a guarantee. right: (K, N) bool, images classified
+    correctly, where one step alone was scored; else None.
     """
 
     path: Path
@@ -53,6 +54,7 @@ class Trace:
     points: Points
     p: Tensor | None
     promised: int | None = None
+    right: Tensor | None = None
 
     @property
     def p_holm(self) -> Tensor | None:
@@ -186,6 +188,7 @@ def trace(
             Points(*(part[at] for part in points)),
             p[at] if tested else None,
             promised(at),
+            None if step is None else scores.right[at],
         )
         for path, chosen, mask, at in zip(
             paths, steps, masks, place[1:].split([len(m) for m in masks]), strict=True
@@ -245,6 +248,44 @@ def summary(rows: Sequence[Totals]) -> dict[str, float]:
         f"{row.curve}/{row.split}/{name}": getattr(row, name) for row in rows for name in names
     }
     return {name: number for name, number in numbers.items() if number is not None}
+
+
+def at_step(curves: Sequence[Curve]) -> dict[str, float]:
+    """Numbers of the curves of which one step alone was scored; {} of whole curves.
+
+    ``masked/<curve>/<number>`` on the last split of each curve: the accuracy (or the metric of
+    another score), its ends ``_low`` and ``_high``, ``_difference`` from the whole network with
+    ``_difference_low`` and ``_high``, and ``heads``, how many are off. ``masked/<number>``: those of
+    the first curve that is no random one.
+    """
+    last = {curve.name: curve for curve in curves if len(curve.step) == 1}
+    numbers: dict[str, float] = {}
+    for name, curve in last.items():
+        numbers |= {f"{name}/{key}": number for key, number in _masked(curve).items()}
+    if (main := answering(curves)) is not None:
+        numbers |= _masked(main)
+    return {f"masked/{name}": number for name, number in numbers.items()}
+
+
+def answering(curves: Sequence[Curve]) -> Curve | None:
+    """The curve that answers for a single step: the first that is no random one, on its last split."""
+    last = {curve.name: curve for curve in curves if len(curve.step) == 1}
+    ordered = [curve for curve in last.values() if curve.traces[0].path.seed is None]
+    return next(iter([*ordered, *last.values()]), None)
+
+
+def _masked(curve: Curve) -> dict[str, float]:
+    metric = curve.scored.metric
+    names = {
+        "accuracy": metric,
+        "low": f"{metric}_low",
+        "high": f"{metric}_high",
+        "difference": f"{metric}_difference",
+        "difference_low": f"{metric}_difference_low",
+        "difference_high": f"{metric}_difference_high",
+        "heads": "heads",
+    }
+    return {new: float(getattr(curve.points, old)[0]) for old, new in names.items()}
 
 
 def area(points: Points, until: float) -> float:

@@ -21,7 +21,7 @@ from mhprobe.report.runs import atlas, words
 from mhprobe.report.runs.folder import reading
 from mhprobe.report.runs.run import Run, differing, jobs, read_runs
 from mhprobe.report.runs.run import names as names_of
-from mhprobe.report.several import by_network, pairs, sentence
+from mhprobe.report.several import FEW, by_network, of_steps, pairs_of, sentence, swept
 from mhprobe.stats.intervals import p_of_interval
 from mhprobe.stats.significance import holm
 
@@ -64,17 +64,19 @@ def _page(runs: Sequence[Run], ranking: Result | None) -> str:
     heads = atlas.heads(runs[0])
     measures = _measures(runs)
     what = " or ".join(dict.fromkeys(atlas.scored(run) for run in runs if atlas.lines(run)))
-    paired = pairs([run.outcomes() for run in runs], names)
+    paired, stepped = pairs_of(runs, names), swept(runs)
     settings, ranked = (
         differing(runs).items(),
         ranking.table.dicts() if ranking and ranking.table else [],
     )
-    first = words.best_methods(ranked, "networks") + _accuracies(runs, names, paired) or [
-        NO_ACCURACY
-    ]
+    accuracies = (
+        _accuracies(runs, names, paired) if not stepped else _of_sweep(runs, stepped, paired)
+    )
+    first = words.best_methods(ranked, "networks") + accuracies or [NO_ACCURACY]
     changed, counts = _heads(names, heads, measures)
     rows: dict[str, list[dict[str, Any]]] = {
         "methods of pruning over networks": ranked,
+        "masked networks": stepped,
         "accuracies on the same images": [pair for pair in paired if not pair["untested"]],
         f"{what} at as many heads masked": _curve_rows(runs, names),
         "heads that changed": changed,
@@ -100,6 +102,8 @@ def _page(runs: Sequence[Run], ranking: Result | None) -> str:
         for run, name in zip(runs, names, strict=True)
         for line in atlas.lines(run)
     ]
+    if stepped:
+        lines = _joined(lines, {row["run"]: row["group"] for row in stepped})
     return render(
         "compare.html.jinja",
         {
@@ -107,6 +111,7 @@ def _page(runs: Sequence[Run], ranking: Result | None) -> str:
             "runs": names,
             "measures": measures,
             "lines": lines,
+            "swept": bool(stepped),
             "scored": what,
             "tables": tables,
         },
@@ -115,6 +120,7 @@ def _page(runs: Sequence[Run], ranking: Result | None) -> str:
         words=words.unread(runs) + first + counts + _numbers_only(runs, names, measures),
         runs=list(zip(names, map(facts, runs), strict=True)),
         scored=what,
+        swept=bool(stepped),
         has={"heads": bool(heads and measures), "curves": bool(lines)},
     )
 
@@ -156,6 +162,49 @@ def _accuracies(
             ends = f"95 % interval {low:+.1f} to {high:+.1f}"
             text.append(f"{name} minus {names[0]}: {gap:+.1f} points ({ends}), {verdict}")
     return text
+
+
+def _of_sweep(
+    runs: Sequence[Run],
+    stepped: Sequence[Mapping[str, Any]],
+    paired: Sequence[Mapping[str, Any]],
+) -> list[str]:
+    """Return sentences on the masked networks of a sweep, the whole network beside them, and few paired tests."""
+    text = of_steps(stepped)
+    whole = list(dict.fromkeys(of for run in runs if (of := words.accuracy(run)) is not None))
+    text += [
+        f"The whole network: test accuracy {words.percent(share)} ({100 * low:.1f} to "
+        f"{100 * high:.1f}, {images} images)."
+        for share, low, high, images in whole
+    ]
+    units = {unit for run in runs for unit in _units(run)}
+    if len(units) > 1:
+        text.append(
+            f"The curves mask different units ({', '.join(sorted(units))}), so one step takes more "
+            "heads in one curve than in another: compare them at equal heads."
+        )
+    return text + [sentence(pair) for pair in paired if len(paired) <= FEW]
+
+
+def _units(run: Run) -> list[str]:
+    """Return the units of a run's curves, as far as its settings say."""
+    masking = run.config.get("masking")
+    curves = masking.get("curves") if isinstance(masking, Mapping) else None
+    parts = curves.values() if isinstance(curves, Mapping) else []
+    return [str(part["units"]) for part in parts if isinstance(part, Mapping) and "units" in part]
+
+
+def _joined(lines: Sequence[Mapping[str, Any]], groups: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Join the points of jobs that differ in their step: a line per curve, split and group, by heads masked."""
+    joined: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for line in lines:
+        group = groups.get(line["run"], line["run"])
+        key = group, line["curve"], line["split"]
+        whole = joined.setdefault(key, {**line, "run": group, "points": []})
+        whole["points"] = sorted(
+            [*whole["points"], *line["points"]], key=lambda point: point["heads_masked"]
+        )
+    return list(joined.values())
 
 
 def _measures(runs: Sequence[Run]) -> list[dict[str, Any]]:

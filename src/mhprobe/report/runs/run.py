@@ -17,7 +17,15 @@ from torch import Tensor
 from mhprobe.errors import UserError, refusing
 from mhprobe.io.head_tables import DIGEST, read_cells
 from mhprobe.io.nested import leaves
-from mhprobe.io.tensors import BENCH, OUTCOMES, Outcomes, read_outcomes, unpacked
+from mhprobe.io.tensors import (
+    BENCH,
+    MASKED,
+    OUTCOMES,
+    Outcomes,
+    read_masked,
+    read_outcomes,
+    unpacked,
+)
 from mhprobe.report import ledger
 from mhprobe.report.ledger import Entry
 from mhprobe.report.runs.folder import MB, Folder, reading
@@ -84,8 +92,19 @@ class Run:
         table = next((table for _, _, table in self.of_kind(kind)), None)
         return [] if table is None else table.dicts()
 
+    @property
+    def of_step(self) -> bool:
+        """Return True if the run was asked for one step of its masking curves."""
+        return any(name.startswith("masked/") for name in self.metrics)
+
+    def masked_outcomes(self) -> dict[str, Outcomes]:
+        """Return the correct test images of the network masked at one step, by curve; {} of others."""
+        if self.files.tried(self.files.path, MASKED, 100 * MB) is None:
+            return {}
+        return read_masked(self.folder)
+
     def outcomes(self) -> Outcomes | None:
-        """Return the correct test images of the run, if it has kept them."""
+        """Return the correct test images of the run's network, with no head masked, if it has kept them."""
         if self.files.tried(self.files.path, OUTCOMES, 100 * MB) is None:
             return None
         right, share = read_outcomes(self.folder), self.metrics.get("test/accuracy")

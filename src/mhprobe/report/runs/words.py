@@ -20,7 +20,8 @@ KEEPS = {"removed": "pruning keeps", "closed": "the learned gates keep"}
 def result(run: Run, heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list[str]:
     """Return a headline, then sentences with numbers and intervals."""
     headline = "; ".join([*_can_go(run, len(heads)), *_missed(heads, measures)])
-    text = [f"{headline[0].upper()}{headline[1:]}."] if headline else []
+    text = masked(run, len(heads))
+    text += [f"{headline[0].upper()}{headline[1:]}."] if headline else []
     text += [
         *findings(run.rows("claims")),
         *_accuracy(run),
@@ -127,6 +128,78 @@ def accuracy(run: Run) -> tuple[float, float, float, int] | None:
     return share, low.item(), high.item(), int(images)
 
 
+def asked(run: Run) -> tuple[float, float, float, int] | None:
+    """Return the test accuracy that answers what the run was asked, its interval, and the images.
+
+    Of one masking step that of the masked network; of others that of the network.
+    """
+    if not run.of_step:
+        return accuracy(run)
+    share, low, high = (run.metrics.get(f"masked/accuracy{end}") for end in ("", "_low", "_high"))
+    images = run.metrics.get("test/images")
+    if share is None or low is None or high is None or not images:
+        return None
+    return share, low, high, int(images)
+
+
+def steps(run: Run) -> list[dict[str, Any]]:
+    """Return a row per curve of a run of one step; [] of other runs.
+
+    curve, step, heads_masked; of: the score. accuracy to difference_high: as in
+    ``masking_curves.csv``. random: the mean accuracy of as many random heads, "" without. mean: 1
+    for a mean over random orders. flattered: 1 where the images of the score chose the heads.
+    """
+    if not run.of_step:
+        return []
+    last = {line["curve"]: line for line in atlas.lines(run)}  # the test split comes last
+    at_random = {
+        line["points"][0]["heads_masked"]: line["points"][0]["accuracy"]
+        for line in last.values()
+        if line["averaged"]
+    }
+    names = [name for name in atlas.NUMBERS if not name.startswith(("delta", "p_"))]
+    rows = []
+    for curve, line in sorted(last.items(), key=lambda item: item[1]["averaged"]):
+        point = line["points"][0]
+        beside = "" if line["averaged"] else at_random.get(point["heads_masked"], "")
+        of_line = {"of": atlas.scored(run), "random": beside, "mean": int(line["averaged"])}
+        of_line["flattered"] = int(line["chosen_on"] == line["split"] and not line["averaged"])
+        rows.append({"curve": curve, **{name: point[name] for name in names}, **of_line})
+    return rows
+
+
+def at_step(row: Mapping[str, Any], heads: int = 0) -> str:
+    """Return a row of ``steps`` as a sentence. heads: of the network, 0 for unknown."""
+    off = f"{row['heads_masked']:g}"
+    many = f"{off} of {heads} heads" if heads else f"{off} head{'s' * (off != '1')}"
+    if not row["step"]:
+        return (
+            f"Step 0, no head off: test {row['of']} is {percent(row['accuracy'])}, as it is whole."
+        )
+    score = f"test {row['of']} is {interval(row)}"
+    orders = ", mean over random orders" * row["mean"]
+    text = f"Step {row['step']} of {row['curve']}, {many} off{orders}: {score}"
+    if None not in (row["difference"], row["difference_low"], row["difference_high"]):
+        lower = row["difference"] <= 0
+        ends = [100 * row[name] for name in ("difference_low", "difference_high")]
+        low, high = (0 - ends[1], 0 - ends[0]) if lower else ends
+        over = "over orders" if row["mean"] else "paired"
+        text += (
+            f", {abs(100 * row['difference']):.1f} points {'below' if lower else 'above'} the "
+            f"whole network ({low:.1f} to {high:.1f}, {over})"
+        )
+    if row["random"] not in ("", None):
+        text += f"; as many random heads leave {percent(row['random'])}"
+    if row["flattered"]:
+        text += "; the same images chose the heads, which flatters it"
+    return f"{text}."
+
+
+def masked(run: Run, heads: int) -> list[str]:
+    """Return a sentence per curve on the network masked at the one step that was asked for."""
+    return [*dict.fromkeys(at_step(row, heads) for row in steps(run))]
+
+
 def chance(run: Run) -> float | None:
     """Return the accuracy of guessing, None if the number of classes is unknown."""
     names = run.model.get("class_names")
@@ -149,8 +222,9 @@ def _accuracy(run: Run) -> list[str]:
         return []
     share, low, high, images = whole
     on = counted(images, "image") + (f" of {run.model['data']}" if "data" in run.model else "")
+    what = "With all heads, for reference, test accuracy" if run.of_step else "Test accuracy"
     return [
-        f"Test accuracy is {percent(share)} (95 % interval {100 * low:.1f} to {100 * high:.1f}, "
+        f"{what} is {percent(share)} (95 % interval {100 * low:.1f} to {100 * high:.1f}, "
         f"{on})." + (f" Guessing would give {percent(guess)}." if (guess := chance(run)) else "")
     ]
 
@@ -273,7 +347,7 @@ def _masking(run: Run, heads: list[dict[str, Any]]) -> list[str]:
     return text
 
 
-def interval(point: dict[str, Any]) -> str:
+def interval(point: Mapping[str, Any]) -> str:
     """Write an accuracy with its 95 % interval."""
     if point["low"] is None:
         return percent(point["accuracy"])
