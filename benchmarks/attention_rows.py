@@ -37,8 +37,8 @@ def run(size: Size) -> Iterator[Ratio]:
         yield compare(what, lambda query=query: attention(query), forward, size.pick(1, 7), aim)  # type: ignore[misc]
     for side in (pixels, larger):
         jobs = [(side, query) for query in ("", *QUERIES)]
-        plain, *found = in_forks("benchmarks.attention_rows", jobs)
-        for (query, aim), took in zip(QUERIES.items(), found, strict=True):
+        plain, *memory = in_forks("benchmarks.attention_rows", jobs)
+        for (query, aim), took in zip(QUERIES.items(), memory, strict=True):
             what = f"ViT-S/14 at {side} px, attention of {query}: memory / its fused forward"
             note = f"{took:.0f} MiB / {plain:.0f} MiB"
             yield single(what, took / max(plain, 1.0), aim, note)

@@ -68,8 +68,8 @@ def maps_of_heads(
     asked_of = HeadLayout(
         tuple(layout.sites[number] for number in queries)
     )  # others may have no weights to look at
-    found = looks(model, images, asked_of, [*queries.values()])
-    maps = dict(zip(queries, found, strict=True))
+    received = looks(model, images, asked_of, [*queries.values()])
+    maps = dict(zip(queries, received, strict=True))
     return [maps[number][:, head] for number, head in heads]
 
 

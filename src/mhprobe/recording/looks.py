@@ -98,17 +98,17 @@ def looks(
     layout: sites that are asked. Float32, or float64 of a model in float64. UserErrors are those of
     ``recording.rows.stream``, and for weights that are no numbers.
     """
-    found: list[Tensor] = [torch.empty(0)] * len(layout.sites)
+    received: list[Tensor] = [torch.empty(0)] * len(layout.sites)
 
     def take(number: int, weights: Weights) -> None:
         site = layout.sites[number]
         share_WK = _shares(site, asking[number], weights.places(len(images)))
         weight_bWHK = mean_rows(weights, share_WK)
         _refuse_broken(site, weight_bWHK)
-        found[number] = _laid_out(weight_bWHK, site)
+        received[number] = _laid_out(weight_bWHK, site)
 
     stream(model, images, layout, take)
-    return found
+    return received
 
 
 def _shares(site: HeadSite, asking: Tensor, places: int) -> Tensor:

@@ -162,8 +162,8 @@ def mean_rows(weights: Weights, share_WT: Tensor) -> Tensor:
     """
     total, heads, _, keys = weights.shape
     images = total // len(share_WT)
-    asked, device = share_WT != 0, weights.device
-    queries, windows = (asked.any(dim).nonzero().flatten().to(device) for dim in (0, 1))
+    counted, device = share_WT != 0, weights.device
+    queries, windows = (counted.any(dim).nonzero().flatten().to(device) for dim in (0, 1))
     rows = (torch.arange(images, device=device)[:, None] * len(share_WT) + windows).flatten()
     share_wT = share_WT.to(device)[windows]
     found_rHK = torch.zeros((), device=device)
