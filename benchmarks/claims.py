@@ -17,11 +17,11 @@ from benchmarks.harness.measures import MEASURES, build
 from benchmarks.harness.models import small_vit
 from benchmarks.harness.size import Size
 from benchmarks.harness.timing import Ratio, single
-from mhprobe.claims.parts.claim import all_claims
-from mhprobe.claims.parts.evidence import Columns, Evidence
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.heads import Ablation, HeadLayout
+from mhprobe.lab.claims.parts.claim import all_claims
+from mhprobe.lab.claims.parts.evidence import Columns, Evidence
 from mhprobe.recording.measuring import needs_of
 from mhprobe.recording.record import forward_equivalents
 

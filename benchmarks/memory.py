@@ -19,7 +19,7 @@ from benchmarks.harness.memory import in_forks, peak
 from benchmarks.harness.size import Size
 from benchmarks.harness.timing import Ratio, single
 from mhprobe.data.batch import Batch
-from mhprobe.run.members import members
+from mhprobe.framework.run.members import members
 
 AIM = "<= 8"
 FEW = ("attention", "entropy", "svcca")

@@ -23,9 +23,9 @@ from benchmarks.harness.timing import Ratio, compare, from_rounds
 from mhprobe.backbones import attach, family_of, layout_of
 from mhprobe.heads import KINDS
 from mhprobe.masking.random import Random
+from mhprobe.pruning.on_path import OnPath
 from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.surgery.costs import count_flops, evenly, interleaved, latency_cost
-from mhprobe.surgery.on_path import OnPath
 from mhprobe.surgery.removal import prune_heads
 
 

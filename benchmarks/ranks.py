@@ -25,6 +25,7 @@ from mhprobe import ranks
 from mhprobe.data.batch import Batch
 from mhprobe.data.loader import EvalOrder
 from mhprobe.heads import HeadBatch, HeadLayout
+from mhprobe.lab.papers.causal_gates import causal_gates
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.parts.units import make_units
 from mhprobe.masking.random import Random
@@ -38,7 +39,6 @@ from mhprobe.measures.gate_importance import GateImportance
 from mhprobe.measures.svcca import SVCCA
 from mhprobe.recording.measuring import measure
 from mhprobe.scoring.parts.evaluate import Evaluator
-from mhprobe.studies.causal_gates import causal_gates
 
 RANKS = 2
 BATCH = 32

@@ -177,10 +177,10 @@ def watch(disk: Disk) -> None:
 
 
 def ended(task: str) -> int:
-    import mhprobe.run.cli
+    import mhprobe.framework.run.cli
 
     try:
-        mhprobe.run.cli.main(task)
+        mhprobe.framework.run.cli.main(task)
     except SystemExit as end:
         return int(end.code or 0)
     except BaseException:

@@ -24,7 +24,11 @@ import torch
 from torch import Tensor
 
 from curves import curve, masked_head
+from mhprobe.framework.run.members import members
 from mhprobe.heads import Direct, Donors, HeadBatch, HeadLayout, HeadSite, Need, Patched, Patching
+from mhprobe.lab.papers.panels import clusters
+from mhprobe.lab.papers.panels.maps import auc_interval
+from mhprobe.lab.papers.panels.masking import likeness
 from mhprobe.masking.redundant_or_inert import Likeness, Similarity, control, masked_heads
 from mhprobe.measures import (
     CCA,
@@ -42,7 +46,6 @@ from mhprobe.measures import (
     Procrustes,
 )
 from mhprobe.measures.base import Measure
-from mhprobe.run.members import members
 from mhprobe.stats.agreement import pearson, spearman, spearman_interval
 from mhprobe.stats.intervals import SIZE, bootstrap, of_mean
 from mhprobe.stats.significance import (
@@ -57,9 +60,6 @@ from mhprobe.stats.significance import (
     two_sided,
     wilson,
 )
-from mhprobe.studies.panels import clusters
-from mhprobe.studies.panels.maps import auc_interval
-from mhprobe.studies.panels.masking import likeness
 
 sys.path.append(str(Path(__file__).parent / "contracts"))
 

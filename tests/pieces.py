@@ -16,10 +16,10 @@ from hydra.utils import get_class, get_method
 from omegaconf import DictConfig, OmegaConf
 
 import runs
-from mhprobe.claims.parts.evidence import Evidence
+from mhprobe.framework.run import builders, launch, members, sections
+from mhprobe.lab.claims.parts.evidence import Evidence
 from mhprobe.maps.faithfulness import faithfulness
 from mhprobe.masking.base import Order
-from mhprobe.run import builders, launch, members, sections
 from mhprobe.weights.checkpoint import save_weights
 
 # scenes have masks of objects, which some figures and measures need

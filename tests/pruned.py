@@ -12,8 +12,8 @@ import torch
 import mhprobe
 from mhprobe.backbones import build, layout_of
 from mhprobe.data.batch import Batch
+from mhprobe.pruning.rounds import Images
 from mhprobe.surgery.costs import costs
-from mhprobe.surgery.rounds import Images
 from mhprobe.surgery.speed import speed_table
 from mhprobe.weights.checkpoint import save_weights
 from mhprobe.weights.description import pruned_description
@@ -81,7 +81,7 @@ def logits(model, images):
 def time_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One pass a timing, where nothing is said of how fast a network is: six seconds less."""
     monkeypatch.setattr(
-        "mhprobe.run.pruning.speed_table", functools.partial(speed_table, seconds=0.0)
+        "mhprobe.framework.run.pruning.speed_table", functools.partial(speed_table, seconds=0.0)
     )
 
 

@@ -22,8 +22,8 @@ from omegaconf import DictConfig, OmegaConf
 
 import forks
 from forks import environment, patient
-from mhprobe.run import sections
-from mhprobe.run.schema import Config, check
+from mhprobe.framework.run import sections
+from mhprobe.framework.run.schema import Config, check
 
 # a ViT of 2 layers x 3 heads on a few digits, without curves: a whole run is a few seconds of
 # imports and one of work
@@ -225,8 +225,8 @@ def obey(
 ) -> None:
     """In a fork: the command, with the signal at its moment."""
     from mhprobe.data.base import ImageData
-    from mhprobe.run import cli
-    from mhprobe.training.checkpoints import AtomicCheckpointIO
+    from mhprobe.framework.run import cli
+    from mhprobe.framework.training.checkpoints import AtomicCheckpointIO
 
     signal.alarm(patient(240))  # a mistake that is not seen would train for hours
     _ranks_are_forks()
@@ -280,8 +280,8 @@ def _ranks_are_forks() -> None:
 
 def _rank(*words: str) -> None:
     sys.argv[1:] = words
-    del sys.modules["mhprobe.run.launch"]
-    runpy.run_module("mhprobe.run.launch", run_name="__main__")
+    del sys.modules["mhprobe.framework.run.launch"]
+    runpy.run_module("mhprobe.framework.run.launch", run_name="__main__")
 
 
 def _send_after(owner: type, name: str, number: int, calls: int, rank: str) -> None:

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 import runs
-from mhprobe.run import sections
+from mhprobe.framework.run import sections
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -158,11 +158,6 @@ def test_commands_that_the_text_names_exist(page):
 def place(command: str) -> Path:
     """The file that ``python -m mhprobe.<command>`` runs."""
     path = ROOT / "src" / "mhprobe" / command.replace(".", "/")
-    path = (
-        path
-        if path.parent.name != "mhprobe" or path.is_dir()
-        else path.parent / "commands" / path.name
-    )
     return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
 
 

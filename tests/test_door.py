@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from mhprobe import __main__ as door
-from mhprobe.run import sections
+from mhprobe.framework.run import sections
 
 
 def test_every_command_is_listed_with_what_it_does(capsys, monkeypatch):

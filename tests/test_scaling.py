@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mhprobe.run.members import members
+from mhprobe.framework.run.members import members
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))

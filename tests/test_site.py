@@ -15,8 +15,8 @@ import torch
 
 from mhprobe.backbones import attach
 from mhprobe.measures.svcca import SVCCA
-from mhprobe.questions.beside import keep
-from mhprobe.report.html import write_report
+from mhprobe.pages.beside import keep
+from mhprobe.pages.html import write_report
 from models import tiny_vit
 from report_html.conftest import CLASSES, make_run
 

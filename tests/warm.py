@@ -18,9 +18,9 @@ from typing import Any
 
 import mhprobe
 import runs
+from mhprobe.framework.run import members, sections
+from mhprobe.framework.run.quiet import quiet
 from mhprobe.io import code
-from mhprobe.run import members, sections
-from mhprobe.run.quiet import quiet
 
 LIBRARIES = (
     "sklearn.datasets",

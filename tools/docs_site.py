@@ -16,7 +16,7 @@ from typing import Any
 from hydra.utils import get_class
 from mkdocs.structure.files import File, Files
 
-from mhprobe.run.members import members
+from mhprobe.framework.run.members import members
 
 ROOT = Path(__file__).parents[1]
 SOURCE = "https://github.com/mhprobe/mhprobe/blob/main/"

@@ -74,8 +74,8 @@ def run(command: str, folder: Path, *overrides: str, base: Sequence[str] = TINY)
     """One command in this process, on the settings ``base``; its folder is ``folder/<command>``."""
     from hydra import compose, initialize_config_dir
 
-    from mhprobe.run import launch, sections
-    from mhprobe.run.schema import check
+    from mhprobe.framework.run import launch, sections
+    from mhprobe.framework.run.schema import check
 
     sections.install()
     with initialize_config_dir(str(sections.CONF), version_base="1.3"):

@@ -29,14 +29,14 @@ from torch.utils.data import DataLoader
 
 import mhprobe
 from mhprobe.data.batch import Batch
+from mhprobe.framework.training.checkpoints import SeedEachStep
+from mhprobe.framework.training.classifier import GatedClassifier
+from mhprobe.framework.training.ends import StopAtNonFinite
+from mhprobe.framework.training.screen import ShowsTraining
 from mhprobe.masking.search.exact import Exact
 from mhprobe.masking.search.racing import Racing
 from mhprobe.masking.search.screened import Screened
 from mhprobe.surgery.speed import speed_table
-from mhprobe.training.checkpoints import SeedEachStep
-from mhprobe.training.classifier import GatedClassifier
-from mhprobe.training.ends import StopAtNonFinite
-from mhprobe.training.screen import ShowsTraining
 
 NAMES = {"vit": "vit_base_patch16_224", "swin": "swin_base_patch4_window7_224"}
 TINY = {

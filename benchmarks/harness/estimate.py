@@ -21,6 +21,7 @@ from torch import Tensor
 
 from benchmarks.harness.timing import Ratio
 from mhprobe.backbones import layout_of
+from mhprobe.framework.run.members import members
 from mhprobe.heads import Ablation, HeadBatch, HeadLayout
 from mhprobe.heads.batch import Stream
 from mhprobe.masking.base import Evaluate, Scores
@@ -28,7 +29,6 @@ from mhprobe.masking.parts.curve import CurveSpec, masking_curve
 from mhprobe.measures.base import Measure
 from mhprobe.measures.parts.jackknife import NoInterval
 from mhprobe.recording.record import Counter
-from mhprobe.run.members import members
 
 CONF = Path(__file__).parents[2] / "conf"
 EFFICIENCY = 0.8  # where the bench has not measured it: its aim

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hydra.utils import instantiate
 
+from mhprobe.framework.run.members import members
 from mhprobe.heads import HeadLayout
 from mhprobe.measures.base import Measure
-from mhprobe.run.members import members
 
 MEASURES = sorted(members("measure"))
 

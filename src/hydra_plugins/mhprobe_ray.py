@@ -44,7 +44,7 @@ class RayLauncher(Launcher):
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> list[JobReturn]:
         """Return the result of each job; a job whose process or machine was lost leaves a note in its folder."""
-        from mhprobe.run.jobs import lost
+        from mhprobe.framework.run.jobs import lost
 
         try:
             import ray

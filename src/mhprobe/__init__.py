@@ -4,7 +4,6 @@ The public names are imported on first use, so that ``--help`` and ``import mhpr
 """
 
 import importlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,9 +16,9 @@ if TYPE_CHECKING:
     from mhprobe.backbones import attach as attach
     from mhprobe.backbones import detach as detach
     from mhprobe.errors import UserError as UserError
-    from mhprobe.looking.page import live as live
-    from mhprobe.looking.page import look as look
     from mhprobe.maps.attention import attention as attention
+    from mhprobe.pages.looking.page import live as live
+    from mhprobe.pages.looking.page import look as look
     from mhprobe.recording.record import record as record
     from mhprobe.report import plot as plot
     from mhprobe.surgery.removal import prune_heads as prune_heads
@@ -27,18 +26,15 @@ if TYPE_CHECKING:
     from mhprobe.weights.hub import push_to_hub as push_to_hub
 
 __version__ = "0.1.0"
-__path__.append(
-    str(Path(__file__).parent / "commands")
-)  # python -m mhprobe.train is commands/train.py
 _HOME = {
     "UserError": "errors",
     "attach": "backbones",
     "attention": "maps.attention",
     "detach": "backbones",
-    "live": "looking.page",
+    "live": "pages.looking.page",
     "load": "api",
     "load_pruned": "weights.checkpoint",
-    "look": "looking.page",
+    "look": "pages.looking.page",
     "masking_curve": "api",
     "measure": "api",
     "photos": "api",

@@ -249,7 +249,7 @@ def load(
     Raises UserError if a file is missing, damaged, holds code, or is not what its JSON or ``name``
     says, and for options that the file has no use for.
     """
-    from mhprobe.surgery.elastic import at_budget
+    from mhprobe.pruning.elastic import at_budget
     from mhprobe.weights.checkpoint import load_weights
     from mhprobe.weights.foreign import model_from
     from mhprobe.weights.hub import ELASTIC, NAMES, find_weights

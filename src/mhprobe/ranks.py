@@ -81,7 +81,7 @@ def together(work: Callable[[], T], patience: float = PATIENCE) -> T:
 
     A rank that fails waits ``patience`` seconds for the others, which may wait for it inside
     ``work`` for ever. Then it
-    raises LeftAlone, which nobody may catch: the end of one rank is the end of all (run/launch.py).
+    raises LeftAlone, which nobody may catch: the end of one rank is the end of all (framework/run/launch.py).
     """
     if size() == 1:
         return work()

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 import runs
 from mhprobe.backbones import build
-from mhprobe.run.sections import CONF
+from mhprobe.framework.run.sections import CONF
 from mhprobe.weights.description import Backbone, portable
 
 BACKBONES = sorted(path.stem for path in (CONF / "backbone").glob("*.yaml"))

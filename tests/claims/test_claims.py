@@ -13,11 +13,11 @@ from laws import LAWS, LAYOUT, Drawn
 from scipy.stats import binom
 
 from layouts import layout_of
-from mhprobe.claims.parts.asking import ask
-from mhprobe.claims.parts.claim import all_claims, chosen
-from mhprobe.claims.parts.estimates import goes_with_cost
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
+from mhprobe.lab.claims.parts.asking import ask
+from mhprobe.lab.claims.parts.claim import all_claims, chosen
+from mhprobe.lab.claims.parts.estimates import goes_with_cost
 
 CLAIMS = sorted(all_claims())
 DRAWS = 200

@@ -7,20 +7,20 @@ import re
 
 import pytest
 
-import mhprobe.claims.__main__ as command
+import mhprobe.claims as command
 import runs
 from drawn import assert_nothing_is_clipped
-from mhprobe.claims.parts import asking
-from mhprobe.claims.parts.claim import all_claims
-from mhprobe.claims.parts.estimates import Estimate, TooFewError
-from mhprobe.claims.parts.evidence import Evidence
-from mhprobe.claims.parts.judge import Verdict
 from mhprobe.errors import UserError
-from mhprobe.questions.material import Material
+from mhprobe.framework.questions.material import Material
+from mhprobe.lab.claims.parts import asking
+from mhprobe.lab.claims.parts.claim import all_claims
+from mhprobe.lab.claims.parts.estimates import Estimate, TooFewError
+from mhprobe.lab.claims.parts.evidence import Evidence
+from mhprobe.lab.claims.parts.judge import Verdict
+from mhprobe.pages.several import matrix, several
 from mhprobe.report.report import Report
 from mhprobe.report.runs.run import read_run, read_runs
 from mhprobe.report.runs.words import findings
-from mhprobe.report.several import matrix, several
 
 SMALL = (
     *(
@@ -44,7 +44,7 @@ def settings(folder, *more):
 def told(monkeypatch):
     """Lines that the command says."""
     lines: list[str] = []
-    monkeypatch.setattr("mhprobe.claims.parts.asking.announce", lines.extend)
+    monkeypatch.setattr("mhprobe.lab.claims.parts.asking.announce", lines.extend)
     return lines
 
 
@@ -144,7 +144,7 @@ def test_a_second_run_measures_nothing_again_and_asks_what_it_is_asked(tmp_path,
         "an untrained network guesses" not in first
         and "not shown to be better than a guess" in first
     )
-    monkeypatch.setattr("mhprobe.questions.material.look", None)
+    monkeypatch.setattr("mhprobe.framework.questions.material.look", None)
     command.run(settings(tmp_path, asked), folder)
     assert (folder / "tables" / "claims.csv").read_text() == first
     assert told[0].startswith("0 of 2 claims hold") and told[0].endswith("not applicable: 1).")

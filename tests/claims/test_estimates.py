@@ -9,7 +9,9 @@ import torch
 from scipy import stats
 
 from layouts import layout_of
-from mhprobe.claims.parts.estimates import (
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.lab.claims.parts.estimates import (
     go_together,
     goes_with_cost,
     halves,
@@ -25,12 +27,10 @@ from mhprobe.claims.parts.estimates import (
     share,
     third_of,
 )
-from mhprobe.claims.parts.evidence import at_share
-from mhprobe.errors import UserError
-from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.lab.claims.parts.evidence import at_share
+from mhprobe.lab.papers.panels.maps import auc_interval
 from mhprobe.stats.agreement import spearman_interval
 from mhprobe.stats.significance import Z95, crossed
-from mhprobe.studies.panels.maps import auc_interval
 
 RANDOM = torch.Generator().manual_seed(3)
 

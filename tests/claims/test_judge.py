@@ -8,10 +8,10 @@ import pytest
 import torch
 from scipy.stats import binom, norm
 
-from mhprobe.claims.parts.claim import Claim, Margin
-from mhprobe.claims.parts.estimates import Estimate, TooFewError
-from mhprobe.claims.parts.judge import judge, p_of
 from mhprobe.errors import UserError
+from mhprobe.lab.claims.parts.claim import Claim, Margin
+from mhprobe.lab.claims.parts.estimates import Estimate, TooFewError
+from mhprobe.lab.claims.parts.judge import judge, p_of
 
 
 def claim(shape="more"):

@@ -11,19 +11,19 @@ import torch
 
 import mhprobe
 from data_sets import Noise
-from mhprobe.claims.parts.asking import ask
-from mhprobe.claims.parts.claim import chosen
-from mhprobe.claims.parts.evidence import Evidence
 from mhprobe.data.base import ImageData, InputSpec
 from mhprobe.errors import UserError
+from mhprobe.framework.questions.masking import Masking
+from mhprobe.framework.questions.material import Material
+from mhprobe.lab.claims.parts.asking import ask
+from mhprobe.lab.claims.parts.claim import chosen
+from mhprobe.lab.claims.parts.evidence import Evidence
 from mhprobe.masking.by_score import ByScore
 from mhprobe.masking.parts.curve import CurveSpec
 from mhprobe.measures.ablation_delta import AblationDelta
 from mhprobe.measures.entropy import Entropy
 from mhprobe.measures.gate_importance import GateImportance
 from mhprobe.measures.token_kinds import TokenKinds
-from mhprobe.questions.masking import Masking
-from mhprobe.questions.material import Material
 from models import make_loud, tiny_swin, tiny_vit
 
 
@@ -91,7 +91,9 @@ def test_the_twin_is_shown_fewer_images_and_both_are_kept(made, monkeypatch):
         int(evidence.columns("entropy")["images"]) == 30
         and int(evidence.control("entropy")["images"]) == 12
     )
-    monkeypatch.setattr("mhprobe.questions.material.look", None)  # another run measures nothing
+    monkeypatch.setattr(
+        "mhprobe.framework.questions.material.look", None
+    )  # another run measures nothing
     again = made()
     assert torch.equal(again.columns("entropy")["share"], shares)
     assert torch.equal(again.control("entropy")["share"], untrained) and not torch.equal(

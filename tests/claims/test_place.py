@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from layouts import layout_of
-from mhprobe.claims.parts import evidence
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, Stream
+from mhprobe.lab.claims.parts import evidence
 
 SIDE, CHANNELS, IMAGES = 6, 8, 24
 

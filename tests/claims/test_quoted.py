@@ -14,13 +14,13 @@ from laws import LAWS
 
 import mhprobe.study
 import runs
-from mhprobe.claims.parts.asking import quoted
-from mhprobe.claims.parts.claim import all_claims
-from mhprobe.claims.parts.evidence import Evidence
-from mhprobe.claims.parts.judge import judge
 from mhprobe.errors import UserError
-from mhprobe.questions.masking import Masking
-from mhprobe.questions.plan import Question
+from mhprobe.framework.questions.masking import Masking
+from mhprobe.framework.questions.plan import Question
+from mhprobe.lab.claims.parts.asking import quoted
+from mhprobe.lab.claims.parts.claim import all_claims
+from mhprobe.lab.claims.parts.evidence import Evidence
+from mhprobe.lab.claims.parts.judge import judge
 from mhprobe.report.result import Result
 from mhprobe.report.runs.run import read_run
 

@@ -23,13 +23,13 @@ import pretend
 import runs
 import spawned
 from mhprobe import ranks
+from mhprobe.framework.questions import material
+from mhprobe.framework.run import builders, launch, sections
+from mhprobe.framework.training.ends import StopAtNonFinite
 from mhprobe.gates.base import Follower
 from mhprobe.heads import FillName
 from mhprobe.measures.base import Measure
 from mhprobe.measures.entropy import Entropy
-from mhprobe.questions import material
-from mhprobe.run import builders, launch, sections
-from mhprobe.training.ends import StopAtNonFinite
 from mhprobe.weights import twin
 from models import images_for, labels_for, tiny_swin, tiny_vit
 from pieces import FEW, PIECES, names, run_piece

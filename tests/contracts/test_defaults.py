@@ -13,9 +13,9 @@ from omegaconf import OmegaConf
 from pydantic import BaseModel
 
 import runs
-from mhprobe.run import constructors, schema, sections
-from mhprobe.run.members import FOLDERS, members
-from mhprobe.run.sections import CONF
+from mhprobe.framework.run import constructors, schema, sections
+from mhprobe.framework.run.members import FOLDERS, members
+from mhprobe.framework.run.sections import CONF
 
 
 def parts(stated: Any) -> Iterator[dict[str, Any]]:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from mhprobe.framework.run.sections import options
 from mhprobe.masking.parts.curve import known_orders
 from mhprobe.report.figures import kinds
-from mhprobe.run.sections import options
 
 ROOT = Path(__file__).parents[2]
 PAGES = {  # group of conf -> the page that tells of its members, and how it writes a name

@@ -14,9 +14,9 @@ from hydra.utils import get_class
 import mhprobe.train
 import runs
 from mhprobe.errors import UserError
-from mhprobe.run import sections
-from mhprobe.run.members import members
-from mhprobe.run.sections import CONF
+from mhprobe.framework.run import sections
+from mhprobe.framework.run.members import members
+from mhprobe.framework.run.sections import CONF
 from mhprobe.weights.checkpoint import load_checkpoint, load_weights
 from runs import rows
 

@@ -18,10 +18,10 @@ import torch
 import mhprobe
 from drawn import assert_fits_paper, assert_nothing_is_clipped
 from mhprobe.data.batch import Batch
+from mhprobe.framework.run.members import members
 from mhprobe.recording.measuring import measure
 from mhprobe.report import figures, twins
 from mhprobe.report.figures import Kind, kinds, style
-from mhprobe.run.members import members
 from models import images_for, labels_for, tiny_swin, tiny_vit
 
 pytestmark = [

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import mhprobe
 from mhprobe.errors import UserError
+from mhprobe.framework.questions.measured import measured
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite, Patching
 from mhprobe.measures.attention_range import AttentionRange
 from mhprobe.measures.base import Measure
@@ -36,7 +37,6 @@ from mhprobe.measures.procrustes import Procrustes
 from mhprobe.measures.pwcca import PWCCA
 from mhprobe.measures.sinks import Sinks
 from mhprobe.measures.svcca import SVCCA
-from mhprobe.questions.measured import measured
 from mhprobe.stats.intervals import REAL, SHARE, SIZE, interval, p_of_interval
 from models import images_for, labels_for, tiny_swin, tiny_vit
 from oracles import cca, cka, intervals, procrustes, pwcca, svcca

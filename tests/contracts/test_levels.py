@@ -151,8 +151,8 @@ def test_a_table_has_its_p_from_a_law_that_is_simulated():
 
 HANDED_ON = {  # they write the p of a curve or a comparison that another file tested
     "report/tables.py",
-    "report/html/curves.py",
-    "claims/parts/asking.py",
+    "pages/html/curves.py",
+    "lab/claims/parts/asking.py",
 }
 
 

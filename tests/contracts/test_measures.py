@@ -27,6 +27,7 @@ from torch import Tensor, nn
 import mhprobe
 import spawned
 from mhprobe.errors import UserError, types_of
+from mhprobe.framework.run.members import members
 from mhprobe.gates.hard_concrete import HardConcreteGates
 from mhprobe.heads import (
     Ablation,
@@ -45,7 +46,6 @@ from mhprobe.heads import (
 )
 from mhprobe.recording.record import NEEDS
 from mhprobe.report.tables import of_measure
-from mhprobe.run.members import members
 
 DOCS = Path(__file__).parents[2] / "docs" / "measures.md"
 MEASURES = sorted(members("measure"))

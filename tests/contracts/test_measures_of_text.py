@@ -15,9 +15,9 @@ from torch import nn
 import mhprobe
 from attention import batch_of, run
 from mhprobe.errors import UserError
+from mhprobe.framework.run.members import members
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.measures import JSDistance
-from mhprobe.run.members import members
 from models import huggingface, labels_for, make_loud
 from oracles import js_distance
 

@@ -14,12 +14,12 @@ from omegaconf import OmegaConf
 import mhprobe
 import runs
 from mhprobe.errors import UserError
-from mhprobe.run.construct import construct, explained, keyed
-from mhprobe.run.sections import commands, options
+from mhprobe.framework.run.construct import construct, explained, keyed
+from mhprobe.framework.run.sections import commands, options
 
 PACKAGE = Path(mhprobe.__file__).parent
 # who composes a configuration, or reads that of a run that has ended
-DOORS = ("run", "report")
+DOORS = ("framework/run", "report", "pages/html", "framework/loggers", "lab/prunebench/cells.py")
 
 
 def places(part: object, above: str = "") -> Iterator[str]:
@@ -44,8 +44,8 @@ def keys() -> set[str]:
 
 def is_door(path: Path) -> bool:
     return (
-        path.relative_to(PACKAGE).parts[0] in DOORS
-        or "from mhprobe.run.cli import main" in path.read_text()
+        str(path.relative_to(PACKAGE)).startswith(DOORS)
+        or "from mhprobe.framework.run.cli import main" in path.read_text()
     )
 
 

@@ -23,13 +23,13 @@ import mhprobe.masking.search
 import runs
 from layouts import layout_of
 from mhprobe.data.batch import Batch
+from mhprobe.framework.run.sections import options as names_of
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Limits, Order, Scores
 from mhprobe.masking.parts.cache import MaskCache, cache_key, describe
 from mhprobe.masking.parts.curve import known_orders
 from mhprobe.masking.parts.units import constrain, make_units, targets_of
 from mhprobe.masking.search.base import Step
-from mhprobe.run.sections import options as names_of
 from mhprobe.scoring.parts.evaluate import Evaluator
 from models import images_for, labels_for, make_loud, tiny_swin, tiny_vit
 from oracles import masking as oracle

@@ -14,8 +14,8 @@ import mhprobe
 from located import LOCATED
 from mhprobe.backbones import family_of, layout_of
 from mhprobe.backbones.parts.freezing import freeze, part_of
+from mhprobe.framework.training.classifier import GatedClassifier
 from mhprobe.heads import Part
-from mhprobe.training.classifier import GatedClassifier
 from models import TWINS, tiny_swin, tiny_vit
 
 MODELS = {**TWINS, **LOCATED}

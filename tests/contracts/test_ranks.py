@@ -32,16 +32,16 @@ from mhprobe import ranks
 from mhprobe.data.batch import Batch
 from mhprobe.data.loader import EvalOrder
 from mhprobe.errors import UserError
+from mhprobe.framework.run import launch
+from mhprobe.framework.run.construct import construct
+from mhprobe.framework.run.members import members
+from mhprobe.framework.run.sections import options
 from mhprobe.io.tensors import OUTCOMES
+from mhprobe.lab.papers.causal_gates import causal_gates
 from mhprobe.masking.parts.curve import CurveSpec, masking_curve
 from mhprobe.recording.measuring import measure
-from mhprobe.run import launch
-from mhprobe.run.construct import construct
-from mhprobe.run.members import members
-from mhprobe.run.sections import options
 from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.scoring.parts.tally import tally
-from mhprobe.studies.causal_gates import causal_gates
 from models import images_for, labels_for, tiny_swin, tiny_vit
 
 pytestmark = [

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import runs
+from mhprobe.pages.several import several
 from mhprobe.report.report import Report
 from mhprobe.report.runs.run import read_runs
-from mhprobe.report.several import several
 from report_html.conftest import make_run
 
 SOURCE = Path(__file__).parents[2] / "src"

@@ -18,9 +18,9 @@ import mhprobe.train
 import runs
 from mhprobe.backbones import build
 from mhprobe.errors import UserError
+from mhprobe.framework.run.members import members
 from mhprobe.io.files import write_all
 from mhprobe.maps.faithfulness import Faithfulness
-from mhprobe.run.members import members
 from mhprobe.scoring.base import Score, known_scores, score_for
 from mhprobe.weights.checkpoint import weights_files
 from models import make_loud
@@ -266,7 +266,7 @@ def test_a_constant_fitted_to_logits_is_refused_to_features_before_any_image_is_
         monkeypatch.context() as patch,
         pytest.raises(UserError, match=r"^prune\.fold: optimal .* expected mean or z"),
     ):
-        patch.setattr("mhprobe.surgery.rounds.Images.show", None)
+        patch.setattr("mhprobe.pruning.rounds.Images.show", None)
         mhprobe.prune.run(cfg, tmp_path / "prune")
     assert not (tmp_path / "prune" / "pruned.safetensors").exists()
     cfg = runs.config("mask", tmp_path, weights, FEATURES, *SMALL, ORDER, "masking.fill=optimal")

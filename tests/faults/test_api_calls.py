@@ -23,12 +23,12 @@ from test_by_structure import fuzzed, one_line, plain
 
 import mhprobe
 from mhprobe.errors import UserError, types_of
+from mhprobe.framework.run.members import members
 from mhprobe.gates import gates_of
 from mhprobe.maps.gradient_rollout import GradientRollout
 from mhprobe.masking.beam import Beam
 from mhprobe.masking.random import Random
 from mhprobe.measures import GateImportance, Sinks
-from mhprobe.run.members import members
 from models import images_for, labels_for, tiny_vit
 from pieces import names
 

@@ -27,12 +27,12 @@ import mhprobe
 import runs
 from mhprobe.backbones import build
 from mhprobe.errors import UserError
+from mhprobe.framework.run import builders, cli, launch
+from mhprobe.framework.run.questions import of_run
+from mhprobe.framework.run.schema import check
 from mhprobe.heads import HeadLayout
 from mhprobe.io.head_tables import read_column, read_kept
-from mhprobe.run import builders, cli, launch
-from mhprobe.run.questions import of_run
-from mhprobe.run.schema import check
-from mhprobe.surgery.given import Given
+from mhprobe.pruning.given import Given
 from mhprobe.weights.checkpoint import as_json, load_weights, save_weights
 
 BUDGET = int(os.environ.get("FUZZ", 40))

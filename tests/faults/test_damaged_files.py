@@ -23,11 +23,11 @@ from mhprobe.backbones import build
 from mhprobe.data.cache import open_cache
 from mhprobe.data.images import ImageFolder
 from mhprobe.errors import UserError
+from mhprobe.framework.training.checkpoints import AtomicCheckpointIO
 from mhprobe.heads import HeadLayout
 from mhprobe.io.head_tables import read_kept
 from mhprobe.masking.base import Scores
 from mhprobe.masking.parts.cache import MaskCache
-from mhprobe.training.checkpoints import AtomicCheckpointIO
 from mhprobe.weights.checkpoint import load_checkpoint, load_weights, save_weights
 
 BUDGET = int(os.environ.get("FUZZ", 24))

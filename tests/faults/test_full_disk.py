@@ -17,10 +17,10 @@ import runs
 from data_sets import Noise
 from mhprobe.data.cache import open_cache
 from mhprobe.errors import UserError
+from mhprobe.framework.run import jobs
 from mhprobe.io import files
 from mhprobe.masking.base import Scores
 from mhprobe.masking.parts.cache import MaskCache
-from mhprobe.run import jobs
 from mhprobe.weights.checkpoint import load_checkpoint
 from runs import Command
 

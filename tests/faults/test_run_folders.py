@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 import mhprobe.compare
 from faults.test_damaged_files import DAMAGES
 from mhprobe.errors import UserError
-from mhprobe.report.html import write_comparison, write_report
+from mhprobe.pages.html import write_comparison, write_report
 from mhprobe.report.report import Report
 from mhprobe.report.runs.folder import plain_yaml
 from mhprobe.report.runs.run import expand, read_run, read_runs

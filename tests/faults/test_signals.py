@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import runs
+from mhprobe.framework.run import launch
+from mhprobe.framework.run.sections import commands, sections
 from mhprobe.io import stopping
-from mhprobe.run import launch
-from mhprobe.run.sections import commands, sections
 from runs import Command
 
 pytestmark = pytest.mark.slow
@@ -131,7 +131,7 @@ def test_a_sweep_goes_on_after_a_job_that_lost_a_rank(tmp_path):
 def test_a_rank_that_is_told_to_stop_while_it_fails_still_says_why(tmp_path):
     """What breaks one rank breaks the collectives of the others, which are told to stop at that very moment."""
     code = (
-        "import os, signal, sys; from mhprobe.run import launch\n"
+        "import os, signal, sys; from mhprobe.framework.run import launch\n"
         "def fails(*_): raise RuntimeError('broken')\n"
         "def told(): os.kill(os.getpid(), signal.SIGTERM); return 'why'\n"
         "launch.run, launch.traceback.format_exc = fails, told\n"

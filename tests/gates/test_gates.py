@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import mhprobe
+from mhprobe.framework.training.classifier import GatedClassifier
 from mhprobe.gates import HeadGates, find_gates, put_on
 from mhprobe.gates.base import Gate
 from mhprobe.gates.hard_concrete import HardConcreteGates
 from mhprobe.recording.replay import Replay
 from mhprobe.recording.state import moved
-from mhprobe.training.classifier import GatedClassifier
 from models import BUILDERS, images_for, labels_for, make_loud, tiny_swin, tiny_vit
 
 families = pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS.keys())

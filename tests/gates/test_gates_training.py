@@ -10,14 +10,14 @@ import pytest
 import torch
 from PIL import Image
 
+import mhprobe.lab.papers.voita
 import mhprobe.probe
 import mhprobe.prune
-import mhprobe.studies.voita
 import mhprobe.train
 import runs
 from mhprobe.errors import UserError
+from mhprobe.framework.run import builders
 from mhprobe.gates import gates_of
-from mhprobe.run import builders
 from mhprobe.weights.checkpoint import load_checkpoint, load_weights
 from runs import Command, rows
 
@@ -250,7 +250,7 @@ def test_voita_compares_pruned_with_scratch(weights, tmp_path, monkeypatch):
         "+voita.scratch_optim.lr=2e-3",
         "trainer.max_epochs=1",
     )
-    mhprobe.studies.voita.run(cfg, tmp_path)
+    mhprobe.lab.papers.voita.run(cfg, tmp_path)
     for arm in ("heads_4_pruned", "heads_4_scratch"):
         tested = mhprobe.load(tmp_path / arm / "model.safetensors").state_dict()
         last = load_checkpoint(tmp_path / arm / "checkpoints" / "last.ckpt")["state_dict"]
@@ -292,8 +292,8 @@ def test_voita_compares_pruned_with_scratch(weights, tmp_path, monkeypatch):
         assert description["made"]["epochs"] == 3
 
     with pytest.raises(UserError, match="hard_concrete_target"):
-        mhprobe.studies.voita.run(
+        mhprobe.lab.papers.voita.run(
             runs.checked("studies.voita", *GATES, f"weights={weights}"), tmp_path
         )
     with pytest.raises(UserError, match="voita: weights: expected the network to prune"):
-        mhprobe.studies.voita.run(runs.checked("studies.voita", *GATES), tmp_path)
+        mhprobe.lab.papers.voita.run(runs.checked("studies.voita", *GATES), tmp_path)

@@ -9,8 +9,8 @@ import torch.distributed as dist
 import mhprobe
 from mhprobe.backbones import layout_of
 from mhprobe.data.batch import Batch
+from mhprobe.framework.training.classifier import GatedClassifier
 from mhprobe.recording.replay import Replay
-from mhprobe.training.classifier import GatedClassifier
 from models import BUILDERS, images_for, labels_for
 
 pytestmark = [

@@ -11,13 +11,13 @@ import torch
 
 import mhprobe
 from drawn import assert_nothing_is_clipped
+from mhprobe import headbench as command
 from mhprobe.backbones.parts.opened import Blank
 from mhprobe.errors import UserError
-from mhprobe.headbench import __main__ as command
-from mhprobe.headbench import bench as bench_module
-from mhprobe.headbench import canvas
-from mhprobe.headbench.bench import Row, bench, entries
-from mhprobe.headbench.plants import Dead, Duplicate, Planted, all_plants, grow
+from mhprobe.lab.headbench import bench as bench_module
+from mhprobe.lab.headbench import canvas
+from mhprobe.lab.headbench.bench import Row, bench, entries
+from mhprobe.lab.headbench.plants import Dead, Duplicate, Planted, all_plants, grow
 from mhprobe.measures.base import Measure
 from mhprobe.report.figures import headbench
 from mhprobe.stats.agreement import auroc

@@ -12,12 +12,12 @@ import torch
 import mhprobe
 from drawn import assert_nothing_is_clipped
 from mhprobe.errors import UserError
-from mhprobe.headbench import sensitivity as module
-from mhprobe.headbench.__main__ import main
-from mhprobe.headbench.bench import entries
-from mhprobe.headbench.grafts import GRADES, Graft, known_grafts
-from mhprobe.headbench.network import Network, digits
-from mhprobe.headbench.sensitivity import half_reached, places, sensitivities
+from mhprobe.headbench import main
+from mhprobe.lab.headbench import sensitivity as module
+from mhprobe.lab.headbench.bench import entries
+from mhprobe.lab.headbench.grafts import GRADES, Graft, known_grafts
+from mhprobe.lab.headbench.network import Network, digits
+from mhprobe.lab.headbench.sensitivity import half_reached, places, sensitivities
 from mhprobe.measures.base import Measure
 from mhprobe.report.figures import headbench
 from models import tiny_vit
@@ -258,7 +258,7 @@ def test_the_command_refuses_before_the_work(monkeypatch, capsys, tmp_path):
 def test_the_command_writes_tables_and_the_figure_of_grafts(monkeypatch, capsys, tmp_path, run):
     run()  # networks, grafts and what they are told, of this file
     monkeypatch.setattr(
-        "mhprobe.headbench.bench.entries", lambda names, entered=(): {"weight_of": WeightOf}
+        "mhprobe.lab.headbench.bench.entries", lambda names, entered=(): {"weight_of": WeightOf}
     )
     given = ["--heads", "grafts", "--seeds", "2", "--out", str(tmp_path)]
     monkeypatch.setattr("sys.argv", ["headbench", *given])

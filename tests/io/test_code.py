@@ -148,4 +148,7 @@ def test_an_installed_measure_of_another_version_is_another_question(tmp_path, m
 
 def test_the_package_of_a_peer_is_in_the_key_of_its_method():
     """Its class is ours, and imports the other's package where it is needed."""
-    assert "torch_pruning" in stands_on({"_target_": "mhprobe.surgery.peer.TorchPruning"})["code"]
+    assert (
+        "torch_pruning"
+        in stands_on({"_target_": "mhprobe.lab.prunebench.peer.TorchPruning"})["code"]
+    )

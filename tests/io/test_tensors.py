@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save, save_file
 
+from mhprobe.framework.questions import stored
 from mhprobe.io.tensors import digest, packed, read_outcomes, unpacked, write_outcomes
-from mhprobe.questions import stored
 
 VALUES = {
     "value": torch.tensor([0.5, torch.nan, 2.0], dtype=torch.float64),

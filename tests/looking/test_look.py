@@ -15,10 +15,10 @@ from PIL import Image
 import mhprobe
 from located import LOCATED
 from looking.conftest import HOSTILE, photo
+from mhprobe import looking as command
 from mhprobe.errors import UserError
-from mhprobe.looking import __main__ as command
-from mhprobe.looking import seen
-from mhprobe.looking.page import look
+from mhprobe.pages.looking import seen
+from mhprobe.pages.looking.page import look
 from models import TWINS, tiny_swin, tiny_vit
 
 

@@ -10,7 +10,7 @@ import torch
 import mhprobe
 from located import LOCATED
 from looking.conftest import HOSTILE
-from mhprobe.looking.page import look
+from mhprobe.pages.looking.page import look
 from models import tiny_registers, tiny_swin
 from report_html.conftest import EVIL
 from report_html.test_browser import browser, pytestmark, visit

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from mhprobe.backbones import input_spec
 from mhprobe.errors import UserError
-from mhprobe.looking import network as module
-from mhprobe.looking.network import chosen
+from mhprobe.pages.looking import network as module
+from mhprobe.pages.looking.network import chosen
 from models import tiny_vit
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 from looking.conftest import photo
 from mhprobe.data.photos import PhotoLoader, listed
 from mhprobe.errors import UserError
-from mhprobe.looking.photographs import masks, photographs
+from mhprobe.pages.looking.photographs import masks, photographs
 
 
 def test_photographs_are_what_the_loader_gives(folder):

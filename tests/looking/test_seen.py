@@ -14,8 +14,8 @@ import mhprobe
 from located import LOCATED
 from mhprobe.backbones import attach
 from mhprobe.errors import UserError
-from mhprobe.looking import seen
-from mhprobe.looking.seen import Form, all_packed, attention_of_image, fitting, packed
+from mhprobe.pages.looking import seen
+from mhprobe.pages.looking.seen import Form, all_packed, attention_of_image, fitting, packed
 from models import tiny_registers, tiny_swin, tiny_vit
 from oracles.attention import sites_of
 

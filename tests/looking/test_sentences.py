@@ -10,10 +10,10 @@ import torch
 from layouts import layout_of, side_by_side
 from mhprobe.backbones import attach
 from mhprobe.errors import UserError
-from mhprobe.headbench.canvas import draw
-from mhprobe.headbench.plants import grow
-from mhprobe.looking import sentences as module
-from mhprobe.looking.sentences import (
+from mhprobe.lab.headbench.canvas import draw
+from mhprobe.lab.headbench.plants import grow
+from mhprobe.pages.looking import sentences as module
+from mhprobe.pages.looking.sentences import (
     ENDS,
     SHARE,
     Facts,

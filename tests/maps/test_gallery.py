@@ -12,10 +12,10 @@ import runs
 from drawn import assert_nothing_is_clipped
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
+from mhprobe.framework.questions.gallery import gallery, opened
 from mhprobe.maps.attention import Attention
 from mhprobe.maps.attention_patch import AttentionPatch
 from mhprobe.maps.base import MapKind
-from mhprobe.maps.gallery import gallery, opened
 from mhprobe.maps.gradient_rollout import GradientRollout
 from mhprobe.maps.rollout import Rollout
 from mhprobe.report.figures import maps as figures
@@ -108,7 +108,7 @@ def test_the_command_writes_a_table_figures_and_maps(tmp_path):
 
 def test_maps_that_are_not_judged_cost_no_further_forward_and_say_nothing_of_it(monkeypatch):
     monkeypatch.setattr(
-        "mhprobe.maps.gallery.puts_out_features", lambda model: False
+        "mhprobe.framework.questions.gallery.puts_out_features", lambda model: False
     )  # it is of no family
 
     class Even(MapKind):

@@ -12,6 +12,7 @@ import mhprobe
 import mhprobe.maps
 from located import LOCATED
 from mhprobe.errors import UserError
+from mhprobe.framework.run.members import members
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.maps.attention import Attention
 from mhprobe.maps.attention_patch import AttentionPatch
@@ -19,7 +20,6 @@ from mhprobe.maps.gradient_rollout import GradientRollout
 from mhprobe.maps.head_rollout import HeadRollout
 from mhprobe.maps.relevance_map import RelevanceMap
 from mhprobe.maps.rollout import Rollout, carried, chain, drop_lowest, transition
-from mhprobe.run.members import members
 from models import images_for, make_loud, tiny_registers, tiny_swin, tiny_vit
 from oracles import maps as oracle
 from oracles.lrp_relevance import Books

@@ -11,10 +11,10 @@ import mhprobe
 from drawn import assert_nothing_is_clipped
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
+from mhprobe.lab.papers.panels.maps import segmentation
 from mhprobe.maps.rollout import Rollout
 from mhprobe.maps.segmentation import average_precision, overlap, scores
 from mhprobe.report.result import Sample
-from mhprobe.studies.panels.maps import segmentation
 from models import images_for, labels_for, tiny_swin, tiny_vit
 from oracles import maps as oracle
 

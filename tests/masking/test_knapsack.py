@@ -23,9 +23,9 @@ from mhprobe.masking.random import Random
 from mhprobe.masking.search.exact import Exact
 from mhprobe.masking.turns import Turns
 from mhprobe.measures import Entropy, Fisher
+from mhprobe.pruning.on_path import OnPath
+from mhprobe.pruning.rounds import Shown
 from mhprobe.surgery.costs import costs, count_flops, count_parameters
-from mhprobe.surgery.on_path import OnPath
-from mhprobe.surgery.rounds import Shown
 from models import images_for, tiny_eva, tiny_swin, tiny_vit
 from pruned import spared
 

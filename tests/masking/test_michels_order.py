@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from torch.utils.data import DataLoader, TensorDataset
 
 import mhprobe
-from mhprobe.run.sections import CONF
+from mhprobe.framework.run.sections import CONF
 from models import images_for, labels_for, tiny_vit
 from oracles import gate_importance as oracle
 

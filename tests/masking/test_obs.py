@@ -10,13 +10,13 @@ from omegaconf import OmegaConf
 import mhprobe
 from mhprobe.backbones import family_of
 from mhprobe.data.batch import Batch
+from mhprobe.framework.run.cli import CONF
+from mhprobe.framework.run.construct import construct
 from mhprobe.heads import KINDS
 from mhprobe.masking.knapsack import Knapsack
 from mhprobe.masking.obs import RIDGE, LossInTurn, losses_in_turn
-from mhprobe.run.cli import CONF
-from mhprobe.run.construct import construct
+from mhprobe.pruning.on_path import OnPath
 from mhprobe.scoring.parts.evaluate import Evaluator
-from mhprobe.surgery.on_path import OnPath
 from mhprobe.surgery.repair import repair
 from models import images_for, labels_for, make_loud
 from oracles import obs as oracle

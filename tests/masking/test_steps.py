@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+import mhprobe.framework.questions.masking
 import mhprobe.mask
-import mhprobe.questions.masking
 import runs
-from mhprobe.report.html.compare import write_comparison
+from mhprobe.pages.html.compare import write_comparison
+from mhprobe.pages.several import lines as lines_of
+from mhprobe.pages.several import pairs, pairs_of, several
 from mhprobe.report.runs import atlas, words
 from mhprobe.report.runs.run import read_run
-from mhprobe.report.several import lines as lines_of
-from mhprobe.report.several import pairs, pairs_of, several
 
 pytestmark = pytest.mark.slow
 
@@ -58,13 +58,13 @@ def test_each_job_writes_its_step_of_the_whole_curve(command, whole, tmp_path, m
 
 def test_orders_are_searched_once_and_then_read(command, tmp_path, monkeypatch):
     made = []
-    make = mhprobe.questions.masking.Evaluator
+    make = mhprobe.framework.questions.masking.Evaluator
 
     def remembering(*args, **kwargs):
         made.append((kwargs["label"], make(*args, **kwargs)))
         return made[-1][1]
 
-    monkeypatch.setattr(mhprobe.questions.masking, "Evaluator", remembering)
+    monkeypatch.setattr(mhprobe.framework.questions.masking, "Evaluator", remembering)
 
     def computed(step: int, cache: str) -> int:
         """Image-forwards on validation, where orders are chosen, of all searched curves together."""

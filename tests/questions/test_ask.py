@@ -17,15 +17,15 @@ import runs
 import spawned
 from mhprobe import ranks
 from mhprobe.errors import UserError
-from mhprobe.questions.ask import Answers
-from mhprobe.questions.material import Material
-from mhprobe.questions.plan import Question
+from mhprobe.framework.questions.ask import Answers
+from mhprobe.framework.questions.material import Material
+from mhprobe.framework.questions.plan import Question
+from mhprobe.framework.run import builders
+from mhprobe.framework.run import questions as run_questions
 from mhprobe.report.figures.style import canvas
 from mhprobe.report.report import Report
 from mhprobe.report.result import Result
 from mhprobe.report.tables import Table
-from mhprobe.run import builders
-from mhprobe.run import questions as run_questions
 from models import tiny_vit
 
 

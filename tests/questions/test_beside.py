@@ -12,7 +12,7 @@ from safetensors import safe_open
 import mhprobe
 from located import LOCATED
 from mhprobe.data.batch import Batch
-from mhprobe.questions.beside import IMAGES, keep_attention
+from mhprobe.pages.beside import IMAGES, keep_attention
 from models import images_for, tiny_swin, tiny_vit
 
 CHOSEN = [0, 2, 4]  # evenly from five

@@ -12,13 +12,13 @@ import mhprobe
 from curves import curve
 from mhprobe.data.base import InputSpec
 from mhprobe.data.batch import Batch
+from mhprobe.framework.questions import masking as masking_module
+from mhprobe.framework.questions.masking import Masking, Subject
+from mhprobe.framework.questions.material import Material
 from mhprobe.masking.base import Scored
 from mhprobe.masking.parts import cache
 from mhprobe.masking.parts.cache import cache_key
 from mhprobe.measures.base import Measure
-from mhprobe.questions import masking as masking_module
-from mhprobe.questions.masking import Masking, Subject
-from mhprobe.questions.material import Material
 from mhprobe.scoring.base import known_scores
 from mhprobe.scoring.labels import Labels
 from models import images_for, tiny_vit

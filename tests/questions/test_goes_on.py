@@ -15,6 +15,7 @@ import mhprobe.prune
 import mhprobe.studies.causal
 import runs
 from mhprobe.io.tensors import unpacked
+from mhprobe.lab.papers import causal_gates
 from mhprobe.maps.attention import Attention
 from mhprobe.maps.rollout import Rollout
 from mhprobe.masking.parts.cache import MaskCache
@@ -23,8 +24,7 @@ from mhprobe.measures.fisher import Fisher
 from mhprobe.measures.gate_importance import GateImportance
 from mhprobe.measures.one_head import OneHead
 from mhprobe.measures.svcca import SVCCA
-from mhprobe.studies import causal_gates
-from mhprobe.surgery import rounds
+from mhprobe.pruning import rounds
 
 FEW = ("data.limit_train=40", "data.limit_val=20", "data.limit_test=20", "data.eval_batch_size=10")
 

@@ -14,15 +14,15 @@ import mhprobe
 import mhprobe.probe
 import runs
 from mhprobe.data.batch import Batch
+from mhprobe.framework.questions.material import look
+from mhprobe.framework.run import builders
+from mhprobe.framework.run.questions import answer, of_run
+from mhprobe.framework.run.resume import resume
+from mhprobe.framework.training.history import History
 from mhprobe.heads import Ablation
 from mhprobe.io import progress
 from mhprobe.measures.gate_importance import GateImportance
-from mhprobe.questions.material import look
 from mhprobe.recording.record import forward_equivalents
-from mhprobe.run import builders
-from mhprobe.run.questions import answer, of_run
-from mhprobe.run.resume import resume
-from mhprobe.training.history import History
 from mhprobe.weights.checkpoint import load_checkpoint
 from models import BUILDERS, images_for, labels_for
 from runs import rows

@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from mhprobe.questions import stored
+from mhprobe.framework.questions import stored
 
 
 def test_what_was_not_used_for_longest_makes_room(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import runs
-from mhprobe.report.loggers import csv_logger
+from mhprobe.framework.loggers.others import csv_logger
 
 
 def test_a_run_that_goes_on_in_its_folder_keeps_its_first_log(tmp_path):

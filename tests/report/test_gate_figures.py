@@ -8,10 +8,10 @@ import torch
 from drawn import assert_nothing_is_clipped, images
 from layouts import LAYOUTS
 from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.lab.papers.causal_gates import ROLES, roles
 from mhprobe.report.figures import gates, pruned
 from mhprobe.report.figures.style import COLOURS, save
 from mhprobe.stats.survival import LABELS, survivors
-from mhprobe.studies.causal_gates import ROLES, roles
 
 
 @pytest.mark.parametrize("neurons", [0, 8])

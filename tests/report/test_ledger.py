@@ -11,12 +11,12 @@ import torch
 from hydra.utils import get_class
 
 from mhprobe.errors import UserError
+from mhprobe.framework.run.members import members
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.report.figures import kinds
 from mhprobe.report.ledger import Entry, Ledger
 from mhprobe.report.report import Report, Result, Sample
 from mhprobe.report.tables import Table
-from mhprobe.run.members import members
 from results import add_measure
 
 ROOT = Path(__file__).parents[2]

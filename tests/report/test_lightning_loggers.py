@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mhprobe.errors import UserError
-from mhprobe.report import loggers
+from mhprobe.framework.loggers import others as loggers
 from mhprobe.report.report import Report
 
 

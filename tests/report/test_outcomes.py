@@ -17,9 +17,9 @@ import mhprobe.compare
 import mhprobe.probe
 import runs
 from mhprobe.io.tensors import OUTCOMES, read_outcomes, write_outcomes
-from mhprobe.report.html import write_comparison
+from mhprobe.pages.html import write_comparison
+from mhprobe.pages.several import pairs, several
 from mhprobe.report.runs.run import read_runs
-from mhprobe.report.several import pairs, several
 from report.test_several import rows, seeded
 from report_html.test_page import Page
 

@@ -18,11 +18,11 @@ from scipy.stats import t
 import mhprobe.compare
 from drawn import assert_nothing_is_clipped
 from mhprobe.errors import UserError
+from mhprobe.pages.several import about, several
 from mhprobe.report.figures import runs as figures
 from mhprobe.report.report import Report
 from mhprobe.report.runs.folder import Folder
 from mhprobe.report.runs.run import expand, read_runs
-from mhprobe.report.several import about, several
 from report_html.conftest import CURVES, layout, make_run
 from results import add_rows
 

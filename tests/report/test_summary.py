@@ -10,9 +10,9 @@ from rich.console import Console
 
 from curves import curve
 from mhprobe.heads import HeadLayout, HeadSite
-from mhprobe.looking import sentences
 from mhprobe.masking.parts.trace import totals
-from mhprobe.report.html import finish_report
+from mhprobe.pages.html import finish_report
+from mhprobe.pages.looking import sentences
 from mhprobe.report.measured import answer, of_curves
 from mhprobe.report.report import Report
 from mhprobe.report.runs import words

@@ -22,10 +22,10 @@ from lightning.pytorch.utilities import rank_zero_only
 
 import runs
 from curves import curve
+from mhprobe.framework.loggers.wandb import RunLogger
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.report.measured import of_curves
 from mhprobe.report.report import Dashboard, Report
-from mhprobe.report.wandb import RunLogger
 from results import add_measure
 
 LAYOUT = HeadLayout(tuple(HeadSite(f"blocks.{i}.attn", 0, i, 3, 4) for i in range(2)))
@@ -349,8 +349,8 @@ BREAKS = """
 import os, signal, sys
 from pathlib import Path
 import wandb
-from mhprobe.report.wandb import RunLogger
-from mhprobe.run.cli import main
+from mhprobe.framework.loggers.wandb import RunLogger
+from mhprobe.framework.run.cli import main
 
 owner, name = {where}
 whole = getattr(owner, name)

@@ -10,7 +10,7 @@ import pytest
 
 from mhprobe import dashboard
 from mhprobe.errors import UserError
-from mhprobe.report.workspace import CURVE_AXIS, views
+from mhprobe.framework.loggers.workspace import CURVE_AXIS, views
 
 STORED = Path(__file__).with_name("workspace.json")
 

@@ -17,8 +17,8 @@ import pytest
 import torch
 from PIL import Image
 
+from mhprobe.pages.html import finish_report, write_comparison
 from mhprobe.report.figures.pruned import PALE
-from mhprobe.report.html import finish_report, write_comparison
 from mhprobe.report.report import Report
 from mhprobe.report.runs.run import read_runs
 from report_html.conftest import CLASSES, layout, make_run

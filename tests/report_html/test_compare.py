@@ -11,9 +11,9 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.pages.html import write_comparison
+from mhprobe.pages.html.compare import difference
 from mhprobe.report import __main__ as command
-from mhprobe.report.html import write_comparison
-from mhprobe.report.html.compare import difference
 from mhprobe.report.measured import of_measure
 from mhprobe.report.report import Report, Result
 from mhprobe.report.runs.run import read_runs

@@ -12,12 +12,12 @@ import mhprobe
 from mhprobe.backbones import attach, backbone_of, input_spec
 from mhprobe.data.augment import normalise
 from mhprobe.errors import UserError
-from mhprobe.questions.beside import keep, keep_live
+from mhprobe.pages.beside import keep, keep_live
+from mhprobe.pages.html import kept as module
+from mhprobe.pages.html import write_report
+from mhprobe.pages.live import Piece, stored
 from mhprobe.recording.outputs import logits_of
-from mhprobe.report.html import kept as module
-from mhprobe.report.html import write_report
 from mhprobe.report.runs.run import read_run
-from mhprobe.surgery.live import Piece, stored
 from models import huggingface, make_loud, tiny_eva, tiny_swin, tiny_vit
 from report_html.conftest import CLASSES, make_run
 from report_html.test_browser import browser, pytestmark, visit
@@ -364,7 +364,7 @@ def test_a_cell_shows_live_heads_as_it_shows_a_look(visit, kept, tmp_path):
 
 def smaller(kept, tmp_path, monkeypatch, most):
     """The same run, where a page holds a network of ``most`` bytes."""
-    for module_name in ("mhprobe.questions.beside", "mhprobe.report.html.kept"):
+    for module_name in ("mhprobe.pages.beside", "mhprobe.pages.html.kept"):
         monkeypatch.setattr(f"{module_name}.MOST", most)
     folder = make_run(tmp_path / "run")
     _, model, images, labels = kept
@@ -436,7 +436,7 @@ def test_what_cannot_be_live_is_a_line_and_no_page(tmp_path, monkeypatch):
     images, labels = torch.zeros(3, 3, 16, 16, dtype=torch.uint8), torch.zeros(3)
     with pytest.raises(UserError, match="logits of the classes"):
         keep(tmp_path, model, images, labels, CLASSES, [], SPEC)
-    monkeypatch.setattr("mhprobe.questions.beside.MOST", 1000)
+    monkeypatch.setattr("mhprobe.pages.beside.MOST", 1000)
     whole = tiny_vit(num_classes=len(CLASSES))
     attach(whole)
     with pytest.raises(UserError, match="MB as int8, expected at most 0"):

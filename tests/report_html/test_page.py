@@ -18,20 +18,20 @@ from PIL import Image
 
 from mhprobe.backbones import layout_of
 from mhprobe.errors import UserError
+from mhprobe.framework.run.members import members
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.io.written import with_interval
+from mhprobe.pages.html import finish_report, finish_sweep, write_report
+from mhprobe.pages.html import page as page_of
+from mhprobe.pages.html.kept import Live
+from mhprobe.pages.html.page import as_script, prune_command
 from mhprobe.report import tables
 from mhprobe.report.figures import kinds
-from mhprobe.report.html import finish_report, finish_sweep, write_report
-from mhprobe.report.html import page as page_of
-from mhprobe.report.html.kept import Live
-from mhprobe.report.html.page import as_script, prune_command
 from mhprobe.report.ledger import Entry, Ledger
 from mhprobe.report.report import Report, Result
 from mhprobe.report.runs import atlas, words
 from mhprobe.report.runs.run import expand, read_run
 from mhprobe.report.tables import Table
-from mhprobe.run.members import members
 from mhprobe.scoring.base import known_scores
 from models import tiny_vit
 from report_html.conftest import CLASSES, CURVES, EVIL, layout, make_run, row
@@ -39,7 +39,8 @@ from results import add_measure, add_rows
 from runs import composed
 
 ROOT = Path(__file__).parents[2]
-READERS, PAGES = (ROOT / "src" / "mhprobe" / "report" / name for name in ("runs", "html"))
+READERS = ROOT / "src" / "mhprobe" / "report" / "runs"
+PAGES = ROOT / "src" / "mhprobe" / "pages" / "html"
 
 
 def listed(folder: Path, entries: dict[str, Entry]) -> None:

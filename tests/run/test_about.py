@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from mhprobe.errors import UserError
-from mhprobe.run import constructors, sections
-from mhprobe.run.about import about
-from mhprobe.run.members import FOLDERS, members
+from mhprobe.framework.run import constructors, sections
+from mhprobe.framework.run.about import about
+from mhprobe.framework.run.members import FOLDERS, members
 
 CHOICES = [
     f"{path.parent.relative_to(sections.CONF)}={path.stem}"

@@ -9,8 +9,8 @@ import torch
 
 import runs
 from mhprobe.errors import UserError
-from mhprobe.run import batch_size, builders
-from mhprobe.training.classifier import GatedClassifier
+from mhprobe.framework.run import batch_size, builders
+from mhprobe.framework.training.classifier import GatedClassifier
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ import mhprobe.mask
 import mhprobe.probe
 import mhprobe.train
 import runs
+from mhprobe.framework.run import builders
 from mhprobe.measures.gate_importance import GateImportance
-from mhprobe.run import builders
 from mhprobe.scoring.parts.tally import Tally
 
 pytestmark = pytest.mark.slow

@@ -19,9 +19,9 @@ from omegaconf import OmegaConf
 import mhprobe
 import runs
 from mhprobe.backbones import build
-from mhprobe.run import cli, sections
-from mhprobe.run.members import FOLDERS, members
-from mhprobe.run.sections import CONF
+from mhprobe.framework.run import cli, sections
+from mhprobe.framework.run.members import FOLDERS, members
+from mhprobe.framework.run.sections import CONF
 from mhprobe.weights.checkpoint import save_checkpoint, save_weights
 
 PROBE = ("probe", "weights=random", *runs.TINY, "data.limit_test=3")

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from mhprobe import __main__ as door
-from mhprobe.run import about, sections
+from mhprobe.framework.run import about, sections
 
 COMMANDS = door.commands()
 

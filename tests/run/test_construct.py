@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mhprobe.errors import UserError
+from mhprobe.framework.run.construct import construct
 from mhprobe.masking.redundant_or_inert import RedundantOrInert
-from mhprobe.run.construct import construct
 
 CKA = {"_target_": "mhprobe.measures.cka.CKA", "_partial_": True}
 JOIN = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import mhprobe.run.launch
+import mhprobe.framework.run.launch
 import runs
 from mhprobe.errors import UserError
 from mhprobe.weights.checkpoint import load_checkpoint
@@ -83,22 +83,22 @@ def test_a_mistake_that_every_rank_finds_is_said_once(tmp_path):
     assert "wings" in result.answer
     assert not {path.name for path in result.folder.iterdir()} & {
         "job.yaml",
-        mhprobe.run.launch.MISTAKE,
+        mhprobe.framework.run.launch.MISTAKE,
     }
 
 
 def test_a_mistake_that_one_rank_finds_is_the_only_one(tmp_path, monkeypatch):
     """The second rank's broken collective says nothing; without a mistake before it, it leaves its traceback."""
-    monkeypatch.setenv(mhprobe.run.launch.NOTES, str(tmp_path))
-    monkeypatch.setenv(mhprobe.run.launch.JOB, "{}")
+    monkeypatch.setenv(mhprobe.framework.run.launch.NOTES, str(tmp_path))
+    monkeypatch.setenv(mhprobe.framework.run.launch.JOB, "{}")
 
     def ends(error: Exception) -> int:
         def run(*_):
             raise error
 
-        monkeypatch.setattr(mhprobe.run.launch, "run", run)
+        monkeypatch.setattr(mhprobe.framework.run.launch, "run", run)
         with pytest.raises(SystemExit) as leaves:
-            mhprobe.run.launch._rank("train", tmp_path)
+            mhprobe.framework.run.launch._rank("train", tmp_path)
         return leaves.value.code
 
     assert ends(RuntimeError("connection closed by peer")) == 1
@@ -106,16 +106,16 @@ def test_a_mistake_that_one_rank_finds_is_the_only_one(tmp_path, monkeypatch):
     assert ends(UserError("the first line")) == ends(UserError("another line")) == 2
     assert ends(RuntimeError("connection closed by peer")) == 2
     with pytest.raises(UserError, match="the first line"):
-        mhprobe.run.launch._failed({0: 2, 1: 2}, tmp_path)
+        mhprobe.framework.run.launch._failed({0: 2, 1: 2}, tmp_path)
 
 
 def test_a_rank_that_was_killed_is_named_and_the_others_say_nothing(tmp_path, capsys):
     (tmp_path / "rank_0.txt").write_text("a hundred lines of gloo")
-    assert mhprobe.run.launch._failed({0: 1, 1: -signal.SIGKILL}, tmp_path) == 137
+    assert mhprobe.framework.run.launch._failed({0: 1, 1: -signal.SIGKILL}, tmp_path) == 137
     [line] = capsys.readouterr().err.splitlines()
     assert "rank 1" in line and "SIGKILL" in line
     assert (
-        mhprobe.run.launch._failed({0: 1}, tmp_path) == 1
+        mhprobe.framework.run.launch._failed({0: 1}, tmp_path) == 1
     )  # without one that was killed, the first to fail speaks
     assert "a hundred lines of gloo" in capsys.readouterr().err
 

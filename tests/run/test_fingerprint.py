@@ -10,11 +10,11 @@ import lightning as L
 import pytest
 
 from mhprobe.errors import UserError
-from mhprobe.run.constructors import options
-from mhprobe.run.resume import ABSENT, differences, earlier, facts, judge
-from mhprobe.run.schema import Config, Gates, Optim, TrainerSettings
-from mhprobe.training.checkpoints import SameRun
-from mhprobe.training.ends import EarlyStopping
+from mhprobe.framework.run.constructors import options
+from mhprobe.framework.run.resume import ABSENT, differences, earlier, facts, judge
+from mhprobe.framework.run.schema import Config, Gates, Optim, TrainerSettings
+from mhprobe.framework.training.checkpoints import SameRun
+from mhprobe.framework.training.ends import EarlyStopping
 
 CFG: dict[str, Any] = {
     "seed": 0,

@@ -11,7 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 import runs
-from mhprobe.run import sections
+from mhprobe.framework.run import sections
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = [

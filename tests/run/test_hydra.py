@@ -16,9 +16,12 @@ from omegaconf import OmegaConf
 
 import runs
 import warm
-from mhprobe.run.sections import CONF, OwnSections
+from mhprobe.framework.run.sections import CONF, OwnSections
 
-LOOK = "Hydra changed: compare its ConfigLoaderImpl, and where Hydra.create_main_hydra2 makes one, with run/sections.py"
+LOOK = (
+    "Hydra changed: compare its ConfigLoaderImpl, and where Hydra.create_main_hydra2 makes one, "
+    "with framework/run/sections.py"
+)
 
 
 def test_hydra_makes_its_loader_by_the_name_that_ours_is_put_under():

@@ -10,12 +10,13 @@ import pytest
 from omegaconf import OmegaConf
 
 from mhprobe.errors import UserError
+from mhprobe.framework.run import jobs
 from mhprobe.report.runs.folder import Folder
-from mhprobe.run import jobs
 
 
 def test_processes_that_start_in_the_same_second_get_folders_of_their_own(tmp_path):
-    code = f"from mhprobe.run.jobs import claim; print(claim('{tmp_path}/runs/now'), claim('{tmp_path}/runs/now'))"
+    wanted = f"claim('{tmp_path}/runs/now')"
+    code = f"from mhprobe.framework.run.jobs import claim; print({wanted}, {wanted})"
     started = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         for _ in range(4)

@@ -15,8 +15,8 @@ from omegaconf import OmegaConf
 
 import runs
 from mhprobe.errors import UserError
-from mhprobe.run import cli, jobs, launch, sections
-from mhprobe.run.sections import CONF
+from mhprobe.framework.run import cli, jobs, launch, sections
+from mhprobe.framework.run.sections import CONF
 
 ENGINES = [
     (kind, path.stem)
@@ -61,7 +61,7 @@ def test_an_engine_that_is_not_installed_is_answered_with_what_to_install(monkey
     def find(name: str) -> None:
         raise ModuleNotFoundError
 
-    monkeypatch.setattr("mhprobe.run.sections.importlib.util.find_spec", find)
+    monkeypatch.setattr("mhprobe.framework.run.sections.importlib.util.find_spec", find)
     with pytest.raises(
         UserError, match=r'hydra/launcher=parallel: not installed; pip install "mhprobe\[joblib\]"'
     ):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import warnings
 
+from mhprobe.framework.run.quiet import quiet
 from mhprobe.measures.parts.pairs import FewImages
-from mhprobe.run.quiet import quiet
 
 
 def test_a_warning_of_ours_is_one_line_without_a_file_and_those_of_others_keep_theirs(monkeypatch):

@@ -13,10 +13,10 @@ import mhprobe
 import runs
 from mhprobe.backbones import build
 from mhprobe.errors import UserError, refuse_misfits
-from mhprobe.run import builders, cli, launch
-from mhprobe.run.construct import construct
-from mhprobe.run.questions import of_run
-from mhprobe.run.schema import TrainerSettings
+from mhprobe.framework.run import builders, cli, launch
+from mhprobe.framework.run.construct import construct
+from mhprobe.framework.run.questions import of_run
+from mhprobe.framework.run.schema import TrainerSettings
 from mhprobe.weights.checkpoint import load_weights, save_checkpoint, save_weights
 from mhprobe.weights.description import pruned_description
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mhprobe.errors import UserError
-from mhprobe.run.schema import Config
-from mhprobe.run.shortage import explained
+from mhprobe.framework.run.schema import Config
+from mhprobe.framework.run.shortage import explained
 
 CFG = Config.model_construct(data={"batch_size": 128, "eval_batch_size": 500})
 

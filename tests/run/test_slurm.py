@@ -13,8 +13,8 @@ import lightning as L
 import pytest
 
 import runs
-from mhprobe.run import sections
-from mhprobe.run.quiet import quiet
+from mhprobe.framework.run import sections
+from mhprobe.framework.run.quiet import quiet
 from mhprobe.weights.checkpoint import load_checkpoint
 
 LAUNCH = Path(__file__).parents[2] / "launch"

@@ -12,11 +12,11 @@ from sklearn.neighbors import KNeighborsClassifier
 import mhprobe
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
+from mhprobe.pruning.rounds import Images
 from mhprobe.scoring.base import looked, score_for
 from mhprobe.scoring.knn_train import KNNTrain
 from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.scoring.parts.tally import tally
-from mhprobe.surgery.rounds import Images
 from models import images_for, labels_for, make_loud, tiny_vit
 from pruned import shown
 

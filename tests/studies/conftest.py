@@ -8,7 +8,7 @@ import pytest
 import mhprobe
 from data_sets import Noise
 from mhprobe.data.base import ImageData
-from mhprobe.questions.material import Material
+from mhprobe.framework.questions.material import Material
 from models import make_loud, tiny_vit
 
 

@@ -9,12 +9,12 @@ import torch
 
 from drawn import assert_nothing_is_clipped
 from mhprobe.errors import UserError
+from mhprobe.lab.papers.panels.attention import attention_masks
+from mhprobe.lab.papers.panels.masking import drawing, masked_at_each_step
 from mhprobe.masking.parts.units import make_units
 from mhprobe.masking.random import Random
 from mhprobe.recording.record import record
 from mhprobe.report.figures import maps as figure
-from mhprobe.studies.panels.attention import attention_masks
-from mhprobe.studies.panels.masking import drawing, masked_at_each_step
 from models import tiny_swin, tiny_vit
 
 

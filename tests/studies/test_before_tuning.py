@@ -13,8 +13,8 @@ from data_sets import Noise
 from drawn import assert_nothing_is_clipped
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
+from mhprobe.lab.papers.panels.before_tuning import before_tuning
 from mhprobe.measures import CKA, Entropy, GateImportance
-from mhprobe.studies.panels.before_tuning import before_tuning
 from models import make_loud, tiny_vit
 from studies.conftest import Gated, Whole
 

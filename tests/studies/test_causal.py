@@ -12,8 +12,8 @@ import mhprobe
 import mhprobe.studies.causal
 import runs
 from mhprobe.data.batch import Batch
-from mhprobe.run import builders
-from mhprobe.studies.causal_gates import ROLES, causal_gates, causal_roles, roles
+from mhprobe.framework.run import builders
+from mhprobe.lab.papers.causal_gates import ROLES, causal_gates, causal_roles, roles
 from models import BUILDERS, images_for, labels_for, tiny_vit
 
 

@@ -8,10 +8,10 @@ import math
 import pytest
 import torch
 
+from mhprobe.framework.questions.masking import Masking
+from mhprobe.lab.papers.panels.masking import classes_at_steps, likeness
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.parts.curve import CurveSpec
-from mhprobe.questions.masking import Masking
-from mhprobe.studies.panels.masking import classes_at_steps, likeness
 from models import tiny_vit
 
 SITE = torch.tensor([0] * 4 + [1] * 5)

@@ -19,37 +19,26 @@ from mhprobe.backbones.parts.timm_models import patch_embedding, stem_of
 from mhprobe.data.batch import Batch
 from mhprobe.data.draws import evenly
 from mhprobe.errors import UserError
+from mhprobe.framework.questions.measured import measured
 from mhprobe.gates.hard_concrete import HardConcrete
 from mhprobe.heads import HeadLayout, HeadSite
-from mhprobe.maps.rollout import Rollout
-from mhprobe.masking.base import Path
-from mhprobe.masking.parts.trace import Curve, trace
-from mhprobe.measures.object_attention import RELATIONS as RELATIONS_OF_OBJECTS
-from mhprobe.measures.parts.moments import Moments
-from mhprobe.measures.parts.places import Piece, places_of
-from mhprobe.questions.measured import measured
-from mhprobe.report import twins
-from mhprobe.report.figures import correlations, gates, training
-from mhprobe.report.figures.frequencies import noise as noise_figure
-from mhprobe.report.figures.pairs import Group, behaviours
-from mhprobe.report.result import Sample
-from mhprobe.studies import voita
-from mhprobe.studies.panels import maps as maps_panel
-from mhprobe.studies.panels.attention import around_the_favourite
-from mhprobe.studies.panels.clusters import alike, cluster, scaled
-from mhprobe.studies.panels.columns import functions, pairs_of
-from mhprobe.studies.panels.frequencies import (
+from mhprobe.lab.papers import voita
+from mhprobe.lab.papers.panels import maps as maps_panel
+from mhprobe.lab.papers.panels.attention import around_the_favourite
+from mhprobe.lab.papers.panels.clusters import alike, cluster, scaled
+from mhprobe.lab.papers.panels.columns import functions, pairs_of
+from mhprobe.lab.papers.panels.frequencies import (
     accuracies,
     halves,
     log_amplitude,
     ring_noise,
     without,
 )
-from mhprobe.studies.panels.kernels import reach, slopes_of, strongest
-from mhprobe.studies.panels.loss import direction, eigenvalues, losses
-from mhprobe.studies.panels.maps import auc_interval, hottest, judged
-from mhprobe.studies.panels.masking import cells, kinds, phases
-from mhprobe.studies.panels.relations import (
+from mhprobe.lab.papers.panels.kernels import reach, slopes_of, strongest
+from mhprobe.lab.papers.panels.loss import direction, eigenvalues, losses
+from mhprobe.lab.papers.panels.maps import auc_interval, hottest, judged
+from mhprobe.lab.papers.panels.masking import cells, kinds, phases
+from mhprobe.lab.papers.panels.relations import (
     RELATIONS,
     Queries,
     answers,
@@ -58,8 +47,19 @@ from mhprobe.studies.panels.relations import (
     right_keys,
     summary,
 )
-from mhprobe.studies.panels.two_views import between, other_way
-from mhprobe.studies.voita import Fitted
+from mhprobe.lab.papers.panels.two_views import between, other_way
+from mhprobe.lab.papers.voita import Fitted
+from mhprobe.maps.rollout import Rollout
+from mhprobe.masking.base import Path
+from mhprobe.masking.parts.trace import Curve, trace
+from mhprobe.measures.object_attention import RELATIONS as RELATIONS_OF_OBJECTS
+from mhprobe.measures.parts.moments import Moments
+from mhprobe.measures.parts.places import Piece, places_of
+from mhprobe.report import twins
+from mhprobe.report.figures import correlations, gates, training
+from mhprobe.report.figures.frequencies import noise as noise_figure
+from mhprobe.report.figures.pairs import Group, behaviours
+from mhprobe.report.result import Sample
 from models import images_for, labels_for, tiny_swin, tiny_vit
 
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import mhprobe
+from mhprobe.lab.papers.panels import relations as probing
+from mhprobe.lab.papers.panels.attention import covering
+from mhprobe.lab.papers.panels.frequencies import fft_images
+from mhprobe.lab.papers.panels.relations import offset_words, relations
+from mhprobe.lab.papers.panels.two_views import correspondence, two_views
 from mhprobe.recording import measuring
 from mhprobe.recording.record import record
-from mhprobe.studies.panels import relations as probing
-from mhprobe.studies.panels.attention import covering
-from mhprobe.studies.panels.frequencies import fft_images
-from mhprobe.studies.panels.relations import offset_words, relations
-from mhprobe.studies.panels.two_views import correspondence, two_views
 from models import tiny_swin, tiny_vit
 
 STUDIES = Path(mhprobe.__file__).parent / "studies"

@@ -15,11 +15,11 @@ import runs
 from contracts.test_results import unsaid
 from data_sets import write_flowers, write_pets
 from mhprobe.errors import UserError
+from mhprobe.framework.run import builders
+from mhprobe.framework.run.schema import Paper, PaperFigure
+from mhprobe.framework.run.sections import CONF
+from mhprobe.lab.papers.paper import caption, chosen, label
 from mhprobe.report.figures import style
-from mhprobe.run import builders
-from mhprobe.run.schema import Paper, PaperFigure
-from mhprobe.run.sections import CONF
-from mhprobe.studies.paper import caption, chosen, label
 
 PAPERS = sorted(path.stem for path in (CONF / "paper").glob("*.yaml"))
 SMALL = {
@@ -294,7 +294,7 @@ def test_images_that_are_not_there_are_refused_before_a_network_is_built(
     data, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(
-        "mhprobe.run.builders.build", lambda *_, **__: pytest.fail("a network was built")
+        "mhprobe.framework.run.builders.build", lambda *_, **__: pytest.fail("a network was built")
     )
     told = (
         f"data={data}",
@@ -387,7 +387,7 @@ def test_pruned_weights_have_figures_and_no_control(tmp_path, caplog, monkeypatc
     def pruned(*args):
         raise UserError("control: got pruned ones, which have no random twin.")
 
-    monkeypatch.setattr("mhprobe.run.questions.RandomTwin", pruned)
+    monkeypatch.setattr("mhprobe.framework.run.questions.RandomTwin", pruned)
     with caplog.at_level("INFO"):
         mhprobe.study.run(
             settings("vit", "byun_kim", tmp_path, "figures=[2]", "control=random_init"),

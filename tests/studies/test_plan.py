@@ -15,13 +15,13 @@ from test_papers import settings
 import mhprobe
 import mhprobe.study
 from mhprobe.errors import UserError
+from mhprobe.framework.questions import plan
 from mhprobe.heads import Ablation
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.parts.curve import CurveSpec
 from mhprobe.masking.random import Random
 from mhprobe.measures.ablation_delta import AblationDelta
 from mhprobe.measures.entropy import Entropy
-from mhprobe.questions import plan
 from models import tiny_vit
 
 
@@ -252,7 +252,7 @@ def test_figures_are_on_disk_before_what_they_do_not_need_is_measured(
         file = folder / "finished.json"
         return set(json.loads(file.read_text())) if file.exists() else set()
 
-    from mhprobe.questions.masking import Masking
+    from mhprobe.framework.questions.masking import Masking
 
     update, curve = AblationDelta.update, Masking.curve
 

@@ -11,11 +11,11 @@ from scipy.stats import spearmanr
 
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
+from mhprobe.lab.papers.settling import Settling, agreement
 from mhprobe.measures.gate_importance import GateImportance
 from mhprobe.recording.replay import Replay
 from mhprobe.report.figures import style
 from mhprobe.report.report import Report
-from mhprobe.studies.settling import Settling, agreement
 from models import images_for, labels_for, tiny_vit
 
 

@@ -14,11 +14,12 @@ from PIL import Image
 import runs
 from mhprobe.errors import UserError
 from mhprobe.io.tensors import write_outcomes
+from mhprobe.lab.papers import sweep
 from mhprobe.report.figures import pruned
 from mhprobe.report.report import Report, Result
 from mhprobe.report.tables import Table, write_csv
 from mhprobe.stats.survival import LABELS, functions, labels, survivors
-from mhprobe.studies import sweep
+from mhprobe.studies import sweep as command
 
 NAN = math.nan
 COLUMNS = {
@@ -134,7 +135,7 @@ def test_the_order_of_a_tables_rows_is_of_no_matter(swept):
 
 def test_its_figures_say_what_made_them(swept, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["sweep", str(swept), "--style", "screen"])
-    sweep.main()
+    command.main()
     assert "sweep.png" in capsys.readouterr().out
     for name in ("sweep", "survivors"):
         said = Image.open(swept / "figures" / f"{name}.png").text

@@ -10,8 +10,8 @@ import torch
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
-from mhprobe.studies.panels import relations
-from mhprobe.studies.panels.two_views import (
+from mhprobe.lab.papers.panels import relations
+from mhprobe.lab.papers.panels.two_views import (
     RELATION,
     Views,
     other_view,

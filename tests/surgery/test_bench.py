@@ -21,20 +21,20 @@ import mhprobe.prunebench
 import runs
 from mhprobe.backbones import layout_of
 from mhprobe.heads import KINDS
+from mhprobe.lab.prunebench import bench, cells, peer
 from mhprobe.masking.search.racing import Racing
 from mhprobe.masking.turns import Turns
-from mhprobe.report.benches import ranked
+from mhprobe.pages.benches import ranked
+from mhprobe.pages.html import write_comparison
+from mhprobe.pages.several import lines, several
 from mhprobe.report.figures.pruned import pareto
-from mhprobe.report.html import write_comparison
 from mhprobe.report.result import Sample
 from mhprobe.report.runs.run import read_run, read_runs
 from mhprobe.report.runs.words import best_methods
-from mhprobe.report.several import lines, several
-from mhprobe.run import cells
 from mhprobe.scoring import knn_train
 from mhprobe.stats import ranking as ranks
 from mhprobe.stats.ranking import Cell, ranking
-from mhprobe.surgery import bench, export, peer
+from mhprobe.surgery import export
 from models import images_for, make_loud, tiny_vit
 from pruned import logits, shown
 

@@ -12,6 +12,7 @@ import mhprobe
 import runs
 from mhprobe.backbones import layout_of
 from mhprobe.data.batch import Batch
+from mhprobe.framework.run.sections import options as names_of
 from mhprobe.masking.beam import Beam
 from mhprobe.masking.by_score import ByScore
 from mhprobe.masking.fisher import Fisher
@@ -19,14 +20,13 @@ from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.parts.curve import CurveSpec, known_orders, masking_curve
 from mhprobe.masking.parts.units import make_units
 from mhprobe.masking.random import Random
+from mhprobe.pruning.given import Given
+from mhprobe.pruning.on_path import OnPath, removed_after
+from mhprobe.pruning.rounds import prune
 from mhprobe.report import tables
-from mhprobe.run.sections import options as names_of
 from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.stats.promise import Guarantee
 from mhprobe.surgery.costs import count_flops
-from mhprobe.surgery.given import Given
-from mhprobe.surgery.on_path import OnPath, removed_after
-from mhprobe.surgery.rounds import prune
 from models import images_for, labels_for
 from pruned import network, shown
 

@@ -11,7 +11,7 @@ import torch
 import mhprobe
 import mhprobe.prune
 import runs
-from mhprobe.run import builders
+from mhprobe.framework.run import builders
 from mhprobe.stats.promise import kept_promise
 from mhprobe.weights.checkpoint import as_json
 from mhprobe.weights.hub import save_for_hub

@@ -12,6 +12,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from mhprobe.backbones import layout_of
 from mhprobe.errors import UserError
 from mhprobe.heads import KINDS
+from mhprobe.lab.prunebench.peer import TorchPruning
 from mhprobe.masking.base import Order
 from mhprobe.masking.fisher import Fisher as FisherOrder
 from mhprobe.masking.knapsack import Knapsack
@@ -19,13 +20,12 @@ from mhprobe.masking.parts.units import Unreached
 from mhprobe.masking.search.exact import Exact
 from mhprobe.masking.turns import Turns
 from mhprobe.measures import Magnitude
+from mhprobe.pruning.elastic import mask_at
+from mhprobe.pruning.learned import LearnedGates
+from mhprobe.pruning.on_path import OnPath
+from mhprobe.pruning.rounds import Shown, prune
+from mhprobe.pruning.snapvit import SnapViT
 from mhprobe.surgery.costs import costs
-from mhprobe.surgery.elastic import mask_at
-from mhprobe.surgery.learned import LearnedGates
-from mhprobe.surgery.on_path import OnPath
-from mhprobe.surgery.peer import TorchPruning
-from mhprobe.surgery.rounds import Shown, prune
-from mhprobe.surgery.snapvit import SnapViT
 from pruned import shown
 
 ORDERS = {

@@ -13,9 +13,9 @@ import mhprobe
 from mhprobe.backbones import layout_of
 from mhprobe.heads import KINDS
 from mhprobe.masking.knapsack import Knapsack
+from mhprobe.pruning.on_path import OnPath
 from mhprobe.surgery import costs
 from mhprobe.surgery.costs import latency_cost
-from mhprobe.surgery.on_path import OnPath
 from models import images_for, tiny_vit
 
 

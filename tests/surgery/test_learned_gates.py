@@ -11,11 +11,11 @@ import torch
 
 import mhprobe
 from mhprobe.errors import UserError
+from mhprobe.framework.run.pruning import source_of
 from mhprobe.heads import KINDS
-from mhprobe.run.pruning import source_of
+from mhprobe.pruning.learned import LearnedGates
+from mhprobe.pruning.rounds import Shown, prune
 from mhprobe.surgery.costs import count_flops
-from mhprobe.surgery.learned import LearnedGates
-from mhprobe.surgery.rounds import Shown, prune
 from pruned import COUNT, shown, spared
 
 

@@ -11,8 +11,8 @@ from torch import nn
 import mhprobe
 from mhprobe.backbones import attach, backbone_of
 from mhprobe.errors import UserError
+from mhprobe.pages.live import pieces, stored
 from mhprobe.recording.outputs import logits_of
-from mhprobe.surgery.live import pieces, stored
 from models import TWINS, make_loud, tiny_eva, tiny_registers, tiny_swin, tiny_vit
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'mhprobe[export]'")

@@ -42,7 +42,7 @@ def test_torch_pruning_removing_the_same_heads_gives_the_same_logits():
 @pytest.mark.peer
 def test_torch_pruning_is_not_asked_for_a_gated_mlp_that_it_cannot_cut():
     pytest.importorskip("torch_pruning")
-    from mhprobe.surgery.peer import TorchPruning
+    from mhprobe.lab.prunebench.peer import TorchPruning
 
     model, _, images = shown(KINDS, tiny_tokens("vit_giant_patch14_dinov2"))
     with pytest.raises(
@@ -56,7 +56,7 @@ def test_torch_pruning_is_not_asked_for_a_gated_mlp_that_it_cannot_cut():
 def test_torch_pruning_takes_heads_of_a_swin_too_and_says_how_far_it_goes(build):
     """Its graph held a head's channels for columns of the table of position biases, and took no head of a Swin."""
     pytest.importorskip("torch_pruning")
-    from mhprobe.surgery.peer import TorchPruning
+    from mhprobe.lab.prunebench.peer import TorchPruning
 
     model, layout, images = shown(KINDS, build(num_heads=(4, 4) if build is tiny_swin else 4))
     method = TorchPruning("magnitude")

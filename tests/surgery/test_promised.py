@@ -11,19 +11,19 @@ import mhprobe
 import mhprobe.prune
 import runs
 from mhprobe.backbones import layout_of
+from mhprobe.framework.run import builders
 from mhprobe.heads import KINDS
 from mhprobe.masking.base import Evaluate, Order, Scores
 from mhprobe.masking.by_score import ByScore
 from mhprobe.masking.knapsack import Knapsack
 from mhprobe.masking.parts.curve import CurveSpec, masking_curve
+from mhprobe.pruning.given import Choice
+from mhprobe.pruning.on_path import OnPath, promise_of
 from mhprobe.report import tables
 from mhprobe.report.report import Report, Result, Sample
 from mhprobe.report.runs.run import measured_on
-from mhprobe.run import builders
 from mhprobe.stats.promise import Guarantee, kept_promise
 from mhprobe.surgery.costs import costs
-from mhprobe.surgery.given import Choice
-from mhprobe.surgery.on_path import OnPath, promise_of
 from models import images_for
 from pruned import network
 

@@ -13,21 +13,21 @@ import mhprobe
 import runs
 from mhprobe.backbones import layout_of
 from mhprobe.data.batch import Batch
+from mhprobe.framework.run.pruning import Pruning, lines, of_pruned
 from mhprobe.heads import KINDS
 from mhprobe.masking.by_score import ByScore
 from mhprobe.masking.fisher import Fisher
 from mhprobe.masking.parts.curve import CurveSpec, masking_curve
 from mhprobe.masking.random import Random
+from mhprobe.pruning import rounds
+from mhprobe.pruning.given import Given
+from mhprobe.pruning.on_path import OnPath
+from mhprobe.pruning.rounds import Images, prune
 from mhprobe.recording.replay import Replay
 from mhprobe.report import tables
-from mhprobe.run.pruning import Pruning, lines, of_pruned
 from mhprobe.scoring.cosine import Cosine
 from mhprobe.scoring.parts.evaluate import Evaluator
-from mhprobe.surgery import rounds
-from mhprobe.surgery.given import Given
-from mhprobe.surgery.on_path import OnPath
 from mhprobe.surgery.repair import repair
-from mhprobe.surgery.rounds import Images, prune
 from models import TWINS, images_for, labels_for
 from pruned import description, logits, network
 

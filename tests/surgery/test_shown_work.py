@@ -7,14 +7,14 @@ import torch
 
 import runs
 from mhprobe.backbones import layout_of
+from mhprobe.framework.run.construct import construct
 from mhprobe.heads import KINDS
 from mhprobe.io import progress as shows
 from mhprobe.masking.base import Order
-from mhprobe.run.construct import construct
-from mhprobe.surgery.on_path import OnPath
+from mhprobe.pruning.on_path import OnPath
+from mhprobe.pruning.rounds import Shown
 from mhprobe.surgery.removal import prune_heads
 from mhprobe.surgery.repair import repair
-from mhprobe.surgery.rounds import Shown
 from pruned import shown
 
 

@@ -10,14 +10,14 @@ import torch
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.heads import KINDS
+from mhprobe.pruning.rounds import Shown, prune
+from mhprobe.pruning.snapvit import AREA, SnapViT, cheapest, cropped, evolved, slopes
 from mhprobe.scoring import base
 from mhprobe.scoring.base import looked
 from mhprobe.scoring.cosine import Cosine
 from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.scoring.top1 import Top1
 from mhprobe.surgery.costs import count_flops
-from mhprobe.surgery.rounds import Shown, prune
-from mhprobe.surgery.snapvit import AREA, SnapViT, cheapest, cropped, evolved, slopes
 from models import tiny_swin, tiny_vit
 from oracles import snapvit as oracle
 from pruned import COUNT, shown, spared

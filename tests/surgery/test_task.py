@@ -17,13 +17,13 @@ import runs
 from data_sets import encoded, write_zip
 from mhprobe.backbones import layout_of
 from mhprobe.errors import UserError
+from mhprobe.framework.run import builders
 from mhprobe.io.tensors import read_outcomes
-from mhprobe.report.html.kept import maps
+from mhprobe.pages.html.kept import maps
+from mhprobe.pages.several import pairs
+from mhprobe.pruning import rounds
 from mhprobe.report.runs import atlas
 from mhprobe.report.runs.run import read_run
-from mhprobe.report.several import pairs
-from mhprobe.run import builders
-from mhprobe.surgery import rounds
 from mhprobe.weights.checkpoint import as_json, load_weights, save_weights
 from models import images_for
 from pruned import description, logits, network, time_once

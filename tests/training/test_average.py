@@ -12,7 +12,7 @@ from torch import nn
 import mhprobe.train
 import runs
 from mhprobe.errors import UserError
-from mhprobe.training.checkpoints import Average
+from mhprobe.framework.training.checkpoints import Average
 from mhprobe.weights.checkpoint import load_checkpoint, load_weights
 
 # gates close so fast that the average of them stays open

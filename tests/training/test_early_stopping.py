@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mhprobe.errors import UserError
-from mhprobe.training.ends import EarlyStopping
+from mhprobe.framework.training.ends import EarlyStopping
 
 RISES_UNTIL_THIRD = [0.1, 0.4, 0.5, 0.5, 0.2, 0.5, 0.3, 0.9]
 

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import nn
 
-from mhprobe.training.checkpoints import EveryEpoch
+from mhprobe.framework.training.checkpoints import EveryEpoch
 
 
 class Net(L.LightningModule):

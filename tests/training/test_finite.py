@@ -9,7 +9,7 @@ from torch import nn
 
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
-from mhprobe.training.ends import StopAtNonFinite, first_non_finite
+from mhprobe.framework.training.ends import StopAtNonFinite, first_non_finite
 
 
 class Net(L.LightningModule):

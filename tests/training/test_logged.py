@@ -7,7 +7,7 @@ import torch
 
 from mhprobe import ranks
 from mhprobe.data.batch import Batch
-from mhprobe.training.classifier import GatedClassifier
+from mhprobe.framework.training.classifier import GatedClassifier
 from models import tiny_vit
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from types import SimpleNamespace
 
-from mhprobe.training.screen import ShowsTraining
+from mhprobe.framework.training.screen import ShowsTraining
 
 
 def end_of_epoch(shows: ShowsTraining, number: int, accuracy: float, caplog) -> str:

@@ -27,7 +27,7 @@ from test_weights import Harmful
 
 from mhprobe.backbones import build
 from mhprobe.errors import UserError
-from mhprobe.run.sections import CONF
+from mhprobe.framework.run.sections import CONF
 from mhprobe.weights.description import check_setting
 
 JSON = Path("model.json")

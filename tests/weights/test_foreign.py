@@ -16,8 +16,8 @@ import mhprobe
 import runs
 from mhprobe import fetch
 from mhprobe.backbones import build
-from mhprobe.run import builders
-from mhprobe.run.schema import check
+from mhprobe.framework.run import builders
+from mhprobe.framework.run.schema import check
 from mhprobe.weights.foreign import load_foreign
 from mhprobe.weights.twin import RandomTwin
 from models import images_for, tiny_swin, tiny_vit

@@ -17,8 +17,8 @@ from mhprobe.backbones import input_spec
 from mhprobe.data.augment import normalise
 from mhprobe.data.base import InputSpec
 from mhprobe.errors import UserError
-from mhprobe.run import builders
-from mhprobe.run.resume import facts
+from mhprobe.framework.run import builders
+from mhprobe.framework.run.resume import facts
 from mhprobe.weights.checkpoint import load_weights, save_weights
 from mhprobe.weights.teacher import Teacher, distillation, renormalised
 

@@ -16,7 +16,7 @@ import torch
 
 import mhprobe
 from mhprobe.backbones import build
-from mhprobe.training.checkpoints import AtomicCheckpointIO
+from mhprobe.framework.training.checkpoints import AtomicCheckpointIO
 from mhprobe.weights.checkpoint import as_json, load_checkpoint, load_weights, save_weights
 from models import images_for
 

@@ -1,7 +1,7 @@
 """Ctrl-C and SIGTERM: the process says one line, keeps what is finished, and ends within ten seconds.
 
 Every file is written whole or not at all, so a run may be left at any point. Only training waits,
-to finish its step and save it (training/checkpoints.py).
+to finish its step and save it (framework/training/checkpoints.py).
 """
 
 import os

@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mhprobe.run.schema import Config
+    from mhprobe.framework.run.schema import Config
 
 
 def run(cfg: "Config", folder: Path) -> None:
-    from mhprobe.maps.gallery import kept_maps
-    from mhprobe.questions.plan import Question
-    from mhprobe.run.construct import construct
-    from mhprobe.run.questions import answer
+    from mhprobe.framework.questions.gallery import kept_maps
+    from mhprobe.framework.questions.plan import Question
+    from mhprobe.framework.run.construct import construct
+    from mhprobe.framework.run.questions import answer
 
     kinds = {name: construct(part, f"maps.{name}") for name, part in (cfg.maps or {}).items()}
     options = (
@@ -25,6 +25,6 @@ def run(cfg: "Config", folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    from mhprobe.run.cli import main
+    from mhprobe.framework.run.cli import main
 
     main("maps")

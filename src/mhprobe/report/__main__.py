@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mhprobe.errors import one_line
 from mhprobe.io.stopping import outlive_readers
-from mhprobe.report.html import write_comparison, write_report
+from mhprobe.pages.html import write_comparison, write_report
 from mhprobe.report.runs.run import expand, read_runs
 
 

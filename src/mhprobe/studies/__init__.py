@@ -1,1 +1,4 @@
-"""Studies of single papers: the commands causal, sweep and voita, and the figures that mhprobe.study draws."""
+"""Commands of the studies of single papers: ``python -m mhprobe.studies.voita`` and its like.
+
+Their code is in ``mhprobe.lab.papers``.
+"""

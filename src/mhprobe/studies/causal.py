@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mhprobe.run.schema import Config
+    from mhprobe.framework.run.schema import Config
 
 
 def run(cfg: "Config", folder: Path) -> None:
-    from mhprobe.questions.plan import Question
-    from mhprobe.run.construct import explained, keyed
-    from mhprobe.run.questions import answer
-    from mhprobe.studies.causal_gates import causal_roles, check
+    from mhprobe.framework.questions.plan import Question
+    from mhprobe.framework.run.construct import explained, keyed
+    from mhprobe.framework.run.questions import answer
+    from mhprobe.lab.papers.causal_gates import causal_roles, check
 
     assert cfg.causal is not None
     options = cfg.causal.model_dump()
@@ -23,6 +23,6 @@ def run(cfg: "Config", folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    from mhprobe.run.cli import main
+    from mhprobe.framework.run.cli import main
 
     main("studies.causal")

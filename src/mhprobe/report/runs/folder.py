@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 
 from mhprobe.errors import refusing
+from mhprobe.io.moved import renamed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,7 +90,7 @@ class Folder:
         """Return the plain values of a YAML file, with references (``${...}``) unresolved; None for no file."""
         data = self.bytes(name, most)
         try:
-            return None if data is None else plain_yaml(data.decode("utf-8"))
+            return None if data is None else renamed(plain_yaml(data.decode("utf-8")))
         except (ValueError, yaml.YAMLError, RecursionError) as error:
             raise ValueError(f"{name}: {_line(error)}") from error
 

@@ -1,0 +1,43 @@
+"""python -m mhprobe.claims: which findings of the literature hold for trained weights (no training)."""
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mhprobe.framework.questions.material import Material
+    from mhprobe.framework.run.schema import Config
+    from mhprobe.report.report import Report
+
+
+def run(cfg: "Config", folder: Path) -> None:
+    from mhprobe.framework.questions.plan import Question
+    from mhprobe.framework.run import builders
+    from mhprobe.framework.run.construct import construct
+    from mhprobe.framework.run.questions import answer
+    from mhprobe.lab.claims.parts.asking import judged
+    from mhprobe.lab.claims.parts.claim import chosen
+
+    claims, parts = chosen(cfg.claims), cfg.evidence
+    assert parts is not None
+    names = tuple(dict.fromkeys(name for claim in claims.values() for name in claim.measures))
+    maps = {name: construct(part, f"evidence.maps.{name}") for name, part in parts.maps.items()}
+    images: dict[str, Any] = {
+        "of_maps": parts.maps_of,
+        "of_control": parts.control_of,
+        "of_choice": parts.chosen_on,
+    }
+
+    def questions(material: "Material", _: "Report") -> list[Question]:
+        second = parts.second and builders.prepared(parts.second, "evidence.second")
+        others: dict[str, Any] = {"second": second, "runs": parts.runs, "key": "evidence.runs"}
+        ask = functools.partial(judged, claims=claims, maps=maps, **images, **others)
+        return [Question("claims", ask, names, control=cfg.control is not None)]
+
+    answer(cfg, folder, questions).complain()
+
+
+if __name__ == "__main__":
+    from mhprobe.framework.run.cli import main
+
+    main("claims")

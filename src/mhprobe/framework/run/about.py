@@ -1,0 +1,132 @@
+"""Help of the word ``mhprobe``: the meaning of a choice (``mhprobe measure=svcca``), and completion in bash.
+
+A choice is explained by the first lines of its yaml or module, its options as they are typed, and
+docstrings, without imports. Hydra's own completion (``-sc install=bash``) is for a program that is
+one command.
+"""
+
+import itertools
+import re
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+from typing import cast
+
+from hydra import initialize_config_dir
+from hydra._internal.core_plugins.bash_completion import BashCompletion
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from mhprobe.errors import UserError
+from mhprobe.framework.run import members, sections
+from mhprobe.framework.run.constructors import docstrings, fill
+from mhprobe.framework.run.sections import CONF, begins_with, options
+from mhprobe.io.nested import leaves
+
+# bash replaces only what follows the last "=" of a word
+SCRIPT = """\
+_mhprobe() {
+    local line=${COMP_LINE:0:COMP_POINT}
+    local word=${line##* } fixed=
+    [[ $word == *=* && $COMP_WORDBREAKS == *=* ]] && fixed=${word%=*}=
+    COMPREPLY=($(compgen -W "$("${COMP_WORDS[0]}" --complete "$line" 2>/dev/null)" -- "$word"))
+    COMPREPLY=("${COMPREPLY[@]#"$fixed"}")
+    [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} != *[=./] ]] && compopt +o nospace
+}
+complete -o default -o nospace -F _mhprobe mhprobe"""
+
+
+def about(word: str) -> str:
+    """Return the help of ``group=option``. UserError for an unknown group or option."""
+    group, _, option = word.partition("=")
+    files = {str(path.parent.relative_to(CONF)) for path in CONF.rglob("*.yaml")} - {".", "shared"}
+    groups = sorted({*files, *members.FOLDERS})
+    if group not in groups:
+        raise UserError(f"{word}: there is no group {group}; there are {', '.join(groups)}.")
+    file, member = CONF / group / f"{option}.yaml", members.members(group).get(option)
+    if file.is_file():
+        # the key that its options stand below: its "# @package", else its group
+        comment = list(
+            itertools.takewhile(
+                lambda line: line.startswith("#"), file.read_text("utf-8").splitlines()
+            )
+        )
+        packages = [line.split()[2] for line in comment if line.startswith("# @package")]
+        place = (packages or [group.replace("/", ".")])[0].removeprefix("_global_")
+        chosen, meaning = (
+            _whole(file),
+            "\n".join(line[1:].strip() for line in comment if "@package" not in line),
+        )
+    elif member:
+        chosen, place = OmegaConf.create(member), members.place(group, option)
+        meaning = members.meaning(group, option)
+    else:
+        raise UserError(f"{word}: {group} has {', '.join(options(group))}.")
+    fill(chosen)
+    plain = OmegaConf.to_container(chosen, resolve=False)
+    typed = []
+    for path, value in leaves(plain):
+        written = (
+            "null" if value is None else str(value).lower() if isinstance(value, bool) else value
+        )
+        if not any(key.startswith("_") for key in path):
+            typed.append(f"  {'.'.join(filter(None, (place, *path)))}={written}")
+    # docstrings of all its parts, each once, up to their examples
+    targets = [str(value) for path, value in leaves(plain) if path[-1] == "_target_"]
+    texts = {
+        name: text.partition("\n>>>")[0] for target in targets for name, text in docstrings(target)
+    }
+    explained = [
+        f"{name}\n{textwrap.indent(text.rstrip(), '    ')}" for name, text in texts.items()
+    ]
+    return "\n\n".join([meaning, *(["\n".join(typed)] if typed else []), *explained])
+
+
+def _whole(file: Path) -> DictConfig:
+    """Return a file merged into its base files, of its group or of conf/."""
+    settings = cast(DictConfig, OmegaConf.load(file))
+    places = [
+        [folder / f"{name}.yaml" for folder in (file.parent, CONF)]
+        for name in begins_with(settings)
+    ]
+    merged = OmegaConf.merge(
+        *(_whole(next(filter(Path.is_file, paths))) for paths in places), settings
+    )
+    whole = cast(DictConfig, merged)
+    whole.pop("defaults", None)
+    return whole
+
+
+def offers(line: str, commands: Iterable[str], demo: tuple[str, ...]) -> list[str]:
+    """Return the words that complete ``line``: ``mhprobe train data=d`` -> ``data=digits``.
+
+    demo: its words.
+    """
+    typed = line.split()[1:]
+    if not typed or (len(typed) == 1 and not line.endswith(" ")):
+        return [name for name in sorted({*commands, "demo"}) if name.startswith("".join(typed))]
+    command, *rest = [*demo, *typed[1:]] if typed[0] == "demo" else typed
+    if command not in sections.commands():
+        return []
+    groups = {*sections.sections(command), "experiment", "hydra"}
+    sections.install()
+    try:
+        with initialize_config_dir(str(sections.CONF), version_base="1.3"):
+            completion = BashCompletion(GlobalHydra.instance().config_loader())
+            offered = completion._query(command, " ".join(rest) + " " * line.endswith(" "))
+    except (
+        UserError,
+        ValueError,
+        HydraException,
+        OmegaConfBaseException,
+    ):  # the words before do not compose
+        return []
+    words = []
+    for word in offered:
+        group, _, option = word.lstrip("+~").partition("=")
+        # Hydra offers all groups of conf/, and base files of groups
+        if re.split(r"[./]", group)[0] in groups and (option != "base" or "." in group):
+            words.append(f"+{word}" if word.rstrip("=") in sections.ADDS else word)
+    return words

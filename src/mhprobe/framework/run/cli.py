@@ -1,0 +1,298 @@
+"""Command line: Hydra composes, a command runs, and a user's mistakes are answered in one line.
+
+Exit codes: 0 done, 2 bad input, 130 interrupted, 143 stopped by SIGTERM (training saves first);
+others are bugs.
+"""
+
+import atexit
+import contextlib
+import os
+import re
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterable
+from concurrent.futures import BrokenExecutor
+from pathlib import Path
+from typing import Any, NoReturn
+
+import hydra
+from hydra import compose, initialize_config_dir
+from hydra._internal.utils import get_args_parser
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from mhprobe.errors import UserError, causes, nearest, short
+from mhprobe.framework.run import jobs, sections
+from mhprobe.framework.run.sections import CONF, options
+from mhprobe.io.files import reason
+from mhprobe.io.stopping import Stopped, listen, outlive_readers, stop
+
+
+def main(command: str) -> None:
+    """Run a command (a file of conf/: train, probe, studies.voita ...) as a Hydra application; sweeps with -m."""
+    if _is_command():
+        outlive_readers()
+    os.environ["HYDRA_FULL_ERROR"] = (
+        "1"  # let exceptions through to us instead of Hydra's own print and exit
+    )
+    sections.install()
+    sys.argv[1:] = flags_first(["verbose=true" if word == "-v" else word for word in sys.argv[1:]])
+    listen(lambda number: _stopped(command, number))
+    started: list[Path] = []
+    mistakes: list[UserError] = []
+
+    @hydra.main(version_base="1.3", config_path=str(CONF), config_name=command)
+    def application(cfg: DictConfig) -> None:
+        _job(command, cfg, started, mistakes)
+
+    try:
+        application()
+    except (UserError, HydraException, OmegaConfBaseException) as error:
+        fail(explain(command, error))
+    except (ValueError, TypeError) as error:  # Hydra's answer to data=3 and data=[3]
+        if started:
+            raise
+        nulls = [
+            word.lstrip("+").removesuffix("=null")
+            for word in sys.argv[1:]
+            if word.endswith("=null")
+        ]
+        for group in filter(options, nulls):
+            fail(f"{group}: expected one of {short(', '.join(options(group)), 200)}, got null.")
+        fail(
+            f"{' '.join(sys.argv[1:])}: a group is chosen by the name of an option ({error}). "
+            "--help lists them."
+        )
+    except OSError as error:
+        if started:  # parts answer for their own files
+            raise
+        place, why = (
+            error.filename or "the run's folder",
+            reason(error, Path(error.filename or ".")),
+        )
+        fail(
+            f"out: {place} cannot be written ({why}). Make room, or choose another folder with "
+            "out=<folder>."
+        )
+    except BrokenExecutor:  # joblib gave up
+        sys.exit(
+            "mhprobe: a process of the sweep was killed, e.g. for want of memory, and joblib ended "
+            "the others with it. "
+            "Jobs whose folder has no metrics.json are to be run again; hydra.launcher.n_jobs=1 "
+            "takes the least memory."
+        )
+    except Stopped as stopped:
+        sys.exit(stopped.code)
+    except KeyboardInterrupt:  # a launcher's own
+        with contextlib.suppress(Stopped):
+            stop(signal.SIGINT)
+        sys.exit(130)
+    if mistakes:
+        sys.exit(2)
+    if (
+        _is_command()
+    ):  # end as Python does, but without deallocating torch's objects, which takes two seconds
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _is_command() -> bool:
+    """Return True if this process runs a command of ours, and no other program."""
+    spec = sys.modules["__main__"].__spec__
+    return spec is not None and spec.name.startswith("mhprobe.")
+
+
+def flags_first(words: list[str]) -> list[str]:
+    """Put overrides behind the flags: Hydra takes them on one side of ``-m`` only.
+
+    Exit code 2 for an unknown flag.
+    """
+    parser = get_args_parser()
+    parser.error = lambda message: fail(f"{message}. --help says what there is.")  # type: ignore[method-assign]
+    overrides: list[str] = parser.parse_intermixed_args(words).overrides
+    return [*(word for word in words if word not in overrides), *overrides]
+
+
+def _job(command: str, cfg: DictConfig, started: list[Path], mistakes: list[UserError]) -> None:
+    """Run a command, or one job of a sweep; a job that fails leaves a note in its folder."""
+    from mhprobe.framework.run.launch import run
+
+    job = HydraConfig.get()
+    folder = Path(job.runtime.output_dir)
+    sweeping = job.mode == RunMode.MULTIRUN
+    started.append(folder)
+    try:
+        with jobs.held(folder), jobs.settings(folder, cfg, job.overrides.task):
+            refuse_empty(cfg, job.overrides.task)
+            refuse_unread(cfg, job.overrides.task)
+            run(command, cfg, folder)
+    except (
+        UserError,
+        OmegaConfBaseException,
+    ) as error:  # not through Hydra, which adds lines of its own
+        mistake = error if isinstance(error, UserError) else UserError(explain(command, error))
+        say(str(mistake))
+        mistakes.append(mistake)
+        if sweeping:
+            jobs.note(folder, 2, str(mistake))
+    except Exception as error:
+        if not sweeping:
+            raise
+        traceback.print_exc()
+        jobs.note(folder, 1, f"{type(error).__name__}: {error}")
+    except SystemExit as stop:
+        if not sweeping or stop.code in (130, 143):  # a signal ends the whole sweep
+            raise
+        jobs.note(folder, 1, f"exit code {stop.code}")
+
+
+def refuse_empty(cfg: DictConfig, overrides: Iterable[str]) -> None:
+    """Raise UserError for ``key={}``, which empties nothing: Hydra merges it with the section."""
+    for key in (word.removesuffix("={}").lstrip("+") for word in overrides if word.endswith("={}")):
+        if section := OmegaConf.select(cfg, key, throw_on_resolution_failure=False):
+            raise UserError(
+                f"{key}={{}}: adds nothing to what is there ({', '.join(map(str, section))}) and "
+                "takes nothing away; "
+                f"take parts away by name (~{key}.{next(iter(section))}), or choose another option "
+                "of the group."
+            )
+
+
+def refuse_unread(cfg: Any, overrides: Iterable[str]) -> None:
+    """Raise UserError for a typed ``backbone``, or setting of one, that differs from that of the file ``weights``."""
+    typed = [
+        word.lstrip("+").partition("=")[0]
+        for word in overrides
+        if word.lstrip("+").startswith("backbone")
+    ]
+    if not typed:
+        return
+    from mhprobe.weights.checkpoint import read_description
+    from mhprobe.weights.description import FREE
+    from mhprobe.weights.hub import NAMES
+
+    place = Path(str(cfg.get("weights")))
+    if not (files := [*filter(Path.is_file, (place, *map(place.joinpath, NAMES)))]):
+        return
+    theirs, taken = read_description(files[0])["backbone"], (*FREE, "num_classes", "checkpoint")
+    for key in typed:
+        name = key.partition(".")[2] or "name"
+        if name not in taken and (value := cfg["backbone"].get(name)) not in (
+            None,
+            theirs.get(name),
+        ):
+            raise UserError(
+                f"{key}: the network of weights={cfg['weights']} has {theirs.get(name, 'none')}, "
+                f"got {value}. Leave "
+                f"{key} out; of backbone only num_classes=0, {', '.join(FREE)} change."
+            )
+
+
+def _stopped(command: str, number: int) -> None:
+    """Write which signal came and how to go on; on rank 0 alone, since srun and torchrun signal all ranks."""
+    if jobs.rank():
+        return
+    what = "interrupted" if number == signal.SIGINT else f"stopped ({signal.Signals(number).name})"
+    training = "ckpt_path" in sections.sections(command)
+    next_step = (
+        "go on with ckpt_path=last"
+        if training
+        else "the same command goes on behind what it has measured"
+    )
+    # not print, which the signal may have interrupted
+    os.write(2, f"mhprobe: {what}; {next_step}\n".encode())
+
+
+def say(message: str) -> None:
+    """Write one line to stderr."""
+    print(f"mhprobe: {' '.join(message.split())}", file=sys.stderr)
+
+
+def fail(message: str) -> NoReturn:
+    """Write one line to stderr and end with exit code 2."""
+    say(message)
+    sys.exit(2)
+
+
+def explain(command: str, error: Exception) -> str:
+    """Return an error of Hydra or OmegaConf as one line that lists the valid choices."""
+    for inner in causes(error):
+        if isinstance(inner, UserError):
+            return str(inner)
+    text = str(error).partition("Config search path:")[0]
+    reasons = text if error.__cause__ is None else f"{text}\n{error.__cause__}"
+    if "is not in struct" in reasons or "Could not override" in reasons:
+        return _unknown_key(command, text)
+    override = getattr(
+        error, "override", None
+    )  # a parser quotes only the end of what it could not read
+    if "LexerNoViableAlt" in text:
+        word = override or text.split("'")[-2]
+        key, _, value = word.partition("=")
+        odd = (
+            r"[^][,]*[^][,\w.-][^][,]*" if value[:1] + value[-1:] == "[]" else ".+"
+        )  # a list's odd items
+        value = re.sub(odd, r'"\g<0>"', value, flags=re.ASCII)
+        return f"{word}: Hydra's grammar takes such a value in quotes only: '{key}={value}'."
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if override is not None and override not in text:
+        lines[0] = f"{override}: {lines[0]}"
+    elif pointing := [
+        word for word in sys.argv[1:] if "interpolation" in text.lower() and "${" in word
+    ]:
+        lines[0] = f"{' '.join(pointing)}: {lines[0]}"
+    group = re.search(r"Could not load '(\w+)/", text)
+    if group is not None and "Available options" not in text:
+        lines.append(f"Available options: {', '.join(options(group[1]))}.")
+    return " ".join([lines[0] + ("" if lines[0].endswith((".", ":")) else "."), *lines[1:]])
+
+
+def _unknown_key(command: str, text: str) -> str:
+    """Return a line for an unknown key, with the keys and options that exist."""
+    key = text.split("'")[1] if "'" in text else ""
+    parent, _, leaf = key.rpartition(".")
+    experiment = [arg for arg in sys.argv[1:] if arg.startswith("+experiment=") and "," not in arg]
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = compose(command, overrides=experiment, return_hydra_config=key.startswith("hydra."))
+        # e.g. prune=order for prune.remove
+        others = [
+            f"{group}={option}"
+            for group in [key.partition(".")[0]]
+            if group != key
+            for option in options(group)
+        ]
+        having = []
+        for other in others:
+            with contextlib.suppress(
+                HydraException, OmegaConfBaseException
+            ):  # no group of this command
+                part = OmegaConf.select(compose(command, overrides=[*experiment, other]), parent)
+                having += [other] if OmegaConf.is_dict(part) and leaf in part else []
+    while parent and not isinstance(OmegaConf.select(cfg, parent), DictConfig):
+        parent, _, leaf = parent.rpartition(".")
+    node = OmegaConf.select(cfg, parent) if parent else cfg
+    keys = [str(k) for k in node]
+    section = parent or f"mhprobe.{command}"
+    new = (
+        f" Use +{key}=... to add a key that the target takes."
+        if "_target_" in keys or parent == "trainer"
+        else ""
+    )
+    if new and any(arg.startswith("+experiment=") and "," in arg for arg in sys.argv[1:]):
+        # the experiments may have the key; Hydra asks for it before it reads them
+        new = f" In a sweep over experiments write ++{key}=..."
+    settings = ", ".join(k for k in keys if k != "_target_") or "no settings"
+    options_with = (
+        f"{' and '.join(having)} {'has' if len(having) == 1 else 'have'} it. " if having else ""
+    )
+    return f"unknown key {key!r}: {options_with}{nearest(leaf, keys)}{section} has {settings}.{new}"

@@ -1,0 +1,132 @@
+"""Build a part of the configuration with a ``_target_``; one line names a wrong key or value."""
+
+import contextlib
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from hydra.errors import InstantiationException
+from hydra.utils import get_object, instantiate
+
+from mhprobe.errors import UserError, refuse_misfits, short
+from mhprobe.framework.run.constructors import OURS
+from mhprobe.io.moved import renamed
+from mhprobe.io.nested import leaves
+
+# errors of constructors for a wrong key or value
+WRONG = (
+    TypeError,
+    ImportError,
+    ValueError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    AssertionError,
+)
+
+
+def construct(part: Any, where: str, **extra: Any) -> Any:
+    """Return what Hydra's instantiate makes of a part; None for None.
+
+    where: the part's key, for a UserError. A ``_target_`` may have its name of before the wings.
+    """
+    part = renamed(part)
+    if part is not None:
+        refuse_plain(part, where)
+        refuse_types(part, where)
+    try:
+        return instantiate(
+            part, _convert_="all", **extra
+        )  # plain lists: timm does not take OmegaConf's
+    except InstantiationException as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None and not isinstance(cause, UserError):
+            cause = cause.__cause__
+        if isinstance(cause, UserError):
+            raise with_key(cause, part, where) from None
+        if isinstance(cause, WRONG):
+            options = [
+                (".".join(path), value)
+                for path, value in leaves(part)
+                if not path[-1].startswith("_")
+            ]
+            settings = (
+                " ".join(f"{key}={value}" for key, value in options if value != {}) or "no option"
+            )
+            raise UserError(f"{where}: {_line(cause)} (given {short(settings, 300)})") from error
+        raise
+    except TypeError as error:  # Hydra's own, about a key like _partial_
+        raise UserError(f"{where}: {_line(error)}") from error
+
+
+def refuse_plain(part: Any, where: str) -> None:
+    """Raise UserError for a value where a part belongs."""
+    if not (isinstance(part, Mapping) and "_target_" in part):
+        raise UserError(
+            f"{where}: expected a part with a _target_, as in conf/, got {short(str(part), 300)}."
+        )
+
+
+def refuse_types(part: Any, where: str) -> None:
+    """Raise UserError for an option of another type than the constructor names, in the part or a part inside."""
+    for key, value in part.items() if isinstance(part, Mapping) else ():
+        refuse_types(value, f"{where}.{key}")
+    if isinstance(part, Mapping) and str(part.get("_target_")).startswith(OURS):
+        try:
+            make = get_object(part["_target_"])
+        except Exception:  # instantiate raises
+            return
+        inner = {
+            path[0]
+            for path, _ in leaves(part, lists=True)
+            if path[-1] == "_target_" and len(path) > 1
+        }
+        refuse_misfits(make, {key: value for key, value in part.items() if key not in inner}, where)
+
+
+def explained(make: Callable[..., Any], where: str) -> Callable[..., Any]:
+    """Return a partial that raises UserError, naming a wrong key or value, when it is called."""
+
+    @functools.wraps(make)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return make(*args, **kwargs)
+        except UserError as error:
+            raise with_key(error, getattr(make, "keywords", {}), where) from error.__cause__
+        except WRONG as error:
+            raise UserError(f"{where}: {_line(error)}") from error
+
+    return call
+
+
+@contextlib.contextmanager
+def keyed(part: Mapping[str, Any], where: str = "") -> Iterator[None]:
+    """Give a UserError inside the keys of ``part``; see ``with_key``."""
+    try:
+        yield
+    except UserError as error:
+        raise with_key(error, part, where) from error.__cause__  # it may be the same error
+
+
+def with_key(error: UserError, part: Any, where: str) -> UserError:
+    """Return the error with keys: of the option or part that it begins with, and of options that it advises."""
+    text = str(error)
+    option = re.match(r"\w+(?=[:.])", text)
+    places = [
+        path[:n] for path, _ in leaves(part) for n in range(1, len(path) + 1)
+    ]  # keys of options and parts
+    if place := option and next(
+        (place for place in sorted(places, key=len) if place[-1] == option[0]), None
+    ):
+        text = ".".join(filter(None, [where, *place[:-1], text]))
+    elif option and where.endswith(f".{option[0]}"):  # it begins with the part's name
+        text = where.removesuffix(option[0]) + text
+    if where and isinstance(part, Mapping) and part:
+        named = "|".join(re.escape(str(key)) for key in part)
+        text = re.sub(rf"(?<= )((?:{named})(?:\.\w+)*)(?==)", rf"{where}.\1", text)
+    return UserError(text) if text != str(error) else error
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,206 @@
+"""Options and docstrings of our constructors, parsed from their files: importing them would take seconds (torch).
+
+A default stands once, in the constructor. ``fill`` adds it where a yaml leaves it out, so that
+``--cfg job`` shows it and an override needs no ``+``. Only literals, and names for literals, are
+filled in.
+"""
+
+import ast
+import functools
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+
+OURS = "mhprobe."
+PACKAGE = Path(__file__).parents[2]
+Options = dict[str, Any]
+Place = tuple[str | int, ...]  # of keys
+
+
+@functools.cache
+def options(target: str) -> Options:
+    """Return the options and defaults of our class or function, with those passed on to a base class; else nothing."""
+    module, _, name = target.rpartition(".")
+    return _of(module, name) if _is_ours(module) else {}
+
+
+def docstrings(target: str) -> list[tuple[str, str]]:
+    """Return (name, docstring) of a target, and of the base classes to which it passes options on."""
+    module, _, name = target.rpartition(".")
+    node = _named(module, name) if _is_ours(module) else None
+    if isinstance(node, tuple):
+        return docstrings(".".join(node))
+    if not isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+        return []
+    bases = [
+        base.id
+        for base in getattr(node, "bases", [])
+        if isinstance(base, ast.Name) and _of(module, base.id)
+    ]
+    pairs = [(target, text)] if (text := ast.get_docstring(node)) else []
+    return pairs + [pair for base in bases for pair in docstrings(f"{module}.{base}")]
+
+
+def _is_ours(module: str) -> bool:
+    return module.startswith(OURS) and _file(module).is_file()
+
+
+def _file(module: str) -> Path:
+    place = PACKAGE.joinpath(*module.split(".")[1:])
+    return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+
+
+@functools.cache
+def _tree(module: str) -> ast.Module:
+    return ast.parse(_file(module).read_text(encoding="utf-8"))
+
+
+def _of(module: str, name: str) -> Options:
+    node = _named(module, name)
+    if isinstance(node, tuple):
+        return _of(*node)
+    if isinstance(node, ast.FunctionDef):
+        return dict(_defaults(module, node))
+    return _of_class(module, node) if isinstance(node, ast.ClassDef) else {}
+
+
+def _named(module: str, name: str) -> ast.stmt | ast.expr | tuple[str, str] | None:
+    """Resolve a name in a file: a definition, a constant's value, or (module, name) of ours that it imports."""
+    for node in _tree(module).body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name:
+            return node
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith(OURS):
+            for alias in node.names:
+                if name == (alias.asname or alias.name):
+                    return str(node.module), alias.name
+        if isinstance(node, ast.Assign) and any(
+            isinstance(t, ast.Name) and t.id == name for t in node.targets
+        ):
+            return node.value
+    return None
+
+
+def _of_class(module: str, node: ast.ClassDef) -> Options:
+    inherited: Options = {}
+    for base in node.bases:
+        if isinstance(base, ast.Name):
+            inherited |= _of(module, base.id)
+    if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+        fields = [
+            part
+            for part in node.body
+            if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
+        ]
+        for field in (field for field in fields if "ClassVar" not in ast.unparse(field.annotation)):
+            if isinstance(field.target, ast.Name) and field.value is not None:
+                inherited |= _literal(module, field.target.id, field.value)
+        return inherited
+    init = next(
+        (
+            part
+            for part in node.body
+            if isinstance(part, ast.FunctionDef) and part.name == "__init__"
+        ),
+        None,
+    )
+    if init is None:
+        return inherited
+    # options that the constructor sets itself, or passes on by name, are not inherited
+    decided = {argument.arg for argument in [*init.args.args, *init.args.kwonlyargs]}
+    calls = [part for part in ast.walk(init) if isinstance(part, ast.Call)]
+    supers = [call for call in calls if ast.unparse(call.func) == "super().__init__"]
+    decided |= {word.arg for call in supers for word in call.keywords if word.arg}
+    passed_on = {
+        key: value for key, value in inherited.items() if init.args.kwarg and key not in decided
+    }
+    return dict(_defaults(module, init)) | passed_on
+
+
+def _defaults(module: str, function: ast.FunctionDef) -> Iterator[tuple[str, Any]]:
+    args = function.args
+    arguments, defaults = args.args + args.kwonlyargs, args.defaults + args.kw_defaults
+    for argument, default in zip(
+        arguments[len(arguments) - len(defaults) :], defaults, strict=True
+    ):
+        if default is not None:
+            yield from _literal(module, argument.arg, default)
+
+
+def _literal(module: str, name: str, default: ast.expr) -> Iterator[tuple[str, Any]]:
+    try:
+        value = ast.literal_eval(_meant(module, default))
+    except ValueError:
+        return  # no literal
+    yield name, list(value) if isinstance(value, tuple) else value
+
+
+def _meant(module: str, default: ast.expr) -> ast.expr:
+    """Resolve a constant (``LIMIT``) or another class's default (``Rule.gamma``), else return the default itself."""
+    if isinstance(default, ast.Attribute) and isinstance(default.value, ast.Name):
+        fields = _of(module, default.value.id)
+        return ast.Constant(fields[default.attr]) if default.attr in fields else default
+    if not isinstance(default, ast.Name):
+        return default
+    named = _named(module, default.id)
+    if isinstance(named, tuple):
+        return _meant(named[0], ast.Name(named[1]))
+    return named if isinstance(named, ast.expr) else default
+
+
+Filled = tuple[Place, str, Options]  # a part's place and target, and the defaults added to it
+
+
+def fill(cfg: DictConfig) -> list[Filled]:
+    """Add to each part of ``cfg`` with a ``_target_`` of ours the defaults of its missing options, in place."""
+    filled = list(_left_out((), OmegaConf.to_container(cfg, resolve=False)))
+    for path, _, added in filled:
+        part = _part(cfg, path)
+        with open_dict(part):
+            part.update(added)
+    return filled
+
+
+def take_back(cfg: DictConfig, filled: Iterable[Filled], typed: Iterable[str]) -> None:
+    """Remove defaults that ``fill`` added to a part whose target was replaced, but for keys that were ``typed``."""
+    kept = set(typed)
+    for path, target, added in filled:
+        part = _part(cfg, path)
+        if isinstance(part, DictConfig) and part.get("_target_") != target:
+            with open_dict(part):
+                for key in added:
+                    if ".".join(map(str, (*path, key))) not in kept:
+                        part.pop(key, None)
+
+
+def _part(cfg: DictConfig, path: Place) -> Any:
+    """Return the part of a configuration at a path; None where it was removed."""
+    part: Any = cfg
+    for key in path:
+        keys = (
+            range(len(part))
+            if isinstance(part, ListConfig)
+            else part
+            if isinstance(part, DictConfig)
+            else ()
+        )
+        part = part[key] if key in keys else None
+    return part
+
+
+def _left_out(path: Place, plain: Any) -> Iterator[Filled]:
+    parts = (
+        plain.items()
+        if isinstance(plain, dict)
+        else enumerate(plain)
+        if isinstance(plain, list)
+        else ()
+    )
+    target = str(plain.get("_target_")) if isinstance(plain, dict) else ""
+    if added := {
+        option: default for option, default in options(target).items() if option not in plain
+    }:
+        yield path, target, added
+    for key, part in parts:
+        yield from _left_out((*path, key), part)

@@ -1,0 +1,172 @@
+"""Folders of jobs, and the end of a sweep whose jobs failed.
+
+A failed job leaves a note in its folder, since jobs may run elsewhere. Launchers find jobs that
+were lost.
+"""
+
+import contextlib
+import functools
+import itertools
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf, read_write
+from omegaconf.errors import OmegaConfBaseException
+
+from mhprobe.errors import UserError, first_line
+from mhprobe.io.files import write
+from mhprobe.report.runs.folder import Folder
+
+FAILED = "failed.json"
+
+
+def rank() -> int:
+    """Return the number of this process among the ranks of its run; 0 if alone."""
+    return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
+
+
+@functools.cache
+def claim(wanted: str) -> str:
+    """Make a new folder of that name, or the next free one (_2, _3 ...).
+
+    Ranks of a launcher share ``wanted``.
+    """
+    if "RANK" in os.environ or "SLURM_PROCID" in os.environ:
+        return wanted
+    names = itertools.chain([wanted], (f"{wanted}_{number}" for number in itertools.count(2)))
+    try:
+        Path(wanted).parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name := next(names))  # of two processes only one can
+                return name
+    except OSError as error:
+        raise UserError(
+            f"out: {error.filename} cannot be written ({error.strerror}). Choose another folder "
+            "with out=<folder>."
+        ) from error
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Lock ``folder`` for this run.
+
+    UserError if another run is writing there, or if the folder was replaced.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(ImportError, OSError):  # a system without such locks
+            import fcntl
+
+            try:
+                if rank() == 0:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(
+                    f"{folder}: another run is writing there. Wait, or give another hydra.run.dir."
+                ) from None
+        yield
+        if not folder.exists() or not os.path.samestat(os.fstat(handle), folder.stat()):
+            raise UserError(
+                f"{folder} was removed or replaced while the run wrote there: its results are not "
+                "whole."
+            )
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def settings(folder: Path, cfg: DictConfig, overrides: Sequence[str]) -> Iterator[None]:
+    """Keep the composed configuration and what was typed in ``folder/config``.
+
+    A mistake puts back what was there.
+    """
+    if rank():
+        yield
+        return
+    before = {file: file.read_bytes() for file in (folder / "config").glob("*.yaml")}
+    (folder / FAILED).unlink(missing_ok=True)  # of a job that was here before
+    write(folder / "config" / "config.yaml", OmegaConf.to_yaml(cfg).encode())
+    keep_typed(folder, overrides)
+    try:
+        yield
+    except (UserError, OmegaConfBaseException):
+        for file, text in before.items():
+            write(file, text)
+        raise
+
+
+def keep_typed(folder: Path, overrides: Sequence[str]) -> None:
+    write(folder / "config" / "overrides.yaml", OmegaConf.to_yaml(list(overrides)).encode())
+
+
+def note(folder: Path, code: int, message: str) -> None:
+    """Leave a note of a failed job for the end of its sweep."""
+    with contextlib.suppress(OSError):  # the disk may be full
+        (folder / FAILED).write_text(json.dumps({"code": code, "message": message}))
+
+
+def lost(folder: Path, overrides: Sequence[str], message: str) -> None:
+    """Leave a note of a job whose process or machine is gone."""
+    keep_typed(folder, overrides)
+    note(folder, 1, message)
+
+
+def submitit_names_lost_jobs(folder: Path) -> None:
+    """Make submitit leave a note of a job without a result, and wait for the other jobs."""
+    import submitit
+
+    whole = submitit.Job.results
+
+    def results(job: Any) -> list[Any]:
+        try:
+            return whole(job)
+        except submitit.core.utils.UncompletedJobError as error:
+            overrides, _, number, *_ = job.submission().args
+            lost(folder / str(number), overrides, first_line(error))
+            return [JobReturn(overrides=overrides, status=JobStatus.COMPLETED)]
+
+    submitit.Job.results = results  # type: ignore[method-assign, assignment]
+
+
+class SaysWhatFailed(Callback):
+    """End of a sweep: a page of its jobs side by side, a line for each failed one, and the exit code."""
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        # claimed once: a job in another process would claim a folder of its own
+        with read_write(config.hydra.sweep):
+            config.hydra.sweep.dir = str(config.hydra.sweep.dir)
+        if "submitit" in config.hydra.launcher._target_:
+            submitit_names_lost_jobs(Path(config.hydra.sweep.dir))
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        from mhprobe.framework.run.wing import pages
+        from mhprobe.report.runs.run import jobs as jobs_in
+
+        folder = Path(str(OmegaConf.select(config, "hydra.sweep.dir")))
+        jobs = jobs_in(folder, "config")
+        failed = {
+            job: json.loads((job / FAILED).read_text()) for job in jobs if (job / FAILED).is_file()
+        }
+        wing = pages()
+        page = wing.finish_sweep(folder) if wing is not None else None
+        if page is not None:
+            print(f"side by side: {page}")
+        if not failed:
+            return
+        print(
+            f"mhprobe: {len(failed)} of {len(jobs)} jobs failed, the others are in {folder}:",
+            file=sys.stderr,
+        )
+        for job, end in failed.items():
+            print(
+                f"  {job.name} ({' '.join(Folder(job).overrides())}): {end['message']}",
+                file=sys.stderr,
+            )
+        sys.exit(2 if all(end["code"] == 2 for end in failed.values()) else 1)

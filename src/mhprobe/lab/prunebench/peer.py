@@ -1,0 +1,185 @@
+"""Units that Torch-Pruning would remove (Fang et al. 2023, "DepGraph", CVPR, arXiv 2301.12900), by its own code.
+
+Its global pruner scores heads and neurons of MLPs, at one ratio, which is searched for until the
+FLOPs are met. Its choice is a mask, removed and repaired by mhprobe's own code.
+
+Shapes: A units of all sites.
+"""
+
+import functools
+import importlib.util
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from timm.layers import GluMlp
+from torch import Tensor, nn
+
+from mhprobe.backbones import family_of, layout_of
+from mhprobe.backbones.parts.narrow import fix_position_biases
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadLayout
+from mhprobe.io.progress import progress
+from mhprobe.masking.base import Target
+from mhprobe.masking.parts.units import saving_of_each
+from mhprobe.pruning.on_path import within
+from mhprobe.pruning.rounds import Images
+from mhprobe.recording.outputs import objective
+from mhprobe.surgery.removal import prune_heads
+
+HALVINGS = 12  # of the interval of ratios: to 1 in 4,096
+
+
+@dataclass(frozen=True)
+class TorchPruning:
+    """Choose units as Torch-Pruning's MetaPruner does, globally.
+
+    importance: of a group of weights, as its classes: "magnitude" (GroupMagnitudeImportance),
+    "taylor" (of the summed gradient) or "hessian" (the diagonal, from squared gradients of single
+    images; OBD).
+    isomorphic: ranks groups of one structure among themselves (Isomorphic Pruning, arXiv
+    2407.04616).
+    multiple: widths of MLPs are rounded down to it.
+
+    UserError where the package is not installed.
+    """
+
+    importance: Literal["magnitude", "taylor", "hessian"] = "taylor"
+    isomorphic: bool = False
+    multiple: int = 1
+
+    def __post_init__(self) -> None:
+        if importlib.util.find_spec("torch_pruning") is None:
+            raise UserError("torch_pruning is not installed: pip install torch-pruning.")
+
+    def choose(self, model: nn.Module, images: Images, target: Mapping[str, float]) -> Tensor:
+        """(A,) bool, the units that go so that at most ``target`` is left, as of ``within``.
+
+        model: carries gates.
+
+        Shares of each kind have a ratio each. UserError for a gated MLP that it cannot cut, and if
+        more is left at each
+        ratio that is tried: it never takes a whole layer.
+        """
+        limits, layout = within(model, target).limits, layout_of(model)
+        assert limits is not None
+        for site in layout.of("neuron").sites:
+            if isinstance(model.get_submodule(site.name), GluMlp):
+                why = f"torch_pruning cannot cut {site.name}, where one layer makes both halves of a gated MLP"
+                raise UserError(f"{why}. Choose among heads alone, or take another order.")
+        bare = prune_heads(model, []).eval()
+        fix_position_biases(bare)
+        options = {"isomorphic": self.isomorphic, "round_to": self.multiple}
+        at = functools.partial(
+            _chosen, bare, layout, images.first()[:1], self._scored(bare, images), **options
+        )
+        goals = zip(limits.targets, saving_of_each(limits) > 0, strict=True)
+        return torch.stack([_searched(at, goal) & those for goal, those in goals]).any(0)
+
+    def _scored(self, model: nn.Module, images: Images) -> Any:
+        from torch_pruning import importance
+
+        if self.importance == "magnitude":
+            return importance.GroupMagnitudeImportance()
+        single = self.importance == "hessian"
+        score = (
+            importance.GroupHessianImportance() if single else importance.GroupTaylorImportance()
+        )
+        squares = (
+            {parameter: torch.zeros_like(parameter) for parameter in model.parameters()}
+            if single
+            else {}
+        )
+        with progress("slopes for torch_pruning", len(images.chosen)) as done:
+            for shown, labels in images.sloped():
+                for part, right in zip(
+                    *(x.split(1 if single else len(x)) for x in (shown, labels)), strict=True
+                ):
+                    with torch.enable_grad():
+                        objective(model(part), right, images.of).sum().backward()
+                    for parameter, square in squares.items():
+                        if parameter.grad is not None:
+                            square += parameter.grad**2
+                            parameter.grad = None
+                    done(len(part))
+        for (
+            parameter,
+            square,
+        ) in squares.items():  # where it reads them: its accumulate_grad keeps the last image alone
+            parameter.grad = square / len(images.chosen)
+        return score
+
+
+def _chosen(
+    model: nn.Module, layout: HeadLayout, image: Tensor, score: Any, ratio: float, **options: Any
+) -> Tensor:
+    """(A,) bool, the units of the groups that its pruner would remove at this ratio.
+
+    options: of its pruner.
+    """
+    import torch_pruning
+
+    outputs = [family_of(model).seam(model, site).output for site in layout.sites]
+    inside = [
+        [part for part in model.get_submodule(site.name).modules() if isinstance(part, nn.Linear)]
+        for site in layout.sites
+    ]
+    free = {part for parts in inside for part in parts} - set(outputs)
+    heads = {
+        part: site.num_heads
+        for site, parts in zip(layout.sites, inside, strict=True)
+        if site.kind == "head"
+        for part in parts
+        if part in free
+    }
+    ignored = [part for part in model.modules() if not list(part.children()) and part not in free]
+    with warnings.catch_warnings(
+        action="ignore"
+    ):  # of parameters that belong to no layer, as class tokens
+        pruner = torch_pruning.pruner.MetaPruner(
+            model,
+            image,
+            score,
+            global_pruning=True,
+            pruning_ratio=ratio,
+            ignored_layers=ignored,
+            num_heads=heads,
+            prune_num_heads=True,
+            prune_head_dims=False,
+            head_pruning_ratio=ratio,
+            **options,
+        )
+        mask = torch.zeros(layout.num_heads, dtype=torch.bool)
+        for group in pruner.step(interactive=True):
+            for dependency, channels in group:
+                if dependency.target.module in outputs and pruner.DG.is_in_channel_pruning_fn(
+                    dependency.handler
+                ):
+                    number = outputs.index(dependency.target.module)
+                    units = torch.as_tensor(channels) // layout.sites[number].head_dim
+                    mask[layout.offsets[number] + units] = True
+    return mask
+
+
+def _searched(at: Callable[[float], Tensor], target: Target) -> Tensor:
+    """(A,) bool, what goes at the least ratio that meets the target."""
+    low, high, least, best = 0.0, 1.0, 1.0, None
+    with progress("ratios of torch_pruning", HALVINGS, "ratios") as done:
+        for _ in range(HALVINGS):
+            ratio = (low + high) / 2
+            mask = at(ratio)
+            least = min(least, now := target.left(mask))
+            if now <= target.value:
+                high, best = ratio, mask
+            else:
+                low = ratio
+            done(1)
+    if best is None:
+        raise UserError(
+            f"target: torch_pruning takes no layer whole and leaves {target.unit}={least:.3g} or "
+            "more, expected at "
+            f"most {target.value:g}. Ask for more, or take another order."
+        )
+    return best

@@ -1,0 +1,189 @@
+"""Keep attention of every head, and the network with test images, beside a run's results, for its pages.
+
+Attention is for the head atlas of report.html, the network for a page that switches heads live.
+Neither fails the run.
+
+Shapes: B images, T tokens, h x w token grid.
+"""
+
+import dataclasses
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+
+from mhprobe.backbones import attach, gives_features, puts_out_features
+from mhprobe.data.augment import normalise
+from mhprobe.data.base import ImageData
+from mhprobe.data.draws import evenly
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadSite
+from mhprobe.io.files import write
+from mhprobe.pages.html.kept import ATTENTION, MOST, NETWORK, levels
+from mhprobe.pages.live import Stored, pieces, stored
+from mhprobe.recording.looks import Query, looked_at, visible, who_looks
+from mhprobe.recording.outputs import logits_of
+from mhprobe.recording.record import record
+from mhprobe.recording.state import inspecting
+
+IMAGES = 3  # of the test split, evenly, whose attention is kept
+IMAGES_LIVE = 500  # with the network; a page answers in seconds
+_PICTURE = 64  # pixels of a picture's longer side
+
+log = logging.getLogger(__name__)
+
+
+def keep_attention(folder: Path, model: nn.Module, data: ImageData) -> Path | None:
+    """Write ``folder/attention.safetensors``: a map per head, image and query.
+
+    None, with a warning, if that fails.
+    """
+    try:
+        return _keep(folder, model.eval(), data)
+    except Exception as error:  # no reason to lose the run
+        log.warning("report.html is without attention maps: %s", error)
+        return None
+
+
+def queries(site: HeadSite) -> dict[str, Query]:
+    """Return queries by name: the class token and registers where there are any, or all patches; and one patch."""
+    height, width = site.token_grid
+    by_name: dict[str, Query] = (
+        {"the class token": "class"} if site.class_token else {"all patches (mean)": "mean"}
+    )
+    if site.prefix_tokens > site.class_token:
+        by_name["the registers (mean)"] = "registers"
+    return {**by_name, "the patch in the middle": (height // 2, width // 2)}
+
+
+@torch.no_grad()
+def _keep(folder: Path, model: nn.Module, data: ImageData) -> Path:
+    chosen, names = evenly(IMAGES, data.sizes["test"]), data.class_names
+    batch = data.some("test", IMAGES, next(model.parameters()).device)
+    layout, hidden = visible(model)  # some heads may have no weights to look at
+    recorded = record(model, batch.images, needs={"attn"}, layout=layout)
+    attn = recorded.need("attn", "attention")
+    titles = [f"image {image}" for image in chosen]
+    if names:
+        titles = [
+            f"{title}: {names[label]}"
+            for title, label in zip(titles, batch.labels.tolist(), strict=True)
+        ]
+    if not gives_features(model):
+        taken = recorded.logits.argmax(1).tolist()
+        titles = [
+            f"{title}, taken for {names[label]}" for title, label in zip(titles, taken, strict=True)
+        ]
+    pictures = data.stored("test", chosen).images.contiguous()
+    if (longest := max(pictures.shape[2:])) > _PICTURE:
+        size = [max(1, round(side * _PICTURE / longest)) for side in pictures.shape[2:]]
+        pictures = interpolate(pictures.float(), size=size, mode="area").round().to(torch.uint8)
+    arrays = {"pictures": pictures}
+    by_query: dict[str, list[str]] = {}  # names of sites
+    for number, site in enumerate(layout.sites):
+        for name, query in queries(site).items():
+            arrays[f"{name}/{site.name}"] = levels(
+                looked_at(attn[number], site, who_looks(site, query))
+            )
+            by_query.setdefault(name, []).append(site.name)
+    about = {"titles": json.dumps(titles), "queries": json.dumps(by_query), "hidden": hidden}
+    return write(folder / ATTENTION, save(arrays, about))
+
+
+def keep_live(folder: Path, model: nn.Module, data: ImageData) -> str:
+    """Write ``folder/live.safetensors`` for a run's test images. Return the error; "" for none."""
+    try:
+        chosen = evenly(IMAGES_LIVE, data.sizes["test"])
+        batch = data.stored("test", chosen)
+        names = [f"image {number}" for number in chosen]
+        keep(
+            folder,
+            model,
+            batch.images,
+            batch.labels,
+            data.class_names,
+            names,
+            dataclasses.asdict(data.input_spec),
+        )
+    except Exception as error:  # no reason to lose the run
+        return str(error) or type(error).__name__
+    return ""
+
+
+def keep(
+    folder: Path,
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    classes: Sequence[str],
+    titles: Sequence[str],
+    spec: dict[str, Any],
+    beside: bool = True,
+) -> Path:
+    """Write the network as ONNX, the images in its input size, and torch's logits.
+
+    Weights are float32, or the first of float16 and int8 that fits into a page; else float16, and
+    the page asks for this file. model: with gates. images: (N, 3, height, width) uint8. labels:
+    (N,) int64. classes: names; numbers if empty. spec: size, mean and std. beside: True if the page
+    can ask. UserError for a network that gives features, is too large, or cannot be exported.
+    """
+    pixels = images.cpu()
+    if tuple(pixels.shape[-2:]) != tuple(spec["size"]):  # rounded, for page and torch alike
+        pixels = interpolate(
+            pixels.float(), size=tuple(spec["size"]), mode="bicubic", antialias=True
+        )
+        pixels = pixels.clamp(0, 255).round().byte()
+    seen = normalise(pixels, spec["size"], spec["mean"], spec["std"])
+    weight = next(model.parameters())
+    with inspecting(model, gradients=False):
+        logits = torch.cat(
+            [logits_of(model(some.to(weight))).cpu() for some in seen.split(100)]
+        ).float()
+    classes = classes or [
+        str(number) for number in range(0 if puts_out_features(model) else logits.shape[-1])
+    ]
+    if logits.dim() != 2 or logits.shape[1] != len(classes):
+        raise UserError(
+            "live: expected a network with logits of the classes, got one that gives features."
+        )
+    exports, sites = pieces(model, seen[:2]), attach(model).layout.of("head").sites
+    kinds: tuple[Stored, ...] = ("float32", "float16", "int8")
+    for kind in kinds:
+        small = [stored(piece, kind) for piece in exports]
+        if (size := sum(len(piece.onnx) for piece in small)) <= MOST:
+            break
+    else:
+        if not beside:
+            raise UserError(
+                f"live: the network has {size / 1e6:.0f} MB as int8, expected at most "
+                f"{MOST / 1e6:.0f}."
+            )
+        kind = "float16"
+        small = [stored(piece, kind) for piece in exports]
+    about = {
+        "stored": kind,
+        "pieces": [[piece.first, piece.heads, piece.sites] for piece in exports],
+        "spec": {key: list(value) for key, value in spec.items()},
+        "sites": [
+            None if site.windows else [*site.token_grid, site.prefix_tokens, site.class_token]
+            for site in sites
+        ],
+        "classes": list(classes),
+        "titles": list(titles),
+    }
+    arrays = {
+        f"piece/{n}": torch.frombuffer(bytearray(piece.onnx), dtype=torch.uint8)
+        for n, piece in enumerate(small)
+    }
+    arrays |= {
+        "images": pixels.contiguous(),
+        "labels": labels.cpu().long(),
+        "logits": logits.contiguous(),
+    }
+    return write(folder / NETWORK, save(arrays, {"live": json.dumps(about)}))

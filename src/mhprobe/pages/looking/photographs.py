@@ -1,0 +1,89 @@
+"""Photographs of a folder for a page, and masks of salient objects. Unreadable files are named."""
+
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mhprobe.data.archive import Archive, open_archive
+from mhprobe.data.augment import resized
+from mhprobe.data.draws import evenly
+from mhprobe.data.images import decode, is_image, refuse_bombs
+from mhprobe.errors import UserError
+from mhprobe.pages.html.pictures import encoded
+
+SHOWN = 448  # pixels of a photograph's side in a page
+QUALITY = 82  # of its JPEG
+
+
+class Photographs(NamedTuple):
+    """Squares from the middle of N photographs.
+
+    names: files. pixels: (N, 3, side, side) uint8, for the network. pictures: JPEG as data URLs,
+    for the page.
+    notes: how many of the folder's photographs these are, if not all, and a line per unreadable
+    file.
+    """
+
+    names: list[str]
+    pixels: Tensor
+    pictures: list[str]
+    notes: list[str]
+
+
+def photographs(there: tuple[Archive, list[str]], side: int, limit: int = 12) -> Photographs:
+    """Read at most ``limit`` photographs, evenly by name, as squares of ``side`` pixels.
+
+    there: as of ``listed``.
+
+    Raises UserError where none of them can be read.
+    """
+    archive, every = there
+    read, left_out = {}, []
+    refuse_bombs()
+    for name, data in archive.read([every[number] for number in evenly(limit, len(every))]):
+        try:
+            read[name] = [decode(data, pixels, True, name) for pixels in (side, SHOWN)]
+        except UserError as error:
+            left_out.append(str(error).removeprefix("root: "))
+    if not read:
+        raise UserError(f"look: {archive.path} has no photographs that can be read: {left_out[0]}")
+    names = sorted(read)  # an archive streams in its own order
+    notes = [f"Left out: {line}" for line in left_out]
+    if len(every) > limit:
+        notes.insert(
+            0,
+            f"{len(names)} of the {len(every)} photographs in the folder are shown, evenly by "
+            "name.",
+        )
+    pixels = torch.from_numpy(np.stack([read[name][0] for name in names])).permute(0, 3, 1, 2)
+    return Photographs(
+        names, pixels, [encoded(read[name][1], "jpeg", quality=QUALITY) for name in names], notes
+    )
+
+
+def masks(folder: str | Path, names: list[str], size: tuple[int, int]) -> Tensor:
+    """(N, *size) int64, 1 on salient objects: pixels of a mask at least half as bright as its maximum.
+
+    folder: has an image for each photograph, of the same name up to its ending. Raises UserError if
+    one is missing, or if a name belongs to several.
+    """
+    archive = open_archive(Path(folder).expanduser())
+    images, files = [file for file in archive.names() if is_image(file)], list[str]()
+    for stem in (PurePosixPath(name).stem for name in names):
+        masked, there = (
+            [file for file in of if PurePosixPath(file).stem == stem] for of in (names, images)
+        )
+        if len(masked) != 1 or len(there) != 1:
+            raise UserError(
+                f"look: masks: {archive.path} has {' and '.join(there) or 'no mask'} for "
+                f"{' and '.join(masked)}; "
+                f"expected one image of the same name, e.g. {stem}.png."
+            )
+        files += there
+    decoded = {file: decode(data, max(size), True, file) for file, data in archive.read(set(files))}
+    bright = torch.from_numpy(np.stack([decoded[file].max(-1) for file in files])).float()
+    salient = (2 * bright >= bright.amax((1, 2), keepdim=True)) & (bright > 0)
+    return resized(salient, size)

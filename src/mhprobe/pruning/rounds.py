@@ -1,0 +1,527 @@
+"""Prune a network: choose heads, remove them, check against the mask, repair, tune, and go on with the next round.
+
+Shapes: A heads of all sites of the network that was loaded, N test images.
+"""
+
+import copy
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mhprobe.backbones import attach, gives_features, input_spec, layout_of
+from mhprobe.data.base import SPLITS, ImageData
+from mhprobe.data.batch import Batch, Walk
+from mhprobe.data.draws import stratified
+from mhprobe.errors import UserError, quoted
+from mhprobe.gates import gates_of, remove_gates
+from mhprobe.gates.fill import Fill
+from mhprobe.heads import Kind
+from mhprobe.io.progress import progress
+from mhprobe.io.tensors import digest
+from mhprobe.io.written import counted
+from mhprobe.masking.base import LABELS, Evaluate, Scored
+from mhprobe.masking.parts.cache import MaskCache, cache_key, describe
+from mhprobe.pruning.given import Choice, Given
+from mhprobe.pruning.on_path import OnPath, Promise, check_unseen, promise_of, removed_after, within
+from mhprobe.recording.fills import check_fill, find_fill
+from mhprobe.recording.outputs import Of
+from mhprobe.recording.replay import gate_values
+from mhprobe.recording.state import moved
+from mhprobe.scoring.base import Score, looked, score_for
+from mhprobe.scoring.parts.evaluate import Evaluator
+from mhprobe.scoring.parts.tally import tally
+from mhprobe.stats.significance import paired, wilson
+from mhprobe.surgery.costs import count_flops, count_parameters
+from mhprobe.surgery.removal import (
+    ProjBias,
+    drop_bias,
+    largest_difference,
+    prune_heads,
+    refuse_unfoldable,
+    refuse_unprunable,
+)
+from mhprobe.surgery.repair import repair
+
+CHECKED = 256  # test images on which masked and pruned logits are compared
+TOLERANCE = 1e-5  # relative to the largest logit, in whole float32: the same sums in another order
+
+Fold = Literal[
+    "zero", "mean", "optimal"
+]  # the constant that a removed head leaves in its projection's bias
+Train = Callable[[nn.Module, dict[str, list[int]], int], nn.Module]
+"""(network, the loaded network's heads that it has by site, round) -> the network after some training."""
+
+
+class Stage(NamedTuple):
+    """One row of the table: what the network can do on the test images, and its costs, after one piece of work."""
+
+    round: int
+    stage: str  # dense, masked, pruned, repaired, tuned
+    heads: int | None  # None where none can go: without gates on them
+    accuracy: float
+    low: float  # Wilson's 95 % interval
+    high: float
+    loss: float  # mean nats
+    difference: float  # accuracy minus the dense network's, on the same images
+    difference_low: float  # Newcombe's 95 % interval
+    difference_high: float
+    p: float  # exact McNemar against the dense network; NaN where these images chose the heads
+    images: int
+    parameters: int
+    flops: int  # per image
+    # what accuracy and loss are: labels, or agreement with the dense network (mhprobe.scoring)
+    score: str
+    neurons: int | None = None  # where they can go, too
+
+    @property
+    def counted(self) -> str:
+        """Numbers of heads and neurons in words."""
+        numbers = {"head": self.heads, "neuron": self.neurons}
+        return " and ".join(
+            counted(number, kind) for kind, number in numbers.items() if number is not None
+        )
+
+
+@dataclass
+class Pruned:
+    """Result of a pruning."""
+
+    model: nn.Module  # a plain timm model without gates
+    gone: Tensor  # (A,) bool, the removed heads
+    stages: list[Stage] = field(default_factory=list)  # in their order; the last is of ``model``
+    right: list[Tensor] = field(
+        default_factory=list
+    )  # (N,) bool per stage, the test images that it has right
+    difference: float = 0.0  # the largest between masked and pruned logits
+    rescaled: bool = False  # True if kept heads were multiplied by H / kept
+    scored: Scored = LABELS
+    promise: Promise | None = (
+        None  # None without a guarantee; of no step, ``model`` is the loaded one
+    )
+    chosen_by: tuple[
+        str, ...
+    ] = ()  # the images that chose the heads, "split:digest" each, as far as known
+    kinds: frozenset[Kind] = frozenset({"head"})  # of its units
+    scores: Tensor | None = None  # (A,) of the last round's path, if it had scores
+    minutes: float = 0.0  # that choosing took
+
+    @property
+    def optimistic(self) -> bool:
+        """True if test images chose the heads: accuracies on them are too high, and a test would not know of it."""
+        return any(images.startswith("test:") for images in self.chosen_by)
+
+
+class Images:
+    """Batches of a pruning on ``device``: images that choose and repair, test images, calibration for a guarantee.
+
+    look_at: number of images of the split ``select_on``, stratified, not augmented. score: None for
+    the labels, or without them what the model allows. half: units are chosen in bfloat16. cache:
+    folder for the scores of masks, so that a killed run goes on; None for none. facts: plain values
+    that decide scores, beside the weights and the images.
+    """
+
+    def __init__(
+        self,
+        data: ImageData,
+        device: torch.device,
+        select_on: str = "train",
+        look_at: int = 1024,
+        seed: int = 0,
+        score: type[Score] | None = None,
+        half: bool = False,
+        cache: Path | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.data, self.device, self.seed, self.score, self.half = data, device, seed, score, half
+        self.cache, self.facts = cache, facts or {}
+        self.scores: dict[
+            str, Score
+        ] = {}  # by who is shown the images; until ``show`` the labels alone
+        self.of: Of = "loss"
+        self.split = SPLITS[select_on]
+        # validation images that choose do not vote for themselves
+        self.banked = ("train",) if self.split == "val" else ("train", "val")
+        self.chosen = self._some(self.split, look_at)
+
+    @property
+    def name(self) -> str:
+        """The images that choose, as "split:digest"."""
+        return f"{self.split}:{self.data.images_of(self.split)}"
+
+    def selection(self, positions: Tensor | None = None) -> Iterator[Batch]:
+        """Batches of the images that choose, or of some at ``positions``; ``index`` counts from 0."""
+        images = self.chosen if positions is None else self.chosen[positions]
+        place = torch.full((self.data.sizes[self.split],), 0, device=self.device)
+        place[self.chosen] = torch.arange(len(self.chosen), device=self.device)
+        for batch in self.data.batches(self.split, self.device, images):
+            yield batch._replace(index=place[batch.index])
+
+    def sloped(self, positions: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """(images, labels) of ``selection`` for slopes, after ``show``; without labels the network's own classes."""
+        for batch in self.selection(positions):
+            labels = (
+                batch.labels if self.of == "norm" else self.scores["chosen"].sloped(batch).labels
+            )
+            yield batch.images[batch.valid], labels[batch.valid]
+
+    def choosing(self) -> torch.autocast:
+        """Context in which units are chosen: products in bfloat16 with ``half``."""
+        # a cache would hold the weights of all smaller networks that are tried
+        return torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.half, cache_enabled=False
+        )
+
+    def first(self) -> Tensor:
+        """(B, 3, height, width), the first batch of them."""
+        return next(self.selection()).images
+
+    def test(self, count: int | None = None) -> Iterator[Batch]:
+        """Batches of all test images, or of some."""
+        return self.data.batches(
+            "test", self.device, None if count is None else self._some("test", count)
+        )
+
+    def show(self, dense: nn.Module) -> None:
+        """Run the whole network on all images, for scores that compare with it."""
+        features, sizes = gives_features(dense), self.data.sizes
+        self.of = "norm" if features else "loss"
+        walks: dict[str, tuple[Walk, int]] = {"chosen": (self.selection, len(self.chosen))}
+        walks["test"] = self.test, sizes["test"]
+        if "calibration" in sizes:
+            walks["calibration"] = self._calibration, sizes["calibration"]
+        bank, fewest = (
+            (self._bank, sum(map(sizes.__getitem__, self.banked))),
+            min(n for _, n in walks.values()),
+        )
+        kind = score_for(self.score, "score", not self.data.unlabelled, features, fewest, bank[1])
+        self.scores = {
+            name: looked(kind, dense, *walk, bank, show=True) for name, walk in walks.items()
+        }
+        self.scores["chosen"].places = self.chosen if self.split == self.banked[0] else None
+
+    def stands_in(self, model: nn.Module, fold: Fold) -> Fill | None:
+        """Find the fill for the heads that go, on the images that choose."""
+        if fold != "zero":
+            refuse_unfoldable(model)
+        return find_fill(model, fold, self.selection)
+
+    def evaluate(self, model: nn.Module, rescale: bool, fill: Fill | None = None) -> Evaluate:
+        """Scores masks of ``model`` on the images that choose."""
+        about = self.selection, len(self.chosen), "choosing what goes", True
+        return Evaluator(
+            model, *about, pick=self.selection, **self._how("chosen", model, rescale, fill)
+        )
+
+    def calibrate(self, model: nn.Module, rescale: bool, fill: Fill | None = None) -> Evaluate:
+        """Scores masks of ``model`` on the images that were set aside."""
+        about = self._calibration, self.data.sizes["calibration"], "what can be promised", True
+        return Evaluator(model, *about, **self._how("calibration", model, rescale, fill))
+
+    def _how(
+        self, shown: str, model: nn.Module, rescale: bool, fill: Fill | None
+    ) -> dict[str, Any]:
+        """Options of ``Evaluator``, with the answers that are known of this network and these images."""
+        score, cache = self.scores.get(shown), None
+        if self.cache is not None:
+            weights = digest({**model.state_dict(), "gates": gates_of(model).effective()})
+            chosen = [self.split, self.chosen.tolist()]
+            images = chosen if shown == "chosen" else [shown, self.data.set_aside]
+            fill_from = None if fill is None else chosen
+            how = {
+                "images": images,
+                "rescale": rescale,
+                "fill_from": fill_from,
+                "score": describe(type(score)),
+            }
+            how |= {"half": self.half}
+            if score is not None and score.banked:
+                how |= {
+                    "bank": [*map(self.data.images_of, self.banked)],
+                    "itself": score.places is None,
+                }
+            cache = MaskCache(self.cache, cache_key(dense=self.facts, pruned=weights, **how))
+        return {"rescale": rescale, "fill": fill, "score": score, "of": self.of, "cache": cache}
+
+    def _bank(self) -> Iterator[Batch]:
+        """Images with labels that a score may compare with; ``index`` counts through their splits."""
+        for number, split in enumerate(self.banked):
+            for batch in self.data.batches(split, self.device):
+                yield batch._replace(index=batch.index + number * self.data.sizes[self.banked[0]])
+
+    def _calibration(self) -> Iterator[Batch]:
+        return self.data.batches("calibration", self.device)
+
+    def _some(self, split: str, count: int) -> Tensor:
+        labels = self.data.splits[split].labels
+        chosen = (
+            np.arange(len(labels)) if count >= len(labels) else stratified(labels, count, self.seed)
+        )
+        return torch.from_numpy(np.asarray(chosen))
+
+
+class Chooses(Protocol):
+    """A method that is shown the network itself: gates that are learned, or another package."""
+
+    def choose(self, model: nn.Module, images: Images, target: Mapping[str, float]) -> Tensor:
+        """(A,) bool, the units that go so that at most ``target`` is left, as of ``within``.
+
+        model: carries gates.
+        """
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Units that a method chooses which is shown the network.
+
+    target: what may be left, as of ``within``.
+    """
+
+    method: Chooses
+    target: Mapping[str, float]
+    guarantee: ClassVar[None] = None
+
+    def check(self, model: nn.Module, rounds: int) -> None:
+        """UserError for a target below what is left without all units, and widths that are no multiples."""
+        within(model, self.target, multiple=getattr(self.method, "multiple", 1))
+
+    def choose(self, model: nn.Module, images: Images) -> Choice:
+        """Choose units.
+
+        UserError for what is no mask of the units, and for a mask that misses the target.
+        """
+        name, limits = type(self.method).__name__, within(model, self.target).limits
+        assert limits is not None
+        mask = getattr(self.method, "choose", lambda *_: None)(model, images, self.target)
+        if not isinstance(mask, Tensor) or (mask.dtype, *mask.shape) != (
+            torch.bool,
+            limits.layout.num_heads,
+        ):
+            raise UserError(
+                f"{name}: choose: expected a mask, ({limits.layout.num_heads},) bool, got "
+                f"{quoted(mask)}."
+            )
+        if not limits.reached(mask := mask.cpu()):
+            left = ", ".join(f"{target.unit}={target.left(mask):.3g}" for target in limits.targets)
+            raise UserError(
+                f"{name}: choose: expected at most {quoted({**self.target})} to be left, got "
+                f"{left}."
+            )
+        return Choice(mask)
+
+
+Source = Given | OnPath | Shown
+
+
+def prune(
+    model: nn.Module,
+    images: Images,
+    source: Source,
+    *,
+    kept: Tensor | None = None,
+    rounds: int = 1,
+    proj_bias: ProjBias = "keep",
+    fold: Fold = "zero",
+    mend: Mapping[str, Any] | None = None,
+    train: Train | None = None,
+    chosen_by: Sequence[str] = (),
+    whole: tuple[Stage, Tensor] | None = None,
+    promised: bool = True,
+) -> Pruned:
+    """Return a copy of ``model`` without the heads that ``source`` chooses; ``model`` itself keeps its gates.
+
+    kept: decision of learned gates, for ``Given``. rounds: of choosing and removing, with
+    ``OnPath``. proj_bias: as for ``prune_heads``. fold: see ``Fold``. mend: options of ``repair``.
+    train: called after each round. chosen_by: images that chose heads before. whole: the dense
+    network's row and right images, if known: the masked is not scored.
+    promised: False where a guarantee is of budgets, which are tested later.
+
+    UserError for a model that cannot lose heads, RuntimeError if masked and pruned logits differ by
+    more than rounding.
+    """
+    refuse_unprunable(model)  # before anything is evaluated
+    check_fill(model, fold, "fold")
+    layout = layout_of(model)
+    if not isinstance(source, OnPath) and rounds > 1:
+        raise UserError(
+            f"rounds: {rounds} rounds need heads that are chosen anew in each: prune=order."
+        )
+    if not isinstance(source, Given):
+        source.check(model, rounds)
+    preset = source.choose(model, kept) if isinstance(source, Given) else None
+    looked_at = _looked_at(source, preset, images, chosen_by)
+    images.show(model.to(images.device).eval())
+    now, left, nothing = model, 1.0, torch.zeros(layout.num_heads, dtype=torch.bool)
+    record = Pruned(
+        model, nothing, scored=images.scores["test"].scored, chosen_by=looked_at, kinds=layout.kinds
+    )
+    record.stages, record.right = ([whole[0]], [whole[1]]) if whole else ([], [])
+    score = functools.partial(_score, images, record)
+    if not whole:
+        score("dense", 0, model)
+    for number in range(1, rounds + 1):
+        start, fill, choice = time.perf_counter(), images.stands_in(now, fold), preset
+        if source.guarantee is not None and promised:
+            choice, record.promise = _promised(source, preset, now, images, fill)
+            if not record.promise.steps:
+                return record
+        elif isinstance(source, OnPath):
+            evaluate = images.evaluate(now, source.rescale, fill)
+            with images.choosing():
+                choice, left = source.choose(
+                    now, evaluate, images.first, layout, left, number / rounds
+                )
+        elif isinstance(source, Shown):
+            with images.choosing():
+                choice = source.choose(now, images)
+        assert choice is not None
+        record.minutes += (time.perf_counter() - start) / 60
+        record.gone, record.rescaled = removed_after(record.gone, choice.mask), choice.rescale
+        record.scores = choice.scores
+        smaller = _remove(now, choice, proj_bias, images, record, number, fill, whole is None)
+        if mend is not None:
+            repair(
+                smaller,
+                now,
+                lambda: (batch.images for batch in images.selection()),
+                **mend,
+                proj_bias=proj_bias,
+            )
+            score("repaired", number, smaller)
+        if train is not None:
+            smaller = train(smaller, layout.kept(record.gone), number)
+            score("tuned", number, smaller)
+        attach(now := smaller, units=layout.kinds)
+    remove_gates(now)
+    return dataclasses.replace(record, model=now.eval())
+
+
+def _looked_at(
+    source: Source, choice: Choice | None, images: Images, before: Sequence[str]
+) -> tuple[str, ...]:
+    """The images that choose, with those of ``before``; UserError if a promise is asked for on some of them."""
+    if isinstance(source, Given):
+        chosen_by = (*before, *(choice.chosen_by if choice else ()))
+    else:
+        chosen_by = (
+            (*before, images.name)
+            if isinstance(source, Shown) or source.order.searches
+            else tuple(before)
+        )
+    if source.guarantee is None:
+        return chosen_by
+    check_unseen(chosen_by, images.data)
+    return (*chosen_by, f"calibration:{images.data.set_aside}")
+
+
+def _promised(
+    source: Source, choice: Choice | None, model: nn.Module, images: Images, fill: Fill | None
+) -> tuple[Choice, Promise]:
+    if isinstance(source, OnPath):
+        evaluate, calibrate = (
+            make(model, source.rescale, fill) for make in (images.evaluate, images.calibrate)
+        )
+        return source.promise(model, evaluate, calibrate, images.first)
+    assert isinstance(source, Given) and source.guarantee is not None and choice is not None
+    calibrate = images.calibrate(model, choice.rescale, fill)
+    return choice, promise_of(choice, calibrate, source.guarantee, layout_of(model), source.seed)
+
+
+def _remove(
+    model: nn.Module,
+    choice: Choice,
+    proj_bias: ProjBias,
+    images: Images,
+    record: Pruned,
+    number: int,
+    fill: Fill | None,
+    score_masked: bool,
+) -> nn.Module:
+    layout, gates = layout_of(model), gates_of(model)
+    kept = layout.kept(choice.mask)
+    values = gate_values(gates, choice.mask[None], choice.rescale)[0]
+    pruned = (
+        None if fill is None else prune_heads(model, choice.mask, fold=fill)
+    )  # under the present gates
+    with gates.filled(fill, values[None]), gates.fixed(values):
+        pruned = pruned or prune_heads(model, choice.mask, proj_bias=proj_bias)
+        reference = model
+        if proj_bias == "drop":
+            reference = copy.deepcopy(model)
+            drop_bias(reference, [site for site in layout.sites if not kept[site.name]])
+        with gates_of(reference).fixed(values):
+            shown = (batch.images for batch in images.test(CHECKED))
+            difference, size = largest_difference(reference, pruned, shown)
+            if not difference <= TOLERANCE * max(1.0, size):
+                raise RuntimeError(
+                    f"prune: masked and pruned logits differ by up to {difference:.3g} (logits up "
+                    f"to {size:.3g}); "
+                    f"nothing was saved. This should never happen: please report it."
+                )
+            record.difference = max(record.difference, difference)
+            if score_masked:
+                _score(images, record, "masked", number, reference, choice.mask)
+    _score(images, record, "pruned", number, pruned)
+    return pruned
+
+
+@torch.inference_mode()
+def _score(
+    images: Images,
+    record: Pruned,
+    stage: str,
+    number: int,
+    model: nn.Module,
+    mask: Tensor | None = None,
+) -> None:
+    """Another row of ``record``: ``model`` on the test images.
+
+    mask: (A,) bool, its units that are off.
+    """
+    model = moved(model, images.device).eval()
+    count = images.data.sizes["test"]
+    with progress(f"{stage} on test", count) as done:
+        result = tally(
+            model,
+            images.test(),
+            count,
+            lambda batch: done(int(batch.valid.sum())),
+            images.scores["test"],
+        )
+    low, high = (float(bound) for bound in wilson(result["correct"].cpu(), torch.tensor(count)))
+    record.right.append(
+        result["right"].cpu().reshape(-1)
+    )  # of one image torchmetrics makes a number
+    change = paired(record.right[0], record.right[-1])
+    layout = layout_of(model, record.kinds)
+    left_A = torch.ones(layout.num_heads, dtype=torch.bool) if mask is None else ~mask
+    heads = layout.of("head").num_heads
+    row = Stage(
+        round=number,
+        stage=stage,
+        heads=int(left_A[:heads].sum()) if "head" in record.kinds else None,
+        accuracy=float(result["accuracy"]),
+        low=low,
+        high=high,
+        loss=float(result["loss"]),
+        difference=change.difference,
+        difference_low=change.low,
+        difference_high=change.high,
+        p=math.nan if record.optimistic else change.p,
+        images=count,
+        parameters=count_parameters(model),
+        flops=count_flops(
+            model, torch.zeros(1, 3, *input_spec(model)["size"], device=images.device)
+        ),
+        score=images.scores["test"].scored.name,
+        neurons=int(left_A[heads:].sum()) if "neuron" in record.kinds else None,
+    )
+    record.stages.append(row)

@@ -1,0 +1,44 @@
+"""Names of modules that moved are found on disk: every old name leads to something that is there."""
+
+import importlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from mhprobe.framework.run.construct import construct
+from mhprobe.io.moved import MOVED, current, renamed
+
+ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
+
+
+@pytest.mark.parametrize("new", sorted(MOVED.values()))
+def test_every_new_place_is_a_module(new):
+    assert importlib.import_module(f"mhprobe.{new}").__doc__
+
+
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "weights").glob("*.json")), ids=lambda path: path.stem
+)
+def test_what_a_shipped_file_names_is_there(file):
+    text = json.dumps(json.loads(file.read_text()))
+    for target in re.findall(r'"_target_": "(mhprobe\.[^"]+)"', text):
+        module, _, name = current(target).rpartition(".")
+        assert hasattr(importlib.import_module(module), name)
+
+
+def test_a_part_of_before_the_wings_is_built_as_before():
+    old = {"_target_": "mhprobe.surgery.learned.LearnedGates"}
+    assert type(construct(old, "prune.order")).__module__ == "mhprobe.pruning.learned"
+
+
+def test_names_that_did_not_move_stay():
+    kept = ["mhprobe.measures.svcca.SVCCA", "claims.of.somebody.else", "mhprobe.runner.X"]
+    assert [current(name) for name in kept] == kept
+    assert current("mhprobe.run.jobs.X") == "mhprobe.framework.run.jobs.X"
+    nested = {"a": [{"_target_": "mhprobe.studies.settling.Settling", "b": "mhprobe.run.jobs"}]}
+    assert renamed(nested)["a"][0] == {
+        "_target_": "mhprobe.lab.papers.settling.Settling",
+        "b": "mhprobe.run.jobs",
+    }
