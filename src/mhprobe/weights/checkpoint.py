@@ -175,13 +175,11 @@ def _built(description: dict[str, Any], path: Path) -> nn.Module:
         raise UserError(
             f"weights: {path} describes a backbone that cannot be built ({reason})."
         ) from error
-    if seen := description.get(
-        "input"
-    ):  # what it was trained to see, which need not be what timm's own weights see
-        model.pretrained_cfg = {
-            **model.pretrained_cfg,
-            **{key: tuple(seen[key]) for key in ("mean", "std")},
-        }  # type: ignore
+    # what it was trained to see, which need not be what timm's own weights see
+    seen = description.get("input")
+    if seen:
+        colours = {key: tuple(seen[key]) for key in ("mean", "std")}
+        model.pretrained_cfg = {**model.pretrained_cfg, **colours}  # type: ignore[dict-item, assignment]
     if description.get("kept") is not None:
         _prune_again(model, description["kept"], path)
     return model

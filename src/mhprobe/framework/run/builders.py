@@ -446,7 +446,7 @@ def _fresh(cfg: Config, data: ImageData) -> tuple[nn.Module, dict[str, Any]]:
         key: value for key, value in cfg.backbone.items() if key not in (*OF_FILE, "num_classes")
     }
     trains, checkpoint = cfg.optim is not None, cfg.backbone.get("checkpoint")
-    reading = {key: cfg.backbone.get(key) for key in ("prefix", "leave_out")}
+    reading: dict[str, Any] = {key: cfg.backbone.get(key) for key in ("prefix", "leave_out")}
     reading = {key: value for key, value in reading.items() if value not in (None, False)}
     if reading and checkpoint is None:
         raise UserError(

@@ -68,17 +68,16 @@ class Evaluator(Evaluate):
 
     def __call__(self, masks: Tensor, images: Tensor | None = None) -> Scores:
         self.spent += len(masks) * (self.images if images is None else len(images))
-        if self.cache is None:
+        cache = self.cache
+        if cache is None:
             return self._score(masks, images)
         # rank 0 reads for all: they may see the file in different states
-        hits, right, losses = ranks.from_rank_zero(
-            lambda: self.cache.load(masks, images, self.images)
-        )  # type: ignore[union-attr]
+        hits, right, losses = ranks.from_rank_zero(lambda: cache.load(masks, images, self.images))
         if not hits.all():
             fresh = self._score(masks[~hits], images)
             right[~hits], losses[~hits] = fresh
             if ranks.rank() == 0:
-                self.cache.save(masks[~hits], images, fresh)
+                cache.save(masks[~hits], images, fresh)
         return Scores(right, losses)
 
     def _score(self, masks: Tensor, images: Tensor | None) -> Scores:
