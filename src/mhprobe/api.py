@@ -228,6 +228,8 @@ def load(
     params: float | None = None,
     prefix: str | None = None,
     leave_out: bool | str | Sequence[str] = False,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
     **settings: Any,
 ) -> nn.Module:
     """Load a timm model, in eval mode, from a .safetensors + .json pair or a checkpoint of mhprobe.
@@ -242,6 +244,8 @@ def load(
     ("student"); None takes the one most like the model, and one line says so if there are several.
     leave_out: beginnings of names of a foreign file to leave out (a decoder, a projector), or True for
     all that the model has not.
+    mean, std: of the pixels in [0, 1] that the network was trained on, per channel or one for all.
+    None takes those of the JSON, or of timm's tag; of a foreign file that is a guess, and one line says so.
     flops, params: share of FLOPs or parameters to keep, for an elastic file
     (``prune.elastic=true``) or its folder. The
         result is the network that ``prune`` makes at this budget; its ``promise`` is the budget's
@@ -253,6 +257,7 @@ def load(
     from mhprobe.weights.checkpoint import load_weights
     from mhprobe.weights.foreign import model_from
     from mhprobe.weights.hub import ELASTIC, NAMES, find_weights
+    from mhprobe.weights.normalisation import normalise_by, tell
 
     if not isinstance(path, str | Path):
         raise UserError(
@@ -268,7 +273,11 @@ def load(
             "load: flops, params: expected one of them, of an elastic file and without name=."
         )
     if name is not None:
-        return model_from(path, name, prefix, leave_out, **settings)
+        model = model_from(path, name, prefix, leave_out, **settings)
+        normalise_by(model, mean, std, "load")
+        given = {"mean": mean, "std": std}
+        tell(model, name, [key for key, value in given.items() if value is not None], "load")
+        return model
     if unread := [
         key for key, on in (("prefix", prefix is not None), ("leave_out", leave_out)) if on
     ]:
@@ -285,7 +294,9 @@ def load(
             f"load: {', '.join(settings)}: options of a timm model need its name; give name=."
         )
     model, description = load_weights(find_weights(path, ELASTIC if target else NAMES))
-    return at_budget(model, description, target) if target else model
+    model = at_budget(model, description, target) if target else model
+    normalise_by(model, mean, std, "load")
+    return model
 
 
 def photos(

@@ -15,7 +15,7 @@ from torchvision.models import VisionTransformer
 import mhprobe
 import runs
 from mhprobe import fetch
-from mhprobe.backbones import build
+from mhprobe.backbones import build, input_spec
 from mhprobe.framework.run import builders
 from mhprobe.framework.run.schema import check
 from mhprobe.weights.foreign import load_foreign
@@ -219,9 +219,10 @@ def test_a_choice_by_averages_is_told_with_the_way_to_the_other(tmp_path, caplog
     assert same(loaded(path), tiny_vit(seed=7))
     assert "model_ema is taken (averaged weights); prefix=model takes the other" in caplog.text
     caplog.clear()
-    assert not same(loaded(path, prefix="model"), tiny_vit(seed=7)) and not caplog.records
+    assert not same(loaded(path, prefix="model"), tiny_vit(seed=7))
+    assert "taken (averaged" not in caplog.text
     torch.save({"model": state, "model_ema": state}, path)  # the same twice is no choice
-    assert same(loaded(path), tiny_vit(seed=7)) and not caplog.records
+    assert same(loaded(path), tiny_vit(seed=7)) and "taken (averaged" not in caplog.text
 
 
 def test_a_network_of_another_size_in_the_file_is_no_rival(tmp_path):
@@ -379,6 +380,42 @@ def test_a_command_takes_the_network_and_leaves_out_the_rest_that_are_named(tmp_
         tensors = found.backbone.state_dict()
         assert all(torch.equal(value, state[key]) for key, value in tensors.items())
         assert not {"prefix", "leave_out"} & found.description["backbone"].keys()
+
+
+IMAGENET = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+
+
+def test_a_guessed_mean_is_said_and_a_given_one_is_taken(tmp_path, caplog):
+    path = tmp_path / "w.pth"
+    torch.save(tiny_vit(seed=7).state_dict(), path)
+    assert input_spec(loaded(path))["mean"] == (0.5, 0.5, 0.5)
+    assert "mean (0.5, 0.5, 0.5) and std (0.5, 0.5, 0.5)" in caplog.text
+    assert "guess" in caplog.text and "Give mean= and std=" in caplog.text
+    caplog.clear()
+    model = loaded(path, **IMAGENET)
+    assert {key: input_spec(model)[key] for key in IMAGENET} == IMAGENET
+    assert input_spec(loaded(path, mean=0.25, std=1))["mean"] == (0.25,) * 3
+    assert not caplog.records
+    named = mhprobe.load(path, name="vit_tiny_patch16_224.augreg_in21k_ft_in1k", **SIZES)
+    assert input_spec(named)["mean"] == (0.5, 0.5, 0.5) and not caplog.records
+    for wrong in (dict(mean=[0.5, 0.5]), dict(std=0), dict(mean=123.7), dict(std=[1, 1, "1"])):
+        with pytest.raises(mhprobe.UserError, match=rf"{next(iter(wrong))}: expected|\.mean|\.std"):
+            loaded(path, **wrong)
+
+
+def test_a_mean_that_was_given_to_a_command_comes_back_with_the_weights(tmp_path):
+    path = tmp_path / "w.pth"
+    ours, _ = network(tmp_path)
+    torch.save(ours.backbone.state_dict(), path)
+    words = [f"backbone.{key}=[{','.join(map(str, value))}]" for key, value in IMAGENET.items()]
+    found, data = network(tmp_path, f"backbone.checkpoint={path}", *words)
+    assert tuple(data.spec.mean) == IMAGENET["mean"] and tuple(data.spec.std) == IMAGENET["std"]
+    assert not {"mean", "std"} & found.description["backbone"].keys()
+    builders.save_weights(found.backbone, tmp_path / "again.safetensors", found.description)
+    again = mhprobe.load(tmp_path / "again.safetensors")
+    assert {key: input_spec(again)[key] for key in IMAGENET} == IMAGENET
+    with pytest.raises(mhprobe.UserError, match=r"backbone\.mean: expected 3 numbers"):
+        network(tmp_path, f"backbone.checkpoint={path}", "backbone.mean=[124,116,104]")
 
 
 def network(tmp_path, *overrides, command="probe"):

@@ -55,11 +55,13 @@ from mhprobe.scoring.base import Score, score_for
 from mhprobe.weights.checkpoint import DESCRIBES, load_checkpoint, load_weights, save_weights
 from mhprobe.weights.description import FREE, OURS, portable
 from mhprobe.weights.foreign import load_foreign
+from mhprobe.weights.normalisation import normalise_by, tell
 from mhprobe.weights.teacher import Recalled, Teacher
 
 log = logging.getLogger(__name__)
 
-OF_FILE = ("checkpoint", "prefix", "leave_out")  # of backbone, to read weights of another training
+# of backbone, to read weights of another training and to feed them
+OF_FILE = ("checkpoint", "prefix", "leave_out", "mean", "std")
 
 
 def data(cfg: Config) -> ImageData:
@@ -474,6 +476,11 @@ def _fresh(cfg: Config, data: ImageData) -> tuple[nn.Module, dict[str, Any]]:
         load_foreign(
             backbone, str(checkpoint), "backbone.checkpoint", new_classifier=trains, **reading
         )
+    numbers = {key: cfg.backbone.get(key) for key in ("mean", "std")}
+    normalise_by(backbone, **numbers, where="backbone.checkpoint")
+    if checkpoint is not None:
+        given = [key for key, value in numbers.items() if value is not None]
+        tell(backbone, part["name"], given, "backbone.checkpoint")
     elif part.get("pretrained") and not trains:
         pretrained = backbone.pretrained_cfg["num_classes"]
         if classes and pretrained != classes:
