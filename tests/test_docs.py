@@ -79,6 +79,7 @@ def test_python_in_the_docs_runs(page, tmp_path, monkeypatch):
         torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0)),
         torch.tensor([1, 2]),
     )
+    (tmp_path / "weights").symlink_to(ROOT / "weights")
     given = {"images": images, "labels": labels, "loader": [(images, labels)]}
     (tmp_path / "holiday").mkdir()
     for number in range(3):

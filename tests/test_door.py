@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 
 import pytest
@@ -27,6 +28,8 @@ def test_every_command_is_listed_with_what_it_does(capsys, monkeypatch):
     [
         (["train", "seed=1"], ["-m", "mhprobe.train", "seed=1"]),
         (["studies.causal", "--help"], ["-m", "mhprobe.studies.causal", "--help"]),
+        (["report", "."], ["-P", "-m", "mhprobe.report", "."]),
+        (["look", "a", "b"], ["-P", "-m", "mhprobe.looking", "a", "b"]),
         (["demo", "seed=1"], ["-m", "mhprobe.train", *door.DEMO[1:], "seed=1"]),
     ],
 )
@@ -48,3 +51,20 @@ def test_an_unknown_command_is_answered_with_the_known_ones(capsys, monkeypatch)
         door.main()
     assert left.value.code == 2
     assert "train" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["report", "compare", "look"])
+def test_modules_in_the_folder_one_stands_in_are_not_run(command, tmp_path):
+    """A stranger's run may hold a yaml.py; ``mhprobe report .`` reads the folder as data."""
+    for name in ("yaml", "numpy", "jinja2", "torch"):
+        (tmp_path / f"{name}.py").write_text("open('canary', 'w')")
+    said = [".", "."] if command == "look" else ["."]
+    program = "from mhprobe.__main__ import main; main()"
+    begin = [sys.executable, "-P", "-c", program]  # as the script begins, which stands elsewhere
+    done = subprocess.run([*begin, command, *said], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert not (tmp_path / "canary").exists()
+    # the control: python -m has such modules first
+    subprocess.run([sys.executable, "-m", "mhprobe.report", "."], cwd=tmp_path, capture_output=True)
+    assert (tmp_path / "canary").exists()

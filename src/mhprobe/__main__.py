@@ -14,6 +14,9 @@ from mhprobe.errors import one_line
 
 PACKAGE = Path(__file__).parent
 DEMO = ("train", "+experiment=demo")
+# Commands that read folders, maybe a stranger's, and name no code of the user: they import nothing
+# from the folder that one stands in.
+READERS = {"report", "compare", "look", "dashboard", "studies.sweep"}
 
 
 def commands() -> dict[str, tuple[str, str]]:
@@ -45,7 +48,8 @@ def main() -> None:
             "OMP_NUM_THREADS", "1"
         )  # more threads: other rounding, other weights, no faster
     if name in modules:
-        os.execv(sys.executable, [sys.executable, "-m", modules[name][0], *rest])
+        safe = ["-P"] if name in READERS else []
+        os.execv(sys.executable, [sys.executable, *safe, "-m", modules[name][0], *rest])
     if name in ("--install-completion", "--complete") or "=" in name:
         from mhprobe.framework.run.about import SCRIPT, about, offers
 

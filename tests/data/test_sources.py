@@ -18,7 +18,7 @@ from mhprobe.data.cache import open_cache
 from mhprobe.data.cifar10 import CLASSES, Cifar10
 from mhprobe.data.digits import Digits
 from mhprobe.data.draws import stratified
-from mhprobe.data.images import ImageFolder
+from mhprobe.data.images import ImageFolder, decode
 from mhprobe.errors import UserError
 
 WRITERS = {
@@ -409,3 +409,22 @@ def test_the_sources_import_no_heavy_library():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_a_picture_that_is_a_program_is_not_opened():
+    """Pillow hands PostScript to Ghostscript, whatever the file's name says."""
+    program = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n{} loop\n"
+    with pytest.raises(UserError, match=r"photo\.jpg is damaged \(not an image\)"):
+        decode(program, 8, True, "photo.jpg")
+
+
+@pytest.mark.parametrize("size", [(1, 60000), (60000, 1), (3, 301)])
+def test_a_picture_far_longer_than_wide_is_refused(size):
+    """Its short side would be scaled up to the network's size, and its long side with it."""
+    file = io.BytesIO()
+    Image.new("RGB", size).save(file, "PNG")
+    with pytest.raises(UserError, match="expected a shape of at most 100 to 1"):
+        decode(file.getvalue(), 448, True, "thin.png")
+    file = io.BytesIO()
+    Image.new("RGB", (3, 300)).save(file, "PNG")  # the control
+    assert decode(file.getvalue(), 32, True, "long.png").shape == (32, 32, 3)

@@ -194,6 +194,21 @@ def refuse_bombs() -> None:
     warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
 
 
+# Of Pillow's formats those that are pixels alone: PostScript would be run by Ghostscript.
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+THINNEST = 100  # times as long as wide: scaling its short side up would take gigabytes
+
+
+def _refuse_thin(size: tuple[int, int], where: str) -> None:
+    """Raise UserError for an image that is far longer than wide."""
+    width, height = size
+    if max(size) > THINNEST * min(size):
+        raise UserError(
+            f"root: {where} has {width} x {height} pixels, expected a shape of at most {THINNEST} "
+            "to 1. Crop it, or leave it out."
+        )
+
+
 def decode(data: bytes, size: int, resize: bool, where: str) -> np.ndarray:
     """An encoded image -> (size, size, 3) uint8 RGB, upright; 16-bit grey keeps its upper 8 bits.
 
@@ -202,7 +217,8 @@ def decode(data: bytes, size: int, resize: bool, where: str) -> np.ndarray:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
-        with Image.open(io.BytesIO(data)) as opened:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+            _refuse_thin(opened.size, where)
             if resize:
                 opened.draft(
                     "RGB", (size, size)
