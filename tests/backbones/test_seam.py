@@ -88,6 +88,8 @@ WORD = re.compile(rf"(?<!\w)({'|'.join(PARTS)})(?!\w)")
 # an option of mhprobe.backbones.build, by its name in a weights file
 OPTIONS = {("weights/description.py", "fused_attn")}
 ELSEWHERE = {("report", "ls")}  # matplotlib's style of a line
+# tables of how other libraries call their tensors, by which files of theirs are recognised and read
+FOREIGN = {"weights/others.py", "weights/translated.py"}
 
 
 def parts_named(package: Path) -> list[str]:
@@ -95,7 +97,7 @@ def parts_named(package: Path) -> list[str]:
     found = []
     for path in sorted(package.rglob("*.py")):
         where = path.relative_to(package)
-        if where.parts[0] == "backbones":
+        if where.parts[0] == "backbones" or str(where) in FOREIGN:
             continue
         tree = ast.parse(path.read_text())
         said = {

@@ -80,7 +80,7 @@ def test_contributing_says_what_a_new_claim_touches():
         (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(),
         re.MULTILINE,
     )
-    assert "| 0: a function under `@claim`" in row and "`claims/`" in row
+    assert "| 0: a function under `@claim`" in row and "`lab/claims/`" in row
     assert "`tests/claims/laws.py`" in row and "`docs/claims.md`" in row
 
 

@@ -19,7 +19,14 @@ from mhprobe.framework.run.sections import commands, options
 
 PACKAGE = Path(mhprobe.__file__).parent
 # who composes a configuration, or reads that of a run that has ended
-DOORS = ("framework/run", "report", "pages/html", "framework/loggers", "lab/prunebench/cells.py")
+DOORS = (
+    "framework/run",
+    "framework/loggers",
+    "report",
+    "pages",
+    "lab/prunebench/cells.py",
+    "lab/papers/voita.py",
+)
 
 
 def places(part: object, above: str = "") -> Iterator[str]:

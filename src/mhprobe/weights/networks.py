@@ -98,7 +98,8 @@ def some(keys: Sequence[str], most: int = _SHOWN) -> str:
 
 def option(where: str, name: str) -> str:
     """An option of reading files as the user writes it: ``backbone.prefix`` on the command line."""
-    return f"backbone.{name}" if where.startswith("backbone.") else name
+    section, dot, _ = where.rpartition(".")
+    return f"{section}{dot}{name}" if section == "backbone" else name
 
 
 def _states(content: Any, path: Path, where: str) -> Iterable[tuple[str, State]]:

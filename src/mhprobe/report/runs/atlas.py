@@ -29,6 +29,7 @@ NUMBERS = [
     "difference_low",
     "difference_high",
 ]
+AT_A_STEP = list(NUMBERS)  # what is said of one step
 NUMBERS += ["delta", "delta_low", "delta_high", "p_holm"]
 
 

@@ -157,7 +157,7 @@ def steps(run: Run) -> list[dict[str, Any]]:
         for line in last.values()
         if line["averaged"]
     }
-    names = [name for name in atlas.NUMBERS if not name.startswith(("delta", "p_"))]
+    names = atlas.AT_A_STEP
     rows = []
     for curve, line in sorted(last.items(), key=lambda item: item[1]["averaged"]):
         point = line["points"][0]
