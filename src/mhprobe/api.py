@@ -275,8 +275,8 @@ def load(
     if name is not None:
         model = model_from(path, name, prefix, leave_out, **settings)
         normalise_by(model, mean, std, "load")
-        given = {"mean": mean, "std": std}
-        tell(model, name, [key for key, value in given.items() if value is not None], "load")
+        colours = {"mean": mean, "std": std}
+        tell(model, name, [key for key, value in colours.items() if value is not None], "load")
         return model
     if unread := [
         key for key, on in (("prefix", prefix is not None), ("leave_out", leave_out)) if on
