@@ -41,7 +41,7 @@ from mhprobe.measures.parts.hashing import image_numbers
 from mhprobe.recording.checks import check_batch
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.measuring import feed, fills_of, finished, label_of
-from mhprobe.recording.outputs import Of
+from mhprobe.recording.outputs import Of, Output, taking
 from mhprobe.report.tables import curve_rows
 from mhprobe.report.values import Found, Values
 from mhprobe.scoring.base import Score, looked, score_for
@@ -61,6 +61,7 @@ def measure(
     select_loader: Iterable[Any] | None = None,
     target: Of | None = None,
     batch: Split = images_and_labels,
+    output: Output = None,
 ) -> Found:
     """Run ``measures`` on the images of ``loader``; return their values by name, on the CPU.
 
@@ -81,10 +82,13 @@ def measure(
         features. Default: the loss if there are labels, else top1; norm for a model without a
         classifier.
     batch: turns an item of the loader into (images, labels or None), for loaders of another form.
+    output: index or key of the logits, of a model that gives back several tensors, e.g. 1 or
+    "logits". Default: the one
+        that has as many columns as the classifier, or the only (B, C); the log names it.
 
     All measures share one forward pass per batch, and one backward pass if a measure needs slopes.
     Raises UserError for what is no measure or no loader, two of one name, batches of another form,
-    and no image.
+    no image, and outputs of which several could be the logits.
     """
     one_of("measure", "show_progress", show_progress, Literal[True, False])
     named = _named(measures, attach(model).layout)
@@ -111,7 +115,10 @@ def measure(
             started = begun if over is loader else []
             return lambda: started.pop() if started else _batches(over, device, batch)
 
-        unfit = feed(model, named, walk(loader), walk(selection), done=lambda seen: done(1), of=of)
+        with taking(output):
+            unfit = feed(
+                model, named, walk(loader), walk(selection), done=lambda seen: done(1), of=of
+            )
     if not any(item.images or name in unfit for name, item in named.items()):
         raise UserError(NO_IMAGES)
     columns, refused = finished(named, unfit, show=show_progress)
@@ -142,6 +149,7 @@ def masking_curve(
     score: str | type[Score] | None = None,
     batch: Split = images_and_labels,
     fill: FillName = "zero",
+    output: Output = None,
     **order_options: Any,
 ) -> "CurveRows":
     """Mask heads unit by unit and return the accuracy: a row per point (``mhprobe.report.tables.curve_rows``).
@@ -164,11 +172,11 @@ def masking_curve(
         {"latency": share of its time on a batch of the loader}.
     score: meaning of "accuracy" and "loss": the "labels", or agreement with the unmasked model:
     "top1", "kl", "cosine",
-        "knn" (mhprobe.scoring), or a class. Default: labels if all images have them, else top1;
+        "difference", "knn" (mhprobe.scoring), or a class. Default: labels if all images have them, else top1;
         cosine for features.
     batch: as for ``measure``. fill: replacement of a masked head's output, found on the images that
     choose
-        (``mhprobe.recording.fills``).
+        (``mhprobe.recording.fills``). output: as for ``measure``.
     Raises UserError for an iterator, a loader that shuffles or augments, a loader without images,
     an unknown order, unit or target, and for an argument of another type.
 
@@ -197,12 +205,14 @@ def masking_curve(
             if batches is not None
         ]
     )
-    score_on = _evaluators(model, walks, score, fill, rescale)
+    with taking(output):
+        score_on = _evaluators(model, walks, score, fill, rescale)
     left = costs(model, layout, next(walks[0][0]()).images, target or ())
     splits = ("test", "test") if len(walks) == 1 else ("validation", "test")
-    curves = trace_curve(
-        layout, spec, score_on[-1], score_on[0], splits=splits, steps=steps, costs=left
-    )
+    with taking(output):
+        curves = trace_curve(
+            layout, spec, score_on[-1], score_on[0], splits=splits, steps=steps, costs=left
+        )
     return CurveRows(curve_rows(curves), curves, layout)
 
 

@@ -143,7 +143,7 @@ def keep(
     weight = next(model.parameters())
     with inspecting(model, gradients=False):
         logits = torch.cat(
-            [logits_of(model(some.to(weight))).cpu() for some in seen.split(100)]
+            [logits_of(model(some.to(weight)), model).cpu() for some in seen.split(100)]
         ).float()
     classes = classes or [
         str(number) for number in range(0 if puts_out_features(model) else logits.shape[-1])

@@ -148,10 +148,10 @@ def slopes(model: nn.Module, whole: Tensor, crops: list[Tensor]) -> Tensor:
         len(whole), gates.layout.num_heads, dtype=torch.float64, device=whole.device
     )
     with inspecting(model, gradients=False):
-        wanted_BC = F.normalize(wide(logits_of(model(whole))), dim=1).softmax(1)
+        wanted_BC = F.normalize(wide(logits_of(model(whole), model)), dim=1).softmax(1)
     for crop in crops:
         with inspecting(model, gradients=True), Taps(model, gates.layout, {"grad"}) as taps:
-            said_BC = F.normalize(wide(logits_of(model(crop))), dim=1).log_softmax(1)
+            said_BC = F.normalize(wide(logits_of(model(crop), model)), dim=1).log_softmax(1)
             grads, _ = taps.slopes(-(wanted_BC * said_BC).sum())
         slope_BA += summed_along(len(whole), taps.heads, grads, gates.layout)
     return slope_BA * gates.effective()

@@ -256,7 +256,7 @@ def _descend(
         for off in sets.split(max(1, ABREAST // len(images))):
             values = present_A.repeat(len(off), 1).masked_fill(set_A == off[:, None], 0)
             with gates.side_by_side(values, fill=Fill(tuple(constants))):
-                logits = logits_of(model(torch.cat([usable(images)] * len(off))))
+                logits = logits_of(model(torch.cat([usable(images)] * len(off))), model)
             check_labels(labels, logits)
             _, losses = outcomes(logits.unflatten(0, (len(off), -1)), labels)
             for slope, gradient in zip(slopes, slopes_along(losses.sum(), constants), strict=True):

@@ -107,7 +107,7 @@ def _explained(
         family.materialised(backbone),
         _Rules(rule),
     ):
-        logits = logits_of(model(usable(images)))
+        logits = logits_of(model(usable(images)), model)
     # outside the rules: backward passes call torch functions too
     return objective(logits, labels, rule.target), start[0]
 

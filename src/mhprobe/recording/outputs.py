@@ -1,39 +1,184 @@
 """The output of a model as one tensor, and the scalar that gradients are of: loss, a logit, or features' length."""
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import logging
+import re
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from mhprobe import ranks
-from mhprobe.backbones import puts_out_features
-from mhprobe.errors import UserError, one_of
+from mhprobe.backbones import backbone_of, family_of, puts_out_features
+from mhprobe.errors import UserError, one_of, quoted
 from mhprobe.gates import HeadGates
 from mhprobe.gates.meanwhile import meanwhile
 from mhprobe.heads import wide
 from mhprobe.recording.state import usable
 
+log = logging.getLogger(__name__)
+
 # of Hugging Face's outputs, what is closest to logits first
 _NAMED = ("logits", "pooler_output", "image_embeds", "text_embeds")
 
+Output = int | str | None  # index or key of the logits among a model's outputs; None: found
+_asked: ContextVar[Output] = ContextVar("_asked", default=None)
+_said: "weakref.WeakKeyDictionary[nn.Module, str]" = weakref.WeakKeyDictionary()
 
-def logits_of(output: Any) -> Tensor:
-    """(B, C) output of a model: the tensor itself, or the logits or features in a dict or a Hugging Face output.
 
-    Of several outputs the first; of tokens (B, T, C) their mean. Raises UserError without such a
-    tensor.
+@contextlib.contextmanager
+def taking(output: Output) -> Iterator[None]:
+    """Take this output of a model for its logits inside a with block; None leaves the choice of an outer block.
+
+    UserError for what is no index and no key.
     """
-    tensor = _tensor_in(output)
+    if isinstance(output, bool) or not isinstance(output, int | str | None):
+        raise UserError(
+            "output: expected the index or the key of the logits among the model's outputs, e.g. 1 "
+            f"or 'logits', got {quoted(output)}."
+        )
+    token = None if output is None else _asked.set(output)
+    try:
+        yield
+    finally:
+        if token is not None:
+            _asked.reset(token)
+
+
+def logits_of(output: Any, model: nn.Module | None = None) -> Tensor:
+    """(B, C) output of a model: the tensor itself, or the logits or features in a dict, tuple or named output.
+
+    Of several outputs the one that ``taking`` names; else the one under a known name; else the one
+    (B, C) with as many columns as a classifier of ``model``, or the only (B, C), which is logged.
+    Of tokens (B, T, C) the mean. Raises UserError without such a tensor, and if several could be
+    meant.
+    """
+    asked = _asked.get()
+    tensor: Tensor | None
+    if asked is not None:
+        tensor = _named(output, asked)
+    elif isinstance(output, Tensor):
+        tensor = output
+    else:
+        tensor = _known(output)
+        tensor = _found(output, model) if tensor is None else tensor
     if not isinstance(tensor, Tensor) or tensor.dim() not in (2, 3):
         got = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(output).__name__
         raise UserError(
             f"the model gives back {got}, expected logits or features (B, C), or something with "
-            "them in it (a tuple's "
-            f"first, a dict's or an output's {', '.join(_NAMED)}). Wrap it in a module that gives "
-            "back one tensor."
+            "them in it (one tensor of a tuple, a dict's or an output's "
+            f"{', '.join(_NAMED)}). Wrap it in a module that gives back one tensor."
         )
     return tensor.mean(1) if tensor.dim() == 3 else tensor
+
+
+def _known(output: Any) -> Tensor | None:
+    """The tensor under the first of the known names that an output has."""
+    for name in (*_NAMED, "last_hidden_state"):
+        value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+        if isinstance(value, Tensor):
+            return value
+    return None
+
+
+def _parts(output: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Each tensor in an output, with the keys or indices that lead to it, joined by dots."""
+    if isinstance(output, Tensor):
+        yield path, output
+        return
+    if isinstance(output, Mapping):
+        items: Iterable[tuple[Any, Any]] = output.items()
+    elif isinstance(output, tuple | list):
+        items = zip(getattr(output, "_fields", range(len(output))), output, strict=True)
+    else:
+        items = getattr(output, "__dict__", {}).items()
+    for key, part in items:
+        if not isinstance(part, nn.Module):
+            yield from _parts(part, f"{path}.{key}" if path else str(key))
+
+
+def _listed(parts: Mapping[str, Tensor]) -> str:
+    return ", ".join(f"{path} {tuple(part.shape)}" for path, part in parts.items())
+
+
+def _named(output: Any, asked: int | str) -> Tensor:
+    """The tensor at the index or key that was asked for."""
+    if isinstance(output, Tensor):
+        raise UserError(
+            f"output: the model gives back one tensor {tuple(output.shape)}, so there is nothing to "
+            f"choose; leave output={quoted(asked)} out."
+        )
+    parts, key = dict(_parts(output)), str(asked)
+    if isinstance(asked, int) and isinstance(output, tuple | list):
+        names = getattr(output, "_fields", range(len(output)))
+        key = str(names[asked]) if -len(names) <= asked < len(names) else key
+    if key not in parts or parts[key].dim() not in (2, 3):
+        raise UserError(
+            f"output: expected the index or the key of logits (B, C) among {_listed(parts)}, got "
+            f"{quoted(asked)}."
+        )
+    return parts[key]
+
+
+def _found(output: Any, model: nn.Module | None) -> Tensor | None:
+    """The only tensor that can be meant among the unnamed parts of an output; None if there is no tensor.
+
+    UserError if several can be meant.
+    """
+    parts = {
+        path: part
+        for path, part in _parts(output)
+        if part.dim() in (2, 3) and part.is_floating_point()
+    }
+    if len(parts) <= 1:
+        return next(iter(parts.values()), None)
+    rows = {path: part for path, part in parts.items() if part.dim() == 2}
+    classes = set() if model is None else _classes(model)
+    fitting = {path: part for path, part in rows.items() if part.shape[1] in classes}
+    meant = fitting or rows
+    if len(meant) != 1:
+        wide_as = f", with {' or '.join(map(str, sorted(classes)))} classes," if classes else ""
+        raise UserError(
+            f"the model gives back several outputs: {_listed(parts)}. Expected one that can be its "
+            f"logits{wide_as} got {len(meant)}. Say which: output={_example(meant or parts)} of "
+            "mhprobe.measure, masking_curve or record, or wrap the model in a module that gives "
+            "back one tensor."
+        )
+    path, tensor = next(iter(meant.items()))
+    why = "has as many columns as the classifier" if fitting else "is the only (B, C) among them"
+    _say(
+        model, f"of the model's outputs {_listed(parts)}, {path} is taken for the logits: it {why}."
+    )
+    return tensor
+
+
+def _example(parts: Mapping[str, Tensor]) -> str:
+    last = [*parts][-1]
+    return last if last.isdigit() else repr(last)
+
+
+def _say(model: nn.Module | None, text: str) -> None:
+    """Log a choice, once for each model and choice of outputs (their number of images aside)."""
+    if model is None:
+        log.warning("%s", text)
+        return
+    shapes = re.sub(r"\(\d+,", "(B,", text)
+    if _said.get(model) != shapes:
+        _said[model] = shapes
+        log.warning("%s", shapes)
+
+
+def _classes(model: nn.Module) -> set[int]:
+    """Numbers of columns of the layers of a model's classifier, and of linear layers around its backbone."""
+    backbone = backbone_of(model)
+    inside, classifier = {*backbone.modules()}, family_of(backbone).classifier(backbone)
+    heads = classifier if isinstance(classifier, tuple | list) else [classifier]
+    layers = [part for head in heads for part in head.modules()]
+    layers += [part for part in model.modules() if part not in inside]
+    return {part.out_features for part in layers if isinstance(part, nn.Linear)}
 
 
 def broken(outputs: Tensor) -> Tensor:
@@ -52,16 +197,6 @@ def refuse_broken(broken_N: Tensor, what: str) -> None:
             "precision and the "
             f"normalisation of the images."
         )
-
-
-def _tensor_in(output: Any) -> Any:
-    if isinstance(output, Tensor):
-        return output
-    for name in (*_NAMED, "last_hidden_state"):
-        value = output.get(name) if isinstance(output, dict) else getattr(output, name, None)
-        if isinstance(value, Tensor):
-            return value
-    return output[0] if isinstance(output, tuple | list) and output else None
 
 
 Of = Literal["loss", "top1", "label", "norm"]
@@ -138,7 +273,7 @@ def gate_slope(
     with meanwhile([leaf], requires_grad=True):
         for images, labels in parts:
             if len(images):
-                total = objective(logits_of(model(images)), labels, of).sum()
+                total = objective(logits_of(model(images), model), labels, of).sum()
                 sums[:-1] += torch.autograd.grad(total, [leaf])[0]
                 sums[-1] += len(images)
     ranks.total(sums)

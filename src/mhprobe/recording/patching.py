@@ -122,7 +122,7 @@ def _run(model: nn.Module, layout: HeadLayout, images: Tensor, sloped: bool) -> 
     with inspecting(model, gradients=sloped), Taps(model, layout, needs) as taps, _Drop() as drop:
         if sloped:
             drop.watch(taps.backbone, layout)
-        logits = logits_of(model(images))
+        logits = logits_of(model(images), model)
     return _Ran(Pass(images, taps.heads, logits.detach()), logits, taps, drop)
 
 

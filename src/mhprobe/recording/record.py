@@ -39,7 +39,15 @@ from mhprobe.recording.checks import (
 )
 from mhprobe.recording.direct import direct_logits, gated_weights
 from mhprobe.recording.lrp import relevances
-from mhprobe.recording.outputs import UNLABELLED, Of, logits_of, objective, refuse_features
+from mhprobe.recording.outputs import (
+    UNLABELLED,
+    Of,
+    Output,
+    logits_of,
+    objective,
+    refuse_features,
+    taking,
+)
 from mhprobe.recording.patching import Pass, patched
 from mhprobe.recording.replay import Replay
 from mhprobe.recording.state import inspecting, usable
@@ -60,6 +68,7 @@ def record(
     of: Of = "loss",
     fills: Mapping[FillName, Fill | None] = MappingProxyType({}),
     layout: HeadLayout | None = None,
+    output: Output = None,
 ) -> HeadBatch:
     """Run ``model`` on ``images`` and return a HeadBatch.
 
@@ -82,11 +91,31 @@ def record(
         classifier.
     layout: sites whose outputs, slopes and attention are recorded; None for all, which the other
     needs take.
+    output: index or key of the logits, of a model that gives back several tensors, e.g. 1 or
+    "logits". None: the one that has as many columns as the classifier, or the only (B, C); the log
+    names it.
 
     Raises UserError for an unknown need, slopes without labels, labels outside the classes, a model
     without gates, and a head's output that is not finite, with the site and the image, and a record
-    that is larger than the free memory.
+    that is larger than the free memory, and outputs of which several could be the logits.
     """
+    with taking(output):
+        return _recorded(model, images, labels, needs, valid, index, objects, of, fills, layout)
+
+
+def _recorded(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor | None,
+    needs: Collection[Need],
+    valid: Tensor | None,
+    index: Tensor | None,
+    objects: Tensor | None,
+    of: Of,
+    fills: Mapping[FillName, Fill | None],
+    layout: HeadLayout | None,
+) -> HeadBatch:
+    """The record of ``record``, whose arguments these are."""
     named, grad, attn_grad = (
         _checked(model, needs, labels is not None or of in UNLABELLED, of, valid),
         None,
@@ -104,7 +133,7 @@ def record(
             None if labels is None else usable(labels),
             len(images),
         )
-        logits = logits_of(model(images))
+        logits = logits_of(model(images), model)
         check_finite(layout, taps.heads, logits, valid, index)
         check_labels(labels, logits)
         if slopes:

@@ -119,7 +119,7 @@ class Replay:
                 logits = []
                 for row in range(len(self.versions)):
                     with self.gates.side_by_side(*self.versions.at([row]), fill):
-                        logits.append(logits_of(self.model(images)))
+                        logits.append(logits_of(self.model(images), self.model))
             return torch.stack(logits)[self.place]
 
 
@@ -196,7 +196,7 @@ def _around(
         with mock.patch.object(
             backbone, "forward", functools.partial(answer, mask, itertools.count())
         ):
-            logits.append(logits_of(model(images)))
+            logits.append(logits_of(model(images), model))
         if not answers:
             return None
     return logits

@@ -149,7 +149,7 @@ def stream(model: nn.Module, images: Tensor, layout: HeadLayout, take: Take) -> 
         streamed,
         sized(model, images),
     ):
-        logits = logits_of(model(usable(images))).detach()
+        logits = logits_of(model(usable(images)), model).detach()
         check_finite(HeadLayout(()), [], logits, None, None)
     streamed.complete()
     return logits

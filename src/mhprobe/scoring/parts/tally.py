@@ -83,9 +83,9 @@ def tally(
     """
     device = next(model.parameters()).device
     with torch.autocast(device.type, enabled=False):
-        score = (score or Labels()).beside(lambda images: logits_of(model(images))[None])
+        score = (score or Labels()).beside(lambda images: logits_of(model(images), model)[None])
         counted = Tally(num_images, score=score).to(device)
         for batch in batches:
-            counted.update(batch, logits_of(model(batch.images)))
+            counted.update(batch, logits_of(model(batch.images), model))
             done(batch)
     return counted.compute()
