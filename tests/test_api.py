@@ -213,7 +213,7 @@ def test_labels_of_a_network_with_one_logit_are_refused_and_what_needs_none_is_a
     assert (
         mhprobe.measure(model, [images], [mhprobe.measures.GateImportance])["gate_importance"] > 0
     ).all()
-    assert mhprobe.masking_curve(model, [images], units="layer", score="cosine")
+    assert mhprobe.masking_curve(model, [images], units="layer", score="difference")
     for score in (None, "top1", "kl"):  # of which none can tell one class from another
         with pytest.raises(
             mhprobe.UserError, match=r"^score=(top1|kl): one logit is always right, expected more"

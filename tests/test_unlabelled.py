@@ -264,9 +264,9 @@ def test_under_gates_that_are_not_one_the_model_as_it_is_is_what_masks_are_held_
         ({"score": "knn"}, "score=knn: needs labels"),
         (
             {"score": "mood"},
-            r"score: expected one of cosine, kl, knn, knn_train, labels, top1, got 'mood'",
+            r"score: expected one of cosine, difference, kl, knn, knn_train, labels, top1, got 'mood'",
         ),
-        ({"score": int}, r"score: expected one of cosine, kl, .*, got <class 'int'>"),
+        ({"score": int}, r"score: expected one of cosine, difference, .*, got <class 'int'>"),
         ({"fill": "optimal"}, "fill=optimal: it minimises the loss, so it needs labels"),
     ],
 )
@@ -303,7 +303,8 @@ def test_features_are_not_judged_as_logits_where_there_are_labels():
     )
     for score in ("labels", "top1", "kl"):
         with pytest.raises(
-            mhprobe.UserError, match=f"score={score}: the model gives features.*one of cosine, knn"
+            mhprobe.UserError,
+            match=f"score={score}: the model gives features.*one of cosine, difference, knn",
         ):
             mhprobe.masking_curve(features, loader, units="head", score=score)
 

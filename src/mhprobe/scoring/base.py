@@ -28,14 +28,17 @@ class Score(abc.ABC):
 
     Its class is the score; an instance knows a split's images.
 
-    outputs: (N, C) of the unmasked model, in the order of the split; UserError for NaN, or one
-    logit. labels: (N,).
+    outputs: (N, C) of the unmasked model, in the order of the split; UserError for NaN, or fewer
+    than ``columns``. labels: (N,).
     """
 
     scored: ClassVar[Scored]  # names of its numbers
     unmasked: ClassVar[bool] = True  # compares with the unmasked model
     labelled: ClassVar[bool] = False  # needs labels
     of_features: ClassVar[bool] = False  # can judge features, which are no logits
+    columns: ClassVar[int] = (
+        2  # columns C that outputs need; of a single one a score sees no change
+    )
     banked: ClassVar[int] = (
         0  # training images of the judged model that it compares with at least, see ``beside``
     )
@@ -49,13 +52,24 @@ class Score(abc.ABC):
         self.labels = labels
         if outputs is not None:
             refuse_broken(broken(outputs), "the output of the unmasked model")
-            if outputs.shape[1] == 1 and not self.of_features:
+            if outputs.shape[1] < self.columns:
+                blind = (
+                    "the cosine of a single number is only its sign"
+                    if self.of_features
+                    else "one logit is always right"
+                )
                 raise UserError(
-                    f"score={self.scored.name}: one logit is always right, expected more. Take "
-                    "cosine."
+                    f"score={self.scored.name}: {blind}, expected more outputs, got one. Take "
+                    "difference."
                 )
             self.outputs = outputs.double()
             self.classes = self.outputs.argmax(1)
+
+    @property
+    def single(self) -> bool:
+        """True if the model has one output, whose cross-entropy is always 0."""
+        outputs = getattr(self, "outputs", None)
+        return outputs is not None and outputs.shape[1] == 1
 
     @abc.abstractmethod
     def __call__(self, outputs: Tensor, index: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,7 +131,7 @@ def score_for(
         raise UserError(
             f"{where}={name}: needs {score.least} images to choose masks on and to judge them on, "
             f"got {images}. "
-            f"Give more images, keep more for validation, or take cosine."
+            f"Give more images, keep more for validation, or take cosine or difference."
         )
     if bank < score.banked:
         raise UserError(
@@ -150,7 +164,7 @@ def looked(
         def outputs_of(images: Tensor) -> Tensor:
             done(len(images) * ranks.size())
             with sized(model, images):
-                return logits_of(model(images))
+                return logits_of(model(images), model)
 
         outputs, labels = outputs_of_split(outputs_of, batches, images)
     return score(outputs, labels if score.labelled else None)

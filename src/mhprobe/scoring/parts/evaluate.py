@@ -40,7 +40,7 @@ class Evaluator(Evaluate):
     the images at these positions; None to walk all and drop the others. rescale: multiply the heads
     that a layer keeps by open heads over kept ones. cache: of all answers; its key must name
     ``score``, by default the labels, and ``fill``, in the place of masked heads. of: slopes are of
-    the loss, or of the norm of features, as for ``record``.
+    the loss, or of the norm of features, as for ``record``; of a single output always of the norm.
     """
 
     def __init__(
@@ -58,7 +58,8 @@ class Evaluator(Evaluate):
         of: Of = "loss",
         fill: Fill | None = None,
     ) -> None:
-        self.score, self.of, self.fill = score or Labels(), of, fill
+        self.score, self.fill = score or Labels(), fill
+        self.of: Of = "norm" if self.score.single else of
         self.scored = self.score.scored
         self.model, self.gates = model, gates_of(model)
         self.batches, self.pick, self.images = batches, pick, num_images
