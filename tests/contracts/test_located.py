@@ -10,12 +10,13 @@ import copy
 import functools
 
 import pytest
+import timm
 import torch
 from torch import nn
 
 import mhprobe
 from located import LOCATED, multi_query
-from mhprobe.backbones import build, families, family_of, input_spec, layout_of
+from mhprobe.backbones import build, channels_of, families, family_of, input_spec, layout_of
 from mhprobe.backbones.located import FACTORISED
 from mhprobe.backbones.parts.located import CHANNELS, Located, grid_of
 from mhprobe.errors import UserError
@@ -476,3 +477,17 @@ def test_a_grid_of_far_tokens_is_cut_as_maxvit_cuts_it():
     windows = Windows(grid=(4, 6), size=(2, 3), shift=(0, 0), strided=True)
     assert torch.equal(windows.places(), cut)
     assert torch.equal(cut.flatten()[windows.rows()], torch.arange(24))
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4, 13])
+@pytest.mark.parametrize("name", ["xcit_nano_12_p16_224", "levit_128"])
+def test_networks_of_other_channel_counts_are_tried_with_their_own(name, channels):
+    model = timm.create_model(name, in_chans=channels, num_classes=5).eval()
+    gates = mhprobe.attach(model)
+    rgb = mhprobe.attach(timm.create_model(name, num_classes=5).eval())
+    assert gates.layout.counted == rgb.layout.counted and channels_of(model) == channels
+    images = torch.randn(1, channels, 224, 224)
+    with torch.no_grad():
+        whole = model(images)
+        with gates.masked([*range(gates.layout.num_heads)]):
+            assert not torch.equal(model(images), whole)

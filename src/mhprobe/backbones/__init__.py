@@ -16,7 +16,7 @@ from torch import inference_mode, nn
 
 from mhprobe.backbones.base import Family as Family
 from mhprobe.backbones.parts import timm_models
-from mhprobe.backbones.parts.units import slice_heads
+from mhprobe.backbones.parts.units import first_channels, slice_heads
 from mhprobe.errors import HeadsMixed, UserError, quoted
 from mhprobe.gates import HeadGates, find_gates, put_on, remove_gates
 from mhprobe.heads import KINDS, HeadLayout, Kind
@@ -275,9 +275,8 @@ def input_spec(model: nn.Module) -> dict[str, Any]:
 def channels_of(model: nn.Module) -> int:
     """Return the number of channels of an image that a model expects; 3 where its first layer is not known."""
     with contextlib.suppress(UserError):
-        stem = family_of(model).stem(model)
-        return next((part.in_channels for part in stem.modules() if isinstance(part, nn.Conv2d)), 3)
-    return 3
+        return first_channels(family_of(model).stem(model))
+    return first_channels(model)
 
 
 @inference_mode(False)  # gates outlive the test that they are made in, and a GPU keeps their mode

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones.base import Family, Seam, submodule
-from mhprobe.backbones.parts.units import Parts, pixels, weight_of
+from mhprobe.backbones.parts.units import Parts, first_channels, pixels, weight_of
 from mhprobe.backbones.parts.units import query_key_value as packed
 from mhprobe.errors import UserError, first_line, refusing
 from mhprobe.heads import Block, HeadSite, Windows
@@ -297,9 +297,13 @@ def _trials(model: nn.Module, points: Mapping[str, str], size: tuple[int, int]) 
         ghost.get_submodule(point).register_forward_pre_hook(at_point)
         ghost.get_submodule(name.rpartition(".")[0]).register_forward_pre_hook(at_block)
     fails = f"{type(model).__name__}: a trial run on images of {size[0]} x {size[1]} fails"
-    todo = "give their size: model.pretrained_cfg = {**model.pretrained_cfg, 'input_size': (3, 64, 64)}."
+    channels = first_channels(model)
+    todo = (
+        "give their size: model.pretrained_cfg = {**model.pretrained_cfg, 'input_size': "
+        f"({channels}, 64, 64)}}."
+    )
     kinds = (AssertionError, RuntimeError, ValueError, IndexError)
-    images = torch.empty(1, 3, *size, device="meta", dtype=next(ghost.parameters()).dtype)
+    images = torch.empty(1, channels, *size, device="meta", dtype=next(ghost.parameters()).dtype)
     trouble = refusing(
         lambda error: f"{fails} ({first_line(error)}). If it was built for others, {todo}", kinds
     )

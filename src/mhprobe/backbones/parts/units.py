@@ -189,3 +189,11 @@ def unfused(modules: Iterable[nn.Module]) -> AbstractContextManager[None]:
 def pixels(image: Sequence[int] | None, grid: Sequence[int] | None) -> tuple[float, float]:
     """Input pixels from one token to the next, (down, across); (1, 1) if the size of the image is open."""
     return (1.0, 1.0) if image is None or grid is None else (image[0] / grid[0], image[1] / grid[1])
+
+
+def first_channels(model: nn.Module) -> int:
+    """Channels of an image: those that a model states, or those of the first convolution in it; 3 without either."""
+    stated = getattr(model, "in_chans", None)
+    if isinstance(stated, int):  # of CSATv2, whose first convolution reads frequencies
+        return stated
+    return next((part.in_channels for part in model.modules() if isinstance(part, nn.Conv2d)), 3)
