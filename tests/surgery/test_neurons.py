@@ -497,3 +497,21 @@ def test_a_network_whose_heads_are_all_gone_is_measured_by_its_neurons():
     mhprobe.attach(rest, units={"neuron"})
     values = mhprobe.measure(rest, loader, [mhprobe.measures.GateImportance])["gate_importance"]
     assert len(values) == layout.of("neuron").num_heads and values.max() > 0
+
+
+def test_repair_refuses_a_dense_network_that_lost_its_gates():
+    """Without gates on neurons it would repair the layers of the heads alone, and say nothing."""
+    model = copy.deepcopy(twin("vit"))
+    layout = mhprobe.attach(model, units={"head", "neuron"}).layout
+    pruned = mhprobe.prune_heads(model, some(layout))
+    images = images_for(model, 4)
+    before = {name: value.clone() for name, value in pruned.state_dict().items()}
+    mhprobe.detach(model)
+    with pytest.raises(
+        mhprobe.UserError, match=r"repair: .* lost neurons of .*mlp.*mhprobe\.attach\(dense"
+    ):
+        repair(pruned, model, lambda: [images])
+    assert all(torch.equal(before[name], value) for name, value in pruned.state_dict().items())
+    mhprobe.attach(model, units={"head", "neuron"})  # the control
+    repair(pruned, model, lambda: [images])
+    assert any(not torch.equal(before[name], value) for name, value in pruned.state_dict().items())

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from mhprobe.backbones import family_of, layout_of
 from mhprobe.backbones.base import Segments
 from mhprobe.errors import UserError, fits, one_of, quoted
-from mhprobe.heads import HeadSite
+from mhprobe.heads import KINDS, HeadLayout, HeadSite
 from mhprobe.io.progress import progress
 from mhprobe.measures.parts.moments import Moments, symmetric
 from mhprobe.recording.state import inspecting
@@ -45,16 +45,18 @@ def repair(
     """Change, in place, the output projections of ``pruned`` so that its layers write what those of ``dense`` do.
 
     dense: the model before pruning, with its gates if it has any. Only layers that lost heads
-    change; in a layer
-        without heads the bias becomes the mean of its output.
+        change; in a layer without heads the bias becomes the mean of its output.
     batches: starts a walk over batches of images, without padding images; their residual streams
-    are all held.
+        are all held.
     per: "head" scales each kept head, "weights" solves for all columns of the projection and its
-    bias.
+        bias.
     ridge: pull towards the present weights, relative to the mean square of the layer's inputs; 0
-    for none.
+        for none.
     proj_bias: as it was for ``prune_heads``; with "drop" a layer without heads goes on writing
-    nothing.
+        nothing.
+
+    Raises UserError for a ``dense`` without gates on units that ``pruned`` has lost: their layers
+    would stay as they are.
     """
     one_of("repair", "per", per, Per)
     if not fits(ridge, float) or ridge < 0:
@@ -62,6 +64,7 @@ def repair(
     if not callable(batches):
         raise UserError(f"repair: batches is a function, as lambda: loader, got {quoted(batches)}.")
     whole = layout_of(dense)
+    _refuse_hidden(pruned, dense, whole)
     left = {site.name: site.num_heads for site in layout_of(pruned, whole.kinds).sites}
     heads = {site: left.get(site.name, 0) for site in whole.sites}
     lost = [
@@ -98,6 +101,23 @@ def repair(
                     _solve_factors(projection, moments, site.head_dim, ridge)
                 done(1)
             streams = [(images, mine(x), whole_block(y)) for images, x, y in streams]
+
+
+def _refuse_hidden(pruned: nn.Module, dense: nn.Module, whole: HeadLayout) -> None:
+    """Raise UserError if ``pruned`` lost units of a kind on which ``dense`` has no gates."""
+    kept: dict[str, list[int]] = getattr(pruned, "kept_heads", {})
+    hidden = set(kept) - {site.name for site in whole.sites}
+    if not hidden:
+        return
+    sites = [site for site in layout_of(dense, KINDS).sites if site.name in hidden]
+    lost = [site for site in sites if len(kept[site.name]) < site.num_heads]
+    if lost:
+        kind = lost[0].kind
+        raise UserError(
+            f"repair: the pruned network has lost {kind}s of {lost[0].name}, and the dense one has "
+            f"no gates on its {kind}s. Expected the dense network with the gates that it was pruned "
+            f"by: mhprobe.attach(dense, units={{'{kind}', ...}}) before repair."
+        )
 
 
 def _pieces(model: nn.Module) -> Segments:
