@@ -90,6 +90,14 @@ def test_a_sentence_shows_its_heads(visit, pages):
         assert page.locator("#open figure").count() >= 1
 
 
+def test_a_sentence_shows_its_heads_with_no_query_of_before(visit, pages):
+    page = visit(f"{pages['vit'][0]}#image=0&at=0.9,0.9&towards=1")
+    page.wait_for_selector(".tile canvas")
+    assert "at=0.900,0.900" in page.evaluate("location.hash") or page.evaluate("view.x") == 0.9
+    page.locator("#told .link").first.click()
+    assert page.evaluate("[view.x, view.y, view.token, view.towards]") == [0.5, 0.5, None, False]
+
+
 def test_hostile_names_are_text(visit, pages):
     page = visit(f"{pages['vit'][0]}#image=0&at=9,x&heads=4000,-1&sort=<b>")
     page.wait_for_selector(".tile canvas")

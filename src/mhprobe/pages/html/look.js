@@ -3,7 +3,8 @@
 
 const HEADS = DATA.heads, SITES = DATA.sites ?? [], PHOTOS = DATA.photos;
 const headsOf = SITES.map((site) => HEADS.filter((head) => head.site === site.name)), SEEN = headsOf.flat(); // others have no weights
-const view = { image: 0, x: 0.5, y: 0.5, token: null, towards: false, open: [], sort: "", across: false, shared: false };
+const AT_FIRST = { x: 0.5, y: 0.5, token: null, towards: false }; // the query that a sentence's heads are shown with
+const view = { image: 0, ...AT_FIRST, open: [], sort: "", across: false, shared: false };
 const MOST_OPEN = 4;
 let weights = null; // of the chosen photograph: per site where its bytes are
 
@@ -263,7 +264,7 @@ function start() {
   for (const sentence of DATA.sentences) sentence.heads = sentence.heads.filter((id) => SEEN.includes(HEADS[id]));
   [...byId("told").children].forEach((line, i) => {
     const heads = DATA.sentences[i]?.heads ?? [];
-    if (heads.length) line.append(" ", el("button", { type: "button", class: "link", onclick: () => { view.open = heads.slice(0, MOST_OPEN); draw(); byId("look").scrollIntoView(); } }, heads.length > 1 ? "Show these heads" : "Show this head"));
+    if (heads.length) line.append(" ", el("button", { type: "button", class: "link", onclick: () => { Object.assign(view, AT_FIRST, { open: heads.slice(0, MOST_OPEN) }); draw(); byId("look").scrollIntoView(); } }, heads.length > 1 ? "Show these heads" : "Show this head"));
   });
   recall();
   if (!view.open.length) view.open = SITES.length ? (DATA.sentences.map(({ heads }) => heads[0]).filter((id) => id !== undefined).concat([SEEN[0].id, SEEN.at(-1).id]).filter((id, i, all) => all.indexOf(id) === i).slice(0, 2)) : [];

@@ -30,6 +30,7 @@ from mhprobe.measures.position import Position
 from mhprobe.measures.sinks import Sinks
 from mhprobe.recording.measuring import measure
 from mhprobe.stats.agreement import spearman, spearman_interval
+from mhprobe.stats.survival import THRESHOLDS
 
 TOGETHER = 2  # images of a batch: progress moves after each
 TWIN = 4  # images that the untrained network is shown
@@ -44,8 +45,9 @@ ENDS = ("value", "low", "high")
 NAMED = 3  # heads that a sentence names
 MOST = 0.5  # share from which on a head is said to do something most of the time
 NEAR = ALIKE = 0.5  # twins: divergence as a share of chance, at most; CKA, at least
-LOCAL = 0.5  # of the distance of even attention, at most
-NEARLY = 0.97  # of the entropy of even attention
+LOCAL = THRESHOLDS["local"]  # of the distance of even attention, at most
+GLOBAL = THRESHOLDS["global"]  # of that of even attention to the whole image, at least
+NEARLY = 0.97  # of the entropy of even attention, more than
 STEP = 0.05  # of the distance of even attention, between the first and the last blocks, at least
 LEAST = 5  # blocks: fewer cannot be told from shuffled ones
 SHUFFLES = 2000
@@ -112,7 +114,8 @@ def facts(
     kinds = kinds if objects is None else {**kinds, "object_attention": ObjectAttention}
     measures, refused = _measured(model, kinds, Batch.whole(images, objects=objects), done)
     reasons = {
-        "object_attention": "no masks were given; see --masks",
+        "object_attention": "no masks of objects were given: with --masks FOLDER the page says which heads look at the "
+        "object more often than chance",
         **{k: str(v) for k, v in refused.items()},
     }
     others: Mapping[str, Columns] = {}
@@ -261,7 +264,9 @@ def sinks(facts: Facts) -> Sentence:
             table, best, SHARE, f"even attention would give {percent(table['uniform'][best])}"
         )
         no_ops = f"{silent} {'is a no-op that writes' if silent == 1 else 'are no-ops that write'} next to nothing"
-        others = f"{loud} {'hands' if loud == 1 else 'hand'} out what is there to all patches"
+        others = (
+            f"{loud} {'copies' if loud == 1 else 'copy'} what that token holds into all patches"
+        )
         return (
             f"rest on one token, a sink. {name.capitalize()} gives it{on} {number} of all "
             "attention, and writes "
@@ -274,14 +279,14 @@ def sinks(facts: Facts) -> Sentence:
 
 @answers("which heads are twins")
 def twins(facts: Facts) -> Sentence | None:
-    """Pairs whose attention differs at most half as much as by chance, and whose outputs have a CKA of at least .5.
+    """Pairs whose attention differs less than half as much as by chance, and whose outputs have a CKA above .5.
 
     Both hold for the whole interval; the CKA is also above its chance.
     """
     seen, written = facts.columns("js_distance"), facts.columns("cka")
-    near = seen["high"] <= NEAR * seen["null"]
+    near = seen["high"] < NEAR * seen["null"]
     pairs = torch.nonzero(
-        (near & (written["low"] >= ALIKE) & (written["low"] > written["null"])).triu(1)
+        (near & (written["low"] > ALIKE) & (written["low"] > written["null"])).triu(1)
     )
     if not len(pairs):
         return None
@@ -306,9 +311,9 @@ def twins(facts: Facts) -> Sentence | None:
     )
 
 
-@answers("which heads are local and which global")
+@answers("which heads are local")
 def reach(facts: Facts) -> Sentence:
-    """Heads whose mean attention distance is at most half that of even attention; of the others those that reach it."""
+    """Heads whose mean attention distance is less than half that of even attention."""
     table = facts.columns("attention_distance")
     value, low, high, even = (table[name] for name in ("value", "low", "high", "uniform"))
     near = claim(
@@ -319,13 +324,32 @@ def reach(facts: Facts) -> Sentence:
         return (
             f"are local: they look less than half as far as even attention. {name.capitalize()} "
             "looks nearest, "
-            f"{measured(table, best, PLAIN, f'even attention {rounded(even[best])}')} pixels away "
-            "on average. "
-            f"{int((high >= even).sum())} are global: they look as far as even attention, or "
-            "farther."
+            f"{measured(table, best, PLAIN, ('even attention', even[best]))} pixels away "
+            "on average."
         )
 
     return _on(facts, near, -value, words)
+
+
+@answers("which heads are global")
+def far(facts: Facts) -> Sentence:
+    """Heads whose mean attention distance is more than .9 of that of even attention to the whole image."""
+    table = facts.columns("attention_distance")
+    whole = table["whole"]
+
+    def words(best: int, name: str) -> str:
+        number = measured(table, best, PLAIN, ("even attention", whole[best]))
+        return (
+            f"are global: they look more than {percent(GLOBAL)} as far as even attention to the "
+            f"whole image. {name.capitalize()} looks farthest, {number} pixels away on average."
+        )
+
+    return _on(
+        facts,
+        claim("be global", table, GLOBAL * whole, facts.images),
+        table["value"] / whole,
+        words,
+    )
 
 
 @answers("how distance changes with depth")
@@ -396,12 +420,12 @@ def salient(facts: Facts) -> Sentence:
 
 @answers("which heads look everywhere alike")
 def even(facts: Facts) -> Sentence:
-    """Heads whose entropy is at least .97 of the largest that there can be."""
+    """Heads whose entropy is more than .97 of the largest that there can be."""
     table = facts.columns("entropy")
     value, most = table["value"], table["uniform"]
 
     def words(best: int, name: str) -> str:
-        number = measured(table, best, PLAIN, f"even attention {rounded(most[best], 5)}", digits=5)
+        number = measured(table, best, PLAIN, ("even attention", most[best]), digits=5)
         return (
             f"look nearly everywhere alike. Most even is {name}, with an entropy of {number} nats."
         )
@@ -416,9 +440,10 @@ def even(facts: Facts) -> Sentence:
 
 @answers("what makes the network unlike an untrained one")
 def untrained(facts: Facts) -> Sentence | None:
-    """The heads farthest outside the range of the untrained network, and those within it by all measures.
+    """The heads farthest outside the range of the untrained network, and those inside of it by all measures.
 
-    Distances are from the near end of a head's interval, as shares of the measure's scale.
+    Distances are from the near end of a head's interval, as shares of the measure's scale. A head
+    is inside of the range if its whole interval is: one that only reaches into it is not named.
     """
     far = torch.stack(
         [_beyond(facts, name) for name in SINGLE]
@@ -436,19 +461,27 @@ def untrained(facts: Facts) -> Sentence | None:
         return f"{head_name(facts.layout, head)}, {SINGLE[name].label} {number}"
 
     named = "; then ".join(words(head) for head in heads[:NAMED])
-    same = torch.nonzero(most == 0).flatten().tolist()
+    same = torch.nonzero(torch.stack([_inside(facts, name) for name in SINGLE]).all(0))
+    alike = same.flatten().tolist()
+    names = ", ".join(head_name(facts.layout, head) for head in alike[:NAMED])
     rest = (
-        "None of its heads is"
-        if not same
-        else f"{share_of(same, facts.layout)} {'is' if len(same) == 1 else 'are'}"
+        f" {share_of(alike, facts.layout)} {'looks' if len(alike) == 1 else 'look'} as heads of an "
+        f"untrained network do, in all {len(SINGLE)} measures of this comparison "
+        f"({names}{' ...' if alike[NAMED:] else ''})."
+        if alike
+        else ""
     )
-    as_in = f" ({', '.join(head_name(facts.layout, head) for head in same[:NAMED])}{' ...' if same[NAMED:] else ''})"
     return Sentence(
         f"Least like an untrained network, looked at on {min(TWIN, facts.images)} of the "
-        f"photographs, are {named}. "
-        f"{rest} still within its range by all {len(SINGLE)} measures{as_in if same else ''}.",
+        f"photographs, are {named}.{rest}",
         heads[:NAMED],
     )
+
+
+def _inside(facts: Facts, name: str) -> Tensor:
+    """(A,) bool: the head's whole interval lies in the range of the untrained network's heads."""
+    table, twin = facts.columns(name), facts.columns(name, of_twin=True)["value"]
+    return (table["low"] >= twin.min()) & (table["high"] <= twin.max())
 
 
 def _beyond(facts: Facts, name: str) -> Tensor:
@@ -471,14 +504,16 @@ def _beyond(facts: Facts, name: str) -> Tensor:
 def claim(what: str, columns: Columns, threshold: Tensor | float, images: int) -> Claim:
     """Claim that values are above ``threshold``; negate all arguments for below.
 
+    An interval that touches the threshold is not beyond it.
+
     ``needed`` assumes that intervals shrink as one over the square root of the number of images.
     """
     value, low, high = (columns[name] for name in ("value", "low", "high"))
     beyond = torch.as_tensor(threshold, dtype=value.dtype).expand_as(value)
-    open_ = (low < beyond) & (high >= beyond)
+    open_ = (low <= beyond) & (high >= beyond)
     half, gap = (high - low) / 2, (value - beyond).abs()
     needed = (images * (half / gap) ** 2).ceil().clamp(min=images + 1)
-    return Claim(what, low >= beyond, needed.where(open_, torch.nan))
+    return Claim(what, low > beyond, needed.where(open_, torch.nan))
 
 
 def strongest(sure: Tensor, by: Tensor) -> tuple[int, ...]:
@@ -488,19 +523,37 @@ def strongest(sure: Tensor, by: Tensor) -> tuple[int, ...]:
 
 
 def measured(
-    columns: Columns, at: int | tuple[int, int], unit: str, *against: str, digits: int = 2
+    columns: Columns,
+    at: int | tuple[int, int],
+    unit: str,
+    *against: str | tuple[str, Tensor],
+    digits: int = 2,
 ) -> str:
     """Write e.g. ``97 % (95 % interval 95 % to 98 %; by chance 0.4 %)``.
 
-    against: reference values, in words.
+    against: reference values, in words, or as words and a number, which gets the value's decimals.
 
     unit: ``SHARE`` (in per cent) or ``PLAIN``. digits: at least so many; more where the interval is
     narrower.
     """
-    numbers = [float(columns[name][at]) * (100 if unit == SHARE else 1) for name in ENDS]
+    scale = 100 if unit == SHARE else 1
+    numbers = [float(columns[name][at]) * scale for name in ENDS]
     digits = digits_apart(numbers[1], numbers[2], digits) or digits
     value, low, high = (number + unit for number in aligned(numbers, digits))
-    return f"{value} ({'; '.join([f'95 % interval {low} to {high}', *against])})"
+    beside = [
+        one
+        if isinstance(one, str)
+        else f"{one[0]} {_decimals_of(value, scale * float(one[1]))}{unit}"
+        for one in against
+    ]
+    return f"{value} ({'; '.join([f'95 % interval {low} to {high}', *beside])})"
+
+
+def _decimals_of(written: str, number: float) -> str:
+    """Write ``number`` with at least the decimals of a written one, and at least two digits."""
+    before = math.floor(math.log10(abs(number))) + 1 if number else 1
+    decimals = len(written.removesuffix(SHARE).partition(".")[2])
+    return rounded(number, max(2, before + decimals))
 
 
 def head_name(layout: HeadLayout, head: int) -> str:
