@@ -149,7 +149,7 @@ def test_jobs_share_a_folder_and_scores_and_the_end_knows_who_failed(engine, tra
     assert result.code == 2, result.err
     assert (
         "1 of 2 jobs failed" in result.err
-        and "masking.step: steps 0 to 6 exist, got 99" in result.err
+        and "masking.step: steps 0 to 3 exist, got 99" in result.err
     )
     assert {row["step"] for row in runs.rows(sweep / "0" / "tables" / "masking_curves.csv")} == {
         "2"
