@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import builtins
 import json
+import os
 import pickle
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -299,3 +301,108 @@ def test_a_json_reads_the_same_however_it_is_spaced(file):
     path.write_text(json.dumps(json.loads(path.read_text()), sort_keys=True))
     load_weights(file)
     assert as_json(load_weights(file)[1]) == as_json(json.loads(path.read_text()))
+
+
+# each a size that a real network could have alone; their product is gigabytes, or minutes of making blocks
+TOO_MUCH: list[dict[str, Any]] = [
+    {"embed_dim": 30000},
+    {"img_size": 16384},
+    {"conv_stem": [4096] * 8},
+    {"depth": 5000},
+    {"depth": 65536},
+    {"mlp_ratio": 60000},
+    {"reg_tokens": 65536},
+]
+
+
+@pytest.mark.parametrize("sizes", TOO_MUCH, ids=str)
+@pytest.mark.parametrize("kind", ["json", "ckpt"])
+def test_sizes_whose_product_fills_the_memory_are_refused_before_it_is_taken(
+    model, file, tmp_path, monkeypatch, sizes, kind
+):
+    settings, path, made = {**BACKBONE, **sizes}, file, []
+    if kind == "json":
+        edit(file, backbone=settings)
+    else:
+        path = tmp_path / "run.ckpt"
+        torch.save({**checkpoint_of(model), "mhprobe": {**DESCRIPTION, "backbone": settings}}, path)
+    whole = timm.create_model
+
+    def creates(*args: Any, **kwargs: Any) -> Any:
+        made.append(torch.empty(0).device.type)
+        return whole(*args, **kwargs)
+
+    monkeypatch.setattr(timm, "create_model", creates)
+    begun = time.monotonic()
+    assert "sizes ask for more than" in (said := answer(path)) or "does not fit" in said
+    assert time.monotonic() - begun < 10
+    assert made == ["meta"], "a network with numbers was made"
+
+
+def test_the_network_that_a_file_holds_is_made_twice_once_without_numbers(file, monkeypatch):
+    made, whole = [], timm.create_model
+
+    def creates(*args: Any, **kwargs: Any) -> Any:
+        made.append(torch.empty(0).device.type)
+        return whole(*args, **kwargs)
+
+    monkeypatch.setattr(timm, "create_model", creates)
+    model, _ = load_weights(file)
+    assert made == ["meta", "cpu"]
+    assert {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} == {"cpu"}
+
+
+def test_a_tensor_that_repeats_one_number_does_not_pass_for_a_large_file(model, tmp_path):
+    settings, content = {**BACKBONE, "embed_dim": 30000}, checkpoint_of(model)
+    repeated = torch.zeros(1).expand(90000, 30000)
+    content["state_dict"]["backbone.blocks.0.attn.qkv.weight"] = repeated
+    path = tmp_path / "run.ckpt"
+    torch.save({**content, "mhprobe": {**DESCRIPTION, "backbone": settings}}, path)
+    assert path.stat().st_size < 1_000_000
+    assert "sizes ask for more than" in answer(path)
+
+
+def test_an_image_of_too_many_pixels_is_refused(file):
+    numbers = {"mean": [0.5] * 3, "std": [0.5] * 3}
+    edit(file, input={"size": [65536, 65536], **numbers})
+    assert "input.size" in answer(file)
+    edit(file, input={"size": [16, 16], **numbers})
+    load_weights(file)
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def large(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 300_000_000)
+
+
+def folder(path: Path) -> None:
+    path.mkdir()
+
+
+@pytest.mark.parametrize("make", [pipe, endless, large, folder])
+def test_a_json_that_is_no_ordinary_file_is_refused_at_once(file, make):
+    path = file.with_suffix(".json")
+    path.unlink()
+    make(path)
+    begun = time.monotonic()
+    assert "model.json" in (said := answer(file))
+    assert "ordinary" in said or "300,000,000 bytes" in said
+    with pytest.raises(mhprobe.UserError, match=r"model\.json"):
+        mhprobe.load(file.parent)
+    assert time.monotonic() - begun < 5
+
+
+def test_a_json_behind_a_link_is_read(file, tmp_path):
+    """The Hub's cache holds links."""
+    path = file.with_suffix(".json")
+    path.rename(tmp_path / "blob")
+    path.symlink_to(tmp_path / "blob")
+    load_weights(file)

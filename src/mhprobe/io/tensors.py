@@ -16,6 +16,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from mhprobe.io import files
+from mhprobe.io.ordinary import ordinary
 
 DIGEST = "sha256"
 OUTCOMES = "outcomes.safetensors"
@@ -40,8 +41,12 @@ def packed(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> bytes:
 
 
 def unpacked(path: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None:
-    """The tensors of such a file and what its header says; None if it cannot be read, or is not as it was written."""
+    """The tensors of such a file and what its header says; None if it cannot be read, or is not as it was written.
+
+    A pipe or a device, which has no end, cannot be read.
+    """
     try:
+        ordinary(path, None, "tensors")
         with safe_open(str(path), "pt") as file:
             about = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping

@@ -30,10 +30,12 @@ from torch import nn
 
 from mhprobe.backbones import attach, build, layout_of, slice_sites
 from mhprobe.backbones.parts import narrow
+from mhprobe.backbones.parts.bounds import planned
 from mhprobe.errors import UserError, first_line, refusing
 from mhprobe.gates import find_gates
 from mhprobe.heads import KINDS
 from mhprobe.io.files import replacing, unreadable, write_all
+from mhprobe.io.ordinary import read_json
 from mhprobe.weights.description import SWITCHES, check_setting, checked, digest, for_timm
 from mhprobe.weights.foreign import in_float32
 
@@ -112,9 +114,9 @@ def load_weights(path: str | Path, **changes: float) -> tuple[nn.Module, dict[st
         description.get("gates") is not None
     ):  # in a checkpoint: learned in another form than their values
         gate_values = torch.tensor(description["gates"])
-    model: Any = _built(description, path)
-    model.chosen_by = description.get("chosen_by")
     misfit = f"weights: {path} does not fit the backbone it names"
+    model: Any = _built(description, path, state, misfit)
+    model.chosen_by = description.get("chosen_by")
     with refusing(
         lambda error: f"{misfit} ({' '.join(str(error).split())[:200]}).", (RuntimeError,)
     ):
@@ -163,8 +165,30 @@ def gates_kept(description: dict[str, Any]) -> torch.Tensor | None:
     return None if kept is None else torch.tensor(kept, dtype=torch.bool)
 
 
-def _built(description: dict[str, Any], path: Path) -> nn.Module:
-    """The described model with random weights."""
+def _built(
+    description: dict[str, Any], path: Path, state: dict[str, torch.Tensor], misfit: str
+) -> nn.Module:
+    """The described model with random weights, of the names and shapes in ``state``; made without memory first."""
+    # a tensor of a checkpoint may repeat one number: the file's bytes bound what it holds
+    held = min(sum(value.numel() for value in state.values()), path.stat().st_size)
+    with planned(held, len(state), "backbone"):
+        shapes = {key: value.shape for key, value in _made(description, path).state_dict().items()}
+    wrong = [
+        f"{key} is {_shape(state.get(key))}, expected {_shape(shapes.get(key))}"
+        for key in (*shapes, *(state.keys() - shapes.keys()))
+        if getattr(state.get(key), "shape", None) != shapes.get(key)
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise UserError(f"{misfit} ({wrong[0]}{more}).")
+    return _made(description, path)
+
+
+def _shape(of: Any) -> str:
+    return "not there" if of is None else str(tuple(getattr(of, "shape", of)))
+
+
+def _made(description: dict[str, Any], path: Path) -> nn.Module:
     settings = {**description["backbone"], "pretrained": False}
     try:
         model = build(**settings, num_classes=len(description["class_names"]))
@@ -235,7 +259,9 @@ def read_description(path: Path) -> dict[str, Any]:
         return _from_checkpoint(path)[1]
     path = path.with_suffix(".json")
     try:
-        description = json.loads(path.read_text())
+        description = read_json(path, "weights")
+    except UserError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         other = (
             f" Weights of another training have none: give the backbone a name=<timm's name> and "

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from timm.models import build_model_with_cfg, create_model, is_model, model_entrypoint
 from torch import nn
 
@@ -25,6 +25,7 @@ from mhprobe.errors import UserError, nearest, quoted
 LARGEST = (
     2**16
 )  # no size, width or depth of a model is larger; a forged one must not eat the memory
+PIXELS = 4096**2  # of an image that a network takes
 OURS = (
     "name",
     "pretrained",
@@ -53,6 +54,13 @@ class Input(BaseModel):
     size: Annotated[list[Size], Field(min_length=2, max_length=2)]
     mean: Annotated[list[Finite], Field(min_length=3, max_length=3)]
     std: Annotated[list[Annotated[Finite, Field(gt=0)]], Field(min_length=3, max_length=3)]
+
+    @field_validator("size")
+    @classmethod
+    def _of_an_image(cls, size: list[int]) -> list[int]:
+        if math.prod(size) > PIXELS:
+            raise ValueError(f"expected at most {PIXELS:,} pixels")
+        return size
 
 
 class Backbone(BaseModel):

@@ -59,6 +59,8 @@ def build(
             model: Any = timm.create_model(
                 name, pretrained=pretrained, num_classes=num_classes, **kwargs
             )
+    except UserError:
+        raise
     except (OSError, RuntimeError) as error:
         if "weights_only" in str(error):
             raise UserError(

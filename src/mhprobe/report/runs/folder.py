@@ -16,6 +16,7 @@ import yaml
 
 from mhprobe.errors import refusing
 from mhprobe.io.moved import renamed
+from mhprobe.io.ordinary import unlike_ordinary
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,12 +64,10 @@ class Folder:
                 return None
             if stat.S_ISLNK(status.st_mode):
                 raise ValueError(f"{name}: a link, which is not followed")
-        if status is None or not stat.S_ISREG(status.st_mode):
+        if status is None:
             raise ValueError(f"{name}: not an ordinary file")
-        if status.st_size > min(most, self.room):
-            raise ValueError(
-                f"{name}: {status.st_size:,} bytes, expected at most {min(most, self.room):,}"
-            )
+        if reason := unlike_ordinary(status, min(most, self.room)):
+            raise ValueError(f"{name}: {reason}")
         self.room -= status.st_size
         return place
 
