@@ -456,3 +456,45 @@ def test_attaching_again_to_a_model_whose_grid_has_changed_keeps_the_gates(learn
     assert again.layout.sites[0].grid != gates.layout.sites[0].grid
     assert again.effective()[:6].tolist() == gates.effective().tolist() == [0, 1, 1, 1, 0, 1]
     assert again.values.requires_grad == learned
+
+
+def test_masks_that_end_in_another_order_leave_nothing_behind():
+    """Generators and an ExitStack may end the first block before the second."""
+    model = tiny_vit()
+    gates = mhprobe.attach(model)
+    first, second = gates.masked([0]), gates.masked([1])
+    first.__enter__()
+    second.__enter__()
+    assert gates.values[:2].tolist() == [0, 0]
+    first.__exit__(None, None, None)
+    assert gates.values[:2].tolist() == [1, 0]  # the second is open still
+    second.__exit__(None, None, None)
+    assert bool((gates.values == 1).all()) and not gates.held
+
+
+def test_a_fixed_block_that_ends_first_keeps_the_mask_inside_it():
+    model = tiny_vit()
+    gates = mhprobe.attach(model)
+    halves = torch.full_like(gates.values.detach(), 0.5)
+    fixed, masked = gates.fixed(halves), gates.masked([1])
+    fixed.__enter__()
+    masked.__enter__()
+    assert gates.values[:2].tolist() == [0.5, 0]
+    fixed.__exit__(None, None, None)
+    assert gates.values[:2].tolist() == [1, 0]
+    masked.__exit__(None, None, None)
+    assert bool((gates.values == 1).all())
+
+
+def test_new_gates_are_not_put_on_inside_a_mask():
+    """They would take the zero over, and keep it when the block ends."""
+    model = tiny_vit()
+    gates = mhprobe.attach(model)
+    refused = pytest.raises(mhprobe.UserError, match=r"attach: .* masked or fixed .* with block")
+    with gates.masked([0]), refused:
+        mhprobe.attach(model, units={"head", "neuron"})
+    assert bool((gates.values == 1).all()) and mhprobe.attach(model) is gates
+    with gates.masked([0]):
+        assert mhprobe.attach(model) is gates  # the control: nothing new is needed
+    both = mhprobe.attach(model, units={"head", "neuron"})
+    assert bool((both.values == 1).all())

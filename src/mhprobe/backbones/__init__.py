@@ -304,7 +304,8 @@ def attach(
         the present units, or takes heads. UserError where gates that are not 1 would be left out.
 
     Returns HeadGates: ``.layout``, ``.values`` (A,) all ones, which leave the model's output
-    bit-identical. Raises UserError for an unsupported model, with the reason.
+    bit-identical. Raises UserError for an unsupported model, with the reason, and inside a with
+    block that masks or fixes gates which new ones would replace.
 
     >>> import timm
     >>> size = dict(img_size=16, patch_size=8, embed_dim=12, depth=2, num_heads=3)
@@ -327,6 +328,11 @@ def attach(
             gates.learn(learnable)
         gates.check(model)
         return gates
+    if gates is not None and gates.held:
+        raise UserError(
+            "attach: the gates of this model are masked or fixed by a with block at present; new ones "
+            "would stay so after it. Attach before gates.masked(...), or after the block."
+        )
     effective = (
         zip(gates.layout.sites, gates.layout.split(gates.effective()), strict=True) if gates else ()
     )

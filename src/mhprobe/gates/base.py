@@ -83,14 +83,17 @@ class HeadGates(nn.Module):
         self._unshared()
 
     def _unshared(self) -> None:
-        """Set what no copy and no pickle takes along: the lock, and the model that the gates were last seen in."""
+        """Set what no copy and no pickle takes along: lock, open blocks, and the model that was last seen."""
         self.lock = (
             threading.RLock()
         )  # held while gates are changed for a while, and while a model is recorded
         self._model: weakref.ref[nn.Module] | None = None  # the model holds the gates, not they it
+        self._changes: list[Callable[[Tensor], Tensor]] = []  # of the open blocks, in their order
+        self._before = self.values.detach()  # values before the first of them
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("lock", "_model")}
+        unshared = ("lock", "_model", "_changes", "_before")
+        return {name: value for name, value in vars(self).items() if name not in unshared}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -260,9 +263,16 @@ class HeadGates(nn.Module):
             )
         self.values[self.layout.mask(mask).to(self.values.device)] = 0.0
 
+    @property
+    def held(self) -> bool:
+        """True inside a with block of ``masked`` or ``fixed``."""
+        return bool(self._changes)
+
     @contextlib.contextmanager
     def masked(self, mask: Tensor) -> Iterator[None]:
         """Switch heads off inside a with block: ``mask`` is (A,) bool, True means off; blocks can be nested.
+
+        Blocks may also end in another order: a head is off as long as one that masks it is open.
 
         ``mask`` can also be a list of heads, as for ``HeadLayout.mask``. Learned gates go on
         multiplying the others. Other threads that mask or measure the same model wait; a plain
@@ -271,10 +281,7 @@ class HeadGates(nn.Module):
         """
         self.check()
         mask = self.layout.mask(mask).to(self.values.device)
-        with (
-            self.lock,
-            self._holding(self.values.detach().masked_fill(mask, 0.0)),
-        ):  # another thread may change values
+        with self._holding(lambda values: values.masked_fill(mask, 0.0)):
             yield
 
     @contextlib.contextmanager
@@ -296,20 +303,30 @@ class HeadGates(nn.Module):
                 f"head, got {quoted(values)}. A mask (True: off) goes to gates.masked."
             )
         self.check()
-        with self._holding(values):
+        with self._holding(lambda _: values):
             yield
 
     @contextlib.contextmanager
-    def _holding(self, values: Tensor) -> Iterator[None]:
-        with self.lock:
-            before = self.values.detach().clone()
-            with torch.no_grad():
-                self.values.copy_(values)
+    def _holding(self, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        """Apply ``change`` to the values inside a with block, on top of the blocks that are open."""
+        with self.lock:  # another thread may change values
+            if not self._changes:
+                self._before = self.values.detach().clone()
+            self._changes.append(change)
             try:
+                self._set()
                 yield
             finally:
-                with torch.no_grad():
-                    self.values.copy_(before)
+                self._changes.remove(change)
+                self._set()
+
+    @torch.no_grad()
+    def _set(self) -> None:
+        """Set the values to those before the first open block, changed by every open one in turn."""
+        values = self._before
+        for change in self._changes:
+            values = change(values)
+        self.values.copy_(values)
 
     @contextlib.contextmanager
     def side_by_side(
