@@ -404,6 +404,7 @@ def test_a_real_command_leaves_an_offline_run_that_holds_all_of_it(tmp_path, mon
     folder = tmp_path / "a_group" / "a_run"
     (folder / "config").mkdir(parents=True)
     small = ["data.limit_test=40", "data.limit_train=64", "data.limit_val=20", "masking.steps=1"]
+    small += ["trainer.log_every_n_steps=1"]
     given = ["logger=wandb", "measure=[gate_importance,cka]", "trainer.max_epochs=1", *small]
     mhprobe.train.run(runs.config("train", tmp_path, *given), folder)
     wandb.teardown()
@@ -429,6 +430,8 @@ def test_a_real_command_leaves_an_offline_run_that_holds_all_of_it(tmp_path, mon
     assert tables and {f"tables/{name}.path" for name in tables} <= logged
     assert figures and {f"figures/{name}.path" for name in figures} <= logged
     assert {"report.path", "val/accuracy", "masking/heads_masked"} <= logged
+    # the optimizer has a group for each layer and weight decay; a reader gets one curve
+    assert {key for key in logged if key.lower().startswith("lr")} == {"lr/network"}
     assert list(folder.glob("wandb/*run-*/files/media/table/charts/masking_curves*.json"))
     (page,) = (step["report.path"] for step in steps if "report.path" in step)
     (media,) = folder.glob(f"wandb/*run-*/files/{page}")

@@ -13,7 +13,6 @@ import torch
 from lightning.fabric.utilities.exceptions import (
     MisconfigurationException as FabricMisconfiguration,
 )
-from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from timm.models import save_for_hf
@@ -43,6 +42,7 @@ from mhprobe.framework.training.checkpoints import (
 from mhprobe.framework.training.classifier import GatedClassifier
 from mhprobe.framework.training.ends import StopAtNonFinite
 from mhprobe.framework.training.history import GateHistory, History
+from mhprobe.framework.training.rates import LearningRates
 from mhprobe.framework.training.screen import ShowsTraining
 from mhprobe.heads import HeadLayout
 from mhprobe.io.head_tables import read_kept
@@ -254,7 +254,7 @@ def callbacks(
             checkpoints, cfg.checkpoint.every_n_steps if cfg.checkpoint else None
         ),  # before EveryEpoch
         *watching,
-        *([LearningRateMonitor(logging_interval="step")] if report.loggers else []),
+        *([LearningRates()] if report.loggers else []),
         SeedEachStep(cfg.seed),
         SameRun(facts(cfg, model.description, data.images_of("train", "val"))),
         StopAtNonFinite(),
