@@ -127,6 +127,56 @@ def test_the_page_of_launchers_names_every_script():
 
 
 @pytest.fixture
+def mask_steps(tmp_path):
+    """launch/mask_steps.sh with a stand-in for Python, told what a refused step is answered: what was run."""
+    bin = tmp_path / "bin"
+    bin.mkdir()
+
+    def told(*overrides: str, answer: str, **settings: str) -> tuple[int, str, list[str]]:
+        text = (
+            'echo "$@" >> commands\n[[ $* == *"mask -m"* ]] && exit 0\necho "$ANSWER" >&2; exit 2'
+        )
+        (bin / "python").write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (bin / "python").chmod(0o755)
+        (tmp_path / "commands").write_text("")
+        environment = {key: value for key, value in os.environ.items() if key != "STEPS"}
+        environment |= {"PATH": f"{bin}:{environment['PATH']}", "ANSWER": answer, **settings}
+        done = subprocess.run(
+            ["bash", str(LAUNCH / "mask_steps.sh"), *overrides],
+            cwd=tmp_path,
+            env=environment,
+            text=True,
+            capture_output=True,
+        )
+        return done.returncode, done.stderr, (tmp_path / "commands").read_text().splitlines()
+
+    return told
+
+
+@pytest.mark.parametrize("last", [3, 12])
+def test_a_sweep_over_steps_ends_where_the_longest_curve_does(mask_steps, last):
+    answer = f"masking.step: steps 0 to {last} exist, got 999999999. Give one of these."
+    launcher = ("hydra/launcher=slurm", "+hydra.launcher.partition=gpu")
+    code, _, commands = mask_steps("weights=hydra/a", *launcher, answer=answer)
+    assert code == 0
+    steps = ",".join(map(str, range(last + 1)))
+    assert commands == [
+        "-m mhprobe.mask weights=hydra/a masking.step=999999999",
+        f"-m mhprobe.mask -m masking.step={steps} weights=hydra/a {' '.join(launcher)}",
+    ]
+
+
+def test_a_sweep_over_given_steps_asks_nobody(mask_steps):
+    code, _, commands = mask_steps("weights=a", answer="", STEPS="0,3")
+    assert code == 0 and commands == ["-m mhprobe.mask -m masking.step=0,3 weights=a"]
+
+
+def test_a_sweep_over_steps_passes_another_refusal_on(mask_steps):
+    code, said, commands = mask_steps("weights=a", answer="mhprobe: weights: no file a.")
+    assert (code, said, len(commands)) == (2, "mhprobe: weights: no file a.\n", 1)
+
+
+@pytest.fixture
 def torchrun(tmp_path):
     """launch/torchrun.sh with stand-ins, on a machine of three GPUs: what torchrun is told, or what is refused."""
     bin = tmp_path / "bin"
