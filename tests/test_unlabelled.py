@@ -486,3 +486,92 @@ def test_batches_of_any_form_are_taken_apart_by_a_function():
     ]
     assert torch.equal(found, plain)
     assert mhprobe.masking_curve(model, odd, units="layer", batch=split)
+
+
+IMPORTANCE = [mhprobe.measures.GateImportance]
+
+
+@pytest.mark.parametrize("key", ["fine_label", "class", "lbl", "gt", "category_id"])
+@pytest.mark.parametrize("held", ["tensor", "column", "list", "narrow"])
+def test_labels_under_another_key_are_asked_for_and_named_by_label(key, held):
+    model = loud()
+    images, labels = pictures(model), labels_for(COUNT)
+    forms = {
+        "tensor": labels,
+        "column": labels[:, None],
+        "list": labels.tolist(),
+        "narrow": labels.short(),
+    }
+    item = {"img": images, "path": ["a.png"] * COUNT, key: forms[held]}
+    with pytest.raises(
+        mhprobe.UserError, match=rf"under '{key}'.*give label='{key}'.*item\['img'\]"
+    ):
+        mhprobe.measure(model, [item], IMPORTANCE)
+    with pytest.raises(mhprobe.UserError, match=rf"give label='{key}'"):
+        mhprobe.masking_curve(model, [item], units="layer")
+    if held in ("tensor", "list"):
+        plain = mhprobe.measure(model, [(images, labels)], IMPORTANCE)["gate_importance"]
+        found = mhprobe.measure(model, [item], IMPORTANCE, label=key)["gate_importance"]
+        assert torch.equal(found, plain) and found.label == plain.label
+        curve = mhprobe.masking_curve(model, [item], units="layer", label=key)
+        right = mhprobe.masking_curve(model, [(images, labels)], units="layer")
+        assert [row["accuracy"] for row in curve] == [row["accuracy"] for row in right]
+
+
+def test_a_dict_that_has_labels_or_nothing_like_them_is_taken_without_a_word():
+    model = loud()
+    images, labels = pictures(model), labels_for(COUNT)
+    with_other_numbers = {"image": images, "label": labels, "coarse_label": labels // 2}
+    assert mhprobe.measure(model, [with_other_numbers], IMPORTANCE)
+    boxes, shares = torch.zeros(COUNT, 4), torch.rand(COUNT)
+    nothing_like_them = {"image": images, "path": ["x"] * COUNT, "box": boxes, "share": shares}
+    assert mhprobe.measure(model, [nothing_like_them], IMPORTANCE)
+
+
+def test_a_key_of_labels_that_is_not_there_or_has_no_use_is_refused():
+    model = loud()
+    images, labels = pictures(model), labels_for(COUNT)
+    item = {"image": images, "fine": labels}
+    with pytest.raises(
+        mhprobe.UserError, match=r"expected dicts with 'fin', got a dict with 'image'"
+    ):
+        mhprobe.measure(model, [item], IMPORTANCE, label="fin")
+    with pytest.raises(mhprobe.UserError, match=r"expected dicts with 'fine', got a tuple of 2"):
+        mhprobe.measure(model, [(images, labels)], IMPORTANCE, label="fine")
+    with pytest.raises(mhprobe.UserError, match=r"label: batch= already says"):
+        split = lambda item: (item["image"], item["fine"])  # noqa: E731
+        mhprobe.measure(model, [item], IMPORTANCE, batch=split, label="fine")
+    with pytest.raises(mhprobe.UserError, match=r"masking_curve: label: expected the key"):
+        mhprobe.masking_curve(model, [item], label=3)
+
+
+LABELS = {  # of 4 images and 5 classes: what the line calls them, and what it says would do
+    "multi-hot": (torch.eye(5)[:4] + torch.eye(5)[4], "multi-hot", r"\(item\[.*\], None\)"),
+    "one-hot": (torch.eye(5)[:4], "one-hot", r"\.argmax\(1\)\)"),
+    "one-hot of whole numbers": (torch.eye(5)[:4].long(), "one-hot", r"\.argmax\(1\)\)"),
+    "a column": (torch.arange(4)[:, None], "a column", r"\.squeeze\(1\)\)"),
+    "a narrow column": (torch.arange(4)[:, None].byte(), "a column", r"\.squeeze\(1\)\.long\(\)\)"),
+    "soft": (torch.full((4, 5), 0.2), "soft", r"\.argmax\(1\)\)"),
+    "segmentation": (torch.zeros(4, 8, 8).long(), "a class per pixel", r", None\)"),
+    "boxes": (torch.full((4, 4), 7.5), "none of a class", r", None\)"),
+}
+
+
+@pytest.mark.parametrize(("labels", "called", "then"), LABELS.values(), ids=LABELS.keys())
+def test_labels_of_another_form_are_called_what_they_are(labels, called, then):
+    model = loud()
+    images = pictures(model, 4)
+    for item in ((images, labels), {"image": images, "label": labels}):
+        with pytest.raises(mhprobe.UserError, match=rf"labels: expected \(4,\).*{called}.*{then}"):
+            mhprobe.measure(model, [item], IMPORTANCE)
+    split = lambda item: item  # noqa: E731
+    with pytest.raises(mhprobe.UserError, match=rf"record: labels: expected \(4,\).*{called}"):
+        mhprobe.measure(model, [(images, labels)], IMPORTANCE, batch=split)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.int32, torch.uint8])
+def test_classes_of_another_type_come_with_the_call_that_converts_them(kind):
+    model = loud()
+    images, labels = pictures(model, 4), labels_for(4).to(kind)
+    with pytest.raises(mhprobe.UserError, match=r"which is classes as .*; give labels\.long\(\)"):
+        mhprobe.measure(model, [(images, labels)], IMPORTANCE)

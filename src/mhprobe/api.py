@@ -7,6 +7,7 @@ values["gate_importance"]           # (A,) tensor, larger means more important; 
 values["gate_importance"].columns   # with its intervals; .to_frame() for pandas
 """
 
+import functools
 import inspect
 import itertools
 import operator
@@ -62,6 +63,7 @@ def measure(
     target: Of | None = None,
     batch: Split = images_and_labels,
     output: Output = None,
+    label: str | None = None,
 ) -> Found:
     """Run ``measures`` on the images of ``loader``; return their values by name, on the CPU.
 
@@ -85,11 +87,13 @@ def measure(
     output: index or key of the logits, of a model that gives back several tensors, e.g. 1 or
     "logits". Default: the one
         that has as many columns as the classifier, or the only (B, C); the log names it.
+    label: the key of the labels in dicts; None takes a common name, as "label" or "labels".
 
     All measures share one forward pass per batch, and one backward pass if a measure needs slopes.
     Raises UserError for what is no measure or no loader, two of one name, batches of another form,
     no image, and outputs of which several could be the logits.
     """
+    batch = _split("measure", batch, label)
     one_of("measure", "show_progress", show_progress, Literal[True, False])
     named = _named(measures, attach(model).layout)
     choosing = [
@@ -150,6 +154,7 @@ def masking_curve(
     batch: Split = images_and_labels,
     fill: FillName = "zero",
     output: Output = None,
+    label: str | None = None,
     **order_options: Any,
 ) -> "CurveRows":
     """Mask heads unit by unit and return the accuracy: a row per point (``mhprobe.report.tables.curve_rows``).
@@ -174,7 +179,7 @@ def masking_curve(
     "top1", "kl", "cosine",
         "difference", "knn" (mhprobe.scoring), or a class. Default: labels if all images have them, else top1;
         cosine for features.
-    batch: as for ``measure``. fill: replacement of a masked head's output, found on the images that
+    batch, label: as for ``measure``. fill: replacement of a masked head's output, found on the images that
     choose
         (``mhprobe.recording.fills``). output: as for ``measure``.
     Raises UserError for an iterator, a loader that shuffles or augments, a loader without images,
@@ -189,6 +194,7 @@ def masking_curve(
     >>> [row["heads_masked"] for row in rows], rows[0]["accuracy"]
     ([0, 3, 6], 1.0)
     """
+    batch = _split("masking_curve", batch, label)
     _refuse_no_loader("masking_curve", loader, select_loader, "every mask is tried on it")
     whole_number("masking_curve: steps", steps, none="all units")
     limits = {
@@ -214,6 +220,22 @@ def masking_curve(
             layout, spec, score_on[-1], score_on[0], splits=splits, steps=steps, costs=left
         )
     return CurveRows(curve_rows(curves), curves, layout)
+
+
+def _split(where: str, batch: Split, label: str | None) -> Split:
+    """The function that splits an item, with the key of its labels.
+
+    Raises UserError for a key that is no text, or beside a function of the user's own.
+    """
+    if label is None:
+        return batch
+    if not isinstance(label, str):
+        raise UserError(f"{where}: label: expected the key of the labels, got {quoted(label)}.")
+    if batch is not images_and_labels:
+        raise UserError(
+            f"{where}: label: batch= already says where the labels are; give one of the two."
+        )
+    return functools.partial(images_and_labels, label=label)
 
 
 def _spec(order: Any, order_options: Mapping[str, Any], **settings: Any) -> CurveSpec:

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError, short
+from mhprobe.data.labels import Form, counted, form_of
+from mhprobe.errors import UserError, quoted, short
 
 # in dicts of Hugging Face's datasets, and of WebDataset, which names parts by the endings of files
 IMAGES = ("images", "image", "pixel_values", "img", "input_ids", "jpg", "jpeg", "png", "webp", "x")
@@ -67,20 +68,25 @@ Walk = Callable[
 ]  # starts a new walk over a split; of several processes each walks its share
 
 
-def images_and_labels(item: Any) -> tuple[Tensor, Tensor | None]:
+def images_and_labels(item: Any, label: str | None = None) -> tuple[Tensor, Tensor | None]:
     """Return the (B, ...) images and (B,) labels, None without, of an item of a loader.
 
     Images alone; (images, labels, ...), of which the rest is left aside; a dict with common names.
-    In either, a list of one part per image is stacked. Raises UserError for anything else.
+    In either, a list of one part per image is stacked. label: the dict's key of the labels; None
+    looks for a common name.
+
+    Raises UserError for anything else, for labels of another form, and for a dict that may have
+    labels under another name.
     """
+    if label is not None and not (isinstance(item, Mapping) and label in item):
+        raise UserError(f"loader: label: expected dicts with {quoted(label)}, {_got(item)}.")
     if isinstance(item, Tensor):
         return item, None
+    names = LABELS if label is None else (label,)
     images: Sequence[Any] = ()
     labels: Sequence[Any] = ()
     if isinstance(item, Mapping):
-        images, labels = (
-            [item[name] for name in names if name in item] for names in (IMAGES, LABELS)
-        )
+        images, labels = ([item[name] for name in of if name in item] for of in (IMAGES, names))
     elif isinstance(item, tuple | list):
         images, labels = item[:1], item[1:2]
     # the first of each that is a tensor or can be one
@@ -88,9 +94,51 @@ def images_and_labels(item: Any) -> tuple[Tensor, Tensor | None]:
         next(filter(torch.is_tensor, map(_stacked, parts)), None) for parts in (images, labels)
     )
     without = not labels or labels[0] is None
-    if stacked is None or not (numbers.dim() == 1 if numbers is not None else without):
+    if stacked is None or not (without or numbers is not None):
         raise UserError(_unknown(item))
+    if isinstance(item, Mapping) and numbers is None:
+        _refuse_other_keys(item, stacked)
+    if numbers is not None and numbers.dim() != 1:
+        raise UserError(_another_form(item, stacked, numbers, names))
     return stacked, numbers
+
+
+def _refuse_other_keys(item: Mapping[Any, Any], images: Tensor) -> None:
+    """Raise UserError for a dict without known labels in which other keys hold a whole number per image."""
+    here = {key: _stacked(part) for key, part in item.items() if key not in IMAGES + LABELS}
+    unused = [
+        key
+        for key, part in here.items()
+        if part is not None
+        and counted(part)
+        and tuple(part.shape) in ((len(images),), (len(images), 1))
+    ]
+    if unused:
+        shown = short(", ".join(map(quoted, unused)), 100)
+        at = next(quoted(key) for key in IMAGES if key in item)
+        raise UserError(
+            f"loader: expected labels under {', '.join(LABELS)}, got a whole number per image under "
+            f"{shown}. If these are the labels, give label={quoted(unused[0])}; if there are no "
+            f"labels, say so: batch=lambda item: (item[{at}], None)."
+        )
+
+
+def _another_form(item: Any, images: Tensor, labels: Tensor, names: Sequence[str]) -> str:
+    """The line for labels that are a tensor, but not one class per image."""
+    keys = IMAGES if isinstance(item, Mapping) else (0,)
+    first = next((quoted(key) for key in keys if isinstance(key, int) or key in item), "...")
+    second = next((quoted(key) for key in names if key in item), "1") if keys == IMAGES else "1"
+    form = form_of(labels) or Form("a class per image", "")
+    todo = f"give batch=lambda item: (item[{first}], item[{second}]{form.then})"
+    if not form.then:
+        todo = (
+            "choose one class per image, or leave them out, and agreement with the whole model is "
+            f"taken: batch=lambda item: (item[{first}], None)"
+        )
+    return (
+        f"loader: labels: expected ({len(images)},) int64, one class per image, got "
+        f"{tuple(labels.shape)}, which is {form.called}; {todo}."
+    )
 
 
 def _stacked(part: Any) -> Tensor | None:
@@ -116,6 +164,22 @@ def _tensor(part: Any) -> Tensor | None:
 
 
 def _unknown(item: Any) -> str:
+    parts: list[Any] = []
+    if isinstance(item, Mapping | tuple | list):
+        parts = list(item.values()) if isinstance(item, Mapping) else list(item)
+    single = any(isinstance(part, Tensor | np.ndarray) and len(part.shape) == 3 for part in parts)
+    hint = (
+        " One image at a time? Put the data set into a DataLoader, or batch it." if single else ""
+    )
+    return (
+        f"loader: expected batches (images, labels, ...) of tensors, images alone, a dict of them "
+        f"({', '.join(IMAGES[:3])} ...; {', '.join(LABELS[:2])} ...), or Batch, {_got(item)}.{hint} "
+        f"Say where they are: batch=lambda item: (item[...], item[...])."
+    )
+
+
+def _got(item: Any) -> str:
+    """The end of a sentence: "got a tuple of 2: ..."."""
     keys = (
         f" with {', '.join(f'{k!r} ({_called(item[k])})' for k in item)}"
         if isinstance(item, Mapping)
@@ -126,23 +190,7 @@ def _unknown(item: Any) -> str:
         if isinstance(item, tuple | list)
         else ""
     )
-    parts = (
-        list(item.values())
-        if isinstance(item, Mapping)
-        else item
-        if isinstance(item, tuple | list)
-        else []
-    )
-    single = any(isinstance(part, Tensor | np.ndarray) and len(part.shape) == 3 for part in parts)
-    hint = (
-        " One image at a time? Put the data set into a DataLoader, or batch it." if single else ""
-    )
-    got = short(f"{type(item).__name__}{keys}{things}", 200)
-    return (
-        f"loader: expected batches (images, labels, ...) of tensors, images alone, a dict of them "
-        f"({', '.join(IMAGES[:3])} ...; {', '.join(LABELS[:2])} ...), or Batch, got a {got}.{hint} "
-        f"Say where they are: batch=lambda item: (item[...], item[...])."
-    )
+    return f"got a {short(f'{type(item).__name__}{keys}{things}', 200)}"
 
 
 def _called(part: Any) -> str:

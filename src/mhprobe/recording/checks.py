@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import backbone_of, channels_of, input_spec, refuse_no_model
+from mhprobe.data.labels import form_of
 from mhprobe.errors import UserError
 from mhprobe.heads import Ablation, HeadLayout, Need, Patching, Relevance
 from mhprobe.io.machine import free_memory
@@ -102,16 +103,23 @@ def check_batch(
         and labels.dtype == torch.int64
     )
     if labels is not None and not right:
-        got = (
-            f"{tuple(labels.shape)} {labels.dtype}"
-            if isinstance(labels, Tensor)
-            else type(labels).__name__
-        )
         raise UserError(
-            f"record: labels: expected ({len(images)},) int64, one class per image, got {got}."
+            f"record: labels: expected ({len(images)},) int64, one class per image, got "
+            f"{_labels_called(labels, len(images))}."
         )
     if needs:
         _check_memory(layout, needs, images)
+
+
+def _labels_called(labels: Any, images: int) -> str:
+    """The shape and type of labels; their form, too, and the call that would make classes of them."""
+    if not isinstance(labels, Tensor):
+        return type(labels).__name__
+    got, form = f"{tuple(labels.shape)} {labels.dtype}", form_of(labels)
+    if form is None or labels.shape[:1] != (images,):
+        return got
+    todo = f"give labels{form.then}" if form.then else "choose one class per image, or give None"
+    return f"{got}, which is {form.called}; {todo}"
 
 
 def _check_pictures(images: Any) -> None:

@@ -1,0 +1,64 @@
+"""Labels of other forms than one class per image: what they are, and what would make classes of them."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Form(NamedTuple):
+    """A form of labels.
+
+    called: its name, for a sentence. then: the method call that makes (B,) int64 classes of it; ""
+    where nothing does.
+    """
+
+    called: str
+    then: str
+
+
+SEVERAL = "several classes per image (multi-hot)"
+_COUNTED = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
+
+
+def counted(labels: Tensor) -> bool:
+    """Return True for whole numbers and bool of any width, which may be classes."""
+    return labels.dtype in _COUNTED
+
+
+def form_of(labels: Tensor) -> Form | None:
+    """Return the form of labels (B, ...); None for one class per image as (B,) int64."""
+    if labels.dim() == 1:
+        return _of_numbers(labels)
+    if labels.dim() == 2 and labels.shape[1] == 1:
+        rest = _of_numbers(labels.squeeze(1))
+        return Form("a column", f".squeeze(1){rest.then if rest else ''}")
+    if labels.dim() == 2 and labels.numel() and not labels.is_complex():
+        return _of_rows(labels)
+    if labels.dim() > 2 and counted(labels):
+        return Form("a class per pixel", "")
+    return Form("none of a class, one-hot, multi-hot or soft", "")
+
+
+def _of_numbers(labels: Tensor) -> Form | None:
+    """The form of (B,) labels."""
+    if labels.dtype == torch.int64:
+        return None
+    if counted(labels):
+        return Form(f"classes as {str(labels.dtype).removeprefix('torch.')}", ".long()")
+    whole = labels.is_floating_point() and bool((labels == labels.round()).all())
+    if whole and bool((labels >= 0).all()):
+        return Form("classes as floating-point numbers", ".long()")
+    return Form("numbers that are no classes", "")
+
+
+def _of_rows(labels: Tensor) -> Form:
+    """The form of (B, C) labels, of C > 1 classes."""
+    rows = labels.double()
+    if bool(((rows == 0) | (rows == 1)).all()):
+        single = bool((rows.sum(1) == 1).all())
+        return Form("one-hot", ".argmax(1)") if single else Form(SEVERAL, "")
+    sums = torch.ones(len(rows), dtype=rows.dtype, device=rows.device)
+    if bool((rows >= 0).all()) and torch.allclose(rows.sum(1), sums, atol=1e-2, rtol=0):
+        return Form("soft, a share per class", ".argmax(1)")
+    return Form("none of a class, one-hot, multi-hot or soft", "")
