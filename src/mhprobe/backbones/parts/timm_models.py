@@ -47,11 +47,7 @@ def build(
         )
     if conv_stem is not None:
         kwargs["embed_layer"] = stem_of(conv_stem)
-    for key, value in {"attn_head_dim": attn_head_dim, **kwargs}.items():
-        if key in SIZES and (
-            isinstance(value, bool) or (type(value) is int and value < 1)
-        ):  # true would be one head
-            raise UserError(f"{key}: expected at least 1, got {value}.")
+    _refuse_sizes({"attn_head_dim": attn_head_dim, **kwargs})
     if attn_head_dim is not None:
         kwargs["attn_layer"] = attention_of_width(attn_head_dim)
     try:
@@ -62,33 +58,9 @@ def build(
     except UserError:
         raise
     except (OSError, RuntimeError) as error:
-        if "weights_only" in str(error):
-            raise UserError(
-                f"backbone {name}: its weights are refused: they hold more than tensors, and "
-                "loading them could run "
-                f"code. Use weights in .safetensors."
-            ) from error
-        # timm makes the model and downloads weights in one call; only a failed download is a
-        # missing network
-        if elsewhere and "in loading state_dict" not in str(error):
-            raise UserError(_not_there(name, error)) from error
-        if not pretrained or elsewhere or "size mismatch" in str(error):
-            raise UserError(
-                f"backbone {name}: {first_line(error)}. Check the sizes given under backbone."
-            ) from error
-        raise UserError(
-            f"backbone {name}: the pretrained weights could not be fetched ({first_line(error)}). "
-            f"Without a network give pretrained=false checkpoint=<weights you have>, or fetch them "
-            f"where there is one (python -m mhprobe.fetch)."
-        ) from error
+        raise UserError(_unread(name, pretrained, error)) from error
     except (TypeError, AssertionError, ValueError, ArithmeticError, IndexError) as error:
-        reason = (
-            f"backbone {name}: {first_line(error)}. Check the keys and sizes given under backbone."
-        )
-        if attn_head_dim is not None and "attn_layer" in str(error):
-            expected = "a VisionTransformer of timm, whose heads may have any width"
-            reason = f"attn_head_dim: expected {expected}, got {name}. Leave it out."
-        raise UserError(reason) from error
+        raise UserError(_unbuilt(name, attn_head_dim, error)) from error
     _refuse_cut_images(name, model)
     if (size := kwargs.get("img_size")) is not None and _noted_size(model) is None:
         model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, *to_2tuple(size))}
@@ -96,6 +68,43 @@ def build(
         if fused_attn is not None and hasattr(module, "fused_attn"):
             module.fused_attn = fused_attn
     return model
+
+
+def _refuse_sizes(options: dict[str, Any]) -> None:
+    """Raise UserError for a size below 1, and for true, which would be one head."""
+    for key, value in options.items():
+        too_small = type(value) is int and value < 1
+        if key in SIZES and (isinstance(value, bool) or too_small):
+            raise UserError(f"{key}: expected at least 1, got {value}.")
+
+
+def _unread(name: str, pretrained: bool, error: Exception) -> str:
+    """Return the line for weights that timm could not fetch, would not load, or that do not fit."""
+    elsewhere = ":" in name
+    if "weights_only" in str(error):
+        return (
+            f"backbone {name}: its weights are refused: they hold more than tensors, and loading "
+            "them could run code. Use weights in .safetensors."
+        )
+    # timm makes the model and downloads weights in one call; only a failed download is a missing
+    # network
+    if elsewhere and "in loading state_dict" not in str(error):
+        return _not_there(name, error)
+    if not pretrained or elsewhere or "size mismatch" in str(error):
+        return f"backbone {name}: {first_line(error)}. Check the sizes given under backbone."
+    return (
+        f"backbone {name}: the pretrained weights could not be fetched ({first_line(error)}). "
+        f"Without a network give pretrained=false checkpoint=<weights you have>, or fetch them "
+        f"where there is one (python -m mhprobe.fetch)."
+    )
+
+
+def _unbuilt(name: str, attn_head_dim: int | None, error: Exception) -> str:
+    """Return the line for keys and sizes that timm's constructor does not take."""
+    if attn_head_dim is not None and "attn_layer" in str(error):
+        expected = "a VisionTransformer of timm, whose heads may have any width"
+        return f"attn_head_dim: expected {expected}, got {name}. Leave it out."
+    return f"backbone {name}: {first_line(error)}. Check the keys and sizes given under backbone."
 
 
 @contextlib.contextmanager
