@@ -95,7 +95,7 @@ class Run:
     @property
     def of_step(self) -> bool:
         """Return True if the run was asked for one step of its masking curves."""
-        return any(name.startswith("masked/") for name in self.metrics)
+        return "masked/heads" in self.metrics
 
     def masked_outcomes(self) -> dict[str, Outcomes]:
         """Return the correct test images of the network masked at one step, by curve; {} of others."""
