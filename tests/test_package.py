@@ -64,6 +64,12 @@ def test_the_wheel_holds_every_yaml_and_module_and_nothing_else(wheel):
     assert conf and package and names == conf | package
 
 
+def test_the_wheel_holds_its_notice_and_says_that_it_has_types(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "mhprobe/py.typed" in names
+    assert {"LICENSE", "NOTICE"} <= {Path(name).name for name in names if ".dist-info/" in name}
+
+
 def test_the_demo_runs_from_the_wheel_in_an_empty_folder(wheel, tmp_path):
     venv, empty = tmp_path / "venv", tmp_path / "empty"
     empty.mkdir()

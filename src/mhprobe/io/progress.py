@@ -1,6 +1,7 @@
 """Progress of a command: on a terminal one live view, elsewhere a line per event, or nothing.
 
-A command opens a ``screen``; without one, as in a notebook, ``progress`` is a bar of its own.
+A command opens a ``screen``; without one, as in a notebook, ``progress`` is a bar of its own. rich
+draws bars; where it is not installed, lines stand in for them.
 """
 
 import contextlib
@@ -8,11 +9,10 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 log = logging.getLogger("mhprobe")
 EVERY = 60  # seconds between two lines about the same piece of work
@@ -24,7 +24,7 @@ run finished; the rate leaves them out."""
 
 
 class _Screen:
-    bars: Progress | None = None  # the live view, None where there is no terminal to show it on
+    bars: "Progress | None" = None  # the live view, None where there is no terminal to show it on
     mode: str | None = None  # None: no command has opened one
     title = stage = best = ""
 
@@ -97,7 +97,7 @@ def progress(
 
 
 @contextlib.contextmanager
-def _bar(bars: Progress, description: str, total: int, unit: str) -> Iterator[Advance]:
+def _bar(bars: "Progress", description: str, total: int, unit: str) -> Iterator[Advance]:
     task = bars.add_task(description, total=total, unit=unit, rate="")
 
     def advance(pieces: int, text: str | None = None, done: int | None = None) -> None:
@@ -168,12 +168,26 @@ def duration(seconds: float) -> str:
 
 
 def _can_move() -> bool:
-    """Return True if written lines can be rewritten: at a terminal, in a notebook."""
+    """Return True if written lines can be rewritten: at a terminal, in a notebook, with rich to do it."""
+    try:
+        from rich.console import Console
+    except ImportError:
+        return False
     console = Console()  # rich's own remembers what stdout was when somebody first asked
     return console.is_interactive or console.is_jupyter
 
 
-def _view() -> Progress:
+def _view() -> "Progress":
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+    from rich.text import Text
+
     class View(Progress):
         def get_renderables(self) -> Iterator[Any]:
             if _screen.header:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-import jinja2
 from timm.models import is_model_pretrained
 from torch import nn
 
@@ -144,6 +143,8 @@ def _described(model: nn.Module, about: dict[str, Any]) -> dict[str, Any]:
 
 def card(description: dict[str, Any], folder: Path | None) -> str:
     """The model card, markdown, with numbers from the ``folder`` of the run that made the weights if it has them."""
+    import jinja2  # only cards are made with it
+
     run = None
     with contextlib.suppress(UserError):  # of weights that lie alone
         run = folder and read_run(folder)
