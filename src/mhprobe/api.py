@@ -73,20 +73,17 @@ def measure(
 
     model: a timm model; gates are attached if it has none. Its weights and mode do not change.
     loader: yields (images, labels, ...), images alone, dicts of them, or Batch. Images are float,
-    normalised as the
-        model expects. Without labels, measures that need them are left out.
+        normalised as the model expects. Without labels, measures that need them are left out.
     measures: measures, or functions that make one from a layout (a class, a functools.partial).
     select_loader: images for measures that first choose something (Interaction chooses pairs).
-    Without it they choose
-        on the images of ``loader``, and their values look too good.
+        Without it they choose on the images of ``loader``, and their values look too good.
     target: the scalar to differentiate: the "loss", the "top1" logit, the "label"'s logit, or the
-    "norm" of the
-        features. Default: the loss if there are labels, else top1; norm for a model without a
-        classifier.
+        "norm" of the features. Default: the loss if there are labels, else top1; norm for a model
+        without a classifier.
     batch: turns an item of the loader into (images, labels or None), for loaders of another form.
     output: index or key of the logits, of a model that gives back several tensors, e.g. 1 or
-    "logits". Default: the one
-        that has as many columns as the classifier, or the only (B, C); the log names it.
+        "logits". Default: the one that has as many columns as the classifier, or the only (B, C);
+        the log names it.
     label: the key of the labels in dicts; None takes a common name, as "label" or "labels".
 
     All measures share one forward pass per batch, and one backward pass if a measure needs slopes.
@@ -161,27 +158,24 @@ def masking_curve(
 
     model: a timm model; gates are attached if it has none.
     loader: test images, on which the curve is reported: (images, labels), normalised as the model
-    expects. Every step
-        reads it: a DataLoader or a list, not a generator, without shuffling or random augmentation.
+        expects. Every step reads it: a DataLoader or a list, not a generator, without shuffling or
+        random augmentation.
     units: index (the same head of every layer), layer, head or stage.
     order: keep_best or another order of masking/; its options are keywords.
     select_loader: images that choose the order, read as ``loader``. Without it, or if it has the
-    same images, those of
-        ``loader`` choose: then the curve lies too high, and nothing is tested (p is empty).
+        same images, those of ``loader`` choose: then the curve lies too high, and nothing is tested
+        (p is empty).
     steps: largest number of units to mask; None for all.
     exclude_layers: layers whose heads are never masked. min_heads_per_layer: number of heads that
     every layer keeps.
     rescale: multiply the kept heads of a layer by H / kept.
     target: where to stop: {"heads": number left} | {"flops", "params" or "memory": share of the
-    dense model's} |
-        {"latency": share of its time on a batch of the loader}.
+        dense model's} | {"latency": share of its time on a batch of the loader}.
     score: meaning of "accuracy" and "loss": the "labels", or agreement with the unmasked model:
-    "top1", "kl", "cosine",
-        "difference", "knn" (mhprobe.scoring), or a class. Default: labels if all images have them, else top1;
-        cosine for features.
+        "top1", "kl", "cosine", "difference", "knn" (mhprobe.scoring), or a class. Default: labels
+        if all images have them, else top1; cosine for features.
     batch, label: as for ``measure``. fill: replacement of a masked head's output, found on the images that
-    choose
-        (``mhprobe.recording.fills``). output: as for ``measure``.
+        choose (``mhprobe.recording.fills``). output: as for ``measure``.
     Raises UserError for an iterator, a loader that shuffles or augments, a loader without images,
     an unknown order, unit or target, and for an argument of another type.
 
@@ -269,9 +263,8 @@ def load(
     path: the file, the folder of a run (the pruned model if there is one), or
     ``hf-hub:owner/name[@revision]``.
     name: a timm name, for weights trained elsewhere (.safetensors, .pth, .ckpt with a state dict
-    under any usual key
-        and prefix). settings: sizes of that model, as for ``timm.create_model``; the file gives the
-        number of classes.
+        under any usual key and prefix). settings: sizes of that model, as for
+        ``timm.create_model``; the file gives the number of classes.
     prefix: which network of a foreign file: the beginning of its names, or the key it is under
     ("student"); None takes the one most like the model, and one line says so if there are several.
     leave_out: beginnings of names of a foreign file to leave out (a decoder, a projector), or True for
@@ -279,9 +272,8 @@ def load(
     mean, std: of the pixels in [0, 1] that the network was trained on, per channel or one for all.
     None takes those of the JSON, or of timm's tag; of a foreign file that is a guess, and one line says so.
     flops, params: share of FLOPs or parameters to keep, for an elastic file
-    (``prune.elastic=true``) or its folder. The
-        result is the network that ``prune`` makes at this budget; its ``promise`` is the budget's
-        guarantee, or None.
+        (``prune.elastic=true``) or its folder. The result is the network that ``prune`` makes at
+        this budget; its ``promise`` is the budget's guarantee, or None.
     Raises UserError if a file is missing, damaged, holds code, or is not what its JSON or ``name``
     says, and for options that the file has no use for.
     """

@@ -34,9 +34,8 @@ class Books:
     """LRP of one image. logit: the explained one.
 
     cuts: per attention, from input to output: relevance of z (windows, tokens, H, D); relevance
-    beside it; what all
-        steps between it and the logit kept for themselves. neurons: per MLP (N,) relevance of what
-        enters its last layer. patches: relevance of the patch embeddings.
+        beside it; what all steps between it and the logit kept for themselves. neurons: per MLP
+        (N,) relevance of what enters its last layer. patches: relevance of the patch embeddings.
     """
 
     def __init__(

@@ -254,9 +254,8 @@ def build(
     pretrained: download its weights. num_classes: 0 leaves the classifier out; None keeps the
     model's own number.
     fused_attn: None keeps timm's choice; False materialises attention weights (twice as fast for
-    narrow heads in
-        bfloat16 on CPU); True asks for scaled_dot_product_attention (a quarter faster than timm's
-        default for Swin).
+        narrow heads in bfloat16 on CPU); True asks for scaled_dot_product_attention (a quarter
+        faster than timm's default for Swin).
     kwargs: of the timm model, e.g. img_size, patch_size, embed_dim, depth, num_heads; None keeps
     the model's own.
     """
@@ -300,8 +299,8 @@ def attach(
     make: makes the gates from (model, layout), e.g. ``HardConcreteGates``. A head that was off
     stays off.
     units: {"head", "neuron"} also puts gates on the neurons of every MLP, in front of its last
-    linear layer. None keeps
-        the present units, or takes heads. UserError where gates that are not 1 would be left out.
+        linear layer. None keeps the present units, or takes heads. UserError where gates that are
+        not 1 would be left out.
 
     Returns HeadGates: ``.layout``, ``.values`` (A,) all ones, which leave the model's output
     bit-identical. Raises UserError for an unsupported model, with the reason, and inside a with

@@ -52,11 +52,11 @@ class Seam:
     """Modules of one site: of its attention, or of the MLP whose neurons are its units.
 
     point: its first input is the heads' outputs side by side, (rows, tokens, H * D), head 0 first.
-    Gates and taps are
-        pre-hooks of it. Often it is ``output``, or a norm in front of that. output: W_O.
+        Gates and taps are pre-hooks of it. Often it is ``output``, or a norm in front of that.
+        output: W_O.
     weights: its first input is the softmaxed attention weights (rows, H, queries, keys), while they
-    are ``visible``, by
-        default without the fused path; None where no module has them, for the reason ``hidden``.
+        are ``visible``, by default without the fused path; None where no module has them, for the
+        reason ``hidden``.
     behind: from the input of ``point`` to the output of ``attention``; None for ``point`` itself.
     met_at: gives the function of torch at which rows of the weights can be met just now, with nothing
     switched:

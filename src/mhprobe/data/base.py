@@ -47,8 +47,7 @@ class ImageData(L.LightningDataModule):
 
     source: where the images come from. root: what the source reads (the yaml hands it on).
     batch_size, eval_batch_size: images per process in training, and in tests and probes. The latter
-    is by default 500,
-        or as many as have a million pixels together: 79 of 112 px, 19 of 224 px.
+        is by default 500, or as many as have a million pixels together: 79 of 112 px, 19 of 224 px.
     val_fraction: share of the source's train images, stratified, for validation.
     calibration_fraction: share of the
         validation images, stratified, that only promises look at: the split "calibration".
@@ -57,8 +56,7 @@ class ImageData(L.LightningDataModule):
     seed: of the split, the order and the augmentation. augment: of training images; None for none.
     cache_dir: folder of decoded images.
     limit_train, limit_val, limit_test, limit_calibration: keep only so many images (stratified),
-    for quick runs. Which
-        test images are kept does not depend on ``seed``.
+        for quick runs. Which test images are kept does not depend on ``seed``.
     spec: input that the model expects, set before use; by default the stored size, scaled to [-1,
     1].
     """

@@ -25,8 +25,7 @@ class Batch(NamedTuple):
     index: (B,) int64, the image's position in its split.
     valid: (B,) bool, False for images that only even out the ranks: they never enter a sum.
     targets: (B, C) soft targets; other: (B,) int64 index of the image that was blended in; share:
-    (B,) what is left of
-        the image itself, up to 1. Only after mixup or cutmix.
+        (B,) what is left of the image itself, up to 1. Only after mixup or cutmix.
     first: () int64, the index of the first image of the batch of all ranks; only where images are
     to be mixed.
     objects: (B, height, width) int64 what each pixel shows, 0 for background; only where the data

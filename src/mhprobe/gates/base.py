@@ -42,13 +42,11 @@ class HeadGates(nn.Module):
     """Gates for every head of ``model``; ``mhprobe.attach`` makes and installs them.
 
     values: (A,) float32, the factor on each head's output: 1 changes nothing, 0 switches the head
-    off. Edit them in
-        place; compiled models need no recompilation. They follow the model's device and stay
-        float32 in half precision.
+        off. Edit them in place; compiled models need no recompilation. They follow the model's
+        device and stay float32 in half precision.
     learnable: True lets the optimizer train ``values``.
     low, high: limits of the gates, applied by ``project``; with low = 0 an L1 penalty brings gates
-    to exactly 0.
-        UserError unless low < high.
+        to exactly 0. UserError unless low < high.
 
     >>> import mhprobe, timm
     >>> size = dict(img_size=16, patch_size=8, embed_dim=12, depth=2, num_heads=3)

@@ -56,13 +56,11 @@ class Patching:
     """A need: the effect of each head alone when its output is copied from the run on one image to that on another.
 
     corrupt: an image's corrupted twin is an image of another "class" (a donor), the image with
-    "noise", or the image
-        without its "object".
+        "noise", or the image without its "object".
     direction: "denoising" copies heads of the clean run into the corrupted run, "noising" the other
     way round.
     metric: "logit_difference" of the label and the wrong class (the donor's class, else the largest
-    other class on the
-        twin), or "log_likelihood" of the label in nats.
+        other class on the twin), or "log_likelihood" of the label in nats.
     estimates: "exact", one patched run per head; "atp", from one slope; "graddrop", from one slope
     per block.
     noise: standard deviation of the noise, in standard deviations of the image's pixels.
@@ -162,12 +160,10 @@ class HeadBatch:
 
     z: per site (B, T, H, D), the heads' outputs before the gate; windowed sites in raster order.
     grad: per site (B, T, H, D), d(loss of the image)/d(gated z): after the gate, so that masked
-    heads have slopes too.
-        The sum over T, D of z * grad is d(loss of the image)/d(gate).
+        heads have slopes too. The sum over T, D of z * grad is d(loss of the image)/d(gate).
     attn: per site the softmaxed weights (B, windows, H, queries, keys); one window for global
-    attention.
-        ``site.places()`` and ``site.support()`` say which token each row and column is. attn_grad:
-        slopes along them, likewise.
+        attention. ``site.places()`` and ``site.support()`` say which token each row and column is.
+        attn_grad: slopes along them, likewise.
     stream: per block of the layout the residual stream. weights: per site. direct: writes of each
     part into the logits.
     norms: with weights, per site the norm between W_O and the stream, and the bias (C,) of W_O;
@@ -176,8 +172,7 @@ class HeadBatch:
     patched: per Patching its effects. relevance: per Relevance the parts of the logit.
     logits: (B, C). labels: (B,).
     images: (B, 3, height, width), the model's input. objects: (B, height, width) int64, the object
-    of each pixel, 0 for
-        background; None if the data set has no masks.
+        of each pixel, 0 for background; None if the data set has no masks.
     valid: (B,) bool, False for images that only pad the batch: they never enter a sum.
     ends: False if it is a piece of a batch, and not the last one.
     """

@@ -86,9 +86,9 @@ def attention(
     head: a flat index, a list of them or of (site, head) pairs; None for all. Their grids must be
     equal.
     query: the "class" token, the first "register" or all "registers" (their mean), a patch (row,
-    column), a list of
-        patches (their mean), or the "mean" over all patches. Attention to prefix tokens and padding
-        is left out, so a map sums to less than 1. Outside a patch's window the map is 0.
+        column), a list of patches (their mean), or the "mean" over all patches. Attention to prefix
+        tokens and padding is left out, so a map sums to less than 1. Outside a patch's window the
+        map is 0.
 
     The model runs as it is, fused attention too, in about the memory of its forward pass: only the
     rows of the queries are computed, block by block (``recording.rows``).

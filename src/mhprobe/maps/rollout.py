@@ -32,9 +32,8 @@ class Rollout(MapKind):
     """The map "rollout" (B, h, w) over the first block's grid: what reaches the class token (or the mean token).
 
     fusion: over heads with open gates. discard: share of each image's smallest fused weights, block
-    by block, that is
-        set to 0, but the class token's on itself. Raises UserError for other fusions and shares
-        outside [0, 1).
+        by block, that is set to 0, but the class token's on itself. Raises UserError for other
+        fusions and shares outside [0, 1).
     """
 
     kind: ClassVar[str] = "rollout"

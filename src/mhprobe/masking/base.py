@@ -225,9 +225,8 @@ class Path:
     seed: of a random path, else None. added: (S, A) bool. names: S labels.
 
     spent, exhaustive: of a search, image-forwards per step that it asked for, and that all
-    candidates on all images
-        take. scores: (A,) of an order that scores units once and takes the lowest first; None of
-        others.
+        candidates on all images take. scores: (A,) of an order that scores units once and takes the
+        lowest first; None of others.
     """
 
     seed: int | None

@@ -26,8 +26,7 @@ class ByScore(Order):
     measure: makes a per-head measure from a layout; measured on the images that the order is chosen
     on.
     table: or a csv file of a run with a row per head. Measured on the images that the curve is
-    reported on, it would
-        make the curve lie too high.
+        reported on, it would make the curve lie too high.
     column: of the measure or of the table. first: the score that goes first, "lowest" or "highest".
     rescore_every: None scores once, with all heads on; k scores the masked model anew after every k
     steps.

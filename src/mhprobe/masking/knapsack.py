@@ -33,11 +33,9 @@ class Knapsack(ByScore):
 
     measure, table, column, first: as for ByScore.
     compete: "all" by score per cost; or by rank in a "group" (heads of one width and stage, neurons
-    of one stage), or
-        in a "layer".
+        of one stage), or in a "layer".
     normalize: "layer" divides every score by the mean size of its layer's. multiple: so many
-    neurons of a layer go
-        together: widths stay multiples of it.
+        neurons of a layer go together: widths stay multiples of it.
     """
 
     compete: Literal["all", "group", "layer"] = "all"

@@ -118,8 +118,8 @@ class RedundantOrInert:
     """The question, and the measures that answer it.
 
     writes: makes a per-head measure of what a head adds to the residual stream. similar, distant:
-    make pairwise
-        measures, by the name they get in the table; of the latter 1 - value is the similarity.
+        make pairwise measures, by the name they get in the table; of the latter 1 - value is the
+        similarity.
     level: of the test and the bar above. inert: a head is inert if it writes less than this share
     of the median head.
     """

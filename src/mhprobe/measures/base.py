@@ -64,13 +64,13 @@ class Measure(Metric):
     also: further kinds of report/figures that draw the columns.
     axes: for columns of shape (A, K) or (A, A, K) that get a table, the K names along it.
     select_needs: records of validation images, which go to ``select`` and ``end_select`` first, for
-    a measure that
-        chooses something. Both kinds of needs may depend on options, ``needs`` also on the choice.
+        a measure that chooses something. Both kinds of needs may depend on options, ``needs`` also
+        on the choice.
     fooled_by: heads or models for which the number misleads, after "seen: " (in HeadBench) or "by
     definition: ".
     within: range of "value": REAL, SHARE or SIZE of ``stats.intervals``. no_interval: reason for no
-    columns "low" and
-        "high" (95 % interval over images), else "". of_images: False if it depends on no image.
+        columns "low" and "high" (95 % interval over images), else "". of_images: False if it
+        depends on no image.
     empty: reason why a column may be NaN for every head, else "".
     of_units: kinds that it can measure. class_names: names of the classes, if the caller sets them.
 

@@ -32,17 +32,15 @@ class GateImportance(Measure):
     """Mean over images of |d loss / d gate|, for all heads in one backward pass.
 
     abs_at: where the absolute value is taken; |batch| <= |image| <= |token|, and the rankings
-    differ. "image": of the
-        slope of an image's loss. Ours. "token": of a token's part of it, summed over tokens
-        (Michel's BERT code, up to a constant per layer, which "layer_l2" removes). "batch": of the
-        batch's summed slope (Hugging Face's run_bertology, TextPruner, up to a constant). There
-        images cancel, so it depends on batch size and order.
+        differ. "image": of the slope of an image's loss. Ours. "token": of a token's part of it,
+        summed over tokens (Michel's BERT code, up to a constant per layer, which "layer_l2"
+        removes). "batch": of the batch's summed slope (Hugging Face's run_bertology, TextPruner, up
+        to a constant). There images cancel, so it depends on batch size and order.
     power: 1 for the absolute value; 2 for its square, which per image is the Fisher information
     (see Fisher).
     normalize: "none"; "layer_l2" divides each layer by its l2 norm (Michel), so that equal heads
-    score 1/sqrt(H) and
-        layers with few heads gain; "layer_l2_sqrtH" also multiplies by sqrt(H), which removes that
-        bias.
+        score 1/sqrt(H) and layers with few heads gain; "layer_l2_sqrtH" also multiplies by sqrt(H),
+        which removes that bias.
     Raises UserError for other options.
 
     Columns, (A,) in nats of loss per unit of gate (a ratio if normalised), larger is more

@@ -28,11 +28,9 @@ class LayerSimilarity(Similarity):
     """Similarity of every pair of layers with the same number of tokens.
 
     of: "layers" compares the outputs of all heads of a site side by side, before the gates;
-    "blocks" the residual
-        stream behind the site's block.
+        "blocks" the residual stream behind the site's block.
     method: "cka" (rotations and one scale do not matter, large directions count most) or "svcca"
-    (linear maps do not
-        matter, all directions that make up ``variance`` count alike).
+        (linear maps do not matter, all directions that make up ``variance`` count alike).
     null, null_draws, seed, folds, interval: as in Similarity. In ViT-B a fold of the interval takes
     680 MB.
 

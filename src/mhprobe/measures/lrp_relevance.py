@@ -26,8 +26,7 @@ class LRPRelevance(MeanOverImages):
 
     target: "top1" explains the largest logit, "label" the label's, "norm" the length of features.
     gamma: how far linear layers favour contributions of their output's own sign; 0 is the epsilon
-    rule, whose relevance
-        explodes in deep networks. epsilon: keeps denominators away from 0.
+        rule, whose relevance explodes in deep networks. epsilon: keeps denominators away from 0.
     Raises UserError for other options, and for a batch without this relevance.
 
     Columns, (A,), the last four equal for all heads of a layer, and NaN for neurons: value: share

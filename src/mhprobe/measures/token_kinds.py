@@ -31,9 +31,8 @@ class TokenKinds(OfKinds):
     """Mean share of attention from patch queries to each kind of key.
 
     value: the kind (a column below) of column "value". threshold: standard deviations above the
-    image's mean norm from
-        which a token is of high norm. Raises UserError for an unknown kind, and for one that the
-        model does not have.
+        image's mean norm from which a token is of high norm. Raises UserError for an unknown kind,
+        and for one that the model does not have.
 
     Columns, (A,) shares in [0, 1], larger means more attention: value, with low and high; cls,
     registers, self, neighbours (all four together), above, below, left, right (each of them),

@@ -34,8 +34,7 @@ class WeightSimilarity(OfWeights):
     and stream.
     of: "ov" or "qk" for a circuit, or one matrix: "query", "key", "value", "output".
     by: "cosine" of the entries, in [-1, 1], which for single matrices depends on the basis inside
-    the head; or
-        "overlap" of the subspaces, in [0, 1], which does not.
+        the head; or "overlap" of the subspaces, in [0, 1], which does not.
 
     Columns, (A, A): value, larger is more alike, 0 for a head without weights; null, its mean for
     randomly rotated weights, with null_low and null_high, between which 95 % of them lie (normal

@@ -66,8 +66,7 @@ def feed(
     them: 0 for a closed
         head. Without it they are along the gate itself.
     of: scalar to differentiate, as for ``record``. beside: further needs, so that numbers equal to
-    the last digit those
-        of a pass that has them.
+        the last digit those of a pass that has them.
 
     A measure that refuses is fed no further, and does not hold up the others; so does one whose
     needs ``record`` refuses. Raises what ``record`` refuses for all of them. A collective: every

@@ -10,10 +10,9 @@ exact: one patched run per head. Heads share all blocks before their own, and th
 attention (replay.py).
 atp: attribution patching, the slope in the base run times the change (Nanda, 2023).
 graddrop: of AtP* (Kramar, Lieberum, Shah & Nanda, 2024, arXiv 2403.00745). If a head's direct
-effect and its effect by
-    way of a later block cancel, its slope is small. So slopes are taken once per block with nothing
-    flowing back through that block's writes (attention and MLP), and |estimates| are averaged over
-    L - 1 blocks: a block's own heads have none there.
+    effect and its effect by way of a later block cancel, its slope is small. So slopes are taken
+    once per block with nothing flowing back through that block's writes (attention and MLP), and
+    |estimates| are averaged over L - 1 blocks: a block's own heads have none there.
 AtP*'s correction for the softmax is not needed: a head's output stands behind it.
 
 Shapes: N donors.

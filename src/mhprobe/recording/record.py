@@ -77,18 +77,16 @@ def record(
     images: (B, 3, height, width), normalised; of a text (B, tokens). labels: (B,), needed for
     slopes.
     needs: "grad" for slopes along the heads, "attn" for attention weights and "attn_grad" for
-    slopes along them,
-        "stream" for the residual stream, "weights" for each head's own, "direct" for writes into
-        the logits; an Ablation for logits under masks and a Patching for its effects (more passes);
-        a Relevance for layer-wise relevance. z is always there.
+        slopes along them, "stream" for the residual stream, "weights" for each head's own, "direct"
+        for writes into the logits; an Ablation for logits under masks and a Patching for its
+        effects (more passes); a Relevance for layer-wise relevance. z is always there.
     valid: (B,) bool, default all True. index: (B,) positions in the split, for error messages;
     default 0, 1, ...
     objects: (B, height, width) int64, passed on. fills: replacements of masked heads, by name
     (``recording.fills``).
     of: scalar per image to differentiate: the "loss" (cross-entropy, which measures expect), the
-    logit of the "label",
-        or without labels the "top1" logit, or the "norm" of the features of a model without a
-        classifier.
+        logit of the "label", or without labels the "top1" logit, or the "norm" of the features of a
+        model without a classifier.
     layout: sites whose outputs, slopes and attention are recorded; None for all, which the other
     needs take.
     output: index or key of the logits, of a model that gives back several tensors, e.g. 1 or

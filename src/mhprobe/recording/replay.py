@@ -51,14 +51,13 @@ class Replay:
 
     model: may wrap the backbone that carries the gates.
     rescale: multiply the heads that a layer keeps by its number of heads over how many it keeps,
-    not counting heads
-        with closed gates.
+        not counting heads with closed gates.
     smaller: compute on a copy without the heads that all masks switch off, if heads can be removed
-    and nothing replaces
-        them. Equal up to rounding: products of another size add in another order.
+        and nothing replaces them. Equal up to rounding: products of another size add in another
+        order.
     instead: replacement of the masked heads' output, for one batch alone: per site (B or windows,
-    T, H * D), before the
-        gates, as taps see it, which refuse a wrapper that runs the backbone more than once.
+        T, H * D), before the gates, as taps see it, which refuse a wrapper that runs the backbone
+        more than once.
     fill: replacement of masked heads' output. Raises UserError with ``rescale``.
     """
 

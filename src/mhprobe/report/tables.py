@@ -247,23 +247,20 @@ def curve_rows(curves: Sequence[Curve]) -> list[dict[str, Any]]:
     curve, split, step (0 is the unmasked model), heads_masked, unit (added by the step), masked
     (flat indices).
     accuracy, low, high: in [0, 1], with Wilson's 95 % interval over images; in rows with seed
-    "mean" Student's over
-        repeats, with the mean of ``heads_masked``. loss: mean nats.
+        "mean" Student's over repeats, with the mean of ``heads_masked``. loss: mean nats.
     difference: of the accuracy against the unmasked model on the same images, negative if masking
-    hurts, with its 95 %
-        interval (Newcombe's); p: McNemar's exact test of it; p_holm: after Holm's correction over
-        the steps. Both p are empty on the images that chose the path, where they would be too
-        small; p_holm also if a single step is scored.
+        hurts, with its 95 % interval (Newcombe's); p: McNemar's exact test of it; p_holm: after
+        Holm's correction over the steps. Both p are empty on the images that chose the path, where
+        they would be too small; p_holm also if a single step is scored.
     delta: of the loss, in nats, positive if masking hurts, with its 95 % interval (bootstrap over
-    images). In "mean"
-        rows it and difference have Student's interval over repeats.
+        images). In "mean" rows it and difference have Student's interval over repeats.
     spent, exhaustive: image-forwards of the search in this step, and of trying every candidate on
     every image. seed: of
         a random path. search: method of choosing the steps. chosen_on: split that chose the path;
         chosen_by: digest of its images, which no guarantee may use again.
     rescale: 1 if kept heads were multiplied by H / kept. fill: replacement of masked heads. score:
-    a file of
-        mhprobe.scoring, the meaning of "accuracy" (larger is better) and "loss" (smaller is).
+        a file of mhprobe.scoring, the meaning of "accuracy" (larger is better) and "loss" (smaller
+        is).
         layout: digest of the model's heads. promised, with a guarantee: 1 at the steps that keep
         it, else 0.
     """

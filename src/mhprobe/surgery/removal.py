@@ -52,9 +52,8 @@ def prune_heads(
     proj_bias: of a layer that loses all heads: "keep" equals the mask, "drop" sets it to zero and
     changes the logits.
     fold: a constant per removed head (``recording.fills``: mean, optimal), added to the
-    projection's bias. The logits
-        are those of the mask with this fill. It may have constants of units that the mask does not
-        count.
+        projection's bias. The logits are those of the mask with this fill. It may have constants of
+        units that the mask does not count.
     units: kinds that the mask counts, e.g. {"head", "neuron"}. None: the kinds that have gates on
     ``model``, or heads.
 

@@ -40,12 +40,11 @@ def push_to_hub(
     """Upload weights, their JSON and a model card to ``repo`` ("owner/name"); returns the address of the commit.
 
     path_or_model: a run's folder, a .safetensors beside its .json, or a timm model (pruned by
-    ``prune_heads`` or with
-        gates). private: whether a new repository is private. revision: the branch to write to.
+        ``prune_heads`` or with gates). private: whether a new repository is private. revision: the
+        branch to write to.
     about: description of a model in memory: ``backbone`` (the arguments of ``timm.create_model``,
-    with ``name``),
-        ``class_names``, ``data``, ``input`` (size, mean, std), ``made`` (a dict for readers of the
-        card).
+        with ``name``), ``class_names``, ``data``, ``input`` (size, mean, std), ``made`` (a dict for
+        readers of the card).
     Raises UserError if the files or the model cannot be described, or if the Hub refuses.
     """
     with tempfile.TemporaryDirectory(prefix="mhprobe_") as folder:

@@ -19,8 +19,8 @@ def freeze(model: nn.Module, frozen: Frozen) -> None:
     """Freeze parts of a model; UserError for a part that its family cannot tell from the rest.
 
     frozen: "nothing", the "backbone" (all but its classifier), all "weights", parts (see
-    ``part_of``), or a number: the
-        embedding and so many of the first blocks, where no gradient has to be computed then.
+        ``part_of``), or a number: the embedding and so many of the first blocks, where no gradient
+        has to be computed then.
     """
     if isinstance(frozen, int):
         for parameter in (*part_of(model, "embedding"), *_first_blocks(model, frozen)):

@@ -80,10 +80,9 @@ class Kind:
     parts: (module, H) -> weights of queries, keys, values, (H, D, C) each, themselves and no
     copies.
     weights: the module that softmaxed weights (rows, H, queries, keys) enter; None without one, for
-    the reason
-        ``hidden``. windows: of a trial; None: all tokens. heads: name of their number. prepare:
-        adds a module for ``weights``. refuse: UserError where heads are no slices of the input of
-        ``point``.
+        the reason ``hidden``. windows: of a trial; None: all tokens. heads: name of their number.
+        prepare: adds a module for ``weights``. refuse: UserError where heads are no slices of the
+        input of ``point``.
     """
 
     point: str = "proj"

@@ -229,8 +229,7 @@ def stem_of(channels: Sequence[int]) -> Callable[..., HybridEmbed]:
     tokens as without it.
 
     channels: of the convolutions before the last, each with batch norm and ReLU. The later ones
-    halve the image, until
-        a token stands for ``patch_size`` pixels.
+        halve the image, until a token stands for ``patch_size`` pixels.
     """
 
     def embed(

@@ -29,19 +29,16 @@ class GatedClassifier(L.LightningModule):
 
     description: settings that rebuild the backbone (weights.checkpoint), kept in every checkpoint.
     algorithm: "adamw", or timm's "muon": orthogonalised momentum for matrices and convolutions,
-    AdamW for the rest, at
-        the same learning rate (Jordan et al., 2024; Liu et al., 2025, arXiv 2502.16982).
+        AdamW for the rest, at the same learning rate (Jordan et al., 2024; Liu et al., 2025, arXiv
+        2502.16982).
     lr, weight_decay: of the optimizer. layer_decay: factor on the learning rate per layer below the
-    head (fine-tuning),
-        None for the same rate everywhere. warmup_epochs: linear from 0; then a cosine down to
-        ``min_lr`` * lr.
+        head (fine-tuning), None for the same rate everywhere. warmup_epochs: linear from 0; then a
+        cosine down to ``min_lr`` * lr.
     units: as for ``attach``. make_gates: (model, layout) -> gates, by default fixed; learned ones
-    train at ``gate_lr``.
-        penalty: price of open heads, (amount (A,), share of the run done) -> () in nats; its
-        parameters are maximised.
+        train at ``gate_lr``. penalty: price of open heads, (amount (A,), share of the run done) ->
+        () in nats; its parameters are maximised.
     teacher: a ``Teacher`` (mhprobe.weights.teacher). The loss is teacher_weight of the distance to
-    its answers at
-        ``temperature``, and 1 - teacher_weight of the loss on labels.
+        its answers at ``temperature``, and 1 - teacher_weight of the loss on labels.
     frozen: what is not trained; "backbone" is all but classifier and gates, other values are those
     of ``freeze``.
     """

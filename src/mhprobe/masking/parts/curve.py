@@ -98,8 +98,7 @@ def masking_curve(
     """One curve on the splits it is scored on, the one to report last; step 0 is the unmasked model.
 
     splits: names of the selection and the report split. If they are equal, ``evaluate_select`` is
-    used for both, as in
-        papers that choose and report on the same images.
+        used for both, as in papers that choose and report on the same images.
     steps: the path stops there. step: only this point of the curve is scored; no curve if the path
     is shorter.
     costs: what masks leave of SHARES, by unit; for targets in these units.

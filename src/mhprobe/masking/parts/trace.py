@@ -200,13 +200,12 @@ class Totals(NamedTuple):
     """Totals of one curve on one split.
 
     unmasked: accuracy with all heads. area_shared: mean accuracy over the heads masked, from none
-    to ``shared_heads``,
-        the most that every curve of this split reaches; larger is better for curves that keep.
+        to ``shared_heads``, the most that every curve of this split reaches; larger is better for
+        curves that keep.
     heads_within_1_point: heads that go before the accuracy first falls more than 0.01 below the
     unmasked model's.
     heads_before_worse: heads that go before the accuracy is first significantly lower (p_holm <
-    0.05); None without
-        that test. of: name of the accuracy.
+        0.05); None without that test. of: name of the accuracy.
     """
 
     curve: str

@@ -19,9 +19,8 @@ class Step:
     off: (A,) bool, the heads masked so far. units: (U, A) bool, the heads that each candidate would
     add.
     prefers: +1 if the highest accuracy wins, -1 if the lowest. loss_breaks_ties: ties go to the
-    better loss (in the
-        same sense), then to the lowest index. number: of the step, for seeds. before: scores of
-        ``off``, if known.
+        better loss (in the same sense), then to the lowest index. number: of the step, for seeds.
+        before: scores of ``off``, if known.
     """
 
     off: Tensor

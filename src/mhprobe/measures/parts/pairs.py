@@ -55,8 +55,7 @@ class Similarity(Measure):
     null_draws, seed: number of draws of the null, and their seed.
     folds: number of folds of images that the null keeps sums of (folds.py); memory grows with it.
     interval: whether to keep sums by eight folds for low and high (jackknife.py), which takes eight
-    times the memory.
-        None: if that is at most two gigabytes; NoInterval warns if it is more.
+        times the memory. None: if that is at most two gigabytes; NoInterval warns if it is more.
     groups: site numbers that are compared with each other, row by row.
 
     Columns: value (A, A), larger is more alike, 1 for a part with itself, 0 for a dead one; low,

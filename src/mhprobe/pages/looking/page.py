@@ -63,8 +63,7 @@ def look(
     """Look at what every head of a network attends to on photographs.
 
     model: a network of a supported family; or the name of a run, a file or a folder of weights,
-    hf-hub:owner/name, or a
-        model of timm's.
+        hf-hub:owner/name, or a model of timm's.
     folder: of photographs, or a .tar or .zip of them; at most ``limit`` are taken, evenly by name.
     weights: of any training for a model of timm's, or "random"; by default they are downloaded.
     size: pixels of the
@@ -170,8 +169,7 @@ def live(
     """Make a page in which a reader switches heads of a network off, with its accuracy on images.
 
     model: a classifier of a supported family, of at most 25 MB as int8; gates are attached if it
-    has none, and those
-        that are closed stay closed.
+        has none, and those that are closed stay closed.
     images: (N, 3, height, width) uint8, at most 500 are for a page. labels: (N,) int64.
     class_names: of the logits; by default their numbers.
 
