@@ -14,6 +14,7 @@ import torch
 
 import mhprobe
 from mhprobe.data.batch import Batch
+from mhprobe.io import code
 from mhprobe.io.code import _distributions, code_digests, stands_on
 from mhprobe.masking.parts.cache import MaskCache, cache_key, describe
 from mhprobe.measures import Entropy
@@ -152,3 +153,23 @@ def test_the_package_of_a_peer_is_in_the_key_of_its_method():
         "torch_pruning"
         in stands_on({"_target_": "mhprobe.lab.prunebench.peer.TorchPruning"})["code"]
     )
+
+
+def test_an_edit_in_the_lab_forgets_nothing_that_was_measured(tmp_path, monkeypatch):
+    package = tmp_path / "mhprobe"
+    for name in ("measures", "lab", "pages"):
+        (package / name).mkdir(parents=True)
+        (package / name / "one.py").write_text("x = 1")
+    monkeypatch.setattr(code, "_OURS", package)
+
+    def digests() -> tuple[str, str]:
+        code.our_digest.cache_clear()
+        return code.our_digest(code.ABOVE), code.our_digest()
+
+    measured, whole = digests()
+    (package / "lab" / "one.py").write_text("x = 2")
+    (package / "pages" / "one.py").write_text("x = 2")
+    assert digests()[0] == measured and digests()[1] != whole
+    (package / "measures" / "one.py").write_text("x = 2")  # the control
+    assert digests()[0] != measured
+    code.our_digest.cache_clear()

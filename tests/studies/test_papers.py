@@ -234,7 +234,7 @@ def test_a_finished_figure_is_not_made_again_and_a_changed_one_is(tmp_path, capl
             folder,
         )
     for module in ("lab.papers.paper", "framework.questions.material"):
-        monkeypatch.setattr(f"mhprobe.{module}.our_digest", lambda: "edited")
+        monkeypatch.setattr(f"mhprobe.{module}.our_digest", lambda *_: "edited")
     with pytest.raises(AssertionError, match="measured again"):
         mhprobe.study.run(settings("vit", "byun_kim", tmp_path, "figures=[1]"), folder)
 

@@ -22,7 +22,7 @@ from mhprobe.errors import UserError
 from mhprobe.framework.questions import stored
 from mhprobe.framework.questions.masking import Masking, Subject
 from mhprobe.heads import Need
-from mhprobe.io.code import our_digest, stands_on
+from mhprobe.io.code import ABOVE, our_digest, stands_on
 from mhprobe.io.progress import progress
 from mhprobe.masking.parts.cache import cache_key, describe
 from mhprobe.masking.parts.trace import Curve
@@ -245,7 +245,7 @@ class Material(Subject):
     def _key(self, question: Mapping[str, Any]) -> str:
         """Return the digest of everything that decides an answer, the device included."""
         return cache_key(
-            **self.identity, source=our_digest(), device=self.model.device.type, **question
+            **self.identity, source=our_digest(ABOVE), device=self.model.device.type, **question
         )
 
 

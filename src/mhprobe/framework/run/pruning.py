@@ -19,7 +19,7 @@ from mhprobe.framework.run.schema import Config, Prune, comes_with_weights
 from mhprobe.framework.training.classifier import GatedClassifier
 from mhprobe.gates import gates_of
 from mhprobe.heads import KINDS, HeadLayout
-from mhprobe.io.code import our_digest
+from mhprobe.io.code import ABOVE, our_digest
 from mhprobe.io.files import write_all
 from mhprobe.io.progress import progress
 from mhprobe.io.tensors import digest
@@ -353,7 +353,10 @@ def retraining(
             "precision": trainer.precision,
         }
         key = cache_key(
-            training=training, round=number, source=our_digest(), of=digest(pruned.state_dict())
+            training=training,
+            round=number,
+            source=our_digest(ABOVE),
+            of=digest(pruned.state_dict()),
         )
         if (tuned := stored.read(builders.store(cfg), key)) is None:
             trainer.fit(model, datamodule=data)
