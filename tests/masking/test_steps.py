@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 import mhprobe.framework.questions.masking
 import mhprobe.mask
 import runs
+from mhprobe.masking.base import Scores
+from mhprobe.masking.parts.cache import MaskCache
 from mhprobe.pages.html.compare import write_comparison
 from mhprobe.pages.several import lines as lines_of
 from mhprobe.pages.several import pairs, pairs_of, several
@@ -81,6 +86,61 @@ def test_orders_are_searched_once_and_then_read(command, tmp_path, monkeypatch):
     # a later step takes the search up where it was left
     assert 0 < computed(2, "cache") < computed(2, "other")
     assert computed(2, "cache") == 0
+    # the jobs of a sweep pay together what the longest pays alone, and in any other order no more
+    swept, last = [computed(step, "sweep") for step in range(4)], computed(3, "alone")
+    assert sum(swept) <= 1.2 * last and all(swept[1:3])
+    assert [computed(step, "alone") for step in (1, 2, 0)] == [0, 0, 0]
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("hydra_plugins.hydra_joblib_launcher") is None,
+    reason='pip install "mhprobe[joblib]"',
+)
+def test_jobs_side_by_side_score_no_mask_twice(command, tmp_path):
+    told = (*command, "masking=single_heads", "hydra/launcher=parallel", "hydra.launcher.n_jobs=2")
+    result = runs.run("mask", "-m", *told, "masking.step=2,3", cwd=tmp_path)
+    assert result.code == 0, result.err
+    files = list(tmp_path.glob("**/orders/*.scores"))
+    assert len(files) == 2  # of validation and test
+    for file in files:
+        cache = MaskCache(file.parent, file.stem)
+        cache.load(torch.zeros(1, 6, dtype=torch.bool), None, 1)
+        assert file.read_bytes().count(b"mhps") == len(cache.places) > 1
+
+
+def test_who_searches_is_alone_and_the_next_reads_what_was_found(tmp_path):
+    mask = torch.ones(1, 6, dtype=torch.bool)
+    scores = Scores(torch.ones(1, 3, dtype=torch.bool), torch.zeros(1, 3, dtype=torch.float64))
+    entered, found = threading.Event(), []
+
+    def second() -> None:
+        entered.set()
+        with MaskCache(tmp_path, "key").alone():
+            found.append(bool(MaskCache(tmp_path, "key").load(mask, None, 3)[0].all()))
+
+    first, waiting = MaskCache(tmp_path, "key"), threading.Thread(target=second)
+    with first.alone():
+        waiting.start()
+        assert entered.wait(60)
+        waiting.join(0.5)
+        assert not found  # it waits
+        with MaskCache(tmp_path, "other").alone():  # the control: other images, nobody waits
+            pass
+        first.save(mask, None, scores)
+    waiting.join(60)
+    assert found == [True]
+
+
+def test_without_locks_nobody_waits_and_nothing_fails(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError("no locks here")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with MaskCache(tmp_path, "key").alone(), MaskCache(tmp_path, "key").alone():
+        pass
+    (tmp_path / "file").write_text("")
+    with MaskCache(tmp_path / "file", "key").alone():  # no folder can be made there
+        pass
 
 
 @pytest.fixture(scope="module")

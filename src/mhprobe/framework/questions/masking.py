@@ -5,6 +5,7 @@ reproduces papers that did not separate them). Scores of masks are kept in ``cac
 weights, data and split, and shared by curves, jobs of a sweep and later runs.
 """
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mhprobe import __version__
+from mhprobe import __version__, ranks
 from mhprobe.data.base import SPLITS, ImageData
 from mhprobe.data.batch import Walk
 from mhprobe.errors import UserError
@@ -23,7 +24,7 @@ from mhprobe.heads import HeadLayout
 from mhprobe.io.code import code_digests
 from mhprobe.io.progress import stage
 from mhprobe.io.tensors import digest
-from mhprobe.masking.base import SHARES, Cost, Evaluate
+from mhprobe.masking.base import SHARES, Cost
 from mhprobe.masking.parts.cache import MaskCache, cache_key, describe
 from mhprobe.masking.parts.curve import CurveSpec, masking_curve
 from mhprobe.masking.parts.trace import Curve
@@ -164,9 +165,10 @@ class Masking:
         chosen: dict[str, Any] = {"chosen_on": on, "chosen_by": material.data.images_of(SPLITS[on])}
         path: dict[str, Any] = {"splits": splits, "steps": self.steps, "step": self.step}
         try:
-            return masking_curve(
-                material.layout, spec, select, report, costs=costs, **path, **chosen
-            )
+            with _alone(spec, select):
+                return masking_curve(
+                    material.layout, spec, select, report, costs=costs, **path, **chosen
+                )
         except UserError as error:
             where, reason = f"{self.key}.{name}", str(error).removeprefix(f"curve {name}: ")
             raise UserError(f"{where}: {reason} To go on without it: ~{where}.") from error
@@ -205,7 +207,7 @@ class Masking:
             columns.setdefault(name, {})[column] = values
         return self.join.answer(whole, columns)
 
-    def evaluate(self, material: Subject, split: str, spec: CurveSpec) -> Evaluate:
+    def evaluate(self, material: Subject, split: str, spec: CurveSpec) -> Evaluator:
         """Return a function from masks to their scores on a split, with the fill and scale of a curve."""
         score, fill = self._score(material, split), self._fill(material, spec.fill)
         beside: dict[str, Any] = (
@@ -266,3 +268,14 @@ class Masking:
                 images = next(iter(material.walk(split="val")())).images
                 self._shares = costs(material.backbone, material.layout, images, units)
         return self._shares
+
+
+def _alone(spec: CurveSpec, select: Evaluator) -> contextlib.AbstractContextManager[None]:
+    """Jobs side by side search a curve one after another: all but the first read what was found.
+
+    Not under DDP, where the other ranks of a waiting job would run into the time limit of their
+    collectives.
+    """
+    if select.cache is None or not spec.order.searches or ranks.size() > 1:
+        return contextlib.nullcontext()
+    return select.cache.alone()

@@ -13,6 +13,7 @@ searches are resumed and shared.
 Shapes: M masks, A heads, N images of the split, n of them in a record.
 """
 
+import contextlib
 import dataclasses
 import errno
 import functools
@@ -22,7 +23,7 @@ import logging
 import os
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,22 @@ class MaskCache:
                 + numbers.double().cpu().contiguous().numpy().astype("<f8").tobytes()
             ]
         )
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let one process at a time ask; the others wait, and then read what it has found.
+
+        Where files cannot be locked, as on some network file systems, nobody waits. The lock ends
+        with its process.
+        """
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(ImportError, OSError):
+                import fcntl  # not on Windows
+
+                self.file.parent.mkdir(parents=True, exist_ok=True)
+                handle = stack.enter_context(self.file.open("ab"))
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
 
     def _append(self, bodies: list[bytes]) -> None:
         data = b"".join(_HEAD.pack(_MAGIC, len(body), zlib.crc32(body)) + body for body in bodies)
