@@ -86,10 +86,9 @@ def test_orders_are_searched_once_and_then_read(command, tmp_path, monkeypatch):
     # a later step takes the search up where it was left
     assert 0 < computed(2, "cache") < computed(2, "other")
     assert computed(2, "cache") == 0
-    # the jobs of a sweep pay together what the longest pays alone, and in any other order no more
-    swept, last = [computed(step, "sweep") for step in range(4)], computed(3, "alone")
-    assert sum(swept) <= 1.2 * last and all(swept[1:3])
-    assert [computed(step, "alone") for step in (1, 2, 0)] == [0, 0, 0]
+    # whoever begins with the last step has paid for the earlier ones
+    assert computed(2, "backwards") > 0
+    assert [computed(step, "backwards") for step in (1, 0)] == [0, 0]
 
 
 @pytest.mark.skipif(
@@ -104,7 +103,7 @@ def test_jobs_side_by_side_score_no_mask_twice(command, tmp_path):
     assert len(files) == 2  # of validation and test
     for file in files:
         cache = MaskCache(file.parent, file.stem)
-        cache.load(torch.zeros(1, 6, dtype=torch.bool), None, 1)
+        cache.load(torch.zeros(0, 6, dtype=torch.bool), None, 1)
         assert file.read_bytes().count(b"mhps") == len(cache.places) > 1
 
 
