@@ -98,6 +98,9 @@ class Evaluate(Protocol):
         """Scores of (M, A) bool masks on all images, in the order of the split, or on those at positions ``images``."""
         ...
 
+    def keep(self, mask: Tensor, scores: Scores) -> None:
+        """Remember the scores of ``mask`` (A,) on all images, which a search found piece by piece."""
+
     def spread(self, count: int) -> Tensor:
         """Positions of at most ``count`` images, evenly spread over all."""
         return torch.arange(self.images)[:: -(-self.images // count)]

@@ -123,7 +123,11 @@ class MaskCache:
 
                 self.file.parent.mkdir(parents=True, exist_ok=True)
                 handle = stack.enter_context(self.file.open("ab"))
-                fcntl.flock(handle, fcntl.LOCK_EX)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    log.info("another job searches this curve; waiting for what it finds")
+                    fcntl.flock(handle, fcntl.LOCK_EX)
             yield
 
     def _append(self, bodies: list[bytes]) -> None:

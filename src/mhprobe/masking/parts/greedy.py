@@ -60,6 +60,8 @@ class GreedySearch(Order):
                 )
                 choice = search.choose(step, evaluate)
                 before = choice.scores
+                if before is not None:
+                    evaluate.keep(off | units.masks[candidates[choice.candidate]], before)
                 order.append(candidates[choice.candidate])
                 spent.append(evaluate.spent - paid)
         return [units.path(order, spent=tuple(spent), exhaustive=tuple(exhaustive[: len(order)]))]

@@ -81,6 +81,14 @@ class Evaluator(Evaluate):
                 cache.save(masks[~hits], images, fresh)
         return Scores(right, losses)
 
+    def keep(self, mask: Tensor, scores: Scores) -> None:
+        """Keep complete scores that a search put together from pieces, for who asks for them whole."""
+        if self.cache is None or ranks.rank():
+            return
+        known = self.cache.load(mask[None], None, self.images)[0]
+        if not known.all():
+            self.cache.save(mask[None], None, scores)
+
     def _score(self, masks: Tensor, images: Tensor | None) -> Scores:
         if (
             self.score.banked and len(masks) > 1
