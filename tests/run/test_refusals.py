@@ -58,7 +58,7 @@ PARTS = {  # of what is built from it
     "backbone.num_heads=0": "backbone",
     "backbone.embed_dim=0": "backbone",
     "backbone=[]": "backbone: no name",
-    "masking.step=99": "masking.step.*6 steps, got 99",
+    "masking.step=99": "masking.step: steps 0 to 3 exist, got 99",
 }
 LENGTHS = {  # of how long the training is
     "+trainer.max_steps=2": "ends after 2 steps and the first validation comes after 3",
