@@ -411,6 +411,4 @@ def test_the_picture_in_the_readme_is_taken_by_a_script(tmp_path):
         assert len(taken.convert("RGB").getcolors(1 << 20)) > 50  # not a blank page
         told = json.loads((tmp_path / "page.json").read_text())
         assert told["commit"] == taken.text.get("Comment", "")
-    assert told["said"][0].startswith(
-        "By validation images 2 of 12 heads can go within one point of accuracy"
-    )
+    assert told["said"][0].startswith("3 of 12 heads can go for 30.0 points of test accuracy")

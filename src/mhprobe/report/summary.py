@@ -1,4 +1,4 @@
-"""Summary of a run on the terminal: sentences, heads that each order lets go, places of the files."""
+"""Summary of a run on the terminal: sentences, what each order leaves of half the heads, places of the files."""
 
 from pathlib import Path
 
@@ -21,7 +21,9 @@ def show(folder: Path, console: Console | None = None) -> None:
     for line in words.result(run, atlas.heads(run), atlas.measures(run)):
         console.print(line, markup=False, soft_wrap=True)
     if (table := _curves(run)) is not None:
-        console.print("\n[bold]heads that can be masked[/bold]", table, sep="\n")
+        named = words.half(run, len(atlas.heads(run)))
+        title = f"{named.point['heads_masked']} of {named.total} heads off" if named else ""
+        console.print(f"\n[bold]{title}[/bold]", table, sep="\n")
     console.print()
     for name, place in (("tables and figures", run.folder), ("report", run.folder / "report.html")):
         if place.exists():
@@ -31,25 +33,17 @@ def show(folder: Path, console: Console | None = None) -> None:
 
 
 def _curves(run: Run) -> Table | None:
-    """Return a table of the heads that each searched order lets go, on test images and on those that chose it."""
-    chosen_on = {
-        line["curve"]: line["chosen_on"] for line in atlas.lines(run) if not line["averaged"]
-    }
-    totals = {(row["curve"], row["split"]): row for row in atlas.totals(run)}
-    orders = [name for name, split in chosen_on.items() if (name, split) in totals]
-    if not orders or words.guesses(run):
+    """Return a table of what each order leaves with the same number of heads off, on the same images."""
+    chosen = words.half(run, len(atlas.heads(run)))
+    if chosen is None or words.guesses(run):
         return None
+    count = chosen.point["heads_masked"]
     table = Table("order", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for column in ("within 1 point on test", "where chosen", "before test is worse"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for name in orders:
-        here, test = totals[name, chosen_on[name]], totals.get((name, "test"), {})
-        counts = (
-            test.get("heads_within_1_point"),
-            here.get("heads_within_1_point"),
-            test.get("heads_before_worse"),
-        )
-        table.add_row(
-            escape(str(name)), *("-" if count is None else f"{count:g}" for count in counts)
-        )
+    table.add_column(f"{chosen.reported} {atlas.scored(run)}", justify="right", no_wrap=True)
+    table.add_column("change in points", justify="right", no_wrap=True)
+    for line in atlas.lines(run):
+        point = next((p for p in line["points"] if p["heads_masked"] == count), None)
+        if line["split"] != chosen.reported or point is None:
+            continue
+        table.add_row(escape(str(line["curve"])), words.interval(point), words.change(point))
     return table

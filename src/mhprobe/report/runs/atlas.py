@@ -242,17 +242,6 @@ def totals(run: Run) -> list[dict[str, Any]]:
     return tables[0].dicts() if tables else []
 
 
-def best(run: Run) -> dict[str, Any] | None:
-    """Return the searched order that lets most heads go within one point, on the images that chose it."""
-    chosen_on = {line["curve"]: line["chosen_on"] for line in lines(run) if not line["averaged"]}
-    searched = [row for row in totals(run) if row["split"] == chosen_on.get(row["curve"])]
-    return max(
-        searched,
-        key=lambda row: (row["heads_within_1_point"], row.get("area_shared") or 0),
-        default=None,
-    )
-
-
 def _point(row: dict[str, Any]) -> dict[str, Any]:
     numbers = dict(zip(NUMBERS, short([row.get(name) for name in NUMBERS]), strict=True))
     return {**numbers, "masked": str(row["masked"] if row["masked"] is not None else "")}

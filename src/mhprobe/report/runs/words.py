@@ -19,9 +19,8 @@ KEEPS = {"removed": "pruning keeps", "closed": "the learned gates keep"}
 
 def result(run: Run, heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list[str]:
     """Return a headline, then sentences with numbers and intervals."""
-    headline = "; ".join([*_can_go(run, len(heads)), *_missed(heads, measures)])
     text = masked(run, len(heads))
-    text += [f"{headline[0].upper()}{headline[1:]}."] if headline else []
+    text += [*_can_go(run, len(heads)), *_missed(heads, measures)]
     text += [
         *findings(run.rows("claims")),
         *_accuracy(run),
@@ -229,67 +228,104 @@ def _accuracy(run: Run) -> list[str]:
     ]
 
 
-class _Choice(NamedTuple):
-    """The searched order that was best on the images that chose it, on the images that it is reported on.
+class _Half(NamedTuple):
+    """Half of the heads, or the nearest number below it that an order was followed to.
 
-    many: heads that go within one point of accuracy on the images that chose it, which are no part
-    of the test.
-    points: of the reported curve. random: of the mean of random orders.
+    No number of heads is looked for, so none is flattered by being found. Among the orders the one
+    that keeps most with so many heads off on the images that chose it is taken.
+
+    curve: that order. chosen_on: the images that chose it. reported: those of the numbers. total:
+    heads of the network. whole, point: before any head is off, and with these off. random: the
+    mean over random orders with as many off, None without.
     """
 
     curve: str
     chosen_on: str
     reported: str
-    many: int
-    points: list[dict[str, Any]]
-    random: list[dict[str, Any]]
+    total: int
+    whole: dict[str, Any]
+    point: dict[str, Any]
+    random: dict[str, Any] | None
+
+    @property
+    def named(self) -> str:
+        """Return the heads in words: "half of the heads (12 of 24)"."""
+        count = self.point["heads_masked"]
+        share = f"{count} of {self.total}"
+        return f"half of the heads ({share})" if count == self.total // 2 else f"{share} heads"
 
 
-def _choice(run: Run) -> _Choice | None:
-    if (best := atlas.best(run)) is None:
+def half(run: Run, heads: int) -> _Half | None:
+    """Return half of the heads of a run with searched masking curves, chosen and judged.
+
+    None without such curves, and for a run that was asked for one step of them.
+    """
+    if run.of_step:
         return None
-    name, chosen_on = best["curve"], best["split"]
     lines = {(line["curve"], line["split"]): line for line in atlas.lines(run)}
-    reported = "test" if (name, "test") in lines else chosen_on
-    random = [
-        p
-        for (_, on), line in lines.items()
-        if line["averaged"] and on == reported
-        for p in line["points"]
-    ]
-    return _Choice(
-        name,
-        chosen_on,
-        reported,
-        round(best["heads_within_1_point"]),
-        lines[name, reported]["points"],
-        random,
+    chosen_on = {
+        line["curve"]: line["chosen_on"] for line in lines.values() if not line["averaged"]
+    }
+    chosen = {
+        curve: _by_count(lines[curve, split]["points"])
+        for curve, split in chosen_on.items()
+        if (curve, split) in lines
+    }
+    counts = {count for points in chosen.values() for count in points if count}
+    if not counts:
+        return None
+    total = heads or max(counts)
+    below = [count for count in counts if count <= total // 2]
+    budget = max(below) if below else min(counts)
+    rivals = {curve: points[budget] for curve, points in chosen.items() if budget in points}
+    best = max(rivals, key=lambda curve: rivals[curve]["accuracy"])
+    reported = "test" if (best, "test") in lines else chosen_on[best]
+    points = lines[best, reported]["points"]
+    if budget not in _by_count(points):
+        return None
+    means = [line for (_, on), line in lines.items() if line["averaged"] and on == reported]
+    beside = [_by_count(line["points"]).get(budget) for line in means]
+    random = next(filter(None, beside), None)
+    return _Half(
+        best, chosen_on[best], reported, total, points[0], _by_count(points)[budget], random
     )
+
+
+def _by_count(points: Sequence[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Return the points of a curve by their numbers of heads that are off."""
+    return {int(point["heads_masked"]): point for point in points}
 
 
 def _can_go(run: Run, heads: int) -> list[str]:
-    if (choice := _choice(run)) is None:
+    """Return the headline: what half of the heads cost, and what as many random heads do."""
+    if (chosen := half(run, heads)) is None:
         return []
     if guesses(run):
         return [
-            "the whole network is not told apart from guessing, so this run does not say which "
-            "heads can go"
+            "The whole network is not told apart from guessing, so this run does not say which "
+            "heads can go."
         ]
-    what, by = (
-        atlas.scored(run),
-        f"by {choice.chosen_on} images " * (choice.reported != choice.chosen_on),
-    )
-    masked = [point["heads_masked"] for point in choice.points if point["heads_masked"]] or [1]
-    if choice.many or masked[0] == 1:
-        least = "at least " * (choice.many == masked[-1] < heads)  # the curve ends there
-        return [
-            f"{by}{least}{choice.many or 'none'} of {heads or 'the'} heads can go within one point "
-            f"of {what}"
-        ]
-    return [
-        f"{by}the first {masked[0]} of {heads or 'the'} heads to go together cost more than one "
-        f"point of {what}"
-    ]
+    what = f"{chosen.reported} {atlas.scored(run)}"
+    named = chosen.named[0].upper() + chosen.named[1:]
+    if chosen.reported == chosen.chosen_on:
+        what += ", on the images that chose them, which flatters"
+    if chosen.point["difference"] is None:
+        text = f"With {chosen.named} off {what} is {interval(chosen.point)}"
+    else:
+        text = f"{named} can go {_cost(chosen.point, what)}"
+    if (random := chosen.random) is not None and random["difference"] is not None:
+        text += f"; {counted(random['heads_masked'], 'random head')} cost {-100 * random['difference']:.1f}"
+    return [f"{text}."]
+
+
+def _cost(point: Mapping[str, Any], what: str) -> str:
+    """Return a paired change in words: "for 3.1 points of test accuracy (1.2 to 5.4)"."""
+    names = ("difference", "difference_low", "difference_high")
+    change, low, high = (round(100 * point[name], 1) for name in names)
+    if change > 0:
+        return f"and gain {change:.1f} points of {what} ({low:.1f} to {high:.1f})"
+    cost, least, most = (0.0 - number for number in (change, high, low))  # no -0.0
+    return f"for {cost:.1f} points of {what} ({least:.1f} to {most:.1f})"
 
 
 def _missed(heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list[str]:
@@ -302,49 +338,49 @@ def _missed(heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list
         return []
     close = sum(high is None or high >= low for high in (alone["high"][flat] for flat in order[1:]))
     as_much = f" ({counted(close, 'other')} may be missed as much)" if close else ""
-    return [f"{head_name(heads, order[0])} is missed most{as_much}"]
+    name = head_name(heads, order[0])
+    return [f"{name[0].upper()}{name[1:]} is missed most{as_much}."]
 
 
 def _masking(run: Run, heads: list[dict[str, Any]]) -> list[str]:
-    if (choice := _choice(run)) is None or guesses(run):
+    chosen = half(run, len(heads))
+    if chosen is None or guesses(run):
         return []
-    what, on = atlas.scored(run), choice.reported
-    first = next((p for p in choice.points if p["heads_masked"]), choice.points[0])
-    here = max(
-        (p for p in choice.points if p["heads_masked"] <= choice.many),
-        key=lambda p: p["heads_masked"],
-    )
-    gone, beside = (here, choice.random) if choice.many else (first, [])
-    at_random = [p for p in beside if p["heads_masked"] == choice.many]
+    what, on, gone = atlas.scored(run), chosen.reported, chosen.point
     alone = [
         head_name(heads, one["id"], "head {1} of {0}")
         for one in heads
         if str(one["id"]) == gone["masked"]
     ]
     which = alone[0] if alone else f"these {counted(gone['heads_masked'], 'head')}"
-    lost = f" That is {_points(gone)}." if gone["difference"] is not None else ""
-    lost += f" As many random heads leave {interval(at_random[0])} on average." if at_random else ""
-    whole = interval(choice.points[0])
-    text = [f"Without {which} {on} {what} is {interval(gone)}; with all heads it is {whole}.{lost}"]
-    if on == choice.chosen_on:
-        text.append(
-            f"The order {choice.curve} was chosen and judged on the same images, which flatters it."
-        )
-    else:
-        text.append(
-            f"The order {choice.curve} was the best of the searched ones on {choice.chosen_on} "
-            "images."
-        )
-    worse = next(
-        (p for p in choice.points if p["p_holm"] is not None and p["p_holm"] < 0.05 and p["step"]),
-        None,
+    first = (
+        f"Without {which} {on} {what} is {interval(gone)}; with all heads it is "
+        f"{interval(chosen.whole)}."
     )
-    if worse is not None and worse["accuracy"] < choice.points[0]["accuracy"]:
+    if chosen.random is not None:
+        first += f" As many random heads leave {interval(chosen.random)} on average."
+    text = [first]
+    if on != chosen.chosen_on:
         text.append(
-            f"In this order {on} {what} is first significantly lower (McNemar, Holm, 5 %) with "
-            f"{worse['heads_masked']} heads masked: {interval(worse)}."
+            f"The order {chosen.curve} was the best of the searched ones with as many heads off on "
+            f"{chosen.chosen_on} images."
         )
-    return text
+    return text + _first_worse(run, chosen)
+
+
+def _first_worse(run: Run, chosen: _Half) -> list[str]:
+    """Return from which number of heads on the order's accuracy is significantly lower, if from any."""
+    lines = {(line["curve"], line["split"]): line for line in atlas.lines(run)}
+    points = lines[chosen.curve, chosen.reported]["points"]
+    worse = next(
+        (p for p in points if p["p_holm"] is not None and p["p_holm"] < 0.05 and p["step"]), None
+    )
+    if worse is None or worse["accuracy"] >= chosen.whole["accuracy"]:
+        return []
+    return [
+        f"In this order {chosen.reported} {atlas.scored(run)} is first significantly lower "
+        f"(McNemar, Holm, 5 %) with {worse['heads_masked']} heads masked: {interval(worse)}."
+    ]
 
 
 def interval(point: Mapping[str, Any]) -> str:
@@ -360,6 +396,15 @@ def _points(of: Mapping[str, Any], more: str = "") -> str:
         100 * of[name] for name in ("difference", "difference_low", "difference_high")
     )
     return f"{change:+.1f} points on the same images (95 % {low:+.1f} to {high:+.1f}{more})"
+
+
+def change(point: Mapping[str, Any]) -> str:
+    """Write a paired change in points with its 95 % interval; "-" where there is none."""
+    if point["difference"] is None:
+        return "-"
+    names = ("difference", "difference_low", "difference_high")
+    middle, low, high = (100 * point[name] for name in names)
+    return f"{middle:+.1f} ({low:+.1f} to {high:+.1f})"
 
 
 def _promise(run: Run, heads: int) -> list[str]:
