@@ -32,7 +32,10 @@ def curve(
     for number, seed in enumerate(seeds):
         value = torch.tensor(accuracy, dtype=torch.float64) + 0.001 * (number - middle)
         masked = torch.tensor(heads, dtype=torch.float64)
-        points = Points(masked, value, 1 - value, value - width, value + width, *[-value] * 6)
+        change = value - value[0]
+        changes = (change, change - width, change + width)
+        ends = (value - width, value + width)
+        points = Points(masked, value, 1 - value, *ends, *changes, *[-value] * 3)
         path = Path(seed, torch.zeros(count - 1, 1, dtype=torch.bool), ("unit",) * (count - 1))
         found = None if p is None else torch.tensor(p, dtype=torch.float64)
         traces.append(

@@ -26,7 +26,11 @@ OTHERS = len(Points._fields) - 1  # than the number of heads
 
 def curve(masked: list[set[int]], accuracy: list[float], p: list[float] | None) -> Curve:
     mask = torch.tensor([[head in heads for head in range(6)] for heads in masked])
-    points = Points(mask.sum(1).double(), *[torch.tensor(accuracy, dtype=torch.float64)] * OTHERS)
+    right = torch.tensor(accuracy, dtype=torch.float64)
+    change = right - right[0]
+    points = Points(mask.sum(1).double(), *[right] * OTHERS)
+    # its images are so few that a step which changes nothing is not shown to
+    points = points._replace(difference=change, difference_low=change - 0.05)
     path = Path(None, mask[1:] & ~mask[:-1], ("",) * (len(masked) - 1))
     found = None if p is None else torch.tensor(p, dtype=torch.float64)
     trace = Trace(path, tuple(range(len(masked))), mask, points, found)
@@ -83,10 +87,11 @@ def test_how_many_heads_can_go_is_one_number_wherever_it_is_said():
     noisy = with_p([1.0, 0.4, 0.4, 0.3, 0.001], [0.9, 0.88, 0.88, 0.88, 0.5])
     heads = masked_heads(noisy, {"s": similarity({(0, 5): 0.9})}, NORM)
     (found,) = totals([noisy])
-    assert (found.heads_within_1_point, found.heads_before_worse) == (0, 3)
-    assert list(phases(heads).values()).count("before") == found.heads_before_worse
+    assert (found.heads_within_1_point, found.heads_shown_within_1_point) == (0, 0)
+    assert list(phases(heads).values()).count("before") == 3
     (line,) = answer([found], heads)
-    assert line.startswith("c on test: 3 heads go before accuracy is significantly lower (")
+    start = "c on test: 0 heads are shown to cost less than one point of accuracy; "
+    assert line.startswith(f"{start}3 went before it was significantly lower (")
     counts = line.partition(" (")[2].partition(";")[0].rstrip(")").split(", ")
     assert sum(int(count.split()[0]) for count in counts) == 3, (
         "of each of them it is said what it is"
@@ -282,7 +287,10 @@ def test_the_table_has_a_row_per_head_and_nothing_where_nothing_was_compared():
 def test_the_answer_is_a_line_per_tested_curve():
     heads = masked_heads(CURVE, {"s": similarity({(0, 5): 0.9, (3, 5): 0.3})}, NORM)
     (line,) = answer(totals([CURVE]), heads)
-    start = "c on test: 2 heads go before accuracy is significantly lower (1 redundant, 1 inert"
+    start = (
+        "c on test: 0 heads are shown to cost less than one point of accuracy; 2 went before it was "
+        "significantly lower (1 redundant, 1 inert"
+    )
     assert line.startswith(start)
     heads = masked_heads(
         CURVE, {"s": similarity({(0, 5): 0.9, (1, 5): 0.25, (3, 5): 0.95, (4, 5): 0.9})}, NORM
@@ -296,5 +304,5 @@ def test_the_answer_is_a_line_per_tested_curve():
     (line,) = answer(
         totals([with_p([1.0, 0.001, 0.001, 0.001, 0.001], [0.9, 0.8, 0.7, 0.6, 0.5])]), []
     )
-    assert line == "c on test: already its first step makes accuracy significantly lower"
+    assert line == "c on test: 0 heads are shown to cost less than one point of accuracy"
     assert answer(totals([with_p(None)]), []) == []

@@ -354,18 +354,30 @@ def test_orders_are_found_by_their_file():
 
 
 def test_totals_of_a_straight_line_are_known():
-    p = [1.0, 0.9, 0.6, 0.2, 0.009, 0.001]  # Holm: 0.009 * 2 < .05 < 0.2
-    line = curve("c", [0, 10, 20, 30, 40, 50], [0.9 - 0.004 * k for k in range(6)], p)
+    p = [1.0, 0.9, 0.6, 0.2, 0.009, 0.001]
+    accuracy = [0.9 - 0.004 * k for k in range(6)]
+    line = curve("c", [0, 10, 20, 30, 40, 50], accuracy, p, width=0.005)  # 0.004 + 0.005 < 0.01
     # mean of a line is its middle: 0.89; 0.9 - 0.004 * 2 is the last one above 0.89
     numbers = {
         "area_shared": 0.89,
         "shared_heads": 50,
         "heads_within_1_point": 20,
-        "heads_before_worse": 30,
+        "heads_shown_within_1_point": 10,
     }
     expected = {f"c/test/{name}": value for name, value in numbers.items()}
     assert summary(totals([line])) == pytest.approx(expected)
     assert summary(totals([curve("c", [0], [0.9], [1.0])])) == {}
+
+
+def test_fewer_images_never_show_that_more_heads_can_go():
+    """What is not significant is not what can go: wider intervals show less, and no count grows."""
+    heads, accuracy = [0, 1, 2, 3, 4], [0.9, 0.9, 0.899, 0.897, 0.86]
+    shown = []
+    for images in (50, 100, 1_000, 10_000, 100_000):
+        width = 1.96 * (0.02 / images) ** 0.5  # two of a hundred images change
+        row = totals([curve("c", heads, accuracy, [1.0] * 5, width=width)])[0]
+        shown.append(row.heads_shown_within_1_point)
+    assert shown == sorted(shown) and (shown[0], shown[-1]) == (0, 3)
 
 
 def test_areas_are_of_the_heads_that_all_curves_reach():
@@ -390,9 +402,9 @@ def test_nothing_is_tested_on_the_images_that_chose_the_path():
     assert (validation.split, test.split) == ("validation", "test")
     assert (validation.optimistic, test.optimistic) == (True, False) and validation.worse is None
     assert (
-        totals([validation])[0].heads_before_worse
+        totals([validation])[0].heads_shown_within_1_point
         is None
-        is not totals([test])[0].heads_before_worse
+        is not totals([test])[0].heads_shown_within_1_point
     )
     (alone,) = curves_of(VIT, spec, Table(0), Table(0), splits=("test", "test"))
     assert alone.optimistic and alone.worse is None

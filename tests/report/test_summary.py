@@ -90,7 +90,7 @@ def test_the_log_of_a_network_that_guesses_says_so_once():
     (line,) = answer(totals(tested), [], tested, chance=0.1)
     assert "not told apart from guessing (10.0%)" in line
     (line,) = answer(totals(tested), [], tested, chance=0.01)
-    assert "heads go before accuracy is significantly lower" in line
+    assert "heads are shown to cost less than one point of accuracy" in line
 
 
 def test_heads_of_two_attentions_side_by_side_have_names_of_their_own_in_sentences_figures_and_pages():

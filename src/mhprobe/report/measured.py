@@ -276,7 +276,7 @@ def answer(
     curves: Sequence[Curve] = (),
     chance: float | None = None,
 ) -> list[str]:
-    """Return a line per tested curve: the number of heads that could go, and their verdicts.
+    """Return a line per tested curve: the heads that are shown to cost little, and verdicts on those before the drop.
 
     curves, chance: for one line instead if the unmasked model does not differ significantly from
     guessing.
@@ -289,14 +289,15 @@ def answer(
         ]
     lines = []
     for row in totals:
-        if row.heads_before_worse is None:
+        if row.heads_shown_within_1_point is None:
             continue
-        line = f"{row.curve} on {row.split}: {row.heads_before_worse:g} heads go before {row.of} is significantly lower"
-        if row.heads_before_worse == 0:
-            line = f"{row.curve} on {row.split}: already its first step makes {row.of} significantly lower"
+        line = (
+            f"{row.curve} on {row.split}: {row.heads_shown_within_1_point:g} heads are shown to cost "
+            f"less than one point of {row.of}"
+        )
         masked = [head for head in heads if (head.curve, head.split) == (row.curve, row.split)]
         if masked and all(head.phase == "before" for head in masked):
-            lines.append(f"{line}: the curve ended here")
+            lines.append(f"{line}; the curve ended before {row.of} was significantly lower")
             continue
         verdicts = [
             head.verdict.replace("neither", "neither redundant nor inert")
@@ -304,6 +305,7 @@ def answer(
             if head.phase == "before"
         ]
         if verdicts:
+            line += f"; {len(verdicts)} went before it was significantly lower"
             counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts)]
             others, p = [head for head in masked if head.phase != "before"], control(masked)
             beside = (

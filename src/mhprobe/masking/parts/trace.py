@@ -135,6 +135,17 @@ class Curve:
         accuracy = self.points.accuracy
         return accuracy < accuracy[0] - 0.01 - ROUNDING
 
+    @property
+    def unshown(self) -> Tensor | None:
+        """(K,) bool: not shown to lose less than a point, since the interval of the change reaches lower.
+
+        None where nothing was tested. Fewer images have wider intervals, and show less.
+        """
+        if self.worse is None:
+            return None
+        low = self.points.difference_low
+        return (low < -0.01 - ROUNDING) & (torch.arange(len(low)) > 0)
+
 
 def first(dropped: Tensor) -> int:
     """The first of K points where ``dropped`` is True; K if there is none."""
@@ -204,8 +215,8 @@ class Totals(NamedTuple):
         curves that keep.
     heads_within_1_point: heads that go before the accuracy first falls more than 0.01 below the
     unmasked model's.
-    heads_before_worse: heads that go before the accuracy is first significantly lower (p_holm <
-        0.05); None without that test. of: name of the accuracy.
+    heads_shown_within_1_point: heads that go while the 95 % interval of the change stays above
+        -0.01; None where nothing was tested. of: name of the accuracy.
     """
 
     curve: str
@@ -215,7 +226,7 @@ class Totals(NamedTuple):
     area_shared: float
     shared_heads: float
     heads_within_1_point: float
-    heads_before_worse: float | None
+    heads_shown_within_1_point: float | None
     of: str = "accuracy"
 
 
@@ -233,7 +244,7 @@ def totals(curves: Sequence[Curve]) -> list[Totals]:
             area_shared=area(curve.points, shared[curve.split]),
             shared_heads=shared[curve.split],
             heads_within_1_point=_before(curve.points, curve.falls),
-            heads_before_worse=None if curve.worse is None else _before(curve.points, curve.worse),
+            heads_shown_within_1_point=_shown(curve),
             of=curve.scored.right,
         )
         for curve in whole
@@ -242,7 +253,7 @@ def totals(curves: Sequence[Curve]) -> list[Totals]:
 
 def summary(rows: Sequence[Totals]) -> dict[str, float]:
     """The numbers by name, ``<curve>/<split>/<number>``."""
-    names = ("area_shared", "shared_heads", "heads_within_1_point", "heads_before_worse")
+    names = ("area_shared", "shared_heads", "heads_within_1_point", "heads_shown_within_1_point")
     numbers = {
         f"{row.curve}/{row.split}/{name}": getattr(row, name) for row in rows for name in names
     }
@@ -292,6 +303,11 @@ def area(points: Points, until: float) -> float:
     heads, accuracy = points.heads.numpy(), points.accuracy.numpy()
     x = np.append(heads[heads < until], until)
     return float(np.trapezoid(np.interp(x, heads, accuracy), x)) / until
+
+
+def _shown(curve: Curve) -> float | None:
+    unshown = curve.unshown
+    return None if unshown is None else _before(curve.points, unshown)
 
 
 def _before(points: Points, dropped: Tensor) -> float:
