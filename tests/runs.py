@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import logging
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 import forks
 from forks import environment, patient
 from mhprobe.framework.run import sections
+from mhprobe.framework.run.needed import TRAINS
 from mhprobe.framework.run.schema import Config, check
 
 # a ViT of 2 layers x 3 heads on a few digits, without curves: a whole run is a few seconds of
@@ -40,6 +42,7 @@ TINY = (
     "optim.warmup_epochs=1",
 )
 SHORT = ("optim.warmup_epochs=1", "masking=none", "measure=[]")
+OF_TRAINING = ("trainer.max_epochs=2", "optim.warmup_epochs=1")  # refused where nothing is trained
 TIMEOUT = 300  # seconds for one command; the machine may be busy
 
 
@@ -74,10 +77,16 @@ def composed(command: str, *overrides: str, hydra: bool = False) -> DictConfig:
 
 
 def known(command: str, overrides: Sequence[str]) -> list[str]:
-    """Without what only makes a training short, for a command that has no such section."""
+    """Without what only makes a training short, for a command that has no such section, or trains nothing."""
     own = sections.sections(command)
+    tuned = any(re.match(r"prune\.tune_epochs=[1-9]", part) for part in overrides)
+    dropped = () if command in TRAINS or tuned else OF_TRAINING
+    if "prune" in own and not tuned:
+        dropped = (*dropped, "trainer.precision=32-true")
     return [
-        part for part in overrides if part not in SHORT or part.split(".")[0].split("=")[0] in own
+        part
+        for part in overrides
+        if part not in dropped and (part not in SHORT or part.split(".")[0].split("=")[0] in own)
     ]
 
 

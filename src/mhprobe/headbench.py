@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 FAMILIES = ("vit", "swin")
 KINDS = ("written", "grafts")
+IMAGES = 64
 
 
 @one_line()
@@ -35,13 +36,16 @@ def main() -> None:
         "--heads", nargs="+", default=KINDS, choices=KINDS, help="written by hand, grafts, or both"
     )
     parser.add_argument(
-        "--families", nargs="+", default=FAMILIES, choices=FAMILIES, help="of the networks"
+        "--families", nargs="+", default=None, choices=FAMILIES, help="of the written networks"
     )
     parser.add_argument(
         "--seeds", type=int, default=10, help="how many models of each family, and trained ones"
     )
     parser.add_argument(
-        "--images", type=int, default=64, help="images that are measured, per model"
+        "--images",
+        type=int,
+        default=None,
+        help=f"images that are measured, per written model; {IMAGES} without it",
     )
     parser.add_argument("--measures", nargs="+", default=None, help="by name; all without it")
     parser.add_argument(
@@ -57,7 +61,11 @@ def main() -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Run the benchmark. UserError for an unknown measure, and for numbers that are too small."""
+    """Run the benchmark.
+
+    UserError for an unknown measure, for numbers that are too small, and for an option that the
+    kinds of heads do not take.
+    """
     from mhprobe.lab.headbench.bench import bench, entries
     from mhprobe.lab.headbench.sensitivity import check, sensitivities
     from mhprobe.report.figures import headbench as figure
@@ -65,7 +73,15 @@ def run(options: argparse.Namespace) -> None:
     from mhprobe.report.runs.facts import origin_of_script
 
     whole_number("headbench: --seeds", options.seeds, 1)
-    whole_number("headbench: --images", options.images, 2)
+    for name in ("families", "images"):
+        if getattr(options, name) is not None and "written" not in options.heads:
+            raise UserError(
+                f"headbench: --{name}: is of written heads, got --heads {' '.join(options.heads)}. "
+                "Leave it out, or add written to --heads."
+            )
+    families = FAMILIES if options.families is None else options.families
+    images = IMAGES if options.images is None else options.images
+    whole_number("headbench: --images", images, 2)
     makes, entered = entries(options.measures, options.enter), list(entries([], options.enter))
     if "grafts" in options.heads:
         check(makes, entered)
@@ -75,7 +91,7 @@ def run(options: argparse.Namespace) -> None:
     about = "how well a measure finds planted heads", "it finds more of them"
     for kind in dict.fromkeys(options.heads):
         if kind == "written":
-            rows = bench(makes, options.families, seeds, options.images, say=say)
+            rows = bench(makes, families, seeds, images, say=say)
             results = {
                 "headbench": Result(_table(rows), figure.headbench(rows), drawn="headbench").saying(
                     *about

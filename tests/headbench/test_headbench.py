@@ -252,6 +252,14 @@ def test_plants_are_found_by_their_names_and_name_plants_and_signs_that_there_ar
     [
         (["--seeds", "0"], "headbench: --seeds: expected a whole number of at least 1, got 0."),
         (["--images", "-1"], "headbench: --images: expected a whole number of at least 2, got -1."),
+        *(
+            (
+                ["--heads", "grafts", *words],
+                f"headbench: {words[0]}: is of written heads, got --heads grafts. Leave it out, or "
+                "add written to --heads.",
+            )
+            for words in (["--images", "5"], ["--families", "swin"])
+        ),
     ],
 )
 def test_a_bench_of_nothing_is_refused_in_a_line(words, line, tmp_path, monkeypatch, capsys):

@@ -12,6 +12,7 @@ import mhprobe
 import runs
 from mhprobe.backbones import layout_of
 from mhprobe.data.batch import Batch
+from mhprobe.errors import UserError
 from mhprobe.framework.run.sections import options as names_of
 from mhprobe.masking.beam import Beam
 from mhprobe.masking.by_score import ByScore
@@ -408,3 +409,14 @@ def test_conf_has_every_order():
     assert orders == set(known_orders()) and len(targets) > len(
         orders
     )  # and methods that are shown the network
+
+
+@pytest.mark.parametrize("point", [{"curve": "a"}, {"step": 3}, {"remove": 3}])
+def test_a_point_of_a_curve_is_refused_beside_heads_that_are_of_none(tmp_path, model, point):
+    (name,) = point
+    table = written(tmp_path / "kept.csv", ("layer", "head", "kept"), ("0", "0", "0"))
+    for heads in ([1], table):
+        with pytest.raises(UserError, match=rf"^{name}: is of a table of masking curves") as error:
+            Given(heads, **point).choose(model)
+        assert "\n" not in str(error.value)
+    assert Given([1]).choose(model).mask.sum() == 1  # negative control

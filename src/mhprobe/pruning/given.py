@@ -41,7 +41,7 @@ class Given:
     """Read the heads that a user names.
 
     heads: see above. Of a masking curve also its name, ``curve``, if the table has several, and
-    step or remove.
+    step or remove; UserError for one of them beside heads that are named otherwise.
     threshold: with heads=gates, remove heads with |gate| at or below it. guarantee: remove all
     heads if it holds without them, else none. seed: of the order of its images.
     """
@@ -65,6 +65,8 @@ class Given:
                 f"threshold: it is of heads=gates, got heads={quoted(self.heads)}. Leave one of "
                 "them out."
             )
+        if not str(self.heads).endswith(".csv"):
+            self._refuse_point("heads names the heads itself")
         if isinstance(self.heads, list | tuple):
             choice = Choice(_listed(layout, list(self.heads), "heads"))
         elif not isinstance(self.heads, str):
@@ -82,9 +84,19 @@ class Given:
             raise UserError(f"heads: {self.heads} names no head, so nothing would be removed.")
         return choice
 
+    def _refuse_point(self, why: str) -> None:
+        """Raise UserError for a point of a curve beside heads that are of none."""
+        for name in ("curve", "step", "remove"):
+            if (value := getattr(self, name)) is not None:
+                raise UserError(
+                    f"{name}: is of a table of masking curves, and {why}; got {quoted(value)}. "
+                    "Leave one of them out."
+                )
+
     def _table(self, path: str, layout: HeadLayout) -> Choice:
         rows = read_rows(path, (), "heads")
         if "kept" in rows[0]:
+            self._refuse_point(f"{path} says by itself which heads are kept")
             chosen_by = tuple(rows[0].get("chosen_by", "").split())
             return Choice(~read_kept(path, layout, "heads"), chosen_by=chosen_by)
         if not {"curve", "step", "heads_masked", "masked"} <= set(rows[0]):

@@ -134,7 +134,7 @@ def _job(command: str, cfg: DictConfig, started: list[Path], mistakes: list[User
         with jobs.held(folder), jobs.settings(folder, cfg, job.overrides.task):
             refuse_empty(cfg, job.overrides.task)
             refuse_unread(cfg, job.overrides.task)
-            run(command, cfg, folder)
+            run(command, cfg, folder, job.overrides.task, sys.argv[1:] if sweeping else ())
     except (
         UserError,
         OmegaConfBaseException,

@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
@@ -42,12 +42,24 @@ JOB, NOTES = (
 MISTAKE = "mistake.txt"  # the first UserError of a rank
 
 
-def run(task: str, cfg: DictConfig, folder: Path) -> None:
-    """Run ``task`` on the composed configuration, writing into ``folder``."""
+def run(
+    task: str,
+    cfg: DictConfig,
+    folder: Path,
+    typed: Sequence[str] = (),
+    sweep: Sequence[str] = (),
+) -> None:
+    """Run ``task`` on the composed configuration, writing into ``folder``.
+
+    typed: overrides of the job. sweep: those of the sweep that it is of. UserError for a setting
+    that is wrong, and for a typed one that would do nothing.
+    """
     with _importing():
+        from mhprobe.framework.run.needed import refuse_unneeded
         from mhprobe.framework.run.schema import check
 
     checked = check(task, cfg)
+    refuse_unneeded(checked, typed, sweep)
     launched = "RANK" in os.environ or "SLURM_PROCID" in os.environ
     if "SLURM_PROCID" in os.environ:
         # srun's signal for the end of the time; Lightning would save inside the handler, where
@@ -85,7 +97,7 @@ def _importing() -> Iterator[None]:
 
 
 def module(task: str) -> Any:
-    """Return the module of a command: mhprobe.train, mhprobe.studies.voita; of a package its __main__."""
+    """Return the module of a command: mhprobe.train, mhprobe.lab.papers.voita; of a package its __main__."""
     quiet()
     importlib.import_module(
         "mhprobe.framework.run.builders"
